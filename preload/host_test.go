@@ -1,0 +1,202 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"sort"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// The tests enter by the door a stranger's process does: C programs from testdata, compiled here,
+// with build/lib/libtms.so preloaded over the simulator.
+
+func built(t *testing.T, path ...string) string {
+	t.Helper()
+	full, err := filepath.Abs(filepath.Join(append([]string{"..", "build"}, path...)...))
+	require.NoError(t, err)
+	_, err = os.Stat(full)
+	require.NoError(t, err, "run scripts/build.sh first")
+	return full
+}
+
+// compile builds testdata/NAME.c against a major version of the simulated libcudart, or none.
+func compile(t *testing.T, name, cudart string) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), name)
+	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
+		"-o", program, filepath.Join("testdata", name+".c"),
+		// tms_* come from the preloaded library.
+		"-Wl,--unresolved-symbols=ignore-in-object-files"}
+	if cudart != "" {
+		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
+	}
+	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return program
+}
+
+type outcome struct {
+	stdout, stderr string
+	state          *os.ProcessState
+}
+
+// run starts a program with the library preloaded; environment entries are added to the test's own.
+func run(t *testing.T, program string, arguments []string, environment ...string) outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
+	defer cancel()
+	command := exec.CommandContext(ctx, program, arguments...)
+	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+		"CUDASIM_MEMORY=1G")
+	command.Env = append(command.Env, environment...)
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	err := command.Run()
+	var exit *exec.ExitError
+	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
+	require.NoError(t, ctx.Err(), "hangs; stderr: %s", stderr.String())
+	return outcome{stdout.String(), stderr.String(), command.ProcessState}
+}
+
+func (o outcome) succeeded(t *testing.T) {
+	t.Helper()
+	require.Zero(t, o.state.ExitCode(), "%s\n%s%s", o.state, o.stdout, o.stderr)
+}
+
+var majors = []string{"libcudart.so.12", "libcudart.so.13"}
+
+func TestHosts(t *testing.T) {
+	for _, name := range []string{"asleep", "edges", "backup", "failures", "forked", "storm", "contended", "capture"} {
+		for _, cudart := range majors {
+			t.Run(name+" "+cudart, func(t *testing.T) {
+				run(t, compile(t, name, cudart), nil).succeeded(t)
+			})
+		}
+	}
+}
+
+func TestDevices(t *testing.T) {
+	run(t, compile(t, "devices", majors[1]), nil, "CUDASIM_DEVICES=2").succeeded(t)
+}
+
+func TestCudartLoadedLateAndLocal(t *testing.T) {
+	for _, cudart := range majors {
+		run(t, compile(t, "local", ""), []string{cudart}).succeeded(t)
+	}
+}
+
+func TestCrashBelongsToTheHost(t *testing.T) {
+	program := compile(t, "crash", majors[1])
+	for _, handler := range []string{"handler-before", "handler-after"} {
+		run(t, program, []string{handler}).succeeded(t)
+	}
+	for how, signal := range map[string]syscall.Signal{
+		"fault": syscall.SIGSEGV, "sent": syscall.SIGSEGV, "abort": syscall.SIGABRT,
+	} {
+		status := run(t, program, []string{how}).state.Sys().(syscall.WaitStatus)
+		require.True(t, status.Signaled(), how)
+		require.Equal(t, signal, status.Signal(), how)
+	}
+}
+
+func TestEnvironment(t *testing.T) {
+	program := compile(t, "environment", "")
+	for _, c := range []struct {
+		environment []string
+		want        string
+		complaints  []string
+	}{
+		{nil, "0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=", "TMS_INIT_ENABLE_CPU_BACKUP=0"}, "0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=TRUE", "TMS_INIT_CPU_BACKUP_BACKEND=mmap",
+			"TMS_RETAIN_CPU_BACKUP=Yes"}, "1 1 0 mmap 1 default", nil},
+		{[]string{"TMS_INIT_ENABLE=yes", "TMS_INIT_ENABLE_DISK_BACKUP=true"}, "1 0 1 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
+		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"},
+			"1 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
+		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 pinned 0 default",
+			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
+	} {
+		o := run(t, program, nil, c.environment...)
+		o.succeeded(t)
+		require.Equal(t, c.want+"\n"+c.want+"\n", o.stdout, "%v", c.environment)
+		require.Equal(t, len(c.complaints), strings.Count(o.stderr, "\n"), "%v: %s", c.environment, o.stderr)
+		for _, complaint := range c.complaints {
+			require.Contains(t, o.stderr, complaint)
+		}
+	}
+	// A program that never touches the library hears nothing of it.
+	o := run(t, "/bin/sh", []string{"-c", "echo quiet"}, "TMS_INIT_ENABLE=maybe")
+	o.succeeded(t)
+	require.Empty(t, o.stderr)
+}
+
+func TestLimits(t *testing.T) {
+	program := compile(t, "limits", majors[1])
+	run(t, program, []string{"memory"}).succeeded(t)
+	if o := run(t, program, []string{"threads"}); o.state.ExitCode() != 77 {
+		o.succeeded(t)
+	}
+	o := run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; ulimit -u 1; cat /proc/self/status"})
+	if o.state.ExitCode() == 0 { // where bash may not fork, that is the limit's doing
+		require.Contains(t, o.stdout, "Threads:\t1\n")
+	}
+	o = run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; exec cat /proc/self/status"})
+	o.succeeded(t)
+	require.Contains(t, o.stdout, "Threads:\t1\n")
+}
+
+func TestExports(t *testing.T) {
+	script, err := os.ReadFile("exports.map")
+	require.NoError(t, err)
+	global, _, _ := strings.Cut(strings.SplitN(string(script), "global:", 2)[1], "local:")
+	var want []string
+	for _, name := range strings.Split(global, ";") {
+		if name = strings.TrimSpace(name); name != "" {
+			want = append(want, name)
+		}
+	}
+	library := built(t, "lib", "libtms.so")
+	output, err := exec.Command("nm", "-D", "--defined-only", "--with-symbol-versions", library).Output()
+	require.NoError(t, err)
+	var got []string
+	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
+		fields := strings.Fields(line)
+		got = append(got, fields[len(fields)-1]) // NAME, with @VERSION if it had one
+	}
+	sort.Strings(want)
+	sort.Strings(got)
+	require.Equal(t, want, got)
+
+	output, err = exec.Command("readelf", "-d", "-W", library).Output()
+	require.NoError(t, err)
+	for _, line := range strings.Split(string(output), "\n") {
+		if strings.Contains(line, "(NEEDED)") {
+			require.NotContains(t, line, "cuda")
+		}
+	}
+	require.Contains(t, string(output), "NODELETE")
+}
+
+func TestHeaderDeclaresEveryExport(t *testing.T) {
+	header, err := os.ReadFile("tms.h")
+	require.NoError(t, err)
+	script, err := os.ReadFile("exports.map")
+	require.NoError(t, err)
+	for _, line := range strings.Split(string(script), "\n") {
+		name := strings.TrimSuffix(strings.TrimSpace(line), ";")
+		if strings.HasPrefix(name, "tms_") || strings.HasPrefix(name, "set_") {
+			require.Contains(t, string(header), fmt.Sprintf("%s(", name))
+		}
+	}
+}

@@ -1,0 +1,193 @@
+// Command preload is libtms.so, built with -buildmode=c-shared. The C files are what a host thread
+// enters; this file is what they call once they have decided that the engine is needed. It holds
+// no policy: settings come as arguments, results go as codes.
+package main
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
+#cgo LDFLAGS: -lpthread
+#include <stdlib.h>
+#include "seam.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"sync"
+	"unsafe"
+
+	_ "tms/forward" // the C functions that call the host's CUDA
+	_ "tms/region"  // the C functions that hold the threads' settings
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+func main() {}
+
+var (
+	engineMu  sync.Mutex
+	engine    *vmm.Engine
+	logPanics sync.Once
+)
+
+// start returns the engine, made at the first call. A failure is not kept: the driver may come.
+func start() (*vmm.Engine, error) {
+	engineMu.Lock()
+	defer engineMu.Unlock()
+	if engine != nil {
+		return engine, nil
+	}
+	driver, err := cuda.Open("libcuda.so.1")
+	if err != nil {
+		var failed *cuda.Error
+		if !errors.As(err, &failed) {
+			err = fmt.Errorf("%w: %w", cuda.NoDevice, err)
+		}
+		return nil, err
+	}
+	engine = vmm.New(driver, func(base uintptr, size uint64) error {
+		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
+			return fmt.Errorf("there are %d arenas already: %w", C.ARENAS_MAX, cuda.OutOfMemory)
+		}
+		return nil
+	})
+	return engine, nil
+}
+
+// guard runs f and turns a panic into an error: nothing of ours may unwind into the host.
+func guard(f func(*vmm.Engine) error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("internal error, please report it: %v", p)
+			logPanics.Do(func() {
+				text := C.CString(fmt.Sprintf("%v\n%s", err, debug.Stack()))
+				C.error_log(text)
+				C.free(unsafe.Pointer(text))
+			})
+		}
+	}()
+	e, err := start()
+	if err != nil {
+		return err
+	}
+	return f(e)
+}
+
+// report is the code for err, whose words become the calling thread's last error.
+func report(err error) C.int {
+	if err != nil {
+		text := C.CString(err.Error())
+		C.error_set(text)
+		C.free(unsafe.Pointer(text))
+	}
+	return C.int(vmm.Code(err))
+}
+
+// tmsAwake returns once the Go runtime is up; that is all.
+//
+//export tmsAwake
+func tmsAwake() {}
+
+//export tmsMalloc
+func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, margin C.uint64_t) C.int {
+	return report(guard(func(e *vmm.Engine) error {
+		request := vmm.Request{
+			Size:      uint64(size),
+			Device:    int(device),
+			Tag:       C.GoString(tag),
+			Margin:    uint64(margin),
+			Capturing: flags&C.MALLOC_CAPTURING != 0,
+		}
+		switch cpu, disk := flags&C.MALLOC_CPU_BACKUP != 0, flags&C.MALLOC_DISK_BACKUP != 0; {
+		case cpu && disk:
+			return vmm.ErrBothBackups
+		case disk:
+			return vmm.ErrNoDiskBackup
+		case cpu:
+			request.Backup = vmm.BackupHost
+		}
+		made, err := e.Malloc(request)
+		*(*uintptr)(unsafe.Pointer(address)) = made
+		return err
+	}))
+}
+
+//export tmsFree
+func tmsFree(address unsafe.Pointer, capturing C.bool) C.int {
+	return report(guard(func(e *vmm.Engine) error {
+		return e.Free(uintptr(address), bool(capturing))
+	}))
+}
+
+//export tmsCaptureEnded
+func tmsCaptureEnded() {
+	_ = guard(func(e *vmm.Engine) error {
+		e.FreeDeferred()
+		return nil
+	})
+}
+
+// tmsOperation starts a pause or resume on a thread of the Go runtime and returns; operation_finish
+// ends it.
+//
+//export tmsOperation
+func tmsOperation(operation *C.struct_operation) {
+	options := vmm.Options{
+		RetainBackup: bool(operation.retain_cpu_backup),
+		Capturing:    bool(operation.capturing),
+	}
+	if operation.tag != nil {
+		tag := C.GoString(operation.tag)
+		options.Tag = &tag
+	}
+	kind := operation.kind
+	go func() {
+		err := guard(func(e *vmm.Engine) error {
+			if kind == C.OPERATION_PAUSE {
+				return e.Pause(options)
+			}
+			return e.Resume(options)
+		})
+		var text *C.char
+		if err != nil {
+			text = C.CString(err.Error())
+		}
+		C.operation_finish(operation, C.int(vmm.Code(err)), text)
+	}()
+}
+
+//export tmsBackupPointer
+func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
+	var host uintptr
+	report(guard(func(e *vmm.Engine) (err error) {
+		host, err = e.BackupPointer(uintptr(address), uint64(size))
+		return err
+	}))
+	return C.uintptr_t(host)
+}
+
+// tmsStats returns a malloc'ed text.
+//
+//export tmsStats
+func tmsStats(version *C.char) *C.char {
+	var text []byte
+	err := guard(func(e *vmm.Engine) error {
+		stats, err := e.Stats()
+		if err != nil {
+			return err
+		}
+		stats.Version = C.GoString(version)
+		text, err = json.Marshal(stats)
+		return err
+	})
+	if err != nil {
+		report(err)
+		text, _ = json.Marshal(map[string]any{
+			"version": C.GoString(version), "started": true, "devices": []int{}, "error": err.Error(),
+		})
+	}
+	return C.CString(string(text))
+}

@@ -1,0 +1,90 @@
+/* seam is what the C files of preload share: codes, errors, the Go runtime's state, the arenas. */
+#ifndef TMS_SEAM_H
+#define TMS_SEAM_H
+
+#include <semaphore.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define HIDDEN __attribute__((visibility("hidden")))
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* cudaError_t numbers. */
+enum {
+	SUCCESS = 0,
+	ERROR_INVALID_VALUE = 1,
+	ERROR_MEMORY_ALLOCATION = 2,
+	ERROR_FORKED = 3,
+	ERROR_OPERATING_SYSTEM = 304,
+	ERROR_NOT_SUPPORTED = 801,
+};
+
+/* error.c: the calling thread's last failure. */
+HIDDEN void error_set(const char *text);
+HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN void error_log(const char *text); /* one line on stderr */
+
+/* start.c: the Go runtime, asleep until first need. */
+enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
+extern _Atomic int go_state HIDDEN;
+HIDDEN int go_start(void); /* a code; error_set on failure */
+
+/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK
+ * would otherwise run on a goroutine's stack of a few KiB. */
+HIDDEN int go_enter(sigset_t *saved); /* a code; on success go_leave must follow */
+HIDDEN void go_leave(const sigset_t *saved);
+
+/* Where this thread stands; a thread of the Go runtime, or a host thread that never needed Go, stays
+ * UNKNOWN. */
+enum { GO_THREAD_UNKNOWN, GO_THREAD_OUTSIDE, GO_THREAD_INSIDE };
+extern __thread char go_thread __attribute__((tls_model("initial-exec"))) HIDDEN;
+
+/* handlers.c: signal dispositions around the start of the Go runtime. */
+HIDDEN void handlers_save(void);
+HIDDEN void handlers_restore(void);
+
+/* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
+#define ARENAS_MAX 64
+struct arena_range {
+	uintptr_t base;
+	size_t size;
+};
+extern struct arena_range arena_ranges[ARENAS_MAX] HIDDEN;
+extern _Atomic int arena_count HIDDEN;
+HIDDEN int arena_add(uintptr_t base, size_t size);
+
+static inline bool arena_contains(const void *address)
+{
+	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
+	for (int i = 0; i < count; i++)
+		if ((uintptr_t)address - arena_ranges[i].base < arena_ranges[i].size)
+			return true;
+	return false;
+}
+
+/* capture.c: streams of this process that are being captured into graphs. */
+extern _Atomic int captures HIDDEN;
+
+/* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
+ * the caller waits with its signals open and its CUDA context untouched. */
+enum operation_kind { OPERATION_PAUSE, OPERATION_RESUME };
+struct operation {
+	int kind;
+	const char *tag; /* NULL: all */
+	bool retain_cpu_backup;
+	bool capturing;
+	int code;
+	char *error; /* malloc'ed, or NULL */
+	sem_t done;
+};
+HIDDEN void operation_finish(struct operation *operation, int code, char *error);
+
+/* Flags of tmsMalloc. */
+enum { MALLOC_CPU_BACKUP = 1, MALLOC_DISK_BACKUP = 2, MALLOC_MMAP = 4, MALLOC_CAPTURING = 8 };
+
+#endif

@@ -1,0 +1,172 @@
+/* start is the core of the lazy start: the Go runtime wakes at the first call that needs the
+ * engine, never at load. See docs/rationale.md, "The deferred start". */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "_cgo_export.h"
+#include "region.h"
+
+#include <elf.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/auxv.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+HIDDEN _Atomic int go_state = GO_ASLEEP;
+
+typedef void initialiser(int argc, char **argv, char **envp);
+/* Weak, because a test binary is linked without goinit.ld: there Go is awake from the start. */
+extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
+extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
+
+HIDDEN __thread char go_thread __attribute__((tls_model("initial-exec")));
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* Go aborts the process when it cannot make a thread or reserve memory, so ask first. */
+enum { THREADS_NEEDED = 8 };
+#define ADDRESS_SPACE_NEEDED ((rlim_t)1 << 30)
+
+static void *wait_for_release(void *gate)
+{
+	pthread_mutex_lock(gate);
+	pthread_mutex_unlock(gate);
+	return NULL;
+}
+
+static bool can_make_threads(void)
+{
+	pthread_t threads[THREADS_NEEDED];
+	pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
+	int made = 0;
+	pthread_mutex_lock(&gate);
+	while (made < THREADS_NEEDED &&
+	       pthread_create(&threads[made], NULL, wait_for_release, &gate) == 0)
+		made++;
+	pthread_mutex_unlock(&gate);
+	for (int i = 0; i < made; i++)
+		pthread_join(threads[i], NULL);
+	return made == THREADS_NEEDED;
+}
+
+static bool has_address_space(void)
+{
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
+		return true;
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "re");
+	if (!statm)
+		return true;
+	bool known = fscanf(statm, "%lu", &pages) == 1;
+	fclose(statm);
+	rlim_t used = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
+	return !known || (used < limit.rlim_cur && limit.rlim_cur - used >= ADDRESS_SPACE_NEEDED);
+}
+
+/* What the kernel puts on a new program's stack, made anew: the host may have written over its own
+ * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
+ * Go never sends SIGURG to a host thread. */
+static void run_initialisers(void)
+{
+	static uintptr_t block[32];
+	int n = 0;
+	block[n++] = (uintptr_t) "tms";
+	block[n++] = 0;
+	int environment = n;
+	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1";
+	block[n++] = 0;
+	static const unsigned long kinds[] = {AT_PAGESZ, AT_RANDOM, AT_HWCAP, AT_HWCAP2, AT_SYSINFO_EHDR,
+					      AT_SECURE};
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+		block[n++] = kinds[i];
+		block[n++] = getauxval(kinds[i]);
+	}
+	block[n++] = AT_NULL;
+	block[n++] = 0;
+	for (initialiser **run = tms_goinit_start; run < tms_goinit_end; run++)
+		(*run)(1, (char **)block, (char **)(block + environment));
+}
+
+static void start(void)
+{
+	int asleep = GO_ASLEEP;
+	if (!atomic_compare_exchange_strong(&go_state, &asleep, GO_STARTING))
+		return; /* forked meanwhile */
+	handlers_save();
+	run_initialisers();
+	tmsAwake(); /* returns once the runtime is up */
+	handlers_restore();
+	atomic_store(&go_state, GO_AWAKE);
+}
+
+static int start_if_possible(void)
+{
+	if (!has_address_space())
+		return error_fail(ERROR_MEMORY_ALLOCATION,
+				  "the address space limit (ulimit -v) leaves less than 1 GiB; raise it to use "
+				  "pausable memory");
+	if (!can_make_threads())
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "the process cannot make %d threads; raise ulimit -u or the pids limit to use "
+				  "pausable memory",
+				  THREADS_NEEDED);
+	pthread_once(&once, start);
+	return SUCCESS;
+}
+
+HIDDEN int go_start(void)
+{
+	int state = atomic_load_explicit(&go_state, memory_order_acquire);
+	if (likely(state == GO_AWAKE))
+		return SUCCESS;
+	int code = SUCCESS;
+	if (state != GO_DEAD) {
+		region_report_environment();
+		/* The Go runtime's threads inherit this mask. */
+		sigset_t all, saved;
+		sigfillset(&all);
+		pthread_sigmask(SIG_SETMASK, &all, &saved);
+		code = start_if_possible();
+		pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	}
+	if (atomic_load(&go_state) == GO_DEAD)
+		return error_fail(ERROR_FORKED,
+				  "this process was forked from one that used pausable memory; CUDA does not "
+				  "survive fork: start workers with spawn or exec instead");
+	return code;
+}
+
+HIDDEN int go_enter(sigset_t *saved)
+{
+	int code = go_start();
+	if (unlikely(code))
+		return code;
+	sigset_t all;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, saved);
+	go_thread = GO_THREAD_INSIDE;
+	return SUCCESS;
+}
+
+HIDDEN void go_leave(const sigset_t *saved)
+{
+	go_thread = GO_THREAD_OUTSIDE;
+	pthread_sigmask(SIG_SETMASK, saved, NULL);
+}
+
+/* Go does not survive fork (its other threads are gone), and neither does CUDA. */
+static void after_fork_in_child(void)
+{
+	int state = atomic_load(&go_state);
+	if (state == GO_STARTING || state == GO_AWAKE)
+		atomic_store(&go_state, GO_DEAD);
+}
+
+__attribute__((constructor)) static void at_load(void)
+{
+	region_load_environment();
+	pthread_atfork(NULL, NULL, after_fork_in_child);
+	if (&tms_goinit_start[0] == &tms_goinit_end[0])
+		atomic_store(&go_state, GO_AWAKE);
+}

@@ -1,0 +1,65 @@
+/* Contents: with a backup they return bit for bit, without one the memory is fresh. Host copies can
+ * be read while paused, and after a resume when they are retained. */
+#include "host.h"
+
+int main(void)
+{
+	enum { COUNT = 8 };
+	size_t before = free_bytes(), sizes[COUNT];
+	void *kept[COUNT], *lost = pausable(5 * MIB, "lost", false);
+	fill(lost, 5 * MIB, 1);
+	for (unsigned i = 0; i < COUNT; i++) {
+		sizes[i] = i * 3 * MIB + 1000 * (i + 1);
+		sizes[i] -= sizes[i] % 4;
+		kept[i] = pausable(sizes[i], "kept", true);
+		fill(kept[i], sizes[i], i);
+	}
+	for (int cycle = 0; cycle < 3; cycle++) {
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(free_bytes(), before);
+		CHECK(sim_stat("registered_bytes") >= 84 * MIB);
+		unsigned *copy = (unsigned *)tms_get_cpu_backup_pointer((uint8_t *)kept[5] + 400, 4);
+		CHECK(copy);
+		EXPECT(*copy, (100 * 2654435761u) ^ 5);
+		CHECK(!tms_get_cpu_backup_pointer(lost, 4));
+		EXPECT(tms_resume(NULL), 0);
+		for (unsigned i = 0; i < COUNT; i++)
+			CHECK(filled(kept[i], sizes[i], i));
+		CHECK(!tms_get_cpu_backup_pointer(kept[5], 4));
+	}
+	unsigned *zero = malloc(5 * MIB);
+	EXPECT(cudaMemcpy(zero, lost, 5 * MIB, 2), 0);
+	for (size_t i = 0; i < 5 * MIB / 4; i++)
+		EXPECT(zero[i], 0);
+
+	/* Retained: the same host address every cycle, also while active; a later pause renews it. */
+	tms_set_retain_cpu_backup(true);
+	EXPECT(tms_pause("kept"), 0);
+	uint8_t *copy = tms_get_cpu_backup_pointer(kept[3], sizes[3]);
+	CHECK(copy);
+	for (unsigned cycle = 1; cycle < 4; cycle++) {
+		EXPECT(tms_resume("kept"), 0);
+		CHECK(tms_get_cpu_backup_pointer(kept[3], sizes[3]) == copy);
+		fill(kept[3], sizes[3], 3 + cycle);
+		EXPECT(tms_pause("kept"), 0);
+		CHECK(tms_get_cpu_backup_pointer(kept[3], sizes[3]) == copy);
+		EXPECT(*(unsigned *)copy, 3 + cycle);
+	}
+	tms_set_retain_cpu_backup(false);
+	EXPECT(tms_resume("kept"), 0);
+	CHECK(filled(kept[3], sizes[3], 6));
+	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3]));
+
+	/* Ranges that are no segment's. */
+	CHECK(!tms_get_cpu_backup_pointer((uint8_t *)&before, 1));
+	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3] + 1));
+	CHECK(strstr(tms_last_error(), "past the end"));
+	for (int i = 0; i < COUNT; i++)
+		EXPECT(cudaFree(kept[i]), 0);
+	EXPECT(cudaFree(lost), 0);
+	EXPECT(free_bytes(), before);
+	for (int tries = 0; sim_stat("registered_bytes") && tries < 500; tries++)
+		usleep(10000); /* host memory is given back in the background */
+	EXPECT(sim_stat("registered_bytes"), 0);
+	return 0;
+}

@@ -1,0 +1,43 @@
+/* While a stream is being captured: allocation works, a free is put off to the end of the capture,
+ * pause and resume are refused; and the capture survives all of it. */
+#include "host.h"
+
+int main(void)
+{
+	size_t before = free_bytes();
+	void *stream = NULL, *graph = NULL;
+	void *old = pausable(2 * MIB, "graph", true);
+	fill(old, 2 * MIB, 5);
+	EXPECT(cudaStreamCreate(&stream), 0);
+	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+	void *fresh = pausable(2 * MIB, "graph", false);
+	EXPECT(cudaMemsetAsync(fresh, 1, 2 * MIB, stream), 0);
+	EXPECT(cudaFree(old), 0);
+	EXPECT(cudaFree(old), 1);
+	EXPECT(tms_pause(NULL), 900);
+	CHECK(strstr(tms_last_error(), "captured"));
+	EXPECT(tms_resume(NULL), 900);
+	CHECK(sim_stat("handles") == 2);
+	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+	CHECK(graph);
+	EXPECT(sim_stat("handles"), 1);
+	EXPECT(before - free_bytes(), 2 * MIB);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(free_bytes(), before);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaFree(fresh), 0);
+
+	/* Work in flight is waited for before memory goes from under it. */
+	void *target = pausable(2 * MIB, "flight", true);
+	EXPECT(cudaMemsetAsync(target, 0x5a, 2 * MIB, stream), 0);
+	EXPECT(tms_pause("flight"), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	EXPECT(tms_resume("flight"), 0);
+	unsigned char last = 0;
+	EXPECT(cudaMemcpy(&last, (char *)target + 2 * MIB - 1, 1, 2), 0);
+	EXPECT(last, 0x5a);
+	EXPECT(cudaMemsetAsync(target, 1, 2 * MIB, stream), 0);
+	EXPECT(cudaFree(target), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	return 0;
+}

@@ -1,0 +1,99 @@
+/* Calls that do nothing, are refused, or run out of memory: each answers as documented and changes
+ * nothing. */
+#include "host.h"
+
+int main(void)
+{
+	size_t before = free_bytes();
+	int device_memory;
+	void *a = pausable(3 * MIB, "edge", true), *b = pausable(1000, "edge", false);
+	CHECK(before - free_bytes() >= 6 * MIB);
+	fill(a, 3 * MIB, 7);
+
+	/* Freeing what is not the start of a live segment. */
+	EXPECT(cudaFree((char *)a + 4096), 1);
+	EXPECT(cudaFree((char *)b + 2 * MIB), 1);
+	CHECK(strstr(tms_last_error(), "not the start of a live"));
+	EXPECT(cudaFree(&device_memory), 1); /* a host address: the real cudaFree refuses it */
+	EXPECT(cudaFree(NULL), 0);
+	CHECK(filled(a, 3 * MIB, 7));
+
+	/* No-ops. */
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(tms_resume("edge"), 0);
+	EXPECT(tms_pause("no such tag"), 0);
+	EXPECT(tms_resume("no such tag"), 0);
+	CHECK(before - free_bytes() >= 6 * MIB);
+	EXPECT(tms_pause("edge"), 0);
+	EXPECT(free_bytes(), before);
+	EXPECT(tms_pause("edge"), 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(free_bytes(), before);
+
+	/* Freeing while paused; the other segment comes back whole. */
+	EXPECT(cudaFree(b), 0);
+	EXPECT(cudaFree(b), 1);
+	EXPECT(tms_resume("edge"), 0);
+	EXPECT(tms_resume("edge"), 0);
+	CHECK(filled(a, 3 * MIB, 7));
+	EXPECT(cudaFree(a), 0);
+	EXPECT(cudaFree(a), 1);
+	EXPECT(free_bytes(), before);
+
+	/* Sizes. */
+	void *pointer = &device_memory;
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&pointer, 0), 0);
+	CHECK(pointer == NULL);
+	EXPECT(cudaMalloc(NULL, 10), 1);
+	pointer = &device_memory;
+	EXPECT(cudaMalloc(&pointer, (size_t)1 << 60), 2);
+	EXPECT(cudaMalloc(&pointer, SIZE_MAX), 2);
+	CHECK(pointer == &device_memory);
+	void *most = NULL;
+	EXPECT(cudaMalloc(&most, before - 4 * MIB), 0);
+	EXPECT(cudaMalloc(&pointer, 6 * MIB), 2);
+	CHECK(pointer == &device_memory);
+	CHECK(strstr(tms_last_error(), "OUT_OF_MEMORY"));
+	EXPECT(cudaMalloc(&pointer, 4 * MIB), 0);
+	EXPECT(cudaFree(pointer), 0);
+	EXPECT(cudaFree(most), 0);
+
+	/* The margin. */
+	set_memory_margin_bytes(before - 8 * MIB);
+	EXPECT(cudaMalloc(&pointer, 10 * MIB), 2);
+	CHECK(strstr(tms_last_error(), "margin"));
+	EXPECT(cudaMalloc(&pointer, 8 * MIB), 0);
+	EXPECT(cudaFree(pointer), 0);
+	set_memory_margin_bytes(0);
+
+	/* Both backups, and the one that is not there yet. */
+	tms_set_enable_disk_backup(true);
+	EXPECT(cudaMalloc(&pointer, 100), 801);
+	tms_set_enable_cpu_backup(true);
+	EXPECT(cudaMalloc(&pointer, 100), 1);
+	tms_set_enable_disk_backup(false);
+	tms_set_cpu_backup_backend("paper");
+	CHECK(strstr(tms_last_error(), "paper"));
+	EXPECT(strcmp(tms_get_cpu_backup_backend(), "pinned"), 0);
+	tms_set_cpu_backup_backend("MMAP");
+	EXPECT(strcmp(tms_get_cpu_backup_backend(), "mmap"), 0);
+
+	/* The allocator for PyTorch. */
+	tms_set_interesting_region(false);
+	tms_set_current_tag("torch");
+	pointer = tms_torch_malloc(5 * MIB, 0, NULL);
+	CHECK(pointer);
+	fill(pointer, 5 * MIB, 9);
+	EXPECT(tms_pause("torch"), 0);
+	EXPECT(free_bytes(), before);
+	EXPECT(tms_resume("torch"), 0);
+	CHECK(filled(pointer, 5 * MIB, 9));
+	tms_torch_free(pointer, 5 * MIB, 0, NULL);
+	CHECK(tms_torch_malloc(-1, 0, NULL) == NULL);
+	CHECK(tms_torch_malloc((ssize_t)1 << 60, 0, NULL) == NULL);
+	CHECK(tms_torch_malloc(1, 99, NULL) == NULL);
+	EXPECT(free_bytes(), before);
+	EXPECT(sim_stat("handles"), 0);
+	return 0;
+}

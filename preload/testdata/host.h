@@ -1,0 +1,130 @@
+/* host is what the host programs of the tests share: declarations and checks. */
+#ifndef HOST_H
+#define HOST_H
+
+#define _GNU_SOURCE
+#include "../tms.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MIB ((size_t)1 << 20)
+
+int cudaMalloc(void **, size_t);
+int cudaFree(void *);
+int cudaMemset(void *, int, size_t);
+int cudaMemcpy(void *, const void *, size_t, int); /* 1: to device, 2: to host */
+int cudaMemGetInfo(size_t *, size_t *);
+int cudaSetDevice(int);
+int cudaGetDevice(int *);
+int cudaDeviceSynchronize(void);
+int cudaStreamCreate(void **);
+int cudaStreamBeginCapture(void *, int);
+int cudaStreamEndCapture(void *, void **);
+int cudaMemsetAsync(void *, int, size_t, void *);
+int cudaStreamSynchronize(void *);
+int cuCtxGetCurrent(void **);
+
+#define CHECK(condition)                                                                           \
+	do {                                                                                       \
+		if (!(condition)) {                                                                \
+			fprintf(stderr, "%s:%d: not true: %s (last error: %s)\n", __FILE__,        \
+				__LINE__, #condition, tms_last_error());                           \
+			_exit(1);                                                                  \
+		}                                                                                  \
+	} while (0)
+
+#define EXPECT(expression, expected)                                                               \
+	do {                                                                                       \
+		long long got_ = (long long)(expression), want_ = (long long)(expected);           \
+		if (got_ != want_) {                                                               \
+			fprintf(stderr, "%s:%d: %s is %lld, not %lld (last error: %s)\n",          \
+				__FILE__, __LINE__, #expression, got_, want_, tms_last_error());   \
+			_exit(1);                                                                  \
+		}                                                                                  \
+	} while (0)
+
+/* The simulator's own functions, from the libcuda that libtms or libcudart loaded. */
+static inline void *simulator(const char *name)
+{
+	void *library = dlopen("libcuda.so.1", RTLD_NOW);
+	void *found = library ? dlsym(library, name) : NULL;
+	CHECK(found);
+	return found;
+}
+
+static inline uint64_t sim_stat(const char *name)
+{
+	return ((uint64_t(*)(const char *))simulator("cudasim_stat"))(name);
+}
+
+static inline void sim_fail(const char *function, int nth, int code)
+{
+	((void (*)(const char *, int, int))simulator("cudasim_fail"))(function, nth, code);
+}
+
+static inline size_t free_bytes(void)
+{
+	size_t unused = 0, total = 0;
+	EXPECT(cudaMemGetInfo(&unused, &total), 0);
+	return unused;
+}
+
+static inline void *pausable(size_t size, const char *tag, bool backup)
+{
+	void *pointer = NULL;
+	tms_set_interesting_region(true);
+	tms_set_current_tag(tag);
+	tms_set_enable_cpu_backup(backup);
+	EXPECT(cudaMalloc(&pointer, size), 0);
+	tms_set_interesting_region(false);
+	tms_set_enable_cpu_backup(false);
+	tms_set_current_tag(NULL);
+	CHECK(pointer);
+	return pointer;
+}
+
+static inline int threads(void)
+{
+	DIR *tasks = opendir("/proc/self/task");
+	CHECK(tasks);
+	int count = 0;
+	for (struct dirent *entry; (entry = readdir(tasks));)
+		count += entry->d_name[0] != '.';
+	closedir(tasks);
+	return count;
+}
+
+/* Fills device memory with a pattern of its own, and tells whether it is still there. */
+static inline void fill(void *device, size_t size, unsigned seed)
+{
+	unsigned *words = malloc(size);
+	CHECK(words);
+	for (size_t i = 0; i < size / 4; i++)
+		words[i] = (unsigned)(i * 2654435761u) ^ seed;
+	EXPECT(cudaMemcpy(device, words, size, 1), 0);
+	free(words);
+}
+
+static inline bool filled(void *device, size_t size, unsigned seed)
+{
+	unsigned *words = malloc(size);
+	CHECK(words);
+	EXPECT(cudaMemcpy(words, device, size, 2), 0);
+	bool same = true;
+	for (size_t i = 0; i < size / 4 && same; i++)
+		same = words[i] == ((unsigned)(i * 2654435761u) ^ seed);
+	free(words);
+	return same;
+}
+
+#endif

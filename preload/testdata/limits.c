@@ -1,0 +1,32 @@
+/* Limits that would make the Go runtime abort: refused with words, and plain CUDA still works. */
+#include "host.h"
+
+#include <sys/resource.h>
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	void *pointer = NULL;
+	EXPECT(cudaMalloc(&pointer, 10), 0);
+	struct rlimit limit = {0};
+	int resource = strcmp(argv[1], "memory") == 0 ? RLIMIT_AS : RLIMIT_NPROC;
+	if (resource == RLIMIT_NPROC && getuid() == 0 && (setgid(12345) || setuid(12345)))
+		return 77; /* root is above this limit */
+	EXPECT(getrlimit(resource, &limit), 0);
+	rlim_t before = limit.rlim_cur;
+	limit.rlim_cur = resource == RLIMIT_AS ? 600 * MIB : 3;
+	EXPECT(setrlimit(resource, &limit), 0);
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&pointer, 10), resource == RLIMIT_AS ? 2 : 304);
+	CHECK(strstr(tms_last_error(), "ulimit"));
+	EXPECT(threads(), 1);
+	tms_set_interesting_region(false);
+	EXPECT(cudaMalloc(&pointer, 10), 0);
+	/* Raised, it works without a restart. */
+	limit.rlim_cur = before;
+	EXPECT(setrlimit(resource, &limit), 0);
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&pointer, 10), 0);
+	EXPECT(cudaFree(pointer), 0);
+	return 0;
+}

@@ -1,0 +1,84 @@
+/* The C interface of libtms.so. Include it, or look the names up with dlsym: the library is usually
+ * preloaded, not linked.
+ *
+ * Codes are cudaError_t numbers, so that CUDA programs need no second table:
+ *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;
+ *   100 no usable driver or device; 304 the operating system refused (host memory, threads);
+ *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
+ *   any other: what the CUDA driver returned.
+ * tms_last_error() has the words. Unless said otherwise every function may be called from any
+ * thread at any time; settings of a region belong to the calling thread. */
+#ifndef TMS_H
+#define TMS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Region of the calling thread: while on, its cudaMalloc makes pausable memory. */
+void tms_set_interesting_region(bool on);
+bool tms_get_interesting_region(void);
+
+/* Tag of the calling thread's next segments. NULL or "" is "default". The answer of get stays
+ * valid for the life of the process. */
+void tms_set_current_tag(const char *tag);
+const char *tms_get_current_tag(void);
+
+/* Whether contents of the calling thread's next segments are kept in host memory, or on disk,
+ * while paused. With both on, cudaMalloc in the region fails with cudaErrorInvalidValue. */
+void tms_set_enable_cpu_backup(bool on);
+bool tms_get_enable_cpu_backup(void);
+void tms_set_enable_disk_backup(bool on);
+bool tms_get_enable_disk_backup(void);
+
+/* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Another name is
+ * refused and changes nothing; see tms_last_error. */
+void tms_set_cpu_backup_backend(const char *backend);
+const char *tms_get_cpu_backup_backend(void);
+
+/* Directory of disk backups, for the process. */
+void tms_set_disk_backup_dir(const char *path);
+
+/* Releases, or maps again, the physical memory of every active segment with this tag, NULL: of
+ * all, on all devices. Addresses stay. All or nothing: after an error everything is as before and
+ * the same call can be made again. No-ops succeed. */
+int tms_pause(const char *tag);
+int tms_resume(const char *tag);
+
+/* A cudaMalloc in a region that would leave less than this many bytes free on its device fails
+ * with cudaErrorMemoryAllocation. 0, the default: no margin. For the process. */
+void set_memory_margin_bytes(uint64_t bytes);
+
+/* Whether host backups are kept after resume, so that the next pause has its memory ready and
+ * tms_get_cpu_backup_pointer answers while active. For the process. */
+void tms_set_retain_cpu_backup(bool on);
+bool tms_get_retain_cpu_backup(void);
+
+/* Host copy of size bytes at a device address inside one segment, as of its last pause. NULL when
+ * there is none (active and not retained, no backup, unknown address: tms_last_error tells). */
+uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
+
+/* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator; always pausable, with the
+ * calling thread's tag and backup. NULL when out of memory. stream is a cudaStream_t. */
+void *tms_torch_malloc(ssize_t size, int device, void *stream);
+void tms_torch_free(void *address, ssize_t size, int device, void *stream);
+
+/* Words for the calling thread's last failure in this library; "" if there was none. Valid until
+ * the thread's next call of the library. */
+const char *tms_last_error(void);
+
+/* Writes statistics as JSON, at most capacity bytes with the ending NUL, and returns the length
+ * that the whole text has, without it. buffer may be NULL. Sizes are in bytes, times in seconds. */
+size_t tms_stats_json(char *buffer, size_t capacity);
+
+const char *tms_version(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

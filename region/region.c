@@ -1,0 +1,183 @@
+#define _GNU_SOURCE
+#include "region.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+__thread struct region_settings region_delta
+	__attribute__((tls_model("initial-exec"), visibility("hidden")));
+HIDDEN struct region_settings region_defaults = {.tag = "default"};
+HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64};
+
+/* Names are few and live for ever, so the list only grows: no lock that fork could leave held. */
+struct name {
+	struct name *next;
+	char text[];
+};
+static _Atomic(struct name *) names;
+
+HIDDEN const char *region_intern(const char *text)
+{
+	struct name *head = atomic_load_explicit(&names, memory_order_acquire);
+	for (struct name *n = head; n; n = n->next)
+		if (strcmp(n->text, text) == 0)
+			return n->text;
+	size_t size = strlen(text) + 1;
+	struct name *fresh = malloc(sizeof *fresh + size);
+	if (!fresh)
+		return NULL;
+	memcpy(fresh->text, text, size);
+	fresh->next = head;
+	while (!atomic_compare_exchange_weak_explicit(&names, &fresh->next, fresh,
+						      memory_order_acq_rel, memory_order_acquire)) {
+		/* Others added names meanwhile: ours may be among them. */
+		for (struct name *n = fresh->next; n && n != head; n = n->next)
+			if (strcmp(n->text, text) == 0) {
+				free(fresh);
+				return n->text;
+			}
+		head = fresh->next;
+	}
+	return fresh->text;
+}
+
+/* Complaints wait here until the library is used: a preloaded bash should stay silent. */
+static struct complaint {
+	const char *variable;
+	const char *value;
+	const char *expected;
+} complaints[8];
+static int complaint_count;
+static atomic_flag reported = ATOMIC_FLAG_INIT;
+
+static void complain(const char *variable, const char *value, const char *expected)
+{
+	if (complaint_count < (int)(sizeof complaints / sizeof *complaints))
+		complaints[complaint_count++] = (struct complaint){variable, value, expected};
+}
+
+static bool environment_bool(const char *variable)
+{
+	const char *value = getenv(variable);
+	if (!value || !*value)
+		return false;
+	static const char *const yes[] = {"1", "true", "yes"}, *const no[] = {"0", "false", "no"};
+	for (int i = 0; i < 3; i++) {
+		if (strcasecmp(value, yes[i]) == 0)
+			return true;
+		if (strcasecmp(value, no[i]) == 0)
+			return false;
+	}
+	complain(variable, value, "one of 1, 0, true, false, yes, no; using 0");
+	return false;
+}
+
+HIDDEN bool region_parse_backend(const char *text, enum region_backend *backend)
+{
+	if (text && strcasecmp(text, "pinned") == 0)
+		*backend = REGION_PINNED;
+	else if (text && strcasecmp(text, "mmap") == 0)
+		*backend = REGION_MMAP;
+	else
+		return false;
+	return true;
+}
+
+HIDDEN const char *region_backend_name(enum region_backend backend)
+{
+	return backend == REGION_MMAP ? "mmap" : "pinned";
+}
+
+HIDDEN void region_load_environment(void)
+{
+	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
+	region_defaults.cpu_backup = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP");
+	region_defaults.disk_backup = environment_bool("TMS_INIT_ENABLE_DISK_BACKUP");
+	if (region_defaults.cpu_backup && region_defaults.disk_backup) {
+		complain("TMS_INIT_ENABLE_DISK_BACKUP", getenv("TMS_INIT_ENABLE_DISK_BACKUP"),
+			 "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0");
+		region_defaults.disk_backup = false;
+	}
+	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
+
+	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
+	enum region_backend backend = REGION_PINNED;
+	if (value && *value && !region_parse_backend(value, &backend))
+		complain("TMS_INIT_CPU_BACKUP_BACKEND", value, "pinned or mmap; using pinned");
+	region_defaults.backend = backend;
+
+	value = getenv("TMS_DISK_BACKUP_DIR");
+	if (value && *value)
+		region_process.disk_backup_dir = region_intern(value);
+
+	value = getenv("TMS_DISK_BACKUP_CHUNK_MB");
+	if (value && *value) {
+		char *end;
+		unsigned long megabytes = strtoul(value, &end, 10);
+		if (*end || *value < '0' || *value > '9' || megabytes < 1 || megabytes > 4096)
+			complain("TMS_DISK_BACKUP_CHUNK_MB", value, "a number of MiB from 1 to 4096; using 64");
+		else
+			region_process.disk_backup_chunk_mb = (unsigned)megabytes;
+	}
+}
+
+HIDDEN void region_report_environment(void)
+{
+	if (complaint_count == 0 || atomic_flag_test_and_set(&reported))
+		return;
+	for (int i = 0; i < complaint_count; i++) {
+		char line[512];
+		int length = snprintf(line, sizeof line, "tms: %s=%.100s is not understood; it takes %s\n",
+				      complaints[i].variable, complaints[i].value, complaints[i].expected);
+		if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0)
+			return; /* a closed stderr is the host's choice */
+	}
+}
+
+HIDDEN struct region_settings region_get(void)
+{
+	return (struct region_settings){
+		.tag = region_delta.tag ? region_delta.tag : region_defaults.tag,
+		.active = region_active(),
+		.cpu_backup = region_delta.cpu_backup ^ region_defaults.cpu_backup,
+		.disk_backup = region_delta.disk_backup ^ region_defaults.disk_backup,
+		.backend = region_delta.backend ^ region_defaults.backend,
+	};
+}
+
+HIDDEN void region_set_active(bool on)
+{
+	region_delta.active = on ^ region_defaults.active;
+}
+
+HIDDEN void region_set_cpu_backup(bool on)
+{
+	region_delta.cpu_backup = on ^ region_defaults.cpu_backup;
+}
+
+HIDDEN void region_set_disk_backup(bool on)
+{
+	region_delta.disk_backup = on ^ region_defaults.disk_backup;
+}
+
+HIDDEN void region_set_backend(enum region_backend backend)
+{
+	region_delta.backend = (unsigned char)backend ^ region_defaults.backend;
+}
+
+HIDDEN bool region_set_tag(const char *tag)
+{
+	if (!tag || !*tag || strcmp(tag, region_defaults.tag) == 0) {
+		region_delta.tag = NULL;
+		return true;
+	}
+	const char *kept = region_intern(tag);
+	if (kept)
+		region_delta.tag = kept;
+	return kept != NULL;
+}

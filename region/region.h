@@ -1,0 +1,63 @@
+/* region is the core of "whose memory is this": what a thread asked for its next allocations. */
+#ifndef TMS_REGION_H
+#define TMS_REGION_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum region_backend { REGION_PINNED = 0, REGION_MMAP = 1 };
+
+/* What one allocation is to be. */
+struct region_settings {
+	const char *tag; /* interned: valid for the life of the process */
+	bool active;
+	bool cpu_backup;
+	bool disk_backup;
+	unsigned char backend; /* enum region_backend */
+};
+
+/* A thread's settings are kept as differences from the defaults, so that a fresh thread's zeroed
+ * storage already means "the defaults" and the fast path needs no first-use branch. */
+extern __thread struct region_settings region_delta
+	__attribute__((tls_model("initial-exec"), visibility("hidden")));
+extern struct region_settings region_defaults __attribute__((visibility("hidden")));
+
+static inline bool region_active(void)
+{
+	return region_delta.active ^ region_defaults.active;
+}
+
+/* Process-wide settings. */
+struct region_process {
+	_Atomic bool retain_cpu_backup;
+	_Atomic uint64_t margin_bytes;
+	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
+	unsigned disk_backup_chunk_mb;
+};
+extern struct region_process region_process __attribute__((visibility("hidden")));
+
+/* Reads the TMS_* environment. Called once, at load; allocates nothing unless a variable is set. */
+void region_load_environment(void);
+
+/* Prints one line per environment variable that could not be understood; the first call only. */
+void region_report_environment(void);
+
+struct region_settings region_get(void);
+void region_set_active(bool on);
+void region_set_cpu_backup(bool on);
+void region_set_disk_backup(bool on);
+void region_set_backend(enum region_backend backend);
+
+/* NULL or "" means "default". Returns false when there is no memory to keep the name. */
+bool region_set_tag(const char *tag);
+
+/* A copy of text that lives as long as the process; equal texts give the same pointer. */
+const char *region_intern(const char *text);
+
+/* "pinned" or "mmap" (any case); false: no such backend. */
+bool region_parse_backend(const char *text, enum region_backend *backend);
+const char *region_backend_name(enum region_backend backend);
+
+#endif

@@ -1,0 +1,37 @@
+#!/usr/bin/env bash
+# Builds everything and passes all tests: Go (the engine also under the race detector), C and
+# Python hosts with the library preloaded over the simulator, and the linters.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/require.sh
+require_go
+require_cc
+require_python
+
+say() { printf '\n== %s\n' "$*"; }
+
+scripts/build.sh
+
+say "linters"
+unformatted=$(gofmt -l .)
+[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
+go vet ./...
+go tool staticcheck ./...
+mkdir -p build/lint
+(cd preload && go tool cgo -objdir ../build/lint -- -std=gnu11 -I../region -I../forward -I. main.go)
+for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built with these flags
+	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/lint -Ipreload -Iregion -Iforward "$file"
+done
+build/venv/bin/ruff check pymodule
+build/venv/bin/ruff format --check pymodule
+(cd pymodule && ../build/venv/bin/mypy --strict tms)
+
+say "Go tests"
+go test -count=1 ./...
+say "Go tests of the engine, with the race detector"
+go test -count=1 -race ./vmm/... ./internal/...
+
+say "Python tests"
+build/venv/bin/python -m pytest -q pymodule/tests
+
+say "all tests passed"

@@ -1,0 +1,49 @@
+package cuda
+
+import "unsafe"
+
+// Stream is a CUstream.
+type Stream uintptr
+
+const (
+	hostRegisterPortable = 1
+	streamNonBlocking    = 1
+)
+
+// MemHostRegister is cuMemHostRegister with PORTABLE: pins size bytes of host memory for every
+// context.
+func (d *Driver) MemHostRegister(address uintptr, size uint64) error {
+	return d.call(fnMemHostRegister, address, uintptr(size), hostRegisterPortable)
+}
+
+// MemHostUnregister is cuMemHostUnregister of a whole registered range.
+func (d *Driver) MemHostUnregister(address uintptr) error {
+	return d.call(fnMemHostUnregister, address)
+}
+
+// MemcpyDtoHAsync is cuMemcpyDtoHAsync: size bytes from device memory to registered host memory.
+func (d *Driver) MemcpyDtoHAsync(host, device uintptr, size uint64, stream Stream) error {
+	return d.call(fnMemcpyDtoHAsync, host, device, uintptr(size), uintptr(stream))
+}
+
+// MemcpyHtoDAsync is cuMemcpyHtoDAsync: size bytes from registered host memory to device memory.
+func (d *Driver) MemcpyHtoDAsync(device, host uintptr, size uint64, stream Stream) error {
+	return d.call(fnMemcpyHtoDAsync, device, host, uintptr(size), uintptr(stream))
+}
+
+// StreamCreate is cuStreamCreate with NON_BLOCKING, in the calling thread's context.
+func (d *Driver) StreamCreate() (Stream, error) {
+	var stream Stream
+	err := d.call(fnStreamCreate, uintptr(unsafe.Pointer(&stream)), streamNonBlocking)
+	return stream, err
+}
+
+// StreamSynchronize is cuStreamSynchronize.
+func (d *Driver) StreamSynchronize(stream Stream) error {
+	return d.call(fnStreamSynchronize, uintptr(stream))
+}
+
+// StreamDestroy is cuStreamDestroy.
+func (d *Driver) StreamDestroy(stream Stream) error {
+	return d.call(fnStreamDestroy, uintptr(stream))
+}

@@ -1,0 +1,95 @@
+package cuda
+
+import "unsafe"
+
+// Device is a CUdevice.
+type Device int32
+
+// Context is a CUcontext; 0 is none.
+type Context uintptr
+
+// Attribute is a CUdevice_attribute.
+type Attribute int32
+
+// The attributes this project asks for.
+const (
+	AttributeHostNUMAID                       Attribute = 134
+	AttributeVirtualMemoryManagementSupported Attribute = 102
+	AttributeGPUDirectRDMAWithVMMSupported    Attribute = 110
+)
+
+// DeviceCount is cuDeviceGetCount.
+func (d *Driver) DeviceCount() (int, error) {
+	var count int32
+	err := d.call(fnDeviceGetCount, uintptr(unsafe.Pointer(&count)))
+	return int(count), err
+}
+
+// DeviceGet is cuDeviceGet.
+func (d *Driver) DeviceGet(ordinal int) (Device, error) {
+	var device Device
+	err := d.call(fnDeviceGet, uintptr(unsafe.Pointer(&device)), uintptr(ordinal))
+	return device, err
+}
+
+// DeviceAttribute is cuDeviceGetAttribute.
+func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error) {
+	var value int32
+	err := d.call(fnDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), uintptr(attribute), uintptr(device))
+	return int(value), err
+}
+
+// DeviceTotalMem is cuDeviceTotalMem, in bytes.
+func (d *Driver) DeviceTotalMem(device Device) (uint64, error) {
+	var bytes uint64
+	err := d.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&bytes)), uintptr(device))
+	return bytes, err
+}
+
+// DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context the CUDA runtime uses.
+func (d *Driver) DevicePrimaryCtxRetain(device Device) (Context, error) {
+	var context Context
+	err := d.call(fnDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&context)), uintptr(device))
+	return context, err
+}
+
+// CtxGetCurrent is cuCtxGetCurrent: the calling thread's context, 0 if it has none.
+func (d *Driver) CtxGetCurrent() (Context, error) {
+	var context Context
+	err := d.call(fnCtxGetCurrent, uintptr(unsafe.Pointer(&context)))
+	return context, err
+}
+
+// CtxSetCurrent is cuCtxSetCurrent.
+func (d *Driver) CtxSetCurrent(context Context) error {
+	return d.call(fnCtxSetCurrent, uintptr(context))
+}
+
+// CtxPushCurrent is cuCtxPushCurrent.
+func (d *Driver) CtxPushCurrent(context Context) error {
+	return d.call(fnCtxPushCurrent, uintptr(context))
+}
+
+// CtxPopCurrent is cuCtxPopCurrent.
+func (d *Driver) CtxPopCurrent() (Context, error) {
+	var context Context
+	err := d.call(fnCtxPopCurrent, uintptr(unsafe.Pointer(&context)))
+	return context, err
+}
+
+// CtxSynchronize is cuCtxSynchronize, for the calling thread's context.
+func (d *Driver) CtxSynchronize() error {
+	return d.call(fnCtxSynchronize)
+}
+
+// CaptureMode is a CUstreamCaptureMode.
+type CaptureMode int32
+
+// CaptureModeRelaxed lets the thread allocate while a stream is being captured.
+const CaptureModeRelaxed CaptureMode = 2
+
+// ThreadExchangeStreamCaptureMode is cuThreadExchangeStreamCaptureMode; it returns the old mode.
+func (d *Driver) ThreadExchangeStreamCaptureMode(mode CaptureMode) (CaptureMode, error) {
+	err := d.call(fnThreadExchangeStreamCaptureMode, uintptr(unsafe.Pointer(&mode)))
+	return mode, err
+}

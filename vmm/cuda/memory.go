@@ -1,0 +1,102 @@
+package cuda
+
+import "unsafe"
+
+// Handle is a CUmemGenericAllocationHandle: physical memory without an address.
+type Handle uint64
+
+// location is a CUmemLocation.
+type location struct {
+	kind int32 // 1: device
+	id   int32
+}
+
+const locationDevice = 1
+
+// allocationProp is a CUmemAllocationProp.
+type allocationProp struct {
+	kind                 int32 // 1: pinned
+	requestedHandleTypes int32
+	location             location
+	win32HandleMetaData  uintptr
+	compressionType      uint8
+	gpuDirectRDMACapable uint8
+	usage                uint16
+	reserved             [4]uint8
+}
+
+const allocationPinned = 1
+
+// accessDesc is a CUmemAccessDesc.
+type accessDesc struct {
+	location location
+	flags    int32 // 3: read and write
+}
+
+const accessReadWrite = 3
+
+func pinnedOn(device int) allocationProp {
+	return allocationProp{
+		kind:     allocationPinned,
+		location: location{kind: locationDevice, id: int32(device)},
+	}
+}
+
+// MemGetInfo is cuMemGetInfo for the calling thread's context, in bytes.
+func (d *Driver) MemGetInfo() (free, total uint64, err error) {
+	err = d.call(fnMemGetInfo, uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
+	return free, total, err
+}
+
+// MemGetAllocationGranularity is cuMemGetAllocationGranularity (the minimum), in bytes.
+func (d *Driver) MemGetAllocationGranularity(device int) (uint64, error) {
+	var granularity uint64
+	prop := pinnedOn(device)
+	err := d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)), uintptr(unsafe.Pointer(&prop)), 0)
+	return granularity, err
+}
+
+// MemAddressReserve is cuMemAddressReserve. size and alignment are in bytes.
+func (d *Driver) MemAddressReserve(size, alignment uint64) (uintptr, error) {
+	var address uintptr
+	err := d.call(fnMemAddressReserve, uintptr(unsafe.Pointer(&address)), uintptr(size), uintptr(alignment), 0, 0)
+	return address, err
+}
+
+// MemAddressFree is cuMemAddressFree of a whole reservation.
+func (d *Driver) MemAddressFree(address uintptr, size uint64) error {
+	return d.call(fnMemAddressFree, address, uintptr(size))
+}
+
+// MemCreate is cuMemCreate: size bytes of a device's memory, a multiple of the granularity, with
+// rdma for GPUDirect RDMA too.
+func (d *Driver) MemCreate(size uint64, device int, rdma bool) (Handle, error) {
+	var handle Handle
+	prop := pinnedOn(device)
+	if rdma {
+		prop.gpuDirectRDMACapable = 1
+	}
+	err := d.call(fnMemCreate, uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
+	return handle, err
+}
+
+// MemRelease is cuMemRelease.
+func (d *Driver) MemRelease(handle Handle) error {
+	return d.call(fnMemRelease, uintptr(handle))
+}
+
+// MemMap is cuMemMap of a whole handle; the driver refuses offsets into one.
+func (d *Driver) MemMap(address uintptr, size uint64, handle Handle) error {
+	return d.call(fnMemMap, address, uintptr(size), 0, uintptr(handle), 0)
+}
+
+// MemUnmap is cuMemUnmap of one or more whole mappings. It does not wait for work in flight.
+func (d *Driver) MemUnmap(address uintptr, size uint64) error {
+	return d.call(fnMemUnmap, address, uintptr(size))
+}
+
+// MemSetAccess is cuMemSetAccess: lets the device read and write one or more whole mappings.
+func (d *Driver) MemSetAccess(address uintptr, size uint64, device int) error {
+	desc := accessDesc{location: location{kind: locationDevice, id: int32(device)}, flags: accessReadWrite}
+	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(&desc)), 1)
+}

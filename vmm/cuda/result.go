@@ -1,0 +1,44 @@
+package cuda
+
+import "fmt"
+
+// Result is a CUresult, the code every driver function returns. The numbers are those of cuda.h;
+// cudaError_t has the same ones.
+type Result int32
+
+// The results this project acts on.
+const (
+	Success                  Result = 0
+	InvalidValue             Result = 1
+	OutOfMemory              Result = 2
+	NotInitialized           Result = 3
+	NoDevice                 Result = 100
+	InvalidContext           Result = 201
+	OperatingSystem          Result = 304
+	IllegalAddress           Result = 700
+	NotSupported             Result = 801
+	StreamCaptureUnsupported Result = 900
+	StreamCaptureInvalidated Result = 901
+	StreamCaptureImplicit    Result = 906
+	Unknown                  Result = 999
+)
+
+// Error is a driver function that failed.
+type Error struct {
+	Call   string // the function, as exported: cuMemMap
+	Result Result
+	Name   string // CUDA_ERROR_OUT_OF_MEMORY, from cuGetErrorName
+	Text   string // one line, from cuGetErrorString
+}
+
+func (e *Error) Error() string {
+	return fmt.Sprintf("%s: %s (%d): %s", e.Call, e.Name, e.Result, e.Text)
+}
+
+// Is makes errors.Is(err, cuda.OutOfMemory) work.
+func (e *Error) Is(target error) bool {
+	r, ok := target.(Result)
+	return ok && r == e.Result
+}
+
+func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }

@@ -1,0 +1,93 @@
+package vmm
+
+import (
+	"fmt"
+	"runtime"
+
+	"tms/vmm/cuda"
+)
+
+// device is what the engine knows of one GPU.
+type device struct {
+	driver      *cuda.Driver
+	ordinal     int
+	context     cuda.Context // the primary one, retained for good
+	granularity uint64
+	total       uint64
+	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
+	arenas      []*arena
+	tags        map[string]*tag
+}
+
+func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
+	handle, err := driver.DeviceGet(ordinal)
+	if err != nil {
+		return nil, err
+	}
+	supported, err := driver.DeviceAttribute(cuda.AttributeVirtualMemoryManagementSupported, handle)
+	if err != nil {
+		return nil, err
+	}
+	if supported == 0 {
+		return nil, fmt.Errorf("device %d has no virtual memory management: %w", ordinal, cuda.NotSupported)
+	}
+	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
+	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
+	d.rdma = err == nil && rdma != 0 // older drivers do not know the question
+	if d.total, err = driver.DeviceTotalMem(handle); err != nil {
+		return nil, err
+	}
+	if d.granularity, err = driver.MemGetAllocationGranularity(ordinal); err != nil {
+		return nil, err
+	}
+	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+// with runs f with the device's primary context current to the calling thread, and leaves the
+// thread's own context as it was.
+func (d *device) with(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.driver.CtxPushCurrent(d.context); err != nil {
+		return err
+	}
+	err := f()
+	if _, popped := d.driver.CtxPopCurrent(); err == nil {
+		err = popped
+	}
+	return err
+}
+
+// adopt gives a thread without a context the device's, as the first runtime call of a thread does.
+func (d *device) adopt() error {
+	context, err := d.driver.CtxGetCurrent()
+	if err != nil || context != 0 {
+		return err
+	}
+	return d.driver.CtxSetCurrent(d.context)
+}
+
+func (d *device) synchronize() error {
+	return d.with(d.driver.CtxSynchronize)
+}
+
+// free is the device's own figure of free memory, in bytes.
+func (d *device) free() (bytes uint64, err error) {
+	err = d.with(func() error {
+		bytes, _, err = d.driver.MemGetInfo()
+		return err
+	})
+	return bytes, err
+}
+
+func (d *device) tag(name string) *tag {
+	t := d.tags[name]
+	if t == nil {
+		t = &tag{name: name}
+		d.tags[name] = t
+	}
+	return t
+}

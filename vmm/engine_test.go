@@ -1,0 +1,277 @@
+package vmm_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+const mib = 1 << 20
+
+// simulated returns a fresh simulator and an engine on it.
+func simulated(t *testing.T, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
+	t.Helper()
+	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
+	t.Setenv("CUDASIM_MEMORY", "1G")
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	path, err := cudasim.Library()
+	require.NoError(t, err)
+	driver, err := cuda.Open(path)
+	require.NoError(t, err)
+	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	t.Cleanup(func() {
+		engine.Drain()
+		for _, name := range []string{"handles", "mappings", "registered_bytes", "streams"} {
+			require.Zero(t, sim.Stat(name), "%s left over", name)
+		}
+	})
+	return sim, driver, engine
+}
+
+// simulated device memory can be read and written where it is mapped.
+func bytesAt(address uintptr, size int) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))), size)
+}
+
+func fill(address uintptr, size int, seed uint64) {
+	random := rand.New(rand.NewPCG(seed, 0))
+	words := bytesAt(address, size)
+	for i := 0; i+8 <= size; i += 512 {
+		v := random.Uint64()
+		for b := range 8 {
+			words[i+b] = byte(v >> (8 * b))
+		}
+	}
+}
+
+func requireFilled(t *testing.T, address uintptr, size int, seed uint64) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(seed, 0))
+	words := bytesAt(address, size)
+	for i := 0; i+8 <= size; i += 512 {
+		v := random.Uint64()
+		for b := range 8 {
+			if words[i+b] != byte(v>>(8*b)) {
+				t.Fatalf("contents of %#x differ at byte %d", address, i+b)
+			}
+		}
+	}
+}
+
+func name(tag string) vmm.Options { return vmm.Options{Tag: &tag} }
+
+func TestAddressesAndContentsReturn(t *testing.T) {
+	sim, _, engine := simulated(t, 2)
+	sizes := []uint64{1, 511, 2 * mib, 2*mib + 1, 20 * mib, 300}
+	var addresses []uintptr
+	for i, size := range sizes {
+		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
+		require.NoError(t, err)
+		fill(a, int(size), uint64(i))
+		addresses = append(addresses, a)
+	}
+	for range 3 {
+		require.NoError(t, engine.Pause(name("t")))
+		require.Zero(t, sim.Stat("handle_bytes"))
+		require.NoError(t, engine.Resume(name("t")))
+		for i, a := range addresses {
+			requireFilled(t, a, int(sizes[i]), uint64(i))
+		}
+	}
+	for _, a := range addresses {
+		require.NoError(t, engine.Free(a, false))
+		require.ErrorIs(t, engine.Free(a, false), vmm.ErrInvalidAddress)
+	}
+}
+
+func TestStatsAddUp(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a, err := engine.Malloc(vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupHost})
+	require.NoError(t, err)
+	b, err := engine.Malloc(vmm.Request{Size: 1 * mib, Tag: "b"})
+	require.NoError(t, err)
+	require.NoError(t, engine.Pause(name("a")))
+	stats, err := engine.Stats()
+	require.NoError(t, err)
+	require.Len(t, stats.Devices, 1)
+	require.Equal(t, uint64(1<<30), stats.Devices[0].TotalBytes)
+	require.Equal(t, uint64(1<<30-2*mib), stats.Devices[0].FreeBytes)
+	tags := stats.Devices[0].Tags
+	require.Len(t, tags, 2)
+	require.Positive(t, tags[0].LastPauseSeconds)
+	tags[0].LastPauseSeconds = 0
+	require.Equal(t, vmm.TagStats{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
+		SlackBytes: mib, BackupBytes: 4 * mib}, tags[0])
+	require.Equal(t, vmm.TagStats{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,
+		SlackBytes: mib}, tags[1])
+	require.NoError(t, engine.Free(a, false))
+	require.NoError(t, engine.Free(b, false))
+}
+
+func TestThreadContextIsLeftAlone(t *testing.T) {
+	_, driver, engine := simulated(t, 2)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	require.NoError(t, driver.CtxSetCurrent(0))
+	// A thread without a context gets the device's, as a runtime call would give it.
+	a, err := engine.Malloc(vmm.Request{Size: mib, Device: 1, Tag: "t"})
+	require.NoError(t, err)
+	mine, err := driver.CtxGetCurrent()
+	require.NoError(t, err)
+	require.NotZero(t, mine)
+	// With one it is left alone, whatever device the work is on.
+	b, err := engine.Malloc(vmm.Request{Size: mib, Device: 0, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, err)
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, engine.Free(b, false))
+	require.NoError(t, engine.Free(a, false))
+	now, err := driver.CtxGetCurrent()
+	require.NoError(t, err)
+	require.Equal(t, mine, now)
+}
+
+// TestEveryStepFails fails every driver call of a pause and of a resume, one at a time: afterwards
+// all is as it was, and the same call works.
+func TestEveryStepFails(t *testing.T) {
+	calls := []string{"cuCtxPushCurrent", "cuCtxSynchronize", "cuStreamCreate", "cuStreamSynchronize",
+		"cuStreamDestroy", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemUnmap",
+		"cuMemRelease", "cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuCtxPopCurrent"}
+	sim, _, engine := simulated(t, 2)
+	var addresses []uintptr
+	for i := range 6 {
+		a, err := engine.Malloc(vmm.Request{Size: 3 * mib, Device: i % 2, Tag: "t", Backup: vmm.BackupHost})
+		require.NoError(t, err)
+		fill(a, 3*mib, uint64(i))
+		addresses = append(addresses, a)
+	}
+	intact := func() {
+		t.Helper()
+		for i, a := range addresses {
+			requireFilled(t, a, 3*mib, uint64(i))
+		}
+	}
+	points := 0
+	for _, operation := range []func(vmm.Options) error{engine.Pause, engine.Resume} {
+		pausing := points == 0
+		for _, call := range calls {
+			for nth := 1; ; nth++ {
+				if pausing {
+					require.NoError(t, engine.Resume(name("t")))
+				} else {
+					require.NoError(t, engine.Pause(name("t")))
+				}
+				engine.Drain() // its calls must not take the failure
+				fired := sim.FailuresFired()
+				sim.Fail(call, nth, 999)
+				err := operation(name("t"))
+				if sim.FailuresFired() == fired {
+					sim.ClearFailures()
+					require.NoError(t, err)
+					break
+				}
+				points++
+				if err != nil {
+					var failed *cuda.Error
+					require.True(t, errors.As(err, &failed), "%v", err)
+					switch {
+					case !pausing:
+						require.Zero(t, sim.Stat("handles"), "%s %d: resume failed and holds memory", call, nth)
+					case call != "cuMemRelease":
+						require.Equal(t, uint64(6), sim.Stat("handles"))
+						intact()
+					}
+				}
+				require.NoError(t, operation(name("t")), "%s %d: again", call, nth)
+				if pausing {
+					require.Zero(t, sim.Stat("handles"))
+					require.NoError(t, engine.Resume(name("t")))
+				}
+				intact()
+			}
+		}
+	}
+	t.Logf("%d failure points", points)
+	require.Greater(t, points, 80)
+	for _, a := range addresses {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+func TestDeferredFrees(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	a, err := engine.Malloc(vmm.Request{Size: mib, Tag: "t", Capturing: true})
+	require.NoError(t, err)
+	require.NoError(t, engine.Free(a, true))
+	require.ErrorIs(t, engine.Free(a, true), vmm.ErrInvalidAddress)
+	require.Equal(t, uint64(1), sim.Stat("handles"))
+	require.ErrorIs(t, engine.Pause(vmm.Options{Capturing: true}), vmm.ErrCapturing)
+	// A free the caller was told has succeeded stays on the list until it does.
+	sim.Fail("cuMemUnmap", 1, 999)
+	require.Zero(t, engine.FreeDeferred())
+	require.Equal(t, 1, engine.FreeDeferred())
+	require.Zero(t, sim.Stat("handles"))
+
+	// Memory short: what waits is freed before giving up.
+	a, err = engine.Malloc(vmm.Request{Size: 1000 * mib, Tag: "t"})
+	require.NoError(t, err)
+	require.NoError(t, engine.Free(a, true))
+	b, err := engine.Malloc(vmm.Request{Size: 1000 * mib, Tag: "t"})
+	require.NoError(t, err)
+	require.NoError(t, engine.Free(b, false))
+}
+
+func TestManyThreads(t *testing.T) {
+	_, _, engine := simulated(t, 2)
+	var done atomic.Bool
+	var workers, pausers sync.WaitGroup
+	tags := []string{"a", "b", "c"}
+	for w := range 16 {
+		workers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(w), 3))
+			for range 60 {
+				size := 1 + random.IntN(3*mib)
+				kind := vmm.BackupKind(random.IntN(2))
+				a, err := engine.Malloc(vmm.Request{Size: uint64(size), Device: w % 2, Tag: tags[w%3], Backup: kind})
+				if err != nil {
+					t.Errorf("malloc: %v", err)
+					return
+				}
+				_, _ = engine.BackupPointer(a, 1)
+				if err := engine.Free(a, false); err != nil {
+					t.Errorf("free: %v", err)
+				}
+			}
+		})
+	}
+	for p := range 3 {
+		pausers.Go(func() {
+			for !done.Load() {
+				for _, operation := range []func(vmm.Options) error{engine.Pause, engine.Resume} {
+					if err := operation(vmm.Options{Tag: &tags[p], RetainBackup: p == 0}); err != nil {
+						t.Errorf("transition: %v", err)
+					}
+					if _, err := engine.Stats(); err != nil {
+						t.Errorf("stats: %v", err)
+					}
+				}
+			}
+		})
+	}
+	workers.Wait()
+	done.Store(true)
+	pausers.Wait()
+}

@@ -1,0 +1,63 @@
+package vmm
+
+import (
+	"errors"
+
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// What the engine itself refuses. Driver failures come as *cuda.Error, host memory that could not
+// be had as backup.ErrHostMemory; all of them may be wrapped.
+var (
+	// ErrInvalidAddress: the address is not the start of a live segment (never was, was freed, or
+	// lies inside one). Nothing was changed.
+	ErrInvalidAddress = errors.New("not the start of a live pausable segment")
+
+	// ErrBothBackups: cpu and disk backup are both on. Switch one off.
+	ErrBothBackups = errors.New("cpu and disk backup exclude each other; switch one off")
+
+	// ErrNoDiskBackup: this version does not keep contents on disk. Use cpu backup, or none.
+	ErrNoDiskBackup = errors.New("disk backup is not supported in this version; use cpu backup, or none")
+
+	// ErrMargin: the allocation would leave less free device memory than the margin.
+	ErrMargin = errors.New("the allocation would leave less than the memory margin free")
+
+	// ErrTooLarge: the allocation is larger than the device's memory.
+	ErrTooLarge = errors.New("the allocation is larger than the device's memory")
+
+	// ErrCapturing: a stream is being captured into a graph; end the capture first.
+	ErrCapturing = errors.New("a stream is being captured into a CUDA graph; end the capture, then call again")
+)
+
+// Code is the cudaError_t number that stands for err at the C interface; 0 for nil.
+func Code(err error) int {
+	if err == nil {
+		return int(cuda.Success)
+	}
+	for _, known := range []struct {
+		err  error
+		code cuda.Result
+	}{
+		{ErrInvalidAddress, cuda.InvalidValue},
+		{ErrBothBackups, cuda.InvalidValue},
+		{ErrNoDiskBackup, cuda.NotSupported},
+		{ErrMargin, cuda.OutOfMemory},
+		{ErrTooLarge, cuda.OutOfMemory},
+		{ErrCapturing, cuda.StreamCaptureUnsupported},
+		{backup.ErrHostMemory, cuda.OperatingSystem}, // before the driver's: it wraps a driver error
+	} {
+		if errors.Is(err, known.err) {
+			return int(known.code)
+		}
+	}
+	var failed *cuda.Error
+	if errors.As(err, &failed) {
+		return int(failed.Result)
+	}
+	var result cuda.Result
+	if errors.As(err, &result) {
+		return int(result)
+	}
+	return int(cuda.Unknown)
+}

@@ -1,0 +1,82 @@
+package vmm
+
+import "slices"
+
+// Stats is what the engine holds, for tms_stats_json. Sizes are in bytes.
+type Stats struct {
+	Version string        `json:"version"`
+	Started bool          `json:"started"`
+	Devices []DeviceStats `json:"devices"`
+}
+
+// DeviceStats is one device's part of Stats.
+type DeviceStats struct {
+	Device     int        `json:"device"`
+	TotalBytes uint64     `json:"total_bytes"`
+	FreeBytes  uint64     `json:"free_bytes"` // the device's own figure
+	Tags       []TagStats `json:"tags"`
+}
+
+// TagStats is one tag's part of DeviceStats.
+type TagStats struct {
+	Tag               string  `json:"tag"`
+	Segments          int     `json:"segments"`
+	LiveBytes         uint64  `json:"live_bytes"`     // as asked for, active and paused
+	PhysicalBytes     uint64  `json:"physical_bytes"` // device memory held now
+	PausedBytes       uint64  `json:"paused_bytes"`   // device memory given up by pausing
+	SlackBytes        uint64  `json:"slack_bytes"`    // rounding up to the granularity
+	BackupBytes       uint64  `json:"backup_bytes"`   // host memory that holds contents
+	LastPauseSeconds  float64 `json:"last_pause_seconds"`
+	LastResumeSeconds float64 `json:"last_resume_seconds"`
+}
+
+// Stats reads the statistics. A segment that a pause or resume works on counts as before it.
+func (e *Engine) Stats() (Stats, error) {
+	e.mu.Lock()
+	stats := Stats{Started: true, Devices: []DeviceStats{}}
+	devices := make([]*device, 0, len(e.devices))
+	for _, d := range e.devices {
+		devices = append(devices, d)
+	}
+	slices.SortFunc(devices, func(x, y *device) int { return x.ordinal - y.ordinal })
+	for _, d := range devices {
+		stats.Devices = append(stats.Devices, d.stats())
+	}
+	e.mu.Unlock()
+	for i, d := range devices {
+		var err error
+		if stats.Devices[i].FreeBytes, err = d.free(); err != nil {
+			return Stats{}, err
+		}
+	}
+	return stats, nil
+}
+
+func (d *device) stats() DeviceStats {
+	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}}
+	for _, t := range d.tags {
+		ts := TagStats{Tag: t.name, LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
+		for _, s := range t.segments {
+			ts.Segments++
+			ts.LiveBytes += s.size
+			ts.SlackBytes += s.extent.size - s.size
+			// The extent of a busy segment is being changed: read only its state.
+			if s.state == active || !s.busy && s.extent.created {
+				ts.PhysicalBytes += s.extent.size
+			} else {
+				ts.PausedBytes += s.extent.size
+			}
+			if s.contents != nil {
+				ts.BackupBytes += s.contents.Bytes()
+			}
+		}
+		stats.Tags = append(stats.Tags, ts)
+	}
+	slices.SortFunc(stats.Tags, func(x, y TagStats) int {
+		if x.Tag < y.Tag {
+			return -1
+		}
+		return 1
+	})
+	return stats
+}
