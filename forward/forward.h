@@ -3,27 +3,71 @@
 #define TMS_FORWARD_H
 
 #include <stddef.h>
+#include <stdint.h>
 
 /* Returned when the process has no such CUDA function: cudaErrorSharedObjectSymbolNotFound. */
 #define FORWARD_MISSING 302
 
-/* name, parameters, arguments. Every function returns cudaError_t, passed on as int. */
+/* cudaPitchedPtr and cudaExtent. */
+struct forward_pitched {
+	void *pointer;
+	size_t pitch, width, height;
+};
+struct forward_extent {
+	size_t width, height, depth;
+};
+
+/* Functions that CUDA has once more, with _ptsz behind the name, for programs compiled with
+ * --default-stream per-thread: there the stream 0 means the thread's own. */
+#define FORWARD_STREAM_FUNCTIONS(X, suffix)                                                        \
+	X(cudaMallocAsync##suffix, (void **pointer, size_t size, void *stream),                    \
+	  (pointer, size, stream))                                                                 \
+	X(cudaMallocFromPoolAsync##suffix,                                                         \
+	  (void **pointer, size_t size, void *pool, void *stream), (pointer, size, pool, stream))  \
+	X(cudaFreeAsync##suffix, (void *pointer, void *stream), (pointer, stream))                 \
+	X(cudaStreamIsCapturing##suffix, (void *stream, int *status), (stream, status))            \
+	X(cudaStreamBeginCapture##suffix, (void *stream, int mode), (stream, mode))                \
+	X(cudaStreamBeginCaptureToGraph##suffix,                                                   \
+	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
+	   int mode),                                                                              \
+	  (stream, graph, dependencies, edges, count, mode))                                       \
+	X(cudaStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))             \
+	X(cuMemAllocAsync##suffix, (uintptr_t *pointer, size_t size, void *stream),                \
+	  (pointer, size, stream))                                                                 \
+	X(cuMemAllocFromPoolAsync##suffix,                                                         \
+	  (uintptr_t *pointer, size_t size, void *pool, void *stream),                             \
+	  (pointer, size, pool, stream))                                                           \
+	X(cuMemFreeAsync##suffix, (uintptr_t pointer, void *stream), (pointer, stream))            \
+	X(cuStreamIsCapturing##suffix, (void *stream, int *status), (stream, status))              \
+	X(cuStreamBeginCapture_v2##suffix, (void *stream, int mode), (stream, mode))               \
+	X(cuStreamBeginCaptureToGraph##suffix,                                                     \
+	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
+	   int mode),                                                                              \
+	  (stream, graph, dependencies, edges, count, mode))                                       \
+	X(cuStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))
+
+/* name, parameters, arguments. Every function returns cudaError_t or CUresult, passed on as int. */
 #define FORWARD_FUNCTIONS(X)                                                                       \
 	X(cudaMalloc, (void **pointer, size_t size), (pointer, size))                              \
+	X(cudaMallocPitch, (void **pointer, size_t *pitch, size_t width, size_t height),           \
+	  (pointer, pitch, width, height))                                                         \
+	X(cudaMalloc3D, (struct forward_pitched *pitched, struct forward_extent extent),           \
+	  (pitched, extent))                                                                       \
 	X(cudaFree, (void *pointer), (pointer))                                                    \
 	X(cudaGetDevice, (int *device), (device))                                                  \
-	X(cudaStreamBeginCapture, (void *stream, int mode), (stream, mode))                        \
-	X(cudaStreamBeginCapture_ptsz, (void *stream, int mode), (stream, mode))                   \
-	X(cudaStreamBeginCaptureToGraph,                                                           \
-	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
-	   int mode),                                                                              \
-	  (stream, graph, dependencies, edges, count, mode))                                       \
-	X(cudaStreamBeginCaptureToGraph_ptsz,                                                      \
-	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
-	   int mode),                                                                              \
-	  (stream, graph, dependencies, edges, count, mode))                                       \
-	X(cudaStreamEndCapture, (void *stream, void **graph), (stream, graph))                     \
-	X(cudaStreamEndCapture_ptsz, (void *stream, void **graph), (stream, graph))
+	X(cudaDeviceReset, (void), ())                                                             \
+	X(cudaPointerGetAttributes, (void *attributes, const void *pointer), (attributes, pointer)) \
+	X(cudaIpcGetMemHandle, (void *handle, void *pointer), (handle, pointer))                   \
+	X(cuMemAlloc_v2, (uintptr_t *pointer, size_t size), (pointer, size))                       \
+	X(cuMemAllocPitch_v2,                                                                      \
+	  (uintptr_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element),      \
+	  (pointer, pitch, width, height, element))                                                \
+	X(cuMemFree_v2, (uintptr_t pointer), (pointer))                                            \
+	X(cuCtxGetDevice, (int *device), (device))                                                 \
+	X(cuDevicePrimaryCtxReset_v2, (int device), (device))                                      \
+	X(cuIpcGetMemHandle, (void *handle, uintptr_t pointer), (handle, pointer))                 \
+	FORWARD_STREAM_FUNCTIONS(X, )                                                              \
+	FORWARD_STREAM_FUNCTIONS(X, _ptsz)
 
 /* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at
  * a stub that looks the function up; a lookup that finds nothing is made again at the next call,
@@ -33,7 +77,8 @@
 FORWARD_FUNCTIONS(X)
 #undef X
 
-/* A function the next library in line, or failing that any loaded libcudart, defines; or NULL. */
+/* A function the next library in line, or failing that any loaded libcudart (cuda...) or libcuda
+ * (cu...), defines; or NULL. */
 void *forward_find(const char *name);
 
 #endif

@@ -29,35 +29,25 @@ static int ended(int code)
 	return code;
 }
 
-EXPORT int cudaStreamBeginCapture(void *stream, int mode)
-{
-	return began(forward_cudaStreamBeginCapture(stream, mode));
-}
+#define CAPTURE(begin, begin_to_graph, end)                                                        \
+	EXPORT int begin(void *stream, int mode)                                                   \
+	{                                                                                          \
+		return began(forward_##begin(stream, mode));                                       \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int begin_to_graph(void *stream, void *graph, const void *dependencies,             \
+				  const void *edges, size_t count, int mode)                       \
+	{                                                                                          \
+		return began(                                                                      \
+			forward_##begin_to_graph(stream, graph, dependencies, edges, count, mode)); \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int end(void *stream, void **graph)                                                 \
+	{                                                                                          \
+		return ended(forward_##end(stream, graph));                                        \
+	}
 
-EXPORT int cudaStreamBeginCapture_ptsz(void *stream, int mode)
-{
-	return began(forward_cudaStreamBeginCapture_ptsz(stream, mode));
-}
-
-EXPORT int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies,
-					 const void *edges, size_t count, int mode)
-{
-	return began(forward_cudaStreamBeginCaptureToGraph(stream, graph, dependencies, edges, count, mode));
-}
-
-EXPORT int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies,
-					      const void *edges, size_t count, int mode)
-{
-	return began(
-		forward_cudaStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, edges, count, mode));
-}
-
-EXPORT int cudaStreamEndCapture(void *stream, void **graph)
-{
-	return ended(forward_cudaStreamEndCapture(stream, graph));
-}
-
-EXPORT int cudaStreamEndCapture_ptsz(void *stream, void **graph)
-{
-	return ended(forward_cudaStreamEndCapture_ptsz(stream, graph));
-}
+CAPTURE(cudaStreamBeginCapture, cudaStreamBeginCaptureToGraph, cudaStreamEndCapture)
+CAPTURE(cudaStreamBeginCapture_ptsz, cudaStreamBeginCaptureToGraph_ptsz, cudaStreamEndCapture_ptsz)
+CAPTURE(cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph, cuStreamEndCapture)
+CAPTURE(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCaptureToGraph_ptsz, cuStreamEndCapture_ptsz)

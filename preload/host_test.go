@@ -35,8 +35,7 @@ func compile(t *testing.T, name, cudart string) string {
 	program := filepath.Join(t.TempDir(), name)
 	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-o", program, filepath.Join("testdata", name+".c"),
-		// tms_* come from the preloaded library.
-		"-Wl,--unresolved-symbols=ignore-in-object-files"}
+		"-Wl,-z,dynamic-undefined-weak"}
 	if cudart != "" {
 		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
 	}

@@ -122,6 +122,33 @@ func tmsFree(address unsafe.Pointer, capturing C.bool) C.int {
 	}))
 }
 
+//export tmsFreeAfter
+func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
+	return report(guard(func(e *vmm.Engine) error {
+		return e.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
+	}))
+}
+
+// tmsDeviceOf returns the device of the live segment around an address, -1 if there is none.
+//
+//export tmsDeviceOf
+func tmsDeviceOf(address unsafe.Pointer) C.int {
+	device := -1
+	_ = guard(func(e *vmm.Engine) error {
+		device = e.DeviceOf(uintptr(address))
+		return nil
+	})
+	return C.int(device)
+}
+
+//export tmsReset
+func tmsReset(device C.int) {
+	_ = guard(func(e *vmm.Engine) error {
+		e.Reset(int(device))
+		return nil
+	})
+}
+
 //export tmsCaptureEnded
 func tmsCaptureEnded() {
 	_ = guard(func(e *vmm.Engine) error {

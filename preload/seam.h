@@ -67,6 +67,17 @@ static inline bool arena_contains(const void *address)
 	return false;
 }
 
+/* pausable.c: memory of this library, for every interposed allocation function. */
+HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
+HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
+HIDDEN int pausable_free(void *pointer);
+HIDDEN int pausable_free_after(void *pointer, void *stream); /* once the stream has come to it */
+
+/* driver.c, pitched.c, pointer.c */
+HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size);
+HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pitch, size_t *size);
+HIDDEN int refuse_ipc(void);
+
 /* capture.c: streams of this process that are being captured into graphs. */
 extern _Atomic int captures HIDDEN;
 

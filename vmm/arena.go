@@ -6,6 +6,7 @@ type arena struct {
 	base        uintptr
 	size        uint64
 	granularity uint64
+	ordinal     int // of the device
 	space       *space
 	leaves      []*leaf // which segment a granule belongs to
 }
@@ -18,12 +19,13 @@ type leaf [leafGranules]*segment
 // generous because paused segments keep their addresses, so addresses outnumber memory.
 const arenaSize = 4 << 40
 
-func newArena(base uintptr, size, granularity uint64) *arena {
+func newArena(base uintptr, size, granularity uint64, ordinal int) *arena {
 	granules := uint32(size / granularity)
 	return &arena{
 		base:        base,
 		size:        size,
 		granularity: granularity,
+		ordinal:     ordinal,
 		space:       newSpace(granules),
 		leaves:      make([]*leaf, (granules+leafGranules-1)/leafGranules),
 	}

@@ -15,7 +15,6 @@ type device struct {
 	granularity uint64
 	total       uint64
 	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
-	arenas      []*arena
 	tags        map[string]*tag
 }
 

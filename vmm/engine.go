@@ -32,6 +32,9 @@ type Engine struct {
 	devices  map[int]*device
 	arenas   []*arena
 	deferred []*segment // frees that wait for the end of a stream capture
+	ordered  []orderedFree
+	reaping  bool
+	reaped   sync.Cond // an ordered free is done
 }
 
 // New returns an engine on a driver. announce is called, under a lock, with the address range of
@@ -44,6 +47,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		devices:  map[int]*device{},
 	}
 	e.settled.L = &e.mu
+	e.reaped.L = &e.mu
 	return e
 }
 
@@ -69,7 +73,7 @@ func (e *Engine) Malloc(r Request) (uintptr, error) {
 		return 0, err
 	}
 	err = e.furnish(s, r)
-	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred() > 0 {
+	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
 		err = e.furnish(s, r)
 	}
 	e.mu.Lock()
@@ -100,8 +104,12 @@ func (e *Engine) place(r Request) (*segment, error) {
 	}
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	s := &segment{device: d, size: r.Size, backup: r.Backup}
-	for _, s.arena = range d.arenas {
-		if s.span = s.arena.space.allocate(granules); s.span != nil {
+	for _, a := range e.arenas {
+		if a.ordinal != d.ordinal {
+			continue
+		}
+		if s.span = a.space.allocate(granules); s.span != nil {
+			s.arena = a
 			break
 		}
 	}
@@ -132,8 +140,7 @@ func (e *Engine) reserve(d *device, need uint64) (*arena, error) {
 			_ = e.driver.MemAddressFree(base, size)
 			return nil, err
 		}
-		a := newArena(base, size, d.granularity)
-		d.arenas = append(d.arenas, a)
+		a := newArena(base, size, d.granularity, d.ordinal)
 		e.arenas = append(e.arenas, a)
 		return a, nil
 	}
@@ -168,106 +175,6 @@ func (e *Engine) furnish(s *segment, r Request) error {
 	return err
 }
 
-// Free ends a segment, on the calling thread, after the device has finished with it. While a
-// stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
-// After any other error the segment is still there, and the free can be tried again.
-// Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
-func (e *Engine) Free(address uintptr, capturing bool) error {
-	e.mu.Lock()
-	s, err := e.claim(address)
-	if err == nil && capturing && s.extent.mapped {
-		e.deferred = append(e.deferred, s)
-		s = nil
-	}
-	e.mu.Unlock()
-	if err != nil || s == nil {
-		return err
-	}
-	return e.free(s, false)
-}
-
-// claim marks the segment at an address as being freed, once no pause or resume works on it.
-func (e *Engine) claim(address uintptr) (*segment, error) {
-	for {
-		s := e.find(address)
-		if s == nil || s.address != address || !s.busy && s.state == freeing {
-			return nil, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
-		}
-		if !s.busy {
-			s.state = freeing
-			return s, nil
-		}
-		e.settled.Wait()
-	}
-}
-
-func (e *Engine) find(address uintptr) *segment {
-	for _, a := range e.arenas {
-		if a.contains(address) {
-			return a.find(address)
-		}
-	}
-	return nil
-}
-
-// free takes a claimed segment apart. A free that the caller was already told has succeeded, late,
-// stays deferred when it fails.
-func (e *Engine) free(s *segment, late bool) error {
-	err := e.dismantle(s)
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case err == nil:
-		s.arena.enter(s.span, nil)
-		s.arena.space.release(s.span)
-		s.tag.remove(s)
-		if s.contents != nil {
-			s.contents.Discard()
-		}
-		return nil
-	case late:
-		e.deferred = append(e.deferred, s)
-	case captureForbids(err):
-		// A capture that the seam did not see begin: the free waits for its end all the same.
-		e.deferred = append(e.deferred, s)
-		return nil
-	case s.extent.mapped:
-		s.state = active
-	default:
-		s.state = paused // its memory is out of reach already; what is left goes at the next try
-	}
-	return fmt.Errorf("freeing %#x: %w", s.address, err)
-}
-
-func (e *Engine) dismantle(s *segment) error {
-	if s.extent.mapped {
-		if err := s.device.synchronize(); err != nil {
-			return err
-		}
-	}
-	return s.extent.unmake(s.device)
-}
-
-func captureForbids(err error) bool {
-	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
-}
-
-// FreeDeferred makes the frees that a stream capture held up and returns how many succeeded. The
-// others stay, for the next time.
-func (e *Engine) FreeDeferred() int {
-	e.mu.Lock()
-	waiting := e.deferred
-	e.deferred = nil
-	e.mu.Unlock()
-	done := 0
-	for _, s := range waiting {
-		if e.free(s, true) == nil {
-			done++
-		}
-	}
-	return done
-}
-
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
 // none now. Errors: ErrInvalidAddress when the range does not lie in one live segment.
 func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
@@ -291,5 +198,19 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	return s.contents.Host() + uintptr(offset), nil
 }
 
-// Drain waits until host memory that was discarded has gone back to the operating system.
-func (e *Engine) Drain() { e.host.Drain() }
+// DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
+// -1 when there is none.
+func (e *Engine) DeviceOf(address uintptr) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.find(address); s != nil && (s.busy || s.state != freeing) {
+		return s.device.ordinal
+	}
+	return -1
+}
+
+// Drain waits until what is given back in the background, device and host memory, has gone.
+func (e *Engine) Drain() {
+	e.waitOrdered()
+	e.host.Drain()
+}

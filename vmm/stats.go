@@ -60,8 +60,8 @@ func (d *device) stats() DeviceStats {
 			ts.Segments++
 			ts.LiveBytes += s.size
 			ts.SlackBytes += s.extent.size - s.size
-			// The extent of a busy segment is being changed: read only its state.
-			if s.state == active || !s.busy && s.extent.created {
+			// The extent of a busy segment, or one being freed, changes: read only its state.
+			if s.state != paused || !s.busy && s.extent.created {
 				ts.PhysicalBytes += s.extent.size
 			} else {
 				ts.PausedBytes += s.extent.size

@@ -38,6 +38,7 @@ func (e *Engine) Pause(o Options) error {
 	defer e.transition.Unlock()
 	start := time.Now()
 	e.FreeDeferred()
+	e.waitOrdered() // their memory is to be free too when pause returns
 	batches := e.begin(o.Tag, func(s *segment) bool {
 		return s.state == active || s.state == paused && s.extent.created
 	})

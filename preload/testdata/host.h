@@ -5,6 +5,30 @@
 #define _GNU_SOURCE
 #include "../tms.h"
 
+/* They come from the preloaded library; the program itself is not linked with it. */
+#pragma weak set_memory_margin_bytes
+#pragma weak tms_get_cpu_backup_backend
+#pragma weak tms_get_cpu_backup_pointer
+#pragma weak tms_get_current_tag
+#pragma weak tms_get_enable_cpu_backup
+#pragma weak tms_get_enable_disk_backup
+#pragma weak tms_get_interesting_region
+#pragma weak tms_get_retain_cpu_backup
+#pragma weak tms_last_error
+#pragma weak tms_pause
+#pragma weak tms_resume
+#pragma weak tms_set_cpu_backup_backend
+#pragma weak tms_set_current_tag
+#pragma weak tms_set_disk_backup_dir
+#pragma weak tms_set_enable_cpu_backup
+#pragma weak tms_set_enable_disk_backup
+#pragma weak tms_set_interesting_region
+#pragma weak tms_set_retain_cpu_backup
+#pragma weak tms_stats_json
+#pragma weak tms_torch_free
+#pragma weak tms_torch_malloc
+#pragma weak tms_version
+
 #include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>

@@ -3,6 +3,16 @@
 
 #include <sys/resource.h>
 
+static rlim_t used(void)
+{
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "r");
+	CHECK(statm);
+	EXPECT(fscanf(statm, "%lu", &pages), 1);
+	fclose(statm);
+	return pages * (rlim_t)sysconf(_SC_PAGESIZE);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -14,7 +24,7 @@ int main(int argc, char **argv)
 		return 77; /* root is above this limit */
 	EXPECT(getrlimit(resource, &limit), 0);
 	rlim_t before = limit.rlim_cur;
-	limit.rlim_cur = resource == RLIMIT_AS ? 600 * MIB : 3;
+	limit.rlim_cur = resource == RLIMIT_AS ? used() + 500 * MIB : 3;
 	EXPECT(setrlimit(resource, &limit), 0);
 	tms_set_interesting_region(true);
 	EXPECT(cudaMalloc(&pointer, 10), resource == RLIMIT_AS ? 2 : 304);

@@ -47,3 +47,30 @@ func (d *Driver) StreamSynchronize(stream Stream) error {
 func (d *Driver) StreamDestroy(stream Stream) error {
 	return d.call(fnStreamDestroy, uintptr(stream))
 }
+
+// Event is a CUevent.
+type Event uintptr
+
+const eventBlockingWithoutTiming = 1 | 2
+
+// EventCreate is cuEventCreate with BLOCKING_SYNC and DISABLE_TIMING.
+func (d *Driver) EventCreate() (Event, error) {
+	var event Event
+	err := d.call(fnEventCreate, uintptr(unsafe.Pointer(&event)), eventBlockingWithoutTiming)
+	return event, err
+}
+
+// EventRecord is cuEventRecord.
+func (d *Driver) EventRecord(event Event, stream Stream) error {
+	return d.call(fnEventRecord, uintptr(event), uintptr(stream))
+}
+
+// EventSynchronize is cuEventSynchronize.
+func (d *Driver) EventSynchronize(event Event) error {
+	return d.call(fnEventSynchronize, uintptr(event))
+}
+
+// EventDestroy is cuEventDestroy.
+func (d *Driver) EventDestroy(event Event) error {
+	return d.call(fnEventDestroy, uintptr(event))
+}

@@ -44,6 +44,10 @@ const (
 	fnStreamCreate
 	fnStreamSynchronize
 	fnStreamDestroy
+	fnEventCreate
+	fnEventRecord
+	fnEventSynchronize
+	fnEventDestroy
 	functions
 )
 
@@ -80,6 +84,10 @@ var names = [functions]string{
 	fnStreamCreate:                    "cuStreamCreate",
 	fnStreamSynchronize:               "cuStreamSynchronize",
 	fnStreamDestroy:                   "cuStreamDestroy_v2",
+	fnEventCreate:                     "cuEventCreate",
+	fnEventRecord:                     "cuEventRecord",
+	fnEventSynchronize:                "cuEventSynchronize",
+	fnEventDestroy:                    "cuEventDestroy_v2",
 }
 
 // Driver is a loaded and initialised CUDA driver.

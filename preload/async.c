@@ -1,0 +1,87 @@
+/* async is the core of stream-ordered allocation: memory made in a region is there at once, which
+ * every order allows; freed memory goes when its stream has come to the free. While the stream is
+ * being captured the graph owns what it allocates, so that stays CUDA's. */
+#include "seam.h"
+#include "forward.h"
+#include "region.h"
+
+/* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
+static void *const per_thread = (void *)2;
+
+static void *own_stream(void *stream)
+{
+	return stream ? stream : per_thread;
+}
+
+static bool is_captured(int (*query)(void *, int *), void *stream)
+{
+	int status = 0;
+	return atomic_load(&captures) > 0 && query(stream, &status) == SUCCESS && status != 0;
+}
+
+static int free_after(void *pointer, void *stream, bool captured)
+{
+	if (captured)
+		return error_fail(ERROR_NOT_SUPPORTED, "pausable memory cannot be freed by a captured stream; free it "
+						       "outside the capture");
+	return pausable_free_after(pointer, stream);
+}
+
+#define RUNTIME(suffix, which)                                                                     \
+	EXPORT int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream)              \
+	{                                                                                          \
+		if (likely(!region_active()) ||                                                    \
+		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
+			return forward_cudaMallocAsync##suffix(pointer, size, stream);             \
+		return pausable_malloc_here(pointer, size);                                        \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,        \
+						   void *stream)                                   \
+	{                                                                                          \
+		if (likely(!region_active()) ||                                                    \
+		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
+			return forward_cudaMallocFromPoolAsync##suffix(pointer, size, pool,        \
+								       stream);                    \
+		return pausable_malloc_here(pointer, size);                                        \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cudaFreeAsync##suffix(void *pointer, void *stream)                              \
+	{                                                                                          \
+		if (likely(!arena_contains(pointer)))                                              \
+			return forward_cudaFreeAsync##suffix(pointer, stream);                     \
+		return free_after(pointer, which(stream),                                          \
+				  is_captured(forward_cudaStreamIsCapturing##suffix, stream));     \
+	}
+
+#define DRIVER(suffix, which)                                                                      \
+	EXPORT int cuMemAllocAsync##suffix(uintptr_t *pointer, size_t size, void *stream)          \
+	{                                                                                          \
+		if (likely(!region_active()) ||                                                    \
+		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
+			return forward_cuMemAllocAsync##suffix(pointer, size, stream);             \
+		return pausable_driver_malloc(pointer, size);                                      \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cuMemAllocFromPoolAsync##suffix(uintptr_t *pointer, size_t size, void *pool,    \
+						   void *stream)                                   \
+	{                                                                                          \
+		if (likely(!region_active()) ||                                                    \
+		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
+			return forward_cuMemAllocFromPoolAsync##suffix(pointer, size, pool,        \
+								       stream);                    \
+		return pausable_driver_malloc(pointer, size);                                      \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cuMemFreeAsync##suffix(uintptr_t pointer, void *stream)                         \
+	{                                                                                          \
+		if (likely(!arena_contains((void *)pointer)))                                      \
+			return forward_cuMemFreeAsync##suffix(pointer, stream);                    \
+		return free_after((void *)pointer, which(stream),                                  \
+				  is_captured(forward_cuStreamIsCapturing##suffix, stream));       \
+	}
+
+RUNTIME(, )
+RUNTIME(_ptsz, own_stream)
+DRIVER(, )
+DRIVER(_ptsz, own_stream)

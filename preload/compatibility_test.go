@@ -1,0 +1,87 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+type compatibilityLine struct {
+	function        string
+	majors          []string
+	outside, inside string // up to the first ; , or :
+}
+
+// compatibilityTable reads the table of docs/compatibility.md.
+func compatibilityTable(t *testing.T) []compatibilityLine {
+	t.Helper()
+	text, err := os.ReadFile("../docs/compatibility.md")
+	require.NoError(t, err)
+	var lines []compatibilityLine
+	for _, line := range strings.Split(string(text), "\n") {
+		if !strings.HasPrefix(line, "| cu") {
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "| "), " | ")
+		require.Len(t, cells, 4, line)
+		short := func(cell string) string { return strings.TrimSpace(strings.FieldsFunc(cell, isBreak)[0]) }
+		lines = append(lines, compatibilityLine{
+			function: cells[0],
+			majors:   strings.Split(cells[1], ", "),
+			outside:  short(cells[2]),
+			inside:   short(cells[3]),
+		})
+	}
+	return lines
+}
+
+func isBreak(r rune) bool { return r == ';' || r == ',' || r == ':' }
+
+func exported(t *testing.T) []string {
+	t.Helper()
+	output, err := exec.Command("nm", "-D", "--defined-only", built(t, "lib", "libtms.so")).Output()
+	require.NoError(t, err)
+	var names []string
+	for _, line := range strings.Split(strings.TrimSpace(string(output)), "\n") {
+		names = append(names, line[strings.LastIndexByte(line, ' ')+1:])
+	}
+	return names
+}
+
+func TestCompatibilityTable(t *testing.T) {
+	interposed := exported(t)
+	programs := map[string]string{"12": compile(t, "compatibility", majors[0]), "13": compile(t, "compatibility", majors[1])}
+	lines := compatibilityTable(t)
+	listed := map[string]bool{}
+	for _, line := range lines {
+		require.False(t, listed[line.function], "%s stands twice", line.function)
+		listed[line.function] = true
+		if line.outside == "CUDA's own" {
+			require.Equal(t, line.outside, line.inside)
+			require.False(t, slices.Contains(interposed, line.function), line.function)
+			continue
+		}
+		require.Contains(t, interposed, line.function)
+		for _, major := range line.majors {
+			t.Run(line.function+" "+major, func(t *testing.T) {
+				for where, want := range map[string]string{"out": line.outside, "in": line.inside} {
+					o := run(t, programs[major], []string{line.function, where})
+					o.succeeded(t)
+					// "frees" in the table may go on: "frees once the stream ..."
+					require.True(t, strings.HasPrefix(want, strings.TrimSpace(o.stdout)), "%s: %s, not %s", where, o.stdout, want)
+				}
+			})
+		}
+	}
+	// What is interposed stands in the table; captures stand in the text below it.
+	for _, name := range interposed {
+		if strings.HasPrefix(name, "cu") && !strings.Contains(name, "Capture") {
+			require.True(t, listed[name], "%s is interposed and not in docs/compatibility.md", name)
+		}
+	}
+	require.Greater(t, len(lines), 50)
+}

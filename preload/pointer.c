@@ -1,0 +1,46 @@
+/* pointer is the core of what CUDA is asked about an address of ours. */
+#include "seam.h"
+#include "_cgo_export.h"
+#include "forward.h"
+
+/* The part of cudaPointerAttributes that 12 and 13 have in common. */
+struct attributes {
+	int type;
+	int device;
+	void *device_pointer;
+	void *host_pointer;
+};
+enum { MEMORY_TYPE_DEVICE = 2 };
+
+/* An active segment is device memory to CUDA too. A paused one is nothing to it: no memory is
+ * mapped there; but the address is still the allocation's, and on the same device. */
+EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
+{
+	int code = forward_cudaPointerGetAttributes(attributes, pointer);
+	if (likely(!arena_contains(pointer)) || !attributes)
+		return code;
+	int device = -1;
+	sigset_t saved;
+	if (go_enter(&saved) == SUCCESS) {
+		device = tmsDeviceOf((void *)pointer);
+		go_leave(&saved);
+	}
+	if (device < 0)
+		return code;
+	*(struct attributes *)attributes =
+		(struct attributes){MEMORY_TYPE_DEVICE, device, (void *)pointer, NULL};
+	return SUCCESS;
+}
+
+HIDDEN int refuse_ipc(void)
+{
+	return error_fail(ERROR_NOT_SUPPORTED, "pausable memory has no IPC handle; allocate what another process is to "
+					       "open outside regions");
+}
+
+EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
+{
+	if (likely(!arena_contains(pointer)))
+		return forward_cudaIpcGetMemHandle(handle, pointer);
+	return refuse_ipc();
+}

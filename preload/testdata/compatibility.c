@@ -1,0 +1,202 @@
+/* Does one allocation function's work, and says what it turned out to be: pausable, forwarded, or
+ * refused (code). Called as: compatibility FUNCTION in|out */
+#include "host.h"
+
+#include <stdint.h>
+
+enum { SIZE = 3 << 20 };
+typedef struct {
+	void *pointer;
+	size_t pitch, width, height;
+} pitched;
+typedef struct {
+	size_t width, height, depth;
+} extent;
+typedef struct {
+	int type, device;
+	void *device_pointer, *host_pointer;
+	long reserved[8];
+} attributes;
+
+static void *stream;
+
+/* The function as a program that links with CUDA finds it. */
+static void *function(const char *name)
+{
+	void *found = dlsym(RTLD_DEFAULT, name);
+	if (!found && strncmp(name, "cu", 2) == 0 && strncmp(name, "cuda", 4) != 0)
+		found = simulator(name);
+	CHECK(found);
+	return found;
+}
+
+static bool starts(const char *name, const char *prefix)
+{
+	return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+static int allocate(const char *name, void **pointer)
+{
+	void *f = function(name), *pool = NULL;
+	size_t pitch = 0;
+	if (starts(name, "cudaMallocPitch")) {
+		int code = ((int (*)(void **, size_t *, size_t, size_t))f)(pointer, &pitch, 1000, 4000);
+		CHECK(code || pitch >= 1000);
+		return code;
+	}
+	if (starts(name, "cuMemAllocPitch")) {
+		int code = ((int (*)(void **, size_t *, size_t, size_t, unsigned))f)(pointer, &pitch, 1000, 4000, 4);
+		CHECK(code || pitch >= 1000);
+		return code;
+	}
+	if (strcmp(name, "cudaMalloc3D") == 0) {
+		pitched p = {0};
+		int code = ((int (*)(pitched *, extent))f)(&p, (extent){1000, 40, 100});
+		CHECK(code || (p.pitch >= 1000 && p.width == 1000 && p.height == 40));
+		*pointer = p.pointer;
+		return code;
+	}
+	if (strstr(name, "FromPool")) {
+		EXPECT(((int (*)(void **, int))function("cudaDeviceGetDefaultMemPool"))(&pool, 0), 0);
+		return ((int (*)(void **, size_t, void *, void *))f)(pointer, SIZE, pool, stream);
+	}
+	if (strstr(name, "Async"))
+		return ((int (*)(void **, size_t, void *))f)(pointer, SIZE, stream);
+	return ((int (*)(void **, size_t))f)(pointer, SIZE);
+}
+
+static int release(const char *name, void *pointer)
+{
+	void *f = function(name);
+	if (!strstr(name, "Async"))
+		return ((int (*)(void *))f)(pointer);
+	int code = ((int (*)(void *, void *))f)(pointer, stream);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	return code;
+}
+
+static bool is_pausable(void *pointer)
+{
+	size_t before = free_bytes();
+	uint64_t handles = sim_stat("handles");
+	EXPECT(tms_pause(NULL), 0);
+	bool gone = free_bytes() >= before + SIZE;
+	EXPECT(gone, handles > 0);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaMemset(pointer, 1, SIZE / 2), 0);
+	return gone;
+}
+
+static void eventually(const char *stat, uint64_t value)
+{
+	for (int tries = 0; sim_stat(stat) != value && tries < 1000; tries++)
+		usleep(1000); /* a stream-ordered free is made in the background */
+	EXPECT(sim_stat(stat), value);
+}
+
+static void captured(const char *name, bool in)
+{
+	/* While its stream is captured an allocation is the graph's, and a free of ours is refused. */
+	void *graph = NULL, *pointer = NULL, *ours = pausable(SIZE, "ours", false);
+	uint64_t handles = sim_stat("handles");
+	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+	tms_set_interesting_region(in);
+	if (strstr(name, "Free")) {
+		EXPECT(((int (*)(void *, void *))function(name))(ours, stream), 801);
+		CHECK(strstr(tms_last_error(), "capture"));
+	} else {
+		allocate(name, &pointer); /* whatever CUDA says to it */
+	}
+	EXPECT(sim_stat("handles"), handles);
+	tms_set_interesting_region(false);
+	cudaStreamEndCapture(stream, &graph);
+	EXPECT(cudaFree(ours), 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 3);
+	const char *name = argv[1];
+	bool in = strcmp(argv[2], "in") == 0;
+	void *pointer = NULL;
+	EXPECT(cudaFree(NULL), 0);
+	EXPECT(cudaStreamCreate(&stream), 0);
+	if (starts(name, "cudaMalloc") || starts(name, "cuMemAlloc")) {
+		size_t before = free_bytes();
+		tms_set_interesting_region(in);
+		int code = allocate(name, &pointer);
+		tms_set_interesting_region(false);
+		if (code != 0) {
+			printf("refused (%d)\n", code);
+			return 0;
+		}
+		CHECK(pointer && before - free_bytes() >= SIZE);
+		puts(is_pausable(pointer) ? "pausable" : "forwarded");
+		EXPECT(release(strstr(name, "Async") ? "cudaFreeAsync" : "cudaFree", pointer), 0);
+		eventually("handles", 0);
+		if (strstr(name, "Async"))
+			captured(name, in);
+		return 0;
+	}
+	if (in)
+		pointer = pausable(SIZE, "it", true);
+	else
+		EXPECT(cudaMalloc(&pointer, SIZE), 0);
+	EXPECT(sim_stat("handles"), in);
+	if (starts(name, "cudaFree") || starts(name, "cuMemFree")) {
+		if (in && !strstr(name, "Async")) {
+			EXPECT(release(name, (char *)pointer + 512), 1);
+			EXPECT(sim_stat("handles"), 1);
+		}
+		if (in && strstr(name, "Async")) {
+			captured(name, in);
+			/* Work that the stream still holds is done first, on the memory it was meant for. */
+			EXPECT(cudaMemsetAsync(pointer, 7, SIZE, stream), 0);
+		}
+		size_t before = free_bytes();
+		EXPECT(release(name, pointer), 0);
+		eventually("handles", 0);
+		CHECK(!in || free_bytes() >= before + SIZE);
+		puts(in ? "frees" : "forwarded");
+	} else if (strstr(name, "Reset")) {
+		if (starts(name, "cuda"))
+			EXPECT(((int (*)(void))function(name))(), 0);
+		else
+			EXPECT(((int (*)(int))function(name))(0), 0);
+		EXPECT(sim_stat("handles"), 0);
+		EXPECT(sim_stat("registered_bytes"), 0);
+		EXPECT(cudaFree(NULL), 0);
+		if (in)
+			EXPECT(cudaFree(pointer), 1);
+		/* And the device can be used again, in regions too. */
+		pointer = pausable(SIZE, "again", true);
+		fill(pointer, SIZE, 3);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled(pointer, SIZE, 3));
+		EXPECT(cudaFree(pointer), 0);
+		puts(in ? "drops" : "forwarded");
+	} else if (strstr(name, "PointerGetAttributes")) {
+		int (*f)(attributes *, const void *) = (int (*)(attributes *, const void *))function(name);
+		for (int paused = 0; paused <= in; paused++) {
+			attributes a = {.type = -1};
+			if (paused)
+				EXPECT(tms_pause(NULL), 0);
+			EXPECT(f(&a, (char *)pointer + 100), 0);
+			EXPECT(a.type, 2);
+			EXPECT(a.device, 0);
+			CHECK(a.device_pointer == (char *)pointer + 100 && !a.host_pointer);
+		}
+		puts(in ? "device memory" : "forwarded");
+	} else if (strstr(name, "IpcGetMemHandle")) {
+		char handle[64];
+		int code = ((int (*)(void *, void *))function(name))(handle, pointer);
+		if (in)
+			printf("refused (%d)\n", code);
+		else
+			puts("forwarded");
+	} else {
+		CHECK(!"a function this program does not know");
+	}
+	return 0;
+}

@@ -1,0 +1,81 @@
+package vmm
+
+import "tms/vmm/cuda"
+
+// orderedFree is a free that takes effect when its stream has come to it.
+type orderedFree struct {
+	segment *segment
+	event   cuda.Event // recorded in the stream at the free
+}
+
+// FreeAfter ends a segment once the stream has done the work it holds now, as cudaFreeAsync. The
+// caller waits for none of that, only for a pause or resume that works on the segment at the
+// moment; a thread of ours waits for the stream. The stream must not be being captured.
+// Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
+// (cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
+func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) error {
+	e.mu.Lock()
+	s, err := e.claim(address)
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	if !s.extent.mapped { // paused: no stream can be using it
+		return e.free(s, false, e.dismantle)
+	}
+	// The event is of the context that the stream is of: the calling thread's.
+	event, err := e.driver.EventCreate()
+	if err == nil {
+		if err = e.driver.EventRecord(event, stream); err != nil {
+			_ = e.driver.EventDestroy(event)
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err != nil {
+		s.state = active
+		return err
+	}
+	e.ordered = append(e.ordered, orderedFree{s, event})
+	if !e.reaping {
+		e.reaping = true
+		go e.reap()
+	}
+	return nil
+}
+
+// reap makes ordered frees until there are none. One that fails waits for the next FreeDeferred.
+func (e *Engine) reap() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for len(e.ordered) > 0 {
+		next := e.ordered[0]
+		e.mu.Unlock()
+		_ = e.free(next.segment, true, func(s *segment) error {
+			return s.device.with(func() error {
+				err := e.driver.EventSynchronize(next.event)
+				_ = e.driver.EventDestroy(next.event)
+				if err != nil {
+					return err
+				}
+				return s.extent.unmake(s.device)
+			})
+		})
+		e.mu.Lock()
+		e.ordered = e.ordered[1:]
+		e.reaped.Broadcast()
+	}
+	e.reaping = false
+	e.reaped.Broadcast()
+}
+
+// waitOrdered waits until the ordered frees there are now have been made; how many there were.
+func (e *Engine) waitOrdered() int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	waited := len(e.ordered)
+	for e.reaping {
+		e.reaped.Wait()
+	}
+	return waited
+}

@@ -1,0 +1,33 @@
+package vmm
+
+// Reset drops everything of a device, contents included, before its primary context is reset. The
+// addresses stay reserved; the device can be used again. (cudaDeviceReset)
+func (e *Engine) Reset(ordinal int) {
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	e.FreeDeferred()
+	e.waitOrdered()
+	e.mu.Lock()
+	d := e.devices[ordinal]
+	if d == nil {
+		e.mu.Unlock()
+		return
+	}
+	delete(e.devices, ordinal)
+	var segments []*segment
+	for _, t := range d.tags {
+		for _, s := range t.segments {
+			if s.state != freeing {
+				s.state = freeing
+				segments = append(segments, s)
+			}
+		}
+	}
+	e.mu.Unlock()
+	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
+	_ = d.synchronize()
+	for _, s := range segments {
+		_ = e.free(s, true, func(s *segment) error { return s.extent.unmake(d) })
+	}
+	e.host.Drain() // unpinning needs the context
+}
