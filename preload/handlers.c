@@ -16,10 +16,6 @@ enum { FAULTS = sizeof faults / sizeof *faults };
 static struct sigaction host_action[NSIG];
 static struct sigaction go_action[FAULTS];
 
-/* Bounds of the library's code, from the linker. */
-extern const char __ehdr_start[] HIDDEN;
-extern const char etext[] HIDDEN;
-
 static uintptr_t program_counter(const ucontext_t *context)
 {
 #if defined(__x86_64__)

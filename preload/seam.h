@@ -29,6 +29,10 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
 
+/* Where the library's file headers start and its code ends, from the linker. */
+extern const char __ehdr_start[] HIDDEN;
+extern const char etext[] HIDDEN;
+
 /* start.c: the Go runtime, asleep until first need. */
 enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
 extern _Atomic int go_state HIDDEN;

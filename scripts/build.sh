@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds build/lib/libtms.so and the simulator in build/sim/. Says what is missing and installs what
+# Builds build/lib/libtms.so, build/bin/tms and the simulator in build/sim/. Says what is missing and installs what
 # it can.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -33,6 +33,10 @@ CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/overlay/over
 cp preload/tms.h build/lib/tms.h
 rm -f build/lib/libtms.h
 
+say "tms"
+mkdir -p build/bin
+CGO_ENABLED=0 go build -trimpath -o build/bin/tms ./cmd/tms
+
 say "simulator"
 scripts/build-sim.sh
-say "done: build/lib/libtms.so, build/sim/"
+say "done: build/lib/libtms.so, build/bin/tms, build/sim/"

@@ -1,0 +1,719 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// The tests run the command itself, over the simulator, on C programs from testdata.
+
+var tms string // the built command
+
+func TestMain(m *testing.M) {
+	folder, err := os.MkdirTemp("", "tms")
+	if err == nil {
+		tms = filepath.Join(folder, "tms")
+		var output []byte
+		if output, err = exec.Command("go", "build", "-o", tms, ".").CombinedOutput(); err != nil {
+			err = fmt.Errorf("%w: %s", err, output)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	os.RemoveAll(folder)
+	os.Exit(code)
+}
+
+func built(t *testing.T, path ...string) string {
+	t.Helper()
+	full, err := filepath.Abs(filepath.Join(append([]string{"..", "..", "build"}, path...)...))
+	require.NoError(t, err)
+	_, err = os.Stat(full)
+	require.NoError(t, err, "run scripts/build.sh first")
+	return full
+}
+
+// compile builds testdata/NAME.c: a library if the output is called so.
+func compile(t *testing.T, name, output string, flags ...string) string {
+	t.Helper()
+	if !strings.Contains(output, "/") {
+		output = filepath.Join(t.TempDir(), output)
+	}
+	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-o", output}
+	if strings.Contains(filepath.Base(output), ".so") {
+		arguments = append(arguments, "-shared", "-fPIC")
+	}
+	arguments = append(append(arguments, filepath.Join("testdata", name+".c")), flags...)
+	text, err := exec.Command("cc", arguments...).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	return output
+}
+
+// cudart is how to link with it.
+func cudart(t *testing.T) []string {
+	return []string{"-Wl,--no-as-needed", "-L" + built(t, "sim"), "-l:libcudart.so.13"}
+}
+
+// usual is testdata/uses.c with a shared libcudart. It is made once; do not change it.
+func usual(t *testing.T) string {
+	t.Helper()
+	usualOnce.Do(func() {
+		compile(t, "uses", filepath.Join(filepath.Dir(tms), "uses"), cudart(t)...)
+	})
+	return filepath.Join(filepath.Dir(tms), "uses")
+}
+
+var usualOnce sync.Once
+
+type finding struct{ Severity, ID, What, Do string }
+
+type report struct {
+	CanInterpose bool `json:"can_interpose"`
+	Driver       struct {
+		Loaded      bool
+		CUDAVersion string `json:"cuda_version"`
+		Error       string
+	}
+	Devices []struct {
+		Ordinal          int
+		MemoryBytes      uint64 `json:"memory_bytes"`
+		VMM              bool
+		GranularityBytes uint64 `json:"granularity_bytes"`
+	}
+	Host struct {
+		MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`
+		AddressSpaceLimitBytes uint64 `json:"address_space_limit_bytes"`
+	}
+	Library *struct{ Path, Machine string }
+	Program *struct {
+		Path, Script, Machine, Loader, Libtms string
+		PID                                   int
+		Preloaded                             []string
+		Cudart                                struct {
+			Linkage, Sure, Sign string
+			Libraries           []struct {
+				Path  string
+				Major int
+			}
+		}
+	}
+	Findings []finding
+}
+
+// execute starts the command with nothing in its environment that could change the answer, but for what
+// is given here. Later entries win.
+func execute(t *testing.T, wrapper []string, arguments []string, environment ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	command := exec.Command(tms, arguments...)
+	if wrapper != nil {
+		command = exec.Command(wrapper[0], append(append(wrapper[1:], tms), arguments...)...)
+	}
+	command.Env = append([]string{"PATH=" + os.Getenv("PATH"), "LD_LIBRARY_PATH=" + built(t, "sim"), "CUDASIM_DEVICES=2",
+		"CUDASIM_MEMORY=64M", "TMS_LIBRARY=" + built(t, "lib", "libtms.so")}, environment...)
+	var out, errs bytes.Buffer
+	command.Stdout, command.Stderr = &out, &errs
+	err := command.Run()
+	var exit *exec.ExitError
+	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
+	return out.String(), errs.String(), command.ProcessState.ExitCode()
+}
+
+func parse(t *testing.T, stdout, stderr string, code int) report {
+	t.Helper()
+	require.Empty(t, stderr)
+	decoder := json.NewDecoder(strings.NewReader(stdout))
+	var r report
+	require.NoError(t, decoder.Decode(&r), stdout)
+	require.False(t, decoder.More(), "more than one object: %s", stdout)
+	wantCode := 0
+	for _, f := range r.Findings {
+		require.Contains(t, []string{"ok", "note", "warning", "error"}, f.Severity)
+		require.NotEmpty(t, f.ID)
+		require.NotEmpty(t, f.What)
+		require.NotContains(t, f.What+f.Do, "\n")
+		if f.Severity == "error" {
+			wantCode = 1
+			require.NotEmpty(t, f.Do, f.What)
+		}
+	}
+	require.Equal(t, wantCode == 0, r.CanInterpose)
+	require.Equal(t, wantCode, code)
+	return r
+}
+
+func examine(t *testing.T, arguments []string, environment ...string) report {
+	t.Helper()
+	stdout, stderr, code := execute(t, nil, append([]string{"doctor", "--json"}, arguments...), environment...)
+	return parse(t, stdout, stderr, code)
+}
+
+// with requires exactly these errors and warnings, as "severity id", and no others.
+func (r report) with(t *testing.T, want ...string) report {
+	t.Helper()
+	got := []string{}
+	for _, f := range r.Findings {
+		if f.Severity == "error" || f.Severity == "warning" {
+			got = append(got, f.Severity+" "+f.ID)
+		}
+	}
+	require.ElementsMatch(t, want, got, "%v", r.Findings)
+	return r
+}
+
+// find returns the only finding of that severity and id.
+func (r report) find(t *testing.T, severity, id string) finding {
+	t.Helper()
+	var found []finding
+	for _, f := range r.Findings {
+		if f.Severity == severity && f.ID == id {
+			found = append(found, f)
+		}
+	}
+	require.Len(t, found, 1, "%s %s in %v", severity, id, r.Findings)
+	return found[0]
+}
+
+func (r report) lacks(t *testing.T, id string) report {
+	t.Helper()
+	for _, f := range r.Findings {
+		require.NotEqual(t, id, f.ID, f.What)
+	}
+	return r
+}
+
+func TestMachine(t *testing.T) {
+	t.Parallel()
+	r := examine(t, nil).with(t)
+	require.True(t, r.Driver.Loaded)
+	require.Regexp(t, `^\d+\.\d+$`, r.Driver.CUDAVersion)
+	require.Len(t, r.Devices, 2)
+	for n, d := range r.Devices {
+		require.Equal(t, n, d.Ordinal)
+		require.True(t, d.VMM)
+		require.EqualValues(t, 64<<20, d.MemoryBytes)
+		require.EqualValues(t, 2<<20, d.GranularityBytes)
+	}
+	require.NotZero(t, r.Host.MemoryAvailableBytes)
+	require.Equal(t, built(t, "lib", "libtms.so"), r.Library.Path)
+	require.Nil(t, r.Program)
+	r.find(t, "ok", "vmm")
+	r.lacks(t, "nccl-graphs")
+
+	r = examine(t, nil, "CUDASIM_MEMORY=1023T").with(t)
+	r.find(t, "note", "host-memory")
+
+	r = examine(t, nil, "TMS_LIBRARY=").with(t, "warning library")
+	require.Nil(t, r.Library)
+}
+
+func TestText(t *testing.T) {
+	t.Parallel()
+	program := usual(t)
+	stdout, stderr, code := execute(t, nil, []string{"doctor", program})
+	require.Empty(t, stderr)
+	require.Zero(t, code)
+	for _, line := range []string{
+		`(?m)^driver +CUDA 13\.\d`, `(?m)^device 1 +64 MiB, .* 2 MiB$`, `(?m)^program +` + program + `$`,
+		`(?m)^cudart +.*/libcudart\.so\.13$`, `(?m)^ok +vmm +every device`, `(?m)^ +-> start it with LD_PRELOAD=/`,
+		`\nThe program can be interposed\.\n$`,
+	} {
+		require.Regexp(t, line, stdout)
+	}
+	require.NotContains(t, stdout, "\x1b")
+
+	stdout, _, code = execute(t, nil, []string{"doctor"}, "CUDASIM_DEVICES=0")
+	require.Equal(t, 1, code)
+	require.Regexp(t, `\nA program on this machine cannot be interposed: 1 error\.\n$`, stdout)
+}
+
+func TestNoDriver(t *testing.T) {
+	t.Parallel()
+	// An unusable file hides a real driver that the machine may have.
+	folder := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(folder, "libcuda.so.1"), []byte("no library"), 0o600))
+	program := usual(t)
+	r := examine(t, []string{program}, "LD_LIBRARY_PATH="+folder+":"+built(t, "sim")).with(t, "error driver")
+	require.False(t, r.Driver.Loaded)
+	require.NotEmpty(t, r.Driver.Error)
+	require.Empty(t, r.Devices)
+	require.NotNil(t, r.Devices)
+	require.Equal(t, "shared", r.Program.Cudart.Linkage) // it says what it can
+}
+
+// fakeDriver has every function that the command binds.
+func fakeDriver(t *testing.T) string {
+	source, err := os.ReadFile("../../vmm/cuda/driver.go")
+	require.NoError(t, err)
+	var stubs strings.Builder
+	for _, name := range regexp.MustCompile(`"(cu[A-Z]\w+)"`).FindAllStringSubmatch(string(source), -1) {
+		fmt.Fprintf(&stubs, "__attribute__((weak)) int %s(void) { return 0; }\n", name[1])
+	}
+	folder := t.TempDir()
+	stub := filepath.Join(folder, "stubs.c")
+	require.NoError(t, os.WriteFile(stub, []byte(stubs.String()), 0o600))
+	object := filepath.Join(folder, "stubs.o")
+	text, err := exec.Command("cc", "-fPIC", "-c", "-o", object, stub).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	compile(t, "driver", filepath.Join(folder, "libcuda.so.1"), object)
+	return folder
+}
+
+func TestDrivers(t *testing.T) {
+	t.Parallel()
+	folder := fakeDriver(t)
+	libraries := "LD_LIBRARY_PATH=" + folder + ":" + built(t, "sim")
+	ask := func(environment ...string) report {
+		return examine(t, nil, append([]string{libraries}, environment...)...)
+	}
+	ask().with(t)
+	r := ask("FAKE_VMM=1").with(t, "warning vmm")
+	require.True(t, r.Devices[0].VMM)
+	require.False(t, r.Devices[1].VMM)
+	require.Contains(t, r.find(t, "warning", "vmm").What, "device 1")
+	ask("FAKE_VMM=0").with(t, "error vmm")
+	ask("FAKE_DEVICES=0").with(t, "error devices")
+	for code, advice := range map[int]string{100: "/dev/nvidia", 34: "stubs", 802: "fabricmanager", 803: "reboot", 804: "compat", 2: "ulimit -v", 999: "kernel log"} {
+		r := ask(fmt.Sprintf("FAKE_INIT=%d", code)).with(t, "error driver")
+		require.Contains(t, r.find(t, "error", "driver").Do, advice)
+		require.Contains(t, r.Driver.Error, fmt.Sprintf("(%d)", code))
+	}
+
+	program := usual(t)
+	examine(t, []string{program}, libraries, "FAKE_VERSION=12040").with(t, "error cudart-version")
+	examine(t, []string{program}, libraries, "FAKE_VERSION=13020").with(t)
+}
+
+func TestSharedRuntime(t *testing.T) {
+	t.Parallel()
+	flags := cudart(t)
+	for name, flags := range map[string][]string{
+		"LD_LIBRARY_PATH": flags,
+		"RUNPATH":         append(flags, "-Wl,--enable-new-dtags,-rpath,"+built(t, "sim")),
+		"RPATH":           append(flags, "-Wl,--disable-new-dtags,-rpath,"+built(t, "sim")),
+	} {
+		t.Run(name, func(t *testing.T) {
+			program := compile(t, "uses", "uses", flags...)
+			r := examine(t, []string{program}).with(t)
+			require.Equal(t, program, r.Program.Path)
+			require.Equal(t, "shared", r.Program.Cudart.Linkage)
+			require.Len(t, r.Program.Cudart.Libraries, 1)
+			require.Equal(t, built(t, "sim", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
+			require.Equal(t, 13, r.Program.Cudart.Libraries[0].Major)
+			require.Contains(t, r.find(t, "ok", "program").Do, "LD_PRELOAD="+built(t, "lib", "libtms.so"))
+			r.lacks(t, "nccl-graphs")
+
+			// Only the driver stays where it was.
+			elsewhere := t.TempDir()
+			require.NoError(t, os.Symlink(built(t, "sim", "libcuda.so.1"), filepath.Join(elsewhere, "libcuda.so.1")))
+			r = examine(t, []string{program}, "LD_LIBRARY_PATH="+elsewhere)
+			if name == "LD_LIBRARY_PATH" {
+				r.with(t, "error cudart")
+			} else {
+				require.Equal(t, built(t, "sim", "libcudart.so.13"), r.with(t).Program.Cudart.Libraries[0].Path)
+			}
+		})
+	}
+
+	t.Run("of a library, from $ORIGIN", func(t *testing.T) {
+		folder := t.TempDir()
+		require.NoError(t, os.Mkdir(filepath.Join(folder, "lib"), 0o755))
+		require.NoError(t, os.Symlink(built(t, "sim", "libcudart.so.13"), filepath.Join(folder, "lib", "libcudart.so.13")))
+		compile(t, "empty", filepath.Join(folder, "lib", "libmiddle.so"), append(flags, "-Wl,-rpath,$ORIGIN")...)
+		program := compile(t, "plain", filepath.Join(folder, "program"), "-Wl,--no-as-needed,-rpath,$ORIGIN/lib", "-L"+folder+"/lib",
+			"-lmiddle", "-Wl,--allow-shlib-undefined")
+		require.NoError(t, os.Symlink(built(t, "sim", "libcuda.so.1"), filepath.Join(folder, "libcuda.so.1")))
+		r := examine(t, []string{program}, "LD_LIBRARY_PATH="+folder).with(t)
+		require.Equal(t, filepath.Join(folder, "lib", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
+	})
+
+	t.Run("several versions", func(t *testing.T) {
+		program := compile(t, "uses", "uses", append(flags, "-l:libcudart.so.12")...)
+		r := examine(t, []string{program}).with(t, "warning cudart-versions")
+		require.Len(t, r.Program.Cudart.Libraries, 2)
+	})
+	for version, want := range map[string]string{"11.0": "warning cudart-version", "99": "error cudart-version"} {
+		t.Run("version "+version, func(t *testing.T) {
+			name := "libcudart.so." + version
+			library := compile(t, "other", name, "-Wl,-soname,"+name)
+			program := compile(t, "uses", "uses", library, "-Wl,-rpath,"+filepath.Dir(library))
+			examine(t, []string{program}).with(t, want)
+		})
+	}
+}
+
+func TestStaticRuntime(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		flags []string
+		sure  string
+	}{
+		"in the symbol table":       {nil, "certain"},
+		"exported":                  {[]string{"-DVISIBLE=", "-rdynamic", "-s"}, "certain"},
+		"stripped, with GPU code":   {[]string{"-DSEGMENT", "-s"}, "likely"},
+		"stripped, with texts":      {[]string{"-DTEXTS", "-s"}, "likely"},
+		"stripped, nothing to see ": {[]string{"-s"}, ""},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := examine(t, []string{compile(t, "own", "own", c.flags...)})
+			require.Equal(t, c.sure, r.Program.Cudart.Sure)
+			if c.sure == "" {
+				require.Equal(t, "none", r.Program.Cudart.Linkage)
+				return
+			}
+			r.with(t, "error cudart")
+			require.Equal(t, "static", r.Program.Cudart.Linkage)
+			require.NotEmpty(t, r.Program.Cudart.Sign)
+			require.Contains(t, r.find(t, "error", "cudart").Do, "-cudart shared")
+			r.lacks(t, "program")
+		})
+	}
+
+	shared := cudart(t)
+	r := examine(t, []string{compile(t, "own", "own", shared...)}).with(t, "warning cudart")
+	require.Equal(t, "both", r.Program.Cudart.Linkage)
+	examine(t, []string{compile(t, "own", "own", append(shared, "-DVISIBLE=", "-rdynamic")...)}).with(t, "error cudart")
+
+	library := compile(t, "own", "libown.so")
+	program := compile(t, "uses", "uses", append(shared, library, "-Wl,-rpath,"+filepath.Dir(library))...)
+	r = examine(t, []string{program}).with(t)
+	require.Contains(t, r.find(t, "note", "cudart-inside").What, "libown.so")
+}
+
+func TestProgramsWithoutPreload(t *testing.T) {
+	t.Parallel()
+	examine(t, []string{compile(t, "plain", "static", "-static")}).with(t, "error static")
+	examine(t, []string{compile(t, "plain", "pie", "-static-pie")}).with(t, "error static")
+	musl := examine(t, []string{compile(t, "plain", "musl", "-Wl,--dynamic-linker=/lib/ld-musl-x86_64.so.1")}).with(t, "error libc")
+	require.Contains(t, musl.find(t, "error", "libc").What, "musl")
+	examine(t, []string{compile(t, "plain", "alien", "-Wl,--dynamic-linker=/lib64/ld-linux-none.so.2")}).with(t, "error libc")
+
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	require.NoError(t, err)
+	gofmt := filepath.Join(strings.TrimSpace(string(root)), "bin", "gofmt")
+	if _, err := os.Stat(gofmt); err == nil {
+		r := examine(t, []string{gofmt}).with(t, "error static")
+		require.Contains(t, r.find(t, "error", "static").What, "Go program")
+	}
+
+	program := compile(t, "plain", "arm")
+	content, err := os.ReadFile(program)
+	require.NoError(t, err)
+	copy(content[18:], []byte{183, 0}) // e_machine: AArch64
+	require.NoError(t, os.WriteFile(program, content, 0o700))
+	r := examine(t, []string{program}).with(t, "error architecture")
+	require.Equal(t, "aarch64", r.Program.Machine)
+	examine(t, []string{program}, "TMS_LIBRARY=").with(t, "warning library", "error architecture")
+}
+
+func TestSecureExecution(t *testing.T) {
+	t.Parallel()
+	program := compile(t, "uses", "uses", cudart(t)...)
+	var mount unix.Statfs_t
+	require.NoError(t, unix.Statfs(program, &mount))
+	ruledOut, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	require.NoError(t, err)
+	if mount.Flags&unix.ST_NOSUID != 0 || ruledOut != 0 {
+		t.Skip("the bits have no effect here")
+	}
+	require.NoError(t, os.Chmod(program, 0o755|os.ModeSetuid))
+	examine(t, []string{program}).with(t).find(t, "note", "secure")
+
+	const other = 65534
+	if os.Chown(program, other, other) != nil {
+		t.Skip("only root can make a file of another user")
+	}
+	for _, mode := range []os.FileMode{os.ModeSetuid, os.ModeSetgid} {
+		require.NoError(t, os.Chmod(program, 0o755|mode))
+		examine(t, []string{program}).with(t, "error secure")
+	}
+	require.NoError(t, os.Chmod(program, 0o755))
+	examine(t, []string{program}).with(t).lacks(t, "secure")
+	if exec.Command("setcap", "cap_net_raw+ep", program).Run() == nil {
+		examine(t, []string{program}).with(t).find(t, "note", "secure") // root's programs run as usual
+	}
+
+	program = compile(t, "plain", "plain")
+	require.NoError(t, os.Chown(program, other, other))
+	require.NoError(t, os.Chmod(program, 0o755|os.ModeSetuid))
+	r := examine(t, start(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so"))).with(t, "error loaded")
+	require.Contains(t, r.find(t, "error", "loaded").What, "secure-execution mode")
+}
+
+func TestScripts(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	program := compile(t, "uses", filepath.Join(folder, "python3.99"), cudart(t)...)
+	script := func(name, text string) string {
+		path := filepath.Join(folder, name)
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o700))
+		return path
+	}
+	r := examine(t, []string{script("run.sh", "#!/bin/sh\nexit 0\n")}).with(t)
+	require.Equal(t, "/bin/sh", r.Program.Path)
+	require.Equal(t, filepath.Join(folder, "run.sh"), r.Program.Script)
+	r.find(t, "note", "script")
+
+	path := "PATH=" + folder + ":" + os.Getenv("PATH")
+	for name, line := range map[string]string{
+		"direct": "#!" + program, "env": "#!/usr/bin/env python3.99", "env -S": "#!/usr/bin/env -S A=1 python3.99 -u",
+		"twice": "#!" + filepath.Join(folder, "direct"),
+	} {
+		if name == "twice" {
+			script("direct", "#!"+program+"\n")
+		}
+		r := examine(t, []string{script(name, line+"\n")}, path).with(t)
+		require.Equal(t, program, r.Program.Path, name)
+		require.Equal(t, filepath.Join(folder, name), r.Program.Script, name)
+		r.find(t, "note", "nccl-graphs")
+	}
+	r = examine(t, []string{"python3.99"}, path).with(t)
+	require.Equal(t, program, r.Program.Path)
+	require.Empty(t, r.Program.Script)
+}
+
+func TestLateRuntime(t *testing.T) {
+	t.Parallel()
+	r := examine(t, []string{compile(t, "late", "late", "-ldl")}).with(t)
+	require.Equal(t, "none", r.Program.Cudart.Linkage)
+	require.Contains(t, r.find(t, "note", "cudart").What, "RTLD_DEEPBIND")
+	r = examine(t, []string{compile(t, "plain", "plain")}).with(t)
+	require.Contains(t, r.find(t, "note", "cudart").What, "nothing to interpose")
+}
+
+func TestPreloads(t *testing.T) {
+	t.Parallel()
+	program := usual(t)
+	other, library := compile(t, "other", "libother.so"), built(t, "lib", "libtms.so")
+	ask := func(preload string) report {
+		// The command itself must not be preloaded with an unusable file: its loader would complain.
+		return examine(t, []string{program}, "LD_PRELOAD="+preload)
+	}
+	r := ask(library).with(t)
+	require.Equal(t, []string{library}, r.Program.Preloaded)
+	require.Contains(t, ask(library+":"+other).with(t, "warning interposer").find(t, "warning", "interposer").What, "does not see")
+	require.Contains(t, ask(other+" "+library).with(t, "warning interposer").find(t, "warning", "interposer").What, "passes on")
+	ask(built(t, "sim", "libcudart.so.13")+":"+library).with(t, "error preload")
+	ask(library + ":" + built(t, "sim", "libcudart.so.13")).with(t)
+
+	stdout, stderr, code := execute(t, nil, []string{"doctor", "--json", program}, "LD_PRELOAD=/nowhere/libtms.so")
+	require.Contains(t, stderr, "ld.so") // its own loader's complaint
+	parse(t, stdout, "", code).with(t, "warning preload")
+}
+
+func TestLibraryNeedsNewerGlibc(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	versions := filepath.Join(folder, "versions")
+	require.NoError(t, os.WriteFile(versions, []byte("GLIBC_9.99 { global: from_the_future; local: *; };"), 0o600))
+	libc := compile(t, "newlibc", filepath.Join(folder, "libc.so.6"), "-nostdlib", "-Wl,-soname,libc.so.6", "-Wl,--version-script="+versions)
+	library := compile(t, "newlibrary", "libtms.so", "-nostdlib", libc)
+	program := usual(t)
+	r := examine(t, []string{program, "--library", library}).with(t, "error glibc")
+	require.Contains(t, r.find(t, "error", "glibc").What, "GLIBC_9.99")
+}
+
+func TestWrongLibrary(t *testing.T) {
+	t.Parallel()
+	examine(t, []string{"--library", compile(t, "empty", "libtms.so")}).with(t, "error library")
+	examine(t, []string{"--library", "doctor_test.go"}).with(t, "error library")
+}
+
+func TestEnvironment(t *testing.T) {
+	t.Parallel()
+	program := usual(t)
+	torch := compile(t, "empty", "libc10_cuda.so")
+	pytorch := compile(t, "uses", "torch", append(cudart(t), torch, "-Wl,-rpath,"+filepath.Dir(torch))...)
+	nccl := compile(t, "empty", "libnccl.so.2")
+	collective := compile(t, "uses", "nccl", append(cudart(t), nccl, "-Wl,-rpath,"+filepath.Dir(nccl))...)
+	for _, c := range []struct {
+		program, setting string
+		want             []string
+	}{
+		{program, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512, expandable_segments : true", []string{"warning expandable-segments"}},
+		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", []string{"error expandable-segments"}},
+		{pytorch, "PYTORCH_ALLOC_CONF=expandable_segments:True", []string{"error expandable-segments"}},
+		{pytorch, "PYTORCH_ALLOC_CONF=expandable_segments:False,max_split_size_mb:512", nil},
+		{"", "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", []string{"warning async-backend"}},
+		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", []string{"error async-backend"}},
+		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=backend:native", nil},
+		{program, "CUDA_VISIBLE_DEVICES=", []string{"error visible-devices"}},
+		{program, "CUDA_VISIBLE_DEVICES=-1,0", []string{"error visible-devices"}},
+		{program, "CUDA_VISIBLE_DEVICES=0", nil},
+		{program, "CUDA_LAUNCH_BLOCKING=1", nil},
+	} {
+		arguments := []string{c.program}
+		if c.program == "" {
+			arguments = nil
+		}
+		examine(t, arguments, c.setting).with(t, c.want...)
+	}
+
+	examine(t, []string{program}).lacks(t, "nccl-graphs")
+	examine(t, []string{program}, "NCCL_GRAPH_REGISTER=1").with(t).find(t, "note", "nccl-graphs")
+	examine(t, []string{collective}).with(t).find(t, "note", "nccl-graphs")
+	examine(t, []string{collective}, "NCCL_GRAPH_REGISTER=0").with(t).lacks(t, "nccl-graphs")
+}
+
+func TestAddressSpaceLimit(t *testing.T) {
+	t.Parallel()
+	limited := []string{"/bin/sh", "-c", `ulimit -v 12582912 && exec "$0" "$@"`}
+	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
+	r := parse(t, stdout, stderr, code).with(t, "error address-space")
+	require.EqualValues(t, 12<<30, r.Host.AddressSpaceLimitBytes)
+}
+
+// start runs a program until the test ends, and returns once it is up.
+func start(t *testing.T, program string, environment ...string) []string {
+	t.Helper()
+	command := exec.Command(program, "stay")
+	command.Env = append([]string{"LD_LIBRARY_PATH=" + built(t, "sim")}, environment...)
+	input, err := command.StdinPipe()
+	require.NoError(t, err)
+	output, err := command.StdoutPipe()
+	require.NoError(t, err)
+	command.Stderr = os.Stderr
+	require.NoError(t, command.Start())
+	t.Cleanup(func() {
+		input.Close()
+		_ = command.Wait()
+	})
+	line, err := bufio.NewReader(output).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "up\n", line)
+	return []string{"--pid", strconv.Itoa(command.Process.Pid)}
+}
+
+func TestProcess(t *testing.T) {
+	t.Parallel()
+	library := built(t, "lib", "libtms.so")
+	preload := "LD_PRELOAD=" + library
+	program := usual(t)
+
+	r := examine(t, start(t, program, preload), "TMS_LIBRARY=").with(t)
+	require.Equal(t, program, r.Program.Path)
+	require.NotZero(t, r.Program.PID)
+	require.Equal(t, library, r.Program.Libtms)
+	require.Equal(t, library, r.Library.Path)
+	require.Equal(t, []string{library}, r.Program.Preloaded)
+	require.Equal(t, "shared", r.Program.Cudart.Linkage)
+	require.Equal(t, built(t, "sim", "libcudart.so.13"), r.Program.Cudart.Libraries[0].Path)
+	r.find(t, "ok", "loaded")
+
+	r = examine(t, start(t, program)).with(t, "error loaded")
+	require.Empty(t, r.Program.Libtms)
+	require.Contains(t, r.find(t, "error", "loaded").Do, preload)
+
+	r = examine(t, start(t, compile(t, "plain", "plain"), preload)).with(t)
+	require.Equal(t, "none", r.Program.Cudart.Linkage)
+	examine(t, start(t, compile(t, "plain", "static", "-static"), preload)).with(t, "error static")
+
+	// What counts is the environment of the process, not of this command.
+	r = examine(t, start(t, program, preload, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "CUDA_VISIBLE_DEVICES=", "NCCL_GRAPH_REGISTER=1"))
+	r.with(t, "warning expandable-segments", "error visible-devices").find(t, "note", "nccl-graphs")
+	examine(t, start(t, program, preload), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "NCCL_GRAPH_REGISTER=1").
+		with(t).lacks(t, "nccl-graphs")
+
+	both := compile(t, "uses", "both", append(cudart(t), "-l:libcudart.so.12")...)
+	examine(t, start(t, both, preload)).with(t, "warning cudart-versions")
+
+	other := compile(t, "other", "libother.so.1")
+	link := filepath.Join(filepath.Dir(other), "libother.so")
+	require.NoError(t, os.Symlink(other, link))
+	examine(t, start(t, compile(t, "plain", "plain"), preload+":"+link)).with(t, "warning interposer")
+
+	// Linked, not preloaded: it comes behind the program's own libcudart.
+	linked := compile(t, "uses", "linked", append(cudart(t), library)...)
+	examine(t, start(t, linked)).with(t, "warning preload")
+}
+
+func TestProcessWithoutItsLibrary(t *testing.T) {
+	t.Parallel()
+	program := usual(t)
+	content, err := os.ReadFile(built(t, "lib", "libtms.so"))
+	require.NoError(t, err)
+	library := filepath.Join(t.TempDir(), "libtms.so")
+	require.NoError(t, os.WriteFile(library, content, 0o600))
+	process := start(t, program, "LD_PRELOAD="+library)
+	examine(t, process).with(t)
+
+	fresh := library + ".new"
+	require.NoError(t, os.WriteFile(fresh, content, 0o600))
+	require.NoError(t, os.Rename(fresh, library))
+	r := examine(t, process).with(t, "warning replaced")
+	require.Contains(t, r.find(t, "warning", "replaced").What, "was replaced")
+
+	require.NoError(t, os.Remove(library))
+	r = examine(t, process).with(t, "warning replaced")
+	require.Contains(t, r.find(t, "warning", "replaced").What, "was deleted")
+
+	process = start(t, program, "LD_PRELOAD="+library) // the loader says that there is no such file, and goes on
+	r = examine(t, process).with(t, "error loaded")
+	require.Contains(t, r.find(t, "error", "loaded").Do, "no such file")
+}
+
+func TestWrongCommandLines(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	text := filepath.Join(folder, "train.py")
+	require.NoError(t, os.WriteFile(text, []byte("print(1)\n"), 0o600))
+	empty := filepath.Join(folder, "empty")
+	require.NoError(t, os.WriteFile(empty, nil, 0o600))
+	for _, c := range []struct {
+		arguments []string
+		want      string
+	}{
+		{[]string{"doctr"}, "see tms --help"},
+		{[]string{"doctor", "--jsn"}, "see tms doctor --help"},
+		{[]string{"doctor", "--pid", "x"}, "see tms doctor --help"},
+		{[]string{"doctor", "--pid", "0"}, "number of a running process"},
+		{[]string{"doctor", "--pid", "2147483647"}, "there is no process"},
+		{[]string{"doctor", "--pid", "1", "true"}, "not both"},
+		{[]string{"doctor", "python3", "train.py"}, "give one program"},
+		{[]string{"doctor", ""}, "give its path"},
+		{[]string{"doctor", "no-such-program"}, "in PATH"},
+		{[]string{"doctor", "./no-such-program"}, "give the path"},
+		{[]string{"doctor", folder}, "is not a file"},
+		{[]string{"doctor", text}, "give the interpreter"},
+		{[]string{"doctor", empty}, "give the interpreter"},
+		{[]string{"doctor", "--library", "nowhere.so"}, "give the path of libtms.so"},
+	} {
+		stdout, stderr, code := execute(t, nil, c.arguments)
+		require.Equal(t, 2, code, "%v", c.arguments)
+		require.Empty(t, stdout, "%v", c.arguments)
+		require.Regexp(t, `^tms: [^\n]*`+regexp.QuoteMeta(c.want)+`[^\n]*\n$`, stderr)
+	}
+}
+
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	stdout, _, code := execute(t, nil, []string{"--version"})
+	require.Zero(t, code)
+	require.Equal(t, "tms "+version+"\n", stdout)
+	for path, pattern := range map[string]string{
+		"../../preload/control.c":        `#define TMS_VERSION "(.*)"`,
+		"../../pymodule/tms/_version.py": `version = "(.*)"`,
+	} {
+		source, err := os.ReadFile(path)
+		require.NoError(t, err)
+		found := regexp.MustCompile(pattern).FindStringSubmatch(string(source))
+		require.NotNil(t, found, path)
+		require.Equal(t, version, found[1], path)
+	}
+}

@@ -1,0 +1,63 @@
+// Command tms examines and steers programs whose CUDA memory libtms.so makes pausable.
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+)
+
+// version is that of libtms.so and the Python package: one release has them all.
+var version = "0.1.0"
+
+// The exit codes, also for scripts: 1 is the answer "no", 2 a command that cannot be carried out.
+const (
+	exitNo    = 1
+	exitUsage = 2
+)
+
+// errNo ends a command whose answer is "no", which it has printed.
+var errNo = errors.New("no")
+
+func main() {
+	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+func run(arguments []string, stdout, stderr io.Writer) int {
+	root := &cobra.Command{
+		Use:           "tms",
+		Short:         "Pausable GPU memory",
+		Version:       version,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args: func(_ *cobra.Command, arguments []string) error {
+			if len(arguments) > 0 {
+				return fmt.Errorf("there is no command %q; see tms --help", arguments[0])
+			}
+			return nil
+		},
+		RunE: func(root *cobra.Command, _ []string) error { return root.Help() },
+	}
+	root.SetVersionTemplate("tms {{.Version}}\n")
+	root.CompletionOptions.HiddenDefaultCmd = true
+	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
+		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
+	})
+	root.AddCommand(doctorCommand())
+	root.SetArgs(arguments)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+
+	switch err := root.Execute(); {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNo):
+		return exitNo
+	default:
+		fmt.Fprintf(stderr, "tms: %v\n", err)
+		return exitUsage
+	}
+}

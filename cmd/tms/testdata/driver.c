@@ -1,0 +1,56 @@
+// A driver whose devices and version come from the environment. The other functions that the
+// command binds are made by the test and return success.
+#include <stddef.h>
+#include <stdlib.h>
+
+static int number(const char *name, int fallback)
+{
+	const char *text = getenv(name);
+	return text ? atoi(text) : fallback;
+}
+
+int cuInit(unsigned flags)
+{
+	(void)flags;
+	return number("FAKE_INIT", 0);
+}
+
+int cuDriverGetVersion(int *version)
+{
+	*version = number("FAKE_VERSION", 13000);
+	return 0;
+}
+
+int cuDeviceGetCount(int *count)
+{
+	*count = number("FAKE_DEVICES", 2);
+	return 0;
+}
+
+int cuDeviceGet(int *device, int ordinal)
+{
+	*device = ordinal;
+	return 0;
+}
+
+// FAKE_VMM is a mask of the devices that have virtual memory management.
+int cuDeviceGetAttribute(int *value, int attribute, int device)
+{
+	*value = attribute == 102 && number("FAKE_VMM", 3) >> device & 1;
+	return 0;
+}
+
+int cuDeviceTotalMem_v2(size_t *bytes, int device)
+{
+	(void)device;
+	*bytes = 1 << 30;
+	return 0;
+}
+
+int cuMemGetAllocationGranularity(size_t *granularity, const void *properties, int option)
+{
+	(void)properties;
+	(void)option;
+	*granularity = 2 << 20;
+	return 0;
+}

@@ -1,0 +1,102 @@
+// Package cudasim drives the simulated GPU from Go tests: it loads build/sim/libcuda.so.1
+// and speaks the interface of cudasim.h, without cgo.
+package cudasim
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/ebitengine/purego"
+)
+
+// Unknown is what Stat returns for a name that does not exist.
+const Unknown = ^uint64(0)
+
+// Library returns the path of the simulated libcuda.so.1, found from the module root above
+// the working directory. The error says what to run if it is not built.
+func Library() (string, error) {
+	root, err := moduleRoot()
+	if err != nil {
+		return "", err
+	}
+	library := filepath.Join(root, "build", "sim", "libcuda.so.1")
+	if _, err := os.Stat(library); err != nil {
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("the simulator is not built: run %s", filepath.Join(root, "scripts", "build-sim.sh"))
+		}
+		return "", err
+	}
+	return library, nil
+}
+
+func moduleRoot() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for dir := start; ; dir = filepath.Dir(dir) {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		if dir == filepath.Dir(dir) {
+			return "", fmt.Errorf("no go.mod in or above %s", start)
+		}
+	}
+}
+
+// Sim is the simulator loaded into this process. Its state is the process's: all Sims share it.
+type Sim struct {
+	// Handle is the dlopen handle of libcuda.so.1, for purego.Dlsym of driver functions.
+	Handle uintptr
+	// Path is the file the handle came from.
+	Path string
+
+	stat          func(string) uint64
+	fail          func(string, int32, int32)
+	clearFailures func()
+	reset         func()
+	fired         func() uint64
+}
+
+// Load loads the simulator into this process. It fails if it is not built.
+func Load() (*Sim, error) {
+	library, err := Library()
+	if err != nil {
+		return nil, err
+	}
+	handle, err := purego.Dlopen(library, purego.RTLD_NOW|purego.RTLD_GLOBAL)
+	if err != nil {
+		return nil, fmt.Errorf("load the simulator: %w", err)
+	}
+	sim := &Sim{Handle: handle, Path: library}
+	purego.RegisterLibFunc(&sim.stat, handle, "cudasim_stat")
+	purego.RegisterLibFunc(&sim.fail, handle, "cudasim_fail")
+	purego.RegisterLibFunc(&sim.clearFailures, handle, "cudasim_clear_failures")
+	purego.RegisterLibFunc(&sim.reset, handle, "cudasim_reset")
+	purego.RegisterLibFunc(&sim.fired, handle, "cudasim_failures_fired")
+	return sim, nil
+}
+
+// Stat returns a number of the simulator's state by the names cudasim.h lists: bytes for
+// names that say so (and free:DEV, used:DEV, total:DEV), else a count. Unknown for a name
+// it does not have.
+func (s *Sim) Stat(name string) uint64 { return s.stat(name) }
+
+// Fail makes the nth call from now (1 is the next) of a driver function return code without
+// doing anything, once. Code 0 drops all failures planned for the function. The name may
+// have its version suffix or not; an unknown one is reported on stderr and ignored.
+func (s *Sim) Fail(function string, nth int, code int) { s.fail(function, int32(nth), int32(code)) }
+
+// ClearFailures drops all planned failures, those of CUDASIM_FAIL included.
+func (s *Sim) ClearFailures() { s.clearFailures() }
+
+// Reset drops all state: memory, mappings, contexts, counters, planned failures. It then
+// reads the environment again. cuInit
+// is due again. No other thread may be inside a CUDA call.
+func (s *Sim) Reset() { s.reset() }
+
+// FailuresFired returns how many planned failures have fired since start or Reset.
+func (s *Sim) FailuresFired() uint64 { return s.fired() }

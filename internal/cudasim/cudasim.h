@@ -1,0 +1,49 @@
+// The simulator's own C interface, exported by libcuda.so.1 next to the driver API.
+// Meant for tests: find it with dlsym on the loaded libcuda.so.1.
+#ifndef CUDASIM_H
+#define CUDASIM_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// A number of the simulator's state. Bytes are bytes, everything else is a count:
+//   handles, handle_bytes             live physical handles (cuMemCreate) and their bytes
+//   reservations, reserved_bytes      address ranges (cuMemAddressReserve)
+//   mappings, mapped_bytes            mappings of handles (cuMemMap)
+//   allocations, allocation_bytes     cuMemAlloc and cuMemAllocAsync
+//   registrations, registered_bytes   cuMemHostRegister
+//   host_allocations, host_bytes      cuMemHostAlloc and cuMemAllocHost
+//   pinned_bytes                      registered_bytes + host_bytes
+//   contexts, streams, events, graphs, graph_execs
+//   pending                           async operations not executed yet
+//   devices, granularity
+//   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...)
+//   calls:NAME                        calls of a driver function since start or reset;
+//                                     NAME with or without its version suffix
+// An unknown name gives UINT64_MAX.
+uint64_t cudasim_stat(const char *name);
+
+// Makes the nth call from now (1 = the next) of a driver function return code without
+// doing anything, once. code 0 drops all failures planned for that function. Names work
+// with or without version suffix; an unknown one is reported on stderr and ignored.
+void cudasim_fail(const char *function, int nth, int code);
+
+// Drops all planned failures, those of CUDASIM_FAIL included.
+void cudasim_clear_failures(void);
+
+// How many planned failures have fired since start or reset.
+uint64_t cudasim_failures_fired(void);
+
+// Drops all state: memory, mappings, reservations, contexts, streams, counters. Then reads
+// the environment again. Pointers and handles from before are invalid, cuInit is due again.
+// No other thread may be inside a CUDA call. Does nothing in a child forked after cuInit.
+void cudasim_reset(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,275 @@
+// Copies and fills: checked when issued, checked again when they run.
+#include "sim.h"
+
+enum direction { ANY_DIRECTION, TO_DEVICE, FROM_DEVICE, ON_DEVICE };
+
+static struct operation copy(uint64_t target, uint64_t source, uint64_t size)
+{
+	return (struct operation){.type = COPY, .copy = {target, size, source, size, size, 1}};
+}
+
+static struct operation fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
+{
+	return (struct operation){.type = SET,
+				  .set = {target, element * count, element * count, 1, value, element}};
+}
+
+static uint64_t span(uint64_t pitch, uint64_t width, uint64_t height)
+{
+	return width && height ? pitch * (height - 1) + width : 0;
+}
+
+// Whether an address may be what the direction says: device memory, or pinned host memory
+// seen through unified addressing.
+static bool device_side(enum place place, uint64_t address, uint64_t size)
+{
+	return place == PLACE_DEVICE || host_pinned(address, size);
+}
+
+static CUresult check_copy(struct context *context, const struct operation *operation,
+			   enum direction direction, bool *pageable)
+{
+	uint64_t target = operation->copy.target, source = operation->copy.source;
+	uint64_t target_size = span(operation->copy.target_pitch, operation->copy.width,
+				    operation->copy.height);
+	uint64_t source_size = span(operation->copy.source_pitch, operation->copy.width,
+				    operation->copy.height);
+	*pageable = false;
+	if (!target_size)
+		return CUDA_SUCCESS;
+	enum place to = memory_place(context, target, target_size, true);
+	enum place from = memory_place(context, source, source_size, false);
+	if (to == PLACE_FORBIDDEN || from == PLACE_FORBIDDEN || !target || !source)
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((direction == TO_DEVICE || direction == ON_DEVICE) && !device_side(to, target, target_size))
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((direction == FROM_DEVICE || direction == ON_DEVICE) && !device_side(from, source, source_size))
+		return CUDA_ERROR_INVALID_VALUE;
+	*pageable = (to == PLACE_HOST && !host_pinned(target, target_size)) ||
+		    (from == PLACE_HOST && !host_pinned(source, source_size));
+	return CUDA_SUCCESS;
+}
+
+static CUresult check_fill(struct context *context, const struct operation *operation)
+{
+	uint64_t target = operation->set.target;
+	uint64_t size = span(operation->set.pitch, operation->set.width, operation->set.height);
+	if (target % operation->set.element)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!size)
+		return CUDA_SUCCESS;
+	enum place place = memory_place(context, target, size, true);
+	return place != PLACE_FORBIDDEN && device_side(place, target, size) ? CUDA_SUCCESS
+									    : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult check(struct context *context, const struct operation *operation, enum direction direction,
+		      bool *pageable)
+{
+	*pageable = false;
+	return operation->type == COPY ? check_copy(context, operation, direction, pageable)
+				       : check_fill(context, operation);
+}
+
+// Waits for its turn on the stream and runs at once.
+static CUresult run_now(struct stream *stream, const struct operation *operation)
+{
+	struct context *context = stream->context;
+	queue_wait_turn(stream);
+	if (context->sticky != CUDA_SUCCESS)
+		return context->sticky;
+	return operation_execute(context, operation) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult synchronous(struct operation operation, enum direction direction)
+{
+	struct context *context = current_context();
+	bool pageable;
+	TRY(capture_forbids_legacy(context));
+	TRY(check(context, &operation, direction, &pageable));
+	return run_now(context->legacy, &operation);
+}
+
+static CUresult asynchronous(struct operation operation, enum direction direction, CUstream handle)
+{
+	struct stream *stream;
+	bool pageable;
+	TRY(stream_resolve(handle, &stream));
+	TRY(check(stream->context, &operation, direction, &pageable));
+	// The driver stages pageable memory before it returns; so does the copy here.
+	if (pageable && !stream->capture) {
+		if (stream->legacy)
+			TRY(capture_forbids_legacy(stream->context));
+		return run_now(stream, &operation);
+	}
+	return stream_submit(stream, &operation);
+}
+
+CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t size)
+{
+	ENTER(cuMemcpy);
+	return synchronous(copy(target, source, size), ANY_DIRECTION);
+}
+
+CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size)
+{
+	ENTER(cuMemcpyHtoD_v2);
+	return synchronous(copy(target, (uint64_t)source, size), TO_DEVICE);
+}
+
+CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size)
+{
+	ENTER(cuMemcpyDtoH_v2);
+	return synchronous(copy((uint64_t)target, source, size), FROM_DEVICE);
+}
+
+CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t size)
+{
+	ENTER(cuMemcpyDtoD_v2);
+	return synchronous(copy(target, source, size), ON_DEVICE);
+}
+
+CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream)
+{
+	ENTER(cuMemcpyAsync);
+	return asynchronous(copy(target, source, size), ANY_DIRECTION, stream);
+}
+
+CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t size, CUstream stream)
+{
+	ENTER(cuMemcpyHtoDAsync_v2);
+	return asynchronous(copy(target, (uint64_t)source, size), TO_DEVICE, stream);
+}
+
+CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t size, CUstream stream)
+{
+	ENTER(cuMemcpyDtoHAsync_v2);
+	return asynchronous(copy((uint64_t)target, source, size), FROM_DEVICE, stream);
+}
+
+CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream)
+{
+	ENTER(cuMemcpyDtoDAsync_v2);
+	return asynchronous(copy(target, source, size), ON_DEVICE, stream);
+}
+
+static CUresult check_contexts(CUcontext one, CUcontext other)
+{
+	return object_find(one, CONTEXT) && object_find(other, CONTEXT) ? CUDA_SUCCESS
+									: CUDA_ERROR_INVALID_CONTEXT;
+}
+
+CUresult cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
+		      CUcontext source_context, size_t size)
+{
+	ENTER(cuMemcpyPeer);
+	TRY(check_contexts(target_context, source_context));
+	return synchronous(copy(target, source, size), ON_DEVICE);
+}
+
+CUresult cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
+			   CUcontext source_context, size_t size, CUstream stream)
+{
+	ENTER(cuMemcpyPeerAsync);
+	TRY(check_contexts(target_context, source_context));
+	return asynchronous(copy(target, source, size), ON_DEVICE, stream);
+}
+
+static CUresult copy_2d(const CUDA_MEMCPY2D *parameters, struct operation *operation)
+{
+	if (!parameters || parameters->srcArray || parameters->dstArray)
+		return parameters ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+	uint64_t source = parameters->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)parameters->srcHost
+									  : parameters->srcDevice;
+	uint64_t target = parameters->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)parameters->dstHost
+									  : parameters->dstDevice;
+	uint64_t width = parameters->WidthInBytes, height = parameters->Height;
+	uint64_t source_pitch = parameters->srcPitch ? parameters->srcPitch : width;
+	uint64_t target_pitch = parameters->dstPitch ? parameters->dstPitch : width;
+	if (source_pitch < width || target_pitch < width)
+		return CUDA_ERROR_INVALID_VALUE;
+	*operation = (struct operation){
+		.type = COPY,
+		.copy = {target + parameters->dstY * target_pitch + parameters->dstXInBytes, target_pitch,
+			 source + parameters->srcY * source_pitch + parameters->srcXInBytes, source_pitch,
+			 width, height}};
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *parameters)
+{
+	ENTER(cuMemcpy2D_v2);
+	struct operation operation;
+	TRY(copy_2d(parameters, &operation));
+	return synchronous(operation, ANY_DIRECTION);
+}
+
+CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *parameters, CUstream stream)
+{
+	ENTER(cuMemcpy2DAsync_v2);
+	struct operation operation;
+	TRY(copy_2d(parameters, &operation));
+	return asynchronous(operation, ANY_DIRECTION, stream);
+}
+
+CUresult cuMemsetD8_v2(CUdeviceptr target, unsigned char value, size_t count)
+{
+	ENTER(cuMemsetD8_v2);
+	return synchronous(fill(target, value, 1, count), ANY_DIRECTION);
+}
+
+CUresult cuMemsetD16_v2(CUdeviceptr target, unsigned short value, size_t count)
+{
+	ENTER(cuMemsetD16_v2);
+	return synchronous(fill(target, value, 2, count), ANY_DIRECTION);
+}
+
+CUresult cuMemsetD32_v2(CUdeviceptr target, unsigned value, size_t count)
+{
+	ENTER(cuMemsetD32_v2);
+	return synchronous(fill(target, value, 4, count), ANY_DIRECTION);
+}
+
+static CUresult fill_2d(uint64_t target, size_t pitch, unsigned char value, size_t width, size_t height,
+			struct operation *operation)
+{
+	if (pitch < width)
+		return CUDA_ERROR_INVALID_VALUE;
+	*operation = (struct operation){.type = SET, .set = {target, pitch, width, height, value, 1}};
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemsetD2D8_v2(CUdeviceptr target, size_t pitch, unsigned char value, size_t width, size_t height)
+{
+	ENTER(cuMemsetD2D8_v2);
+	struct operation operation;
+	TRY(fill_2d(target, pitch, value, width, height, &operation));
+	return synchronous(operation, ANY_DIRECTION);
+}
+
+CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream stream)
+{
+	ENTER(cuMemsetD8Async);
+	return asynchronous(fill(target, value, 1, count), ANY_DIRECTION, stream);
+}
+
+CUresult cuMemsetD16Async(CUdeviceptr target, unsigned short value, size_t count, CUstream stream)
+{
+	ENTER(cuMemsetD16Async);
+	return asynchronous(fill(target, value, 2, count), ANY_DIRECTION, stream);
+}
+
+CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream)
+{
+	ENTER(cuMemsetD32Async);
+	return asynchronous(fill(target, value, 4, count), ANY_DIRECTION, stream);
+}
+
+CUresult cuMemsetD2D8Async(CUdeviceptr target, size_t pitch, unsigned char value, size_t width, size_t height,
+			   CUstream stream)
+{
+	ENTER(cuMemsetD2D8Async);
+	struct operation operation;
+	TRY(fill_2d(target, pitch, value, width, height, &operation));
+	return asynchronous(operation, ANY_DIRECTION, stream);
+}

@@ -1,0 +1,273 @@
+// The driver itself and its devices: start, fork, names, attributes, reset.
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "../cudasim.h"
+#include "sim.h"
+
+#define DRIVER_VERSION 13000
+
+// CUDA does not survive fork: the child of an initialised process gets errors only. No other
+// thread is inside while the process forks, so the child's copy of the state is whole.
+static void before_fork(void)
+{
+	pthread_mutex_lock(&sim.lock);
+}
+
+static void in_parent(void)
+{
+	pthread_mutex_unlock(&sim.lock);
+}
+
+static void in_child(void)
+{
+	sim.forked = sim.forked || sim.initialized;
+	pthread_mutex_unlock(&sim.lock);
+}
+
+__attribute__((constructor)) static void watch_forks(void)
+{
+	pthread_atfork(before_fork, in_parent, in_child);
+}
+
+CUresult cuInit(unsigned flags)
+{
+	ENTER(cuInit);
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!sim.device_count)
+		return CUDA_ERROR_NO_DEVICE;
+	sim.initialized = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDriverGetVersion(int *version)
+{
+	ENTER(cuDriverGetVersion);
+	if (!version)
+		return CUDA_ERROR_INVALID_VALUE;
+	*version = DRIVER_VERSION;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGet(CUdevice *device, int ordinal)
+{
+	ENTER(cuDeviceGet);
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(ordinal))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*device = ordinal;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetCount(int *count)
+{
+	ENTER(cuDeviceGetCount);
+	if (!count)
+		return CUDA_ERROR_INVALID_VALUE;
+	*count = sim.device_count;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetName(char *name, int length, CUdevice device)
+{
+	ENTER(cuDeviceGetName);
+	if (!name || length <= 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(name, (size_t)length, "cudasim");
+	return CUDA_SUCCESS;
+}
+
+static CUresult uuid_of(CUuuid *uuid, CUdevice device)
+{
+	if (!uuid)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	memcpy(uuid->bytes, "cudasim-device-", 15);
+	uuid->bytes[15] = (unsigned char)device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+{
+	ENTER(cuDeviceGetUuid);
+	return uuid_of(uuid, device);
+}
+
+CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
+{
+	ENTER(cuDeviceGetUuid_v2);
+	return uuid_of(uuid, device);
+}
+
+CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+	ENTER(cuDeviceTotalMem_v2);
+	if (!bytes)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*bytes = sim.devices[device].total;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
+{
+	ENTER(cuDeviceGetPCIBusId);
+	if (!text || length <= 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
+{
+	ENTER(cuDeviceGetByPCIBusId);
+	unsigned domain, bus, slot;
+	if (!device || !text || sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (domain || slot || !device_valid((int)bus - 1))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*device = (int)bus - 1;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+{
+	ENTER(cuDeviceCanAccessPeer);
+	if (!can)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device) || !device_valid(peer))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*can = device != peer;
+	return CUDA_SUCCESS;
+}
+
+// What a large GPU of compute capability 9.0 says; attributes not listed are 0.
+static const int attributes[][2] = {
+	{1, 1024},	  // MAX_THREADS_PER_BLOCK
+	{2, 1024},	  // MAX_BLOCK_DIM_X
+	{3, 1024},	  // MAX_BLOCK_DIM_Y
+	{4, 64},	  // MAX_BLOCK_DIM_Z
+	{5, 2147483647},  // MAX_GRID_DIM_X
+	{6, 65535},	  // MAX_GRID_DIM_Y
+	{7, 65535},	  // MAX_GRID_DIM_Z
+	{8, 49152},	  // MAX_SHARED_MEMORY_PER_BLOCK
+	{9, 65536},	  // TOTAL_CONSTANT_MEMORY
+	{10, 32},	  // WARP_SIZE
+	{11, 2147483647}, // MAX_PITCH
+	{12, 65536},	  // MAX_REGISTERS_PER_BLOCK
+	{13, 1980000},	  // CLOCK_RATE
+	{14, 512},	  // TEXTURE_ALIGNMENT
+	{15, 1},	  // GPU_OVERLAP
+	{16, 132},	  // MULTIPROCESSOR_COUNT
+	{19, 1},	  // CAN_MAP_HOST_MEMORY
+	{30, 512},	  // SURFACE_ALIGNMENT
+	{31, 1},	  // CONCURRENT_KERNELS
+	{36, 3201000},	  // MEMORY_CLOCK_RATE
+	{37, 6144},	  // GLOBAL_MEMORY_BUS_WIDTH
+	{38, 62914560},	  // L2_CACHE_SIZE
+	{39, 2048},	  // MAX_THREADS_PER_MULTIPROCESSOR
+	{40, 3},	  // ASYNC_ENGINE_COUNT
+	{41, 1},	  // UNIFIED_ADDRESSING
+	{51, 32},	  // TEXTURE_PITCH_ALIGNMENT
+	{75, 9},	  // COMPUTE_CAPABILITY_MAJOR
+	{76, 0},	  // COMPUTE_CAPABILITY_MINOR
+	{78, 1},	  // STREAM_PRIORITIES_SUPPORTED
+	{79, 1},	  // GLOBAL_L1_CACHE_SUPPORTED
+	{80, 1},	  // LOCAL_L1_CACHE_SUPPORTED
+	{81, 233472},	  // MAX_SHARED_MEMORY_PER_MULTIPROCESSOR
+	{82, 65536},	  // MAX_REGISTERS_PER_MULTIPROCESSOR
+	{90, 1},	  // COMPUTE_PREEMPTION_SUPPORTED
+	{91, 1},	  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+	{95, 1},	  // COOPERATIVE_LAUNCH
+	{97, 232448},	  // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
+	{99, 1},	  // HOST_REGISTER_SUPPORTED
+	{102, 1},	  // VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED
+	{103, 1},	  // HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+	{106, 32},	  // MAX_BLOCKS_PER_MULTIPROCESSOR
+	{115, 1},	  // MEMORY_POOLS_SUPPORTED
+	{134, -1},	  // HOST_NUMA_ID
+};
+
+CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+{
+	ENTER(cuDeviceGetAttribute);
+	if (!value || attribute < 1 || attribute > 161)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*value = 0;
+	if (attribute == 33) // PCI_BUS_ID
+		*value = device + 1;
+	for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
+		if (attributes[i][0] == attribute)
+			*value = attributes[i][1];
+	return CUDA_SUCCESS;
+}
+
+static void release_ranges(struct tree *ranges)
+{
+	while (ranges->root) {
+		struct reservation *range = (struct reservation *)ranges->root;
+		munmap((void *)range->node.key, range->size);
+		tree_remove(ranges, &range->node);
+		free(range);
+	}
+}
+
+static void drop_everything(void)
+{
+	queue_drop();
+	while (sim.captures)
+		capture_delete(sim.captures);
+	while (sim.mappings.root) {
+		struct mapping *mapping = (struct mapping *)sim.mappings.root;
+		addresses_clear(mapping->node.key, mapping->size);
+		mapping_delete(mapping);
+	}
+	host_forget_context(0);
+	while (sim.objects.root) {
+		struct object *object = (struct object *)sim.objects.root;
+		if (object->type == CONTEXT)
+			streams_forget_context((struct context *)object);
+		if (object->type == ALLOCATION)
+			block_release(((struct allocation *)object)->block);
+		if (object->type == GRAPH || object->type == GRAPH_EXEC)
+			operations_free(&((struct graph *)object)->operations);
+		object_delete(object);
+	}
+	release_ranges(&sim.reservations);
+	release_ranges(&sim.heaps);
+	for (int i = 0; i < MAX_DEVICES; i++) {
+		memory_forget_addresses(&sim.devices[i]);
+		if (sim.devices[i].fd >= 0)
+			close(sim.devices[i].fd);
+	}
+	sim.statistics = (struct statistics){0};
+	failures_reset();
+}
+
+EXPORT void cudasim_reset(void)
+{
+	pthread_mutex_lock(&sim.lock);
+	if (!sim.forked) {
+		if (sim.configured) {
+			drop_everything();
+			sim.configured = false;
+		}
+		sim.initialized = false;
+		sim.epoch++;
+		sim_start();
+	}
+	pthread_mutex_unlock(&sim.lock);
+}

@@ -1,0 +1,159 @@
+// Events: marks in a stream that others wait for.
+#include "sim.h"
+
+void events_forget_context(struct context *context)
+{
+	struct tree_node *node = tree_ceiling(&sim.objects, 0);
+	while (node) {
+		struct event *event = (struct event *)node;
+		uint64_t key = node->key;
+		if (event->object.type == EVENT && event->context == context)
+			object_delete(&event->object);
+		node = tree_ceiling(&sim.objects, key + 1);
+	}
+}
+
+CUresult cuEventCreate(CUevent *handle, unsigned flags)
+{
+	ENTER(cuEventCreate);
+	if (!handle || flags & ~7u)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct event *event = object_new(EVENT, sizeof *event);
+	if (!event)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	event->context = current_context();
+	event->flags = flags;
+	*handle = object_handle(event);
+	return CUDA_SUCCESS;
+}
+
+static CUresult resolve(CUevent handle, struct event **event)
+{
+	*event = object_find(handle, EVENT);
+	return *event ? (*event)->context->sticky : CUDA_ERROR_INVALID_HANDLE;
+}
+
+static CUresult record(CUevent handle, CUstream stream_handle)
+{
+	struct event *event;
+	struct stream *stream;
+	TRY(resolve(handle, &event));
+	TRY(stream_resolve(stream_handle, &stream));
+	if (event->context != stream->context)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (stream->legacy)
+		TRY(capture_forbids_legacy(stream->context));
+	if (stream->capture) {
+		if (stream->capture->invalidated)
+			return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+		event->capture = stream->capture;
+		event->captured_stream = stream->object.node.key;
+		event->captured = stream->captured;
+		return CUDA_SUCCESS;
+	}
+	uint64_t sequence;
+	TRY(queue_push(stream, &(struct operation){.type = RECORD, .event = {.event = handle}}, &sequence));
+	event->capture = NULL;
+	event->recorded = sequence;
+	event->complete = false;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+	ENTER(cuEventRecord);
+	return record(event, stream);
+}
+
+CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
+{
+	ENTER(cuEventRecordWithFlags);
+	return flags & ~1u ? CUDA_ERROR_INVALID_VALUE : record(event, stream);
+}
+
+static CUresult wait(CUevent handle)
+{
+	struct event *event;
+	TRY(resolve(handle, &event));
+	if (event->capture) {
+		capture_invalidate(event->capture);
+		return CUDA_ERROR_CAPTURED_EVENT;
+	}
+	TRY(capture_forbids_unsafe());
+	if (!event->recorded || event->complete)
+		return CUDA_SUCCESS;
+	struct context *context = event->context;
+	queue_wait_event(event->recorded);
+	return context->sticky;
+}
+
+// A program may ask only this, so asking makes the work happen.
+CUresult cuEventQuery(CUevent event)
+{
+	ENTER(cuEventQuery);
+	return wait(event);
+}
+
+CUresult cuEventSynchronize(CUevent event)
+{
+	ENTER(cuEventSynchronize);
+	return wait(event);
+}
+
+CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)
+{
+	ENTER(cuStreamWaitEvent);
+	struct event *event;
+	struct stream *stream;
+	if (flags & ~1u)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(resolve(handle, &event));
+	TRY(stream_resolve(stream_handle, &stream));
+	if (event->capture)
+		return capture_join(stream, event);
+	if (!event->recorded || event->complete)
+		return CUDA_SUCCESS;
+	if (stream->capture) { // what is captured can't depend on what is not
+		capture_invalidate(stream->capture);
+		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
+	}
+	return stream_submit(stream,
+			     &(struct operation){.type = WAIT, .event = {.sequence = event->recorded}});
+}
+
+static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_handle)
+{
+	struct event *start, *end;
+	TRY(resolve(start_handle, &start));
+	TRY(resolve(end_handle, &end));
+	if (!milliseconds)
+		return CUDA_ERROR_INVALID_VALUE;
+	if ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING || !start->recorded || !end->recorded)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!start->complete || !end->complete)
+		return CUDA_ERROR_NOT_READY;
+	*milliseconds = (float)(end->time - start->time);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+	ENTER(cuEventElapsedTime);
+	return elapsed(milliseconds, start, end);
+}
+
+CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+	ENTER(cuEventElapsedTime_v2);
+	return elapsed(milliseconds, start, end);
+}
+
+CUresult cuEventDestroy_v2(CUevent handle)
+{
+	ENTER(cuEventDestroy_v2);
+	struct event *event = object_find(handle, EVENT);
+	if (!event)
+		return CUDA_ERROR_INVALID_HANDLE;
+	object_delete(&event->object);
+	return CUDA_SUCCESS;
+}

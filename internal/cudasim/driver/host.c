@@ -1,0 +1,165 @@
+// Pinned host memory: allocated here, or the program's own and registered.
+// Nothing is really locked; the simulator only remembers and refuses.
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "sim.h"
+
+struct host_range *host_range_at(uint64_t address)
+{
+	struct host_range *range = (struct host_range *)tree_floor(&sim.host, address);
+	return range && address - range->node.key < range->size ? range : NULL;
+}
+
+bool host_pinned(uint64_t address, uint64_t size)
+{
+	for (uint64_t at = address; at < address + size;) {
+		struct host_range *range = host_range_at(at);
+		if (!range)
+			return false;
+		at = range->node.key + range->size;
+	}
+	return true;
+}
+
+static struct host_range *range_new(uint64_t address, uint64_t size, unsigned flags, bool registered)
+{
+	struct host_range *range = calloc(1, sizeof *range);
+	if (!range)
+		return NULL;
+	range->size = size;
+	range->flags = flags;
+	range->registered = registered;
+	range->context = current_context()->object.node.key;
+	tree_insert(&sim.host, &range->node, address);
+	if (registered) {
+		sim.statistics.registrations++;
+		sim.statistics.registered_bytes += size;
+	} else {
+		sim.statistics.host_allocations++;
+		sim.statistics.host_bytes += size;
+	}
+	return range;
+}
+
+static void range_delete(struct host_range *range)
+{
+	tree_remove(&sim.host, &range->node);
+	if (range->registered) {
+		sim.statistics.registrations--;
+		sim.statistics.registered_bytes -= range->size;
+	} else {
+		munmap((void *)range->node.key, range->size);
+		sim.statistics.host_allocations--;
+		sim.statistics.host_bytes -= range->size;
+	}
+	free(range);
+}
+
+void host_forget_context(uint64_t context)
+{
+	struct host_range *range = (struct host_range *)tree_ceiling(&sim.host, 0);
+	while (range) {
+		uint64_t next = range->node.key + range->size;
+		if (!context || range->context == context)
+			range_delete(range);
+		range = (struct host_range *)tree_ceiling(&sim.host, next);
+	}
+}
+
+static CUresult allocate(void **pointer, size_t size, unsigned flags)
+{
+	if (!pointer || !size || flags & ~7u)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(capture_forbids_unsafe());
+	void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (at == MAP_FAILED)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (!range_new((uint64_t)at, size, flags, false)) {
+		munmap(at, size);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*pointer = at;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags)
+{
+	ENTER(cuMemHostAlloc);
+	return allocate(pointer, size, flags);
+}
+
+CUresult cuMemAllocHost_v2(void **pointer, size_t size)
+{
+	ENTER(cuMemAllocHost_v2);
+	return allocate(pointer, size, 0);
+}
+
+CUresult cuMemFreeHost(void *pointer)
+{
+	ENTER(cuMemFreeHost);
+	struct host_range *range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	if (!range || range->registered)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(capture_forbids_unsafe());
+	queue_wait_all(); // operations in flight may use it
+	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	if (range)
+		range_delete(range);
+	return CUDA_SUCCESS;
+}
+
+static bool present(uint64_t address, uint64_t size)
+{
+	uint64_t start = address & ~4095ull;
+	return msync((void *)start, address + size - start, MS_ASYNC) ==
+	       0; // fails on addresses without memory
+}
+
+CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags)
+{
+	ENTER(cuMemHostRegister_v2);
+	uint64_t address = (uint64_t)pointer, end;
+	if (!pointer || !size || flags & ~15u || __builtin_add_overflow(address, size, &end))
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(capture_forbids_unsafe());
+	struct host_range *other = (struct host_range *)tree_floor(&sim.host, end - 1);
+	if (other && other->node.key + other->size > address)
+		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+	if (memory_place(current_context(), address, size, false) != PLACE_HOST || !present(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	return range_new(address, size, flags, true) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemHostUnregister(void *pointer)
+{
+	ENTER(cuMemHostUnregister);
+	struct host_range *range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	if (!range || !range->registered)
+		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
+	TRY(capture_forbids_unsafe());
+	queue_wait_all();
+	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	if (range)
+		range_delete(range);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetFlags(unsigned *flags, void *pointer)
+{
+	ENTER(cuMemHostGetFlags);
+	struct host_range *range = host_range_at((uint64_t)pointer);
+	if (!flags || !range)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = range->flags | CU_MEMHOSTALLOC_DEVICEMAP; // unified addressing maps all of it
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, unsigned flags)
+{
+	ENTER(cuMemHostGetDevicePointer_v2);
+	if (!address || flags || !host_range_at((uint64_t)pointer))
+		return CUDA_ERROR_INVALID_VALUE;
+	*address = (CUdeviceptr)pointer;
+	return CUDA_SUCCESS;
+}

@@ -1,0 +1,38 @@
+// Handles: opaque numbers that are never given out twice.
+#include <stdlib.h>
+
+#include "sim.h"
+
+void *object_new_at(enum object_type type, size_t size, uint64_t handle)
+{
+	struct object *object = calloc(1, size);
+	if (!object)
+		return NULL;
+	object->type = type;
+	tree_insert(&sim.objects, &object->node, handle);
+	sim.statistics.objects[type]++;
+	return object;
+}
+
+void *object_new(enum object_type type, size_t size)
+{
+	return object_new_at(type, size, sim.next_handle += 16);
+}
+
+void object_delete(struct object *object)
+{
+	tree_remove(&sim.objects, &object->node);
+	sim.statistics.objects[object->type]--;
+	free(object);
+}
+
+void *object_find(const void *handle, enum object_type type)
+{
+	struct object *object = (struct object *)tree_find(&sim.objects, (uint64_t)handle);
+	return object && object->type == type ? object : NULL;
+}
+
+void *object_handle(const void *object)
+{
+	return object ? (void *)((const struct object *)object)->node.key : NULL;
+}

@@ -1,0 +1,155 @@
+// Stream-ordered allocation from each device's default pool. Memory is there at once;
+// freeing waits its turn on the stream.
+#include "sim.h"
+
+struct pool *pool_default(int index)
+{
+	struct device *device = &sim.devices[index];
+	if (!device->pool) {
+		device->pool = object_new(POOL, sizeof *device->pool);
+		if (device->pool) {
+			device->pool->device = index;
+			for (int i = 0; i < 3; i++)
+				device->pool->reuse[i] = 1;
+		}
+	}
+	return device->pool;
+}
+
+static CUresult get_pool(CUmemoryPool *pool, CUdevice device)
+{
+	if (!pool)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*pool = object_handle(pool_default(device));
+	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+{
+	ENTER(cuDeviceGetDefaultMemPool);
+	return get_pool(pool, device);
+}
+
+CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
+{
+	ENTER(cuDeviceGetMemPool);
+	return get_pool(pool, device);
+}
+
+// There is only the default pool to set.
+CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
+{
+	ENTER(cuDeviceSetMemPool);
+	struct pool *pool = object_find(handle, POOL);
+	if (!device_valid(device))
+		return CUDA_ERROR_INVALID_DEVICE;
+	return pool && pool->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, struct stream *stream)
+{
+	if (stream->capture) // graph memory nodes are not simulated
+		return CUDA_ERROR_NOT_SUPPORTED;
+	uint64_t at;
+	CUresult result = memory_allocate(stream->context, size, pool, &at);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+		queue_wait_all(); // memory freed in stream order may be what is missing
+		TRY(stream->context->sticky);
+		result = memory_allocate(stream->context, size, pool, &at);
+	}
+	if (result == CUDA_SUCCESS)
+		*address = at;
+	return result;
+}
+
+CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
+{
+	ENTER(cuMemAllocAsync);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	struct pool *pool = pool_default(stream->context->device);
+	if (!address || !size)
+		return CUDA_ERROR_INVALID_VALUE;
+	return pool ? allocate(address, size, pool, stream) : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool_handle, CUstream handle)
+{
+	ENTER(cuMemAllocFromPoolAsync);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	struct pool *pool = object_find(pool_handle, POOL);
+	if (!address || !size || !pool || pool->device != stream->context->device)
+		return CUDA_ERROR_INVALID_VALUE;
+	return allocate(address, size, pool, stream);
+}
+
+CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
+{
+	ENTER(cuMemFreeAsync);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!address)
+		return CUDA_SUCCESS;
+	if (stream->capture)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, address);
+	if (!mapping || !mapping->context || mapping->freeing)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(stream_submit(stream, &(struct operation){.type = FREE, .address = address}));
+	mapping->freeing = true;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+{
+	ENTER(cuMemPoolTrimTo);
+	(void)keep; // nothing is kept beyond what is in use
+	return object_find(pool, POOL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+{
+	ENTER(cuMemPoolGetAttribute);
+	struct pool *pool = object_find(handle, POOL);
+	if (!pool || !value)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+		*(int *)value = pool->reuse[attribute - 1];
+		return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: *(uint64_t *)value = pool->threshold; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
+	case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: *(uint64_t *)value = pool->used; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH: *(uint64_t *)value = pool->high; return CUDA_SUCCESS;
+	}
+	return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+{
+	ENTER(cuMemPoolSetAttribute);
+	struct pool *pool = object_find(handle, POOL);
+	if (!pool || !value)
+		return CUDA_ERROR_INVALID_VALUE;
+	switch (attribute) {
+	case CU_MEMPOOL_ATTR_REUSE_FOLLOW_EVENT_DEPENDENCIES:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_OPPORTUNISTIC:
+	case CU_MEMPOOL_ATTR_REUSE_ALLOW_INTERNAL_DEPENDENCIES:
+		pool->reuse[attribute - 1] = *(int *)value;
+		return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = *(uint64_t *)value; return CUDA_SUCCESS;
+	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
+	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
+		if (*(uint64_t *)value)
+			return CUDA_ERROR_INVALID_VALUE; // can only be set back
+		pool->high = pool->used;
+		return CUDA_SUCCESS;
+	default: return CUDA_ERROR_INVALID_VALUE;
+	}
+}

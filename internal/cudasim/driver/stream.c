@@ -1,0 +1,240 @@
+// Streams: created ones, and each context's default streams.
+#include <stdlib.h>
+
+#include "sim.h"
+
+struct stream *stream_default(struct context *context)
+{
+	struct stream *stream = calloc(1, sizeof *stream);
+	if (!stream)
+		return NULL;
+	stream->object.type = STREAM;
+	stream->object.node.key = (uint64_t)CU_STREAM_LEGACY;
+	stream->context = context;
+	stream->legacy = true;
+	return stream;
+}
+
+static struct stream *thread_stream(struct context *context)
+{
+	int thread = thread_id();
+	for (struct stream *stream = context->threads; stream; stream = stream->next_thread)
+		if (stream->thread == thread)
+			return stream;
+	struct stream *stream = stream_default(context);
+	if (!stream)
+		return NULL;
+	stream->object.node.key = (uint64_t)CU_STREAM_PER_THREAD;
+	stream->legacy = false;
+	stream->thread = thread;
+	stream->next_thread = context->threads;
+	context->threads = stream;
+	return stream;
+}
+
+CUresult stream_resolve(CUstream handle, struct stream **result)
+{
+	if (handle == NULL || handle == CU_STREAM_LEGACY || handle == CU_STREAM_PER_THREAD) {
+		TRY(context_health());
+		struct context *context = current_context();
+		*result = handle == CU_STREAM_PER_THREAD ? thread_stream(context) : context->legacy;
+		return *result ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*result = object_find(handle, STREAM);
+	return *result ? (*result)->context->sticky : CUDA_ERROR_INVALID_HANDLE;
+}
+
+CUresult stream_submit(struct stream *stream, const struct operation *operation)
+{
+	if (stream->legacy)
+		TRY(capture_forbids_legacy(stream->context));
+	if (!stream->capture)
+		return queue_push(stream, operation, NULL);
+	if (stream->capture->invalidated)
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	if (!operations_append(&stream->capture->graph->operations, operation))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	stream->captured++;
+	stream->unjoined = stream != stream->capture->origin;
+	return CUDA_SUCCESS;
+}
+
+static void stream_delete(struct stream *stream)
+{
+	captures_forget_stream(stream);
+	if (stream->legacy || stream->thread)
+		free(stream);
+	else
+		object_delete(&stream->object);
+}
+
+void streams_forget_context(struct context *context)
+{
+	struct tree_node *node = tree_ceiling(&sim.objects, 0);
+	while (node) {
+		struct stream *stream = (struct stream *)node;
+		uint64_t key = node->key;
+		if (stream->object.type == STREAM && stream->context == context)
+			stream_delete(stream);
+		node = tree_ceiling(&sim.objects, key + 1);
+	}
+	while (context->threads) {
+		struct stream *stream = context->threads;
+		context->threads = stream->next_thread;
+		stream_delete(stream);
+	}
+	stream_delete(context->legacy);
+	context->legacy = NULL;
+}
+
+static CUresult create(CUstream *handle, unsigned flags, int priority)
+{
+	if (!handle || flags & ~(unsigned)CU_STREAM_NON_BLOCKING)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct stream *stream = object_new(STREAM, sizeof *stream);
+	if (!stream)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	stream->context = current_context();
+	stream->flags = flags;
+	stream->priority = priority > 0 ? 0 : priority < -5 ? -5 : priority;
+	*handle = object_handle(stream);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+	ENTER(cuStreamCreate);
+	return create(stream, flags, 0);
+}
+
+CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+	ENTER(cuStreamCreateWithPriority);
+	return create(stream, flags, priority);
+}
+
+CUresult cuStreamDestroy_v2(CUstream handle)
+{
+	ENTER(cuStreamDestroy_v2);
+	struct stream *stream = object_find(handle, STREAM);
+	if (!stream)
+		return CUDA_ERROR_INVALID_HANDLE;
+	queue_wait_stream(stream); // its work is done before it goes
+	CUresult result = stream->context->sticky;
+	stream_delete(stream);
+	return result;
+}
+
+static CUresult wait(CUstream handle)
+{
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (stream->legacy)
+		TRY(capture_forbids_legacy(stream->context));
+	if (stream->capture) {
+		bool invalidated = stream->capture->invalidated;
+		capture_invalidate(stream->capture);
+		return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
+				   : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	}
+	struct context *context = stream->context;
+	if (stream->legacy)
+		queue_wait_turn(stream); // stands for all blocking streams
+	else
+		queue_wait_stream(stream);
+	return context->sticky;
+}
+
+CUresult cuStreamSynchronize(CUstream stream)
+{
+	ENTER(cuStreamSynchronize);
+	return wait(stream);
+}
+
+// A program may ask only this, so asking makes the work happen.
+CUresult cuStreamQuery(CUstream stream)
+{
+	ENTER(cuStreamQuery);
+	return wait(stream);
+}
+
+CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+{
+	ENTER(cuStreamGetCtx);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!context)
+		return CUDA_ERROR_INVALID_VALUE;
+	*context = object_handle(stream->context);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
+{
+	ENTER(cuStreamGetDevice);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!device)
+		return CUDA_ERROR_INVALID_VALUE;
+	*device = stream->context->device;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
+{
+	ENTER(cuStreamGetFlags);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	*flags = stream->flags;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetPriority(CUstream handle, int *priority)
+{
+	ENTER(cuStreamGetPriority);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!priority)
+		return CUDA_ERROR_INVALID_VALUE;
+	*priority = stream->priority;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
+{
+	ENTER(cuStreamGetId);
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	if (!id)
+		return CUDA_ERROR_INVALID_VALUE;
+	*id = stream->object.node.key;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
+{
+	ENTER(cuLaunchHostFunc);
+	struct stream *stream;
+	if (!function)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(stream_resolve(handle, &stream));
+	return stream_submit(stream, &(struct operation){.type = HOST_FUNCTION,
+							 .host = {.function = function, .data = data}});
+}
+
+CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
+{
+	ENTER(cuStreamAddCallback);
+	struct stream *stream;
+	if (!callback || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(stream_resolve(handle, &stream));
+	if (stream->capture) {
+		capture_invalidate(stream->capture);
+		return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+	}
+	return stream_submit(
+		stream, &(struct operation){.type = CALLBACK, .host = {.callback = callback, .data = data}});
+}

@@ -1,0 +1,366 @@
+// Virtual memory management: address ranges, physical handles, mappings, access.
+// Refuses what the real driver (580) refuses, with its codes.
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "sim.h"
+
+static bool aligned(uint64_t value)
+{
+	return value % sim.granularity == 0;
+}
+
+CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
+			     unsigned long long flags)
+{
+	ENTER(cuMemAddressReserve);
+	if (!address || !size || !aligned(size) || (alignment & (alignment - 1)) || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct reservation *reservation = calloc(1, sizeof *reservation);
+	uint64_t at;
+	if (!reservation ||
+	    !addresses_reserve(hint, size, alignment > sim.granularity ? alignment : sim.granularity, &at)) {
+		free(reservation);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	reservation->size = size;
+	tree_insert(&sim.reservations, &reservation->node, at);
+	sim.statistics.reserved_bytes += size;
+	*address = at;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+{
+	ENTER(cuMemAddressFree);
+	struct reservation *reservation = (struct reservation *)tree_find(&sim.reservations, address);
+	if (!reservation || reservation->size != size)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct tree_node *mapping = tree_ceiling(&sim.mappings, address);
+	if (mapping && mapping->key < address + size)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (munmap((void *)address, size))
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	tree_remove(&sim.reservations, &reservation->node);
+	sim.statistics.reserved_bytes -= size;
+	free(reservation);
+	return CUDA_SUCCESS;
+}
+
+static CUresult check_prop(const CUmemAllocationProp *prop)
+{
+	if (!prop || prop->type != CU_MEM_ALLOCATION_TYPE_PINNED)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (prop->location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+		return CUDA_ERROR_NOT_SUPPORTED; // host memory by handle is not simulated
+	if (!device_valid(prop->location.id))
+		return CUDA_ERROR_INVALID_DEVICE;
+	if (prop->requestedHandleTypes & ~CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	return CUDA_SUCCESS;
+}
+
+static struct allocation *allocation_find(CUmemGenericAllocationHandle handle)
+{
+	return object_find((void *)handle, ALLOCATION);
+}
+
+// A handle for the block; takes over the caller's reference to it.
+static CUresult allocation_new(struct block *block, CUmemGenericAllocationHandle *handle)
+{
+	struct allocation *allocation = object_new(ALLOCATION, sizeof *allocation);
+	if (!allocation)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	allocation->block = block;
+	allocation->references = 1;
+	block->handle = allocation;
+	sim.statistics.handles++;
+	sim.statistics.handle_bytes += block->size;
+	*handle = (CUmemGenericAllocationHandle)object_handle(allocation);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+		     unsigned long long flags)
+{
+	ENTER(cuMemCreate);
+	if (!handle || !size || !aligned(size) || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(check_prop(prop));
+	CUresult result;
+	struct block *block = block_new(prop->location.id, size, &result);
+	if (!block)
+		return result;
+	block->prop = *prop;
+	result = allocation_new(block, handle);
+	if (result != CUDA_SUCCESS)
+		block_release(block);
+	return result;
+}
+
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+	ENTER(cuMemRelease);
+	struct allocation *allocation = allocation_find(handle);
+	if (!allocation)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (--allocation->references)
+		return CUDA_SUCCESS;
+	struct block *block = allocation->block;
+	sim.statistics.handles--;
+	sim.statistics.handle_bytes -= block->size;
+	block->handle = NULL;
+	object_delete(&allocation->object);
+	block_release(block); // mappings keep it
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+		  unsigned long long flags)
+{
+	ENTER(cuMemMap);
+	if (offset)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	struct allocation *allocation = allocation_find(handle);
+	uint64_t end;
+	if (!allocation || !size || !aligned(address) || !aligned(size) || flags ||
+	    size > allocation->block->size || __builtin_add_overflow(address, size, &end))
+		return CUDA_ERROR_INVALID_VALUE;
+	struct reservation *range = (struct reservation *)tree_floor(&sim.reservations, address);
+	if (!range || end > range->node.key + range->size)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct mapping *before = (struct mapping *)tree_floor(&sim.mappings, end - 1);
+	if (before && before->node.key + before->size > address)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct mapping *mapping;
+	TRY(mapping_new(address, size, allocation->block, &mapping));
+	sim.statistics.mappings++;
+	sim.statistics.mapped_bytes += size;
+	return CUDA_SUCCESS;
+}
+
+// The first of the whole mappings that make up exactly this range, NULL if it is anything else.
+static struct mapping *whole_mappings(uint64_t address, uint64_t size)
+{
+	struct mapping *first = (struct mapping *)tree_find(&sim.mappings, address), *mapping = first;
+	uint64_t done = 0;
+	while (mapping && !mapping->context) {
+		done += mapping->size;
+		if (done >= size)
+			return done == size ? first : NULL;
+		mapping = (struct mapping *)tree_find(&sim.mappings, address + done);
+	}
+	return NULL;
+}
+
+CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+{
+	ENTER(cuMemUnmap);
+	struct mapping *mapping = whole_mappings(address, size);
+	if (!mapping)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!addresses_clear(address, size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	queue_poison(address, size); // does not wait: what is in flight will fault
+	for (uint64_t done = 0; done < size;) {
+		mapping = (struct mapping *)tree_find(&sim.mappings, address + done);
+		done += mapping->size;
+		sim.statistics.mappings--;
+		sim.statistics.mapped_bytes -= mapping->size;
+		mapping_delete(mapping);
+	}
+	return CUDA_SUCCESS;
+}
+
+// Gives every mapping of the range the protection its access asks for, neighbours together.
+static bool protect(uint64_t address, uint64_t size)
+{
+	uint64_t start = address;
+	for (uint64_t at = address; at < address + size;) {
+		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		int protection = access_to_protection(mapping->access);
+		at += mapping->size;
+		struct mapping *next = at < address + size ? (struct mapping *)tree_find(&sim.mappings, at)
+							   : NULL;
+		if (next && access_to_protection(next->access) == protection)
+			continue;
+		if (mprotect((void *)start, at - start, protection))
+			return false;
+		start = at;
+	}
+	return true;
+}
+
+CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
+{
+	ENTER(cuMemSetAccess);
+	if (!access || !count || !whole_mappings(address, size))
+		return CUDA_ERROR_INVALID_VALUE;
+	uint32_t mask = 0, bits = 0;
+	for (size_t i = 0; i < count; i++) {
+		if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+			return CUDA_ERROR_NOT_SUPPORTED;
+		if (!device_valid(access[i].location.id))
+			return CUDA_ERROR_INVALID_DEVICE;
+		unsigned flags = access[i].flags, shift = 2 * (unsigned)access[i].location.id;
+		if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+		    flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			return CUDA_ERROR_INVALID_VALUE;
+		mask |= 3u << shift;
+		bits = (bits & ~(3u << shift)) | flags << shift;
+	}
+	for (uint64_t at = address; at < address + size;) {
+		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		mapping->previous_access = mapping->access;
+		mapping->access = (mapping->access & ~mask) | bits;
+		at += mapping->size;
+	}
+	if (protect(address, size))
+		return CUDA_SUCCESS;
+	for (uint64_t at = address; at < address + size;) {
+		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		mapping->access = mapping->previous_access;
+		at += mapping->size;
+	}
+	protect(address, size);
+	return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+{
+	ENTER(cuMemGetAccess);
+	struct mapping *mapping = mapping_at(address);
+	if (!flags || !location || !mapping || mapping->context)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (location->type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(location->id))
+		return CUDA_ERROR_INVALID_DEVICE;
+	*flags = mapping->access >> (2 * location->id) & 3;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
+				       CUmemAllocationGranularity_flags option)
+{
+	ENTER(cuMemGetAllocationGranularity);
+	if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(check_prop(prop));
+	*granularity = sim.granularity;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
+						CUmemGenericAllocationHandle handle)
+{
+	ENTER(cuMemGetAllocationPropertiesFromHandle);
+	struct allocation *allocation = allocation_find(handle);
+	if (!prop || !allocation)
+		return CUDA_ERROR_INVALID_VALUE;
+	*prop = allocation->block->prop;
+	return CUDA_SUCCESS;
+}
+
+static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle)
+{
+	if (block->handle) {
+		block->handle->references++;
+		*handle = (CUmemGenericAllocationHandle)object_handle(block->handle);
+		return CUDA_SUCCESS;
+	}
+	block->references++;
+	CUresult result = allocation_new(block, handle);
+	if (result != CUDA_SUCCESS)
+		block_release(block);
+	return result;
+}
+
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+	ENTER(cuMemRetainAllocationHandle);
+	struct mapping *mapping = mapping_at((uint64_t)address);
+	if (!handle || !mapping || mapping->context)
+		return CUDA_ERROR_INVALID_VALUE;
+	return retain(mapping->block, handle);
+}
+
+// What an exported file descriptor says: where the block is, for whoever imports it.
+struct export {
+	char magic[8];
+	int process, fd, device;
+	uint64_t handle, offset, size;
+};
+static const char magic[8] = "cudasim";
+
+CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+				      CUmemAllocationHandleType type, unsigned long long flags)
+{
+	ENTER(cuMemExportToShareableHandle);
+	struct allocation *allocation = allocation_find(handle);
+	if (!shareable || !allocation || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct block *block = allocation->block;
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || block->foreign_fd >= 0)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
+		return CUDA_ERROR_INVALID_VALUE;
+	struct export export = {.process = getpid(),
+				.fd = sim.devices[block->device].fd,
+				.device = block->device,
+				.handle = handle,
+				.offset = block->offset,
+				.size = block->size};
+	memcpy(export.magic, magic, sizeof magic);
+	int fd = memfd_create("cudasim-export", MFD_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (write(fd, &export, sizeof export) != sizeof export) {
+		close(fd);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	*(int *)shareable = fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
+					CUmemAllocationHandleType type)
+{
+	ENTER(cuMemImportFromShareableHandle);
+	struct export export;
+	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+		return CUDA_ERROR_NOT_SUPPORTED;
+	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
+	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.device))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (export.process == getpid()) {
+		struct allocation *allocation = allocation_find(export.handle);
+		return allocation ? retain(allocation->block, handle) : CUDA_ERROR_INVALID_VALUE;
+	}
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", export.process, export.fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_INVALID_VALUE; // the exporter is gone
+	struct block *block = calloc(1, sizeof *block);
+	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (block) {
+		*block = (struct block){.device = export.device,
+					.offset = export.offset,
+					.size = export.size,
+					.references = 1,
+					.foreign_fd = fd};
+		block->prop = (CUmemAllocationProp){
+			.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+			.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+			.location = {CU_MEM_LOCATION_TYPE_DEVICE, export.device}};
+		result = allocation_new(block, handle);
+	}
+	if (result != CUDA_SUCCESS) {
+		free(block);
+		close(fd);
+	}
+	return result;
+}

@@ -1,0 +1,209 @@
+// The CUDA runtime ABI of majors 12 and 13 as far as it is simulated. The handles are the
+// driver's. Numbers and layouts are those of driver_types.h and cuda_runtime_api.h.
+#ifndef CUDASIM_RUNTIME_TYPES_H
+#define CUDASIM_RUNTIME_TYPES_H
+
+#include <stddef.h>
+
+#include "../driver/types.h"
+
+typedef enum {
+	cudaSuccess = 0,
+	cudaErrorInvalidValue = 1,
+	cudaErrorMemoryAllocation = 2,
+	cudaErrorInitializationError = 3,
+	cudaErrorInvalidMemcpyDirection = 21,
+	cudaErrorInvalidDeviceFunction = 98,
+	cudaErrorInsufficientDriver = 35,
+	cudaErrorNoDevice = 100,
+	cudaErrorInvalidDevice = 101,
+	cudaErrorDeviceUninitialized = 201,
+	cudaErrorSymbolNotFound = 500,
+	cudaErrorNotReady = 600,
+	cudaErrorContextIsDestroyed = 709,
+	cudaErrorNotSupported = 801,
+	cudaErrorUnknown = 999,
+} cudaError_t;
+
+typedef CUstream cudaStream_t;
+typedef CUevent cudaEvent_t;
+typedef CUgraph cudaGraph_t;
+typedef CUgraphExec cudaGraphExec_t;
+typedef CUgraphNode cudaGraphNode_t;
+typedef CUgraphEdgeData cudaGraphEdgeData;
+typedef CUmemoryPool cudaMemPool_t;
+typedef CUhostFn cudaHostFn_t;
+typedef struct cudaArray *cudaArray_t;
+typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void *data);
+
+enum cudaMemcpyKind {
+	cudaMemcpyHostToHost = 0,
+	cudaMemcpyHostToDevice = 1,
+	cudaMemcpyDeviceToHost = 2,
+	cudaMemcpyDeviceToDevice = 3,
+	cudaMemcpyDefault = 4,
+};
+
+enum cudaMemoryType {
+	cudaMemoryTypeUnregistered = 0,
+	cudaMemoryTypeHost = 1,
+	cudaMemoryTypeDevice = 2,
+};
+
+struct cudaPointerAttributes {
+	enum cudaMemoryType type;
+	int device;
+	void *devicePointer;
+	void *hostPointer;
+#if CUDART_MAJOR >= 13
+	long reserved[8];
+#endif
+};
+
+struct cudaPitchedPtr {
+	void *ptr;
+	size_t pitch, xsize, ysize;
+};
+
+struct cudaExtent {
+	size_t width, height, depth;
+};
+
+struct cudaChannelFormatDesc {
+	int x, y, z, w, f;
+};
+
+struct cudaMemLocation {
+	int type, id;
+};
+
+typedef struct {
+	char reserved[64];
+} cudaIpcMemHandle_t;
+
+typedef struct {
+	unsigned x, y, z;
+} dim3;
+
+typedef CUDA_GRAPH_INSTANTIATE_PARAMS cudaGraphInstantiateParams;
+
+// Fields that only one of the majors has are marked.
+struct cudaDeviceProp {
+	char name[256];
+	char uuid[16];
+	char luid[8];
+	unsigned luidDeviceNodeMask;
+	size_t totalGlobalMem;
+	size_t sharedMemPerBlock;
+	int regsPerBlock;
+	int warpSize;
+	size_t memPitch;
+	int maxThreadsPerBlock;
+	int maxThreadsDim[3];
+	int maxGridSize[3];
+#if CUDART_MAJOR < 13
+	int clockRate;
+#endif
+	size_t totalConstMem;
+	int major;
+	int minor;
+	size_t textureAlignment;
+	size_t texturePitchAlignment;
+#if CUDART_MAJOR < 13
+	int deviceOverlap;
+#endif
+	int multiProcessorCount;
+#if CUDART_MAJOR < 13
+	int kernelExecTimeoutEnabled;
+#endif
+	int integrated;
+	int canMapHostMemory;
+#if CUDART_MAJOR < 13
+	int computeMode;
+#endif
+	int maxTexture1D;
+	int maxTexture1DMipmap;
+#if CUDART_MAJOR < 13
+	int maxTexture1DLinear;
+#endif
+	int maxTexture2D[2];
+	int maxTexture2DMipmap[2];
+	int maxTexture2DLinear[3];
+	int maxTexture2DGather[2];
+	int maxTexture3D[3];
+	int maxTexture3DAlt[3];
+	int maxTextureCubemap;
+	int maxTexture1DLayered[2];
+	int maxTexture2DLayered[3];
+	int maxTextureCubemapLayered[2];
+	int maxSurface1D;
+	int maxSurface2D[2];
+	int maxSurface3D[3];
+	int maxSurface1DLayered[2];
+	int maxSurface2DLayered[3];
+	int maxSurfaceCubemap;
+	int maxSurfaceCubemapLayered[2];
+	size_t surfaceAlignment;
+	int concurrentKernels;
+	int ECCEnabled;
+	int pciBusID;
+	int pciDeviceID;
+	int pciDomainID;
+	int tccDriver;
+	int asyncEngineCount;
+	int unifiedAddressing;
+#if CUDART_MAJOR < 13
+	int memoryClockRate;
+#endif
+	int memoryBusWidth;
+	int l2CacheSize;
+	int persistingL2CacheMaxSize;
+	int maxThreadsPerMultiProcessor;
+	int streamPrioritiesSupported;
+	int globalL1CacheSupported;
+	int localL1CacheSupported;
+	size_t sharedMemPerMultiprocessor;
+	int regsPerMultiprocessor;
+	int managedMemory;
+	int isMultiGpuBoard;
+	int multiGpuBoardGroupID;
+	int hostNativeAtomicSupported;
+#if CUDART_MAJOR < 13
+	int singleToDoublePrecisionPerfRatio;
+#endif
+	int pageableMemoryAccess;
+	int concurrentManagedAccess;
+	int computePreemptionSupported;
+	int canUseHostPointerForRegisteredMem;
+	int cooperativeLaunch;
+#if CUDART_MAJOR < 13
+	int cooperativeMultiDeviceLaunch;
+#endif
+	size_t sharedMemPerBlockOptin;
+	int pageableMemoryAccessUsesHostPageTables;
+	int directManagedMemAccessFromHost;
+	int maxBlocksPerMultiProcessor;
+	int accessPolicyMaxWindowSize;
+	size_t reservedSharedMemPerBlock;
+	int hostRegisterSupported; // from here on: not in the struct of cudaGetDeviceProperties before 12
+	int sparseCudaArraySupported;
+	int hostRegisterReadOnlySupported;
+	int timelineSemaphoreInteropSupported;
+	int memoryPoolsSupported;
+	int gpuDirectRDMASupported;
+	unsigned gpuDirectRDMAFlushWritesOptions;
+	int gpuDirectRDMAWritesOrdering;
+	unsigned memoryPoolSupportedHandleTypes;
+	int deferredMappingCudaArraySupported;
+	int ipcEventSupported;
+	int clusterLaunch;
+	int unifiedFunctionPointers;
+	int reserved[63];
+};
+
+_Static_assert(sizeof(struct cudaPointerAttributes) == (CUDART_MAJOR >= 13 ? 88 : 24), "ABI");
+_Static_assert(sizeof(struct cudaDeviceProp) == (CUDART_MAJOR >= 13 ? 1008 : 1032), "ABI");
+_Static_assert(offsetof(struct cudaDeviceProp, hostRegisterSupported) == (CUDART_MAJOR >= 13 ? 704 : 728),
+	       "ABI");
+
+#endif

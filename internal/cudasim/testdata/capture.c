@@ -1,0 +1,281 @@
+// Stream capture: what it forbids, and that graphs replay what was captured.
+#include <pthread.h>
+
+#include "fixture.h"
+
+static CUstream stream;
+static CUdeviceptr at;
+
+static void begin(unsigned flags, CUstreamCaptureMode mode)
+{
+	start(0);
+	if (!at)
+		OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuStreamCreate(&stream, flags));
+	OK(cuStreamBeginCapture_v2(stream, mode));
+}
+
+static void ends_invalidated(void)
+{
+	CUgraph graph = (CUgraph)1;
+	CUstreamCaptureStatus status;
+	OK(cuStreamIsCapturing(stream, &status));
+	CHECK(status == CU_STREAM_CAPTURE_STATUS_INVALIDATED);
+	GIVES(901, cuMemsetD8Async(at, 1, 1, stream));
+	GIVES(901, cuStreamEndCapture(stream, &graph));
+	CHECK(graph == NULL && cudasim_stat("graphs") == 0);
+	OK(cuStreamIsCapturing(stream, &status));
+	CHECK(status == CU_STREAM_CAPTURE_STATUS_NONE);
+	OK(cuMemsetD8Async(at, 1, 1, stream)); // an ordinary stream again
+	OK(cuStreamSynchronize(stream));
+}
+
+static CUgraph ends_well(void)
+{
+	CUgraph graph;
+	OK(cuStreamEndCapture(stream, &graph));
+	CHECK(graph != NULL);
+	return graph;
+}
+
+static void waiting_is_forbidden(void)
+{
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(900, cuCtxSynchronize());
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(900, cuStreamSynchronize(stream));
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(900, cuStreamQuery(stream));
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(900, cuMemFree_v2(at));
+	ends_invalidated();
+	CHECK(cudasim_stat("allocations") == 1); // it was not freed
+	OK(cuMemFree_v2(at));
+}
+
+static void *allocate_elsewhere(void *code)
+{
+	CUdeviceptr mine;
+	start(0);
+	GIVES((int)(intptr_t)code, cuMemAlloc_v2(&mine, MIB));
+	return NULL;
+}
+
+static void elsewhere(int code)
+{
+	pthread_t thread;
+	pthread_create(&thread, NULL, allocate_elsewhere, (void *)(intptr_t)code);
+	pthread_join(thread, NULL);
+}
+
+static void allocation_depends_on_the_modes(void)
+{
+	CUdeviceptr more;
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	GIVES(900, cuMemAlloc_v2(&more, MIB));
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	elsewhere(900);
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
+	elsewhere(0);
+	GIVES(900, cuMemAlloc_v2(&more, MIB));
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	OK(cuMemAlloc_v2(&more, MIB));
+	ends_well();
+	// A thread that says it knows what it does may, in every mode.
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+	OK(cuThreadExchangeStreamCaptureMode(&mode));
+	CHECK(mode == CU_STREAM_CAPTURE_MODE_GLOBAL);
+	OK(cuMemAlloc_v2(&more, MIB));
+	OK(cuThreadExchangeStreamCaptureMode(&mode));
+	CHECK(mode == CU_STREAM_CAPTURE_MODE_RELAXED);
+	// And memory by handle is never forbidden.
+	mapped(GRANULE);
+	ends_well();
+}
+
+static void the_legacy_stream_is_forbidden(void)
+{
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(906, cuMemsetD8_v2(at, 1, 1));
+	ends_invalidated();
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(906, cuMemsetD8Async(at, 1, 1, NULL));
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	OK(cuMemsetD8_v2(at, 1, 1)); // tied to blocking streams only
+	OK(cuMemsetD8Async(at, 1, 1, NULL));
+	ends_well();
+	GIVES(900, cuStreamBeginCapture_v2(NULL, CU_STREAM_CAPTURE_MODE_RELAXED));
+}
+
+static void *end_elsewhere(void *unused)
+{
+	CUgraph graph;
+	start(0);
+	GIVES(908, cuStreamEndCapture(stream, &graph));
+	return unused;
+}
+
+static void beginning_and_ending(void)
+{
+	CUgraph graph;
+	CUstreamCaptureStatus status;
+	uint64_t id = 0;
+	begin(0, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	GIVES(401, cuStreamBeginCapture_v2(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
+	pthread_t thread;
+	pthread_create(&thread, NULL, end_elsewhere, NULL);
+	pthread_join(thread, NULL);
+	OK(cuStreamGetCaptureInfo_v2(stream, &status, &id, &graph, NULL, NULL));
+	CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE && id != 0);
+	CHECK(ends_well() == graph);
+	GIVES(401, cuStreamEndCapture(stream, &graph));
+	GIVES(1, cuStreamBeginCapture_v2(stream, (CUstreamCaptureMode)7));
+}
+
+static int host_calls;
+static void host_call(void *data)
+{
+	host_calls += *(int *)data;
+}
+
+static void graphs_replay(void)
+{
+	int one = 1;
+	char *pinned;
+	start(0);
+	OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuMemHostAlloc((void **)&pinned, 4096, 0));
+	begin(0, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	OK(cuMemsetD8Async(at, 7, 100, stream));
+	OK(cuMemcpyHtoDAsync_v2(at + 50, pinned, 10, stream));
+	OK(cuMemcpyDtoDAsync_v2(at + 200, at + 45, 10, stream));
+	OK(cuLaunchHostFunc(stream, host_call, &one));
+	CUgraph graph = ends_well();
+	OK(cuStreamSynchronize(stream));
+	CHECK(bytes(at)[0] == 0 && host_calls == 0); // captured, not run
+	size_t nodes = 0;
+	OK(cuGraphGetNodes(graph, NULL, &nodes));
+	CHECK(nodes == 4);
+	CUgraphExec exec;
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphDestroy(graph));
+	for (int round = 1; round <= 3; round++) {
+		memset(pinned, 10 + round, 10);
+		OK(cuGraphLaunch(exec, stream));
+		CHECK(host_calls == round - 1);
+		OK(cuStreamSynchronize(stream));
+		CHECK(host_calls == round && bytes(at)[49] == 7 && bytes(at)[204] == 7 &&
+		      bytes(at)[205] == 10 + round);
+		OK(cuMemsetD8_v2(at, 0, MIB));
+	}
+	OK(cuGraphExecDestroy(exec));
+	GIVES(1, cuGraphLaunch(exec, stream));
+	GIVES(1, cuGraphDestroy(graph));
+	CHECK(cudasim_stat("graphs") == 0 && cudasim_stat("graph_execs") == 0);
+}
+
+static void graphs_on_paused_memory(void)
+{
+	start(0);
+	CUdeviceptr memory = mapped(GRANULE);
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	OK(cuMemsetD8Async(memory, 7, GRANULE, stream));
+	CUgraph graph = ends_well();
+	CUgraphExec exec;
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphLaunch(exec, stream));
+	OK(cuCtxSynchronize());
+	OK(cuMemUnmap(memory, GRANULE));
+	back(memory, GRANULE); // the same address again: the graph is as good as before
+	OK(cuGraphLaunch(exec, stream));
+	OK(cuCtxSynchronize());
+	CHECK(bytes(memory)[5] == 7);
+	OK(cuMemUnmap(memory, GRANULE));
+	OK(cuGraphLaunch(exec, stream));
+	GIVES(700, cuStreamSynchronize(stream));
+}
+
+static void capture_into_a_graph(void)
+{
+	CUgraph graph, same;
+	start(0);
+	OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuGraphCreate(&graph, 0));
+	OK(cuStreamCreate(&stream, 0));
+	for (int part = 0; part < 2; part++) {
+		OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
+		OK(cuMemsetD8Async(at + (unsigned)part, 3, 1, stream));
+		OK(cuStreamEndCapture(stream, &same));
+		CHECK(same == graph);
+	}
+	CUgraphExec exec;
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphLaunch(exec, stream));
+	OK(cuStreamSynchronize(stream));
+	CHECK(bytes(at)[0] == 3 && bytes(at)[1] == 3);
+	OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
+	OK(cuGraphDestroy(graph)); // under its capture
+	ends_invalidated();
+}
+
+static void other_streams_join(void)
+{
+	CUstream side;
+	CUevent fork, join;
+	CUstreamCaptureStatus status;
+	CUgraph graph;
+	start(0);
+	OK(cuStreamCreate(&side, 0));
+	OK(cuEventCreate(&fork, 0));
+	OK(cuEventCreate(&join, 0));
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	OK(cuMemsetD8Async(at, 1, 4, stream));
+	OK(cuEventRecord(fork, stream));
+	GIVES(907, cuEventQuery(fork));
+	ends_invalidated();
+	for (int joined = 0; joined < 2; joined++) {
+		begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+		OK(cuMemsetD8Async(at, 1, 4, stream));
+		OK(cuEventRecord(fork, stream));
+		OK(cuStreamWaitEvent(side, fork, 0));
+		OK(cuStreamIsCapturing(side, &status));
+		CHECK(status == CU_STREAM_CAPTURE_STATUS_ACTIVE);
+		OK(cuMemsetD8Async(at, 2, 2, side));
+		if (joined) {
+			OK(cuEventRecord(join, side));
+			OK(cuStreamWaitEvent(stream, join, 0));
+		}
+		GIVES(joined ? 0 : 904, cuStreamEndCapture(stream, &graph));
+		OK(cuStreamIsCapturing(side, &status));
+		CHECK(status == CU_STREAM_CAPTURE_STATUS_NONE);
+	}
+	CUgraphExec exec;
+	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+	OK(cuGraphLaunch(exec, stream));
+	OK(cuStreamSynchronize(stream));
+	CHECK(*(unsigned *)at == 0x01010202);
+	OK(cuGraphDestroy(graph));
+	// Ending where it did not begin, depending on what is not captured.
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	OK(cuEventRecord(fork, stream));
+	OK(cuStreamWaitEvent(side, fork, 0));
+	GIVES(903, cuStreamEndCapture(side, &graph));
+	ends_invalidated();
+	OK(cuMemsetD8Async(at, 2, 2, side));
+	OK(cuEventRecord(join, side));
+	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
+	GIVES(905, cuStreamWaitEvent(stream, join, 0));
+	ends_invalidated();
+}
+
+MAIN(CASE(waiting_is_forbidden), CASE(allocation_depends_on_the_modes), CASE(the_legacy_stream_is_forbidden),
+     CASE(beginning_and_ending), CASE(graphs_replay), CASE(graphs_on_paused_memory),
+     CASE(capture_into_a_graph), CASE(other_streams_join))

@@ -1,0 +1,241 @@
+// Contexts, several devices, what needs what before it can be called. Runs with three devices.
+#include <pthread.h>
+
+#include "fixture.h"
+
+static void before_init(void)
+{
+	CUcontext context;
+	CUdeviceptr at;
+	CUmemGenericAllocationHandle handle;
+	CUmemAllocationProp prop = device_memory(0);
+	size_t number;
+	int count;
+	const char *text;
+	GIVES(3, cuDeviceGetCount(&count));
+	GIVES(3, cuDevicePrimaryCtxRetain(&context, 0));
+	GIVES(3, cuCtxGetCurrent(&context));
+	GIVES(3, cuMemAddressReserve(&at, GRANULE, 0, 0, 0));
+	GIVES(3, cuMemCreate(&handle, GRANULE, &prop, 0));
+	GIVES(3, cuMemAlloc_v2(&at, 1));
+	GIVES(3, cuMemGetInfo_v2(&number, &number));
+	OK(cuDriverGetVersion(&count));
+	CHECK(count == 13000);
+	OK(cuGetErrorName(CUDA_ERROR_OUT_OF_MEMORY, &text));
+	CHECK(!strcmp(text, "CUDA_ERROR_OUT_OF_MEMORY"));
+	OK(cuGetErrorString(CUDA_ERROR_ILLEGAL_ADDRESS, &text));
+	CHECK(!strcmp(text, "an illegal memory access was encountered"));
+	GIVES(1, cuGetErrorName((CUresult)12345, &text));
+	GIVES(1, cuInit(1));
+	OK(cuInit(0));
+	OK(cuInit(0));
+}
+
+static void without_a_context(void)
+{
+	OK(cuInit(0));
+	CUdeviceptr at;
+	CUstream stream;
+	CUevent event;
+	void *pointer;
+	size_t number;
+	GIVES(201, cuMemAlloc_v2(&at, 1));
+	GIVES(201, cuMemFree_v2(0));
+	GIVES(201, cuMemGetInfo_v2(&number, &number));
+	GIVES(201, cuCtxSynchronize());
+	GIVES(201, cuStreamCreate(&stream, 0));
+	GIVES(201, cuEventCreate(&event, 0));
+	GIVES(201, cuMemHostAlloc(&pointer, 1, 0));
+	GIVES(201, cuMemsetD8_v2(1, 0, 1));
+	GIVES(201, cuStreamSynchronize(NULL));
+	CUdevice device;
+	GIVES(201, cuCtxGetDevice(&device));
+	// Memory by handle needs none.
+	at = mapped(GRANULE);
+	CHECK(!faults(at));
+	OK(cuMemUnmap(at, GRANULE));
+}
+
+static CUcontext current(void)
+{
+	CUcontext context;
+	OK(cuCtxGetCurrent(&context));
+	return context;
+}
+
+static void the_stack(void)
+{
+	OK(cuInit(0));
+	CUcontext zero, one, same, popped;
+	CUdevice device;
+	OK(cuDevicePrimaryCtxRetain(&zero, 0));
+	OK(cuDevicePrimaryCtxRetain(&one, 1));
+	OK(cuDevicePrimaryCtxRetain(&same, 0));
+	CHECK(zero == same && zero != one && current() == NULL);
+	OK(cuCtxSetCurrent(zero));
+	OK(cuCtxPushCurrent_v2(one));
+	CHECK(current() == one);
+	OK(cuCtxGetDevice(&device));
+	CHECK(device == 1);
+	OK(cuCtxSetCurrent(zero)); // in the place of the top
+	OK(cuCtxPopCurrent_v2(&popped));
+	CHECK(popped == zero && current() == zero);
+	OK(cuCtxSetCurrent(NULL));
+	CHECK(current() == NULL);
+	GIVES(201, cuCtxPopCurrent_v2(&popped));
+	GIVES(201, cuCtxSetCurrent((CUcontext)0x1230));
+	GIVES(201, cuCtxPushCurrent_v2((CUcontext)0x1230));
+	GIVES(101, cuDevicePrimaryCtxRetain(&zero, 3));
+}
+
+static void *other_thread(void *context)
+{
+	CHECK(current() == NULL); // each thread has its own stack
+	OK(cuCtxSetCurrent(context));
+	size_t available;
+	OK(cuMemGetInfo_v2(&available, NULL));
+	return NULL;
+}
+
+static void per_thread(void)
+{
+	CUcontext context = start(0);
+	pthread_t thread;
+	pthread_create(&thread, NULL, other_thread, context);
+	pthread_join(thread, NULL);
+	CHECK(current() == context);
+}
+
+static void primary_contexts(void)
+{
+	unsigned flags;
+	int active;
+	OK(cuInit(0));
+	OK(cuDevicePrimaryCtxGetState(1, &flags, &active));
+	CHECK(!active);
+	CUcontext context = start(1), again;
+	CUdeviceptr at;
+	OK(cuDevicePrimaryCtxGetState(1, &flags, &active));
+	CHECK(active);
+	OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuDevicePrimaryCtxRetain(&again, 1));
+	OK(cuDevicePrimaryCtxRelease_v2(1));
+	CHECK(cudasim_stat("allocations") == 1);
+	OK(cuDevicePrimaryCtxRelease_v2(1)); // the last: its memory goes
+	CHECK(cudasim_stat("allocations") == 0 && faults(at));
+	GIVES(201, cuDevicePrimaryCtxRelease_v2(1));
+	GIVES(709, cuCtxSynchronize());
+	OK(cuDevicePrimaryCtxRetain(&again, 1));
+	CHECK(again == context); // the same handle as before
+	OK(cuCtxSynchronize());
+	CUdeviceptr vmm = mapped(GRANULE);
+	OK(cuDevicePrimaryCtxReset_v2(1));
+	CHECK(!faults(vmm)); // memory by handle belongs to no context
+}
+
+static void created_contexts(void)
+{
+	CUcontext primary = start(0), made, other;
+	CUdeviceptr at;
+	CUstream stream;
+	OK(cuCtxCreate_v4(&made, NULL, 0, 0));
+	CHECK(made != primary && current() == made);
+	OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuStreamCreate(&stream, 0));
+	OK(cuStreamGetCtx(stream, &other));
+	CHECK(other == made);
+	OK(cuCtxDestroy_v2(made));
+	CHECK(current() == primary && cudasim_stat("allocations") == 0);
+	GIVES(400, cuStreamSynchronize(stream));
+	GIVES(201, cuCtxDestroy_v2(made));
+	GIVES(201, cuCtxDestroy_v2(primary));
+}
+
+static void devices_are_separate(void)
+{
+	int count, value;
+	char name[64], bus[32];
+	size_t total, available;
+	CUuuid uuid, other;
+	CUdevice device;
+	start(0);
+	OK(cuDeviceGetCount(&count));
+	CHECK(count == 3);
+	GIVES(101, cuDeviceGet(&device, 3));
+	OK(cuDeviceGetName(name, sizeof name, 1));
+	CHECK(!strcmp(name, "cudasim"));
+	OK(cuDeviceGetUuid_v2(&uuid, 0));
+	OK(cuDeviceGetUuid_v2(&other, 1));
+	CHECK(memcmp(&uuid, &other, sizeof uuid));
+	OK(cuDeviceGetPCIBusId(bus, sizeof bus, 2));
+	OK(cuDeviceGetByPCIBusId(&device, bus));
+	CHECK(device == 2);
+	OK(cuDeviceTotalMem_v2(&total, 1));
+	const int expected[][2] = {{75, 9}, {76, 0}, {102, 1}, {41, 1}, {103, 1}, {115, 1}};
+	for (size_t i = 0; i < sizeof expected / sizeof *expected; i++) {
+		OK(cuDeviceGetAttribute(&value, expected[i][0], 0));
+		CHECK(value == expected[i][1]);
+	}
+	GIVES(1, cuDeviceGetAttribute(&value, 100000, 0));
+	CUmemAllocationProp prop = device_memory(1);
+	CUmemGenericAllocationHandle handle;
+	OK(cuMemCreate(&handle, 8 * GRANULE, &prop, 0));
+	OK(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == total); // of device 0
+	start(1);
+	OK(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == total - 8 * GRANULE);
+	CHECK(cudasim_stat("used:1") == 8 * GRANULE && cudasim_stat("used:0") == 0);
+}
+
+static void peers(void)
+{
+	CUcontext zero = start(0), one = start(1);
+	int can;
+	OK(cuDeviceCanAccessPeer(&can, 0, 1));
+	CHECK(can == 1);
+	OK(cuDeviceCanAccessPeer(&can, 1, 1));
+	CHECK(can == 0);
+	OK(cuCtxEnablePeerAccess(zero, 0));
+	GIVES(704, cuCtxEnablePeerAccess(zero, 0));
+	OK(cuCtxDisablePeerAccess(zero));
+	GIVES(705, cuCtxDisablePeerAccess(zero));
+	GIVES(101, cuCtxEnablePeerAccess(one, 0));
+	CUdeviceptr here, there;
+	OK(cuMemAlloc_v2(&here, MIB));
+	OK(cuMemsetD8_v2(here, 3, MIB));
+	OK(cuCtxSetCurrent(zero));
+	OK(cuMemAlloc_v2(&there, MIB));
+	OK(cuMemcpyPeer(there, zero, here, one, MIB));
+	CHECK(bytes(there)[MIB - 1] == 3);
+	GIVES(201, cuMemcpyPeer(there, zero, here, (CUcontext)0x10, MIB));
+	// Access to mapped memory is each device's own.
+	CUdeviceptr at = mapped(GRANULE);
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+	unsigned long long flags;
+	OK(cuMemGetAccess(&flags, &access.location, at));
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	OK(cuMemGetAccess(&flags, &access.location, at));
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READ);
+	access.location.id = 0;
+	OK(cuMemGetAccess(&flags, &access.location, at));
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+}
+
+static void one_lost_context_is_not_all(void)
+{
+	CUcontext zero = start(0);
+	CUdeviceptr at = mapped(GRANULE);
+	OK(cuMemsetD8Async(at, 1, 1, CU_STREAM_PER_THREAD));
+	OK(cuMemUnmap(at, GRANULE));
+	GIVES(700, cuCtxSynchronize());
+	start(1);
+	OK(cuCtxSynchronize());
+	OK(cuMemAlloc_v2(&at, MIB));
+	OK(cuCtxSetCurrent(zero)); // it can still be made current, and asked nothing
+	GIVES(700, cuCtxSynchronize());
+}
+
+MAIN(CASE(before_init), CASE(without_a_context), CASE(the_stack), CASE(per_thread), CASE(primary_contexts),
+     CASE(created_contexts), CASE(devices_are_separate), CASE(peers), CASE(one_lost_context_is_not_all))

@@ -1,0 +1,148 @@
+// Planned failures, counters, the environment, fork.
+#include <sys/wait.h>
+
+#include "fixture.h"
+
+static void by_call(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(4 * GRANULE);
+	CUmemGenericAllocationHandle handle = create(GRANULE);
+	cudasim_fail("cuMemMap", 2, 999);
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	GIVES(999, cuMemMap(at + GRANULE, GRANULE, 0, handle, 0));
+	CHECK(cudasim_stat("mappings") == 1);		   // nothing was done
+	OK(cuMemMap(at + GRANULE, GRANULE, 0, handle, 0)); // once only
+	CHECK(cudasim_failures_fired() == 1);
+	cudasim_fail("cuMemAlloc", 1, 2); // both names of a function mean it
+	GIVES(2, cuMemAlloc_v2(&at, 1));
+	cudasim_fail("cuMemAlloc_v2", 1, 2);
+	GIVES(2, cuMemAlloc_v2(&at, 1));
+	cudasim_fail("cuMemAlloc", 1, 2);
+	cudasim_fail("cuMemCreate", 1, 2);
+	cudasim_fail("cuMemAlloc", 1, 0);
+	OK(cuMemAlloc_v2(&at, 1));
+	cudasim_clear_failures();
+	create(GRANULE);
+	cudasim_fail("cuMemCreate", 2, 2); // several, also for one call
+	cudasim_fail("cuMemCreate", 1, 700);
+	cudasim_fail("cuMemCreate", 2, 2);
+	CUmemAllocationProp prop = device_memory(0);
+	GIVES(700, cuMemCreate(&handle, GRANULE, &prop, 0));
+	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
+	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
+	create(GRANULE);
+	CHECK(cudasim_failures_fired() == 6);
+	cudasim_fail("cuNoSuchFunction", 1, 2); // said on stderr, otherwise nothing
+}
+
+// CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1,cuMemRelease:1:999
+static void by_environment(void)
+{
+	start(0);
+	CUmemAllocationProp prop = device_memory(0);
+	CUmemGenericAllocationHandle handle;
+	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
+	handle = create(GRANULE);
+	CUdeviceptr at = reserve(4 * GRANULE);
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	OK(cuMemMap(at + GRANULE, GRANULE, 0, handle, 0));
+	GIVES(2, cuMemMap(at + 2 * GRANULE, GRANULE, 0, handle, 0));
+	OK(cuMemMap(at + 2 * GRANULE, GRANULE, 0, handle, 0));
+	GIVES(999, cuMemRelease(handle));
+	OK(cuMemRelease(handle));
+	CHECK(cudasim_failures_fired() == 3);
+	cudasim_reset(); // reads it again
+	CHECK(cudasim_failures_fired() == 0);
+	start(0);
+	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
+}
+
+// CUDASIM_DEVICES=many CUDASIM_MEMORY=-5G CUDASIM_GRANULARITY=3M
+static void bad_values_give_defaults(void)
+{
+	start(0);
+	CHECK(cudasim_stat("devices") == 1 && cudasim_stat("total:0") == 8192 * MIB);
+	CHECK(cudasim_stat("granularity") == 2 * MIB);
+}
+
+// CUDASIM_DEVICES=2 CUDASIM_MEMORY=3M CUDASIM_GRANULARITY=64k
+static void good_values(void)
+{
+	start(1);
+	CUmemAllocationProp prop = device_memory(1);
+	size_t granularity;
+	CHECK(cudasim_stat("devices") == 2 && cudasim_stat("total:1") == 3 * MIB);
+	OK(cuMemGetAllocationGranularity(&granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED));
+	CHECK(granularity == 65536);
+	create(3 * 65536);
+}
+
+// CUDASIM_DEVICES=0
+static void no_device(void)
+{
+	int count;
+	GIVES(100, cuInit(0));
+	GIVES(3, cuDeviceGetCount(&count));
+}
+
+static void calls_are_counted(void)
+{
+	CHECK(cudasim_stat("calls:cuInit") == 0);
+	start(0);
+	CHECK(cudasim_stat("calls:cuInit") == 1 && cudasim_stat("calls:cuDevicePrimaryCtxRetain") == 1);
+	CUdeviceptr at;
+	for (int i = 0; i < 5; i++)
+		OK(cuMemAlloc_v2(&at, 1));
+	GIVES(1, cuMemAlloc_v2(&at, 0)); // failed ones too
+	CHECK(cudasim_stat("calls:cuMemAlloc") == 6 && cudasim_stat("calls:cuMemAlloc_v2") == 6);
+	CHECK(cudasim_stat("calls:cuMemFree") == 0 && cudasim_stat("calls:cuNoSuch") == UINT64_MAX);
+}
+
+static int child(void (*run)(void))
+{
+	int status;
+	pid_t pid = fork();
+	if (!pid) {
+		run();
+		_exit(0);
+	}
+	CHECK(waitpid(pid, &status, 0) == pid);
+	return status;
+}
+
+static void all_refused(void)
+{
+	CUdeviceptr at;
+	CUcontext context;
+	int number;
+	GIVES(3, cuInit(0));
+	GIVES(3, cuDeviceGetCount(&number));
+	GIVES(3, cuCtxGetCurrent(&context));
+	GIVES(3, cuMemAlloc_v2(&at, 1));
+	GIVES(3, cuMemAddressReserve(&at, GRANULE, 0, 0, 0));
+	GIVES(3, cuCtxSynchronize());
+	OK(cuDriverGetVersion(&number));
+	cudasim_reset();
+	GIVES(3, cuInit(0));
+}
+
+static void all_works(void)
+{
+	start(0);
+	CHECK(!faults(mapped(GRANULE)));
+}
+
+static void forked_children(void)
+{
+	CHECK(child(all_works) == 0); // before CUDA is used a child is on its own
+	start(0);
+	CUdeviceptr at = mapped(GRANULE);
+	CHECK(child(all_refused) == 0);
+	CHECK(!faults(at)); // the parent does not notice
+	OK(cuMemUnmap(at, GRANULE));
+	OK(cuCtxSynchronize());
+}
+
+MAIN(CASE(by_call), CASE(by_environment), CASE(bad_values_give_defaults), CASE(good_values), CASE(no_device),
+     CASE(calls_are_counted), CASE(forked_children))

@@ -1,0 +1,367 @@
+// Ranges, handles, mappings: that they behave, and what is refused.
+#include "fixture.h"
+
+static void unmapped_memory_faults(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(2 * GRANULE);
+	CHECK(faults(at));
+	CUmemGenericAllocationHandle handle = create(GRANULE);
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	CHECK(faults(at)); // mapped, no access yet
+	allow(at, GRANULE);
+	CHECK(!faults(at));
+	CHECK(!faults(at + GRANULE - 1));
+	CHECK(faults(at + GRANULE));
+	OK(cuMemUnmap(at, GRANULE));
+	CHECK(faults(at));
+	OK(cuMemRelease(handle));
+	OK(cuMemAddressFree(at, 2 * GRANULE));
+	CHECK(faults(at));
+}
+
+static void read_only_memory_can_be_read(void)
+{
+	start(0);
+	CUdeviceptr at = mapped(GRANULE);
+	bytes(at)[7] = 42;
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
+	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	CHECK(((volatile char *)at)[7] == 42);
+	CHECK(faults(at)); // writes too
+	GIVES(1, cuMemsetD8_v2(at, 1, 16));
+	char copy[8];
+	OK(cuMemcpyDtoH_v2(copy, at, 8));
+	CHECK(copy[7] == 42);
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	GIVES(1, cuMemcpyDtoH_v2(copy, at, 8));
+	unsigned long long flags = 9;
+	OK(cuMemGetAccess(&flags, &access.location, at));
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+}
+
+static void fresh_memory_is_zero(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(GRANULE);
+	for (int round = 0; round < 5; round++) {
+		back(at, GRANULE);
+		for (size_t i = 0; i < GRANULE; i += 509)
+			CHECK(bytes(at)[i] == 0);
+		memset(bytes(at), 0xAB, GRANULE);
+		OK(cuMemUnmap(at, GRANULE));
+	}
+}
+
+static void contents_stay_with_the_handle(void)
+{
+	start(0);
+	CUmemGenericAllocationHandle handle = create(GRANULE);
+	CUdeviceptr one = reserve(GRANULE), other = reserve(GRANULE);
+	OK(cuMemMap(one, GRANULE, 0, handle, 0));
+	allow(one, GRANULE);
+	strcpy(bytes(one), "kept");
+	OK(cuMemUnmap(one, GRANULE));
+	OK(cuMemMap(other, GRANULE, 0, handle, 0));
+	allow(other, GRANULE);
+	CHECK(!strcmp(bytes(other), "kept"));
+}
+
+static void one_handle_at_two_addresses(void)
+{
+	start(0);
+	CUmemGenericAllocationHandle handle = create(GRANULE);
+	CUdeviceptr one = reserve(GRANULE), other = reserve(GRANULE);
+	OK(cuMemMap(one, GRANULE, 0, handle, 0));
+	OK(cuMemMap(other, GRANULE, 0, handle, 0));
+	allow(one, GRANULE);
+	CHECK(faults(other)); // access is per mapping
+	allow(other, GRANULE);
+	strcpy(bytes(one) + 1000, "both");
+	CHECK(!strcmp(bytes(other) + 1000, "both"));
+	OK(cuMemUnmap(one, GRANULE));
+	CHECK(!strcmp(bytes(other) + 1000, "both"));
+	CHECK(cudasim_stat("used:0") == GRANULE); // one memory, however often mapped
+}
+
+static void address_is_kept(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(64 * GRANULE), hint, elsewhere;
+	for (int i = 0; i < 3; i++) {
+		back(at + 5 * GRANULE, GRANULE);
+		OK(cuMemUnmap(at + 5 * GRANULE, GRANULE));
+		// Nobody else gets addresses of the range meanwhile.
+		char *other = mmap(NULL, 32 * GRANULE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		CHECK((CUdeviceptr)other + 32 * GRANULE <= at || (CUdeviceptr)other >= at + 64 * GRANULE);
+	}
+	OK(cuMemAddressFree(at, 64 * GRANULE));
+	OK(cuMemAddressReserve(&hint, 64 * GRANULE, 0, at, 0)); // a free hint is honoured
+	CHECK(hint == at);
+	OK(cuMemAddressReserve(&elsewhere, GRANULE, 0, at, 0)); // one that is taken is not
+	CHECK(elsewhere != at);
+}
+
+static void ranges_of_many_terabytes(void)
+{
+	start(0);
+	CUdeviceptr at, aligned;
+	OK(cuMemAddressReserve(&at, 64 * 1024 * 1024 * MIB, 0, 0, 0));
+	OK(cuMemAddressReserve(&aligned, 3 * GRANULE, 1024 * MIB, 0, 0));
+	CHECK(aligned % (1024 * MIB) == 0);
+	CHECK(cudasim_stat("reserved_bytes") == 64 * 1024 * 1024 * MIB + 3 * GRANULE);
+	back(at + 40 * 1024 * 1024 * MIB, GRANULE);
+	CHECK(!faults(at + 40 * 1024 * 1024 * MIB));
+	GIVES(2, cuMemAddressReserve(&at, 200 * 1024 * 1024 * MIB, 0, 0, 0)); // more than there is
+}
+
+static void refusals_reserve_and_create(void)
+{
+	start(0);
+	CUdeviceptr at;
+	CUmemGenericAllocationHandle handle;
+	CUmemAllocationProp prop = device_memory(0);
+	GIVES(1, cuMemAddressReserve(&at, 0, 0, 0, 0));
+	GIVES(1, cuMemAddressReserve(&at, GRANULE - 1, 0, 0, 0));
+	GIVES(1, cuMemAddressReserve(&at, GRANULE, 3, 0, 0));
+	GIVES(1, cuMemAddressReserve(&at, GRANULE, 0, 0, 1));
+	GIVES(1, cuMemAddressReserve(NULL, GRANULE, 0, 0, 0));
+	GIVES(1, cuMemCreate(&handle, 0, &prop, 0));
+	GIVES(1, cuMemCreate(&handle, GRANULE + 4096, &prop, 0));
+	GIVES(1, cuMemCreate(&handle, GRANULE, &prop, 1));
+	GIVES(1, cuMemCreate(&handle, GRANULE, NULL, 0));
+	prop.location.id = 1;
+	GIVES(101, cuMemCreate(&handle, GRANULE, &prop, 0));
+	prop = device_memory(0);
+	prop.type = 0;
+	GIVES(1, cuMemCreate(&handle, GRANULE, &prop, 0));
+	GIVES(1, cuMemRelease(12345));
+	handle = create(GRANULE);
+	OK(cuMemRelease(handle));
+	GIVES(1, cuMemRelease(handle));
+	CHECK(cudasim_stat("used:0") == 0);
+}
+
+static void refusals_free(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(4 * GRANULE);
+	GIVES(1, cuMemAddressFree(at, 2 * GRANULE));
+	GIVES(1, cuMemAddressFree(at + GRANULE, 3 * GRANULE));
+	back(at + 2 * GRANULE, GRANULE);
+	GIVES(1, cuMemAddressFree(at, 4 * GRANULE)); // something is mapped
+	OK(cuMemUnmap(at + 2 * GRANULE, GRANULE));
+	OK(cuMemAddressFree(at, 4 * GRANULE));
+	GIVES(1, cuMemAddressFree(at, 4 * GRANULE));
+}
+
+static void refusals_map(void)
+{
+	start(0);
+	CUmemGenericAllocationHandle handle = create(2 * GRANULE), released = create(GRANULE);
+	CUdeviceptr at = reserve(4 * GRANULE);
+	OK(cuMemRelease(released));
+	GIVES(801, cuMemMap(at, GRANULE, GRANULE, handle, 0)); // an offset into the handle
+	GIVES(1, cuMemMap(at, GRANULE, 0, released, 0));
+	GIVES(1, cuMemMap(at + 4096, GRANULE, 0, handle, 0));
+	GIVES(1, cuMemMap(at, 3 * GRANULE, 0, handle, 0));		 // more than the handle has
+	GIVES(1, cuMemMap(at + 3 * GRANULE, 2 * GRANULE, 0, handle, 0)); // beyond the range
+	GIVES(1, cuMemMap(0x700000000000, GRANULE, 0, handle, 0));	 // no range at all
+	GIVES(1, cuMemMap(at, 2 * GRANULE, 0, handle, 1));
+	OK(cuMemMap(at + GRANULE, 2 * GRANULE, 0, handle, 0));
+	GIVES(1, cuMemMap(at + GRANULE, 2 * GRANULE, 0, handle, 0)); // over a mapping
+	GIVES(1, cuMemMap(at, 2 * GRANULE, 0, handle, 0));
+	GIVES(1, cuMemMap(at + 2 * GRANULE, 2 * GRANULE, 0, handle, 0));
+	CHECK(cudasim_stat("mappings") == 1);
+}
+
+static void refusals_unmap_and_access(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(8 * GRANULE);
+	back(at, 2 * GRANULE);
+	back(at + 2 * GRANULE, 2 * GRANULE);
+	back(at + 5 * GRANULE, GRANULE);
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	strcpy(bytes(at), "still here");
+	GIVES(1, cuMemUnmap(at, GRANULE)); // parts
+	GIVES(1, cuMemUnmap(at + GRANULE, GRANULE));
+	GIVES(1, cuMemUnmap(at, 3 * GRANULE));
+	GIVES(1, cuMemUnmap(at, 6 * GRANULE));		 // a gap
+	GIVES(1, cuMemUnmap(at + 6 * GRANULE, GRANULE)); // nothing there
+	GIVES(1, cuMemSetAccess(at, GRANULE, &access, 1));
+	GIVES(1, cuMemSetAccess(at + GRANULE, GRANULE, &access, 1));
+	GIVES(1, cuMemSetAccess(at, 3 * GRANULE, &access, 1));
+	GIVES(1, cuMemSetAccess(at, 4 * GRANULE, &access, 0));
+	access.location.id = 7;
+	GIVES(101, cuMemSetAccess(at, 4 * GRANULE, &access, 1));
+	CHECK(!strcmp(bytes(at), "still here"));
+	// Over many whole mappings both work in one call.
+	access.location.id = 0;
+	access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
+	OK(cuMemSetAccess(at, 4 * GRANULE, &access, 1));
+	CHECK(faults(at) && faults(at + 3 * GRANULE));
+	OK(cuMemUnmap(at, 4 * GRANULE));
+	CHECK(cudasim_stat("mappings") == 1);
+	CHECK(cudasim_stat("used:0") == GRANULE);
+}
+
+static void memory_goes_with_the_last_mapping(void)
+{
+	start(0);
+	CUmemGenericAllocationHandle handle = create(4 * GRANULE);
+	CUdeviceptr at = reserve(4 * GRANULE);
+	OK(cuMemMap(at, 4 * GRANULE, 0, handle, 0));
+	allow(at, 4 * GRANULE);
+	OK(cuMemRelease(handle));
+	CHECK(cudasim_stat("handles") == 0);
+	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
+	strcpy(bytes(at), "alive");
+	CUmemGenericAllocationHandle again; // a mapping can give its handle back
+	OK(cuMemRetainAllocationHandle(&again, bytes(at) + 100));
+	OK(cuMemUnmap(at, 4 * GRANULE));
+	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
+	OK(cuMemMap(at, 4 * GRANULE, 0, again, 0));
+	allow(at, 4 * GRANULE);
+	CHECK(!strcmp(bytes(at), "alive"));
+	OK(cuMemUnmap(at, 4 * GRANULE));
+	OK(cuMemRelease(again));
+	CHECK(cudasim_stat("used:0") == 0);
+}
+
+static void retained_handles_are_counted(void)
+{
+	start(0);
+	CUmemGenericAllocationHandle handle = create(GRANULE), same;
+	CUdeviceptr at = reserve(GRANULE);
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	OK(cuMemRetainAllocationHandle(&same, bytes(at)));
+	CHECK(same == handle);
+	CUmemAllocationProp prop;
+	OK(cuMemGetAllocationPropertiesFromHandle(&prop, handle));
+	CHECK(prop.type == CU_MEM_ALLOCATION_TYPE_PINNED && prop.location.id == 0);
+	OK(cuMemRelease(handle));
+	OK(cuMemRelease(handle));
+	GIVES(1, cuMemRelease(handle));
+}
+
+static void out_of_memory_and_recovery(void)
+{ // CUDASIM_MEMORY=64M
+	start(0);
+	CUmemAllocationProp prop = device_memory(0);
+	CUmemGenericAllocationHandle handles[32], more;
+	for (int i = 0; i < 32; i++)
+		handles[i] = create(GRANULE);
+	GIVES(2, cuMemCreate(&more, GRANULE, &prop, 0));
+	CUdeviceptr at;
+	GIVES(2, cuMemAlloc_v2(&at, 1));
+	size_t available, total;
+	OK(cuMemGetInfo_v2(&available, &total));
+	CHECK(available == 0 && total == 64 * MIB);
+	OK(cuMemRelease(handles[7]));
+	CHECK(cudasim_stat("free:0") == GRANULE);
+	OK(cuMemAlloc_v2(&at, GRANULE)); // both kinds share the memory
+	GIVES(2, cuMemCreate(&more, GRANULE, &prop, 0));
+	OK(cuMemFree_v2(at));
+	OK(cuMemCreate(&more, GRANULE, &prop, 0));
+}
+
+static void released_memory_is_given_back(void)
+{
+	start(0);
+	CUdeviceptr at = reserve(64 * MIB);
+	long before, after;
+	FILE *file = fopen("/proc/self/statm", "r");
+	for (int round = 0; round < 3; round++) {
+		back(at, 64 * MIB);
+		memset(bytes(at), 1, 64 * MIB);
+		rewind(file);
+		CHECK(fscanf(file, "%*d %*d %ld", &before) == 1); // shared pages
+		OK(cuMemUnmap(at, 64 * MIB));
+		freopen("/proc/self/statm", "r", file);
+		CHECK(fscanf(file, "%*d %*d %ld", &after) == 1);
+		CHECK(before - after > 60 * 256);
+	}
+}
+
+static void export_and_import(void)
+{
+	start(0);
+	CUmemAllocationProp prop = device_memory(0);
+	CUmemGenericAllocationHandle handle, same;
+	int fd;
+	OK(cuMemCreate(&handle, GRANULE, &prop, 0));
+	GIVES(1, cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cuMemRelease(handle));
+	prop.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	OK(cuMemCreate(&handle, GRANULE, &prop, 0));
+	OK(cuMemExportToShareableHandle(&fd, handle, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR, 0));
+	OK(cuMemImportFromShareableHandle(&same, (void *)(intptr_t)fd,
+					  CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+	CUdeviceptr one = reserve(GRANULE), other = reserve(GRANULE);
+	OK(cuMemMap(one, GRANULE, 0, handle, 0));
+	OK(cuMemMap(other, GRANULE, 0, same, 0));
+	allow(one, GRANULE);
+	allow(other, GRANULE);
+	strcpy(bytes(one), "shared");
+	CHECK(!strcmp(bytes(other), "shared"));
+	GIVES(1, cuMemImportFromShareableHandle(&same, (void *)0, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR));
+}
+
+static void ten_thousand_handles(void)
+{ // RLIMIT_NOFILE is 256
+	enum { COUNT = 10000 };
+	start(0);
+	static CUmemGenericAllocationHandle handles[COUNT];
+	CUdeviceptr at = reserve(COUNT * GRANULE);
+	for (size_t i = 0; i < COUNT; i++) {
+		handles[i] = create(GRANULE);
+		OK(cuMemMap(at + i * GRANULE, GRANULE, 0, handles[i], 0));
+	}
+	CHECK(cudasim_stat("handles") == COUNT && cudasim_stat("mapped_bytes") == COUNT * GRANULE);
+	allow(at, COUNT * GRANULE);
+	for (size_t i = 0; i < COUNT; i += 100)
+		bytes(at)[i * GRANULE] = (char)i;
+	for (size_t i = 0; i < COUNT; i += 100)
+		CHECK(bytes(at)[i * GRANULE] == (char)i);
+	OK(cuMemUnmap(at, COUNT * GRANULE));
+	for (size_t i = 0; i < COUNT; i++)
+		OK(cuMemRelease(handles[i]));
+	CHECK(cudasim_stat("handles") == 0 && cudasim_stat("used:0") == 0);
+}
+
+static void running_out_of_kernel_mappings_is_out_of_memory(void)
+{
+	// Every second granule mapped: nothing merges, and vm.max_map_count ends it.
+	start(0);
+	const size_t count = 100000;
+	unsigned long limit;
+	FILE *file = fopen("/proc/sys/vm/max_map_count", "r");
+	CHECK(file && fscanf(file, "%lu", &limit) == 1);
+	if (limit >= count) {
+		puts("skipped: this machine's limit is too far away");
+		return;
+	}
+	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	CUdeviceptr at = reserve(count * GRANULE);
+	CUmemGenericAllocationHandle handle = create(GRANULE);
+	size_t done = 0;
+	int code = 0;
+	for (; done < count && !code; done++)
+		code = cuMemMap(at + done * GRANULE, GRANULE, 0, handle, 0);
+	CHECK(code == 2);
+	CHECK(cudasim_stat("mappings") == done - 1);
+	OK(cuMemUnmap(at, 1000 * GRANULE)); // and it recovers
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	OK(cuMemSetAccess(at, GRANULE, &access, 1));
+	CHECK(!faults(at));
+}
+
+MAIN(CASE(unmapped_memory_faults), CASE(read_only_memory_can_be_read), CASE(fresh_memory_is_zero),
+     CASE(contents_stay_with_the_handle), CASE(one_handle_at_two_addresses), CASE(address_is_kept),
+     CASE(ranges_of_many_terabytes), CASE(refusals_reserve_and_create), CASE(refusals_free),
+     CASE(refusals_map), CASE(refusals_unmap_and_access), CASE(memory_goes_with_the_last_mapping),
+     CASE(retained_handles_are_counted), CASE(out_of_memory_and_recovery),
+     CASE(released_memory_is_given_back), CASE(export_and_import), CASE(ten_thousand_handles),
+     CASE(running_out_of_kernel_mappings_is_out_of_memory))

@@ -1,0 +1,195 @@
+package doctor
+
+import (
+	"bytes"
+	"debug/elf"
+	"fmt"
+	"strconv"
+	"strings"
+)
+
+// Cudart is where the program's CUDA runtime is.
+type Cudart struct {
+	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
+	Sure      string          `json:"sure"`    // of static: certain or likely
+	Sign      string          `json:"sign"`    // of static: why
+	Libraries []CudartLibrary `json:"libraries"`
+}
+
+// CudartLibrary is one shared CUDA runtime.
+type CudartLibrary struct {
+	Path  string `json:"path"`
+	Major int    `json:"major"` // 0 if the name does not say
+}
+
+// examineCudart says where the program's CUDA runtime is and whether calls of it can be seen.
+func (r *Report) examineCudart(main *image) {
+	p := r.Program
+	majors := map[int]bool{}
+	var inside []string
+	all := p.images
+	if main.isCudart() {
+		all = append([]*image{main}, all...)
+	}
+	for _, i := range all {
+		if i.isCudart() {
+			library := CudartLibrary{i.path, majorOf(i)}
+			p.Cudart.Libraries = append(p.Cudart.Libraries, library)
+			majors[library.Major] = true
+			r.examineMajor(library)
+		} else if i.staticCudart(16<<20).sure != "" {
+			inside = append(inside, i.base())
+		}
+	}
+	static := evidence{}
+	if !main.isCudart() {
+		static = main.staticCudart(1 << 40)
+	}
+	p.Cudart.Sure, p.Cudart.Sign = static.sure, static.sign
+	shared := len(p.Cudart.Libraries) > 0
+	switch {
+	case static.sure != "" && shared && !static.wins:
+		p.Cudart.Linkage = "both"
+		r.add(Warning, "cudart", fmt.Sprintf("%s %s has a CUDA runtime linked statically besides a shared one (%s): its own allocations cannot be seen",
+			main.path, adverb(static.sure), static.sign), staticAdvice)
+	case static.sure != "":
+		p.Cudart.Linkage = "static"
+		r.add(Error, "cudart", fmt.Sprintf("%s %s has the CUDA runtime linked statically: %s", main.path, adverb(static.sure), static.sign), staticAdvice)
+	case shared:
+		p.Cudart.Linkage = "shared"
+		r.add(OK, "cudart", "it uses a shared libcudart", "")
+	case p.PID != 0:
+		r.add(Note, "cudart", "the process has not loaded a libcudart",
+			"look again once it has used CUDA; if it has, it calls the driver directly, which cannot be paused")
+	case p.late:
+		r.add(Note, "cudart", "it depends on no libcudart but can load one at run time, as Python does; that is interposed, except under RTLD_DEEPBIND, which cannot be seen from here",
+			"examine the process when it has started: tms doctor --pid")
+	default:
+		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to interpose", "")
+	}
+	if len(majors) > 1 {
+		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go to the first that libtms.so finds",
+			"make the program and its libraries use one version")
+	}
+	if len(inside) > 0 {
+		r.add(Note, "cudart-inside", fmt.Sprintf("%s with a CUDA runtime inside: what they allocate for themselves cannot be paused (%s)",
+			count(len(inside), "library", "libraries"), strings.Join(inside, ", ")), "")
+	}
+}
+
+const staticAdvice = "link it with nvcc -cudart shared (CMake: CUDA_RUNTIME_LIBRARY Shared)"
+
+func adverb(sure string) string {
+	if sure == certain {
+		return "certainly"
+	}
+	return "very likely"
+}
+
+func count(n int, one, many string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, many)
+}
+
+// majorOf reads the number behind libcudart.so.; the soname is surer than the file's name.
+func majorOf(i *image) int {
+	for _, name := range []string{i.soname, i.base()} {
+		if number, ok := strings.CutPrefix(name, "libcudart.so."); ok {
+			number, _, _ = strings.Cut(number, ".")
+			if major, err := strconv.Atoi(number); err == nil {
+				return major
+			}
+		}
+	}
+	return 0
+}
+
+func (r *Report) examineMajor(library CudartLibrary) {
+	if library.Major > r.Driver.major && r.Driver.major != 0 {
+		r.add(Error, "cudart-version", fmt.Sprintf("%s needs a driver for CUDA %d; this one is for CUDA %s", library.Path, library.Major, r.Driver.CUDAVersion),
+			"install a newer driver, or a build of the program for this one")
+	}
+	if library.Major != 0 && library.Major < 12 {
+		r.add(Warning, "cudart-version", fmt.Sprintf("%s is CUDA %d; libtms.so is made for 12 and 13", library.Path, library.Major),
+			"use a build of the program for CUDA 12 or 13")
+	}
+}
+
+// evidence is why a file is taken to contain the CUDA runtime.
+type evidence struct {
+	sure string // certain, likely, or "": it contains none, as far as can be seen
+	sign string
+	wins bool // over every other one in the process
+}
+
+const (
+	certain = "certain"
+	likely  = "likely"
+)
+
+// Texts of every libcudart (both in its 12 and 13) that no other code has a reason to contain both of:
+// the name of its shared memory, and its answer to an old driver.
+var runtimeTexts = [][]byte{
+	[]byte("/cudart.shm."),
+	[]byte("CUDA driver version is insufficient for CUDA runtime version"),
+}
+
+// staticCudart looks for a CUDA runtime inside the file. Read-only data is searched only up to limit
+// bytes a section.
+func (i *image) staticCudart(limit uint64) evidence {
+	f, err := elf.Open(i.file)
+	if err != nil {
+		return evidence{}
+	}
+	defer f.Close()
+	if i.definesMalloc {
+		if i.program {
+			return evidence{certain, "it exports a cudaMalloc, which comes before any preloaded one", true}
+		}
+		return evidence{} // a library's is found after the preloaded ones
+	}
+	symbols, _ := f.Symbols()
+	for _, s := range symbols {
+		if s.Name == "cudaMalloc" && elf.ST_TYPE(s.Info) == elf.STT_FUNC && s.Section != elf.SHN_UNDEF {
+			return evidence{certain, "cudaMalloc is one of its own functions", false}
+		}
+	}
+	if i.importsCudart {
+		return evidence{} // and stripped: what it contains beside is not the runtime it calls
+	}
+	// nvcc's code registers what is in this section with a CUDA runtime; it imports none.
+	if f.Section(".nvFatBinSegment") != nil {
+		return evidence{likely, "it has GPU code made by nvcc and imports no CUDA runtime", false}
+	}
+	if containsAll(f, limit, runtimeTexts) {
+		return evidence{likely, "it contains texts of the CUDA runtime and imports none", false}
+	}
+	return evidence{}
+}
+
+// containsAll tells whether one read-only data section has all of the texts.
+func containsAll(f *elf.File, limit uint64, texts [][]byte) bool {
+	for _, section := range f.Sections {
+		readOnly := section.Type == elf.SHT_PROGBITS && section.Flags&elf.SHF_ALLOC != 0 &&
+			section.Flags&(elf.SHF_WRITE|elf.SHF_EXECINSTR) == 0
+		if !readOnly || section.Size > limit {
+			continue
+		}
+		data, err := section.Data()
+		if err != nil {
+			continue
+		}
+		found := 0
+		for _, text := range texts {
+			if bytes.Contains(data, text) {
+				found++
+			}
+		}
+		if found == len(texts) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,152 @@
+package doctor
+
+import (
+	"debug/elf"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+)
+
+// image is what an ELF file says of itself.
+type image struct {
+	path    string // as the program sees it
+	file    string // where to open it
+	class   elf.Class
+	machine elf.Machine
+
+	loader  string // the dynamic loader it asks for; libraries and static programs have none
+	program bool   // not a library
+	fromGo  bool
+	soname  string
+	needed  []string
+	rpath   []string
+	runpath []string
+
+	definesMalloc bool // exports a cudaMalloc
+	importsCudart bool // takes CUDA runtime functions from elsewhere
+	importsDlopen bool
+
+	versions []string            // symbol versions it defines
+	needs    map[string][]string // symbol versions it needs of each library
+}
+
+// openImage reads the ELF file that a program sees at path and this command sees at file.
+func openImage(path, file string) (*image, error) {
+	if info, err := os.Stat(file); err != nil {
+		return nil, err
+	} else if !info.Mode().IsRegular() { // opening a device can do something
+		return nil, fmt.Errorf("%s is no regular file", path)
+	}
+	f, err := elf.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	i := &image{path: path, file: file, class: f.Class, machine: f.Machine, needs: map[string][]string{}}
+	for _, segment := range f.Progs {
+		if segment.Type == elf.PT_INTERP && segment.Filesz < 4096 {
+			text, err := io.ReadAll(segment.Open())
+			if err != nil {
+				return nil, err
+			}
+			i.loader = strings.TrimRight(string(text), "\x00")
+		}
+	}
+	// A static position-independent program has no loader either: only a flag tells it from a library.
+	flags, _ := f.DynValue(elf.DT_FLAGS_1)
+	pie := len(flags) > 0 && elf.DynFlag1(flags[0])&elf.DF_1_PIE != 0
+	i.program = f.Type == elf.ET_EXEC || i.loader != "" || pie
+	i.fromGo = f.Section(".go.buildinfo") != nil
+
+	// Errors below mean "has none": a static program, say.
+	i.needed, _ = f.DynString(elf.DT_NEEDED)
+	if names, _ := f.DynString(elf.DT_SONAME); len(names) > 0 {
+		i.soname = names[0]
+	}
+	if paths, _ := f.DynString(elf.DT_RPATH); len(paths) > 0 {
+		i.rpath = strings.Split(paths[0], ":")
+	}
+	if paths, _ := f.DynString(elf.DT_RUNPATH); len(paths) > 0 {
+		i.runpath = strings.Split(paths[0], ":")
+	}
+	i.readSymbols(f)
+	if defined, err := f.DynamicVersions(); err == nil {
+		for _, version := range defined {
+			i.versions = append(i.versions, version.Name)
+		}
+	}
+	if needs, err := f.DynamicVersionNeeds(); err == nil {
+		for _, library := range needs {
+			for _, version := range library.Needs {
+				i.needs[library.Name] = append(i.needs[library.Name], version.Dep)
+			}
+		}
+	}
+	return i, nil
+}
+
+func (i *image) readSymbols(f *elf.File) {
+	symbols, _ := f.DynamicSymbols()
+	for _, s := range symbols {
+		switch {
+		case s.Section != elf.SHN_UNDEF:
+			if s.Name == "cudaMalloc" {
+				i.definesMalloc = true
+			}
+		case s.Name == "dlopen":
+			i.importsDlopen = true
+		case strings.HasPrefix(s.Name, "__cudaRegister") || isRuntimeFunction(s.Name):
+			i.importsCudart = true
+		}
+	}
+}
+
+// isRuntimeFunction tells cudaMalloc from cudart-like names: "cuda" and a capital.
+func isRuntimeFunction(name string) bool {
+	return len(name) > 4 && name[:4] == "cuda" && name[4] >= 'A' && name[4] <= 'Z'
+}
+
+func (i *image) base() string { return filepath.Base(i.path) }
+
+func (i *image) isCudart() bool {
+	return strings.HasPrefix(i.base(), "libcudart.so") || strings.HasPrefix(i.soname, "libcudart.so")
+}
+
+// architecture names what must agree between a program and a preloaded library.
+func (i *image) architecture() string { return architecture(i.class, i.machine) }
+
+func architecture(class elf.Class, machine elf.Machine) string {
+	name := strings.ToLower(strings.TrimPrefix(machine.String(), "EM_"))
+	switch {
+	case class == elf.ELFCLASS32 && machine == elf.EM_X86_64:
+		return "x32"
+	case class == elf.ELFCLASS32:
+		return name + " (32 bit)"
+	}
+	return name
+}
+
+// ownArchitecture is this command's, which is built along with libtms.so.
+func ownArchitecture() string {
+	if runtime.GOARCH == "arm64" {
+		return architecture(elf.ELFCLASS64, elf.EM_AARCH64)
+	}
+	return architecture(elf.ELFCLASS64, elf.EM_X86_64)
+}
+
+// lacking are the symbol versions that i needs of a library which does not define them.
+func (i *image) lacking(library *image) (missing []string) {
+	defined := map[string]bool{}
+	for _, version := range library.versions {
+		defined[version] = true
+	}
+	for _, version := range i.needs[library.soname] {
+		if !defined[version] {
+			missing = append(missing, version)
+		}
+	}
+	return missing
+}

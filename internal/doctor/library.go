@@ -1,0 +1,101 @@
+package doctor
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Library is the libtms.so that is, or would be, preloaded.
+type Library struct {
+	Path    string `json:"path"`
+	Machine string `json:"machine"`
+
+	image *image
+}
+
+const libraryName = "libtms.so"
+
+// isLibrary recognises it by name: other interposers have the same functions.
+func isLibrary(path string) bool {
+	return strings.HasPrefix(filepath.Base(path), libraryName)
+}
+
+// findLibrary looks for libtms.so: where it was told, in the process, in TMS_LIBRARY (as the Python
+// package does), in this command's own LD_PRELOAD, and beside this command.
+func (r *Report) findLibrary(given string, p *process) error {
+	if given != "" {
+		return r.openLibrary(given, given)
+	}
+	if p != nil && p.library != nil {
+		if !p.library.deleted {
+			return r.openLibrary(p.library.path, p.file(p.library.path))
+		}
+		return nil // examineProcess says so
+	}
+	env := parseEnvironment(os.Environ())
+	if named := env["TMS_LIBRARY"]; named != "" {
+		if err := r.openLibrary(named, named); err != nil {
+			return fmt.Errorf("TMS_LIBRARY: %w", err)
+		}
+		return nil
+	}
+	var places []string
+	for _, entry := range env.preloads() {
+		if isLibrary(entry) {
+			places = append(places, entry)
+		}
+	}
+	if self, err := os.Executable(); err == nil {
+		folder := filepath.Dir(self)
+		places = append(places, filepath.Join(folder, libraryName), filepath.Join(folder, "..", "lib", libraryName))
+	}
+	for _, place := range places {
+		if _, err := os.Stat(place); err == nil {
+			return r.openLibrary(place, place)
+		}
+	}
+	r.add(Warning, "library", "libtms.so was not found, so whether it fits the program is not known",
+		"build it with scripts/build.sh; name it with --library or TMS_LIBRARY")
+	return nil
+}
+
+func (r *Report) openLibrary(path, file string) error {
+	if info, err := os.Stat(file); err != nil || info.IsDir() {
+		return fmt.Errorf("%s is no file; give the path of libtms.so (scripts/build.sh makes build/lib/libtms.so)", path)
+	}
+	if absolute, err := filepath.Abs(path); err == nil {
+		path = absolute
+	}
+	found, err := openImage(path, file)
+	if err != nil {
+		r.add(Error, "library", fmt.Sprintf("%s cannot be used: %v", path, err), "build it anew with scripts/build.sh")
+		return nil
+	}
+	if found.program || !found.definesMalloc {
+		r.add(Error, "library", path+" defines no cudaMalloc: it is not libtms.so", "give the path of libtms.so")
+		return nil
+	}
+	r.Library = &Library{Path: path, Machine: found.architecture(), image: found}
+	return nil
+}
+
+func (r *Report) libraryArchitecture() string {
+	if r.Library != nil {
+		return r.Library.Machine
+	}
+	return ownArchitecture()
+}
+
+// preloadAdvice is the beginning of a command that preloads the library.
+func (r *Report) preloadAdvice() string {
+	path := "/path/to/" + libraryName
+	if r.Library != nil {
+		path = r.Library.Path
+	}
+	if strings.ContainsAny(path, " :") {
+		return "copy libtms.so to a path without spaces and colons, which LD_PRELOAD cannot hold, and start the program with LD_PRELOAD=PATH"
+	}
+	return "start it with LD_PRELOAD=" + path
+}

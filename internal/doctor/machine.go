@@ -1,0 +1,166 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+
+	"tms/vmm/cuda"
+)
+
+// Driver is the CUDA driver as this command finds it.
+type Driver struct {
+	Loaded       bool   `json:"loaded"`
+	CUDAVersion  string `json:"cuda_version"`  // the newest CUDA it supports: "13.0"
+	KernelModule string `json:"kernel_module"` // "580.95.05", "" if it does not say
+	Error        string `json:"error"`
+
+	major int
+}
+
+func (d Driver) String() string {
+	text := "none"
+	if d.Loaded {
+		text = "CUDA " + d.CUDAVersion
+	}
+	if d.KernelModule != "" {
+		text += ", kernel module " + d.KernelModule
+	}
+	return text
+}
+
+// Device is one GPU that the driver shows to this command.
+type Device struct {
+	Ordinal          int    `json:"ordinal"`
+	MemoryBytes      uint64 `json:"memory_bytes"`
+	VMM              bool   `json:"vmm"` // virtual memory management, without which nothing can be paused
+	GranularityBytes uint64 `json:"granularity_bytes"`
+}
+
+func (d Device) String() string {
+	if !d.VMM {
+		return size(d.MemoryBytes) + ", no virtual memory management"
+	}
+	return fmt.Sprintf("%s, virtual memory management in units of %s", size(d.MemoryBytes), size(d.GranularityBytes))
+}
+
+func (r *Report) examineDriver() {
+	r.Driver.KernelModule = kernelModule()
+	driver, err := cuda.Open("libcuda.so.1")
+	if err != nil {
+		r.Driver.Error = err.Error()
+		r.add(Error, "driver", err.Error(), adviceFor(err))
+		return
+	}
+	r.Driver.Loaded = true
+	version, err := driver.Version()
+	if err != nil {
+		r.Driver.Error = err.Error()
+		r.add(Error, "driver", err.Error(), adviceFor(err))
+		return
+	}
+	r.Driver.major = version / 1000
+	r.Driver.CUDAVersion = fmt.Sprintf("%d.%d", version/1000, version%1000/10)
+	r.add(OK, "driver", "the driver supports CUDA "+r.Driver.CUDAVersion, "")
+	r.examineDevices(driver)
+}
+
+func (r *Report) examineDevices(driver *cuda.Driver) {
+	count, err := driver.DeviceCount()
+	if err == nil && count == 0 {
+		err = cuda.NoDevice
+	}
+	if err != nil {
+		r.add(Error, "devices", "the driver shows no device: "+err.Error(), adviceFor(cuda.NoDevice))
+		return
+	}
+	var without []string
+	for ordinal := range count {
+		device, err := examineDevice(driver, ordinal)
+		if err != nil {
+			r.add(Warning, "devices", fmt.Sprintf("device %d cannot be asked: %v", ordinal, err),
+				"see whether nvidia-smi shows a fault of this device")
+			continue
+		}
+		r.Devices = append(r.Devices, device)
+		if !device.VMM {
+			without = append(without, fmt.Sprint(ordinal))
+		}
+	}
+	switch {
+	case len(r.Devices) == 0:
+		r.add(Error, "devices", "no device answers", adviceFor(cuda.NoDevice))
+	case len(without) == 0:
+		r.add(OK, "vmm", "every device has virtual memory management", "")
+	case len(without) == len(r.Devices):
+		r.add(Error, "vmm", "no device has virtual memory management (attribute 102), so nothing can be paused",
+			"use another kind of GPU, or a vGPU profile that has it")
+	default:
+		r.add(Warning, "vmm", "no virtual memory management on device "+strings.Join(without, ", "),
+			"name the other devices in CUDA_VISIBLE_DEVICES")
+	}
+}
+
+func examineDevice(driver *cuda.Driver, ordinal int) (d Device, err error) {
+	d.Ordinal = ordinal
+	handle, err := driver.DeviceGet(ordinal)
+	if err != nil {
+		return d, err
+	}
+	if d.MemoryBytes, err = driver.DeviceTotalMem(handle); err != nil {
+		return d, err
+	}
+	supported, err := driver.DeviceAttribute(cuda.AttributeVirtualMemoryManagementSupported, handle)
+	if err != nil || supported == 0 {
+		return d, err
+	}
+	d.VMM = true
+	d.GranularityBytes, err = driver.MemGetAllocationGranularity(ordinal)
+	return d, err
+}
+
+// Results of cuInit that say more than "it failed"; the texts follow cuda.h.
+const (
+	stubLibrary          cuda.Result = 34
+	systemNotReady       cuda.Result = 802
+	systemDriverMismatch cuda.Result = 803
+	compatNotSupported   cuda.Result = 804
+)
+
+func adviceFor(err error) string {
+	var failed *cuda.Error
+	switch {
+	case errors.Is(err, cuda.NoDevice):
+		return "check that nvidia-smi shows a GPU, that a container was given one (/dev/nvidia*), and CUDA_VISIBLE_DEVICES"
+	case errors.Is(err, cuda.OutOfMemory):
+		return "raise the address space limit (ulimit -v unlimited), or free host memory"
+	case errors.Is(err, stubLibrary):
+		return "take the toolkit's stubs folder out of LD_LIBRARY_PATH: it has no real libcuda.so.1"
+	case errors.Is(err, systemNotReady):
+		return "wait for the driver's services, or start them (on NVSwitch machines nvidia-fabricmanager)"
+	case errors.Is(err, systemDriverMismatch):
+		return "libcuda.so.1 and the kernel module are of different versions: reboot, or install the same version of both"
+	case errors.Is(err, compatNotSupported):
+		return "take the cuda-compat folder out of LD_LIBRARY_PATH: this GPU does not support forward compatibility"
+	case errors.As(err, &failed):
+		return "see what the kernel log and nvidia-smi say of the driver"
+	}
+	return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus all)"
+}
+
+var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
+
+// kernelModule is the version of the loaded nvidia module. Its two sources are written by the
+// module itself; the text around the number differs between the open and the closed one.
+func kernelModule() string {
+	for _, path := range []string{"/sys/module/nvidia/version", "/proc/driver/nvidia/version"} {
+		if text, err := os.ReadFile(path); err == nil {
+			if version := versionNumber.Find(text); version != nil {
+				return string(version)
+			}
+		}
+	}
+	return ""
+}

@@ -1,0 +1,213 @@
+package doctor
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// process is what /proc tells of a running program.
+type process struct {
+	pid         int
+	path        string // of the program
+	environment environment
+	mapped      []mapped
+	library     *mapped // libtms.so
+	secure      bool    // it was started in secure-execution mode
+}
+
+// mapped is a file in a process's address space.
+type mapped struct {
+	path    string // as the process sees it
+	deleted bool
+}
+
+func (p *process) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", p.pid, name) }
+
+// file is where this command finds a file of the process, which may live in a container.
+func (p *process) file(path string) string {
+	if file := p.proc("root") + path; exists(file) {
+		return file
+	}
+	return path
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func openProcess(pid int) (*process, error) {
+	p := &process{pid: pid}
+	if !exists(p.proc("")) {
+		return nil, fmt.Errorf("there is no process %d; give the number of a running one (in a container: as this shell sees it)", pid)
+	}
+	unreadable := func(err error) error {
+		if errors.Is(err, fs.ErrPermission) {
+			return fmt.Errorf("process %d may not be examined: %w; run this as its user or as root", pid, err)
+		}
+		return fmt.Errorf("process %d cannot be examined: %w; is it a program that still runs, and no kernel thread?", pid, err)
+	}
+	var err error
+	if p.path, err = os.Readlink(p.proc("exe")); err != nil {
+		return nil, unreadable(err)
+	}
+	p.path = strings.TrimSuffix(p.path, " (deleted)")
+	variables, err := os.ReadFile(p.proc("environ"))
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	p.environment = parseEnvironment(strings.Split(string(variables), "\x00"))
+	maps, err := os.ReadFile(p.proc("maps"))
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	p.readMaps(string(maps))
+	p.secure = secureFlag(p.proc("auxv"))
+	return p, nil
+}
+
+func (p *process) readMaps(text string) {
+	known := map[string]bool{}
+	for _, line := range strings.Split(text, "\n") {
+		// address permissions offset device inode path, which may have spaces
+		fields := strings.SplitN(line, " ", 6)
+		if len(fields) < 6 || fields[4] == "0" {
+			continue
+		}
+		path := strings.TrimLeft(fields[5], " ")
+		if known[path] || !strings.HasPrefix(path, "/") {
+			continue
+		}
+		known[path] = true
+		m := mapped{path: path}
+		m.path, m.deleted = strings.CutSuffix(path, " (deleted)")
+		p.mapped = append(p.mapped, m)
+		if isLibrary(m.path) && p.library == nil {
+			p.library = &mapped{m.path, m.deleted}
+		}
+	}
+}
+
+// secureFlag reads AT_SECURE from the auxiliary vector, pairs of machine words.
+func secureFlag(path string) bool {
+	const atSecure = 23
+	vector, err := os.ReadFile(path)
+	if err != nil {
+		return false
+	}
+	for ; len(vector) >= 16; vector = vector[16:] {
+		if binary.NativeEndian.Uint64(vector) == atSecure {
+			return binary.NativeEndian.Uint64(vector[8:]) != 0
+		}
+	}
+	return false
+}
+
+func (r *Report) examineProcess(p *process) {
+	program := &Program{
+		Path: p.path, PID: p.pid,
+		Preloaded: append([]string{}, append(p.environment.preloads(), preloadFile(p.file("/etc/ld.so.preload"))...)...),
+		Cudart:    Cudart{Linkage: "none", Libraries: []CudartLibrary{}},
+	}
+	r.Program = program
+	main, err := openImage(p.path, p.proc("exe"))
+	if err != nil {
+		r.add(Error, "program", fmt.Sprintf("%s cannot be read: %v", p.path, err), "run this as its user or as root")
+		return
+	}
+	program.Machine, program.Loader = main.architecture(), main.loader
+	if !r.examineLoading(main) {
+		return
+	}
+	for _, m := range p.mapped {
+		if m.path == p.path {
+			continue
+		}
+		if i, err := openImage(m.path, p.file(m.path)); err == nil { // data files are mapped too
+			program.images = append(program.images, i)
+		}
+	}
+	r.examineLibraryIn(p)
+	r.examinePreloads(p.preloads(program))
+	r.examineCudart(main)
+}
+
+// examineLibraryIn says whether libtms.so is in the process, and if not, why.
+func (r *Report) examineLibraryIn(p *process) {
+	named := ""
+	for _, entry := range r.Program.Preloaded {
+		if isLibrary(entry) {
+			named = entry
+			break
+		}
+	}
+	switch {
+	case p.library != nil:
+		r.Program.Libtms = p.library.path
+		r.add(OK, "loaded", "libtms.so is in the process: "+p.library.path, "")
+		if named == "" {
+			r.add(Warning, "preload", "LD_PRELOAD does not name libtms.so: if it was loaded later, with dlopen, cudaMalloc does not reach it", r.preloadAdvice())
+		}
+	case p.secure:
+		r.add(Error, "loaded", "libtms.so is not in the process, which runs in secure-execution mode (setuid, setgid, capabilities): the loader ignores LD_PRELOAD=/path",
+			"run a copy of the program without them")
+	case named != "":
+		r.add(Error, "loaded", fmt.Sprintf("libtms.so is not in the process, though LD_PRELOAD names %s", named),
+			r.whyNotTaken(p, named))
+	default:
+		r.add(Error, "loaded", "libtms.so is not in the process, and a running process cannot take it", r.preloadAdvice())
+	}
+	if p.library != nil && p.library.deleted {
+		if exists(p.proc("root") + p.library.path) {
+			r.add(Warning, "replaced", p.library.path+" was replaced since the process started; the process goes on with the old one, its children take the new one",
+				"restart the process")
+		} else {
+			r.add(Warning, "replaced", p.library.path+" was deleted since the process started; the process goes on, its children are not interposed",
+				"put the file back, or restart the process with another")
+		}
+	}
+}
+
+func (r *Report) whyNotTaken(p *process, named string) string {
+	switch {
+	case strings.Contains(named, "$"):
+		return "write the path without $"
+	case !strings.Contains(named, "/"):
+		return "write a path: the loader looks for a bare name in LD_LIBRARY_PATH and the system's folders only"
+	case !strings.HasPrefix(named, "/"):
+		return "write an absolute path: this one is taken from the folder that the process was started in"
+	}
+	i, err := openImage(named, p.file(named))
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return "correct the path: there is no such file, in the process's container if it has one"
+	case err != nil:
+		return fmt.Sprintf("the loader could not use it: %v", err)
+	case i.architecture() != r.Program.Machine:
+		return "take a libtms.so for " + r.Program.Machine
+	}
+	return "see what the program's loader said when it started: ERROR: ld.so: object ... cannot be preloaded"
+}
+
+// preloads are those files of the process that its LD_PRELOAD names, in that order. The process has
+// them mapped under their own names: links are resolved.
+func (p *process) preloads(program *Program) (preloads []*image) {
+	for _, entry := range program.Preloaded {
+		name := filepath.Base(entry)
+		if real, err := filepath.EvalSymlinks(p.file(entry)); err == nil && strings.Contains(entry, "/") {
+			name = filepath.Base(real)
+		}
+		for _, i := range program.images {
+			if i.base() == name || i.soname == name {
+				preloads = append(preloads, i)
+				break
+			}
+		}
+	}
+	return preloads
+}

@@ -1,0 +1,196 @@
+package doctor
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Program is the program or process that was examined.
+type Program struct {
+	Path      string   `json:"path"`
+	PID       int      `json:"pid"`    // 0: no process, only a file
+	Script    string   `json:"script"` // the script that was named, if Path is its interpreter
+	Machine   string   `json:"machine"`
+	Loader    string   `json:"loader"` // "" if it has none: LD_PRELOAD does nothing
+	Cudart    Cudart   `json:"cudart"`
+	Preloaded []string `json:"preloaded"` // the entries of its LD_PRELOAD and of /etc/ld.so.preload
+	Libtms    string   `json:"libtms"`    // the libtms.so in the process
+
+	images []*image
+	late   bool // it can load libraries at run time
+}
+
+func (p *Program) String() string {
+	text := p.Path
+	if p.Script != "" {
+		text += ", which runs " + p.Script
+	}
+	if p.PID != 0 {
+		text += fmt.Sprintf(", process %d", p.PID)
+	}
+	return text
+}
+
+// has tells whether the program has a library whose name begins so.
+func (p *Program) has(library string) bool {
+	if p == nil {
+		return false
+	}
+	for _, i := range p.images {
+		if strings.HasPrefix(i.base(), library) {
+			return true
+		}
+	}
+	return false
+}
+
+// python tells whether it is a Python that has not started yet: it may come to load anything.
+func (p *Program) python() bool {
+	return p != nil && p.PID == 0 && strings.HasPrefix(filepath.Base(p.Path), "python")
+}
+
+// openProgram finds the program, and the interpreter if it is a script.
+func openProgram(name string) (*Program, *image, error) {
+	path, err := lookUp(name)
+	if err != nil {
+		return nil, nil, err
+	}
+	p := &Program{Path: path, Preloaded: []string{}, Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}}}
+	for range 5 { // as deep as the kernel follows
+		interpreter, isScript, err := interpreterOf(p.Path)
+		if err != nil {
+			return nil, nil, err
+		}
+		if !isScript {
+			break
+		}
+		if p.Script == "" {
+			p.Script = p.Path
+		}
+		p.Path = interpreter
+	}
+	main, err := openImage(p.Path, p.Path)
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s is no program (neither ELF nor a script with #!): give the interpreter that runs it, python3 for instance", p.Path)
+	}
+	p.Machine, p.Loader = main.architecture(), main.loader
+	return p, main, nil
+}
+
+func lookUp(name string) (string, error) {
+	path := name
+	info, err := os.Stat(path)
+	if !strings.Contains(name, "/") {
+		if found, lookErr := exec.LookPath(name); lookErr == nil || errors.Is(lookErr, exec.ErrDot) {
+			path = found
+			info, err = os.Stat(path)
+		} else if err != nil {
+			return "", fmt.Errorf("there is no program %s in PATH; give its path", name)
+		}
+	}
+	if err != nil {
+		return "", fmt.Errorf("%w; give the path of a program", err)
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is not a file; give the path of a program", path)
+	}
+	if file, err := os.Open(path); err != nil {
+		return "", fmt.Errorf("%w; run this as a user who may read it", err)
+	} else {
+		file.Close()
+	}
+	return filepath.Abs(path)
+}
+
+// interpreterOf reads a script's first line. Through env, which many scripts use, it looks on.
+func interpreterOf(path string) (interpreter string, isScript bool, err error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return "", false, err
+	}
+	defer file.Close()
+	beginning := make([]byte, 256) // as much as the kernel reads
+	n, err := io.ReadFull(file, beginning)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return "", false, fmt.Errorf("%s cannot be read: %w", path, err)
+	}
+	line, _, _ := strings.Cut(string(beginning[:n]), "\n")
+	line, isScript = strings.CutPrefix(line, "#!")
+	if !isScript {
+		return "", false, nil
+	}
+	words := strings.Fields(line)
+	if len(words) == 0 {
+		return "", true, fmt.Errorf("%s has #! but no interpreter behind it", path)
+	}
+	name := words[0]
+	if filepath.Base(name) == "env" {
+		for _, word := range words[1:] {
+			if !strings.HasPrefix(word, "-") && !strings.Contains(word, "=") {
+				name = word
+				break
+			}
+		}
+	}
+	interpreter, err = lookUp(name)
+	if err != nil {
+		return "", true, fmt.Errorf("the interpreter of %s: %w", path, err)
+	}
+	return interpreter, true, nil
+}
+
+var shells = map[string]bool{"sh": true, "bash": true, "dash": true, "zsh": true, "ksh": true, "busybox": true}
+
+func (r *Report) examineProgram(main *image, env environment) {
+	p := r.Program
+	errorsBefore := r.count(Error)
+	if p.Script != "" && shells[filepath.Base(p.Path)] {
+		r.add(Note, "script", fmt.Sprintf("%s is run by a shell; what it starts gets the same LD_PRELOAD and is not examined here", p.Script),
+			"examine the programs it starts too")
+	}
+	if !r.examineLoading(main) {
+		return
+	}
+	r.examineSecureExecution(p.Path)
+
+	l := newLoader(main, env)
+	p.Preloaded = append(p.Preloaded, append(env.preloads(), preloadFile("/etc/ld.so.preload")...)...)
+	r.examinePreloads(r.findPreloads(l))
+
+	var missing []string
+	p.images, missing = l.closure()
+	p.late = main.importsDlopen
+	for _, i := range p.images {
+		p.late = p.late || i.importsDlopen
+	}
+	r.examineGlibc(p.images)
+	if r.examineMissing(missing) {
+		r.examineCudart(main)
+	}
+	if main.program && r.count(Error) == errorsBefore {
+		r.add(OK, "program", "libtms.so can be preloaded into it", r.preloadAdvice())
+	}
+}
+
+// examineMissing returns false if a libcudart is among the missing libraries.
+func (r *Report) examineMissing(missing []string) bool {
+	var others []string
+	for _, name := range missing {
+		if !strings.HasPrefix(name, "libcudart.so") {
+			others = append(others, name)
+			continue
+		}
+		r.add(Error, "cudart", fmt.Sprintf("it needs %s, which the loader would not find", name),
+			"put the folder that has it into LD_LIBRARY_PATH")
+	}
+	if len(others) > 0 {
+		r.add(Warning, "libraries", "the loader would not find "+strings.Join(others, ", ")+", which it needs",
+			"put the folders that have them into LD_LIBRARY_PATH, as when the program is started")
+	}
+	return len(others) == len(missing)
+}

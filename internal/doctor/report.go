@@ -1,0 +1,135 @@
+// Package doctor looks at a machine and a program, and says whether libtms.so can interpose the
+// program's CUDA memory there. It changes nothing and starts nothing.
+package doctor
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+)
+
+// Target is what to examine: the machine, and a program or a process if one is named.
+type Target struct {
+	Program string // a path, or a name to search for in PATH; "" for none
+	PID     int    // 0 for none
+	Library string // libtms.so; "" to look for it
+}
+
+// Report is all that was seen. Its JSON form is the interface of `tms doctor --json`.
+type Report struct {
+	CanInterpose bool      `json:"can_interpose"` // no finding is an error
+	Driver       Driver    `json:"driver"`
+	Devices      []Device  `json:"devices"`
+	Host         Host      `json:"host"`
+	Library      *Library  `json:"library"` // null if libtms.so was not found
+	Program      *Program  `json:"program"` // null if only the machine was examined
+	Findings     []Finding `json:"findings"`
+}
+
+// Examine returns an error when there is nothing to report on: no such program, process or library.
+func Examine(target Target) (*Report, error) {
+	r := &Report{Devices: []Device{}, Findings: []Finding{}}
+	env := parseEnvironment(os.Environ())
+	var process *process
+	var program *Program
+	var main *image
+	var err error
+	switch {
+	case target.PID != 0:
+		if process, err = openProcess(target.PID); err != nil {
+			return nil, err
+		}
+		env = process.environment
+	case target.Program != "":
+		if program, main, err = openProgram(target.Program); err != nil {
+			return nil, err
+		}
+	}
+	if err = r.findLibrary(target.Library, process); err != nil {
+		return nil, err
+	}
+
+	r.examineDriver()
+	r.examineHost(target.PID)
+	switch {
+	case process != nil:
+		r.examineProcess(process)
+	case program != nil:
+		r.Program = program
+		r.examineProgram(main, env)
+	}
+	r.examineEnvironment(env)
+
+	r.CanInterpose = r.count(Error) == 0
+	return r, nil
+}
+
+func (r *Report) count(severity Severity) (n int) {
+	for _, f := range r.Findings {
+		if f.Severity == severity {
+			n++
+		}
+	}
+	return n
+}
+
+// WriteJSON writes the report as one JSON object.
+func (r *Report) WriteJSON(w io.Writer) error {
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	encoder.SetIndent("", "  ")
+	return encoder.Encode(r)
+}
+
+// WriteText writes the report for people.
+func (r *Report) WriteText(w io.Writer) error {
+	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	row := func(name, format string, arguments ...any) {
+		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, arguments...))
+	}
+	row("driver", "%s", r.Driver)
+	for _, d := range r.Devices {
+		row(fmt.Sprintf("device %d", d.Ordinal), "%s", d)
+	}
+	row("host", "%s", r.Host)
+	if r.Library != nil {
+		row("libtms.so", "%s", r.Library.Path)
+	}
+	if p := r.Program; p != nil {
+		row("program", "%s", p)
+		for _, l := range p.Cudart.Libraries {
+			row("cudart", "%s", l.Path)
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+
+	fmt.Fprintln(w)
+	for _, f := range r.Findings {
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Severity, f.ID, f.What)
+		if f.Do != "" {
+			fmt.Fprintf(table, "\t\t-> %s\n", f.Do)
+		}
+	}
+	if err := table.Flush(); err != nil {
+		return err
+	}
+
+	what := "A program on this machine"
+	if r.Program != nil {
+		what = "The program"
+	}
+	if r.CanInterpose {
+		_, err := fmt.Fprintf(w, "\n%s can be interposed.\n", what)
+		return err
+	}
+	n, plural := r.count(Error), "s"
+	if n == 1 {
+		plural = ""
+	}
+	_, err := fmt.Fprintf(w, "\n%s cannot be interposed: %d error%s.\n", what, n, plural)
+	return err
+}

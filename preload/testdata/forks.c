@@ -1,0 +1,154 @@
+/* Children forked in every state of the parent try every entry point: an answer, never a hang.
+ * Called as: forks unused|used|pausing|starting CHILDREN AT-ONCE */
+#include "host.h"
+
+#include <stdatomic.h>
+
+static _Atomic bool stop;
+
+/* Every entry point once. Where the parent had used the library CUDA is gone in the child, and so are
+ * we; else all of it works. */
+static void every_call(void *ours, bool usable)
+{
+	void *pointer = NULL, *graph = NULL, *stream = NULL;
+	char handle[64], attributes[128];
+	size_t pitch = 0;
+	alarm(30);
+	int code = tms_pause(NULL);
+	CHECK(code == (usable ? 0 : 3));
+	CHECK(tms_resume(NULL) == code);
+	tms_set_interesting_region(true);
+	tms_set_current_tag("child");
+	tms_set_enable_cpu_backup(true);
+	CHECK(cudaMalloc(&pointer, 100) == (usable ? 0 : 3));
+	if (usable)
+		CHECK(cudaFree(pointer) == 0);
+	void *(*find)(void *, const char *) = dlsym;
+#define CALL(name, type, ...)                                                                      \
+	do {                                                                                       \
+		int (*f) type = (int (*) type)find(RTLD_DEFAULT, name);                            \
+		CHECK(f);                                                                          \
+		int answer = f(__VA_ARGS__);                                                       \
+		CHECK(usable || answer != 0);                                                      \
+	} while (0)
+	CALL("cudaMallocAsync", (void **, size_t, void *), &pointer, 100, stream);
+	CALL("cudaMallocPitch", (void **, size_t *, size_t, size_t), &pointer, &pitch, 100, 100);
+	CALL("cudaPointerGetAttributes", (void *, const void *), attributes, pointer);
+	CALL("cudaStreamBeginCapture", (void *, int), stream, 0);
+	CALL("cudaStreamEndCapture", (void *, void **), stream, &graph);
+	if (ours) {
+		CALL("cudaFree", (void *), ours);
+		CALL("cudaFreeAsync", (void *, void *), ours, stream);
+		CALL("cudaIpcGetMemHandle", (void *, void *), handle, ours);
+		CHECK(!tms_get_cpu_backup_pointer(ours, 1));
+		tms_torch_free(ours, 1, 0, NULL);
+	}
+	CHECK(!tms_torch_malloc(10, 0, NULL) == !usable);
+	CHECK(tms_stats_json(NULL, 0) > 0);
+	CHECK(tms_last_error() && tms_version() && tms_get_current_tag());
+	CALL("cudaDeviceReset", (void), );
+	tms_set_interesting_region(false);
+	_exit(0);
+}
+
+static void *pause_and_resume(void *unused)
+{
+	(void)unused;
+	while (!atomic_load(&stop)) {
+		tms_pause("busy");
+		tms_resume("busy");
+	}
+	return NULL;
+}
+
+static void reap(int count)
+{
+	for (int i = 0; i < count; i++) {
+		int status = -1;
+		CHECK(wait(&status) > 0);
+		EXPECT(status, 0);
+	}
+}
+
+static void fork_children(int children, int at_once, void *ours, bool usable)
+{
+	for (int made = 0; made < children; made += at_once) {
+		for (int i = 0; i < at_once; i++) {
+			pid_t pid = fork();
+			CHECK(pid >= 0);
+			if (pid == 0)
+				every_call(ours, usable);
+		}
+		reap(at_once);
+	}
+}
+
+static void *first_use(void *unused)
+{
+	(void)unused;
+	void *pointer = NULL;
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&pointer, 100), 0);
+	return NULL;
+}
+
+/* A parent of its own for each start, forking in the very microseconds of it. What a child finds
+ * depends on the moment; that it answers does not. */
+static void fork_while_starting(int index)
+{
+	pid_t parent = fork();
+	CHECK(parent >= 0);
+	if (parent != 0)
+		return;
+	/* The driver library is loaded before: a child forked in the middle of another thread's dlopen
+	 * finds it half relocated, which nobody can help. */
+	simulator("cudasim_stat");
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, first_use, NULL), 0);
+	for (int i = 0; i < 4; i++) {
+		usleep((unsigned)((index * 37 + i * 91) % 400));
+		pid_t pid = fork();
+		if (pid == 0) {
+			alarm(30);
+			void *pointer = NULL;
+			tms_set_interesting_region(true);
+			int code = cudaMalloc(&pointer, 100);
+			CHECK(code == 0 || code == 3);
+			code = tms_pause(NULL);
+			CHECK(code == 0 || code == 3);
+			tms_stats_json(NULL, 0);
+			_exit(0);
+		}
+	}
+	reap(4);
+	EXPECT(pthread_join(thread, NULL), 0);
+	_exit(0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 4);
+	int children = atoi(argv[2]), at_once = atoi(argv[3]);
+	if (strcmp(argv[1], "unused") == 0) {
+		fork_children(children, at_once, NULL, true);
+	} else if (strcmp(argv[1], "starting") == 0) {
+		for (int made = 0; made < children; made += at_once) {
+			for (int i = 0; i < at_once; i++)
+				fork_while_starting(made + i);
+			reap(at_once);
+		}
+	} else {
+		void *ours = pausable(MIB, "parent", true), *busy = pausable(16 * MIB, "busy", true);
+		pthread_t thread;
+		bool pausing = strcmp(argv[1], "pausing") == 0;
+		if (pausing)
+			EXPECT(pthread_create(&thread, NULL, pause_and_resume, NULL), 0);
+		fork_children(children, at_once, ours, false);
+		atomic_store(&stop, true);
+		if (pausing)
+			EXPECT(pthread_join(thread, NULL), 0);
+		EXPECT(cudaFree(busy), 0);
+		EXPECT(cudaFree(ours), 0);
+	}
+	return 0;
+}

@@ -1,0 +1,152 @@
+"""Trains, pauses in the middle, lends the GPU's memory to somebody else, resumes, trains on.
+
+Two trainings are run, each in a process of its own: one that pauses, under libtms.so, and one
+that knows nothing of tms, without libtms.so. Their losses have to be identical.
+
+    LD_PRELOAD=libtms.so python train.py --device gpu         with PyTorch
+    LD_PRELOAD=libtms.so python train.py --device simulator   without anything
+
+The last line of the output is a JSON object; the exit status is 0 if everything in it is true.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from typing import Any
+
+STEPS = 20
+PAUSE_AFTER = 10
+GiB, MiB = 1 << 30, 1 << 20
+
+
+def main() -> int:
+    """Runs both trainings and compares them."""
+    parser = argparse.ArgumentParser(description="Training that lends its GPU memory out.")
+    parser.add_argument("--device", choices=["gpu", "simulator"], required=True)
+    parser.add_argument("--only", choices=["pausing", "plain"], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.only:
+        run(arguments.device, pausing=arguments.only == "pausing")
+        return 0
+
+    print(f"training 1 of 2: {STEPS} steps, paused after step {PAUSE_AFTER}", flush=True)
+    pausing = in_process(arguments.device, "pausing", dict(os.environ))
+    show(pausing["events"])
+    print(f"training 2 of 2: {STEPS} steps, never paused, without libtms.so", flush=True)
+    without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    plain = in_process(arguments.device, "plain", without)
+
+    result = {
+        "device": pausing["device"],
+        "simulated": arguments.device == "simulator",
+        **pausing["result"],
+        "losses": len(plain["losses"]),
+        "losses_equal": pausing["losses"] == plain["losses"],
+        "loss_first": float.fromhex(plain["losses"][0]),
+        "loss_last": float.fromhex(plain["losses"][-1]),
+    }
+    print(
+        f"loss {result['loss_first']:.6f} -> {result['loss_last']:.6f}; the two trainings' "
+        f"{STEPS} losses are {'identical' if result['losses_equal'] else 'DIFFERENT'}"
+    )
+    print(json.dumps(result))
+    wanted = ("address_kept", "restored", "freed", "lent", "losses_equal")
+    return 0 if all(result[name] for name in wanted) else 1
+
+
+def in_process(device: str, kind: str, environment: dict[str, str]) -> dict[str, Any]:
+    """What `run` reports from a process of its own."""
+    command = [sys.executable, __file__, "--device", device, "--only", kind]
+    finished = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=False)
+    if finished.returncode:
+        sys.exit(f"the {kind} training failed with status {finished.returncode}")
+    report: dict[str, Any] = json.loads(finished.stdout)
+    return report
+
+
+def run(device: str, *, pausing: bool) -> None:
+    """One training; its report goes to stdout as JSON."""
+    if device == "gpu":
+        from on_gpu import Training
+    else:
+        from on_simulator import Training  # type: ignore[assignment]
+
+    training = Training(pausable=pausing)
+    losses: list[str] = []
+    report: dict[str, Any] = {"device": training.device, "losses": losses}
+    for step in range(1, STEPS + 1):
+        loss = training.step(step)
+        losses.append(loss.hex())
+        if step % 5 == 0:
+            print(f"  step {step:2}  loss {loss:.6f}", file=sys.stderr, flush=True)
+        if pausing and step == PAUSE_AFTER:
+            report["events"], report["result"] = lend(training, step)
+    print(json.dumps(report))
+
+
+def lend(training: Any, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Pauses the training, uses its memory for something else, and resumes it."""
+    import tms
+
+    events: list[dict[str, Any]] = []
+
+    def event(name: str, action: Any) -> tuple[Any, float]:
+        before = training.free_memory()
+        begin = time.perf_counter()
+        outcome = action()
+        seconds = time.perf_counter() - begin
+        events.append(
+            {
+                "step": step,
+                "event": name,
+                "free_before": before,
+                "free_after": training.free_memory(),
+                "seconds": seconds,
+                "address": training.addresses()[0],
+            }
+        )
+        return outcome, seconds
+
+    training.tidy()
+    addresses, contents = training.addresses(), training.contents()
+    free_before = training.free_memory()
+    _, pause_seconds = event("pause", tms.pause)
+    freed = training.free_memory() - free_before
+    size = free_before + freed // 2  # more than there was before the pause
+    other, _ = event("somebody else takes it", lambda: training.allocate(size))
+    event("somebody else is done", lambda: training.release(other))
+    _, resume_seconds = event("resume", tms.resume)
+    return events, {
+        "address_kept": training.addresses() == addresses,
+        "restored": training.contents() == contents,
+        "freed": freed >= training.pausable_bytes,
+        "freed_bytes": freed,
+        "lent": size > free_before,
+        "lent_bytes": size,
+        "free_before_bytes": free_before,
+        "pause_seconds": round(pause_seconds, 6),
+        "resume_seconds": round(resume_seconds, 6),
+    }
+
+
+def show(events: list[dict[str, Any]]) -> None:
+    """The events as a table."""
+    unit, name = (GiB, "GiB") if events[0]["free_after"] > 4 * GiB else (MiB, "MiB")
+    head = f"  {'step':>4}  {'event':<22}  {'free before':>14}  {'free after':>14}  {'took':>10}"
+    print(f"{head}  weights at")
+    for event in events:
+        print(
+            f"  {event['step']:>4}  {event['event']:<22}  "
+            f"{event['free_before'] / unit:>10.2f} {name}  "
+            f"{event['free_after'] / unit:>10.2f} {name}  "
+            f"{event['seconds'] * 1e3:>7.1f} ms  {event['address']:#x}"
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

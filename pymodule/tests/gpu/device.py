@@ -1,0 +1,46 @@
+"""PyTorch on a GPU, and the figures the tests look at."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from typing import Any
+
+import pytest
+
+MiB = 1 << 20
+
+
+def torch_on_gpu() -> Any:
+    """torch; where there is no GPU for it the calling module's tests are skipped."""
+    if os.environ.get("TMS_TESTS_ON") == "simulator":
+        pytest.skip("this run is on the simulator", allow_module_level=True)
+    torch = pytest.importorskip("torch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU", allow_module_level=True)
+    if not hasattr(ctypes.CDLL(None), "tms_pause"):
+        pytest.skip("libtms.so is not preloaded", allow_module_level=True)
+    return torch
+
+
+def free_memory(device: int = 0) -> int:
+    """The device's free bytes (cudaMemGetInfo), once PyTorch has given back what it only caches.
+
+    Comparing two tensors, for one, leaves a result of their size in its cache.
+    """
+    import torch
+
+    torch.cuda.empty_cache()
+    free: int = torch.cuda.mem_get_info(device)[0]
+    return free
+
+
+def holds(tensor: Any, value: float) -> bool:
+    """Whether every element is `value`."""
+    return bool((tensor == value).all())
+
+
+def resident_memory() -> int:
+    """Bytes of host memory that this process holds, pinned memory included."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

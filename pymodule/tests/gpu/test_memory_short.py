@@ -1,0 +1,92 @@
+"""Too little device memory: PyTorch's error where PyTorch asks, ours where we do."""
+
+from __future__ import annotations
+
+import pytest
+from device import MiB, free_memory, holds, torch_on_gpu
+
+import tms
+
+torch = torch_on_gpu()
+
+SIZE = 1024 * MiB
+
+
+def full(size: int, value: int = 1) -> torch.Tensor:
+    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
+
+
+def test_in_a_region(tag: str) -> None:
+    """PyTorch raises its own error; the region goes on, and works once memory is there."""
+    ordinary = full(free_memory() - SIZE)
+    ooms = torch.cuda.memory_stats()["num_ooms"]
+    with tms.region(tag, backup="host"):
+        small = full(SIZE // 4, 2)
+        with pytest.raises(torch.OutOfMemoryError):
+            full(2 * SIZE)
+        also_small = full(SIZE // 4, 3)
+    assert torch.cuda.memory_stats()["num_ooms"] == ooms + 1
+    del ordinary
+    torch.cuda.empty_cache()
+    with tms.region(tag, backup="host"):
+        large = full(2 * SIZE, 4)
+    with tms.paused(tag):
+        pass
+    for tensor, value in ((small, 2), (also_small, 3), (large, 4)):
+        assert holds(tensor, value)
+
+
+def test_outside_a_region(tag: str) -> None:
+    """PyTorch's retry gives back its cache; a pause makes room for what still does not fit."""
+    with tms.region(tag):
+        pausable = full(free_memory() // 2)
+    cached = [full(SIZE) for _ in range(free_memory() // SIZE)]
+    del cached  # in pieces, none of which is large enough
+    retries = torch.cuda.memory_stats()["num_alloc_retries"]
+    ordinary = full(2 * SIZE)
+    assert torch.cuda.memory_stats()["num_alloc_retries"] == retries + 1
+    del ordinary
+    torch.cuda.empty_cache()
+    size = free_memory() + SIZE
+    with pytest.raises(torch.OutOfMemoryError):
+        full(size)
+    with tms.paused(tag):
+        ordinary = full(size)
+        del ordinary
+    pausable.fill_(1)
+
+
+def test_resume(tag: str) -> None:
+    with tms.region(tag, backup="host"):
+        tensor = full(4 * SIZE, 5)
+    address = tensor.data_ptr()
+    tms.pause(tag)
+    ordinary = full(free_memory() - SIZE)
+    with pytest.raises(tms.OutOfMemoryError) as caught:
+        tms.resume(tag)
+    assert caught.value.code == 2
+    assert holds(ordinary[:: 4 * MiB], 1)
+    del ordinary  # PyTorch caches it now, and resume makes it give that back
+    tms.resume(tag)
+    assert tensor.data_ptr() == address
+    assert holds(tensor, 5)
+
+
+def test_paused_segments_do_not_count_as_used(tag: str) -> None:
+    """Several paused tags may together be larger than the device."""
+    size = int(free_memory() * 0.7)
+    tensors = []
+    for number in range(3):
+        with tms.region(f"{tag} {number}"):
+            tensors.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
+        tensors[-1][-1] = number
+        tms.pause(f"{tag} {number}")
+    assert sum(tensor.nbytes for tensor in tensors) > torch.cuda.mem_get_info()[1]
+    for number, tensor in enumerate(tensors):
+        tms.resume(f"{tag} {number}")
+        tensor[-1] = number
+        assert int(tensor[-1]) == number
+        tms.pause(f"{tag} {number}")
+    del tensors, tensor
+    tms.resume()  # which finds too little memory, and then that nobody needs it
+    assert torch.cuda.mem_get_info()[0] > size

@@ -1,0 +1,23 @@
+"""Where the build is, and how a process is started on the simulator."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+PYMODULE = Path(__file__).resolve().parent.parent
+BUILD = PYMODULE.parent / "build"
+DEVICE_MEMORY = 256 << 20
+
+
+def environment() -> dict[str, str]:
+    """The environment in which a process runs under libtms.so on two simulated devices."""
+    return {
+        **os.environ,
+        "LD_PRELOAD": str(BUILD / "lib" / "libtms.so"),
+        "LD_LIBRARY_PATH": str(BUILD / "sim"),
+        "PYTHONPATH": str(PYMODULE),
+        "CUDASIM_DEVICES": "2",
+        "CUDASIM_MEMORY": str(DEVICE_MEMORY),
+        "TMS_TESTS_ON": "simulator",
+    }

@@ -1,0 +1,84 @@
+"""python -m tms, finding the library, and a light import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import children
+import pytest
+
+import tms
+
+
+def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tms", *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_says_how() -> None:
+    result = command()
+    assert result.returncode == 0
+    assert result.stdout.splitlines() == [
+        f"tms {tms.version}",
+        f"library    {tms.library_path()}",
+        "preloaded  yes",
+        f"to use it  LD_PRELOAD={tms.library_path()} python your_script.py",
+    ]
+    assert "preloaded  no\n" in command(LD_PRELOAD="").stdout
+
+
+def test_path_only() -> None:
+    assert command("--path").stdout == tms.library_path() + "\n"
+
+
+def test_library_is_missing() -> None:
+    result = command("--path", TMS_LIBRARY="/nowhere/libtms.so")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "TMS_LIBRARY names /nowhere/libtms.so" in result.stderr
+
+
+def test_library_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    named = tmp_path / "libtms.so"
+    named.write_bytes(b"")
+    monkeypatch.setenv("TMS_LIBRARY", str(named))
+    assert tms.library_path() == str(named)
+    monkeypatch.setenv("TMS_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(tms.LibraryNotFoundError) as caught:
+        tms.library_path()
+    assert isinstance(caught.value, FileNotFoundError)
+    monkeypatch.delenv("TMS_LIBRARY")
+    monkeypatch.setattr("tms._library._PACKAGE", tmp_path / "pymodule" / "tms")
+    with pytest.raises(tms.LibraryNotFoundError, match=r"run scripts/build\.sh"):
+        tms.library_path()
+    packaged = tmp_path / "pymodule" / "tms" / "lib" / "libtms.so"
+    built = tmp_path / "build" / "lib" / "libtms.so"
+    for library in (built, packaged):
+        library.parent.mkdir(parents=True)
+        library.write_bytes(b"")
+        assert tms.library_path() == str(library)
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("raise AssertionError('tms imported torch')")
+    out = children.output(
+        f"""
+        import sys
+        sys.path.insert(0, {str(tmp_path)!r})
+        before = set(sys.modules)
+        import tms
+        with tms.region("weights"), tms.disable():
+            pass
+        tms.pause(); tms.resume()
+        print("torch" in sys.modules, "numpy" in sys.modules)
+        """
+    )
+    assert out == "False False\n"

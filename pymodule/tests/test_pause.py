@@ -1,0 +1,255 @@
+"""Pausing and resuming: memory goes and comes, addresses stay, contents as asked for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import children
+import cuda
+import pytest
+from cuda import MiB
+
+import tms
+
+SIZE = 24 * MiB + 5
+
+
+@pytest.fixture
+def contents() -> bytes:
+    return os.urandom(SIZE)
+
+
+@pytest.fixture
+def pointer(request: pytest.FixtureRequest, contents: bytes) -> Iterator[int]:
+    """Memory of a region under the test's name, with a host backup, holding `contents`."""
+    with tms.region(request.node.name, backup="host"):
+        pointer = cuda.malloc(SIZE)
+    cuda.write(pointer, contents)
+    yield pointer
+    tms.resume()
+    cuda.free(pointer)
+
+
+def test_with_backup(pointer: int, contents: bytes, request: pytest.FixtureRequest) -> None:
+    tag = request.node.name
+    before = cuda.free_memory()
+    tms.pause(tag)
+    assert cuda.free_memory() >= before + SIZE
+    tms.resume(tag)
+    assert cuda.free_memory() == before
+    assert cuda.read(pointer, SIZE) == contents
+    # the address is backed by new memory, not by the copy
+    cuda.write(pointer, b"changed")
+    tms.pause(tag)
+    tms.resume(tag)
+    assert cuda.read(pointer, SIZE) == b"changed" + contents[7:]
+
+
+def test_without_backup(contents: bytes) -> None:
+    with tms.region("without"):
+        pointer = cuda.malloc(SIZE)
+    cuda.write(pointer, contents)
+    before = cuda.free_memory()
+    tms.pause("without")
+    assert cuda.free_memory() >= before + SIZE
+    tms.resume("without")
+    assert cuda.free_memory() == before
+    assert cuda.read(pointer, SIZE) == bytes(SIZE)  # the simulator's fresh memory is zeroed
+    cuda.write(pointer, contents)
+    assert cuda.read(pointer, SIZE) == contents
+    cuda.free(pointer)
+
+
+def test_other_tag_untouched(pointer: int, contents: bytes) -> None:
+    with tms.region("away"):
+        away = cuda.malloc(16 * MiB)
+    before = cuda.free_memory()
+    tms.pause("away")
+    assert cuda.free_memory() == before + 16 * MiB
+    assert cuda.read(pointer, SIZE) == contents
+    tms.resume("away")
+    assert cuda.free_memory() == before
+    cuda.free(away)
+
+
+def test_all_tags(pointer: int, contents: bytes) -> None:
+    with tms.region("also", backup="host"):
+        also = cuda.malloc(16 * MiB)
+    cuda.write(also, b"also")
+    before = cuda.free_memory()
+    tms.pause()
+    assert cuda.free_memory() >= before + SIZE + 16 * MiB
+    tms.resume()
+    assert cuda.free_memory() == before
+    assert cuda.read(pointer, SIZE) == contents
+    assert cuda.read(also, 4) == b"also"
+    cuda.free(also)
+
+
+def test_nothing_to_do(pointer: int, contents: bytes, request: pytest.FixtureRequest) -> None:
+    tag = request.node.name
+    tms.resume(tag)
+    tms.resume("no such tag")
+    tms.pause("no such tag")
+    tms.pause(tag)
+    paused = cuda.free_memory()
+    tms.pause(tag)
+    assert cuda.free_memory() == paused
+    tms.resume()
+    tms.resume()
+    assert cuda.read(pointer, SIZE) == contents
+
+
+def test_memory_is_free_for_others(pointer: int, contents: bytes) -> None:
+    size = cuda.free_memory() + SIZE // 2
+    with pytest.raises(cuda.CudaError, match="2"):
+        cuda.malloc(size)
+    with tms.paused():
+        other = cuda.malloc(size)
+        cuda.write(other, b"other")
+        cuda.free(other)
+    assert cuda.read(pointer, SIZE) == contents
+
+
+def test_paused_resumes_after_exception(pointer: int, contents: bytes) -> None:
+    before = cuda.free_memory()
+    with pytest.raises(ZeroDivisionError), tms.paused():
+        assert cuda.free_memory() > before
+        raise ZeroDivisionError
+    assert cuda.free_memory() == before
+    assert cuda.read(pointer, SIZE) == contents
+
+
+def test_paused_as_decorator(pointer: int) -> None:
+    before = cuda.free_memory()
+
+    @tms.paused()
+    def within() -> int:
+        return cuda.free_memory()
+
+    assert within() >= before + SIZE
+    assert cuda.free_memory() == before
+
+
+def test_freed_while_paused() -> None:
+    before = cuda.free_memory()
+    with tms.region("freed", backup="host"):
+        pointer = cuda.malloc(16 * MiB)
+    tms.pause("freed")
+    cuda.free(pointer)
+    tms.resume("freed")
+    assert cuda.free_memory() == before
+    with tms.region("freed", backup="host"):
+        again = cuda.malloc(16 * MiB)
+    cuda.write(again, b"again")
+    cuda.free(again)
+    assert cuda.free_memory() == before
+
+
+def test_made_while_paused(contents: bytes) -> None:
+    with tms.region("made", backup="host"):
+        first = cuda.malloc(SIZE)
+    cuda.write(first, contents)
+    tms.pause("made")
+    with tms.region("made", backup="host"):
+        second = cuda.malloc(SIZE)
+    cuda.write(second, contents[::-1])
+    tms.resume("made")
+    assert cuda.read(first, SIZE) == contents
+    assert cuda.read(second, SIZE) == contents[::-1]
+    cuda.free(first)
+    cuda.free(second)
+
+
+def test_from_another_thread(pointer: int, contents: bytes) -> None:
+    before = cuda.free_memory()
+    thread = threading.Thread(target=tms.pause)
+    thread.start()
+    thread.join()
+    assert cuda.free_memory() >= before + SIZE
+    thread = threading.Thread(target=tms.resume)
+    thread.start()
+    thread.join()
+    assert cuda.read(pointer, SIZE) == contents
+
+
+def test_threads_at_once() -> None:
+    """Regions, allocations, pauses and resumes from several threads; every tag keeps its own."""
+    failures: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            mine = bytes([number]) * MiB
+            for _ in range(20):
+                with tms.region(f"thread {number}", backup="host"):
+                    pointer = cuda.malloc(4 * MiB)
+                cuda.write(pointer, mine)
+                with tms.paused(f"thread {number}"):
+                    pass
+                assert cuda.read(pointer, MiB) == mine
+                cuda.free(pointer)
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_second_device(contents: bytes) -> None:
+    cuda.set_device(1)
+    try:
+        before = cuda.free_memory()
+        with tms.region("second device", backup="host"):
+            pointer = cuda.malloc(SIZE)
+        cuda.write(pointer, contents)
+        cuda.set_device(0)
+        elsewhere = cuda.free_memory()
+        with tms.paused("second device"):
+            assert cuda.free_memory() == elsewhere
+            cuda.set_device(1)
+            assert cuda.free_memory() == before
+        assert cuda.read(pointer, SIZE) == contents
+        cuda.free(pointer)
+    finally:
+        cuda.set_device(0)
+
+
+def test_many_cycles(pointer: int, contents: bytes) -> None:
+    before = cuda.free_memory()
+    for _ in range(50):
+        with tms.paused():
+            pass
+    assert cuda.free_memory() == before
+    assert cuda.read(pointer, SIZE) == contents
+
+
+def test_paused_memory_is_not_there() -> None:
+    """On the simulator device memory is host memory: touching paused pages is a fault."""
+    result = children.run(
+        """
+        import ctypes, cuda, tms
+        with tms.region():
+            pointer = cuda.malloc(4 << 20)
+        ctypes.memset(pointer, 1, 4 << 20)
+        tms.pause()
+        print("paused", flush=True)
+        ctypes.memset(pointer, 1, 1)
+        """
+    )
+    assert result.stdout == "paused\n"
+    assert result.returncode == -signal.SIGSEGV
+
+
+@pytest.mark.parametrize("call", [tms.pause, tms.resume, tms.paused])
+def test_arguments(call: object) -> None:
+    with pytest.raises(ValueError, match="tag must not be empty"):
+        call("")  # type: ignore[operator]
+    with pytest.raises(TypeError, match="tag must be a str"):
+        call(7)  # type: ignore[operator]

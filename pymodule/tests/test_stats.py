@@ -1,0 +1,93 @@
+"""stats: the shape that is promised, and numbers that add up."""
+
+from __future__ import annotations
+
+import children
+import cuda
+from cuda import MiB
+from simulator import DEVICE_MEMORY
+
+import tms
+
+
+def of_tag(tag: str) -> tms.TagStats:
+    (found,) = [
+        entry
+        for device in tms.stats()["devices"]
+        for entry in device["tags"]
+        if entry["tag"] == tag
+    ]
+    return found
+
+
+def test_shape() -> None:
+    with tms.region("shape"):
+        pointer = cuda.malloc(3 * MiB)
+    stats = tms.stats()
+    assert stats.keys() == tms.Stats.__annotations__.keys()
+    assert isinstance(stats["version"], str)
+    assert stats["started"] is True
+    device = next(device for device in stats["devices"] if device["device"] == 0)
+    assert device.keys() == tms.DeviceStats.__annotations__.keys()
+    assert device["total_bytes"] == DEVICE_MEMORY
+    assert device["free_bytes"] == cuda.free_memory()
+    for tag in device["tags"]:
+        assert tag.keys() == tms.TagStats.__annotations__.keys()
+        for name, value in tag.items():
+            if name == "tag":
+                assert isinstance(value, str)
+            else:
+                assert isinstance(value, (int, float) if name.endswith("seconds") else int), name
+                assert value >= 0, name
+    cuda.free(pointer)
+
+
+def test_numbers() -> None:
+    with tms.region("numbers", backup="host"):
+        first, second = cuda.malloc(8 * MiB), cuda.malloc(3 * MiB)
+    tag = of_tag("numbers")
+    assert tag["segments"] == 2
+    assert tag["live_bytes"] == 11 * MiB
+    assert tag["physical_bytes"] >= 11 * MiB
+    assert tag["paused_bytes"] == 0
+    assert tag["slack_bytes"] == tag["physical_bytes"] - 11 * MiB
+
+    physical = tag["physical_bytes"]
+    tms.pause("numbers")
+    tag = of_tag("numbers")
+    assert tag["segments"] == 2
+    assert tag["live_bytes"] == 11 * MiB
+    assert tag["physical_bytes"] == 0
+    assert tag["paused_bytes"] == physical
+    assert tag["backup_bytes"] >= 11 * MiB
+    assert tag["last_pause_seconds"] > 0
+
+    tms.resume("numbers")
+    tag = of_tag("numbers")
+    assert tag["physical_bytes"] == physical
+    assert tag["paused_bytes"] == 0
+    assert tag["last_resume_seconds"] > 0
+
+    cuda.free(first)
+    assert of_tag("numbers")["live_bytes"] == 3 * MiB
+    cuda.free(second)
+    left = [
+        entry
+        for device in tms.stats()["devices"]
+        for entry in device["tags"]
+        if entry["tag"] == "numbers"
+    ]
+    assert sum(entry["live_bytes"] + entry["physical_bytes"] for entry in left) == 0
+
+
+def test_odd_tag_names() -> None:
+    name = 'quote" backslash\\ newline\n \u00fc \U0001f600'
+    with tms.region(name):
+        pointer = cuda.malloc(2 * MiB)
+    assert of_tag(name)["live_bytes"] == 2 * MiB
+    cuda.free(pointer)
+
+
+def test_before_anything_was_used() -> None:
+    out = children.output("import tms; s = tms.stats(); print(s['started'], s['devices'])")
+    assert out == "False []\n"

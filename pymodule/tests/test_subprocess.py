@@ -1,0 +1,104 @@
+"""configure_subprocess: LD_PRELOAD for children, put back exactly."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import children
+import pytest
+
+import tms
+
+PATH = tms.library_path()
+
+
+@pytest.mark.parametrize(
+    ("before", "within"),
+    [
+        (None, PATH),
+        ("", PATH),
+        ("/other.so", f"{PATH}:/other.so"),
+        ("/one.so /two.so", f"{PATH}:/one.so:/two.so"),
+        (PATH, PATH),
+        (f"/other.so:{PATH}", f"{PATH}:/other.so"),
+    ],
+)
+def test_environment(before: str | None, within: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if before is None:
+        monkeypatch.delenv("LD_PRELOAD")
+    else:
+        monkeypatch.setenv("LD_PRELOAD", before)
+    with tms.configure_subprocess():
+        assert os.environ["LD_PRELOAD"] == within
+        with tms.configure_subprocess():
+            assert os.environ["LD_PRELOAD"] == within
+        assert os.environ["LD_PRELOAD"] == within
+    assert os.environ.get("LD_PRELOAD") == before
+    with pytest.raises(ZeroDivisionError), tms.configure_subprocess():
+        os.environ["LD_PRELOAD"] = "/changed.so"
+        raise ZeroDivisionError
+    assert os.environ.get("LD_PRELOAD") == before
+
+
+def test_path_that_ld_preload_cannot_express(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "with space" / "libtms.so"
+    library.parent.mkdir()
+    library.write_bytes(b"")
+    monkeypatch.setenv("TMS_LIBRARY", str(library))
+    with pytest.raises(tms.TmsError, match="space or a colon"), tms.configure_subprocess():
+        pass
+
+
+def test_child_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LD_PRELOAD")
+    command = [sys.executable, "-m", "tms"]
+
+    def preloaded() -> bool:
+        out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return "preloaded  yes\n" in out
+
+    assert not preloaded()
+    with tms.configure_subprocess():
+        assert preloaded()
+    assert not preloaded()
+
+
+def test_multiprocessing(tmp_path: Path) -> None:
+    """Several spawned workers of a parent without the library use it independently."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        """
+import multiprocessing
+import tms
+
+def work(number):
+    import cuda
+    with tms.region(f"worker {number}", backup="host"):
+        pointer = cuda.malloc(4 << 20)
+    cuda.write(pointer, bytes([number]) * 16)
+    for _ in range(5):
+        with tms.paused():
+            pass
+    return cuda.read(pointer, 16) == bytes([number]) * 16
+
+if __name__ == "__main__":
+    with tms.configure_subprocess():
+        with multiprocessing.get_context("spawn").Pool(3) as pool:
+            print(pool.map(work, range(6)))
+    try:
+        tms.pause()
+    except tms.NotPreloadedError:
+        print("parent without")
+"""
+    )
+    out = children.output(
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')",
+        str(program),
+        preloaded=False,
+    )
+    assert out.splitlines() == ["[True, True, True, True, True, True]", "parent without"]

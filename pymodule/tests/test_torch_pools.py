@@ -1,0 +1,304 @@
+"""Which PyTorch memory pool serves a thread, by a model of PyTorch's list of pools.
+
+The model keeps what matters of c10/cuda/CUDACachingAllocator.cpp: a list per device of (pool,
+thread), a use count per device and pool, and the assertions on them. The real PyTorch is under
+test in gpu/.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import types
+from collections.abc import Iterator
+
+import pytest
+
+import tms
+from tms import _torch
+from tms._library import load
+
+Id = tuple[int, int]
+
+
+class Model:
+    """PyTorch's pools on two devices."""
+
+    def __init__(self) -> None:
+        self.current = 0
+        self.capturing = False
+        self.emptied = 0
+        self.listed: list[list[tuple[Id, int | None]]] = [[], []]
+        self.uses: list[dict[Id, int]] = [{}, {}]
+
+    def new_pool(self) -> types.SimpleNamespace:
+        identity = (0, 1 + len(self.uses[0]) + len(self.uses[1]))
+        self.uses[self.current][identity] = 1
+        return types.SimpleNamespace(id=identity)
+
+    def begin(self, device: int, identity: Id) -> None:
+        self._begin(device, identity, threading.get_ident())
+
+    def begin_for_all_threads(self, device: int, identity: Id) -> None:
+        self._begin(device, identity, None)
+
+    def _begin(self, device: int, identity: Id, thread: int | None) -> None:
+        uses = self.uses[device]
+        assert uses.get(identity, 1) > 0, "use_count > 0"
+        uses[identity] = uses.get(identity, 0) + 1
+        assert all(listed != identity for listed, _ in self.listed[device]), "already recording"
+        self.listed[device].append((identity, thread))
+
+    def end(self, device: int, identity: Id) -> None:
+        (entry,) = [entry for entry in self.listed[device] if entry[0] == identity]
+        self.listed[device].remove(entry)
+
+    def release(self, device: int, identity: Id) -> None:
+        self.uses[device][identity] -= 1
+        assert self.uses[device][identity] >= 0
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def retired(self) -> set[Id]:
+        """Pools that torch.cuda.empty_cache() releases, and that can't be begun any more."""
+        return {identity for uses in self.uses for identity, count in uses.items() if count == 0}
+
+    def serving(self, device: int = 0) -> Id | None:
+        """The pool that serves this thread; the same whether the first or the last one wins."""
+        mine = [
+            identity
+            for identity, thread in self.listed[device]
+            if thread in (None, threading.get_ident())
+        ]
+        assert len(mine) <= 1
+        return mine[0] if mine else None
+
+
+def fake_torch(model: Model) -> types.ModuleType:
+    torch = types.ModuleType("torch")
+    torch.__version__ = "2.11.0"  # type: ignore[attr-defined]
+    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        MemPool=model.new_pool,
+        current_device=lambda: model.current,
+        device_count=lambda: 2,
+        empty_cache=model.empty_cache,
+        get_allocator_backend=lambda: "native",
+        init=lambda: None,
+        is_available=lambda: True,
+        is_current_stream_capturing=lambda: model.capturing,
+        is_initialized=lambda: True,
+    )
+    torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
+        _cuda_beginAllocateCurrentThreadToPool=model.begin,
+        _cuda_endAllocateToPool=model.end,
+        _cuda_releasePool=model.release,
+    )
+    return torch
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    model = Model()
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(model))
+    monkeypatch.setattr(_torch, "_pools", None)
+    yield model
+    assert model.listed == [[], []]
+    assert model.retired() == set() or model.emptied
+
+
+def test_a_pool_per_tag_and_backup(model: Model) -> None:
+    served: dict[tuple[str, str | None], Id] = {}
+    for _ in range(2):
+        for tag in ("weights", "cache"):
+            for backup in (None, "host"):
+                with tms.region(tag, backup=backup):
+                    pool = model.serving()
+                assert pool is not None
+                assert served.setdefault((tag, backup), pool) == pool
+        assert model.serving() is None
+    assert len(set(served.values())) == 4
+
+
+def test_nested(model: Model) -> None:
+    with tms.region("outer"):
+        outer = model.serving()
+        with tms.region("inner"):
+            inner = model.serving()
+            assert inner not in (None, outer)
+            with tms.region("outer"):
+                assert model.serving() == outer
+            assert model.serving() == inner
+        assert model.serving() == outer
+        with tms.region("outer"):
+            assert model.serving() == outer
+        assert model.serving() == outer
+    assert model.serving() is None
+
+
+def test_disable_leaves_all_pools(model: Model) -> None:
+    with tms.disable():
+        assert model.serving() is None
+    with tms.region("outer"), tms.region("inner"):
+        inner = model.serving()
+        with tms.disable():
+            assert model.serving() is None
+            with tms.region("within"):
+                assert model.serving() not in (None, inner)
+            assert model.serving() is None
+        assert model.serving() == inner
+
+
+def test_disable_where_everything_is_pausable(model: Model) -> None:
+    """With TMS_INIT_ENABLE the default pool holds pausable memory, so disable needs its own."""
+    library = load()
+    library.active = True
+    try:
+        with tms.disable():
+            ordinary = model.serving()
+            assert ordinary is not None
+        with tms.region("weights"):
+            weights = model.serving()
+            assert weights not in (None, ordinary)
+            with tms.disable():
+                assert model.serving() == ordinary
+            assert model.serving() == weights
+        assert library.active
+        assert model.serving() is None
+    finally:
+        library.active = False
+
+
+def test_exceptions(model: Model) -> None:
+    with pytest.raises(KeyError), tms.region("outer"):
+        outer = model.serving()
+        with pytest.raises(ZeroDivisionError), tms.region("inner"), tms.disable():
+            raise ZeroDivisionError
+        assert model.serving() == outer
+        raise KeyError
+    assert model.serving() is None
+
+
+def test_threads_in_the_same_region(model: Model) -> None:
+    """PyTorch refuses a pool to a second thread, so each gets its own, and they are reused."""
+    both_inside = threading.Barrier(2, timeout=30)
+    served: list[Id | None] = []
+
+    def work() -> None:
+        with tms.region("shared"):
+            both_inside.wait()
+            served.append(model.serving())
+            both_inside.wait()
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert None not in served
+    assert len(set(served)) == 2
+    with tms.region("shared"):
+        assert model.serving() in served
+
+
+def test_every_device(model: Model) -> None:
+    """The current device may change inside a region; pools survive on each device."""
+    for _ in range(3):
+        with tms.region("weights"):
+            first = model.serving(0)
+            assert first is not None
+            assert model.serving(1) == first
+            model.current = 1
+            with tms.region("cache"):
+                assert model.serving(0) == model.serving(1) != first
+        model.current = 0
+
+
+def test_capture_keeps_the_graphs_pool(model: Model) -> None:
+    with tms.region("outer"):
+        outer = model.serving()
+        model.capturing = True
+        with tms.region("inner"), tms.disable():
+            assert model.serving() == outer
+        model.capturing = False
+        assert model.serving() == outer
+
+
+def test_before_pools_were_per_thread(model: Model) -> None:
+    functions = sys.modules["torch"]._C
+    functions._cuda_beginAllocateToPool = model.begin_for_all_threads
+    functions._cuda_endAllocateCurrentStreamToPool = model.end
+    del functions._cuda_beginAllocateCurrentThreadToPool
+    del functions._cuda_endAllocateToPool
+    with pytest.warns(RuntimeWarning, match="PyTorch 2.8"), tms.region("outer"):
+        outer = model.serving()
+        with tms.region("inner"):
+            assert model.serving() not in (None, outer)
+        assert model.serving() == outer
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_expandable_segments(variable: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "max_split_size_mb:512, expandable_segments:True")
+    with pytest.raises(tms.NotSupportedError, match=f"{variable} is .*Start the process without"):
+        tms.region("weights").__enter__()
+    monkeypatch.setenv(variable, "expandable_segments:False")
+    with tms.region("weights"):
+        assert model.serving() is not None
+
+
+def test_other_allocators(model: Model) -> None:
+    cuda = sys.modules["torch"].cuda
+    cuda.get_allocator_backend = lambda: "cudaMallocAsync"
+    with pytest.raises(tms.NotSupportedError, match="'cudaMallocAsync'.*Use the native one"):
+        tms.region("weights").__enter__()
+    del cuda.MemPool
+    with pytest.raises(tms.NotSupportedError, match="PyTorch 2.6 or later"):
+        tms.region("weights").__enter__()
+
+
+def test_without_cuda(model: Model) -> None:
+    torch = sys.modules["torch"]
+    torch.cuda.is_available = lambda: False
+    with tms.region("weights"), tms.disable():
+        assert model.serving() is None
+    del torch.cuda.is_available  # as while torch is being imported
+    with tms.region("weights"), tms.disable():
+        assert model.serving() is None
+
+
+def test_empty_cache(model: Model) -> None:
+    with tms.region("idle"):
+        idle = model.serving()
+    with tms.region("entered"):
+        entered = model.serving()
+        tms.empty_cache()
+        assert model.retired() == {idle}
+        assert model.serving() == entered
+    assert model.emptied == 1
+    with tms.region("entered"):
+        assert model.serving() == entered
+    with tms.region("idle"):
+        assert model.serving() not in (None, idle)
+    tms.empty_cache()
+    assert len(model.retired()) == 3
+    assert all(count == 0 for uses in model.uses for count in uses.values())
+
+
+def test_resume_gives_back_what_pytorch_caches(model: Model) -> None:
+    import cuda
+
+    with tms.region("weights", backup="host"):
+        pointer = cuda.malloc(64 * cuda.MiB)
+    cuda.write(pointer, b"weights")
+    tms.pause("weights")
+    cached = [cuda.malloc(cuda.free_memory() - 4 * cuda.MiB)]
+    torch = sys.modules["torch"]
+    with pytest.raises(tms.OutOfMemoryError):
+        tms.resume("weights")
+    assert model.emptied == 1
+    torch.cuda.empty_cache = lambda: cuda.free(cached.pop())
+    tms.resume("weights")
+    assert cached == []
+    assert cuda.read(pointer, 7) == b"weights"
+    cuda.free(pointer)

@@ -1,0 +1,55 @@
+"""Pausable GPU memory: frees the physical memory of tensors, keeps their addresses.
+
+Start the program with the library:
+
+    LD_PRELOAD=$(python -m tms --path) python train.py
+
+and in the program:
+
+    with tms.region("weights", backup="host"):
+        model = Model().cuda()
+    tms.pause("weights")  # the memory is free for others
+    tms.resume("weights")  # the same addresses, the same contents
+"""
+
+from ._arguments import Backup
+from ._control import DeviceStats, Stats, TagStats, empty_cache, pause, paused, resume, stats
+from ._errors import (
+    BackupError,
+    CaptureError,
+    ForkedError,
+    LibraryNotFoundError,
+    NotPreloadedError,
+    NotSupportedError,
+    OutOfMemoryError,
+    TmsError,
+)
+from ._library import library_path
+from ._region import disable, region
+from ._subprocess import configure_subprocess
+from ._version import version
+
+__all__ = [
+    "Backup",
+    "BackupError",
+    "CaptureError",
+    "DeviceStats",
+    "ForkedError",
+    "LibraryNotFoundError",
+    "NotPreloadedError",
+    "NotSupportedError",
+    "OutOfMemoryError",
+    "Stats",
+    "TagStats",
+    "TmsError",
+    "configure_subprocess",
+    "disable",
+    "empty_cache",
+    "library_path",
+    "pause",
+    "paused",
+    "region",
+    "resume",
+    "stats",
+    "version",
+]

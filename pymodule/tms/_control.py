@@ -1,0 +1,141 @@
+"""Pausing, resuming, and the numbers kept about it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypedDict, cast
+
+from . import _torch
+from ._arguments import check_tag
+from ._errors import OutOfMemoryError
+from ._library import load
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+
+class TagStats(TypedDict):
+    """Of one tag on one device. All sizes in bytes, times in seconds."""
+
+    tag: str
+    segments: int
+    """Allocations that exist, active or paused."""
+    live_bytes: int
+    """What was asked for, active and paused together."""
+    physical_bytes: int
+    """Device memory held."""
+    paused_bytes: int
+    """Device memory given up by pauses, that a resume takes again."""
+    slack_bytes: int
+    """Held beyond what was asked for: rounding, and freed parts of shared extents."""
+    backup_bytes: int
+    """Host memory that holds contents."""
+    last_pause_seconds: float
+    last_resume_seconds: float
+
+
+class DeviceStats(TypedDict):
+    """Of one device. Sizes in bytes, as cudaMemGetInfo gives them."""
+
+    device: int
+    total_bytes: int
+    free_bytes: int
+    tags: list[TagStats]
+
+
+class Stats(TypedDict):
+    """Of the process."""
+
+    version: str
+    """The library's version."""
+    started: bool
+    """Whether the library has been needed yet; before that there are no devices."""
+    devices: list[DeviceStats]
+
+
+def pause(tag: str | None = None) -> None:
+    """Gives the physical memory of a tag back to the device; every address stays reserved.
+
+    Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
+    anyone. Reading or writing paused memory is an error until it is resumed; freeing it is fine.
+    All or nothing: after an error the tag is wholly active or wholly paused with its contents,
+    and the call can be repeated. Pausing what is paused, or a tag that does not exist, does
+    nothing.
+
+    Args:
+        tag: as given to `region`; None: all tags, on all devices.
+
+    Raises:
+        BackupError: host memory is too short for the contents (backup="host").
+        CaptureError: a stream is being captured into a CUDA graph.
+        ForkedError: the process was forked after tms had been used.
+        NotPreloadedError: libtms.so is not in this process.
+        TmsError: anything else that CUDA reports; `code` is the cudaError_t.
+    """
+    load().pause(None if tag is None else check_tag(tag))
+
+
+def resume(tag: str | None = None) -> None:
+    """Backs the addresses of a tag with device memory again, and restores kept contents.
+
+    All or nothing: after an error the tag is wholly paused or wholly active with its contents,
+    and the call can be repeated. Before OutOfMemoryError is raised, memory that PyTorch only
+    caches is given back as by `empty_cache` and the resume tried once more. Resuming what is
+    active, or a tag that does not exist, does nothing.
+
+    Args:
+        tag: as given to `region`; None: all tags, on all devices.
+
+    Raises:
+        OutOfMemoryError: the devices have too little free memory.
+        CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
+    """
+    library = load()
+    checked = None if tag is None else check_tag(tag)
+    try:
+        library.resume(checked)
+        return
+    except OutOfMemoryError:
+        if not _torch.release_cache():
+            raise
+    library.resume(checked)
+
+
+def empty_cache() -> None:
+    """Gives memory that PyTorch only caches back to the devices, that of regions included.
+
+    torch.cuda.empty_cache() passes over the memory pools of regions, so what freed region tensors
+    held stays with their region: it is copied by a pause that keeps contents, and comes back with
+    a resume. This releases it, paused or not, and calls torch.cuda.empty_cache(). Pools of
+    regions that some thread is in are left alone. Without PyTorch it does nothing.
+    """
+    _torch.release_cache()
+
+
+def paused(tag: str | None = None) -> _GeneratorContextManager[None]:
+    """Pauses a tag for the body and resumes it afterwards, also if the body raised.
+
+    Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
+    the body raised, the resume's error is raised with the body's as its __context__.
+    """
+    return _paused(None if tag is None else check_tag(tag))
+
+
+@contextlib.contextmanager
+def _paused(tag: str | None) -> Iterator[None]:
+    pause(tag)
+    try:
+        yield
+    finally:
+        resume(tag)
+
+
+def stats() -> Stats:
+    """The numbers kept per device and tag; see `Stats`.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+    """
+    return cast(Stats, json.loads(load().stats_json()))

@@ -1,0 +1,89 @@
+"""What can go wrong, as exceptions that say what to do about it."""
+
+from __future__ import annotations
+
+
+class TmsError(RuntimeError):
+    """Something tms was asked for did not happen.
+
+    Attributes:
+        code: the `cudaError_t` number that the library returned (CUDA runtime API, "Error
+            handling"), 0 where no call into the library was made.
+        cause: the library's own account of the failure, "" where it gave none.
+    """
+
+    def __init__(self, message: str, *, code: int = 0, cause: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.cause = cause
+
+
+class NotPreloadedError(TmsError):
+    """libtms.so is not part of this process; the message says how to start it so that it is."""
+
+
+class LibraryNotFoundError(TmsError, FileNotFoundError):
+    """There is no libtms.so where one is looked for."""
+
+
+class OutOfMemoryError(TmsError, MemoryError):
+    """The device has too little free memory (code 2). What was paused is still paused."""
+
+
+class ForkedError(TmsError):
+    """The process was forked after CUDA or tms had been used in its parent (code 3)."""
+
+
+class BackupError(TmsError):
+    """The operating system refused something (code 304), as a rule host memory for contents."""
+
+
+class NotSupportedError(TmsError):
+    """The driver, the device or a PyTorch setting rules the request out (code 801)."""
+
+
+class CaptureError(TmsError):
+    """A stream is being captured into a CUDA graph (code 900)."""
+
+
+_STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
+"""cudaErrorIllegalAddress and others after which every call in the process fails."""
+
+_KNOWN: dict[int, tuple[type[TmsError], str]] = {
+    1: (TmsError, "Check the arguments."),
+    2: (
+        OutOfMemoryError,
+        "Nothing is lost: free device memory "
+        "(tms.empty_cache() gives back what PyTorch only caches) and call again.",
+    ),
+    3: (
+        ForkedError,
+        "CUDA does not survive fork(): start workers with the 'spawn' method, "
+        "or fork before CUDA and tms are first used.",
+    ),
+    100: (TmsError, "No CUDA device was found: check nvidia-smi and CUDA_VISIBLE_DEVICES."),
+    304: (
+        BackupError,
+        "Nothing is lost: free host memory, or make the tensors in a region with backup=None "
+        "if their contents may go, and call again.",
+    ),
+    801: (NotSupportedError, "This driver or device cannot do it."),
+    900: (CaptureError, "End the capture first, then call again."),
+}
+
+
+def from_code(code: int, doing: str, cause: str) -> TmsError:
+    """The exception for a failed call.
+
+    Args:
+        code: the `cudaError_t` number returned, not 0.
+        doing: what failed, as in "pausing tag 'weights'".
+        cause: the library's account of it, may be "".
+    """
+    if code in _STICKY:
+        known, advice = TmsError, "CUDA is unusable in this process from here on: restart it."
+    else:
+        known, advice = _KNOWN.get(code, (TmsError, ""))
+    account = cause.strip().rstrip(".") or "the library gives no further account"
+    message = f"{doing} failed: {account} (cudaError {code}). {advice}".rstrip()
+    return known(message, code=code, cause=cause)

@@ -1,0 +1,183 @@
+"""libtms.so: where its file is, and its functions once it is preloaded."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import Any, Callable
+
+from ._errors import LibraryNotFoundError, NotPreloadedError, TmsError, from_code
+
+_PACKAGE = Path(__file__).resolve().parent
+
+
+def library_path() -> str:
+    """The path of libtms.so, for LD_PRELOAD.
+
+    Looked for in this order: the environment variable TMS_LIBRARY, the package's own
+    lib/libtms.so, a source checkout's build/lib/libtms.so.
+
+    Raises:
+        LibraryNotFoundError: it is in none of these places.
+    """
+    named = os.environ.get("TMS_LIBRARY")
+    if named:
+        if os.path.isfile(named):
+            return os.path.abspath(named)
+        raise LibraryNotFoundError(
+            f"TMS_LIBRARY names {named}, which is no file. Correct or unset the variable."
+        )
+    candidates = [
+        _PACKAGE / "lib" / "libtms.so",
+        _PACKAGE.parent.parent / "build" / "lib" / "libtms.so",
+    ]
+    for candidate in candidates:
+        if candidate.is_file():
+            return str(candidate)
+    places = " or ".join(str(candidate) for candidate in candidates)
+    raise LibraryNotFoundError(
+        f"libtms.so is not at {places}. In a source checkout run scripts/build.sh, "
+        f"or set TMS_LIBRARY to the file's path."
+    )
+
+
+class Library:
+    """The functions of the libtms.so that this process was started with."""
+
+    def __init__(self, process: ctypes.CDLL) -> None:
+        def bind(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+            try:
+                function = process[name]
+            except AttributeError:
+                raise TmsError(
+                    f"The preloaded library has no {name}: it is another version of libtms.so, "
+                    f"or another library. Preload {_path_or_advice()} instead."
+                ) from None
+            function.restype = result
+            function.argtypes = list(arguments)
+            return function
+
+        self._set_active = bind("tms_set_interesting_region", None, ctypes.c_bool)
+        self._get_active = bind("tms_get_interesting_region", ctypes.c_bool)
+        self._set_tag = bind("tms_set_current_tag", None, ctypes.c_char_p)
+        self._get_tag = bind("tms_get_current_tag", ctypes.c_char_p)
+        self._set_cpu_backup = bind("tms_set_enable_cpu_backup", None, ctypes.c_bool)
+        self._get_cpu_backup = bind("tms_get_enable_cpu_backup", ctypes.c_bool)
+        self._set_disk_backup = bind("tms_set_enable_disk_backup", None, ctypes.c_bool)
+        self._get_disk_backup = bind("tms_get_enable_disk_backup", ctypes.c_bool)
+        self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
+        self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
+        self._last_error = bind("tms_last_error", ctypes.c_char_p)
+        self._stats_json = bind("tms_stats_json", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+
+    @property
+    def active(self) -> bool:
+        """Whether this thread's allocations are pausable."""
+        return bool(self._get_active())
+
+    @active.setter
+    def active(self, on: bool) -> None:
+        self._set_active(on)
+
+    @property
+    def tag(self) -> bytes:
+        """The tag of this thread's pausable allocations, as the library spells it."""
+        return bytes(self._get_tag())
+
+    @tag.setter
+    def tag(self, tag: bytes) -> None:
+        self._set_tag(tag)
+
+    @property
+    def cpu_backup(self) -> bool:
+        """Whether pausing copies this thread's pausable allocations to host memory."""
+        return bool(self._get_cpu_backup())
+
+    @cpu_backup.setter
+    def cpu_backup(self, on: bool) -> None:
+        self._set_cpu_backup(on)
+
+    @property
+    def disk_backup(self) -> bool:
+        """Whether pausing writes this thread's pausable allocations to files."""
+        return bool(self._get_disk_backup())
+
+    @disk_backup.setter
+    def disk_backup(self, on: bool) -> None:
+        self._set_disk_backup(on)
+
+    def pause(self, tag: str | None) -> None:
+        """tms_pause, its error code raised."""
+        self._check(self._pause(_encoded(tag)), "pausing", tag)
+
+    def resume(self, tag: str | None) -> None:
+        """tms_resume, its error code raised."""
+        self._check(self._resume(_encoded(tag)), "resuming", tag)
+
+    def stats_json(self) -> str:
+        """The text of tms_stats_json."""
+        room = 1 + self._stats_json(None, 0)
+        while True:
+            buffer = ctypes.create_string_buffer(room)
+            length: int = self._stats_json(buffer, room)
+            if length < room:
+                return buffer.value.decode()
+            room = 1 + length  # it has grown in between
+
+    def _check(self, code: int, doing: str, tag: str | None) -> None:
+        if code:
+            what = "all tags" if tag is None else f"tag {tag!r}"
+            raise from_code(code, f"{doing} {what}", self._last_error().decode(errors="replace"))
+
+
+_loaded: Library | None = None
+
+
+def load() -> Library:
+    """The preloaded library.
+
+    Raises:
+        NotPreloadedError: the process was started without it.
+    """
+    global _loaded
+    if _loaded is None:
+        process = ctypes.CDLL(None)
+        if not hasattr(process, "tms_pause"):
+            raise NotPreloadedError(_how_to_preload())
+        _loaded = Library(process)
+    return _loaded
+
+
+def _encoded(tag: str | None) -> bytes | None:
+    return None if tag is None else tag.encode()
+
+
+def _path_or_advice() -> str:
+    try:
+        return library_path()
+    except LibraryNotFoundError:
+        return "/path/to/libtms.so"
+
+
+def _how_to_preload() -> str:
+    path = _path_or_advice()
+    script = sys.argv[0] if sys.argv else ""
+    if os.path.isfile(script):
+        command = shlex.join(["python", *sys.argv])
+    else:
+        command = "python your_script.py"
+    message = (
+        "libtms.so is not loaded into this process, so there is nothing to pause. Start it with\n"
+        f"    LD_PRELOAD={shlex.quote(path)} {command}\n"
+        "or start the processes that need it inside tms.configure_subprocess()."
+    )
+    preload = os.environ.get("LD_PRELOAD", "")
+    if "libtms.so" in preload:
+        message += (
+            f"\nLD_PRELOAD is {preload!r}, but the dynamic loader did not take it: check that the "
+            "file exists and can be read, and that it was set before the process started."
+        )
+    return message

@@ -1,0 +1,111 @@
+"""Regions: which of a thread's allocations are pausable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from . import _torch
+from ._arguments import Backup, check_backup, check_tag
+from ._library import Library, load
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+
+def region(tag: str = "default", backup: Backup = None) -> _GeneratorContextManager[None]:
+    """Makes the device memory that this thread allocates in the body pausable.
+
+    A context manager, and a decorator. Regions nest: the innermost one decides, and leaving it,
+    also by an exception, restores what held before; enter and leave on the same thread. Other
+    threads are not affected, which includes PyTorch's autograd threads: gradients that backward()
+    allocates belong to no region.
+
+    Args:
+        tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
+        backup: None: the contents are lost by a pause, and the memory reads as fresh memory
+            (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
+            many bytes as were allocated, and the resume copies them back.
+
+    Raises:
+        TypeError, ValueError: bad arguments.
+        NotPreloadedError: libtms.so is not in this process.
+        NotSupportedError: PyTorch's allocator is set up in a way that can't be paused
+            (expandable_segments:True, backend:cudaMallocAsync, a pluggable allocator), or has no
+            memory pools (before PyTorch 2.6).
+
+    With PyTorch, import it before entering a region. Its caching allocator hands out memory from
+    segments that it got earlier, so tensors of a region are served from a `torch.cuda.MemPool`
+    kept for each (tag, backup), on whichever device is current at each allocation. It follows
+    that:
+
+    - a region tensor that is freed goes back to its pool's cache, not to the device; a later
+      tensor of the same region can reuse it, a pause takes it along, and a resume brings it back.
+      torch.cuda.empty_cache() passes it over; `tms.empty_cache` gives it to the device;
+    - while any thread is inside a region, torch.cuda.empty_cache() releases nothing, and PyTorch
+      leaves out its own retry after an out-of-memory error: call `tms.empty_cache` before
+      entering a region if memory is short (c10/cuda/CUDACachingAllocator.cpp,
+      `release_cached_blocks`);
+    - while the current stream is being captured into a CUDA graph, the graph's own pool is used,
+      and the memory that it takes from the device meanwhile is pausable;
+    - before PyTorch 2.8 pools are not per thread: other threads' tensors go into the pool too.
+    """
+    return _region(check_tag(tag), check_backup(backup))
+
+
+@contextlib.contextmanager
+def _region(tag: str, backup: Backup) -> Iterator[None]:
+    library = load()
+    with _torch.routed_to((tag, backup), plain_by_default=not library.active):
+        before = _Settings.read(library)
+        _Settings(True, tag.encode(), backup == "host", False).write(library)
+        try:
+            yield
+        finally:
+            before.write(library)
+
+
+def disable() -> _GeneratorContextManager[None]:
+    """Makes the device memory that this thread allocates in the body ordinary, not pausable.
+
+    A context manager, and a decorator; for temporary memory inside a region. Outside any region
+    it changes nothing.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+    """
+    return _disable()
+
+
+@contextlib.contextmanager
+def _disable() -> Iterator[None]:
+    library = load()
+    before = library.active
+    with _torch.routed_to(None, plain_by_default=not before):
+        library.active = False
+        try:
+            yield
+        finally:
+            library.active = before
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """A thread's settings in the library."""
+
+    active: bool
+    tag: bytes
+    cpu_backup: bool
+    disk_backup: bool
+
+    @classmethod
+    def read(cls, library: Library) -> _Settings:
+        return cls(library.active, library.tag, library.cpu_backup, library.disk_backup)
+
+    def write(self, library: Library) -> None:
+        library.tag = self.tag
+        library.cpu_backup = self.cpu_backup
+        library.disk_backup = self.disk_backup
+        library.active = self.active

@@ -1,0 +1,51 @@
+"""Preloading libtms.so into child processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ._errors import TmsError
+from ._library import library_path
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+
+def configure_subprocess() -> _GeneratorContextManager[None]:
+    """Starts the child processes of the body with libtms.so, by LD_PRELOAD in os.environ.
+
+    What LD_PRELOAD names already is kept, after libtms.so. Leaving the body, also by an
+    exception, restores the variable exactly. It reaches children that inherit os.environ while
+    the body runs: subprocess, multiprocessing with the "spawn" method (a "forkserver" only if it
+    starts in the body; a forked child is its parent's copy and loads nothing).
+
+    Raises:
+        LibraryNotFoundError: there is no libtms.so, see `library_path`.
+        TmsError: its path has a space or a colon in it, which LD_PRELOAD can't express.
+    """
+    return _configure_subprocess()
+
+
+@contextlib.contextmanager
+def _configure_subprocess() -> Iterator[None]:
+    path = library_path()
+    if re.search(r"[\s:]", path):
+        raise TmsError(
+            f"LD_PRELOAD takes no path with a space or a colon, such as {path!r}. "
+            "Copy or link the file elsewhere and set TMS_LIBRARY to it."
+        )
+    before = os.environ.get("LD_PRELOAD")
+    others = [entry for entry in re.split(r"[\s:]+", before or "") if entry]
+    kept = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(path)]
+    os.environ["LD_PRELOAD"] = ":".join([path, *kept])
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("LD_PRELOAD", None)
+        else:
+            os.environ["LD_PRELOAD"] = before

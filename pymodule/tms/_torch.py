@@ -1,0 +1,234 @@
+"""PyTorch's caching allocator, told which of its segments belong to which region.
+
+The allocator carves tensors out of segments that it once got from cudaMalloc, and keeps the
+segments of freed tensors for later ones. Left alone it would put a region's tensors into ordinary
+segments, and ordinary tensors into a region's. A `torch.cuda.MemPool` keeps segments apart. How
+the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
+
+- A list per device holds (pool, filter) pairs; an allocation goes to a pool whose filter accepts
+  it. Which of several that is differs between versions (the first begun, later the last), so at
+  most one of ours is on the list for a thread: an inner region takes the outer one's pool off.
+- A pool can be on the list once. Two threads in the same region at the same time therefore get a
+  pool each; a pool nobody uses serves whoever comes next.
+- A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
+  object counts on the device it was made on; on the others the first use is kept. At 0 the free
+  segments in it are what torch.cuda.empty_cache() releases, and it can't be used any more.
+- A graph capture has its own entry on the list. It is left alone, because blocks freed during a
+  capture must not go to anyone but that graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any, Callable, Optional
+
+from ._errors import NotSupportedError
+
+PoolKey = Optional[tuple[str, Optional[str]]]
+"""(tag, backup) of a region; None: memory that is not pausable."""
+
+_Route = Callable[[int, tuple[int, int]], None]
+
+
+@contextlib.contextmanager
+def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[None]:
+    """Serves this thread's CUDA tensors in the body from a pool of `key` and from no other.
+
+    Args:
+        plain_by_default: whether this thread's allocations were ordinary, not pausable, on
+            entering. Outside all regions that tells what PyTorch's default pool holds.
+
+    Raises:
+        NotSupportedError: PyTorch is set up so that its memory can't be paused.
+    """
+    torch = _torch_with_cuda()
+    if torch is None or torch.cuda.is_current_stream_capturing():
+        yield
+        return
+    pools = _pools_of(torch)
+    if not _thread.entered:
+        _thread.plain_by_default = plain_by_default
+    ordinary = key is None and _thread.plain_by_default
+    pool = None if ordinary else pools.take(key, _thread.entered)
+    outer = _thread.entered[-1] if _thread.entered else None
+    if outer:
+        outer.end()
+    try:
+        if pool:
+            pool.begin()
+        _thread.entered.append(pool)
+        try:
+            yield
+        finally:
+            _thread.entered.pop()
+            if pool:
+                pool.end()
+    finally:
+        if outer:
+            outer.begin()
+        if pool and pool not in _thread.entered:
+            pools.give_back(pool)
+
+
+def release_cache() -> bool:
+    """Gives memory that PyTorch only caches back to the devices, that of regions included.
+
+    False where there is no PyTorch that uses CUDA.
+    """
+    torch = _torch_with_cuda()
+    if torch is None or not torch.cuda.is_initialized():
+        return False
+    if _pools is not None:
+        _pools.retire_idle()
+    torch.cuda.empty_cache()
+    return True
+
+
+def _torch_with_cuda() -> Any:
+    """The torch module if the program has imported it and it has a CUDA device, else None."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    available = getattr(cuda, "is_available", None)  # absent while torch is being imported
+    return sys.modules["torch"] if available is not None and available() else None
+
+
+class _Thread(threading.local):
+    """What the current thread has entered, innermost last; None stands for the default pool."""
+
+    def __init__(self) -> None:
+        self.entered: list[_Pool | None] = []
+        self.plain_by_default = True
+
+
+_thread = _Thread()
+
+
+class _Functions:
+    """PyTorch's functions that put a pool on the list of a device and take it off again."""
+
+    def __init__(self, torch: Any) -> None:
+        functions = torch._C
+        self.begin: _Route
+        self.end: _Route
+        self.release: _Route = functions._cuda_releasePool
+        if hasattr(functions, "_cuda_beginAllocateCurrentThreadToPool"):
+            self.begin = functions._cuda_beginAllocateCurrentThreadToPool
+            self.end = functions._cuda_endAllocateToPool
+        else:
+            self.begin = functions._cuda_beginAllocateToPool
+            self.end = functions._cuda_endAllocateCurrentStreamToPool
+            warnings.warn(
+                f"PyTorch {torch.__version__} has no memory pools per thread: while a thread is "
+                "in a region, the CUDA tensors of other threads go into its pool too. "
+                "PyTorch 2.8 and later keep them apart.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+class _Pool:
+    """A torch.cuda.MemPool, used on all devices."""
+
+    def __init__(self, key: PoolKey, torch: Any, functions: _Functions) -> None:
+        memory = torch.cuda.MemPool()
+        # Never destroyed: the destructor frees device memory and aborts the process if any thread
+        # is in a region then, which can't be ruled out when the interpreter shuts down.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
+        self.key = key
+        self._id: tuple[int, int] = memory.id
+        self._functions = functions
+        self._devices = range(torch.cuda.device_count())
+        self._counted_on = {torch.cuda.current_device()}
+
+    def begin(self) -> None:
+        """From here on this thread's allocations come from this pool, on every device."""
+        for device in self._devices:
+            self._functions.begin(device, self._id)
+
+    def end(self) -> None:
+        """Undoes `begin`."""
+        for device in self._devices:
+            self._functions.end(device, self._id)
+            if device in self._counted_on:
+                self._functions.release(device, self._id)
+            self._counted_on.add(device)
+
+    def retire(self) -> None:
+        """Takes the use count to 0: what is free in the pool is ordinary cache from here on."""
+        for device in self._counted_on:
+            self._functions.release(device, self._id)
+
+
+class _Pools:
+    """The pools of all regions."""
+
+    def __init__(self, torch: Any) -> None:
+        _refuse_what_cannot_be_paused(torch)
+        torch.cuda.init()
+        self._torch = torch
+        self._functions = _Functions(torch)
+        self._lock = threading.Lock()
+        self._idle: dict[PoolKey, list[_Pool]] = {}
+
+    def take(self, key: PoolKey, entered: list[_Pool | None]) -> _Pool:
+        """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
+        for own in entered:
+            if own and own.key == key:
+                return own
+        with self._lock:
+            idle = self._idle.get(key)
+            return idle.pop() if idle else _Pool(key, self._torch, self._functions)
+
+    def give_back(self, pool: _Pool) -> None:
+        """Lets other threads take `pool`."""
+        with self._lock:
+            self._idle.setdefault(pool.key, []).append(pool)
+
+    def retire_idle(self) -> None:
+        """Retires the pools that no thread is in; the next region gets a new one."""
+        with self._lock:
+            for pools in self._idle.values():
+                while pools:
+                    pools.pop().retire()
+
+
+_pools: _Pools | None = None
+_pools_lock = threading.Lock()
+
+
+def _pools_of(torch: Any) -> _Pools:
+    global _pools
+    with _pools_lock:
+        if _pools is None:
+            _pools = _Pools(torch)
+        return _pools
+
+
+def _refuse_what_cannot_be_paused(torch: Any) -> None:
+    for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        settings = os.environ.get(variable, "")
+        if re.search(r"expandable_segments\s*:\s*True", settings, re.IGNORECASE):
+            raise NotSupportedError(
+                f"{variable} is {settings!r}: with expandable segments PyTorch maps its memory "
+                "itself instead of calling cudaMalloc, so a region could not be paused. Start "
+                "the process without expandable_segments:True.",
+            )
+    if not hasattr(torch.cuda, "MemPool"):
+        raise NotSupportedError(
+            f"PyTorch {torch.__version__} has no memory pools to keep pausable and ordinary "
+            "tensors apart. Use PyTorch 2.6 or later."
+        )
+    backend = torch.cuda.get_allocator_backend()
+    if backend != "native":
+        raise NotSupportedError(
+            f"PyTorch's CUDA allocator is {backend!r}, which has no memory pools to keep pausable "
+            "and ordinary tensors apart. Use the native one: start the process without a "
+            "'backend:' in PYTORCH_ALLOC_CONF and PYTORCH_CUDA_ALLOC_CONF, and without "
+            "torch.cuda.memory.change_current_allocator()."
+        )

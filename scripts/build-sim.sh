@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Builds the simulated GPU (internal/cudasim) into build/sim: libcuda.so.1, libcudart.so.12 and .13.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+source=internal/cudasim
+out=build/sim
+cc=${CC:-cc}
+flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -Wl,-z,defs
+	-Wl,-Bsymbolic-functions) # the libraries call themselves, not who stands in front of them
+mkdir -p "$out"
+
+# Built aside and moved into place, so that nobody loads a half-written library.
+staging=$(mktemp -d "$out/.build.XXXXXX")
+trap 'rm -rf "$staging"' EXIT
+
+build() { # library, version script, arguments
+	local library=$1 map=$2
+	shift 2
+	"$cc" "${flags[@]}" -Wl,-soname,"$library" -Wl,--version-script="$map" -o "$staging/$library" "$@"
+}
+
+build libcuda.so.1 "$source/driver/libcuda.map" "$source"/driver/*.c
+for major in 12 13; do
+	build "libcudart.so.$major" "$source/runtime/libcudart.$major.map" -DCUDART_MAJOR=$major \
+		"$source"/runtime/*.c -ldl
+done
+ln -s libcuda.so.1 "$staging/libcuda.so"
+ln -s libcudart.so.13 "$staging/libcudart.so"
+mv -f "$staging"/* "$out/"

@@ -1,0 +1,46 @@
+#!/bin/sh
+# The tests that need a GPU and PyTorch, the demo, and what passing through costs; with build/ as
+# it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU.
+set -eu
+cd "$(dirname "$0")/.."
+python=${PYTHON:-python3}
+library=$PWD/build/lib/libtms.so
+out=${OUT:-$PWD/build/gpu-results}
+mkdir -p "$out"
+export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+failed=
+
+# step NAME COMMAND... logs to $out/NAME.log and goes on after a failure.
+step() {
+	name=$1
+	shift
+	printf '\n== %s\n' "$name"
+	begin=$(date +%s)
+	status=$({ { "$@" 2>&1 || echo "$?" >&3; } | tee "$out/$name.log" >&4; } 3>&1) 4>&1
+	printf '== %s: %s in %s s\n' "$name" "${status:+FAILED with status }${status:-passed}" \
+		"$(($(date +%s) - begin))"
+	if [ -n "$status" ]; then
+		failed="$failed $name"
+	fi
+}
+
+if [ ! -e "$library" ]; then
+	echo "gpu-test: there is no $library: run scripts/build.sh, here or where Go is" >&2
+	exit 1
+fi
+if ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+	echo "gpu-test: PyTorch sees no GPU here" >&2
+	exit 1
+fi
+
+step machine nvidia-smi
+step passthrough scripts/bench/passthrough.sh
+step tests env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider \
+	--durations=5
+step demo scripts/demo.sh
+
+if [ -n "$failed" ]; then
+	printf '\ngpu-test: FAILED:%s\n' "$failed"
+	exit 1
+fi
+printf '\ngpu-test: all passed\n'
