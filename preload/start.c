@@ -22,6 +22,12 @@ extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
 extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
 
 HIDDEN __thread char go_thread __attribute__((tls_model("initial-exec")));
+/* Where internal/deferrelocations put the relocations of the Go data; without it the loader has done
+ * them. Volatile: the compiler must not believe what it sees here. */
+static const volatile struct {
+	uint64_t first, count;
+} deferred __attribute__((section(".tms_deferred"), used)) = {0, 0};
+
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* Go aborts the process when it cannot make a thread or reserve memory, so ask first. */
@@ -65,6 +71,15 @@ static bool has_address_space(void)
 	return !known || (used < limit.rlim_cur && limit.rlim_cur - used >= ADDRESS_SPACE_NEEDED);
 }
 
+/* What the dynamic loader would have done: all of them are relative. */
+static void relocate(void)
+{
+	uintptr_t base = (uintptr_t)__ehdr_start;
+	const Elf64_Rela *relocations = (const Elf64_Rela *)(base + deferred.first);
+	for (uint64_t i = 0; i < deferred.count; i++)
+		*(uintptr_t *)(base + relocations[i].r_offset) = base + (uintptr_t)relocations[i].r_addend;
+}
+
 /* What the kernel puts on a new program's stack, made anew: the host may have written over its own
  * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
  * Go never sends SIGURG to a host thread. */
@@ -95,6 +110,7 @@ static void start(void)
 	if (!atomic_compare_exchange_strong(&go_state, &asleep, GO_STARTING))
 		return; /* forked meanwhile */
 	handlers_save();
+	relocate();
 	run_initialisers();
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_restore();
@@ -164,8 +180,8 @@ static void after_fork_in_child(void)
 		atomic_store(&go_state, GO_DEAD);
 }
 
-/* Loading read the library's 230 KB of relocations and touched its code; a process that never uses
- * us need not keep them resident. What is needed comes back from the page cache. */
+/* The kernel maps 64 KiB of the file around each page that loading touched; a process that never
+ * uses us need not keep them resident. What is needed comes back from the page cache. */
 static void give_back_pages(void)
 {
 	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);

@@ -15,23 +15,25 @@ say() { printf '== %s\n' "$*"; }
 overlay() {
 	local table
 	table=$(go env GOROOT)/src/runtime/sigtab_linux_generic.go
-	mkdir -p build/overlay
-	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/overlay/sigtab.go
-	if [ "$(diff "$table" build/overlay/sigtab.go | grep -c '^>')" != 2 ]; then
+	mkdir -p build/_overlay
+	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/_overlay/sigtab.go
+	if [ "$(diff "$table" build/_overlay/sigtab.go | grep -c '^>')" != 2 ]; then
 		echo "build: $table is not as expected: SIGCHLD and SIGPROF should each have _SigUnblock" >&2
 		exit 1
 	fi
-	printf '{"Replace":{"%s":"%s"}}\n' "$table" "$PWD/build/overlay/sigtab.go" >build/overlay/overlay.json
+	printf '{"Replace":{"%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" >build/_overlay/overlay.json
 }
 
 say "libtms.so"
 overlay
 mkdir -p build/lib
-CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/overlay/overlay.json \
+CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
 	-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map'" \
-	-o build/lib/libtms.so ./preload
+	-o build/lib/libtms.so.new ./preload
+go run ./internal/deferrelocations build/lib/libtms.so.new
+mv build/lib/libtms.so.new build/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h build/lib/tms.h
-rm -f build/lib/libtms.h
+rm -f build/lib/libtms.so.h build/lib/libtms.h
 
 say "tms"
 mkdir -p build/bin

@@ -56,3 +56,11 @@ require_python() {
 		touch build/venv/installed
 	fi
 }
+
+# require_library FILE PACKAGE: a shared library that a test preloads.
+require_library() {
+	if ! compgen -G "/usr/lib/*/$1" >/dev/null && ! apt_install "$2"; then
+		echo "missing: $1, which a test preloads (Debian, Ubuntu: apt-get install $2)." >&2
+		exit 1
+	fi
+}

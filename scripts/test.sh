@@ -7,20 +7,22 @@ source scripts/require.sh
 require_go
 require_cc
 require_python
+require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
+require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 
 say() { printf '\n== %s\n' "$*"; }
 
 scripts/build.sh
 
 say "linters"
-unformatted=$(gofmt -l .)
+unformatted=$(gofmt -l cmd forward internal preload region vmm)
 [ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
 go vet ./...
 go tool staticcheck ./...
-mkdir -p build/lint
-(cd preload && go tool cgo -objdir ../build/lint -- -std=gnu11 -I../region -I../forward -I. main.go)
+mkdir -p build/_lint
+(cd preload && go tool cgo -objdir ../build/_lint -- -std=gnu11 -I../region -I../forward -I. main.go)
 for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built with these flags
-	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/lint -Ipreload -Iregion -Iforward "$file"
+	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/_lint -Ipreload -Iregion -Iforward "$file"
 done
 build/venv/bin/ruff check pymodule
 build/venv/bin/ruff format --check pymodule

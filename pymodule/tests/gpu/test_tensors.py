@@ -26,7 +26,7 @@ def test_with_backup(tag: str) -> None:
     address, before = tensor.data_ptr(), free_memory()
     for _ in range(3):
         tms.pause(tag)
-        assert free_memory() >= before + SIZE
+        assert free_memory() >= before + SIZE - SLACK
         tms.resume(tag)
         assert abs(free_memory() - before) <= SLACK
         assert tensor.data_ptr() == address
@@ -41,7 +41,7 @@ def test_without_backup(tag: str) -> None:
         tensor = expected.clone()
     address, before = tensor.data_ptr(), free_memory()
     tms.pause(tag)
-    assert free_memory() >= before + SIZE
+    assert free_memory() >= before + SIZE - SLACK
     tms.resume(tag)
     assert abs(free_memory() - before) <= SLACK
     assert tensor.data_ptr() == address
@@ -97,11 +97,11 @@ def test_nested(tag: str) -> None:
     expected_inner = inner.clone()
     before = free_memory()
     tms.pause(f"{tag} inner")
-    assert SIZE <= free_memory() - before <= SIZE + SLACK
+    assert abs(free_memory() - before - SIZE) <= SLACK
     assert all(map(torch.equal, outer, expected))
     tms.resume(f"{tag} inner")
     tms.pause(f"{tag} outer")
-    assert 2 * SIZE <= free_memory() - before <= 2 * SIZE + SLACK
+    assert abs(free_memory() - before - 2 * SIZE) <= SLACK
     assert torch.equal(inner, expected_inner)
     tms.resume(f"{tag} outer")
     assert all(map(torch.equal, outer, expected))
@@ -116,7 +116,7 @@ def test_disable(tag: str) -> None:
     expected = ordinary.clone()
     before = free_memory()
     with tms.paused(tag):
-        assert 2 * SIZE <= free_memory() - before <= 2 * SIZE + SLACK
+        assert abs(free_memory() - before - 2 * SIZE) <= SLACK
         assert torch.equal(ordinary, expected)
     pausable.zero_()
     also_pausable.zero_()
@@ -202,7 +202,7 @@ def test_cache_of_a_region(tag: str) -> None:
     torch.cuda.empty_cache()
     assert abs(free_memory() - held) <= SLACK
     tms.pause(tag)
-    assert free_memory() >= held + 2 * SIZE
+    assert free_memory() >= held + 2 * SIZE - SLACK
     torch.cuda.empty_cache()
     tms.resume(tag)
     kept.fill_(5)
@@ -222,7 +222,7 @@ def test_empty_cache(tag: str) -> None:
     held = free_memory()
     del freed
     tms.empty_cache()
-    assert free_memory() >= held + SIZE
+    assert free_memory() >= held + SIZE - SLACK
     with tms.region(tag, backup="host"):
         more, freed = random(), random()
     more_expected = more.clone()
@@ -287,7 +287,7 @@ def test_threads_in_the_same_region(tag: str) -> None:
         thread.join()
     before = free_memory()
     with tms.paused(tag):
-        assert 2 * SIZE <= free_memory() - before <= 2 * SIZE + SLACK
+        assert abs(free_memory() - before - 2 * SIZE) <= SLACK
         assert holds(ordinary, 3)
     for number in (1, 2):
         assert holds(made[number], number)
