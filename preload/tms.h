@@ -46,7 +46,8 @@ void tms_set_disk_backup_dir(const char *path);
 
 /* Releases, or maps again, the physical memory of every active segment with this tag, NULL: of
  * all, on all devices. Addresses stay. All or nothing: after an error everything is as before and
- * the same call can be made again. No-ops succeed. */
+ * the same call can be made again; only when the driver refuses to take memory back, at the very
+ * end of a pause, all is paused, and another pause releases what is still held. No-ops succeed. */
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 

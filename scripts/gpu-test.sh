@@ -35,6 +35,7 @@ fi
 
 step machine nvidia-smi
 step passthrough scripts/bench/passthrough.sh
+step start scripts/bench/start.sh
 step tests env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider \
 	--durations=5
 step demo scripts/demo.sh

@@ -253,3 +253,39 @@ def test_arguments(call: object) -> None:
         call("")  # type: ignore[operator]
     with pytest.raises(TypeError, match="tag must be a str"):
         call(7)  # type: ignore[operator]
+
+
+def test_keyboard_interrupt() -> None:
+    """Ctrl-C during a long pause is raised when it returns; the state is whole either way."""
+    out = children.output(
+        """
+        import os, signal, threading, time
+        import cuda, tms
+        SIZE = 600 << 20
+        with tms.region(backup="host"):
+            pointer = cuda.malloc(SIZE)
+        cuda.write(pointer, b"begin")
+        cuda.write(pointer + SIZE - 3, b"end")
+        before = cuda.free_memory()
+        interrupted = 0
+        for cycle in range(4):
+            delay = (0.0, 0.01, 0.05, 0.2)[cycle]
+            timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
+            try:
+                timer.start()
+                tms.pause()
+                tms.resume()
+                time.sleep(5)
+            except KeyboardInterrupt:
+                interrupted += 1
+            timer.join()
+            tms.pause()
+            assert cuda.free_memory() >= before + SIZE
+            tms.resume()
+            assert cuda.read(pointer, 5) == b"begin"
+            assert cuda.read(pointer + SIZE - 3, 3) == b"end"
+        print(interrupted)
+        """,
+        CUDASIM_MEMORY="1G",
+    )
+    assert out == "4\n"

@@ -102,3 +102,75 @@ if __name__ == "__main__":
         preloaded=False,
     )
     assert out.splitlines() == ["[True, True, True, True, True, True]", "parent without"]
+
+
+def test_children_of_a_process_that_used_it() -> None:
+    """fork: an error, no hang; spawn, forkserver, subprocess, posix_spawn: as new."""
+    out = children.output(
+        """
+        import multiprocessing, os, subprocess, sys
+        import cuda, tms
+
+        USE = "import cuda, tms\\nwith tms.region(): p = cuda.malloc(1)\\ntms.pause(); tms.resume()"
+
+        def use(how):
+            try:
+                exec(USE, {})
+                return "usable"
+            except (tms.ForkedError, cuda.CudaError) as error:
+                return type(error).__name__
+
+        with tms.region(backup="host"):
+            pointer = cuda.malloc(1 << 20)
+        tms.pause()
+        tms.resume()
+        sys.modules["__main__"].use = use
+        pool = multiprocessing.get_context("fork").Pool(2)
+        print("fork", sorted(set(pool.map(use, range(8)))))
+        pool.close()
+        pool.join()
+        print("subprocess", subprocess.run([sys.executable, "-c", USE]).returncode)
+        pid = os.posix_spawn(sys.executable, [sys.executable, "-c", USE], os.environ)
+        print("posix_spawn", os.waitpid(pid, 0)[1])
+        pid = os.fork()
+        if pid == 0:
+            os.execv(sys.executable, [sys.executable, "-c", USE])
+        print("fork and exec", os.waitpid(pid, 0)[1])
+        tms.pause()
+        tms.resume()
+        """
+    )
+    lines = out.splitlines()
+    assert lines[0].startswith("fork ['") and "usable" not in lines[0], lines
+    assert lines[1:] == ["subprocess 0", "posix_spawn 0", "fork and exec 0"]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_start_methods_after_use(method: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""
+import multiprocessing
+import cuda, tms
+
+def work(number):
+    with tms.region(backup="host"):
+        pointer = cuda.malloc(4 << 20)
+    cuda.write(pointer, bytes([number]) * 16)
+    with tms.paused():
+        pass
+    return cuda.read(pointer, 16) == bytes([number]) * 16
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("{method}")
+    assert work(1)
+    with context.Pool(2) as pool:
+        print(pool.map(work, range(4)))
+    assert work(2)
+"""
+    )
+    out = children.output(
+        "import runpy, sys; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], None, '__main__')",
+        str(program),
+    )
+    assert out == "[True, True, True, True]\n"

@@ -52,7 +52,7 @@ int main(void)
 	frees_of_null(1000);
 	pairs(512, 1000);
 	pairs(2 << 20, 50);
-	printf("%.2f %.2f %.2f\n", frees_of_null(2000000), pairs(512, 100000), pairs(2 << 20, 2000));
+	printf("%.2f %.2f %.2f\n", frees_of_null(2000000), pairs(512, 50000), pairs(2 << 20, 1500));
 	check(cudaFree(anchor), "cudaFree");
 	return 0;
 }

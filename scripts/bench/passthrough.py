@@ -2,8 +2,9 @@
 
     python3 passthrough.py PROGRAM RUNS LIBRARY...
 
-Prints the medians. The last line is a JSON object: per measurement and library the median
-nanoseconds, the nanoseconds added to those without a preload, and the ratio to them.
+Prints the medians and how far the middle half of the runs spreads. The last line is a JSON object:
+per measurement and library the median nanoseconds, what was added to those without a preload, the
+ratio to them, and the quartiles.
 """
 
 from __future__ import annotations
@@ -36,19 +37,24 @@ def main() -> None:
             library = libraries[(run + i) % len(libraries)]
             measured[library].append(measure(program, library))
     result: dict[str, dict[str, dict[str, float]]] = {}
-    titles = [os.path.basename(library) or "no preload" for library in libraries]
-    header = "".join(f"{title:>24}" for title in titles)
-    print(f"{'ns, median of ' + str(runs):<26}{header}")
     for i, name in enumerate(NAMES):
-        medians = [statistics.median(run[i] for run in measured[library]) for library in libraries]
-        plain = medians[0]
-        cells = [f"{plain:.1f}"]
-        cells += [f"{ns:.1f} ({ns - plain:+.1f}, x{ns / plain:.3f})" for ns in medians[1:]]
-        print(f"{name:<26}" + "".join(f"{cell:>24}" for cell in cells))
-        result[name] = {
-            title: {"ns": ns, "added_ns": round(ns - plain, 2), "ratio": round(ns / plain, 4)}
-            for title, ns in zip(titles, medians)
-        }
+        print(f"{name}, ns, median of {runs}")
+        result[name] = {}
+        plain = statistics.median(run[i] for run in measured[""])
+        for library in libraries:
+            low, ns, high = statistics.quantiles((run[i] for run in measured[library]), n=4)
+            title = os.path.basename(library) or "no preload"
+            print(
+                f"  {title:<14}{ns:>10.1f}  {ns - plain:>+9.1f}  x{ns / plain:.3f}"
+                f"  quartiles {low:.1f} to {high:.1f}"
+            )
+            result[name][title] = {
+                "ns": round(ns, 2),
+                "added_ns": round(ns - plain, 2),
+                "ratio": round(ns / plain, 4),
+                "q1": round(low, 2),
+                "q3": round(high, 2),
+            }
     print(json.dumps(result))
 
 
