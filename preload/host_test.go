@@ -88,6 +88,10 @@ func TestDevices(t *testing.T) {
 	run(t, compile(t, "devices", majors[1]), nil, "CUDASIM_DEVICES=2").succeeded(t)
 }
 
+func TestDiskBackup(t *testing.T) {
+	run(t, compile(t, "disk", majors[1]), []string{t.TempDir()}).succeeded(t)
+}
+
 func TestCudartLoadedLateAndLocal(t *testing.T) {
 	for _, cudart := range majors {
 		run(t, compile(t, "local", ""), []string{cudart}).succeeded(t)
@@ -123,6 +127,7 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"},
 			"1 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
+		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
 		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
 	} {

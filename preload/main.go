@@ -54,6 +54,7 @@ func start() (*vmm.Engine, error) {
 		}
 		return nil
 	})
+	engine.Warn(logLine)
 	return engine, nil
 }
 
@@ -63,9 +64,7 @@ func guard(f func(*vmm.Engine) error) (err error) {
 		if p := recover(); p != nil {
 			err = fmt.Errorf("internal error, please report it: %v", p)
 			logPanics.Do(func() {
-				text := C.CString(fmt.Sprintf("%v\n%s", err, debug.Stack()))
-				C.error_log(text)
-				C.free(unsafe.Pointer(text))
+				logLine(fmt.Sprintf("%v\n%s", err, debug.Stack()))
 			})
 		}
 	}()
@@ -74,6 +73,12 @@ func guard(f func(*vmm.Engine) error) (err error) {
 		return err
 	}
 	return f(e)
+}
+
+func logLine(line string) {
+	text := C.CString(line)
+	C.error_log(text)
+	C.free(unsafe.Pointer(text))
 }
 
 // report is the code for err, whose words become the calling thread's last error.
@@ -105,7 +110,7 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char
 		case cpu && disk:
 			return vmm.ErrBothBackups
 		case disk:
-			return vmm.ErrNoDiskBackup
+			request.Backup = vmm.BackupDisk
 		case cpu:
 			request.Backup = vmm.BackupHost
 		}
@@ -157,7 +162,7 @@ func tmsCaptureEnded() {
 	})
 }
 
-// tmsOperation starts a pause or resume on a thread of the Go runtime and returns; operation_finish
+// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
 // ends it.
 //
 //export tmsOperation
@@ -165,6 +170,9 @@ func tmsOperation(operation *C.struct_operation) {
 	options := vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),
 		Capturing:    bool(operation.capturing),
+		PoolBytes:    uint64(operation.host_pool_bytes),
+		DiskDir:      C.GoString(operation.disk_dir),
+		DiskChunk:    uint64(operation.disk_chunk),
 	}
 	if operation.tag != nil {
 		tag := C.GoString(operation.tag)
@@ -173,16 +181,39 @@ func tmsOperation(operation *C.struct_operation) {
 	kind := operation.kind
 	go func() {
 		err := guard(func(e *vmm.Engine) error {
-			if kind == C.OPERATION_PAUSE {
+			switch kind {
+			case C.OPERATION_PAUSE:
 				return e.Pause(options)
+			case C.OPERATION_RESUME:
+				return e.Resume(options)
+			case C.OPERATION_PREPARE:
+				return e.Prepare(options.Tag)
+			default:
+				e.Trim()
+				return nil
 			}
-			return e.Resume(options)
 		})
 		var text *C.char
 		if err != nil {
 			text = C.CString(err.Error())
 		}
 		C.operation_finish(operation, C.int(vmm.Code(err)), text)
+	}()
+}
+
+// tmsPrepare starts a Prepare that nobody waits for.
+//
+//export tmsPrepare
+func tmsPrepare(tag *C.char) {
+	var name *string
+	if tag != nil {
+		text := C.GoString(tag)
+		name = &text
+	}
+	go func() {
+		if err := guard(func(e *vmm.Engine) error { return e.Prepare(name) }); err != nil {
+			logLine(err.Error())
+		}
 	}()
 }
 

@@ -87,12 +87,15 @@ extern _Atomic int captures HIDDEN;
 
 /* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
  * the caller waits with its signals open and its CUDA context untouched. */
-enum operation_kind { OPERATION_PAUSE, OPERATION_RESUME };
+enum operation_kind { OPERATION_PAUSE, OPERATION_RESUME, OPERATION_PREPARE, OPERATION_TRIM };
 struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
 	bool capturing;
+	uint64_t host_pool_bytes;
+	const char *disk_dir;
+	uint64_t disk_chunk;
 	int code;
 	char *error; /* malloc'ed, or NULL */
 	sem_t done;

@@ -51,6 +51,15 @@ void tms_set_disk_backup_dir(const char *path);
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
+/* Pins host memory ahead for the active segments with this tag, NULL: of all, that have a cpu backup:
+ * their next pause then runs at the speed of the link. Without wait it goes on in the background, and
+ * a failure is one line on stderr; a pause that comes meanwhile waits for it. */
+int tms_prepare(const char *tag, bool wait);
+
+/* Gives back host memory that holds nothing a paused segment needs: prepared, retained, or kept
+ * under TMS_HOST_POOL_BYTES. Returns when the operating system has it. */
+int tms_trim(void);
+
 /* A cudaMalloc in a region that would leave less than this many bytes free on its device fails
  * with cudaErrorMemoryAllocation. 0, the default: no margin. For the process. */
 void set_memory_margin_bytes(uint64_t bytes);

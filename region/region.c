@@ -1,6 +1,7 @@
 #define _GNU_SOURCE
 #include "region.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,21 @@ static bool environment_bool(const char *variable)
 	return false;
 }
 
+static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,
+				   const char *expected)
+{
+	const char *value = getenv(variable);
+	if (!value || !*value)
+		return otherwise;
+	char *end;
+	errno = 0;
+	unsigned long long number = strtoull(value, &end, 10);
+	if (errno == 0 && *end == 0 && *value >= '0' && *value <= '9' && number >= least && number <= most)
+		return number;
+	complain(variable, value, expected);
+	return otherwise;
+}
+
 HIDDEN bool region_parse_backend(const char *text, enum region_backend *backend)
 {
 	if (text && strcasecmp(text, "pinned") == 0)
@@ -115,15 +131,10 @@ HIDDEN void region_load_environment(void)
 	if (value && *value)
 		region_process.disk_backup_dir = region_intern(value);
 
-	value = getenv("TMS_DISK_BACKUP_CHUNK_MB");
-	if (value && *value) {
-		char *end;
-		unsigned long megabytes = strtoul(value, &end, 10);
-		if (*end || *value < '0' || *value > '9' || megabytes < 1 || megabytes > 4096)
-			complain("TMS_DISK_BACKUP_CHUNK_MB", value, "a number of MiB from 1 to 4096; using 64");
-		else
-			region_process.disk_backup_chunk_mb = (unsigned)megabytes;
-	}
+	region_process.disk_backup_chunk_mb = (unsigned)environment_number(
+		"TMS_DISK_BACKUP_CHUNK_MB", 64, 1, 4096, "a number of MiB from 1 to 4096; using 64");
+	region_process.host_pool_bytes = environment_number(
+		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }
 
 HIDDEN void region_report_environment(void)

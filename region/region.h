@@ -35,6 +35,7 @@ struct region_process {
 	_Atomic uint64_t margin_bytes;
 	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
 	unsigned disk_backup_chunk_mb;
+	uint64_t host_pool_bytes;
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 

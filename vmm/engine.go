@@ -19,6 +19,7 @@ import (
 type Engine struct {
 	driver *cuda.Driver
 	host   *backup.Host
+	disk   *backup.Disk
 	// announce is told of each arena before any address in it is handed out.
 	announce func(base uintptr, size uint64) error
 
@@ -43,6 +44,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	e := &Engine{
 		driver:   driver,
 		host:     backup.NewHost(driver),
+		disk:     backup.NewDisk(driver),
 		announce: announce,
 		devices:  map[int]*device{},
 	}
@@ -192,7 +194,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	if offset > s.size || size > s.size-offset {
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
-	if s.contents == nil || s.contents.Host() == 0 {
+	if s.contents == nil || !s.current || s.contents.Host() == 0 {
 		return 0, nil
 	}
 	return s.contents.Host() + uintptr(offset), nil
@@ -214,3 +216,6 @@ func (e *Engine) Drain() {
 	e.waitOrdered()
 	e.host.Drain()
 }
+
+// Warn sets what is called with a line for the user's log, rarely.
+func (e *Engine) Warn(warn func(string)) { e.disk.Warn(warn) }

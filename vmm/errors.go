@@ -17,9 +17,6 @@ var (
 	// ErrBothBackups: cpu and disk backup are both on. Switch one off.
 	ErrBothBackups = errors.New("cpu and disk backup exclude each other; switch one off")
 
-	// ErrNoDiskBackup: this version does not keep contents on disk. Use cpu backup, or none.
-	ErrNoDiskBackup = errors.New("disk backup is not supported in this version; use cpu backup, or none")
-
 	// ErrMargin: the allocation would leave less free device memory than the margin.
 	ErrMargin = errors.New("the allocation would leave less than the memory margin free")
 
@@ -41,10 +38,10 @@ func Code(err error) int {
 	}{
 		{ErrInvalidAddress, cuda.InvalidValue},
 		{ErrBothBackups, cuda.InvalidValue},
-		{ErrNoDiskBackup, cuda.NotSupported},
 		{ErrMargin, cuda.OutOfMemory},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},
+		{backup.ErrDisk, cuda.OperatingSystem},
 		{backup.ErrHostMemory, cuda.OperatingSystem}, // before the driver's: it wraps a driver error
 	} {
 		if errors.Is(err, known.err) {

@@ -9,28 +9,35 @@ type BackupKind int
 const (
 	BackupNone BackupKind = iota // nowhere: contents are lost
 	BackupHost                   // in pinned host memory
+	BackupDisk                   // in files
 )
 
 // segment is what one cudaMalloc got.
 type segment struct {
-	device   *device
-	arena    *arena
-	span     *span
-	address  uintptr
-	size     uint64 // as asked for
-	tag      *tag
-	index    int // in tag.segments
-	backup   BackupKind
-	state    state
-	busy     bool // a pause or resume is working on it
-	extent   extent
-	contents backup.Contents // nil: none
-	outcome  outcome         // of the transition that works on it
+	device  *device
+	arena   *arena
+	span    *span
+	address uintptr
+	size    uint64 // as asked for
+	tag     *tag
+	index   int // in tag.segments
+	backup  BackupKind
+	state   state
+	busy    bool // a pause or resume is working on it
+	extent  extent
+	kept
+	outcome outcome // of the transition that works on it
+}
+
+// kept is where a segment's contents are, or can be, kept.
+type kept struct {
+	contents backup.Contents // nil: nowhere
+	current  bool            // contents hold what the segment held at its last pause
 }
 
 type outcome struct {
-	state    state
-	contents backup.Contents
+	state state
+	kept
 }
 
 type state int

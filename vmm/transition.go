@@ -14,6 +14,9 @@ import (
 type Options struct {
 	Tag          *string // nil: every tag
 	RetainBackup bool    // keep host copies after resume
+	PoolBytes    uint64  // without retaining: keep so many bytes of pinned host memory for the next pause
+	DiskDir      string  // where a pause puts files; "": the system's directory for temporary files
+	DiskChunk    uint64  // bytes of one read or write
 	Capturing    bool    // a stream of the process is being captured
 }
 
@@ -37,6 +40,11 @@ func (e *Engine) Pause(o Options) error {
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	start := time.Now()
+	if e.usesDisk(o.Tag) {
+		if err := e.disk.Configure(o.DiskDir, o.DiskChunk); err != nil {
+			return fmt.Errorf("pause: %w", err)
+		}
+	}
 	e.FreeDeferred()
 	e.waitOrdered() // their memory is to be free too when pause returns
 	batches := e.begin(o.Tag, func(s *segment) bool {
@@ -66,11 +74,9 @@ func (e *Engine) pause(batches []batch) error {
 			return err
 		}
 	}
-	for _, b := range batches {
-		if err := e.save(b); err != nil {
-			dropSaved(batches)
-			return err
-		}
+	if err := parallel(batches, e.save); err != nil {
+		dropSaved(batches)
+		return err
 	}
 	if err := unmap(batches); err != nil {
 		dropSaved(batches)
@@ -88,29 +94,61 @@ func (e *Engine) pause(batches []batch) error {
 	return first
 }
 
-// save copies the contents of the active segments that have a backup.
-func (e *Engine) save(b batch) error {
-	var segments []*segment
-	var spans []backup.Span
-	var kept []backup.Contents
-	for _, s := range b.segments {
-		if s.state == active && s.backup == BackupHost {
-			segments = append(segments, s)
-			spans = append(spans, backup.Span{Address: s.address, Size: s.extent.size})
-			kept = append(kept, s.contents)
+// parallel runs f for every device at once and returns the first error, after all have ended.
+func parallel(batches []batch, f func(batch) error) error {
+	errs := make(chan error, len(batches))
+	for _, b := range batches {
+		go func() { errs <- f(b) }()
+	}
+	var first error
+	for range batches {
+		if err := <-errs; err != nil && first == nil {
+			first = err
 		}
 	}
-	if len(segments) == 0 {
-		return nil
-	}
-	saved, err := e.host.Save(b.device.context, spans, kept)
-	if err != nil {
-		return err
-	}
-	for i, s := range segments {
-		s.outcome.contents = saved[i]
+	return first
+}
+
+// store is where contents of a kind wait; nil: nowhere.
+func (e *Engine) store(kind BackupKind) backup.Store {
+	switch kind {
+	case BackupHost:
+		return e.host
+	case BackupDisk:
+		return e.disk
 	}
 	return nil
+}
+
+// save copies the contents of the active segments that have a backup.
+func (e *Engine) save(b batch) error {
+	for _, kind := range []BackupKind{BackupHost, BackupDisk} {
+		var segments []*segment
+		var spans []backup.Span
+		var places []backup.Contents
+		for _, s := range b.segments {
+			if s.state == active && s.backup == kind {
+				segments = append(segments, s)
+				spans = append(spans, s.backupSpan())
+				places = append(places, s.contents)
+			}
+		}
+		if len(segments) == 0 {
+			continue
+		}
+		saved, err := e.store(kind).Save(b.device.context, spans, places)
+		if err != nil {
+			return err
+		}
+		for i, s := range segments {
+			s.outcome.kept = kept{saved[i], true}
+		}
+	}
+	return nil
+}
+
+func (s *segment) backupSpan() backup.Span {
+	return backup.Span{Address: s.address, Size: s.extent.size}
 }
 
 // dropSaved discards what a failed pause saved, but not what was kept from before, nor what a
@@ -118,10 +156,13 @@ func (e *Engine) save(b batch) error {
 func dropSaved(batches []batch) {
 	for _, b := range batches {
 		for _, s := range b.segments {
-			if s.outcome.contents != s.contents && s.outcome.state == active {
-				s.outcome.contents.Discard()
-				s.outcome.contents = s.contents
+			if s.outcome.state != active {
+				continue
 			}
+			if s.outcome.contents != s.contents {
+				s.outcome.contents.Discard()
+			}
+			s.outcome.kept = s.kept
 		}
 	}
 }
@@ -171,7 +212,7 @@ func (e *Engine) Resume(o Options) error {
 	if len(batches) == 0 {
 		return nil
 	}
-	err := e.resume(batches, o.RetainBackup)
+	err := e.resume(batches, o)
 	e.end(batches, func(t *tag) {
 		if err == nil {
 			t.lastResume = time.Since(start).Seconds()
@@ -183,7 +224,7 @@ func (e *Engine) Resume(o Options) error {
 	return nil
 }
 
-func (e *Engine) resume(batches []batch, retain bool) error {
+func (e *Engine) resume(batches []batch, o Options) error {
 	if err := e.furnishAll(batches); err != nil {
 		for _, b := range batches {
 			for _, s := range b.segments {
@@ -194,12 +235,18 @@ func (e *Engine) resume(batches []batch, retain bool) error {
 		}
 		return err
 	}
+	room := o.PoolBytes
 	for _, b := range batches {
 		for _, s := range b.segments {
 			s.outcome.state = active
-			if s.contents != nil && !retain {
+			switch {
+			case s.contents == nil || o.RetainBackup:
+			case s.contents.Host() != 0 && s.contents.Bytes() <= room:
+				room -= s.contents.Bytes()
+				s.outcome.current = false
+			default:
 				s.contents.Discard()
-				s.outcome.contents = nil
+				s.outcome.kept = kept{}
 			}
 		}
 	}
@@ -217,17 +264,30 @@ func (e *Engine) furnishAll(batches []batch) error {
 			}
 		}
 	}
-	for _, b := range batches {
-		for _, s := range b.segments {
-			if err := s.extent.attach(b.device); err != nil {
-				return err
+	return parallel(batches, e.restore)
+}
+
+// restore maps a device's segments; the contents of each begin to come back as soon as it is mapped.
+func (e *Engine) restore(b batch) (err error) {
+	loaders := map[BackupKind]backup.Loader{}
+	defer func() {
+		for _, l := range loaders {
+			if waited := l.Wait(); err == nil {
+				err = waited
 			}
 		}
-	}
-	for _, b := range batches {
-		if err := e.load(b); err != nil {
+	}()
+	for _, s := range b.segments {
+		if err := s.extent.attach(b.device); err != nil {
 			return err
 		}
+		if s.contents == nil || !s.current {
+			continue
+		}
+		if loaders[s.backup] == nil {
+			loaders[s.backup] = e.store(s.backup).Load(b.device.context)
+		}
+		loaders[s.backup].Add(s.backupSpan(), s.contents)
 	}
 	return nil
 }
@@ -249,21 +309,6 @@ func shortage(b batch, made int, cause error) error {
 		b.device.ordinal, had+free, need, cause)
 }
 
-func (e *Engine) load(b batch) error {
-	var spans []backup.Span
-	var contents []backup.Contents
-	for _, s := range b.segments {
-		if s.contents != nil {
-			spans = append(spans, backup.Span{Address: s.address, Size: s.extent.size})
-			contents = append(contents, s.contents)
-		}
-	}
-	if len(spans) == 0 {
-		return nil
-	}
-	return e.host.Load(b.device.context, spans, contents)
-}
-
 // begin marks the segments of a transition busy and returns them, grouped by device. What is to
 // become of a segment is noted in its outcome meanwhile: others may read its state under the lock.
 func (e *Engine) begin(name *string, wanted func(*segment) bool) []batch {
@@ -279,7 +324,7 @@ func (e *Engine) begin(name *string, wanted func(*segment) bool) []batch {
 			for _, s := range t.segments {
 				if wanted(s) {
 					s.busy = true
-					s.outcome = outcome{s.state, s.contents}
+					s.outcome = outcome{s.state, s.kept}
 					b.segments = append(b.segments, s)
 				}
 			}
@@ -307,7 +352,7 @@ func (e *Engine) end(batches []batch, note func(*tag)) {
 		noted := map[*tag]bool{}
 		for _, s := range b.segments {
 			s.busy = false
-			s.state, s.contents = s.outcome.state, s.outcome.contents
+			s.state, s.kept = s.outcome.state, s.outcome.kept
 			if !noted[s.tag] {
 				noted[s.tag] = true
 				note(s.tag)

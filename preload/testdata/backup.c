@@ -2,6 +2,14 @@
  * be read while paused, and after a resume when they are retained. */
 #include "host.h"
 
+/* Host memory is given back in the background. */
+static void registered_falls_to(uint64_t bytes)
+{
+	for (int tries = 0; sim_stat("registered_bytes") != bytes && tries < 500; tries++)
+		usleep(10000);
+	EXPECT(sim_stat("registered_bytes"), bytes);
+}
+
 int main(void)
 {
 	enum { COUNT = 8 };
@@ -50,6 +58,27 @@ int main(void)
 	CHECK(filled(kept[3], sizes[3], 6));
 	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3]));
 
+	/* Pinned ahead: the pause pins nothing more, and a trim gives back what no paused segment needs. */
+	registered_falls_to(0);
+	EXPECT(tms_prepare("kept", true), 0);
+	uint64_t pinned = sim_stat("registered_bytes"), pins = sim_stat("calls:cuMemHostRegister");
+	CHECK(pinned >= 84 * MIB);
+	CHECK(!tms_get_cpu_backup_pointer(kept[3], 4));
+	EXPECT(tms_prepare(NULL, true), 0);
+	EXPECT(tms_pause("kept"), 0);
+	EXPECT(sim_stat("calls:cuMemHostRegister"), pins);
+	EXPECT(tms_trim(), 0);
+	EXPECT(sim_stat("registered_bytes"), pinned);
+	EXPECT(tms_resume("kept"), 0);
+	for (unsigned i = 0; i < COUNT; i++)
+		CHECK(filled(kept[i], sizes[i], i == 3 ? 6 : i));
+	registered_falls_to(0);
+	EXPECT(tms_prepare("kept", false), 0);
+	for (int tries = 0; sim_stat("registered_bytes") < pinned && tries < 500; tries++)
+		usleep(10000);
+	EXPECT(tms_trim(), 0);
+	EXPECT(sim_stat("registered_bytes"), 0);
+
 	/* Ranges that are no segment's. */
 	CHECK(!tms_get_cpu_backup_pointer((uint8_t *)&before, 1));
 	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3] + 1));
@@ -58,8 +87,6 @@ int main(void)
 		EXPECT(cudaFree(kept[i]), 0);
 	EXPECT(cudaFree(lost), 0);
 	EXPECT(free_bytes(), before);
-	for (int tries = 0; sim_stat("registered_bytes") && tries < 500; tries++)
-		usleep(10000); /* host memory is given back in the background */
-	EXPECT(sim_stat("registered_bytes"), 0);
+	registered_falls_to(0);
 	return 0;
 }

@@ -16,6 +16,8 @@
 #pragma weak tms_get_retain_cpu_backup
 #pragma weak tms_last_error
 #pragma weak tms_pause
+#pragma weak tms_prepare
+#pragma weak tms_trim
 #pragma weak tms_resume
 #pragma weak tms_set_cpu_backup_backend
 #pragma weak tms_set_current_tag

@@ -122,9 +122,9 @@ def test_tag_type(tag: object) -> None:
         tms.region(tag)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("backup", ["disk", True, "HOST"])
+@pytest.mark.parametrize("backup", ["tape", True, "HOST"])
 def test_backup_value(backup: object) -> None:
-    with pytest.raises(ValueError, match="backup must be None .* or 'host'"):
+    with pytest.raises(ValueError, match="backup must be None .* 'host' .* 'disk'"):
         tms.region("weights", backup=backup)  # type: ignore[arg-type]
 
 

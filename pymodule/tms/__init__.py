@@ -13,7 +13,19 @@ and in the program:
 """
 
 from ._arguments import Backup
-from ._control import DeviceStats, Stats, TagStats, empty_cache, pause, paused, resume, stats
+from ._control import (
+    DeviceStats,
+    Stats,
+    TagStats,
+    empty_cache,
+    pause,
+    paused,
+    prepare,
+    resume,
+    set_disk_backup_dir,
+    stats,
+    trim,
+)
 from ._errors import (
     BackupError,
     CaptureError,
@@ -48,8 +60,11 @@ __all__ = [
     "library_path",
     "pause",
     "paused",
+    "prepare",
     "region",
     "resume",
+    "set_disk_backup_dir",
     "stats",
+    "trim",
     "version",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, Optional
 
-Backup = Optional[Literal["host"]]
+Backup = Optional[Literal["host", "disk"]]
 
 
 def check_tag(tag: object) -> str:
@@ -24,7 +24,9 @@ def check_backup(backup: object) -> Backup:
         return None
     if backup == "host":
         return "host"
+    if backup == "disk":
+        return "disk"
     raise ValueError(
-        f"backup must be None (contents may go) or 'host' (contents are kept in host memory), "
-        f"not {backup!r}"
+        f"backup must be None (contents may go), 'host' (kept in host memory) or 'disk' (kept in "
+        f"files), not {backup!r}"
     )

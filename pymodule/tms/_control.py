@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, TypedDict, cast
 
@@ -68,7 +69,8 @@ def pause(tag: str | None = None) -> None:
         tag: as given to `region`; None: all tags, on all devices.
 
     Raises:
-        BackupError: host memory is too short for the contents (backup="host").
+        BackupError: host memory is too short for the contents (backup="host"), or their files
+            cannot be written (backup="disk").
         CaptureError: a stream is being captured into a CUDA graph.
         ForkedError: the process was forked after tms had been used.
         NotPreloadedError: libtms.so is not in this process.
@@ -130,6 +132,52 @@ def _paused(tag: str | None) -> Iterator[None]:
         yield
     finally:
         resume(tag)
+
+
+def prepare(tag: str | None = None, *, wait: bool = False) -> None:
+    """Pins host memory ahead, so that the next pause runs at the speed of the link.
+
+    For the active memory of regions with backup="host"; as many bytes of host memory as it has are
+    held until the resume after that pause, or `trim`. (cuMemHostRegister)
+
+    Args:
+        tag: as given to `region`; None: all tags, on all devices.
+        wait: return when it is done. Otherwise it goes on in the background, a pause that comes
+            meanwhile waits for it, and a failure is one line on stderr.
+
+    Raises:
+        BackupError: with wait: host memory is too short. Nothing is held then.
+        ForkedError, NotPreloadedError, TmsError: as for `pause`.
+    """
+    load().prepare(None if tag is None else check_tag(tag), wait)
+
+
+def trim() -> None:
+    """Gives back the host memory that holds nothing paused memory needs.
+
+    That is what `prepare` pinned, what is retained after a resume (TMS_RETAIN_CPU_BACKUP), and what
+    is kept for the next pause (TMS_HOST_POOL_BYTES). Returns when the operating system has it.
+
+    Raises:
+        ForkedError, NotPreloadedError, TmsError: as for `pause`.
+    """
+    load().trim()
+
+
+def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
+    """Says where the files of backup="disk" go from the next pause on, for the whole process.
+
+    The directory is made if it is missing. On a tmpfs the files take memory, and a line on stderr
+    says so. Files that a killed process left there are removed at the next pause.
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+        ValueError: an empty path, or one with a NUL character.
+    """
+    name = os.fsencode(path)
+    if not name or b"\0" in name:
+        raise ValueError(f"path must name a directory, not {path!r}")
+    load().set_disk_directory(os.path.abspath(name))
 
 
 def stats() -> Stats:

@@ -70,6 +70,9 @@ class Library:
         self._get_disk_backup = bind("tms_get_enable_disk_backup", ctypes.c_bool)
         self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
         self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
+        self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
+        self._trim = bind("tms_trim", ctypes.c_int)
+        self._set_disk_directory = bind("tms_set_disk_backup_dir", None, ctypes.c_char_p)
         self._last_error = bind("tms_last_error", ctypes.c_char_p)
         self._stats_json = bind("tms_stats_json", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
 
@@ -116,6 +119,18 @@ class Library:
     def resume(self, tag: str | None) -> None:
         """tms_resume, its error code raised."""
         self._check(self._resume(_encoded(tag)), "resuming", tag)
+
+    def prepare(self, tag: str | None, wait: bool) -> None:
+        """tms_prepare, its error code raised."""
+        self._check(self._prepare(_encoded(tag), wait), "preparing", tag)
+
+    def trim(self) -> None:
+        """tms_trim, its error code raised."""
+        self._check(self._trim(), "trimming", None)
+
+    def set_disk_directory(self, path: bytes) -> None:
+        """tms_set_disk_backup_dir."""
+        self._set_disk_directory(path)
 
     def stats_json(self) -> str:
         """The text of tms_stats_json."""

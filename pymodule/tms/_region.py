@@ -27,7 +27,9 @@ def region(tag: str = "default", backup: Backup = None) -> _GeneratorContextMana
         tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
         backup: None: the contents are lost by a pause, and the memory reads as fresh memory
             (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
-            many bytes as were allocated, and the resume copies them back.
+            many bytes as were allocated, and the resume copies them back. "disk": likewise to
+            files that only this user can read, one for each paused allocation, in the directory
+            that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names.
 
     Raises:
         TypeError, ValueError: bad arguments.
@@ -60,7 +62,7 @@ def _region(tag: str, backup: Backup) -> Iterator[None]:
     library = load()
     with _torch.routed_to((tag, backup), plain_by_default=not library.active):
         before = _Settings.read(library)
-        _Settings(True, tag.encode(), backup == "host", False).write(library)
+        _Settings(True, tag.encode(), backup == "host", backup == "disk").write(library)
         try:
             yield
         finally:

@@ -28,13 +28,21 @@ type Contents interface {
 	Discard()
 }
 
-// Store keeps contents somewhere. Its calls are made one at a time, with the device of the spans
-// idle and its primary context, given as context, current to the calling thread.
+// Store keeps contents somewhere. Its calls are made one at a time for a device, with that device
+// idle and its primary context given as context.
 type Store interface {
 	// Save copies every span into a Contents of its own. kept[i], unless nil, is the Contents that
 	// an earlier Save of the same span returned: it is overwritten and returned again. After an
 	// error nothing is saved, what was in kept is undefined but can be overwritten by another Save.
 	Save(context cuda.Context, spans []Span, kept []Contents) ([]Contents, error)
-	// Load copies contents back; they stay valid. After an error it can be called again.
-	Load(context cuda.Context, spans []Span, contents []Contents) error
+	// Load begins copying contents back.
+	Load(context cuda.Context) Loader
+}
+
+// Loader restores spans while others are still being mapped.
+type Loader interface {
+	// Add starts restoring a span whose device memory is mapped; it may return before it is done.
+	Add(span Span, contents Contents)
+	// Wait ends the load and returns the first error. Contents stay valid.
+	Wait() error
 }

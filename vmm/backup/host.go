@@ -10,7 +10,8 @@ import (
 )
 
 // Host keeps contents in registered (pinned) huge-page host memory. Touching and pinning are what
-// costs, so several threads each take a piece, pin it and issue its copy at once.
+// costs: many threads touch pieces of it, two pin what was touched, and the copy of a piece is issued
+// the moment it is pinned.
 type Host struct {
 	driver *cuda.Driver
 
@@ -20,8 +21,13 @@ type Host struct {
 	emptied  sync.Cond
 }
 
-// pieceSize is how much one thread touches, registers and copies at a time.
-const pieceSize = 128 << 20
+// pieceSize is how much is touched, registered and copied at a time, and registrars how many threads
+// register. Measured on a host of 16 cores (docs/benchmarks.md): smaller pieces cost more calls, larger
+// ones leave threads idle at the ends; more registrars only wait for each other.
+const (
+	pieceSize  = 32 << 20
+	registrars = 2
+)
 
 // NewHost returns a store of host memory.
 func NewHost(driver *cuda.Driver) *Host {
@@ -44,13 +50,6 @@ func (c *hostContents) Discard() {
 	if c.slab.references.Add(-1) == 0 {
 		c.host.dispose(c.slab)
 	}
-}
-
-// task is one worker's next piece of work: pin a piece of a slab if it is new, then copy.
-type task struct {
-	slab   *slab // nil: only copy
-	piece  int
-	copies []copyJob
 }
 
 // copyJob is one copy that the driver takes: its host side lies in one registered piece.
@@ -78,44 +77,27 @@ func (c *hostContents) jobs(span Span) []copyJob {
 
 // Save is Store.Save.
 func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Contents, error) {
-	contents := make([]Contents, len(spans))
-	var total uint64
-	for i, span := range spans {
-		if kept[i] == nil {
-			total += span.Size
-		}
+	contents, fresh, err := h.place(context, spans, kept)
+	if err != nil {
+		return nil, err
 	}
-	var fresh *slab
-	var tasks []task
-	if total > 0 {
-		var err error
-		if fresh, err = newSlab(h.driver, context, total); err != nil {
-			return nil, err
-		}
-		tasks = make([]task, len(fresh.registered))
-		for i := range tasks {
-			tasks[i] = task{slab: fresh, piece: i}
-		}
+	var warm []copyJob // into memory that is pinned already
+	var cold [][]copyJob
+	if fresh != nil {
+		cold = make([][]copyJob, len(fresh.registered))
 	}
-	var offset uint64
 	for i, span := range spans {
-		if kept[i] != nil {
-			contents[i] = kept[i]
-			for _, job := range kept[i].(*hostContents).jobs(span) {
-				tasks = append(tasks, task{copies: []copyJob{job}})
-			}
-			continue
-		}
-		c := &hostContents{host: h, slab: fresh, offset: offset, size: span.Size}
+		c := contents[i].(*hostContents)
 		for _, job := range c.jobs(span) {
-			t := &tasks[uint64(job.host-fresh.base)/pieceSize]
-			t.copies = append(t.copies, job)
+			if c.slab == fresh {
+				piece := uint64(job.host-fresh.base) / pieceSize
+				cold[piece] = append(cold[piece], job)
+			} else {
+				warm = append(warm, job)
+			}
 		}
-		contents[i] = c
-		fresh.references.Add(1)
-		offset += span.Size
 	}
-	if err := h.run(context, tasks); err != nil {
+	if err := h.copyAll(context, fresh, cold, warm); err != nil {
 		if fresh != nil {
 			h.dispose(fresh)
 		}
@@ -124,16 +106,92 @@ func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Cont
 	return contents, nil
 }
 
-// run lets workers do the tasks and returns the first error, after all have stopped.
-func (h *Host) run(context cuda.Context, tasks []task) error {
-	workers := min(len(tasks), 16, runtime.NumCPU())
-	var next atomic.Int64
-	errs := make(chan error, workers)
-	for range workers {
+// Prepare pins memory for spans without copying anything: a Save that is given the Contents as kept
+// then runs at the speed of the link.
+func (h *Host) Prepare(context cuda.Context, spans []Span) ([]Contents, error) {
+	contents, fresh, err := h.place(context, spans, make([]Contents, len(spans)))
+	if err != nil || fresh == nil {
+		return contents, err
+	}
+	if err := h.copyAll(context, fresh, make([][]copyJob, len(fresh.registered)), nil); err != nil {
+		h.dispose(fresh)
+		return nil, err
+	}
+	return contents, nil
+}
+
+// place gives every span without a kept Contents a place in one fresh slab; nil if none needs it.
+func (h *Host) place(context cuda.Context, spans []Span, kept []Contents) (contents []Contents, fresh *slab, err error) {
+	contents = make([]Contents, len(spans))
+	var total uint64
+	for i, span := range spans {
+		if contents[i] = kept[i]; contents[i] == nil {
+			total += span.Size
+		}
+	}
+	if total == 0 {
+		return contents, nil, nil
+	}
+	if fresh, err = newSlab(h.driver, context, total); err != nil {
+		return nil, nil, err
+	}
+	var offset uint64
+	for i, span := range spans {
+		if contents[i] == nil {
+			contents[i] = &hostContents{host: h, slab: fresh, offset: offset, size: span.Size}
+			fresh.references.Add(1)
+			offset += span.Size
+		}
+	}
+	return contents, fresh, nil
+}
+
+// copyAll makes the warm copies, and pins the pieces of a fresh slab, each followed by its copies.
+// It returns the first error after everything has stopped.
+func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm []copyJob) error {
+	var touched chan int
+	var touchers sync.WaitGroup
+	var failed atomic.Bool
+	workers := 1
+	if len(cold) > 0 {
+		workers = min(registrars, len(cold))
+		touched = make(chan int, len(cold))
+		var next atomic.Int64
+		for range max(1, min(len(cold), runtime.NumCPU()-registrars)) {
+			touchers.Go(func() {
+				for i := int(next.Add(1) - 1); i < len(cold) && !failed.Load(); i = int(next.Add(1) - 1) {
+					fresh.touch(i)
+					touched <- i
+				}
+			})
+		}
 		go func() {
-			errs <- h.work(context, func() *task {
-				if i := next.Add(1) - 1; i < int64(len(tasks)) {
-					return &tasks[i]
+			touchers.Wait()
+			close(touched)
+		}()
+	}
+	errs := make(chan error, workers)
+	for w := range workers {
+		go func() {
+			errs <- onStream(h.driver, context, func(stream cuda.Stream) error {
+				if w == 0 {
+					if err := h.copyToHost(warm, stream); err != nil {
+						return err
+					}
+				}
+				if touched == nil {
+					return nil
+				}
+				for i := range touched {
+					if failed.Load() {
+						continue
+					}
+					if err := fresh.register(i); err != nil {
+						return err
+					}
+					if err := h.copyToHost(cold[i], stream); err != nil {
+						return err
+					}
 				}
 				return nil
 			})
@@ -142,32 +200,23 @@ func (h *Host) run(context cuda.Context, tasks []task) error {
 	var first error
 	for range workers {
 		if err := <-errs; err != nil {
-			next.Store(int64(len(tasks)))
+			failed.Store(true)
 			if first == nil {
 				first = err
 			}
 		}
 	}
+	touchers.Wait()
 	return first
 }
 
-// work does tasks on a thread and a stream of its own until there are none.
-func (h *Host) work(context cuda.Context, take func() *task) (err error) {
-	return onStream(h.driver, context, func(stream cuda.Stream) error {
-		for t := take(); t != nil; t = take() {
-			if t.slab != nil {
-				if err := t.slab.register(t.piece); err != nil {
-					return err
-				}
-			}
-			for _, c := range t.copies {
-				if err := h.driver.MemcpyDtoHAsync(c.host, c.device, c.size, stream); err != nil {
-					return fmt.Errorf("copying device memory to the host: %w", err)
-				}
-			}
+func (h *Host) copyToHost(jobs []copyJob, stream cuda.Stream) error {
+	for _, job := range jobs {
+		if err := h.driver.MemcpyDtoHAsync(job.host, job.device, job.size, stream); err != nil {
+			return fmt.Errorf("copying device memory to the host: %w", err)
 		}
-		return nil
-	})
+	}
+	return nil
 }
 
 // onStream runs f with the context current to a locked thread and a fresh stream, and waits for
@@ -194,18 +243,38 @@ func onStream(driver *cuda.Driver, context cuda.Context, f func(cuda.Stream) err
 	return err
 }
 
-// Load is Store.Load.
-func (h *Host) Load(context cuda.Context, spans []Span, contents []Contents) error {
-	return onStream(h.driver, context, func(stream cuda.Stream) error {
-		for i, span := range spans {
-			for _, job := range contents[i].(*hostContents).jobs(span) {
+// Load is Store.Load: a thread and a stream of its own.
+func (h *Host) Load(context cuda.Context) Loader {
+	l := &hostLoader{jobs: make(chan copyJob, 1024), done: make(chan error, 1)}
+	go func() {
+		l.done <- onStream(h.driver, context, func(stream cuda.Stream) error {
+			for job := range l.jobs {
 				if err := h.driver.MemcpyHtoDAsync(job.device, job.host, job.size, stream); err != nil {
 					return fmt.Errorf("copying host memory to the device: %w", err)
 				}
 			}
+			return nil
+		})
+		for range l.jobs { // after an error: what is added still must not block
 		}
-		return nil
-	})
+	}()
+	return l
+}
+
+type hostLoader struct {
+	jobs chan copyJob
+	done chan error
+}
+
+func (l *hostLoader) Add(span Span, contents Contents) {
+	for _, job := range contents.(*hostContents).jobs(span) {
+		l.jobs <- job
+	}
+}
+
+func (l *hostLoader) Wait() error {
+	close(l.jobs)
+	return <-l.done
 }
 
 // dispose gives a slab back in the background: unpinning 16 GiB takes a quarter of a second.

@@ -1,0 +1,93 @@
+"""Where contents wait: pinned ahead in host memory, kept for the next pause, or in files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import children
+import cuda
+import pytest
+from cuda import MiB
+
+import tms
+
+SIZE = 24 * MiB + 5
+
+
+def test_prepare_and_trim() -> None:
+    """A prepared pause pins nothing; trim gives back what no paused memory needs."""
+    contents = os.urandom(SIZE)
+    with tms.region("prepared", backup="host"):
+        pointer = cuda.malloc(SIZE)
+    cuda.write(pointer, contents)
+    tms.prepare("prepared", wait=True)
+    pins = cuda.calls("cuMemHostRegister")
+    tms.pause("prepared")
+    assert cuda.calls("cuMemHostRegister") == pins
+    tms.trim()
+    tms.resume("prepared")
+    assert cuda.read(pointer, SIZE) == contents
+    tms.prepare()
+    tms.trim()  # waits for what the background has begun
+    cuda.free(pointer)
+
+
+def test_prepare_needs_memory() -> None:
+    """Host memory refused: an error that says so, and the memory works as before."""
+    with tms.region("refused", backup="host"):
+        pointer = cuda.malloc(SIZE)
+    cuda.fail("cuMemHostRegister", 1, 2)
+    with pytest.raises(tms.BackupError, match="host memory"):
+        tms.prepare("refused", wait=True)
+    cuda.write(pointer, b"still here")
+    tms.pause("refused")
+    tms.resume("refused")
+    assert cuda.read(pointer, 10) == b"still here"
+    cuda.free(pointer)
+
+
+def test_pool_is_kept_up_to_its_cap() -> None:
+    """TMS_HOST_POOL_BYTES: so much pinned memory outlives a resume, and serves the next pause."""
+    out = children.output(
+        """
+        import cuda, tms
+        pointers = []
+        for i in range(4):
+            with tms.region(backup="host"):
+                pointers.append(cuda.malloc(8 << 20))
+        tms.pause()
+        tms.resume()
+        first = cuda.calls("cuMemHostRegister")
+        tms.pause()
+        tms.resume()
+        (tag,) = tms.stats()["devices"][0]["tags"]
+        print(cuda.calls("cuMemHostRegister") - first, tag["backup_bytes"])
+        """,
+        TMS_HOST_POOL_BYTES=str(64 * MiB),
+    )
+    assert out == f"0 {32 * MiB}\n"
+
+
+def test_disk(tmp_path: Path) -> None:
+    contents = os.urandom(SIZE)
+    tms.set_disk_backup_dir(tmp_path / "new")
+    with tms.region("disk", backup="disk"):
+        pointer = cuda.malloc(SIZE)
+    cuda.write(pointer, contents)
+    before = cuda.free_memory()
+    for _ in range(3):
+        tms.pause("disk")
+        assert cuda.free_memory() >= before + SIZE
+        (file,) = (tmp_path / "new").iterdir()
+        assert file.stat().st_mode & 0o777 == 0o600
+        tms.resume("disk")
+        assert cuda.read(pointer, SIZE) == contents
+        assert list((tmp_path / "new").iterdir()) == []
+    tms.set_disk_backup_dir("/proc/nowhere")
+    with pytest.raises(tms.BackupError, match="/proc/nowhere"):
+        tms.pause("disk")
+    assert cuda.read(pointer, SIZE) == contents
+    cuda.free(pointer)
+    with pytest.raises(ValueError, match="directory"):
+        tms.set_disk_backup_dir("")

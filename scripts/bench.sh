@@ -1,0 +1,22 @@
+#!/bin/sh
+# Benchmarks on a GPU machine, each beside its baseline or peer in one run:
+#   scripts/bench.sh passthrough        cudaMalloc and cudaFree outside regions
+#   scripts/bench.sh start              starting a program that does not use the library
+#   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
+#                                       the unpacked wheel of torch_memory_saver
+set -eu
+cd "$(dirname "$0")/.."
+what=${1:-}
+[ $# -eq 0 ] || shift
+case $what in
+passthrough) exec scripts/bench/passthrough.sh "$@" ;;
+start) exec scripts/bench/start.sh "$@" ;;
+backup)
+	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
+	exec "${PYTHON:-python3}" scripts/bench/backup.py "$@"
+	;;
+*)
+	sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+	exit 2
+	;;
+esac

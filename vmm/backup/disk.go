@@ -1,0 +1,254 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"tms/vmm/cuda"
+)
+
+// ErrDisk says that a file of the disk backup, or its directory, could not be made, written or
+// read back; the text names the path and what to do, the cause is wrapped (an errno, where there
+// is one). After a Save nothing was saved. After a Load the files are where they were.
+var ErrDisk = errors.New("the disk backup failed")
+
+// The sizes a chunk may have, in bytes.
+const (
+	MinChunk = 1 << 20
+	MaxChunk = 4096 << 20
+)
+
+// Disk keeps contents in files, one for each span, which others can see and only their owner can
+// read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; those of a killed process are
+// removed by the next process that uses the directory. Nothing is synced: contents need not
+// outlive the process.
+type Disk struct {
+	driver *cuda.Driver
+
+	mu          sync.Mutex
+	warn        func(string)
+	directories map[string]*directory // by absolute path; each has been cleaned
+	current     *directory
+	request     uint64 // bytes of one read or write
+
+	garbage garbage
+}
+
+// tmpfsWarned is of the process, not of a Disk: one line in a log is enough.
+var tmpfsWarned atomic.Bool
+
+// NewDisk returns a store of files. Configure it before the first Save.
+func NewDisk(driver *cuda.Driver) *Disk {
+	return &Disk{driver: driver, directories: map[string]*directory{}, request: stagingSize}
+}
+
+// Warn sets what is called, at most once in a process, with a line for the user's log.
+func (d *Disk) Warn(warn func(string)) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.warn = warn
+}
+
+// Configure says where the next Save puts its files and how many bytes, from MinChunk to MaxChunk,
+// one read or write has at most; the store stages up to 64 MiB at a time, so larger chunks are cut.
+// A missing directory is made, for its owner only; "" is TMPDIR, or /tmp. At its first use the
+// files that dead processes left there are removed. Errors: ErrDisk.
+func (d *Disk) Configure(path string, chunkBytes uint64) error {
+	if chunkBytes < MinChunk || chunkBytes > MaxChunk {
+		return fmt.Errorf("%w: a chunk of %d bytes: set TMS_DISK_BACKUP_CHUNK_MB from %d to %d",
+			ErrDisk, chunkBytes, MinChunk>>20, MaxChunk>>20)
+	}
+	if path == "" {
+		path = os.TempDir()
+	}
+	absolute, err := filepath.Abs(path)
+	if err != nil {
+		return diskError("finding", path, err)
+	}
+	if err := makeDirectory(absolute); err != nil {
+		return err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.directories[absolute] == nil {
+		removeLeftovers(absolute)
+		d.directories[absolute] = &directory{path: absolute}
+	}
+	d.current = d.directories[absolute]
+	d.request = min(chunkBytes, stagingSize) &^ (blockSize - 1)
+	if d.warn != nil && inMemory(absolute) && !tmpfsWarned.Swap(true) {
+		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
+			"set TMS_DISK_BACKUP_DIR to a directory on a disk", absolute))
+	}
+	return nil
+}
+
+// diskContents is a span's file.
+type diskContents struct {
+	mu   sync.Mutex
+	file *diskFile // nil once discarded
+	size uint64
+}
+
+func (c *diskContents) Bytes() uint64 { return c.size }
+func (c *diskContents) Host() uintptr { return 0 }
+
+// Discard removes the file before it returns, so that its space is there for the next Save.
+func (c *diskContents) Discard() { c.replace(nil) }
+
+func (c *diskContents) current() *diskFile {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.file
+}
+
+// replace removes the file the contents were in, unless it is file itself.
+func (c *diskContents) replace(file *diskFile) {
+	c.mu.Lock()
+	old := c.file
+	c.file = file
+	c.mu.Unlock()
+	if old != nil && old != file {
+		old.remove()
+	}
+}
+
+// Save is Store.Save. Space for all of it is reserved before anything is copied. A kept file is
+// overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
+// directory was configured since), its contents move to a new one.
+func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Contents, err error) {
+	d.mu.Lock()
+	where, request := d.current, d.request
+	d.mu.Unlock()
+	if where == nil {
+		return nil, fmt.Errorf("%w: no directory is configured", ErrDisk)
+	}
+	if err := where.hold(); err != nil {
+		return nil, err
+	}
+	defer where.drop()
+
+	files := make([]*diskFile, len(spans))
+	var needed uint64
+	for i, span := range spans {
+		if files[i], err = reusable(kept[i], where, span.Size); err != nil {
+			return nil, err
+		}
+		if files[i] == nil {
+			needed += span.Size
+		}
+	}
+	var fresh []*diskFile
+	defer func() {
+		if err != nil {
+			for _, file := range fresh {
+				file.remove()
+			}
+		}
+	}()
+	if err := where.enough(needed); err != nil {
+		return nil, err
+	}
+	for i, span := range spans {
+		if files[i] == nil {
+			if files[i], err = where.create(span.Size); err != nil {
+				return nil, err
+			}
+			fresh = append(fresh, files[i])
+		}
+	}
+
+	saving := d.transfer(context, request, (*transfer).save)
+	for i, span := range spans {
+		saving.add(span, files[i], unix.O_WRONLY)
+	}
+	if err := saving.wait(); err != nil {
+		return nil, err
+	}
+	contents := make([]Contents, len(spans))
+	for i, span := range spans {
+		c, ok := kept[i].(*diskContents)
+		if !ok {
+			c = &diskContents{size: span.Size}
+		}
+		c.replace(files[i])
+		contents[i] = c
+	}
+	return contents, nil
+}
+
+// reusable returns the file of kept contents with its space reserved, nil if a new one is due.
+func reusable(kept Contents, where *directory, size uint64) (*diskFile, error) {
+	c, ok := kept.(*diskContents)
+	if !ok {
+		return nil, nil
+	}
+	file := c.current()
+	if file == nil || file.directory != where || file.size != size {
+		return nil, nil
+	}
+	fd, _, err := file.open(unix.O_WRONLY, 0)
+	if errors.Is(err, errLost) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer closeFile(fd)
+	return file, file.reserve(fd)
+}
+
+// Load is Store.Load. A file that is not the one Save made, or is shorter, is an error.
+func (d *Disk) Load(context cuda.Context) Loader {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return (*diskLoader)(d.transfer(context, d.request, (*transfer).load))
+}
+
+type diskLoader transfer
+
+func (l *diskLoader) Add(span Span, contents Contents) {
+	t := (*transfer)(l)
+	file := contents.(*diskContents).current()
+	if file == nil {
+		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrDisk, span.Address))
+		return
+	}
+	t.add(span, file, unix.O_RDONLY)
+}
+
+func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
+
+// diskError is an ErrDisk that says what was being done to which path, and what can be done.
+func diskError(doing, path string, cause error) error {
+	var pathError *os.PathError
+	if errors.As(cause, &pathError) {
+		cause = pathError.Err // its text has the path once more
+	}
+	return fmt.Errorf("%w: %s %s: %w; %s", ErrDisk, doing, path, cause, advice(cause))
+}
+
+func advice(cause error) string {
+	for _, known := range []struct {
+		cause error
+		words string
+	}{
+		{unix.ENOSPC, "free space there, or set TMS_DISK_BACKUP_DIR to a directory with more"},
+		{unix.EDQUOT, "free space in your quota, or set TMS_DISK_BACKUP_DIR to a directory elsewhere"},
+		{unix.EFBIG, "raise the limit of file sizes (ulimit -f), or set TMS_DISK_BACKUP_DIR to another file system"},
+		{unix.EMFILE, "raise the limit of open files (ulimit -n)"},
+		{unix.EIO, "the disk may be failing; call again, or set TMS_DISK_BACKUP_DIR to a directory on another"},
+		{errLost, "something other than this process changed it; put it back and call again, or free the memory"},
+	} {
+		if errors.Is(cause, known.cause) {
+			return known.words
+		}
+	}
+	return "set TMS_DISK_BACKUP_DIR to a directory that can be written"
+}

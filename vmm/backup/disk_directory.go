@@ -1,0 +1,126 @@
+package backup
+
+import (
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// directory is where files are. While it has any, it holds a lock that tells other processes, in
+// other PID namespaces too, that their owner lives.
+type directory struct {
+	path string
+
+	mu         sync.Mutex
+	references int // files, and a Save that runs
+	lock       int // a descriptor, if there are references
+	identity   identity
+}
+
+// identity tells a file from another that has taken its name. A file made right after one was
+// deleted often gets its inode; it was born later.
+type identity struct {
+	device, inode uint64
+	born          unix.StatxTimestamp // zero where the file system or the kernel does not say
+}
+
+// status is what fstat says, or lstat if path is not "".
+type status struct {
+	identity
+	size    int64
+	regular bool
+	owner   int // user ID
+}
+
+func statusOf(fd int, path string) (s status, err error) {
+	var stat unix.Stat_t
+	if path == "" {
+		err = unix.Fstat(fd, &stat)
+	} else {
+		err = unix.Lstat(path, &stat)
+	}
+	if err != nil {
+		return s, err
+	}
+	s.device, s.inode = uint64(stat.Dev), stat.Ino
+	s.size, s.regular, s.owner = stat.Size, stat.Mode&unix.S_IFMT == unix.S_IFREG, int(stat.Uid)
+	flags := unix.AT_SYMLINK_NOFOLLOW
+	if path == "" {
+		flags |= unix.AT_EMPTY_PATH
+	}
+	var extended unix.Statx_t
+	if unix.Statx(fd, path, flags, unix.STATX_BTIME, &extended) == nil && extended.Mask&unix.STATX_BTIME != 0 {
+		s.born = extended.Btime
+	}
+	return s, nil
+}
+
+// makeDirectory makes what is missing of path and sees that files can be made in it.
+func makeDirectory(path string) error {
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return diskError("making the directory", path, err)
+	}
+	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return diskError("writing to the directory", path, err)
+	}
+	return nil
+}
+
+// inMemory says whether files at path take memory.
+func inMemory(path string) bool {
+	var stat unix.Statfs_t
+	if unix.Statfs(path, &stat) != nil {
+		return false
+	}
+	return stat.Type == unix.TMPFS_MAGIC || stat.Type == unix.RAMFS_MAGIC
+}
+
+func (d *directory) hold() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.references == 0 {
+		fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		if err != nil {
+			return diskError("opening the directory", d.path, err)
+		}
+		status, err := statusOf(fd, "")
+		if err != nil {
+			closeFile(fd)
+			return diskError("looking at the directory", d.path, err)
+		}
+		d.lock, d.identity = fd, status.identity
+		// Where directories cannot be locked, the PIDs in the names have to do.
+		_ = self().lock(fd)
+	}
+	d.references++
+	return nil
+}
+
+func (d *directory) drop() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.references--; d.references > 0 {
+		return
+	}
+	// A host that closes all descriptors, to become a daemon, may have given the number to a file
+	// of its own by now.
+	if status, err := statusOf(d.lock, ""); err == nil && status.identity == d.identity {
+		closeFile(d.lock)
+	}
+}
+
+// enough sees whether size bytes are free. Reserving would tell as well, but would for a moment
+// leave no space to anybody else.
+func (d *directory) enough(size uint64) error {
+	var stat unix.Statfs_t
+	if unix.Statfs(d.path, &stat) != nil || stat.Blocks == 0 {
+		return nil
+	}
+	if free := stat.Bavail * uint64(stat.Bsize); free < size {
+		return diskError(fmt.Sprintf("reserving %d MiB, where %d MiB are free, in", size>>20, free>>20),
+			d.path, unix.ENOSPC)
+	}
+	return nil
+}

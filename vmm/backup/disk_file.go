@@ -1,0 +1,244 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// blockSize is what O_DIRECT wants addresses, offsets and sizes to be multiples of; no disk has
+// larger blocks.
+const blockSize = 4096
+
+// errLost: the file is not there, or is not what was written.
+var errLost = errors.New("not the file that was saved")
+
+// diskFile is a file that has space reserved for a span. No descriptor stays open while it waits.
+type diskFile struct {
+	directory *directory
+	path      string
+	size      uint64
+	identity  identity
+}
+
+// create makes a file of size bytes that only its owner can read.
+func (d *directory) create(size uint64) (*diskFile, error) {
+	var path string
+	var fd int
+	var err error
+	for {
+		path = filepath.Join(d.path, self().nextName())
+		fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		// EEXIST: what this process left before an exec.
+		if err != unix.EINTR && err != unix.EEXIST {
+			break
+		}
+	}
+	if err != nil {
+		return nil, diskError("creating", path, err)
+	}
+	defer closeFile(fd)
+	f := &diskFile{directory: d, path: path, size: size}
+	err = unix.Fchmod(fd, 0o600) // the umask may have taken more away
+	var status status
+	if err == nil {
+		status, err = statusOf(fd, "")
+	}
+	if err != nil {
+		_ = unix.Unlink(path)
+		return nil, diskError("creating", path, err)
+	}
+	f.identity = status.identity
+	if err := f.reserve(fd); err != nil {
+		_ = unix.Unlink(path)
+		return nil, err
+	}
+	if err := d.hold(); err != nil {
+		_ = unix.Unlink(path)
+		return nil, err
+	}
+	return f, nil
+}
+
+// reserve takes the space of the whole file, so that a full disk is known before copying starts.
+func (f *diskFile) reserve(fd int) error {
+	err := unix.EINTR
+	for err == unix.EINTR {
+		err = errno(unix.Fallocate(fd, 0, 0, int64(f.size)))
+	}
+	if err == unix.EOPNOTSUPP || err == unix.ENOSYS {
+		err = errno(unix.Ftruncate(fd, int64(f.size)))
+	}
+	if err != 0 {
+		return diskError(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
+	}
+	return nil
+}
+
+func errno(err error) unix.Errno {
+	var number unix.Errno
+	if err != nil && !errors.As(err, &number) {
+		return unix.EIO
+	}
+	return number
+}
+
+// open opens the file, if it is still the one that was made and has at least size bytes, past the
+// page cache where the file system allows that. A FIFO in its place must not make it wait.
+func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) {
+	flags := mode | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	fd, err = unix.Open(f.path, flags|unix.O_DIRECT, 0)
+	for err == unix.EINTR {
+		fd, err = unix.Open(f.path, flags|unix.O_DIRECT, 0)
+	}
+	direct = err == nil
+	if err == unix.EINVAL {
+		fd, err = unix.Open(f.path, flags, 0)
+	}
+	switch err {
+	case nil:
+	case unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.EISDIR:
+		return -1, false, diskError("opening", f.path, fmt.Errorf("%w (%w)", errLost, err))
+	default:
+		return -1, false, diskError("opening", f.path, err)
+	}
+	status, err := statusOf(fd, "")
+	switch {
+	case err != nil:
+		err = diskError("looking at", f.path, err)
+	case status.identity != f.identity || !status.regular:
+		err = diskError("opening", f.path, fmt.Errorf("%w (another has its name)", errLost))
+	case uint64(status.size) < size:
+		err = diskError("opening", f.path, fmt.Errorf("%w (truncated: %d of %d bytes)", errLost, status.size, size))
+	}
+	if err != nil {
+		closeFile(fd)
+		return -1, false, err
+	}
+	return fd, direct, nil
+}
+
+// remove takes the file away, but not another that has its name.
+func (f *diskFile) remove() {
+	if status, err := statusOf(unix.AT_FDCWD, f.path); err == nil && status.identity == f.identity {
+		_ = unix.Unlink(f.path)
+	}
+	f.directory.drop()
+}
+
+func closeFile(fd int) { _ = unix.Close(fd) }
+
+// openFile is a file that a transfer's workers share, open from its first piece to its last.
+type openFile struct {
+	file *diskFile
+	mode int
+
+	mu     sync.Mutex
+	fd     int // -1: not open
+	pieces int // still to do
+	direct atomic.Bool
+}
+
+func (o *openFile) acquire() (int, error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fd >= 0 {
+		return o.fd, nil
+	}
+	fd, direct, err := o.file.open(o.mode, o.file.size)
+	if err != nil {
+		return -1, err
+	}
+	o.fd = fd
+	o.direct.Store(direct)
+	return fd, nil
+}
+
+func (o *openFile) done() {
+	o.mu.Lock()
+	o.pieces--
+	last := o.pieces == 0
+	o.mu.Unlock()
+	if last {
+		o.close()
+	}
+}
+
+func (o *openFile) close() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.fd >= 0 {
+		closeFile(o.fd)
+		o.fd = -1
+	}
+}
+
+// write writes all of buffer at offset.
+func (o *openFile) write(buffer []byte, offset int64) error {
+	if err := o.each(unix.Pwrite, buffer, offset, io.ErrShortWrite); err != nil {
+		return diskError("writing", o.file.path, err)
+	}
+	if o.direct.Load() {
+		return nil
+	}
+	// Dirty pages cannot be dropped, so they are written now; that is also where their errors show.
+	err := unix.SyncFileRange(o.fd, offset, int64(len(buffer)),
+		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	if err == unix.ENOSYS || err == unix.EINVAL {
+		err = unix.Fdatasync(o.fd)
+	}
+	if err != nil {
+		return diskError("writing", o.file.path, err)
+	}
+	o.forget(buffer, offset)
+	return nil
+}
+
+// read fills buffer from offset.
+func (o *openFile) read(buffer []byte, offset int64) error {
+	err := o.each(unix.Pread, buffer, offset, fmt.Errorf("%w (truncated)", errLost))
+	if err != nil {
+		return diskError("reading", o.file.path, err)
+	}
+	if !o.direct.Load() {
+		o.forget(buffer, offset)
+	}
+	return nil
+}
+
+// forget drops pages from the page cache: nobody reads them twice, and the host needs its memory.
+func (o *openFile) forget(buffer []byte, offset int64) {
+	_ = unix.Fadvise(o.fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
+}
+
+// each calls f until all of buffer is done; short is the error for when no more comes.
+func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64, short error) error {
+	for done := 0; done < len(buffer); {
+		n, err := f(o.fd, buffer[done:], offset+int64(done))
+		switch {
+		case err == unix.EINTR:
+		case err == unix.EINVAL && o.direct.Swap(false):
+			// The file system took O_DIRECT at open and does not mean it.
+			flags, err := unix.FcntlInt(uintptr(o.fd), unix.F_GETFL, 0)
+			if err == nil {
+				_, err = unix.FcntlInt(uintptr(o.fd), unix.F_SETFL, flags&^unix.O_DIRECT)
+			}
+			if err != nil {
+				return os.NewSyscallError("fcntl", err)
+			}
+		case err != nil:
+			return err
+		case n == 0:
+			return short
+		default:
+			done += n
+		}
+	}
+	return nil
+}

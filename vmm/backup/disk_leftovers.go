@@ -1,0 +1,161 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// owner is a process that has files, as their names tell it: tms-<pid>-<start>.<boot>-<n>.bak.
+// A PID comes again, with its start time it does not; with the boot's ID not even on another
+// machine that has the directory mounted.
+type owner struct {
+	pid   int
+	start uint64 // clock ticks from boot: field 22 of /proc/PID/stat
+	boot  string // 8 hex digits of /proc/sys/kernel/random/boot_id
+}
+
+func (o owner) String() string { return fmt.Sprintf("tms-%d-%d.%s", o.pid, o.start, o.boot) }
+
+// self is this process.
+var self = sync.OnceValue(func() owner {
+	o := owner{pid: os.Getpid(), boot: "00000000"}
+	o.start, _, _ = startOf(o.pid)
+	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil && len(id) >= 8 {
+		o.boot = string(id[:8])
+	}
+	return o
+})
+
+// serial is the n of the last name given out.
+var serial atomic.Uint64
+
+func (o owner) nextName() string { return o.name(serial.Add(1)) }
+
+func (o owner) name(n uint64) string { return fmt.Sprintf("%s-%d.bak", o, n) }
+
+// parseName is the reverse of name; ok is false for what name does not return.
+func parseName(name string) (o owner, n uint64, ok bool) {
+	parts := strings.Split(strings.TrimSuffix(name, ".bak"), "-")
+	if len(parts) != 4 {
+		return o, 0, false
+	}
+	start, boot, _ := strings.Cut(parts[2], ".")
+	var errs [3]error
+	o.pid, errs[0] = strconv.Atoi(parts[1])
+	o.start, errs[1] = strconv.ParseUint(start, 10, 64)
+	n, errs[2] = strconv.ParseUint(parts[3], 10, 64)
+	o.boot = boot
+	return o, n, errors.Join(errs[:]...) == nil && len(boot) == 8 && o.name(n) == name
+}
+
+// startOf returns a process's start time and whether it is a zombie; an fs.ErrNotExist if there is
+// no such process.
+func startOf(pid int) (start uint64, zombie bool, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist // it ended while we read
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 {
+		return 0, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return start, fields[0] == "Z" || fields[0] == "X", err
+}
+
+// lockRange is the byte of a directory that stands for the process. Only its owner locks it, shared.
+func (o owner) lockRange(kind int16) *unix.Flock_t {
+	hash := fnv.New64a()
+	_, _ = hash.Write([]byte(o.String()))
+	return &unix.Flock_t{Type: kind, Start: int64(hash.Sum64() >> 2), Len: 1}
+}
+
+// lock lasts as long as the open directory: until it is closed, or the process has died and so
+// have children that it forked.
+func (o owner) lock(directory int) error {
+	return unix.FcntlFlock(uintptr(directory), unix.F_OFD_SETLK, o.lockRange(unix.F_RDLCK))
+}
+
+func (o owner) locked(directory int) bool {
+	lock := o.lockRange(unix.F_WRLCK)
+	err := unix.FcntlFlock(uintptr(directory), unix.F_OFD_GETLK, lock)
+	return err == nil && lock.Type != unix.F_UNLCK
+}
+
+// dead says whether a process is known not to live. local: no other machine has the directory.
+func (o owner) dead(directory int, local bool) bool {
+	if o.boot != self().boot {
+		return local
+	}
+	if o.locked(directory) {
+		return false // whatever /proc says: it may be in another PID namespace
+	}
+	start, zombie, err := startOf(o.pid)
+	if err != nil {
+		_, _, unseen := startOf(os.Getpid()) // no /proc, no verdict
+		return errors.Is(err, fs.ErrNotExist) && unseen == nil
+	}
+	return zombie || start != o.start
+}
+
+// Magic numbers of statfs(2) that x/sys/unix does not have.
+const zfsMagic = 0x2fc12fc1
+
+func local(directory int) bool {
+	var stat unix.Statfs_t
+	if unix.Fstatfs(directory, &stat) != nil {
+		return false
+	}
+	switch stat.Type {
+	case unix.EXT4_SUPER_MAGIC, unix.XFS_SUPER_MAGIC, unix.BTRFS_SUPER_MAGIC, unix.F2FS_SUPER_MAGIC,
+		unix.TMPFS_MAGIC, unix.OVERLAYFS_SUPER_MAGIC, zfsMagic:
+		return true
+	}
+	return false
+}
+
+// removeLeftovers removes files of this user's dead processes. What cannot be removed, or judged,
+// stays: it is in nobody's way but the disk's.
+func removeLeftovers(path string) {
+	directory, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer directory.Close()
+	fd := int(directory.Fd())
+	isLocal := local(fd)
+	names, _ := directory.Readdirnames(-1)
+	given := serial.Load() // after the names: none of ours in the list is beyond it
+	for _, name := range names {
+		o, n, ok := parseName(name)
+		if !ok {
+			continue
+		}
+		if o == self() {
+			// Beyond what was given out: left by the program that called exec to become this one.
+			if n <= given {
+				continue
+			}
+		} else if !o.dead(fd, isLocal) {
+			continue
+		}
+		file := filepath.Join(path, name)
+		if status, err := statusOf(unix.AT_FDCWD, file); err == nil && status.regular && status.owner == os.Geteuid() {
+			_ = unix.Unlink(file)
+		}
+	}
+}

@@ -1,0 +1,667 @@
+package backup
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/cudasim"
+	"tms/vmm/cuda"
+)
+
+const mib = 1 << 20
+
+// bench is a simulated device with a context, and a Disk that has its own directory.
+type bench struct {
+	t       testing.TB
+	sim     *cudasim.Sim
+	driver  *cuda.Driver
+	context cuda.Context
+	disk    *Disk
+	path    string
+}
+
+func newBench(t testing.TB) *bench {
+	t.Helper()
+	t.Setenv("CUDASIM_MEMORY", "4G")
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	library, err := cudasim.Library()
+	require.NoError(t, err)
+	driver, err := cuda.Open(library)
+	require.NoError(t, err)
+	device, err := driver.DeviceGet(0)
+	require.NoError(t, err)
+	context, err := driver.DevicePrimaryCtxRetain(device)
+	require.NoError(t, err)
+	b := &bench{t: t, sim: sim, driver: driver, context: context, disk: NewDisk(driver), path: t.TempDir()}
+	require.NoError(t, b.disk.Configure(b.path, mib))
+	t.Cleanup(func() { b.clean(0) })
+	return b
+}
+
+// clean asserts that nothing is held but files; with none of them no descriptor either.
+func (b *bench) clean(files int) {
+	b.t.Helper()
+	require.Len(b.t, b.files(), files)
+	require.Zero(b.t, b.sim.Stat("registered_bytes"), "staging memory left over")
+	require.Zero(b.t, b.sim.Stat("streams"), "streams left over")
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	require.NoError(b.t, err)
+	for _, fd := range descriptors {
+		target, _ := os.Readlink(filepath.Join("/proc/self/fd", fd.Name()))
+		require.NotContains(b.t, target, ".bak", "left open")
+		if files == 0 {
+			require.NotEqual(b.t, b.path, target, "left open")
+		}
+	}
+}
+
+func (b *bench) files() []string {
+	b.t.Helper()
+	files, err := filepath.Glob(filepath.Join(b.path, "tms-*.bak"))
+	require.NoError(b.t, err)
+	return files
+}
+
+// spans maps device memory; the simulator lets the host write it.
+func (b *bench) spans(sizes ...uint64) []Span {
+	b.t.Helper()
+	b.push()
+	defer b.pop()
+	spans := make([]Span, len(sizes))
+	for i, size := range sizes {
+		address, err := b.driver.MemAddressReserve(size, 0)
+		require.NoError(b.t, err)
+		handle, err := b.driver.MemCreate(size, 0, false)
+		require.NoError(b.t, err)
+		require.NoError(b.t, b.driver.MemMap(address, size, handle))
+		require.NoError(b.t, b.driver.MemSetAccess(address, size, 0))
+		spans[i] = Span{Address: address, Size: size}
+	}
+	return spans
+}
+
+func (b *bench) push() { require.NoError(b.t, b.driver.CtxSetCurrent(b.context)) }
+func (b *bench) pop()  { require.NoError(b.t, b.driver.CtxSetCurrent(0)) }
+
+func deviceBytes(s Span) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&s.Address))), s.Size)
+}
+
+// fill writes words that depend on seed, and their place, into every page.
+func fill(spans []Span, seed uint64) {
+	for i, span := range spans {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		bytes := deviceBytes(span)
+		for at := 0; at < len(bytes); at += 2048 {
+			*(*uint64)(unsafe.Pointer(&bytes[at])) = random.Uint64()
+		}
+	}
+}
+
+func requireFilled(t *testing.T, spans []Span, seed uint64) {
+	t.Helper()
+	for i, span := range spans {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		bytes := deviceBytes(span)
+		for at := 0; at < len(bytes); at += 2048 {
+			if *(*uint64)(unsafe.Pointer(&bytes[at])) != random.Uint64() {
+				t.Fatalf("span %d differs at byte %d", i, at)
+			}
+		}
+	}
+}
+
+func wipe(spans []Span) {
+	for _, span := range spans {
+		clear(deviceBytes(span))
+	}
+}
+
+func (b *bench) save(spans []Span, kept []Contents) []Contents {
+	b.t.Helper()
+	contents, err := b.trySave(spans, kept)
+	require.NoError(b.t, err)
+	return contents
+}
+
+func (b *bench) trySave(spans []Span, kept []Contents) ([]Contents, error) {
+	if kept == nil {
+		kept = make([]Contents, len(spans))
+	}
+	return b.disk.Save(b.context, spans, kept)
+}
+
+func (b *bench) load(spans []Span, contents []Contents) error {
+	loader := b.disk.Load(b.context)
+	for i, span := range spans {
+		loader.Add(span, contents[i])
+	}
+	return loader.Wait()
+}
+
+func discard(contents []Contents) {
+	for _, c := range contents {
+		c.Discard()
+	}
+}
+
+func TestDiskRoundTrip(t *testing.T) {
+	for _, chunk := range []uint64{mib, 3*mib + 4097, 64 * mib} {
+		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
+			b := newBench(t)
+			require.NoError(t, b.disk.Configure(b.path, chunk))
+			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
+			var contents []Contents
+			for cycle := range uint64(3) {
+				fill(spans, cycle)
+				previous := b.files()
+				contents = b.save(spans, contents)
+				if cycle > 0 {
+					require.Equal(t, previous, b.files(), "overwritten in place")
+				}
+				wipe(spans)
+				require.NoError(t, b.load(spans, contents))
+				requireFilled(t, spans, cycle)
+				wipe(spans)
+				require.NoError(t, b.load(spans, contents), "contents stay valid")
+				requireFilled(t, spans, cycle)
+				b.clean(len(spans))
+			}
+			for i, c := range contents {
+				require.Equal(t, spans[i].Size, c.Bytes())
+				require.Zero(t, c.Host())
+			}
+			discard(contents)
+			contents[0].Discard() // harmless
+		})
+	}
+}
+
+func TestDiskKeepsSomeAndAddsOthers(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(4*mib, 2*mib)
+	fill(spans, 1)
+	first := b.save(spans[:1], nil)
+	fill(spans, 2)
+	both := b.save(spans, []Contents{first[0], nil})
+	require.Same(t, first[0], both[0])
+	wipe(spans)
+	require.NoError(t, b.load(spans, both))
+	requireFilled(t, spans, 2)
+	discard(both)
+}
+
+func TestDiskFilesAreVisiblePrivateAndGone(t *testing.T) {
+	b := newBench(t)
+	old := unix.Umask(0o277)
+	contents := b.save(b.spans(2*mib, 4*mib), nil)
+	unix.Umask(old)
+	files := b.files()
+	require.Len(t, files, 2)
+	for i, file := range files {
+		info, err := os.Stat(file)
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode())
+		require.Equal(t, int64(2*mib*(i+1)), info.Size())
+		require.Regexp(t, fmt.Sprintf(`/tms-%d-\d+\.[0-9a-f]{8}-\d+\.bak$`, os.Getpid()), file)
+	}
+	contents[0].Discard()
+	require.Len(t, b.files(), 1)
+	contents[1].Discard()
+	require.Empty(t, b.files())
+	entries, err := os.ReadDir(b.path)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestDiskUsageIsConstant(t *testing.T) {
+	b := newBench(t)
+	usage := func() (blocks int64) {
+		for _, file := range b.files() {
+			var stat unix.Stat_t
+			require.NoError(t, unix.Stat(file, &stat))
+			blocks += stat.Blocks
+		}
+		return blocks
+	}
+	spans := b.spans(2*mib, 4*mib, 2*mib)
+	var kept []Contents
+	for cycle := range 20 {
+		kept = b.save(spans, kept)
+		require.InDelta(t, 8*mib/512, usage(), 64, "cycle %d", cycle)
+		if cycle%5 == 4 { // not retained
+			require.NoError(t, b.load(spans, kept))
+			discard(kept)
+			kept = nil
+			require.Zero(t, usage())
+		}
+	}
+}
+
+func TestDiskManyFilesNeedFewDescriptors(t *testing.T) {
+	b := newBench(t)
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	var limit, lower syscall.Rlimit
+	require.NoError(t, syscall.Getrlimit(syscall.RLIMIT_NOFILE, &limit))
+	lower = limit
+	lower.Cur = uint64(len(descriptors) + 16)
+	sizes := make([]uint64, 100)
+	for i := range sizes {
+		sizes[i] = 2 * mib
+	}
+	spans := b.spans(sizes...)
+	fill(spans, 1)
+	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
+	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
+	contents := b.save(spans, nil)
+	wipe(spans)
+	require.NoError(t, b.load(spans, contents))
+	requireFilled(t, spans, 1)
+	discard(contents)
+}
+
+// TestDiskDriverFails fails every driver call of a save and of a load, one at a time.
+func TestDiskDriverFails(t *testing.T) {
+	calls := []string{"cuCtxPushCurrent", "cuCtxPopCurrent", "cuStreamCreate", "cuStreamSynchronize",
+		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
+	b := newBench(t)
+	spans := b.spans(2*mib, 6*mib)
+	fill(spans, 7)
+	saved := b.save(spans, nil)
+	points := 0
+	each := func(files int, operation func() error, after func(error)) {
+		for _, call := range calls {
+			for nth := 1; ; nth++ {
+				fired := b.sim.FailuresFired()
+				b.sim.Fail(call, nth, 999)
+				err := operation()
+				if b.sim.FailuresFired() == fired {
+					b.sim.ClearFailures()
+					require.NoError(t, err)
+					after(err)
+					break
+				}
+				points++
+				if err != nil {
+					require.ErrorIs(t, err, cuda.Unknown, "%s %d", call, nth)
+					b.clean(files)
+				}
+				after(err)
+			}
+		}
+	}
+	var contents []Contents
+	each(2, func() (err error) {
+		contents, err = b.trySave(spans, nil)
+		return err
+	}, func(err error) {
+		if err != nil {
+			require.Nil(t, contents)
+		}
+		discard(contents)
+		b.clean(2)
+	})
+	each(2, func() error {
+		_, err := b.trySave(spans, saved)
+		return err
+	}, func(error) { b.clean(2) })
+	b.save(spans, saved)
+	each(2, func() error { return b.load(spans, saved) }, func(error) {
+		b.clean(2)
+		wipe(spans)
+		require.NoError(t, b.load(spans, saved))
+		requireFilled(t, spans, 7)
+	})
+	require.Greater(t, points, 30)
+	discard(saved)
+}
+
+func TestDiskDamageIsNoticed(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2*mib, 4*mib, 2*mib)
+	fill(spans, 3)
+	contents := b.save(spans, nil)
+	file := contents[1].(*diskContents).file.path
+	moved := filepath.Join(b.path, "moved")
+	for _, damage := range []struct {
+		name, words  string
+		does, mended func() error
+	}{
+		{"replaced", "another has its name", func() error {
+			if err := os.Rename(file, moved); err != nil {
+				return err
+			}
+			return os.WriteFile(file, make([]byte, 4*mib), 0o600)
+		}, func() error { return os.Rename(moved, file) }},
+		{"a link", "errno", func() error {
+			if err := os.Rename(file, moved); err != nil {
+				return err
+			}
+			return os.Symlink(moved, file)
+		}, func() error { return os.Rename(moved, file) }},
+		{"a FIFO", "another has its name", func() error {
+			if err := os.Rename(file, moved); err != nil {
+				return err
+			}
+			return unix.Mkfifo(file, 0o600)
+		}, func() error { return os.Rename(moved, file) }},
+		{"missing", "no such file", func() error { return os.Rename(file, moved) },
+			func() error { return os.Rename(moved, file) }},
+		{"truncated", "truncated", func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
+	} {
+		require.NoError(t, damage.does())
+		wipe(spans)
+		err := b.load(spans, contents)
+		require.ErrorIs(t, err, ErrDisk, damage.name)
+		require.ErrorContains(t, err, file)
+		if damage.words != "errno" {
+			require.ErrorContains(t, err, damage.words)
+		}
+		require.NoError(t, b.load([]Span{spans[0], spans[2]}, []Contents{contents[0], contents[2]}))
+		require.NoError(t, damage.mended())
+		b.clean(3)
+		if damage.name != "truncated" {
+			require.NoError(t, b.load(spans, contents), damage.name)
+			requireFilled(t, spans, 3)
+		}
+	}
+	// The next save makes all of it good, and leaves what is not its own alone.
+	fill(spans, 4)
+	b.save(spans, contents)
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
+	b.save(spans, contents)
+	wipe(spans)
+	require.NoError(t, b.load(spans, contents))
+	requireFilled(t, spans, 4)
+	mine, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "mine", string(mine))
+	require.NoError(t, os.Remove(file))
+	discard(contents)
+}
+
+func TestDiskMovesToAnotherDirectory(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2 * mib)
+	fill(spans, 1)
+	contents := b.save(spans, nil)
+	other := filepath.Join(t.TempDir(), "new", "deeper")
+	require.NoError(t, b.disk.Configure(other, mib))
+	info, err := os.Stat(other)
+	require.NoError(t, err)
+	require.Equal(t, os.ModeDir|0o700, info.Mode())
+	wipe(spans)
+	require.NoError(t, b.load(spans, contents), "still in the old one")
+	requireFilled(t, spans, 1)
+
+	b.sim.Fail("cuMemcpyDtoHAsync", 1, 999)
+	_, err = b.trySave(spans, contents)
+	require.Error(t, err)
+	require.Len(t, b.files(), 1)
+
+	b.save(spans, contents)
+	require.Empty(t, b.files())
+	wipe(spans)
+	require.NoError(t, b.load(spans, contents))
+	requireFilled(t, spans, 1)
+	discard(contents)
+	entries, err := os.ReadDir(other)
+	require.NoError(t, err)
+	require.Empty(t, entries)
+}
+
+func TestDiskDirectoryIsRelativeOrDefault(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2 * mib)
+	t.Chdir(b.path)
+	require.NoError(t, b.disk.Configure("below/it", mib))
+	contents := b.save(spans, nil)
+	require.NoError(t, os.Chdir("/"))
+	require.NoError(t, b.load(spans, contents))
+	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	discard(contents)
+
+	t.Setenv("TMPDIR", b.path)
+	require.NoError(t, b.disk.Configure("", mib))
+	contents = b.save(spans, nil)
+	require.Len(t, b.files(), 1)
+	discard(contents)
+}
+
+func TestDiskDirectoryCannotBeUsed(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(b.path, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, path := range []string{file, filepath.Join(file, "below"), "/proc/tms", "/sys/kernel"} {
+		err := b.disk.Configure(path, mib)
+		if path == "/sys/kernel" && err == nil {
+			// Root may write, but not here.
+			_, err = b.trySave(b.spans(2*mib), nil)
+			require.NoError(t, b.disk.Configure(b.path, mib))
+		}
+		require.ErrorIs(t, err, ErrDisk, path)
+		require.ErrorContains(t, err, path)
+		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
+	}
+	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
+		require.ErrorContains(t, b.disk.Configure(b.path, chunk), "TMS_DISK_BACKUP_CHUNK_MB")
+	}
+	_, err := NewDisk(b.driver).Save(b.context, nil, nil)
+	require.ErrorIs(t, err, ErrDisk)
+}
+
+func TestDiskIsFull(t *testing.T) {
+	b := newBench(t)
+	copies := b.sim.Stat("calls:cuMemcpyDtoHAsync_v2")
+	_, err := b.trySave([]Span{{Address: 1 << 40, Size: 1 << 50}}, nil)
+	require.ErrorIs(t, err, ErrDisk)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, b.path)
+	require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
+	require.Equal(t, copies, b.sim.Stat("calls:cuMemcpyDtoHAsync_v2"))
+}
+
+// small mounts a file system in memory, of 8 MiB.
+func small(t *testing.T) string {
+	t.Helper()
+	path := t.TempDir()
+	if err := unix.Mount("none", path, "tmpfs", 0, "size=8m"); err != nil {
+		t.Skipf("mounting needs a privilege: %v", err)
+	}
+	t.Cleanup(func() { require.NoError(t, unix.Unmount(path, 0)) })
+	return path
+}
+
+func TestDiskIsSmall(t *testing.T) {
+	path := small(t)
+	b := newBench(t)
+	require.NoError(t, b.disk.Configure(path, mib))
+	b.path = path
+	spans := b.spans(4*mib, 2*mib, 4*mib)
+	fill(spans, 5)
+	_, err := b.trySave(spans, nil)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	b.clean(0)
+	kept := b.save(spans[:2], nil)
+	_, err = b.trySave(spans, []Contents{kept[0], kept[1], nil})
+	require.ErrorIs(t, err, unix.ENOSPC)
+	wipe(spans[:2])
+	require.NoError(t, b.load(spans[:2], kept), "not touched")
+	requireFilled(t, spans[:2], 5)
+
+	// What looked free is gone when it is reserved.
+	file, err := b.disk.current.create(1 << 40)
+	require.Nil(t, file)
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.ErrorContains(t, err, "reserving")
+	discard(kept)
+}
+
+func TestDiskWarnsOfMemoryOnce(t *testing.T) {
+	path := small(t)
+	b := newBench(t)
+	defer tmpfsWarned.Store(tmpfsWarned.Swap(false))
+	var lines []string
+	b.disk.Warn(func(line string) { lines = append(lines, line) })
+	require.NoError(t, b.disk.Configure(path, mib))
+	require.NoError(t, b.disk.Configure(path, mib))
+	other := NewDisk(b.driver)
+	other.Warn(func(line string) { lines = append(lines, line) })
+	require.NoError(t, other.Configure(path, mib))
+	require.Len(t, lines, 1)
+	require.Contains(t, lines[0], path)
+	require.Contains(t, lines[0], "TMS_DISK_BACKUP_DIR")
+}
+
+func TestDiskLeftovers(t *testing.T) {
+	dead := exec.Command("true")
+	require.NoError(t, dead.Run())
+	zombie := exec.Command("true")
+	require.NoError(t, zombie.Start())
+	defer func() { _ = zombie.Wait() }()
+	var zombieStart uint64
+	require.Eventually(t, func() bool {
+		start, gone, err := startOf(zombie.Process.Pid)
+		zombieStart = start
+		return err == nil && gone
+	}, 5*time.Second, time.Millisecond)
+	parent := os.Getppid()
+	parentStart, _, err := startOf(parent)
+	require.NoError(t, err)
+	boot := self().boot
+	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot} // in another PID namespace
+
+	path := t.TempDir()
+	gone := []string{
+		owner{dead.Process.Pid, 5, boot}.name(1),
+		owner{parent, parentStart + 1, boot}.name(1),
+		owner{zombie.Process.Pid, zombieStart, boot}.name(1),
+		owner{parent, parentStart, "0badb007"}.name(3), // before the machine started again
+		self().name(1 << 40),                           // before an exec
+	}
+	stay := []string{
+		owner{parent, parentStart, boot}.name(1),
+		self().name(serial.Add(1)),
+		unseen.name(1),
+		"tms-1-2-3.bak", "tms--1-5." + boot + "-1.bak", "tms-099999999-5." + boot + "-1.bak",
+		strings.TrimSuffix(gone[0], ".bak"), gone[0] + ".bak", "x" + gone[0], "other",
+	}
+	link := owner{dead.Process.Pid, 6, boot}.name(1)
+	for _, name := range append(append([]string{}, gone...), stay...) {
+		require.NoError(t, os.WriteFile(filepath.Join(path, name), []byte(name), 0o600))
+	}
+	require.NoError(t, os.Symlink("other", filepath.Join(path, link)))
+	lock, err := os.Open(path)
+	require.NoError(t, err)
+	defer lock.Close()
+	require.NoError(t, unseen.lock(int(lock.Fd())))
+
+	d := NewDisk(nil)
+	require.NoError(t, d.Configure(path, mib))
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(path, name))
+		return err == nil
+	}
+	for _, name := range gone {
+		require.False(t, exists(name), name)
+	}
+	for _, name := range append(stay, link) {
+		require.True(t, exists(name), name)
+	}
+	// Only at the first use: later it would be waste.
+	require.NoError(t, lock.Close())
+	require.NoError(t, d.Configure(path, mib))
+	require.True(t, exists(unseen.name(1)))
+	require.NoError(t, NewDisk(nil).Configure(path, mib))
+	require.False(t, exists(unseen.name(1)))
+}
+
+func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
+	b := newBench(t)
+	other, err := os.Open(b.path)
+	require.NoError(t, err)
+	defer other.Close()
+	locked := func() bool { return self().locked(int(other.Fd())) }
+	require.False(t, locked())
+	contents := b.save(b.spans(2*mib, 2*mib), nil)
+	require.True(t, locked())
+	contents[0].Discard()
+	require.True(t, locked())
+	contents[1].Discard()
+	require.False(t, locked())
+	require.NoError(t, other.Close()) // before clean looks for it
+}
+
+func TestDiskWithoutDirectIO(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2 * mib)
+	fill(spans, 1)
+	contents := b.save(spans, nil)
+	file := contents[0].(*diskContents).file
+	buffer := make([]byte, mib)
+
+	// Buffered: what was written and read leaves nothing in the page cache.
+	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	open := &openFile{file: file, fd: fd, pieces: 1}
+	require.NoError(t, open.write(deviceBytes(spans[0])[:mib], 0))
+	require.NoError(t, open.read(buffer, 0))
+	require.Equal(t, deviceBytes(spans[0])[:mib], buffer)
+	open.done()
+
+	// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
+	fd, direct, err := file.open(unix.O_RDONLY, file.size)
+	require.NoError(t, err)
+	if !direct {
+		t.Skip("no O_DIRECT here")
+	}
+	open = &openFile{file: file, fd: fd, pieces: 1}
+	open.direct.Store(true)
+	require.NoError(t, open.read(buffer, 1))
+	require.Equal(t, deviceBytes(spans[0])[1:mib+1], buffer)
+	require.False(t, open.direct.Load())
+	open.done()
+	discard(contents)
+}
+
+// BenchmarkDisk saves and loads 3 GiB under TMS_DISK_BACKUP_DIR, or where tests have their files.
+func BenchmarkDisk(b *testing.B) {
+	if path := os.Getenv("TMS_DISK_BACKUP_DIR"); path != "" {
+		b.Setenv("TMPDIR", path)
+	}
+	w := newBench(b)
+	require.NoError(b, w.disk.Configure(w.path, 64*mib))
+	spans := w.spans(1024*mib, 1024*mib, 1024*mib)
+	fill(spans, 1)
+	var kept []Contents
+	timed := func(what string, f func()) {
+		start := time.Now()
+		f()
+		b.ReportMetric(3072*mib/1e6/time.Since(start).Seconds(), what+"-MB/s")
+	}
+	for b.Loop() {
+		timed("save", func() { kept = w.save(spans, nil) })
+		timed("overwrite", func() { kept = w.save(spans, kept) })
+		timed("load", func() { require.NoError(b, w.load(spans, kept)) })
+		start := time.Now()
+		discard(kept)
+		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
+	}
+}

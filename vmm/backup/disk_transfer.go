@@ -1,0 +1,198 @@
+package backup
+
+import (
+	"fmt"
+	"sync"
+	"unsafe"
+
+	"tms/vmm/cuda"
+)
+
+// Each worker has one staging buffer and one request to the disk at a time: while one waits for
+// its device copy, the others keep the disk busy. MEASURED
+const (
+	inFlight    = 4
+	stagingSize = 64 << 20
+)
+
+// piece is one request to the disk.
+type piece struct {
+	open   *openFile
+	offset uint64
+	device uintptr
+	size   uint64
+}
+
+// transfer moves pieces between device memory and files.
+type transfer struct {
+	disk    *Disk
+	context cuda.Context
+	request uint64 // bytes of a piece, at most
+	move    func(*transfer, cuda.Stream, *slab, piece) error
+
+	mu      sync.Mutex
+	changed sync.Cond
+	pieces  []piece
+	files   []*openFile
+	ended   bool // no more pieces come
+	err     error
+	workers int
+	running sync.WaitGroup
+}
+
+func (d *Disk) transfer(context cuda.Context, request uint64,
+	move func(*transfer, cuda.Stream, *slab, piece) error) *transfer {
+	t := &transfer{disk: d, context: context, request: request, move: move}
+	t.changed.L = &t.mu
+	return t
+}
+
+// add hands a span and its file, opened with mode, to the workers.
+func (t *transfer) add(span Span, file *diskFile, mode int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	open := &openFile{file: file, mode: mode, fd: -1}
+	t.files = append(t.files, open)
+	for offset := uint64(0); offset < span.Size; offset += t.request {
+		t.pieces = append(t.pieces, piece{
+			open:   open,
+			offset: offset,
+			device: span.Address + uintptr(offset),
+			size:   min(t.request, span.Size-offset),
+		})
+		open.pieces++
+		if t.workers < inFlight {
+			t.workers++
+			t.running.Add(1)
+			go t.work()
+		}
+	}
+	t.changed.Broadcast()
+}
+
+// fail makes the workers stop; the first error is the transfer's.
+func (t *transfer) fail(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.err == nil {
+		t.err = err
+	}
+	t.changed.Broadcast()
+}
+
+// wait returns when all pieces are done, or after an error when no worker runs any more.
+func (t *transfer) wait() error {
+	t.mu.Lock()
+	t.ended = true
+	t.changed.Broadcast()
+	t.mu.Unlock()
+	t.running.Wait()
+	for _, open := range t.files {
+		open.close()
+	}
+	t.disk.garbage.empty()
+	return t.err
+}
+
+func (t *transfer) next() (piece, bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.pieces) == 0 && !t.ended && t.err == nil {
+		t.changed.Wait()
+	}
+	if len(t.pieces) == 0 || t.err != nil {
+		return piece{}, false
+	}
+	p := t.pieces[0]
+	t.pieces = t.pieces[1:]
+	return p, true
+}
+
+// work moves pieces on a thread and a stream of its own until there are none.
+func (t *transfer) work() {
+	defer t.running.Done()
+	var staging *slab
+	err := onStream(t.disk.driver, t.context, func(stream cuda.Stream) error {
+		for p, ok := t.next(); ok; p, ok = t.next() {
+			if staging == nil || staging.size < p.size {
+				t.disk.garbage.add(staging)
+				var err error
+				if staging, err = newSlab(t.disk.driver, t.context, p.size); err != nil {
+					return err
+				}
+				if err := staging.register(0); err != nil {
+					return err
+				}
+			}
+			if err := t.move(t, stream, staging, p); err != nil {
+				return err
+			}
+			p.open.done()
+		}
+		return nil
+	})
+	t.disk.garbage.add(staging) // after the stream is done with it
+	if err != nil {
+		t.fail(err)
+	}
+}
+
+func (t *transfer) save(stream cuda.Stream, staging *slab, p piece) error {
+	if err := t.disk.driver.MemcpyDtoHAsync(staging.base, p.device, p.size, stream); err != nil {
+		return fmt.Errorf("copying device memory to the host: %w", err)
+	}
+	// While the device copies.
+	if _, err := p.open.acquire(); err != nil {
+		return err
+	}
+	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
+		return fmt.Errorf("copying device memory to the host: %w", err)
+	}
+	return p.open.write(staged(staging, p.size), int64(p.offset))
+}
+
+func (t *transfer) load(stream cuda.Stream, staging *slab, p piece) error {
+	if _, err := p.open.acquire(); err != nil {
+		return err
+	}
+	if err := p.open.read(staged(staging, p.size), int64(p.offset)); err != nil {
+		return err
+	}
+	if err := t.disk.driver.MemcpyHtoDAsync(p.device, staging.base, p.size, stream); err != nil {
+		return fmt.Errorf("copying host memory to the device: %w", err)
+	}
+	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
+		return fmt.Errorf("copying host memory to the device: %w", err)
+	}
+	return nil
+}
+
+func staged(s *slab, size uint64) []byte {
+	offset := uint64(s.base - uintptr(unsafe.Pointer(&s.mapping[0])))
+	return s.mapping[offset : offset+size]
+}
+
+// garbage is staging memory that the driver has refused to unpin; the next transfer tries again.
+type garbage struct {
+	mu    sync.Mutex
+	slabs []*slab
+}
+
+func (g *garbage) add(s *slab) {
+	if s == nil || s.release() == nil {
+		return
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.slabs = append(g.slabs, s)
+}
+
+func (g *garbage) empty() {
+	g.mu.Lock()
+	slabs := g.slabs
+	g.slabs = nil
+	g.mu.Unlock()
+	for _, s := range slabs {
+		g.add(s)
+	}
+}

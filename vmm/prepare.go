@@ -1,0 +1,83 @@
+package vmm
+
+import (
+	"fmt"
+
+	"tms/vmm/backup"
+)
+
+// Prepare pins host memory ahead for the active segments with the tag (nil: every tag) that have a
+// host backup, so that their next pause runs at the speed of the link. A pause or resume that comes
+// meanwhile waits for it. Errors: backup.ErrHostMemory, *cuda.Error; nothing is then held.
+// (cuMemHostRegister)
+func (e *Engine) Prepare(name *string) error {
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	wants := func(s *segment) bool {
+		return s.state == active && s.backup == BackupHost && s.contents == nil
+	}
+	for device, segments := range e.choose(name, wants) {
+		spans := make([]backup.Span, len(segments))
+		for i, s := range segments {
+			spans[i] = s.backupSpan()
+		}
+		places, err := e.host.Prepare(device.context, spans)
+		if err != nil {
+			return fmt.Errorf("prepare: %w", err)
+		}
+		e.mu.Lock()
+		for i, s := range segments {
+			if wants(s) { // it may have been freed meanwhile
+				s.contents = places[i]
+			} else {
+				places[i].Discard()
+			}
+		}
+		e.mu.Unlock()
+	}
+	return nil
+}
+
+// Trim gives back host memory that holds nothing a paused segment needs: pinned ahead, kept for the
+// next pause, retained after a resume. It returns when the operating system has it.
+func (e *Engine) Trim() {
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	holds := func(s *segment) bool { return s.state == active && s.contents != nil }
+	for _, segments := range e.choose(nil, holds) {
+		e.mu.Lock()
+		for _, s := range segments {
+			if holds(s) {
+				s.contents.Discard()
+				s.kept = kept{}
+			}
+		}
+		e.mu.Unlock()
+	}
+	e.host.Drain()
+}
+
+// choose lists segments by device, without claiming them.
+func (e *Engine) choose(name *string, wanted func(*segment) bool) map[*device][]*segment {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	chosen := map[*device][]*segment{}
+	for _, d := range e.devices {
+		for _, t := range d.tags {
+			if name != nil && t.name != *name {
+				continue
+			}
+			for _, s := range t.segments {
+				if wanted(s) {
+					chosen[d] = append(chosen[d], s)
+				}
+			}
+		}
+	}
+	return chosen
+}
+
+// usesDisk tells whether a pause of the tag would write files.
+func (e *Engine) usesDisk(name *string) bool {
+	return len(e.choose(name, func(s *segment) bool { return s.state == active && s.backup == BackupDisk })) > 0
+}
