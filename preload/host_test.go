@@ -92,6 +92,10 @@ func TestDiskBackup(t *testing.T) {
 	run(t, compile(t, "disk", majors[1]), []string{t.TempDir()}).succeeded(t)
 }
 
+func TestTooLittleHostMemory(t *testing.T) {
+	run(t, compile(t, "hostshort", majors[1]), nil, "CUDASIM_MEMORY=16T").succeeded(t)
+}
+
 func TestCudartLoadedLateAndLocal(t *testing.T) {
 	for _, cudart := range majors {
 		run(t, compile(t, "local", ""), []string{cudart}).succeeded(t)

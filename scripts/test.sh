@@ -24,8 +24,10 @@ mkdir -p build/_lint
 for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built with these flags
 	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/_lint -Ipreload -Iregion -Iforward "$file"
 done
-build/venv/bin/ruff check --config pymodule/pyproject.toml pymodule scripts/bench
-build/venv/bin/ruff format --check --config pymodule/pyproject.toml pymodule scripts/bench
+for command in "check" "format --check"; do
+	build/venv/bin/ruff $command pymodule
+	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench
+done
 (cd pymodule && ../build/venv/bin/mypy --strict tms)
 
 say "Go tests"

@@ -34,6 +34,7 @@ type Engine struct {
 	arenas   []*arena
 	deferred []*segment // frees that wait for the end of a stream capture
 	ordered  []orderedFree
+	made     uint64 // ordered frees so far
 	reaping  bool
 	reaped   sync.Cond // an ordered free is done
 }
@@ -215,6 +216,7 @@ func (e *Engine) DeviceOf(address uintptr) int {
 func (e *Engine) Drain() {
 	e.waitOrdered()
 	e.host.Drain()
+	e.disk.Drain()
 }
 
 // Warn sets what is called with a line for the user's log, rarely.

@@ -63,10 +63,10 @@ func (e *Engine) reap() {
 		})
 		e.mu.Lock()
 		e.ordered = e.ordered[1:]
+		e.made++
 		e.reaped.Broadcast()
 	}
 	e.reaping = false
-	e.reaped.Broadcast()
 }
 
 // waitOrdered waits until the ordered frees there are now have been made; how many there were.
@@ -74,7 +74,7 @@ func (e *Engine) waitOrdered() int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	waited := len(e.ordered)
-	for e.reaping {
+	for last := e.made + uint64(waited); e.made < last; {
 		e.reaped.Wait()
 	}
 	return waited

@@ -196,8 +196,8 @@ func unmap(batches []batch) error {
 // Resume gives every paused segment with the tag new memory at its old address, and its contents
 // where they were kept.
 //
-// It is a transaction: create all; map all; restore contents. After an error every segment is
-// still paused with its contents, and nothing new is held.
+// It is a transaction: create, map and refill all, then drop what was kept. After an error every
+// segment is still paused with its contents, and nothing new is held.
 // Errors: ErrCapturing, *cuda.Error with cuda.OutOfMemory when others hold the memory.
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) error {
@@ -225,7 +225,7 @@ func (e *Engine) Resume(o Options) error {
 }
 
 func (e *Engine) resume(batches []batch, o Options) error {
-	if err := e.furnishAll(batches); err != nil {
+	if err := parallel(batches, e.restore); err != nil {
 		for _, b := range batches {
 			for _, s := range b.segments {
 				// A second failure leaves a step undone; the extent knows, and the next
@@ -253,21 +253,8 @@ func (e *Engine) resume(batches []batch, o Options) error {
 	return nil
 }
 
-func (e *Engine) furnishAll(batches []batch) error {
-	for _, b := range batches {
-		for i, s := range b.segments {
-			if err := s.extent.create(b.device); err != nil {
-				if errors.Is(err, cuda.OutOfMemory) {
-					err = shortage(b, i, err)
-				}
-				return err
-			}
-		}
-	}
-	return parallel(batches, e.restore)
-}
-
-// restore maps a device's segments; the contents of each begin to come back as soon as it is mapped.
+// restore gives a device's segments their memory; the contents of each begin to come back as soon as
+// it is mapped, while the driver still scrubs memory for the next.
 func (e *Engine) restore(b batch) (err error) {
 	loaders := map[BackupKind]backup.Loader{}
 	defer func() {
@@ -277,7 +264,13 @@ func (e *Engine) restore(b batch) (err error) {
 			}
 		}
 	}()
-	for _, s := range b.segments {
+	for i, s := range b.segments {
+		if err := s.extent.create(b.device); err != nil {
+			if errors.Is(err, cuda.OutOfMemory) {
+				err = shortage(b, i, err)
+			}
+			return err
+		}
 		if err := s.extent.attach(b.device); err != nil {
 			return err
 		}

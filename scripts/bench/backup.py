@@ -4,7 +4,8 @@
 
 Each case is a process of its own, because a first pause can only be measured once: five of them,
 medians (the peer: one). The link's own speed is measured in the same run, by copies to and from
-pinned memory of the same size. Contents are compared bit for bit after every resume. Prints a table and, last, JSON.
+pinned memory of the same size. Contents are compared bit for bit after every resume. Prints a
+table and, last, JSON.
 """
 
 from __future__ import annotations

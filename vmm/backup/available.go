@@ -22,9 +22,8 @@ func checkHostMemory(need uint64) error {
 	return nil
 }
 
-// machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown. On
-// a machine whose memory grows as it is used (a balloon, hotplugged memory), what it has now says
-// nothing about what it can have: MemTotal then changes with use, and the kernel marks the blocks.
+// machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
+// if the machine is given memory as it needs it.
 func machineAvailable(meminfo string) uint64 {
 	text, err := os.ReadFile(meminfo)
 	if err != nil || growing() {
@@ -46,17 +45,12 @@ func machineAvailable(meminfo string) uint64 {
 	return available
 }
 
-// growing tells whether a hypervisor gives this machine its memory as it is used (virtio devices 5,
-// the balloon, and 24, memory; the virtio specification's list of device types).
+// growing tells whether a hypervisor plugs in memory as this machine uses it: what it has now then
+// says nothing about what it can have. (Device type 24, memory, of the virtio specification.)
 func growing() bool {
 	devices, _ := filepath.Glob("/sys/bus/virtio/devices/*/device")
 	for _, path := range devices {
-		kind, err := os.ReadFile(path)
-		if err != nil {
-			continue
-		}
-		switch strings.TrimSpace(string(kind)) {
-		case "0x0005", "0x0018":
+		if kind, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(kind)) == "0x0018" {
 			return true
 		}
 	}

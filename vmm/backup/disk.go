@@ -38,6 +38,7 @@ type Disk struct {
 	request     uint64 // bytes of one read or write
 
 	garbage garbage
+	removed *reclaimer
 }
 
 // tmpfsWarned is of the process, not of a Disk: one line in a log is enough.
@@ -45,7 +46,12 @@ var tmpfsWarned atomic.Bool
 
 // NewDisk returns a store of files. Configure it before the first Save.
 func NewDisk(driver *cuda.Driver) *Disk {
-	return &Disk{driver: driver, directories: map[string]*directory{}, request: stagingSize}
+	return &Disk{
+		driver:      driver,
+		directories: map[string]*directory{},
+		request:     stagingSize,
+		removed:     newReclaimer(),
+	}
 }
 
 // Warn sets what is called, at most once in a process, with a line for the user's log.
@@ -55,8 +61,8 @@ func (d *Disk) Warn(warn func(string)) {
 	d.warn = warn
 }
 
-// Configure says where the next Save puts its files and how many bytes, from MinChunk to MaxChunk,
-// one read or write has at most; the store stages up to 64 MiB at a time, so larger chunks are cut.
+// Configure says where the next Save puts its files, and how many bytes one read or write has at
+// most: from MinChunk to MaxChunk, of which up to 32 MiB are used, for that is what is staged.
 // A missing directory is made, for its owner only; "" is TMPDIR, or /tmp. At its first use the
 // files that dead processes left there are removed. Errors: ErrDisk.
 func (d *Disk) Configure(path string, chunkBytes uint64) error {
@@ -91,15 +97,17 @@ func (d *Disk) Configure(path string, chunkBytes uint64) error {
 
 // diskContents is a span's file.
 type diskContents struct {
+	removed *reclaimer
+	size    uint64
+
 	mu   sync.Mutex
 	file *diskFile // nil once discarded
-	size uint64
 }
 
 func (c *diskContents) Bytes() uint64 { return c.size }
 func (c *diskContents) Host() uintptr { return 0 }
 
-// Discard removes the file before it returns, so that its space is there for the next Save.
+// Discard removes the file; its space comes free in the background, before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
 
 func (c *diskContents) current() *diskFile {
@@ -115,7 +123,7 @@ func (c *diskContents) replace(file *diskFile) {
 	c.file = file
 	c.mu.Unlock()
 	if old != nil && old != file {
-		old.remove()
+		c.removed.remove(old)
 	}
 }
 
@@ -148,12 +156,16 @@ func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Co
 	defer func() {
 		if err != nil {
 			for _, file := range fresh {
-				file.remove()
+				d.removed.remove(file)
 			}
 		}
 	}()
-	if err := where.enough(needed); err != nil {
-		return nil, err
+	if needed > 0 {
+		// Also where there is room for both: what the backup takes is to stay the same.
+		d.removed.wait()
+		if err := where.enough(needed); err != nil {
+			return nil, err
+		}
 	}
 	for i, span := range spans {
 		if files[i] == nil {
@@ -175,7 +187,7 @@ func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Co
 	for i, span := range spans {
 		c, ok := kept[i].(*diskContents)
 		if !ok {
-			c = &diskContents{size: span.Size}
+			c = &diskContents{removed: d.removed, size: span.Size}
 		}
 		c.replace(files[i])
 		contents[i] = c
@@ -224,6 +236,9 @@ func (l *diskLoader) Add(span Span, contents Contents) {
 }
 
 func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
+
+// Drain waits until the space of discarded files is free.
+func (d *Disk) Drain() { d.removed.wait() }
 
 // diskError is an ErrDisk that says what was being done to which path, and what can be done.
 func diskError(doing, path string, cause error) error {

@@ -124,8 +124,8 @@ func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) 
 	return fd, direct, nil
 }
 
-// remove takes the file away, but not another that has its name.
-func (f *diskFile) remove() {
+// unlink takes the file's name away, unless another file has it, and lets go of the directory.
+func (f *diskFile) unlink() {
 	if status, err := statusOf(unix.AT_FDCWD, f.path); err == nil && status.identity == f.identity {
 		_ = unix.Unlink(f.path)
 	}

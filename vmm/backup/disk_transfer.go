@@ -9,10 +9,13 @@ import (
 )
 
 // Each worker has one staging buffer and one request to the disk at a time: while one waits for
-// its device copy, the others keep the disk busy. MEASURED
+// its device copy, the others keep the disk busy. Seen on a virtual disk (ext4), 3 GiB: 2 x 64 MiB
+// save 2.1 and load 1.5 GB/s, 4 x 64 2.0 and 1.75, 8 x 32 2.35 and 1.85, 8 x 16 and 8 x 64 about
+// the same; a plain writer (dd oflag=direct bs=64M) 1.4, a reader 1.4. So: the most requests that
+// 256 MiB of pinned memory allow, and no smaller ones than need be.
 const (
-	inFlight    = 4
-	stagingSize = 64 << 20
+	inFlight    = 8
+	stagingSize = 32 << 20
 )
 
 // piece is one request to the disk.
