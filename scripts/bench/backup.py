@@ -20,6 +20,7 @@ import time
 from typing import Any, Callable
 
 ROUNDS = 5
+IDLE = 0.5  # seconds paused; the driver scrubs freed memory meanwhile, or else while resuming
 LAYERS, HIDDEN, MLP, HEADS_KV, VOCABULARY = 32, 4096, 14336, 1024, 128256
 SHAPES = [(VOCABULARY, HIDDEN), (VOCABULARY, HIDDEN)] + LAYERS * [
     (HIDDEN, HIDDEN),
@@ -73,6 +74,7 @@ def cycles(
     pauses, resumes = [], []
     for _ in range(count):
         pauses.append(timed(pause))
+        time.sleep(IDLE)
         resumes.append(timed(resume))
         assert checksum(torch, made) == before, "contents differ"
         torch.cuda.empty_cache()
