@@ -10,7 +10,7 @@ import (
 )
 
 // Host keeps contents in registered (pinned) huge-page host memory. Touching and pinning are what
-// costs: many threads touch pieces of it, two pin what was touched, and the copy of a piece is issued
+// costs: many threads touch pieces of it, two pin what was touched, and the copies of a unit are issued
 // the moment it is pinned.
 type Host struct {
 	driver *cuda.Driver
@@ -21,12 +21,12 @@ type Host struct {
 	emptied  sync.Cond
 }
 
-// pieceSize is how much is touched, registered and copied at a time, and registrars how many threads
-// register. Measured on a host of 16 cores (docs/benchmarks.md): smaller pieces cost more calls, larger
-// ones leave threads idle at the ends; more registrars only wait for each other.
+// Measured on a host of 16 cores (docs/rationale.md): smaller pieces cost more calls, larger ones leave
+// threads idle at the ends; more registrars only wait for each other.
 const (
-	pieceSize  = 32 << 20
-	registrars = 2
+	pieceSize  = 32 << 20 // how much a thread touches at a time; spans below it share a registration
+	maxUnit    = 4 << 30  // the most that is registered, and copied, at once
+	registrars = 2        // threads that register
 )
 
 // NewHost returns a store of host memory.
@@ -36,12 +36,14 @@ func NewHost(driver *cuda.Driver) *Host {
 	return h
 }
 
-// hostContents is a span's place in a slab.
+// hostContents is a span's place in a slab: inside one unit, or, of more than maxUnit bytes, at the
+// start of units of its own.
 type hostContents struct {
 	host   *Host
 	slab   *slab
 	offset uint64
 	size   uint64
+	unit   int // the first
 }
 
 func (c *hostContents) Bytes() uint64 { return c.size }
@@ -52,25 +54,23 @@ func (c *hostContents) Discard() {
 	}
 }
 
-// copyJob is one copy that the driver takes: its host side lies in one registered piece.
+// copyJob is one copy that the driver takes: its host side lies in one unit.
 type copyJob struct {
 	device, host uintptr
 	size         uint64
+	unit         int
 }
 
-// jobs cuts the copy between a span and its place in the slab where pieces meet: the driver
-// refuses a copy that reaches from one registration into the next.
+// jobs lists the copies between a span and its place.
 func (c *hostContents) jobs(span Span) []copyJob {
 	var jobs []copyJob
-	for done := uint64(0); done < span.Size; {
-		offset := c.offset + done
-		size := min(span.Size-done, pieceSize-offset%pieceSize)
+	for done := uint64(0); done < span.Size; done += maxUnit {
 		jobs = append(jobs, copyJob{
 			device: span.Address + uintptr(done),
-			host:   c.slab.base + uintptr(offset),
-			size:   size,
+			host:   c.slab.base + uintptr(c.offset+done),
+			size:   min(span.Size-done, maxUnit),
+			unit:   c.unit + len(jobs),
 		})
-		done += size
 	}
 	return jobs
 }
@@ -84,14 +84,13 @@ func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Cont
 	var warm []copyJob // into memory that is pinned already
 	var cold [][]copyJob
 	if fresh != nil {
-		cold = make([][]copyJob, len(fresh.registered))
+		cold = make([][]copyJob, len(fresh.units))
 	}
 	for i, span := range spans {
 		c := contents[i].(*hostContents)
 		for _, job := range c.jobs(span) {
 			if c.slab == fresh {
-				piece := uint64(job.host-fresh.base) / pieceSize
-				cold[piece] = append(cold[piece], job)
+				cold[job.unit] = append(cold[job.unit], job)
 			} else {
 				warm = append(warm, job)
 			}
@@ -113,7 +112,7 @@ func (h *Host) Prepare(context cuda.Context, spans []Span) ([]Contents, error) {
 	if err != nil || fresh == nil {
 		return contents, err
 	}
-	if err := h.copyAll(context, fresh, make([][]copyJob, len(fresh.registered)), nil); err != nil {
+	if err := h.copyAll(context, fresh, make([][]copyJob, len(fresh.units)), nil); err != nil {
 		h.dispose(fresh)
 		return nil, err
 	}
@@ -123,30 +122,46 @@ func (h *Host) Prepare(context cuda.Context, spans []Span) ([]Contents, error) {
 // place gives every span without a kept Contents a place in one fresh slab; nil if none needs it.
 func (h *Host) place(context cuda.Context, spans []Span, kept []Contents) (contents []Contents, fresh *slab, err error) {
 	contents = make([]Contents, len(spans))
+	var placed []*hostContents
+	var units []uint64
 	var total uint64
+	sharing := false // the last unit takes further small spans
 	for i, span := range spans {
-		if contents[i] = kept[i]; contents[i] == nil {
-			total += span.Size
+		if contents[i] = kept[i]; contents[i] != nil {
+			continue
 		}
+		if small := span.Size < pieceSize; !small || !sharing {
+			units = append(units, 0)
+			sharing = small
+		}
+		c := &hostContents{host: h, offset: total, size: span.Size, unit: len(units) - 1}
+		contents[i], placed = c, append(placed, c)
+		size := wholePages(span.Size)
+		total += size
+		for left := size; ; left -= maxUnit {
+			if left <= maxUnit {
+				units[len(units)-1] += left
+				break
+			}
+			units[len(units)-1] = maxUnit
+			units = append(units, 0)
+		}
+		sharing = sharing && units[len(units)-1] < pieceSize
 	}
-	if total == 0 {
+	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, context, total); err != nil {
+	if fresh, err = newSlab(h.driver, context, units...); err != nil {
 		return nil, nil, err
 	}
-	var offset uint64
-	for i, span := range spans {
-		if contents[i] == nil {
-			contents[i] = &hostContents{host: h, slab: fresh, offset: offset, size: span.Size}
-			fresh.references.Add(1)
-			offset += span.Size
-		}
+	for _, c := range placed {
+		c.slab = fresh
 	}
+	fresh.references.Store(int64(len(placed)))
 	return contents, fresh, nil
 }
 
-// copyAll makes the warm copies, and pins the pieces of a fresh slab, each followed by its copies.
+// copyAll makes the warm copies, and pins the units of a fresh slab, each followed by its copies.
 // It returns the first error after everything has stopped.
 func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm []copyJob) error {
 	var touched chan int
@@ -157,11 +172,13 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 		workers = min(registrars, len(cold))
 		touched = make(chan int, len(cold))
 		var next atomic.Int64
-		for range max(1, min(len(cold), runtime.NumCPU()-registrars)) {
+		jobs := fresh.touchJobs()
+		for range max(1, min(len(jobs), runtime.NumCPU()-registrars)) {
 			touchers.Go(func() {
-				for i := int(next.Add(1) - 1); i < len(cold) && !failed.Load(); i = int(next.Add(1) - 1) {
-					fresh.touch(i)
-					touched <- i
+				for i := int(next.Add(1) - 1); i < len(jobs) && !failed.Load(); i = int(next.Add(1) - 1) {
+					if fresh.touch(jobs[i]) {
+						touched <- jobs[i].unit
+					}
 				}
 			})
 		}

@@ -11,15 +11,24 @@ import (
 	"tms/vmm/cuda"
 )
 
-// slab is one mapping of host memory, pinned piece by piece.
+// slab is one mapping of host memory, pinned unit by unit. The driver refuses a copy that reaches from
+// one registration into the next, and users copy from retained contents themselves: so a unit holds
+// whole spans wherever it can.
 type slab struct {
 	driver     *cuda.Driver
 	context    cuda.Context
 	mapping    []byte
-	base       uintptr // of the usable part, aligned to a huge page
-	size       uint64
-	registered []bool       // by piece
+	base       uintptr // of the first unit, aligned to a huge page
+	size       uint64  // of all units
+	units      []unit
 	references atomic.Int64 // contents that live here
+}
+
+// unit is what is registered at once.
+type unit struct {
+	offset, size uint64 // from base; multiples of a huge page
+	registered   bool
+	untouched    atomic.Int64 // touchJobs of it still to be done
 }
 
 const (
@@ -27,26 +36,28 @@ const (
 	smallPage = 4 << 10
 )
 
-// newSlab maps size bytes; nothing is touched or pinned yet.
-func newSlab(driver *cuda.Driver, context cuda.Context, size uint64) (*slab, error) {
-	size = (size + hugePage - 1) &^ (hugePage - 1)
-	if err := checkHostMemory(size); err != nil {
+func wholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage - 1) }
+
+// newSlab maps memory for units of these sizes, in bytes; nothing is touched or pinned yet.
+func newSlab(driver *cuda.Driver, context cuda.Context, sizes ...uint64) (*slab, error) {
+	s := &slab{driver: driver, context: context, units: make([]unit, len(sizes))}
+	var total uint64
+	for i, size := range sizes {
+		u := &s.units[i]
+		u.offset, u.size = total, wholePages(size)
+		u.untouched.Store(int64((u.size + pieceSize - 1) / pieceSize))
+		total += u.size
+	}
+	if err := checkHostMemory(total); err != nil {
 		return nil, err
 	}
-	mapping, err := unix.Mmap(-1, 0, int(size+hugePage), unix.PROT_READ|unix.PROT_WRITE,
+	mapping, err := unix.Mmap(-1, 0, int(total+hugePage), unix.PROT_READ|unix.PROT_WRITE,
 		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrHostMemory, size, err)
+		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrHostMemory, total, err)
 	}
-	start := uintptr(unsafe.Pointer(&mapping[0]))
-	s := &slab{
-		driver:     driver,
-		context:    context,
-		mapping:    mapping,
-		base:       (start + hugePage - 1) &^ (hugePage - 1),
-		size:       size,
-		registered: make([]bool, (size+pieceSize-1)/pieceSize),
-	}
+	s.mapping, s.size = mapping, total
+	s.base = (uintptr(unsafe.Pointer(&mapping[0])) + hugePage - 1) &^ (hugePage - 1)
 	// Advice: without huge pages it works, more slowly. A forked child has no use for the memory,
 	// and copying it on write would take pinned pages from under the device.
 	_ = unix.Madvise(mapping, unix.MADV_HUGEPAGE)
@@ -54,29 +65,43 @@ func newSlab(driver *cuda.Driver, context cuda.Context, size uint64) (*slab, err
 	return s, nil
 }
 
-func (s *slab) piece(i int) (address uintptr, size uint64) {
-	offset := uint64(i) * pieceSize
-	return s.base + uintptr(offset), min(pieceSize, s.size-offset)
+// touchJob is a part of a unit that one thread touches.
+type touchJob struct {
+	unit         int
+	offset, size uint64 // from base
 }
 
-// touch makes piece i's pages exist, by writing to each: pinning a page that does not exist yet costs
-// several times as much, and madvise(MADV_POPULATE_WRITE) was slower than this.
-func (s *slab) touch(i int) {
-	address, size := s.piece(i)
-	offset := uint64(address - uintptr(unsafe.Pointer(&s.mapping[0])))
-	memory := s.mapping[offset : offset+size]
+// touchJobs lists the parts of all units, in order.
+func (s *slab) touchJobs() []touchJob {
+	var jobs []touchJob
+	for i := range s.units {
+		u := &s.units[i]
+		for done := uint64(0); done < u.size; done += pieceSize {
+			jobs = append(jobs, touchJob{i, u.offset + done, min(pieceSize, u.size-done)})
+		}
+	}
+	return jobs
+}
+
+// touch makes pages exist, by writing to each, and tells whether their unit is complete with them.
+// Pinning pages that do not exist yet costs several times as much, and
+// madvise(MADV_POPULATE_WRITE) was slower than this.
+func (s *slab) touch(p touchJob) (complete bool) {
+	start := uint64(s.base-uintptr(unsafe.Pointer(&s.mapping[0]))) + p.offset
+	memory := s.mapping[start : start+p.size]
 	for at := 0; at < len(memory); at += smallPage {
 		memory[at] = 0
 	}
+	return s.units[p.unit].untouched.Add(-1) == 0
 }
 
-// register pins piece i, on a thread that has the context current.
+// register pins unit i, on a thread that has the context current.
 func (s *slab) register(i int) error {
-	address, size := s.piece(i)
-	if err := s.driver.MemHostRegister(address, size); err != nil {
+	u := &s.units[i]
+	if err := s.driver.MemHostRegister(s.base+uintptr(u.offset), u.size); err != nil {
 		return fmt.Errorf("%w: %w", ErrHostMemory, err)
 	}
-	s.registered[i] = true
+	u.registered = true
 	return nil
 }
 
@@ -88,15 +113,15 @@ func (s *slab) release() error {
 		return err
 	}
 	defer func() { _, _ = s.driver.CtxPopCurrent() }()
-	for i := range s.registered {
-		if !s.registered[i] {
+	for i := range s.units {
+		u := &s.units[i]
+		if !u.registered {
 			continue
 		}
-		address, _ := s.piece(i)
-		if err := s.driver.MemHostUnregister(address); err != nil {
+		if err := s.driver.MemHostUnregister(s.base + uintptr(u.offset)); err != nil {
 			return err
 		}
-		s.registered[i] = false
+		u.registered = false
 	}
 	if s.mapping == nil {
 		return nil

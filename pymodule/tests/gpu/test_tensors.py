@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+from typing import Any
 
 import pytest
 from device import MiB, free_memory, holds, torch_on_gpu
@@ -335,3 +337,23 @@ def test_device_changed_inside(tag: str) -> None:
         assert torch.equal(ordinary, ordinary_expected)
     assert torch.equal(first, expected[0])
     assert torch.equal(second, expected[1])
+
+
+def test_retained_copy_is_ordinary_host_memory(tag: str) -> None:
+    """What tms_get_cpu_backup_pointer answers can be read, and copied to the device by anybody."""
+    library: Any = ctypes.CDLL(None)
+    library.tms_get_cpu_backup_pointer.restype = ctypes.c_void_p
+    with tms.region(tag, backup="host"):
+        tensor = random()
+    expected = tensor.clone()
+    tms.pause(tag)
+    address = ctypes.c_void_p(tensor.data_ptr())
+    pointer = library.tms_get_cpu_backup_pointer(address, ctypes.c_uint64(SIZE))
+    buffer = (ctypes.c_uint8 * SIZE).from_address(pointer)
+    copy = torch.frombuffer(buffer, dtype=torch.uint8)
+    assert torch.equal(copy.cuda(), expected)
+    assert torch.equal(
+        copy[12345 : 300 * MiB].to("cuda", non_blocking=True), expected[12345 : 300 * MiB]
+    )
+    tms.resume(tag)
+    assert torch.equal(tensor, expected)
