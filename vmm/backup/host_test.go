@@ -18,7 +18,8 @@ func TestPlacesDoNotStraddleUnits(t *testing.T) {
 	contents, fresh, err := host.place(0, spans, make([]Contents, len(spans)))
 	require.NoError(t, err)
 	var end uint64
-	for _, u := range fresh.units {
+	for i := range fresh.units {
+		u := &fresh.units[i]
 		require.Equal(t, end, u.offset)
 		require.Positive(t, u.size)
 		end += u.size
