@@ -15,12 +15,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"runtime/debug"
 	"sync"
 	"unsafe"
 
 	_ "tms/forward" // the C functions that call the host's CUDA
-	_ "tms/region"  // the C functions that hold the threads' settings
+	"tms/internal/guard"
+	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -58,21 +58,20 @@ func start() (*vmm.Engine, error) {
 	return engine, nil
 }
 
-// guard runs f and turns a panic into an error: nothing of ours may unwind into the host.
-func guard(f func(*vmm.Engine) error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("internal error, please report it: %v", p)
-			logPanics.Do(func() {
-				logLine(fmt.Sprintf("%v\n%s", err, debug.Stack()))
-			})
+// enter runs f and turns a panic into an error: nothing of ours may unwind into the host.
+func enter(f func(*vmm.Engine) error) error {
+	err := guard.Call(func() error {
+		e, err := start()
+		if err != nil {
+			return err
 		}
-	}()
-	e, err := start()
-	if err != nil {
-		return err
+		return f(e)
+	})
+	var panicked *guard.Panic
+	if errors.As(err, &panicked) {
+		logPanics.Do(func() { logLine(fmt.Sprintf("%v\n%s", err, panicked.Stack)) })
 	}
-	return f(e)
+	return err
 }
 
 func logLine(line string) {
@@ -98,7 +97,7 @@ func tmsAwake() {}
 
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, margin C.uint64_t) C.int {
-	return report(guard(func(e *vmm.Engine) error {
+	return report(enter(func(e *vmm.Engine) error {
 		request := vmm.Request{
 			Size:      uint64(size),
 			Device:    int(device),
@@ -122,14 +121,14 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char
 
 //export tmsFree
 func tmsFree(address unsafe.Pointer, capturing C.bool) C.int {
-	return report(guard(func(e *vmm.Engine) error {
+	return report(enter(func(e *vmm.Engine) error {
 		return e.Free(uintptr(address), bool(capturing))
 	}))
 }
 
 //export tmsFreeAfter
 func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
-	return report(guard(func(e *vmm.Engine) error {
+	return report(enter(func(e *vmm.Engine) error {
 		return e.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
 	}))
 }
@@ -139,7 +138,7 @@ func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
 //export tmsDeviceOf
 func tmsDeviceOf(address unsafe.Pointer) C.int {
 	device := -1
-	_ = guard(func(e *vmm.Engine) error {
+	_ = enter(func(e *vmm.Engine) error {
 		device = e.DeviceOf(uintptr(address))
 		return nil
 	})
@@ -148,7 +147,7 @@ func tmsDeviceOf(address unsafe.Pointer) C.int {
 
 //export tmsReset
 func tmsReset(device C.int) {
-	_ = guard(func(e *vmm.Engine) error {
+	_ = enter(func(e *vmm.Engine) error {
 		e.Reset(int(device))
 		return nil
 	})
@@ -156,7 +155,7 @@ func tmsReset(device C.int) {
 
 //export tmsCaptureEnded
 func tmsCaptureEnded() {
-	_ = guard(func(e *vmm.Engine) error {
+	_ = enter(func(e *vmm.Engine) error {
 		e.FreeDeferred()
 		return nil
 	})
@@ -180,7 +179,7 @@ func tmsOperation(operation *C.struct_operation) {
 	}
 	kind := operation.kind
 	go func() {
-		err := guard(func(e *vmm.Engine) error {
+		err := enter(func(e *vmm.Engine) error {
 			switch kind {
 			case C.OPERATION_PAUSE:
 				return e.Pause(options)
@@ -211,7 +210,7 @@ func tmsPrepare(tag *C.char) {
 		name = &text
 	}
 	go func() {
-		if err := guard(func(e *vmm.Engine) error { return e.Prepare(name) }); err != nil {
+		if err := enter(func(e *vmm.Engine) error { return e.Prepare(name) }); err != nil {
 			logLine(err.Error())
 		}
 	}()
@@ -220,7 +219,7 @@ func tmsPrepare(tag *C.char) {
 //export tmsBackupPointer
 func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	var host uintptr
-	report(guard(func(e *vmm.Engine) (err error) {
+	report(enter(func(e *vmm.Engine) (err error) {
 		host, err = e.BackupPointer(uintptr(address), uint64(size))
 		return err
 	}))
@@ -232,7 +231,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 //export tmsStats
 func tmsStats(version *C.char) *C.char {
 	var text []byte
-	err := guard(func(e *vmm.Engine) error {
+	err := enter(func(e *vmm.Engine) error {
 		stats, err := e.Stats()
 		if err != nil {
 			return err

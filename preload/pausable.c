@@ -10,7 +10,6 @@ static unsigned malloc_flags(struct region_settings settings)
 {
 	return (settings.cpu_backup ? MALLOC_CPU_BACKUP : 0) |
 	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
-	       (settings.backend == REGION_MMAP ? MALLOC_MMAP : 0) |
 	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
 }
 

@@ -103,6 +103,6 @@ struct operation {
 HIDDEN void operation_finish(struct operation *operation, int code, char *error);
 
 /* Flags of tmsMalloc. */
-enum { MALLOC_CPU_BACKUP = 1, MALLOC_DISK_BACKUP = 2, MALLOC_MMAP = 4, MALLOC_CAPTURING = 8 };
+enum { MALLOC_CPU_BACKUP = 1, MALLOC_DISK_BACKUP = 2, MALLOC_CAPTURING = 4 };
 
 #endif

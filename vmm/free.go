@@ -49,8 +49,8 @@ func (e *Engine) find(address uintptr) *segment {
 	return nil
 }
 
-// free takes a claimed segment apart with dismantle. A free that the caller was already told has succeeded, late,
-// stays deferred when it fails.
+// free takes a claimed segment apart with dismantle. A free that the caller was already told has
+// succeeded, late, stays deferred when it fails.
 func (e *Engine) free(s *segment, late bool, dismantle func(*segment) error) error {
 	err := dismantle(s)
 	e.mu.Lock()

@@ -1,6 +1,9 @@
 package vmm
 
-import "tms/vmm/cuda"
+import (
+	"tms/internal/guard"
+	"tms/vmm/cuda"
+)
 
 // orderedFree is a free that takes effect when its stream has come to it.
 type orderedFree struct {
@@ -51,22 +54,27 @@ func (e *Engine) reap() {
 	for len(e.ordered) > 0 {
 		next := e.ordered[0]
 		e.mu.Unlock()
-		_ = e.free(next.segment, true, func(s *segment) error {
-			return s.device.with(func() error {
-				err := e.driver.EventSynchronize(next.event)
-				_ = e.driver.EventDestroy(next.event)
-				if err != nil {
-					return err
-				}
-				return s.extent.unmake(s.device)
-			})
-		})
+		_ = guard.Call(func() error { return e.freeOrdered(next) })
 		e.mu.Lock()
 		e.ordered = e.ordered[1:]
 		e.made++
 		e.reaped.Broadcast()
 	}
 	e.reaping = false
+}
+
+// freeOrdered waits until the stream has come to a free, and makes it.
+func (e *Engine) freeOrdered(o orderedFree) error {
+	return e.free(o.segment, true, func(s *segment) error {
+		return s.device.with(func() error {
+			err := e.driver.EventSynchronize(o.event)
+			_ = e.driver.EventDestroy(o.event)
+			if err != nil {
+				return err
+			}
+			return s.extent.unmake(s.device)
+		})
+	})
 }
 
 // waitOrdered waits until the ordered frees there are now have been made; how many there were.

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"tms/internal/guard"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
@@ -53,7 +54,7 @@ func (e *Engine) Pause(o Options) error {
 	if len(batches) == 0 {
 		return nil
 	}
-	err := e.pause(batches)
+	err := guard.Call(func() error { return e.pause(batches) }) // whatever happens, end must follow
 	e.end(batches, func(t *tag) {
 		if err == nil {
 			t.lastPause = time.Since(start).Seconds()
@@ -98,7 +99,7 @@ func (e *Engine) pause(batches []batch) error {
 func parallel(batches []batch, f func(batch) error) error {
 	errs := make(chan error, len(batches))
 	for _, b := range batches {
-		go func() { errs <- f(b) }()
+		go func() { errs <- guard.Call(func() error { return f(b) }) }()
 	}
 	var first error
 	for range batches {
@@ -163,6 +164,7 @@ func dropSaved(batches []batch) {
 				s.outcome.contents.Discard()
 			}
 			s.outcome.kept = s.kept
+			s.outcome.current = false // what was kept may have been overwritten in part
 		}
 	}
 }
@@ -212,7 +214,7 @@ func (e *Engine) Resume(o Options) error {
 	if len(batches) == 0 {
 		return nil
 	}
-	err := e.resume(batches, o)
+	err := guard.Call(func() error { return e.resume(batches, o) })
 	e.end(batches, func(t *tag) {
 		if err == nil {
 			t.lastResume = time.Since(start).Seconds()
@@ -240,7 +242,7 @@ func (e *Engine) resume(batches []batch, o Options) error {
 		for _, s := range b.segments {
 			s.outcome.state = active
 			switch {
-			case s.contents == nil || o.RetainBackup:
+			case s.contents == nil || o.RetainBackup && s.contents.Host() != 0:
 			case s.contents.Host() != 0 && s.contents.Bytes() <= room:
 				room -= s.contents.Bytes()
 				s.outcome.current = false

@@ -53,6 +53,14 @@ int main(void)
 		CHECK(tms_get_cpu_backup_pointer(kept[3], sizes[3]) == copy);
 		EXPECT(*(unsigned *)copy, 3 + cycle);
 	}
+	/* A pause that fails may have overwritten part of it: then it is no answer any more. */
+	EXPECT(tms_resume("kept"), 0);
+	sim_fail("cuMemcpyDtoHAsync", 2, 999);
+	EXPECT(tms_pause("kept"), 999);
+	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3]));
+	CHECK(filled(kept[3], sizes[3], 6));
+	EXPECT(tms_pause("kept"), 0);
+	CHECK(tms_get_cpu_backup_pointer(kept[3], sizes[3]) == copy);
 	tms_set_retain_cpu_backup(false);
 	EXPECT(tms_resume("kept"), 0);
 	CHECK(filled(kept[3], sizes[3], 6));

@@ -22,7 +22,8 @@ type reclaim struct {
 	fd   int
 }
 
-// maxReclaiming bounds the descriptors, of which the host may have few; files beyond it keep their names a little longer.
+// maxReclaiming bounds the descriptors, of which the host may have few; files beyond it keep their
+// names a little longer.
 const maxReclaiming = 64
 
 func newReclaimer() *reclaimer {

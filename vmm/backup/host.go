@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
 
@@ -167,6 +168,7 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 	var touched chan int
 	var touchers sync.WaitGroup
 	var failed atomic.Bool
+	var touching atomic.Pointer[error]
 	workers := 1
 	if len(cold) > 0 {
 		workers = min(registrars, len(cold))
@@ -175,10 +177,16 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 		jobs := fresh.touchJobs()
 		for range max(1, min(len(jobs), runtime.NumCPU()-registrars)) {
 			touchers.Go(func() {
-				for i := int(next.Add(1) - 1); i < len(jobs) && !failed.Load(); i = int(next.Add(1) - 1) {
-					if fresh.touch(jobs[i]) {
-						touched <- jobs[i].unit
+				if err := guard.Call(func() error {
+					for i := int(next.Add(1) - 1); i < len(jobs) && !failed.Load(); i = int(next.Add(1) - 1) {
+						if fresh.touch(jobs[i]) {
+							touched <- jobs[i].unit
+						}
 					}
+					return nil
+				}); err != nil {
+					failed.Store(true)
+					touching.Store(&err)
 				}
 			})
 		}
@@ -224,6 +232,9 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 		}
 	}
 	touchers.Wait()
+	if err := touching.Load(); err != nil && first == nil {
+		first = *err
+	}
 	return first
 }
 
@@ -249,7 +260,7 @@ func onStream(driver *cuda.Driver, context cuda.Context, f func(cuda.Stream) err
 	if err != nil {
 		return err
 	}
-	err = f(stream)
+	err = guard.Call(func() error { return f(stream) })
 	if waited := driver.StreamSynchronize(stream); err == nil {
 		err = waited
 	}
@@ -318,7 +329,7 @@ func (h *Host) empty() {
 		s := h.garbage[0]
 		h.garbage = h.garbage[1:]
 		h.mu.Unlock()
-		err := s.release()
+		err := guard.Call(s.release)
 		h.mu.Lock()
 		if err != nil {
 			refused = append(refused, s)
