@@ -55,6 +55,11 @@ struct forward_extent {
 	  (pitched, extent))                                                                       \
 	X(cudaFree, (void *pointer), (pointer))                                                    \
 	X(cudaGetDevice, (int *device), (device))                                                  \
+	X(cudaSetDevice, (int device), (device))                                                   \
+	X(cudaMemGetInfo, (size_t *bytes, size_t *total), (bytes, total))                          \
+	X(cuMemGetInfo_v2, (size_t *bytes, size_t *total), (bytes, total))                         \
+	X(cudaGetLastError, (void), ())                                                            \
+	X(cudaDeviceEnablePeerAccess, (int peer, unsigned flags), (peer, flags))                   \
 	X(cudaDeviceReset, (void), ())                                                             \
 	X(cudaPointerGetAttributes, (void *attributes, const void *pointer), (attributes, pointer)) \
 	X(cudaIpcGetMemHandle, (void *handle, void *pointer), (handle, pointer))                   \
@@ -64,6 +69,7 @@ struct forward_extent {
 	  (pointer, pitch, width, height, element))                                                \
 	X(cuMemFree_v2, (uintptr_t pointer), (pointer))                                            \
 	X(cuCtxGetDevice, (int *device), (device))                                                 \
+	X(cuCtxEnablePeerAccess, (void *context, unsigned flags), (context, flags))                \
 	X(cuDevicePrimaryCtxReset_v2, (int device), (device))                                      \
 	X(cuIpcGetMemHandle, (void *handle, uintptr_t pointer), (handle, pointer))                 \
 	FORWARD_STREAM_FUNCTIONS(X, )                                                              \

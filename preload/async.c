@@ -32,7 +32,8 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		if (likely(!region_active()) ||                                                    \
 		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
-			return forward_cudaMallocAsync##suffix(pointer, size, stream);             \
+			return RECLAIMING(                                                         \
+				size, forward_cudaMallocAsync##suffix(pointer, size, stream));     \
 		return pausable_malloc_here(pointer, size);                                        \
 	}                                                                                          \
                                                                                                    \
@@ -41,8 +42,8 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		if (likely(!region_active()) ||                                                    \
 		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
-			return forward_cudaMallocFromPoolAsync##suffix(pointer, size, pool,        \
-								       stream);                    \
+			return RECLAIMING(size, forward_cudaMallocFromPoolAsync##suffix(           \
+							pointer, size, pool, stream));             \
 		return pausable_malloc_here(pointer, size);                                        \
 	}                                                                                          \
                                                                                                    \
@@ -59,7 +60,8 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		if (likely(!region_active()) ||                                                    \
 		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
-			return forward_cuMemAllocAsync##suffix(pointer, size, stream);             \
+			return RECLAIMING(                                                         \
+				size, forward_cuMemAllocAsync##suffix(pointer, size, stream));     \
 		return pausable_driver_malloc(pointer, size);                                      \
 	}                                                                                          \
                                                                                                    \
@@ -68,8 +70,8 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		if (likely(!region_active()) ||                                                    \
 		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
-			return forward_cuMemAllocFromPoolAsync##suffix(pointer, size, pool,        \
-								       stream);                    \
+			return RECLAIMING(size, forward_cuMemAllocFromPoolAsync##suffix(           \
+							pointer, size, pool, stream));             \
 		return pausable_driver_malloc(pointer, size);                                      \
 	}                                                                                          \
                                                                                                    \

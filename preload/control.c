@@ -59,6 +59,30 @@ EXPORT bool tms_get_enable_disk_backup(void)
 	return region_get().disk_backup;
 }
 
+EXPORT void tms_set_enable_incremental_backup(bool on)
+{
+	region_set_incremental(on);
+}
+
+EXPORT bool tms_get_enable_incremental_backup(void)
+{
+	return region_get().incremental;
+}
+
+EXPORT void tms_set_enable_peer_backup(bool on, int device)
+{
+	if (!region_set_peer(on, device))
+		error_fail(ERROR_INVALID_VALUE, "%d is no device ordinal; -1 stands for any device", device);
+}
+
+EXPORT bool tms_get_enable_peer_backup(int *device)
+{
+	unsigned char peer = region_get().peer;
+	if (device && peer)
+		*device = peer - 2;
+	return peer != 0;
+}
+
 EXPORT void tms_set_cpu_backup_backend(const char *name)
 {
 	enum region_backend backend;

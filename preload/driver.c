@@ -23,7 +23,7 @@ HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 EXPORT int cuMemAlloc_v2(uintptr_t *pointer, size_t size)
 {
 	if (likely(!region_active()))
-		return forward_cuMemAlloc_v2(pointer, size);
+		return RECLAIMING(size, forward_cuMemAlloc_v2(pointer, size));
 	return pausable_driver_malloc(pointer, size);
 }
 
@@ -31,7 +31,8 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			      unsigned element)
 {
 	if (likely(!region_active()))
-		return forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element);
+		return RECLAIMING(width * height,
+				  forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element));
 	size_t row = 0, size = 0;
 	if (!pitch || (element != 4 && element != 8 && element != 16) ||
 	    !pausable_pitch(width, height, 1, &row, &size))

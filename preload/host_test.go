@@ -75,12 +75,19 @@ func (o outcome) succeeded(t *testing.T) {
 var majors = []string{"libcudart.so.12", "libcudart.so.13"}
 
 func TestHosts(t *testing.T) {
-	for _, name := range []string{"asleep", "edges", "backup", "failures", "forked", "storm", "contended", "capture"} {
+	for _, name := range []string{"asleep", "edges", "backup", "forked", "storm", "contended", "capture", "incremental"} {
 		for _, cudart := range majors {
 			t.Run(name+" "+cudart, func(t *testing.T) {
 				run(t, compile(t, name, cudart), nil).succeeded(t)
 			})
 		}
+	}
+}
+
+// Every segment with an extent of its own: there are more calls to fail.
+func TestFailures(t *testing.T) {
+	for _, cudart := range majors {
+		run(t, compile(t, "failures", cudart), nil, "TMS_EXTENT_BYTES=0").succeeded(t)
 	}
 }
 
@@ -123,16 +130,17 @@ func TestEnvironment(t *testing.T) {
 		want        string
 		complaints  []string
 	}{
-		{nil, "0 0 0 pinned 0 default", nil},
-		{[]string{"TMS_INIT_ENABLE=", "TMS_INIT_ENABLE_CPU_BACKUP=0"}, "0 0 0 pinned 0 default", nil},
+		{nil, "0 0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=", "TMS_INIT_ENABLE_CPU_BACKUP=0"}, "0 0 0 0 pinned 0 default", nil},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=TRUE", "TMS_INIT_CPU_BACKUP_BACKEND=mmap",
-			"TMS_RETAIN_CPU_BACKUP=Yes"}, "1 1 0 mmap 1 default", nil},
-		{[]string{"TMS_INIT_ENABLE=yes", "TMS_INIT_ENABLE_DISK_BACKUP=true"}, "1 0 1 pinned 0 default", nil},
-		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
+			"TMS_RETAIN_CPU_BACKUP=Yes"}, "1 1 0 0 mmap 1 default", nil},
+		{[]string{"TMS_INIT_ENABLE=yes", "TMS_INIT_ENABLE_DISK_BACKUP=true"}, "1 0 1 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1"}, "0 0 0 1 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"},
-			"1 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
-		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
-		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 pinned 0 default",
+			"1 0 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
+		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
+		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
 	} {
 		o := run(t, program, nil, c.environment...)

@@ -7,7 +7,7 @@
 EXPORT int cudaMalloc(void **pointer, size_t size)
 {
 	if (likely(!region_active()))
-		return forward_cudaMalloc(pointer, size);
+		return RECLAIMING(size, forward_cudaMalloc(pointer, size));
 	return pausable_malloc_here(pointer, size);
 }
 

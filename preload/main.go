@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 	"unsafe"
 
 	_ "tms/forward" // the C functions that call the host's CUDA
@@ -96,7 +97,7 @@ func report(err error) C.int {
 func tmsAwake() {}
 
 //export tmsMalloc
-func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, margin C.uint64_t) C.int {
+func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		request := vmm.Request{
 			Size:      uint64(size),
@@ -105,13 +106,17 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char
 			Margin:    uint64(margin),
 			Capturing: flags&C.MALLOC_CAPTURING != 0,
 		}
-		switch cpu, disk := flags&C.MALLOC_CPU_BACKUP != 0, flags&C.MALLOC_DISK_BACKUP != 0; {
-		case cpu && disk:
-			return vmm.ErrBothBackups
-		case disk:
-			request.Backup = vmm.BackupDisk
-		case cpu:
+		switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
+		case 0:
+		case C.MALLOC_CPU_BACKUP:
 			request.Backup = vmm.BackupHost
+			request.Incremental = flags&C.MALLOC_INCREMENTAL != 0
+		case C.MALLOC_DISK_BACKUP:
+			request.Backup = vmm.BackupDisk
+		case C.MALLOC_PEER_BACKUP:
+			request.Backup, request.Target = vmm.BackupPeer, int(target)
+		default:
+			return vmm.ErrBothBackups
 		}
 		made, err := e.Malloc(request)
 		*(*uintptr)(unsafe.Pointer(address)) = made
@@ -161,6 +166,28 @@ func tmsCaptureEnded() {
 	})
 }
 
+// maxWait is seconds in a century, which time.Duration can hold.
+const maxWait = 100 * 365 * 24 * 3600
+
+// tmsGrant gives the devices that the process uses by now access to all segments.
+//
+//export tmsGrant
+func tmsGrant() C.int {
+	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
+}
+
+// tmsSlack returns how many bytes a shrink of a device would give back.
+//
+//export tmsSlack
+func tmsSlack(device C.int) C.size_t {
+	var bytes uint64
+	_ = enter(func(e *vmm.Engine) error {
+		bytes = e.Slack(int(device))
+		return nil
+	})
+	return C.size_t(bytes)
+}
+
 // tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
 // ends it.
 //
@@ -172,6 +199,16 @@ func tmsOperation(operation *C.struct_operation) {
 		PoolBytes:    uint64(operation.host_pool_bytes),
 		DiskDir:      C.GoString(operation.disk_dir),
 		DiskChunk:    uint64(operation.disk_chunk),
+		ExtentBytes:  uint64(operation.extent_bytes),
+		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
+		Verify:       bool(operation.verify),
+	}
+	if operation.report {
+		options.Progress = func(p vmm.Progress) {
+			kind := C.CString(p.Operation)
+			defer C.free(unsafe.Pointer(kind))
+			C.operation_progress(C.int(p.Device), kind, C.uint64_t(p.Done), C.uint64_t(p.Total))
+		}
 	}
 	if operation.tag != nil {
 		tag := C.GoString(operation.tag)
@@ -187,6 +224,9 @@ func tmsOperation(operation *C.struct_operation) {
 				return e.Resume(options)
 			case C.OPERATION_PREPARE:
 				return e.Prepare(options.Tag)
+			case C.OPERATION_SHRINK:
+				operation.bytes = C.uint64_t(e.Shrink(int(operation.device), uint64(operation.bytes)))
+				return nil
 			default:
 				e.Trim()
 				return nil

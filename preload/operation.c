@@ -5,8 +5,40 @@
 #include "region.h"
 #include "tms.h"
 
+#include <dlfcn.h>
 #include <errno.h>
+#include <pthread.h>
 #include <stdlib.h>
+
+/* What tms_set_progress_callback was given, replaced as one. */
+struct progress {
+	tms_progress_callback callback;
+	void *user;
+};
+static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct progress progress;
+
+static struct progress progress_now(void)
+{
+	pthread_mutex_lock(&progress_lock);
+	struct progress now = progress;
+	pthread_mutex_unlock(&progress_lock);
+	return now;
+}
+
+EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user)
+{
+	pthread_mutex_lock(&progress_lock);
+	progress = (struct progress){callback, user};
+	pthread_mutex_unlock(&progress_lock);
+}
+
+HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
+{
+	struct progress now = progress_now();
+	if (now.callback)
+		now.callback(device, kind, done, total, now.user);
+}
 
 static const char *disk_directory(void)
 {
@@ -16,10 +48,42 @@ static const char *disk_directory(void)
 	return set && *set ? set : "/tmp";
 }
 
-static int run(int kind, const char *tag)
+/* Neighbours share extents only where every allocation of the process can take back what is freed beside
+ * live ones, so not in a library that was opened and stands in front of nothing. */
+static uint64_t extent_bytes(void)
 {
-	int state = atomic_load(&go_state);
-	if (state == GO_ASLEEP)
+	if (region_process.extent_bytes != REGION_UNSET)
+		return region_process.extent_bytes;
+	void *program = dlopen(NULL, RTLD_LAZY); /* RTLD_DEFAULT would also look into this library */
+	const char *function = program ? dlsym(program, "cudaMalloc") : NULL;
+	if (program)
+		dlclose(program);
+	return function >= __ehdr_start && function < etext ? (uint64_t)1 << 30 : 0;
+}
+
+/* Runs the operation on a thread of the Go runtime, and waits. */
+static int run(struct operation *operation)
+{
+	sigset_t saved;
+	int code = go_enter(&saved);
+	if (code != SUCCESS)
+		return code;
+	sem_init(&operation->done, 0, 0);
+	tmsOperation(operation);
+	go_leave(&saved);
+	while (sem_wait(&operation->done) != 0 && errno == EINTR)
+		;
+	sem_destroy(&operation->done);
+	if (operation->error) {
+		error_set(operation->error);
+		free(operation->error);
+	}
+	return operation->code;
+}
+
+static int transition(int kind, const char *tag, double wait)
+{
+	if (atomic_load(&go_state) == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
 	struct operation operation = {
 		.kind = kind,
@@ -29,22 +93,18 @@ static int run(int kind, const char *tag)
 		.host_pool_bytes = region_process.host_pool_bytes,
 		.disk_dir = disk_directory(),
 		.disk_chunk = (uint64_t)region_process.disk_backup_chunk_mb << 20,
+		.extent_bytes = extent_bytes(),
+		.wait = wait,
+		.verify = region_process.verify,
+		.report = progress_now().callback != NULL,
 	};
-	sigset_t saved;
-	int code = go_enter(&saved);
-	if (code != SUCCESS)
-		return code;
-	sem_init(&operation.done, 0, 0);
-	tmsOperation(&operation);
-	go_leave(&saved);
-	while (sem_wait(&operation.done) != 0 && errno == EINTR)
-		;
-	sem_destroy(&operation.done);
-	if (operation.error) {
-		error_set(operation.error);
-		free(operation.error);
-	}
-	return operation.code;
+	return run(&operation);
+}
+
+HIDDEN uint64_t operation_shrink(int device, size_t size)
+{
+	struct operation operation = {.kind = OPERATION_SHRINK, .device = device, .bytes = size};
+	return run(&operation) == SUCCESS ? operation.bytes : 0;
 }
 
 HIDDEN void operation_finish(struct operation *operation, int code, char *error)
@@ -56,18 +116,25 @@ HIDDEN void operation_finish(struct operation *operation, int code, char *error)
 
 EXPORT int tms_pause(const char *tag)
 {
-	return run(OPERATION_PAUSE, tag);
+	return transition(OPERATION_PAUSE, tag, 0);
 }
 
 EXPORT int tms_resume(const char *tag)
 {
-	return run(OPERATION_RESUME, tag);
+	return transition(OPERATION_RESUME, tag, 0);
+}
+
+EXPORT int tms_resume_within(const char *tag, double seconds)
+{
+	if (!(seconds >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
+	return transition(OPERATION_RESUME, tag, seconds);
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)
 {
 	if (wait)
-		return run(OPERATION_PREPARE, tag);
+		return transition(OPERATION_PREPARE, tag, 0);
 	if (atomic_load(&go_state) == GO_ASLEEP)
 		return SUCCESS;
 	sigset_t saved;
@@ -81,5 +148,5 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 
 EXPORT int tms_trim(void)
 {
-	return run(OPERATION_TRIM, NULL);
+	return transition(OPERATION_TRIM, NULL, 0);
 }

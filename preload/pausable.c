@@ -10,10 +10,12 @@ static unsigned malloc_flags(struct region_settings settings)
 {
 	return (settings.cpu_backup ? MALLOC_CPU_BACKUP : 0) |
 	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
+	       (settings.peer ? MALLOC_PEER_BACKUP : 0) |
+	       (settings.incremental ? MALLOC_INCREMENTAL : 0) |
 	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
 }
 
-HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
+static int try_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
 	void *address = NULL;
@@ -21,11 +23,19 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsMalloc(&address, size, device, (char *)settings.tag, malloc_flags(settings),
-				 atomic_load(&region_process.margin_bytes));
+				 settings.peer - 2, atomic_load(&region_process.margin_bytes));
 		go_leave(&saved);
 	}
 	if (code == SUCCESS)
 		*pointer = address;
+	return code;
+}
+
+HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
+{
+	int code = try_malloc(pointer, size, device);
+	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && reclaim_on(device, size))
+		code = try_malloc(pointer, size, device);
 	return code;
 }
 

@@ -17,7 +17,7 @@ HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pi
 EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
 {
 	if (likely(!region_active()))
-		return forward_cudaMallocPitch(pointer, pitch, width, height);
+		return RECLAIMING(width * height, forward_cudaMallocPitch(pointer, pitch, width, height));
 	size_t row = 0, size = 0;
 	if (!pitch)
 		return error_fail(ERROR_INVALID_VALUE, "the pitch to fill in is NULL");
@@ -33,7 +33,8 @@ EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t h
 EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent extent)
 {
 	if (likely(!region_active()))
-		return forward_cudaMalloc3D(pitched, extent);
+		return RECLAIMING(extent.width * extent.height * extent.depth,
+				  forward_cudaMalloc3D(pitched, extent));
 	size_t row = 0, size = 0;
 	void *pointer = NULL;
 	if (!pitched)

@@ -77,6 +77,17 @@ HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current 
 HIDDEN int pausable_free(void *pointer);
 HIDDEN int pausable_free_after(void *pointer, void *stream); /* once the stream has come to it */
 
+/* reclaim.c: whether memory could be given back, so that an allocation should be tried again. */
+HIDDEN bool reclaim_on(int device, size_t size);
+HIDDEN bool reclaim(size_t size);
+#define RECLAIMING(size, call)                                                                     \
+	({                                                                                         \
+		int code_ = call;                                                                  \
+		if (unlikely(code_ == ERROR_MEMORY_ALLOCATION) && reclaim(size))                   \
+			code_ = call;                                                              \
+		code_;                                                                             \
+	})
+
 /* driver.c, pitched.c, pointer.c */
 HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size);
 HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pitch, size_t *size);
@@ -87,7 +98,13 @@ extern _Atomic int captures HIDDEN;
 
 /* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
  * the caller waits with its signals open and its CUDA context untouched. */
-enum operation_kind { OPERATION_PAUSE, OPERATION_RESUME, OPERATION_PREPARE, OPERATION_TRIM };
+enum operation_kind {
+	OPERATION_PAUSE,
+	OPERATION_RESUME,
+	OPERATION_PREPARE,
+	OPERATION_TRIM,
+	OPERATION_SHRINK,
+};
 struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
@@ -96,13 +113,27 @@ struct operation {
 	uint64_t host_pool_bytes;
 	const char *disk_dir;
 	uint64_t disk_chunk;
+	uint64_t extent_bytes;
+	double wait; /* seconds */
+	bool verify;
+	bool report; /* to operation_progress */
+	int device;     /* of a shrink */
+	uint64_t bytes; /* of a shrink: wanted, then given back */
 	int code;
 	char *error; /* malloc'ed, or NULL */
 	sem_t done;
 };
 HIDDEN void operation_finish(struct operation *operation, int code, char *error);
+HIDDEN uint64_t operation_shrink(int device, size_t size); /* bytes given back */
+HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* Flags of tmsMalloc. */
-enum { MALLOC_CPU_BACKUP = 1, MALLOC_DISK_BACKUP = 2, MALLOC_CAPTURING = 4 };
+enum {
+	MALLOC_CPU_BACKUP = 1,
+	MALLOC_DISK_BACKUP = 2,
+	MALLOC_CAPTURING = 4,
+	MALLOC_PEER_BACKUP = 8,
+	MALLOC_INCREMENTAL = 16,
+};
 
 #endif

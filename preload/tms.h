@@ -3,7 +3,7 @@
  *
  * Codes are cudaError_t numbers, so that CUDA programs need no second table:
  *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;
- *   100 no usable driver or device; 304 the operating system refused (host memory, threads);
+ *   100 no usable driver or device; 401 contents differ after a resume (TMS_VERIFY); 304 the operating system refused (host memory, threads);
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: what the CUDA driver returned.
  * tms_last_error() has the words. Unless said otherwise every function may be called from any
@@ -30,11 +30,24 @@ void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 
 /* Whether contents of the calling thread's next segments are kept in host memory, or on disk,
- * while paused. With both on, cudaMalloc in the region fails with cudaErrorInvalidValue. */
+ * while paused. With more than one kind on (these and peer), cudaMalloc in the region fails with
+ * cudaErrorInvalidValue. */
 void tms_set_enable_cpu_backup(bool on);
 bool tms_get_enable_cpu_backup(void);
 void tms_set_enable_disk_backup(bool on);
 bool tms_get_enable_disk_backup(void);
+
+/* Whether a pause copies only what has changed since the one before, of segments with a cpu backup: the
+ * host copy is then kept while they are active. Blocks of 2 MiB are compared by a 128-bit hash. */
+void tms_set_enable_incremental_backup(bool on);
+bool tms_get_enable_incremental_backup(void);
+
+/* Whether contents of the calling thread's next segments are kept in the free memory of another
+ * device while paused: of the one with this ordinal, -1: of any. Where that cannot be, for want of
+ * peer access or room, they go to host memory, and a line on stderr says so. get fills in device,
+ * unless that is NULL or the answer is false. */
+void tms_set_enable_peer_backup(bool on, int device);
+bool tms_get_enable_peer_backup(int *device);
 
 /* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Another name is
  * refused and changes nothing; see tms_last_error. */
@@ -51,10 +64,21 @@ void tms_set_disk_backup_dir(const char *path);
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
+/* As tms_resume, but while device memory is short it tries again, for so many seconds, until others have
+ * given some up. */
+int tms_resume_within(const char *tag, double seconds);
+
 /* Pins host memory ahead for the active segments with this tag, NULL: of all, that have a cpu backup:
  * their next pause then runs at the speed of the link. Without wait it goes on in the background, and
  * a failure is one line on stderr; a pause that comes meanwhile waits for it. */
 int tms_prepare(const char *tag, bool wait);
+
+/* Has callback told, until it is NULL again, how a pause ("pause") or resume ("resume") comes on with
+ * the contents of a device: bytes done of total, about 20 times a second and once at the end. It comes
+ * from a thread of this library, never after tms_pause or tms_resume has returned, and must not call
+ * either. For the process. */
+typedef void (*tms_progress_callback)(int device, const char *operation, uint64_t done, uint64_t total, void *user);
+void tms_set_progress_callback(tms_progress_callback callback, void *user);
 
 /* Gives back host memory that holds nothing a paused segment needs: prepared, retained, or kept
  * under TMS_HOST_POOL_BYTES. Returns when the operating system has it. */

@@ -13,7 +13,7 @@
 __thread struct region_settings region_delta
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
-HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64};
+HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = REGION_UNSET};
 
 /* Names are few and live for ever, so the list only grows: no lock that fork could leave held. */
 struct name {
@@ -52,7 +52,7 @@ static struct complaint {
 	const char *variable;
 	const char *value;
 	const char *expected;
-} complaints[8];
+} complaints[12];
 static int complaint_count;
 static atomic_flag reported = ATOMIC_FLAG_INIT;
 
@@ -119,7 +119,9 @@ HIDDEN void region_load_environment(void)
 			 "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0");
 		region_defaults.disk_backup = false;
 	}
+	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
 	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
+	region_process.verify = environment_bool("TMS_VERIFY");
 
 	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
 	enum region_backend backend = REGION_PINNED;
@@ -133,6 +135,8 @@ HIDDEN void region_load_environment(void)
 
 	region_process.disk_backup_chunk_mb = (unsigned)environment_number(
 		"TMS_DISK_BACKUP_CHUNK_MB", 64, 1, 4096, "a number of MiB from 1 to 4096; using 64");
+	region_process.extent_bytes = environment_number(
+		"TMS_EXTENT_BYTES", REGION_UNSET, 0, UINT64_MAX - 1, "a number of bytes; using the default");
 	region_process.host_pool_bytes = environment_number(
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }
@@ -157,7 +161,9 @@ HIDDEN struct region_settings region_get(void)
 		.active = region_active(),
 		.cpu_backup = region_delta.cpu_backup ^ region_defaults.cpu_backup,
 		.disk_backup = region_delta.disk_backup ^ region_defaults.disk_backup,
+		.incremental = region_delta.incremental ^ region_defaults.incremental,
 		.backend = region_delta.backend ^ region_defaults.backend,
+		.peer = region_delta.peer,
 	};
 }
 
@@ -174,6 +180,19 @@ HIDDEN void region_set_cpu_backup(bool on)
 HIDDEN void region_set_disk_backup(bool on)
 {
 	region_delta.disk_backup = on ^ region_defaults.disk_backup;
+}
+
+HIDDEN void region_set_incremental(bool on)
+{
+	region_delta.incremental = on ^ region_defaults.incremental;
+}
+
+HIDDEN bool region_set_peer(bool on, int device)
+{
+	if (on && (device < -1 || device > UINT8_MAX - 2))
+		return false;
+	region_delta.peer = on ? (unsigned char)(device + 2) : 0;
+	return true;
 }
 
 HIDDEN void region_set_backend(enum region_backend backend)

@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define REGION_UNSET UINT64_MAX
+
 enum region_backend { REGION_PINNED = 0, REGION_MMAP = 1 };
 
 /* What one allocation is to be. */
@@ -15,7 +17,9 @@ struct region_settings {
 	bool active;
 	bool cpu_backup;
 	bool disk_backup;
+	bool incremental;
 	unsigned char backend; /* enum region_backend */
+	unsigned char peer;    /* 0: no peer backup; 1: on any device; 2 + ordinal: on that one */
 };
 
 /* A thread's settings are kept as differences from the defaults, so that a fresh thread's zeroed
@@ -36,6 +40,8 @@ struct region_process {
 	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
 	unsigned disk_backup_chunk_mb;
 	uint64_t host_pool_bytes;
+	uint64_t extent_bytes; /* REGION_UNSET: as the library sees fit */
+	bool verify;
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
@@ -49,7 +55,11 @@ struct region_settings region_get(void);
 void region_set_active(bool on);
 void region_set_cpu_backup(bool on);
 void region_set_disk_backup(bool on);
+void region_set_incremental(bool on);
 void region_set_backend(enum region_backend backend);
+
+/* device: the ordinal that keeps contents, -1: any. Returns false when it cannot be one. */
+bool region_set_peer(bool on, int device);
 
 /* NULL or "" means "default". Returns false when there is no memory to keep the name. */
 bool region_set_tag(const char *tag);

@@ -4,6 +4,8 @@
 #   scripts/bench.sh start              starting a program that does not use the library
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
+#   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
+#   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-}
@@ -15,8 +17,13 @@ backup)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
 	exec "${PYTHON:-python3}" scripts/bench/backup.py "$@"
 	;;
+layout) exec "${PYTHON:-python3}" scripts/bench/layout.py "$@" ;;
+devices)
+	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
+	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
+	;;
 *)
-	sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
+	sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
 	exit 2
 	;;
 esac

@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source=internal/cudasim
 out=build/sim
 cc=${CC:-cc}
-flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -Wl,-z,defs
+flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -Ivmm/digest -Wl,-z,defs
 	-Wl,-Bsymbolic-functions) # the libraries call themselves, not who stands in front of them
 mkdir -p "$out"
 

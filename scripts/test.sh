@@ -28,7 +28,10 @@ for command in "check" "format --check"; do
 	build/venv/bin/ruff $command pymodule
 	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench
 done
-(cd pymodule && ../build/venv/bin/mypy --strict tms)
+(cd pymodule && ../build/venv/bin/mypy --strict tms torch_memory_saver)
+
+say "kernels"
+scripts/generate-kernels.sh --check
 
 say "Go tests"
 go test -count=1 ./...

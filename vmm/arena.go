@@ -6,10 +6,25 @@ type arena struct {
 	base        uintptr
 	size        uint64
 	granularity uint64
-	ordinal     int // of the device
-	space       *space
+	ordinal     int     // of the device
+	ranges      *space  // in units of rangeGranules
 	leaves      []*leaf // which segment a granule belongs to
+
+	rangeGranules uint32
 }
+
+// addressRange is a part of an arena in which one tag places its segments: what is allocated one after
+// the other is then side by side, and can share extents.
+type addressRange struct {
+	arena *arena
+	span  *span // in arena.ranges
+	space *space
+	used  uint32 // granules
+}
+
+// rangesPerArena makes a range 16 GiB, much more than an extent and much less than the addresses there
+// are.
+const rangesPerArena = 256
 
 const leafGranules = 4096
 
@@ -21,22 +36,45 @@ const arenaSize = 4 << 40
 
 func newArena(base uintptr, size, granularity uint64, ordinal int) *arena {
 	granules := uint32(size / granularity)
+	rangeGranules := max(1, granules/rangesPerArena)
 	return &arena{
-		base:        base,
-		size:        size,
-		granularity: granularity,
-		ordinal:     ordinal,
-		space:       newSpace(granules),
-		leaves:      make([]*leaf, (granules+leafGranules-1)/leafGranules),
+		base:          base,
+		size:          size,
+		granularity:   granularity,
+		ordinal:       ordinal,
+		ranges:        newSpace(granules / rangeGranules),
+		rangeGranules: rangeGranules,
+		leaves:        make([]*leaf, (granules+leafGranules-1)/leafGranules),
 	}
+}
+
+// newRange takes a range of at least as many granules; nil when there is none.
+func (a *arena) newRange(granules uint32) *addressRange {
+	s := a.ranges.allocate((granules + a.rangeGranules - 1) / a.rangeGranules)
+	if s == nil {
+		return nil
+	}
+	return &addressRange{arena: a, span: s, space: newSpace(s.count * a.rangeGranules)}
+}
+
+// allocate takes granules for a segment; nil when there is no room.
+func (r *addressRange) allocate(granules uint32) *span {
+	s := r.space.allocate(granules)
+	if s != nil {
+		r.used += granules
+	}
+	return s
 }
 
 func (a *arena) contains(address uintptr) bool {
 	return uint64(address-a.base) < a.size
 }
 
-func (a *arena) address(s *span) uintptr {
-	return a.base + uintptr(uint64(s.start)*a.granularity)
+// granule is the first granule of a span of the range, counted in the arena.
+func (r *addressRange) granule(s *span) uint32 { return r.span.start*r.arena.rangeGranules + s.start }
+
+func (r *addressRange) address(s *span) uintptr {
+	return r.arena.base + uintptr(uint64(r.granule(s))*r.arena.granularity)
 }
 
 // find returns the segment that an address lies in, nil if none.
@@ -50,9 +88,10 @@ func (a *arena) find(address uintptr) *segment {
 }
 
 // enter records that the granules of a span belong to a segment, or with nil that they are free.
-func (a *arena) enter(s *span, owner *segment) {
-	for g := s.start; g < s.start+s.count; g++ {
-		l := &a.leaves[g/leafGranules]
+func (r *addressRange) enter(s *span, owner *segment) {
+	first := r.granule(s)
+	for g := first; g < first+s.count; g++ {
+		l := &r.arena.leaves[g/leafGranules]
 		if *l == nil {
 			*l = new(leaf)
 		}

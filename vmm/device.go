@@ -3,7 +3,9 @@ package vmm
 import (
 	"fmt"
 	"runtime"
+	"sync/atomic"
 
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
@@ -14,8 +16,14 @@ type device struct {
 	context     cuda.Context // the primary one, retained for good
 	granularity uint64
 	total       uint64
+	node        int  // NUMA node of the nearest host memory; -1: unknown
 	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
 	tags        map[string]*tag
+	peers       []int // devices that could have access to its memory
+	access      atomic.Pointer[[]int]
+	hashing     bool        // the kernel of the content hash is loaded, or being loaded
+	hashed      atomic.Bool // the hash has been used
+	progress    atomic.Pointer[progress]
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
@@ -33,6 +41,9 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the question
+	if d.node, err = driver.DeviceAttribute(cuda.AttributeHostNUMAID, handle); err != nil {
+		d.node = -1 // drivers before CUDA 12.2 do not know the question
+	}
 	if d.total, err = driver.DeviceTotalMem(handle); err != nil {
 		return nil, err
 	}
@@ -42,6 +53,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	if d.context, err = driver.DevicePrimaryCtxRetain(handle); err != nil {
 		return nil, err
 	}
+	d.findPeers()
 	return d, nil
 }
 
@@ -85,8 +97,24 @@ func (d *device) free() (bytes uint64, err error) {
 func (d *device) tag(name string) *tag {
 	t := d.tags[name]
 	if t == nil {
-		t = &tag{name: name}
+		t = newTag(name)
 		d.tags[name] = t
 	}
 	return t
+}
+
+// job is what a backup store needs to know of the device; what it copies counts as progress.
+func (d *device) job() backup.Job {
+	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node, Copied: func(bytes uint64) {
+		if p := d.progress.Load(); p != nil {
+			p.done.Add(bytes)
+		}
+	}}
+}
+
+// copying notes how many bytes of contents an operation will copy.
+func (d *device) copying(bytes uint64) {
+	if p := d.progress.Load(); p != nil {
+		p.total.Store(bytes)
+	}
 }

@@ -1,9 +1,9 @@
 // Package vmm is the engine: it makes device memory whose physical part can be taken away and
 // brought back under the same addresses.
 //
-// A segment (one cudaMalloc) lives at a place in an arena (one large address reservation of its
-// device) and is backed by an extent (one physical handle). Segments with one tag are paused and
-// resumed together, as a transaction.
+// A segment (one cudaMalloc, or a granule that small ones share) lives at a place in an arena (one large
+// address reservation of its device) and is backed by an extent (one physical handle, which neighbours
+// may share). Segments with one tag are paused and resumed together, as a transaction.
 package vmm
 
 import (
@@ -13,6 +13,7 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/digest"
 )
 
 // Engine is safe for use by many threads.
@@ -20,8 +21,13 @@ type Engine struct {
 	driver *cuda.Driver
 	host   *backup.Host
 	disk   *backup.Disk
+	peer   *backup.Peer
+	hasher *digest.Hasher
 	// announce is told of each arena before any address in it is handed out.
 	announce func(base uintptr, size uint64) error
+	warn     func(string)
+
+	cannotHash sync.Once // the note of it
 
 	// transition is held through a pause or resume: they run one at a time.
 	transition sync.Mutex
@@ -32,7 +38,7 @@ type Engine struct {
 	settled  sync.Cond // a pause or resume has ended
 	devices  map[int]*device
 	arenas   []*arena
-	deferred []*segment // frees that wait for the end of a stream capture
+	deferred []allocation // frees that wait for the end of a stream capture
 	ordered  []orderedFree
 	made     uint64 // ordered frees so far
 	reaping  bool
@@ -46,9 +52,12 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		driver:   driver,
 		host:     backup.NewHost(driver),
 		disk:     backup.NewDisk(driver),
+		hasher:   digest.New(driver),
 		announce: announce,
+		warn:     func(string) {},
 		devices:  map[int]*device{},
 	}
+	e.peer = backup.NewPeer(driver, e.host)
 	e.settled.L = &e.mu
 	e.reaped.L = &e.mu
 	return e
@@ -56,105 +65,106 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 
 // Request is an allocation to make.
 type Request struct {
-	Size      uint64 // bytes
-	Device    int    // CUDA ordinal
-	Tag       string
-	Backup    BackupKind
-	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
-	Capturing bool   // a stream of the process is being captured
+	Size   uint64 // bytes
+	Device int    // CUDA ordinal
+	Tag    string
+	Backup BackupKind
+	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
+	// host copy is kept from one to the next.
+	Incremental bool
+	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
+	Capturing   bool   // a stream of the process is being captured
 }
 
-// Malloc makes a segment, active, on the calling thread, and returns its address; 0 for no bytes.
-// Like cudaMalloc it leaves the device's primary context current to a thread that had none.
+// Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
+// returns its address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current to
+// a thread that had none. Addresses are aligned to 512 bytes. When memory is short, Shrink may help.
 // Errors: ErrTooLarge, ErrMargin, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Malloc(r Request) (uintptr, error) {
 	if r.Size == 0 {
 		return 0, nil
 	}
-	s, err := e.place(r)
+	e.mu.Lock()
+	d, err := e.device(r.Device)
+	e.mu.Unlock()
 	if err != nil {
 		return 0, err
 	}
-	err = e.furnish(s, r)
-	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
-		err = e.furnish(s, r)
+	if r.Size > d.total {
+		return 0, fmt.Errorf("%w: %d of %d bytes on device %d", ErrTooLarge, r.Size, d.total, r.Device)
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	if err := d.adopt(); err != nil {
+		return 0, err
+	}
+	address, err := e.malloc(d, r)
+	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
+		address, err = e.malloc(d, r)
+	}
 	if err != nil {
-		s.arena.space.release(s.span)
 		return 0, fmt.Errorf("allocating %d bytes on device %d: %w", r.Size, r.Device, err)
 	}
-	s.arena.enter(s.span, s)
-	s.device.tag(r.Tag).add(s)
-	return s.address, nil
+	return address, nil
 }
 
-// place finds a segment its addresses.
-func (e *Engine) place(r Request) (*segment, error) {
+func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target}
+	small := r.Size < d.granularity
+	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	d := e.devices[r.Device]
-	if d == nil {
+	t := d.tag(r.Tag)
+	if small {
+		if address, ok := t.mallocSmall(p, r.Size); ok {
+			return address, nil
+		}
+	}
+	s := t.takeSlack(granules)
+	if s == nil {
 		var err error
-		if d, err = newDevice(e.driver, r.Device); err != nil {
-			return nil, err
+		if s, err = e.place(d, t, granules); err != nil {
+			return 0, err
 		}
-		e.devices[r.Device] = d
-	}
-	if r.Size > d.total {
-		return nil, fmt.Errorf("%w: %d of %d bytes on device %d", ErrTooLarge, r.Size, d.total, r.Device)
-	}
-	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
-	s := &segment{device: d, size: r.Size, backup: r.Backup}
-	for _, a := range e.arenas {
-		if a.ordinal != d.ordinal {
-			continue
-		}
-		if s.span = a.space.allocate(granules); s.span != nil {
-			s.arena = a
-			break
-		}
-	}
-	if s.span == nil {
-		var err error
-		if s.arena, err = e.reserve(d, r.Size); err != nil {
-			return nil, err
-		}
-		s.span = s.arena.space.allocate(granules)
-	}
-	s.address = s.arena.address(s.span)
-	s.extent = extent{address: s.address, size: uint64(granules) * d.granularity}
-	return s, nil
-}
-
-// reserve adds an arena to a device. Where addresses are short (ulimit -v) it asks for less, down
-// to what one segment needs.
-func (e *Engine) reserve(d *device, need uint64) (*arena, error) {
-	for size := uint64(arenaSize); ; size /= 2 {
-		base, err := e.driver.MemAddressReserve(size, d.granularity)
+		e.mu.Unlock()
+		x := newExtent(d, s)
+		err = e.furnish(x, r)
+		e.mu.Lock()
 		if err != nil {
-			if size/2 < need+d.granularity {
-				return nil, err
-			}
-			continue
+			e.vacate(s)
+			return 0, err
 		}
-		if err := e.announce(base, size); err != nil {
-			_ = e.driver.MemAddressFree(base, size)
-			return nil, err
-		}
-		a := newArena(base, size, d.granularity, d.ordinal)
-		e.arenas = append(e.arenas, a)
-		return a, nil
+		s.extent = x
 	}
+	s.state, s.size, s.policy, s.shared = active, r.Size, p, nil
+	s.place.enter(s.span, s)
+	t.add(s)
+	if s.incremental {
+		e.loadHasher(d)
+	}
+	if !small {
+		return s.address, nil
+	}
+	s.shared = newShared(d.granularity)
+	t.listSmall(s)
+	offset, _ := s.shared.allocate(r.Size)
+	return s.address + offset, nil
 }
 
-// furnish gives a placed segment its memory, or leaves nothing behind.
-func (e *Engine) furnish(s *segment, r Request) error {
-	d := s.device
-	if err := d.adopt(); err != nil {
-		return err
+// device returns what is known of a device. The caller holds e.mu.
+func (e *Engine) device(ordinal int) (*device, error) {
+	if d := e.devices[ordinal]; d != nil {
+		return d, nil
 	}
+	d, err := newDevice(e.driver, ordinal)
+	if err == nil {
+		e.devices[ordinal] = d
+	}
+	return d, err
+}
+
+// furnish makes an extent on the calling thread, or leaves nothing behind.
+func (e *Engine) furnish(x *extent, r Request) error {
+	x.device.refreshUsers()
 	if r.Capturing {
 		mode, err := e.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
 		if err != nil {
@@ -163,17 +173,17 @@ func (e *Engine) furnish(s *segment, r Request) error {
 		defer func() { _, _ = e.driver.ThreadExchangeStreamCaptureMode(mode) }()
 	}
 	if r.Margin > 0 {
-		free, err := d.free()
+		free, err := x.device.free()
 		if err != nil {
 			return err
 		}
-		if free < s.extent.size || free-s.extent.size < r.Margin {
+		if free < x.size || free-x.size < r.Margin {
 			return fmt.Errorf("%w: %d bytes free, margin %d", ErrMargin, free, r.Margin)
 		}
 	}
-	err := s.extent.make(d)
+	err := x.make()
 	if err != nil {
-		_ = s.extent.unmake(d) // the cause is what the caller needs
+		_ = x.unmake() // the cause is what the caller needs
 	}
 	return err
 }
@@ -183,22 +193,38 @@ func (e *Engine) furnish(s *segment, r Request) error {
 func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s := e.find(address)
+	s, start, held := e.around(address)
 	for s != nil && s.busy {
 		e.settled.Wait()
-		s = e.find(address)
+		s, start, held = e.around(address)
 	}
-	if s == nil || s.state == freeing {
+	if s == nil {
 		return 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 	}
-	offset := uint64(address - s.address)
-	if offset > s.size || size > s.size-offset {
+	if offset := uint64(address - start); offset > held || size > held-offset {
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
 	if s.contents == nil || !s.current || s.contents.Host() == 0 {
 		return 0, nil
 	}
-	return s.contents.Host() + uintptr(offset), nil
+	return s.contents.Host() + address - s.address, nil
+}
+
+// around returns the live allocation that an address lies in, or just behind: its segment, start and size.
+// The caller holds e.mu.
+func (e *Engine) around(address uintptr) (s *segment, start uintptr, size uint64) {
+	s = e.find(address)
+	switch {
+	case s == nil || s.state == freeing && !s.busy:
+		return nil, 0, 0
+	case s.shared == nil:
+		return s, s.address, s.size
+	}
+	b := s.shared.find(address - s.address)
+	if b == nil || b.freeing {
+		return nil, 0, 0
+	}
+	return s, s.address + b.offset(), b.size
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
@@ -206,7 +232,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s := e.find(address); s != nil && (s.busy || s.state != freeing) {
+	if s, _, _ := e.around(address); s != nil {
 		return s.device.ordinal
 	}
 	return -1
@@ -215,9 +241,14 @@ func (e *Engine) DeviceOf(address uintptr) int {
 // Drain waits until what is given back in the background, device and host memory, has gone.
 func (e *Engine) Drain() {
 	e.waitOrdered()
+	e.peer.Drain()
 	e.host.Drain()
 	e.disk.Drain()
 }
 
-// Warn sets what is called with a line for the user's log, rarely.
-func (e *Engine) Warn(warn func(string)) { e.disk.Warn(warn) }
+// Warn sets what is called with a line for the user's log, rarely. Call it before anything else.
+func (e *Engine) Warn(warn func(string)) {
+	e.warn = warn
+	e.disk.Warn(warn)
+	e.peer.Warn(warn)
+}

@@ -33,6 +33,7 @@ func simulated(t *testing.T, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engi
 	require.NoError(t, err)
 	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
 	t.Cleanup(func() {
+		engine.Trim()
 		engine.Drain()
 		for _, name := range []string{"handles", "mappings", "registered_bytes", "streams"} {
 			require.Zero(t, sim.Stat(name), "%s left over", name)
@@ -274,4 +275,155 @@ func TestManyThreads(t *testing.T) {
 	workers.Wait()
 	done.Store(true)
 	pausers.Wait()
+}
+
+// writeAt changes one byte of simulated device memory.
+func writeAt(address uintptr, value byte) { bytesAt(address, 1)[0] = value }
+
+func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 40 * mib
+	var copied uint64
+	pause := func() uint64 {
+		t.Helper()
+		copied = 0
+		o := name("t")
+		o.Progress = func(p vmm.Progress) {
+			require.Equal(t, "pause", p.Operation)
+			require.LessOrEqual(t, p.Done, p.Total)
+			copied = p.Done // the last one comes at the end
+		}
+		require.NoError(t, engine.Pause(o))
+		require.NoError(t, engine.Resume(name("t")))
+		return copied
+	}
+	var addresses []uintptr
+	for i := range 3 {
+		a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: i < 2})
+		require.NoError(t, err)
+		fill(a, size, uint64(i))
+		addresses = append(addresses, a)
+	}
+	require.Equal(t, uint64(3*size), pause())
+	require.Equal(t, uint64(size), pause(), "unchanged blocks were copied")
+	// The last byte of a block, two neighbouring blocks, and the last block.
+	writeAt(addresses[0]+2*mib-1, 1)
+	writeAt(addresses[1]+4*mib, 1)
+	writeAt(addresses[1]+6*mib, 1)
+	writeAt(addresses[1]+size-1, 1)
+	require.Equal(t, uint64(size+4*2*mib), pause())
+	require.Equal(t, byte(1), bytesAt(addresses[0]+2*mib-1, 1)[0])
+	require.Equal(t, byte(1), bytesAt(addresses[1]+4*mib, 1)[0])
+	require.Equal(t, byte(1), bytesAt(addresses[1]+6*mib, 1)[0])
+	require.Equal(t, byte(1), bytesAt(addresses[1]+size-1, 1)[0])
+	for i, a := range addresses { // two of the four bytes go back to what they were
+		fill(a, size, uint64(i))
+	}
+	require.Equal(t, uint64(size+2*2*mib), pause())
+	// Trimming gives the copies up: everything is copied again.
+	engine.Trim()
+	require.Equal(t, uint64(3*size), pause())
+	for i, a := range addresses {
+		requireFilled(t, a, size, uint64(i))
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// A pause that fails half way may have overwritten part of the kept copy: the next one copies it all.
+func TestIncrementalAfterAFailedPause(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	const size = 8 * mib
+	a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
+	require.NoError(t, err)
+	for round, call := range []string{"cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuLaunchKernel", "cuMemRelease"} {
+		fill(a, size, uint64(round))
+		require.NoError(t, engine.Pause(name("t")))
+		require.NoError(t, engine.Resume(name("t")))
+		fill(a, size, uint64(100+round))
+		sim.Fail(call, 1, 999)
+		require.Error(t, engine.Pause(name("t")), call)
+		require.NoError(t, engine.Resume(name("t")))
+		requireFilled(t, a, size, uint64(100+round))
+		require.NoError(t, engine.Pause(name("t")))
+		require.NoError(t, engine.Resume(name("t")))
+		requireFilled(t, a, size, uint64(100+round))
+	}
+	require.NoError(t, engine.Free(a, false))
+}
+
+func TestIncrementalOnADriverThatCannotHash(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	var notes []string
+	engine.Warn(func(line string) { notes = append(notes, line) })
+	a, err := engine.Malloc(vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Incremental: true})
+	require.NoError(t, err)
+	fill(a, 4*mib, 1)
+	for range 2 {
+		sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
+		require.NoError(t, engine.Pause(name("t")))
+		require.NoError(t, engine.Resume(name("t")))
+		requireFilled(t, a, 4*mib, 1)
+	}
+	require.Len(t, notes, 1)
+	o := name("t")
+	o.Verify = true
+	sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
+	require.ErrorIs(t, engine.Pause(o), cuda.NotSupported, "a check that cannot be made is no success")
+	require.NoError(t, engine.Free(a, false))
+}
+
+func TestVerifyNamesTheBlock(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	const size = 8 * mib
+	o := name("t")
+	o.Verify = true
+	a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
+	require.NoError(t, err)
+	fill(a, size, 1)
+	require.NoError(t, engine.Pause(o))
+	copy, err := engine.BackupPointer(a, size)
+	require.NoError(t, err)
+	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
+	err = engine.Resume(o)
+	require.ErrorIs(t, err, vmm.ErrContents)
+	require.ErrorContains(t, err, `tag "t"`)
+	require.ErrorContains(t, err, fmt.Sprintf("%#x", a))
+	require.ErrorContains(t, err, "block 2 ")
+	require.ErrorIs(t, engine.Resume(o), vmm.ErrContents, "it is still paused")
+	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
+	require.NoError(t, engine.Resume(o))
+	requireFilled(t, a, size, 1)
+	require.NoError(t, engine.Free(a, false))
+}
+
+// What is going on can be read while it goes on, and is forgotten after.
+func TestProgressInStats(t *testing.T) {
+	_, _, engine := simulated(t, 2)
+	var addresses []uintptr
+	for device := range 2 {
+		a, err := engine.Malloc(vmm.Request{Size: 64 * mib, Device: device, Tag: "t", Backup: vmm.BackupHost})
+		require.NoError(t, err)
+		addresses = append(addresses, a)
+	}
+	seen := map[int]uint64{}
+	o := name("t")
+	o.Progress = func(p vmm.Progress) { seen[p.Device] = p.Done }
+	require.NoError(t, engine.Pause(o))
+	require.Equal(t, map[int]uint64{0: 64 * mib, 1: 64 * mib}, seen)
+	stats, err := engine.Stats()
+	require.NoError(t, err)
+	require.Nil(t, stats.Devices[0].Progress)
+	o.Progress = func(p vmm.Progress) {
+		require.Equal(t, "resume", p.Operation)
+		stats, err := engine.Stats()
+		require.NoError(t, err)
+		require.NotNil(t, stats.Devices[p.Device].Progress)
+		require.Equal(t, uint64(64*mib), stats.Devices[p.Device].Progress.Total)
+		seen[p.Device] = 0
+	}
+	require.NoError(t, engine.Resume(o))
+	require.Equal(t, map[int]uint64{0: 0, 1: 0}, seen)
+	for _, a := range addresses {
+		require.NoError(t, engine.Free(a, false))
+	}
 }

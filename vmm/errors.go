@@ -14,8 +14,12 @@ var (
 	// lies inside one). Nothing was changed.
 	ErrInvalidAddress = errors.New("not the start of a live pausable segment")
 
-	// ErrBothBackups: cpu and disk backup are both on. Switch one off.
-	ErrBothBackups = errors.New("cpu and disk backup exclude each other; switch one off")
+	// ErrBothBackups: more than one of cpu, disk and peer backup is on. Leave one on.
+	ErrBothBackups = errors.New("cpu, disk and peer backup exclude each other; leave one on")
+
+	// ErrContents: what a resume brought back is not what the pause had saved (TMS_VERIFY). The
+	// segments are paused; what was saved is kept.
+	ErrContents = errors.New("contents differ from those before the pause")
 
 	// ErrMargin: the allocation would leave less free device memory than the margin.
 	ErrMargin = errors.New("the allocation would leave less than the memory margin free")
@@ -38,6 +42,7 @@ func Code(err error) int {
 	}{
 		{ErrInvalidAddress, cuda.InvalidValue},
 		{ErrBothBackups, cuda.InvalidValue},
+		{ErrContents, cuda.IllegalState},
 		{ErrMargin, cuda.OutOfMemory},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},

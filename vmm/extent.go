@@ -2,32 +2,47 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// extent is physical memory at one place: one driver handle, one mapping. What the driver has done
-// for it is kept step by step, so that every operation can be undone, or taken up again after an
-// undo that itself failed.
+// extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its
+// segment; a resume makes them for many segments at once, because the driver charges per handle. What
+// the driver has done for it is kept step by step, so that every operation can be undone, or taken up
+// again after an undo that itself failed.
 type extent struct {
-	address uintptr
-	size    uint64
-	handle  cuda.Handle
-	created bool // handle is valid
-	mapped  bool // handle is mapped at address
-	open    bool // the device has access
+	device   *device
+	address  uintptr
+	size     uint64
+	segments []*segment // by address; those in slack are free, but cannot leave alone
+	live     int        // segments that are not in slack
+	claims   int        // frees of its segments that go on, and may fail
+	busy     bool       // a transition, or the free of its last segment, works on it; not while there are claims
+	handle   cuda.Handle
+	created  bool // handle is valid
+	mapped   bool // handle is mapped at address
+	open     bool // the device has access
+}
+
+// newExtent returns an extent, of nothing yet, for neighbouring segments in order of their addresses.
+func newExtent(d *device, segments ...*segment) *extent {
+	x := &extent{device: d, address: segments[0].address, segments: segments, live: len(segments)}
+	for _, s := range segments {
+		x.size += s.length()
+	}
+	return x
 }
 
 // make takes the extent as far as it is from nothing to accessible. After an error it holds what
 // had been reached.
-func (x *extent) make(d *device) error {
-	if err := x.create(d); err != nil {
+func (x *extent) make() error {
+	if err := x.create(); err != nil {
 		return err
 	}
-	return x.attach(d)
+	return x.attach(x.address)
 }
 
-func (x *extent) create(d *device) error {
+func (x *extent) create() error {
 	if x.created {
 		return nil
 	}
-	handle, err := d.driver.MemCreate(x.size, d.ordinal, d.rdma)
+	handle, err := x.device.driver.MemCreate(x.size, x.device.ordinal, x.device.rdma)
 	if err != nil {
 		return err
 	}
@@ -36,15 +51,15 @@ func (x *extent) create(d *device) error {
 }
 
 // attach maps the handle and lets the device use it.
-func (x *extent) attach(d *device) error {
+func (x *extent) attach(at uintptr) error {
 	if !x.mapped {
-		if err := d.driver.MemMap(x.address, x.size, x.handle); err != nil {
+		if err := x.device.driver.MemMap(at, x.size, x.handle); err != nil {
 			return err
 		}
 		x.mapped = true
 	}
 	if !x.open {
-		if err := d.driver.MemSetAccess(x.address, x.size, d.ordinal); err != nil {
+		if err := x.device.driver.MemSetAccess(at, x.size, x.device.users()...); err != nil {
 			return err
 		}
 		x.open = true
@@ -53,11 +68,11 @@ func (x *extent) attach(d *device) error {
 }
 
 // detach unmaps. The device must be idle: the driver does not wait for work in flight.
-func (x *extent) detach(d *device) error {
+func (x *extent) detach(at uintptr) error {
 	if !x.mapped {
 		return nil
 	}
-	if err := d.driver.MemUnmap(x.address, x.size); err != nil {
+	if err := x.device.driver.MemUnmap(at, x.size); err != nil {
 		return err
 	}
 	x.mapped, x.open = false, false
@@ -65,11 +80,11 @@ func (x *extent) detach(d *device) error {
 }
 
 // release gives the physical memory back; the extent must be detached.
-func (x *extent) release(d *device) error {
+func (x *extent) release() error {
 	if !x.created {
 		return nil
 	}
-	if err := d.driver.MemRelease(x.handle); err != nil {
+	if err := x.device.driver.MemRelease(x.handle); err != nil {
 		return err
 	}
 	x.handle, x.created = 0, false
@@ -77,9 +92,28 @@ func (x *extent) release(d *device) error {
 }
 
 // unmake takes the extent from wherever it is to nothing.
-func (x *extent) unmake(d *device) error {
-	if err := x.detach(d); err != nil {
+func (x *extent) unmake() error {
+	if err := x.detach(x.address); err != nil {
 		return err
 	}
-	return x.release(d)
+	return x.release()
+}
+
+// undo takes back what a failed resume has done: memory that was held before, because an undo had failed
+// or could not be released, may be all there is of contents, and stays held.
+func (x *extent) undo() error {
+	if x.segments[0].extent == x {
+		return x.detach(x.address)
+	}
+	return x.unmake()
+}
+
+// dead is how many bytes of it are slack.
+func (x *extent) dead() (bytes uint64) {
+	for _, s := range x.segments {
+		if s.state == slack {
+			bytes += s.length()
+		}
+	}
+	return bytes
 }

@@ -7,39 +7,72 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Free ends a segment, on the calling thread, after the device has finished with it. While a
+// allocation is what a caller of Malloc holds: a segment, or a block of one.
+type allocation struct {
+	segment *segment
+	block   *block  // nil: all of it
+	extent  *extent // that the free has a claim on; nil: none
+	late    bool    // the caller was told that it is done
+}
+
+// Free ends an allocation, on the calling thread, after the device has finished with it. While a
 // stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
-// After any other error the segment is still there, and the free can be tried again.
+// After any other error the allocation is still there, and the free can be tried again.
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) error {
 	e.mu.Lock()
-	s, err := e.claim(address)
-	if err == nil && capturing && s.extent.mapped {
-		e.deferred = append(e.deferred, s)
-		s = nil
+	a, err := e.claim(address)
+	if err == nil && capturing && a.segment.mapped() {
+		a = e.unclaim(a)
+		a.late = true
+		e.deferred = append(e.deferred, a)
+		e.mu.Unlock()
+		return nil
 	}
 	e.mu.Unlock()
-	if err != nil || s == nil {
+	if err != nil {
 		return err
 	}
-	return e.free(s, false, e.dismantle)
+	return e.free(a, func() error { return e.idle(a.segment) })
 }
 
-// claim marks the segment at an address as being freed, once no pause or resume works on it.
-func (e *Engine) claim(address uintptr) (*segment, error) {
+// claim marks the allocation at an address as being freed, once no pause or resume works on it.
+func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
-		s := e.find(address)
-		if s == nil || s.address != address || !s.busy && s.state == freeing {
-			return nil, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
+		s, start, _ := e.around(address)
+		if s == nil || start != address {
+			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
-		if !s.busy {
+		if s.busy {
+			e.settled.Wait()
+			continue
+		}
+		a := allocation{segment: s, extent: s.extent}
+		if s.shared == nil {
 			s.state = freeing
-			return s, nil
+		} else {
+			a.block = s.shared.find(address - s.address)
+			a.block.freeing = true
 		}
-		e.settled.Wait()
+		if a.extent != nil {
+			a.extent.claims++
+		}
+		return a, nil
 	}
 }
 
+// unclaim lets transitions have the extent of an allocation: it has gone, is live again, or its free
+// has become a late one, of which the caller was told that it has succeeded.
+func (e *Engine) unclaim(a allocation) allocation {
+	if a.extent != nil {
+		a.extent.claims--
+		e.settled.Broadcast()
+	}
+	a.extent = nil
+	return a
+}
+
+// find returns the segment of a granule. The caller holds e.mu.
 func (e *Engine) find(address uintptr) *segment {
 	for _, a := range e.arenas {
 		if a.contains(address) {
@@ -49,42 +82,124 @@ func (e *Engine) find(address uintptr) *segment {
 	return nil
 }
 
-// free takes a claimed segment apart with dismantle. A free that the caller was already told has
-// succeeded, late, stays deferred when it fails.
-func (e *Engine) free(s *segment, late bool, dismantle func(*segment) error) error {
-	err := dismantle(s)
+// idle waits until the device has finished with a segment.
+func (e *Engine) idle(s *segment) error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	switch {
-	case err == nil:
-		s.arena.enter(s.span, nil)
-		s.arena.space.release(s.span)
-		s.tag.remove(s)
-		if s.contents != nil {
-			s.contents.Discard()
-		}
-		return nil
-	case late:
-		e.deferred = append(e.deferred, s)
-	case captureForbids(err):
-		// A capture that the seam did not see begin: the free waits for its end all the same.
-		e.deferred = append(e.deferred, s)
-		return nil
-	case s.extent.mapped:
-		s.state = active
-	default:
-		s.state = paused // its memory is out of reach already; what is left goes at the next try
+	mapped := s.mapped()
+	e.mu.Unlock()
+	if mapped {
+		return s.device.synchronize()
 	}
-	return fmt.Errorf("freeing %#x: %w", s.address, err)
+	return nil
 }
 
-func (e *Engine) dismantle(s *segment) error {
-	if s.extent.mapped {
-		if err := s.device.synchronize(); err != nil {
+// free ends a claimed allocation once settle says that the device is done with it. A late one stays
+// deferred when it fails.
+func (e *Engine) free(a allocation, settle func() error) error {
+	err := settle()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil {
+		err = e.drop(a)
+	}
+	a = e.unclaim(a)
+	switch {
+	case err == nil:
+		return nil
+	case a.late:
+		e.deferred = append(e.deferred, a)
+		return err
+	case captureForbids(err):
+		// A capture that the seam did not see begin: the free waits for its end all the same.
+		a.late = true
+		e.deferred = append(e.deferred, a)
+		return nil
+	}
+	start := a.segment.address
+	if a.block != nil {
+		a.block.freeing = false
+		start += a.block.offset()
+	} else {
+		a.segment.reinstate()
+	}
+	return fmt.Errorf("freeing %#x: %w", start, err)
+}
+
+// reinstate makes a segment live again that could not be freed.
+func (s *segment) reinstate() {
+	s.state = active
+	if !s.mapped() {
+		s.state = paused // its memory is out of reach already; what is left goes at the next try
+	}
+}
+
+// drop ends a claimed allocation that the device is done with. The caller holds e.mu, which is let go
+// for driver calls. After an error the segment, or block, is still there and claimed.
+func (e *Engine) drop(a allocation) error {
+	s := a.segment
+	if a.block != nil && s.shared == nil {
+		return nil // a reset of the device took all of it
+	}
+	if a.block != nil {
+		for s.busy && s.shared.live == 1 {
+			e.settled.Wait()
+		}
+		if s.shared.live > 1 {
+			s.shared.remove(a.block)
+			s.tag.listSmall(s)
+			return nil
+		}
+		s.state = freeing // nothing else is in it
+		s.tag.unlistSmall(s)
+	}
+	for s.extent != nil && s.extent.busy {
+		e.settled.Wait()
+	}
+	if x := s.extent; x != nil && x.live > 1 {
+		x.live--
+		e.forget(s)
+		s.tag.addSlack(s)
+		return nil
+	} else if x != nil {
+		x.busy = true
+		e.mu.Unlock()
+		err := x.unmake()
+		e.mu.Lock()
+		x.busy = false
+		e.settled.Broadcast()
+		if err != nil {
+			if a.block != nil {
+				s.reinstate()
+				s.tag.listSmall(s)
+			}
 			return err
 		}
+		e.dissolve(x)
 	}
-	return s.extent.unmake(s.device)
+	e.forget(s)
+	e.vacate(s)
+	return nil
+}
+
+// forget takes a segment out of what can be found, paused or resumed.
+func (e *Engine) forget(s *segment) {
+	s.place.enter(s.span, nil)
+	s.tag.remove(s)
+	if s.contents != nil {
+		s.contents.Discard()
+	}
+	s.kept, s.shared = kept{}, nil
+}
+
+// dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.
+func (e *Engine) dissolve(x *extent) {
+	for _, s := range x.segments {
+		s.extent = nil
+		if s.state == slack {
+			s.tag.removeSlack(s)
+			e.vacate(s)
+		}
+	}
 }
 
 func captureForbids(err error) bool {
@@ -99,8 +214,8 @@ func (e *Engine) FreeDeferred() int {
 	e.deferred = nil
 	e.mu.Unlock()
 	done := 0
-	for _, s := range waiting {
-		if e.free(s, true, e.dismantle) == nil {
+	for _, a := range waiting {
+		if e.free(a, func() error { return e.idle(a.segment) }) == nil {
 			done++
 		}
 	}

@@ -7,24 +7,25 @@ import (
 
 // orderedFree is a free that takes effect when its stream has come to it.
 type orderedFree struct {
-	segment *segment
-	event   cuda.Event // recorded in the stream at the free
+	allocation
+	event cuda.Event // recorded in the stream at the free
 }
 
-// FreeAfter ends a segment once the stream has done the work it holds now, as cudaFreeAsync. The
+// FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The
 // caller waits for none of that, only for a pause or resume that works on the segment at the
 // moment; a thread of ours waits for the stream. The stream must not be being captured.
 // Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
 // (cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) error {
 	e.mu.Lock()
-	s, err := e.claim(address)
+	a, err := e.claim(address)
+	mapped := err == nil && a.segment.mapped()
 	e.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if !s.extent.mapped { // paused: no stream can be using it
-		return e.free(s, false, e.dismantle)
+	if !mapped { // paused: no stream can be using it
+		return e.free(a, func() error { return nil })
 	}
 	// The event is of the context that the stream is of: the calling thread's.
 	event, err := e.driver.EventCreate()
@@ -35,11 +36,17 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	a = e.unclaim(a)
 	if err != nil {
-		s.state = active
+		if a.block != nil {
+			a.block.freeing = false
+		} else {
+			a.segment.reinstate()
+		}
 		return err
 	}
-	e.ordered = append(e.ordered, orderedFree{s, event})
+	a.late = true
+	e.ordered = append(e.ordered, orderedFree{a, event})
 	if !e.reaping {
 		e.reaping = true
 		go e.reap()
@@ -65,14 +72,11 @@ func (e *Engine) reap() {
 
 // freeOrdered waits until the stream has come to a free, and makes it.
 func (e *Engine) freeOrdered(o orderedFree) error {
-	return e.free(o.segment, true, func(s *segment) error {
-		return s.device.with(func() error {
+	return e.free(o.allocation, func() error {
+		return o.segment.device.with(func() error {
 			err := e.driver.EventSynchronize(o.event)
 			_ = e.driver.EventDestroy(o.event)
-			if err != nil {
-				return err
-			}
-			return s.extent.unmake(s.device)
+			return err
 		})
 	})
 }

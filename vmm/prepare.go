@@ -2,6 +2,8 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	"tms/vmm/backup"
 )
@@ -21,7 +23,7 @@ func (e *Engine) Prepare(name *string) error {
 		for i, s := range segments {
 			spans[i] = s.backupSpan()
 		}
-		places, err := e.host.Prepare(device.context, spans)
+		places, err := e.host.Prepare(device.job(), spans)
 		if err != nil {
 			return fmt.Errorf("prepare: %w", err)
 		}
@@ -55,6 +57,14 @@ func (e *Engine) Trim() {
 		e.mu.Unlock()
 	}
 	e.host.Drain()
+	e.mu.Lock()
+	devices := slices.Collect(maps.Values(e.devices))
+	e.mu.Unlock()
+	for _, d := range devices {
+		if d.hashed.Load() {
+			e.hasher.Trim(d.context)
+		}
+	}
 }
 
 // choose lists segments by device, without claiming them.

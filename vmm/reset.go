@@ -27,7 +27,8 @@ func (e *Engine) Reset(ordinal int) {
 	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
 	_ = d.synchronize()
 	for _, s := range segments {
-		_ = e.free(s, true, func(s *segment) error { return s.extent.unmake(d) })
+		_ = e.free(allocation{segment: s, late: true}, func() error { return nil })
 	}
 	e.host.Drain() // unpinning needs the context
+	e.hasher.Forget(d.context)
 }

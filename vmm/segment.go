@@ -1,6 +1,9 @@
 package vmm
 
-import "tms/vmm/backup"
+import (
+	"tms/vmm/backup"
+	"tms/vmm/digest"
+)
 
 // BackupKind says where a segment's contents wait while it is paused.
 type BackupKind int
@@ -10,29 +13,45 @@ const (
 	BackupNone BackupKind = iota // nowhere: contents are lost
 	BackupHost                   // in pinned host memory
 	BackupDisk                   // in files
+	BackupPeer                   // in the memory of another device, or of the host where that cannot be
 )
 
-// segment is what one cudaMalloc got.
+// segment is whole granules of a tag: what one cudaMalloc got, or what small ones share.
 type segment struct {
 	device  *device
-	arena   *arena
-	span    *span
+	place   *addressRange
+	span    *span // in place.space
 	address uintptr
 	size    uint64 // as asked for
 	tag     *tag
-	index   int // in tag.segments
-	backup  BackupKind
-	state   state
-	busy    bool // a pause or resume is working on it
-	extent  extent
+	index   int // in tag.segments, or in its list of slack
+	policy
+	state  state
+	busy   bool    // a pause or resume is working on it
+	extent *extent // its memory; nil: none
+	shared *shared // the small allocations in it; nil: it is one allocation
 	kept
 	outcome outcome // of the transition that works on it
+}
+
+// length is the size in bytes of its granules.
+func (s *segment) length() uint64 { return uint64(s.span.count) * s.device.granularity }
+
+// mapped tells whether the device may be using it. The caller holds the engine's lock.
+func (s *segment) mapped() bool { return s.extent != nil && (s.extent.busy || s.extent.mapped) }
+
+// policy is what becomes of a segment's contents while it is paused.
+type policy struct {
+	backup      BackupKind
+	incremental bool // the next pause copies only what has changed
+	target      int  // of BackupPeer: the ordinal of the device; -1: any
 }
 
 // kept is where a segment's contents are, or can be, kept.
 type kept struct {
 	contents backup.Contents // nil: nowhere
 	current  bool            // contents hold what the segment held at its last pause
+	sums     []digest.Sum    // of that, block by block; nil: not known
 }
 
 type outcome struct {
@@ -46,24 +65,5 @@ const (
 	active  state = iota
 	paused        // whatever its extent still holds after an error
 	freeing       // a free has it, or has deferred it
+	slack         // free, in an extent that others still use
 )
-
-// tag is the segments of one device that are paused and resumed together.
-type tag struct {
-	name       string
-	segments   []*segment
-	lastPause  float64 // seconds
-	lastResume float64
-}
-
-func (t *tag) add(s *segment) {
-	s.tag, s.index = t, len(t.segments)
-	t.segments = append(t.segments, s)
-}
-
-func (t *tag) remove(s *segment) {
-	last := t.segments[len(t.segments)-1]
-	t.segments[s.index], last.index = last, s.index
-	t.segments[len(t.segments)-1] = nil
-	t.segments = t.segments[:len(t.segments)-1]
-}

@@ -15,6 +15,7 @@ type DeviceStats struct {
 	TotalBytes uint64     `json:"total_bytes"`
 	FreeBytes  uint64     `json:"free_bytes"` // the device's own figure
 	Tags       []TagStats `json:"tags"`
+	Progress   *Progress  `json:"progress"` // of the contents, while a pause or resume runs
 }
 
 // TagStats is one tag's part of DeviceStats.
@@ -24,8 +25,8 @@ type TagStats struct {
 	LiveBytes         uint64  `json:"live_bytes"`     // as asked for, active and paused
 	PhysicalBytes     uint64  `json:"physical_bytes"` // device memory held now
 	PausedBytes       uint64  `json:"paused_bytes"`   // device memory given up by pausing
-	SlackBytes        uint64  `json:"slack_bytes"`    // rounding up to the granularity
-	BackupBytes       uint64  `json:"backup_bytes"`   // host memory that holds contents
+	SlackBytes        uint64  `json:"slack_bytes"`    // held beyond that: rounding, freed parts of shared extents
+	BackupBytes       uint64  `json:"backup_bytes"`   // host memory, files or memory of other devices that hold contents
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
 }
@@ -53,23 +54,31 @@ func (e *Engine) Stats() (Stats, error) {
 }
 
 func (d *device) stats() DeviceStats {
-	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}}
+	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress()}
 	for _, t := range d.tags {
 		ts := TagStats{Tag: t.name, LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
-			ts.Segments++
-			ts.LiveBytes += s.size
-			ts.SlackBytes += s.extent.size - s.size
-			// The extent of a busy segment, or one being freed, changes: read only its state.
-			if s.state != paused || !s.busy && s.extent.created {
-				ts.PhysicalBytes += s.extent.size
+			live := s.size
+			if s.shared == nil {
+				ts.Segments++
 			} else {
-				ts.PausedBytes += s.extent.size
+				ts.Segments += s.shared.live
+				live = s.shared.bytes
+			}
+			ts.LiveBytes += live
+			ts.SlackBytes += s.length() - live
+			if s.state != paused || !s.busy && s.extent != nil {
+				ts.PhysicalBytes += s.length()
+			} else {
+				ts.PausedBytes += s.length()
 			}
 			if s.contents != nil {
 				ts.BackupBytes += s.contents.Bytes()
 			}
 		}
+		bytes := t.slackBytes(d.granularity)
+		ts.SlackBytes += bytes
+		ts.PhysicalBytes += bytes
 		stats.Tags = append(stats.Tags, ts)
 	}
 	slices.SortFunc(stats.Tags, func(x, y TagStats) int {

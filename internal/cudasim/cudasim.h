@@ -17,7 +17,7 @@ extern "C" {
 //   registrations, registered_bytes   cuMemHostRegister
 //   host_allocations, host_bytes      cuMemHostAlloc and cuMemAllocHost
 //   pinned_bytes                      registered_bytes + host_bytes
-//   contexts, streams, events, graphs, graph_execs
+//   contexts, streams, events, graphs, graph_execs, libraries
 //   pending                           async operations not executed yet
 //   devices, granularity
 //   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...)

@@ -75,6 +75,7 @@ var environments = map[string][]string{
 	"bad_values_give_defaults":      {"CUDASIM_DEVICES=many", "CUDASIM_MEMORY=-5G", "CUDASIM_GRANULARITY=3M"},
 	"good_values":                   {"CUDASIM_DEVICES=2", "CUDASIM_MEMORY=3M", "CUDASIM_GRANULARITY=64k"},
 	"no_device":                     {"CUDASIM_DEVICES=0"},
+	"no_peers":                      {"CUDASIM_PEERS=0"},
 }
 
 var fileLimits = map[string]int{"ten_thousand_handles": 256}
@@ -104,6 +105,7 @@ func TestFixtures(t *testing.T) {
 		{name: "stream"},
 		{name: "capture"},
 		{name: "context", env: []string{"CUDASIM_DEVICES=3"}},
+		{name: "kernel", env: []string{"CUDASIM_DEVICES=2"}},
 		{name: "failure"},
 		{name: "thread"},
 		{name: "runtime", major: 12, env: []string{"CUDASIM_DEVICES=2"}},

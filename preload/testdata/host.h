@@ -12,6 +12,11 @@
 #pragma weak tms_get_current_tag
 #pragma weak tms_get_enable_cpu_backup
 #pragma weak tms_get_enable_disk_backup
+#pragma weak tms_get_enable_incremental_backup
+#pragma weak tms_get_enable_peer_backup
+#pragma weak tms_set_enable_incremental_backup
+#pragma weak tms_set_enable_peer_backup
+#pragma weak tms_set_progress_callback
 #pragma weak tms_get_interesting_region
 #pragma weak tms_get_retain_cpu_backup
 #pragma weak tms_last_error
@@ -19,6 +24,7 @@
 #pragma weak tms_prepare
 #pragma weak tms_trim
 #pragma weak tms_resume
+#pragma weak tms_resume_within
 #pragma weak tms_set_cpu_backup_backend
 #pragma weak tms_set_current_tag
 #pragma weak tms_set_disk_backup_dir

@@ -16,7 +16,7 @@ int main(int argc, char **argv)
 	tms_set_interesting_region(false);
 
 	CHECK(dlopen(argv[1], RTLD_NOW | RTLD_LOCAL));
-	CHECK(!dlsym(RTLD_DEFAULT, "cudaMemGetInfo"));
+	CHECK(!dlsym(RTLD_DEFAULT, "cudaMemset"));
 	EXPECT(allocate(&pointer, 10), 0);
 	EXPECT(release(pointer), 0);
 	tms_set_interesting_region(true);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import children
@@ -289,3 +290,27 @@ def test_keyboard_interrupt() -> None:
         CUDASIM_MEMORY="1G",
     )
     assert out == "4\n"
+
+
+def test_resume_waits_for_memory() -> None:
+    """While somebody else holds the memory a resume with wait tries again; without, it fails."""
+    with tms.region("waits", backup="host"):
+        pointer = cuda.malloc(100 * MiB)
+    cuda.write(pointer, b"kept")
+    tms.pause("waits")
+    others = cuda.malloc(cuda.free_memory() - 50 * MiB)
+    with pytest.raises(tms.OutOfMemoryError):
+        tms.resume("waits")
+    begin = time.monotonic()
+    with pytest.raises(tms.OutOfMemoryError):
+        tms.resume("waits", wait=0.3)
+    assert time.monotonic() - begin >= 0.3
+    timer = threading.Timer(0.3, cuda.free, [others])
+    timer.start()
+    tms.resume("waits", wait=30)
+    timer.join()
+    assert cuda.read(pointer, 4) == b"kept"
+    cuda.free(pointer)
+    for wait in (-1, float("nan")):
+        with pytest.raises(ValueError, match="seconds"):
+            tms.resume("waits", wait=wait)

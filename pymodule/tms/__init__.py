@@ -15,6 +15,7 @@ and in the program:
 from ._arguments import Backup
 from ._control import (
     DeviceStats,
+    ProgressStats,
     Stats,
     TagStats,
     empty_cache,
@@ -26,9 +27,11 @@ from ._control import (
     stats,
     trim,
 )
+from ._cuda_graph import cuda_graph
 from ._errors import (
     BackupError,
     CaptureError,
+    ContentsError,
     ForkedError,
     LibraryNotFoundError,
     NotPreloadedError,
@@ -37,6 +40,7 @@ from ._errors import (
     TmsError,
 )
 from ._library import library_path
+from ._progress import Progress
 from ._region import disable, region
 from ._subprocess import configure_subprocess
 from ._version import version
@@ -45,16 +49,20 @@ __all__ = [
     "Backup",
     "BackupError",
     "CaptureError",
+    "ContentsError",
     "DeviceStats",
     "ForkedError",
     "LibraryNotFoundError",
     "NotPreloadedError",
     "NotSupportedError",
     "OutOfMemoryError",
+    "Progress",
+    "ProgressStats",
     "Stats",
     "TagStats",
     "TmsError",
     "configure_subprocess",
+    "cuda_graph",
     "disable",
     "empty_cache",
     "library_path",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Optional
+import re
+from typing import Optional
 
-Backup = Optional[Literal["host", "disk"]]
+Backup = Optional[str]
+"""None, "host", "disk", "peer" or "peer:N" with the ordinal of a device."""
+
+_PEER = re.compile(r"peer(?::(\d{1,2}))?")
 
 
 def check_tag(tag: object) -> str:
@@ -22,11 +26,24 @@ def check_backup(backup: object) -> Backup:
     """`backup` itself; ValueError where it can't be one."""
     if backup is None:
         return None
-    if backup == "host":
-        return "host"
-    if backup == "disk":
-        return "disk"
+    if isinstance(backup, str) and (backup in ("host", "disk") or _PEER.fullmatch(backup)):
+        return backup
     raise ValueError(
-        f"backup must be None (contents may go), 'host' (kept in host memory) or 'disk' (kept in "
-        f"files), not {backup!r}"
+        f"backup must be None (contents may go), 'host' (kept in host memory), 'disk' (kept in "
+        f"files), 'peer' (kept in another GPU) or 'peer:N' (in GPU number N), not {backup!r}"
     )
+
+
+def check_incremental(incremental: object, backup: Backup) -> bool:
+    """`incremental` itself; ValueError where it can't go with `backup`."""
+    if incremental and backup != "host":
+        raise ValueError(f"incremental=True needs backup='host', not backup={backup!r}")
+    return bool(incremental)
+
+
+def peer_of(backup: Backup) -> int | None:
+    """The device ordinal of a checked "peer:N", -1 for "peer", None for anything else."""
+    found = _PEER.fullmatch(backup or "")
+    if not found:
+        return None
+    return -1 if found[1] is None else int(found[1])

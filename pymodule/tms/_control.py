@@ -12,6 +12,7 @@ from . import _torch
 from ._arguments import check_tag
 from ._errors import OutOfMemoryError
 from ._library import load
+from ._progress import Progress, reported
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -32,9 +33,20 @@ class TagStats(TypedDict):
     slack_bytes: int
     """Held beyond what was asked for: rounding, and freed parts of shared extents."""
     backup_bytes: int
-    """Host memory that holds contents."""
+    """Host memory, files or memory of other devices that hold contents."""
     last_pause_seconds: float
     last_resume_seconds: float
+
+
+class ProgressStats(TypedDict):
+    """Of a pause or resume that is running."""
+
+    operation: str
+    """"pause" or "resume"."""
+    done_bytes: int
+    """Contents copied so far."""
+    total_bytes: int
+    """Contents to be copied."""
 
 
 class DeviceStats(TypedDict):
@@ -44,6 +56,8 @@ class DeviceStats(TypedDict):
     total_bytes: int
     free_bytes: int
     tags: list[TagStats]
+    progress: ProgressStats | None
+    """None while no pause or resume works on the device."""
 
 
 class Stats(TypedDict):
@@ -56,7 +70,7 @@ class Stats(TypedDict):
     devices: list[DeviceStats]
 
 
-def pause(tag: str | None = None) -> None:
+def pause(tag: str | None = None, *, progress: Progress = False) -> None:
     """Gives the physical memory of a tag back to the device; every address stays reserved.
 
     Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
@@ -67,6 +81,10 @@ def pause(tag: str | None = None) -> None:
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
+        progress: True: draws a bar for each device whose contents are copied (with tqdm). A
+            function: is called with the device's ordinal, "pause", the bytes copied and the bytes
+            in all, about 20 times a second and at the end. It comes from another thread, and must
+            not use tms.
 
     Raises:
         BackupError: host memory is too short for the contents (backup="host"), or their files
@@ -76,10 +94,13 @@ def pause(tag: str | None = None) -> None:
         NotPreloadedError: libtms.so is not in this process.
         TmsError: anything else that CUDA reports; `code` is the cudaError_t.
     """
-    load().pause(None if tag is None else check_tag(tag))
+    library = load()
+    checked = None if tag is None else check_tag(tag)
+    with reported(library, progress):
+        library.pause(checked)
 
 
-def resume(tag: str | None = None) -> None:
+def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = False) -> None:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
     All or nothing: after an error the tag is wholly paused or wholly active with its contents,
@@ -89,20 +110,28 @@ def resume(tag: str | None = None) -> None:
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
+        wait: seconds; while device memory is short the resume is tried again, for so long, until
+            others have given some up.
+        progress: as for `pause`, with "resume".
 
     Raises:
         OutOfMemoryError: the devices have too little free memory.
+        ContentsError: with TMS_VERIFY=1: what came back is not what was saved; it names the tag,
+            the segment and the block. All is still paused.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     library = load()
     checked = None if tag is None else check_tag(tag)
-    try:
-        library.resume(checked)
-        return
-    except OutOfMemoryError:
-        if not _torch.release_cache():
-            raise
-    library.resume(checked)
+    if not wait >= 0:
+        raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
+    with reported(library, progress):
+        try:
+            library.resume(checked, 0)
+            return
+        except OutOfMemoryError:
+            if not _torch.release_cache() and not wait:
+                raise
+        library.resume(checked, wait)
 
 
 def empty_cache() -> None:

@@ -42,6 +42,10 @@ class NotSupportedError(TmsError):
     """The driver, the device or a PyTorch setting rules the request out (code 801)."""
 
 
+class ContentsError(TmsError):
+    """With TMS_VERIFY=1: a resume did not bring back what was paused (code 401)."""
+
+
 class CaptureError(TmsError):
     """A stream is being captured into a CUDA graph (code 900)."""
 
@@ -66,6 +70,11 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
         BackupError,
         "Nothing is lost: free host memory, or make the tensors in a region with backup=None "
         "if their contents may go, and call again.",
+    ),
+    401: (
+        ContentsError,
+        "It is still paused, with what was saved; if memory was overwritten while it was saved, "
+        "free it and load its contents again.",
     ),
     801: (NotSupportedError, "This driver or device cannot do it."),
     900: (CaptureError, "End the capture first, then call again."),

@@ -44,8 +44,22 @@ def library_path() -> str:
     )
 
 
+PROGRESS = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint64,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
+"""tms_progress_callback: device, operation, bytes done, bytes in total, user."""
+
+
 class Library:
     """The functions of the libtms.so that this process was started with."""
+
+    interposes = True
+    """Whether it was preloaded, so that CUDA's functions are its own; see `attach`."""
 
     def __init__(self, process: ctypes.CDLL) -> None:
         def bind(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
@@ -68,13 +82,24 @@ class Library:
         self._get_cpu_backup = bind("tms_get_enable_cpu_backup", ctypes.c_bool)
         self._set_disk_backup = bind("tms_set_enable_disk_backup", None, ctypes.c_bool)
         self._get_disk_backup = bind("tms_get_enable_disk_backup", ctypes.c_bool)
+        self._set_incremental = bind("tms_set_enable_incremental_backup", None, ctypes.c_bool)
+        self._get_incremental = bind("tms_get_enable_incremental_backup", ctypes.c_bool)
+        self._set_peer = bind("tms_set_enable_peer_backup", None, ctypes.c_bool, ctypes.c_int)
+        self._get_peer = bind(
+            "tms_get_enable_peer_backup", ctypes.c_bool, ctypes.POINTER(ctypes.c_int)
+        )
         self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
-        self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
+        self._resume_within = bind(
+            "tms_resume_within", ctypes.c_int, ctypes.c_char_p, ctypes.c_double
+        )
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
         self._trim = bind("tms_trim", ctypes.c_int)
         self._set_disk_directory = bind("tms_set_disk_backup_dir", None, ctypes.c_char_p)
+        self._set_progress = bind("tms_set_progress_callback", None, PROGRESS, ctypes.c_void_p)
         self._last_error = bind("tms_last_error", ctypes.c_char_p)
         self._stats_json = bind("tms_stats_json", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+        self.incremental_by_default = self.incremental
+        """As the environment says; regions change it for their thread."""
 
     @property
     def active(self) -> bool:
@@ -112,13 +137,32 @@ class Library:
     def disk_backup(self, on: bool) -> None:
         self._set_disk_backup(on)
 
+    @property
+    def incremental(self) -> bool:
+        """Whether pausing copies only what has changed of what goes to host memory."""
+        return bool(self._get_incremental())
+
+    @incremental.setter
+    def incremental(self, on: bool) -> None:
+        self._set_incremental(on)
+
+    @property
+    def peer(self) -> int | None:
+        """The device that keeps contents of this thread's allocations; -1: any; None: none."""
+        device = ctypes.c_int()
+        return device.value if self._get_peer(ctypes.byref(device)) else None
+
+    @peer.setter
+    def peer(self, device: int | None) -> None:
+        self._set_peer(device is not None, -1 if device is None else device)
+
     def pause(self, tag: str | None) -> None:
         """tms_pause, its error code raised."""
         self._check(self._pause(_encoded(tag)), "pausing", tag)
 
-    def resume(self, tag: str | None) -> None:
-        """tms_resume, its error code raised."""
-        self._check(self._resume(_encoded(tag)), "resuming", tag)
+    def resume(self, tag: str | None, wait: float) -> None:
+        """tms_resume_within, its error code raised."""
+        self._check(self._resume_within(_encoded(tag), wait), "resuming", tag)
 
     def prepare(self, tag: str | None, wait: bool) -> None:
         """tms_prepare, its error code raised."""
@@ -131,6 +175,10 @@ class Library:
     def set_disk_directory(self, path: bytes) -> None:
         """tms_set_disk_backup_dir."""
         self._set_disk_directory(path)
+
+    def set_progress(self, callback: Any) -> None:
+        """tms_set_progress_callback, of a `PROGRESS`; None: no more calls."""
+        self._set_progress(PROGRESS() if callback is None else callback, None)
 
     def stats_json(self) -> str:
         """The text of tms_stats_json."""
@@ -163,6 +211,14 @@ def load() -> Library:
         if not hasattr(process, "tms_pause"):
             raise NotPreloadedError(_how_to_preload())
         _loaded = Library(process)
+    return _loaded
+
+
+def attach(process: ctypes.CDLL) -> Library:
+    """Makes a libtms.so that was opened, not preloaded, the one that this package uses."""
+    global _loaded
+    _loaded = Library(process)
+    _loaded.interposes = False
     return _loaded
 
 

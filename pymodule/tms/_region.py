@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from . import _torch
-from ._arguments import Backup, check_backup, check_tag
+from ._arguments import Backup, check_backup, check_incremental, check_tag, peer_of
 from ._library import Library, load
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
 
 
-def region(tag: str = "default", backup: Backup = None) -> _GeneratorContextManager[None]:
+def region(
+    tag: str = "default", backup: Backup = None, *, incremental: bool | None = None
+) -> _GeneratorContextManager[None]:
     """Makes the device memory that this thread allocates in the body pausable.
 
     A context manager, and a decorator. Regions nest: the innermost one decides, and leaving it,
@@ -29,7 +31,13 @@ def region(tag: str = "default", backup: Backup = None) -> _GeneratorContextMana
             (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
             many bytes as were allocated, and the resume copies them back. "disk": likewise to
             files that only this user can read, one for each paused allocation, in the directory
-            that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names.
+            that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names. "peer": likewise to the
+            free memory of other GPUs, "peer:N": of GPU N, over NVLink where there is some; what
+            finds no peer access or no room there goes to host memory, and a line on stderr says
+            so.
+        incremental: with backup="host": the host copy is kept after a resume, and the next pause
+            copies only those blocks of 2 MiB whose contents have changed, which a 128-bit hash
+            computed on the GPU tells. None: as TMS_INIT_ENABLE_INCREMENTAL_BACKUP says.
 
     Raises:
         TypeError, ValueError: bad arguments.
@@ -54,15 +62,22 @@ def region(tag: str = "default", backup: Backup = None) -> _GeneratorContextMana
       and the memory that it takes from the device meanwhile is pausable;
     - before PyTorch 2.8 pools are not per thread: other threads' tensors go into the pool too.
     """
-    return _region(check_tag(tag), check_backup(backup))
+    kind = check_backup(backup)
+    if incremental is not None:
+        check_incremental(incremental, kind)
+    return _region(check_tag(tag), kind, incremental)
 
 
 @contextlib.contextmanager
-def _region(tag: str, backup: Backup) -> Iterator[None]:
+def _region(tag: str, backup: Backup, incremental: bool | None) -> Iterator[None]:
     library = load()
-    with _torch.routed_to((tag, backup), plain_by_default=not library.active):
+    if incremental is None:
+        incremental = library.incremental_by_default and backup == "host"
+    with _torch.routed_to((tag, backup, incremental), plain_by_default=not library.active):
         before = _Settings.read(library)
-        _Settings(True, tag.encode(), backup == "host", backup == "disk").write(library)
+        _Settings(
+            True, tag.encode(), backup == "host", backup == "disk", incremental, peer_of(backup)
+        ).write(library)
         try:
             yield
         finally:
@@ -101,13 +116,24 @@ class _Settings:
     tag: bytes
     cpu_backup: bool
     disk_backup: bool
+    incremental: bool
+    peer: int | None
 
     @classmethod
     def read(cls, library: Library) -> _Settings:
-        return cls(library.active, library.tag, library.cpu_backup, library.disk_backup)
+        return cls(
+            library.active,
+            library.tag,
+            library.cpu_backup,
+            library.disk_backup,
+            library.incremental,
+            library.peer,
+        )
 
     def write(self, library: Library) -> None:
         library.tag = self.tag
         library.cpu_backup = self.cpu_backup
         library.disk_backup = self.disk_backup
+        library.incremental = self.incremental
+        library.peer = self.peer
         library.active = self.active

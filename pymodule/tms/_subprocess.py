@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ._errors import TmsError
@@ -27,12 +27,13 @@ def configure_subprocess() -> _GeneratorContextManager[None]:
         LibraryNotFoundError: there is no libtms.so, see `library_path`.
         TmsError: its path has a space or a colon in it, which LD_PRELOAD can't express.
     """
-    return _configure_subprocess()
+    return preloading(library_path)
 
 
 @contextlib.contextmanager
-def _configure_subprocess() -> Iterator[None]:
-    path = library_path()
+def preloading(locate: Callable[[], str]) -> Iterator[None]:
+    """`configure_subprocess` for the library under the name that `locate` gives it."""
+    path = locate()
     if re.search(r"[\s:]", path):
         raise TmsError(
             f"LD_PRELOAD takes no path with a space or a colon, such as {path!r}. "

@@ -31,15 +31,17 @@ from typing import Any, Callable, Optional
 
 from ._errors import NotSupportedError
 
-PoolKey = Optional[tuple[str, Optional[str]]]
-"""(tag, backup) of a region; None: memory that is not pausable."""
+PoolKey = Optional[tuple[object, ...]]
+"""What a region's memory has in common, its tag first; None: memory that is not pausable."""
 
 _Route = Callable[[int, tuple[int, int]], None]
 
 
 @contextlib.contextmanager
-def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[None]:
+def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]:
     """Serves this thread's CUDA tensors in the body from a pool of `key` and from no other.
+
+    The pool is the context's value; None where PyTorch's default pool or a graph's serves.
 
     Args:
         plain_by_default: whether this thread's allocations were ordinary, not pausable, on
@@ -50,31 +52,65 @@ def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[None]:
     """
     torch = _torch_with_cuda()
     if torch is None or torch.cuda.is_current_stream_capturing():
-        yield
+        yield None
         return
     pools = _pools_of(torch)
     if not _thread.entered:
         _thread.plain_by_default = plain_by_default
     ordinary = key is None and _thread.plain_by_default
     pool = None if ordinary else pools.take(key, _thread.entered)
+    try:
+        with set_aside():
+            if pool:
+                pool.begin()
+            _thread.entered.append(pool)
+            try:
+                yield pool
+            finally:
+                _thread.entered.pop()
+                if pool:
+                    pool.end()
+    finally:
+        if pool and pool not in _thread.entered:
+            pools.give_back(pool)
+
+
+@contextlib.contextmanager
+def set_aside() -> Iterator[None]:
+    """Takes the pool of the region that this thread is in off PyTorch's list for the body."""
     outer = _thread.entered[-1] if _thread.entered else None
     if outer:
         outer.end()
     try:
-        if pool:
-            pool.begin()
-        _thread.entered.append(pool)
-        try:
-            yield
-        finally:
-            _thread.entered.pop()
-            if pool:
-                pool.end()
+        yield
     finally:
         if outer:
             outer.begin()
-        if pool and pool not in _thread.entered:
-            pools.give_back(pool)
+
+
+def region_pools() -> _Pools | None:
+    """The pools of all regions; None where there is no PyTorch that uses CUDA."""
+    torch = _torch_with_cuda()
+    return None if torch is None else _pools_of(torch)
+
+
+def dispose(pool: _Pool) -> None:
+    """Gives back to the device what is free in `pool`; what is not, once it has been freed.
+
+    torch.cuda.empty_cache() does so from here on.
+    """
+    if _pools is not None and pool not in _thread.entered:
+        _pools.drop(pool)
+        sys.modules["torch"].cuda.empty_cache()
+
+
+def allocate_with(allocator: object) -> None:
+    """Makes the pools of regions get their memory from a `torch.cuda.CUDAPluggableAllocator`.
+
+    For processes in which nothing is interposed; before the first region.
+    """
+    global _allocator
+    _allocator = allocator
 
 
 def release_cache() -> bool:
@@ -132,15 +168,27 @@ class _Functions:
             )
 
 
-class _Pool:
-    """A torch.cuda.MemPool, used on all devices."""
+_allocator: object = None
+"""What the pools of regions get their memory from; None: cudaMalloc."""
 
-    def __init__(self, key: PoolKey, torch: Any, functions: _Functions) -> None:
-        memory = torch.cuda.MemPool()
+
+class _Pool:
+    """A torch.cuda.MemPool, used on all devices.
+
+    Args:
+        memory: the MemPool, made on the current device; None: a new one.
+    """
+
+    def __init__(self, key: PoolKey, torch: Any, functions: _Functions, memory: Any = None) -> None:
+        if memory is None:
+            pausable = key is not None and _allocator is not None
+            memory = torch.cuda.MemPool(_allocator) if pausable else torch.cuda.MemPool()
         # Never destroyed: the destructor frees device memory and aborts the process if any thread
         # is in a region then, which can't be ruled out when the interpreter shuts down.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(memory))
         self.key = key
+        self.memory = memory
+        self.dropped = False
         self._id: tuple[int, int] = memory.id
         self._functions = functions
         self._devices = range(torch.cuda.device_count())
@@ -175,6 +223,7 @@ class _Pools:
         self._functions = _Functions(torch)
         self._lock = threading.Lock()
         self._idle: dict[PoolKey, list[_Pool]] = {}
+        self._known: dict[PoolKey, list[_Pool]] = {}
 
     def take(self, key: PoolKey, entered: list[_Pool | None]) -> _Pool:
         """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
@@ -183,19 +232,51 @@ class _Pools:
                 return own
         with self._lock:
             idle = self._idle.get(key)
-            return idle.pop() if idle else _Pool(key, self._torch, self._functions)
+            if idle:
+                return idle.pop()
+            pool = _Pool(key, self._torch, self._functions)
+            self._known.setdefault(key, []).append(pool)
+            return pool
 
     def give_back(self, pool: _Pool) -> None:
         """Lets other threads take `pool`."""
         with self._lock:
-            self._idle.setdefault(pool.key, []).append(pool)
+            if pool.dropped:
+                pool.retire()
+            else:
+                self._idle.setdefault(pool.key, []).append(pool)
 
     def retire_idle(self) -> None:
         """Retires the pools that no thread is in; the next region gets a new one."""
         with self._lock:
-            for pools in self._idle.values():
+            for key, pools in self._idle.items():
                 while pools:
-                    pools.pop().retire()
+                    pools[-1].retire()
+                    self._known[key].remove(pools.pop())
+
+    def known(self) -> dict[PoolKey, list[_Pool]]:
+        """The pools that are not retired, by key, the oldest first."""
+        with self._lock:
+            return {key: list(pools) for key, pools in self._known.items() if pools}
+
+    def drop(self, pool: _Pool) -> None:
+        """Retires `pool`, at once or when the thread that is in it leaves it."""
+        with self._lock:
+            if pool not in self._known.get(pool.key, ()):
+                return  # retired meanwhile
+            self._known[pool.key].remove(pool)
+            pool.dropped = True
+            idle = self._idle.get(pool.key, [])
+            if pool in idle:
+                idle.remove(pool)
+                pool.retire()
+
+    def adopt(self, key: PoolKey, memory: Any) -> None:
+        """Makes a MemPool of the caller the one that serves regions of `key`."""
+        pool = _Pool(key, self._torch, self._functions, memory)
+        with self._lock:
+            self._known.setdefault(key, []).append(pool)
+            self._idle.setdefault(key, []).append(pool)
 
 
 _pools: _Pools | None = None
@@ -210,15 +291,20 @@ def _pools_of(torch: Any) -> _Pools:
         return _pools
 
 
-def _refuse_what_cannot_be_paused(torch: Any) -> None:
+def refuse_expandable_segments() -> None:
+    """NotSupportedError where PyTorch maps its memory itself, from its own settings."""
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         settings = os.environ.get(variable, "")
         if re.search(r"expandable_segments\s*:\s*True", settings, re.IGNORECASE):
             raise NotSupportedError(
-                f"{variable} is {settings!r}: with expandable segments PyTorch maps its memory "
-                "itself instead of calling cudaMalloc, so a region could not be paused. Start "
-                "the process without expandable_segments:True.",
+                f"{variable} is {settings!r}: expandable_segments is not supported, because then "
+                "PyTorch maps its memory itself instead of calling cudaMalloc, so a region could "
+                "not be paused. Start the process without expandable_segments:True.",
             )
+
+
+def _refuse_what_cannot_be_paused(torch: Any) -> None:
+    refuse_expandable_segments()
     if not hasattr(torch.cuda, "MemPool"):
         raise NotSupportedError(
             f"PyTorch {torch.__version__} has no memory pools to keep pausable and ordinary "

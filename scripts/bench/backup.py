@@ -129,6 +129,8 @@ def case(name: str) -> dict[str, Any]:
         )
     import tms
 
+    if name == "ours incremental":
+        return incremental(torch, tms)
     if name == "ours disk":
         tms.set_disk_backup_dir(tempfile.mkdtemp(dir=os.environ.get("TMS_BENCH_DISK", ".")))
     with tms.region("weights", backup="disk" if name == "ours disk" else "host"):
@@ -137,6 +139,37 @@ def case(name: str) -> dict[str, Any]:
     return cycles(
         torch, made, lambda: tms.pause("weights"), lambda: tms.resume("weights"), prepare, 2
     )
+
+
+def incremental(torch: Any, tms: Any) -> dict[str, Any]:
+    """The pause after one that nothing, or one block of 2 MiB in a hundred, has changed since."""
+    with tms.region("weights", backup="host", incremental=True):
+        made = weights(torch)
+    time.sleep(IDLE)  # the kernel is compiled in the background
+
+    def cycle() -> float:
+        before = checksum(torch, made)
+        torch.cuda.empty_cache()
+        torch.cuda.synchronize()
+        seconds = timed(lambda: tms.pause("weights"))
+        time.sleep(IDLE)
+        tms.resume("weights")
+        assert checksum(torch, made) == before, "contents differ"
+        return seconds
+
+    first = cycle()
+    unchanged = statistics.median(cycle() for _ in range(3))
+    block = 2 << 20
+    changed = []
+    for round_ in range(3):
+        at = 0
+        for tensor in made:
+            data = tensor.view(-1).view(torch.uint8)
+            for offset in range(-at % (100 * block), data.numel(), 100 * block):
+                data[offset + round_] ^= 1
+            at += data.numel()
+        changed.append(cycle())
+    return {"first": first, "unchanged": unchanged, "changed": statistics.median(changed)}
 
 
 def child(name: str, peer: str | None) -> dict[str, Any]:
@@ -192,7 +225,7 @@ def main() -> None:
     peer = sys.argv[1] if len(sys.argv) > 1 else None
     size = sum(a * b * 2 for a, b in SHAPES)
     warm_host(size + (4 << 30))
-    names = ["link", "ours", "ours prepared", "ours retained"]
+    names = ["link", "ours", "ours prepared", "ours retained", "ours incremental"]
     names += ["peer", "peer retained"] if peer else []
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
     for round_ in range(ROUNDS):
@@ -218,6 +251,10 @@ def main() -> None:
         ]
         back = f"{row['rss_back']:.2f}" if "rss_back" in row else ""
         print(f"{name:<22}" + "".join(f"{cell:>18}" for cell in cells) + f"{back:>10}")
+    for key, words in (("unchanged", "nothing"), ("changed", "1% of the blocks")):
+        row = table["ours incremental"]
+        ratio = row[key] / link["first"]
+        print(f"next incremental pause, {words} changed: {row[key]:.4f} (x{ratio:.3f})")
     print(json.dumps(table))
 
 

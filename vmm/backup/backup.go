@@ -17,8 +17,44 @@ type Span struct {
 	Size    uint64
 }
 
+// Range is a part of a span, in bytes from its start.
+type Range struct {
+	Offset, Size uint64
+}
+
+// Item is a span to save.
+type Item struct {
+	Span
+	// Kept, unless nil, is the Contents that an earlier Save of the same span returned: it is
+	// overwritten and returned again.
+	Kept Contents
+	// Partial says that Kept still holds the span but for what Changed lists.
+	Partial bool
+	Changed []Range
+	// Target is the ordinal of the device that a Peer is to keep it on; -1: any.
+	Target int
+}
+
+// Job is the device that a Save or Load works for: idle, and no other job runs on it.
+type Job struct {
+	Device  int // ordinal
+	Context cuda.Context
+	Node    int // NUMA node of the host memory nearest to it; -1: unknown
+	// Copied, unless nil, is told how many more bytes have been copied; by any thread, at any time
+	// of the job.
+	Copied func(bytes uint64)
+}
+
+func (j Job) copied(bytes uint64) {
+	if j.Copied != nil {
+		j.Copied(bytes)
+	}
+}
+
 // Contents is what a Store keeps of one span.
 type Contents interface {
+	// Store is where it is kept.
+	Store() Store
 	// Bytes is the host (or disk, or peer) memory it takes.
 	Bytes() uint64
 	// Host is the address of a host copy of the whole span, 0 if there is none.
@@ -28,15 +64,14 @@ type Contents interface {
 	Discard()
 }
 
-// Store keeps contents somewhere. Its calls are made one at a time for a device, with that device
-// idle and its primary context given as context.
+// Store keeps contents somewhere.
 type Store interface {
-	// Save copies every span into a Contents of its own. kept[i], unless nil, is the Contents that
-	// an earlier Save of the same span returned: it is overwritten and returned again. After an
-	// error nothing is saved, what was in kept is undefined but can be overwritten by another Save.
-	Save(context cuda.Context, spans []Span, kept []Contents) ([]Contents, error)
-	// Load begins copying contents back.
-	Load(context cuda.Context) Loader
+	// Save copies every item into a Contents of its own, which may be of another store where this
+	// one falls back to it. After an error nothing is saved; what was in Kept is undefined but can be
+	// overwritten by another Save.
+	Save(job Job, items []Item) ([]Contents, error)
+	// Load begins copying contents of this store back.
+	Load(job Job) Loader
 }
 
 // Loader restores spans while others are still being mapped.

@@ -97,13 +97,14 @@ func (d *Disk) Configure(path string, chunkBytes uint64) error {
 
 // diskContents is a span's file.
 type diskContents struct {
-	removed *reclaimer
-	size    uint64
+	disk *Disk
+	size uint64
 
 	mu   sync.Mutex
 	file *diskFile // nil once discarded
 }
 
+func (c *diskContents) Store() Store  { return c.disk }
 func (c *diskContents) Bytes() uint64 { return c.size }
 func (c *diskContents) Host() uintptr { return 0 }
 
@@ -123,14 +124,14 @@ func (c *diskContents) replace(file *diskFile) {
 	c.file = file
 	c.mu.Unlock()
 	if old != nil && old != file {
-		c.removed.remove(old)
+		c.disk.removed.remove(old)
 	}
 }
 
 // Save is Store.Save. Space for all of it is reserved before anything is copied. A kept file is
 // overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
-// directory was configured since), its contents move to a new one.
-func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Contents, err error) {
+// directory was configured since), its contents move to a new one. It is always written whole.
+func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
 	d.mu.Lock()
 	where, request := d.current, d.request
 	d.mu.Unlock()
@@ -142,14 +143,14 @@ func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Co
 	}
 	defer where.drop()
 
-	files := make([]*diskFile, len(spans))
+	files := make([]*diskFile, len(items))
 	var needed uint64
-	for i, span := range spans {
-		if files[i], err = reusable(kept[i], where, span.Size); err != nil {
+	for i, item := range items {
+		if files[i], err = reusable(item.Kept, where, item.Size); err != nil {
 			return nil, err
 		}
 		if files[i] == nil {
-			needed += span.Size
+			needed += item.Size
 		}
 	}
 	var fresh []*diskFile
@@ -167,27 +168,27 @@ func (d *Disk) Save(context cuda.Context, spans []Span, kept []Contents) (_ []Co
 			return nil, err
 		}
 	}
-	for i, span := range spans {
+	for i, item := range items {
 		if files[i] == nil {
-			if files[i], err = where.create(span.Size); err != nil {
+			if files[i], err = where.create(item.Size); err != nil {
 				return nil, err
 			}
 			fresh = append(fresh, files[i])
 		}
 	}
 
-	saving := d.transfer(context, request, (*transfer).save)
-	for i, span := range spans {
-		saving.add(span, files[i], unix.O_WRONLY)
+	saving := d.transfer(job, request, (*transfer).save)
+	for i, item := range items {
+		saving.add(item.Span, files[i], unix.O_WRONLY)
 	}
 	if err := saving.wait(); err != nil {
 		return nil, err
 	}
-	contents := make([]Contents, len(spans))
-	for i, span := range spans {
-		c, ok := kept[i].(*diskContents)
+	contents := make([]Contents, len(items))
+	for i, item := range items {
+		c, ok := item.Kept.(*diskContents)
 		if !ok {
-			c = &diskContents{removed: d.removed, size: span.Size}
+			c = &diskContents{disk: d, size: item.Size}
 		}
 		c.replace(files[i])
 		contents[i] = c
@@ -217,10 +218,10 @@ func reusable(kept Contents, where *directory, size uint64) (*diskFile, error) {
 }
 
 // Load is Store.Load. A file that is not the one Save made, or is shorter, is an error.
-func (d *Disk) Load(context cuda.Context) Loader {
+func (d *Disk) Load(job Job) Loader {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return (*diskLoader)(d.transfer(context, d.request, (*transfer).load))
+	return (*diskLoader)(d.transfer(job, d.request, (*transfer).load))
 }
 
 type diskLoader transfer

@@ -4,6 +4,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"tms/internal/guard"
 )
 
 // reclaimer gives the space of removed files back in the background: on a disk that is told of
@@ -58,13 +60,16 @@ func (r *reclaimer) run() {
 		job := r.queue[0]
 		r.queue = r.queue[1:]
 		r.mu.Unlock()
-		if job.fd < 0 {
-			job.file.unlink()
-		} else {
+		_ = guard.Call(func() error {
+			if job.fd < 0 {
+				job.file.unlink()
+				return nil
+			}
 			// Closing would do, but for a child forked just now that has the descriptor too.
 			_ = unix.Ftruncate(job.fd, 0)
 			closeFile(job.fd)
-		}
+			return nil
+		})
 		r.mu.Lock()
 		if job.fd >= 0 {
 			r.open--

@@ -139,15 +139,26 @@ func (b *bench) save(spans []Span, kept []Contents) []Contents {
 	return contents
 }
 
+func items(spans []Span, kept []Contents) []Item {
+	items := make([]Item, len(spans))
+	for i, span := range spans {
+		items[i].Span = span
+		if kept != nil {
+			items[i].Kept = kept[i]
+		}
+	}
+	return items
+}
+
 func (b *bench) trySave(spans []Span, kept []Contents) ([]Contents, error) {
 	if kept == nil {
 		kept = make([]Contents, len(spans))
 	}
-	return b.disk.Save(b.context, spans, kept)
+	return b.disk.Save(Job{Context: b.context, Node: -1}, items(spans, kept))
 }
 
 func (b *bench) load(spans []Span, contents []Contents) error {
-	loader := b.disk.Load(b.context)
+	loader := b.disk.Load(Job{Context: b.context, Node: -1})
 	for i, span := range spans {
 		loader.Add(span, contents[i])
 	}
@@ -466,7 +477,7 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
 		require.ErrorContains(t, b.disk.Configure(b.path, chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
-	_, err := NewDisk(b.driver).Save(b.context, nil, nil)
+	_, err := NewDisk(b.driver).Save(Job{Context: b.context}, nil)
 	require.ErrorIs(t, err, ErrDisk)
 }
 

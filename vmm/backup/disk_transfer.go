@@ -29,7 +29,7 @@ type piece struct {
 // transfer moves pieces between device memory and files.
 type transfer struct {
 	disk    *Disk
-	context cuda.Context
+	job     Job
 	request uint64 // bytes of a piece, at most
 	move    func(*transfer, cuda.Stream, *slab, piece) error
 
@@ -43,9 +43,9 @@ type transfer struct {
 	running sync.WaitGroup
 }
 
-func (d *Disk) transfer(context cuda.Context, request uint64,
+func (d *Disk) transfer(job Job, request uint64,
 	move func(*transfer, cuda.Stream, *slab, piece) error) *transfer {
-	t := &transfer{disk: d, context: context, request: request, move: move}
+	t := &transfer{disk: d, job: job, request: request, move: move}
 	t.changed.L = &t.mu
 	return t
 }
@@ -115,12 +115,12 @@ func (t *transfer) next() (piece, bool) {
 func (t *transfer) work() {
 	defer t.running.Done()
 	var staging *slab
-	err := onStream(t.disk.driver, t.context, func(stream cuda.Stream) error {
+	err := onStream(t.disk.driver, t.job.Context, func(stream cuda.Stream) error {
 		for p, ok := t.next(); ok; p, ok = t.next() {
 			if staging == nil || staging.size < p.size {
 				t.disk.garbage.add(staging)
 				var err error
-				if staging, err = newSlab(t.disk.driver, t.context, p.size); err != nil {
+				if staging, err = newSlab(t.disk.driver, t.job, p.size); err != nil {
 					return err
 				}
 				if err := staging.register(0); err != nil {
@@ -131,6 +131,7 @@ func (t *transfer) work() {
 				return err
 			}
 			p.open.done()
+			t.job.copied(p.size)
 		}
 		return nil
 	})

@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"fmt"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -47,6 +46,7 @@ type hostContents struct {
 	unit   int // the first
 }
 
+func (c *hostContents) Store() Store  { return c.host }
 func (c *hostContents) Bytes() uint64 { return c.size }
 func (c *hostContents) Host() uintptr { return c.slab.base + uintptr(c.offset) }
 func (c *hostContents) Discard() {
@@ -55,30 +55,34 @@ func (c *hostContents) Discard() {
 	}
 }
 
-// copyJob is one copy that the driver takes: its host side lies in one unit.
-type copyJob struct {
-	device, host uintptr
-	size         uint64
-	unit         int
-}
-
-// jobs lists the copies between a span and its place.
-func (c *hostContents) jobs(span Span) []copyJob {
+// jobs lists the copies between parts of a span and its place.
+func (c *hostContents) jobs(span Span, parts ...Range) []copyJob {
 	var jobs []copyJob
-	for done := uint64(0); done < span.Size; done += maxUnit {
-		jobs = append(jobs, copyJob{
-			device: span.Address + uintptr(done),
-			host:   c.slab.base + uintptr(c.offset+done),
-			size:   min(span.Size-done, maxUnit),
-			unit:   c.unit + len(jobs),
-		})
+	for _, part := range parts {
+		for at, end := part.Offset, part.Offset+part.Size; at < end; {
+			size := min(end-at, maxUnit-at%maxUnit)
+			jobs = append(jobs, copyJob{
+				device: span.Address + uintptr(at),
+				host:   c.slab.base + uintptr(c.offset+at),
+				size:   size,
+				unit:   c.unit + int(at/maxUnit),
+			})
+			at += size
+		}
 	}
 	return jobs
 }
 
+func (i Item) parts() []Range {
+	if i.Partial {
+		return i.Changed
+	}
+	return []Range{{0, i.Size}}
+}
+
 // Save is Store.Save.
-func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Contents, error) {
-	contents, fresh, err := h.place(context, spans, kept)
+func (h *Host) Save(job Job, items []Item) ([]Contents, error) {
+	contents, fresh, err := h.place(job, items)
 	if err != nil {
 		return nil, err
 	}
@@ -87,17 +91,17 @@ func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Cont
 	if fresh != nil {
 		cold = make([][]copyJob, len(fresh.units))
 	}
-	for i, span := range spans {
+	for i, item := range items {
 		c := contents[i].(*hostContents)
-		for _, job := range c.jobs(span) {
+		for _, copy := range c.jobs(item.Span, item.parts()...) {
 			if c.slab == fresh {
-				cold[job.unit] = append(cold[job.unit], job)
+				cold[copy.unit] = append(cold[copy.unit], copy)
 			} else {
-				warm = append(warm, job)
+				warm = append(warm, copy)
 			}
 		}
 	}
-	if err := h.copyAll(context, fresh, cold, warm); err != nil {
+	if err := h.copyAll(job, fresh, cold, warm); err != nil {
 		if fresh != nil {
 			h.dispose(fresh)
 		}
@@ -106,38 +110,42 @@ func (h *Host) Save(context cuda.Context, spans []Span, kept []Contents) ([]Cont
 	return contents, nil
 }
 
-// Prepare pins memory for spans without copying anything: a Save that is given the Contents as kept
+// Prepare pins memory for spans without copying anything: a Save that is given the Contents as Kept
 // then runs at the speed of the link.
-func (h *Host) Prepare(context cuda.Context, spans []Span) ([]Contents, error) {
-	contents, fresh, err := h.place(context, spans, make([]Contents, len(spans)))
+func (h *Host) Prepare(job Job, spans []Span) ([]Contents, error) {
+	items := make([]Item, len(spans))
+	for i, span := range spans {
+		items[i].Span = span
+	}
+	contents, fresh, err := h.place(job, items)
 	if err != nil || fresh == nil {
 		return contents, err
 	}
-	if err := h.copyAll(context, fresh, make([][]copyJob, len(fresh.units)), nil); err != nil {
+	if err := h.copyAll(job, fresh, make([][]copyJob, len(fresh.units)), nil); err != nil {
 		h.dispose(fresh)
 		return nil, err
 	}
 	return contents, nil
 }
 
-// place gives every span without a kept Contents a place in one fresh slab; nil if none needs it.
-func (h *Host) place(context cuda.Context, spans []Span, kept []Contents) (contents []Contents, fresh *slab, err error) {
-	contents = make([]Contents, len(spans))
+// place gives every item without kept Contents a place in one fresh slab; nil if none needs it.
+func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, err error) {
+	contents = make([]Contents, len(items))
 	var placed []*hostContents
 	var units []uint64
 	var total uint64
 	sharing := false // the last unit takes further small spans
-	for i, span := range spans {
-		if contents[i] = kept[i]; contents[i] != nil {
+	for i, item := range items {
+		if contents[i] = item.Kept; contents[i] != nil {
 			continue
 		}
-		if small := span.Size < pieceSize; !small || !sharing {
+		if small := item.Size < pieceSize; !small || !sharing {
 			units = append(units, 0)
 			sharing = small
 		}
-		c := &hostContents{host: h, offset: total, size: span.Size, unit: len(units) - 1}
+		c := &hostContents{host: h, offset: total, size: item.Size, unit: len(units) - 1}
 		contents[i], placed = c, append(placed, c)
-		size := wholePages(span.Size)
+		size := wholePages(item.Size)
 		total += size
 		for left := size; ; left -= maxUnit {
 			if left <= maxUnit {
@@ -152,7 +160,7 @@ func (h *Host) place(context cuda.Context, spans []Span, kept []Contents) (conte
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, context, units...); err != nil {
+	if fresh, err = newSlab(h.driver, job, units...); err != nil {
 		return nil, nil, err
 	}
 	for _, c := range placed {
@@ -164,7 +172,7 @@ func (h *Host) place(context cuda.Context, spans []Span, kept []Contents) (conte
 
 // copyAll makes the warm copies, and pins the units of a fresh slab, each followed by its copies.
 // It returns the first error after everything has stopped.
-func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm []copyJob) error {
+func (h *Host) copyAll(job Job, fresh *slab, cold [][]copyJob, warm []copyJob) error {
 	var touched chan int
 	var touchers sync.WaitGroup
 	var failed atomic.Bool
@@ -198,9 +206,9 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 	errs := make(chan error, workers)
 	for w := range workers {
 		go func() {
-			errs <- onStream(h.driver, context, func(stream cuda.Stream) error {
+			errs <- onCopies(h.driver, job, func(c *copies) error {
 				if w == 0 {
-					if err := h.copyToHost(warm, stream); err != nil {
+					if err := c.toHost(warm); err != nil {
 						return err
 					}
 				}
@@ -214,7 +222,7 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 					if err := fresh.register(i); err != nil {
 						return err
 					}
-					if err := h.copyToHost(cold[i], stream); err != nil {
+					if err := c.toHost(cold[i]); err != nil {
 						return err
 					}
 				}
@@ -238,47 +246,14 @@ func (h *Host) copyAll(context cuda.Context, fresh *slab, cold [][]copyJob, warm
 	return first
 }
 
-func (h *Host) copyToHost(jobs []copyJob, stream cuda.Stream) error {
-	for _, job := range jobs {
-		if err := h.driver.MemcpyDtoHAsync(job.host, job.device, job.size, stream); err != nil {
-			return fmt.Errorf("copying device memory to the host: %w", err)
-		}
-	}
-	return nil
-}
-
-// onStream runs f with the context current to a locked thread and a fresh stream, and waits for
-// the stream's work even when f fails: memory it copies to or from may go away after.
-func onStream(driver *cuda.Driver, context cuda.Context, f func(cuda.Stream) error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := driver.CtxPushCurrent(context); err != nil {
-		return err
-	}
-	defer func() { _, _ = driver.CtxPopCurrent() }()
-	stream, err := driver.StreamCreate()
-	if err != nil {
-		return err
-	}
-	err = guard.Call(func() error { return f(stream) })
-	if waited := driver.StreamSynchronize(stream); err == nil {
-		err = waited
-	}
-	if driver.StreamDestroy(stream) != nil {
-		// Once more, so that a passing refusal leaks nothing; the work itself is done.
-		_ = driver.StreamDestroy(stream)
-	}
-	return err
-}
-
 // Load is Store.Load: a thread and a stream of its own.
-func (h *Host) Load(context cuda.Context) Loader {
+func (h *Host) Load(job Job) Loader {
 	l := &hostLoader{jobs: make(chan copyJob, 1024), done: make(chan error, 1)}
 	go func() {
-		l.done <- onStream(h.driver, context, func(stream cuda.Stream) error {
+		l.done <- onCopies(h.driver, job, func(c *copies) error {
 			for job := range l.jobs {
-				if err := h.driver.MemcpyHtoDAsync(job.device, job.host, job.size, stream); err != nil {
-					return fmt.Errorf("copying host memory to the device: %w", err)
+				if err := c.toDevice(job); err != nil {
+					return err
 				}
 			}
 			return nil
@@ -295,7 +270,7 @@ type hostLoader struct {
 }
 
 func (l *hostLoader) Add(span Span, contents Contents) {
-	for _, job := range contents.(*hostContents).jobs(span) {
+	for _, job := range contents.(*hostContents).jobs(span, Range{0, span.Size}) {
 		l.jobs <- job
 	}
 }

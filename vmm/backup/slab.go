@@ -39,8 +39,8 @@ const (
 func wholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage - 1) }
 
 // newSlab maps memory for units of these sizes, in bytes; nothing is touched or pinned yet.
-func newSlab(driver *cuda.Driver, context cuda.Context, sizes ...uint64) (*slab, error) {
-	s := &slab{driver: driver, context: context, units: make([]unit, len(sizes))}
+func newSlab(driver *cuda.Driver, job Job, sizes ...uint64) (*slab, error) {
+	s := &slab{driver: driver, context: job.Context, units: make([]unit, len(sizes))}
 	var total uint64
 	for i, size := range sizes {
 		u := &s.units[i]
@@ -62,6 +62,7 @@ func newSlab(driver *cuda.Driver, context cuda.Context, sizes ...uint64) (*slab,
 	// and copying it on write would take pinned pages from under the device.
 	_ = unix.Madvise(mapping, unix.MADV_HUGEPAGE)
 	_ = unix.Madvise(mapping, unix.MADV_DONTFORK)
+	preferNode(s.base, s.size, job.Node)
 	return s, nil
 }
 

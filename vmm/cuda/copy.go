@@ -21,6 +21,13 @@ func (d *Driver) MemHostUnregister(address uintptr) error {
 	return d.call(fnMemHostUnregister, address)
 }
 
+// MemHostGetDevicePointer is cuMemHostGetDevicePointer: where kernels find registered host memory.
+func (d *Driver) MemHostGetDevicePointer(address uintptr) (uintptr, error) {
+	var device uintptr
+	err := d.call(fnMemHostGetDevicePointer, uintptr(unsafe.Pointer(&device)), address, 0)
+	return device, err
+}
+
 // MemcpyDtoHAsync is cuMemcpyDtoHAsync: size bytes from device memory to registered host memory.
 func (d *Driver) MemcpyDtoHAsync(host, device uintptr, size uint64, stream Stream) error {
 	return d.call(fnMemcpyDtoHAsync, host, device, uintptr(size), uintptr(stream))
@@ -63,6 +70,11 @@ func (d *Driver) EventCreate() (Event, error) {
 // EventRecord is cuEventRecord.
 func (d *Driver) EventRecord(event Event, stream Stream) error {
 	return d.call(fnEventRecord, uintptr(event), uintptr(stream))
+}
+
+// EventQuery is cuEventQuery; an error that is NotReady means that the work goes on.
+func (d *Driver) EventQuery(event Event) error {
+	return d.call(fnEventQuery, uintptr(event))
 }
 
 // EventSynchronize is cuEventSynchronize.

@@ -53,6 +53,14 @@ func (d *Driver) DevicePrimaryCtxRetain(device Device) (Context, error) {
 	return context, err
 }
 
+// DevicePrimaryCtxGetState is cuDevicePrimaryCtxGetState: whether the context exists.
+func (d *Driver) DevicePrimaryCtxGetState(device Device) (active bool, err error) {
+	var flags uint32
+	var state int32
+	err = d.call(fnDevicePrimaryCtxGetState, uintptr(device), uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&state)))
+	return state != 0, err
+}
+
 // CtxGetCurrent is cuCtxGetCurrent: the calling thread's context, 0 if it has none.
 func (d *Driver) CtxGetCurrent() (Context, error) {
 	var context Context

@@ -4,10 +4,13 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
+
+	"tms/internal/failpoint"
 )
 
 type function int
@@ -21,7 +24,9 @@ const (
 	fnDeviceGetCount
 	fnDeviceGetAttribute
 	fnDeviceTotalMem
+	fnDeviceCanAccessPeer
 	fnDevicePrimaryCtxRetain
+	fnDevicePrimaryCtxGetState
 	fnCtxGetCurrent
 	fnCtxSetCurrent
 	fnCtxPushCurrent
@@ -39,17 +44,28 @@ const (
 	fnMemSetAccess
 	fnMemHostRegister
 	fnMemHostUnregister
+	fnMemHostGetDevicePointer
 	fnMemcpyDtoHAsync
 	fnMemcpyHtoDAsync
+	fnMemcpyDtoDAsync
 	fnStreamCreate
 	fnStreamSynchronize
 	fnStreamDestroy
 	fnEventCreate
 	fnEventRecord
+	fnEventQuery
 	fnEventSynchronize
 	fnEventDestroy
+	fnLibraryLoadData
+	fnLibraryGetKernel
+	fnKernelGetFunction
+	fnLaunchKernel
+	fnMemsetD32Async
 	functions
 )
+
+// A driver may lack the functions from here on: calling one is then an error that is NotSupported.
+const firstOptional = fnLibraryLoadData
 
 // Names as libcuda exports them: cuda.h maps the plain name to the versioned one.
 var names = [functions]string{
@@ -61,7 +77,9 @@ var names = [functions]string{
 	fnDeviceGetCount:                  "cuDeviceGetCount",
 	fnDeviceGetAttribute:              "cuDeviceGetAttribute",
 	fnDeviceTotalMem:                  "cuDeviceTotalMem_v2",
+	fnDeviceCanAccessPeer:             "cuDeviceCanAccessPeer",
 	fnDevicePrimaryCtxRetain:          "cuDevicePrimaryCtxRetain",
+	fnDevicePrimaryCtxGetState:        "cuDevicePrimaryCtxGetState",
 	fnCtxGetCurrent:                   "cuCtxGetCurrent",
 	fnCtxSetCurrent:                   "cuCtxSetCurrent",
 	fnCtxPushCurrent:                  "cuCtxPushCurrent_v2",
@@ -79,15 +97,23 @@ var names = [functions]string{
 	fnMemSetAccess:                    "cuMemSetAccess",
 	fnMemHostRegister:                 "cuMemHostRegister_v2",
 	fnMemHostUnregister:               "cuMemHostUnregister",
+	fnMemHostGetDevicePointer:         "cuMemHostGetDevicePointer_v2",
 	fnMemcpyDtoHAsync:                 "cuMemcpyDtoHAsync_v2",
 	fnMemcpyHtoDAsync:                 "cuMemcpyHtoDAsync_v2",
+	fnMemcpyDtoDAsync:                 "cuMemcpyDtoDAsync_v2",
 	fnStreamCreate:                    "cuStreamCreate",
 	fnStreamSynchronize:               "cuStreamSynchronize",
 	fnStreamDestroy:                   "cuStreamDestroy_v2",
 	fnEventCreate:                     "cuEventCreate",
 	fnEventRecord:                     "cuEventRecord",
+	fnEventQuery:                      "cuEventQuery",
 	fnEventSynchronize:                "cuEventSynchronize",
 	fnEventDestroy:                    "cuEventDestroy_v2",
+	fnLibraryLoadData:                 "cuLibraryLoadData",
+	fnLibraryGetKernel:                "cuLibraryGetKernel",
+	fnKernelGetFunction:               "cuKernelGetFunction",
+	fnLaunchKernel:                    "cuLaunchKernel",
+	fnMemsetD32Async:                  "cuMemsetD32Async",
 }
 
 // Driver is a loaded and initialised CUDA driver.
@@ -104,7 +130,7 @@ func Open(path string) (*Driver, error) {
 	}
 	d := &Driver{}
 	for f, name := range names {
-		if d.address[f], err = purego.Dlsym(library, name); err != nil {
+		if d.address[f], err = purego.Dlsym(library, name); err != nil && function(f) < firstOptional {
 			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed): %w", name, err)
 		}
 	}
@@ -118,6 +144,14 @@ func Open(path string) (*Driver, error) {
 //
 //go:uintptrescapes
 func (d *Driver) call(f function, arguments ...uintptr) error {
+	if d.address[f] == 0 {
+		return d.newError(f, NotSupported)
+	}
+	if err := failpoint.Err(names[f]); err != nil {
+		result := Unknown
+		errors.As(err, &result)
+		return d.newError(f, result)
+	}
 	result, _, _ := purego.SyscallN(d.address[f], arguments...)
 	if Result(result) == Success {
 		return nil

@@ -95,8 +95,11 @@ func (d *Driver) MemUnmap(address uintptr, size uint64) error {
 	return d.call(fnMemUnmap, address, uintptr(size))
 }
 
-// MemSetAccess is cuMemSetAccess: lets the device read and write one or more whole mappings.
-func (d *Driver) MemSetAccess(address uintptr, size uint64, device int) error {
-	desc := accessDesc{location: location{kind: locationDevice, id: int32(device)}, flags: accessReadWrite}
-	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(&desc)), 1)
+// MemSetAccess is cuMemSetAccess: lets devices read and write one or more whole mappings.
+func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) error {
+	descs := make([]accessDesc, len(devices))
+	for i, device := range devices {
+		descs[i] = accessDesc{location: location{kind: locationDevice, id: int32(device)}, flags: accessReadWrite}
+	}
+	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(&descs[0])), uintptr(len(descs)))
 }

@@ -15,6 +15,7 @@ const (
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
 	OperatingSystem          Result = 304
+	IllegalState             Result = 401
 	IllegalAddress           Result = 700
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900

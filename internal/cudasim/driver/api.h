@@ -25,6 +25,8 @@ EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device);
 EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text);
 EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
+EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device,
+					CUdevice peer);
 EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
 EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
 EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
@@ -135,6 +137,14 @@ EXPORT CUresult cuStreamGetPriority(CUstream stream, int *priority);
 EXPORT CUresult cuStreamGetId(CUstream stream, unsigned long long *id);
 EXPORT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags);
 EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
+EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, void *jit_options, void **jit_values,
+				  unsigned jit_count, void *options, void **values, unsigned count);
+EXPORT CUresult cuLibraryUnload(CUlibrary library);
+EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
+EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
+EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+			       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+			       CUstream stream, void **parameters, void **extra);
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
 EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
 					    const CUgraphEdgeData *edges, size_t count,

@@ -185,11 +185,28 @@ static bool in_ranges(const struct tree *ranges, uint64_t address, uint64_t size
 	return range && range->node.key + range->size > address;
 }
 
-enum place memory_place(const struct context *context, uint64_t address, uint64_t size, bool write)
+struct reach copy_reach(int device)
+{
+	return (struct reach){device, UINT32_MAX};
+}
+
+struct reach kernel_reach(const struct context *context)
+{
+	return (struct reach){context->device, context->peers | 1u << context->device};
+}
+
+static bool accessible(const struct mapping *mapping, struct reach reach, bool write)
+{
+	if (mapping->context)
+		return reach.devices >> mapping->block->device & 1;
+	uint32_t needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+	return (mapping->access >> (2 * reach.device) & needed) == needed;
+}
+
+enum place memory_place(struct reach reach, uint64_t address, uint64_t size, bool write)
 {
 	if (size == 0)
 		return PLACE_HOST;
-	uint32_t needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
 	uint64_t at = address, end = address + size;
 	if (end < address)
 		return PLACE_FORBIDDEN;
@@ -197,10 +214,7 @@ enum place memory_place(const struct context *context, uint64_t address, uint64_
 		struct mapping *mapping = mapping_at(at);
 		if (!mapping)
 			break;
-		// The copy engine of the memory's own device may do it as well as the context's.
-		uint32_t own = mapping->access >> (2 * mapping->block->device),
-			 mine = mapping->access >> (2 * context->device);
-		if ((own & needed) != needed && (mine & needed) != needed)
+		if (!accessible(mapping, reach, write))
 			return PLACE_FORBIDDEN;
 		at = mapping->node.key + mapping->size;
 	}

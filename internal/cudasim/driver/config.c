@@ -40,6 +40,7 @@ void sim_configure(void)
 			     getenv("CUDASIM_GRANULARITY"));
 		sim.granularity = 2ull << 20;
 	}
+	sim.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
 	for (int i = 0; i < MAX_DEVICES; i++)
 		sim.devices[i] = (struct device){.total = sim.memory, .fd = -1};
 	const char *failures = getenv("CUDASIM_FAIL");

@@ -51,6 +51,7 @@ void context_delete(struct context *context)
 	queue_wait_context(context);
 	streams_forget_context(context);
 	events_forget_context(context);
+	functions_forget_context(context);
 	memory_forget_context(context->object.node.key);
 	host_forget_context(context->object.node.key);
 	object_delete(&context->object);
@@ -274,8 +275,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!other)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (other->device == context->device)
-		return CUDA_ERROR_INVALID_DEVICE;
+	if (!peers(context->device, other->device))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
 	if (context->peers >> other->device & 1)
 		return CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
 	context->peers |= 1u << other->device;

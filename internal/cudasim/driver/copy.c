@@ -1,11 +1,15 @@
 // Copies and fills: checked when issued, checked again when they run.
 #include "sim.h"
 
+// The device of the caller's current context, whatever the stream: so the driver has it.
+enum { CALLER = -1 };
+
 enum direction { ANY_DIRECTION, TO_DEVICE, FROM_DEVICE, ON_DEVICE };
 
 static struct operation copy(uint64_t target, uint64_t source, uint64_t size)
 {
-	return (struct operation){.type = COPY, .copy = {target, size, source, size, size, 1}};
+	return (struct operation){
+		.type = COPY, .copy = {target, size, source, size, size, 1, CALLER, CALLER}};
 }
 
 static struct operation fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
@@ -26,8 +30,7 @@ static bool device_side(enum place place, uint64_t address, uint64_t size)
 	return place == PLACE_DEVICE || host_pinned(address, size);
 }
 
-static CUresult check_copy(struct context *context, const struct operation *operation,
-			   enum direction direction, bool *pageable)
+static CUresult check_copy(const struct operation *operation, enum direction direction, bool *pageable)
 {
 	uint64_t target = operation->copy.target, source = operation->copy.source;
 	uint64_t target_size = span(operation->copy.target_pitch, operation->copy.width,
@@ -37,8 +40,8 @@ static CUresult check_copy(struct context *context, const struct operation *oper
 	*pageable = false;
 	if (!target_size)
 		return CUDA_SUCCESS;
-	enum place to = memory_place(context, target, target_size, true);
-	enum place from = memory_place(context, source, source_size, false);
+	enum place to = memory_place(copy_reach(operation->copy.target_device), target, target_size, true);
+	enum place from = memory_place(copy_reach(operation->copy.source_device), source, source_size, false);
 	if (to == PLACE_FORBIDDEN || from == PLACE_FORBIDDEN || !target || !source)
 		return CUDA_ERROR_INVALID_VALUE;
 	if ((direction == TO_DEVICE || direction == ON_DEVICE) && !device_side(to, target, target_size))
@@ -58,7 +61,7 @@ static CUresult check_fill(struct context *context, const struct operation *oper
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!size)
 		return CUDA_SUCCESS;
-	enum place place = memory_place(context, target, size, true);
+	enum place place = memory_place(kernel_reach(context), target, size, true);
 	return place != PLACE_FORBIDDEN && device_side(place, target, size) ? CUDA_SUCCESS
 									    : CUDA_ERROR_INVALID_VALUE;
 }
@@ -67,7 +70,7 @@ static CUresult check(struct context *context, const struct operation *operation
 		      bool *pageable)
 {
 	*pageable = false;
-	return operation->type == COPY ? check_copy(context, operation, direction, pageable)
+	return operation->type == COPY ? check_copy(operation, direction, pageable)
 				       : check_fill(context, operation);
 }
 
@@ -81,11 +84,22 @@ static CUresult run_now(struct stream *stream, const struct operation *operation
 	return operation_execute(context, operation) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static void name_devices(struct operation *operation, const struct context *caller)
+{
+	if (operation->type != COPY)
+		return;
+	if (operation->copy.target_device == CALLER)
+		operation->copy.target_device = caller->device;
+	if (operation->copy.source_device == CALLER)
+		operation->copy.source_device = caller->device;
+}
+
 static CUresult synchronous(struct operation operation, enum direction direction)
 {
 	struct context *context = current_context();
 	bool pageable;
 	TRY(capture_forbids_legacy(context));
+	name_devices(&operation, context);
 	TRY(check(context, &operation, direction, &pageable));
 	return run_now(context->legacy, &operation);
 }
@@ -95,6 +109,7 @@ static CUresult asynchronous(struct operation operation, enum direction directio
 	struct stream *stream;
 	bool pageable;
 	TRY(stream_resolve(handle, &stream));
+	name_devices(&operation, current_context() ? current_context() : stream->context);
 	TRY(check(stream->context, &operation, direction, &pageable));
 	// The driver stages pageable memory before it returns; so does the copy here.
 	if (pageable && !stream->capture) {
@@ -153,26 +168,36 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t siz
 	return asynchronous(copy(target, source, size), ON_DEVICE, stream);
 }
 
-static CUresult check_contexts(CUcontext one, CUcontext other)
+// Each side of the copy is reached by the context named for it.
+static CUresult copy_peer(CUdeviceptr target, CUcontext target_handle, CUdeviceptr source,
+			  CUcontext source_handle, size_t size, struct operation *operation)
 {
-	return object_find(one, CONTEXT) && object_find(other, CONTEXT) ? CUDA_SUCCESS
-									: CUDA_ERROR_INVALID_CONTEXT;
+	struct context *target_context = object_find(target_handle, CONTEXT);
+	struct context *source_context = object_find(source_handle, CONTEXT);
+	if (!target_context || !source_context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	*operation = copy(target, source, size);
+	operation->copy.target_device = target_context->device;
+	operation->copy.source_device = source_context->device;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
 		      CUcontext source_context, size_t size)
 {
 	ENTER(cuMemcpyPeer);
-	TRY(check_contexts(target_context, source_context));
-	return synchronous(copy(target, source, size), ON_DEVICE);
+	struct operation operation;
+	TRY(copy_peer(target, target_context, source, source_context, size, &operation));
+	return synchronous(operation, ON_DEVICE);
 }
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
 			   CUcontext source_context, size_t size, CUstream stream)
 {
 	ENTER(cuMemcpyPeerAsync);
-	TRY(check_contexts(target_context, source_context));
-	return asynchronous(copy(target, source, size), ON_DEVICE, stream);
+	struct operation operation;
+	TRY(copy_peer(target, target_context, source, source_context, size, &operation));
+	return asynchronous(operation, ON_DEVICE, stream);
 }
 
 static CUresult copy_2d(const CUDA_MEMCPY2D *parameters, struct operation *operation)
@@ -192,7 +217,7 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *parameters, struct operation *opera
 		.type = COPY,
 		.copy = {target + parameters->dstY * target_pitch + parameters->dstXInBytes, target_pitch,
 			 source + parameters->srcY * source_pitch + parameters->srcXInBytes, source_pitch,
-			 width, height}};
+			 width, height, CALLER, CALLER}};
 	return CUDA_SUCCESS;
 }
 

@@ -141,6 +141,11 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
 	return CUDA_SUCCESS;
 }
 
+bool peers(CUdevice device, CUdevice other)
+{
+	return device != other && sim.peers;
+}
+
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 {
 	ENTER(cuDeviceCanAccessPeer);
@@ -148,8 +153,27 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device) || !device_valid(peer))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*can = device != peer;
+	*can = peers(device, peer);
 	return CUDA_SUCCESS;
+}
+
+CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
+{
+	ENTER(cuDeviceGetP2PAttribute);
+	if (!value)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!device_valid(device) || !device_valid(peer) || device == peer)
+		return CUDA_ERROR_INVALID_DEVICE;
+	switch (attribute) {
+	case CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED:
+	case CU_DEVICE_P2P_ATTRIBUTE_NATIVE_ATOMIC_SUPPORTED:
+	case CU_DEVICE_P2P_ATTRIBUTE_CUDA_ARRAY_ACCESS_SUPPORTED:
+		*value = peers(device, peer);
+		return CUDA_SUCCESS;
+	case CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK:
+	case CU_DEVICE_P2P_ATTRIBUTE_ONLY_PARTIAL_NATIVE_ATOMIC_SUPPORTED: *value = 0; return CUDA_SUCCESS;
+	}
+	return CUDA_ERROR_INVALID_VALUE;
 }
 
 // What a large GPU of compute capability 9.0 says; attributes not listed are 0.

@@ -39,6 +39,7 @@
 	  "part or all of the requested memory range is already mapped")                                     \
 	X(713, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, cudaErrorHostMemoryNotRegistered,                      \
 	  "pointer does not correspond to a registered memory region")                                       \
+	X(716, CUDA_ERROR_MISALIGNED_ADDRESS, cudaErrorMisalignedAddress, "misaligned address")              \
 	X(719, CUDA_ERROR_LAUNCH_FAILED, cudaErrorLaunchFailure, "unspecified launch failure")               \
 	X(800, CUDA_ERROR_NOT_PERMITTED, cudaErrorNotPermitted, "operation not permitted")                   \
 	X(801, CUDA_ERROR_NOT_SUPPORTED, cudaErrorNotSupported, "operation not supported")                   \

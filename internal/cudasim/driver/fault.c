@@ -263,6 +263,7 @@ static uint64_t stat(const char *name)
 		{"events", s->objects[EVENT]},
 		{"graphs", s->objects[GRAPH]},
 		{"graph_execs", s->objects[GRAPH_EXEC]},
+		{"libraries", s->objects[LIBRARY]},
 		{"pending", queue_pending()},
 		{"devices", (uint64_t)sim.device_count},
 		{"granularity", sim.granularity},

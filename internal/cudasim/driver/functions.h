@@ -24,6 +24,7 @@
 	X(cuDeviceGetPCIBusId, cuDeviceGetPCIBusId, 4010, INIT)                                              \
 	X(cuDeviceGetByPCIBusId, cuDeviceGetByPCIBusId, 4010, INIT)                                          \
 	X(cuDeviceCanAccessPeer, cuDeviceCanAccessPeer, 4000, INIT)                                          \
+	X(cuDeviceGetP2PAttribute, cuDeviceGetP2PAttribute, 8000, INIT)                                      \
 	X(cuDeviceGetDefaultMemPool, cuDeviceGetDefaultMemPool, 11020, INIT)                                 \
 	X(cuDeviceGetMemPool, cuDeviceGetMemPool, 11020, INIT)                                               \
 	X(cuDeviceSetMemPool, cuDeviceSetMemPool, 11020, INIT)                                               \
@@ -113,6 +114,11 @@
 	X(cuStreamGetId, cuStreamGetId, 12000, INIT)                                                         \
 	X(cuStreamAddCallback, cuStreamAddCallback, 5000, INIT)                                              \
 	X(cuLaunchHostFunc, cuLaunchHostFunc, 10000, INIT)                                                   \
+	X(cuLibraryLoadData, cuLibraryLoadData, 12000, INIT)                                                 \
+	X(cuLibraryUnload, cuLibraryUnload, 12000, INIT)                                                     \
+	X(cuLibraryGetKernel, cuLibraryGetKernel, 12000, INIT)                                               \
+	X(cuKernelGetFunction, cuKernelGetFunction, 12000, CTX)                                              \
+	X(cuLaunchKernel, cuLaunchKernel, 4000, INIT)                                                        \
 	X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010, INIT)                                        \
 	X(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, 12030, INIT)                             \
 	X(cuStreamEndCapture, cuStreamEndCapture, 10000, INIT)                                               \
@@ -173,6 +179,7 @@
 	X(cuStreamGetCaptureInfo_v3, ptsz)                                                                   \
 	X(cuEventRecord, ptsz)                                                                               \
 	X(cuLaunchHostFunc, ptsz)                                                                            \
+	X(cuLaunchKernel, ptsz)                                                                              \
 	X(cuGraphLaunch, ptsz)
 
 #endif

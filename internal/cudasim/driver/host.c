@@ -126,7 +126,7 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags)
 	struct host_range *other = (struct host_range *)tree_floor(&sim.host, end - 1);
 	if (other && other->node.key + other->size > address)
 		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
-	if (memory_place(current_context(), address, size, false) != PLACE_HOST || !present(address, size))
+	if (memory_place(copy_reach(0), address, size, false) != PLACE_HOST || !present(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
 	return range_new(address, size, flags, true) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }

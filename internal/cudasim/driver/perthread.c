@@ -171,6 +171,14 @@ CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
 	return cuLaunchHostFunc(mine(stream), function, data);
 }
 
+CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+			     unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+			     CUstream stream, void **parameters, void **extra)
+{
+	return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared,
+			      mine(stream), parameters, extra);
+}
+
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
 	return cuGraphLaunch(exec, mine(stream));

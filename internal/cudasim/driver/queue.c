@@ -16,7 +16,8 @@ struct queued {
 	struct stream *stream;
 	struct operation operation;
 	bool needed;
-	bool poisoned; // its memory has been unmapped since it was issued
+	bool poisoned;	 // its memory has been unmapped since it was issued
+	uint64_t issued; // sim.next_id then: of a launch, mappings with a higher one are of no use to it
 };
 
 static struct queued *head, *tail;
@@ -58,6 +59,7 @@ CUresult queue_push(struct stream *stream, const struct operation *operation, ui
 	queued->sequence = ++last_sequence;
 	queued->stream = stream;
 	queued->operation = *operation;
+	queued->issued = sim.next_id;
 	queued->previous = tail;
 	*(tail ? &tail->next : &head) = queued;
 	tail = queued;
@@ -159,6 +161,12 @@ static void execute(const struct queued *queued)
 			call_host(queued);
 		return;
 	case FREE: memory_free(operation->address); return;
+	case LAUNCH:
+		if (context->sticky == CUDA_SUCCESS)
+			context->sticky = operation->launch.emulation->run(
+				context, operation->launch.grid, operation->launch.parameters,
+				queued->issued);
+		return;
 	case COPY:
 	case SET:
 		if (context->sticky == CUDA_SUCCESS &&
@@ -262,11 +270,11 @@ void queue_poison(uint64_t address, uint64_t size)
 	}
 }
 
-static bool touchable(const struct context *context, uint64_t address, uint64_t pitch, uint64_t width,
+static bool touchable(struct reach reach, uint64_t address, uint64_t pitch, uint64_t width,
 		      uint64_t height, bool write)
 {
 	uint64_t size = pitch * (height - 1) + width;
-	enum place place = memory_place(context, address, size, write);
+	enum place place = memory_place(reach, address, size, write);
 	if (place == PLACE_DEVICE && write)
 		memory_populate(address, size);
 	return place != PLACE_FORBIDDEN;
@@ -282,8 +290,10 @@ bool operation_execute(struct context *context, const struct operation *operatio
 		uint64_t height = operation->copy.height;
 		if (!width || !height)
 			return true;
-		if (!touchable(context, target, target_pitch, width, height, true) ||
-		    !touchable(context, source, source_pitch, width, height, false))
+		if (!touchable(copy_reach(operation->copy.target_device), target, target_pitch, width, height,
+			       true) ||
+		    !touchable(copy_reach(operation->copy.source_device), source, source_pitch, width, height,
+			       false))
 			return false;
 		for (uint64_t row = 0; row < height; row++)
 			memmove((void *)(target + row * target_pitch), (void *)(source + row * source_pitch),
@@ -295,7 +305,7 @@ bool operation_execute(struct context *context, const struct operation *operatio
 	uint32_t value = operation->set.value;
 	if (!width || !height)
 		return true;
-	if (!touchable(context, target, pitch, width, height, true))
+	if (!touchable(kernel_reach(context), target, pitch, width, height, true))
 		return false;
 	for (uint64_t row = 0; row < height; row++) {
 		char *start = (char *)(target + row * pitch);

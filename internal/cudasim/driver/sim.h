@@ -52,7 +52,19 @@ struct host_range {
 
 // Everything a caller holds by an opaque handle. Handle values are never used twice,
 // so a stale one is recognised.
-enum object_type { CONTEXT, STREAM, EVENT, GRAPH, GRAPH_EXEC, ALLOCATION, POOL };
+enum object_type {
+	CONTEXT,
+	STREAM,
+	EVENT,
+	GRAPH,
+	GRAPH_EXEC,
+	ALLOCATION,
+	POOL,
+	LIBRARY,
+	KERNEL,
+	FUNCTION,
+	OBJECT_TYPES
+};
 
 struct object {
 	struct tree_node node; // keyed by handle
@@ -108,7 +120,10 @@ struct event {
 	uint64_t captured_stream, captured; // where and after how many operations
 };
 
-enum operation_type { COPY, SET, HOST_FUNCTION, CALLBACK, RECORD, WAIT, FREE };
+enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, CALLBACK, RECORD, WAIT, FREE };
+
+struct emulation; // of a kernel, in C
+enum { PARAMETER_BYTES = 256 };
 
 // One asynchronous operation: queued on a stream or kept in a graph.
 struct operation {
@@ -116,11 +131,17 @@ struct operation {
 	union {
 		struct {
 			uint64_t target, target_pitch, source, source_pitch, width, height;
+			int target_device, source_device; // that must have access to each
 		} copy;
 		struct {
 			uint64_t target, pitch, width, height; // width in bytes
 			uint32_t value, element;
 		} set;
+		struct {
+			const struct emulation *emulation;
+			unsigned grid;				    // thread blocks
+			_Alignas(16) char parameters[PARAMETER_BYTES]; // each at its own alignment
+		} launch;
 		struct {
 			CUhostFn function;
 			CUstreamCallback callback;
@@ -171,7 +192,7 @@ struct device {
 struct statistics {
 	uint64_t handles, handle_bytes, reserved_bytes, mappings, mapped_bytes, allocations, allocation_bytes,
 		registrations, registered_bytes, host_allocations, host_bytes;
-	uint64_t objects[POOL + 1];
+	uint64_t objects[OBJECT_TYPES];
 };
 
 struct simulator {
@@ -180,6 +201,7 @@ struct simulator {
 	unsigned epoch; // of cudasim_reset: thread-local state of an older one is void
 	int device_count;
 	uint64_t memory, granularity;
+	bool peers; // devices can access one another's memory
 	struct device devices[MAX_DEVICES];
 	uint64_t next_handle, next_id;
 	struct tree objects, mappings, reservations, heaps, host;
@@ -245,9 +267,16 @@ CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struc
 void mapping_delete(struct mapping *mapping); // the addresses are cleared by the caller
 struct mapping *mapping_at(uint64_t address);
 int access_to_protection(uint32_t access);
-// Whether [address, address+size) can be touched by the device of the context.
+// Who touches memory: a device, with access to handles mapped for it and to what cuMemAlloc gave on the
+// devices of the set.
+struct reach {
+	int device;
+	uint32_t devices;
+};
+struct reach copy_reach(int device); // copies are staged where there is no peer access
+struct reach kernel_reach(const struct context *context); // of fills too
 enum place { PLACE_HOST, PLACE_DEVICE, PLACE_FORBIDDEN };
-enum place memory_place(const struct context *context, uint64_t address, uint64_t size, bool write);
+enum place memory_place(struct reach reach, uint64_t address, uint64_t size, bool write);
 void memory_populate(uint64_t address, uint64_t size);
 
 // --- contexts (context.c)
@@ -256,6 +285,7 @@ CUresult context_health(void); // CUDA_SUCCESS, or why there is no usable curren
 CUresult context_new(int device, unsigned flags, struct context **result);
 void context_delete(struct context *context);
 bool device_valid(CUdevice device);
+bool peers(CUdevice device, CUdevice other); // whether one can be given access to the other
 
 // --- allocations of cuMemAlloc's kind (memory.c)
 CUresult memory_allocate(struct context *context, uint64_t size, struct pool *pool, uint64_t *address);
@@ -281,6 +311,22 @@ void queue_drop(void);
 uint64_t queue_pending(void);
 bool operation_execute(struct context *context,
 		       const struct operation *operation); // copies and sets; false: fault
+
+// --- kernels (kernel.c, library.c)
+struct emulation {
+	const char *name;
+	unsigned block[3]; // the only shape of thread block it is written for
+	const struct parameter {
+		size_t offset, size;
+	} *parameters;
+	size_t count;
+	// What the kernel would do; mapped_before: ids of mappings above it came after the launch.
+	CUresult (*run)(const struct context *context, unsigned grid, const void *parameters,
+			uint64_t mapped_before);
+};
+enum { EMULATIONS = 1 };
+extern const struct emulation emulations[EMULATIONS];
+void functions_forget_context(struct context *context);
 
 // --- streams, events, capture, graphs
 CUresult stream_resolve(CUstream handle, struct stream **result);

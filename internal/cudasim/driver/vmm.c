@@ -195,16 +195,28 @@ static bool protect(uint64_t address, uint64_t size)
 	return true;
 }
 
+static bool owned_or_peer(const struct mapping *mapping, uint64_t end, CUdevice device)
+{
+	while (mapping && mapping->node.key < end) {
+		if (mapping->block->device != device && !peers(device, mapping->block->device))
+			return false;
+		mapping = (struct mapping *)tree_find(&sim.mappings, mapping->node.key + mapping->size);
+	}
+	return true;
+}
+
 CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
 	ENTER(cuMemSetAccess);
-	if (!access || !count || !whole_mappings(address, size))
+	struct mapping *first = whole_mappings(address, size);
+	if (!access || !count || !first)
 		return CUDA_ERROR_INVALID_VALUE;
 	uint32_t mask = 0, bits = 0;
 	for (size_t i = 0; i < count; i++) {
 		if (access[i].location.type != CU_MEM_LOCATION_TYPE_DEVICE)
 			return CUDA_ERROR_NOT_SUPPORTED;
-		if (!device_valid(access[i].location.id))
+		if (!device_valid(access[i].location.id) ||
+		    !owned_or_peer(first, address + size, access[i].location.id))
 			return CUDA_ERROR_INVALID_DEVICE;
 		unsigned flags = access[i].flags, shift = 2 * (unsigned)access[i].location.id;
 		if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&

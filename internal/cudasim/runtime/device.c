@@ -113,6 +113,12 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
 	return result(cu.cuDeviceCanAccessPeer(can, device, peer));
 }
 
+EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, int attribute, int device, int peer)
+{
+	STARTED();
+	return result(cu.cuDeviceGetP2PAttribute(value, (CUdevice_P2PAttribute)attribute, device, peer));
+}
+
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
 	CUcontext context;

@@ -1,5 +1,5 @@
-// Kernels are not simulated. A program that contains some can still be loaded: what its
-// compiler generated registers them here, and a launch is refused.
+// Kernels compiled into a program are not simulated. It can still be loaded: what its compiler
+// generated registers them here, and a launch is refused.
 #include "runtime.h"
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)

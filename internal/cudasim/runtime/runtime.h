@@ -10,7 +10,7 @@
 	X(cuInit)                                                                                                                                                      \
 	X(cuDriverGetVersion)                                                                                                                                          \
 	X(cuGetProcAddress_v2) X(cuDeviceGetCount) X(cuDeviceGetName) X(cuDeviceGetUuid_v2) X(cuDeviceTotalMem_v2) X(cuDeviceGetAttribute) X(                          \
-		cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer) X(cuDeviceGetDefaultMemPool) X(cuDeviceGetMemPool) X(cuDeviceSetMemPool)                                 \
+		cuDeviceGetPCIBusId) X(cuDeviceCanAccessPeer) X(cuDeviceGetP2PAttribute) X(cuDeviceGetDefaultMemPool) X(cuDeviceGetMemPool) X(cuDeviceSetMemPool)                                 \
 		X(cuDevicePrimaryCtxRetain) X(cuDevicePrimaryCtxReset_v2) X(cuDevicePrimaryCtxSetFlags_v2) X(cuDevicePrimaryCtxGetState) X(                            \
 			cuCtxSetCurrent) X(cuCtxGetDevice) X(cuCtxGetStreamPriorityRange) X(cuCtxSynchronize) X(cuCtxEnablePeerAccess)                                 \
 			X(cuCtxDisablePeerAccess) X(cuMemAlloc_v2) X(cuMemAllocPitch_v2) X(cuMemFree_v2) X(cuMemGetInfo_v2) X(                                         \

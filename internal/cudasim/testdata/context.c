@@ -200,7 +200,16 @@ static void peers(void)
 	GIVES(704, cuCtxEnablePeerAccess(zero, 0));
 	OK(cuCtxDisablePeerAccess(zero));
 	GIVES(705, cuCtxDisablePeerAccess(zero));
-	GIVES(101, cuCtxEnablePeerAccess(one, 0));
+	GIVES(217, cuCtxEnablePeerAccess(one, 0));
+	GIVES(1, cuCtxEnablePeerAccess(zero, 1));
+	GIVES(201, cuCtxEnablePeerAccess(NULL, 0));
+	GIVES(705, cuCtxDisablePeerAccess(one));
+	int value;
+	OK(cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1));
+	CHECK(value == 1);
+	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 1, 1));
+	GIVES(101, cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 3));
+	GIVES(1, cuDeviceGetP2PAttribute(&value, 6, 0, 1));
 	CUdeviceptr here, there;
 	OK(cuMemAlloc_v2(&here, MIB));
 	OK(cuMemsetD8_v2(here, 3, MIB));
@@ -223,6 +232,96 @@ static void peers(void)
 	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
+// Memory of a device, mapped with access for those of the mask.
+static CUdeviceptr mapped_on(int device, unsigned mask)
+{
+	CUmemAllocationProp prop = device_memory(device);
+	CUmemGenericAllocationHandle handle;
+	CUmemAccessDesc access[3];
+	size_t count = 0;
+	CUdeviceptr at = reserve(GRANULE);
+	OK(cuMemCreate(&handle, GRANULE, &prop, 0));
+	OK(cuMemMap(at, GRANULE, 0, handle, 0));
+	OK(cuMemRelease(handle));
+	for (int i = 0; i < 3; i++)
+		if (mask >> i & 1)
+			access[count++] = (CUmemAccessDesc){{CU_MEM_LOCATION_TYPE_DEVICE, i},
+							    CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+	OK(cuMemSetAccess(at, GRANULE, access, count));
+	return at;
+}
+
+// As seen on two H200s, driver 580: a copy is checked with the device of the current context, not of
+// the stream; one between peers with the devices named; a fill with peer access too.
+static void access_by_device(void)
+{
+	CUcontext zero = start(0), one = start(1);
+	CUstream streams[2];
+	CUdeviceptr plain;
+	OK(cuMemAlloc_v2(&plain, GRANULE));
+	OK(cuStreamCreate(&streams[1], CU_STREAM_NON_BLOCKING));
+	OK(cuCtxSetCurrent(zero));
+	OK(cuStreamCreate(&streams[0], CU_STREAM_NON_BLOCKING));
+	CUdeviceptr here = mapped_on(0, 1);
+	void *pinned;
+	OK(cuMemHostAlloc(&pinned, GRANULE, 0));
+	for (unsigned mask = 1; mask < 4; mask++) {
+		CUdeviceptr there = mapped_on(1, mask);
+		int zeros = mask & 1 ? 0 : 1, ones = mask & 2 ? 0 : 1;
+		for (int i = 0; i < 2; i++) {
+			GIVES(zeros, cuMemcpyDtoDAsync_v2(there, here, MIB, streams[i]));
+			GIVES(zeros, cuMemcpyDtoDAsync_v2(here, there, MIB, streams[i]));
+			GIVES(zeros, cuMemcpyAsync(here, there, MIB, streams[i]));
+			GIVES(zeros, cuMemcpyDtoHAsync_v2(pinned, there, MIB, streams[i]));
+			GIVES(ones, cuMemcpyPeerAsync(there, one, here, zero, MIB, streams[i]));
+			GIVES(ones, cuMemcpyPeerAsync(here, zero, there, one, MIB, streams[i]));
+			GIVES(1, cuMemcpyPeerAsync(here, one, there, one, MIB, streams[i]));
+		}
+		GIVES(zeros, cuMemsetD8Async(there, 1, MIB, streams[0]));
+		OK(cuCtxSetCurrent(one));
+		GIVES(1, cuMemcpyDtoDAsync_v2(there, here, MIB, streams[1]));
+		OK(cuCtxSetCurrent(zero));
+		OK(cuStreamSynchronize(streams[0]));
+		OK(cuStreamSynchronize(streams[1]));
+	}
+	// What cuMemAlloc gave can be copied from anywhere; to fill it takes peer access.
+	OK(cuMemcpyDtoDAsync_v2(plain, here, MIB, streams[0]));
+	OK(cuMemcpyPeerAsync(plain, zero, here, zero, MIB, streams[0]));
+	GIVES(1, cuMemsetD8Async(plain, 1, MIB, streams[0]));
+	OK(cuCtxEnablePeerAccess(one, 0));
+	OK(cuMemsetD8Async(plain, 1, MIB, streams[0]));
+	OK(cuStreamSynchronize(streams[0]));
+	CHECK(bytes(plain)[MIB - 1] == 1);
+	// Access taken away while a copy is in flight.
+	CUdeviceptr there = mapped_on(1, 3);
+	OK(cuMemcpyDtoDAsync_v2(there, here, MIB, streams[0]));
+	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+	OK(cuMemSetAccess(there, GRANULE, &none, 1));
+	GIVES(700, cuStreamSynchronize(streams[0]));
+}
+
+static void no_peers(void)
+{
+	CUcontext zero = start(0), one = start(1);
+	int can, value;
+	OK(cuDeviceCanAccessPeer(&can, 0, 1));
+	CHECK(can == 0);
+	OK(cuDeviceGetP2PAttribute(&value, CU_DEVICE_P2P_ATTRIBUTE_ACCESS_SUPPORTED, 0, 1));
+	CHECK(value == 0);
+	GIVES(217, cuCtxEnablePeerAccess(zero, 0));
+	GIVES(705, cuCtxDisablePeerAccess(zero));
+	CUdeviceptr here, at = mapped_on(0, 1);
+	CUmemAccessDesc access[2] = {{{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ},
+				     {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ}};
+	unsigned long long flags;
+	GIVES(101, cuMemSetAccess(at, GRANULE, access, 2));
+	OK(cuMemGetAccess(&flags, &access[0].location, at));
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing was done
+	OK(cuMemAlloc_v2(&here, MIB));
+	GIVES(1, cuMemcpyDtoD_v2(here, at, MIB));
+	OK(cuMemcpyPeer(here, one, at, zero, MIB)); // staged
+}
+
 static void one_lost_context_is_not_all(void)
 {
 	CUcontext zero = start(0);
@@ -238,4 +337,5 @@ static void one_lost_context_is_not_all(void)
 }
 
 MAIN(CASE(before_init), CASE(without_a_context), CASE(the_stack), CASE(per_thread), CASE(primary_contexts),
-     CASE(created_contexts), CASE(devices_are_separate), CASE(peers), CASE(one_lost_context_is_not_all))
+     CASE(created_contexts), CASE(devices_are_separate), CASE(peers), CASE(access_by_device),
+     CASE(no_peers), CASE(one_lost_context_is_not_all))

@@ -1,0 +1,91 @@
+// The kernels that are simulated, each by a C function that does the same to memory. A kernel reads
+// memory as its device sees it: what is not mapped, or was mapped after the launch, is a fault.
+#include <string.h>
+
+#include "digest.h"
+#include "sim.h"
+
+static bool reachable(const struct context *context, uint64_t address, uint64_t size, bool write,
+		      uint64_t mapped_before)
+{
+	enum place place = memory_place(kernel_reach(context), address, size, write);
+	if (place == PLACE_HOST)
+		return host_pinned(address, size);
+	if (place == PLACE_FORBIDDEN)
+		return false;
+	for (uint64_t at = address; at < address + size;) {
+		struct mapping *mapping = mapping_at(at);
+		if (mapping->id > mapped_before)
+			return false;
+		at = mapping->node.key + mapping->size;
+	}
+	return true;
+}
+
+struct digest_parameters {
+	const struct digest_block *blocks;
+	digest_number *digests;
+	struct digest_keys keys[DIGEST_LANES];
+};
+static const struct parameter digest_parameters[] = {
+	{offsetof(struct digest_parameters, blocks), sizeof(void *)},
+	{offsetof(struct digest_parameters, digests), sizeof(void *)},
+	{offsetof(struct digest_parameters, keys), sizeof(struct digest_keys[DIGEST_LANES])},
+};
+_Static_assert(sizeof(struct digest_parameters) <= PARAMETER_BYTES, "room for the parameters");
+
+static void digest(const struct digest_block *block, const struct digest_keys *keys, digest_number *result)
+{
+	digest_number sums[DIGEST_LANES][DIGEST_THREADS] = {0};
+	const digest_word *words = (const digest_word *)block->address;
+	uint64_t count = block->bytes / 16, pairs = 2 * DIGEST_THREADS;
+	for (uint64_t first = 0; first < count; first += pairs)
+		for (unsigned thread = 0; thread < DIGEST_THREADS && first + thread < count; thread++) {
+			uint64_t group = first + thread, other = group + DIGEST_THREADS;
+			digest_word w[8] = {0};
+			memcpy(w, words + 4 * group, 16);
+			if (other < count)
+				memcpy(w + 4, words + 4 * other, 16);
+			for (int lane = 0; lane < DIGEST_LANES; lane++)
+				sums[lane][thread] = digest_step(sums[lane][thread], &keys[lane], w);
+		}
+	for (int lane = 0; lane < DIGEST_LANES; lane++) {
+		digest_number total = 0;
+		for (unsigned thread = 0; thread < DIGEST_THREADS; thread++)
+			total = digest_add(total, digest_multiply(sums[lane][thread],
+								  digest_power(keys[lane].q, thread)));
+		result[lane] = digest_final(total);
+	}
+}
+
+static CUresult run_digest(const struct context *context, unsigned grid, const void *raw,
+			   uint64_t mapped_before)
+{
+	const struct digest_parameters *parameters = raw;
+	uint64_t blocks = (uint64_t)parameters->blocks, digests = (uint64_t)parameters->digests;
+	if (blocks % sizeof(digest_number) || digests % sizeof(digest_number))
+		return CUDA_ERROR_MISALIGNED_ADDRESS;
+	if (!reachable(context, blocks, grid * sizeof(struct digest_block), false, mapped_before) ||
+	    !reachable(context, digests, grid * sizeof(digest_number[DIGEST_LANES]), true, mapped_before))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	for (unsigned i = 0; i < grid; i++) {
+		const struct digest_block *block = &parameters->blocks[i];
+		uint64_t read = block->bytes / 16 * 16;
+		if (read && block->address % 16)
+			return CUDA_ERROR_MISALIGNED_ADDRESS;
+		if (read && !reachable(context, block->address, read, false, mapped_before))
+			return CUDA_ERROR_ILLEGAL_ADDRESS;
+		digest(block, parameters->keys, &parameters->digests[(uint64_t)i * DIGEST_LANES]);
+	}
+	return CUDA_SUCCESS;
+}
+
+const struct emulation emulations[EMULATIONS] = {
+	{
+		.name = "tms_digest",
+		.block = {DIGEST_THREADS, 1, 1},
+		.parameters = digest_parameters,
+		.count = sizeof digest_parameters / sizeof *digest_parameters,
+		.run = run_digest,
+	},
+};

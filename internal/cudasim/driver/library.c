@@ -1,0 +1,188 @@
+// Libraries of kernels, and launches. An image is PTX text; of its entries those are known that
+// kernel.c emulates. What is no image shows when a kernel is asked for: the driver loads lazily.
+#include <string.h>
+
+#include "sim.h"
+
+struct kernel {
+	struct object object;
+	const struct emulation *emulation;
+};
+
+struct library {
+	struct object object;
+	bool valid;
+	bool has[EMULATIONS];
+	struct kernel *kernels[EMULATIONS]; // asked for
+};
+
+struct bound { // a CUfunction: the kernel in one context
+	struct object object;
+	struct kernel *kernel;
+	struct context *context;
+};
+
+// The first function from this handle on that is of the kernel, or of the context; NULL matches any.
+static struct bound *next_function(uint64_t handle, const struct kernel *kernel,
+				      const struct context *context)
+{
+	for (struct tree_node *node = tree_ceiling(&sim.objects, handle); node;
+	     node = tree_ceiling(&sim.objects, node->key + 1)) {
+		struct bound *function = (struct bound *)node;
+		if (function->object.type == FUNCTION && (!kernel || function->kernel == kernel) &&
+		    (!context || function->context == context))
+			return function;
+	}
+	return NULL;
+}
+
+static void forget_functions(const struct kernel *kernel, const struct context *context)
+{
+	struct bound *function = next_function(0, kernel, context);
+	while (function) {
+		uint64_t handle = function->object.node.key;
+		object_delete(&function->object);
+		function = next_function(handle + 1, kernel, context);
+	}
+}
+
+void functions_forget_context(struct context *context)
+{
+	forget_functions(NULL, context);
+}
+
+// Whether the text has ".entry name(", spaces allowed as PTX allows them.
+static bool has_entry(const char *text, const char *name)
+{
+	const char *spaces = " \t\r\n";
+	while ((text = strstr(text, ".entry"))) {
+		text += strlen(".entry");
+		const char *at = text + strspn(text, spaces);
+		if (at == text || strncmp(at, name, strlen(name)))
+			continue;
+		at += strlen(name);
+		if (at[strspn(at, spaces)] == '(')
+			return true;
+	}
+	return false;
+}
+
+CUresult cuLibraryLoadData(CUlibrary *handle, const void *image, void *jit_options, void **jit_values,
+			   unsigned jit_count, void *options, void **values, unsigned count)
+{
+	ENTER(cuLibraryLoadData);
+	if (!handle || !image || (jit_count && (!jit_options || !jit_values)) ||
+	    (count && (!options || !values)))
+		return CUDA_ERROR_INVALID_VALUE;
+	struct library *library = object_new(LIBRARY, sizeof *library);
+	if (!library)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	library->valid = strstr(image, ".version") && strstr(image, ".target");
+	for (int i = 0; i < EMULATIONS; i++)
+		library->has[i] = has_entry(image, emulations[i].name);
+	*handle = object_handle(library);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryUnload(CUlibrary handle)
+{
+	ENTER(cuLibraryUnload);
+	struct library *library = object_find(handle, LIBRARY);
+	if (!library)
+		return CUDA_ERROR_INVALID_HANDLE;
+	for (int i = 0; i < EMULATIONS; i++) {
+		if (!library->kernels[i])
+			continue;
+		forget_functions(library->kernels[i], NULL);
+		object_delete(&library->kernels[i]->object);
+	}
+	object_delete(&library->object);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const char *name)
+{
+	ENTER(cuLibraryGetKernel);
+	struct library *library = object_find(library_handle, LIBRARY);
+	if (!library)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!handle || !name)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!library->valid)
+		return CUDA_ERROR_INVALID_IMAGE;
+	for (int i = 0; i < EMULATIONS; i++) {
+		if (!library->has[i] || strcmp(emulations[i].name, name))
+			continue;
+		struct kernel *kernel = library->kernels[i];
+		if (!kernel) {
+			kernel = object_new(KERNEL, sizeof *kernel);
+			if (!kernel)
+				return CUDA_ERROR_OUT_OF_MEMORY;
+			kernel->emulation = &emulations[i];
+			library->kernels[i] = kernel;
+		}
+		*handle = object_handle(kernel);
+		return CUDA_SUCCESS;
+	}
+	return CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuKernelGetFunction(CUfunction *handle, CUkernel kernel_handle)
+{
+	ENTER(cuKernelGetFunction);
+	struct kernel *kernel = object_find(kernel_handle, KERNEL);
+	struct context *context = current_context();
+	if (!kernel)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!handle)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct bound *function = next_function(0, kernel, context);
+	if (!function) {
+		function = object_new(FUNCTION, sizeof *function);
+		if (!function)
+			return CUDA_ERROR_OUT_OF_MEMORY;
+		function->kernel = kernel;
+		function->context = context;
+	}
+	*handle = object_handle(function);
+	return CUDA_SUCCESS;
+}
+
+// The limits are those that cuDeviceGetAttribute names.
+static bool valid_grid(unsigned x, unsigned y, unsigned z)
+{
+	return x && y && z && x <= 2147483647u && y <= 65535 && z <= 65535;
+}
+
+static bool valid_block(unsigned x, unsigned y, unsigned z)
+{
+	return x && y && z && x <= 1024 && y <= 1024 && z <= 64 && (uint64_t)x * y * z <= 1024;
+}
+
+CUresult cuLaunchKernel(CUfunction function_handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+			unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+			CUstream stream_handle, void **parameters, void **extra)
+{
+	ENTER(cuLaunchKernel);
+	struct stream *stream;
+	struct bound *function = object_find(function_handle, FUNCTION);
+	struct kernel *kernel = function ? function->kernel : object_find(function_handle, KERNEL);
+	if (!kernel)
+		return CUDA_ERROR_INVALID_HANDLE;
+	if (!valid_grid(grid_x, grid_y, grid_z) || !valid_block(block_x, block_y, block_z))
+		return CUDA_ERROR_INVALID_VALUE;
+	const struct emulation *emulation = kernel->emulation;
+	if (!parameters && !extra)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (extra || shared || grid_y != 1 || grid_z != 1 || block_x != emulation->block[0] ||
+	    block_y != emulation->block[1] || block_z != emulation->block[2])
+		return CUDA_ERROR_NOT_SUPPORTED; // the emulation is written for one shape
+	TRY(stream_resolve(stream_handle, &stream));
+	if (function && function->context != stream->context) // a kernel is of every context
+		return CUDA_ERROR_INVALID_HANDLE;
+	struct operation operation = {.type = LAUNCH, .launch = {.emulation = emulation, .grid = grid_x}};
+	for (size_t i = 0; i < emulation->count; i++)
+		memcpy(operation.launch.parameters + emulation->parameters[i].offset, parameters[i],
+		       emulation->parameters[i].size);
+	return stream_submit(stream, &operation);
+}

@@ -1,0 +1,89 @@
+/* Only what has changed is copied again, and a callback is told how much that is; settings of a thread;
+ * a peer backup on a machine with one device waits in host memory. */
+#include "host.h"
+
+static struct {
+	int calls;
+	uint64_t done, total;
+	char operation[16];
+} seen;
+
+static void progress(int device, const char *operation, uint64_t done, uint64_t total, void *user)
+{
+	EXPECT(device, 0);
+	CHECK(user == &seen);
+	CHECK(done <= total);
+	seen.calls++;
+	seen.done = done;
+	seen.total = total;
+	snprintf(seen.operation, sizeof seen.operation, "%s", operation);
+}
+
+static uint64_t pause_and_resume(void)
+{
+	memset(&seen, 0, sizeof seen);
+	EXPECT(tms_pause("t"), 0);
+	uint64_t done = seen.done;
+	EXPECT(seen.total, done);
+	CHECK(seen.calls == 0 || strcmp(seen.operation, "pause") == 0);
+	EXPECT(tms_resume("t"), 0);
+	CHECK(strcmp(seen.operation, "resume") == 0);
+	EXPECT(seen.done, 8 * MIB);
+	return done;
+}
+
+int main(void)
+{
+	int device = 7;
+	CHECK(!tms_get_enable_incremental_backup());
+	CHECK(!tms_get_enable_peer_backup(&device));
+	EXPECT(device, 7);
+	tms_set_enable_peer_backup(true, 3);
+	CHECK(tms_get_enable_peer_backup(NULL));
+	CHECK(tms_get_enable_peer_backup(&device));
+	EXPECT(device, 3);
+	tms_set_enable_peer_backup(true, -2);
+	CHECK(strstr(tms_last_error(), "-2 is no device"));
+	tms_set_enable_peer_backup(true, -1);
+	CHECK(tms_get_enable_peer_backup(&device));
+	EXPECT(device, -1);
+
+	/* More than one kind. */
+	void *p = NULL;
+	tms_set_interesting_region(true);
+	tms_set_enable_cpu_backup(true);
+	EXPECT(cudaMalloc(&p, 1), 1);
+	CHECK(strstr(tms_last_error(), "exclude each other"));
+	tms_set_enable_peer_backup(false, 0);
+	CHECK(!tms_get_enable_peer_backup(NULL));
+
+	tms_set_current_tag("t");
+	tms_set_enable_incremental_backup(true);
+	CHECK(tms_get_enable_incremental_backup());
+	EXPECT(cudaMalloc(&p, 8 * MIB), 0);
+	fill(p, 8 * MIB, 1);
+	tms_set_progress_callback(progress, &seen);
+	EXPECT(pause_and_resume(), 8 * MIB);
+	EXPECT(pause_and_resume(), 0);
+	unsigned one = 0;
+	EXPECT(cudaMemcpy((char *)p + 3 * MIB, &one, 4, 1), 0);
+	EXPECT(pause_and_resume(), 2 * MIB);
+	EXPECT(cudaMemcpy(&one, (char *)p + 3 * MIB, 4, 2), 0);
+	EXPECT(one, 0);
+	fill(p, 8 * MIB, 1);
+	EXPECT(pause_and_resume(), 2 * MIB);
+	CHECK(filled(p, 8 * MIB, 1));
+	tms_set_progress_callback(NULL, NULL);
+	EXPECT(cudaFree(p), 0);
+
+	tms_set_enable_cpu_backup(false);
+	tms_set_enable_peer_backup(true, -1);
+	EXPECT(cudaMalloc(&p, 3 * MIB), 0);
+	fill(p, 3 * MIB, 2);
+	EXPECT(tms_pause("t"), 0);
+	CHECK(tms_get_cpu_backup_pointer(p, 3 * MIB));
+	EXPECT(tms_resume("t"), 0);
+	CHECK(filled(p, 3 * MIB, 2));
+	EXPECT(cudaFree(p), 0);
+	return 0;
+}

@@ -1,0 +1,437 @@
+"""The names of torch_memory_saver 0.0.10, what they do, and what they refuse."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import PRELUDE, in_mode, output, run
+from simulator import PYMODULE
+
+import tms
+from torch_memory_saver import TorchMemorySaver, configure_subprocess
+from torch_memory_saver.binary_wrapper import _SIGNATURES
+from torch_memory_saver.utils import change_env, get_binary_path_from_package
+
+
+def test_names() -> None:
+    """All of the interface is there, from the modules that define it in the original."""
+    output(
+        """
+        import torch_memory_saver as package
+        from torch_memory_saver import TorchMemorySaver, configure_subprocess, torch_memory_saver
+        from torch_memory_saver.binary_wrapper import BinaryWrapper
+        from torch_memory_saver.entrypoint import _TorchMemorySaverImpl
+        from torch_memory_saver.hooks.base import HookMode, HookUtilBase
+        from torch_memory_saver.hooks.mode_preload import HookUtilModePreload
+        from torch_memory_saver.hooks.mode_preload import configure_subprocess as the_same
+        from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
+        from torch_memory_saver.testing_utils import empty_cache, get_and_print_gpu_memory
+        from torch_memory_saver.testing_utils import get_device
+        from torch_memory_saver.utils import change_env, get_binary_path_from_package, is_xpu
+
+        assert the_same is configure_subprocess
+        assert isinstance(torch_memory_saver, TorchMemorySaver)
+        assert torch_memory_saver._impl is None
+        torch_memory_saver._ensure_initialized()
+        impl = torch_memory_saver._impl
+        for name in ("_binary_wrapper", "_hook_mode", "_hook_util", "_mem_pools"):
+            assert hasattr(impl, name), name
+        assert impl._hook_util.get_allocator() is None
+        assert not is_xpu()
+        assert get_device() == "cuda"
+        used = get_and_print_gpu_memory("now")
+        empty_cache()
+        assert get_and_print_gpu_memory("then", gpu_id=1) <= used
+        """
+    )
+
+
+def test_import_needs_nothing() -> None:
+    """Importing it neither imports PyTorch nor asks for the library."""
+    code = "import sys, torch_memory_saver; print('torch' in sys.modules)"
+    assert output(code, preloaded=False) == "False\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"enable_cpu_backup": True, "enable_disk_backup": True},
+        {"cpu_backup_backend": "mmap", "enable_disk_backup": True},
+        {"cpu_backup_backend": "pinned"},
+        {"cpu_backup_backend": "tape", "enable_cpu_backup": True},
+        {"tag": ""},
+        {"tag": "a\0b"},
+    ],
+)
+def test_argument_checks(arguments: dict[str, Any]) -> None:
+    saver = TorchMemorySaver()
+    with pytest.raises(ValueError), saver.region(**arguments):
+        pass
+    if "enable_disk_backup" not in arguments:
+        with pytest.raises(ValueError), saver.cuda_graph(None, **arguments):
+            pass
+
+
+def test_margin() -> None:
+    output(
+        f"""
+{PRELUDE}
+for wrong in (-1, 1 << 64):
+    try:
+        saver.memory_margin_bytes = wrong
+        raise AssertionError(wrong)
+    except ValueError:
+        pass
+saver.memory_margin_bytes = initial - 2 * SIZE
+with saver.region():
+    kept = full(1)
+    try:
+        full(2, 2 * SIZE)
+        raise AssertionError("the margin")
+    except torch.OutOfMemoryError:
+        pass
+saver.memory_margin_bytes = 0
+with saver.region():
+    full(2, 2 * SIZE)
+try:
+    saver.memory_margin_bytes
+    raise AssertionError("not readable")
+except NotImplementedError:
+    pass
+"""
+    )
+
+
+def test_hook_mode() -> None:
+    saver = TorchMemorySaver()
+    assert saver.hook_mode == "preload"
+    with pytest.raises(ValueError, match="'preload' or 'torch', not 'inject'"):
+        saver.hook_mode = "inject"  # type: ignore[assignment]
+    saver.hook_mode = "torch"
+    saver.hook_mode = "preload"
+    saver.pause("nothing")
+    saver.hook_mode = "preload"
+    with pytest.raises(RuntimeError, match="before anything else"):
+        saver.hook_mode = "torch"
+
+
+def test_not_preloaded() -> None:
+    """Where the original fails an assertion: an error that says both ways out."""
+    for use in ("saver.pause()", "saver._ensure_initialized()", "saver.region().__enter__()"):
+        result = run(
+            "-c",
+            f"from torch_memory_saver import torch_memory_saver as saver; {use}",
+            preloaded=False,
+        )
+        assert result.returncode == 1
+        assert "NotPreloadedError" in result.stderr
+        assert "LD_PRELOAD=" in result.stderr
+        assert "hook_mode = 'torch'" in result.stderr
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+def test_expandable_segments(variable: str) -> None:
+    """A RuntimeError at first use, with the words that clients look for."""
+    out = output(
+        """
+        from torch_memory_saver import torch_memory_saver as saver
+        try:
+            saver.memory_margin_bytes = 0
+        except RuntimeError as error:
+            print("expandable_segments is not supported" in str(error))
+        """,
+        **{variable: "expandable_segments:True"},
+    )
+    assert out == "True\n"
+
+
+SETTINGS = """
+cdll = saver._impl._binary_wrapper.cdll
+def settings():
+    return (cdll.tms_get_interesting_region(), cdll.tms_get_current_tag(),
+            cdll.tms_get_enable_cpu_backup(), cdll.tms_get_enable_disk_backup(),
+            cdll.tms_get_cpu_backup_backend())
+"""
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_regions_set_and_restore(mode: str) -> None:
+    in_mode(
+        mode,
+        f"""
+saver._ensure_initialized()
+{SETTINGS}
+outside = (False, b"default", False, False, b"pinned")
+assert settings() == outside
+with saver.region("outer", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+    outer = (True, b"outer", True, False, b"mmap")
+    assert settings() == outer
+    try:
+        with saver.region("inner", enable_disk_backup=True):
+            assert settings() == (True, b"inner", False, True, b"mmap")
+            with saver.disable():
+                assert not cdll.tms_get_interesting_region()
+                raise KeyError
+    except KeyError:
+        pass
+    assert settings() == outer
+    with saver._impl._with_region_config(tag="bare", enable_cpu_backup=False):
+        assert settings() == (True, b"bare", False, False, b"mmap")
+    assert settings() == outer
+assert settings() == outside
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_memory_pools(mode: str) -> None:
+    """Keyed by tag, backups, backend and device; dropped and replaced as clients do."""
+    in_mode(
+        mode,
+        """
+with saver.region("a", enable_cpu_backup=True):
+    first = full(1)
+with saver.region("a", enable_cpu_backup=True, cpu_backup_backend="mmap"):
+    second = full(2)
+torch.cuda.set_device(1)
+with saver.region("a"):
+    third = full(3)
+torch.cuda.set_device(0)
+pools = saver._impl._mem_pools
+assert set(pools) == {
+    ("a", True, False, "pinned", 0), ("a", True, False, "mmap", 0), ("a", False, False, "", 1)
+}, set(pools)
+key = ("a", True, False, "pinned", 0)
+assert key in pools and ("a", True) not in pools and len(pools) == 3
+assert pools[key].use_count() == 1
+assert pools.pop(("a", True), None) is None
+
+# Another pool takes its place, and what is free in the old one is released.
+allocator = saver._impl._hook_util.get_allocator()
+mine = torch.cuda.MemPool(allocator)
+with torch.cuda.use_mem_pool(mine), saver._impl._with_region_config("a", True):
+    moved = full(1)
+before = free()
+pools[key] = mine
+assert pools[key] is mine
+del first
+assert free() == before + SIZE
+del moved
+with saver.region("a", enable_cpu_backup=True):
+    again = full(4)
+assert free() == before + SIZE
+saver.pause("a")
+saver.resume("a")
+assert holds(again, 4) and holds(second, 2)
+
+# Dropped inside its region: it goes when the region is left.
+with saver.region("a", enable_cpu_backup=True):
+    del again, pools[key]
+    assert key not in pools
+    other = full(5)
+del other
+assert free() == before + 2 * SIZE
+pools.clear()
+assert len(pools) == 0
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_same_region_again(mode: str) -> None:
+    """Within itself, and in two threads at the same time."""
+    in_mode(
+        mode,
+        """
+import threading
+saver.pause()
+both, made = threading.Barrier(2, timeout=20), []
+def work(number):
+    with saver.region("t", enable_cpu_backup=True):
+        both.wait()
+        made.append((number, full(number)))
+        with saver.region("t", enable_cpu_backup=True):
+            made.append((number, full(number)))
+        both.wait()
+threads = [threading.Thread(target=work, args=(n,)) for n in (1, 2)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+assert len(made) == 4
+saver.pause("t")
+assert initial - free() <= SLACK
+saver.resume("t")
+assert all(holds(tensor, number) for number, tensor in made)
+assert len(saver._impl._mem_pools) == 1
+""",
+    )
+
+
+def test_disable() -> None:
+    """Ordinary memory, given back to the device afterwards; nothing outside of regions."""
+    output(
+        f"""
+{PRELUDE}
+with saver.disable():
+    ordinary = full(1)
+with saver.region():
+    pausable = full(2)
+    with saver.disable():
+        with saver.disable():
+            also = full(3)
+        assert holds(also, 3)
+        del also
+    inside = full(4)
+saver.pause()
+assert initial - free() == SIZE
+assert holds(ordinary, 1)
+""",
+    )
+    output(
+        f"""
+{PRELUDE}
+default = full(1)
+with saver.disable():
+    temporary = full(2)
+    assert initial - torch.cuda.mem_get_info()[0] == 2 * SIZE
+    del temporary
+assert initial - torch.cuda.mem_get_info()[0] == SIZE
+saver.pause()
+assert initial - free() == 0
+""",
+        TMS_INIT_ENABLE="1",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_cpu_backup(mode: str) -> None:
+    in_mode(
+        mode,
+        """
+with saver.region(enable_cpu_backup=True):
+    kept = torch.zeros((4, SIZE // 4), dtype=torch.uint8, device="cuda")
+with saver.region():
+    lost = full(1)
+ordinary = full(2)
+kept.fill_(5)
+assert saver.get_cpu_backup(kept) is None
+saver.pause()
+copy = saver.get_cpu_backup(kept)
+view = saver.get_cpu_backup(kept, zero_copy=True)
+assert holds(copy, 5) and holds(view, 5) and copy.shape == view.shape == (4, SIZE // 4)
+assert saver.get_cpu_backup(lost) is None
+assert saver.get_cpu_backup(ordinary) is None
+for wrong in (copy, type("Strided", (), dict(is_cuda=True, is_contiguous=lambda self: False))()):
+    try:
+        saver.get_cpu_backup(wrong)
+        raise AssertionError(wrong)
+    except ValueError:
+        pass
+del view
+saver.resume()
+assert saver.get_cpu_backup(kept, zero_copy=True) is None
+assert holds(copy, 5)
+""",
+    )
+
+
+def test_retained_by_variable() -> None:
+    code = "from torch_memory_saver import torch_memory_saver as s; print(s.retain_cpu_backup)"
+    assert output(code, TMS_RETAIN_CPU_BACKUP="1") == "True\n"
+    assert output(code) == "False\n"
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_disk_backup(mode: str, tmp_path: Path) -> None:
+    in_mode(
+        mode,
+        f"""
+import os
+directory = {str(tmp_path / "new" / "er")!r}
+saver.set_disk_backup_dir(directory)
+assert os.path.isdir(directory)
+with saver.region(enable_disk_backup=True):
+    tensor = full(6)
+saver.pause()
+assert os.listdir(directory)
+assert saver.get_cpu_backup(tensor) is None
+saver.resume()
+assert holds(tensor, 6)
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_resume_raises(mode: str) -> None:
+    """Where the original exits, ours raises, and goes on once there is memory."""
+    in_mode(
+        mode,
+        """
+with saver.region(enable_cpu_backup=True):
+    tensor = full(1, 4 * SIZE)
+saver.pause("")
+others = [full(2, initial - 2 * SIZE)]
+try:
+    saver.resume()
+    raise AssertionError("resumed")
+except tms.OutOfMemoryError as error:
+    assert error.code == 2
+assert holds(others[0], 2)
+others.clear()
+saver.resume("")
+assert holds(tensor, 1)
+""",
+    )
+
+
+def test_every_function_has_its_signature() -> None:
+    header = (PYMODULE.parent / "preload" / "tms.h").read_text()
+    declared = set(re.findall(r"(\w+)\([^)]*\);", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
+    assert declared == set(_SIGNATURES)
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_other_functions_of_the_process(mode: str) -> None:
+    in_mode(
+        mode,
+        """
+saver.pause()
+cdll = saver._impl._binary_wrapper.cdll
+assert cdll.cudaGetLastError() == 0
+assert cdll.getpid() == __import__("os").getpid()
+assert not hasattr(cdll, "tms_xpu_prewarm_devices")
+assert not hasattr(cdll, "__wrapped__")
+assert b"started" in __import__("json").dumps(tms.stats()).encode()
+""",
+    )
+
+
+def test_names_of_the_library() -> None:
+    """In a source checkout there is only libtms.so; a wheel has all names (see test_wheel)."""
+    for mode in ("preload", "torch"):
+        for suffix in ("", "_cu12", "_cu13"):
+            path = get_binary_path_from_package(f"torch_memory_saver_hook_mode_{mode}{suffix}")
+            assert path == Path(tms.library_path())
+    with pytest.raises(RuntimeError, match="no library is called"):
+        get_binary_path_from_package("libc")
+
+
+def test_change_env(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NAME", raising=False)
+    with change_env("NAME", "outer"):
+        with pytest.raises(KeyError), change_env("NAME", "inner"):
+            assert os.environ["NAME"] == "inner"
+            raise KeyError
+        assert os.environ["NAME"] == "outer"
+    assert "NAME" not in os.environ
+
+
+def test_configure_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD", "/other.so")
+    path = get_binary_path_from_package("torch_memory_saver_hook_mode_preload")
+    with configure_subprocess():
+        assert os.environ["LD_PRELOAD"] == f"{path}:/other.so"
+    assert os.environ["LD_PRELOAD"] == "/other.so"

@@ -1,0 +1,155 @@
+"""The wheel, installed into an environment with nothing else in it, over the simulator."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from programs import HERE
+from simulator import BUILD, PYMODULE, environment
+
+ALIASES = [
+    f"torch_memory_saver_hook_mode_{mode}{suffix}.abi3.so"
+    for mode in ("preload", "torch")
+    for suffix in ("", "_cu12", "_cu13")
+]
+
+
+def checked(*command: str | Path, **variables: str) -> str:
+    """Standard output of a command in an environment without a preload and PYTHONPATH."""
+    inherited = environment()
+    del inherited["LD_PRELOAD"], inherited["PYTHONPATH"]
+    done = subprocess.run(
+        command,
+        env={**inherited, **variables},
+        cwd="/",  # python -m and -c import from where they are
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel() -> Path:
+    pattern = "tms-*-py3-none-manylinux_2_*_x86_64.whl"
+    for old in (BUILD / "wheel").glob(pattern):
+        old.unlink()
+    checked(PYMODULE.parent / "scripts" / "wheel.sh")
+    (built,) = (BUILD / "wheel").glob(pattern)
+    return built
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site-packages of the new environment."""
+    directory = tmp_path_factory.mktemp("environment")
+    checked(sys.executable, "-m", "venv", directory)
+    checked(directory / "bin" / "pip", "install", "--no-index", "--no-deps", wheel)
+    (site,) = directory.glob("lib/python*/site-packages")
+    return site
+
+
+@pytest.fixture(scope="module")
+def python(site: Path) -> Path:
+    return site.parent.parent.parent / "bin" / "python"
+
+
+def test_contents(wheel: Path) -> None:
+    files = zipfile.ZipFile(wheel)
+    names = set(files.namelist())
+    assert {name for name in names if "/" not in name} == set(ALIASES)
+    assert {"tms/lib/libtms.so", "tms/py.typed", "torch_memory_saver/py.typed"} <= names
+    libraries = [name for name in names if name.endswith(".so")]
+    assert len(libraries) == 7
+    assert sum(files.getinfo(name).file_size for name in ALIASES) < 64 << 10
+    metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
+    for field in ("Name: tms", "License-Expression: MIT", "Requires-Python: >=3.9"):
+        assert f"\n{field}\n" in metadata
+    assert (
+        "Root-Is-Purelib: false"
+        in files.read(next(name for name in names if name.endswith("/WHEEL"))).decode()
+    )
+
+
+def test_platform_is_honest(wheel: Path, site: Path) -> None:
+    """The tag's glibc is the newest that any of the libraries asks for."""
+    versions = {
+        int(minor)
+        for library in [site / "tms" / "lib" / "libtms.so", *(site / name for name in ALIASES)]
+        for minor in re.findall(r"GLIBC_2\.(\d+)", checked("readelf", "-VW", library))
+    }
+    assert f"manylinux_2_{max(versions)}_x86_64" in wheel.name
+
+
+def test_command(python: Path, site: Path) -> None:
+    path = str(site / "tms" / "lib" / "libtms.so")
+    assert checked(python, "-m", "tms", "--path") == f"{path}\n"
+    assert f"to use it  LD_PRELOAD={path} python your_script.py" in checked(python, "-m", "tms")
+
+
+def test_demo(python: Path) -> None:
+    library = checked(python, "-m", "tms", "--path").strip()
+    program = PYMODULE / "examples" / "train.py"
+    out = checked(python, program, "--device", "simulator", LD_PRELOAD=library)
+    result = json.loads(out.splitlines()[-1])
+    assert result["restored"] is result["freed"] is result["losses_equal"] is True
+
+
+@pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])
+def test_clients(client: str, python: Path) -> None:
+    """They look for the library beside the package, by its names."""
+    paths = ":".join(map(str, (HERE.parent, HERE / "fake", HERE / "clients")))
+    out = checked(python, HERE / "clients" / f"{client}.py", PYTHONPATH=paths)
+    assert out.endswith(" done\n")
+
+
+@pytest.fixture(scope="module")
+def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    program = tmp_path_factory.mktemp("linked") / "linked"
+    checked("cc", "-o", program, HERE / "linked.c", f"-L{BUILD / 'sim'}", "-lcudart")
+    return program
+
+
+@pytest.mark.parametrize("name", ALIASES)
+def test_every_name_interposes(name: str, site: Path, linked: Path) -> None:
+    """Also in a program linked to libcudart, which a preload's own dependencies come after."""
+    for others in ("", ":libm.so.6", f":{site / 'tms' / 'lib' / 'libtms.so'}"):
+        assert checked(linked, LD_PRELOAD=f"{site / name}{others}") == "pausable\n"
+
+
+def test_all_names_are_one_library(python: Path, site: Path) -> None:
+    code = f"""
+import ctypes
+from torch_memory_saver.utils import get_binary_path_from_package as path
+libraries = [ctypes.CDLL({str(site)!r} + "/" + name) for name in {ALIASES!r}]
+libraries.append(ctypes.CDLL(str(path("torch_memory_saver_hook_mode_torch_cu13"))))
+libraries[0].tms_set_current_tag(b"one")
+get = libraries[-1].tms_get_current_tag
+get.restype = ctypes.c_char_p
+print(len({{ctypes.cast(l.tms_pause, ctypes.c_void_p).value for l in libraries}}), get())
+"""
+    assert checked(python, "-c", code) == "1 b'one'\n"
+
+
+def test_typed(python: Path, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import tms\nfrom torch_memory_saver import torch_memory_saver\n"
+        "tms.pause(1)\ntorch_memory_saver.pause(1)\ntms.pause('right')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", tmp_path]
+        + ["--config-file", "", program],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert re.findall(r"program\.py:(\d+): error: .*\[arg-type\]", done.stdout) == ["3", "4"]

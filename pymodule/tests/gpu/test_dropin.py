@@ -1,0 +1,185 @@
+"""torch_memory_saver's interface on PyTorch and a GPU: its clients' calls; hook_mode "torch"."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import MiB, free_memory, holds, torch_on_gpu
+
+import tms
+from torch_memory_saver import torch_memory_saver as saver
+
+torch = torch_on_gpu()
+
+SIZE = 256 * MiB
+SLACK = 32 * MiB
+TESTS = Path(__file__).resolve().parent.parent
+CLIENTS = TESTS / "dropin" / "clients"
+
+
+def run(*arguments: str) -> str:
+    """Standard output of Python in a process that is not preloaded."""
+    environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+    environment["PYTHONPATH"] = f"{TESTS.parent}:{CLIENTS}:{environment.get('PYTHONPATH', '')}"
+    environment["CLIENT_SIZE"] = str(SIZE)
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])
+def test_client(client: str) -> None:
+    """What each follows is in its docstring."""
+    assert run(str(CLIENTS / f"{client}.py")).endswith(" done\n")
+
+
+def full(value: int, size: int = SIZE) -> Any:
+    return torch.full((size,), value, dtype=torch.uint8, device="cuda")
+
+
+def test_cpu_backup_of_typed_tensors(tag: str) -> None:
+    with saver.region(tag, enable_cpu_backup=True):
+        tensors = [
+            torch.randn((10, 20, 30), device="cuda"),
+            torch.randn((5, 7), dtype=torch.bfloat16, device="cuda"),
+            torch.arange(1000, device="cuda"),
+            torch.tensor(3.5, device="cuda"),
+            torch.tensor([True, False], device="cuda"),
+        ]
+    with pytest.raises(ValueError, match="contiguous"):
+        saver.get_cpu_backup(tensors[0].transpose(0, 1))
+    with pytest.raises(ValueError, match="CUDA device"):
+        saver.get_cpu_backup(torch.ones(1))
+    expected = [tensor.cpu() for tensor in tensors]
+    assert saver.get_cpu_backup(tensors[0]) is None
+    saver.pause(tag)
+    for tensor, wanted in zip(tensors, expected):
+        for zero_copy in (False, True):
+            copy = saver.get_cpu_backup(tensor, zero_copy=zero_copy)
+            assert copy.device.type == "cpu"
+            assert copy.stride() == tensor.stride()
+            assert torch.equal(copy, wanted)
+    saver.resume(tag)
+    assert all(torch.equal(tensor.cpu(), wanted) for tensor, wanted in zip(tensors, expected))
+
+
+def test_disable_gives_back(tag: str) -> None:
+    """The pool of the body is let go of, so that torch.cuda.empty_cache() reaches it."""
+    with saver.region(tag):
+        pausable = full(1)
+    before = torch.cuda.mem_get_info()[0]
+    with saver.region(tag), saver.disable():
+        ordinary = full(2)
+        assert before - torch.cuda.mem_get_info()[0] >= SIZE - SLACK
+        with tms.paused(tag):
+            assert holds(ordinary, 2)
+        del ordinary
+    assert before - free_memory() <= SLACK
+    pausable.fill_(1)
+
+
+def test_pools_replaced_and_dropped(tag: str) -> None:
+    """As clients repack weights: a pool of their own in place of the region's."""
+    with saver.region(tag, enable_cpu_backup=True):
+        weights = full(1)
+    pools = saver._impl._mem_pools
+    key = (tag, True, False, "pinned", torch.cuda.current_device())
+    assert pools[key].use_count() == 1
+    assert sum(segment["total_size"] for segment in pools[key].snapshot()) >= SIZE
+    mine = torch.cuda.MemPool(allocator=saver._impl._hook_util.get_allocator())
+    config = saver._impl._with_region_config(tag=tag, enable_cpu_backup=True)
+    with torch.cuda.use_mem_pool(mine), config:
+        packed = weights.clone()
+    before = free_memory()
+    pools[key] = mine
+    del weights
+    assert free_memory() >= before + SIZE - SLACK
+    with saver.region(tag, enable_cpu_backup=True):
+        more = full(2)
+    assert sum(segment["total_size"] for segment in mine.snapshot()) >= 2 * SIZE
+    with tms.paused(tag):
+        assert free_memory() >= before + SIZE - SLACK
+    assert holds(packed, 1)
+    assert holds(more, 2)
+    pools.pop(key)
+    del packed, more
+    assert free_memory() >= before + 2 * SIZE - SLACK
+
+
+def test_hook_mode_torch() -> None:
+    """Out of memory, frees from other threads and out of regions, nesting, disk, tms itself."""
+    program = """
+    import tempfile, threading, torch, tms
+    from common import SIZE, SLACK, free, full, holds, initially_free
+    from torch_memory_saver import torch_memory_saver as saver
+    saver.hook_mode = "torch"
+    initial = initially_free()
+
+    with saver.region("a", enable_cpu_backup=True):
+        a = full(1)
+        with saver.region("b"):
+            b = full(2)
+        with saver.disable():
+            ordinary = full(3)
+        also_a = full(4)
+    before = free()
+    saver.pause("a")
+    assert free() - before >= 2 * SIZE - SLACK
+    assert holds(b, 2) and holds(ordinary, 3)
+    saver.resume("a")
+    assert holds(a, 1) and holds(also_a, 4)
+
+    # NULL when out of memory: PyTorch raises its own error, and all goes on.
+    cdll = saver._impl._binary_wrapper.cdll
+    assert cdll.tms_torch_malloc(initial * 2, 0, None) is None
+    try:
+        with saver.region("a"):
+            full(5, initial)
+        raise AssertionError("too large")
+    except torch.OutOfMemoryError:
+        pass
+    with saver.region("a", enable_cpu_backup=True):
+        large = full(6, 3 * SIZE)
+    assert holds(large, 6)
+
+    tensors = [a, b, also_a, large]
+    del a, b, also_a, large
+    saver.pause("a")
+    thread = threading.Thread(target=tensors.clear)
+    thread.start()
+    thread.join()
+    tms.empty_cache()
+    assert initial - free() <= SIZE + SLACK, (initial, free())
+
+    saver.set_disk_backup_dir(tempfile.mkdtemp())
+    with saver.region("disk", enable_disk_backup=True):
+        disk = full(7)
+    with tms.paused("disk"):
+        assert saver.get_cpu_backup(disk) is None
+    assert holds(disk, 7)
+    with tms.region("host", backup="host"):
+        host = full(8)
+    with tms.paused():
+        assert initial - free() <= SIZE + SLACK
+    assert holds(host, 8)
+    try:
+        with saver.cuda_graph(torch.cuda.CUDAGraph()):
+            raise AssertionError("captured")
+    except tms.NotSupportedError:
+        pass
+    print("done")
+    """
+    assert run("-c", textwrap.dedent(program)) == "done\n"

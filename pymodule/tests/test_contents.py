@@ -1,0 +1,141 @@
+"""Contents: only changes are copied, copies are checked, and how far they are can be followed."""
+
+from __future__ import annotations
+
+import os
+
+import children
+import cuda
+import pytest
+from cuda import MiB
+
+import tms
+
+SIZE = 12 * MiB
+
+
+def test_incremental_copies_what_changed() -> None:
+    contents = bytearray(os.urandom(SIZE))
+    with tms.region("incremental", backup="host", incremental=True):
+        pointer = cuda.malloc(SIZE)
+    cuda.write(pointer, bytes(contents))
+    copied = []
+
+    def cycle() -> int:
+        copied.clear()
+        tms.pause("incremental", progress=lambda *seen: copied.append(seen))
+        tms.resume("incremental")
+        assert cuda.read(pointer, SIZE) == contents
+        if not copied:
+            return 0
+        device, operation, done, total = copied[-1]
+        assert (device, operation, done) == (0, "pause", total)
+        return done
+
+    assert cycle() == SIZE
+    assert cycle() == 0
+    contents[5 * MiB] ^= 1
+    contents[-1] ^= 1
+    cuda.write(pointer, bytes(contents))
+    assert cycle() == 4 * MiB
+    cuda.free(pointer)
+
+
+@pytest.mark.parametrize("backup", [None, "disk", "peer"])
+def test_incremental_is_for_host_memory(backup: str | None) -> None:
+    with pytest.raises(ValueError, match="needs backup='host'"):
+        tms.region("t", backup=backup, incremental=True)
+
+
+def test_incremental_from_the_environment() -> None:
+    """It is the default of host backups, and no more than a default."""
+    out = children.output(
+        """
+        import cuda, tms
+        def copied_again(**options):
+            with tms.region("t", **options):
+                pointer = cuda.malloc(4 << 20)
+            seen = []
+            for _ in range(2):
+                seen.clear()
+                tms.pause("t", progress=lambda *report: seen.append(report[2]))
+                tms.resume("t")
+            cuda.free(pointer)
+            return seen[-1] if seen else 0
+        print(copied_again(backup="host"), copied_again(backup="host", incremental=False))
+        print(copied_again())
+        """,
+        TMS_INIT_ENABLE_INCREMENTAL_BACKUP="1",
+    )
+    assert out == f"0 {4 * MiB}\n0\n"
+
+
+def test_verify_finds_what_was_overwritten() -> None:
+    """TMS_VERIFY=1: a copy that somebody wrote to is refused, by name, and nothing else happens."""
+    out = children.output(
+        """
+        import ctypes, cuda, tms
+        with tms.region("checked", backup="host"):
+            pointer = cuda.malloc(6 << 20)
+        cuda.write(pointer, b"x" * (6 << 20))
+        for _ in range(2):
+            tms.pause("checked")
+            tms.resume("checked")
+        tms.pause("checked")
+        address = ctypes.CDLL(None).tms_get_cpu_backup_pointer
+        address.restype, address.argtypes = ctypes.c_void_p, [ctypes.c_void_p, ctypes.c_uint64]
+        copy = address(pointer, 6 << 20)
+        ctypes.memset(copy + (3 << 20), 0, 1)
+        try:
+            tms.resume("checked")
+        except tms.ContentsError as error:
+            assert 'tag "checked"' in str(error) and "block 1 " in str(error), error
+            assert hex(pointer) in str(error), error
+            print("refused", tms.stats()["devices"][0]["tags"][0]["paused_bytes"])
+        ctypes.memset(copy + (3 << 20), ord("x"), 1)
+        tms.resume("checked")
+        print(cuda.read(pointer, 6 << 20) == b"x" * (6 << 20))
+        """,
+        TMS_VERIFY="1",
+    )
+    assert out == f"refused {6 * MiB}\nTrue\n"
+
+
+def test_progress_bars(capfd: pytest.CaptureFixture[str]) -> None:
+    with tms.region("bars", backup="host"):
+        pointer = cuda.malloc(SIZE)
+    tms.pause("bars", progress=True)
+    tms.resume("bars", progress=True)
+    err = capfd.readouterr().err
+    assert "pause GPU 0: 100%" in err
+    assert "resume GPU 0: 100%" in err
+    assert "12.0M/12.0M" in err
+    tms.pause("bars")  # not asked for: not shown
+    tms.resume("bars")
+    assert capfd.readouterr().err == ""
+    cuda.free(pointer)
+    assert tms.stats()["devices"][0]["progress"] is None
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_progress_that_fails_is_not_the_failure_of_the_pause() -> None:
+    """Python reports it through sys.unraisablehook, as it does for all callbacks from C."""
+    calls = []
+
+    def progress(*_: object) -> None:
+        calls.append(1)
+        raise ZeroDivisionError
+
+    with tms.region("t", backup="host"):
+        pointer = cuda.malloc(SIZE)
+    tms.pause("t", progress=progress)
+    assert calls
+    assert tms.stats()["devices"][0]["free_bytes"] == tms.stats()["devices"][0]["total_bytes"]
+    tms.resume("t")
+    cuda.free(pointer)
+
+
+@pytest.mark.parametrize("backup", ["peer:", "peer:x", "peer:-1", "peers", "peer:123", 1, "Host"])
+def test_backup_kinds_that_are_none(backup: object) -> None:
+    with pytest.raises(ValueError, match="peer:N"):
+        tms.region("t", backup=backup)  # type: ignore[arg-type]

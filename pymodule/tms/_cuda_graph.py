@@ -1,0 +1,87 @@
+"""CUDA graphs whose own memory is pausable."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from . import _torch
+from ._arguments import Backup, check_backup, check_tag
+from ._errors import NotSupportedError
+from ._library import load
+from ._region import region
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+
+def cuda_graph(
+    cuda_graph: Any,
+    pool: Any = None,
+    stream: Any = None,
+    capture_error_mode: str = "global",
+    *,
+    tag: str = "default",
+    backup: Backup = None,
+) -> _GeneratorContextManager[None]:
+    """`torch.cuda.graph`, with the device memory that the graph takes pausable.
+
+    That is the memory of what is computed in between and of the tensors made in the body, which
+    PyTorch takes from the device during the capture and keeps for the graph. While it is paused
+    the graph must not be replayed; replays after the resume compute from what the graph reads,
+    so without a backup only results that are read before the next replay are lost.
+
+    Several graphs may share a pool; what a graph takes from it that an earlier one left free
+    belongs to the earlier one's tag. Capture graphs that share a pool with one tag.
+
+    A torch.cuda.graph, or a torch.compile(mode="reduce-overhead") function, that captures within a
+    `region` is pausable too, under the region's tag. That needs a PyTorch whose allocator serves
+    from the pool begun last, such as 2.11 (https://github.com/pytorch/pytorch/pull/168382): before,
+    the region's pool serves the capture, and lends the graph's memory to others later.
+
+    Args:
+        cuda_graph, pool, stream, capture_error_mode: as for torch.cuda.graph.
+        tag, backup: as for `region`.
+
+    Raises:
+        NotSupportedError: libtms.so is not preloaded; it has to see captures begin and end.
+        NotPreloadedError, TypeError, ValueError: as for `region`.
+    """
+    return _cuda_graph(
+        capture(cuda_graph, pool, stream, capture_error_mode),
+        region(check_tag(tag), check_backup(backup)),
+    )
+
+
+@contextlib.contextmanager
+def _cuda_graph(
+    capturing: _GeneratorContextManager[None], inside: _GeneratorContextManager[None]
+) -> Iterator[None]:
+    with capturing, inside:
+        yield
+
+
+@contextlib.contextmanager
+def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
+    """`torch.cuda.graph`, also in a region: the graph's pool serves it, not the region's."""
+    import torch  # type: ignore[import-not-found]
+
+    library = load()
+    if not library.interposes:
+        raise NotSupportedError(
+            "A CUDA graph's own memory is pausable only in a process with libtms.so preloaded: use "
+            "torch.cuda.graph, or start the process with LD_PRELOAD=$(python -m tms --path)."
+        )
+    captured = torch.cuda.graph(
+        graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
+    )
+    active = library.active
+    with _torch.set_aside():
+        # What entering and leaving takes, a random generator's state for one, is not the region's.
+        library.active = False
+        try:
+            with captured:
+                yield
+        finally:
+            library.active = active

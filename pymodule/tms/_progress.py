@@ -1,0 +1,66 @@
+"""How far a pause or resume has come: a callback, or bars."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from typing import Any, Callable, Union
+
+from ._library import PROGRESS, Library
+
+Progress = Union[bool, Callable[[int, str, int, int], object]]
+"""True for bars on stderr; or what is called with device, "pause" or "resume", bytes, bytes of."""
+
+_lock = threading.Lock()  # the library has one callback per process
+
+
+@contextlib.contextmanager
+def reported(library: Library, progress: Progress) -> Iterator[None]:
+    """Reports what the body's operation copies.
+
+    Raises:
+        ImportError: progress is True and there is no tqdm.
+    """
+    if progress is False:
+        yield
+        return
+    with _lock, contextlib.ExitStack() as bars:
+        report = _bars(bars) if progress is True else progress
+
+        def callback(device: int, operation: bytes, done: int, total: int, user: object) -> None:
+            report(device, operation.decode(), done, total)
+
+        kept = PROGRESS(callback)  # alive until no more calls can come
+        library.set_progress(kept)
+        try:
+            yield
+        finally:
+            library.set_progress(None)
+
+
+def _bars(stack: contextlib.ExitStack) -> Callable[[int, str, int, int], None]:
+    try:
+        from tqdm import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "progress=True draws its bars with tqdm: pip install tqdm, or pass a function "
+            "(device, operation, done, total) instead"
+        ) from error
+    bars: dict[int, Any] = {}
+
+    def report(device: int, operation: str, done: int, total: int) -> None:
+        if device not in bars:
+            bars[device] = stack.enter_context(
+                tqdm(
+                    desc=f"{operation} GPU {device}",
+                    total=total,
+                    unit="B",
+                    unit_scale=True,
+                    unit_divisor=1024,
+                    position=len(bars),
+                )
+            )
+        bars[device].update(done - bars[device].n)
+
+    return report

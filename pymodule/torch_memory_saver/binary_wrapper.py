@@ -1,0 +1,82 @@
+"""The library's functions by ctypes, as clients call them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from tms._library import PROGRESS
+
+_TEXT, _BOOL, _CODE = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+_SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, as in tms.h
+    "tms_set_interesting_region": (None, _BOOL),
+    "tms_get_interesting_region": (_BOOL,),
+    "tms_set_current_tag": (None, _TEXT),
+    "tms_get_current_tag": (_TEXT,),
+    "tms_set_enable_cpu_backup": (None, _BOOL),
+    "tms_get_enable_cpu_backup": (_BOOL,),
+    "tms_set_enable_disk_backup": (None, _BOOL),
+    "tms_get_enable_disk_backup": (_BOOL,),
+    "tms_set_enable_incremental_backup": (None, _BOOL),
+    "tms_get_enable_incremental_backup": (_BOOL,),
+    "tms_set_enable_peer_backup": (None, _BOOL, ctypes.c_int),
+    "tms_get_enable_peer_backup": (_BOOL, ctypes.POINTER(ctypes.c_int)),
+    "tms_set_cpu_backup_backend": (None, _TEXT),
+    "tms_get_cpu_backup_backend": (_TEXT,),
+    "tms_set_disk_backup_dir": (None, _TEXT),
+    "tms_pause": (_CODE, _TEXT),
+    "tms_resume": (_CODE, _TEXT),
+    "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_prepare": (_CODE, _TEXT, _BOOL),
+    "tms_set_progress_callback": (None, PROGRESS, ctypes.c_void_p),
+    "tms_trim": (_CODE,),
+    "set_memory_margin_bytes": (None, ctypes.c_uint64),
+    "tms_set_retain_cpu_backup": (None, _BOOL),
+    "tms_get_retain_cpu_backup": (_BOOL,),
+    "tms_get_cpu_backup_pointer": (_BYTES, _BYTES, ctypes.c_uint64),
+    "tms_torch_malloc": (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p),
+    "tms_torch_free": (
+        None,
+        ctypes.c_void_p,
+        ctypes.c_ssize_t,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ),
+    "tms_last_error": (_TEXT,),
+    "tms_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_version": (_TEXT,),
+}
+
+
+class _Functions(ctypes.CDLL):
+    """The library's functions, and by name any other of the process (cudaHostGetFlags, say)."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):
+                raise
+        function = getattr(ctypes.CDLL(None), name)
+        setattr(self, name, function)
+        return function
+
+
+class BinaryWrapper:
+    """The library, with its functions' signatures in `cdll`.
+
+    Args:
+        path_binary: its file; None: it is part of the process.
+
+    Raises:
+        OSError: it cannot be loaded.
+    """
+
+    def __init__(self, path_binary: str | None) -> None:
+        self.cdll: Any = _Functions(path_binary)
+        for name, (result, *arguments) in _SIGNATURES.items():
+            function = getattr(self.cdll, name)
+            function.restype = result
+            function.argtypes = arguments

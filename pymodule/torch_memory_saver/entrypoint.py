@@ -1,0 +1,307 @@
+"""TorchMemorySaver, and the inner object that clients reach into."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import tms
+from tms import _cuda_graph, _torch
+from tms._arguments import check_tag
+from tms._library import attach, load
+from tms._region import _Settings
+
+from ._mem_pools import MemPools
+from .binary_wrapper import BinaryWrapper
+from .hooks.base import HookMode, HookUtilBase
+
+CpuBackupBackend = Literal["mmap", "pinned"]
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+
+
+class TorchMemorySaver:
+    """Makes the memory of CUDA tensors pausable. All instances share the process's one library.
+
+    Every method initializes the instance on first use, which raises NotPreloadedError with
+    hook_mode "preload" in a process without the library, and NotSupportedError (a RuntimeError)
+    with expandable_segments:True.
+    """
+
+    def __init__(self) -> None:
+        self._hook_mode: HookMode = "preload"
+        self._impl: _TorchMemorySaverImpl | None = None
+
+    @contextlib.contextmanager
+    def region(
+        self,
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        enable_disk_backup: bool = False,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+    ) -> Iterator[None]:
+        """Makes the device memory that this thread allocates in the body pausable: `tms.region`.
+
+        Args:
+            tag: a name for `pause` and `resume`.
+            enable_cpu_backup: a pause keeps the contents in host memory.
+            enable_disk_backup: a pause keeps them in files; see `set_disk_backup_dir`.
+            cpu_backup_backend: "pinned" or "mmap" host memory; None: as it is set, by default
+                pinned.
+
+        Raises:
+            ValueError: both backups, a backend that does not exist or without
+                enable_cpu_backup, or no tag.
+        """
+        check_tag(tag)
+        _check_backups(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
+        with self._initialized().region(
+            tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any = None,
+        stream: Any = None,
+        capture_error_mode: str = "global",
+        tag: str = "default",
+        enable_cpu_backup: bool = False,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+    ) -> Iterator[None]:
+        """`torch.cuda.graph`, with the memory that the graph takes pausable: `tms.cuda_graph`.
+
+        Args:
+            cuda_graph, pool, stream, capture_error_mode: as for torch.cuda.graph.
+            tag, enable_cpu_backup, cpu_backup_backend: as for `region`.
+
+        Raises:
+            NotSupportedError: hook_mode is "torch", and nothing is preloaded.
+            ValueError: as for `region`.
+        """
+        check_tag(tag)
+        _check_backups(enable_cpu_backup, False, cpu_backup_backend)
+        with self._initialized().cuda_graph(
+            cuda_graph, pool, stream, capture_error_mode, tag, enable_cpu_backup, cpu_backup_backend
+        ):
+            yield
+
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        """Makes this thread's allocations in the body ordinary: `tms.disable`.
+
+        What is free of them afterwards goes back to the device. Outside regions it does nothing.
+        """
+        with self._initialized().disable():
+            yield
+
+    def pause(self, tag: str | None = None) -> None:
+        """`tms.pause`; None or "": all tags."""
+        self._initialized().pause(tag)
+
+    def resume(self, tag: str | None = None) -> None:
+        """`tms.resume`; None or "": all tags."""
+        self._initialized().resume(tag)
+
+    @property
+    def enabled(self) -> bool:
+        """True."""
+        return True
+
+    @property
+    def hook_mode(self) -> HookMode:
+        """ "preload" or "torch"; to be set before anything else is used."""
+        return self._hook_mode
+
+    @hook_mode.setter
+    def hook_mode(self, hook_mode: HookMode) -> None:
+        if hook_mode not in get_args(HookMode):
+            raise ValueError(f"hook_mode must be 'preload' or 'torch', not {hook_mode!r}")
+        if self._impl is not None and hook_mode != self._hook_mode:
+            raise RuntimeError(
+                f"hook_mode is {self._hook_mode!r} and in use: set it before anything else is used"
+            )
+        self._hook_mode = hook_mode
+
+    @property
+    def memory_margin_bytes(self) -> int:
+        """Can only be set: an allocation in a region that would leave less free fails."""
+        raise NotImplementedError("memory_margin_bytes can only be set")
+
+    @memory_margin_bytes.setter
+    def memory_margin_bytes(self, value: int) -> None:
+        if not 0 <= value < 2**64:
+            raise ValueError(f"memory_margin_bytes must be a number of bytes, not {value}")
+        self._initialized()._binary_wrapper.cdll.set_memory_margin_bytes(value)
+
+    @property
+    def retain_cpu_backup(self) -> bool:
+        """Whether host copies are kept after a resume."""
+        return bool(self._initialized()._binary_wrapper.cdll.tms_get_retain_cpu_backup())
+
+    @retain_cpu_backup.setter
+    def retain_cpu_backup(self, value: bool) -> None:
+        self._initialized()._binary_wrapper.cdll.tms_set_retain_cpu_backup(value)
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool = False) -> Any:
+        """The contents of a CUDA tensor as of its last pause, as a CPU tensor.
+
+        Args:
+            x: contiguous.
+            zero_copy: return the host memory itself, which is valid until the next resume, or
+                with `retain_cpu_backup` until the memory is freed.
+
+        Returns:
+            None where there is no copy: active and not retained, without backup or with one on
+            disk, or not of a region.
+
+        Raises:
+            ValueError: `x` is not on a CUDA device, or not contiguous.
+        """
+        return self._initialized().get_cpu_backup(x, zero_copy)
+
+    def set_disk_backup_dir(self, path: str | os.PathLike[str]) -> None:
+        """`tms.set_disk_backup_dir`; makes the directory now."""
+        self._initialized()
+        os.makedirs(path, exist_ok=True)
+        tms.set_disk_backup_dir(path)
+
+    def _ensure_initialized(self) -> None:
+        self._initialized()
+
+    def _initialized(self) -> _TorchMemorySaverImpl:
+        if self._impl is None:
+            self._impl = _TorchMemorySaverImpl(self._hook_mode)
+        return self._impl
+
+
+class _TorchMemorySaverImpl:
+    """What the process has been initialized with."""
+
+    def __init__(self, hook_mode: HookMode = "preload") -> None:
+        _torch.refuse_expandable_segments()
+        self._hook_mode = hook_mode
+        self._hook_util = HookUtilBase.create(hook_mode)
+        path = self._hook_util.get_path_binary()
+        self._binary_wrapper = BinaryWrapper(path)
+        self._library = load() if path is None else attach(self._binary_wrapper.cdll)
+        if hook_mode == "torch":
+            _torch.allocate_with(self._hook_util.get_allocator())
+        self._mem_pools = MemPools()
+
+    @contextlib.contextmanager
+    def region(
+        self,
+        tag: str,
+        enable_cpu_backup: bool,
+        enable_disk_backup: bool,
+        cpu_backup_backend: CpuBackupBackend | None,
+    ) -> Iterator[None]:
+        backend = ""
+        if enable_cpu_backup:
+            default = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
+            backend = cpu_backup_backend or default.decode()
+        key = self._mem_pools.key(tag, enable_cpu_backup, enable_disk_backup, backend)
+        settings = self._with_region_config(
+            tag, enable_cpu_backup, cpu_backup_backend, enable_disk_backup
+        )
+        with _torch.routed_to(key, plain_by_default=self._plain_by_default()), settings:
+            yield
+
+    @contextlib.contextmanager
+    def cuda_graph(
+        self,
+        cuda_graph: Any,
+        pool: Any,
+        stream: Any,
+        capture_error_mode: str,
+        tag: str,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: CpuBackupBackend | None,
+    ) -> Iterator[None]:
+        settings = self._with_region_config(tag, enable_cpu_backup, cpu_backup_backend)
+        capture = _cuda_graph.capture(cuda_graph, pool, stream, capture_error_mode)
+        with capture, settings:
+            yield
+
+    @contextlib.contextmanager
+    def _with_region_config(
+        self,
+        tag: str,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: CpuBackupBackend | None = None,
+        enable_disk_backup: bool = False,
+    ) -> Iterator[None]:
+        """The calling thread's settings for the body, without a pool."""
+        library, cdll = self._library, self._binary_wrapper.cdll
+        before, backend_before = _Settings.read(library), cdll.tms_get_cpu_backup_backend()
+        _Settings(
+            active=True,
+            tag=tag.encode(),
+            cpu_backup=enable_cpu_backup,
+            disk_backup=enable_disk_backup,
+            incremental=enable_cpu_backup and library.incremental_by_default,
+            peer=None,
+        ).write(library)
+        if cpu_backup_backend is not None:
+            cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())
+        try:
+            yield
+        finally:
+            cdll.tms_set_cpu_backup_backend(backend_before)
+            before.write(library)
+
+    @contextlib.contextmanager
+    def disable(self) -> Iterator[None]:
+        before = self._library.active
+        pool = None
+        try:
+            with _torch.routed_to(None, plain_by_default=self._plain_by_default()) as pool:
+                self._library.active = False
+                try:
+                    yield
+                finally:
+                    self._library.active = before
+        finally:
+            if pool:
+                _torch.dispose(pool)
+
+    def pause(self, tag: str | None) -> None:
+        tms.pause(tag or None)
+
+    def resume(self, tag: str | None) -> None:
+        tms.resume(tag or None)
+
+    def get_cpu_backup(self, x: Any, zero_copy: bool) -> Any:
+        if not x.is_cuda:
+            raise ValueError(f"the tensor must be on a CUDA device, not on {x.device}")
+        if not x.is_contiguous():
+            raise ValueError("the tensor must be contiguous: its copy is one piece of host memory")
+        cdll, size = self._binary_wrapper.cdll, x.nbytes
+        copy = cdll.tms_get_cpu_backup_pointer(ctypes.cast(x.data_ptr(), _BYTES), size)
+        if not copy:
+            return None
+        import torch  # type: ignore[import-not-found]
+
+        memory = (ctypes.c_uint8 * size).from_address(ctypes.addressof(copy.contents))
+        tensor = torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
+        return tensor if zero_copy else tensor.clone()
+
+    def _plain_by_default(self) -> bool:
+        """Whether this thread's allocations are ordinary as things stand."""
+        return not self._library.interposes or not self._library.active
+
+
+def _check_backups(cpu: bool, disk: bool, backend: str | None) -> None:
+    if cpu and disk:
+        raise ValueError("enable_cpu_backup and enable_disk_backup exclude each other")
+    if backend is None:
+        return
+    if backend not in get_args(CpuBackupBackend):
+        raise ValueError(f"cpu_backup_backend must be 'pinned' or 'mmap', not {backend!r}")
+    if not cpu:
+        raise ValueError("cpu_backup_backend needs enable_cpu_backup=True")

@@ -1,0 +1,1 @@
+"""How memory becomes pausable: by interposing cudaMalloc, or by an allocator of PyTorch's pools."""

@@ -1,0 +1,49 @@
+"""hook_mode "preload": libtms.so stands in front of cudaMalloc, by LD_PRELOAD."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tms import NotPreloadedError
+from tms._library import load
+from tms._subprocess import preloading
+
+from ..utils import get_binary_path_from_package
+from .base import HookUtilBase
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+
+class HookUtilModePreload(HookUtilBase):
+    """The library that this process was started with.
+
+    Raises:
+        NotPreloadedError: it was started without.
+    """
+
+    def __init__(self) -> None:
+        try:
+            load()
+        except NotPreloadedError as error:
+            raise NotPreloadedError(
+                f"{error}\nWithout a preload there is torch_memory_saver.hook_mode = 'torch', to "
+                "be set before anything else."
+            ) from None
+
+    def get_path_binary(self) -> None:
+        return None
+
+    def get_allocator(self) -> None:
+        return None
+
+
+def configure_subprocess() -> _GeneratorContextManager[None]:
+    """Starts the child processes of the body with the library, by LD_PRELOAD in os.environ.
+
+    As `tms.configure_subprocess`, but for the name under which the library is found.
+    """
+    return preloading(lambda: str(get_binary_path_from_package(_STEM)))
+
+
+_STEM = "torch_memory_saver_hook_mode_preload"

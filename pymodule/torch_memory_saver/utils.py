@@ -1,0 +1,47 @@
+"""Where the library is, and a variable for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from tms import library_path
+
+_STEMS = ("torch_memory_saver_hook_mode_preload", "torch_memory_saver_hook_mode_torch")
+
+
+def get_binary_path_from_package(stem: str) -> Path:
+    """The library's file, by one of its names beside this package.
+
+    All names, with or without the CUDA version, stand for the one library, which finds out for
+    itself what libcudart it has to do with. A source checkout has only libtms.so.
+
+    Raises:
+        RuntimeError: there is no such name.
+        LibraryNotFoundError: there is no library.
+    """
+    if not stem.startswith(_STEMS):
+        raise RuntimeError(f"no library is called {stem!r}; there is {' and '.join(_STEMS)}")
+    named = Path(__file__).resolve().parent.parent / f"{stem}.abi3.so"
+    return named if named.is_file() else Path(library_path())
+
+
+def is_xpu() -> bool:
+    """False: this package is for CUDA."""
+    return False
+
+
+@contextlib.contextmanager
+def change_env(key: str, value: str) -> Iterator[None]:
+    """os.environ[key] is `value` in the body, and afterwards what it was."""
+    before = os.environ.get(key)
+    os.environ[key] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(key, None)
+        else:
+            os.environ[key] = before

@@ -1,0 +1,210 @@
+"""What a layout of memory costs: many segments against one, small allocations, threads.
+
+    scripts/bench.sh layout [PEER]
+
+PEER is a folder that holds the unpacked wheel of torch_memory_saver. Every number is a median of
+five, from processes that take turns; a pause or resume counts from the second cycle on, after half
+a second in between, in which the driver scrubs what it was given back. "Scrub" is the same amount
+in a single segment. --plot=FILE draws curves against bytes and against segments.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+MiB = 1 << 20
+GiB = 1 << 30
+CYCLES = 6
+PEER_LIBRARY = "torch_memory_saver_hook_mode_preload_cu13.abi3.so"
+
+
+def compiled() -> str:
+    """The path of layout.c's program, linked to PyTorch's libcudart or the toolkit's."""
+    out = os.path.join("build", "bench")
+    os.makedirs(out, exist_ok=True)
+    code = "import torch; torch.cuda.init(); print(*{l.split()[-1] for l in open('/proc/self/maps')"
+    code += " if 'libcudart.so' in l})"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    cudart = os.path.realpath(found.stdout.strip() or "/usr/local/cuda/lib64/libcudart.so")
+    program = os.path.join(out, "layout")
+    subprocess.run(
+        [os.environ.get("CC", "gcc"), "-O2", "-Wall", "-Wextra", "-o", program]
+        + ["scripts/bench/layout.c", cudart, "-Wl,-rpath," + os.path.dirname(cudart)]
+        + ["-ldl", "-lpthread"],
+        check=True,
+    )
+    return program
+
+
+class Bench:
+    def __init__(self, program: str, peer: str | None) -> None:
+        self.program = program
+        self.libraries = {"ours": os.path.abspath("build/lib/libtms.so")}
+        if peer:
+            self.libraries["peer"] = os.path.join(os.path.abspath(peer), PEER_LIBRARY)
+
+    def run(self, who: str, *arguments: object) -> list[list[float]]:
+        environment = dict(os.environ)
+        if who != "none":
+            environment["LD_PRELOAD"] = self.libraries[who]
+        done = subprocess.run(
+            [self.program, *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        return [[float(word) for word in line.split()] for line in done.stdout.splitlines()]
+
+    def cycle(self, who: str, count: int, size: int) -> tuple[float, float]:
+        """Milliseconds of a pause and a resume."""
+        rows = self.run(who, "cycles", count, size, CYCLES)[1:]
+        return statistics.median(r[0] for r in rows), statistics.median(r[1] for r in rows)
+
+
+def cycles(bench: Bench) -> dict[str, dict[str, tuple[float, float]]]:
+    table: dict[str, dict[str, tuple[float, float]]] = {}
+    for name, total, size, pause_goal, resume_goal in (
+        ("60 GiB in 3072 x 20 MiB", 60 * GiB, 20 * MiB, 45, 15),
+        ("16 GiB in 8192 x 2 MiB", 16 * GiB, 2 * MiB, 20, 15),
+    ):
+        rows = {"scrub": bench.cycle("ours", 1, total)}
+        for who in bench.libraries:
+            rows[who] = bench.cycle(who, total // size, size)
+        table[name] = rows
+        scrub = rows["scrub"]
+        print(f"{name}: milliseconds, pause and resume")
+        print(f"  one segment (the driver's scrub)   {scrub[0]:8.1f} {scrub[1]:8.1f}")
+        for who in bench.libraries:
+            own = rows[who]
+            over = [own[i] - scrub[i] for i in range(2)]
+            goals = f" (goals {pause_goal}, {resume_goal})" if who == "ours" else ""
+            print(
+                f"  {who:<34} {own[0]:8.1f} {own[1]:8.1f}   beyond the scrub {over[0]:.1f} and "
+                f"{over[1]:.1f}{goals}"
+            )
+    return table
+
+
+def mallocs(bench: Bench) -> dict[str, list[float]]:
+    table = {}
+    print("cudaMalloc, cudaFree in microseconds, MiB held meanwhile")
+    for name, count, size in (
+        ("2 MiB", 500, 2 * MiB),
+        ("20 MiB", 500, 20 * MiB),
+        ("4 KiB", 10000, 4096),
+    ):
+        rounds = []
+        for _ in range(5):
+            rounds.append((bench.run("none", "malloc", count, size, 0)[0], "real"))
+            for who in bench.libraries:
+                rounds.append((bench.run(who, "malloc", count, size, 1)[0], who))
+        for who in ("real", *bench.libraries):
+            own = [row for row, of in rounds if of == who]
+            table[f"{name} {who}"] = [statistics.median(r[i] for r in own) for i in range(3)]
+        real = table[f"{name} real"]
+        for who in ("real", *bench.libraries):
+            own = table[f"{name} {who}"]
+            ratio = own[0] / real[0]
+            print(
+                f"  {count} x {name:<7} {who:<5} {own[0]:9.2f} {own[1]:9.2f} {own[2]:9.1f}   "
+                f"x{ratio:.2f}"
+            )
+    return table
+
+
+def throughput(bench: Bench) -> dict[str, float]:
+    table = {}
+    print("32 threads, pairs of cudaMalloc and cudaFree per second in all")
+    for name, size in (("4 KiB", 4096), ("2 MiB", 2 * MiB)):
+        for who, in_region in (("none", 0), ("ours", 0), ("ours", 1)):
+            key = f"{name} {'real' if who == 'none' else 'region' if in_region else 'outside'}"
+            rates = [bench.run(who, "threads", 32, size, in_region, 1)[0][0] for _ in range(5)]
+            table[key] = statistics.median(rates)
+            ratio = table[key] / table[f"{name} real"]
+            print(f"  {key:<16} {table[key]:10.0f}   x{ratio:.2f}")
+    return table
+
+
+def plotted(bench: Bench) -> dict[str, dict[str, list[tuple[float, float, float]]]]:
+    """(x, pause, resume) by curve: against GiB in segments of 20 MiB, against segments of 2 MiB."""
+    curves: dict[str, dict[str, list[tuple[float, float, float]]]] = {"GiB": {}, "segments": {}}
+    for who in bench.libraries:
+        curves["GiB"][who] = [
+            (gib, *bench.cycle(who, gib * GiB // (20 * MiB), 20 * MiB)) for gib in (4, 16, 32, 64)
+        ]
+        curves["segments"][who] = [
+            (count, *bench.cycle(who, count, 2 * MiB)) for count in (256, 1024, 4096, 8192, 16384)
+        ]
+    return curves
+
+
+def svg(curves: dict[str, dict[str, list[tuple[float, float, float]]]]) -> str:
+    """Two panels, pause and resume milliseconds against bytes and against segments."""
+    colours = {"ours": "#1f77b4", "peer": "#d62728"}
+    width, height, margin = 420, 300, 50
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{2 * width}" height="{height}" '
+        'font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    titles = {"GiB": "GiB, in segments of 20 MiB", "segments": "segments of 2 MiB"}
+    for panel, (unit, own) in enumerate(curves.items()):
+        left, top = panel * width + margin, 30
+        right, bottom = (panel + 1) * width - 15, height - margin
+        most_x = max(x for points in own.values() for x, _, _ in points)
+        most_y = max(max(p, r) for points in own.values() for _, p, r in points)
+
+        scale_x, scale_y = (right - left) / most_x, (bottom - top) / most_y
+
+        parts.append(
+            f'<path d="M{left},{top}V{bottom}H{right}" fill="none" stroke="#555"/>'
+            f'<text x="{(left + right) / 2}" y="{height - 12}" text-anchor="middle">'
+            f"{titles[unit]}</text>"
+        )
+        for tick in range(5):
+            x, y = most_x * tick / 4, most_y * tick / 4
+            parts.append(
+                f'<text x="{left + x * scale_x:.1f}" y="{bottom + 14}" text-anchor="middle">'
+                f"{x:.0f}</text>"
+                f'<text x="{left - 6}" y="{bottom - y * scale_y:.1f}" text-anchor="end">'
+                f"{y:.0f}</text>"
+            )
+        parts.append(f'<text x="{left - 40}" y="{top - 12}">milliseconds</text>')
+        line = 0
+        for who, points in own.items():
+            for column, what, dash in ((1, "pause", ""), (2, "resume", ' stroke-dasharray="5 3"')):
+                path = " ".join(
+                    f"{left + point[0] * scale_x:.1f},{bottom - point[column] * scale_y:.1f}"
+                    for point in points
+                )
+                parts.append(
+                    f'<polyline points="{path}" fill="none" stroke="{colours[who]}" '
+                    f'stroke-width="2"{dash}/>'
+                    f'<text x="{left + 12}" y="{top + 10 + 14 * line}" fill="{colours[who]}">'
+                    f"{who} {what}{' (dashed)' if dash else ''}</text>"
+                )
+                line += 1
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    arguments = [a for a in sys.argv[1:] if not a.startswith("--")]
+    bench = Bench(compiled(), arguments[0] if arguments else None)
+    result: dict[str, object] = {"cycles": cycles(bench), "mallocs": mallocs(bench)}
+    result["threads"] = throughput(bench)
+    for option in sys.argv[1:]:
+        if option.startswith("--plot="):
+            curves = plotted(bench)
+            result["curves"] = curves
+            with open(option.partition("=")[2], "w") as file:
+                file.write(svg(curves))
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

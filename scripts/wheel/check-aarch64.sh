@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# Builds the aarch64 wheel and uses it on an emulated machine (qemu-user), over the simulator: a C program under each
+# of the library's names, then the demo's training with Debian's Python. Downloads what it needs of Debian's.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/require.sh
+cc=aarch64-linux-gnu-gcc
+work=$PWD/build/_aarch64
+for tool in "$cc:gcc-aarch64-linux-gnu libc6-dev-arm64-cross" qemu-aarch64:qemu-user; do
+	# shellcheck disable=SC2086 # a list of packages
+	command -v "${tool%%:*}" >/dev/null || apt_install ${tool#*:} ||
+		{ echo "missing: ${tool%%:*} (Debian, Ubuntu: apt-get install ${tool#*:})." >&2; exit 1; }
+done
+say() { printf '== %s\n' "$*"; }
+
+say "wheel"
+rm -f build/wheel/*_aarch64.whl
+scripts/wheel.sh aarch64
+
+say "simulator" # built in a copy, because build/sim is this machine's
+rm -rf "$work/source" "$work/site"
+mkdir -p "$work/source/internal" "$work/source/vmm"
+cp -r scripts "$work/source/"
+cp -r internal/cudasim "$work/source/internal/"
+cp -r vmm/digest "$work/source/vmm/"
+CC=$cc "$work/source/scripts/build-sim.sh"
+sim=$work/source/build/sim
+
+say "Python for aarch64"
+root=$work/root
+if [ ! -x "$root/usr/bin/python3" ]; then
+	apt=$work/apt # of its own: this machine's packages are none of its business
+	mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial "$root"
+	touch "$apt/status"
+	options=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$apt/state"
+		-o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache")
+	apt-get "${options[@]}" update
+	apt-get "${options[@]}" -y --no-install-recommends --download-only install python3-minimal libpython3-stdlib >/dev/null
+	for package in "$apt"/cache/archives/*.deb; do
+		dpkg-deb -x "$package" "$root"
+	done
+fi
+
+# emulated PROGRAM... with only 16 GiB of addresses: qemu keeps a table of what is reserved.
+emulated() {
+	prlimit --as=40000000000 qemu-aarch64 -R 0x400000000 -L "$root" \
+		-E LD_LIBRARY_PATH="$sim:$root/usr/lib/aarch64-linux-gnu" -E CUDASIM_MEMORY=268435456 "$@"
+}
+
+say "install"
+build/venv/bin/pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
+	--platform "$(basename build/wheel/*_aarch64.whl .whl | sed 's/.*-//')" build/wheel/*_aarch64.whl
+
+say "every name interposes"
+"$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -lcudart
+for name in "$work"/site/*.abi3.so "$work/site/tms/lib/libtms.so"; do
+	[ "$(emulated -E LD_PRELOAD="$name" "$work/linked")" = pausable ] ||
+		{ echo "$name does not interpose" >&2; exit 1; }
+done
+
+say "training"
+python=(-E PYTHONHOME="$root/usr" -E PYTHONPATH="$work/site" -E PYTHONDONTWRITEBYTECODE=1 "$root/usr/bin/python3")
+library=$(emulated "${python[@]}" -m tms --path)
+report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" pymodule/examples/train.py --device simulator --only pausing)
+for fact in address_kept restored freed lent; do
+	grep -q "\"$fact\": true" <<<"$report" || { echo "not so on aarch64: $fact" >&2; exit 1; }
+done
+say "done: $(basename build/wheel/*_aarch64.whl) works on $(emulated "${python[@]}" -c 'import platform; print(platform.machine())')"

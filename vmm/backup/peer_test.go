@@ -1,0 +1,514 @@
+package backup
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm/cuda"
+)
+
+// peers is simulated devices, each with a context, and a Peer that falls back to a Host.
+type peers struct {
+	t      *testing.T
+	sim    *cudasim.Sim
+	driver *cuda.Driver
+	jobs   []Job
+	host   *Host
+	peer   *Peer
+	notes  []string
+	copied atomic.Uint64
+	before map[string]uint64
+}
+
+// What must be as before when all contents are discarded.
+var held = []string{"handles", "reservations", "mappings", "streams", "events", "registered_bytes", "pending"}
+
+func newPeers(t *testing.T, devices int, memory string) *peers {
+	t.Helper()
+	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
+	t.Setenv("CUDASIM_MEMORY", memory)
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	p := &peers{t: t, sim: sim, driver: driver, host: NewHost(driver)}
+	p.peer = NewPeer(driver, p.host)
+	p.peer.chunk = chunk
+	p.peer.Warn(func(note string) { p.notes = append(p.notes, note) })
+	for ordinal := range devices {
+		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(ordinal))
+		require.NoError(t, err)
+		p.jobs = append(p.jobs, Job{
+			Device: ordinal, Context: context, Node: -1,
+			Copied: func(bytes uint64) { p.copied.Add(bytes) },
+		})
+	}
+	p.remember()
+	return p
+}
+
+func (p *peers) remember() {
+	p.before = map[string]uint64{}
+	for _, name := range held {
+		p.before[name] = p.sim.Stat(name)
+	}
+}
+
+// clean asserts that nothing is held beyond what the test's own spans take.
+func (p *peers) clean() {
+	p.t.Helper()
+	p.peer.Drain()
+	p.host.Drain()
+	for _, name := range held {
+		require.Equal(p.t, p.before[name], p.sim.Stat(name), name)
+	}
+	for device := 1; device < len(p.jobs); device++ {
+		require.Zero(p.t, p.sim.Stat(fmt.Sprintf("used:%d", device)), "memory of device %d", device)
+	}
+}
+
+// spans maps memory of a device; the simulator lets the host write it.
+func (p *peers) spans(device int, sizes ...uint64) []Span {
+	p.t.Helper()
+	spans := make([]Span, len(sizes))
+	for i, size := range sizes {
+		address, err := p.driver.MemAddressReserve(size, 0)
+		require.NoError(p.t, err)
+		handle, err := p.driver.MemCreate(size, device, false)
+		require.NoError(p.t, err)
+		require.NoError(p.t, p.driver.MemMap(address, size, handle))
+		require.NoError(p.t, p.driver.MemSetAccess(address, size, device))
+		spans[i] = Span{Address: address, Size: size}
+	}
+	p.remember()
+	return spans
+}
+
+// occupy takes memory of a device until so much is free.
+func (p *peers) occupy(device int, free uint64) {
+	p.t.Helper()
+	_, err := p.driver.MemCreate(p.sim.Stat(fmt.Sprintf("free:%d", device))-free, device, false)
+	require.NoError(p.t, err)
+	p.remember()
+}
+
+func toSave(spans []Span, kept []Contents, target int) []Item {
+	items := make([]Item, len(spans))
+	for i, span := range spans {
+		items[i] = Item{Span: span, Target: target}
+		if kept != nil {
+			items[i].Kept = kept[i]
+		}
+	}
+	return items
+}
+
+func (p *peers) save(job Job, items []Item) []Contents {
+	p.t.Helper()
+	contents, err := p.peer.Save(job, items)
+	require.NoError(p.t, err)
+	p.peer.Drain() // the reserve has gone back
+	return contents
+}
+
+func load(job Job, spans []Span, contents []Contents) error {
+	loaders := map[Store]Loader{}
+	for i, c := range contents {
+		if loaders[c.Store()] == nil {
+			loaders[c.Store()] = c.Store().Load(job)
+		}
+		loaders[c.Store()].Add(spans[i], c)
+	}
+	var first error
+	for _, loader := range loaders {
+		if err := loader.Wait(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// where counts the contents on a peer and on the host.
+func (p *peers) where(contents []Contents) (peer, host int) {
+	for _, c := range contents {
+		switch c.Store() {
+		case p.peer:
+			peer++
+		case p.host:
+			host++
+		}
+	}
+	return peer, host
+}
+
+const (
+	reserve = 256 * mib // on devices of up to 12.5 GiB
+	chunk   = 16 * mib  // so that chunks are many and the memory touched little
+)
+
+func TestPeerRoundTrip(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	job := p.jobs[0]
+	// The third reaches over three chunks.
+	spans := p.spans(0, 2*mib, 6*mib, 40*mib, 2*mib)
+	const total = 50 * mib
+	var kept []Contents
+	for _, target := range []int{1, -1} {
+		for cycle := range uint64(3) {
+			fill(spans, cycle)
+			p.copied.Store(0)
+			contents := p.save(job, toSave(spans, kept, target))
+			require.EqualValues(t, total, p.copied.Load())
+			require.EqualValues(t, total, p.sim.Stat("used:1"))
+			if kept != nil {
+				require.Equal(t, kept, contents, "overwritten in place")
+			}
+			kept = contents
+			wipe(spans)
+			require.NoError(t, load(job, spans, kept))
+			requireFilled(t, spans, cycle)
+			require.EqualValues(t, 2*total, p.copied.Load())
+			wipe(spans)
+			require.NoError(t, load(job, spans, kept), "contents stay valid")
+			requireFilled(t, spans, cycle)
+		}
+		for i, c := range kept {
+			require.Equal(t, spans[i].Size, c.Bytes())
+			require.Zero(t, c.Host())
+			require.Same(t, p.peer, c.Store())
+		}
+		discard(kept)
+		p.clean()
+		kept = nil
+	}
+	require.Empty(t, p.notes)
+	require.Zero(t, p.sim.Stat("registered_bytes"))
+}
+
+func TestPeerNeedsNoContextThere(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	require.EqualValues(t, 2, p.sim.Stat("contexts"))
+	spans := p.spans(0, 2*mib)
+	for _, name := range []string{"cuDevicePrimaryCtxRetain", "cuCtxCreate"} {
+		calls := p.sim.Stat("calls:" + name)
+		discard(p.save(p.jobs[0], toSave(spans, nil, 1)))
+		require.Equal(t, calls, p.sim.Stat("calls:"+name))
+	}
+	p.clean()
+}
+
+func TestPeerOverwritesWhatChanged(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	job := p.jobs[0]
+	spans := p.spans(0, 4*mib, 26*mib) // the second reaches into another chunk
+	fill(spans, 1)
+	kept := p.save(job, toSave(spans, nil, 1))
+	fill(spans, 2)
+	items := toSave(spans, kept, 1)
+	items[0].Partial = true // nothing of it
+	items[1].Partial, items[1].Changed = true, []Range{{0, 2 * mib}, {10 * mib, 4 * mib}}
+	p.copied.Store(0)
+	require.Equal(t, kept, p.save(job, items))
+	require.EqualValues(t, 6*mib, p.copied.Load())
+	require.NoError(t, load(job, spans, kept))
+	first, second := deviceBytes(spans[0]), deviceBytes(spans[1])
+	fill(spans, 1)
+	old := [][]byte{append([]byte{}, first...), append([]byte{}, second...)}
+	fill(spans, 2)
+	changed := append([]byte{}, second...)
+	require.NoError(t, load(job, spans, kept))
+	require.Equal(t, old[0], first)
+	require.Equal(t, changed[:2*mib], second[:2*mib])
+	require.Equal(t, old[1][2*mib:10*mib], second[2*mib:10*mib])
+	require.Equal(t, changed[10*mib:14*mib], second[10*mib:14*mib])
+	require.Equal(t, old[1][14*mib:], second[14*mib:])
+	discard(kept)
+	p.clean()
+}
+
+func TestPeerSharesChunks(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	job := p.jobs[0]
+	sizes := make([]uint64, 10)
+	for i := range sizes {
+		sizes[i] = 2 * mib
+	}
+	spans := p.spans(0, sizes...)
+	fill(spans, 1)
+	handles := p.sim.Stat("handles")
+	contents := p.save(job, toSave(spans, nil, 1))
+	require.EqualValues(t, 2, p.sim.Stat("handles")-handles, "20 MiB in two chunks")
+	discard(contents[1:])
+	p.peer.Drain()
+	require.EqualValues(t, chunk, p.sim.Stat("used:1"))
+	wipe(spans[:1])
+	require.NoError(t, load(job, spans[:1], contents[:1]))
+	requireFilled(t, spans[:1], 1)
+	discard(contents[:1])
+	p.clean()
+}
+
+func TestPeerFallsBackWithANote(t *testing.T) {
+	for _, c := range []struct {
+		name, peers     string
+		devices, target int
+		full            bool
+		note            string
+	}{
+		{"one device", "1", 1, -1, false, "device 0 has peer access to no other"},
+		{"no such device", "1", 2, 5, false, "device 5: cuDeviceCanAccessPeer: CUDA_ERROR_INVALID_DEVICE (101)"},
+		{"itself", "1", 2, 0, false, "device 0 is the one whose memory is to be free"},
+		{"no peer access", "0", 2, 1, false, "device 0 has no peer access to device 1"},
+		{"no peer access to any", "0", 3, -1, false, "device 0 has peer access to no other"},
+		{"full", "1", 2, 1, true, "device 1 has no room"},
+		{"all full", "1", 2, -1, true, "device 1 has no room"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Setenv("CUDASIM_PEERS", c.peers)
+			p := newPeers(t, c.devices, "1G")
+			if c.full {
+				p.occupy(1, reserve+2*mib)
+			}
+			spans := p.spans(0, 4*mib, 6*mib)
+			fill(spans, 1)
+			var kept []Contents
+			for range 3 {
+				kept = p.save(p.jobs[0], toSave(spans, kept, c.target))
+				require.Len(t, p.notes, 1)
+				require.True(t, strings.HasPrefix(p.notes[0], "peer backup: "+c.note), p.notes[0])
+				require.Contains(t, p.notes[0], "; contents wait in host memory instead")
+				_, host := p.where(kept)
+				require.Equal(t, 2, host)
+				wipe(spans)
+				require.NoError(t, load(p.jobs[0], spans, kept))
+				requireFilled(t, spans, 1)
+			}
+			discard(kept)
+			discard(p.save(p.jobs[0], toSave(spans, nil, c.target)))
+			require.Len(t, p.notes, 1, "once for every reason")
+			p.host.Drain()
+			for _, name := range held {
+				require.Equal(t, p.before[name], p.sim.Stat(name), name)
+			}
+		})
+	}
+}
+
+func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	job := p.jobs[0]
+	p.occupy(1, reserve+chunk+6*mib)
+	spans := p.spans(0, 10*mib, 8*mib, 4*mib, 4*mib)
+	fill(spans, 1)
+	contents := p.save(job, toSave(spans, nil, 1))
+	peer, host := p.where(contents)
+	require.Equal(t, []int{2, 2}, []int{peer, host}, "10 and 4 MiB in a chunk of 16")
+	require.Same(t, p.peer, contents[0].Store())
+	require.Same(t, p.peer, contents[2].Store())
+	require.Equal(t, []string{"peer backup: device 1 has no room; contents wait in host memory instead"}, p.notes)
+	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
+
+	// The mixed lot is overwritten where it is.
+	fill(spans, 2)
+	require.Equal(t, contents, p.save(job, toSave(spans, contents, 1)))
+	wipe(spans)
+	require.NoError(t, load(job, spans, contents))
+	requireFilled(t, spans, 2)
+	used := p.sim.Stat("used:1")
+	discard(contents)
+	p.peer.Drain()
+	p.host.Drain()
+	require.EqualValues(t, chunk, used-p.sim.Stat("used:1"))
+	for _, name := range held {
+		require.Equal(t, p.before[name], p.sim.Stat(name), name)
+	}
+}
+
+func TestPeerGivesBackWhatNothingFitsInto(t *testing.T) {
+	p := newPeers(t, 2, "1G")
+	p.occupy(1, reserve+3*chunk)
+	spans := p.spans(0, 10*mib, 90*mib)
+	used := p.sim.Stat("used:1")
+	contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+	peer, host := p.where(contents)
+	require.Equal(t, []int{1, 1}, []int{peer, host})
+	require.EqualValues(t, chunk, p.sim.Stat("used:1")-used)
+	discard(contents)
+	p.peer.Drain()
+	require.Equal(t, used, p.sim.Stat("used:1"))
+}
+
+// What was discarded is free for the next Save, even where the driver refused at first.
+func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
+	p := newPeers(t, 2, "1G")
+	p.occupy(1, reserve+2*chunk)
+	spans := p.spans(0, 2*chunk)
+	for range 3 {
+		contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+		require.Same(t, p.peer, contents[0].Store())
+		p.sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
+		discard(contents)
+		p.peer.waitEmptied()
+		require.EqualValues(t, reserve+chunk, p.sim.Stat("free:1"))
+	}
+	require.Empty(t, p.notes)
+}
+
+// waitEmptied waits for the background without having it try again.
+func (p *Peer) waitEmptied() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for p.emptying {
+		p.emptied.Wait()
+	}
+}
+
+func TestPeerSpreads(t *testing.T) {
+	p := newPeers(t, 4, "1G")
+	job := p.jobs[2]
+	p.occupy(3, reserve+chunk) // the next of device 2
+	spans := p.spans(2, 6*mib, 6*mib, 6*mib, 6*mib)
+	fill(spans, 1)
+	free := p.sim.Stat("free:3")
+	contents := p.save(job, toSave(spans, nil, -1))
+	peer, _ := p.where(contents)
+	require.Equal(t, 4, peer)
+	require.Empty(t, p.notes, "nothing is on the host")
+	require.EqualValues(t, chunk, free-p.sim.Stat("free:3"))
+	require.EqualValues(t, 12*mib, p.sim.Stat("used:0"))
+	require.Zero(t, p.sim.Stat("used:1"))
+	wipe(spans)
+	require.NoError(t, load(job, spans, contents))
+	requireFilled(t, spans, 1)
+	discard(contents)
+	p.peer.Drain()
+	require.Zero(t, p.sim.Stat("used:0"))
+	require.Equal(t, free, p.sim.Stat("free:3"))
+}
+
+func TestPeerTargetsDiffer(t *testing.T) {
+	p := newPeers(t, 3, "1G")
+	spans := p.spans(0, 2*mib, 4*mib, 6*mib)
+	fill(spans, 1)
+	items := toSave(spans, nil, 2)
+	items[0].Target = 1
+	items[2].Target = 7
+	contents := p.save(p.jobs[0], items)
+	require.EqualValues(t, 2*mib, p.sim.Stat("used:1"))
+	require.EqualValues(t, 4*mib, p.sim.Stat("used:2"))
+	require.Same(t, p.host, contents[2].Store())
+	require.Len(t, p.notes, 1)
+	wipe(spans)
+	require.NoError(t, load(p.jobs[0], spans, contents))
+	requireFilled(t, spans, 1)
+	discard(contents)
+	p.clean()
+}
+
+// A program's devices keep contents for one another, at once.
+func TestPeerOfEachOther(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	spans := [][]Span{p.spans(0, 8*mib, 2*mib), p.spans(1, 2*mib, 20*mib)}
+	var both sync.WaitGroup
+	errs := make([]error, 2)
+	for device := range 2 {
+		both.Go(func() {
+			for cycle := range uint64(5) {
+				fill(spans[device], cycle)
+				contents, err := p.peer.Save(p.jobs[device], toSave(spans[device], nil, 1-device))
+				if err == nil {
+					wipe(spans[device])
+					err = load(p.jobs[device], spans[device], contents)
+				}
+				if err != nil {
+					errs[device] = err
+					return
+				}
+				discard(contents)
+			}
+		})
+	}
+	both.Wait()
+	require.Equal(t, make([]error, 2), errs)
+	for device := range 2 {
+		requireFilled(t, spans[device], 4)
+	}
+	require.Empty(t, p.notes)
+	p.peer.Drain()
+	for _, name := range held {
+		require.Equal(t, p.before[name], p.sim.Stat(name), name)
+	}
+}
+
+func TestPeerLoadEndsAfterAnError(t *testing.T) {
+	p := newPeers(t, 2, "2G")
+	spans := p.spans(0, 2*mib)
+	contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+	p.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
+	loader := p.peer.Load(p.jobs[0])
+	for range 5000 { // more than the loader queues
+		loader.Add(spans[0], contents[0])
+	}
+	require.ErrorIs(t, loader.Wait(), cuda.Unknown)
+	require.NoError(t, load(p.jobs[0], spans, contents))
+	discard(contents)
+	p.clean()
+}
+
+// Every driver call fails once, at every place it is made: a Save then gives right contents, on the
+// peer or the host, or an error and nothing; a Load gives an error or the contents; nothing leaks.
+func TestPeerFailuresLeakNothing(t *testing.T) {
+	for _, call := range []string{
+		"cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceTotalMem", "cuMemGetAllocationGranularity",
+		"cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
+		"cuMemSetAccess", "cuMemcpyDtoDAsync", "cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy",
+		"cuCtxPushCurrent",
+	} {
+		t.Run(call, func(t *testing.T) {
+			p := newPeers(t, 2, "2G")
+			spans := p.spans(0, 2*mib, 16*mib, 2*mib) // two chunks
+			fired := true
+			for nth := 1; fired; nth++ {
+				fired = p.failing(spans, call, nth)
+			}
+			require.NotZero(t, p.sim.FailuresFired(), "never called")
+		})
+	}
+}
+
+// failing goes through the life of contents while the nth of the calls fails, and tells whether it did.
+func (p *peers) failing(spans []Span, call string, nth int) bool {
+	p.t.Helper()
+	before := p.sim.FailuresFired()
+	p.sim.Fail(call, nth, int(cuda.Unknown))
+	var kept []Contents
+	for cycle := range uint64(2) {
+		fill(spans, cycle)
+		contents, err := p.peer.Save(p.jobs[0], toSave(spans, kept, -1))
+		if err != nil {
+			require.ErrorIs(p.t, err, cuda.Unknown)
+			contents, err = p.peer.Save(p.jobs[0], toSave(spans, kept, -1))
+			require.NoError(p.t, err, "once more")
+		}
+		kept = contents
+		wipe(spans)
+		if err := load(p.jobs[0], spans, kept); err != nil {
+			require.ErrorIs(p.t, err, cuda.Unknown)
+			require.NoError(p.t, load(p.jobs[0], spans, kept), "once more")
+		}
+		requireFilled(p.t, spans, cycle)
+	}
+	discard(kept)
+	p.peer.Drain() // the driver may refuse
+	p.clean()
+	fired := p.sim.FailuresFired() > before
+	p.sim.ClearFailures()
+	return fired
+}

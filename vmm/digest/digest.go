@@ -1,0 +1,262 @@
+// Package digest tells which blocks of device memory have changed: it hashes them on the GPU, at the
+// speed of its memory. digest.h has the hash, digest.cu the kernel, docs/rationale.md the odds.
+package digest
+
+import (
+	_ "embed"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/vmm/cuda"
+)
+
+//go:generate ../../scripts/generate-kernels.sh
+
+//go:embed digest.ptx
+var ptx []byte
+
+// BlockSize is how many bytes one Sum stands for; the last block of a span may be shorter.
+const BlockSize = 2 << 20
+
+// threads is DIGEST_THREADS.
+const threads = 256
+
+// prime is DIGEST_PRIME; the keys of words come in two parts of partBits.
+const (
+	prime    = 1<<61 - 1
+	partBits = 29
+)
+
+// Sum is the hash of a block. Equal blocks have equal sums; sums of a process compare with each other
+// only, for the keys are random.
+type Sum [2]uint64
+
+// Span is a range of device memory; Size is a multiple of 16 bytes.
+type Span struct {
+	Address uintptr
+	Size    uint64
+}
+
+// blocks is how many sums a span has.
+func (s Span) blocks() int { return int((s.Size + BlockSize - 1) / BlockSize) }
+
+// keys are digest_keys.
+type keys struct {
+	r, q      uint64
+	low, high [8]uint32 // of k
+}
+
+// Hasher is safe for use by many threads; calls for one context come one at a time.
+type Hasher struct {
+	driver *cuda.Driver
+	keys   [2]keys
+
+	mu      sync.Mutex
+	library cuda.Library // 0 until loaded: compiled once per process
+	kernel  cuda.Kernel
+	loaded  map[cuda.Context]cuda.Function
+	buffers []*buffer // not in use
+}
+
+// New returns a hasher with keys of its own.
+func New(driver *cuda.Driver) *Hasher {
+	h := &Hasher{driver: driver, loaded: map[cuda.Context]cuda.Function{}}
+	for i := range h.keys {
+		k := &h.keys[i]
+		// ChaCha8, seeded by the operating system.
+		k.r, k.q = rand.Uint64N(prime), rand.Uint64N(prime)
+		for w := range k.low {
+			k.low[w], k.high[w] = rand.Uint32N(1<<partBits), rand.Uint32N(1<<partBits)
+		}
+	}
+	return h
+}
+
+// Load compiles the kernel and loads it into a context, unless that is done already, so that Sums need
+// not. Errors: cuda.NotSupported before CUDA 12.0, *cuda.Error. (cuLibraryLoadData, cuKernelGetFunction)
+func (h *Hasher) Load(context cuda.Context) error {
+	return h.driver.OnStream(context, func(cuda.Stream) error {
+		_, err := h.function(context)
+		return err
+	})
+}
+
+// function returns the kernel for the current context.
+func (h *Hasher) function(context cuda.Context) (cuda.Function, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if function := h.loaded[context]; function != 0 {
+		return function, nil
+	}
+	// While some thread captures a stream in global mode, loading is allowed in relaxed mode only.
+	mode, err := h.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _, _ = h.driver.ThreadExchangeStreamCaptureMode(mode) }()
+	if h.library == 0 {
+		if h.library, err = h.driver.LibraryLoadData(ptx); err != nil {
+			return 0, err
+		}
+	}
+	if h.kernel == 0 {
+		if h.kernel, err = h.driver.LibraryGetKernel(h.library, "tms_digest"); err != nil {
+			return 0, err
+		}
+	}
+	function, err := h.driver.KernelGetFunction(h.kernel)
+	if err == nil {
+		h.loaded[context] = function
+	}
+	return function, err
+}
+
+// Forget drops what was loaded into a context, before the context is reset.
+func (h *Hasher) Forget(context cuda.Context) {
+	h.Trim(context)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.loaded, context)
+}
+
+// Trim unpins the memory that is kept for the next Sums: 32 bytes for each block of the largest so far.
+func (h *Hasher) Trim(context cuda.Context) {
+	h.mu.Lock()
+	buffers := h.buffers
+	h.buffers = nil
+	h.mu.Unlock()
+	_ = h.driver.OnStream(context, func(cuda.Stream) error {
+		for _, b := range buffers {
+			_ = h.release(b) // what is refused is kept, and tried again when it is next too small
+		}
+		return nil
+	})
+}
+
+// Sums hashes every block of every span. The device must be idle. Errors: as for Load, and the driver's.
+// (cuLaunchKernel)
+func (h *Hasher) Sums(context cuda.Context, spans []Span) (sums [][]Sum, err error) {
+	total := 0
+	for _, span := range spans {
+		total += span.blocks()
+	}
+	if total == 0 {
+		return make([][]Sum, len(spans)), nil
+	}
+	err = h.driver.OnStream(context, func(stream cuda.Stream) error {
+		function, err := h.function(context)
+		if err != nil {
+			return err
+		}
+		b, err := h.take(total)
+		if err != nil {
+			return err
+		}
+		blocks, results := b.blocks(total), b.sums(total)
+		at := 0
+		for _, span := range spans {
+			for offset := uint64(0); offset < span.Size; offset += BlockSize {
+				blocks[at] = block{uint64(span.Address) + offset, min(BlockSize, span.Size-offset)}
+				at++
+			}
+		}
+		blocksAt, sumsAt := b.device, b.device+uintptr(b.capacity)*unsafe.Sizeof(block{})
+		err = h.driver.LaunchKernel(function, uint32(total), threads, stream,
+			unsafe.Pointer(&blocksAt), unsafe.Pointer(&sumsAt), unsafe.Pointer(&h.keys))
+		if waited := h.driver.StreamSynchronize(stream); err == nil {
+			err = waited
+		}
+		if err == nil {
+			at = 0
+			for _, span := range spans {
+				n := span.blocks()
+				sums = append(sums, append([]Sum(nil), results[at:at+n]...))
+				at += n
+			}
+		}
+		h.give(b)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("hashing device memory: %w", err)
+	}
+	return sums, nil
+}
+
+// block is a digest_block.
+type block struct {
+	address, bytes uint64
+}
+
+// buffer is pinned host memory that the kernel reads blocks from and writes sums to: hashing must not
+// need device memory, which may be what is short.
+type buffer struct {
+	mapping  []byte
+	device   uintptr // its address on the GPU
+	capacity int     // blocks
+}
+
+func (b *buffer) blocks(n int) []block {
+	return unsafe.Slice((*block)(unsafe.Pointer(&b.mapping[0])), n)
+}
+
+func (b *buffer) sums(n int) []Sum {
+	return unsafe.Slice((*Sum)(unsafe.Pointer(&b.mapping[uintptr(b.capacity)*unsafe.Sizeof(block{})])), n)
+}
+
+// take returns a buffer for at least n blocks.
+func (h *Hasher) take(n int) (*buffer, error) {
+	h.mu.Lock()
+	var spare *buffer
+	if last := len(h.buffers) - 1; last >= 0 {
+		spare, h.buffers = h.buffers[last], h.buffers[:last]
+	}
+	h.mu.Unlock()
+	if spare != nil && spare.capacity >= n {
+		return spare, nil
+	}
+	if spare != nil {
+		if err := h.release(spare); err != nil {
+			return nil, err
+		}
+	}
+	const page = 4096
+	perBlock := int(unsafe.Sizeof(block{}) + unsafe.Sizeof(Sum{}))
+	bytes := (n*perBlock + page - 1) &^ (page - 1)
+	mapping, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	if err != nil {
+		return nil, fmt.Errorf("mapping %d bytes: %w", bytes, err)
+	}
+	_ = unix.Madvise(mapping, unix.MADV_DONTFORK) // a child has no use for it
+	b := &buffer{mapping: mapping, capacity: bytes / perBlock}
+	address := uintptr(unsafe.Pointer(&mapping[0]))
+	if err := h.driver.MemHostRegister(address, uint64(bytes)); err != nil {
+		_ = unix.Munmap(mapping)
+		return nil, err
+	}
+	if b.device, err = h.driver.MemHostGetDevicePointer(address); err != nil {
+		return nil, errors.Join(err, h.release(b))
+	}
+	return b, nil
+}
+
+// give keeps a buffer for the next call.
+func (h *Hasher) give(b *buffer) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.buffers = append(h.buffers, b)
+}
+
+// release unpins and unmaps a buffer; one that the driver does not unpin is kept for the next call.
+func (h *Hasher) release(b *buffer) error {
+	if err := h.driver.MemHostUnregister(uintptr(unsafe.Pointer(&b.mapping[0]))); err != nil {
+		h.give(b)
+		return err
+	}
+	return unix.Munmap(b.mapping)
+}

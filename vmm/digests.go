@@ -1,0 +1,93 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/internal/guard"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+	"tms/vmm/digest"
+)
+
+// loadHasher has the kernel of the content hash compiled in the background, so that no pause waits for
+// it. The caller holds e.mu.
+func (e *Engine) loadHasher(d *device) {
+	if d.hashing {
+		return
+	}
+	d.hashing = true
+	go func() {
+		_ = guard.Call(func() error { return e.hasher.Load(d.context) }) // a pause meets the error again
+	}()
+}
+
+// hash returns the sums of segments, or nil when nobody needs them: of all with verify, else of the
+// incremental ones. A driver that cannot hash makes every pause a full one.
+func (e *Engine) hash(d *device, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
+	var hashed []*segment
+	var spans []digest.Span
+	for _, s := range segments {
+		if verify || s.incremental {
+			hashed = append(hashed, s)
+			spans = append(spans, digest.Span(s.backupSpan()))
+		}
+	}
+	if len(hashed) == 0 {
+		return nil, nil
+	}
+	d.hashed.Store(true)
+	sums, err := e.hasher.Sums(d.context, spans)
+	if errors.Is(err, cuda.NotSupported) && !verify {
+		e.cannotHash.Do(func() { e.warn(fmt.Sprintf("incremental backup: every pause copies everything: %v", err)) })
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	of := make(map[*segment][]digest.Sum, len(hashed))
+	for i, s := range hashed {
+		of[s] = sums[i]
+	}
+	return of, nil
+}
+
+// changed lists the blocks of a span whose sums differ, neighbours joined.
+func changed(span backup.Span, before, after []digest.Sum) []backup.Range {
+	var ranges []backup.Range
+	for i := range after {
+		if before[i] == after[i] {
+			continue
+		}
+		offset := uint64(i) * digest.BlockSize
+		size := min(digest.BlockSize, span.Size-offset)
+		if last := len(ranges) - 1; last >= 0 && ranges[last].Offset+ranges[last].Size == offset {
+			ranges[last].Size += size
+		} else {
+			ranges = append(ranges, backup.Range{Offset: offset, Size: size})
+		}
+	}
+	return ranges
+}
+
+// verify compares the contents of resumed segments with the sums taken before the pause.
+func (e *Engine) verify(b *batch) error {
+	var restored []*segment
+	for _, s := range b.segments {
+		if s.contents != nil && s.current && s.sums != nil {
+			restored = append(restored, s)
+		}
+	}
+	now, err := e.hash(b.device, restored, true)
+	if err != nil {
+		return err
+	}
+	for _, s := range restored {
+		if wrong := changed(s.backupSpan(), s.sums, now[s]); len(wrong) > 0 {
+			return fmt.Errorf("%w: tag %q, segment %#x of %d bytes on device %d, block %d (bytes %d to %d)",
+				ErrContents, s.tag.name, s.address, s.size, b.device.ordinal, wrong[0].Offset/digest.BlockSize,
+				wrong[0].Offset, wrong[0].Offset+min(wrong[0].Size, digest.BlockSize))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,78 @@
+package vmm
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tms/internal/guard"
+)
+
+// Progress is how far a pause or resume has come with the contents of a device.
+type Progress struct {
+	Device    int    `json:"-"`
+	Operation string `json:"operation"`   // "pause" or "resume"
+	Done      uint64 `json:"done_bytes"`  // copied so far
+	Total     uint64 `json:"total_bytes"` // to be copied
+}
+
+type progress struct {
+	operation   string
+	done, total atomic.Uint64
+}
+
+func (d *device) readProgress() *Progress {
+	p := d.progress.Load()
+	if p == nil {
+		return nil
+	}
+	return &Progress{d.ordinal, p.operation, p.done.Load(), p.total.Load()}
+}
+
+// reportEvery is short enough for a bar that moves.
+const reportEvery = 50 * time.Millisecond
+
+// track counts what an operation copies, per device, and calls report with it now and then, from one
+// thread. What it returns ends that, after a last call for every device with contents.
+//
+// A report may have to wait for a lock that the host holds while it waits for segments of the operation
+// (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
+// when the segments have settled.
+func track(batches []*batch, operation string, report func(Progress)) (end func()) {
+	for _, b := range batches {
+		b.device.progress.Store(&progress{operation: operation})
+	}
+	all := func() {
+		for _, b := range batches {
+			if p := b.device.readProgress(); p != nil && p.Total > 0 {
+				report(*p)
+			}
+		}
+	}
+	var reporter sync.WaitGroup
+	stop := make(chan struct{})
+	if report != nil {
+		reporter.Go(func() {
+			_ = guard.Call(func() error {
+				ticker := time.NewTicker(reportEvery)
+				defer ticker.Stop()
+				for {
+					select {
+					case <-ticker.C:
+						all()
+					case <-stop:
+						all()
+						return nil
+					}
+				}
+			})
+		})
+	}
+	return func() {
+		close(stop)
+		reporter.Wait()
+		for _, b := range batches {
+			b.device.progress.Store(nil)
+		}
+	}
+}
