@@ -1,0 +1,73 @@
+package bfc
+
+// MemoryDump is where every byte of a pool is. Marshalled to JSON it has the field names of
+// TensorFlow's bfc_memory_map.proto, and the regions beside.
+type MemoryDump struct {
+	AllocatorName string       `json:"allocator_name"`
+	Bins          []BinSummary `json:"bin_summary"`
+	Chunks        []ChunkDump  `json:"chunk"` // by address
+	Stats         Detail       `json:"stats"`
+	Regions       []RegionDump `json:"region"` // by address
+}
+
+// BinSummary counts the chunks of the sizes of a bin; only free ones are in it.
+type BinSummary struct {
+	Bin                      int    `json:"bin"`
+	TotalBytesInUse          uint64 `json:"total_bytes_in_use"`
+	TotalBytesInBin          uint64 `json:"total_bytes_in_bin"`
+	TotalChunksInUse         uint64 `json:"total_chunks_in_use"`
+	TotalChunksInBin         uint64 `json:"total_chunks_in_bin"`
+	TotalRequestedBytesInUse uint64 `json:"total_requested_bytes_in_use"`
+}
+
+// ChunkDump is one chunk.
+type ChunkDump struct {
+	Address       uintptr `json:"address"`
+	Size          uint64  `json:"size"`
+	RequestedSize uint64  `json:"requested_size"`
+	Bin           int     `json:"bin"` // that it is in, -1 for a chunk in use
+	FreedAtCount  uint64  `json:"freed_at_count,omitempty"`
+	InUse         bool    `json:"in_use"`
+}
+
+// RegionDump is one region.
+type RegionDump struct {
+	Address uintptr `json:"address"`
+	Size    uint64  `json:"size"`
+}
+
+// MemoryDump records the pool as it is. (BFCAllocator::RecordMemoryMap)
+func (p *Pool) MemoryDump() MemoryDump {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	d := MemoryDump{
+		AllocatorName: "bfc",
+		Bins:          make([]BinSummary, binCount),
+		Chunks:        []ChunkDump{},
+		Stats:         p.detail(),
+		Regions:       []RegionDump{},
+	}
+	for b := range d.Bins {
+		d.Bins[b].Bin = b
+	}
+	for _, region := range p.table.Segments() {
+		d.Regions = append(d.Regions, RegionDump{region.Address, region.Size})
+		for h := range p.table.In(region) {
+			c := p.table.At(h)
+			dumped := ChunkDump{Address: c.Address, Size: c.Size, RequestedSize: c.Requested, Bin: binFor(c.Size)}
+			bin := &d.Bins[dumped.Bin]
+			bin.TotalChunksInBin++
+			bin.TotalBytesInBin += c.Size
+			if c.Live() {
+				bin.TotalChunksInUse++
+				bin.TotalBytesInUse += c.Size
+				bin.TotalRequestedBytesInUse += c.Requested
+				dumped.InUse, dumped.Bin = true, -1
+			} else {
+				dumped.FreedAtCount = p.stamp(h)
+			}
+			d.Chunks = append(d.Chunks, dumped)
+		}
+	}
+	return d
+}

@@ -1,0 +1,25 @@
+package bfc
+
+import (
+	"errors"
+	"time"
+
+	"tms/vmm/pool"
+)
+
+// retry tries again whenever something was freed, until patience ends.
+func (p *Pool) retry(size, count uint64, err error) (block pool.Block, _ error) {
+	expired := false
+	timer := time.AfterFunc(p.patience, func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		expired = true
+		p.freed.Broadcast()
+	})
+	defer timer.Stop()
+	for !expired && errors.Is(err, pool.ErrOutOfMemory) {
+		p.freed.Wait()
+		block, err = p.malloc(size, count)
+	}
+	return block, err
+}

@@ -1,0 +1,48 @@
+package bfc
+
+import "tms/vmm/pool"
+
+// Detail has TensorFlow's names for what it counts (tsl AllocatorStats, MemAllocatorStats); sizes are
+// in bytes.
+type Detail struct {
+	NumAllocs             uint64 `json:"num_allocs"`
+	BytesInUse            uint64 `json:"bytes_in_use"`
+	PeakBytesInUse        uint64 `json:"peak_bytes_in_use"`
+	LargestAllocSize      uint64 `json:"largest_alloc_size"`
+	BytesLimit            uint64 `json:"bytes_limit,omitempty"` // 0: none
+	BytesReserved         uint64 `json:"bytes_reserved"`
+	PeakBytesReserved     uint64 `json:"peak_bytes_reserved"`
+	LargestFreeBlockBytes uint64 `json:"largest_free_block_bytes"`
+
+	// FragmentationMetric is the part of the free bytes that is not in the largest free chunk.
+	FragmentationMetric float64 `json:"fragmentation_metric"`
+}
+
+// Stats is pool.Pool.Stats; Detail is a Detail.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stats := p.table.Stats()
+	stats.Detail = p.detail()
+	return stats
+}
+
+func (p *Pool) detail() Detail {
+	s := p.table.Stats()
+	d := Detail{
+		NumAllocs:             s.Mallocs,
+		BytesInUse:            s.Live,
+		PeakBytesInUse:        s.PeakLive,
+		LargestAllocSize:      p.largest,
+		BytesReserved:         s.Reserved,
+		PeakBytesReserved:     s.PeakReserved,
+		LargestFreeBlockBytes: p.largestFree(),
+	}
+	if p.limit != unlimited {
+		d.BytesLimit = p.limit
+	}
+	if free := s.Reserved - s.Live; free > 0 {
+		d.FragmentationMetric = float64(free-d.LargestFreeBlockBytes) / float64(free)
+	}
+	return d
+}

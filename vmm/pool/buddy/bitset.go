@@ -1,0 +1,65 @@
+package buddy
+
+import "math/bits"
+
+// bitset is a set of numbers with a quick way to the lowest: above the bits lie layers in which bit i says
+// that word i of the layer below is not 0, up to a layer of one word.
+type bitset [][]uint64
+
+// grow makes room for the numbers below n.
+func (s *bitset) grow(n uint64) {
+	for layer := 0; ; layer++ {
+		if layer == len(*s) {
+			*s = append(*s, nil)
+			if layer > 0 && len((*s)[layer-1]) > 0 && (*s)[layer-1][0] != 0 {
+				// The layer below had one word and was the top until now.
+				(*s)[layer] = []uint64{1}
+			}
+		}
+		words := (n + 63) / 64
+		if have := uint64(len((*s)[layer])); have < words {
+			(*s)[layer] = append((*s)[layer], make([]uint64, words-have)...)
+		}
+		if words == 1 {
+			return
+		}
+		n = words
+	}
+}
+
+func (s bitset) has(n uint64) bool { return s[0][n/64]>>(n%64)&1 != 0 }
+
+func (s bitset) set(n uint64) {
+	for _, layer := range s {
+		word := &layer[n/64]
+		before := *word
+		*word |= 1 << (n % 64)
+		if before != 0 {
+			return
+		}
+		n /= 64
+	}
+}
+
+func (s bitset) clear(n uint64) {
+	for _, layer := range s {
+		word := &layer[n/64]
+		*word &^= 1 << (n % 64)
+		if *word != 0 {
+			return
+		}
+		n /= 64
+	}
+}
+
+// lowest returns the lowest number in the set.
+func (s bitset) lowest() (n uint64, found bool) {
+	top := len(s) - 1
+	if top < 0 || s[top][0] == 0 {
+		return 0, false
+	}
+	for i := top; i >= 0; i-- {
+		n = n*64 + uint64(bits.TrailingZeros64(s[i][n]))
+	}
+	return n, true
+}

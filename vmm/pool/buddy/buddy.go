@@ -1,0 +1,196 @@
+// Package buddy splits a root into halves down to the size that is needed and merges free halves again,
+// the third approach of the text on allocators for PyTorch, after Knuth (The Art of Computer
+// Programming, volume 1, 2.5). The text's slips are mended: the root can be freed, capacities need
+// not be 4 GiB or a power of two, and sizes are not cut to 32 bits.
+package buddy
+
+import (
+	"errors"
+	"fmt"
+	"math/bits"
+	"sync"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ledger"
+)
+
+const (
+	leastBlock = 512     // so that every block is aligned as a segment is
+	mostUnits  = 1 << 30 // of a root; their bits take 256 MiB
+)
+
+// Pool is a pool.Pool; the zero value is not usable.
+type Pool struct {
+	mu       sync.Mutex
+	ledger   *ledger.Ledger
+	unit     uint64 // bytes of the smallest block
+	units    uint64 // of a root
+	capacity uint64 // of a root, in bytes
+	height   int    // 2^height units hold a root
+	largest  uint64 // bytes of the largest block
+	exact    bool
+	tree     *tree
+	roots    []root   // by slot
+	vacant   []uint32 // slots of roots given back
+}
+
+type root struct {
+	base uintptr // 0 when given back
+	free uint64  // units
+}
+
+// Detail is what the kind counts beyond pool.Stats, in bytes.
+type Detail struct {
+	LargestFree uint64 `json:"largest_free_bytes"` // what could be had without a further root
+}
+
+// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+//
+//	capacity   bytes of a root, a multiple of min_block; another is added when all are full (4 GiB)
+//	min_block  bytes of the smallest block, a power of two from 512 on (1 KiB)
+//	exact      give the unused end of a block back, so that sizes are multiples of min_block and not
+//	           powers of two (false); as alloc_pages_exact of Linux does
+//
+// Errors: pool.ErrOption.
+func New(source pool.Source, options *pool.Options) (*Pool, error) {
+	p := &Pool{
+		ledger:   ledger.New("buddy", source),
+		capacity: options.Bytes("capacity", 4<<30),
+		unit:     options.Bytes("min_block", 1<<10),
+		exact:    options.Bool("exact", false),
+	}
+	if err := options.Err(); err != nil {
+		return nil, err
+	}
+	if p.unit < leastBlock || p.unit&(p.unit-1) != 0 {
+		return nil, fmt.Errorf("%w: min_block=%d: give a power of two from %d on", pool.ErrOption, p.unit, leastBlock)
+	}
+	p.units = p.capacity / p.unit
+	if p.units == 0 || p.capacity%p.unit != 0 || p.units > mostUnits {
+		return nil, fmt.Errorf("%w: capacity=%d: give 1 to %d times min_block, %d bytes",
+			pool.ErrOption, p.capacity, mostUnits, p.unit)
+	}
+	p.height = bits.Len64(p.units - 1)
+	p.largest = p.unit << (bits.Len64(p.units) - 1)
+	p.tree = newTree(p.height)
+	return p, nil
+}
+
+// Malloc is pool.Pool.Malloc.
+func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if size > p.largest {
+		return pool.Block{}, p.ledger.Refuse(size,
+			fmt.Errorf("%w: with capacity=%d that is %d bytes", pool.ErrTooLarge, p.capacity, p.largest))
+	}
+	count := (size + p.unit - 1) / p.unit
+	order := bits.Len64(count - 1)
+	unit, found := p.tree.take(order)
+	if !found {
+		if err := p.grow(); err != nil {
+			return pool.Block{}, p.ledger.Refuse(size, err)
+		}
+		unit, _ = p.tree.take(order)
+	}
+	if p.exact {
+		p.tree.give(unit+count, 1<<order-count)
+	} else {
+		count = 1 << order
+	}
+	slot := unit >> p.height
+	r := &p.roots[slot]
+	r.free -= count
+	address := r.base + uintptr((unit-slot<<p.height)*p.unit)
+	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: count * p.unit, Owner: uint32(slot)}), nil
+}
+
+// grow adds a root.
+func (p *Pool) grow() error {
+	base, err := p.ledger.Allocate(p.capacity)
+	if err != nil {
+		return err
+	}
+	var slot uint32
+	if last := len(p.vacant) - 1; last >= 0 {
+		slot = p.vacant[last]
+		p.vacant = p.vacant[:last]
+	} else {
+		slot = uint32(len(p.roots))
+		p.roots = append(p.roots, root{})
+		p.tree.grow(uint64(len(p.roots)))
+	}
+	p.roots[slot] = root{base: base, free: p.units}
+	p.tree.give(uint64(slot)<<p.height, p.units)
+	return nil
+}
+
+// Free is pool.Pool.Free.
+func (p *Pool) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.ledger.Find(address)
+	if err != nil {
+		return err
+	}
+	p.ledger.Remove(address, b)
+	p.give(address, b)
+	return nil
+}
+
+func (p *Pool) give(address uintptr, b ledger.Block) {
+	r := &p.roots[b.Owner]
+	unit := uint64(b.Owner)<<p.height + uint64(address-r.base)/p.unit
+	count := b.Size / p.unit
+	p.tree.give(unit, count)
+	r.free += count
+}
+
+// Trim is pool.Pool.Trim.
+func (p *Pool) Trim() (uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trim()
+}
+
+func (p *Pool) trim() (freed uint64, err error) {
+	for slot := range p.roots {
+		r := &p.roots[slot]
+		if r.base == 0 || r.free < p.units {
+			continue
+		}
+		if failed := p.ledger.Free(r.base, p.capacity); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		freed += p.capacity
+		p.tree.withdraw(uint64(slot)<<p.height, p.units)
+		*r = root{}
+		p.vacant = append(p.vacant, uint32(slot))
+	}
+	return freed, err
+}
+
+// Stats is pool.Pool.Stats; Detail is a Detail.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stats := p.ledger.Stats()
+	stats.Detail = Detail{LargestFree: p.tree.largest() * p.unit}
+	return stats
+}
+
+// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
+func (p *Pool) Destroy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Empty(p.give)
+	_, err := p.trim()
+	return err
+}

@@ -1,0 +1,84 @@
+package buddy
+
+import (
+	"iter"
+	"math/bits"
+)
+
+// tree is the free blocks of all roots, in units of the smallest block. It is implicit: block n of an
+// order covers the units from n<<order on, its halves are the blocks 2n and 2n+1 of the order below,
+// and one bit says whether it is free. A root of 2^h units has the units from slot<<h on; when its
+// capacity is no power of two, those past its end are never free.
+type tree struct {
+	free []bitset // by order, up to h
+}
+
+func newTree(height int) *tree { return &tree{free: make([]bitset, height+1)} }
+
+// grow makes room for this many roots.
+func (t *tree) grow(roots uint64) {
+	for order := range t.free {
+		t.free[order].grow(roots << (len(t.free) - 1 - order))
+	}
+}
+
+// take returns the first unit of the lowest free block of the order; when there is none, of the lowest
+// of the next order that has one, which is split.
+func (t *tree) take(order int) (unit uint64, found bool) {
+	for from := order; from < len(t.free); from++ {
+		n, found := t.free[from].lowest()
+		if !found {
+			continue
+		}
+		t.free[from].clear(n)
+		for ; from > order; from-- {
+			n *= 2
+			t.free[from-1].set(n + 1)
+		}
+		return n << order, true
+	}
+	return 0, false
+}
+
+// give makes a range of units free and merges each of its blocks with its free buddies.
+func (t *tree) give(unit, count uint64) {
+	for n, order := range blocks(unit, count) {
+		for order < len(t.free)-1 && t.free[order].has(n^1) {
+			t.free[order].clear(n ^ 1)
+			n /= 2
+			order++
+		}
+		t.free[order].set(n)
+	}
+}
+
+// withdraw takes a root, all of it free, out of the tree.
+func (t *tree) withdraw(unit, count uint64) {
+	for n, order := range blocks(unit, count) {
+		t.free[order].clear(n)
+	}
+}
+
+// largest returns the units of the largest free block.
+func (t *tree) largest() uint64 {
+	for order := len(t.free) - 1; order >= 0; order-- {
+		if _, found := t.free[order].lowest(); found {
+			return 1 << order
+		}
+	}
+	return 0
+}
+
+// blocks cuts a range of units into blocks, as large as their alignment allows.
+func blocks(unit, count uint64) iter.Seq2[uint64, int] {
+	return func(yield func(n uint64, order int) bool) {
+		for count > 0 {
+			order := min(bits.TrailingZeros64(unit), bits.Len64(count)-1)
+			if !yield(unit>>order, order) {
+				return
+			}
+			unit += 1 << order
+			count -= 1 << order
+		}
+	}
+}

@@ -1,0 +1,214 @@
+// Package caching is PyTorch 2.0.0's native allocator (c10/cuda/CUDACachingAllocator.cpp) as a pool:
+// freed blocks are kept for their stream, split and merged within their segments, and given back to
+// the source only at out of memory, by garbage collection or by Trim.
+package caching
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"tms/vmm/pool"
+)
+
+// maxRequest is the most that one call may ask for, 1 EB.
+const maxRequest = 1 << 60
+
+// Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
+type Pool struct {
+	mu     sync.Mutex
+	source pool.Source
+	events pool.Events // nil: the source has none
+	settings
+
+	small, large blockPool
+	live         index
+	segments     []*segment
+	spare        *block // unused metadata, linked by next
+	random       uint64 // state of the generator of priorities
+
+	graphs   []*graphPool
+	captures []capture
+
+	queues   []queue  // events of freed blocks, by stream
+	deferred []*block // freed during a capture, events to be recorded after it
+	parked   []*block // freed, used by other streams, and there are no events
+
+	limited bool   // a memory fraction is set
+	allowed uint64 // bytes, when limited
+
+	stats
+}
+
+// New returns a pool over source. When the source is also a pool.Memory or a pool.Events, it is used
+// as such. Options:
+//
+//	max_split_size=none               blocks of this size and more are neither split nor given to
+//	                                  smaller requests; more than 20 MiB, in whole MiB
+//	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
+//	                                  two: a power of two for all sizes, or for each interval one,
+//	                                  [256:1;512:2;1024:4;>:8], the intervals' starts in MiB
+//	garbage_collection_threshold=0    from which part of the allowed memory on old blocks are given
+//	                                  back, below 1; 0 is never; works once a memory fraction is set
+//	memory_fraction=none              as SetMemoryFraction
+//	total=0                           the device's memory in bytes, for a source that cannot tell
+//	device=0                          the ordinal that out of memory errors name
+//
+// Errors: pool.ErrOption, or the source's from its Memory.
+func New(source pool.Source, options *pool.Options) (*Pool, error) {
+	p := &Pool{source: source}
+	p.events, _ = source.(pool.Events)
+	fraction, err := p.settings.read(options)
+	if err != nil {
+		return nil, err
+	}
+	p.small = blockPool{small: true, counters: &p.counters.small}
+	p.large = blockPool{counters: &p.counters.large}
+	p.live = newIndex(smallestIndex)
+	if fraction >= 0 {
+		if err := p.SetMemoryFraction(fraction); err != nil {
+			return nil, err
+		}
+	}
+	return p, nil
+}
+
+// Malloc is pool.Pool.Malloc. Out of memory comes as an *OutOfMemoryError.
+func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.allocate(size, stream)
+	if err != nil {
+		p.failures++
+		return pool.Block{}, err
+	}
+	return pool.Block{Address: b.address, Size: b.size}, nil
+}
+
+func (p *Pool) allocate(size uint64, stream pool.Stream) (*block, error) {
+	if size > maxRequest {
+		return nil, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w", pool.ErrTooLarge)
+	}
+	if len(p.captures) == 0 {
+		if err := p.processEvents(); err != nil {
+			return nil, err
+		}
+	}
+	rounded := p.divisions.round(size)
+	from := p.poolFor(rounded, stream)
+	b := p.fit(from, rounded, stream)
+	if b == nil {
+		var err error
+		if b, err = p.extend(from, rounded, stream); err != nil {
+			return nil, err
+		}
+	}
+	p.carve(b, rounded)
+	b.allocated = true
+	b.requested = size
+	p.live.insert(b)
+	p.countMalloc(b)
+	return b, nil
+}
+
+// fit takes the smallest free block that the size may have, nil when there is none.
+func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) *block {
+	if p.collecting() {
+		from.clock++
+	}
+	s := from.of(stream)
+	if s == nil {
+		return nil
+	}
+	b := s.ceiling(size)
+	switch {
+	case b == nil:
+		return nil
+	case size < p.maxSplit && b.size >= p.maxSplit: // large blocks are kept for large requests
+		return nil
+	case size >= p.maxSplit && b.size >= size+largeSegment: // they are not split: bound what is lost
+		return nil
+	}
+	b.take()
+	return b
+}
+
+// Free is pool.Pool.Free. A block that other streams have used comes back when they are done.
+// Errors: pool.ErrInvalidAddress, or that of recording an event; the block is then still live.
+func (p *Pool) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, at := p.live.find(address)
+	if b == nil {
+		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
+	}
+	if len(b.uses) > 0 && p.events != nil && len(p.captures) == 0 {
+		if err := p.record(b); err != nil {
+			return err
+		}
+	}
+	p.drop(b, at)
+	p.frees++
+	switch {
+	case b.pending > 0:
+	case len(b.uses) == 0:
+		p.retire(b)
+	case p.events == nil:
+		p.parked = append(p.parked, b)
+	default:
+		p.deferred = append(p.deferred, b)
+	}
+	return nil
+}
+
+// drop ends the live block in a slot of the index.
+func (p *Pool) drop(b *block, at int) {
+	p.live.remove(at)
+	b.allocated = false
+	p.countFree(b)
+}
+
+// Trim is pool.Pool.Trim: it waits for the events of freed blocks and gives back every segment in
+// which nothing is left, except those of graphs that still exist. (emptyCache)
+// Errors: pool.ErrCapturing, the source's or its events'.
+func (p *Pool) Trim() (uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.captures) > 0 {
+		return 0, pool.ErrCapturing
+	}
+	return p.releaseCached()
+}
+
+// Destroy is pool.Pool.Destroy. Captures end, graph pools go, recorded streams are waited for. A
+// segment that the source does not take back stays, empty, for the next Trim.
+func (p *Pool) Destroy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.captures = nil
+	for _, g := range p.graphs {
+		g.graphs = 0
+	}
+	err := p.abandonEvents()
+	for _, s := range p.segments {
+		for b := s.head; b != nil; b = b.next {
+			if b.allocated {
+				_, at := p.live.find(b.address)
+				p.drop(b, at)
+			}
+			if !b.free {
+				b.uses = b.uses[:0]
+				b = p.retire(b)
+			}
+		}
+	}
+	_, refused := p.releaseEmpty()
+	p.live, p.spare = newIndex(smallestIndex), nil
+	return errors.Join(err, refused)
+}

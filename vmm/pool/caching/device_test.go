@@ -1,0 +1,230 @@
+package caching
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+)
+
+const (
+	kib = 1 << 10
+	mib = 1 << 20
+	gib = 1 << 30
+
+	base = 0x7f00_0000_0000
+)
+
+// device is a source with memory and events, whose streams stand still until they are completed.
+type device struct {
+	*pool.Range
+	capacity, held uint64
+
+	refuse, refuseFree, refuseRecord, refuseQuery, refuseMemory error
+
+	recorded, completed map[pool.Stream]int
+	events              map[pool.Event]recorded
+	made                pool.Event
+	calls               []string // of events
+}
+
+type recorded struct {
+	stream pool.Stream
+	number int
+}
+
+func newDevice(capacity uint64) *device {
+	return &device{
+		Range: pool.NewRange(base, capacity), capacity: capacity,
+		recorded: map[pool.Stream]int{}, completed: map[pool.Stream]int{}, events: map[pool.Event]recorded{},
+	}
+}
+
+func (d *device) Allocate(size uint64) (uintptr, error) {
+	if d.refuse != nil {
+		return 0, d.refuse
+	}
+	address, err := d.Range.Allocate(size)
+	if err == nil {
+		d.held += size
+	}
+	return address, err
+}
+
+func (d *device) Free(address uintptr, size uint64) error {
+	if d.refuseFree != nil {
+		return d.refuseFree
+	}
+	err := d.Range.Free(address, size)
+	if err == nil {
+		d.held -= size
+	}
+	return err
+}
+
+func (d *device) Memory() (free, total uint64, err error) {
+	return d.capacity - d.held, d.capacity, d.refuseMemory
+}
+
+func (d *device) Record(stream pool.Stream) (pool.Event, error) {
+	d.calls = append(d.calls, "record")
+	if d.refuseRecord != nil && len(d.calls)%2 == 0 { // the second of two
+		return 0, d.refuseRecord
+	}
+	d.made++
+	d.recorded[stream]++
+	d.events[d.made] = recorded{stream, d.recorded[stream]}
+	return d.made, nil
+}
+
+func (d *device) Query(event pool.Event) (bool, error) {
+	d.calls = append(d.calls, "query")
+	e, found := d.events[event]
+	if !found {
+		return false, errors.New("no such event")
+	}
+	return e.number <= d.completed[e.stream], d.refuseQuery
+}
+
+func (d *device) Synchronize(event pool.Event) error {
+	d.calls = append(d.calls, "synchronize")
+	e, found := d.events[event]
+	if !found {
+		return errors.New("no such event")
+	}
+	if d.refuseQuery == nil {
+		d.completed[e.stream] = max(d.completed[e.stream], e.number)
+	}
+	return d.refuseQuery
+}
+
+func (d *device) Destroy(event pool.Event) error {
+	if _, found := d.events[event]; !found {
+		return errors.New("no such event")
+	}
+	delete(d.events, event)
+	return nil
+}
+
+// complete lets a stream finish what it holds.
+func (d *device) complete(stream pool.Stream) { d.completed[stream] = d.recorded[stream] }
+
+// bare hides what a device is beside a source.
+type bare struct{ device *device }
+
+func (b bare) Allocate(size uint64) (uintptr, error)   { return b.device.Allocate(size) }
+func (b bare) Free(address uintptr, size uint64) error { return b.device.Free(address, size) }
+
+// bench is a pool over a device, for tests that follow it closely.
+type bench struct {
+	*Pool
+	t      *testing.T
+	device *device
+}
+
+func newBench(t *testing.T, capacity uint64, options string) bench {
+	t.Helper()
+	d := newDevice(capacity)
+	return bench{newPool(t, d, options), t, d}
+}
+
+func newPool(t *testing.T, source pool.Source, options string) *Pool {
+	t.Helper()
+	parsed, err := pool.ParseOptions(options)
+	require.NoError(t, err)
+	p, err := New(source, parsed)
+	require.NoError(t, err)
+	return p
+}
+
+// malloc returns the address of a block that must be had.
+func (b bench) malloc(size uint64, stream pool.Stream) uintptr {
+	b.t.Helper()
+	block, err := b.Malloc(size, stream)
+	require.NoError(b.t, err)
+	check(b.t, b.Pool)
+	return block.Address
+}
+
+func (b bench) free(addresses ...uintptr) {
+	b.t.Helper()
+	for _, address := range addresses {
+		require.NoError(b.t, b.Free(address))
+		check(b.t, b.Pool)
+	}
+}
+
+func (b bench) detail() *Detail { return b.Stats().Detail.(*Detail) }
+
+// check walks all metadata: blocks tile their segments, no two neighbours are free, every free block
+// is in its bins and every live one in the index, and the counters are the sums.
+func check(t *testing.T, p *Pool) {
+	t.Helper()
+	var want struct{ allocated, active, reserved, split, requested, blocks, splits, free int64 }
+	for i, s := range p.segments {
+		require.Equal(t, i, s.index)
+		require.Nil(t, s.head.previous)
+		end := s.head.address
+		for b := s.head; b != nil; b = b.next {
+			require.Equal(t, end, b.address)
+			require.Positive(t, b.size)
+			require.Zero(t, b.size%minBlock)
+			require.Same(t, s, b.segment)
+			require.Same(t, s.head.bins, b.bins)
+			require.False(t, b.free && b.allocated)
+			end += uintptr(b.size)
+			want.reserved += int64(b.size)
+			if b.next != nil {
+				require.Same(t, b, b.next.previous)
+				require.False(t, b.free && b.next.free, "free neighbours at %#x", b.address)
+			}
+			found, _ := p.live.find(b.address)
+			if b.allocated {
+				require.Same(t, b, found)
+				want.allocated += int64(b.size)
+				want.blocks++
+			} else {
+				require.Nil(t, found)
+			}
+			if b.free {
+				want.free++
+				if b.split() {
+					want.split += int64(b.size)
+					want.splits++
+				}
+			} else {
+				want.active += int64(b.size)
+				want.requested += int64(b.requested)
+			}
+		}
+	}
+	pools := []*blockPool{&p.small, &p.large}
+	for _, g := range p.graphs {
+		pools = append(pools, &g.small, &g.large)
+	}
+	free := int64(0)
+	for _, from := range pools {
+		for i, s := range from.streams {
+			require.Same(t, from, s.pool)
+			require.True(t, i == 0 || from.streams[i-1].stream < s.stream)
+			s.each(func(b *block) {
+				require.True(t, b.free)
+				require.Same(t, s, b.bins)
+				free++
+			})
+		}
+	}
+	all := &p.counters.all
+	require.Equal(t, want.free, free)
+	require.Equal(t, want.blocks, int64(p.live.count))
+	require.Equal(t, want.blocks, all.allocation.Current)
+	require.Equal(t, want.allocated, all.allocatedBytes.Current)
+	require.Equal(t, want.active, all.activeBytes.Current)
+	require.Equal(t, want.requested, all.requestedBytes.Current)
+	require.Equal(t, want.reserved, all.reservedBytes.Current)
+	require.Equal(t, want.split, all.inactiveSplitBytes.Current)
+	require.Equal(t, want.splits, all.inactiveSplit.Current)
+	require.Equal(t, int64(len(p.segments)), all.segment.Current)
+}

@@ -1,0 +1,38 @@
+package caching
+
+import (
+	"fmt"
+
+	"tms/vmm/pool"
+)
+
+// SetMemoryFraction limits what the pool holds to a part, from 0 to 1, of the device's memory, and
+// switches garbage collection on where it has a threshold. (set_per_process_memory_fraction)
+// Errors: pool.ErrOption for other numbers or when the device's memory is unknown, or the source's.
+func (p *Pool) SetMemoryFraction(fraction float64) error {
+	if !(fraction >= 0 && fraction <= 1) {
+		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, total, err := p.memory()
+	if err != nil {
+		return fmt.Errorf("reading the device's memory: %w", err)
+	}
+	if total == 0 {
+		return fmt.Errorf("%w: a memory fraction needs total=, as the source cannot tell", pool.ErrOption)
+	}
+	p.allowed = uint64(fraction * float64(total))
+	p.limited = true
+	return nil
+}
+
+// memory returns the device's free and total memory; total is 0 when it is unknown. Without a source
+// that can tell, what the pool does not hold counts as free.
+func (p *Pool) memory() (free, total uint64, err error) {
+	if m, ok := p.source.(pool.Memory); ok {
+		return m.Memory()
+	}
+	reserved := uint64(p.counters.all.reservedBytes.Current)
+	return p.total - min(p.total, reserved), p.total, nil
+}

@@ -1,0 +1,40 @@
+package caching
+
+import "errors"
+
+// collecting reports whether there is garbage collection. A block's age is the number of searches of
+// its pool since it became free, which the pool's clock counts, rather than each block.
+func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
+
+// collect gives back old segments when more than the threshold's part of the allowed memory is held:
+// those of at least the average age, then again with the average of the rest, until the excess is
+// gone. It waits for nothing, and passes over the small pool.
+func (p *Pool) collect() (err error) {
+	if !p.collecting() {
+		return nil
+	}
+	target := int64(p.threshold * float64(p.allowed))
+	if p.counters.all.reservedBytes.Current <= target {
+		return nil
+	}
+	blocks := p.large.whole()
+	age := uint64(0)
+	for _, b := range blocks {
+		age += p.large.clock - b.born
+	}
+	for len(blocks) > 0 && p.counters.all.reservedBytes.Current > target {
+		count, sum := uint64(len(blocks)), age
+		younger := blocks[:0]
+		for _, b := range blocks {
+			own := p.large.clock - b.born
+			if own*count < sum {
+				younger = append(younger, b)
+				continue
+			}
+			age -= own
+			err = errors.Join(err, p.release(b))
+		}
+		blocks = younger
+	}
+	return err
+}

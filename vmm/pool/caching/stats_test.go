@@ -1,0 +1,75 @@
+package caching
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+func TestResets(t *testing.T) {
+	b := newBench(t, 100*mib, "max_split_size=32MiB")
+	b.free(b.malloc(40*mib, 0))
+	kept := b.malloc(5*mib, 0)
+	_, err := b.Malloc(200*mib, 0)
+	require.Error(t, err)
+
+	b.ResetPeakStats()
+	d, s := b.detail(), b.Stats()
+	require.Equal(t, Stat{Current: 5 * mib, Peak: 5 * mib, Allocated: 45 * mib, Freed: 40 * mib}, d.AllocatedBytes.All)
+	require.Equal(t, Stat{Allocated: 1, Freed: 1}, d.OversizeSegments)
+	require.Equal(t, uint64(5*mib), s.PeakLive)
+	require.Equal(t, uint64(5*mib), s.PeakRequested)
+	require.Equal(t, uint64(20*mib), s.PeakReserved)
+
+	b.ResetAccumulatedStats()
+	d, s = b.detail(), b.Stats()
+	require.Equal(t, Stat{Current: 5 * mib, Peak: 5 * mib}, d.RequestedBytes.Large)
+	require.Zero(t, d.AllocRetries+d.OutOfMemories)
+	require.Equal(t, uint64(2), s.Mallocs)
+	require.Equal(t, uint64(1), s.Failures)
+	b.free(kept)
+	require.Equal(t, Stat{Peak: 5 * mib, Freed: 5 * mib}, b.detail().ActiveBytes.All)
+}
+
+func TestStatsAsJSON(t *testing.T) {
+	b := newBench(t, gib, "")
+	b.malloc(700, 0)
+	text, err := json.Marshal(b.Stats())
+	require.NoError(t, err)
+	var s struct {
+		Kind   string
+		Live   uint64 `json:"live_bytes"`
+		Detail map[string]any
+	}
+	require.NoError(t, json.Unmarshal(text, &s))
+	require.Equal(t, "caching", s.Kind)
+	require.Equal(t, uint64(1024), s.Live)
+	require.Equal(t, map[string]any{
+		"all":        map[string]any{"current": 700., "peak": 700., "allocated": 700., "freed": 0.},
+		"small_pool": map[string]any{"current": 700., "peak": 700., "allocated": 700., "freed": 0.},
+		"large_pool": map[string]any{"current": 0., "peak": 0., "allocated": 0., "freed": 0.},
+	}, s.Detail["requested_bytes"])
+	require.Equal(t, -1., s.Detail["max_split_size"])
+}
+
+func TestSnapshot(t *testing.T) {
+	b := newBench(t, gib, "memory_fraction=1,garbage_collection_threshold=0.9,device=2")
+	large, small := b.malloc(15*mib, 0), b.malloc(700, 3)
+	b.free(large)
+	b.malloc(12*mib, 0)
+	require.Equal(t, []Segment{
+		{Device: 2, Address: large, Size: 16 * mib, Allocated: 12 * mib, Active: 12 * mib, Requested: 12 * mib,
+			Type: "large", Blocks: []BlockInfo{
+				{Size: 12 * mib, Requested: 12 * mib, State: "active_allocated"},
+				{Size: 4 * mib, State: "inactive"},
+			}},
+		{Device: 2, Address: small, Size: 2 * mib, Allocated: 1024, Active: 1024, Requested: 700, Stream: 3,
+			Type: "small", Blocks: []BlockInfo{
+				{Size: 1024, Requested: 700, State: "active_allocated"},
+				{Size: 2*mib - 1024, State: "inactive"},
+			}},
+	}, b.Snapshot())
+	b.malloc(10*mib, 0)
+	require.Equal(t, uint64(1), b.Snapshot()[0].Blocks[1].Age, "one search since")
+}

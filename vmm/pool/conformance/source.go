@@ -1,0 +1,73 @@
+package conformance
+
+import (
+	"fmt"
+
+	"tms/vmm/pool"
+)
+
+// Source is a pool.Source over a range of addresses that knows what it handed out, and refuses when it is
+// told to. Like any source it is not locked: the race detector sees a pool that calls it without its own.
+type Source struct {
+	addresses *pool.Range
+	capacity  uint64
+	held      []span // by address
+	reserved  uint64
+	peak      uint64
+
+	// Refuse and RefuseFree, when not nil, are what Allocate and Free answer.
+	Refuse     error
+	RefuseFree error
+
+	allocated, freed, refused uint64 // calls
+	wrong                     error  // the first call that no pool may make
+}
+
+// Where the addresses begin: nothing in a pool may rest on them being small, or aligned to more than the
+// 512 bytes that a Source promises.
+const base = 0x7f00_0000_0200
+
+// NewSource makes one of so many bytes.
+func NewSource(capacity uint64) *Source {
+	return &Source{addresses: pool.NewRange(base, capacity), capacity: capacity}
+}
+
+// Allocate is pool.Source.Allocate.
+func (s *Source) Allocate(size uint64) (uintptr, error) {
+	if s.Refuse != nil {
+		s.refused++
+		return 0, s.Refuse
+	}
+	address, err := s.addresses.Allocate(size)
+	if err != nil {
+		s.refused++
+		return 0, err
+	}
+	s.held = insert(s.held, span{uint64(address), size})
+	s.allocated++
+	s.reserved += size
+	s.peak = max(s.peak, s.reserved)
+	return address, nil
+}
+
+// Free is pool.Source.Free.
+func (s *Source) Free(address uintptr, size uint64) error {
+	if s.RefuseFree != nil {
+		s.refused++
+		return s.RefuseFree
+	}
+	i, found := find(s.held, uint64(address))
+	if !found || s.held[i].size != size {
+		if s.wrong == nil {
+			s.wrong = fmt.Errorf("gave back %d bytes at %#x, which was never a segment", size, address)
+		}
+		return pool.ErrInvalidAddress
+	}
+	s.held = remove(s.held, i)
+	s.freed++
+	s.reserved -= size
+	return s.addresses.Free(address, size)
+}
+
+// Held returns how many segments and bytes are out.
+func (s *Source) Held() (segments int, bytes uint64) { return len(s.held), s.reserved }

@@ -1,0 +1,56 @@
+package freelist
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+)
+
+// TestCounters: what is counted along the way is what going through everything finds.
+func TestCounters(t *testing.T) {
+	options, err := pool.ParseOptions("buffer=64KiB")
+	require.NoError(t, err)
+	p, err := New(pool.NewRange(1<<20, 1<<20), options)
+	require.NoError(t, err)
+	random := rand.New(rand.NewPCG(1, 2))
+	var live []uintptr
+	for range 5000 {
+		switch n := random.IntN(100); {
+		case n < 52:
+			if b, err := p.Malloc(1+random.Uint64N(40<<10), 0); err == nil {
+				live = append(live, b.Address)
+			}
+		case n < 98 && len(live) > 0:
+			i := random.IntN(len(live))
+			require.NoError(t, p.Free(live[i]))
+			live = append(live[:i], live[i+1:]...)
+		case n == 99:
+			_, err := p.Trim()
+			require.NoError(t, err)
+		}
+		var idle, held int
+		var lost, listed uint64
+		for i, b := range p.buffers {
+			if b.base == 0 {
+				continue
+			}
+			held++
+			if b.live == 0 {
+				idle++
+			}
+			if i != p.current {
+				lost += p.capacity - b.used
+			}
+		}
+		for size, l := range p.lists {
+			listed += size * uint64(len(*l))
+		}
+		require.Equal(t, idle, p.idle)
+		require.Equal(t, Detail{Listed: listed, Lost: lost}, p.Stats().Detail)
+		require.Len(t, p.buffers, held+len(p.vacant))
+		require.LessOrEqual(t, len(p.buffers), 16, "numbers are used again")
+	}
+}

@@ -1,0 +1,239 @@
+// Package freelist cuts blocks off large buffers and keeps freed ones in lists by exact size, after the
+// second approach of the text on allocators for PyTorch. Nothing is split or merged, so a freed
+// block serves only its own size again, and the end of a buffer that a block did not fit into is lost
+// until the buffer goes.
+package freelist
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ledger"
+)
+
+const granularity = 1024 // sizes are rounded up to a multiple of it
+
+// Pool is a pool.Pool; the zero value is not usable.
+type Pool struct {
+	mu       sync.Mutex
+	ledger   *ledger.Ledger
+	capacity uint64           // of a buffer, in bytes
+	lists    map[uint64]*list // freed blocks, by size
+	buffers  []buffer         // by number
+	vacant   []uint32         // numbers of buffers given back
+	current  int              // the buffer that new blocks are cut off, -1 for none
+	idle     int              // buffers in which nothing is live
+	blocks   uint64           // bytes of all blocks, live and freed
+	lost     uint64           // bytes of the ends of buffers that are not current
+}
+
+type buffer struct {
+	base uintptr // 0 when given back
+	used uint64  // bytes cut off so far
+	live int     // blocks
+}
+
+// list is a stack, so that the block freed last is reused first.
+type list []freed
+
+type freed struct {
+	address uintptr
+	buffer  uint32
+}
+
+// Detail is what the kind counts beyond pool.Stats, in bytes.
+type Detail struct {
+	Listed uint64 `json:"listed_bytes"` // freed blocks, each waiting for its own size
+	Lost   uint64 `json:"lost_bytes"`   // ends of buffers that new blocks are no longer cut off
+}
+
+// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+//
+//	buffer  bytes of a buffer, a multiple of 1 KiB; the largest block (5 GiB)
+//
+// Errors: pool.ErrOption.
+func New(source pool.Source, options *pool.Options) (*Pool, error) {
+	capacity := options.Bytes("buffer", 5<<30)
+	if err := options.Err(); err != nil {
+		return nil, err
+	}
+	if capacity == 0 || capacity%granularity != 0 {
+		return nil, fmt.Errorf("%w: buffer=%d: give a multiple of %d", pool.ErrOption, capacity, granularity)
+	}
+	return &Pool{
+		ledger:   ledger.New("freelist", source),
+		capacity: capacity,
+		lists:    map[uint64]*list{},
+		current:  -1,
+	}, nil
+}
+
+// Malloc is pool.Pool.Malloc. When the source has no room, idle buffers are given back and it is asked
+// once more.
+func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if size > p.capacity {
+		return pool.Block{}, p.ledger.Refuse(size, fmt.Errorf("%w: its buffers have %d bytes", pool.ErrTooLarge, p.capacity))
+	}
+	rounded := (size + granularity - 1) &^ (granularity - 1)
+	block, reused := p.reuse(rounded)
+	if !reused {
+		var err error
+		if block, err = p.cut(rounded); err != nil {
+			return pool.Block{}, p.ledger.Refuse(size, err)
+		}
+	}
+	b := &p.buffers[block.buffer]
+	if b.live == 0 {
+		p.idle--
+	}
+	b.live++
+	return p.ledger.Enter(block.address, ledger.Block{Requested: size, Size: rounded, Owner: block.buffer}), nil
+}
+
+func (p *Pool) reuse(size uint64) (freed, bool) {
+	l := p.lists[size]
+	if l == nil || len(*l) == 0 {
+		return freed{}, false
+	}
+	last := len(*l) - 1
+	block := (*l)[last]
+	*l = (*l)[:last]
+	return block, true
+}
+
+func (p *Pool) cut(size uint64) (freed, error) {
+	if p.current < 0 || p.end(p.current) < size {
+		if err := p.grow(); err != nil {
+			return freed{}, err
+		}
+	}
+	b := &p.buffers[p.current]
+	block := freed{b.base + uintptr(b.used), uint32(p.current)}
+	b.used += size
+	p.blocks += size
+	return block, nil
+}
+
+// grow makes a new buffer the current one.
+func (p *Pool) grow() error {
+	base, err := p.ledger.Allocate(p.capacity)
+	if errors.Is(err, pool.ErrOutOfMemory) && p.idle > 0 {
+		if freed, _ := p.trim(); freed > 0 {
+			base, err = p.ledger.Allocate(p.capacity)
+		}
+	}
+	if err != nil {
+		return err
+	}
+	if p.current >= 0 {
+		p.lost += p.end(p.current)
+	}
+	if last := len(p.vacant) - 1; last >= 0 {
+		p.current = int(p.vacant[last])
+		p.vacant = p.vacant[:last]
+	} else {
+		p.current = len(p.buffers)
+		p.buffers = append(p.buffers, buffer{})
+	}
+	p.buffers[p.current] = buffer{base: base}
+	p.idle++
+	return nil
+}
+
+// end returns the bytes of a buffer that nothing was cut from.
+func (p *Pool) end(number int) uint64 { return p.capacity - p.buffers[number].used }
+
+// Free is pool.Pool.Free.
+func (p *Pool) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.ledger.Find(address)
+	if err != nil {
+		return err
+	}
+	p.ledger.Remove(address, b)
+	p.list(address, b)
+	return nil
+}
+
+func (p *Pool) list(address uintptr, b ledger.Block) {
+	l := p.lists[b.Size]
+	if l == nil {
+		l = new(list)
+		p.lists[b.Size] = l
+	}
+	*l = append(*l, freed{address, b.Owner})
+	owner := &p.buffers[b.Owner]
+	if owner.live--; owner.live == 0 {
+		p.idle++
+	}
+}
+
+// Trim is pool.Pool.Trim. It goes through all lists once.
+func (p *Pool) Trim() (uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trim()
+}
+
+func (p *Pool) trim() (freedBytes uint64, err error) {
+	if p.idle == 0 {
+		return 0, nil
+	}
+	for i := range p.buffers {
+		b := &p.buffers[i]
+		if b.base == 0 || b.live > 0 {
+			continue
+		}
+		if failed := p.ledger.Free(b.base, p.capacity); failed != nil {
+			err = errors.Join(err, failed)
+			continue
+		}
+		freedBytes += p.capacity
+		p.blocks -= b.used
+		if p.current == i {
+			p.current = -1
+		} else {
+			p.lost -= p.end(i)
+		}
+		*b = buffer{}
+		p.vacant = append(p.vacant, uint32(i))
+		p.idle--
+	}
+	for size, l := range p.lists {
+		*l = slices.DeleteFunc(*l, func(f freed) bool { return p.buffers[f.buffer].base == 0 })
+		if len(*l) == 0 {
+			delete(p.lists, size)
+		}
+	}
+	return freedBytes, err
+}
+
+// Stats is pool.Pool.Stats; Detail is a Detail.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stats := p.ledger.Stats()
+	stats.Detail = Detail{Listed: p.blocks - stats.Live, Lost: p.lost}
+	return stats
+}
+
+// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
+func (p *Pool) Destroy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Empty(p.list)
+	_, err := p.trim()
+	return err
+}

@@ -1,0 +1,73 @@
+package chunks
+
+import (
+	"fmt"
+
+	"tms/vmm/pool"
+)
+
+// Account is a source and the counters of what a pool has from it and has handed out.
+type Account struct {
+	source pool.Source
+	stats  pool.Stats
+}
+
+// Stats returns the counters.
+func (a *Account) Stats() pool.Stats { return a.stats }
+
+// Allocate is the source's Allocate, counted.
+func (a *Account) Allocate(size uint64) (uintptr, error) {
+	address, err := a.source.Allocate(size)
+	if err != nil {
+		a.stats.SourceFailures++
+		return 0, err
+	}
+	a.stats.SourceMallocs++
+	a.stats.Segments++
+	a.stats.Reserved += size
+	a.stats.PeakReserved = max(a.stats.PeakReserved, a.stats.Reserved)
+	return address, nil
+}
+
+// Return is the source's Free, counted.
+func (a *Account) Return(address uintptr, size uint64) error {
+	if err := a.source.Free(address, size); err != nil {
+		a.stats.SourceFailures++
+		return fmt.Errorf("%s pool: giving back the segment of %d bytes at %#x: %w", a.stats.Kind, size, address, err)
+	}
+	a.stats.SourceFrees++
+	a.stats.Segments--
+	a.stats.Reserved -= size
+	return nil
+}
+
+// Enter counts a block that has become live.
+func (a *Account) Enter(requested, size uint64) {
+	s := &a.stats
+	s.Mallocs++
+	s.Blocks++
+	s.Requested += requested
+	s.Live += size
+	s.PeakRequested = max(s.PeakRequested, s.Requested)
+	s.PeakLive = max(s.PeakLive, s.Live)
+}
+
+// Leave counts a live block that has been freed.
+func (a *Account) Leave(requested, size uint64) {
+	s := &a.stats
+	s.Frees++
+	s.Blocks--
+	s.Requested -= requested
+	s.Live -= size
+}
+
+// Refuse counts a malloc that failed and says of which pool it was.
+func (a *Account) Refuse(size uint64, err error) error {
+	a.stats.Failures++
+	return fmt.Errorf("%s pool: %d bytes, with %d live and %d reserved: %w",
+		a.stats.Kind, size, a.stats.Live, a.stats.Reserved, err)
+}
+
+func (a *Account) invalid(address uintptr) error {
+	return fmt.Errorf("%s pool: %w: %#x", a.stats.Kind, pool.ErrInvalidAddress, address)
+}

@@ -1,0 +1,112 @@
+// Package workload makes sequences of mallocs and frees to measure pools with.
+package workload
+
+import "math/rand/v2"
+
+// Step is a malloc of Size bytes that is named Slot, or, if Size is 0, the free of that slot.
+type Step struct {
+	Slot uint32
+	Size uint64
+}
+
+// Training is what a transformer asks for when it is trained.
+type Training struct {
+	Setup []Step // parameters and optimizer state, which stay
+	Step  []Step // one iteration: forward, backward, optimizer; frees all that it makes
+	Slots int
+}
+
+type recorder struct {
+	steps []Step
+	slots uint32
+}
+
+func (r *recorder) malloc(elements uint64) uint32 {
+	r.steps = append(r.steps, Step{r.slots, elements * 2}) // half precision
+	r.slots++
+	return r.slots - 1
+}
+
+func (r *recorder) free(slots ...uint32) {
+	for _, slot := range slots {
+		r.steps = append(r.steps, Step{Slot: slot})
+	}
+}
+
+func (r *recorder) temporary(elements uint64) { r.free(r.malloc(elements)) }
+
+func (r *recorder) cut() []Step {
+	steps := r.steps
+	r.steps = nil
+	return steps
+}
+
+// NewTraining returns the sequence of a GPT-like model: activations live from the forward to the
+// backward pass of their layer, workspaces and gradients of activations come and go.
+func NewTraining(layers int, hidden, tokens, vocabulary uint64) Training {
+	var r recorder
+	weights := []uint64{3 * hidden * hidden, hidden * hidden, 4 * hidden * hidden, 4 * hidden * hidden, hidden, hidden, 3 * hidden, 4 * hidden}
+	for range layers {
+		for _, elements := range weights {
+			r.malloc(elements)     // weight
+			r.malloc(elements)     // gradient
+			r.malloc(4 * elements) // two moments in single precision
+		}
+	}
+	r.malloc(vocabulary * hidden)
+	t := Training{Setup: r.cut()}
+
+	saved := make([][]uint32, layers)
+	for l := range saved {
+		norm, qkv, statistics := r.malloc(tokens*hidden), r.malloc(3*tokens*hidden), r.malloc(tokens*32)
+		r.temporary(tokens * hidden) // workspace of the attention
+		attention := r.malloc(tokens * hidden)
+		projected := r.malloc(tokens * hidden)
+		mask := r.malloc(tokens * hidden / 2)
+		norm2, up := r.malloc(tokens*hidden), r.malloc(4*tokens*hidden)
+		activated := r.malloc(4 * tokens * hidden)
+		down := r.malloc(tokens * hidden)
+		r.temporary(tokens)
+		r.free(projected)
+		saved[l] = []uint32{norm, qkv, statistics, attention, mask, norm2, up, activated, down}
+	}
+	logits := r.malloc(tokens * vocabulary)
+	r.temporary(tokens * vocabulary)
+	r.temporary(tokens)
+	gradient := r.malloc(tokens * hidden)
+	r.free(logits)
+	for l := layers - 1; l >= 0; l-- {
+		for i := len(saved[l]) - 1; i >= 0; i-- {
+			next := r.malloc(tokens * hidden << (i % 3))
+			if i%2 == 0 {
+				r.temporary(weights[i%len(weights)]) // gradient of a weight, before it is added up
+			}
+			r.free(saved[l][i], gradient)
+			gradient = next
+		}
+	}
+	r.free(gradient)
+	for range layers {
+		for _, elements := range weights {
+			r.temporary(2 * elements)
+			r.temporary(1)
+		}
+	}
+	t.Step = r.cut()
+	t.Slots = int(r.slots)
+	return t
+}
+
+// Sizes returns count sizes that are spread evenly over the powers of two from least to most.
+func Sizes(count int, least, most uint64, seed uint64) []uint64 {
+	random := rand.New(rand.NewPCG(seed, seed))
+	sizes := make([]uint64, count)
+	for i := range sizes {
+		ceiling := least
+		for ceiling < most && random.IntN(4) > 0 {
+			ceiling *= 2
+		}
+		sizes[i] = least + random.Uint64N(ceiling)
+	}
+	return sizes
+}

@@ -1,0 +1,74 @@
+package kinds_test
+
+import (
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/wrap"
+)
+
+// variant is a kind with options, and how it then differs.
+type variant struct {
+	options string
+	traits  conformance.Traits
+}
+
+var variants = []variant{
+	{"", conformance.Traits{Kind: "naive", Alignment: 512, Direct: 1}},
+	{"", conformance.Traits{Kind: "freelist", Alignment: 512, Largest: 5 << 30}},
+	{"buffer=20481KiB", conformance.Traits{Kind: "freelist", Alignment: 512, Largest: 20481 << 10}},
+	{"", conformance.Traits{Kind: "buddy", Alignment: 512, Largest: 4 << 30}},
+	{"capacity=25173504,min_block=512", conformance.Traits{Kind: "buddy", Alignment: 512, Largest: 16 << 20}},
+	{"capacity=1GiB,exact=yes", conformance.Traits{Kind: "buddy", Alignment: 512, Largest: 1 << 30}},
+	{"", conformance.Traits{Kind: "slab", Alignment: 256}},
+	{"capacity=32MiB,max=100KiB,page=4KiB,keep=0", conformance.Traits{Kind: "slab", Alignment: 256, Direct: 32<<20 + 1}},
+	{"pages=source,keep=2", conformance.Traits{Kind: "slab", Alignment: 256, Direct: 1<<20 + 1}},
+	{"", conformance.Traits{Kind: "caching", Alignment: 512, StreamOrdered: true}},
+	{"max_split_size=40MiB,roundup_power2_divisions=8,total=128GiB,memory_fraction=0.9,garbage_collection_threshold=0.5",
+		conformance.Traits{Kind: "caching", Alignment: 512, StreamOrdered: true}},
+	{"", conformance.Traits{Kind: "bfc", Alignment: 256}},
+	{"garbage_collection=true,memory_limit=128GiB,fragmentation_fraction=0.01",
+		conformance.Traits{Kind: "bfc", Alignment: 256, Largest: 128 << 30}},
+	{"", conformance.Traits{Kind: "paddle", Alignment: 256, Direct: 1<<30 - 63}},
+	{"min_chunk=4KiB,max_chunk=16MiB,descriptor=0", conformance.Traits{Kind: "paddle", Alignment: 256, Direct: 16<<20 + 1}},
+}
+
+func (v variant) make(source pool.Source) (pool.Pool, error) {
+	options, err := pool.ParseOptions(v.options)
+	if err != nil {
+		return nil, err
+	}
+	return kinds.New(v.traits.Kind, source, options)
+}
+
+func (v variant) String() string { return v.traits.Kind + "," + v.options }
+
+func TestEveryKindConforms(t *testing.T) {
+	tested := map[string]bool{}
+	for _, v := range variants {
+		tested[v.traits.Kind] = true
+		t.Run(v.String(), func(t *testing.T) { conformance.Run(t, v.make, v.traits) })
+	}
+	for _, name := range kinds.Names() {
+		require.True(t, tested[name], "no variant of %s", name)
+	}
+}
+
+func TestEveryKindConformsWrapped(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.String(), func(t *testing.T) {
+			conformance.Run(t, func(source pool.Source) (pool.Pool, error) {
+				p, err := v.make(source)
+				if err != nil {
+					return nil, err
+				}
+				return wrap.NewStatistics(wrap.NewLog(wrap.NewLimit(p, ^uint64(0)), io.Discard)), nil
+			}, v.traits)
+		})
+	}
+}

@@ -1,0 +1,63 @@
+// Package kinds makes a pool of any kind by its name.
+package kinds
+
+import (
+	"fmt"
+	"strings"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/bfc"
+	"tms/vmm/pool/buddy"
+	"tms/vmm/pool/caching"
+	"tms/vmm/pool/freelist"
+	"tms/vmm/pool/naive"
+	"tms/vmm/pool/paddle"
+	"tms/vmm/pool/slab"
+)
+
+type kind struct {
+	name string
+	make func(pool.Source, *pool.Options) (pool.Pool, error)
+}
+
+var all = []kind{
+	{"naive", maker(naive.New)},
+	{"freelist", maker(freelist.New)},
+	{"buddy", maker(buddy.New)},
+	{"slab", maker(slab.New)},
+	{"caching", maker(caching.New)},
+	{"bfc", maker(bfc.New)},
+	{"paddle", maker(paddle.New)},
+}
+
+// maker hides the type of a kind's pool, so that a failure leaves no pool behind in the interface.
+func maker[P pool.Pool](make func(pool.Source, *pool.Options) (P, error)) func(pool.Source, *pool.Options) (pool.Pool, error) {
+	return func(source pool.Source, options *pool.Options) (pool.Pool, error) {
+		p, err := make(source, options)
+		if err != nil {
+			return nil, err
+		}
+		return p, nil
+	}
+}
+
+// New makes an empty pool of a kind over a source; nil options are its defaults, which the New of the
+// kind's package documents. Errors: pool.ErrOption, also for a kind that there is not.
+func New(kind string, source pool.Source, options *pool.Options) (pool.Pool, error) {
+	for _, k := range all {
+		if k.name == kind {
+			return k.make(source, options)
+		}
+	}
+	return nil, fmt.Errorf("%w: no kind of pool is named %q; there are %s",
+		pool.ErrOption, kind, strings.Join(Names(), ", "))
+}
+
+// Names returns the names of all kinds.
+func Names() []string {
+	var names []string
+	for _, k := range all {
+		names = append(names, k.name)
+	}
+	return names
+}

@@ -1,0 +1,105 @@
+// Package naive asks the source for every block and gives each back at once, as the first approach of
+// the text on allocators for PyTorch does with cudaMalloc and cudaFree. It is what the others are
+// measured against.
+package naive
+
+import (
+	"errors"
+	"sync"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ledger"
+)
+
+// Pool is a pool.Pool; the zero value is not usable.
+type Pool struct {
+	mu      sync.Mutex
+	ledger  *ledger.Ledger
+	refused []segment // of blocks that Destroy ended, but that the source did not take back
+}
+
+type segment struct {
+	address uintptr
+	size    uint64
+}
+
+// New makes an empty pool. There are no options; streams are ignored, because the source's Free waits
+// for the device. Errors: pool.ErrOption.
+func New(source pool.Source, options *pool.Options) (*Pool, error) {
+	if err := options.Err(); err != nil {
+		return nil, err
+	}
+	return &Pool{ledger: ledger.New("naive", source)}, nil
+}
+
+// Malloc is pool.Pool.Malloc. A block has the size that was asked for.
+func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	address, err := p.ledger.Allocate(size)
+	if err != nil {
+		return pool.Block{}, p.ledger.Refuse(size, err)
+	}
+	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: size}), nil
+}
+
+// Free is pool.Pool.Free. When the source does not take the segment back, the block stays live and the
+// error is the source's.
+func (p *Pool) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.ledger.Find(address)
+	if err != nil {
+		return err
+	}
+	if err := p.ledger.Free(address, b.Size); err != nil {
+		return err
+	}
+	p.ledger.Remove(address, b)
+	return nil
+}
+
+// Trim is pool.Pool.Trim. Nothing is ever idle here but what the source refused in Destroy.
+func (p *Pool) Trim() (uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trim()
+}
+
+func (p *Pool) trim() (freed uint64, err error) {
+	kept := p.refused[:0]
+	for _, s := range p.refused {
+		if failed := p.ledger.Free(s.address, s.size); failed != nil {
+			err = errors.Join(err, failed)
+			kept = append(kept, s)
+			continue
+		}
+		freed += s.size
+	}
+	p.refused = kept
+	return freed, err
+}
+
+// Stats is pool.Pool.Stats.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ledger.Stats()
+}
+
+// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
+func (p *Pool) Destroy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Empty(func(address uintptr, b ledger.Block) {
+		p.refused = append(p.refused, segment{address, b.Size})
+	})
+	_, err := p.trim()
+	return err
+}

@@ -1,0 +1,31 @@
+package paddle
+
+import "tms/vmm/pool"
+
+// Detail is what the kind counts beyond pool.Stats, in bytes; used and free are of the refills only,
+// as Paddle's total_used_ and total_free_.
+type Detail struct {
+	Used        uint64 `json:"used_bytes"`
+	Free        uint64 `json:"free_bytes"`
+	Huge        uint64 `json:"huge_bytes"`
+	HugeBlocks  uint64 `json:"huge_blocks"`
+	FreeChunks  uint64 `json:"free_chunks"`
+	LargestFree uint64 `json:"largest_free_chunk_bytes"`
+}
+
+// Stats is pool.Pool.Stats; Detail is a Detail.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stats := p.table.Stats()
+	largest, _, _ := p.free.Last()
+	stats.Detail = Detail{
+		Used:        stats.Live - p.hugeBytes,
+		Free:        stats.Reserved - stats.Live,
+		Huge:        p.hugeBytes,
+		HugeBlocks:  uint64(len(p.huge)),
+		FreeChunks:  uint64(p.free.Len()),
+		LargestFree: largest.Major,
+	}
+	return stats
+}

@@ -1,0 +1,297 @@
+// Package slab serves small sizes from slabs of equal objects, the remedy the text on allocators for
+// PyTorch names for what a buddy allocator loses to powers of two; after Bonwick, "The Slab Allocator"
+// (1994), without its constructors, for there is nothing to construct in memory of a device.
+package slab
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/buddy"
+	"tms/vmm/pool/internal/ledger"
+	"tms/vmm/pool/naive"
+)
+
+// Pool is a pool.Pool; the zero value is not usable.
+type Pool struct {
+	mu      sync.Mutex
+	ledger  *ledger.Ledger
+	pages   pool.Pool // slabs and what is larger than any class
+	direct  pool.Pool // what pages cannot serve, each its own segment
+	bound   uint64    // the largest size that has a class
+	keep    int       // empty slabs of a class
+	classes []class
+	slabs   []slab // by number
+	vacant  []uint32
+	empties int
+}
+
+// Owners of blocks that are not objects of a slab.
+const (
+	ofPages  = none
+	ofDirect = none - 1
+)
+
+// Detail is what the kind counts beyond pool.Stats.
+type Detail struct {
+	Slabs      int `json:"slabs"`
+	EmptySlabs int `json:"empty_slabs"` // of them, with no object live
+}
+
+// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+//
+//	max       bytes of the largest object, at most a 64th of capacity; what is larger comes from pages
+//	          directly (1 MiB)
+//	pages     where slabs come from: buddy, a buddy pool with exact sizes over the source, or source,
+//	          each its own segment (buddy)
+//	page      bytes of the smallest slab, a power of two from 512 on; with pages=buddy larger blocks are
+//	          rounded up to it (64 KiB; 2 MiB with pages=source)
+//	capacity  bytes of a root of the buddy pool; what no root has room for is its own segment (4 GiB)
+//	keep      empty slabs that each class keeps; further ones go back to pages at once (1)
+//
+// A slab holds at least 8 objects. Errors: pool.ErrOption.
+func New(source pool.Source, options *pool.Options) (*Pool, error) {
+	books := ledger.New("slab", source)
+	direct, err := naive.New(books, nil)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{
+		ledger: books,
+		direct: direct,
+		bound:  options.Bytes("max", 1<<20),
+		keep:   options.Int("keep", 1),
+	}
+	from, capacity, page := options.Text("pages", "buddy"), uint64(4<<30), uint64(64<<10)
+	switch from {
+	case "buddy":
+		capacity = options.Bytes("capacity", capacity)
+	case "source":
+		page = 2 << 20
+	default:
+		return nil, fmt.Errorf("%w: pages=%q: give buddy or source", pool.ErrOption, from)
+	}
+	page = options.Bytes("page", page)
+	if err := options.Err(); err != nil {
+		return nil, err
+	}
+	if page < 512 || page&(page-1) != 0 {
+		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 on", pool.ErrOption, page)
+	}
+	if p.bound == 0 || p.bound > capacity/64 || page > capacity/4 {
+		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d",
+			pool.ErrOption, p.bound, page, capacity/64, capacity/4)
+	}
+	if p.pages, err = newPages(from, books, capacity, page); err != nil {
+		return nil, err
+	}
+	p.classes = classes(p.bound, page)
+	return p, nil
+}
+
+func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool, error) {
+	if from == "source" {
+		return naive.New(source, nil)
+	}
+	options, err := pool.ParseOptions(fmt.Sprintf("capacity=%d,min_block=%d,exact=true", capacity, page))
+	if err != nil {
+		return nil, err
+	}
+	return buddy.New(source, options)
+}
+
+// Malloc is pool.Pool.Malloc. When there is no room, empty slabs and idle segments are given back, and
+// it is tried once more.
+func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+	if size == 0 {
+		return pool.Block{}, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	block, owner, err := p.allocate(size)
+	if errors.Is(err, pool.ErrOutOfMemory) {
+		empties := p.empties
+		if freed, _ := p.trim(); freed > 0 || p.empties < empties {
+			block, owner, err = p.allocate(size)
+		}
+	}
+	if err != nil {
+		return pool.Block{}, p.ledger.Refuse(size, err)
+	}
+	return p.ledger.Enter(block.Address, ledger.Block{Requested: size, Size: block.Size, Owner: owner}), nil
+}
+
+func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {
+	if size <= p.bound {
+		return p.object(classOf(size))
+	}
+	if block, err := p.pages.Malloc(size, 0); err == nil {
+		return block, ofPages, nil
+	}
+	block, err := p.direct.Malloc(size, 0)
+	return block, ofDirect, err
+}
+
+// object takes one of a class.
+func (p *Pool) object(number int) (pool.Block, uint32, error) {
+	c := &p.classes[number]
+	if c.partial == none {
+		if c.empty == none {
+			if err := p.grow(number); err != nil {
+				return pool.Block{}, 0, err
+			}
+		}
+		first := c.empty
+		p.leaveEmpty(first)
+		p.push(&c.partial, first)
+	}
+	owner := c.partial
+	s := &p.slabs[owner]
+	last := len(s.free) - 1
+	object := s.free[last]
+	s.free = s.free[:last]
+	s.live++
+	if last == 0 {
+		p.unlink(&c.partial, owner)
+	}
+	return pool.Block{Address: s.base + uintptr(uint64(object)*c.size), Size: c.size}, owner, nil
+}
+
+// grow gives a class an empty slab.
+func (p *Pool) grow(number int) error {
+	c := &p.classes[number]
+	run, err := p.pages.Malloc(c.slab, 0)
+	if err != nil {
+		return err
+	}
+	var owner uint32
+	if last := len(p.vacant) - 1; last >= 0 {
+		owner = p.vacant[last]
+		p.vacant = p.vacant[:last]
+	} else {
+		owner = uint32(len(p.slabs))
+		p.slabs = append(p.slabs, slab{})
+	}
+	s := &p.slabs[owner]
+	s.base, s.class, s.live, s.free = run.Address, number, 0, s.free[:0]
+	for object := c.slab / c.size; object > 0; object-- {
+		s.free = append(s.free, uint32(object-1))
+	}
+	p.enterEmpty(owner)
+	return nil
+}
+
+func (p *Pool) enterEmpty(owner uint32) {
+	c := &p.classes[p.slabs[owner].class]
+	p.push(&c.empty, owner)
+	c.empties++
+	p.empties++
+}
+
+func (p *Pool) leaveEmpty(owner uint32) {
+	c := &p.classes[p.slabs[owner].class]
+	p.unlink(&c.empty, owner)
+	c.empties--
+	p.empties--
+}
+
+// Free is pool.Pool.Free.
+func (p *Pool) Free(address uintptr) error {
+	if address == 0 {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	b, err := p.ledger.Find(address)
+	if err != nil {
+		return err
+	}
+	switch b.Owner {
+	case ofPages:
+		err = p.pages.Free(address)
+	case ofDirect:
+		err = p.direct.Free(address)
+	default:
+		p.give(address, b.Owner)
+	}
+	if err != nil {
+		return err
+	}
+	p.ledger.Remove(address, b)
+	return nil
+}
+
+// give takes an object back into its slab.
+func (p *Pool) give(address uintptr, owner uint32) {
+	s := &p.slabs[owner]
+	c := &p.classes[s.class]
+	s.free = append(s.free, uint32(uint64(address-s.base)/c.size))
+	s.live--
+	if len(s.free) == 1 {
+		p.push(&c.partial, owner)
+	}
+	if s.live > 0 {
+		return
+	}
+	p.unlink(&c.partial, owner)
+	p.enterEmpty(owner)
+	if c.empties > p.keep {
+		_ = p.release(owner) // when the source refuses, the slab stays, as empty as the others
+	}
+}
+
+// release gives an empty slab back to pages.
+func (p *Pool) release(owner uint32) error {
+	if err := p.pages.Free(p.slabs[owner].base); err != nil {
+		return err
+	}
+	p.leaveEmpty(owner)
+	p.vacant = append(p.vacant, owner)
+	return nil
+}
+
+// Trim is pool.Pool.Trim.
+func (p *Pool) Trim() (uint64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.trim()
+}
+
+func (p *Pool) trim() (freed uint64, err error) {
+	before := p.ledger.Stats().Reserved
+	for i := range p.classes {
+		for owner := p.classes[i].empty; owner != none; {
+			next := p.slabs[owner].next
+			err = errors.Join(err, p.release(owner))
+			owner = next
+		}
+	}
+	for _, under := range []pool.Pool{p.pages, p.direct} {
+		_, failed := under.Trim()
+		err = errors.Join(err, failed)
+	}
+	return before - p.ledger.Stats().Reserved, err
+}
+
+// Stats is pool.Pool.Stats; Detail is a Detail.
+func (p *Pool) Stats() pool.Stats {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	stats := p.ledger.Stats()
+	stats.Detail = Detail{Slabs: len(p.slabs) - len(p.vacant), EmptySlabs: p.empties}
+	return stats
+}
+
+// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
+func (p *Pool) Destroy() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.Empty(func(uintptr, ledger.Block) {})
+	p.slabs, p.vacant, p.empties = nil, nil, 0
+	for i := range p.classes {
+		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
+	}
+	return errors.Join(p.pages.Destroy(), p.direct.Destroy())
+}

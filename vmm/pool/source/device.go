@@ -1,0 +1,114 @@
+// Package source has what pools draw from in a process that uses CUDA: segments of the engine, which
+// can be paused, and memory of CUDA's own.
+package source
+
+import (
+	"errors"
+	"runtime"
+
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+)
+
+// device is what a source tells of its device: it makes it a pool.Memory and a pool.Events.
+type device struct {
+	driver  *cuda.Driver
+	context cuda.Context // the primary one, retained for good
+	spare   []cuda.Event
+}
+
+func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
+	handle, err := driver.DeviceGet(ordinal)
+	if err != nil {
+		return device{}, err
+	}
+	context, err := driver.DevicePrimaryCtxRetain(handle)
+	return device{driver: driver, context: context}, err
+}
+
+// with runs f with the device's primary context current, and leaves the thread's own as it was.
+func (d *device) with(f func() error) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	if err := d.driver.CtxPushCurrent(d.context); err != nil {
+		return err
+	}
+	err := f()
+	if _, popped := d.driver.CtxPopCurrent(); err == nil {
+		err = popped
+	}
+	return err
+}
+
+// relaxed is with, for calls that a stream capture of the process would otherwise forbid.
+func (d *device) relaxed(f func() error) error {
+	return d.with(func() error {
+		mode, err := d.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
+		if err != nil {
+			return err
+		}
+		defer func() { _, _ = d.driver.ThreadExchangeStreamCaptureMode(mode) }()
+		return f()
+	})
+}
+
+// Memory is pool.Memory.Memory. (cuMemGetInfo)
+func (d *device) Memory() (free, total uint64, err error) {
+	err = d.with(func() error {
+		free, total, err = d.driver.MemGetInfo()
+		return err
+	})
+	return free, total, err
+}
+
+// Record is pool.Events.Record. (cuEventCreate, cuEventRecord)
+func (d *device) Record(stream pool.Stream) (event pool.Event, err error) {
+	err = d.with(func() error {
+		var made cuda.Event
+		if last := len(d.spare) - 1; last >= 0 {
+			made, d.spare = d.spare[last], d.spare[:last]
+		} else if made, err = d.driver.EventCreate(); err != nil {
+			return err
+		}
+		if err := d.driver.EventRecord(made, cuda.Stream(stream)); err != nil {
+			d.spare = append(d.spare, made)
+			return err
+		}
+		event = pool.Event(made)
+		return nil
+	})
+	return event, err
+}
+
+// notReady is CUDA_ERROR_NOT_READY.
+const notReady cuda.Result = 600
+
+// Query is pool.Events.Query. (cuEventQuery)
+func (d *device) Query(event pool.Event) (done bool, err error) {
+	err = d.driver.EventQuery(cuda.Event(event))
+	if errors.Is(err, notReady) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Synchronize is pool.Events.Synchronize. (cuEventSynchronize)
+func (d *device) Synchronize(event pool.Event) error {
+	return d.driver.EventSynchronize(cuda.Event(event))
+}
+
+// Destroy is pool.Events.Destroy; the event is kept for the next Record.
+func (d *device) Destroy(event pool.Event) error {
+	d.spare = append(d.spare, cuda.Event(event))
+	return nil
+}
+
+// Close ends the events that are kept, once the pool over the source is gone. (cuEventDestroy)
+func (d *device) Close() error {
+	var failed error
+	for _, event := range d.spare {
+		failed = errors.Join(failed, d.driver.EventDestroy(event))
+	}
+	d.spare = nil
+	return failed
+}

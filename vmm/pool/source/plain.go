@@ -1,0 +1,85 @@
+package source
+
+import (
+	"errors"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Plain is a pool.Source of memory of CUDA's own. It is also a pool.Memory and a pool.Events.
+type Plain struct {
+	device
+	engine  *vmm.Engine
+	ordinal int
+	malloc  func(size uint64) (uintptr, error)
+	free    func(address uintptr) error
+	state   func() State
+	late    []uintptr // freed while a stream was being captured
+}
+
+// NewPlain makes a source over functions that act as cudaMalloc and cudaFree do, on the device with an
+// ordinal. What the engine holds beyond its live segments is given up where memory is short.
+// Errors: *cuda.Error when there is no such device.
+func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
+	free func(address uintptr) error, state func() State) (*Plain, error) {
+	d, err := newDevice(driver, ordinal)
+	if err != nil {
+		return nil, err
+	}
+	return &Plain{device: d, engine: engine, ordinal: ordinal, malloc: malloc, free: free, state: state}, nil
+}
+
+// Allocate is pool.Source.Allocate.
+func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
+	if p.state().Capturing {
+		err = p.relaxed(func() error {
+			address, err = p.malloc(size)
+			return err
+		})
+		return address, outOfMemory(err)
+	}
+	if address, err = p.malloc(size); !short(err) {
+		return address, err
+	}
+	if p.freeLate() || p.engine.Shrink(p.ordinal, size) > 0 {
+		address, err = p.malloc(size)
+	}
+	return address, outOfMemory(err)
+}
+
+// Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:
+// then the memory goes at a later call.
+func (p *Plain) Free(address uintptr, _ uint64) error {
+	if p.state().Capturing {
+		p.late = append(p.late, address)
+		return nil
+	}
+	p.freeLate()
+	return p.free(address)
+}
+
+// freeLate frees what captures held up and reports whether anything went.
+func (p *Plain) freeLate() (any bool) {
+	kept := p.late[:0]
+	for _, address := range p.late {
+		if p.free(address) != nil {
+			kept = append(kept, address)
+		}
+	}
+	any = len(kept) < len(p.late)
+	p.late = kept
+	return any
+}
+
+// Close frees what captures held up, and the events that are kept. What is refused stays.
+func (p *Plain) Close() error {
+	if !p.state().Capturing {
+		p.freeLate()
+	}
+	err := p.device.Close()
+	if len(p.late) > 0 {
+		err = errors.Join(err, vmm.ErrCapturing)
+	}
+	return err
+}

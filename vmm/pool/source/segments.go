@@ -1,0 +1,65 @@
+package source
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+)
+
+// State is what a source has to know of the process at each call.
+type State struct {
+	Capturing bool   // a stream is being captured
+	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
+}
+
+// Segments is a pool.Source of pausable segments: what a pool holds is paused and resumed with its tag.
+// Blocks keep their addresses meanwhile, free ones too, and memory that a pool hands out while its tag
+// is paused can be used after the resume. It is also a pool.Memory and a pool.Events.
+type Segments struct {
+	device
+	engine  *vmm.Engine
+	request vmm.Request
+	state   func() State
+}
+
+// NewSegments makes a source of segments that are as the request says, but for their size and what state
+// returns. Errors: *cuda.Error when there is no such device.
+func NewSegments(engine *vmm.Engine, driver *cuda.Driver, request vmm.Request, state func() State) (*Segments, error) {
+	d, err := newDevice(driver, request.Device)
+	if err != nil {
+		return nil, err
+	}
+	return &Segments{device: d, engine: engine, request: request, state: state}, nil
+}
+
+// Allocate is pool.Source.Allocate.
+func (s *Segments) Allocate(size uint64) (uintptr, error) {
+	state := s.state()
+	r := s.request
+	r.Size, r.Capturing, r.Margin = size, state.Capturing, state.Margin
+	address, err := s.engine.Malloc(r)
+	if short(err) && !state.Capturing && s.engine.Shrink(r.Device, size) > 0 {
+		address, err = s.engine.Malloc(r)
+	}
+	return address, outOfMemory(err)
+}
+
+// Free is pool.Source.Free. While a stream is being captured it is put off to the end of that.
+func (s *Segments) Free(address uintptr, _ uint64) error {
+	return s.engine.Free(address, s.state().Capturing)
+}
+
+func short(err error) bool {
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
+}
+
+// outOfMemory makes a shortage one that pools know.
+func outOfMemory(err error) error {
+	if short(err) {
+		return fmt.Errorf("%w: %w", pool.ErrOutOfMemory, err)
+	}
+	return err
+}

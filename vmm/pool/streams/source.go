@@ -1,0 +1,125 @@
+package streams
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"tms/vmm/pool"
+)
+
+// shared is the source of all pools beneath, which call it under locks of their own.
+type shared struct {
+	mu      sync.Mutex
+	under   pool.Source
+	held    uint64
+	limited bool
+	allowed uint64
+	stats   pool.Stats // of the source alone
+}
+
+// Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
+func (s *shared) Allocate(size uint64) (uintptr, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.limited && (size > s.allowed || s.held > s.allowed-size) {
+		s.stats.SourceFailures++
+		return 0, fmt.Errorf("the memory fraction allows %d bytes: %w", s.allowed, pool.ErrOutOfMemory)
+	}
+	address, err := s.under.Allocate(size)
+	if err != nil {
+		s.stats.SourceFailures++
+		return 0, err
+	}
+	s.held += size
+	s.stats.Segments++
+	s.stats.SourceMallocs++
+	s.stats.PeakReserved = max(s.stats.PeakReserved, s.held)
+	return address, nil
+}
+
+// Free is pool.Source.Free.
+func (s *shared) Free(address uintptr, size uint64) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.under.Free(address, size); err != nil {
+		s.stats.SourceFailures++
+		return err
+	}
+	s.held -= size
+	s.stats.Segments--
+	s.stats.SourceFrees++
+	return nil
+}
+
+func (s *shared) reserved() uint64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.held
+}
+
+func (s *shared) limit(bytes uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.limited, s.allowed = true, bytes
+}
+
+func (s *shared) count(stats *pool.Stats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stats.Reserved, stats.PeakReserved, stats.Segments = s.held, s.stats.PeakReserved, s.stats.Segments
+	stats.SourceMallocs, stats.SourceFrees = s.stats.SourceMallocs, s.stats.SourceFrees
+	stats.SourceFailures = s.stats.SourceFailures
+}
+
+// held is a private pool's source: what it is given back it keeps, for segments of the same size, until
+// the graphs are gone.
+type held struct {
+	mu    sync.Mutex
+	under pool.Source
+	free  map[uint64][]uintptr
+}
+
+// Allocate is pool.Source.Allocate.
+func (h *held) Allocate(size uint64) (uintptr, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if kept := h.free[size]; len(kept) > 0 {
+		h.free[size] = kept[:len(kept)-1]
+		return kept[len(kept)-1], nil
+	}
+	return h.under.Allocate(size)
+}
+
+// Free is pool.Source.Free.
+func (h *held) Free(address uintptr, size uint64) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.free[size] = append(h.free[size], address)
+	return nil
+}
+
+// release gives back what it keeps. What the source refuses stays.
+func (h *held) release() (failed error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for size, addresses := range h.free {
+		kept := addresses[:0]
+		for _, address := range addresses {
+			if err := h.under.Free(address, size); err != nil {
+				failed = errors.Join(failed, err)
+				kept = append(kept, address)
+			}
+		}
+		if h.free[size] = kept; len(kept) == 0 {
+			delete(h.free, size)
+		}
+	}
+	return failed
+}
+
+func (h *held) empty() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.free) == 0
+}
