@@ -16,17 +16,15 @@ func (d *device) users() []int {
 	return []int{d.ordinal}
 }
 
-// refreshUsers looks which devices the process uses, and tells whether there are more than before.
-func (d *device) refreshUsers() (changed bool) {
+// refreshUsers looks which devices the process uses.
+func (d *device) refreshUsers() {
 	list := []int{d.ordinal}
 	for _, peer := range d.peers {
 		if active, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer)); err == nil && active {
 			list = append(list, peer)
 		}
 	}
-	changed = !slices.Equal(list, d.users())
 	d.access.Store(&list)
-	return changed
 }
 
 // findPeers notes the devices that could be given access.
@@ -47,20 +45,22 @@ func (d *device) findPeers() {
 
 // Grant gives devices that the process has come to use access to the segments there are. Segments made,
 // or resumed, later have it anyway. Errors: *cuda.Error, of the first that failed. (cuMemSetAccess)
-func (e *Engine) Grant() error {
+func (e *Engine) Grant() (err error) {
+	defer e.audit(&err)
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	var first error
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, d := range e.devices {
-		if len(d.peers) == 0 || !d.refreshUsers() {
+		if len(d.peers) == 0 {
 			continue
 		}
+		d.refreshUsers()
 		var extents []*extent
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if x := s.extent; x != nil && x.open && !x.busy {
+				if x := s.extent; x != nil && !x.busy && x.open && x.foreign == nil && !slices.Equal(x.users, d.users()) {
 					x.busy = true
 					extents = append(extents, x)
 				}
@@ -68,7 +68,7 @@ func (e *Engine) Grant() error {
 		}
 		e.mu.Unlock()
 		for _, x := range extents {
-			if err := d.driver.MemSetAccess(x.address, x.size, d.users()...); err != nil && first == nil {
+			if err := x.grant(x.address); err != nil && first == nil {
 				first = err
 			}
 		}

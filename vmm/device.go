@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"runtime"
 	"sync/atomic"
@@ -21,6 +22,7 @@ type device struct {
 	tags        map[string]*tag
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
+	pools       int64       // bytes that NotePool was told of
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
 	progress    atomic.Pointer[progress]
@@ -62,12 +64,17 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 func (d *device) with(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	before, err := d.driver.CtxGetCurrent()
+	if err != nil {
+		return err
+	}
 	if err := d.driver.CtxPushCurrent(d.context); err != nil {
 		return err
 	}
-	err := f()
-	if _, popped := d.driver.CtxPopCurrent(); err == nil {
-		err = popped
+	err = f()
+	if _, popped := d.driver.CtxPopCurrent(); popped != nil {
+		_ = d.driver.CtxSetCurrent(before) // whether it was popped or not
+		err = errors.Join(err, popped)
 	}
 	return err
 }

@@ -17,8 +17,13 @@ func (e *Engine) loadHasher(d *device) {
 		return
 	}
 	d.hashing = true
+	e.loading++
 	go func() {
 		_ = guard.Call(func() error { return e.hasher.Load(d.context) }) // a pause meets the error again
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.loading--
+		e.settled.Broadcast()
 	}()
 }
 

@@ -9,7 +9,10 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
+	"sync/atomic"
 
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -35,14 +38,19 @@ type Engine struct {
 	// mu guards everything below. It is never held over a driver call, but for the first
 	// allocation of a device and the reservation of an arena.
 	mu       sync.Mutex
-	settled  sync.Cond // a pause or resume has ended
+	settled  sync.Cond // a pause or resume, or the loading of a kernel, has ended
 	devices  map[int]*device
 	arenas   []*arena
 	deferred []allocation // frees that wait for the end of a stream capture
 	ordered  []orderedFree
 	made     uint64 // ordered frees so far
+	loading  int    // kernels of the content hash
 	reaping  bool
 	reaped   sync.Cond // an ordered free is done
+
+	foreign foreigners
+
+	checking atomic.Bool // see CheckInvariants
 }
 
 // New returns an engine on a driver. announce is called, under a lock, with the address range of
@@ -56,6 +64,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		announce: announce,
 		warn:     func(string) {},
 		devices:  map[int]*device{},
+		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = backup.NewPeer(driver, e.host)
 	e.settled.L = &e.mu
@@ -81,7 +90,8 @@ type Request struct {
 // returns its address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current to
 // a thread that had none. Addresses are aligned to 512 bytes. When memory is short, Shrink may help.
 // Errors: ErrTooLarge, ErrMargin, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
-func (e *Engine) Malloc(r Request) (uintptr, error) {
+func (e *Engine) Malloc(r Request) (address uintptr, err error) {
+	defer e.audit(&err)
 	if r.Size == 0 {
 		return 0, nil
 	}
@@ -97,7 +107,7 @@ func (e *Engine) Malloc(r Request) (uintptr, error) {
 	if err := d.adopt(); err != nil {
 		return 0, err
 	}
-	address, err := e.malloc(d, r)
+	address, err = e.malloc(d, r)
 	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
 		address, err = e.malloc(d, r)
 	}
@@ -129,6 +139,13 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		x := newExtent(d, s)
 		err = e.furnish(x, r)
 		e.mu.Lock()
+		if err != nil && x.created { // nor could it be undone: that is a free to be made later
+			s.state, s.extent = freeing, x
+			s.place.enter(s.span, s)
+			t.add(s)
+			e.deferred = append(e.deferred, allocation{segment: s, late: true})
+			return 0, err
+		}
 		if err != nil {
 			e.vacate(s)
 			return 0, err
@@ -162,9 +179,21 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	return d, err
 }
 
-// furnish makes an extent on the calling thread, or leaves nothing behind.
+// furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
 func (e *Engine) furnish(x *extent, r Request) error {
 	x.device.refreshUsers()
+	return e.allow(x.device, r, func() error {
+		err := x.make()
+		if err != nil {
+			_ = x.unmake() // the cause is what the caller needs
+		}
+		return err
+	})
+}
+
+// allow takes memory of a device, whole granules, if that leaves the margin, also while a stream is being
+// captured.
+func (e *Engine) allow(d *device, r Request, take func() error) error {
 	if r.Capturing {
 		mode, err := e.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
 		if err != nil {
@@ -173,19 +202,16 @@ func (e *Engine) furnish(x *extent, r Request) error {
 		defer func() { _, _ = e.driver.ThreadExchangeStreamCaptureMode(mode) }()
 	}
 	if r.Margin > 0 {
-		free, err := x.device.free()
+		free, err := d.free()
 		if err != nil {
 			return err
 		}
-		if free < x.size || free-x.size < r.Margin {
+		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
+		if free < size || free-size < r.Margin {
 			return fmt.Errorf("%w: %d bytes free, margin %d", ErrMargin, free, r.Margin)
 		}
 	}
-	err := x.make()
-	if err != nil {
-		_ = x.unmake() // the cause is what the caller needs
-	}
-	return err
+	return take()
 }
 
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
@@ -238,12 +264,37 @@ func (e *Engine) DeviceOf(address uintptr) int {
 	return -1
 }
 
-// Drain waits until what is given back in the background, device and host memory, has gone.
+// NotePool tells the statistics that a pool of this library holds so many bytes more, or fewer, of a
+// device's memory that it took from CUDA itself.
+func (e *Engine) NotePool(ordinal int, bytes int64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if d, err := e.device(ordinal); err == nil {
+		d.pools += bytes
+	}
+}
+
+// Drain waits until what goes on in the background, most of it giving back device and host memory, is over.
 func (e *Engine) Drain() {
 	e.waitOrdered()
+	e.mu.Lock()
+	for e.loading > 0 {
+		e.settled.Wait()
+	}
+	e.mu.Unlock()
 	e.peer.Drain()
 	e.host.Drain()
 	e.disk.Drain()
+	for _, d := range e.known() {
+		e.driver.Tidy(d.context)
+	}
+}
+
+// known lists the devices.
+func (e *Engine) known() []*device {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Collect(maps.Values(e.devices))
 }
 
 // Warn sets what is called with a line for the user's log, rarely. Call it before anything else.

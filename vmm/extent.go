@@ -14,15 +14,19 @@ type extent struct {
 	live     int        // segments that are not in slack
 	claims   int        // frees of its segments that go on, and may fail
 	busy     bool       // a transition, or the free of its last segment, works on it; not while there are claims
+	foreign  *foreign   // made as a program asked for it; nil: as cudaMalloc's memory
 	handle   cuda.Handle
-	created  bool // handle is valid
-	mapped   bool // handle is mapped at address
-	open     bool // the device has access
+	created  bool  // handle is valid
+	mapped   bool  // handle is mapped at address
+	open     bool  // the device has access
+	only     bool  // what it holds is nowhere else, though its segments are paused
+	users    []int // devices that have access
 }
 
 // newExtent returns an extent, of nothing yet, for neighbouring segments in order of their addresses.
 func newExtent(d *device, segments ...*segment) *extent {
-	x := &extent{device: d, address: segments[0].address, segments: segments, live: len(segments)}
+	x := &extent{device: d, address: segments[0].address, segments: segments, live: len(segments),
+		foreign: segments[0].foreign}
 	for _, s := range segments {
 		x.size += s.length()
 	}
@@ -42,12 +46,19 @@ func (x *extent) create() error {
 	if x.created {
 		return nil
 	}
-	handle, err := x.device.driver.MemCreate(x.size, x.device.ordinal, x.device.rdma)
+	handle, err := x.memory()
 	if err != nil {
 		return err
 	}
 	x.handle, x.created = handle, true
 	return nil
+}
+
+func (x *extent) memory() (cuda.Handle, error) {
+	if f := x.foreign; f != nil {
+		return x.device.driver.MemCreateWith(f.size, f.prop)
+	}
+	return x.device.driver.MemCreate(x.size, x.device.ordinal, x.device.rdma)
 }
 
 // attach maps the handle and lets the device use it.
@@ -59,12 +70,24 @@ func (x *extent) attach(at uintptr) error {
 		x.mapped = true
 	}
 	if !x.open {
-		if err := x.device.driver.MemSetAccess(at, x.size, x.device.users()...); err != nil {
+		if err := x.grant(at); err != nil {
 			return err
 		}
 		x.open = true
 	}
 	return nil
+}
+
+func (x *extent) grant(at uintptr) error {
+	if f := x.foreign; f != nil {
+		return x.device.driver.MemSetAccessOf(at, x.size, f.access)
+	}
+	users := x.device.users()
+	err := x.device.driver.MemSetAccess(at, x.size, users...)
+	if err == nil {
+		x.users = users
+	}
+	return err
 }
 
 // detach unmaps. The device must be idle: the driver does not wait for work in flight.
@@ -102,10 +125,15 @@ func (x *extent) unmake() error {
 // undo takes back what a failed resume has done: memory that was held before, because an undo had failed
 // or could not be released, may be all there is of contents, and stays held.
 func (x *extent) undo() error {
+	undo := x.unmake
 	if x.segments[0].extent == x {
-		return x.detach(x.address)
+		undo = func() error { return x.detach(x.address) }
 	}
-	return x.unmake()
+	err := undo()
+	if x.mapped {
+		x.open = false // its segments are paused: nobody is to be given a part of it
+	}
+	return err
 }
 
 // dead is how many bytes of it are slack.

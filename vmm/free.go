@@ -19,7 +19,8 @@ type allocation struct {
 // stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
 // After any other error the allocation is still there, and the free can be tried again.
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
-func (e *Engine) Free(address uintptr, capturing bool) error {
+func (e *Engine) Free(address uintptr, capturing bool) (err error) {
+	defer e.audit(&err)
 	e.mu.Lock()
 	a, err := e.claim(address)
 	if err == nil && capturing && a.segment.mapped() {
@@ -40,7 +41,7 @@ func (e *Engine) Free(address uintptr, capturing bool) error {
 func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		s, start, _ := e.around(address)
-		if s == nil || start != address {
+		if s == nil || start != address || s.foreign != nil {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
 		if s.busy {
@@ -79,7 +80,7 @@ func (e *Engine) find(address uintptr) *segment {
 			return a.find(address)
 		}
 	}
-	return nil
+	return e.overlapping(address, 1)
 }
 
 // idle waits until the device has finished with a segment.
@@ -128,7 +129,7 @@ func (e *Engine) free(a allocation, settle func() error) error {
 // reinstate makes a segment live again that could not be freed.
 func (s *segment) reinstate() {
 	s.state = active
-	if !s.mapped() {
+	if s.extent == nil || !s.extent.open {
 		s.state = paused // its memory is out of reach already; what is left goes at the next try
 	}
 }
@@ -141,8 +142,11 @@ func (e *Engine) drop(a allocation) error {
 		return nil // a reset of the device took all of it
 	}
 	if a.block != nil {
-		for s.busy && s.shared.live == 1 {
+		for s.shared != nil && s.busy && s.shared.live == 1 {
 			e.settled.Wait()
+		}
+		if s.shared == nil {
+			return nil // meanwhile
 		}
 		if s.shared.live > 1 {
 			s.shared.remove(a.block)

@@ -335,3 +335,51 @@ func TestSmallSizesByChance(t *testing.T) {
 	}
 	require.Zero(t, sim.Stat("handle_bytes"))
 }
+
+func TestPoison(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "t"})[0]
+	kept := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	fill(lost, 3*mib, 1)
+	fill(kept, 3*mib, 2)
+	o := shared("t")
+	o.Poison = true
+	require.NoError(t, engine.Pause(o))
+	require.NoError(t, engine.Resume(o))
+	requireFilled(t, kept, 3*mib, 2)
+	for _, at := range []uintptr{0, mib, 3*mib - 4} {
+		require.Equal(t, []byte{0xff, 0x7f, 0xff, 0x7f}, bytesAt(lost+at, 4))
+	}
+	require.NoError(t, engine.Free(lost, false))
+	require.NoError(t, engine.Free(kept, false))
+}
+
+func TestStatsNameWhatHoldsMemory(t *testing.T) {
+	_, driver, engine := simulated(t, 2)
+	a := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupPeer, Target: 1})[0]
+	b := mallocs(t, engine, 1, vmm.Request{Size: 5 * mib, Device: 1, Tag: "b"})[0]
+	other, err := driver.MemCreate(8*mib, 1, false)
+	require.NoError(t, err)
+	engine.NotePool(1, 1*mib)
+	require.NoError(t, engine.Pause(name("a")))
+	engine.Drain()
+	stats, err := engine.Stats()
+	require.NoError(t, err)
+	d := stats.Devices[1]
+	require.Equal(t, uint64(5*mib), d.LiveBytes)
+	require.Equal(t, uint64(1*mib), d.SlackBytes)
+	require.Equal(t, uint64(1*mib), d.PoolBytes)
+	require.Equal(t, uint64(4*mib), d.BackupBytes)
+	require.Equal(t, uint64(7*mib), d.UntrackedBytes)
+	require.Equal(t, d.TotalBytes-d.FreeBytes,
+		d.LiveBytes+d.SlackBytes+d.PoolBytes+d.BackupBytes+d.UntrackedBytes)
+	require.NoError(t, engine.Resume(name("a")))
+	engine.Drain()
+	stats, err = engine.Stats()
+	require.NoError(t, err)
+	require.Zero(t, stats.Devices[1].BackupBytes)
+	require.Equal(t, uint64(3*mib), stats.Devices[0].LiveBytes)
+	require.NoError(t, driver.MemRelease(other))
+	require.NoError(t, engine.Free(a, false))
+	require.NoError(t, engine.Free(b, false))
+}

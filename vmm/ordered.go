@@ -16,7 +16,8 @@ type orderedFree struct {
 // moment; a thread of ours waits for the stream. The stream must not be being captured.
 // Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
 // (cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
-func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) error {
+func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
+	defer e.audit(&err)
 	e.mu.Lock()
 	a, err := e.claim(address)
 	mapped := err == nil && a.segment.mapped()
@@ -31,7 +32,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) error {
 	event, err := e.driver.EventCreate()
 	if err == nil {
 		if err = e.driver.EventRecord(event, stream); err != nil {
-			_ = e.driver.EventDestroy(event)
+			e.driver.DropEvent(event)
 		}
 	}
 	e.mu.Lock()
@@ -73,11 +74,16 @@ func (e *Engine) reap() {
 // freeOrdered waits until the stream has come to a free, and makes it.
 func (e *Engine) freeOrdered(o orderedFree) error {
 	return e.free(o.allocation, func() error {
-		return o.segment.device.with(func() error {
-			err := e.driver.EventSynchronize(o.event)
-			_ = e.driver.EventDestroy(o.event)
-			return err
+		dropped := false
+		err := o.segment.device.with(func() error {
+			defer e.driver.DropEvent(o.event)
+			dropped = true
+			return e.driver.EventSynchronize(o.event)
 		})
+		if !dropped { // the context was refused
+			e.driver.DropEvent(o.event)
+		}
+		return err
 	})
 }
 

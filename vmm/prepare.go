@@ -2,8 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"maps"
-	"slices"
 
 	"tms/vmm/backup"
 )
@@ -12,17 +10,15 @@ import (
 // host backup, so that their next pause runs at the speed of the link. A pause or resume that comes
 // meanwhile waits for it. Errors: backup.ErrHostMemory, *cuda.Error; nothing is then held.
 // (cuMemHostRegister)
-func (e *Engine) Prepare(name *string) error {
+func (e *Engine) Prepare(name *string) (err error) {
+	defer e.audit(&err)
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	wants := func(s *segment) bool {
-		return s.state == active && s.backup == BackupHost && s.contents == nil
+		return s.state == active && s.backup == BackupHost && s.contents == nil && !s.stays()
 	}
 	for device, segments := range e.choose(name, wants) {
-		spans := make([]backup.Span, len(segments))
-		for i, s := range segments {
-			spans[i] = s.backupSpan()
-		}
+		segments, spans := e.spans(segments, wants)
 		places, err := e.host.Prepare(device.job(), spans)
 		if err != nil {
 			return fmt.Errorf("prepare: %w", err)
@@ -43,6 +39,7 @@ func (e *Engine) Prepare(name *string) error {
 // Trim gives back host memory that holds nothing a paused segment needs: pinned ahead, kept for the
 // next pause, retained after a resume. It returns when the operating system has it.
 func (e *Engine) Trim() {
+	defer e.auditQuietly()
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	holds := func(s *segment) bool { return s.state == active && s.contents != nil }
@@ -57,14 +54,25 @@ func (e *Engine) Trim() {
 		e.mu.Unlock()
 	}
 	e.host.Drain()
-	e.mu.Lock()
-	devices := slices.Collect(maps.Values(e.devices))
-	e.mu.Unlock()
-	for _, d := range devices {
+	e.disk.Drain()
+	for _, d := range e.known() {
 		if d.hashed.Load() {
 			e.hasher.Trim(d.context)
 		}
 	}
+}
+
+// spans returns those of the segments that are still wanted, and where they are: the place of one that has
+// been freed says nothing.
+func (e *Engine) spans(segments []*segment, wanted func(*segment) bool) (still []*segment, spans []backup.Span) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range segments {
+		if wanted(s) {
+			still, spans = append(still, s), append(spans, s.backupSpan())
+		}
+	}
+	return still, spans
 }
 
 // choose lists segments by device, without claiming them.

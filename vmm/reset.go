@@ -3,6 +3,7 @@ package vmm
 // Reset drops everything of a device, contents included, before its primary context is reset. The
 // addresses stay reserved; the device can be used again. (cudaDeviceReset)
 func (e *Engine) Reset(ordinal int) {
+	defer e.auditQuietly()
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	e.FreeDeferred()
@@ -14,10 +15,13 @@ func (e *Engine) Reset(ordinal int) {
 		return
 	}
 	delete(e.devices, ordinal)
-	var segments []*segment
+	var segments, foreign []*segment
 	for _, t := range d.tags {
 		for _, s := range t.segments {
-			if s.state != freeing {
+			switch {
+			case s.foreign != nil:
+				foreign = append(foreign, s)
+			case s.state != freeing:
 				s.state = freeing
 				segments = append(segments, s)
 			}
@@ -29,6 +33,11 @@ func (e *Engine) Reset(ordinal int) {
 	for _, s := range segments {
 		_ = e.free(allocation{segment: s, late: true}, func() error { return nil })
 	}
+	e.mu.Lock()
+	for _, s := range foreign {
+		e.lose(s)
+	}
+	e.mu.Unlock()
 	e.host.Drain() // unpinning needs the context
 	e.hasher.Forget(d.context)
 }

@@ -30,12 +30,19 @@ type segment struct {
 	busy   bool    // a pause or resume is working on it
 	extent *extent // its memory; nil: none
 	shared *shared // the small allocations in it; nil: it is one allocation
+	// foreign is what a program made and mapped itself; nil: what Malloc made. It has no place or span.
+	foreign *foreign
 	kept
 	outcome outcome // of the transition that works on it
 }
 
 // length is the size in bytes of its granules.
-func (s *segment) length() uint64 { return uint64(s.span.count) * s.device.granularity }
+func (s *segment) length() uint64 {
+	if s.foreign != nil {
+		return s.size
+	}
+	return uint64(s.span.count) * s.device.granularity
+}
 
 // mapped tells whether the device may be using it. The caller holds the engine's lock.
 func (s *segment) mapped() bool { return s.extent != nil && (s.extent.busy || s.extent.mapped) }

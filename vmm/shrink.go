@@ -17,13 +17,14 @@ import (
 // extent cannot be cut, so its live part moves to new ones, at the same addresses, while the device is
 // idle. No stream may be being captured.
 func (e *Engine) Shrink(ordinal int, want uint64) (freed uint64) {
+	defer e.auditQuietly()
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	b := e.beginShrink(ordinal)
 	if b == nil {
 		return 0
 	}
-	_ = guard.Call(func() error {
+	if err := guard.Call(func() error {
 		if err := b.device.synchronize(); err != nil {
 			return err
 		}
@@ -39,7 +40,9 @@ func (e *Engine) Shrink(ordinal int, want uint64) (freed uint64) {
 			freed += dead
 		}
 		return nil
-	})
+	}); err != nil {
+		e.warn(fmt.Sprintf("memory that was freed beside other memory could not be given back: %v", err))
+	}
 	e.endShrink(b)
 	return freed
 }
@@ -72,7 +75,7 @@ func (e *Engine) beginShrink(ordinal int) *batch {
 	for _, t := range d.tags {
 		for _, list := range t.slack {
 			for _, s := range list {
-				if x := s.extent; !seen[x] && x.open && !x.busy && x.claims == 0 {
+				if x := s.extent; !seen[x] && !x.busy && x.open && x.claims == 0 {
 					seen[x] = true
 					b.extents = append(b.extents, x)
 				}
@@ -120,10 +123,13 @@ func (e *Engine) split(b *batch, x *extent) error {
 	if err == nil {
 		b.moved = append(b.moved, runs...)
 	} else if x.created && !x.open {
-		// It could not be mapped again; what it holds comes back with a resume.
+		// It could not be mapped again; what it holds, newer than any copy, comes back with a resume.
+		x.only = true
 		for _, r := range runs {
 			for _, s := range r.segments {
-				s.outcome.state = paused
+				if s.state == active {
+					s.outcome.state, s.outcome.current, s.outcome.sums = paused, false, nil
+				}
 			}
 		}
 	}
@@ -139,14 +145,17 @@ func (e *Engine) splitOnDevice(x *extent, runs []*extent) (err error) {
 		return err
 	}
 	at := func(r *extent) uintptr { return shadow + r.address - x.address }
+	where := at
 	defer func() {
 		for _, r := range runs {
 			if err != nil {
-				_ = r.detach(at(r))
+				_ = r.detach(where(r))
 				_ = r.release()
 			}
 		}
-		_ = d.driver.MemAddressFree(shadow, x.size)
+		if d.driver.MemAddressFree(shadow, x.size) != nil {
+			_ = d.driver.MemAddressFree(shadow, x.size) // so that a passing refusal leaks nothing
+		}
 	}()
 	for _, r := range runs {
 		if err := r.create(); err != nil {
@@ -171,6 +180,7 @@ func (e *Engine) splitOnDevice(x *extent, runs []*extent) (err error) {
 			return err
 		}
 	}
+	where = func(r *extent) uintptr { return r.address }
 	return replace(x, runs)
 }
 
@@ -220,7 +230,7 @@ func (e *Engine) splitThroughHost(b *batch, x *extent, runs []*extent) error {
 	keep := false
 	defer func() {
 		for i, s := range live {
-			if !keep {
+			if !keep || s.state != active { // its free waits
 				saved[i].Discard()
 				continue
 			}
@@ -258,6 +268,7 @@ func (e *Engine) splitThroughHost(b *batch, x *extent, runs []*extent) error {
 		keep = true
 		for _, r := range runs {
 			if r.unmake() != nil {
+				r.open = false               // nobody is to be given a part of it
 				b.moved = append(b.moved, r) // it is taken up again by the resume
 			}
 		}

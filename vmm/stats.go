@@ -11,11 +11,19 @@ type Stats struct {
 
 // DeviceStats is one device's part of Stats.
 type DeviceStats struct {
-	Device     int        `json:"device"`
-	TotalBytes uint64     `json:"total_bytes"`
-	FreeBytes  uint64     `json:"free_bytes"` // the device's own figure
-	Tags       []TagStats `json:"tags"`
-	Progress   *Progress  `json:"progress"` // of the contents, while a pause or resume runs
+	Device     int    `json:"device"`
+	TotalBytes uint64 `json:"total_bytes"`
+	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
+	// What is used: by live allocations, by slack, by pools of this library that took theirs from cudaMalloc,
+	// by contents of other devices that wait here, and by whatever else: CUDA itself, ordinary cudaMallocs,
+	// other processes.
+	LiveBytes      uint64     `json:"live_bytes"`
+	SlackBytes     uint64     `json:"slack_bytes"`
+	PoolBytes      uint64     `json:"pool_bytes"`
+	BackupBytes    uint64     `json:"backup_bytes"`
+	UntrackedBytes uint64     `json:"untracked_bytes"`
+	Tags           []TagStats `json:"tags"`
+	Progress       *Progress  `json:"progress"` // of the contents, while a pause or resume runs
 }
 
 // TagStats is one tag's part of DeviceStats.
@@ -46,15 +54,22 @@ func (e *Engine) Stats() (Stats, error) {
 	e.mu.Unlock()
 	for i, d := range devices {
 		var err error
-		if stats.Devices[i].FreeBytes, err = d.free(); err != nil {
+		own := &stats.Devices[i]
+		if own.FreeBytes, err = d.free(); err != nil {
 			return Stats{}, err
 		}
+		own.BackupBytes = e.peer.Held(d.ordinal)
+		// Its parts were not read at the same moment, so it may come to less than nothing.
+		used := own.TotalBytes - own.FreeBytes
+		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
+		own.UntrackedBytes = used - min(used, tracked)
 	}
 	return stats, nil
 }
 
 func (d *device) stats() DeviceStats {
-	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress()}
+	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress(),
+		PoolBytes: uint64(max(0, d.pools))}
 	for _, t := range d.tags {
 		ts := TagStats{Tag: t.name, LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
@@ -69,6 +84,8 @@ func (d *device) stats() DeviceStats {
 			ts.SlackBytes += s.length() - live
 			if s.state != paused || !s.busy && s.extent != nil {
 				ts.PhysicalBytes += s.length()
+				stats.LiveBytes += live
+				stats.SlackBytes += s.length() - live
 			} else {
 				ts.PausedBytes += s.length()
 			}
@@ -79,6 +96,7 @@ func (d *device) stats() DeviceStats {
 		bytes := t.slackBytes(d.granularity)
 		ts.SlackBytes += bytes
 		ts.PhysicalBytes += bytes
+		stats.SlackBytes += bytes
 		stats.Tags = append(stats.Tags, ts)
 	}
 	slices.SortFunc(stats.Tags, func(x, y TagStats) int {

@@ -46,7 +46,7 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 func (t *tag) takeSlack(granules uint32) *segment {
 	list := t.slack[granules]
 	for i := len(list) - 1; i >= 0; i-- {
-		if s := list[i]; s.extent.open && !s.extent.busy {
+		if s := list[i]; !s.extent.busy && s.extent.open {
 			t.removeSlack(s)
 			s.extent.live++
 			return s

@@ -22,6 +22,7 @@ type Options struct {
 	Verify       bool           // compare contents after a resume with those before the pause
 	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0: one each
 	Wait         time.Duration  // how long a resume tries again when memory is short
+	Poison       bool           // fill memory that a resume brings back without contents with NaNs
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
 }
@@ -41,7 +42,8 @@ type batch struct {
 // one of the first three leaves every segment active; one while releasing leaves them paused, with
 // the memory that was refused still held, and another Pause releases it.
 // Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuMemUnmap, cuMemRelease)
-func (e *Engine) Pause(o Options) error {
+func (e *Engine) Pause(o Options) (err error) {
+	defer e.audit(&err)
 	if o.Capturing {
 		return fmt.Errorf("pause: %w", ErrCapturing)
 	}
@@ -56,13 +58,13 @@ func (e *Engine) Pause(o Options) error {
 	e.FreeDeferred()
 	e.waitOrdered() // their memory is to be free too when pause returns
 	batches := e.begin(o.Tag, func(s *segment) bool {
-		return s.state == active || s.state == paused && s.extent != nil
+		return s.state == active && !s.stays() || s.state == paused && s.extent != nil && !s.extent.only
 	})
 	if len(batches) == 0 {
 		return nil
 	}
 	ended := track(batches, "pause", o.Progress)
-	err := guard.Call(func() error { return e.pause(batches, o.Verify) }) // whatever happens, end must follow
+	err = guard.Call(func() error { return e.pause(batches, o.Verify) }) // whatever happens, end must follow
 	e.end(batches, func(t *tag) {
 		if err == nil {
 			t.lastPause = time.Since(start).Seconds()
@@ -232,7 +234,8 @@ func unmap(batches []*batch) error {
 // Memory that is short is waited for, for a time if that is asked for.
 // Errors: ErrCapturing, ErrContents, *cuda.Error with cuda.OutOfMemory when others hold the memory.
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
-func (e *Engine) Resume(o Options) error {
+func (e *Engine) Resume(o Options) (err error) {
+	defer e.audit(&err)
 	if o.Capturing {
 		return fmt.Errorf("resume: %w", ErrCapturing)
 	}
@@ -261,7 +264,7 @@ func (e *Engine) tryResume(o Options) error {
 	defer e.transition.Unlock()
 	start := time.Now()
 	e.FreeDeferred()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.state == paused })
+	batches := e.begin(o.Tag, func(s *segment) bool { return s.state == paused && !s.stays() })
 	if len(batches) == 0 {
 		return nil
 	}
@@ -280,7 +283,7 @@ func (e *Engine) tryResume(o Options) error {
 }
 
 func (e *Engine) resume(batches []*batch, o Options) error {
-	if err := parallel(batches, func(b *batch) error { return e.restore(b, o.Verify) }); err != nil {
+	if err := parallel(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
 				// A second failure leaves a step undone; the extent knows, and the next
@@ -310,7 +313,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 
 // restore gives a device's segments their memory; the contents of each begin to come back as soon as
 // it is mapped, while the driver still scrubs memory for the next.
-func (e *Engine) restore(b *batch, verify bool) (err error) {
+func (e *Engine) restore(b *batch, o Options) (err error) {
 	b.device.refreshUsers()
 	job, total := b.device.job(), uint64(0)
 	for _, s := range b.segments {
@@ -326,8 +329,11 @@ func (e *Engine) restore(b *batch, verify bool) (err error) {
 				err = waited
 			}
 		}
-		if err == nil && verify {
+		if err == nil && o.Verify {
 			err = e.verify(b)
+		}
+		if err == nil && o.Poison {
+			err = e.poison(b)
 		}
 	}()
 	for i, x := range b.extents {
@@ -340,6 +346,7 @@ func (e *Engine) restore(b *batch, verify bool) (err error) {
 		if err := x.attach(x.address); err != nil {
 			return err
 		}
+		x.only = false
 		for _, s := range x.segments {
 			if s.contents == nil || !s.current {
 				continue
@@ -466,7 +473,7 @@ func (b *batch) gather(limit uint64) {
 			}
 			continue
 		}
-		if n := len(group); n > 0 && (group[n-1].tag != s.tag || group[n-1].address+uintptr(group[n-1].length()) != s.address || size+s.length() > limit) {
+		if n := len(group); n > 0 && (s.foreign != nil || group[0].foreign != nil || group[n-1].tag != s.tag || group[n-1].address+uintptr(group[n-1].length()) != s.address || size+s.length() > limit) {
 			flush()
 		}
 		group = append(group, s)

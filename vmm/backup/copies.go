@@ -84,7 +84,7 @@ func (c *copies) mark(bytes uint64) {
 		return
 	}
 	if c.driver.EventRecord(event, c.stream) != nil {
-		_ = c.driver.EventDestroy(event)
+		c.driver.DropEvent(event)
 		return
 	}
 	c.marks = append(c.marks, copyMark{event, c.issued})
@@ -94,13 +94,13 @@ func (c *copies) mark(bytes uint64) {
 // reached reports the first mark.
 func (c *copies) reached() {
 	c.job.copied(c.marks[0].bytes)
-	_ = c.driver.EventDestroy(c.marks[0].event)
+	c.driver.DropEvent(c.marks[0].event)
 	c.marks = c.marks[1:]
 }
 
 func (c *copies) drop() {
 	for _, m := range c.marks {
-		_ = c.driver.EventDestroy(m.event)
+		c.driver.DropEvent(m.event)
 	}
 }
 

@@ -84,7 +84,7 @@ func (d *Disk) Configure(path string, chunkBytes uint64) error {
 	defer d.mu.Unlock()
 	if d.directories[absolute] == nil {
 		removeLeftovers(absolute)
-		d.directories[absolute] = &directory{path: absolute}
+		d.directories[absolute] = &directory{path: absolute, lock: -1}
 	}
 	d.current = d.directories[absolute]
 	d.request = min(chunkBytes, stagingSize) &^ (blockSize - 1)
@@ -238,8 +238,16 @@ func (l *diskLoader) Add(span Span, contents Contents) {
 
 func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
 
-// Drain waits until the space of discarded files is free.
-func (d *Disk) Drain() { d.removed.wait() }
+// Drain waits until the space of discarded files is free, and no staging memory is left over.
+func (d *Disk) Drain() {
+	d.garbage.empty()
+	d.removed.wait()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, directory := range d.directories {
+		directory.tidy()
+	}
+}
 
 // diskError is an ErrDisk that says what was being done to which path, and what can be done.
 func diskError(doing, path string, cause error) error {

@@ -2,7 +2,6 @@ package backup
 
 import (
 	"fmt"
-	"os"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -15,7 +14,7 @@ type directory struct {
 
 	mu         sync.Mutex
 	references int // files, and a Save that runs
-	lock       int // a descriptor, if there are references
+	lock       int // a descriptor, if there are references; -1: none
 	identity   identity
 }
 
@@ -37,7 +36,7 @@ type status struct {
 func statusOf(fd int, path string) (s status, err error) {
 	var stat unix.Stat_t
 	if path == "" {
-		err = unix.Fstat(fd, &stat)
+		err = fstat(fd, &stat)
 	} else {
 		err = unix.Lstat(path, &stat)
 	}
@@ -59,7 +58,7 @@ func statusOf(fd int, path string) (s status, err error) {
 
 // makeDirectory makes what is missing of path and sees that files can be made in it.
 func makeDirectory(path string) error {
-	if err := os.MkdirAll(path, 0o700); err != nil {
+	if err := mkdirAll(path, 0o700); err != nil {
 		return diskError("making the directory", path, err)
 	}
 	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
@@ -81,7 +80,8 @@ func (d *directory) hold() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.references == 0 {
-		fd, err := unix.Open(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		d.unlock()
+		fd, err := openFD(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		if err != nil {
 			return diskError("opening the directory", d.path, err)
 		}
@@ -101,14 +101,34 @@ func (d *directory) hold() error {
 func (d *directory) drop() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.references--; d.references > 0 {
+	if d.references--; d.references == 0 {
+		d.unlock()
+	}
+}
+
+// tidy closes what unlock could not.
+func (d *directory) tidy() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.references == 0 {
+		d.unlock()
+	}
+}
+
+// unlock closes the lock, or leaves it for the next time when it cannot be told whose it is: a host that
+// closes all descriptors, to become a daemon, may have given the number to a file of its own by now.
+func (d *directory) unlock() {
+	if d.lock < 0 {
 		return
 	}
-	// A host that closes all descriptors, to become a daemon, may have given the number to a file
-	// of its own by now.
-	if status, err := statusOf(d.lock, ""); err == nil && status.identity == d.identity {
+	status, err := statusOf(d.lock, "")
+	if err != nil && err != unix.EBADF {
+		return
+	}
+	if err == nil && status.identity == d.identity {
 		closeFile(d.lock)
 	}
+	d.lock = -1
 }
 
 // enough sees whether size bytes are free. Reserving would tell as well, but would for a moment

@@ -34,7 +34,7 @@ func (d *directory) create(size uint64) (*diskFile, error) {
 	var err error
 	for {
 		path = filepath.Join(d.path, self().nextName())
-		fd, err = unix.Open(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 		// EEXIST: what this process left before an exec.
 		if err != unix.EINTR && err != unix.EEXIST {
 			break
@@ -51,29 +51,36 @@ func (d *directory) create(size uint64) (*diskFile, error) {
 		status, err = statusOf(fd, "")
 	}
 	if err != nil {
-		_ = unix.Unlink(path)
+		abandon(path)
 		return nil, diskError("creating", path, err)
 	}
 	f.identity = status.identity
 	if err := f.reserve(fd); err != nil {
-		_ = unix.Unlink(path)
+		abandon(path)
 		return nil, err
 	}
 	if err := d.hold(); err != nil {
-		_ = unix.Unlink(path)
+		abandon(path)
 		return nil, err
 	}
 	return f, nil
+}
+
+// abandon removes a file that could not be made, in two tries at most: nothing will know of it.
+func abandon(path string) {
+	if unlink(path) != nil {
+		_ = unlink(path)
+	}
 }
 
 // reserve takes the space of the whole file, so that a full disk is known before copying starts.
 func (f *diskFile) reserve(fd int) error {
 	err := unix.EINTR
 	for err == unix.EINTR {
-		err = errno(unix.Fallocate(fd, 0, 0, int64(f.size)))
+		err = errno(fallocate(fd, int64(f.size)))
 	}
 	if err == unix.EOPNOTSUPP || err == unix.ENOSYS {
-		err = errno(unix.Ftruncate(fd, int64(f.size)))
+		err = errno(ftruncate(fd, int64(f.size)))
 	}
 	if err != 0 {
 		return diskError(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
@@ -93,13 +100,13 @@ func errno(err error) unix.Errno {
 // page cache where the file system allows that. A FIFO in its place must not make it wait.
 func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) {
 	flags := mode | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
-	fd, err = unix.Open(f.path, flags|unix.O_DIRECT, 0)
+	fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
 	for err == unix.EINTR {
-		fd, err = unix.Open(f.path, flags|unix.O_DIRECT, 0)
+		fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
 	}
 	direct = err == nil
 	if err == unix.EINVAL {
-		fd, err = unix.Open(f.path, flags, 0)
+		fd, err = openFD(f.path, flags, 0)
 	}
 	switch err {
 	case nil:
@@ -124,12 +131,16 @@ func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) 
 	return fd, direct, nil
 }
 
-// unlink takes the file's name away, unless another file has it, and lets go of the directory.
-func (f *diskFile) unlink() {
+// unlink takes the file's name away, unless another file has it, and lets go of the directory. After an
+// error it can be called again.
+func (f *diskFile) unlink() error {
 	if status, err := statusOf(unix.AT_FDCWD, f.path); err == nil && status.identity == f.identity {
-		_ = unix.Unlink(f.path)
+		if err := unlink(f.path); err != nil && err != unix.ENOENT {
+			return err
+		}
 	}
 	f.directory.drop()
+	return nil
 }
 
 func closeFile(fd int) { _ = unix.Close(fd) }
@@ -181,15 +192,14 @@ func (o *openFile) close() {
 
 // write writes all of buffer at offset.
 func (o *openFile) write(buffer []byte, offset int64) error {
-	if err := o.each(unix.Pwrite, buffer, offset, io.ErrShortWrite); err != nil {
+	if err := o.each(pwrite, buffer, offset, io.ErrShortWrite); err != nil {
 		return diskError("writing", o.file.path, err)
 	}
 	if o.direct.Load() {
 		return nil
 	}
 	// Dirty pages cannot be dropped, so they are written now; that is also where their errors show.
-	err := unix.SyncFileRange(o.fd, offset, int64(len(buffer)),
-		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	err := syncFileRange(o.fd, offset, int64(len(buffer)))
 	if err == unix.ENOSYS || err == unix.EINVAL {
 		err = unix.Fdatasync(o.fd)
 	}
@@ -202,7 +212,7 @@ func (o *openFile) write(buffer []byte, offset int64) error {
 
 // read fills buffer from offset.
 func (o *openFile) read(buffer []byte, offset int64) error {
-	err := o.each(unix.Pread, buffer, offset, fmt.Errorf("%w (truncated)", errLost))
+	err := o.each(pread, buffer, offset, fmt.Errorf("%w (truncated)", errLost))
 	if err != nil {
 		return diskError("reading", o.file.path, err)
 	}

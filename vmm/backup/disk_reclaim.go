@@ -13,15 +13,17 @@ import (
 type reclaimer struct {
 	mu      sync.Mutex
 	queue   []reclaim
-	open    int // descriptors in the queue
+	refused []reclaim // whose names could not be taken away, for the next time
+	open    int       // descriptors in the queue
 	running bool
 	idle    sync.Cond
 }
 
-// reclaim is a file of which the name is gone already; or, if fd is -1, not yet.
+// reclaim is a file to be removed.
 type reclaim struct {
-	file *diskFile
-	fd   int
+	file  *diskFile
+	fd    int  // -1: not open
+	named bool // its name is there still
 }
 
 // maxReclaiming bounds the descriptors, of which the host may have few; files beyond it keep their
@@ -38,16 +40,22 @@ func newReclaimer() *reclaimer {
 func (r *reclaimer) remove(f *diskFile) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	job := reclaim{file: f, fd: -1}
+	job := reclaim{file: f, fd: -1, named: true}
 	if r.open < maxReclaiming {
 		if fd, _, err := f.open(unix.O_WRONLY, 0); err == nil {
 			job.fd = fd
 			r.open++
-			f.unlink()
+			job.named = f.unlink() != nil
 		}
 	}
 	r.queue = append(r.queue, job)
-	if !r.running {
+	r.start()
+}
+
+func (r *reclaimer) start() {
+	r.queue = append(r.queue, r.refused...)
+	r.refused = nil
+	if len(r.queue) > 0 && !r.running {
 		r.running = true
 		go r.run()
 	}
@@ -60,19 +68,23 @@ func (r *reclaimer) run() {
 		job := r.queue[0]
 		r.queue = r.queue[1:]
 		r.mu.Unlock()
-		_ = guard.Call(func() error {
-			if job.fd < 0 {
-				job.file.unlink()
-				return nil
+		err := guard.Call(func() error {
+			if job.fd >= 0 {
+				// Closing would do, but for a child forked just now that has the descriptor too.
+				_ = ftruncate(job.fd, 0)
+				closeFile(job.fd)
 			}
-			// Closing would do, but for a child forked just now that has the descriptor too.
-			_ = unix.Ftruncate(job.fd, 0)
-			closeFile(job.fd)
+			if job.named {
+				return job.file.unlink()
+			}
 			return nil
 		})
 		r.mu.Lock()
 		if job.fd >= 0 {
 			r.open--
+		}
+		if err != nil {
+			r.refused = append(r.refused, reclaim{file: job.file, fd: -1, named: true})
 		}
 	}
 	r.running = false
@@ -83,6 +95,7 @@ func (r *reclaimer) run() {
 func (r *reclaimer) wait() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.start()
 	for r.running {
 		r.idle.Wait()
 	}

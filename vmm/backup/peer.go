@@ -24,7 +24,8 @@ type Peer struct {
 	mu       sync.Mutex
 	warn     func(note string)
 	warned   map[string]bool
-	garbage  []*peerChunk // whose last contents were discarded
+	held     map[int]uint64 // bytes by device
+	garbage  []*peerChunk   // whose last contents were discarded
 	emptying bool
 	emptied  sync.Cond
 }
@@ -39,7 +40,7 @@ func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
 
 // NewPeer returns a store of other devices' memory. What finds no place there goes to host.
 func NewPeer(driver *cuda.Driver, host Store) *Peer {
-	p := &Peer{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}}
+	p := &Peer{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}, held: map[int]uint64{}}
 	p.emptied.L = &p.mu
 	return p
 }
@@ -86,6 +87,7 @@ type peerChunk struct {
 	handle   cuda.Handle // 0: released
 	mapped   bool
 	released bool
+	held     bool         // it counts in Peer.held
 	contents atomic.Int64 // that reach into it
 }
 
@@ -337,6 +339,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 			break
 		}
 		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size
+		p.hold(chunk)
 	}
 	for _, i := range wanted {
 		size := items[i].Size
@@ -470,6 +473,20 @@ func (c *peerChunk) release(driver *cuda.Driver) error {
 	return nil
 }
 
+// Held returns how many bytes of a device's memory hold contents of others, or did a moment ago.
+func (p *Peer) Held(device int) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.held[device]
+}
+
+func (p *Peer) hold(chunk *peerChunk) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	chunk.held = true
+	p.held[chunk.in.device] += chunk.size
+}
+
 // dispose releases chunks in the background: 16 GiB take 10 ms.
 func (p *Peer) dispose(chunks ...*peerChunk) {
 	p.mu.Lock()
@@ -502,6 +519,9 @@ func (p *Peer) empty() {
 		p.mu.Lock()
 		if err != nil {
 			refused = append(refused, chunk)
+		} else if chunk.held {
+			chunk.held = false
+			p.held[chunk.in.device] -= chunk.size
 		}
 	}
 	p.garbage = refused

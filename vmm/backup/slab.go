@@ -51,8 +51,7 @@ func newSlab(driver *cuda.Driver, job Job, sizes ...uint64) (*slab, error) {
 	if err := checkHostMemory(total); err != nil {
 		return nil, err
 	}
-	mapping, err := unix.Mmap(-1, 0, int(total+hugePage), unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	mapping, err := mmap(int(total + hugePage))
 	if err != nil {
 		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrHostMemory, total, err)
 	}
@@ -127,7 +126,7 @@ func (s *slab) release() error {
 	if s.mapping == nil {
 		return nil
 	}
-	err := unix.Munmap(s.mapping)
+	err := munmap(s.mapping)
 	if err == nil {
 		s.mapping = nil
 	}

@@ -34,6 +34,8 @@ const (
 	fnCtxSynchronize
 	fnThreadExchangeStreamCaptureMode
 	fnMemGetInfo
+	fnMemAlloc
+	fnMemFree
 	fnMemAddressReserve
 	fnMemAddressFree
 	fnMemGetAllocationGranularity
@@ -87,6 +89,8 @@ var names = [functions]string{
 	fnCtxSynchronize:                  "cuCtxSynchronize",
 	fnThreadExchangeStreamCaptureMode: "cuThreadExchangeStreamCaptureMode",
 	fnMemGetInfo:                      "cuMemGetInfo_v2",
+	fnMemAlloc:                        "cuMemAlloc_v2",
+	fnMemFree:                         "cuMemFree_v2",
 	fnMemAddressReserve:               "cuMemAddressReserve",
 	fnMemAddressFree:                  "cuMemAddressFree",
 	fnMemGetAllocationGranularity:     "cuMemGetAllocationGranularity",
@@ -119,6 +123,7 @@ var names = [functions]string{
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
 	address [functions]uintptr
+	refused refused
 }
 
 // Open loads the driver library at path (the loader searches for a bare name such as

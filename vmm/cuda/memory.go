@@ -5,19 +5,20 @@ import "unsafe"
 // Handle is a CUmemGenericAllocationHandle: physical memory without an address.
 type Handle uint64
 
-// location is a CUmemLocation.
-type location struct {
-	kind int32 // 1: device
-	id   int32
+// Location is a CUmemLocation.
+type Location struct {
+	Kind int32 // 1: device
+	ID   int32
 }
 
-const locationDevice = 1
+// LocationDevice is CU_MEM_LOCATION_TYPE_DEVICE.
+const LocationDevice = 1
 
-// allocationProp is a CUmemAllocationProp.
-type allocationProp struct {
+// AllocationProp is a CUmemAllocationProp.
+type AllocationProp struct {
 	kind                 int32 // 1: pinned
 	requestedHandleTypes int32
-	location             location
+	location             Location
 	win32HandleMetaData  uintptr
 	compressionType      uint8
 	gpuDirectRDMACapable uint8
@@ -27,18 +28,20 @@ type allocationProp struct {
 
 const allocationPinned = 1
 
-// accessDesc is a CUmemAccessDesc.
-type accessDesc struct {
-	location location
-	flags    int32 // 3: read and write
+// AccessDesc is a CUmemAccessDesc.
+type AccessDesc struct {
+	Location Location
+	Flags    int32 // 3: read and write
 }
 
-const accessReadWrite = 3
+// AccessReadWrite is CU_MEM_ACCESS_FLAGS_PROT_READWRITE.
+const AccessReadWrite = 3
 
-func pinnedOn(device int) allocationProp {
-	return allocationProp{
+// PinnedOn asks for ordinary memory of a device.
+func PinnedOn(device int) AllocationProp {
+	return AllocationProp{
 		kind:     allocationPinned,
-		location: location{kind: locationDevice, id: int32(device)},
+		location: Location{Kind: LocationDevice, ID: int32(device)},
 	}
 }
 
@@ -51,7 +54,7 @@ func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 // MemGetAllocationGranularity is cuMemGetAllocationGranularity (the minimum), in bytes.
 func (d *Driver) MemGetAllocationGranularity(device int) (uint64, error) {
 	var granularity uint64
-	prop := pinnedOn(device)
+	prop := PinnedOn(device)
 	err := d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)), uintptr(unsafe.Pointer(&prop)), 0)
 	return granularity, err
 }
@@ -71,11 +74,16 @@ func (d *Driver) MemAddressFree(address uintptr, size uint64) error {
 // MemCreate is cuMemCreate: size bytes of a device's memory, a multiple of the granularity, with
 // rdma for GPUDirect RDMA too.
 func (d *Driver) MemCreate(size uint64, device int, rdma bool) (Handle, error) {
-	var handle Handle
-	prop := pinnedOn(device)
+	prop := PinnedOn(device)
 	if rdma {
 		prop.gpuDirectRDMACapable = 1
 	}
+	return d.MemCreateWith(size, prop)
+}
+
+// MemCreateWith is cuMemCreate with properties that somebody else has chosen.
+func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (Handle, error) {
+	var handle Handle
 	err := d.call(fnMemCreate, uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
 	return handle, err
 }
@@ -97,9 +105,14 @@ func (d *Driver) MemUnmap(address uintptr, size uint64) error {
 
 // MemSetAccess is cuMemSetAccess: lets devices read and write one or more whole mappings.
 func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) error {
-	descs := make([]accessDesc, len(devices))
+	descs := make([]AccessDesc, len(devices))
 	for i, device := range devices {
-		descs[i] = accessDesc{location: location{kind: locationDevice, id: int32(device)}, flags: accessReadWrite}
+		descs[i] = AccessDesc{Location: Location{Kind: LocationDevice, ID: int32(device)}, Flags: AccessReadWrite}
 	}
+	return d.MemSetAccessOf(address, size, descs)
+}
+
+// MemSetAccessOf is cuMemSetAccess with whatever access is asked for; at least one.
+func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
 	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(&descs[0])), uintptr(len(descs)))
 }

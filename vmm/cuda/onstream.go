@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"runtime"
+	"sync"
 
 	"tms/internal/guard"
 )
@@ -23,9 +24,55 @@ func (d *Driver) OnStream(context Context, f func(Stream) error) error {
 	if waited := d.StreamSynchronize(stream); err == nil {
 		err = waited
 	}
-	if d.StreamDestroy(stream) != nil {
-		// Once more, so that a passing refusal leaks nothing; the work itself is done.
-		_ = d.StreamDestroy(stream)
-	}
+	d.refused.tidy()
+	d.refused.end(func() error { return d.StreamDestroy(stream) })
 	return err
+}
+
+// DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
+func (d *Driver) DropEvent(event Event) {
+	d.refused.end(func() error { return d.EventDestroy(event) })
+}
+
+// Tidy ends the streams and events that the driver has refused to end before. (cuStreamDestroy,
+// cuEventDestroy)
+func (d *Driver) Tidy(context Context) {
+	if d.refused.none() {
+		return
+	}
+	_ = d.OnStream(context, func(Stream) error { return nil })
+}
+
+// refused is what could not be ended, so that a passing refusal leaks nothing.
+type refused struct {
+	mu   sync.Mutex
+	ends []func() error
+}
+
+func (r *refused) none() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.ends) == 0
+}
+
+func (r *refused) end(end func() error) {
+	for range 2 {
+		// After a fault of a kernel everything returns that error, whether it was done or not.
+		if err := end(); err == nil || sticky(err) {
+			return
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ends = append(r.ends, end)
+}
+
+func (r *refused) tidy() {
+	r.mu.Lock()
+	ends := r.ends
+	r.ends = nil
+	r.mu.Unlock()
+	for _, end := range ends {
+		r.end(end)
+	}
 }

@@ -15,6 +15,7 @@ const (
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
 	OperatingSystem          Result = 304
+	InvalidHandle            Result = 400
 	IllegalState             Result = 401
 	IllegalAddress           Result = 700
 	NotSupported             Result = 801
@@ -40,6 +41,12 @@ func (e *Error) Error() string {
 func (e *Error) Is(target error) bool {
 	r, ok := target.(Result)
 	return ok && r == e.Result
+}
+
+// sticky tells whether a fault in a kernel has ended the context: every call returns the error from then on.
+func sticky(err error) bool {
+	failed, ok := err.(*Error)
+	return ok && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)
 }
 
 func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }

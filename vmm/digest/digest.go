@@ -131,11 +131,16 @@ func (h *Hasher) Trim(context cuda.Context) {
 	h.buffers = nil
 	h.mu.Unlock()
 	_ = h.driver.OnStream(context, func(cuda.Stream) error {
-		for _, b := range buffers {
+		for len(buffers) > 0 {
+			b := buffers[0]
+			buffers = buffers[1:]
 			_ = h.release(b) // what is refused is kept, and tried again when it is next too small
 		}
 		return nil
 	})
+	for _, b := range buffers { // there was no stream
+		h.give(b)
+	}
 }
 
 // Sums hashes every block of every span. The device must be idle. Errors: as for Load, and the driver's.
@@ -240,6 +245,7 @@ func (h *Hasher) take(n int) (*buffer, error) {
 		return nil, err
 	}
 	if b.device, err = h.driver.MemHostGetDevicePointer(address); err != nil {
+		b.capacity = 0 // it is no use, if it cannot even be unpinned
 		return nil, errors.Join(err, h.release(b))
 	}
 	return b, nil

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
+# hundred thousand, and a host of threads and forks. An hour or more; run scripts/build.sh first.
+#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host]     (all, unless some are named)
+# SEED, OPERATIONS (1000000), CYCLES (100000) and FUZZTIME (10m, for each target) may be set.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+source scripts/require.sh
+require_go
+require_cc
+
+seed=${SEED:-$(date +%s)}
+operations=${OPERATIONS:-1000000}
+cycles=${CYCLES:-100000}
+echo "== seed $seed"
+
+engine() { # test pattern
+	go test -count=1 -v -timeout 12h -run "$1" ./vmm
+}
+
+for part in "${@:-sweep model fuzz cycles host}"; do
+	for what in $part; do
+		echo "== $what"
+		case $what in
+		sweep) TMS_SWEEP=full engine '^TestSweep' ;;
+		model) TMS_MODEL_OPERATIONS=$operations TMS_MODEL_SEED=$seed engine '^TestModel' ;;
+		fuzz)
+			for target in FuzzEngine FuzzSpace; do
+				go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10m}" ./vmm
+			done
+			;;
+		cycles) TMS_CYCLES=$cycles engine '^TestCycles' ;;
+		host)
+			mkdir -p build/soak
+			for major in 12 13; do
+				gcc -std=gnu11 -g -O1 -Wall -Wextra -Werror -pthread -o build/soak/soak \
+					preload/testdata/soak.c -Wl,-z,dynamic-undefined-weak \
+					-Lbuild/sim "-l:libcudart.so.$major" -ldl
+				TMS_DEBUG=invariants LD_PRELOAD=$PWD/build/lib/libtms.so LD_LIBRARY_PATH=build/sim \
+					CUDASIM_MEMORY=1G timeout 2h build/soak/soak "$operations" "$seed"
+			done
+			;;
+		*) echo "no part named $what" >&2; exit 2 ;;
+		esac
+	done
+done
+echo "== the soak has passed"

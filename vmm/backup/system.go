@@ -1,0 +1,90 @@
+package backup
+
+import (
+	"os"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+)
+
+// The system calls of which a failure matters, so that tests can fail each: see failpoint.
+
+func openFD(path string, flags int, mode uint32) (int, error) {
+	if err := failpoint.Err("open"); err != nil {
+		return -1, err
+	}
+	return unix.Open(path, flags, mode)
+}
+
+func mkdirAll(path string, mode os.FileMode) error {
+	if err := failpoint.Err("mkdir"); err != nil {
+		return err
+	}
+	return os.MkdirAll(path, mode)
+}
+
+func fstat(fd int, stat *unix.Stat_t) error {
+	if err := failpoint.Err("fstat"); err != nil {
+		return err
+	}
+	return unix.Fstat(fd, stat)
+}
+
+func fallocate(fd int, size int64) error {
+	if err := failpoint.Err("fallocate"); err != nil {
+		return err
+	}
+	return unix.Fallocate(fd, 0, 0, size)
+}
+
+func ftruncate(fd int, size int64) error {
+	if err := failpoint.Err("ftruncate"); err != nil {
+		return err
+	}
+	return unix.Ftruncate(fd, size)
+}
+
+func pwrite(fd int, buffer []byte, offset int64) (int, error) {
+	if err := failpoint.Err("pwrite"); err != nil {
+		return -1, err
+	}
+	return unix.Pwrite(fd, buffer, offset)
+}
+
+func pread(fd int, buffer []byte, offset int64) (int, error) {
+	if err := failpoint.Err("pread"); err != nil {
+		return -1, err
+	}
+	return unix.Pread(fd, buffer, offset)
+}
+
+func syncFileRange(fd int, offset, size int64) error {
+	if err := failpoint.Err("sync_file_range"); err != nil {
+		return err
+	}
+	return unix.SyncFileRange(fd, offset, size,
+		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+}
+
+func unlink(path string) error {
+	if err := failpoint.Err("unlink"); err != nil {
+		return err
+	}
+	return unix.Unlink(path)
+}
+
+func mmap(size int) ([]byte, error) {
+	if err := failpoint.Err("mmap"); err != nil {
+		return nil, err
+	}
+	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+}
+
+func munmap(memory []byte) error {
+	if err := failpoint.Err("munmap"); err != nil {
+		return err
+	}
+	return unix.Munmap(memory)
+}

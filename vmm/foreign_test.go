@@ -1,0 +1,331 @@
+package vmm_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// mapper does what a program does that maps memory itself: a reservation, and chunks of memory in it.
+type mapper struct {
+	t       require.TestingT
+	driver  *cuda.Driver
+	engine  *vmm.Engine
+	base    uintptr
+	request vmm.Request
+}
+
+const (
+	chunk  = 4 * mib
+	chunks = 8
+)
+
+var onDevice0 = []cuda.AccessDesc{{Location: cuda.Location{Kind: cuda.LocationDevice}, Flags: cuda.AccessReadWrite}}
+
+func newMapper(t require.TestingT, driver *cuda.Driver, engine *vmm.Engine, r vmm.Request) *mapper {
+	base, err := driver.MemAddressReserve(chunks*chunk, 0)
+	require.NoError(t, err)
+	r.Size = chunk
+	return &mapper{t, driver, engine, base, r}
+}
+
+func (m *mapper) at(n int) uintptr { return m.base + uintptr(n*chunk) }
+
+// create makes memory and maps it as chunk n, without access yet.
+func (m *mapper) create(n int) cuda.Handle {
+	handle, err := m.engine.MemCreate(m.request, cuda.PinnedOn(m.request.Device))
+	require.NoError(m.t, err)
+	require.NoError(m.t, m.engine.MemMap(m.at(n), chunk, 0, handle, 0))
+	return handle
+}
+
+func (m *mapper) open(from, to int) {
+	require.NoError(m.t, m.engine.MemSetAccess(m.at(from), uint64((to-from)*chunk), onDevice0))
+}
+
+func (m *mapper) unmap(from, to int, handles ...cuda.Handle) {
+	require.NoError(m.t, m.engine.MemUnmap(m.at(from), uint64((to-from)*chunk)))
+	for _, h := range handles {
+		require.NoError(m.t, m.engine.MemRelease(h))
+	}
+}
+
+func (m *mapper) end() {
+	require.ErrorIs(m.t, m.engine.MemAddressFree(m.base, chunks*chunk), vmm.ErrNotOurs)
+	require.NoError(m.t, m.driver.MemAddressFree(m.base, chunks*chunk))
+}
+
+var weights = vmm.Request{Tag: "weights", Backup: vmm.BackupHost}
+
+func TestForeignMemoryReturns(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, weights)
+	var handles []cuda.Handle
+	for n := range 4 {
+		handles = append(handles, m.create(n))
+	}
+	m.open(0, 4)
+	for cycle := range uint64(3) {
+		for n := range 4 {
+			fill(m.at(n), chunk, cycle+uint64(n))
+		}
+		require.NoError(t, engine.Pause(name("weights")))
+		require.Zero(t, sim.Stat("handles"))
+		require.Zero(t, sim.Stat("used:0"))
+		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PausedBytes)
+		require.NoError(t, engine.Resume(name("weights")))
+		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PhysicalBytes)
+		for n := range 4 {
+			requireFilled(t, m.at(n), chunk, cycle+uint64(n))
+		}
+	}
+	m.unmap(0, 4, handles...)
+	m.end()
+}
+
+// Every way to keep contents.
+func TestForeignMemoryAndBackups(t *testing.T) {
+	for _, r := range []vmm.Request{
+		{Backup: vmm.BackupHost, Incremental: true},
+		{Backup: vmm.BackupDisk},
+		{Backup: vmm.BackupPeer, Target: 1},
+	} {
+		_, driver, engine := simulated(t, 2)
+		m := newMapper(t, driver, engine, r)
+		handles := []cuda.Handle{m.create(0), m.create(1), m.create(2)}
+		m.open(0, 3)
+		for cycle := range uint64(3) {
+			fill(m.at(int(cycle)), chunk, cycle)
+			require.NoError(t, engine.Prepare(nil))
+			require.NoError(t, engine.Pause(vmm.Options{Verify: true, DiskDir: t.TempDir(), DiskChunk: mib}))
+			require.NoError(t, engine.Resume(vmm.Options{Verify: true, ExtentBytes: 1 << 30}))
+			for n := range cycle + 1 {
+				requireFilled(t, m.at(int(n)), chunk, n)
+			}
+		}
+		m.unmap(0, 3, handles...)
+		m.end()
+	}
+}
+
+func TestForeignMemoryWithoutBackup(t *testing.T) {
+	_, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, vmm.Request{Tag: "cache"})
+	handle := m.create(0)
+	m.open(0, 1)
+	fill(m.at(0), chunk, 1)
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.Zero(t, bytesAt(m.at(0), chunk)[0])
+	m.unmap(0, 1, handle)
+	m.end()
+}
+
+// The program may do with paused memory what it may do with any: all but touch it.
+func TestForeignMemoryWhilePaused(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, weights)
+	var handles []cuda.Handle
+	for n := range 4 {
+		handles = append(handles, m.create(n))
+	}
+	m.open(0, 4)
+	for n := range 4 {
+		fill(m.at(n), chunk, uint64(n))
+	}
+	require.NoError(t, engine.Pause(vmm.Options{}))
+
+	m.unmap(1, 2, handles[1])
+	require.ErrorIs(t, engine.MemRelease(handles[1]), cuda.InvalidValue)
+	handles[1] = m.create(1) // active, between paused ones
+	m.open(0, 4)
+	fill(m.at(1), chunk, 9)
+	require.EqualValues(t, 1, sim.Stat("handles"))
+
+	// A mapping of the driver's own among them.
+	plain, err := driver.MemCreate(chunk, 0, false)
+	require.NoError(t, err)
+	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, plain, 0), cuda.InvalidValue)
+	require.ErrorIs(t, engine.MemMap(m.at(4), chunk, 0, plain, 0), vmm.ErrNotOurs)
+	require.NoError(t, driver.MemMap(m.at(4), chunk, plain))
+	m.open(0, 5)
+	fill(m.at(4), chunk, 10)
+
+	// Contents go with the memory to another address.
+	require.NoError(t, engine.MemUnmap(m.at(3), chunk))
+	require.NoError(t, engine.MemMap(m.at(6), chunk, 0, handles[3], 0))
+	m.open(6, 7)
+
+	require.ErrorIs(t, engine.MemUnmap(m.at(0), chunk/2), cuda.InvalidValue)
+	require.ErrorIs(t, engine.MemUnmap(m.at(0)+mib, chunk), cuda.InvalidValue)
+	require.Error(t, engine.MemUnmap(m.at(5), 2*chunk)) // nothing is at 5
+	require.ErrorIs(t, engine.MemAddressFree(m.base, chunks*chunk), cuda.InvalidValue)
+	require.ErrorIs(t, engine.MemUse(handles[0], false, nil), cuda.NotSupported)
+
+	require.NoError(t, engine.Resume(vmm.Options{}))
+	for n, seed := range map[int]uint64{0: 0, 1: 9, 2: 2, 4: 10, 6: 3} {
+		requireFilled(t, m.at(n), chunk, seed)
+	}
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	m.unmap(0, 3, handles[:3]...)
+	m.unmap(6, 7, handles[3])
+	require.NoError(t, driver.MemUnmap(m.at(4), chunk))
+	require.NoError(t, driver.MemRelease(plain))
+	require.Zero(t, sim.Stat("handles"))
+	m.end()
+}
+
+func TestForeignMemoryThatStays(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, weights)
+	closed, lent := m.create(0), m.create(1)
+	m.open(1, 2)
+	require.NoError(t, engine.MemUse(lent, true, func(cuda.Handle) error { return nil }))
+	again, err := engine.MemRetain(m.at(1) + mib)
+	require.NoError(t, err)
+	require.Equal(t, lent, again)
+	fill(m.at(1), chunk, 1)
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.EqualValues(t, 2, sim.Stat("handles"))
+	m.open(0, 1)
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.EqualValues(t, 1, sim.Stat("handles"))
+	requireFilled(t, m.at(1), chunk, 1)
+	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, lent, 0), cuda.NotSupported) // mapped already
+	require.ErrorIs(t, engine.Free(m.at(1), false), vmm.ErrInvalidAddress)
+
+	// Released first, unmapped later.
+	require.NoError(t, engine.MemRelease(lent))
+	require.NoError(t, engine.MemRelease(again))
+	require.ErrorIs(t, engine.MemRelease(lent), cuda.InvalidValue)
+	requireFilled(t, m.at(1), chunk, 1)
+	m.unmap(0, 2, closed)
+	require.Zero(t, sim.Stat("handles"))
+	m.end()
+}
+
+// Every driver call of a cycle fails once: the cycle then succeeds, with the contents, and nothing is left.
+func TestForeignMemoryAndFailures(t *testing.T) {
+	for _, function := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemHostRegister", "cuMemcpyDtoHAsync"} {
+		for nth := 1; nth <= 3; nth++ {
+			sim, driver, engine := simulated(t, 1)
+			m := newMapper(t, driver, engine, weights)
+			handles := []cuda.Handle{m.create(0), m.create(1)}
+			m.open(0, 2)
+			fill(m.at(0), chunk, 1)
+			fill(m.at(1), chunk, 2)
+			sim.Fail(function, nth, int(cuda.OutOfMemory))
+			for engine.Pause(vmm.Options{}) != nil {
+				if function == "cuMemRelease" {
+					continue // paused; only the memory is still held
+				}
+				requireFilled(t, m.at(0), chunk, 1)
+				requireFilled(t, m.at(1), chunk, 2)
+			}
+			require.Zero(t, sim.Stat("handles"))
+			if engine.Resume(vmm.Options{}) != nil {
+				require.Zero(t, sim.Stat("handles"))
+				require.NoError(t, engine.Resume(vmm.Options{}))
+			}
+			requireFilled(t, m.at(0), chunk, 1)
+			requireFilled(t, m.at(1), chunk, 2)
+			sim.ClearFailures()
+
+			// And those of the program itself.
+			sim.Fail(function, 1, int(cuda.OutOfMemory))
+			if handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0)); err == nil {
+				for engine.MemMap(m.at(2), chunk, 0, handle, 0) != nil {
+					require.Equal(t, "cuMemMap", function)
+				}
+				for engine.MemSetAccess(m.at(2), chunk, onDevice0) != nil {
+					require.Equal(t, "cuMemSetAccess", function)
+				}
+				for engine.MemUnmap(m.at(2), chunk) != nil {
+					require.Equal(t, "cuMemUnmap", function)
+				}
+				for engine.MemRelease(handle) != nil {
+					require.Equal(t, "cuMemRelease", function)
+				}
+			} else {
+				require.Equal(t, "cuMemCreate", function)
+			}
+			sim.ClearFailures()
+			m.unmap(0, 2, handles...)
+			m.end()
+			engine.Drain()
+			require.Zero(t, sim.Stat("handles"))
+		}
+	}
+}
+
+func TestForeignMemoryAndThreads(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	var mappers, pauser sync.WaitGroup
+	stop := make(chan struct{})
+	pauser.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = engine.Pause(vmm.Options{})
+				_ = engine.Resume(vmm.Options{})
+			}
+		}
+	})
+	for range 4 {
+		mappers.Go(func() {
+			m := newMapper(t, driver, engine, weights)
+			until := time.Now().Add(300 * time.Millisecond)
+			for time.Now().Before(until) {
+				var handles []cuda.Handle
+				for n := range chunks {
+					handles = append(handles, m.create(n))
+				}
+				m.open(0, chunks)
+				m.unmap(0, chunks, handles...)
+			}
+			m.end()
+		})
+	}
+	mappers.Wait()
+	close(stop)
+	pauser.Wait()
+	require.Zero(t, sim.Stat("handles"))
+}
+
+func TestForeignMemoryAndReset(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, weights)
+	handles := []cuda.Handle{m.create(0), m.create(1)}
+	m.open(0, 2)
+	engine.Reset(0)
+	require.Zero(t, sim.Stat("handles"))
+	m.unmap(0, 2, handles...)
+	handle := m.create(0)
+	m.open(0, 1)
+	fill(m.at(0), chunk, 1)
+	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, engine.Resume(vmm.Options{}))
+	requireFilled(t, m.at(0), chunk, 1)
+	m.unmap(0, 1, handle)
+	m.end()
+}
+
+func TestForeignMemoryAndMargin(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	r := weights
+	r.Size, r.Margin = chunk, sim.Stat("total:0")
+	_, err := engine.MemCreate(r, cuda.PinnedOn(0))
+	require.ErrorIs(t, err, vmm.ErrMargin)
+	r.Margin = 0
+	r.Device = 7
+	_, err = engine.MemCreate(r, cuda.PinnedOn(7))
+	require.Error(t, err)
+}

@@ -1,0 +1,18 @@
+package vmm_test
+
+import (
+	"os"
+	"testing"
+)
+
+// FuzzEngine plays any program of operations, of failing calls and of little memory against the model.
+func FuzzEngine(f *testing.F) {
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, bytes []byte) {
+		if _, wrong := attempt(t, dir, modelFaults(bytes), func(s *scene) { s.play(bytes) }); wrong != "" {
+			_ = os.RemoveAll(dir)
+			_ = os.MkdirAll(dir, 0o700)
+			t.Fatal(wrong)
+		}
+	})
+}

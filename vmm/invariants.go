@@ -1,0 +1,335 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// ErrInvariant: the engine's own records contradict each other (CheckInvariants). It is a defect of this
+// library; please report it.
+var ErrInvariant = errors.New("the engine contradicts itself")
+
+// CheckInvariants turns a check of the engine's records at the end of every operation on, or off. What it
+// finds is the operation's error, ErrInvariant, or a warning where that has none. A check takes time in
+// proportion to all that there is, so it is for finding defects.
+func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
+
+// audit is deferred by the operations: it adds what check finds to the error.
+func (e *Engine) audit(err *error) {
+	if !e.checking.Load() {
+		return
+	}
+	if found := e.inspect(); found != nil {
+		*err = errors.Join(*err, found)
+	}
+}
+
+// auditQuietly is audit for operations that return no error.
+func (e *Engine) auditQuietly() {
+	var err error
+	if e.audit(&err); err != nil {
+		e.warn(err.Error())
+	}
+}
+
+func (e *Engine) inspect() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err := e.check(); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvariant, err)
+	}
+	return nil
+}
+
+// inspection collects what the tags say, to compare it with what the arenas say.
+type inspection struct {
+	idle    bool // no pause or resume goes on
+	ranges  map[*addressRange]*span
+	extents map[*extent]bool
+	owners  map[*span]bool
+}
+
+// check looks for a contradiction. It holds whenever e.mu, which the caller holds, is free: whatever other
+// threads are in the middle of.
+func (e *Engine) check() error {
+	i := &inspection{ranges: map[*addressRange]*span{}, extents: map[*extent]bool{}, owners: map[*span]bool{}}
+	if i.idle = e.transition.TryLock(); i.idle {
+		defer e.transition.Unlock()
+	}
+	for _, d := range e.devices {
+		for name, t := range d.tags {
+			if err := e.checkTag(i, d, t); err != nil {
+				return fmt.Errorf("device %d, tag %q: %w", d.ordinal, name, err)
+			}
+		}
+	}
+	for r, s := range i.ranges {
+		// Allocations in the making have spans that no segment is listed for.
+		if err := s.check(r.span.count*r.arena.rangeGranules, r.used, func(s *span) bool { return i.owners[s] }); err != nil {
+			return fmt.Errorf("range at %#x: %w", r.address(&span{}), err)
+		}
+	}
+	for x := range i.extents {
+		if err := x.check(); err != nil {
+			return fmt.Errorf("extent at %#x: %w", x.address, err)
+		}
+	}
+	for _, a := range e.arenas {
+		if err := a.check(); err != nil {
+			return err
+		}
+	}
+	return e.checkWaiting()
+}
+
+func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
+	held := map[*addressRange]bool{}
+	for _, r := range t.ranges {
+		held[r] = true
+	}
+	for n, s := range t.segments {
+		if s.foreign != nil {
+			continue // it has no place of ours
+		}
+		err := i.segment(d, s)
+		switch {
+		case err != nil:
+		case s.tag != t || s.index != n:
+			err = errors.New("in the list of another tag, or not where it says")
+		case s.state == slack:
+			err = errors.New("slack among the live")
+		case s.foreign != nil:
+			err = e.checkForeign(s)
+		case !held[s.place]:
+			err = errors.New("in addresses of another tag")
+		default:
+			err = s.find()
+		}
+		if err == nil && s.shared != nil {
+			err = s.shared.check(s)
+		}
+		if err != nil {
+			return fmt.Errorf("segment %#x: %w", s.address, err)
+		}
+	}
+	for granules, list := range t.slack {
+		for n, s := range list {
+			err := i.segment(d, s)
+			switch {
+			case err != nil:
+			case s.tag != t || s.index != n || s.span.count != granules || !held[s.place]:
+				err = errors.New("in a list of slack that is not its own")
+			case s.state != slack || s.extent == nil || s.busy || s.shared != nil || s.contents != nil:
+				err = fmt.Errorf("slack in state %d, with extent %v, busy %v", s.state, s.extent != nil, s.busy)
+			case s.place.arena.find(s.address) != nil:
+				err = errors.New("slack that can be found")
+			}
+			if err != nil {
+				return fmt.Errorf("segment %#x: %w", s.address, err)
+			}
+		}
+	}
+	for p, list := range t.small {
+		listed := map[*segment]bool{}
+		for _, s := range list {
+			if listed[s] || s.tag != t || s.shared == nil || !s.shared.listed || s.policy != p {
+				return fmt.Errorf("segment %#x: wrongly listed as having room", s.address)
+			}
+			listed[s] = true
+		}
+	}
+	return nil
+}
+
+// segment checks what live ones and slack have in common.
+func (i *inspection) segment(d *device, s *segment) error {
+	switch {
+	case s.device != d:
+		return errors.New("of another device")
+	case i.idle && s.busy:
+		return errors.New("busy, and no pause or resume goes on")
+	case s.foreign != nil: // it has no place
+	case s.address != s.place.address(s.span):
+		return errors.New("not where its span is")
+	case i.owners[s.span]:
+		return errors.New("shares its span with another segment")
+	default:
+		i.owners[s.span] = true
+		i.ranges[s.place] = s.span
+	}
+	x := s.extent
+	if x == nil {
+		if s.state == active && !s.busy {
+			return errors.New("active without memory")
+		}
+		return nil
+	}
+	i.extents[x] = true
+	switch {
+	case x.busy: // its other fields are not ours to read
+	case s.state == active && !s.busy && !x.open && s.foreign == nil:
+		return errors.New("active in memory that cannot be reached")
+	case s.state == paused && !s.busy && x.open:
+		return errors.New("paused in memory that can be reached")
+	}
+	return nil
+}
+
+// checkForeign checks that memory which a program mapped is known as such.
+func (e *Engine) checkForeign(s *segment) error {
+	at, found := slices.BinarySearchFunc(e.foreign.mapped, s.address, compareAddress)
+	switch {
+	case !found || e.foreign.mapped[at] != s:
+		return errors.New("mapped by the program, and not listed as that")
+	case !s.foreign.mapped || e.foreign.known[s.foreign.number] != s:
+		return errors.New("not known by its number, or not mapped")
+	}
+	return nil
+}
+
+// find checks that each granule leads to the segment.
+func (s *segment) find() error {
+	for n := range s.span.count {
+		if s.place.arena.find(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
+			return fmt.Errorf("granule %d of it does not lead to it", n)
+		}
+	}
+	return nil
+}
+
+func (h *shared) check(s *segment) error {
+	live, bytes, units := 0, uint64(0), uint32(0)
+	for u := 0; u < len(h.blocks); {
+		b := h.blocks[u]
+		if b == nil {
+			u++
+			continue
+		}
+		if b.span.free || int(b.span.start) != u || b.size == 0 || b.size > uint64(b.span.count)*unit {
+			return fmt.Errorf("the small allocation at unit %d is not where its span is", u)
+		}
+		for end := u + int(b.span.count); u < end; u++ {
+			if h.blocks[u] != b {
+				return fmt.Errorf("unit %d does not lead to its allocation", u)
+			}
+		}
+		live, bytes, units = live+1, bytes+b.size, units+b.span.count
+	}
+	switch {
+	case live != h.live || bytes != h.bytes:
+		return fmt.Errorf("%d small allocations of %d bytes, noted are %d of %d", live, bytes, h.live, h.bytes)
+	case live == 0:
+		return errors.New("no small allocation in it")
+	case s.span.count != 1:
+		return fmt.Errorf("small allocations in %d granules", s.span.count)
+	}
+	for _, b := range h.blocks {
+		if b != nil {
+			return b.span.check(uint32(len(h.blocks)), units, func(s *span) bool { return h.blocks[s.start] != nil })
+		}
+	}
+	return nil
+}
+
+// check walks the spans of a space of so many units, of which so many are in use; this is one of those.
+func (s *span) check(units, used uint32, owned func(*span) bool) error {
+	for s.previous != nil {
+		s = s.previous
+	}
+	at, count := uint32(0), uint32(0)
+	for ; s != nil; s = s.next {
+		switch {
+		case s.start != at:
+			return fmt.Errorf("a span at %d, expected at %d", s.start, at)
+		case s.next != nil && s.next.previous != s:
+			return fmt.Errorf("the neighbour of the span at %d does not know it", at)
+		case s.free && s.next != nil && s.next.free:
+			return fmt.Errorf("two free spans side by side at %d", at)
+		case s.free && owned(s):
+			return fmt.Errorf("a free span in use at %d", at)
+		}
+		if !s.free {
+			count += s.count
+		}
+		at += s.count
+	}
+	if at != units || count != used {
+		return fmt.Errorf("spans of %d units in %d, %d in use, noted are %d", at, units, count, used)
+	}
+	return nil
+}
+
+func (x *extent) check() error {
+	live, size := 0, uint64(0)
+	for n, s := range x.segments {
+		switch {
+		case s.extent != x:
+			return fmt.Errorf("segment %#x is not in it", s.address)
+		case s.address != x.address+uintptr(size):
+			return fmt.Errorf("segment %#x is not beside the one before", s.address)
+		case s.tag != x.segments[0].tag || s.device != x.device:
+			return fmt.Errorf("segment %d is of another tag or device", n)
+		}
+		size += s.length()
+		if s.state != slack {
+			live++
+		}
+	}
+	switch {
+	case live != x.live || live == 0:
+		return fmt.Errorf("%d segments live, noted are %d", live, x.live)
+	case size != x.size:
+		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
+	case x.claims < 0:
+		return fmt.Errorf("%d claims", x.claims)
+	case !x.busy && (!x.created || x.open && !x.mapped):
+		return fmt.Errorf("created %v, mapped %v, open %v", x.created, x.mapped, x.open)
+	}
+	return nil
+}
+
+// check goes the other way: from granules to segments.
+func (a *arena) check() error {
+	for n, l := range a.leaves {
+		if l == nil {
+			continue
+		}
+		for m, s := range l {
+			if s == nil {
+				continue
+			}
+			granule := uint32(n*leafGranules + m)
+			first := s.place.granule(s.span)
+			if s.place.arena != a || granule < first || granule >= first+s.span.count ||
+				s.index >= len(s.tag.segments) || s.tag.segments[s.index] != s {
+				return fmt.Errorf("granule %d of the arena at %#x leads to segment %#x, which is not there", granule, a.base, s.address)
+			}
+		}
+	}
+	return nil
+}
+
+// checkWaiting checks the frees that callers were told are done.
+func (e *Engine) checkWaiting() error {
+	waiting := append([]allocation(nil), e.deferred...)
+	if len(e.ordered) > 1 {
+		for _, o := range e.ordered[1:] { // the first is being made, so it may be over, or deferred
+			waiting = append(waiting, o.allocation)
+		}
+	}
+	seen := map[any]bool{}
+	for _, a := range waiting {
+		var of any = a.segment
+		gone := a.block == nil && a.segment.state != freeing
+		if a.block != nil {
+			of = a.block
+			gone = a.segment.shared != nil && !a.block.freeing
+		}
+		if gone || seen[of] || !a.late || a.extent != nil {
+			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)
+		}
+		seen[of] = true
+	}
+	return nil
+}

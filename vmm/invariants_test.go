@@ -1,0 +1,85 @@
+package vmm
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm/cuda"
+)
+
+// Every kind of contradiction is found, and an operation returns it.
+func TestInvariants(t *testing.T) {
+	t.Setenv("CUDASIM_DEVICES", "1")
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	e := New(driver, func(uintptr, uint64) error { return nil })
+	e.CheckInvariants(true)
+	const granule = 2 << 20
+	var addresses []uintptr
+	for _, size := range []uint64{granule, granule, 2 * granule, 100, 700} {
+		address, err := e.Malloc(Request{Size: size, Tag: "t"})
+		require.NoError(t, err)
+		addresses = append(addresses, address)
+	}
+	o := Options{ExtentBytes: 1 << 30}
+	require.NoError(t, e.Pause(o))
+	require.NoError(t, e.Resume(o))
+	require.NoError(t, e.Free(addresses[0], false))
+	tag := e.devices[0].tags["t"]
+	s := e.find(addresses[1])
+	small := e.find(addresses[3])
+	free := tag.slack[1][0]
+	for name, damage := range map[string]func() (repair func()){
+		"index":     func() func() { s.index++; return func() { s.index-- } },
+		"tag":       func() func() { s.tag = newTag("u"); return func() { s.tag = tag } },
+		"busy":      func() func() { s.busy = true; return func() { s.busy = false } },
+		"paused":    func() func() { s.state = paused; return func() { s.state = active } },
+		"no memory": func() func() { x := s.extent; s.extent = nil; return func() { s.extent = x } },
+		"address":   func() func() { s.address += granule; return func() { s.address -= granule } },
+		"leaf":      func() func() { s.place.enter(s.span, nil); return func() { s.place.enter(s.span, s) } },
+		"ghost":     func() func() { s.place.enter(free.span, s); return func() { s.place.enter(free.span, nil) } },
+		"live":      func() func() { s.extent.live++; return func() { s.extent.live-- } },
+		"size":      func() func() { s.extent.size++; return func() { s.extent.size-- } },
+		"claims":    func() func() { s.extent.claims = -1; return func() { s.extent.claims = 0 } },
+		"closed":    func() func() { s.extent.open = false; return func() { s.extent.open = true } },
+		"created":   func() func() { s.extent.created = false; return func() { s.extent.created = true } },
+		"used":      func() func() { s.place.used++; return func() { s.place.used-- } },
+		"span":      func() func() { s.span.free = true; return func() { s.span.free = false } },
+		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
+		"bytes":     func() func() { small.shared.bytes++; return func() { small.shared.bytes-- } },
+		"unit": func() func() {
+			b := small.shared.blocks[0]
+			small.shared.blocks[0] = nil
+			return func() { small.shared.blocks[0] = b }
+		},
+		"listed": func() func() { small.shared.listed = false; return func() { small.shared.listed = true } },
+		"deferred": func() func() {
+			e.deferred = append(e.deferred, allocation{segment: s, late: true})
+			return func() { e.deferred = nil }
+		},
+	} {
+		require.NoError(t, e.inspect(), "before %s", name)
+		repair := damage()
+		_, err := e.Malloc(Request{})
+		require.ErrorIs(t, err, ErrInvariant, name)
+		repair()
+	}
+	var warned string
+	e.Warn(func(line string) { warned = line })
+	s.extent.claims = -1
+	e.Trim()
+	require.Contains(t, warned, ErrInvariant.Error())
+	e.CheckInvariants(false)
+	_, err = e.Malloc(Request{})
+	require.NoError(t, err)
+	s.extent.claims = 0
+	for _, address := range addresses[1:] {
+		require.NoError(t, e.Free(address, false))
+	}
+	require.NoError(t, e.inspect())
+}

@@ -1,0 +1,512 @@
+package vmm_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// program is bytes that are read as operations.
+type program struct {
+	bytes []byte
+	at    int
+}
+
+func (p *program) next() int {
+	if p.at >= len(p.bytes) {
+		return 0
+	}
+	p.at++
+	return int(p.bytes[p.at-1])
+}
+
+// model is a scene that plays a program, and knows what should come of it.
+type model struct {
+	*scene
+	program
+	retain, verify, pool bool
+	serial               uint64
+	operations           int
+}
+
+const modelMemory = 4 << 20 // a device's, when it is to be short
+
+// play makes the operations of a program, checks each against what is expected, and in the end frees all.
+func (s *scene) play(bytes []byte) {
+	m := &model{scene: s, program: program{bytes: bytes, at: 1}}
+	for m.at < len(m.bytes) && m.operations < 400 {
+		m.operations++
+		m.step()
+		m.context, _ = m.driver.CtxGetCurrent()
+	}
+	s.faults.drop()
+	m.transition("resume", "", s.engine.Resume)
+	for tries := 0; m.anyPaused() && len(m.all) > 0; tries++ { // memory is short: with less it works
+		m.free(0, func(p *piece) error { return s.engine.Free(p.address, false) })
+		m.transition("resume", "", s.engine.Resume)
+	}
+	m.look("at the end")
+	for len(m.all) > 0 {
+		m.free(0, func(p *piece) error { return s.engine.Free(p.address, false) })
+	}
+	s.end()
+}
+
+func modelFaults(bytes []byte) *faults {
+	f := &faults{}
+	if short(bytes) {
+		f.memory = modelMemory
+	}
+	return f
+}
+
+// short tells whether the devices have so little memory that allocations fail.
+func short(bytes []byte) bool { return len(bytes) > 0 && bytes[0]%2 == 1 }
+
+func (f *faults) drop() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.plan = nil
+}
+
+// failSoon makes a call not far from now fail.
+func (f *faults) failSoon(calls int, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.plan == nil {
+		f.plan = map[int]error{}
+	}
+	f.plan[f.made+calls] = err
+}
+
+func (m *model) pick() *piece {
+	if len(m.all) == 0 {
+		return nil
+	}
+	return m.all[m.next()%len(m.all)]
+}
+
+func (m *model) step() {
+	switch op := m.next() % 24; op {
+	case 0, 1, 2, 3, 4, 5:
+		m.malloc()
+	case 6, 7, 8:
+		if len(m.all) > 0 {
+			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.Free(p.address, false) })
+		}
+	case 9:
+		if len(m.all) > 0 {
+			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.Free(p.address, true) })
+		}
+	case 10:
+		if len(m.all) > 0 {
+			m.free(m.next()%len(m.all), func(p *piece) error { return m.engine.FreeAfter(p.address, 0) })
+		}
+	case 11:
+		if p := m.pick(); p != nil && !p.paused {
+			m.serial++
+			p.fill(m.serial)
+		}
+	case 12:
+		m.copy(m.pick(), m.pick())
+	case 13:
+		m.transition("pause", "", m.engine.Pause)
+	case 14:
+		m.transition("resume", "", m.engine.Resume)
+	case 15, 16:
+		m.transition("pause", m.tag(), m.engine.Pause)
+	case 17, 18:
+		m.transition("resume", m.tag(), m.engine.Resume)
+	case 19:
+		m.faults.failSoon(m.next()%64, []error{cuda.Unknown, cuda.OutOfMemory, cuda.InvalidValue, unix.EIO}[m.next()%4])
+	case 20:
+		device := m.next() % 2
+		fired := m.firedSoFar()
+		m.engine.Shrink(device, uint64(m.next())<<16)
+		m.resync(fired, func(*piece) bool { return true })
+	case 21:
+		tag := m.tag()
+		m.try("prepare", func() error { return m.engine.Prepare(&tag) })
+	case 22:
+		switch m.next() % 6 {
+		case 0:
+			m.engine.Trim()
+		case 1:
+			m.engine.Drain()
+		case 2:
+			m.engine.FreeDeferred()
+		case 3:
+			m.try("grant", m.engine.Grant)
+		case 4:
+			m.try("stats", func() error { return m.addUp() })
+		case 5:
+			m.backupPointer(m.pick())
+		}
+	case 23:
+		switch m.next() % 3 {
+		case 0:
+			m.retain = !m.retain
+		case 1:
+			m.verify = !m.verify
+		case 2:
+			m.pool = !m.pool
+		}
+	}
+	for len(m.warned) > 0 {
+		if line := <-m.warned; strings.Contains(line, vmm.ErrInvariant.Error()) {
+			m.fail("%s", line)
+		}
+	}
+}
+
+func (m *model) tag() string { return string(rune('a' + m.next()%3)) }
+
+func (m *model) firedSoFar() int {
+	_, fired := m.faults.count()
+	return fired
+}
+
+// try makes an operation. It may fail if a call was made to fail meanwhile, or for want of memory.
+func (m *model) try(name string, operation func() error) error {
+	fired := m.firedSoFar()
+	err := operation()
+	if err == nil {
+		return nil
+	}
+	m.last = err
+	if errors.Is(err, vmm.ErrInvariant) || m.firedSoFar() == fired && !(short(m.bytes) && errors.Is(err, cuda.OutOfMemory)) {
+		m.fail("operation %d, %s", m.operations, name)
+	}
+	return err
+}
+
+func (m *model) malloc() {
+	r := kinds[m.next()%len(kinds)]
+	r.Device, r.Tag = m.next()%2, m.tag()
+	switch scale := m.next(); scale % 4 {
+	case 0:
+		r.Size = uint64(1 + m.next()*8)
+	case 1:
+		r.Size = uint64(1 + m.next()*256)
+	default:
+		r.Size = uint64(1+m.next()%8) * sceneGranularity
+	}
+	var address uintptr
+	if m.try("malloc", func() (err error) { address, err = m.engine.Malloc(r); return err }) != nil {
+		return
+	}
+	for _, p := range m.all {
+		if address < p.address+uintptr(p.request.Size) && p.address < address+uintptr(r.Size) {
+			m.fail("%#x overlaps %#x", address, p.address)
+		}
+	}
+	if !readable(address) {
+		m.fail("new memory at %#x cannot be read", address)
+	}
+	m.serial++
+	p := &piece{address: address, request: r}
+	p.fill(m.serial)
+	m.all = append(m.all, p)
+}
+
+func (m *model) free(index int, operation func(*piece) error) {
+	p := m.all[index]
+	fired := m.firedSoFar()
+	if !p.paused && !p.lost && !p.intact() {
+		m.fail("operation %d: contents of %#x are lost", m.operations, p.address)
+	}
+	if m.try("free", func() error { return operation(p) }) != nil {
+		p.paused, p.lost = m.engine.PausedAt(p.address), true // it may have got half way
+		m.resync(fired, func(p *piece) bool { return true })
+		return
+	}
+	m.all[index] = m.all[len(m.all)-1]
+	m.all = m.all[:len(m.all)-1]
+	if err := m.engine.Free(p.address, false); !errors.Is(err, vmm.ErrInvalidAddress) {
+		m.last = err
+		m.fail("operation %d: %#x was freed twice", m.operations, p.address)
+	}
+}
+
+// copy is the program's own: on the device.
+func (m *model) copy(from, to *piece) {
+	if from == nil || from.paused || to.paused || from == to || from.lost || from.request.Device != to.request.Device ||
+		from.request.Size != to.request.Size {
+		return
+	}
+	if err := m.driver.MemcpyDtoDAsync(to.address, from.address, to.request.Size, 0); err != nil {
+		return // no context is current yet
+	}
+	to.seed, to.lost = from.seed, false
+	if err := m.driver.CtxSynchronize(); err != nil {
+		m.fail("copying on the device: %v", err)
+	}
+}
+
+func (m *model) transition(name, tag string, operation func(vmm.Options) error) {
+	o := m.options(tag)
+	o.RetainBackup, o.Verify = m.retain, m.verify
+	if m.pool {
+		o.PoolBytes = 1 << 20
+	}
+	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
+	fired := m.firedSoFar()
+	if m.try(name, func() error { return operation(o) }) != nil {
+		m.resync(fired, concerned)
+		return
+	}
+	for _, p := range m.all {
+		switch {
+		case !concerned(p):
+		case name == "pause" && !p.paused:
+			p.paused = true
+			p.lost = p.lost || p.request.Backup == vmm.BackupNone
+		case name == "resume" && p.paused:
+			p.paused = false
+			if p.lost {
+				m.serial++
+				p.fill(m.serial)
+			}
+		}
+	}
+	m.look(name)
+}
+
+// look compares everything with what it should be.
+func (m *model) look(when string) {
+	m.check(fmt.Sprintf("operation %d, %s", m.operations, when), true)
+}
+
+func (m *model) anyPaused() bool {
+	for _, p := range m.all {
+		if p.paused {
+			return true
+		}
+	}
+	return false
+}
+
+// resync looks, after an operation that failed, what is paused now: only what it concerned may be. What it
+// has paused without a backup may have lost its contents.
+func (m *model) resync(fired int, concerned func(*piece) bool) {
+	for _, p := range m.all {
+		paused := m.engine.PausedAt(p.address)
+		if paused == p.paused {
+			continue
+		}
+		if !concerned(p) || m.firedSoFar() == fired && !short(m.bytes) {
+			m.fail("operation %d: %#x of tag %s is paused: %v", m.operations, p.address, p.request.Tag, paused)
+		}
+		p.paused = paused
+		if paused && p.request.Backup == vmm.BackupNone {
+			p.lost = true
+		}
+		if !paused && p.lost {
+			m.serial++
+			p.fill(m.serial)
+		}
+	}
+	m.look("after it failed")
+}
+
+func (m *model) addUp() error {
+	stats, err := m.engine.Stats()
+	if err != nil {
+		return err
+	}
+	var want, got uint64
+	for _, p := range m.all {
+		want += p.request.Size
+	}
+	for _, d := range stats.Devices {
+		for _, tag := range d.Tags {
+			got += tag.LiveBytes
+		}
+	}
+	if got < want { // frees that wait count as live
+		m.fail("operation %d: %d bytes are live, the statistics have %d", m.operations, want, got)
+	}
+	return nil
+}
+
+func (m *model) backupPointer(p *piece) {
+	if p == nil {
+		return
+	}
+	host, err := m.engine.BackupPointer(p.address, p.request.Size)
+	if m.last = err; err != nil {
+		m.fail("operation %d: no backup pointer", m.operations)
+	}
+	if host != 0 && p.paused && !p.lost && p.request.Size >= 8 && *wordAt(host) != p.seed*1_000_003 {
+		m.fail("operation %d: the host copy of %#x is another's", m.operations, p.address)
+	}
+}
+
+// modelOperations is how many operations the model plays; scripts/soak.sh asks for a million.
+func modelOperations(t *testing.T) int {
+	text := os.Getenv("TMS_MODEL_OPERATIONS")
+	if text == "" {
+		return 3000
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+func TestModel(t *testing.T) {
+	seed := uint64(1)
+	if text := os.Getenv("TMS_MODEL_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+	}
+	dir := t.TempDir()
+	random := rand.New(rand.NewPCG(seed, 0))
+	programs, fired := 0, 0
+	for left := modelOperations(t); left > 0; left -= 200 {
+		bytes := make([]byte, 900)
+		for i := range bytes {
+			bytes[i] = byte(random.Uint32())
+		}
+		f := modelFaults(bytes)
+		programs++
+		if _, wrong := attempt(t, dir, f, func(s *scene) { s.play(bytes) }); wrong != "" {
+			path := keep(t, bytes)
+			t.Fatalf("program %d of seed %d, kept as %s: %s", programs, seed, path, wrong)
+		}
+		fired += len(f.list())
+	}
+	t.Logf("%d programs, %d failures injected", programs, fired)
+	require.Positive(t, fired)
+}
+
+// keep writes a program in the form of the fuzzing corpus, to be tried again: go test -run FuzzEngine.
+func keep(t *testing.T, bytes []byte) string {
+	path := fmt.Sprintf("%s/tms-model-%d", os.TempDir(), os.Getpid())
+	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "go test fuzz v1\n[]byte(%q)\n", bytes), 0o600))
+	return path
+}
+
+// Threads, each with a tag and allocations of its own, while calls fail now and then and one of them does
+// what concerns everybody.
+func TestModelThreads(t *testing.T) {
+	f := &faults{}
+	s := newScene(t, t.TempDir(), f)
+	defer failpoint.Set(nil)
+	rounds := max(60, modelOperations(t)/100)
+	var dice atomic.Uint64
+	failpoint.Set(func(call string) error {
+		if dice.Add(0x9e3779b97f4a7c15)>>53 == 0 { // one in 2048
+			return cuda.Unknown
+		}
+		return nil
+	})
+	var moving sync.RWMutex // a shrink takes memory away for a moment
+	var workers sync.WaitGroup
+	for w := range 6 {
+		workers.Go(func() {
+			random := rand.New(rand.NewPCG(uint64(w), 9))
+			tag := string(rune('a' + w))
+			var mine []*piece
+			until := func(name string, operation func() error) {
+				for tries := 0; ; tries++ {
+					err := operation()
+					if err == nil {
+						return
+					}
+					if errors.Is(err, vmm.ErrInvariant) || tries > 20 {
+						t.Errorf("%s: %v", name, err)
+						return
+					}
+				}
+			}
+			for round := range rounds {
+				r := kinds[random.IntN(len(kinds))]
+				r.Tag, r.Device, r.Size = tag, random.IntN(2), uint64(1+random.IntN(5*sceneGranularity))
+				p := &piece{request: r}
+				until("malloc", func() (err error) { p.address, err = s.engine.Malloc(r); return err })
+				until("resume", func() error { return s.engine.Resume(s.options(tag)) })
+				moving.RLock()
+				if !s.engine.PausedAt(p.address) { // a shrink that failed may have paused it
+					p.fill(uint64(w*1_000_000 + round + 1))
+					mine = append(mine, p)
+				}
+				moving.RUnlock()
+				if p.seed == 0 {
+					until("free", func() error { return s.engine.Free(p.address, false) })
+				}
+				if random.IntN(2) == 0 {
+					until("pause", func() error { return s.engine.Pause(s.options(tag)) })
+					if random.IntN(4) == 0 && len(mine) > 0 {
+						until("free", func() error { return s.engine.Free(mine[0].address, false) })
+						mine = mine[1:]
+					}
+					until("resume", func() error { return s.engine.Resume(s.options(tag)) })
+				}
+				moving.RLock()
+				for i, p := range mine {
+					if s.engine.PausedAt(p.address) {
+						continue
+					}
+					if p.request.Backup == vmm.BackupNone {
+						p.fill(p.seed)
+					} else if !p.intact() {
+						t.Errorf("contents of %d of thread %d are lost", i, w)
+					}
+				}
+				moving.RUnlock()
+				for len(mine) > 12 {
+					i := random.IntN(len(mine))
+					until("free", func() error { return s.engine.Free(mine[i].address, false) })
+					mine = append(mine[:i], mine[i+1:]...)
+				}
+			}
+			for _, p := range mine {
+				until("free", func() error { return s.engine.Free(p.address, false) })
+			}
+		})
+	}
+	var done atomic.Bool
+	var chaos sync.WaitGroup
+	chaos.Go(func() {
+		for !done.Load() {
+			moving.Lock()
+			s.engine.Shrink(0, 1<<40)
+			moving.Unlock()
+			_, _ = s.engine.Stats()
+			_ = s.engine.Grant()
+			tag := "a"
+			_ = s.engine.Prepare(&tag)
+			s.engine.Trim()
+		}
+	})
+	workers.Wait()
+	done.Store(true)
+	chaos.Wait()
+	failpoint.Set(nil)
+	s.faults.mapped = 0 // not counted
+	func() {
+		defer func() {
+			if v := recover(); v != nil {
+				t.Error(v)
+			}
+		}()
+		s.end()
+	}()
+	for len(s.warned) > 0 {
+		require.NotContains(t, <-s.warned, vmm.ErrInvariant.Error())
+	}
+}

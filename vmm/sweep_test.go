@@ -1,0 +1,602 @@
+package vmm_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/cudasim"
+	"tms/internal/failpoint"
+	"tms/vmm"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// The sweep fails every call of a scenario that can fail, one at a time, and looks at what is left. By
+// default it tries each call once for every way through the code that leads to it, TMS_SWEEP=full tries
+// every one of them, with more errors (scripts/soak.sh).
+func fullSweep() bool { return os.Getenv("TMS_SWEEP") == "full" }
+
+// What a call is made to fail with.
+var plausible = map[string][]error{
+	"mmap":            {unix.ENOMEM},
+	"munmap":          {unix.ENOMEM},
+	"mkdir":           {unix.EROFS},
+	"open":            {unix.EMFILE, unix.EACCES},
+	"fstat":           {unix.EIO},
+	"fallocate":       {unix.ENOSPC, unix.EOPNOTSUPP},
+	"ftruncate":       {unix.EIO},
+	"pwrite":          {unix.EIO, unix.ENOSPC, unix.EINTR},
+	"pread":           {unix.EIO, unix.EINTR},
+	"sync_file_range": {unix.EIO, unix.ENOSYS},
+	"unlink":          {unix.EIO},
+}
+
+func errorsOf(call string) []error {
+	list, system := plausible[call]
+	switch {
+	case !system && fullSweep():
+		list = []error{cuda.Unknown, cuda.OutOfMemory, cuda.IllegalAddress, cuda.InvalidValue, cuda.NotSupported}
+		if call == "cuCtxSynchronize" {
+			list = append(list, cuda.StreamCaptureUnsupported)
+		}
+	case call == "cuMemCreate" || call == "cuMemHostRegister_v2":
+		list = []error{cuda.Unknown, cuda.OutOfMemory}
+	case !system:
+		list = []error{cuda.Unknown}
+	case !fullSweep():
+		list = list[:1]
+	}
+	return list
+}
+
+// silences are the failures that need not be reported, for what the calls are for comes about all the same,
+// or is tried again later. None of them may leak anything or cost contents.
+var silences = []struct {
+	calls string // "": all
+	in    string // a function on the way to the call; "": any
+	err   error  // nil: any
+	why   string
+}{
+	{"cuStreamDestroy_v2 cuEventDestroy_v2", "", nil, "a second try follows"},
+	{"cuMemAddressFree", "splitOnDevice", nil, "a second try follows"},
+	{"cuCtxPopCurrent_v2", "", nil, "the thread is ours, or gets its context back in another way"},
+	{"", "(*Host).empty", nil, "tried again at the next discard, or drain"},
+	{"", "(*Peer).empty", nil, "tried again at the next discard, or drain"},
+	{"", "(*garbage).add", nil, "staging memory: tried again by the next transfer, or drain"},
+	{"", "(*reclaimer).", nil, "tried again at the next discard, or drain"},
+	{"", "(*Hasher).Trim", nil, "the buffers stay, for the next pause"},
+	{"", "loadHasher", nil, "the next pause loads it"},
+	{"", "(*Engine).freeOrdered", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
+	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
+	{"", "findPeers", nil, "the device is granted to no peer"},
+	{"", "refreshUsers", nil, "the next grant asks again"},
+	{"cuMemAddressReserve", "(*Engine).reserve", nil, "a smaller arena follows"},
+	{"", "splitOnDevice", cuda.OutOfMemory, "the way through the host follows"},
+	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
+	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},
+	{"", "", unix.EINTR, "the call is made again"},
+}
+
+func maySilently(c call, err error) bool {
+	for _, s := range silences {
+		if (s.calls == "" || slices.Contains(strings.Fields(s.calls), c.name)) && strings.Contains(c.stack, s.in) &&
+			(s.err == nil || errors.Is(err, s.err)) {
+			return true
+		}
+	}
+	return false
+}
+
+// call is a call that can fail: its name, and how it was come to.
+type call struct {
+	name  string
+	stack string
+}
+
+func (c call) String() string { return c.name + " in " + c.stack }
+
+// faults counts calls, and fails some.
+type faults struct {
+	mu     sync.Mutex
+	keep   bool
+	calls  []call        // all so far, to be kept
+	made   int           // so far
+	plan   map[int]error // by how many calls there were before; or
+	only   *call         // with which
+	nth    int           // of those that are the same
+	with   error
+	fired  []call
+	mapped int // mmap less munmap
+	memory int // of a device, in bytes; 0: plenty
+}
+
+func (f *faults) err(name string) error {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+	var path []string
+	for {
+		frame, more := frames.Next()
+		if at := strings.Index(frame.Function, "tms/vmm"); at >= 0 && !strings.HasPrefix(frame.Function, "tms/vmm_test") &&
+			!strings.HasPrefix(frame.Function, "tms/vmm/cuda.(*Driver).") {
+			path = append(path, fmt.Sprintf("%s:%d", strings.TrimPrefix(frame.Function, "tms/vmm"), frame.Line))
+		}
+		if !more {
+			break
+		}
+	}
+	if len(path) == 0 {
+		return nil // the test's own
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	c := call{name, strings.Join(path, " < ")}
+	err := f.plan[f.made]
+	f.made++
+	if f.only != nil && *f.only == c {
+		if f.nth--; f.nth == 0 {
+			err = f.with
+		}
+	}
+	if f.keep {
+		f.calls = append(f.calls, c)
+	}
+	switch {
+	case err != nil:
+		f.fired = append(f.fired, c)
+	case name == "mmap":
+		f.mapped++
+	case name == "munmap":
+		f.mapped--
+	}
+	return err
+}
+
+// list is what was made to fail.
+func (f *faults) list() []call {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return slices.Clone(f.fired)
+}
+
+func (f *faults) count() (made, fired int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.made, len(f.fired)
+}
+
+// found is what is wrong after a failure; the scenario panics with it.
+type found string
+
+// scene is an engine on a fresh simulator, and what is known of its allocations.
+type scene struct {
+	t       *testing.T
+	sim     *cudasim.Sim
+	driver  *cuda.Driver
+	engine  *vmm.Engine
+	faults  *faults
+	dir     string
+	arenas  uint64
+	all     []*piece
+	reports int // errors and warnings
+	warned  chan string
+	last    error
+	context cuda.Context
+	open    []string
+}
+
+// piece is an allocation.
+type piece struct {
+	address uintptr
+	request vmm.Request
+	seed    uint64
+	paused  bool
+	lost    bool // by design
+}
+
+var kinds = []vmm.Request{{}, {Backup: vmm.BackupHost}, {Backup: vmm.BackupDisk},
+	{Backup: vmm.BackupHost, Incremental: true}, {Backup: vmm.BackupPeer, Target: -1}}
+
+const (
+	sceneGranularity = 64 << 10
+	kib              = 1 << 10
+)
+
+func newScene(t *testing.T, dir string, f *faults) *scene {
+	t.Helper()
+	t.Setenv("CUDASIM_DEVICES", "2")
+	t.Setenv("CUDASIM_MEMORY", "1G")
+	if f.memory > 0 {
+		t.Setenv("CUDASIM_MEMORY", fmt.Sprint(f.memory))
+	}
+	t.Setenv("CUDASIM_GRANULARITY", fmt.Sprint(sceneGranularity))
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	s := &scene{t: t, sim: sim, driver: driver, faults: f, dir: dir, warned: make(chan string, 1000)}
+	s.engine = vmm.New(driver, func(uintptr, uint64) error { s.arenas++; return nil })
+	s.engine.Warn(func(line string) {
+		select {
+		case s.warned <- line:
+		default: // there are enough
+		}
+	})
+	s.engine.CheckInvariants(true)
+	s.open = openFiles(t)
+	failpoint.Set(f.err)
+	return s
+}
+
+// openFiles lists the files and directories that are open, but for the simulator's memory.
+func openFiles(t *testing.T) (open []string) {
+	entries, err := os.ReadDir("/proc/self/fd")
+	require.NoError(t, err)
+	for _, entry := range entries {
+		target, err := os.Readlink(filepath.Join("/proc/self/fd", entry.Name()))
+		if err == nil && strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "/memfd:") && !strings.HasPrefix(target, "/proc/") {
+			open = append(open, target)
+		}
+	}
+	slices.Sort(open)
+	return open
+}
+
+func (s *scene) fail(format string, arguments ...any) {
+	panic(found(fmt.Sprintf(format, arguments...) + fmt.Sprintf("; after %v; last error: %v", s.faults.list(), s.last)))
+}
+
+func readable(address uintptr) bool {
+	var into [8]byte
+	local := []unix.Iovec{{Base: &into[0], Len: 8}}
+	n, err := unix.ProcessVMReadv(os.Getpid(), local, []unix.RemoteIovec{{Base: address, Len: 8}}, 0)
+	return err == nil && n == 8
+}
+
+func (p *piece) fill(seed uint64) {
+	p.seed, p.lost = seed, false
+	for at := uintptr(0); at+8 <= uintptr(p.request.Size); at += 512 {
+		*wordAt(p.address + at) = seed*1_000_003 + uint64(at)
+	}
+}
+
+func (p *piece) intact() bool {
+	for at := uintptr(0); at+8 <= uintptr(p.request.Size); at += 512 {
+		if *wordAt(p.address + at) != p.seed*1_000_003+uint64(at) {
+			return false
+		}
+	}
+	return true
+}
+
+// check looks at the contents of everything that is active; exact: and whether it is where it should be.
+func (s *scene) check(when string, exact bool) {
+	for _, p := range s.all {
+		paused := s.engine.PausedAt(p.address)
+		if exact && paused != p.paused || !paused && !readable(p.address) {
+			s.fail("%s: %#x of tag %s is paused: %v", when, p.address, p.request.Tag, paused)
+		}
+		if !paused && !p.paused && !p.lost && !p.intact() {
+			s.fail("%s: contents of %#x, %d bytes of tag %s, backup %d, are lost", when, p.address, p.request.Size, p.request.Tag, p.request.Backup)
+		}
+	}
+}
+
+// do makes an operation; when it fails and a failure was planned, what is there must be intact and the
+// operation must work when tried again, once for every failure.
+func (s *scene) do(name string, operation func() error) {
+	for tries := 0; ; tries++ {
+		err := operation()
+		if err == nil {
+			break
+		}
+		s.last = err
+		s.reports++
+		_, fired := s.faults.count()
+		if errors.Is(err, vmm.ErrInvariant) || tries >= fired {
+			s.fail("%s, try %d", name, tries+1)
+		}
+		// A pause that could not release has paused. A free that got half way has lost its contents.
+		moved := strings.Contains(err.Error(), "pause again") || fired > 1 || strings.HasPrefix(name, "free")
+		s.check("after a failed "+name, !moved)
+	}
+	if context, err := s.driver.CtxGetCurrent(); err != nil || s.context != 0 && context != s.context {
+		s.fail("%s: the thread's context is %#x, not %#x (%v)", name, context, s.context, err)
+	}
+}
+
+func (s *scene) malloc(r vmm.Request) {
+	s.do("malloc", func() error {
+		address, err := s.engine.Malloc(r)
+		if err == nil {
+			p := &piece{address: address, request: r}
+			p.fill(uint64(len(s.all) + 1))
+			s.all = append(s.all, p)
+		}
+		return err
+	})
+}
+
+func (s *scene) options(tag string) vmm.Options {
+	o := vmm.Options{DiskDir: s.dir, DiskChunk: backup.MinChunk, ExtentBytes: 8 * sceneGranularity}
+	if tag != "" {
+		o.Tag = &tag
+	}
+	return o
+}
+
+func (s *scene) pause(tag string) {
+	s.do("pause "+tag, func() error { return s.engine.Pause(s.options(tag)) })
+	for _, p := range s.all {
+		if tag == "" || p.request.Tag == tag {
+			p.lost = p.lost || p.request.Backup == vmm.BackupNone
+			p.paused = true
+		}
+	}
+	s.check("paused", true)
+}
+
+func (s *scene) resume(tag string) {
+	s.do("resume "+tag, func() error { return s.engine.Resume(s.options(tag)) })
+	for i, p := range s.all {
+		if tag == "" || p.request.Tag == tag {
+			p.paused = false
+			if p.lost {
+				p.fill(uint64(1000 + i))
+			}
+		}
+	}
+	s.check("resumed", true)
+}
+
+// free frees what wanted says, by position.
+func (s *scene) free(wanted func(int) bool) {
+	kept := s.all[:0:0]
+	for i, p := range s.all {
+		if !wanted(i) {
+			kept = append(kept, p)
+			continue
+		}
+		p.lost = true
+		s.do("free", func() error { return s.engine.Free(p.address, false) })
+	}
+	s.all = kept
+}
+
+// end frees everything and sees that nothing is left.
+func (s *scene) end() {
+	s.free(func(int) bool { return true })
+	for range 3 {
+		s.engine.FreeDeferred()
+		s.engine.Trim()
+		s.engine.Drain()
+	}
+	failpoint.Set(nil)
+	for _, name := range []string{"handles", "mappings", "registrations", "streams", "events", "pending"} {
+		if n := s.sim.Stat(name); n != 0 {
+			s.fail("%d %s are left over", n, name)
+		}
+	}
+	if n := s.sim.Stat("reservations"); n != s.arenas {
+		s.fail("%d reservations are left over, %d are arenas", n, s.arenas)
+	}
+	if s.faults.mapped != 0 {
+		s.fail("%d mappings of host memory are left over", s.faults.mapped)
+	}
+	if files, _ := filepath.Glob(filepath.Join(s.dir, "*")); len(files) != 0 {
+		s.fail("files are left over: %v", files)
+	}
+	if open := openFiles(s.t); !slices.Equal(open, s.open) {
+		s.fail("descriptors are left open: %v, were %v", open, s.open)
+	}
+	s.reports += len(s.warned)
+}
+
+// everything is the scenario of the sweep.
+func (s *scene) everything() {
+	sizes := []uint64{300, 64 * kib, 20 * kib, 64*kib + 1, 4 * kib, 192 * kib, 128 * kib}
+	for i := range 50 {
+		r := kinds[i%5]
+		r.Size, r.Device, r.Tag = sizes[i%len(sizes)], i/5%2, string(rune('a'+i/10%3))
+		s.malloc(r)
+		s.context, _ = s.driver.CtxGetCurrent()
+	}
+	s.pause("")
+	s.free(func(i int) bool { return i%7 == 3 })
+	s.resume("")
+	for i, p := range s.all {
+		if i%4 == 0 {
+			p.fill(uint64(2000 + i))
+		}
+	}
+	s.free(func(i int) bool { return i%5 == 1 })
+	s.do("grant", s.engine.Grant)
+	s.pause("b")
+	s.resume("b")
+	for device := range 2 {
+		s.engine.Shrink(device, 1<<40)
+		s.resume("") // a shrink that fails may leave segments paused
+	}
+	if last := len(s.all) - 1; last >= 0 {
+		p := s.all[last]
+		p.lost = true
+		s.do("free after", func() error { return s.engine.FreeAfter(p.address, 0) })
+		s.all = s.all[:last]
+	}
+	tag := "a"
+	s.do("prepare", func() error { return s.engine.Prepare(&tag) })
+	s.do("stats", func() error { _, err := s.engine.Stats(); return err })
+	s.end()
+}
+
+// attempt plays a scenario with failures planned; "" when nothing is wrong.
+func attempt(t *testing.T, dir string, f *faults, scenario func(*scene)) (s *scene, wrong string) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	s = newScene(t, dir, f)
+	defer failpoint.Set(nil)
+	defer func() {
+		switch v := recover().(type) {
+		case nil:
+		case found:
+			wrong = string(v)
+		default:
+			panic(v)
+		}
+		_ = s.driver.CtxSetCurrent(0)
+	}()
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-done:
+		case <-time.After(30 * time.Second):
+			panic(fmt.Sprintf("hangs after failing %v", f.list()))
+		}
+	}()
+	scenario(s)
+	return s, ""
+}
+
+func TestSweep(t *testing.T) {
+	dir := t.TempDir()
+	if _, wrong := attempt(t, dir, &faults{}, (*scene).everything); wrong != "" { // what is done once in a process is behind us
+		t.Fatal(wrong)
+	}
+	base := &faults{keep: true}
+	_, wrong := attempt(t, dir, base, (*scene).everything)
+	require.Empty(t, wrong, "without any failure")
+	type point struct {
+		call
+		nth int
+	}
+	var points []point
+	times := map[call]int{}
+	for _, c := range base.calls {
+		if times[c]++; times[c] == 1 || fullSweep() {
+			points = append(points, point{c, times[c]})
+		}
+	}
+	swept, failures, quiet := 0, 0, map[string]int{}
+	for _, p := range points {
+		for _, code := range errorsOf(p.name) {
+			f := &faults{only: &p.call, nth: p.nth, with: code}
+			s, wrong := attempt(t, dir, f, (*scene).everything)
+			fired := f.list()
+			if len(fired) == 0 {
+				continue
+			}
+			swept++
+			if wrong == "" && s.reports == 0 {
+				quiet[p.String()]++
+				if !maySilently(fired[0], code) {
+					wrong = "not reported"
+				}
+			}
+			if wrong != "" {
+				failures++
+				t.Errorf("%v failing with %v: %s", fired[0], code, wrong)
+				dir = t.TempDir()
+			}
+		}
+	}
+	names := slices.Sorted(maps.Keys(quiet))
+	t.Logf("%d calls in the scenario, %d points swept, %d failures found", len(base.calls), swept, failures)
+	for _, name := range names {
+		t.Logf("not reported: %s, %d times", name, quiet[name])
+	}
+	require.Greater(t, swept, 100)
+}
+
+func wordAt(address uintptr) *uint64 { return (*uint64)(*(*unsafe.Pointer)(unsafe.Pointer(&address))) }
+
+// TestSweepPairs fails every pair of calls of a pause, and of a resume: both hit the one operation.
+func TestSweepPairs(t *testing.T) {
+	dir := t.TempDir()
+	swept, failures := 0, 0
+	random := rand.New(rand.NewPCG(1, 2))
+	stride := func() int { return 1 + random.IntN(200) }
+	if fullSweep() {
+		stride = func() int { return 1 }
+	}
+	for _, pausing := range []bool{true, false} {
+		play := func(f *faults) (reached bool) {
+			_, wrong := attempt(t, dir, f, func(s *scene) { reached = s.pair(pausing) })
+			if wrong != "" {
+				failures++
+				t.Error(wrong)
+				dir = t.TempDir()
+			}
+			return reached
+		}
+		base := &faults{keep: true}
+		play(base)
+		t.Logf("%d calls", len(base.calls))
+		firsts := map[call]bool{}
+		for first, c := range base.calls {
+			if firsts[c] && !fullSweep() {
+				continue
+			}
+			firsts[c] = true
+			for second := first + 1; ; second += stride() {
+				f := &faults{plan: map[int]error{first: cuda.Unknown, second: cuda.Unknown}}
+				if !play(f) {
+					break
+				}
+				swept++
+			}
+		}
+	}
+	t.Logf("%d pairs swept, %d failures found", swept, failures)
+}
+
+// pair makes allocations of every kind and pauses and resumes them; what is planned is failed in one of the
+// two. It tells whether all of that was.
+func (s *scene) pair(pausing bool) bool {
+	f := s.faults
+	s.faults = &faults{}
+	failpoint.Set(s.faults.err)
+	for i, r := range kinds {
+		r.Size, r.Device, r.Tag = []uint64{20 * kib, 128 * kib}[i%2], i%2, "t"
+		s.malloc(r)
+	}
+	s.engine.Drain()
+	if !pausing {
+		s.pause("t")
+	}
+	s.engine.Drain()
+	f.mapped = s.faults.mapped
+	planned := f.plan
+	s.faults = f
+	failpoint.Set(f.err)
+	if pausing {
+		s.pause("t")
+	} else {
+		s.resume("t")
+	}
+	f.mu.Lock()
+	reached := len(f.fired) == len(planned)
+	f.plan = nil
+	f.mu.Unlock()
+	if pausing {
+		s.resume("t")
+	}
+	s.pause("t")
+	s.resume("t")
+	s.end()
+	return reached
+}
