@@ -6,6 +6,7 @@
 #                                       the unpacked wheel of torch_memory_saver
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
+#   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
 cd "$(dirname "$0")/.."
 what=${1:-}
@@ -22,6 +23,7 @@ devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
 	;;
+pools) exec "${PYTHON:-python3}" scripts/bench/pools.py "$@" ;;
 *)
 	sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
 	exit 2

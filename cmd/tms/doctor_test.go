@@ -546,10 +546,7 @@ func TestEnvironment(t *testing.T) {
 		program, setting string
 		want             []string
 	}{
-		{program, "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512, expandable_segments : true", []string{"warning expandable-segments"}},
-		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", []string{"error expandable-segments"}},
-		{pytorch, "PYTORCH_ALLOC_CONF=expandable_segments:True", []string{"error expandable-segments"}},
-		{pytorch, "PYTORCH_ALLOC_CONF=expandable_segments:False,max_split_size_mb:512", nil},
+		{pytorch, "PYTORCH_ALLOC_CONF=expandable_segments:True,max_split_size_mb:512", nil},
 		{"", "PYTORCH_ALLOC_CONF=backend:cudaMallocAsync", []string{"warning async-backend"}},
 		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", []string{"error async-backend"}},
 		{pytorch, "PYTORCH_CUDA_ALLOC_CONF=backend:native", nil},
@@ -625,9 +622,9 @@ func TestProcess(t *testing.T) {
 	examine(t, start(t, compile(t, "plain", "static", "-static"), preload)).with(t, "error static")
 
 	// What counts is the environment of the process, not of this command.
-	r = examine(t, start(t, program, preload, "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "CUDA_VISIBLE_DEVICES=", "NCCL_GRAPH_REGISTER=1"))
-	r.with(t, "warning expandable-segments", "error visible-devices").find(t, "note", "nccl-graphs")
-	examine(t, start(t, program, preload), "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "NCCL_GRAPH_REGISTER=1").
+	r = examine(t, start(t, program, preload, "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "CUDA_VISIBLE_DEVICES=", "NCCL_GRAPH_REGISTER=1"))
+	r.with(t, "warning async-backend", "error visible-devices").find(t, "note", "nccl-graphs")
+	examine(t, start(t, program, preload), "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync", "NCCL_GRAPH_REGISTER=1").
 		with(t).lacks(t, "nccl-graphs")
 
 	both := compile(t, "uses", "both", append(cudart(t), "-l:libcudart.so.12")...)

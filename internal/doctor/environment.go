@@ -26,11 +26,7 @@ func (e environment) preloads() []string {
 	return strings.FieldsFunc(e["LD_PRELOAD"], func(c rune) bool { return c == ' ' || c == ':' })
 }
 
-// The same reading of the settings as the Python package's.
-var (
-	expandableSegments = regexp.MustCompile(`(?i)expandable_segments\s*:\s*true`)
-	asyncBackend       = regexp.MustCompile(`(?i)backend\s*:\s*cudaMallocAsync`)
-)
+var asyncBackend = regexp.MustCompile(`(?i)backend\s*:\s*cudaMallocAsync`)
 
 func (r *Report) examineEnvironment(env environment) {
 	r.examinePyTorchSettings(env)
@@ -61,11 +57,6 @@ func (r *Report) examinePyTorchSettings(env environment) {
 	}
 	for _, variable := range []string{"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"} {
 		value := env[variable]
-		if expandableSegments.MatchString(value) {
-			r.add(severity, "expandable-segments",
-				fmt.Sprintf("%s=%q: %s allocator maps its memory itself instead of calling cudaMalloc, and regions are refused", variable, value, who),
-				"start it without expandable_segments:True")
-		}
 		if asyncBackend.MatchString(value) {
 			r.add(severity, "async-backend",
 				fmt.Sprintf("%s=%q: %s memory comes from cudaMallocAsync, which is not pausable, and regions are refused", variable, value, who),

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/replay"
+	"tms/internal/trace"
+	"tms/vmm/pool"
+	"tms/vmm/pool/kinds"
+)
+
+type replayFlags struct {
+	kind     string
+	settings []string
+	source   string
+	memory   string
+	events   bool
+	asJSON   bool
+	html     string
+}
+
+func replayCommand() *cobra.Command {
+	var f replayFlags
+	command := &cobra.Command{
+		Use:   "replay --pool KIND TRACE...",
+		Short: "Replay traces of allocations on a pool",
+		Long: `Does with a pool what a recorded program did with its allocator, and says what that cost. Each
+trace is replayed on a pool of its own, one after another. Nothing is replayed when one of them is
+malformed.
+
+A TRACE is in the CSV format of RMM's logging_resource_adaptor, or such a file compressed (.gz):
+  ` + trace.Header + `
+with the actions allocate, free, and allocate failure, which is asked for again and freed at once. A
+free is matched with its allocate by the pointer.
+
+KIND is ` + strings.Join(kinds.Names(), ", ") + `, or all, which compares them.
+
+The columns:
+  ns/op          nanoseconds per operation from an empty pool on, with the time of the source: the
+                 fastest of the passes of 200 ms, in which nothing is reported
+  again          the same for a pool that has been through the trace before
+  peak live      the most bytes in blocks, as the pool set them aside
+  peak reserved  the most bytes held from the source
+  reserved/live  the one over the other
+  internal       (live - requested) / live at the peak of live: what blocks have beyond what was asked for
+  external       (reserved - live) / reserved at the peak of reserved; where that lasts, at the
+                 operation there with most live: what is held, but in no block
+  source calls   to allocate and free segments
+  failures       operations that the pool refused
+
+Exit status: 0 replayed, 2 not.`,
+		Example: `  tms replay --pool caching train.csv
+  tms replay --pool all --html report.html train.csv.gz serve.csv.gz
+  tms replay --pool bfc --option garbage_collection=true --memory 40GiB --events train.csv`,
+		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },
+		Args: func(_ *cobra.Command, paths []string) error {
+			if len(paths) == 0 {
+				return errors.New("give a trace; see tms replay --help")
+			}
+			return nil
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&f.kind, "pool", "", "kind of pool, or all")
+	flags.StringArrayVar(&f.settings, "option", nil, "option of the pool, k=v (may be repeated)")
+	flags.StringVar(&f.source, "source", "sim", "where segments come from: sim, addresses from 0 on with nothing behind them; cuda, cuMemAlloc; vmm, pausable segments")
+	flags.StringVar(&f.memory, "memory", "", "the most bytes that the source gives out, such as 40GiB (default: no limit)")
+	flags.BoolVar(&f.events, "events", false, "print a JSON object a line for each operation, then that of the result")
+	flags.BoolVar(&f.asJSON, "json", false, "print the result as a JSON object a line, with the pool's full statistics")
+	flags.StringVar(&f.html, "html", "", "write a page with memory over time and the address map of each pool")
+	return command
+}
+
+func (f *replayFlags) run(stdout io.Writer, paths []string) error {
+	selected, place, err := f.read()
+	if err != nil {
+		return err
+	}
+	var traces []*trace.Trace
+	for _, path := range paths {
+		t, err := trace.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		traces = append(traces, t)
+	}
+	out := bufio.NewWriter(stdout)
+	lines := json.NewEncoder(out)
+	var all []*replay.Result
+	for i, t := range traces {
+		var results []*replay.Result
+		for _, kind := range selected {
+			o := replay.Options{Kind: kind, Settings: f.settings, Place: place, Timeline: f.html != ""}
+			if f.events {
+				o.Each = func(e replay.Event) error { return lines.Encode(e) }
+			}
+			result, err := replay.Run(t, o)
+			if err != nil {
+				return errors.Join(fmt.Errorf("%s on %s: %w", t.Name, kind, err), out.Flush())
+			}
+			results = append(results, result)
+			if f.events || f.asJSON {
+				err = lines.Encode(result)
+			}
+			if err == nil {
+				err = out.Flush()
+			}
+			if err != nil {
+				return err
+			}
+		}
+		if !f.events && !f.asJSON {
+			if err := f.table(out, i, t, results); err != nil {
+				return err
+			}
+		}
+		all = append(all, results...)
+	}
+	if f.html != "" {
+		return f.page(all)
+	}
+	return nil
+}
+
+// read checks the flags.
+func (f *replayFlags) read() (selected []string, place *replay.Place, err error) {
+	selected = []string{f.kind}
+	switch {
+	case f.kind == "":
+		return nil, nil, fmt.Errorf("give --pool KIND, one of %s, or all", strings.Join(kinds.Names(), ", "))
+	case f.kind == "all" && len(f.settings) > 0:
+		return nil, nil, errors.New("--option is for one kind of pool; name it with --pool")
+	case f.kind == "all":
+		selected = kinds.Names()
+	}
+	var limit uint64
+	if f.memory != "" {
+		options, err := pool.ParseOptions("memory=" + f.memory)
+		if err == nil {
+			limit = options.Bytes("memory", 0)
+			err = options.Err()
+		}
+		if err != nil || limit == 0 {
+			return nil, nil, fmt.Errorf("--memory %s: give a number of bytes, such as 40GiB", f.memory)
+		}
+	}
+	if place, err = replay.NewPlace(f.source, limit); err != nil {
+		return nil, nil, err
+	}
+	return selected, place, replay.Check(replay.Options{Kind: selected[0], Settings: f.settings, Place: place})
+}
+
+func (f *replayFlags) table(out *bufio.Writer, i int, t *trace.Trace, results []*replay.Result) error {
+	if i > 0 {
+		fmt.Fprintln(out)
+	}
+	fmt.Fprintln(out, t.Name)
+	if err := replay.WriteTable(out, results); err != nil {
+		return err
+	}
+	return out.Flush()
+}
+
+func (f *replayFlags) page(results []*replay.Result) error {
+	file, err := os.Create(f.html)
+	if err != nil {
+		return err
+	}
+	return errors.Join(replay.WritePage(file, results), file.Close())
+}

@@ -1,0 +1,135 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool/kinds"
+)
+
+const training = "../../internal/replay/testdata/training.csv.gz"
+
+func replayed(t *testing.T, arguments ...string) string {
+	t.Helper()
+	stdout, stderr, code := execute(t, nil, append([]string{"replay"}, arguments...))
+	require.Empty(t, stderr)
+	require.Zero(t, code)
+	return stdout
+}
+
+func objects(t *testing.T, text string) (list []map[string]any) {
+	t.Helper()
+	lines := bufio.NewScanner(strings.NewReader(text))
+	for lines.Scan() {
+		var object map[string]any
+		require.NoError(t, json.Unmarshal(lines.Bytes(), &object), lines.Text())
+		list = append(list, object)
+	}
+	return list
+}
+
+func write(t *testing.T, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func TestReplayTable(t *testing.T) {
+	t.Parallel()
+	lines := strings.Split(strings.TrimSpace(replayed(t, "--pool", "all", training)), "\n")
+	require.Equal(t, training, lines[0])
+	require.Regexp(t, `^pool +operations +ns/op +again +peak live +peak reserved +reserved/live +internal +external +source calls +failures$`, lines[1])
+	require.Len(t, lines, 2+len(kinds.Names()))
+	for i, kind := range kinds.Names() {
+		require.Regexp(t, `^`+kind+` +\d+ .* 0$`, lines[2+i])
+	}
+}
+
+func TestReplayJSON(t *testing.T) {
+	t.Parallel()
+	got := objects(t, replayed(t, "--pool", "caching", "--json", training, training))
+	require.Len(t, got, 2)
+	for _, o := range got {
+		for _, key := range []string{"trace", "kind", "source", "operations", "ns_per_op", "peak_live_bytes", "peak_reserved_bytes",
+			"reserved_per_live", "internal_fragmentation", "external_fragmentation", "source_calls", "failures", "metadata_bytes"} {
+			require.Contains(t, o, key)
+		}
+		require.Contains(t, o["detail"], "num_alloc_retries", "the kind's own statistics")
+		require.Equal(t, got[0]["peak_reserved_bytes"], o["peak_reserved_bytes"], "each on a pool of its own")
+	}
+}
+
+func TestReplayEvents(t *testing.T) {
+	t.Parallel()
+	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x0\n1,t,allocate,0xb,9000000,0x0\n1,t,free,0xa,1000,0x0\n")
+	got := objects(t, replayed(t, "--pool", "caching", "--option", "device=1", "--memory", "4MiB", "--events", path))
+	require.Len(t, got, 4)
+	require.Equal(t, map[string]any{"index": 0.0, "action": "allocate", "size": 1000.0, "address": 0.0, "block": 1024.0,
+		"reserved": float64(2 << 20), "error": nil}, got[0])
+	require.Nil(t, got[1]["address"])
+	require.Contains(t, got[1]["error"], "out of memory")
+	require.Equal(t, "free", got[2]["action"])
+	require.Equal(t, "caching", got[3]["kind"])
+	require.Equal(t, "device=1", got[3]["options"])
+	require.Equal(t, 1.0, got[3]["failures"])
+}
+
+func TestReplayOnDevices(t *testing.T) {
+	t.Parallel()
+	for _, source := range []string{"cuda", "vmm"} {
+		stdout, stderr, code := execute(t, nil, []string{"replay", "--pool", "bfc", "--source", source, "--json", training}, "CUDASIM_MEMORY=8G")
+		require.Empty(t, stderr)
+		require.Zero(t, code)
+		got := objects(t, stdout)
+		require.Equal(t, source, got[0]["source"])
+		require.Zero(t, got[0]["failures"])
+	}
+}
+
+func TestReplayPage(t *testing.T) {
+	t.Parallel()
+	page := filepath.Join(t.TempDir(), "report.html")
+	require.Contains(t, replayed(t, "--pool", "all", "--html", page, training), "caching")
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	for _, kind := range kinds.Names() {
+		require.Contains(t, string(text), `"kind":"`+kind+`"`)
+	}
+}
+
+func TestReplayRefuses(t *testing.T) {
+	t.Parallel()
+	bad := write(t, "bad.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,free,0xa,1,0x0\n")
+	for name, c := range map[string]struct {
+		arguments []string
+		reason    string
+	}{
+		"no trace":        {[]string{"--pool", "bfc"}, "give a trace"},
+		"no pool":         {[]string{training}, "--pool KIND"},
+		"unknown pool":    {[]string{"--pool", "best", training}, `"best"`},
+		"unknown option":  {[]string{"--pool", "bfc", "--option", "a=1", training}, "no option a"},
+		"options for all": {[]string{"--pool", "all", "--option", "a=1", training}, "one kind"},
+		"unknown source":  {[]string{"--pool", "bfc", "--source", "disk", training}, `"disk"`},
+		"memory":          {[]string{"--pool", "bfc", "--memory", "much", training}, "--memory much"},
+		"no file":         {[]string{"--pool", "bfc", "none.csv"}, "none.csv"},
+		"malformed":       {[]string{"--pool", "bfc", training, bad}, "bad.csv:2: malformed trace: a free of pointer 0xa"},
+		"page":            {[]string{"--pool", "bfc", "--html", "/none/a.html", training}, "/none/a.html"},
+	} {
+		stdout, stderr, code := execute(t, nil, append([]string{"replay"}, c.arguments...))
+		require.Equal(t, exitUsage, code, name)
+		require.Contains(t, stderr, c.reason, name)
+		if name != "page" {
+			require.Empty(t, stdout, "%s: nothing was replayed", name)
+		}
+	}
+	_, stderr, code := execute(t, nil, []string{"replay", "--pool", "bfc", "--source", "cuda", training}, "CUDASIM_DEVICES=0")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "needs a GPU")
+}

@@ -1,0 +1,124 @@
+package replay
+
+import (
+	"math"
+	"runtime"
+	"time"
+
+	"tms/internal/trace"
+	"tms/vmm/pool"
+)
+
+// Passes are repeated for so long, at least once, and the fastest counts: what else the machine does only
+// ever adds.
+const measuring = 200 * time.Millisecond
+
+// measureTime fills in the time of an operation in passes that do nothing else.
+func measureTime(t *trace.Trace, o Options, result *Result) error {
+	if len(t.Events) == 0 {
+		return nil
+	}
+	at := make([]uintptr, t.Blocks+1)
+	first, err := fastest(func() (time.Duration, error) {
+		p, err := o.pool(o.Place.fresh().source())
+		if err != nil {
+			return 0, err
+		}
+		return timed(p, t, at), p.Destroy()
+	})
+	if err != nil {
+		return err
+	}
+	p, err := o.pool(o.Place.fresh().source())
+	if err != nil {
+		return err
+	}
+	timed(p, t, at)
+	again, err := fastest(func() (time.Duration, error) { return timed(p, t, at), nil })
+	if destroyed := p.Destroy(); err == nil {
+		err = destroyed
+	}
+	result.First = float64(first.Nanoseconds()) / float64(len(t.Events))
+	result.Again = float64(again.Nanoseconds()) / float64(len(t.Events))
+	return err
+}
+
+func fastest(pass func() (time.Duration, error)) (time.Duration, error) {
+	best := time.Duration(math.MaxInt64)
+	for begin := time.Now(); ; {
+		took, err := pass()
+		if err != nil {
+			return 0, err
+		}
+		if best = min(best, took); time.Since(begin) > measuring {
+			return best, nil
+		}
+	}
+}
+
+// timed plays a trace and then, off the clock, frees what it left.
+func timed(p pool.Pool, t *trace.Trace, at []uintptr) time.Duration {
+	runtime.GC() // what earlier passes left is not this one's
+	begin := time.Now()
+	play(p, t.Events, at)
+	took := time.Since(begin)
+	for i, address := range at {
+		_ = p.Free(address)
+		at[i] = 0
+	}
+	return took
+}
+
+// play does the operations; their errors are observe's matter.
+func play(p pool.Pool, events []trace.Event, at []uintptr) {
+	for i := range events {
+		switch e := &events[i]; e.Action {
+		case trace.Free:
+			_ = p.Free(at[e.Block])
+			at[e.Block] = 0
+		case trace.Allocate:
+			b, _ := p.Malloc(e.Size, pool.Stream(e.Stream))
+			at[e.Block] = b.Address
+		case trace.Failure:
+			b, _ := p.Malloc(e.Size, pool.Stream(e.Stream))
+			_ = p.Free(b.Address)
+		}
+	}
+}
+
+// endless is a source without metadata of its own.
+type endless struct{ next uintptr }
+
+func (s *endless) Allocate(size uint64) (uintptr, error) {
+	address := s.next
+	s.next += uintptr(size+511) &^ 511
+	return address, nil
+}
+
+func (*endless) Free(uintptr, uint64) error { return nil }
+
+// measureMetadata returns by how much the Go heap has grown when the pool has done the operations up to
+// the peak.
+func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
+	at := make([]uintptr, t.Blocks+1)
+	meter := o.Place.fresh()
+	meter.Source = &endless{next: simulatedBase}
+	before := heap()
+	p, err := o.pool(meter.source())
+	if err != nil {
+		return 0, err
+	}
+	play(p, t.Events[:peak+1], at)
+	after := heap()
+	runtime.KeepAlive(p)
+	runtime.KeepAlive(at)
+	return max(after, before) - before, nil
+}
+
+func heap() uint64 {
+	runtime.GC()
+	runtime.GC() // what the first only swept
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}

@@ -1,0 +1,304 @@
+package replay
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"image/png"
+	"math"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/internal/trace"
+	"tms/vmm/pool"
+	"tms/vmm/pool/kinds"
+)
+
+const mib = 1 << 20
+
+func parse(t *testing.T, lines ...string) *trace.Trace {
+	t.Helper()
+	text := trace.Header + "\n"
+	for _, line := range lines {
+		text += "1,t," + line + ",0\n"
+	}
+	got, err := trace.Read("test", strings.NewReader(text))
+	require.NoError(t, err)
+	return got
+}
+
+func simulated(t *testing.T, limit uint64) *Place {
+	t.Helper()
+	place, err := NewPlace("sim", limit)
+	require.NoError(t, err)
+	return place
+}
+
+// run replays and returns the events too.
+func run(t *testing.T, on *trace.Trace, o Options) (*Result, []Event) {
+	t.Helper()
+	var events []Event
+	o.Each = func(e Event) error {
+		events = append(events, e)
+		return nil
+	}
+	result, err := Run(on, o)
+	require.NoError(t, err)
+	return result, events
+}
+
+func at(address uint64) *uint64 { return &address }
+
+func TestEvents(t *testing.T) {
+	on := parse(t,
+		"allocate,0x1,100", "allocate,0x2,600", "free,0x1,100", "allocate,0x1,512", "allocate failure,(nil),2000", "free,0x2,600", "allocate,0x9,0", "free,0x9,0")
+	result, events := run(t, on, Options{Kind: "naive", Place: simulated(t, 0)})
+	require.Equal(t, []Event{
+		{Index: 0, Action: "allocate", Size: 100, Address: at(0), Block: 100, Reserved: 100},
+		{Index: 1, Action: "allocate", Size: 600, Address: at(512), Block: 600, Reserved: 700},
+		{Index: 2, Action: "free", Size: 100, Address: at(0), Block: 100, Reserved: 600},
+		{Index: 3, Action: "allocate", Size: 512, Address: at(0), Block: 512, Reserved: 1112},
+		{Index: 4, Action: "allocate failure", Size: 2000, Address: at(1536), Block: 2000, Reserved: 1112},
+		{Index: 5, Action: "free", Size: 600, Address: at(512), Block: 600, Reserved: 512},
+		{Index: 6, Action: "allocate", Reserved: 512},
+		{Index: 7, Action: "free", Reserved: 512},
+	}, events)
+	require.Equal(t, "naive", result.Kind)
+	require.Equal(t, 8, result.Operations)
+	require.Equal(t, uint64(3112), result.PeakReserved)
+	require.Equal(t, uint64(512), result.Live, "what the trace left live")
+	require.Equal(t, 7, result.SourceCalls)
+	require.Equal(t, 1.0, result.ReservedPerLive)
+	require.Zero(t, result.Internal)
+	require.Zero(t, result.External)
+	require.Positive(t, result.First)
+	require.Positive(t, result.Again)
+}
+
+func TestWhatAPoolRefuses(t *testing.T) {
+	on := parse(t, "allocate,0x1,600", "allocate,0x2,600", "free,0x2,600", "free,0x1,600", "allocate,0x2,1000")
+	result, events := run(t, on, Options{Kind: "naive", Place: simulated(t, 1000)})
+	require.Nil(t, events[1].Address)
+	require.Contains(t, *events[1].Error, "out of memory")
+	require.Equal(t, Event{Index: 2, Action: "free", Size: 600, Reserved: 600}, events[2], "nothing is there to free")
+	require.Nil(t, events[4].Error)
+	require.Equal(t, uint64(1), result.Failures)
+	require.Zero(t, result.FreeFailures)
+}
+
+// A caching pool rounds to 512 bytes and takes segments of 2 MiB for small blocks.
+func TestFragmentation(t *testing.T) {
+	on := parse(t, "allocate,0x1,100", "allocate,0x2,1000", "free,0x1,100", "free,0x2,1000", "allocate,0x1,1500")
+	result, _ := run(t, on, Options{Kind: "caching", Place: simulated(t, 0)})
+	require.Equal(t, uint64(1536), result.PeakLive)
+	require.InDelta(t, (1536.0-1100)/1536, result.Internal, 1e-9, "at the first peak")
+	require.InDelta(t, (2*mib-1536.0)/(2*mib), result.External, 1e-9, "where most of it is live")
+	require.InDelta(t, 2*mib/1536.0, result.ReservedPerLive, 1e-9)
+	require.Equal(t, 1, result.SourceCalls)
+}
+
+func TestATraceOfNothing(t *testing.T) {
+	for _, kind := range kinds.Names() {
+		result, events := run(t, parse(t), Options{Kind: kind, Place: simulated(t, 0), Timeline: true})
+		require.Empty(t, events)
+		require.Zero(t, result.First+result.Again+result.Internal+result.External+result.ReservedPerLive)
+		_, err := json.Marshal(result)
+		require.NoError(t, err)
+		require.NoError(t, WritePage(&bytes.Buffer{}, []*Result{result}))
+	}
+}
+
+func TestSettings(t *testing.T) {
+	place := simulated(t, 8<<30)
+	require.NoError(t, Check(Options{Kind: "caching", Settings: []string{"memory_fraction=0.5"}, Place: place}))
+	for _, wrong := range []Options{
+		{Kind: "best"}, {Kind: "caching", Settings: []string{"nonsense=1"}}, {Kind: "caching", Settings: []string{"nonsense"}},
+	} {
+		wrong.Place = place
+		require.ErrorIs(t, Check(wrong), pool.ErrOption)
+		_, err := Run(parse(t), wrong)
+		require.ErrorIs(t, err, pool.ErrOption)
+	}
+	on := parse(t, "allocate,0x1,5000000000", "allocate,0x2,1")
+	result, _ := run(t, on, Options{Kind: "caching", Settings: []string{"memory_fraction=0.5", "device=3"}, Place: place})
+	require.Equal(t, "memory_fraction=0.5,device=3", result.Settings)
+	require.Equal(t, uint64(1), result.Failures)
+}
+
+// training is a trace with blocks that stay and blocks that come and go.
+func training(t *testing.T) *trace.Trace {
+	t.Helper()
+	on, err := trace.ReadFile("testdata/training.csv.gz")
+	require.NoError(t, err)
+	return on
+}
+
+func TestEveryKindReplaysATraining(t *testing.T) {
+	on := training(t)
+	for _, kind := range kinds.Names() {
+		result, events := run(t, on, Options{Kind: kind, Place: simulated(t, 0)})
+		require.Len(t, events, len(on.Events))
+		require.Zero(t, result.Failures, kind)
+		require.GreaterOrEqual(t, result.PeakLive, result.PeakRequested)
+		require.GreaterOrEqual(t, result.PeakReserved, result.PeakLive)
+		require.Less(t, result.Metadata, result.PeakReserved/100, kind)
+		require.Positive(t, result.Metadata, kind)
+		var reserved uint64
+		for _, e := range events {
+			require.Nil(t, e.Error)
+			require.NotNil(t, e.Address)
+			require.GreaterOrEqual(t, e.Block, e.Size)
+			reserved = max(reserved, e.Reserved)
+		}
+		require.Equal(t, result.PeakReserved, reserved)
+	}
+}
+
+// The same on devices, which the simulator plays.
+func TestDevices(t *testing.T) {
+	t.Setenv("CUDASIM_MEMORY", "8G")
+	_, err := cudasim.Load()
+	require.NoError(t, err)
+	on := training(t)
+	_, want := run(t, on, Options{Kind: "bfc", Place: simulated(t, 0)})
+	for _, name := range []string{"cuda", "vmm"} {
+		place, err := NewPlace(name, 0)
+		require.NoError(t, err, "with the simulator loaded the name libcuda.so.1 is its")
+		result, events := run(t, on, Options{Kind: "bfc", Place: place, Timeline: true})
+		require.Zero(t, result.Failures)
+		require.Equal(t, name, result.Source)
+		for i := range events {
+			events[i].Address, want[i].Address = nil, nil
+		}
+		require.Equal(t, want, events, "but for the addresses")
+		require.Equal(t, result.PeakReserved, result.Timeline.top(), "segments are drawn side by side")
+
+		place, err = NewPlace(name, 0)
+		require.NoError(t, err)
+		result, events = run(t, parse(t, "allocate,0x1,9000000000", "allocate,0x2,100"), Options{Kind: "naive", Place: place})
+		require.Equal(t, uint64(1), result.Failures)
+		require.Contains(t, *events[0].Error, pool.ErrOutOfMemory.Error())
+		require.Nil(t, events[1].Error)
+	}
+}
+
+func TestNoSuchPlace(t *testing.T) {
+	_, err := NewPlace("disk", 0)
+	require.ErrorIs(t, err, ErrPlace)
+}
+
+func TestGrid(t *testing.T) {
+	// Half of the addresses are one block for the second half of the time; the other half is never live.
+	timeline := &Timeline{}
+	for i := range 10 {
+		if i == 0 {
+			timeline.segment(1000, 720*512, true)
+		}
+		if i == 9 {
+			timeline.block(observed{Block: pool.Block{Address: 1000, Size: 360 * 512}, since: 5}, 10)
+		}
+		timeline.sample(1, 2, 3)
+	}
+	timeline.close(0)
+	g := timeline.grid(1000)
+	require.Equal(t, 10, g.columns)
+	for row := range rows {
+		for column := range 10 {
+			cell := row*10 + column
+			require.True(t, g.held[cell])
+			want := float32(0)
+			if row < rows/2 && column >= 5 {
+				want = 1
+			}
+			require.InDelta(t, want, g.live[cell], 1e-3, "row %d, column %d", row, column)
+		}
+	}
+	encoded, err := g.png()
+	require.NoError(t, err)
+	picture, err := png.Decode(bytes.NewReader(encoded))
+	require.NoError(t, err)
+	require.NotEqual(t, picture.At(9, rows-1), picture.At(9, 0), "address 0 is below")
+	require.Equal(t, picture.At(0, rows-1), picture.At(9, 0))
+}
+
+func TestTimelineKeepsPeaks(t *testing.T) {
+	timeline := &Timeline{}
+	for i := range uint64(100_000) {
+		value := i % 7
+		if i == 54_321 {
+			value = 1000
+		}
+		timeline.sample(value, value+1, value+2)
+	}
+	at, requested, live, reserved := timeline.series(1000)
+	require.Len(t, at, 1000)
+	require.Equal(t, 99_999, at[999])
+	require.Equal(t, uint64(1000), requested[543])
+	require.Equal(t, uint64(1001), live[543])
+	require.Equal(t, uint64(1002), reserved[543])
+	require.Equal(t, uint64(6), requested[0])
+}
+
+func TestPage(t *testing.T) {
+	on := training(t)
+	on.Name = "</script><b>&"
+	result, _ := run(t, on, Options{Kind: "caching", Place: simulated(t, 0), Timeline: true})
+	var text bytes.Buffer
+	require.NoError(t, WritePage(&text, []*Result{result}))
+	require.Less(t, text.Len(), 200_000)
+	require.Equal(t, 1, strings.Count(text.String(), "</script>"), "the trace's name cannot end the script")
+	require.NotRegexp(t, `(?:src|href)\s*=\s*["']|url\(|https?://`, text.String(), "it needs nothing else")
+
+	_, data, _ := strings.Cut(text.String(), "const data = ")
+	data, _, _ = strings.Cut(data, ";\nconst")
+	var got struct{ Panels []map[string]any }
+	require.NoError(t, json.Unmarshal([]byte(data), &got))
+	require.Len(t, got.Panels, 1)
+	p := got.Panels[0]
+	require.Equal(t, on.Name, p["trace"])
+	require.NotContains(t, p, "detail")
+	require.Len(t, p["live"], min(pagePoints, len(on.Events)))
+	peak := 0.0
+	for _, v := range p["live"].([]any) {
+		peak = math.Max(peak, v.(float64))
+	}
+	require.Equal(t, float64(result.PeakLive), peak)
+}
+
+func TestTable(t *testing.T) {
+	result, _ := run(t, parse(t, "allocate,0x1,3000000"), Options{Kind: "caching", Place: simulated(t, 0)})
+	var text bytes.Buffer
+	require.NoError(t, WriteTable(&text, []*Result{result, result}))
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
+	require.Len(t, lines, 3)
+	require.Equal(t, lines[1], lines[2])
+	require.Regexp(t, `^caching +1 +\d+ +\d+ +2\.86 MiB +20\.00 MiB +6\.\d+ `, lines[1])
+	require.Len(t, lines[1], len(lines[0]))
+}
+
+func TestSize(t *testing.T) {
+	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.00 KiB", 3 << 29: "1.50 GiB", ^uint64(0): "16.00 EiB"} {
+		require.Equal(t, want, size(bytes))
+	}
+}
+
+func TestLive(t *testing.T) {
+	for _, kind := range kinds.Names() {
+		ns, err := MeasureLive(kind, 1000, 100)
+		require.NoError(t, err)
+		require.Positive(t, ns, kind)
+	}
+	_, err := MeasureLive("best", 1, 1)
+	require.ErrorIs(t, err, pool.ErrOption)
+}
+
+func TestEachMayStop(t *testing.T) {
+	_, err := Run(parse(t, "allocate,0x1,1"), Options{Kind: "naive", Place: simulated(t, 0), Each: func(Event) error {
+		return fmt.Errorf("stop: %w", os.ErrClosed)
+	}})
+	require.ErrorIs(t, err, os.ErrClosed)
+}
