@@ -44,7 +44,13 @@ struct forward_extent {
 	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
 	   int mode),                                                                              \
 	  (stream, graph, dependencies, edges, count, mode))                                       \
-	X(cuStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))
+	X(cuStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))               \
+	X(cudaGetDriverEntryPoint##suffix,                                                         \
+	  (const char *name, void **function, unsigned long long flags, int *status),              \
+	  (name, function, flags, status))                                                         \
+	X(cudaGetDriverEntryPointByVersion##suffix,                                                \
+	  (const char *name, void **function, unsigned version, unsigned long long flags, int *status), \
+	  (name, function, version, flags, status))
 
 /* name, parameters, arguments. Every function returns cudaError_t or CUresult, passed on as int. */
 #define FORWARD_FUNCTIONS(X)                                                                       \
@@ -58,6 +64,26 @@ struct forward_extent {
 	X(cudaSetDevice, (int device), (device))                                                   \
 	X(cudaMemGetInfo, (size_t *bytes, size_t *total), (bytes, total))                          \
 	X(cuMemGetInfo_v2, (size_t *bytes, size_t *total), (bytes, total))                         \
+	X(cuMemCreate, (uint64_t *handle, size_t size, const void *prop, unsigned long long flags), \
+	  (handle, size, prop, flags))                                                             \
+	X(cuMemRelease, (uint64_t handle), (handle))                                               \
+	X(cuMemMap,                                                                                \
+	  (uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags), \
+	  (address, size, offset, handle, flags))                                                  \
+	X(cuMemUnmap, (uintptr_t address, size_t size), (address, size))                           \
+	X(cuMemSetAccess, (uintptr_t address, size_t size, const void *access, size_t count),      \
+	  (address, size, access, count))                                                          \
+	X(cuMemAddressFree, (uintptr_t address, size_t size), (address, size))                     \
+	X(cuMemExportToShareableHandle,                                                            \
+	  (void *shareable, uint64_t handle, int type, unsigned long long flags),                  \
+	  (shareable, handle, type, flags))                                                        \
+	X(cuMemGetAllocationPropertiesFromHandle, (void *prop, uint64_t handle), (prop, handle))   \
+	X(cuMemRetainAllocationHandle, (uint64_t *handle, void *address), (handle, address))       \
+	X(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),      \
+	  (name, function, version, flags))                                                        \
+	X(cuGetProcAddress_v2,                                                                     \
+	  (const char *name, void **function, int version, uint64_t flags, int *status),           \
+	  (name, function, version, flags, status))                                                \
 	X(cudaGetLastError, (void), ())                                                            \
 	X(cudaDeviceEnablePeerAccess, (int peer, unsigned flags), (peer, flags))                   \
 	X(cudaDeviceReset, (void), ())                                                             \

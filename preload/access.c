@@ -17,7 +17,7 @@ static int grant(void)
 
 static bool segments_exist(void)
 {
-	return atomic_load_explicit(&arena_count, memory_order_acquire) > 0 &&
+	return (atomic_load_explicit(&arena_count, memory_order_acquire) & ~ARENAS_TRACED) > 0 &&
 	       atomic_load(&go_state) == GO_AWAKE;
 }
 

@@ -27,61 +27,57 @@ static int free_after(void *pointer, void *stream, bool captured)
 	return pausable_free_after(pointer, stream);
 }
 
+#define OURS(is_capturing) (TAKING() && !is_captured(is_capturing, stream))
+
 #define RUNTIME(suffix, which)                                                                     \
 	EXPORT int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream)              \
 	{                                                                                          \
-		if (likely(!region_active()) ||                                                    \
-		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
-			return RECLAIMING(                                                         \
-				size, forward_cudaMallocAsync##suffix(pointer, size, stream));     \
-		return pausable_malloc_here(pointer, size);                                        \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream),                                              \
+			OURS(forward_cudaStreamIsCapturing##suffix),                               \
+			RECLAIMING(size, forward_cudaMallocAsync##suffix(pointer, size, stream)),  \
+			pausable_malloc_here(pointer, size));                                      \
 	}                                                                                          \
                                                                                                    \
 	EXPORT int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,        \
 						   void *stream)                                   \
 	{                                                                                          \
-		if (likely(!region_active()) ||                                                    \
-		    is_captured(forward_cudaStreamIsCapturing##suffix, stream))                    \
-			return RECLAIMING(size, forward_cudaMallocFromPoolAsync##suffix(           \
-							pointer, size, pool, stream));             \
-		return pausable_malloc_here(pointer, size);                                        \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream),                                              \
+			OURS(forward_cudaStreamIsCapturing##suffix),                               \
+			RECLAIMING(size, forward_cudaMallocFromPoolAsync##suffix(pointer, size,    \
+										 pool, stream)),   \
+			pausable_malloc_here(pointer, size));                                      \
 	}                                                                                          \
                                                                                                    \
-	EXPORT int cudaFreeAsync##suffix(void *pointer, void *stream)                              \
-	{                                                                                          \
-		if (likely(!arena_contains(pointer)))                                              \
-			return forward_cudaFreeAsync##suffix(pointer, stream);                     \
-		return free_after(pointer, which(stream),                                          \
-				  is_captured(forward_cudaStreamIsCapturing##suffix, stream));     \
-	}
+	FREEING(cudaFreeAsync##suffix, (void *pointer, void *stream), (pointer, stream), pointer,  \
+		which(stream), forward_cudaFreeAsync##suffix(pointer, stream),                     \
+		free_after(pointer, which(stream),                                                 \
+			   is_captured(forward_cudaStreamIsCapturing##suffix, stream)))
 
 #define DRIVER(suffix, which)                                                                      \
 	EXPORT int cuMemAllocAsync##suffix(uintptr_t *pointer, size_t size, void *stream)          \
 	{                                                                                          \
-		if (likely(!region_active()) ||                                                    \
-		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
-			return RECLAIMING(                                                         \
-				size, forward_cuMemAllocAsync##suffix(pointer, size, stream));     \
-		return pausable_driver_malloc(pointer, size);                                      \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
+			RECLAIMING(size, forward_cuMemAllocAsync##suffix(pointer, size, stream)),  \
+			pausable_driver_malloc(pointer, size));                                    \
 	}                                                                                          \
                                                                                                    \
 	EXPORT int cuMemAllocFromPoolAsync##suffix(uintptr_t *pointer, size_t size, void *pool,    \
 						   void *stream)                                   \
 	{                                                                                          \
-		if (likely(!region_active()) ||                                                    \
-		    is_captured(forward_cuStreamIsCapturing##suffix, stream))                      \
-			return RECLAIMING(size, forward_cuMemAllocFromPoolAsync##suffix(           \
-							pointer, size, pool, stream));             \
-		return pausable_driver_malloc(pointer, size);                                      \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
+			RECLAIMING(size, forward_cuMemAllocFromPoolAsync##suffix(pointer, size,    \
+										 pool, stream)),   \
+			pausable_driver_malloc(pointer, size));                                    \
 	}                                                                                          \
                                                                                                    \
-	EXPORT int cuMemFreeAsync##suffix(uintptr_t pointer, void *stream)                         \
-	{                                                                                          \
-		if (likely(!arena_contains((void *)pointer)))                                      \
-			return forward_cuMemFreeAsync##suffix(pointer, stream);                    \
-		return free_after((void *)pointer, which(stream),                                  \
-				  is_captured(forward_cuStreamIsCapturing##suffix, stream));       \
-	}
+	FREEING(cuMemFreeAsync##suffix, (uintptr_t pointer, void *stream), (pointer, stream),      \
+		(void *)pointer, which(stream), forward_cuMemFreeAsync##suffix(pointer, stream),   \
+		free_after((void *)pointer, which(stream),                                         \
+			   is_captured(forward_cuStreamIsCapturing##suffix, stream)))
 
 RUNTIME(, )
 RUNTIME(_ptsz, own_stream)

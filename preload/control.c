@@ -25,7 +25,17 @@ EXPORT void tms_set_interesting_region(bool on)
 
 EXPORT bool tms_get_interesting_region(void)
 {
-	return region_active();
+	return region_wanted();
+}
+
+EXPORT void tms_set_excluded(bool on)
+{
+	region_set_excluded(on);
+}
+
+EXPORT bool tms_get_excluded(void)
+{
+	return region_get().excluded;
 }
 
 EXPORT void tms_set_current_tag(const char *tag)
@@ -124,7 +134,7 @@ EXPORT bool tms_get_retain_cpu_backup(void)
 
 EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size)
 {
-	if (!arena_contains(address)) {
+	if (!arena_contains(address) && !atomic_load(&mapping_tracked)) {
 		error_fail(ERROR_INVALID_VALUE, "%p is not in a segment of this library", (const void *)address);
 		return NULL;
 	}

@@ -22,17 +22,13 @@ HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 
 EXPORT int cuMemAlloc_v2(uintptr_t *pointer, size_t size)
 {
-	if (likely(!region_active()))
-		return RECLAIMING(size, forward_cuMemAlloc_v2(pointer, size));
-	return pausable_driver_malloc(pointer, size);
+	return ALLOCATING(pointer, size, NULL, TAKING(),
+			  RECLAIMING(size, forward_cuMemAlloc_v2(pointer, size)),
+			  pausable_driver_malloc(pointer, size));
 }
 
-EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, size_t height,
-			      unsigned element)
+static int pausable_driver_pitch(uintptr_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
 {
-	if (likely(!region_active()))
-		return RECLAIMING(width * height,
-				  forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element));
 	size_t row = 0, size = 0;
 	if (!pitch || (element != 4 && element != 8 && element != 16) ||
 	    !pausable_pitch(width, height, 1, &row, &size))
@@ -44,12 +40,17 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 	return code;
 }
 
-EXPORT int cuMemFree_v2(uintptr_t pointer)
+EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, size_t height,
+			      unsigned element)
 {
-	if (likely(!arena_contains((void *)pointer)))
-		return forward_cuMemFree_v2(pointer);
-	return pausable_free((void *)pointer);
+	return ALLOCATING(pointer, width * height, NULL, TAKING(),
+			  RECLAIMING(width * height,
+				     forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element)),
+			  pausable_driver_pitch(pointer, pitch, width, height, element));
 }
+
+FREEING(cuMemFree_v2, (uintptr_t pointer), (pointer), (void *)pointer, TRACE_SAME_STREAM,
+	forward_cuMemFree_v2(pointer), pausable_free((void *)pointer))
 
 EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
 {

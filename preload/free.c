@@ -8,7 +8,7 @@ static void add_slack(size_t *bytes, int code, int (*current)(int *))
 {
 	int device = 0;
 	sigset_t saved;
-	if (code != SUCCESS || !bytes || atomic_load_explicit(&arena_count, memory_order_acquire) == 0 ||
+	if (code != SUCCESS || !bytes || (atomic_load_explicit(&arena_count, memory_order_acquire) & ~ARENAS_TRACED) == 0 ||
 	    atomic_load(&go_state) != GO_AWAKE || current(&device) != SUCCESS || go_enter(&saved) != SUCCESS)
 		return;
 	*bytes += tmsSlack(device);

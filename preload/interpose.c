@@ -6,15 +6,10 @@
 
 EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	if (likely(!region_active()))
-		return RECLAIMING(size, forward_cudaMalloc(pointer, size));
-	return pausable_malloc_here(pointer, size);
+	return ALLOCATING(pointer, size, NULL, TAKING(), RECLAIMING(size, forward_cudaMalloc(pointer, size)),
+			  pausable_malloc_here(pointer, size));
 }
 
-EXPORT int cudaFree(void *pointer)
-{
-	if (likely(!arena_contains(pointer)))
-		return forward_cudaFree(pointer);
-	return pausable_free(pointer);
-}
+FREEING(cudaFree, (void *pointer), (pointer), pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
+	pausable_free(pointer))
 

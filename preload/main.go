@@ -8,6 +8,7 @@ package main
 #cgo LDFLAGS: -lpthread
 #include <stdlib.h>
 #include "seam.h"
+#include "region.h"
 */
 import "C"
 
@@ -31,6 +32,7 @@ func main() {}
 var (
 	engineMu  sync.Mutex
 	engine    *vmm.Engine
+	driver    *cuda.Driver // of the engine
 	logPanics sync.Once
 )
 
@@ -41,7 +43,7 @@ func start() (*vmm.Engine, error) {
 	if engine != nil {
 		return engine, nil
 	}
-	driver, err := cuda.Open("libcuda.so.1")
+	opened, err := cuda.Open("libcuda.so.1")
 	if err != nil {
 		var failed *cuda.Error
 		if !errors.As(err, &failed) {
@@ -49,6 +51,7 @@ func start() (*vmm.Engine, error) {
 		}
 		return nil, err
 	}
+	driver = opened
 	engine = vmm.New(driver, func(base uintptr, size uint64) error {
 		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
 			return fmt.Errorf("there are %d arenas already: %w", C.ARENAS_MAX, cuda.OutOfMemory)
@@ -56,6 +59,7 @@ func start() (*vmm.Engine, error) {
 		return nil
 	})
 	engine.Warn(logLine)
+	engine.CheckInvariants(bool(C.region_process.invariants))
 	return engine, nil
 }
 
@@ -82,13 +86,16 @@ func logLine(line string) {
 }
 
 // report is the code for err, whose words become the calling thread's last error.
-func report(err error) C.int {
+func report(err error) C.int { return reportAs(err, C.int(vmm.Code(err))) }
+
+// reportAs is report with a code of the caller's.
+func reportAs(err error, code C.int) C.int {
 	if err != nil {
 		text := C.CString(err.Error())
 		C.error_set(text)
 		C.free(unsafe.Pointer(text))
 	}
-	return C.int(vmm.Code(err))
+	return code
 }
 
 // tmsAwake returns once the Go runtime is up; that is all.
@@ -96,28 +103,33 @@ func report(err error) C.int {
 //export tmsAwake
 func tmsAwake() {}
 
+// newRequest is what a thread's settings ask of its allocations. Errors: vmm.ErrBothBackups.
+func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Request, error) {
+	request := vmm.Request{Device: int(device), Tag: C.GoString(tag)}
+	switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
+	case 0:
+	case C.MALLOC_CPU_BACKUP:
+		request.Backup = vmm.BackupHost
+		request.Incremental = flags&C.MALLOC_INCREMENTAL != 0
+	case C.MALLOC_DISK_BACKUP:
+		request.Backup = vmm.BackupDisk
+	case C.MALLOC_PEER_BACKUP:
+		request.Backup, request.Target = vmm.BackupPeer, int(target)
+	default:
+		return request, vmm.ErrBothBackups
+	}
+	return request, nil
+}
+
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		request := vmm.Request{
-			Size:      uint64(size),
-			Device:    int(device),
-			Tag:       C.GoString(tag),
-			Margin:    uint64(margin),
-			Capturing: flags&C.MALLOC_CAPTURING != 0,
+		request, err := newRequest(device, tag, flags, target)
+		if err != nil {
+			return err
 		}
-		switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
-		case 0:
-		case C.MALLOC_CPU_BACKUP:
-			request.Backup = vmm.BackupHost
-			request.Incremental = flags&C.MALLOC_INCREMENTAL != 0
-		case C.MALLOC_DISK_BACKUP:
-			request.Backup = vmm.BackupDisk
-		case C.MALLOC_PEER_BACKUP:
-			request.Backup, request.Target = vmm.BackupPeer, int(target)
-		default:
-			return vmm.ErrBothBackups
-		}
+		request.Size, request.Margin = uint64(size), uint64(margin)
+		request.Capturing = flags&C.MALLOC_CAPTURING != 0
 		made, err := e.Malloc(request)
 		*(*uintptr)(unsafe.Pointer(address)) = made
 		return err
@@ -202,6 +214,7 @@ func tmsOperation(operation *C.struct_operation) {
 		ExtentBytes:  uint64(operation.extent_bytes),
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
 		Verify:       bool(operation.verify),
+		Poison:       bool(operation.poison),
 	}
 	if operation.report {
 		options.Progress = func(p vmm.Progress) {

@@ -96,6 +96,7 @@ static int transition(int kind, const char *tag, double wait)
 		.extent_bytes = extent_bytes(),
 		.wait = wait,
 		.verify = region_process.verify,
+		.poison = region_process.poison,
 		.report = progress_now().callback != NULL,
 	};
 	return run(&operation);

@@ -6,7 +6,7 @@
 #include "region.h"
 #include "tms.h"
 
-static unsigned malloc_flags(struct region_settings settings)
+HIDDEN unsigned malloc_flags(struct region_settings settings)
 {
 	return (settings.cpu_backup ? MALLOC_CPU_BACKUP : 0) |
 	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
@@ -50,20 +50,26 @@ HIDDEN int pausable_free(void *pointer)
 	return code;
 }
 
-HIDDEN int pausable_malloc_here(void **pointer, size_t size)
+HIDDEN int current_device(int *device)
 {
-	int device = 0;
-	if (!pointer)
-		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
 	if (unlikely(atomic_load(&go_state) == GO_DEAD))
 		return go_start(); /* its words say more than CUDA's refusal after fork */
-	int code = forward_cudaGetDevice(&device);
+	int code = forward_cudaGetDevice(device);
 	if (code == FORWARD_MISSING)
 		return error_fail(code, "no libcudart is loaded that could be found; a statically linked one "
 					"cannot be reached");
 	if (code != SUCCESS)
 		return error_fail(code, "cudaGetDevice failed with %d", code);
-	return pausable_malloc(pointer, size, device);
+	return SUCCESS;
+}
+
+HIDDEN int pausable_malloc_here(void **pointer, size_t size)
+{
+	int device = 0;
+	if (!pointer)
+		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
+	int code = current_device(&device);
+	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
 HIDDEN int pausable_free_after(void *pointer, void *stream)
@@ -79,22 +85,27 @@ HIDDEN int pausable_free_after(void *pointer, void *stream)
 
 EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 {
-	(void)stream; /* mapped for the whole device when the call returns, whatever the stream */
+	/* Mapped for the whole device when the call returns, whatever the stream. */
 	void *pointer = NULL;
 	if (size < 0) {
 		error_fail(ERROR_INVALID_VALUE, "tms_torch_malloc: %zd is no size", size);
 		return NULL;
 	}
-	return pausable_malloc(&pointer, (size_t)size, device) == SUCCESS ? pointer : NULL;
+	int code = pausable_malloc(&pointer, (size_t)size, device);
+	trace_malloc(code, pointer, (size_t)size, stream);
+	return code == SUCCESS ? pointer : NULL;
 }
 
 EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream)
 {
 	(void)size;
 	(void)device;
-	(void)stream; /* the free waits for the whole device */
+	struct trace_block block = trace_free(address, stream); /* which waits for the whole device */
+	int code = SUCCESS;
 	if (arena_contains(address))
-		pausable_free(address);
+		code = pausable_free(address);
 	else if (address)
-		forward_cudaFree(address);
+		code = forward_cudaFree(address);
+	if (code != SUCCESS)
+		trace_unfree(block);
 }

@@ -14,10 +14,8 @@ HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pi
 	       !__builtin_mul_overflow(*pitch, rows, size);
 }
 
-EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
+static int pausable_malloc_pitch(void **pointer, size_t *pitch, size_t width, size_t height)
 {
-	if (likely(!region_active()))
-		return RECLAIMING(width * height, forward_cudaMallocPitch(pointer, pitch, width, height));
 	size_t row = 0, size = 0;
 	if (!pitch)
 		return error_fail(ERROR_INVALID_VALUE, "the pitch to fill in is NULL");
@@ -30,11 +28,15 @@ EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t h
 	return code;
 }
 
-EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent extent)
+EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
 {
-	if (likely(!region_active()))
-		return RECLAIMING(extent.width * extent.height * extent.depth,
-				  forward_cudaMalloc3D(pitched, extent));
+	return ALLOCATING(pointer, width * height, NULL, TAKING(),
+			  RECLAIMING(width * height, forward_cudaMallocPitch(pointer, pitch, width, height)),
+			  pausable_malloc_pitch(pointer, pitch, width, height));
+}
+
+static int pausable_malloc_3d(struct forward_pitched *pitched, struct forward_extent extent)
+{
 	size_t row = 0, size = 0;
 	void *pointer = NULL;
 	if (!pitched)
@@ -45,4 +47,12 @@ EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent e
 	if (code == SUCCESS)
 		*pitched = (struct forward_pitched){pointer, row, extent.width, extent.height};
 	return code;
+}
+
+EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent extent)
+{
+	size_t size = extent.width * extent.height * extent.depth;
+	return ALLOCATING(&pitched->pointer, size, NULL, TAKING(),
+			  RECLAIMING(size, forward_cudaMalloc3D(pitched, extent)),
+			  pausable_malloc_3d(pitched, extent));
 }

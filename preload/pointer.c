@@ -12,12 +12,18 @@ struct attributes {
 };
 enum { MEMORY_TYPE_DEVICE = 2 };
 
+/* CUDA knows active mappings of the program's own too, and nothing of paused ones. */
+static bool is_paused_mapping(int code, const struct attributes *attributes)
+{
+	return unlikely(atomic_load(&mapping_tracked)) && (code != SUCCESS || attributes->type == 0);
+}
+
 /* An active segment is device memory to CUDA too. A paused one is nothing to it: no memory is
  * mapped there; but the address is still the allocation's, and on the same device. */
 EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 {
 	int code = forward_cudaPointerGetAttributes(attributes, pointer);
-	if (likely(!arena_contains(pointer)) || !attributes)
+	if (!attributes || (likely(!arena_contains(pointer)) && !is_paused_mapping(code, attributes)))
 		return code;
 	int device = -1;
 	sigset_t saved;

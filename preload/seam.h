@@ -54,6 +54,7 @@ HIDDEN void handlers_restore(void);
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64
+#define ARENAS_TRACED (1 << 16) /* in arena_count: TMS_TRACE is set, so every free is of interest */
 struct arena_range {
 	uintptr_t base;
 	size_t size;
@@ -62,20 +63,47 @@ extern struct arena_range arena_ranges[ARENAS_MAX] HIDDEN;
 extern _Atomic int arena_count HIDDEN;
 HIDDEN int arena_add(uintptr_t base, size_t size);
 
-static inline bool arena_contains(const void *address)
+static inline bool arena_search(const void *address, int count)
 {
-	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
 	for (int i = 0; i < count; i++)
 		if ((uintptr_t)address - arena_ranges[i].base < arena_ranges[i].size)
 			return true;
 	return false;
 }
 
+static inline bool arena_contains(const void *address)
+{
+	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
+	return arena_search(address, count & ~ARENAS_TRACED);
+}
+
+/* Whether a free of the address is more than the real function's business. */
+static inline bool arena_watches(const void *address)
+{
+	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
+	return count & ARENAS_TRACED || arena_search(address, count);
+}
+
 /* pausable.c: memory of this library, for every interposed allocation function. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
 HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
+HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int pausable_free(void *pointer);
 HIDDEN int pausable_free_after(void *pointer, void *stream); /* once the stream has come to it */
+
+/* mapping.c: memory that the program makes and maps itself. */
+extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
+enum { NOT_OURS = -1 };
+struct mapping_use;
+HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
+
+/* exclude.c: whether an allocation function was called by a library of TMS_EXCLUDE. */
+HIDDEN bool excluded_caller(const void *address);
+
+/* Whether the allocation function that this stands in is to make pausable memory. */
+#define TAKING()                                                                                   \
+	(region_active() &&                                                                        \
+	 (likely(!region_process.exclude) || !excluded_caller(__builtin_return_address(0))))
 
 /* reclaim.c: whether memory could be given back, so that an allocation should be tried again. */
 HIDDEN bool reclaim_on(int device, size_t size);
@@ -87,6 +115,53 @@ HIDDEN bool reclaim(size_t size);
 			code_ = call;                                                              \
 		code_;                                                                             \
 	})
+
+/* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
+HIDDEN void trace_load(void);
+HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream);
+HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
+struct trace_block {
+	const void *address; /* NULL: none */
+	size_t size;
+	const void *stream, *pool;
+};
+/* A free is written down before it is made, when nobody else can have the address yet, and taken back
+ * when it failed. */
+#define TRACE_SAME_STREAM ((void *)-1) /* as the allocation */
+HIDDEN struct trace_block trace_free(const void *address, const void *stream);
+HIDDEN void trace_unfree(struct trace_block block);
+HIDDEN void trace_pool_destroyed(const void *pool);
+
+/* An allocation function's body: plain outside regions, ours in them; and the trace. */
+#define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
+	({                                                                                         \
+		int made_;                                                                         \
+		if (likely(!region_watched())) {                                                   \
+			made_ = plain;                                                             \
+		} else {                                                                           \
+			made_ = (in_region) ? (ours) : (plain);                                    \
+			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
+		}                                                                                  \
+		made_;                                                                             \
+	})
+
+/* A free function: what is of no interest is passed on without a frame of ours. */
+#define FREEING(name, parameters, arguments, pointer, stream, plain, ours)                         \
+	static __attribute__((noinline)) int watched_##name parameters                             \
+	{                                                                                          \
+		struct trace_block block_ = trace_free(pointer, stream);                           \
+		int freed_ = arena_contains(pointer) ? (ours) : (plain);                           \
+		if (unlikely(freed_ != SUCCESS))                                                   \
+			trace_unfree(block_);                                                      \
+		return freed_;                                                                     \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int name parameters                                                                 \
+	{                                                                                          \
+		if (likely(!arena_watches(pointer)))                                               \
+			return plain;                                                              \
+		return watched_##name arguments;                                                   \
+	}
 
 /* driver.c, pitched.c, pointer.c */
 HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size);
@@ -116,6 +191,7 @@ struct operation {
 	uint64_t extent_bytes;
 	double wait; /* seconds */
 	bool verify;
+	bool poison;
 	bool report; /* to operation_progress */
 	int device;     /* of a shrink */
 	uint64_t bytes; /* of a shrink: wanted, then given back */
@@ -127,13 +203,24 @@ HIDDEN void operation_finish(struct operation *operation, int code, char *error)
 HIDDEN uint64_t operation_shrink(int device, size_t size); /* bytes given back */
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
-/* Flags of tmsMalloc. */
+/* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
+HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
+HIDDEN int pool_cuda_free(uintptr_t pointer, int device);
+HIDDEN bool pool_is_captured(uintptr_t stream);
+HIDDEN bool pool_capturing(void);
+HIDDEN uint64_t pool_margin(void);
+
+struct region_settings;
+HIDDEN unsigned malloc_flags(struct region_settings settings);
+
+/* Flags of tmsMalloc, and of what makes pools. */
 enum {
 	MALLOC_CPU_BACKUP = 1,
 	MALLOC_DISK_BACKUP = 2,
 	MALLOC_CAPTURING = 4,
 	MALLOC_PEER_BACKUP = 8,
 	MALLOC_INCREMENTAL = 16,
+	POOL_IN_REGION = 32,
 };
 
 #endif

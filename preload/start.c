@@ -192,6 +192,7 @@ static void give_back_pages(void)
 __attribute__((constructor)) static void at_load(void)
 {
 	region_load_environment();
+	trace_load();
 	pthread_atfork(NULL, NULL, after_fork_in_child);
 	if (&tms_goinit_start[0] == &tms_goinit_end[0])
 		atomic_store(&go_state, GO_AWAKE);

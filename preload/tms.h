@@ -24,6 +24,11 @@ extern "C" {
 void tms_set_interesting_region(bool on);
 bool tms_get_interesting_region(void);
 
+/* Excluded, the calling thread's allocations are CUDA's own, whatever regions it enters meanwhile: for
+ * calls into libraries that must keep their buffers. See TMS_EXCLUDE for whole libraries. */
+void tms_set_excluded(bool on);
+bool tms_get_excluded(void);
+
 /* Tag of the calling thread's next segments. NULL or "" is "default". The answer of get stays
  * valid for the life of the process. */
 void tms_set_current_tag(const char *tag);
@@ -49,8 +54,9 @@ bool tms_get_enable_incremental_backup(void);
 void tms_set_enable_peer_backup(bool on, int device);
 bool tms_get_enable_peer_backup(int *device);
 
-/* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Another name is
- * refused and changes nothing; see tms_last_error. */
+/* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Both are mapped memory
+ * that is registered, copied at the speed of the link and given back after a resume; the names are kept
+ * for clients that set them. Another name is refused and changes nothing; see tms_last_error. */
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
@@ -101,6 +107,71 @@ uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
  * calling thread's tag and backup. NULL when out of memory. stream is a cudaStream_t. */
 void *tms_torch_malloc(ssize_t size, int device, void *stream);
 void tms_torch_free(void *address, ssize_t size, int device, void *stream);
+
+/* Pools: sub-allocators that carve many allocations out of few segments. kind is "naive", "freelist",
+ * "buddy", "slab", "caching", "bfc" or "paddle"; options are that kind's settings, k=v separated by
+ * commas, NULL for none (vmm/pool/KIND documents them). A pool that is made while the calling thread is
+ * in a region takes pausable segments, with the tag and backup that hold then: it is paused with its
+ * tag, and what it hands out while that is paused can be used after the resume. Outside regions it
+ * takes CUDA's own memory. device -1 is the current one.
+ *
+ * "caching" orders reuse by stream; a pool of any other kind ignores streams, and what is freed must not
+ * be in use by the device any more. Codes are as above: 1 also for an unknown kind, option, pool or
+ * address, 2 when neither the pool nor the device has room; after any error all is as it was. */
+typedef struct tms_pool tms_pool;
+int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device);
+
+/* Of size 0 the address is NULL, and a free of NULL does nothing. stream is a cudaStream_t. */
+int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *stream);
+int tms_pool_free(tms_pool *pool, void *address);
+
+/* Says that another stream uses an allocation, so that a free holds it back until that is done.
+ * "caching" only: 801 for other kinds. */
+int tms_pool_record_stream(tms_pool *pool, void *address, void *stream);
+
+/* Gives back every segment in which nothing is live; *released, unless NULL, is how many bytes. */
+int tms_pool_trim(tms_pool *pool, size_t *released);
+
+/* The pool's statistics as JSON, in the manner of tms_stats_json; 0 for a pool that there is not. */
+size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
+
+/* Gives back all segments, with what is still live in them, and ends the pool. After an error the pool
+ * is there, empty, with what could not be given back. */
+int tms_pool_destroy(tms_pool *pool);
+
+/* A pool for PyTorch, on every device, as torch.cuda.memory.CUDAPluggableAllocator takes it: use
+ * chooses the kind, once, before the first allocation (another choice after it: 1). Memory that is
+ * allocated in a region is pausable, with the tag and backup of the thread. Kinds that ignore streams
+ * have a pool for each stream and for each graph, so any kind is safe for programs that use several. */
+int tms_torch_pool_use(const char *kind, const char *options);
+
+/* malloc and free are PyTorch's two functions. malloc returns NULL when out of memory, which PyTorch
+ * looks at in a torch.cuda.MemPool only: as the current allocator it uses what it gets, so
+ * malloc_or_throw raises PyTorch's RuntimeError, with words that begin "CUDA out of memory". */
+void *tms_torch_pool_malloc(ssize_t size, int device, void *stream);
+void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream);
+void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream);
+
+/* For set_init_fn, set_reset_fn (torch.cuda.empty_cache), set_memory_fraction_fn, set_record_stream_fn,
+ * set_begin_allocate_to_pool, set_end_allocate_to_pool_fn and set_release_pool of PyTorch 2.2 or later.
+ * id is a MempoolId_t, a pair of numbers passed by value. filter is a C++ std::function, which C
+ * cannot call: streams that are being captured into a graph are taken for what it accepts. So graphs
+ * have private pools, and a torch.cuda.MemPool is served from the pool that serves all. Failures are
+ * one line on stderr, as these functions return nothing. */
+struct tms_torch_pool_id {
+	uint64_t first, second;
+};
+void tms_torch_pool_init(int devices);
+void tms_torch_pool_reset(void);
+void tms_torch_pool_memory_fraction(double fraction, int device);
+void tms_torch_pool_record_stream(void *address, void *stream);
+void tms_torch_pool_begin_allocate_to_pool(int device, struct tms_torch_pool_id id, void *filter);
+void tms_torch_pool_end_allocate_to_pool(int device, struct tms_torch_pool_id id);
+void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id);
+
+/* The statistics of what serves PyTorch, as JSON in the manner of tms_stats_json: a list of objects with
+ * device, tag (null: not pausable) and stats. */
+size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 
 /* Words for the calling thread's last failure in this library; "" if there was none. Valid until
  * the thread's next call of the library. */

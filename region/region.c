@@ -93,6 +93,24 @@ static uint64_t environment_number(const char *variable, uint64_t otherwise, uin
 	return otherwise;
 }
 
+/* TMS_DEBUG: names separated by commas. */
+static void environment_debug(void)
+{
+	const char *value = getenv("TMS_DEBUG");
+	for (const char *name = value; name && *name;) {
+		size_t length = strcspn(name, ",");
+		if (length == 6 && strncmp(name, "poison", length) == 0)
+			region_process.poison = true;
+		else if (length == 10 && strncmp(name, "invariants", length) == 0)
+			region_process.invariants = true;
+		else if (length > 0) {
+			complain("TMS_DEBUG", value, "poison, invariants, or both with a comma between");
+			return;
+		}
+		name += length + (name[length] == ',');
+	}
+}
+
 HIDDEN bool region_parse_backend(const char *text, enum region_backend *backend)
 {
 	if (text && strcasecmp(text, "pinned") == 0)
@@ -122,12 +140,17 @@ HIDDEN void region_load_environment(void)
 	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
 	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
 	region_process.verify = environment_bool("TMS_VERIFY");
+	environment_debug();
 
 	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
 	enum region_backend backend = REGION_PINNED;
 	if (value && *value && !region_parse_backend(value, &backend))
 		complain("TMS_INIT_CPU_BACKUP_BACKEND", value, "pinned or mmap; using pinned");
 	region_defaults.backend = backend;
+
+	value = getenv("TMS_EXCLUDE");
+	if (value && *value)
+		region_process.exclude = region_intern(value);
 
 	value = getenv("TMS_DISK_BACKUP_DIR");
 	if (value && *value)
@@ -164,12 +187,31 @@ HIDDEN struct region_settings region_get(void)
 		.incremental = region_delta.incremental ^ region_defaults.incremental,
 		.backend = region_delta.backend ^ region_defaults.backend,
 		.peer = region_delta.peer,
+		.wanted = region_wanted(),
+		.excluded = region_delta.excluded,
 	};
+}
+
+HIDDEN bool region_wanted(void)
+{
+	return region_delta.wanted ^ (region_defaults.active & 1);
+}
+
+static void settle(void)
+{
+	region_delta.active = (region_wanted() && !region_delta.excluded) ^ (region_defaults.active & 1);
 }
 
 HIDDEN void region_set_active(bool on)
 {
-	region_delta.active = on ^ region_defaults.active;
+	region_delta.wanted = on ^ (region_defaults.active & 1);
+	settle();
+}
+
+HIDDEN void region_set_excluded(bool on)
+{
+	region_delta.excluded = on;
+	settle();
 }
 
 HIDDEN void region_set_cpu_backup(bool on)

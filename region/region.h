@@ -14,12 +14,14 @@ enum region_backend { REGION_PINNED = 0, REGION_MMAP = 1 };
 /* What one allocation is to be. */
 struct region_settings {
 	const char *tag; /* interned: valid for the life of the process */
-	bool active;
+	unsigned char active; /* 1: yes; in the defaults also REGION_TRACED */
 	bool cpu_backup;
 	bool disk_backup;
 	bool incremental;
 	unsigned char backend; /* enum region_backend */
 	unsigned char peer;    /* 0: no peer backup; 1: on any device; 2 + ordinal: on that one */
+	bool wanted;           /* as active would be but for excluded */
+	bool excluded;
 };
 
 /* A thread's settings are kept as differences from the defaults, so that a fresh thread's zeroed
@@ -28,7 +30,15 @@ extern __thread struct region_settings region_delta
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
 extern struct region_settings region_defaults __attribute__((visibility("hidden")));
 
+/* With TMS_TRACE every thread's calls are watched, in a region or not: entry points read one flag. */
+enum { REGION_TRACED = 2 };
+
 static inline bool region_active(void)
+{
+	return (region_delta.active ^ region_defaults.active) & 1;
+}
+
+static inline bool region_watched(void)
 {
 	return region_delta.active ^ region_defaults.active;
 }
@@ -42,6 +52,9 @@ struct region_process {
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes; /* REGION_UNSET: as the library sees fit */
 	bool verify;
+	const char *exclude; /* names of libraries, ":" between them; NULL: none */
+	bool poison;     /* TMS_DEBUG */
+	bool invariants; /* TMS_DEBUG */
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
@@ -53,6 +66,12 @@ void region_report_environment(void);
 
 struct region_settings region_get(void);
 void region_set_active(bool on);
+
+/* While a thread is excluded nothing is taken, whatever regions it enters. */
+void region_set_excluded(bool on);
+
+/* What region_set_active was last told, or the default. */
+bool region_wanted(void);
 void region_set_cpu_backup(bool on);
 void region_set_disk_backup(bool on);
 void region_set_incremental(bool on);

@@ -39,6 +39,13 @@ require_cc() {
 	fi
 }
 
+require_cxx() {
+	if ! command -v c++ >/dev/null 2>&1 && ! apt_install g++; then
+		echo "missing: a C++ compiler, for a test (Debian, Ubuntu: apt-get install g++)." >&2
+		exit 1
+	fi
+}
+
 # require_python makes build/venv with the tools that pymodule's "dev" extra names.
 require_python() {
 	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then

@@ -6,6 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 require_go
 require_cc
+require_cxx
 require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
@@ -20,7 +21,7 @@ unformatted=$(gofmt -l cmd forward internal preload region vmm)
 go vet ./...
 go tool staticcheck ./...
 mkdir -p build/_lint
-(cd preload && go tool cgo -objdir ../build/_lint -- -std=gnu11 -I../region -I../forward -I. main.go)
+(cd preload && go tool cgo -objdir ../build/_lint -- -std=gnu11 -I../region -I../forward -I. $(ls *.go | grep -v _test))
 for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built with these flags
 	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/_lint -Ipreload -Iregion -Iforward "$file"
 done

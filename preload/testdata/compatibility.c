@@ -113,6 +113,115 @@ static void captured(const char *name, bool in)
 	EXPECT(cudaFree(ours), 0);
 }
 
+struct prop {
+	int type, handle_types, location_type, location;
+	long rest[2];
+};
+struct access {
+	int location_type, location, flags;
+};
+
+/* A function for memory that a program maps itself; in a region, and where it can be, on paused memory. */
+static void mapping(const char *name, bool in)
+{
+	int (*create)(uint64_t *, size_t, const struct prop *, unsigned long long) =
+		(__typeof__(create))function("cuMemCreate");
+	int (*map)(uintptr_t, size_t, size_t, uint64_t, unsigned long long) = (__typeof__(map))function("cuMemMap");
+	int (*allow)(uintptr_t, size_t, const struct access *, size_t) =
+		(__typeof__(allow))function("cuMemSetAccess");
+	int (*unmap)(uintptr_t, size_t) = (__typeof__(unmap))function("cuMemUnmap");
+	int (*release_handle)(uint64_t) = (__typeof__(release_handle))function("cuMemRelease");
+	int (*discard)(uintptr_t, size_t) = (__typeof__(discard))function("cuMemAddressFree");
+	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
+		(__typeof__(reserve))function("cuMemAddressReserve");
+	const struct prop prop = {1, 1, 1, 0, {0, 0}};
+	const struct access access = {1, 0, 3};
+	const size_t size = 4 * MIB;
+	uintptr_t base = 0;
+	uint64_t handle = 0, again = 0;
+	size_t before = free_bytes();
+	EXPECT(reserve(&base, 4 * size, 0, 0, 0), 0);
+	tms_set_interesting_region(in);
+	tms_set_enable_cpu_backup(in);
+	EXPECT(create(&handle, size, &prop, 0), 0);
+	tms_set_interesting_region(false);
+	EXPECT(map(base, size, 0, handle, 0), 0);
+	EXPECT(allow(base, size, &access, 1), 0);
+	fill((void *)base, size, 1);
+	if (strcmp(name, "cuMemCreate") == 0) {
+		size_t active = free_bytes();
+		EXPECT(tms_pause(NULL), 0);
+		puts(free_bytes() == active + size ? "pausable" : "forwarded");
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled((void *)base, size, 1));
+	} else if (strcmp(name, "cuMemExportToShareableHandle") == 0) {
+		int fd = -1;
+		EXPECT(((int (*)(int *, uint64_t, int, unsigned long long))function(name))(&fd, handle, 1, 0), 0);
+		CHECK(fd >= 0);
+		close(fd);
+		EXPECT(tms_pause(NULL), 0);
+		CHECK(filled((void *)base, size, 1));
+		puts(in ? "works" : "forwarded");
+	} else if (strcmp(name, "cuMemGetAllocationPropertiesFromHandle") == 0) {
+		struct prop got = {0};
+		EXPECT(((int (*)(struct prop *, uint64_t))function(name))(&got, handle), 0);
+		EXPECT(got.handle_types, 1);
+		puts(in ? "works" : "forwarded");
+	} else {
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(sim_stat("handles"), !in);
+		EXPECT(discard(base, 4 * size), 1);
+		if (strcmp(name, "cuMemRetainAllocationHandle") == 0) {
+			EXPECT(((int (*)(uint64_t *, void *))function(name))(&again, (void *)base), 0);
+			CHECK(again == handle);
+			EXPECT(release_handle(again), 0);
+		} else if (strcmp(name, "cuMemMap") == 0) {
+			EXPECT(unmap(base, size), 0);
+			EXPECT(map(base + 2 * size, size, 0, handle, 0), 0);
+			EXPECT(allow(base + 2 * size, size, &access, 1), 0);
+		}
+		bool gone = strcmp(name, "cuMemUnmap") == 0 || strcmp(name, "cuMemRelease") == 0;
+		if (gone) {
+			EXPECT(unmap(base, size), 0);
+			EXPECT(release_handle(handle), 0);
+		}
+		EXPECT(tms_resume(NULL), 0);
+		if (strcmp(name, "cuMemMap") == 0) {
+			CHECK(filled((void *)(base + 2 * size), size, 1));
+			EXPECT(unmap(base + 2 * size, size), 0);
+			EXPECT(map(base, size, 0, handle, 0), 0);
+			EXPECT(allow(base, size, &access, 1), 0);
+		}
+		if (!gone)
+			CHECK(filled((void *)base, size, 1));
+		puts(!in				      ? "forwarded"
+		     : strcmp(name, "cuMemAddressFree") == 0 ? "refused (1)"
+							      : "works");
+		if (gone) {
+			EXPECT(discard(base, 4 * size), 0);
+			EXPECT(free_bytes(), before);
+			return;
+		}
+	}
+	EXPECT(unmap(base, size), 0);
+	EXPECT(release_handle(handle), 0);
+	EXPECT(discard(base, 4 * size), 0);
+	EXPECT(free_bytes(), before);
+}
+
+static bool maps(const char *name)
+{
+	static const char *const names[] = {
+		"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree",
+		"cuMemExportToShareableHandle", "cuMemGetAllocationPropertiesFromHandle",
+		"cuMemRetainAllocationHandle",
+	};
+	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+		if (strcmp(names[i], name) == 0)
+			return true;
+	return false;
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 3);
@@ -121,6 +230,10 @@ int main(int argc, char **argv)
 	void *pointer = NULL;
 	EXPECT(cudaFree(NULL), 0);
 	EXPECT(cudaStreamCreate(&stream), 0);
+	if (maps(name)) {
+		mapping(name, in);
+		return 0;
+	}
 	if (starts(name, "cudaMalloc") || starts(name, "cuMemAlloc")) {
 		size_t before = free_bytes();
 		tms_set_interesting_region(in);

@@ -17,6 +17,8 @@
 #pragma weak tms_set_enable_incremental_backup
 #pragma weak tms_set_enable_peer_backup
 #pragma weak tms_set_progress_callback
+#pragma weak tms_get_excluded
+#pragma weak tms_set_excluded
 #pragma weak tms_get_interesting_region
 #pragma weak tms_get_retain_cpu_backup
 #pragma weak tms_last_error
@@ -35,6 +37,25 @@
 #pragma weak tms_stats_json
 #pragma weak tms_torch_free
 #pragma weak tms_torch_malloc
+#pragma weak tms_pool_create
+#pragma weak tms_pool_destroy
+#pragma weak tms_pool_free
+#pragma weak tms_pool_malloc
+#pragma weak tms_pool_record_stream
+#pragma weak tms_pool_stats_json
+#pragma weak tms_pool_trim
+#pragma weak tms_torch_pool_begin_allocate_to_pool
+#pragma weak tms_torch_pool_end_allocate_to_pool
+#pragma weak tms_torch_pool_free
+#pragma weak tms_torch_pool_init
+#pragma weak tms_torch_pool_malloc
+#pragma weak tms_torch_pool_malloc_or_throw
+#pragma weak tms_torch_pool_memory_fraction
+#pragma weak tms_torch_pool_record_stream
+#pragma weak tms_torch_pool_release_pool
+#pragma weak tms_torch_pool_reset
+#pragma weak tms_torch_pool_stats_json
+#pragma weak tms_torch_pool_use
 #pragma weak tms_version
 
 #include <dirent.h>

@@ -54,6 +54,56 @@ def test_nested_innermost_wins() -> None:
     assert settings() == OUTSIDE
 
 
+def test_exclude() -> None:
+    def taken() -> bool:
+        before = int(cuda._driver.cudasim_stat(b"handles"))
+        pointer = cuda.malloc(8 * cuda.MiB)
+        try:
+            return int(cuda._driver.cudasim_stat(b"handles")) > before
+        finally:
+            cuda.free(pointer)
+
+    with tms.region("outer"):
+        with tms.exclude():
+            assert not taken()
+            with tms.region("inner"):
+                assert not taken()
+                with tms.exclude():
+                    assert not taken()
+                assert not taken()
+        assert taken()
+        with pytest.raises(ZeroDivisionError), tms.exclude():
+            raise ZeroDivisionError
+        assert taken()
+        with tms.exclude(), tms.disable():
+            assert not taken()
+        assert settings() == (True, b"outer", False, False)
+
+        @tms.exclude()
+        def library_call() -> bool:
+            return taken()
+
+        assert not library_call()
+        assert taken()
+    assert settings() == OUTSIDE
+
+
+def test_exclude_is_the_threads_own() -> None:
+    seen = []
+
+    def other() -> None:
+        with tms.region("other"):
+            seen.append(library.tms_get_excluded())
+
+    library.tms_get_excluded.restype = ctypes.c_bool
+    with tms.exclude():
+        assert library.tms_get_excluded()
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    assert seen == [False]
+
+
 def test_restored_after_exception() -> None:
     with pytest.raises(KeyError), tms.region("outer", backup="host"):
         with pytest.raises(ZeroDivisionError), tms.region("inner"), tms.disable():

@@ -28,6 +28,7 @@ class Model:
         self.current = 0
         self.capturing = False
         self.emptied = 0
+        self.snapshot: list[dict[str, object]] = []
         self.listed: list[list[tuple[Id, int | None]]] = [[], []]
         self.uses: list[dict[Id, int]] = [{}, {}]
 
@@ -88,6 +89,7 @@ def fake_torch(model: Model) -> types.ModuleType:
         is_available=lambda: True,
         is_current_stream_capturing=lambda: model.capturing,
         is_initialized=lambda: True,
+        memory_snapshot=lambda: model.snapshot,
     )
     torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
         _cuda_beginAllocateCurrentThreadToPool=model.begin,
@@ -239,12 +241,50 @@ def test_before_pools_were_per_thread(model: Model) -> None:
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They need what PyTorch fetches from the driver to be ours."""
     monkeypatch.setenv(variable, "max_split_size_mb:512, expandable_segments:True")
-    with pytest.raises(tms.NotSupportedError, match=f"{variable} is .*Start the process without"):
+    monkeypatch.setattr(load(), "interposes", False)
+    with pytest.raises(tms.NotSupportedError, match=f"{variable} is .*Start the process with"):
         tms.region("weights").__enter__()
+    monkeypatch.setattr(load(), "interposes", True)
+    with tms.region("weights"):
+        assert model.serving() is not None
+    monkeypatch.setattr(load(), "interposes", False)
     monkeypatch.setenv(variable, "expandable_segments:False")
     with tms.region("weights"):
         assert model.serving() is not None
+
+
+def test_exclude_wins_over_regions_within(model: Model) -> None:
+    with tms.exclude(), tms.region("within"):
+        assert model.serving() is None
+    with tms.region("outer"):
+        outer = model.serving()
+        with tms.exclude():
+            assert model.serving() is None
+            with tms.region("within"), tms.disable(), tms.exclude():
+                assert model.serving() is None
+            with tms.region("within"):
+                assert model.serving() is None
+            assert model.serving() is None
+        assert model.serving() == outer
+        with tms.region("inner"):
+            assert model.serving() not in (None, outer)
+
+
+def test_exclude_where_all_is_pausable(model: Model) -> None:
+    """As with TMS_INIT_ENABLE: PyTorch's default pool holds pausable memory."""
+    library = load()
+    library.active = True
+    try:
+        with tms.exclude():
+            plain = model.serving()
+            assert plain is not None
+            with tms.region("within"):
+                assert model.serving() == plain
+        assert model.serving() is None
+    finally:
+        library.active = False
 
 
 def test_other_allocators(model: Model) -> None:
@@ -283,6 +323,43 @@ def test_empty_cache(model: Model) -> None:
     tms.empty_cache()
     assert len(model.retired()) == 3
     assert all(count == 0 for uses in model.uses for count in uses.values())
+
+
+def test_empty_cache_with_expandable_segments(model: Model) -> None:
+    """A pool of them can't be retired while it holds a tensor, whatever the order of things."""
+
+    def segment(pool: Id | None, active: int, expandable: bool = True) -> dict[str, object]:
+        return {"segment_pool_id": pool, "active_size": active, "is_expandable": expandable}
+
+    served = {}
+    for tag in ("used", "free", "plain"):
+        with tms.region(tag):
+            served[tag] = model.serving()
+    model.snapshot = [
+        segment((0, 0), 5),
+        segment(served["used"], 512),
+        segment(served["used"], 0),
+        segment(served["free"], 0),
+        segment(served["plain"], 512, expandable=False),
+    ]
+    tms.empty_cache()
+    assert model.retired() == {served["free"], served["plain"]}
+    with tms.region("used"):
+        assert model.serving() == served["used"]
+    pools = _torch.region_pools()
+    assert pools is not None
+    ((pool,),) = pools.known().values()
+    _torch.dispose(pool)  # idle and used
+    assert served["used"] not in model.retired()
+    with _torch.routed_to(pool.key, plain_by_default=True):
+        pools.drop(pool)  # entered and used
+    assert served["used"] not in model.retired()
+    with tms.region("used"):
+        assert model.serving() == served["used"]
+    model.snapshot = []
+    tms.empty_cache()
+    assert served["used"] in model.retired()
+    assert pools.known() == {}
 
 
 def test_resume_gives_back_what_pytorch_caches(model: Model) -> None:

@@ -40,9 +40,11 @@ from ._errors import (
     TmsError,
 )
 from ._library import library_path
+from ._pool import Pool, allocator, allocator_stats, pool, use_allocator
 from ._progress import Progress
-from ._region import disable, region
+from ._region import disable, exclude, region
 from ._subprocess import configure_subprocess
+from ._trace import trace_from_memory_history
 from ._version import version
 
 __all__ = [
@@ -56,23 +58,30 @@ __all__ = [
     "NotPreloadedError",
     "NotSupportedError",
     "OutOfMemoryError",
+    "Pool",
     "Progress",
     "ProgressStats",
     "Stats",
     "TagStats",
     "TmsError",
+    "allocator",
+    "allocator_stats",
     "configure_subprocess",
     "cuda_graph",
     "disable",
     "empty_cache",
+    "exclude",
     "library_path",
     "pause",
     "paused",
+    "pool",
     "prepare",
     "region",
     "resume",
     "set_disk_backup_dir",
     "stats",
+    "trace_from_memory_history",
     "trim",
+    "use_allocator",
     "version",
 ]

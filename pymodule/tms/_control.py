@@ -55,6 +55,16 @@ class DeviceStats(TypedDict):
     device: int
     total_bytes: int
     free_bytes: int
+    live_bytes: int
+    """Used by allocations of regions, as asked for."""
+    slack_bytes: int
+    """Held by regions beyond that."""
+    pool_bytes: int
+    """Held by pools of tms that took theirs from cudaMalloc."""
+    backup_bytes: int
+    """Used by contents of other devices that wait here (backup="peer")."""
+    untracked_bytes: int
+    """Used by anything else: CUDA itself, ordinary allocations, other processes."""
     tags: list[TagStats]
     progress: ProgressStats | None
     """None while no pause or resume works on the device."""

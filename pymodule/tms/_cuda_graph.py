@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -76,6 +79,7 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
     captured = torch.cuda.graph(
         graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
     )
+    _warn_of_registered_buffers()
     active = library.active
     with _torch.set_aside():
         # What entering and leaving takes, a random generator's state for one, is not the region's.
@@ -85,3 +89,25 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
                 yield
         finally:
             library.active = active
+
+
+_warned = False
+
+
+def _warn_of_registered_buffers() -> None:
+    """Once: NCCL registers the buffers of collectives that a graph captures, by physical memory."""
+    global _warned
+    distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
+    initialized = getattr(distributed, "is_initialized", None)
+    if _warned or initialized is None or not initialized():
+        return
+    if os.environ.get("NCCL_GRAPH_REGISTER") == "0" or distributed.get_backend() != "nccl":
+        return
+    _warned = True
+    warnings.warn(
+        "NCCL registers the buffers of collectives in a CUDA graph, and a registration does not "
+        "survive a pause. Set NCCL_GRAPH_REGISTER=0 before starting, or capture such graphs anew "
+        "after a resume.",
+        RuntimeWarning,
+        stacklevel=4,
+    )

@@ -62,20 +62,12 @@ class Library:
     """Whether it was preloaded, so that CUDA's functions are its own; see `attach`."""
 
     def __init__(self, process: ctypes.CDLL) -> None:
-        def bind(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-            try:
-                function = process[name]
-            except AttributeError:
-                raise TmsError(
-                    f"The preloaded library has no {name}: it is another version of libtms.so, "
-                    f"or another library. Preload {_path_or_advice()} instead."
-                ) from None
-            function.restype = result
-            function.argtypes = list(arguments)
-            return function
-
+        self._process = process
+        bind = self.bind
         self._set_active = bind("tms_set_interesting_region", None, ctypes.c_bool)
         self._get_active = bind("tms_get_interesting_region", ctypes.c_bool)
+        self._set_excluded = bind("tms_set_excluded", None, ctypes.c_bool)
+        self._get_excluded = bind("tms_get_excluded", ctypes.c_bool)
         self._set_tag = bind("tms_set_current_tag", None, ctypes.c_char_p)
         self._get_tag = bind("tms_get_current_tag", ctypes.c_char_p)
         self._set_cpu_backup = bind("tms_set_enable_cpu_backup", None, ctypes.c_bool)
@@ -101,6 +93,28 @@ class Library:
         self.incremental_by_default = self.incremental
         """As the environment says; regions change it for their thread."""
 
+    def bind(self, name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
+        """A function of the library, with its result's and arguments' types."""
+        try:
+            function = self._process[name]
+        except AttributeError:
+            raise TmsError(
+                f"The preloaded library has no {name}: it is another version of libtms.so, "
+                f"or another library. Preload {_path_or_advice()} instead."
+            ) from None
+        function.restype = result
+        function.argtypes = list(arguments)
+        return function
+
+    def address_of(self, name: str) -> int:
+        """Where a function of the library is, for those who call it by that."""
+        return ctypes.cast(self._process[name], ctypes.c_void_p).value or 0
+
+    @property
+    def last_error(self) -> str:
+        """The library's words for this thread's last failure."""
+        return bytes(self._last_error()).decode(errors="replace")
+
     @property
     def active(self) -> bool:
         """Whether this thread's allocations are pausable."""
@@ -109,6 +123,15 @@ class Library:
     @active.setter
     def active(self, on: bool) -> None:
         self._set_active(on)
+
+    @property
+    def excluded(self) -> bool:
+        """Whether this thread's allocations are ordinary, whatever `active` says."""
+        return bool(self._get_excluded())
+
+    @excluded.setter
+    def excluded(self, on: bool) -> None:
+        self._set_excluded(on)
 
     @property
     def tag(self) -> bytes:
@@ -193,7 +216,7 @@ class Library:
     def _check(self, code: int, doing: str, tag: str | None) -> None:
         if code:
             what = "all tags" if tag is None else f"tag {tag!r}"
-            raise from_code(code, f"{doing} {what}", self._last_error().decode(errors="replace"))
+            raise from_code(code, f"{doing} {what}", self.last_error)
 
 
 _loaded: Library | None = None

@@ -43,8 +43,8 @@ def region(
         TypeError, ValueError: bad arguments.
         NotPreloadedError: libtms.so is not in this process.
         NotSupportedError: PyTorch's allocator is set up in a way that can't be paused
-            (expandable_segments:True, backend:cudaMallocAsync, a pluggable allocator), or has no
-            memory pools (before PyTorch 2.6).
+            (backend:cudaMallocAsync, a pluggable allocator), or has no memory pools (before
+            PyTorch 2.6).
 
     With PyTorch, import it before entering a region. Its caching allocator hands out memory from
     segments that it got earlier, so tensors of a region are served from a `torch.cuda.MemPool`
@@ -60,6 +60,10 @@ def region(
       `release_cached_blocks`);
     - while the current stream is being captured into a CUDA graph, the graph's own pool is used,
       and the memory that it takes from the device meanwhile is pausable;
+    - with expandable_segments:True PyTorch maps memory itself, with driver functions that
+      libtms.so hands it; what it maps for a region's pool is the region's. Memory of tensors that
+      were sent to another process stays as it is from then on: a pause frees nothing of it; and
+      `tms.empty_cache` gives a region's cache back only when no tensor is left in its pool;
     - before PyTorch 2.8 pools are not per thread: other threads' tensors go into the pool too.
     """
     kind = check_backup(backup)
@@ -106,6 +110,34 @@ def _disable() -> Iterator[None]:
             yield
         finally:
             library.active = before
+
+
+def exclude() -> _GeneratorContextManager[None]:
+    """Takes this thread out of all regions for the body, also out of those that it enters there.
+
+    A context manager, and a decorator; for calls into libraries that must keep their buffers, such
+    as those that hand them to other processes or to a network card. Like `disable` it makes
+    PyTorch's tensors ordinary too, from another pool than the region's. A region entered within
+    `disable` counts; one entered within `exclude` does nothing. TMS_EXCLUDE in the environment does
+    so for whole libraries, in every thread: file names, with ":" between them
+    (libnccl.so.2:libfoo.so).
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+    """
+    return _exclude()
+
+
+@contextlib.contextmanager
+def _exclude() -> Iterator[None]:
+    library = load()
+    before = library.excluded
+    with _torch.routed_to(None, plain_by_default=not library.active):
+        library.excluded = True
+        try:
+            yield
+        finally:
+            library.excluded = before
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,10 @@ the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
 - A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
   object counts on the device it was made on; on the others the first use is kept. At 0 the free
   segments in it are what torch.cuda.empty_cache() releases, and it can't be used any more.
+- With expandable_segments:True a pool without an allocator of its own has segments that PyTorch
+  maps chunk by chunk (`try_allocate_expandable_block`). The pool is destroyed when as many
+  stretches have been unmapped as were mapped, whatever is left in it, so such a pool's use count
+  goes to 0 only when nothing in it is in use.
 - A graph capture has its own entry on the list. It is left alone, because blocks freed during a
   capture must not go to anyone but that graph.
 """
@@ -30,6 +34,7 @@ from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 from ._errors import NotSupportedError
+from ._library import load
 
 PoolKey = Optional[tuple[object, ...]]
 """What a region's memory has in common, its tag first; None: memory that is not pausable."""
@@ -41,7 +46,8 @@ _Route = Callable[[int, tuple[int, int]], None]
 def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]:
     """Serves this thread's CUDA tensors in the body from a pool of `key` and from no other.
 
-    The pool is the context's value; None where PyTorch's default pool or a graph's serves.
+    The pool is the context's value; None where PyTorch's default pool or a graph's serves, or
+    what `tms.exclude` has chosen.
 
     Args:
         plain_by_default: whether this thread's allocations were ordinary, not pausable, on
@@ -51,7 +57,7 @@ def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]
         NotSupportedError: PyTorch is set up so that its memory can't be paused.
     """
     torch = _torch_with_cuda()
-    if torch is None or torch.cuda.is_current_stream_capturing():
+    if torch is None or _serves_all or torch.cuda.is_current_stream_capturing() or load().excluded:
         yield None
         return
     pools = _pools_of(torch)
@@ -59,13 +65,47 @@ def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]
         _thread.plain_by_default = plain_by_default
     ordinary = key is None and _thread.plain_by_default
     pool = None if ordinary else pools.take(key, _thread.entered)
+    with _served_from(pools, pool):
+        yield pool
+
+
+@contextlib.contextmanager
+def served_by(key: tuple[object, ...], allocator: object) -> Iterator[None]:
+    """Serves this thread's CUDA tensors in the body from a pool with an allocator of its own.
+
+    Args:
+        key: what the memory has in common; the same for the same allocator only.
+        allocator: what `torch.cuda.MemPool` takes as one.
+
+    Raises:
+        NotSupportedError: there is no CUDA device for PyTorch, or no memory pools.
+    """
+    torch = _torch_with_cuda()
+    if torch is None:
+        raise NotSupportedError("PyTorch has no CUDA device here, so there is no memory to serve.")
+    pools = _pools_of(torch)
+    with _served_from(pools, pools.take(key, _thread.entered, allocator)):
+        yield
+
+
+_serves_all = False
+
+
+def serve_all() -> None:
+    """Says that PyTorch's allocator is one of ours, which looks at regions by itself."""
+    global _serves_all
+    _serves_all = True
+
+
+@contextlib.contextmanager
+def _served_from(pools: _Pools, pool: _Pool | None) -> Iterator[None]:
     try:
         with set_aside():
             if pool:
                 pool.begin()
             _thread.entered.append(pool)
             try:
-                yield pool
+                yield
             finally:
                 _thread.entered.pop()
                 if pool:
@@ -207,6 +247,10 @@ class _Pool:
                 self._functions.release(device, self._id)
             self._counted_on.add(device)
 
+    def retirable(self, in_use: set[tuple[int, int]]) -> bool:
+        """Whether `retire` does no harm; `in_use` is from `_expandable_in_use`."""
+        return self._id not in in_use
+
     def retire(self) -> None:
         """Takes the use count to 0: what is free in the pool is ordinary cache from here on."""
         for device in self._counted_on:
@@ -225,7 +269,7 @@ class _Pools:
         self._idle: dict[PoolKey, list[_Pool]] = {}
         self._known: dict[PoolKey, list[_Pool]] = {}
 
-    def take(self, key: PoolKey, entered: list[_Pool | None]) -> _Pool:
+    def take(self, key: PoolKey, entered: list[_Pool | None], allocator: object = None) -> _Pool:
         """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
         for own in entered:
             if own and own.key == key:
@@ -234,25 +278,31 @@ class _Pools:
             idle = self._idle.get(key)
             if idle:
                 return idle.pop()
-            pool = _Pool(key, self._torch, self._functions)
+            memory = self._torch.cuda.MemPool(allocator) if allocator else None
+            pool = _Pool(key, self._torch, self._functions, memory)
             self._known.setdefault(key, []).append(pool)
             return pool
 
     def give_back(self, pool: _Pool) -> None:
         """Lets other threads take `pool`."""
         with self._lock:
-            if pool.dropped:
+            if pool.dropped and pool.retirable(_expandable_in_use(self._torch)):
                 pool.retire()
-            else:
-                self._idle.setdefault(pool.key, []).append(pool)
+                return
+            if pool.dropped:
+                pool.dropped = False
+                self._known.setdefault(pool.key, []).append(pool)
+            self._idle.setdefault(pool.key, []).append(pool)
 
     def retire_idle(self) -> None:
         """Retires the pools that no thread is in; the next region gets a new one."""
+        in_use = _expandable_in_use(self._torch)
         with self._lock:
             for key, pools in self._idle.items():
-                while pools:
-                    pools[-1].retire()
-                    self._known[key].remove(pools.pop())
+                for pool in [pool for pool in pools if pool.retirable(in_use)]:
+                    pool.retire()
+                    pools.remove(pool)
+                    self._known[key].remove(pool)
 
     def known(self) -> dict[PoolKey, list[_Pool]]:
         """The pools that are not retired, by key, the oldest first."""
@@ -264,9 +314,11 @@ class _Pools:
         with self._lock:
             if pool not in self._known.get(pool.key, ()):
                 return  # retired meanwhile
+            idle = self._idle.get(pool.key, [])
+            if pool in idle and not pool.retirable(_expandable_in_use(self._torch)):
+                return
             self._known[pool.key].remove(pool)
             pool.dropped = True
-            idle = self._idle.get(pool.key, [])
             if pool in idle:
                 idle.remove(pool)
                 pool.retire()
@@ -277,6 +329,15 @@ class _Pools:
         with self._lock:
             self._known.setdefault(key, []).append(pool)
             self._idle.setdefault(key, []).append(pool)
+
+
+def _expandable_in_use(torch: Any) -> set[tuple[int, int]]:
+    """The pools with expandable segments in which something is allocated."""
+    return {
+        tuple(segment["segment_pool_id"])
+        for segment in torch.cuda.memory_snapshot()
+        if segment["is_expandable"] and segment["active_size"]
+    }
 
 
 _pools: _Pools | None = None
@@ -292,19 +353,24 @@ def _pools_of(torch: Any) -> _Pools:
 
 
 def refuse_expandable_segments() -> None:
-    """NotSupportedError where PyTorch maps its memory itself, from its own settings."""
+    """NotSupportedError where PyTorch maps its memory itself, for when nothing is interposed.
+
+    Regions then use pools with an allocator of their own, where most versions of PyTorch refuse
+    expandable segments (c10/cuda/CUDACachingAllocator.cpp, `alloc_block`).
+    """
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         settings = os.environ.get(variable, "")
         if re.search(r"expandable_segments\s*:\s*True", settings, re.IGNORECASE):
             raise NotSupportedError(
-                f"{variable} is {settings!r}: expandable_segments is not supported, because then "
-                "PyTorch maps its memory itself instead of calling cudaMalloc, so a region could "
-                "not be paused. Start the process without expandable_segments:True.",
+                f"{variable} is {settings!r}: expandable_segments is not supported with hook_mode "
+                "'torch', because then PyTorch maps its memory itself. Start the process with "
+                "LD_PRELOAD and hook_mode 'preload', or without expandable_segments:True.",
             )
 
 
 def _refuse_what_cannot_be_paused(torch: Any) -> None:
-    refuse_expandable_segments()
+    if not load().interposes:
+        refuse_expandable_segments()
     if not hasattr(torch.cuda, "MemPool"):
         raise NotSupportedError(
             f"PyTorch {torch.__version__} has no memory pools to keep pausable and ordinary "

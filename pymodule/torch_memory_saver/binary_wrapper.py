@@ -9,10 +9,20 @@ from tms._library import PROGRESS
 
 _TEXT, _BOOL, _CODE = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
+_HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+
+
+class _GraphPool(ctypes.Structure):
+    """tms_torch_pool_id."""
+
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
 
 _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, as in tms.h
     "tms_set_interesting_region": (None, _BOOL),
     "tms_get_interesting_region": (_BOOL,),
+    "tms_set_excluded": (None, _BOOL),
+    "tms_get_excluded": (_BOOL,),
     "tms_set_current_tag": (None, _TEXT),
     "tms_get_current_tag": (_TEXT,),
     "tms_set_enable_cpu_backup": (None, _BOOL),
@@ -44,6 +54,25 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, a
         ctypes.c_int,
         ctypes.c_void_p,
     ),
+    "tms_pool_create": (_CODE, _OUT, _TEXT, _TEXT, ctypes.c_int),
+    "tms_pool_malloc": (_CODE, _HANDLE, _OUT, ctypes.c_size_t, _HANDLE),
+    "tms_pool_free": (_CODE, _HANDLE, _HANDLE),
+    "tms_pool_record_stream": (_CODE, _HANDLE, _HANDLE, _HANDLE),
+    "tms_pool_trim": (_CODE, _HANDLE, ctypes.POINTER(ctypes.c_size_t)),
+    "tms_pool_stats_json": (ctypes.c_size_t, _HANDLE, _TEXT, ctypes.c_size_t),
+    "tms_pool_destroy": (_CODE, _HANDLE),
+    "tms_torch_pool_use": (_CODE, _TEXT, _TEXT),
+    "tms_torch_pool_malloc": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_malloc_or_throw": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_free": (None, _HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_init": (None, ctypes.c_int),
+    "tms_torch_pool_reset": (None,),
+    "tms_torch_pool_memory_fraction": (None, ctypes.c_double, ctypes.c_int),
+    "tms_torch_pool_record_stream": (None, _HANDLE, _HANDLE),
+    "tms_torch_pool_begin_allocate_to_pool": (None, ctypes.c_int, _GraphPool, _HANDLE),
+    "tms_torch_pool_end_allocate_to_pool": (None, ctypes.c_int, _GraphPool),
+    "tms_torch_pool_release_pool": (None, ctypes.c_int, _GraphPool),
+    "tms_torch_pool_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
     "tms_last_error": (_TEXT,),
     "tms_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
     "tms_version": (_TEXT,),

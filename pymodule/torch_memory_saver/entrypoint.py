@@ -27,7 +27,7 @@ class TorchMemorySaver:
 
     Every method initializes the instance on first use, which raises NotPreloadedError with
     hook_mode "preload" in a process without the library, and NotSupportedError (a RuntimeError)
-    with expandable_segments:True.
+    with hook_mode "torch" and expandable_segments:True.
     """
 
     def __init__(self) -> None:
@@ -183,10 +183,11 @@ class _TorchMemorySaverImpl:
     """What the process has been initialized with."""
 
     def __init__(self, hook_mode: HookMode = "preload") -> None:
-        _torch.refuse_expandable_segments()
         self._hook_mode = hook_mode
         self._hook_util = HookUtilBase.create(hook_mode)
         path = self._hook_util.get_path_binary()
+        if path is not None:
+            _torch.refuse_expandable_segments()
         self._binary_wrapper = BinaryWrapper(path)
         self._library = load() if path is None else attach(self._binary_wrapper.cdll)
         if hook_mode == "torch":

@@ -135,18 +135,19 @@ def test_not_preloaded() -> None:
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable: str) -> None:
-    """A RuntimeError at first use, with the words that clients look for."""
-    out = output(
-        """
+    """With hook_mode "torch" an error at first use, with the words that clients look for."""
+    use = """
         from torch_memory_saver import torch_memory_saver as saver
+        saver.hook_mode = "{}"
         try:
             saver.memory_margin_bytes = 0
         except RuntimeError as error:
             print("expandable_segments is not supported" in str(error))
-        """,
-        **{variable: "expandable_segments:True"},
-    )
-    assert out == "True\n"
+        """
+    setting = {variable: "expandable_segments:True"}
+    assert output(use.format("torch"), preloaded=False, **setting) == "True\n"
+    assert output(use.format("torch"), preloaded=True, **setting) == ""
+    assert output(use.format("preload"), preloaded=True, **setting) == ""
 
 
 SETTINGS = """

@@ -212,24 +212,6 @@ print(weights[-1:].cpu().item())
     assert done.stdout == "True 4\n5\n", done.stderr
 
 
-def test_expandable_segments_are_refused() -> None:
-    program = "import torch, tms\nwith tms.region(): pass"
-    for variable in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
-        environment = dict(os.environ)
-        environment[variable] = "expandable_segments:True"
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 1
-        assert "NotSupportedError" in done.stderr
-        assert variable in done.stderr
-
-
 def test_other_backends_are_refused() -> None:
     done = subprocess.run(
         [sys.executable, "-c", "import torch, tms\nwith tms.region(): pass"],

@@ -32,6 +32,13 @@ func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(
 
 // Allocate is pool.Source.Allocate.
 func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
+	if address, err = p.allocate(size); err == nil {
+		p.engine.NotePool(p.ordinal, int64(size))
+	}
+	return address, err
+}
+
+func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	if p.state().Capturing {
 		err = p.relaxed(func() error {
 			address, err = p.malloc(size)
@@ -50,13 +57,17 @@ func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
 
 // Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:
 // then the memory goes at a later call.
-func (p *Plain) Free(address uintptr, _ uint64) error {
+func (p *Plain) Free(address uintptr, size uint64) error {
 	if p.state().Capturing {
 		p.late = append(p.late, address)
-		return nil
+	} else {
+		p.freeLate()
+		if err := p.free(address); err != nil {
+			return err
+		}
 	}
-	p.freeLate()
-	return p.free(address)
+	p.engine.NotePool(p.ordinal, -int64(size))
+	return nil
 }
 
 // freeLate frees what captures held up and reports whether anything went.

@@ -7,7 +7,14 @@ import cuda as runtime
 
 from . import _memory, memory
 from ._graph import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
-from ._memory import MemPool, current_device, empty_cache, set_device, use_mem_pool
+from ._memory import (
+    MemPool,
+    current_device,
+    empty_cache,
+    memory_snapshot,
+    set_device,
+    use_mem_pool,
+)
 
 __all__ = [
     "CUDAGraph",
@@ -18,6 +25,7 @@ __all__ = [
     "graph_pool_handle",
     "is_current_stream_capturing",
     "memory",
+    "memory_snapshot",
     "set_device",
     "use_mem_pool",
 ]

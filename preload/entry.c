@@ -1,0 +1,87 @@
+/* entry is the core of functions that a program asks CUDA for by name, as PyTorch does for those of the
+ * driver: where it would get one that mapping.c stands in front of, it gets ours. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "forward.h"
+
+#include <string.h>
+
+int cuMemAddressFree(uintptr_t, size_t);
+int cuMemCreate(uint64_t *, size_t, const void *, unsigned long long);
+int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
+int cuMemGetAllocationPropertiesFromHandle(void *, uint64_t);
+int cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+int cuMemRelease(uint64_t);
+int cuMemRetainAllocationHandle(uint64_t *, void *);
+int cuMemSetAccess(uintptr_t, size_t, const void *, size_t);
+int cuMemUnmap(uintptr_t, size_t);
+int cuGetProcAddress(const char *, void **, int, uint64_t);
+int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+
+/* All of these have had one signature since there are such functions (11.2). */
+static const struct {
+	const char *name;
+	void *function;
+} entries[] = {
+#define ENTRY(name) {#name, (void *)name}
+	ENTRY(cuMemAddressFree),
+	ENTRY(cuMemCreate),
+	ENTRY(cuMemExportToShareableHandle),
+	ENTRY(cuMemGetAllocationPropertiesFromHandle),
+	ENTRY(cuMemMap),
+	ENTRY(cuMemRelease),
+	ENTRY(cuMemRetainAllocationHandle),
+	ENTRY(cuMemSetAccess),
+	ENTRY(cuMemUnmap),
+#undef ENTRY
+};
+enum { PROC_ADDRESS_V2_SINCE = 12000 };
+
+static void *ours(const char *name, int version)
+{
+	for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
+		if (strcmp(entries[i].name, name) == 0)
+			return entries[i].function;
+	if (strcmp(name, "cuGetProcAddress") == 0)
+		return version >= PROC_ADDRESS_V2_SINCE ? (void *)cuGetProcAddress_v2 : (void *)cuGetProcAddress;
+	return NULL;
+}
+
+static int found(int code, const char *name, void **function, int version)
+{
+	void *mine = code == SUCCESS && name && function && *function ? ours(name, version) : NULL;
+	if (mine)
+		*function = mine;
+	return code;
+}
+
+EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+	return found(forward_cuGetProcAddress(name, function, version, flags), name, function, version);
+}
+
+EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+	return found(forward_cuGetProcAddress_v2(name, function, version, flags, status), name, function, version);
+}
+
+/* The version that cudaGetDriverEntryPoint means is libcudart's own: 12 or later. */
+#define RUNTIME(suffix)                                                                            \
+	EXPORT int cudaGetDriverEntryPoint##suffix(const char *name, void **function,              \
+						   unsigned long long flags, int *status)          \
+	{                                                                                          \
+		int code = forward_cudaGetDriverEntryPoint##suffix(name, function, flags, status); \
+		return found(code, name, function, PROC_ADDRESS_V2_SINCE);                         \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cudaGetDriverEntryPointByVersion##suffix(const char *name, void **function,     \
+							    unsigned version,                      \
+							    unsigned long long flags, int *status) \
+	{                                                                                          \
+		int code = forward_cudaGetDriverEntryPointByVersion##suffix(name, function, version, flags, \
+									    status);               \
+		return found(code, name, function, (int)version);                                  \
+	}
+
+RUNTIME()
+RUNTIME(_ptsz)

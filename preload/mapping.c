@@ -1,0 +1,141 @@
+/* mapping is the core of memory that a program makes and maps itself (PyTorch's expandable segments): in a
+ * region the engine makes it, under numbers of its own, and pauses it like any other. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "_cgo_export.h"
+#include "forward.h"
+#include "region.h"
+
+HIDDEN _Atomic bool mapping_tracked;
+
+/* The beginning of CUmemAllocationProp. */
+struct prop {
+	int type, handle_types;
+	int location_type, location;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+enum { TYPE_PINNED = 1, LOCATION_DEVICE = 1 };
+
+/* usage: memory for sparse arrays is not mapped at addresses. */
+static bool can_be_paused(const struct prop *prop)
+{
+	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
+}
+
+static int try_create(uint64_t *handle, size_t size, const struct prop *prop)
+{
+	struct region_settings settings = region_get();
+	sigset_t saved;
+	int code = go_enter(&saved);
+	if (code == SUCCESS) {
+		code = tmsMemCreate(handle, size, (void *)prop, prop->location, (char *)settings.tag,
+				    malloc_flags(settings), settings.peer - 2,
+				    atomic_load(&region_process.margin_bytes));
+		go_leave(&saved);
+	}
+	return code;
+}
+
+static int create(uint64_t *handle, size_t size, const struct prop *prop)
+{
+	uint64_t number = 0;
+	int code = try_create(&number, size, prop);
+	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && reclaim_on(prop->location, size))
+		code = try_create(&number, size, prop);
+	if (code == SUCCESS) {
+		atomic_store(&mapping_tracked, true);
+		*handle = number;
+	}
+	return code;
+}
+
+static int create_plain(uint64_t *handle, size_t size, const struct prop *prop, unsigned long long flags)
+{
+	int code = forward_cuMemCreate(handle, size, prop, flags);
+	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && can_be_paused(prop) && reclaim_on(prop->location, size))
+		code = forward_cuMemCreate(handle, size, prop, flags);
+	return code;
+}
+
+EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags)
+{
+	if (likely(!TAKING()) || !handle || flags || !can_be_paused(prop))
+		return create_plain(handle, size, prop, flags);
+	return create(handle, size, prop);
+}
+
+/* The engine's answer; the driver's where nothing of a region is concerned. */
+#define TRACKED(ours, plain)                                                                       \
+	({                                                                                         \
+		int answer_ = NOT_OURS;                                                            \
+		sigset_t saved_;                                                                   \
+		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)) &&      \
+		    (answer_ = go_enter(&saved_)) == SUCCESS) {                                    \
+			answer_ = ours;                                                            \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		answer_ == NOT_OURS ? (plain) : answer_;                                           \
+	})
+
+EXPORT int cuMemRelease(uint64_t handle)
+{
+	return TRACKED(tmsMemRelease(handle), forward_cuMemRelease(handle));
+}
+
+EXPORT int cuMemMap(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
+{
+	return TRACKED(tmsMemMap(address, size, offset, handle, flags),
+		       forward_cuMemMap(address, size, offset, handle, flags));
+}
+
+EXPORT int cuMemUnmap(uintptr_t address, size_t size)
+{
+	return TRACKED(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size));
+}
+
+EXPORT int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count)
+{
+	return TRACKED(tmsMemSetAccess(address, size, (void *)access, count),
+		       forward_cuMemSetAccess(address, size, access, count));
+}
+
+EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
+{
+	return TRACKED(tmsMemAddressFree(address, size), forward_cuMemAddressFree(address, size));
+}
+
+EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
+{
+	return TRACKED(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
+		       forward_cuMemRetainAllocationHandle(handle, address));
+}
+
+/* What is to be done with the driver's handle. */
+struct mapping_use {
+	void *out;
+	int type; /* of an export; 0: the properties are asked for */
+	unsigned long long flags;
+};
+
+HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
+{
+	if (use->type == 0)
+		return forward_cuMemGetAllocationPropertiesFromHandle(use->out, handle);
+	return forward_cuMemExportToShareableHandle(use->out, handle, use->type, use->flags);
+}
+
+EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
+{
+	struct mapping_use use = {shareable, type, flags};
+	return TRACKED(type ? tmsMemUse(handle, true, &use) : NOT_OURS,
+		       forward_cuMemExportToShareableHandle(shareable, handle, type, flags));
+}
+
+EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
+{
+	struct mapping_use use = {.out = prop};
+	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
+}

@@ -1,0 +1,273 @@
+/* pool is the core of the doors to sub-allocators: of C programs, and of PyTorch. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "_cgo_export.h"
+#include "forward.h"
+#include "region.h"
+#include "tms.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Calls f with a CUDA function's device current, and puts the thread's own back. */
+#define ON_DEVICE(device, call)                                                                    \
+	({                                                                                         \
+		int own_ = (device), called_ = forward_cudaGetDevice(&own_);                       \
+		if (called_ == SUCCESS && own_ != (device))                                        \
+			called_ = forward_cudaSetDevice(device);                                   \
+		if (called_ == SUCCESS)                                                            \
+			called_ = call;                                                            \
+		if (own_ != (device))                                                              \
+			forward_cudaSetDevice(own_);                                               \
+		called_;                                                                           \
+	})
+
+HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device)
+{
+	int code = ON_DEVICE(device, forward_cudaMalloc(pointer, size));
+	if (code != SUCCESS)
+		forward_cudaGetLastError(); /* the pool's answer tells of it */
+	return code;
+}
+
+HIDDEN int pool_cuda_free(uintptr_t pointer, int device)
+{
+	return ON_DEVICE(device, forward_cudaFree((void *)pointer));
+}
+
+HIDDEN bool pool_is_captured(uintptr_t stream)
+{
+	int status = 0;
+	return forward_cudaStreamIsCapturing((void *)stream, &status) == SUCCESS && status != 0;
+}
+
+HIDDEN bool pool_capturing(void)
+{
+	return atomic_load(&captures) != 0;
+}
+
+HIDDEN uint64_t pool_margin(void)
+{
+	return atomic_load(&region_process.margin_bytes);
+}
+
+/* Of the calling thread: what makes its memory pausable; 0 outside regions. */
+static unsigned pool_flags(struct region_settings settings)
+{
+	return settings.active ? POOL_IN_REGION | (malloc_flags(settings) & ~(unsigned)MALLOC_CAPTURING) : 0;
+}
+
+#define IN_GO(call)                                                                                \
+	({                                                                                         \
+		sigset_t saved_;                                                                   \
+		int entered_ = go_enter(&saved_);                                                  \
+		if (entered_ == SUCCESS) {                                                         \
+			entered_ = call;                                                           \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		entered_;                                                                          \
+	})
+
+EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device)
+{
+	struct region_settings settings = region_get();
+	uintptr_t handle = 0;
+	int code = SUCCESS;
+	if (!pool || !kind)
+		return error_fail(ERROR_INVALID_VALUE, "a pool to fill in and a kind are needed");
+	if (device < 0)
+		code = current_device(&device);
+	if (code != SUCCESS)
+		return code;
+	code = IN_GO(tmsPoolCreate(&handle, (char *)kind, (char *)(options ? options : ""), device,
+				   (char *)settings.tag, pool_flags(settings), settings.peer - 2));
+	if (code == SUCCESS)
+		*pool = (tms_pool *)handle;
+	return code;
+}
+
+EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *stream)
+{
+	uintptr_t made = 0;
+	if (!address)
+		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
+	int code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
+	trace_pool_malloc(code, (void *)made, size, stream, pool);
+	if (code == SUCCESS)
+		*address = (void *)made;
+	return code;
+}
+
+EXPORT int tms_pool_free(tms_pool *pool, void *address)
+{
+	struct trace_block block = trace_free(address, TRACE_SAME_STREAM);
+	int code = IN_GO(tmsPoolFree((uintptr_t)pool, (uintptr_t)address));
+	if (code != SUCCESS)
+		trace_unfree(block);
+	return code;
+}
+
+EXPORT int tms_pool_record_stream(tms_pool *pool, void *address, void *stream)
+{
+	return IN_GO(tmsPoolRecordStream((uintptr_t)pool, (uintptr_t)address, (uintptr_t)stream));
+}
+
+EXPORT int tms_pool_trim(tms_pool *pool, size_t *released)
+{
+	size_t bytes = 0;
+	int code = IN_GO(tmsPoolTrim((uintptr_t)pool, &bytes));
+	if (released)
+		*released = bytes;
+	return code;
+}
+
+EXPORT int tms_pool_destroy(tms_pool *pool)
+{
+	int code = IN_GO(tmsPoolDestroy((uintptr_t)pool));
+	if (code == SUCCESS)
+		trace_pool_destroyed(pool);
+	return code;
+}
+
+/* text is malloc'ed, or NULL. */
+static size_t give(char *text, char *buffer, size_t capacity)
+{
+	if (!text)
+		return 0;
+	int length = snprintf(buffer, buffer ? capacity : 0, "%s", text);
+	free(text);
+	return (size_t)length;
+}
+
+EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
+{
+	char *text = NULL;
+	(void)IN_GO((text = tmsPoolStats((uintptr_t)pool), SUCCESS));
+	return give(text, buffer, capacity);
+}
+
+EXPORT int tms_torch_pool_use(const char *kind, const char *options)
+{
+	if (!kind)
+		return error_fail(ERROR_INVALID_VALUE, "the kind of pool is NULL");
+	return IN_GO(tmsTorchPoolUse((char *)kind, (char *)(options ? options : "")));
+}
+
+static int torch_pool_malloc(void **address, ssize_t size, int device, void *stream)
+{
+	struct region_settings settings = region_get();
+	unsigned flags = pool_flags(settings);
+	uintptr_t made = 0;
+	if (size < 0)
+		return error_fail(ERROR_INVALID_VALUE, "tms_torch_pool_malloc: %zd is no size", size);
+	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream,
+					    flags ? (char *)settings.tag : NULL, flags,
+					    flags ? settings.peer - 2 : 0));
+	trace_malloc(code, (void *)made, (size_t)size, stream);
+	*address = (void *)made;
+	return code;
+}
+
+EXPORT void *tms_torch_pool_malloc(ssize_t size, int device, void *stream)
+{
+	void *address = NULL;
+	return torch_pool_malloc(&address, size, device, stream) == SUCCESS ? address : NULL;
+}
+
+/* Raises PyTorch's c10::Error through its own c10::detail::torchCheckFail, which is made for callers
+ * that are as plain as this one; returns where there is no such function. */
+static void throw_to_torch(int code)
+{
+	typedef void fail(const char *function, const char *file, uint32_t line, const char *message);
+	void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+	fail *torch_check_fail =
+		library ? (fail *)dlsym(library, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_") : NULL;
+	if (library)
+		dlclose(library); /* it was there before, and stays */
+	char message[1200];
+	bool prefix = code == ERROR_MEMORY_ALLOCATION && !strstr(tms_last_error(), "CUDA out of memory");
+	snprintf(message, sizeof message, "%s%s", prefix ? "CUDA out of memory. " : "", tms_last_error());
+	if (torch_check_fail)
+		torch_check_fail("tms_torch_pool_malloc", "libtms.so", 0, message);
+	error_log(message);
+}
+
+EXPORT void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream)
+{
+	void *address = NULL;
+	int code = torch_pool_malloc(&address, size, device, stream);
+	if (code == SUCCESS)
+		return address;
+	throw_to_torch(code);
+	return NULL;
+}
+
+static void log_failure(const char *function, int code)
+{
+	char line[1200];
+	if (code == SUCCESS)
+		return;
+	snprintf(line, sizeof line, "%s: %s (cudaError %d)", function, tms_last_error(), code);
+	error_log(line);
+}
+
+EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream)
+{
+	(void)size;
+	(void)device;
+	if (!address)
+		return;
+	struct trace_block block = trace_free(address, stream);
+	int code = IN_GO(tmsTorchPoolFree((uintptr_t)address));
+	if (code != SUCCESS)
+		trace_unfree(block);
+	log_failure(__func__, code);
+}
+
+/* What the first allocation would have to wait for. */
+EXPORT void tms_torch_pool_init(int devices)
+{
+	(void)devices;
+	log_failure(__func__, go_start());
+}
+
+EXPORT void tms_torch_pool_reset(void)
+{
+	log_failure(__func__, IN_GO(tmsTorchPoolReset()));
+}
+
+EXPORT void tms_torch_pool_memory_fraction(double fraction, int device)
+{
+	log_failure(__func__, IN_GO(tmsTorchPoolMemoryFraction(fraction, device)));
+}
+
+EXPORT void tms_torch_pool_record_stream(void *address, void *stream)
+{
+	if (address)
+		log_failure(__func__, IN_GO(tmsTorchPoolRecordStream((uintptr_t)address, (uintptr_t)stream)));
+}
+
+EXPORT void tms_torch_pool_begin_allocate_to_pool(int device, struct tms_torch_pool_id id, void *filter)
+{
+	(void)filter;
+	log_failure(__func__, IN_GO(tmsTorchPoolBegin(device, id.first, id.second)));
+}
+
+EXPORT void tms_torch_pool_end_allocate_to_pool(int device, struct tms_torch_pool_id id)
+{
+	log_failure(__func__, IN_GO(tmsTorchPoolEnd(device, id.first, id.second)));
+}
+
+EXPORT void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id)
+{
+	log_failure(__func__, IN_GO(tmsTorchPoolRelease(device, id.first, id.second)));
+}
+
+EXPORT size_t tms_torch_pool_stats_json(char *buffer, size_t capacity)
+{
+	char *text = NULL;
+	(void)IN_GO((text = tmsTorchPoolStats(), SUCCESS));
+	return give(text, buffer, capacity);
+}

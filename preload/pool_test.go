@@ -1,0 +1,153 @@
+package main
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool/kinds"
+)
+
+// small has options with which a kind needs little memory.
+var small = map[string]string{
+	"freelist": "buffer=64MiB",
+	"buddy":    "capacity=64MiB",
+	"slab":     "capacity=64MiB",
+	"paddle":   "max_chunk=64MiB",
+}
+
+func TestPool(t *testing.T) {
+	for _, cudart := range majors {
+		program := compile(t, "pool", cudart)
+		for _, kind := range kinds.Names() {
+			t.Run(kind+" "+cudart, func(t *testing.T) {
+				run(t, program, []string{kind, small[kind]}, "CUDASIM_DEVICES=2").succeeded(t)
+			})
+		}
+	}
+}
+
+func TestPoolOfPyTorch(t *testing.T) {
+	libc10 := filepath.Join(t.TempDir(), "libc10.so")
+	output, err := exec.Command("c++", "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", libc10,
+		filepath.Join("testdata", "libc10.cc")).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	program := compile(t, "torchpool", majors[1])
+	for _, kind := range kinds.Names() {
+		t.Run(kind, func(t *testing.T) {
+			o := run(t, program, []string{kind, small[kind], libc10})
+			o.succeeded(t)
+			lines := strings.Split(strings.TrimSpace(o.stderr), "\n")
+			require.Len(t, lines, 4, o.stderr)
+			require.Contains(t, lines[0], "out of memory")
+			require.Contains(t, lines[1], "tms_torch_pool_free: 0x1234: not the start")
+			require.Contains(t, lines[2], "tms_torch_pool_end_allocate_to_pool: ")
+			require.Contains(t, lines[3], "tms_torch_pool_memory_fraction: ")
+		})
+	}
+}
+
+// traced reads a trace and checks what is the same in all of its lines; what it returns is without
+// thread and time.
+func traced(t *testing.T, path string) []string {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	require.Equal(t, "Thread,Time,Action,Pointer,Size,Stream", lines[0])
+	line := regexp.MustCompile(`^[1-9]\d*,[0-2]\d:[0-5]\d:[0-5]\d\.\d{6},((?:allocate|free|allocate failure),0x[0-9a-f]+,\d+,0x[0-9a-f]+)$`)
+	rows := []string{}
+	for _, row := range lines[1:] {
+		found := line.FindStringSubmatch(row)
+		require.NotNil(t, found, row)
+		rows = append(rows, found[1])
+	}
+	return rows
+}
+
+func TestTraceOfEveryCall(t *testing.T) {
+	for _, cudart := range majors {
+		path := filepath.Join(t.TempDir(), "trace.csv")
+		require.NoError(t, os.WriteFile(path, []byte(strings.Repeat("what was there before\n", 1000)), 0o600))
+		o := run(t, compile(t, "trace", cudart), []string{"calls", path}, "TMS_TRACE="+path)
+		o.succeeded(t)
+		require.Equal(t, strings.Split(strings.TrimSpace(o.stdout), "\n"), traced(t, path))
+	}
+}
+
+func TestTraceOfThreadsIsInOrder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.csv")
+	run(t, compile(t, "trace", majors[1]), []string{"threads", path}, "TMS_TRACE="+path).succeeded(t)
+	live := map[string]string{}
+	rows := traced(t, path)
+	require.Len(t, rows, 4*2*2000)
+	for _, row := range rows {
+		action, block, _ := strings.Cut(row, ",")
+		address, size, _ := strings.Cut(block, ",")
+		if action == "free" {
+			require.Equal(t, live[address], size, row)
+			delete(live, address)
+			continue
+		}
+		require.NotContains(t, live, address, row)
+		live[address] = size
+	}
+	require.Empty(t, live)
+}
+
+func TestTraceOfForkedProcesses(t *testing.T) {
+	program := compile(t, "trace", majors[1])
+	dir := t.TempDir()
+	own := filepath.Join(dir, "%p.csv")
+	o := run(t, program, []string{"fork", own}, "TMS_TRACE="+own)
+	o.succeeded(t)
+	child := filepath.Join(dir, strings.TrimSpace(o.stderr)+".csv")
+	require.Equal(t, []string{"allocate failure,0x0,100,0x0"}, traced(t, child))
+	files, err := filepath.Glob(filepath.Join(dir, "*.csv"))
+	require.NoError(t, err)
+	require.Len(t, files, 2)
+	for _, file := range files {
+		if file != child {
+			require.Equal(t, strings.Split(strings.TrimSpace(o.stdout), "\n"), traced(t, file))
+		}
+	}
+
+	shared := filepath.Join(dir, "shared")
+	o = run(t, program, []string{"fork", shared}, "TMS_TRACE="+shared)
+	o.succeeded(t)
+	require.Equal(t, strings.Split(strings.TrimSpace(o.stdout), "\n"), traced(t, shared))
+}
+
+func TestTraceThatCannotBeWritten(t *testing.T) {
+	program := compile(t, "trace", majors[1])
+	for path, why := range map[string]string{
+		filepath.Join(t.TempDir(), "missing", "trace.csv"): "No such file or directory",
+		"/dev/full": "No space left on device",
+	} {
+		o := run(t, program, []string{"calls", path}, "TMS_TRACE="+path)
+		o.succeeded(t)
+		require.Regexp(t, `^tms: TMS_TRACE=`+path+`: .*: `+why+`; no more is recorded\n$`, o.stderr)
+	}
+	path := filepath.Join(t.TempDir(), "trace.csv")
+	o := run(t, program, []string{"locked", path}, "TMS_TRACE="+path)
+	o.succeeded(t)
+	require.Contains(t, o.stderr, "another process records to it")
+	require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "theirs\n", string(text))
+}
+
+// A process that allocates nothing makes no file, and recording does not wake Go.
+func TestTraceOfProcessesThatDoNotAllocate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace.csv")
+	run(t, "/bin/sh", []string{"-c", "true; /bin/true"}, "TMS_TRACE="+path).succeeded(t)
+	_, err := os.Stat(path)
+	require.ErrorIs(t, err, os.ErrNotExist)
+	run(t, compile(t, "asleep", majors[1]), nil, "TMS_TRACE="+path).succeeded(t)
+}

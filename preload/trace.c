@@ -1,0 +1,330 @@
+/* trace is the core of recording: with TMS_TRACE=FILE every allocation and free of the process goes to
+ * FILE, in the CSV format of RMM (vmm/pool/wrap/log.go says which), %p in FILE being the process's
+ * number. It is C, and asleep Go stays asleep, so that any program can be recorded.
+ *
+ * The file is made at the first allocation: most processes that inherit the variable make none. It is
+ * locked, so a second process that is given the same file does not write over the first. Lines are
+ * buffered, and written out by the first of each second and at exit: who is killed loses the last.
+ *
+ * A forked child writes a file of its own where the name has %p in it, and else nothing. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "region.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160, FIRST_SLOTS = 1 << 10 };
+
+static const char *pattern; /* TMS_TRACE; NULL: nothing is recorded */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* All below is guarded by lock. */
+static enum { UNOPENED, OPEN, STOPPED } state;
+static int file = -1;
+static char *buffer;
+static size_t filled;
+static bool unbuffered; /* the process is exiting */
+static time_t written;
+static long utc_offset; /* seconds, as at the start */
+
+/* Live blocks by address: open addressing, linear probing. */
+static struct trace_block *slots;
+static size_t slot_count, live;
+
+static void stop(const char *what, int error)
+{
+	char message[512];
+	snprintf(message, sizeof message, "TMS_TRACE=%.300s: %s: %s; no more is recorded", pattern, what,
+		 strerror(error));
+	error_log(message);
+	state = STOPPED;
+}
+
+static void flush(void)
+{
+	size_t done = 0;
+	while (state == OPEN && done < filled) {
+		ssize_t count = write(file, buffer + done, filled - done);
+		if (count >= 0)
+			done += (size_t)count;
+		else if (errno != EINTR)
+			stop("cannot be written", errno);
+	}
+	filled = 0;
+}
+
+/* The pattern with the process's number for each %p. false: too long. */
+static bool file_name(char *name, size_t size)
+{
+	size_t length = 0;
+	for (const char *p = pattern; *p && length < size; p++) {
+		if (p[0] == '%' && p[1] == 'p') {
+			length += (size_t)snprintf(name + length, size - length, "%d", (int)getpid());
+			p++;
+		} else {
+			name[length++] = *p;
+		}
+	}
+	if (length >= size)
+		return false;
+	name[length] = 0;
+	return true;
+}
+
+static void open_file(void)
+{
+	char name[4096];
+	if (!file_name(name, sizeof name)) {
+		stop("cannot be made", ENAMETOOLONG);
+		return;
+	}
+	file = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	if (file < 0) {
+		stop("cannot be made", errno);
+		return;
+	}
+	/* A pipe or /dev/stderr cannot be locked or truncated, and need not be. */
+	if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+		stop("another process records to it; a %p in the name gives each its own", errno);
+		close(file);
+		return;
+	}
+	if (ftruncate(file, 0) != 0)
+		errno = 0;
+	buffer = malloc(BUFFER_SIZE);
+	slots = calloc(FIRST_SLOTS, sizeof *slots);
+	if (!buffer || !slots) {
+		stop("there is no host memory", ENOMEM);
+		return;
+	}
+	slot_count = FIRST_SLOTS;
+	time_t now = time(NULL);
+	struct tm local;
+	utc_offset = localtime_r(&now, &local) ? local.tm_gmtoff : 0;
+	written = now;
+	state = OPEN;
+	filled = (size_t)snprintf(buffer, BUFFER_SIZE, "Thread,Time,Action,Pointer,Size,Stream\n");
+}
+
+static void print(const char *action, struct trace_block block)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_REALTIME, &now);
+	long second = (long)((now.tv_sec + utc_offset) % (24 * 60 * 60));
+	if (BUFFER_SIZE - filled < LINE_SIZE)
+		flush();
+	filled += (size_t)snprintf(buffer + filled, LINE_SIZE, "%ld,%02ld:%02ld:%02ld.%06ld,%s,0x%lx,%zu,0x%lx\n",
+				   syscall(SYS_gettid), second / 3600, second / 60 % 60, second % 60,
+				   now.tv_nsec / 1000, action, (unsigned long)block.address, block.size,
+				   (unsigned long)block.stream);
+	if (unbuffered || now.tv_sec != written) {
+		flush();
+		written = now.tv_sec;
+	}
+}
+
+static size_t home(const void *address)
+{
+	return (size_t)(((uintptr_t)address >> 8) * 0x9E3779B97F4A7C15u >> 32) & (slot_count - 1);
+}
+
+/* The slot of an address, or the empty one where it would be. */
+static struct trace_block *slot_of(const void *address)
+{
+	size_t i = home(address);
+	while (slots[i].address && slots[i].address != address)
+		i = (i + 1) & (slot_count - 1);
+	return &slots[i];
+}
+
+static bool grow(void)
+{
+	struct trace_block *before = slots;
+	size_t count = slot_count;
+	struct trace_block *larger = calloc(2 * count, sizeof *larger);
+	if (!larger)
+		return false;
+	slots = larger;
+	slot_count = 2 * count;
+	for (size_t i = 0; i < count; i++)
+		if (before[i].address)
+			*slot_of(before[i].address) = before[i];
+	free(before);
+	return true;
+}
+
+static void empty(struct trace_block *slot)
+{
+	size_t hole = (size_t)(slot - slots);
+	for (size_t i = (hole + 1) & (slot_count - 1); slots[i].address; i = (i + 1) & (slot_count - 1)) {
+		/* What lies between its home and here may move back into the hole. */
+		if (((i - home(slots[i].address)) & (slot_count - 1)) >= ((i - hole) & (slot_count - 1))) {
+			slots[hole] = slots[i];
+			hole = i;
+		}
+	}
+	slots[hole].address = NULL;
+	live--;
+}
+
+/* Whether there is a trace to write to; lock is then held. */
+static bool begin(void)
+{
+	if (likely(!pattern))
+		return false;
+	pthread_mutex_lock(&lock);
+	if (state == UNOPENED)
+		open_file();
+	if (state == OPEN)
+		return true;
+	pthread_mutex_unlock(&lock);
+	return false;
+}
+
+static void made(struct trace_block block)
+{
+	struct trace_block *slot = slot_of(block.address);
+	if (slot->address) /* freed where we do not look: by a reset of the device, say */
+		print("free", *slot);
+	else if (++live > slot_count / 2) {
+		if (!grow()) {
+			stop("there is no host memory", ENOMEM);
+			return;
+		}
+		slot = slot_of(block.address);
+	}
+	*slot = block;
+	print("allocate", block);
+}
+
+HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool)
+{
+	if (!begin())
+		return;
+	if (code != SUCCESS)
+		print("allocate failure", (struct trace_block){NULL, size, stream, pool});
+	else if (address)
+		made((struct trace_block){address, size, stream, pool});
+	pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream)
+{
+	trace_pool_malloc(code, address, size, stream, NULL);
+}
+
+HIDDEN struct trace_block trace_free(const void *address, const void *stream)
+{
+	struct trace_block block = {NULL, 0, NULL, NULL};
+	if (!address || !begin())
+		return block;
+	struct trace_block *slot = slot_of(address);
+	if (slot->address) {
+		block = *slot;
+		empty(slot);
+		struct trace_block line = block;
+		if (stream != TRACE_SAME_STREAM)
+			line.stream = stream;
+		print("free", line);
+	}
+	pthread_mutex_unlock(&lock);
+	return block;
+}
+
+HIDDEN void trace_unfree(struct trace_block block)
+{
+	if (!block.address || !begin())
+		return;
+	made(block);
+	pthread_mutex_unlock(&lock);
+}
+
+static int by_address(const void *x, const void *y)
+{
+	uintptr_t a = (uintptr_t)((const struct trace_block *)x)->address;
+	uintptr_t b = (uintptr_t)((const struct trace_block *)y)->address;
+	return (a > b) - (a < b);
+}
+
+HIDDEN void trace_pool_destroyed(const void *pool)
+{
+	if (!begin())
+		return;
+	struct trace_block *ended = live ? malloc(live * sizeof *ended) : NULL;
+	size_t count = 0;
+	for (size_t i = 0; ended && i < slot_count; i++)
+		if (slots[i].address && slots[i].pool == pool)
+			ended[count++] = slots[i];
+	if (live && !ended)
+		stop("there is no host memory", ENOMEM);
+	else if (count > 0)
+		qsort(ended, count, sizeof *ended, by_address);
+	for (size_t i = 0; i < count; i++) {
+		empty(slot_of(ended[i].address));
+		print("free", ended[i]);
+	}
+	free(ended);
+	pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void)
+{
+	pthread_mutex_lock(&lock);
+}
+
+static void after_fork_in_parent(void)
+{
+	pthread_mutex_unlock(&lock);
+}
+
+/* What the parent has made is no block of the child's. */
+static void after_fork_in_child(void)
+{
+	filled = 0;
+	if (file >= 0)
+		close(file);
+	file = -1;
+	free(buffer);
+	free(slots);
+	buffer = NULL;
+	slots = NULL;
+	slot_count = live = 0;
+	if (state == OPEN)
+		state = strstr(pattern, "%p") ? UNOPENED : STOPPED;
+	pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void trace_load(void)
+{
+	pattern = getenv("TMS_TRACE");
+	if (pattern && !*pattern)
+		pattern = NULL;
+	if (!pattern)
+		return;
+	pattern = region_intern(pattern); /* the environment is the host's to change */
+	if (!pattern)
+		return;
+	region_defaults.active |= REGION_TRACED;
+	atomic_fetch_or(&arena_count, ARENAS_TRACED);
+	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+__attribute__((destructor)) static void at_exit(void)
+{
+	if (!pattern)
+		return;
+	pthread_mutex_lock(&lock);
+	unbuffered = true; /* what comes now is from destructors after ours */
+	if (state == OPEN)
+		flush();
+	pthread_mutex_unlock(&lock);
+}

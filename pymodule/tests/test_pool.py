@@ -1,0 +1,349 @@
+"""Pools from Python, as PyTorch's allocator (a model of it), and traces of PyTorch's history.
+
+The real PyTorch is under test in gpu/.
+"""
+
+from __future__ import annotations
+
+import csv
+import ctypes
+import datetime
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import children
+import cuda
+import pytest
+
+import tms
+from tms import _pool, _torch
+
+MiB = cuda.MiB
+SMALL = {
+    "naive": {},
+    "freelist": {"buffer": "64MiB"},
+    "buddy": {"capacity": "64MiB"},
+    "slab": {"capacity": "64MiB"},
+    "caching": {"max_split_size": 40 * MiB, "memory_fraction": 0.9},
+    "bfc": {"garbage_collection": True},
+    "paddle": {"max_chunk": 64 * MiB},
+}
+KINDS = pytest.mark.parametrize("kind", SMALL)
+
+
+@KINDS
+def test_outside_regions(kind: str) -> None:
+    before = cuda.free_memory()
+    with tms.pool(kind, **SMALL[kind]) as pool:
+        assert cuda.free_memory() == before
+        blocks = {pool.malloc(size): bytes([size % 251]) * size for size in (100, 70000, 3 * MiB)}
+        for address, contents in blocks.items():
+            cuda.write(address, contents)
+        with tms.paused():
+            for address, contents in blocks.items():
+                assert cuda.read(address, len(contents)) == contents
+        stats = pool.stats()
+        assert stats["kind"] == kind
+        assert stats["blocks"] == 3
+        assert stats["requested_bytes"] == 70100 + 3 * MiB
+        for address in blocks:
+            pool.free(address)
+        held = before - cuda.free_memory()
+        assert pool.trim() == held
+        assert cuda.free_memory() == before
+        assert pool.malloc(0) == 0
+        pool.free(0)
+        pool.malloc(MiB)
+    assert cuda.free_memory() == before
+    pool.close()
+
+
+@KINDS
+def test_in_a_region(kind: str) -> None:
+    before = cuda.free_memory()
+    with tms.region("pool", backup="host"):
+        pool = tms.pool(kind, **SMALL[kind])
+    address = pool.malloc(MiB)
+    cuda.write(address, b"kept" * 1000)
+    tms.pause("pool")
+    assert cuda.free_memory() == before
+    tms.resume("pool")
+    assert cuda.read(address, 4000) == b"kept" * 1000
+    pool.close()
+    assert cuda.free_memory() == before
+
+
+def test_errors() -> None:
+    with pytest.raises(tms.TmsError, match="'heap'.*there are naive, .*paddle"):
+        tms.pool("heap")
+    with pytest.raises(tms.TmsError, match="no option sise"):
+        tms.pool("bfc", sise=1)
+    with pytest.raises(ValueError, match="comma"):
+        tms.pool("bfc", memory_limit="1,2")
+    with pytest.raises(tms.TmsError) as raised:
+        tms.pool("bfc", device=9)
+    assert raised.value.code == 101
+    pool = tms.pool("bfc")
+    with pytest.raises(ValueError, match="size must be"):
+        pool.malloc(-1)
+    with pytest.raises(tms.OutOfMemoryError, match="allocating"):
+        pool.malloc(1 << 40)
+    address = pool.malloc(1000)
+    with pytest.raises(tms.TmsError, match="not the start of a live block"):
+        pool.free(address + 4)
+    with pytest.raises(tms.NotSupportedError, match="ignores streams"):
+        pool.record_stream(address, 1)
+    pool.close()
+    for call in (lambda: pool.malloc(1), lambda: pool.free(address), pool.trim, pool.stats):
+        with pytest.raises(tms.TmsError, match="not a pool that exists"):
+            call()
+
+
+def test_device() -> None:
+    cuda.set_device(1)
+    there = cuda.free_memory()
+    cuda.set_device(0)
+    here = cuda.free_memory()
+    with tms.pool("caching", device=1) as pool:
+        pool.malloc(MiB)
+        assert cuda.free_memory() == here
+        cuda.set_device(1)
+        assert there - cuda.free_memory() == 2 * MiB
+        cuda.set_device(0)
+
+
+def test_not_preloaded() -> None:
+    code = """
+    import tms
+    for call in (lambda: tms.pool("bfc"), lambda: tms.use_allocator("bfc"), tms.allocator_stats,
+                 lambda: tms.allocator("bfc").__enter__()):
+        try:
+            call()
+        except tms.NotPreloadedError:
+            print("refused")
+    """
+    assert children.output(code, preloaded=False) == "refused\n" * 4
+
+
+class Plugged:
+    """CUDAPluggableAllocator: functions by address, called with PyTorch's types."""
+
+    def __init__(self, malloc: int, free: int) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
+        self.malloc = ctypes.CFUNCTYPE(pointer, size, number, pointer)(malloc)
+        self.free = ctypes.CFUNCTYPE(None, pointer, size, number, pointer)(free)
+        self.given: dict[str, int] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("set_"):
+            raise AttributeError(name)
+        return lambda address: self.given.__setitem__(name, address)
+
+
+class Model:
+    """What PyTorch is asked for."""
+
+    def __init__(self) -> None:
+        self.current: Plugged | None = None
+        self.initialized = False
+        self.backend = "native"
+        self.pools: list[Plugged | None] = []
+        self.listed: list[tuple[int, int]] = []
+
+    def change(self, allocator: Any) -> None:
+        if self.initialized:
+            raise RuntimeError("Can't swap an already initialized allocator")
+        self.current = allocator._allocator
+        self.backend = "pluggable"
+
+    def new_pool(self, allocator: Plugged | None = None) -> types.SimpleNamespace:
+        self.pools.append(allocator)
+        return types.SimpleNamespace(id=(0, len(self.pools)))
+
+    def serving(self) -> Plugged | None:
+        (identity,) = self.listed
+        return self.pools[identity[1] - 1]
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
+    model = Model()
+    torch = types.ModuleType("torch")
+    torch.__version__ = "2.11.0"  # type: ignore[attr-defined]
+    torch.cuda = types.SimpleNamespace(  # type: ignore[attr-defined]
+        MemPool=model.new_pool,
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        get_allocator_backend=lambda: model.backend,
+        init=lambda: None,
+        is_available=lambda: True,
+        is_current_stream_capturing=lambda: False,
+        is_initialized=lambda: model.initialized,
+        memory=types.SimpleNamespace(
+            change_current_allocator=model.change,
+            _CUDAAllocator=lambda allocator: types.SimpleNamespace(_allocator=allocator),
+        ),
+    )
+    torch._C = types.SimpleNamespace(  # type: ignore[attr-defined]
+        _cuda_customAllocator=Plugged,
+        _cuda_beginAllocateCurrentThreadToPool=lambda device, identity: model.listed.append(
+            identity
+        ),
+        _cuda_endAllocateToPool=lambda device, identity: model.listed.remove(identity),
+        _cuda_releasePool=lambda device, identity: None,
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setattr(_torch, "_pools", None)
+    monkeypatch.setattr(_torch, "_serves_all", False)
+    monkeypatch.setattr(_pool, "_plugged", {})
+    # The choice of a kind is for the life of a process: all of these tests share one.
+    yield model
+    assert model.listed == []
+
+
+def test_use_allocator(model: Model) -> None:
+    tms.use_allocator("caching")
+    plugged = model.current
+    assert plugged is not None
+    assert len(set(plugged.given.values())) == 7 == len(plugged.given)
+    plain = plugged.malloc(MiB, 0, None)
+    assert plain
+    with tms.region("model", backup="host"):
+        assert model.listed == []
+        kept = plugged.malloc(3 * MiB, 0, None)
+    cuda.write(kept, b"kept")
+    cuda.write(plain, b"plain")
+    entries = {entry["tag"]: entry for entry in tms.allocator_stats()}
+    assert entries[None]["stats"]["requested_bytes"] >= MiB
+    assert entries["model"]["stats"]["requested_bytes"] == 3 * MiB
+    before = cuda.free_memory()
+    with tms.paused("model"):
+        assert cuda.free_memory() > before
+        assert cuda.read(plain, 5) == b"plain"
+    assert cuda.read(kept, 4) == b"kept"
+    plugged.free(kept, 3 * MiB, 0, None)
+    plugged.free(plain, MiB, 0, None)
+    ctypes.CFUNCTYPE(None)(plugged.given["set_reset_fn"])()
+    assert sum(entry["stats"]["reserved_bytes"] for entry in tms.allocator_stats()) == 0
+    with pytest.raises(tms.NotSupportedError, match="'pluggable' already"):
+        tms.use_allocator("caching")
+
+
+def test_use_allocator_too_late(model: Model) -> None:
+    model.initialized = True
+    with pytest.raises(tms.NotSupportedError, match="before the first CUDA tensor.*tms.allocator"):
+        tms.use_allocator("caching")
+
+
+def test_use_allocator_refused_by_pytorch(model: Model) -> None:
+    def refuse(allocator: object) -> None:
+        raise RuntimeError("Can't swap")
+
+    sys.modules["torch"].cuda.memory.change_current_allocator = refuse
+    with pytest.raises(tms.NotSupportedError, match="Can't swap"):
+        tms.use_allocator("caching")
+    with tms.region("after"):
+        assert model.listed  # regions are served as before
+
+
+def test_one_kind_for_a_process(model: Model) -> None:
+    tms.use_allocator("caching")
+    model.backend = "native"
+    with pytest.raises(tms.TmsError, match="uses caching for PyTorch already"):
+        tms.use_allocator("bfc")
+    del sys.modules["torch"].cuda.MemPool
+    with pytest.raises(tms.NotSupportedError, match="too old"):
+        tms.use_allocator("caching")
+
+
+def test_allocator(model: Model) -> None:
+    model.initialized = True
+    with tms.allocator("caching"):
+        outside = model.serving()
+        assert outside is not None
+        with tms.region("inner"):
+            assert model.serving() is None  # a pool of cudaMalloc's
+        with tms.disable():
+            assert model.listed == []
+        assert model.serving() is outside
+    with tms.allocator("caching"):
+        assert model.serving() is outside
+    assert model.pools.count(outside) == 1
+    with tms.region("outer"), tms.allocator("caching"):
+        block = model.serving().malloc(MiB, 0, None)  # type: ignore[union-attr]
+        assert model.pools.count(outside) == 2  # a MemPool of the region's
+    before = cuda.free_memory()
+    with tms.paused("outer"):
+        assert cuda.free_memory() == before + 2 * MiB
+    outside.free(block, MiB, 0, None)
+    sys.modules["torch"].cuda.is_available = lambda: False
+    with pytest.raises(tms.NotSupportedError, match="no CUDA device"):
+        tms.allocator("caching").__enter__()
+
+
+def test_trace_file(tmp_path: Path) -> None:
+    """Of a program that Python runs, by TMS_TRACE."""
+    code = """
+    import cuda, tms
+    pointer = cuda.malloc(1000)
+    with tms.region("a"):
+        inside = cuda.malloc(2000)
+    with tms.pool("bfc") as pool:
+        block = pool.malloc(3000)
+    cuda.free(inside)
+    print(hex(pointer), hex(inside), hex(block))
+    """
+    file = tmp_path / "trace.csv"
+    pointer, inside, block = children.output(code, TMS_TRACE=str(file)).split()
+    assert actions(file) == [
+        ["allocate", pointer, "1000", "0x0"],
+        ["allocate", inside, "2000", "0x0"],
+        ["allocate", block, "3000", "0x0"],
+        ["free", block, "3000", "0x0"],
+        ["free", inside, "2000", "0x0"],
+    ]
+
+
+def actions(file: Path) -> list[list[str]]:
+    with open(file) as lines:
+        rows = list(csv.reader(lines))
+    assert rows[0] == ["Thread", "Time", "Action", "Pointer", "Size", "Stream"]
+    return [row[2:] for row in rows[1:]]
+
+
+def test_trace_from_memory_history(tmp_path: Path) -> None:
+    def entry(action: str, address: int, size: int, time: int, stream: int = 0) -> dict[str, Any]:
+        made = {"action": action, "size": size, "stream": stream, "time_us": time, "frames": []}
+        made["device_free" if action == "oom" else "addr"] = address
+        return made
+
+    start = int(datetime.datetime(2026, 1, 2, 3, 4, 5).timestamp() * 1_000_000)
+    first = [
+        entry("segment_alloc", 4096, 2 * MiB, start),
+        entry("alloc", 4096, 100, start + 1),
+        entry("free_requested", 8192, 64, start + 2),  # made before the recording began
+        entry("free_completed", 8192, 64, start + 2),
+        entry("free_requested", 4096, 100, start + 4, 16),
+        entry("alloc", 8192, 300, start + 5, 16),
+        entry("free_completed", 4096, 100, start + 6),
+        entry("oom", 12345, 1 << 40, start + 7),
+        entry("snapshot", 0, 0, start + 8),
+    ]
+    second = [entry("alloc", 1 << 40, 700, start + 3)]
+    file = tmp_path / "trace.csv"
+    assert tms.trace_from_memory_history({"device_traces": [first, second]}, file) == 5
+    assert actions(file) == [
+        ["allocate", "0x1000", "100", "0x0"],
+        ["allocate", "0x10000000000", "700", "0x0"],
+        ["free", "0x1000", "100", "0x10"],
+        ["allocate", "0x2000", "300", "0x10"],
+        ["allocate failure", "0x0", str(1 << 40), "0x0"],
+    ]
+    assert file.read_text().splitlines()[1] == "0,03:04:05.000001,allocate,0x1000,100,0x0"
+    for empty in ({}, {"device_traces": [[], []]}):
+        with pytest.raises(ValueError, match="_record_memory_history"):
+            tms.trace_from_memory_history(empty, tmp_path / "none.csv")
+    assert not (tmp_path / "none.csv").exists()

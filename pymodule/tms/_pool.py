@@ -1,0 +1,298 @@
+"""Pools: sub-allocators for device memory, for programs of one's own and for PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Union, cast
+
+from . import _torch
+from ._errors import NotSupportedError, TmsError, from_code
+from ._library import Library, load
+
+if TYPE_CHECKING:
+    from contextlib import _GeneratorContextManager
+
+Option = Union[bool, int, float, str]
+"""A setting of a kind of pool. A size is a number of bytes, or text such as "64MiB"."""
+
+_SIZE, _POINTER, _TEXT, _CODE = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+
+
+def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
+    """Makes an empty pool, which carves allocations out of few large segments of device memory.
+
+    Made inside a `region` it takes pausable segments, with the region's tag and backup, wherever it
+    is used later: what it has handed out is paused and resumed with the tag. Made outside it takes
+    ordinary memory (cudaMalloc).
+
+    Args:
+        kind: "naive", "freelist", "buddy", "slab", "caching" (PyTorch's way), "bfc"
+            (TensorFlow's) or "paddle" (PaddlePaddle's).
+        device: the ordinal of a GPU; None: the current one.
+        options: the kind's settings, such as max_split_size="40MiB" for "caching".
+
+    Raises:
+        TmsError: the kind, an option or the device does not exist; the message names those that do.
+        ForkedError, NotPreloadedError: as for `pause`.
+    """
+    library = load()
+    functions = _functions(library)
+    handle = ctypes.c_void_p()
+    code = functions.create(
+        ctypes.byref(handle), kind.encode(), _text(options), -1 if device is None else device
+    )
+    _check(library, code, f"making a pool of kind {kind!r}")
+    return Pool(library, kind, handle)
+
+
+class Pool:
+    """A pool that `pool` made. Addresses are ints, sizes are in bytes; any thread may call.
+
+    A context manager that closes it.
+    """
+
+    def __init__(self, library: Library, kind: str, handle: ctypes.c_void_p) -> None:
+        self.kind = kind
+        self._library = library
+        self._functions = _functions(library)
+        self._handle = handle
+
+    def malloc(self, size: int, stream: int = 0) -> int:
+        """The address of `size` bytes, usable in the order of a stream; 0 for no bytes.
+
+        Args:
+            stream: a cudaStream_t, as `torch.cuda.Stream.cuda_stream` has it. Only "caching" looks
+                at it: in the other kinds what is freed must not be in use any more.
+
+        Raises:
+            OutOfMemoryError: neither the pool nor the device has room.
+            ValueError: `size` is negative.
+        """
+        if size < 0:
+            raise ValueError(f"size must be 0 or more, not {size}")
+        address = ctypes.c_void_p()
+        code = self._functions.malloc(self._handle, ctypes.byref(address), size, stream)
+        self._check(code, f"allocating {size} bytes from a pool of kind {self.kind!r}")
+        return address.value or 0
+
+    def free(self, address: int) -> None:
+        """Takes back what `malloc` returned; 0 is ignored.
+
+        Raises:
+            TmsError: it is not the address of a live allocation of this pool.
+        """
+        self._check(self._functions.free(self._handle, address), f"freeing {address:#x}")
+
+    def record_stream(self, address: int, stream: int) -> None:
+        """Says that another stream uses an allocation: once freed, it waits for that.
+
+        Raises:
+            NotSupportedError: the kind is not "caching".
+            TmsError: as for `free`.
+        """
+        code = self._functions.record_stream(self._handle, address, stream)
+        self._check(code, f"recording a stream for {address:#x}")
+
+    def trim(self) -> int:
+        """Gives the segments in which nothing is live back to the device; how many bytes it was."""
+        released = ctypes.c_size_t()
+        code = self._functions.trim(self._handle, ctypes.byref(released))
+        self._check(code, "trimming a pool")
+        return released.value
+
+    def stats(self) -> dict[str, Any]:
+        """The pool's counters and sizes: "live_bytes", "reserved_bytes", "segments" and others."""
+        text = _read(self._functions.stats_json, self._handle)
+        if not text:
+            self._check(1, "reading a pool's statistics")
+        return cast("dict[str, Any]", json.loads(text))
+
+    def close(self) -> None:
+        """Gives all segments back, with what is still live in them. Twice is fine."""
+        if self._handle:
+            self._check(self._functions.destroy(self._handle), "closing a pool")
+            self._handle = ctypes.c_void_p()
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check(self, code: int, doing: str) -> None:
+        _check(self._library, code, doing)
+
+
+def use_allocator(kind: str, **options: Option) -> None:
+    """Makes a pool PyTorch's allocator of CUDA memory, for the whole process, from here on.
+
+    Call it before PyTorch makes its first CUDA tensor: PyTorch can't change its allocator later
+    (for a part of a program there is `allocator`). Tensors made in a `region` are pausable, others
+    are not. Streams are kept apart and CUDA graphs have memory of their own, whatever the kind.
+    torch.cuda.empty_cache and set_per_process_memory_fraction work; PyTorch's own figures
+    (torch.cuda.memory_stats) it has for its own allocator only: see `allocator_stats`.
+    A shortage is a RuntimeError that begins "CUDA out of memory", not a torch.OutOfMemoryError.
+
+    Args:
+        kind, options: as for `pool`. One choice for the life of the process.
+
+    Raises:
+        NotSupportedError: PyTorch uses CUDA already, has another allocator, or is older than 2.6.
+        TmsError: the kind or an option does not exist, or another was chosen before.
+        NotPreloadedError, ImportError: there is no libtms.so in the process, or no PyTorch.
+    """
+    library = load()
+    torch = _pytorch()
+    if torch.cuda.is_initialized():
+        raise NotSupportedError(
+            "PyTorch uses CUDA in this process already, and can't change its allocator any more. "
+            "Call tms.use_allocator before the first CUDA tensor, or make tensors within "
+            "tms.allocator(...)."
+        )
+    made = _plug(library, torch, "tms_torch_pool_malloc_or_throw", kind, options)
+    try:
+        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(made))
+    except RuntimeError as error:
+        raise NotSupportedError(f"PyTorch refuses another allocator: {error}") from error
+    _torch.serve_all()
+
+
+def allocator(kind: str, **options: Option) -> _GeneratorContextManager[None]:
+    """Serves the CUDA tensors that this thread makes in the body from a pool.
+
+    A context manager, and a decorator. PyTorch's own allocator still handles tensors, in a
+    `torch.cuda.MemPool` of the body's: the pool makes its segments. Entered within a `region`,
+    these are pausable; a region entered in the body is served as always.
+
+    Args:
+        kind, options: as for `use_allocator`.
+
+    Raises:
+        NotSupportedError: there is no CUDA device for PyTorch, or its allocator has no memory pools
+            (PyTorch before 2.6, or after `use_allocator`).
+        TmsError, NotPreloadedError, ImportError: as for `use_allocator`.
+    """
+    return _allocator(kind, options)
+
+
+@contextlib.contextmanager
+def _allocator(kind: str, options: dict[str, Option]) -> Iterator[None]:
+    library = load()
+    made = _plug(library, _pytorch(), "tms_torch_pool_malloc", kind, options)
+    settings = (
+        library.tag,
+        library.cpu_backup,
+        library.disk_backup,
+        library.incremental,
+        library.peer,
+    )
+    key = ("allocator", settings if library.active else None)
+    with _torch.served_by(key, made):
+        yield
+
+
+def allocator_stats() -> list[dict[str, Any]]:
+    """The figures of what serves PyTorch by `use_allocator` or `allocator`.
+
+    One dict for each device and each tag: "device", "tag" (None: not pausable) and "stats", which
+    are as `Pool.stats` returns them.
+    """
+    return cast("list[dict[str, Any]]", json.loads(_read(_functions(load()).torch_stats_json)))
+
+
+class _Functions:
+    """tms.h, as far as it is about pools."""
+
+    def __init__(self, library: Library) -> None:
+        bind = library.bind
+        self.create = bind("tms_pool_create", _CODE, _POINTER, _TEXT, _TEXT, ctypes.c_int)
+        self.malloc = bind("tms_pool_malloc", _CODE, _POINTER, _POINTER, _SIZE, _POINTER)
+        self.free = bind("tms_pool_free", _CODE, _POINTER, _POINTER)
+        self.record_stream = bind("tms_pool_record_stream", _CODE, _POINTER, _POINTER, _POINTER)
+        self.trim = bind("tms_pool_trim", _CODE, _POINTER, _POINTER)
+        self.destroy = bind("tms_pool_destroy", _CODE, _POINTER)
+        self.stats_json = bind("tms_pool_stats_json", _SIZE, _POINTER, _TEXT, _SIZE)
+        self.use = bind("tms_torch_pool_use", _CODE, _TEXT, _TEXT)
+        self.torch_stats_json = bind("tms_torch_pool_stats_json", _SIZE, _TEXT, _SIZE)
+
+
+_bound: dict[Library, _Functions] = {}
+
+
+def _functions(library: Library) -> _Functions:
+    found = _bound.get(library)
+    if found is None:
+        found = _bound[library] = _Functions(library)
+    return found
+
+
+def _read(stats: Any, *arguments: Any) -> str:
+    room = 1
+    while True:
+        buffer = ctypes.create_string_buffer(room)
+        length: int = stats(*arguments, buffer, room)
+        if length < room:
+            return buffer.value.decode()
+        room = 1 + length
+
+
+def _check(library: Library, code: int, doing: str) -> None:
+    if code:
+        raise from_code(code, doing, library.last_error)
+
+
+def _text(options: dict[str, Option]) -> bytes:
+    for name, value in options.items():
+        if "," in str(value):
+            raise ValueError(f"{name}={value!r}: a setting must not contain a comma")
+    return ",".join(f"{name}={value}" for name, value in options.items()).encode()
+
+
+def _pytorch() -> Any:
+    torch = importlib.import_module("torch")
+    if not hasattr(torch.cuda, "MemPool"):
+        raise NotSupportedError(
+            f"PyTorch {torch.__version__} is too old for another allocator. Use 2.6 or later."
+        )
+    if torch.cuda.get_allocator_backend() != "native":
+        raise NotSupportedError(
+            f"PyTorch's CUDA allocator is {torch.cuda.get_allocator_backend()!r} already; "
+            "it can be replaced, or used beside another, only where it is its own ('native')."
+        )
+    return torch
+
+
+_plugged: dict[str, Any] = {}
+"""PyTorch's objects for our functions, by the name of the one that allocates; kept for good."""
+
+
+def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[str, Option]) -> Any:
+    code = _functions(library).use(kind.encode(), _text(options))
+    _check(library, code, f"choosing a pool of kind {kind!r} for PyTorch")
+    if malloc not in _plugged:
+        made = torch._C._cuda_customAllocator(
+            library.address_of(malloc), library.address_of("tms_torch_pool_free")
+        )
+        for setter, function in _SETTERS.items():
+            # Some versions spell all of them with _fn.
+            give = getattr(made, setter, None) or getattr(made, f"{setter}_fn", None)
+            if give is None:
+                raise TmsError(f"PyTorch {torch.__version__} has no {setter} for allocators.")
+            give(library.address_of(function))
+        _plugged[malloc] = made
+    return _plugged[malloc]
+
+
+_SETTERS = {
+    "set_init_fn": "tms_torch_pool_init",
+    "set_reset_fn": "tms_torch_pool_reset",
+    "set_memory_fraction_fn": "tms_torch_pool_memory_fraction",
+    "set_record_stream_fn": "tms_torch_pool_record_stream",
+    "set_begin_allocate_to_pool": "tms_torch_pool_begin_allocate_to_pool",
+    "set_end_allocate_to_pool_fn": "tms_torch_pool_end_allocate_to_pool",
+    "set_release_pool": "tms_torch_pool_release_pool",
+}

@@ -1,0 +1,217 @@
+package source_test
+
+import (
+	"testing"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+	"tms/vmm/pool/source"
+)
+
+const mib = 1 << 20
+
+// world is a simulated device of 64 MiB, an engine on it, and what the process does.
+type world struct {
+	t      *testing.T
+	sim    *cudasim.Sim
+	driver *cuda.Driver
+	engine *vmm.Engine
+	state  source.State
+
+	malloc func(*uintptr, uint64) int32
+	free   func(uintptr) int32
+}
+
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	t.Setenv("CUDASIM_MEMORY", "64M")
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	t.Cleanup(sim.Reset)
+	w := &world{t: t, sim: sim}
+	w.driver, err = cuda.Open(sim.Path)
+	require.NoError(t, err)
+	w.engine = vmm.New(w.driver, func(uintptr, uint64) error { return nil })
+	purego.RegisterLibFunc(&w.malloc, sim.Handle, "cuMemAlloc_v2")
+	purego.RegisterLibFunc(&w.free, sim.Handle, "cuMemFree_v2")
+	device, err := w.driver.DeviceGet(0)
+	require.NoError(t, err)
+	context, err := w.driver.DevicePrimaryCtxRetain(device)
+	require.NoError(t, err)
+	require.NoError(t, w.driver.CtxSetCurrent(context))
+	return w
+}
+
+// all is what both sources are.
+type all interface {
+	pool.Source
+	pool.Memory
+	pool.Events
+	Close() error
+}
+
+func (w *world) plain() all {
+	w.t.Helper()
+	result := func(code int32) error {
+		if code == 0 {
+			return nil
+		}
+		return cuda.Result(code)
+	}
+	s, err := source.NewPlain(w.engine, w.driver, 0, func(size uint64) (address uintptr, err error) {
+		err = result(w.malloc(&address, size))
+		return address, err
+	}, func(address uintptr) error { return result(w.free(address)) }, func() source.State { return w.state })
+	require.NoError(w.t, err)
+	return s
+}
+
+func (w *world) segments() all {
+	w.t.Helper()
+	request := vmm.Request{Tag: "pool", Backup: vmm.BackupHost}
+	s, err := source.NewSegments(w.engine, w.driver, request, func() source.State { return w.state })
+	require.NoError(w.t, err)
+	return s
+}
+
+func each(t *testing.T, test func(t *testing.T, w *world, s all)) {
+	for name, of := range map[string]func(*world) all{"plain": (*world).plain, "segments": (*world).segments} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			s := of(w)
+			test(t, w, s)
+			w.state.Capturing = false
+			require.NoError(t, s.Close())
+			require.Zero(t, w.sim.Stat("events"), "events left over")
+		})
+	}
+}
+
+func free(t *testing.T, s all) uint64 {
+	t.Helper()
+	free, total, err := s.Memory()
+	require.NoError(t, err)
+	require.EqualValues(t, 64*mib, total)
+	return free
+}
+
+func TestSegmentsComeAndGo(t *testing.T) {
+	each(t, func(t *testing.T, w *world, s all) {
+		before := free(t, s)
+		address, err := s.Allocate(10 * mib)
+		require.NoError(t, err)
+		require.Zero(t, address%512)
+		require.Equal(t, before-10*mib, free(t, s))
+		*(*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))) = 1
+		_, err = s.Allocate(60 * mib)
+		require.ErrorIs(t, err, pool.ErrOutOfMemory)
+		_, err = s.Allocate(65 * mib)
+		require.ErrorIs(t, err, pool.ErrOutOfMemory)
+		require.NoError(t, s.Free(address, 10*mib))
+		require.Equal(t, before, free(t, s))
+		require.Error(t, s.Free(address, 10*mib))
+	})
+}
+
+func TestWhileAStreamIsCaptured(t *testing.T) {
+	var begin func(cuda.Stream, int32) int32
+	var end func(cuda.Stream, *uintptr) int32
+	each(t, func(t *testing.T, w *world, s all) {
+		purego.RegisterLibFunc(&begin, w.sim.Handle, "cuStreamBeginCapture_v2")
+		purego.RegisterLibFunc(&end, w.sim.Handle, "cuStreamEndCapture")
+		before := free(t, s)
+		address, err := s.Allocate(2 * mib)
+		require.NoError(t, err)
+		stream, err := w.driver.StreamCreate()
+		require.NoError(t, err)
+		require.Zero(t, begin(stream, 0), "the mode that forbids most")
+		w.state.Capturing = true
+		second, err := s.Allocate(2 * mib)
+		require.NoError(t, err)
+		require.NoError(t, s.Free(address, 2*mib), "put off")
+		var graph uintptr
+		require.Zero(t, end(stream, &graph), "the capture is intact")
+		w.state.Capturing = false
+		w.engine.FreeDeferred()
+		require.NoError(t, s.Free(second, 2*mib))
+		require.Equal(t, before, free(t, s))
+		require.NoError(t, w.driver.StreamDestroy(stream))
+	})
+}
+
+func TestLateFreesMakeRoom(t *testing.T) {
+	each(t, func(t *testing.T, w *world, s all) {
+		address, err := s.Allocate(40 * mib)
+		require.NoError(t, err)
+		w.state.Capturing = true
+		require.NoError(t, s.Free(address, 40*mib))
+		w.state.Capturing = false
+		address, err = s.Allocate(40 * mib)
+		require.NoError(t, err)
+		require.NoError(t, s.Free(address, 40*mib))
+	})
+}
+
+func TestEvents(t *testing.T) {
+	each(t, func(t *testing.T, w *world, s all) {
+		stream, err := w.driver.StreamCreate()
+		require.NoError(t, err)
+		event, err := s.Record(pool.Stream(stream))
+		require.NoError(t, err)
+		w.sim.Fail("cuEventQuery", 1, 600)
+		done, err := s.Query(event)
+		require.NoError(t, err)
+		require.False(t, done)
+		done, err = s.Query(event)
+		require.NoError(t, err)
+		require.True(t, done)
+		w.sim.Fail("cuEventQuery", 1, 999)
+		_, err = s.Query(event)
+		require.ErrorIs(t, err, cuda.Unknown)
+		require.NoError(t, s.Synchronize(event))
+		require.NoError(t, s.Destroy(event))
+
+		w.sim.Fail("cuEventRecord", 1, 999)
+		_, err = s.Record(pool.Stream(stream))
+		require.ErrorIs(t, err, cuda.Unknown)
+		again, err := s.Record(pool.Stream(stream))
+		require.NoError(t, err)
+		require.Equal(t, event, again, "events are used again")
+		require.NoError(t, s.Destroy(again))
+		require.NoError(t, w.driver.StreamDestroy(stream))
+	})
+}
+
+func TestSegmentsArePausable(t *testing.T) {
+	w := newWorld(t)
+	s := w.segments()
+	before := free(t, s)
+	address, err := s.Allocate(4 * mib)
+	require.NoError(t, err)
+	tag := "pool"
+	require.NoError(t, w.engine.Pause(vmm.Options{Tag: &tag}))
+	require.Equal(t, before, free(t, s))
+	require.NoError(t, w.engine.Resume(vmm.Options{Tag: &tag}))
+	require.NoError(t, s.Free(address, 4*mib))
+	w.engine.Trim()
+
+	w.state.Margin = 62 * mib
+	_, err = s.Allocate(4 * mib)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
+	require.ErrorIs(t, err, vmm.ErrMargin)
+}
+
+func TestNoSuchDevice(t *testing.T) {
+	w := newWorld(t)
+	_, err := source.NewSegments(w.engine, w.driver, vmm.Request{Device: 3}, nil)
+	require.Error(t, err)
+	_, err = source.NewPlain(w.engine, w.driver, 3, nil, nil, nil)
+	require.Error(t, err)
+}
