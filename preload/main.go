@@ -59,6 +59,7 @@ func start() (*vmm.Engine, error) {
 		return nil
 	})
 	engine.Warn(logLine)
+	engine.Shareable(bool(C.region_process.shareable))
 	engine.CheckInvariants(bool(C.region_process.invariants))
 	return engine, nil
 }

@@ -14,6 +14,12 @@ func TestMappingByTheProgram(t *testing.T) {
 	}
 }
 
+func TestExportedSegments(t *testing.T) {
+	program := compile(t, "export", majors[1])
+	run(t, program, []string{"shareable"}, "TMS_SHAREABLE=1").succeeded(t)
+	run(t, program, []string{"private"}).succeeded(t)
+}
+
 func TestExcluded(t *testing.T) {
 	library := filepath.Join(t.TempDir(), "libkeeper.so.1")
 	output, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", library,

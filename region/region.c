@@ -140,6 +140,7 @@ HIDDEN void region_load_environment(void)
 	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
 	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
 	region_process.verify = environment_bool("TMS_VERIFY");
+	region_process.shareable = environment_bool("TMS_SHAREABLE");
 	environment_debug();
 
 	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");

@@ -52,6 +52,7 @@ struct region_process {
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes; /* REGION_UNSET: as the library sees fit */
 	bool verify;
+	bool shareable;
 	const char *exclude; /* names of libraries, ":" between them; NULL: none */
 	bool poison;     /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */

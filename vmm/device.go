@@ -19,6 +19,7 @@ type device struct {
 	total       uint64
 	node        int  // NUMA node of the nearest host memory; -1: unknown
 	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
+	shareable   bool // memory can be exported as file descriptors
 	tags        map[string]*tag
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]

@@ -30,6 +30,8 @@ type Engine struct {
 	announce func(base uintptr, size uint64) error
 	warn     func(string)
 
+	shareable bool
+
 	cannotHash sync.Once // the note of it
 
 	// transition is held through a pause or resume: they run one at a time.
@@ -174,6 +176,7 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	}
 	d, err := newDevice(e.driver, ordinal)
 	if err == nil {
+		d.shareable = e.shareable
 		e.devices[ordinal] = d
 	}
 	return d, err
@@ -263,6 +266,11 @@ func (e *Engine) DeviceOf(address uintptr) int {
 	}
 	return -1
 }
+
+// Shareable makes the memory of segments exportable as file descriptors, by cuMemRetainAllocationHandle and
+// cuMemExportToShareableHandle. Call it before anything else. Who imported it keeps the memory of before a
+// pause, which is then not free until that is let go; the segment itself gets other memory at the resume.
+func (e *Engine) Shareable(on bool) { e.shareable = on }
 
 // NotePool tells the statistics that a pool of this library holds so many bytes more, or fewer, of a
 // device's memory that it took from CUDA itself.

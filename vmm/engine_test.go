@@ -20,7 +20,7 @@ import (
 const mib = 1 << 20
 
 // simulated returns a fresh simulator and an engine on it.
-func simulated(t *testing.T, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
+func simulated(t testing.TB, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
 	t.Helper()
 	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
 	t.Setenv("CUDASIM_MEMORY", "1G")

@@ -58,7 +58,14 @@ func (x *extent) memory() (cuda.Handle, error) {
 	if f := x.foreign; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
-	return x.device.driver.MemCreate(x.size, x.device.ordinal, x.device.rdma)
+	prop := cuda.PinnedOn(x.device.ordinal)
+	if x.device.rdma {
+		prop = prop.ForRDMA()
+	}
+	if x.device.shareable {
+		prop = prop.AsFile()
+	}
+	return x.device.driver.MemCreateWith(x.size, prop)
 }
 
 // attach maps the handle and lets the device use it.

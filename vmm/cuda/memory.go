@@ -76,9 +76,22 @@ func (d *Driver) MemAddressFree(address uintptr, size uint64) error {
 func (d *Driver) MemCreate(size uint64, device int, rdma bool) (Handle, error) {
 	prop := PinnedOn(device)
 	if rdma {
-		prop.gpuDirectRDMACapable = 1
+		prop = prop.ForRDMA()
 	}
 	return d.MemCreateWith(size, prop)
+}
+
+// ForRDMA asks for memory that GPUDirect RDMA can use too, as cudaMalloc's can be.
+func (p AllocationProp) ForRDMA() AllocationProp {
+	p.gpuDirectRDMACapable = 1
+	return p
+}
+
+// AsFile asks for memory that can be exported as a file descriptor
+// (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR).
+func (p AllocationProp) AsFile() AllocationProp {
+	p.requestedHandleTypes |= 1
+	return p
 }
 
 // MemCreateWith is cuMemCreate with properties that somebody else has chosen.
