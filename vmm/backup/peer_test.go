@@ -356,7 +356,8 @@ func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
 		p.sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
 		discard(contents)
 		p.peer.waitEmptied()
-		require.EqualValues(t, reserve+chunk, p.sim.Stat("free:1"))
+		// One chunk was refused, and tried again already if the other came later.
+		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve+chunk))
 	}
 	require.Empty(t, p.notes)
 }
