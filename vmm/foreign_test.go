@@ -148,7 +148,7 @@ func TestForeignMemoryWhilePaused(t *testing.T) {
 	require.EqualValues(t, 1, sim.Stat("handles"))
 
 	// A mapping of the driver's own among them.
-	plain, err := driver.MemCreate(chunk, 0, false)
+	plain, err := driver.MemCreate(chunk, 0)
 	require.NoError(t, err)
 	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, plain, 0), cuda.InvalidValue)
 	require.ErrorIs(t, engine.MemMap(m.at(4), chunk, 0, plain, 0), vmm.ErrNotOurs)

@@ -358,7 +358,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	_, driver, engine := simulated(t, 2)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "a", Backup: vmm.BackupPeer, Target: 1})[0]
 	b := mallocs(t, engine, 1, vmm.Request{Size: 5 * mib, Device: 1, Tag: "b"})[0]
-	other, err := driver.MemCreate(8*mib, 1, false)
+	other, err := driver.MemCreate(8*mib, 1)
 	require.NoError(t, err)
 	engine.NotePool(1, 1*mib)
 	require.NoError(t, engine.Pause(name("a")))

@@ -101,7 +101,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	// A fill of memory that is unmapped before it runs.
 	address, err := s.driver.MemAddressReserve(sceneGranularity, 0)
 	require.NoError(t, err)
-	handle, err := s.driver.MemCreate(sceneGranularity, 0, false)
+	handle, err := s.driver.MemCreate(sceneGranularity, 0)
 	require.NoError(t, err)
 	require.NoError(t, s.driver.MemMap(address, sceneGranularity, handle))
 	require.NoError(t, s.driver.MemSetAccess(address, sceneGranularity, 0))

@@ -33,7 +33,7 @@ const markEvery = 256 << 20
 // onCopies runs f on a locked thread that has the job's context and a fresh stream, and waits for what
 // f has issued even when it fails: memory copied to or from may go away after.
 func onCopies(driver *cuda.Driver, job Job, f func(*copies) error) error {
-	return onStream(driver, job.Context, func(stream cuda.Stream) error {
+	return driver.OnStream(job.Context, func(stream cuda.Stream) error {
 		c := &copies{driver: driver, job: job, stream: stream}
 		defer c.drop()
 		if err := f(c); err != nil {
@@ -102,8 +102,4 @@ func (c *copies) drop() {
 	for _, m := range c.marks {
 		c.driver.DropEvent(m.event)
 	}
-}
-
-func onStream(driver *cuda.Driver, context cuda.Context, f func(cuda.Stream) error) error {
-	return driver.OnStream(context, f)
 }

@@ -86,7 +86,7 @@ func (b *bench) spans(sizes ...uint64) []Span {
 	for i, size := range sizes {
 		address, err := b.driver.MemAddressReserve(size, 0)
 		require.NoError(b.t, err)
-		handle, err := b.driver.MemCreate(size, 0, false)
+		handle, err := b.driver.MemCreate(size, 0)
 		require.NoError(b.t, err)
 		require.NoError(b.t, b.driver.MemMap(address, size, handle))
 		require.NoError(b.t, b.driver.MemSetAccess(address, size, 0))

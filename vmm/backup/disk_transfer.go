@@ -115,7 +115,7 @@ func (t *transfer) next() (piece, bool) {
 func (t *transfer) work() {
 	defer t.running.Done()
 	var staging *slab
-	err := onStream(t.disk.driver, t.job.Context, func(stream cuda.Stream) error {
+	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
 		for p, ok := t.next(); ok; p, ok = t.next() {
 			if staging == nil || staging.size < p.size {
 				t.disk.garbage.add(staging)

@@ -323,7 +323,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	p.Drain() // what was discarded may be what is missing
 	// The reserve is held while memory is taken, so it is what stays free.
 	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(reserveOf(total))}
-	if reserve.handle, err = p.driver.MemCreate(reserve.size, device, false); err != nil {
+	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 		return nil, wanted, err
 	}
 	defer p.dispose(reserve)
@@ -335,7 +335,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	}
 	for room < need {
 		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room))}
-		if chunk.handle, err = p.driver.MemCreate(chunk.size, device, false); err != nil {
+		if chunk.handle, err = p.driver.MemCreate(chunk.size, device); err != nil {
 			break
 		}
 		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size

@@ -81,7 +81,7 @@ func (p *peers) spans(device int, sizes ...uint64) []Span {
 	for i, size := range sizes {
 		address, err := p.driver.MemAddressReserve(size, 0)
 		require.NoError(p.t, err)
-		handle, err := p.driver.MemCreate(size, device, false)
+		handle, err := p.driver.MemCreate(size, device)
 		require.NoError(p.t, err)
 		require.NoError(p.t, p.driver.MemMap(address, size, handle))
 		require.NoError(p.t, p.driver.MemSetAccess(address, size, device))
@@ -94,7 +94,7 @@ func (p *peers) spans(device int, sizes ...uint64) []Span {
 // occupy takes memory of a device until so much is free.
 func (p *peers) occupy(device int, free uint64) {
 	p.t.Helper()
-	_, err := p.driver.MemCreate(p.sim.Stat(fmt.Sprintf("free:%d", device))-free, device, false)
+	_, err := p.driver.MemCreate(p.sim.Stat(fmt.Sprintf("free:%d", device))-free, device)
 	require.NoError(p.t, err)
 	p.remember()
 }

@@ -49,7 +49,7 @@ func TestLaunchKernel(t *testing.T) {
 	const size = 2 << 20
 	address, err := driver.MemAddressReserve(size, 0)
 	require.NoError(t, err)
-	handle, err := driver.MemCreate(size, 0, false)
+	handle, err := driver.MemCreate(size, 0)
 	require.NoError(t, err)
 	require.NoError(t, driver.MemMap(address, size, handle))
 	require.NoError(t, driver.MemSetAccess(address, size, 0))

@@ -71,14 +71,9 @@ func (d *Driver) MemAddressFree(address uintptr, size uint64) error {
 	return d.call(fnMemAddressFree, address, uintptr(size))
 }
 
-// MemCreate is cuMemCreate: size bytes of a device's memory, a multiple of the granularity, with
-// rdma for GPUDirect RDMA too.
-func (d *Driver) MemCreate(size uint64, device int, rdma bool) (Handle, error) {
-	prop := PinnedOn(device)
-	if rdma {
-		prop = prop.ForRDMA()
-	}
-	return d.MemCreateWith(size, prop)
+// MemCreate is cuMemCreate: size bytes of a device's memory, a multiple of the granularity.
+func (d *Driver) MemCreate(size uint64, device int) (Handle, error) {
+	return d.MemCreateWith(size, PinnedOn(device))
 }
 
 // ForRDMA asks for memory that GPUDirect RDMA can use too, as cudaMalloc's can be.

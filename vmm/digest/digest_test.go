@@ -48,7 +48,7 @@ func newMemory(t testing.TB, driver *cuda.Driver, context cuda.Context, size uin
 	granularity, err := driver.MemGetAllocationGranularity(0)
 	require.NoError(t, err)
 	whole := (size + granularity - 1) / granularity * granularity
-	handle, err := driver.MemCreate(whole, 0, false)
+	handle, err := driver.MemCreate(whole, 0)
 	require.NoError(t, err)
 	address, err := driver.MemAddressReserve(whole, granularity)
 	require.NoError(t, err)
