@@ -2,30 +2,38 @@ package vmm_test
 
 import (
 	"math/rand/v2"
+	"runtime"
 	"testing"
-
-	"github.com/stretchr/testify/require"
+	"time"
 
 	"tms/vmm"
+	"tms/vmm/cuda"
 )
 
 // million returns an engine with a million live allocations of 512 bytes.
-func million(b *testing.B) (*vmm.Engine, []uintptr) {
+func million(b *testing.B) (*vmm.Engine, *cuda.Driver, []uintptr) {
 	b.Helper()
-	_, _, engine := simulated(b, 1)
+	_, driver, engine := simulated(b, 1)
 	addresses := make([]uintptr, 1_000_000)
 	for i := range addresses {
 		var err error
 		addresses[i], err = engine.Malloc(vmm.Request{Size: 512, Tag: "t"})
-		require.NoError(b, err)
+		if err != nil {
+			b.Fatal(err)
+		}
 	}
 	b.Cleanup(func() {
 		for _, a := range addresses {
-			require.NoError(b, engine.Free(a, false))
+			if err := engine.Free(a, false); err != nil {
+				b.Fatal(err)
+			}
 		}
 	})
-	return engine, addresses
+	return engine, driver, addresses
 }
+
+// batch is how many a benchmark picks at a time, off the clock.
+const batch = 1000
 
 // orders are those in which a benchmark goes through the million: one after the other, as programs do, and
 // by chance, where every step meets memory that no processor cache has.
@@ -37,49 +45,83 @@ var orders = []struct {
 	{"by chance", func(_, count int) int { return rand.IntN(count) }},
 }
 
+// inBatches picks batches of different addresses of a million, has each looked at on the clock, and reports
+// what one takes.
+func inBatches(b *testing.B, addresses []uintptr, next func(i, count int) int, name string, look func(batch []uintptr),
+	after func(batch []uintptr)) {
+	b.Helper()
+	var spent time.Duration
+	chosen, targets := make([]int, batch), make([]uintptr, batch)
+	at, looks := 0, 0
+	for b.Loop() {
+		seen := map[int]bool{}
+		for i := range chosen {
+			for at = next(at, len(addresses)); seen[at]; {
+				at = next(at, len(addresses))
+			}
+			chosen[i], targets[i], seen[at] = at, addresses[at], true
+		}
+		begin := time.Now()
+		look(targets)
+		spent += time.Since(begin)
+		looks += batch
+		after(targets)
+		for i, a := range targets {
+			addresses[chosen[i]] = a
+		}
+	}
+	b.ReportMetric(0, "ns/op") // of a batch and what goes with it
+	b.ReportMetric(float64(spent.Nanoseconds())/float64(looks), name)
+}
+
 // BenchmarkLookup finds the allocation at an address among a million.
 func BenchmarkLookup(b *testing.B) {
 	for _, order := range orders {
 		b.Run(order.name, func(b *testing.B) {
-			engine, addresses := million(b)
-			for i := 0; b.Loop(); i = order.next(i, len(addresses)) {
-				if engine.DeviceOf(addresses[i]) != 0 {
-					b.Fatal()
+			engine, _, addresses := million(b)
+			inBatches(b, addresses, order.next, "ns/lookup", func(targets []uintptr) {
+				for _, a := range targets {
+					if engine.DeviceOf(a) != 0 {
+						b.Fatal()
+					}
 				}
-			}
+			}, func([]uintptr) {})
 		})
 	}
 }
 
-// BenchmarkFreeAndMalloc frees one of a million and makes it anew. The calls of BenchmarkDriver are in it.
-func BenchmarkFreeAndMalloc(b *testing.B) {
+// BenchmarkFree frees some of a million, and makes as many anew off the clock. Beside the whole it gives what
+// remains without the driver's calls.
+func BenchmarkFree(b *testing.B) {
 	for _, order := range orders {
-		b.Run(order.name, func(b *testing.B) { freeAndMalloc(b, order.next) })
-	}
-}
-
-func freeAndMalloc(b *testing.B, next func(i, count int) int) {
-	engine, addresses := million(b)
-	for i := 0; b.Loop(); i = next(i, len(addresses)) {
-		if engine.Free(addresses[i], false) != nil {
-			b.Fatal()
-		}
-		var err error
-		if addresses[i], err = engine.Malloc(vmm.Request{Size: 512, Tag: "t"}); err != nil {
-			b.Fatal(err)
-		}
-	}
-}
-
-// BenchmarkDriver makes the driver calls of a free and a malloc, on the simulator.
-func BenchmarkDriver(b *testing.B) {
-	_, driver, _ := simulated(b, 1)
-	context, err := driver.DevicePrimaryCtxRetain(0)
-	require.NoError(b, err)
-	for b.Loop() {
-		_ = driver.CtxPushCurrent(context)
-		_ = driver.CtxSynchronize()
-		_, _ = driver.CtxPopCurrent()
-		_, _ = driver.CtxGetCurrent()
+		b.Run(order.name, func(b *testing.B) {
+			runtime.LockOSThread()
+			defer runtime.UnlockOSThread()
+			engine, driver, addresses := million(b)
+			var calls time.Duration
+			frees := 0
+			inBatches(b, addresses, order.next, "ns/free", func(targets []uintptr) {
+				for _, a := range targets {
+					if engine.Free(a, false) != nil {
+						b.Fatal()
+					}
+				}
+			}, func(targets []uintptr) {
+				begin := time.Now()
+				for range targets {
+					_, _ = driver.CtxGetCurrent()
+					_ = driver.CtxSynchronize()
+				}
+				calls += time.Since(begin)
+				frees += len(targets)
+				for i := range targets {
+					var err error
+					if targets[i], err = engine.Malloc(vmm.Request{Size: 512, Tag: "t"}); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+			b.ReportMetric(float64(calls.Nanoseconds())/float64(frees), "ns/free-in-driver")
+		})
 	}
 }

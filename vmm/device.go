@@ -1,9 +1,7 @@
 package vmm
 
 import (
-	"errors"
 	"fmt"
-	"runtime"
 	"sync/atomic"
 
 	"tms/vmm/backup"
@@ -60,26 +58,6 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	return d, nil
 }
 
-// with runs f with the device's primary context current to the calling thread, and leaves the
-// thread's own context as it was.
-func (d *device) with(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	before, err := d.driver.CtxGetCurrent()
-	if err != nil {
-		return err
-	}
-	if err := d.driver.CtxPushCurrent(d.context); err != nil {
-		return err
-	}
-	err = f()
-	if _, popped := d.driver.CtxPopCurrent(); popped != nil {
-		_ = d.driver.CtxSetCurrent(before) // whether it was popped or not
-		err = errors.Join(err, popped)
-	}
-	return err
-}
-
 // adopt gives a thread without a context the device's, as the first runtime call of a thread does.
 func (d *device) adopt() error {
 	context, err := d.driver.CtxGetCurrent()
@@ -90,12 +68,12 @@ func (d *device) adopt() error {
 }
 
 func (d *device) synchronize() error {
-	return d.with(d.driver.CtxSynchronize)
+	return d.driver.With(d.context, d.driver.CtxSynchronize)
 }
 
 // free is the device's own figure of free memory, in bytes.
 func (d *device) free() (bytes uint64, err error) {
-	err = d.with(func() error {
+	err = d.driver.With(d.context, func() error {
 		bytes, _, err = d.driver.MemGetInfo()
 		return err
 	})

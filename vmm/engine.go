@@ -222,15 +222,16 @@ func (e *Engine) allow(d *device, r Request, take func() error) error {
 func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, start, held := e.around(address)
-	for s != nil && s.busy {
+	a := e.around(address)
+	for a.segment != nil && a.segment.busy {
 		e.settled.Wait()
-		s, start, held = e.around(address)
+		a = e.around(address)
 	}
+	s := a.segment
 	if s == nil {
 		return 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 	}
-	if offset := uint64(address - start); offset > held || size > held-offset {
+	if offset := uint64(address - a.address()); offset > a.size() || size > a.size()-offset {
 		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
 	}
 	if s.contents == nil || !s.current || s.contents.Host() == 0 {
@@ -239,21 +240,21 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	return s.contents.Host() + address - s.address, nil
 }
 
-// around returns the live allocation that an address lies in, or just behind: its segment, start and size.
-// The caller holds e.mu.
-func (e *Engine) around(address uintptr) (s *segment, start uintptr, size uint64) {
-	s = e.find(address)
+// around returns the live allocation that an address lies in, or just behind; none has no segment. The
+// caller holds e.mu.
+func (e *Engine) around(address uintptr) allocation {
+	s := e.find(address)
 	switch {
 	case s == nil || s.state == freeing && !s.busy:
-		return nil, 0, 0
+		return allocation{}
 	case s.shared == nil:
-		return s, s.address, s.size
+		return allocation{segment: s}
 	}
-	b := s.shared.find(address - s.address)
-	if b == nil || b.freeing {
-		return nil, 0, 0
+	first, ok := s.shared.find(address - s.address)
+	if !ok || s.shared.isFreeing(first) {
+		return allocation{}
 	}
-	return s, s.address + b.offset(), b.size
+	return allocation{segment: s, small: true, first: first}
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
@@ -261,7 +262,7 @@ func (e *Engine) around(address uintptr) (s *segment, start uintptr, size uint64
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s, _, _ := e.around(address); s != nil {
+	if s := e.around(address).segment; s != nil {
 		return s.device.ordinal
 	}
 	return -1

@@ -5,6 +5,6 @@ package vmm
 func (e *Engine) PausedAt(address uintptr) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, _, _ := e.around(address)
+	s := e.around(address).segment
 	return s != nil && s.state == paused
 }

@@ -10,7 +10,8 @@ import (
 // allocation is what a caller of Malloc holds: a segment, or a block of one.
 type allocation struct {
 	segment *segment
-	block   *block  // nil: all of it
+	small   bool    // a part of it:
+	first   int     // the first unit of that
 	extent  *extent // that the free has a claim on; nil: none
 	late    bool    // the caller was told that it is done
 }
@@ -23,7 +24,8 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	e.mu.Lock()
 	a, err := e.claim(address)
-	if err == nil && capturing && a.segment.mapped() {
+	mapped := err == nil && a.segment.mapped()
+	if mapped && capturing {
 		a = e.unclaim(a)
 		a.late = true
 		e.deferred = append(e.deferred, a)
@@ -34,27 +36,30 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	if err != nil {
 		return err
 	}
-	return e.free(a, func() error { return e.idle(a.segment) })
+	if mapped {
+		err = a.segment.device.synchronize()
+	}
+	return e.free(a, err)
 }
 
 // claim marks the allocation at an address as being freed, once no pause or resume works on it.
 func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
-		s, start, _ := e.around(address)
-		if s == nil || start != address || s.foreign != nil {
+		a := e.around(address)
+		s := a.segment
+		if s == nil || a.address() != address || s.foreign != nil {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
 		if s.busy {
 			e.settled.Wait()
 			continue
 		}
-		a := allocation{segment: s, extent: s.extent}
-		if s.shared == nil {
-			s.state = freeing
+		if a.small {
+			s.shared.setFreeing(a.first, true)
 		} else {
-			a.block = s.shared.find(address - s.address)
-			a.block.freeing = true
+			s.state = freeing
 		}
+		a.extent = s.extent
 		if a.extent != nil {
 			a.extent.claims++
 		}
@@ -94,10 +99,10 @@ func (e *Engine) idle(s *segment) error {
 	return nil
 }
 
-// free ends a claimed allocation once settle says that the device is done with it. A late one stays
-// deferred when it fails.
-func (e *Engine) free(a allocation, settle func() error) error {
-	err := settle()
+// free ends a claimed allocation that the device is done with, or takes the claim back if waiting for the
+// device has failed. A late one stays deferred when it fails.
+func (e *Engine) free(a allocation, waited error) error {
+	err := waited
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err == nil {
@@ -116,17 +121,30 @@ func (e *Engine) free(a allocation, settle func() error) error {
 		e.deferred = append(e.deferred, a)
 		return nil
 	}
-	start := a.segment.address
-	if a.block != nil {
-		a.block.freeing = false
-		start += a.block.offset()
-	} else {
-		a.segment.reinstate()
-	}
-	return fmt.Errorf("freeing %#x: %w", start, err)
+	a.reinstate()
+	return fmt.Errorf("freeing %#x: %w", a.address(), err)
 }
 
-// reinstate makes a segment live again that could not be freed.
+func (a allocation) address() uintptr { return a.segment.address + uintptr(a.first)*unit }
+
+// size is in bytes as asked for.
+func (a allocation) size() uint64 {
+	if a.small {
+		return a.segment.shared.size(a.first)
+	}
+	return a.segment.size
+}
+
+// reinstate makes an allocation live again that could not be freed.
+func (a allocation) reinstate() {
+	switch {
+	case !a.small:
+		a.segment.reinstate()
+	case a.segment.shared != nil: // no reset of the device took all of it meanwhile
+		a.segment.shared.setFreeing(a.first, false)
+	}
+}
+
 func (s *segment) reinstate() {
 	s.state = active
 	if s.extent == nil || !s.extent.open {
@@ -138,10 +156,10 @@ func (s *segment) reinstate() {
 // for driver calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
-	if a.block != nil && s.shared == nil {
+	if a.small && s.shared == nil {
 		return nil // a reset of the device took all of it
 	}
-	if a.block != nil {
+	if a.small {
 		for s.shared != nil && s.busy && s.shared.live == 1 {
 			e.settled.Wait()
 		}
@@ -149,7 +167,7 @@ func (e *Engine) drop(a allocation) error {
 			return nil // meanwhile
 		}
 		if s.shared.live > 1 {
-			s.shared.remove(a.block)
+			s.shared.remove(a.first)
 			s.tag.listSmall(s)
 			return nil
 		}
@@ -172,7 +190,7 @@ func (e *Engine) drop(a allocation) error {
 		x.busy = false
 		e.settled.Broadcast()
 		if err != nil {
-			if a.block != nil {
+			if a.small {
 				s.reinstate()
 				s.tag.listSmall(s)
 			}
@@ -219,7 +237,7 @@ func (e *Engine) FreeDeferred() int {
 	e.mu.Unlock()
 	done := 0
 	for _, a := range waiting {
-		if e.free(a, func() error { return e.idle(a.segment) }) == nil {
+		if e.free(a, e.idle(a.segment)) == nil {
 			done++
 		}
 	}

@@ -89,9 +89,6 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 		held[r] = true
 	}
 	for n, s := range t.segments {
-		if s.foreign != nil {
-			continue // it has no place of ours
-		}
 		err := i.segment(d, s)
 		switch {
 		case err != nil:
@@ -199,22 +196,21 @@ func (s *segment) find() error {
 }
 
 func (h *shared) check(s *segment) error {
-	live, bytes, units := 0, uint64(0), uint32(0)
-	for u := 0; u < len(h.blocks); {
-		b := h.blocks[u]
-		if b == nil {
-			u++
-			continue
+	live, bytes, end := 0, uint64(0), 0
+	for u := range h.units {
+		g, bit := &h.groups[u/perGroup], uint64(1)<<(u%perGroup)
+		if g.starts&bit != 0 {
+			size := h.size(u)
+			live, bytes, end = live+1, bytes+size, u+unitsOf(size)
+		} else if g.freeing&bit != 0 {
+			return fmt.Errorf("no small allocation at unit %d to be freed", u)
 		}
-		if b.span.free || int(b.span.start) != u || b.size == 0 || b.size > uint64(b.span.count)*unit {
-			return fmt.Errorf("the small allocation at unit %d is not where its span is", u)
+		switch used := g.used&bit != 0; {
+		case used != (u < end):
+			return fmt.Errorf("unit %d is in use: %v", u, used)
+		case !used && u/perGroup < h.from:
+			return fmt.Errorf("unit %d is free, where all is full", u)
 		}
-		for end := u + int(b.span.count); u < end; u++ {
-			if h.blocks[u] != b {
-				return fmt.Errorf("unit %d does not lead to its allocation", u)
-			}
-		}
-		live, bytes, units = live+1, bytes+b.size, units+b.span.count
 	}
 	switch {
 	case live != h.live || bytes != h.bytes:
@@ -223,11 +219,6 @@ func (h *shared) check(s *segment) error {
 		return errors.New("no small allocation in it")
 	case s.span.count != 1:
 		return fmt.Errorf("small allocations in %d granules", s.span.count)
-	}
-	for _, b := range h.blocks {
-		if b != nil {
-			return b.span.check(uint32(len(h.blocks)), units, func(s *span) bool { return h.blocks[s.start] != nil })
-		}
 	}
 	return nil
 }
@@ -318,13 +309,12 @@ func (e *Engine) checkWaiting() error {
 			waiting = append(waiting, o.allocation)
 		}
 	}
-	seen := map[any]bool{}
+	seen := map[allocation]bool{}
 	for _, a := range waiting {
-		var of any = a.segment
-		gone := a.block == nil && a.segment.state != freeing
-		if a.block != nil {
-			of = a.block
-			gone = a.segment.shared != nil && !a.block.freeing
+		of := allocation{segment: a.segment, small: a.small, first: a.first}
+		gone := !a.small && a.segment.state != freeing
+		if a.small {
+			gone = a.segment.shared != nil && !a.segment.shared.isFreeing(a.first)
 		}
 		if gone || seen[of] || !a.late || a.extent != nil {
 			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)

@@ -53,9 +53,8 @@ func TestInvariants(t *testing.T) {
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
 		"bytes":     func() func() { small.shared.bytes++; return func() { small.shared.bytes-- } },
 		"unit": func() func() {
-			b := small.shared.blocks[0]
-			small.shared.blocks[0] = nil
-			return func() { small.shared.blocks[0] = b }
+			small.shared.groups[0].used ^= 1
+			return func() { small.shared.groups[0].used ^= 1 }
 		},
 		"listed": func() func() { small.shared.listed = false; return func() { small.shared.listed = true } },
 		"deferred": func() func() {

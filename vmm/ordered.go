@@ -26,7 +26,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 		return err
 	}
 	if !mapped { // paused: no stream can be using it
-		return e.free(a, func() error { return nil })
+		return e.free(a, nil)
 	}
 	// The event is of the context that the stream is of: the calling thread's.
 	event, err := e.driver.EventCreate()
@@ -39,11 +39,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.mu.Unlock()
 	a = e.unclaim(a)
 	if err != nil {
-		if a.block != nil {
-			a.block.freeing = false
-		} else {
-			a.segment.reinstate()
-		}
+		a.reinstate()
 		return err
 	}
 	a.late = true
@@ -73,18 +69,16 @@ func (e *Engine) reap() {
 
 // freeOrdered waits until the stream has come to a free, and makes it.
 func (e *Engine) freeOrdered(o orderedFree) error {
-	return e.free(o.allocation, func() error {
-		dropped := false
-		err := o.segment.device.with(func() error {
-			defer e.driver.DropEvent(o.event)
-			dropped = true
-			return e.driver.EventSynchronize(o.event)
-		})
-		if !dropped { // the context was refused
-			e.driver.DropEvent(o.event)
-		}
-		return err
+	dropped := false
+	err := e.driver.With(o.segment.device.context, func() error {
+		defer e.driver.DropEvent(o.event)
+		dropped = true
+		return e.driver.EventSynchronize(o.event)
 	})
+	if !dropped { // the context was refused
+		e.driver.DropEvent(o.event)
+	}
+	return e.free(o.allocation, err)
 }
 
 // waitOrdered waits until the ordered frees there are now have been made; how many there were.

@@ -31,7 +31,7 @@ func (e *Engine) Reset(ordinal int) {
 	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
 	_ = d.synchronize()
 	for _, s := range segments {
-		_ = e.free(allocation{segment: s, late: true}, func() error { return nil })
+		_ = e.free(allocation{segment: s, late: true}, nil)
 	}
 	e.mu.Lock()
 	for _, s := range foreign {

@@ -2,7 +2,6 @@ package backup
 
 import (
 	"fmt"
-	"runtime"
 	"sync/atomic"
 	"unsafe"
 
@@ -106,13 +105,9 @@ func (s *slab) register(i int) error {
 }
 
 // release unpins and unmaps. After an error it can be called again.
-func (s *slab) release() error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := s.driver.CtxPushCurrent(s.context); err != nil {
-		return err
-	}
-	defer func() { _, _ = s.driver.CtxPopCurrent() }()
+func (s *slab) release() error { return s.driver.With(s.context, s.unpin) }
+
+func (s *slab) unpin() error {
 	for i := range s.units {
 		u := &s.units[i]
 		if !u.registered {

@@ -1,21 +1,18 @@
 package cuda
 
 import (
-	"runtime"
 	"sync"
 
 	"tms/internal/guard"
 )
 
-// OnStream runs f with the context current to a locked thread and a fresh stream, and waits for the
-// stream's work even when f fails: memory it copies to or from may go away after.
+// OnStream runs f as With does, with a fresh stream, and waits for the stream's work even when f fails:
+// memory it copies to or from may go away after.
 func (d *Driver) OnStream(context Context, f func(Stream) error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := d.CtxPushCurrent(context); err != nil {
-		return err
-	}
-	defer func() { _, _ = d.CtxPopCurrent() }()
+	return d.With(context, func() error { return d.onStream(f) })
+}
+
+func (d *Driver) onStream(f func(Stream) error) error {
 	stream, err := d.StreamCreate()
 	if err != nil {
 		return err

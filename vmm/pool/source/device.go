@@ -4,7 +4,6 @@ package source
 
 import (
 	"errors"
-	"runtime"
 
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
@@ -28,16 +27,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
 
 // with runs f with the device's primary context current, and leaves the thread's own as it was.
 func (d *device) with(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := d.driver.CtxPushCurrent(d.context); err != nil {
-		return err
-	}
-	err := f()
-	if _, popped := d.driver.CtxPopCurrent(); err == nil {
-		err = popped
-	}
-	return err
+	return d.driver.With(d.context, f)
 }
 
 // relaxed is with, for calls that a stream capture of the process would otherwise forbid.
