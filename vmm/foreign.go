@@ -27,6 +27,7 @@ type foreigners struct {
 	made   uint64
 	known  map[cuda.Handle]*segment
 	mapped []*segment // by address
+	late   []*segment // to be ended: the driver has refused to release the memory
 }
 
 // numberPrefix stands at the top of our numbers: driver handles are addresses or small numbers.
@@ -126,7 +127,8 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 	return nil
 }
 
-// MemUnmap is cuMemUnmap, of whole mappings. Paused ones have only to be forgotten.
+// MemUnmap is cuMemUnmap, of whole mappings. Paused ones have only to be forgotten. Where the driver refuses
+// to release memory that nobody refers to any more, FreeDeferred does it later.
 // Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	e.mu.Lock()
@@ -135,7 +137,7 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 }
 
 // unmapped notes that a mapping is no more. The caller holds e.mu.
-func (e *Engine) unmapped(s *segment) error {
+func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
 		x.mapped, x.open = false, false
 	}
@@ -146,7 +148,25 @@ func (e *Engine) unmapped(s *segment) error {
 	if s.state == active {
 		s.discard() // the memory itself has what it holds
 	}
-	return e.bury(s)
+	if e.bury(s) != nil {
+		e.foreign.late = append(e.foreign.late, s)
+	}
+}
+
+// buryLate ends what could not be ended before, and returns how many could.
+func (e *Engine) buryLate() (done int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	late := e.foreign.late
+	e.foreign.late = nil
+	for _, s := range late {
+		if e.bury(s) == nil {
+			done++
+		} else {
+			e.foreign.late = append(e.foreign.late, s)
+		}
+	}
+	return done
 }
 
 // MemSetAccess is cuMemSetAccess, of whole mappings; paused ones get the access when they come back.
@@ -157,12 +177,11 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	set := func(d *cuda.Driver, address uintptr, size uint64) error {
 		return d.MemSetAccessOf(address, size, descs)
 	}
-	return e.eachPart(address, size, set, func(s *segment) error {
+	return e.eachPart(address, size, set, func(s *segment) {
 		s.foreign.allow(descs)
 		if x := s.extent; x != nil && x.mapped {
 			x.open = s.accessible()
 		}
-		return nil
 	})
 }
 
@@ -273,7 +292,7 @@ func compareAddress(s *segment, address uintptr) int {
 // mappings that the driver has, as many at a time as lie between paused ones, and then calls note for the
 // foreign ones of them; for those that are paused it only calls note. An error leaves the parts before it
 // done. The caller holds e.mu, which is let go for driver calls.
-func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error, note func(*segment) error) error {
+func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error, note func(*segment)) error {
 	if e.overlapping(address, size) == nil {
 		return ErrNotOurs
 	}
@@ -293,9 +312,7 @@ func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, ui
 			}
 		}
 		for _, s := range segments {
-			if err := note(s); err != nil {
-				return err
-			}
+			note(s)
 		}
 		address = upTo
 	}

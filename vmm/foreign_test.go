@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -328,4 +329,26 @@ func TestForeignMemoryAndMargin(t *testing.T) {
 	r.Device = 7
 	_, err = engine.MemCreate(r, cuda.PinnedOn(7))
 	require.Error(t, err)
+}
+
+// Memory that the driver refuses to release, when its last mapping goes and nobody has its number any more,
+// is released later.
+func TestForeignMemoryReleasedLate(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	m := newMapper(t, driver, engine, vmm.Request{})
+	require.NoError(t, engine.MemRelease(m.create(0)))
+	failpoint.Set(func(call string) error {
+		if call == "cuMemRelease" {
+			return cuda.Unknown
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	m.unmap(0, 1)
+	require.Zero(t, engine.FreeDeferred())
+	require.EqualValues(t, 1, sim.Stat("handles"))
+	failpoint.Set(nil)
+	require.Equal(t, 1, engine.FreeDeferred())
+	require.Zero(t, sim.Stat("handles"))
+	m.end()
 }

@@ -228,14 +228,14 @@ func captureForbids(err error) bool {
 	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
 }
 
-// FreeDeferred makes the frees that a stream capture held up and returns how many succeeded. The
-// others stay, for the next time.
+// FreeDeferred makes the frees that a stream capture, or the driver, held up and returns how many succeeded.
+// The others stay, for the next time.
 func (e *Engine) FreeDeferred() int {
 	e.mu.Lock()
 	waiting := e.deferred
 	e.deferred = nil
 	e.mu.Unlock()
-	done := 0
+	done := e.buryLate()
 	for _, a := range waiting {
 		if e.free(a, e.idle(a.segment)) == nil {
 			done++

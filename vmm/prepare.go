@@ -17,16 +17,19 @@ func (e *Engine) Prepare(name *string) (err error) {
 	wants := func(s *segment) bool {
 		return s.state == active && s.backup == BackupHost && s.contents == nil && !s.stays()
 	}
+	var prepared []*segment
 	for device, segments := range e.choose(name, wants) {
 		segments, spans := e.spans(segments, wants)
 		places, err := e.host.Prepare(device.job(), spans)
 		if err != nil {
+			e.unprepare(prepared)
 			return fmt.Errorf("prepare: %w", err)
 		}
 		e.mu.Lock()
 		for i, s := range segments {
 			if wants(s) { // it may have been freed meanwhile
 				s.contents = places[i]
+				prepared = append(prepared, s)
 			} else {
 				places[i].Discard()
 			}
@@ -34,6 +37,17 @@ func (e *Engine) Prepare(name *string) (err error) {
 		e.mu.Unlock()
 	}
 	return nil
+}
+
+// unprepare takes back what was pinned for segments that still are as Prepare found them.
+func (e *Engine) unprepare(segments []*segment) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, s := range segments {
+		if s.state == active && s.contents != nil {
+			s.discard()
+		}
+	}
 }
 
 // Trim gives back host memory that holds nothing a paused segment needs: pinned ahead, kept for the
@@ -47,8 +61,7 @@ func (e *Engine) Trim() {
 		e.mu.Lock()
 		for _, s := range segments {
 			if holds(s) {
-				s.contents.Discard()
-				s.kept = kept{}
+				s.discard()
 			}
 		}
 		e.mu.Unlock()

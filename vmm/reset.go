@@ -40,4 +40,5 @@ func (e *Engine) Reset(ordinal int) {
 	e.mu.Unlock()
 	e.host.Drain() // unpinning needs the context
 	e.hasher.Forget(d.context)
+	e.driver.Forget(d.context)
 }

@@ -82,6 +82,7 @@ var silences = []struct {
 	{"", "(*Hasher).Trim", nil, "the buffers stay, for the next pause"},
 	{"", "loadHasher", nil, "the next pause loads it"},
 	{"", "(*Engine).freeOrdered", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
+	{"cuMemRelease", "(*Engine).unmapped", nil, "what was to be unmapped is: tried again by FreeDeferred"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
@@ -478,13 +479,58 @@ func attempt(t *testing.T, dir string, f *faults, scenario func(*scene)) (s *sce
 	return s, ""
 }
 
-func TestSweep(t *testing.T) {
+// foreign is a scenario of memory that the program maps itself: three chunks, one kept in host memory, two
+// tags.
+func (s *scene) foreign() {
+	const size = 2 * sceneGranularity
+	base, err := s.driver.MemAddressReserve(3*size, 0)
+	require.NoError(s.t, err)
+	s.context, _ = s.driver.CtxGetCurrent()
+	var handles []cuda.Handle
+	for n := range 3 {
+		r := kinds[n%2]
+		r.Size, r.Tag = size, string(rune('a'+n/2))
+		p := &piece{address: base + uintptr(n*size), request: r}
+		var handle cuda.Handle
+		s.do("create", func() (err error) {
+			handle, err = s.engine.MemCreate(r, cuda.PinnedOn(0))
+			return err
+		})
+		s.do("map", func() error { return s.engine.MemMap(p.address, size, 0, handle, 0) })
+		s.do("set access", func() error { return s.engine.MemSetAccess(p.address, size, onDevice0) })
+		p.fill(uint64(n + 1))
+		s.all, handles = append(s.all, p), append(handles, handle)
+	}
+	s.pause("")
+	s.resume("")
+	s.pause("b")
+	last := s.all[2]
+	s.all = s.all[:2]
+	s.do("unmap what is paused", func() error { return s.engine.MemUnmap(last.address, size) })
+	s.do("release it", func() error { return s.engine.MemRelease(handles[2]) })
+	s.do("release what is mapped", func() error { return s.engine.MemRelease(handles[0]) })
+	left := s.all
+	s.all = nil
+	for _, p := range left {
+		s.do("unmap", func() error { return s.engine.MemUnmap(p.address, size) })
+	}
+	s.do("release", func() error { return s.engine.MemRelease(handles[1]) })
+	require.NoError(s.t, s.driver.MemAddressFree(base, 3*size))
+	s.end()
+}
+
+func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100) }
+
+// The same for memory that a program maps itself.
+func TestSweepForeign(t *testing.T) { sweep(t, (*scene).foreign, 20) }
+
+func sweep(t *testing.T, scenario func(*scene), least int) {
 	dir := t.TempDir()
-	if _, wrong := attempt(t, dir, &faults{}, (*scene).everything); wrong != "" { // what is done once in a process is behind us
+	if _, wrong := attempt(t, dir, &faults{}, scenario); wrong != "" { // what is done once in a process is behind us
 		t.Fatal(wrong)
 	}
 	base := &faults{keep: true}
-	_, wrong := attempt(t, dir, base, (*scene).everything)
+	_, wrong := attempt(t, dir, base, scenario)
 	require.Empty(t, wrong, "without any failure")
 	type point struct {
 		call
@@ -501,7 +547,7 @@ func TestSweep(t *testing.T) {
 	for _, p := range points {
 		for _, code := range errorsOf(p.name) {
 			f := &faults{only: &p.call, nth: p.nth, with: code}
-			s, wrong := attempt(t, dir, f, (*scene).everything)
+			s, wrong := attempt(t, dir, f, scenario)
 			fired := f.list()
 			if len(fired) == 0 {
 				continue
@@ -525,7 +571,7 @@ func TestSweep(t *testing.T) {
 	for _, name := range names {
 		t.Logf("not reported: %s, %d times", name, quiet[name])
 	}
-	require.Greater(t, swept, 100)
+	require.Greater(t, swept, least)
 }
 
 func wordAt(address uintptr) *uint64 { return (*uint64)(*(*unsafe.Pointer)(unsafe.Pointer(&address))) }

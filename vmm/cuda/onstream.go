@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"slices"
 	"sync"
 
 	"tms/internal/guard"
@@ -22,13 +23,13 @@ func (d *Driver) onStream(f func(Stream) error) error {
 		err = waited
 	}
 	d.refused.tidy()
-	d.refused.end(func() error { return d.StreamDestroy(stream) })
+	d.end(func() error { return d.StreamDestroy(stream) })
 	return err
 }
 
 // DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
 func (d *Driver) DropEvent(event Event) {
-	d.refused.end(func() error { return d.EventDestroy(event) })
+	d.end(func() error { return d.EventDestroy(event) })
 }
 
 // Tidy ends the streams and events that the driver has refused to end before. (cuStreamDestroy,
@@ -40,10 +41,22 @@ func (d *Driver) Tidy(context Context) {
 	_ = d.OnStream(context, func(Stream) error { return nil })
 }
 
+// Forget drops those of a context that is about to be reset: they end with it.
+func (d *Driver) Forget(context Context) {
+	d.refused.mu.Lock()
+	defer d.refused.mu.Unlock()
+	d.refused.ends = slices.DeleteFunc(d.refused.ends, func(r refusal) bool { return r.context == context })
+}
+
 // refused is what could not be ended, so that a passing refusal leaks nothing.
 type refused struct {
 	mu   sync.Mutex
-	ends []func() error
+	ends []refusal
+}
+
+type refusal struct {
+	context Context // 0: not known
+	end     func() error
 }
 
 func (r *refused) none() bool {
@@ -52,16 +65,25 @@ func (r *refused) none() bool {
 	return len(r.ends) == 0
 }
 
-func (r *refused) end(end func() error) {
+// end ends something of the calling thread's context, or queues it.
+func (d *Driver) end(end func() error) {
+	if ended(end) {
+		return
+	}
+	context, _ := d.CtxGetCurrent()
+	d.refused.mu.Lock()
+	defer d.refused.mu.Unlock()
+	d.refused.ends = append(d.refused.ends, refusal{context, end})
+}
+
+func ended(end func() error) bool {
 	for range 2 {
 		// After a fault of a kernel everything returns that error, whether it was done or not.
 		if err := end(); err == nil || sticky(err) {
-			return
+			return true
 		}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.ends = append(r.ends, end)
+	return false
 }
 
 func (r *refused) tidy() {
@@ -69,7 +91,8 @@ func (r *refused) tidy() {
 	ends := r.ends
 	r.ends = nil
 	r.mu.Unlock()
-	for _, end := range ends {
-		r.end(end)
-	}
+	ends = slices.DeleteFunc(ends, func(r refusal) bool { return ended(r.end) })
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.ends = append(r.ends, ends...)
 }
