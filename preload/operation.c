@@ -52,6 +52,8 @@ static const char *disk_directory(void)
  * live ones, so not in a library that was opened and stands in front of nothing. */
 static uint64_t extent_bytes(void)
 {
+	if (region_process.shareable)
+		return 0; /* who imports a segment must not get its neighbours */
 	if (region_process.extent_bytes != REGION_UNSET)
 		return region_process.extent_bytes;
 	void *program = dlopen(NULL, RTLD_LAZY); /* RTLD_DEFAULT would also look into this library */

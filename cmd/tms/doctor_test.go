@@ -517,6 +517,39 @@ func TestPreloads(t *testing.T) {
 	parse(t, stdout, "", code).with(t, "warning preload")
 }
 
+// The names that clients of torch_memory_saver preload are ours, like libtms.so itself.
+func TestNamesOfTheWheel(t *testing.T) {
+	t.Parallel()
+	folder := t.TempDir()
+	library := filepath.Join(folder, "tms", "lib", "libtms.so")
+	require.NoError(t, os.MkdirAll(filepath.Dir(library), 0o700))
+	content, err := os.ReadFile(built(t, "lib", "libtms.so"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(library, content, 0o600))
+	// As scripts/wheel.sh builds it.
+	name := compile(t, "../../../scripts/wheel/alias", filepath.Join(folder, "torch_memory_saver_hook_mode_preload.abi3.so"),
+		"-nostdlib", `-DVARIABLES="TMS_INIT_ENABLE"`, "-Wl,--filter=$ORIGIN/tms/lib/libtms.so")
+	other, program := compile(t, "other", "libother.so"), usual(t)
+
+	require.Equal(t, library, examine(t, []string{"--library", name}).with(t).Library.Path)
+	require.Equal(t, library, examine(t, []string{program}, "TMS_LIBRARY=", "LD_PRELOAD="+name).with(t).Library.Path)
+	r := examine(t, []string{program}, "LD_PRELOAD="+name+":"+other).with(t, "warning interposer")
+	require.Contains(t, r.find(t, "warning", "interposer").What, "does not see")
+	r = examine(t, []string{program}, "LD_PRELOAD="+other+":"+name).with(t, "warning interposer")
+	require.Contains(t, r.find(t, "warning", "interposer").What, "passes on")
+
+	r = examine(t, start(t, program, "LD_PRELOAD="+name), "TMS_LIBRARY=").with(t)
+	require.Equal(t, library, r.Program.Libtms)
+	require.Equal(t, library, r.Library.Path)
+	r = examine(t, start(t, program, "LD_PRELOAD="+name+":"+other)).with(t, "warning interposer")
+	require.Contains(t, r.find(t, "warning", "interposer").What, "does not see")
+
+	require.NoError(t, os.Remove(library))
+	_, stderr, code := execute(t, nil, []string{"doctor", "--library", name})
+	require.Equal(t, 2, code)
+	require.Contains(t, stderr, library+" is no file")
+}
+
 func TestLibraryNeedsNewerGlibc(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()

@@ -24,6 +24,7 @@ type image struct {
 	needed  []string
 	rpath   []string
 	runpath []string
+	filters []string // libraries that the loader takes in its place (DT_FILTER)
 
 	definesMalloc bool // exports a cudaMalloc
 	importsCudart bool // takes CUDA runtime functions from elsewhere
@@ -72,6 +73,7 @@ func openImage(path, file string) (*image, error) {
 	if paths, _ := f.DynString(elf.DT_RUNPATH); len(paths) > 0 {
 		i.runpath = strings.Split(paths[0], ":")
 	}
+	i.filters = filters(f)
 	i.readSymbols(f)
 	if defined, err := f.DynamicVersions(); err == nil {
 		for _, version := range defined {
@@ -86,6 +88,23 @@ func openImage(path, file string) (*image, error) {
 		}
 	}
 	return i, nil
+}
+
+// filters reads what elf.File.DynString does not know to be strings.
+func filters(f *elf.File) (names []string) {
+	dynamic := f.SectionByType(elf.SHT_DYNAMIC)
+	if dynamic == nil || int(dynamic.Link) >= len(f.Sections) {
+		return nil
+	}
+	offsets, _ := f.DynValue(elf.DT_FILTER)
+	for _, offset := range offsets {
+		text, err := f.Sections[dynamic.Link].Data()
+		if err == nil && offset < uint64(len(text)) {
+			name, _, _ := strings.Cut(string(text[offset:]), "\x00")
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 func (i *image) readSymbols(f *elf.File) {

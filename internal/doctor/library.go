@@ -22,6 +22,20 @@ func isLibrary(path string) bool {
 	return strings.HasPrefix(filepath.Base(path), libraryName)
 }
 
+// isOurs also recognises the names that clients of torch_memory_saver look for, whose files only stand for
+// libtms.so (scripts/wheel/alias.c).
+func (i *image) isOurs() bool { return isLibrary(i.path) || i.standsFor(i.path) != "" }
+
+// standsFor is the libtms.so that the loader takes in place of this file where it is at path; "" if none.
+func (i *image) standsFor(path string) string {
+	for _, filter := range i.filters {
+		if isLibrary(filter) && !isLibrary(path) {
+			return strings.NewReplacer("$ORIGIN", filepath.Dir(path), "${ORIGIN}", filepath.Dir(path)).Replace(filter)
+		}
+	}
+	return ""
+}
+
 // findLibrary looks for libtms.so: where it was told, in the process, in TMS_LIBRARY (as the Python
 // package does), in this command's own LD_PRELOAD, and beside this command.
 func (r *Report) findLibrary(given string, p *process) error {
@@ -43,7 +57,7 @@ func (r *Report) findLibrary(given string, p *process) error {
 	}
 	var places []string
 	for _, entry := range env.preloads() {
-		if isLibrary(entry) {
+		if i, err := openImage(entry, entry); isLibrary(entry) || err == nil && i.isOurs() {
 			places = append(places, entry)
 		}
 	}
@@ -72,6 +86,9 @@ func (r *Report) openLibrary(path, file string) error {
 	if err != nil {
 		r.add(Error, "library", fmt.Sprintf("%s cannot be used: %v", path, err), "build it anew with scripts/build.sh")
 		return nil
+	}
+	if real := found.standsFor(path); real != "" {
+		return r.openLibrary(real, found.standsFor(file))
 	}
 	if found.program || !found.definesMalloc {
 		r.add(Error, "library", path+" defines no cudaMalloc: it is not libtms.so", "give the path of libtms.so")

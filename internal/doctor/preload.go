@@ -36,13 +36,13 @@ func (r *Report) findPreloads(l *loader) (found []*image) {
 func (r *Report) examinePreloads(preloads []*image) {
 	position := len(preloads)
 	for n := len(preloads) - 1; n >= 0; n-- {
-		if isLibrary(preloads[n].path) {
+		if preloads[n].isOurs() {
 			position = n
 		}
 	}
 	for n, i := range preloads {
 		switch {
-		case isLibrary(i.path) || !i.definesMalloc:
+		case i.isOurs() || !i.definesMalloc:
 		case i.isCudart() && n < position && position < len(preloads):
 			r.add(Error, "preload", fmt.Sprintf("%s is preloaded before libtms.so, so its cudaMalloc is the one that is called", i.path),
 				"put libtms.so first in LD_PRELOAD")

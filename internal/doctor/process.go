@@ -141,7 +141,7 @@ func (r *Report) examineProcess(p *process) {
 func (r *Report) examineLibraryIn(p *process) {
 	named := ""
 	for _, entry := range r.Program.Preloaded {
-		if isLibrary(entry) {
+		if i, err := openImage(entry, p.file(entry)); isLibrary(entry) || err == nil && i.isOurs() {
 			named = entry
 			break
 		}

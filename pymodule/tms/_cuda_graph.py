@@ -92,6 +92,7 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
 
 
 _warned = False
+_NOT_THE_PROGRAM = ("tms", "torch_memory_saver", "contextlib")
 
 
 def _warn_of_registered_buffers() -> None:
@@ -101,13 +102,20 @@ def _warn_of_registered_buffers() -> None:
     initialized = getattr(distributed, "is_initialized", None)
     if _warned or initialized is None or not initialized():
         return
-    if os.environ.get("NCCL_GRAPH_REGISTER") == "0" or distributed.get_backend() != "nccl":
+    # get_backend() would leave out "cpu:gloo,cuda:nccl", and what no backend was named for.
+    if (
+        os.environ.get("NCCL_GRAPH_REGISTER") == "0"
+        or "nccl" not in distributed.get_backend_config()
+    ):
         return
     _warned = True
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_PROGRAM:
+        level, frame = level + 1, frame.f_back
     warnings.warn(
         "NCCL registers the buffers of collectives in a CUDA graph, and a registration does not "
         "survive a pause. Set NCCL_GRAPH_REGISTER=0 before starting, or capture such graphs anew "
         "after a resume.",
         RuntimeWarning,
-        stacklevel=4,
+        stacklevel=level,
     )

@@ -1,17 +1,41 @@
 #!/usr/bin/env bash
 # Builds the aarch64 wheel and uses it on an emulated machine (qemu-user), over the simulator: a C program under each
-# of the library's names, then the demo's training with Debian's Python. Downloads what it needs of Debian's.
+# of the library's names, then the demo's training with Debian's Python. Downloads what it needs of Debian's; ends
+# with 77 where that cannot be had.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/require.sh
 cc=aarch64-linux-gnu-gcc
 work=$PWD/build/_aarch64
+say() { printf '== %s\n' "$*"; }
+
+# unavailable WHAT... is no failure of what is checked here.
+unavailable() {
+	echo "check-aarch64: skipped: cannot get $*" >&2
+	exit 77
+}
+
 for tool in "$cc:gcc-aarch64-linux-gnu libc6-dev-arm64-cross" qemu-aarch64:qemu-user; do
 	# shellcheck disable=SC2086 # a list of packages
 	command -v "${tool%%:*}" >/dev/null || apt_install ${tool#*:} ||
-		{ echo "missing: ${tool%%:*} (Debian, Ubuntu: apt-get install ${tool#*:})." >&2; exit 1; }
+		unavailable "${tool%%:*} (Debian, Ubuntu: apt-get install ${tool#*:})"
 done
-say() { printf '== %s\n' "$*"; }
+
+say "Python for aarch64"
+root=$work/root
+if [ ! -x "$root/usr/bin/python3" ]; then
+	apt=$work/apt # of its own: this machine's packages are none of its business
+	mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial "$root"
+	touch "$apt/status"
+	options=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$apt/state"
+		-o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache")
+	{ apt-get "${options[@]}" update && apt-get "${options[@]}" -y --no-install-recommends --download-only \
+		install python3-minimal libpython3-stdlib >/dev/null; } ||
+		unavailable "python3-minimal and libpython3-stdlib for arm64 from this machine's package sources"
+	for package in "$apt"/cache/archives/*.deb; do
+		dpkg-deb -x "$package" "$root"
+	done
+fi
 
 say "wheel"
 rm -f build/wheel/*_aarch64.whl
@@ -25,21 +49,6 @@ cp -r internal/cudasim "$work/source/internal/"
 cp -r vmm/digest "$work/source/vmm/"
 CC=$cc "$work/source/scripts/build-sim.sh"
 sim=$work/source/build/sim
-
-say "Python for aarch64"
-root=$work/root
-if [ ! -x "$root/usr/bin/python3" ]; then
-	apt=$work/apt # of its own: this machine's packages are none of its business
-	mkdir -p "$apt"/state/lists/partial "$apt"/cache/archives/partial "$root"
-	touch "$apt/status"
-	options=(-qq -o APT::Architecture=arm64 -o APT::Architectures=arm64 -o Dir::State="$apt/state"
-		-o Dir::State::status="$apt/status" -o Dir::Cache="$apt/cache")
-	apt-get "${options[@]}" update
-	apt-get "${options[@]}" -y --no-install-recommends --download-only install python3-minimal libpython3-stdlib >/dev/null
-	for package in "$apt"/cache/archives/*.deb; do
-		dpkg-deb -x "$package" "$root"
-	done
-fi
 
 # emulated PROGRAM... with only 16 GiB of addresses: qemu keeps a table of what is reserved.
 emulated() {

@@ -40,7 +40,7 @@ def output(code: str, *, preloaded: bool = True, **variables: str) -> str:
     """Standard output of Python code, which must succeed and leave nothing on stderr."""
     result = run("-c", textwrap.dedent(code), preloaded=preloaded, **variables)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stderr == ""
+    assert result.stderr == "", result.stderr
     return result.stdout
 
 

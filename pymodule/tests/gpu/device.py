@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -44,3 +47,20 @@ def resident_memory() -> int:
     """Bytes of host memory that this process holds, pinned memory included."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def output(program: str, *arguments: str, **variables: str) -> str:
+    """Standard output of Python code in a new process, preloaded as this one is.
+
+    For settings that are read once, from `variables` in the environment. The code must succeed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *arguments],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

@@ -1,0 +1,107 @@
+"""The wheel as it is installed: into an environment that has PyTorch, without the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from device import torch_on_gpu
+
+torch = torch_on_gpu()
+
+ROOT = Path(__file__).resolve().parents[3]
+WHEELS = sorted((ROOT / "build" / "wheel").glob("tms-*_x86_64.whl"))
+
+if len(WHEELS) != 1:
+    pytest.skip(
+        f"one wheel is needed in build/wheel, which scripts/wheel.sh makes; there are {WHEELS}",
+        allow_module_level=True,
+    )
+
+
+def checked(*command: str | Path, **variables: str) -> str:
+    """Standard output of a command that knows nothing of the repository and of a preload."""
+    hidden = ("LD_PRELOAD", "PYTHONPATH", "TMS_LIBRARY")
+    inherited = {name: value for name, value in os.environ.items() if name not in hidden}
+    done = subprocess.run(
+        command,
+        env={**inherited, **variables},
+        cwd="/",  # python -m and -c import from where they are
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site-packages of a new environment with the wheel, in front of those of this Python."""
+    directory = tmp_path_factory.mktemp("environment")
+    checked(sys.executable, "-m", "venv", "--without-pip", directory)
+    pip = (sys.executable, "-m", "pip", "--python", directory / "bin" / "python")
+    checked(*pip, "install", "--no-index", "--no-deps", WHEELS[0])
+    (site,) = directory.glob("lib/python*/site-packages")
+    # --system-site-packages would not do: this Python may be a virtual environment's, too.
+    (site / "torch.pth").write_text(f"{Path(torch.__file__).parent.parent}\n")
+    return site
+
+
+@pytest.fixture(scope="module")
+def python(site: Path) -> Path:
+    return site.parent.parent.parent / "bin" / "python"
+
+
+def test_command(python: Path, site: Path) -> None:
+    library = str(site / "tms" / "lib" / "libtms.so")
+    assert f"library    {library}\npreloaded  no\n" in checked(python, "-m", "tms")
+    assert "preloaded  yes\n" in checked(python, "-m", "tms", LD_PRELOAD=library)
+
+
+def test_demo(python: Path) -> None:
+    library = checked(python, "-m", "tms", "--path").strip()
+    program = ROOT / "pymodule" / "examples" / "train.py"
+    out = checked(python, program, "--device", "gpu", LD_PRELOAD=library)
+    result = json.loads(out.splitlines()[-1])
+    for fact in ("address_kept", "restored", "freed", "lent", "losses_equal"):
+        assert result[fact] is True, result
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_program_for_torch_memory_saver(mode: str, python: Path, site: Path) -> None:
+    """With hook_mode "preload" the library has the name that such programs preload."""
+    preload = {"LD_PRELOAD": str(site / "torch_memory_saver_hook_mode_preload_cu13.abi3.so")}
+    out = checked(
+        python,
+        "-c",
+        f"""
+import torch, torch_memory_saver as package
+from torch_memory_saver import torch_memory_saver
+
+torch_memory_saver.hook_mode = {mode!r}
+SIZE = 1 << 30
+with torch_memory_saver.region("weights", enable_cpu_backup=True):
+    weights = torch.randint(255, (SIZE,), dtype=torch.uint8, device="cuda")
+with torch_memory_saver.region("cache"):
+    cache = torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
+copy, addresses = weights.cpu(), (weights.data_ptr(), cache.data_ptr())
+before = torch.cuda.mem_get_info()[0]
+torch_memory_saver.pause()
+assert torch.cuda.mem_get_info()[0] >= before + 2 * SIZE
+torch_memory_saver.resume("weights")
+assert torch.equal(weights.cpu(), copy)
+torch_memory_saver.resume("cache")
+cache.fill_(3)
+assert (cache == 3).all() and torch.equal(weights.cpu(), copy)
+assert addresses == (weights.data_ptr(), cache.data_ptr())
+print(package.__file__)
+""",
+        **(preload if mode == "preload" else {}),
+    )
+    assert out == f"{site / 'torch_memory_saver' / '__init__.py'}\n"
