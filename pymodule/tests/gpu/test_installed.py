@@ -93,7 +93,7 @@ with torch_memory_saver.region("cache"):
 copy, addresses = weights.cpu(), (weights.data_ptr(), cache.data_ptr())
 before = torch.cuda.mem_get_info()[0]
 torch_memory_saver.pause()
-assert torch.cuda.mem_get_info()[0] >= before + 2 * SIZE
+assert torch.cuda.mem_get_info()[0] >= before + 2 * SIZE - (64 << 20)
 torch_memory_saver.resume("weights")
 assert torch.equal(weights.cpu(), copy)
 torch_memory_saver.resume("cache")
