@@ -106,18 +106,10 @@ func (e *Engine) endShrink(b *batch) {
 // split replaces an extent by one for each run of live neighbours in it. After an error it is as before,
 // or, when others took the memory in between, its segments are paused with their contents.
 func (e *Engine) split(b *batch, x *extent) error {
-	var runs []*extent
-	var run []*segment
-	for _, s := range append(x.segments, nil) {
-		if s != nil && s.state != slack {
-			run = append(run, s)
-		} else if len(run) > 0 {
-			runs = append(runs, newExtent(x.device, run...))
-			run = nil
-		}
-	}
+	runs := x.runs()
 	err := e.splitOnDevice(x, runs)
 	if errors.Is(err, cuda.OutOfMemory) {
+		runs = x.runs() // the others may still be being undone
 		err = e.splitThroughHost(b, x, runs)
 	}
 	if err == nil {
@@ -136,6 +128,20 @@ func (e *Engine) split(b *batch, x *extent) error {
 	return err
 }
 
+// runs returns an extent, of nothing yet, for each run of live neighbours.
+func (x *extent) runs() (runs []*extent) {
+	var run []*segment
+	for _, s := range append(x.segments[:len(x.segments):len(x.segments)], nil) {
+		if s != nil && s.state != slack {
+			run = append(run, s)
+		} else if len(run) > 0 {
+			runs = append(runs, newExtent(x.device, run...))
+			run = nil
+		}
+	}
+	return runs
+}
+
 // splitOnDevice needs as much free memory as is live in the extent. The new memory is filled at a shadow
 // address, for the old is at its own.
 func (e *Engine) splitOnDevice(x *extent, runs []*extent) (err error) {
@@ -147,15 +153,21 @@ func (e *Engine) splitOnDevice(x *extent, runs []*extent) (err error) {
 	at := func(r *extent) uintptr { return shadow + r.address - x.address }
 	where := at
 	defer func() {
-		for _, r := range runs {
-			if err != nil {
-				_ = r.detach(where(r))
-				_ = r.release()
+		failed := err != nil
+		d.driver.End(func() error {
+			for _, r := range runs {
+				if !failed {
+					break
+				}
+				if err := r.detach(where(r)); err != nil {
+					return err
+				}
+				if err := r.release(); err != nil {
+					return err
+				}
 			}
-		}
-		if d.driver.MemAddressFree(shadow, x.size) != nil {
-			_ = d.driver.MemAddressFree(shadow, x.size) // so that a passing refusal leaks nothing
-		}
+			return d.driver.MemAddressFree(shadow, x.size)
+		})
 	}()
 	for _, r := range runs {
 		if err := r.create(); err != nil {

@@ -2,9 +2,12 @@
 //   layout cycles COUNT BYTES CYCLES   pause and resume of COUNT segments, no backup: milliseconds
 //   layout malloc COUNT BYTES REGION   cudaMalloc of COUNT pieces, in a region (1) or not (0): microseconds
 //   layout threads THREADS BYTES REGION SECONDS   pairs of cudaMalloc and cudaFree per second in all
+//   layout pausing THREADS BYTES REGION CYCLES    while they do that: milliseconds of a pause and a resume of
+//                                                 1024 x 2 MiB of another tag, and of their slowest call
 // Prints numbers, one line each.
 #define _GNU_SOURCE
 #include <dlfcn.h>
+#include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
@@ -102,43 +105,97 @@ static void mallocs(size_t count, size_t bytes, bool on)
 	       (double)(before - after) / (1 << 20));
 }
 
-static atomic_bool stop;
+static atomic_bool stop, timed;
+static _Atomic double slowest[256]; // seconds, by thread
 static size_t thread_bytes;
 static bool thread_region;
 
-static void *hammer(void *pairs)
+static long pairs[256];
+
+static void *hammer(void *thread)
 {
+	long i = (long)thread;
 	region(thread_region);
-	long done = 0;
 	while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
 		void *pointer;
+		bool clocked = atomic_load_explicit(&timed, memory_order_relaxed);
+		double a = clocked ? now() : 0;
 		check(cudaMalloc(&pointer, thread_bytes), "cudaMalloc");
+		double b = clocked ? now() : 0;
 		check(cudaFree(pointer), "cudaFree");
-		done++;
+		double longer = clocked ? fmax(b - a, now() - b) : 0;
+		if (longer > atomic_load_explicit(&slowest[i], memory_order_relaxed))
+			atomic_store_explicit(&slowest[i], longer, memory_order_relaxed);
+		pairs[i]++;
 	}
-	*(long *)pairs = done;
 	return NULL;
 }
 
-static void threads(int count, size_t bytes, bool on, double seconds)
+static pthread_t thread[256];
+
+static void begin_threads(int count, size_t bytes, bool on)
 {
-	pthread_t thread[256];
-	long pairs[256], all = 0;
-	if (count < 1 || count > 256)
+	if (count < 0 || count > 256)
 		exit(2);
 	thread_bytes = bytes;
 	thread_region = on;
 	check(cudaFree(NULL), "cudaFree");
-	double begin = now();
-	for (int i = 0; i < count; i++)
-		check(pthread_create(&thread[i], NULL, hammer, &pairs[i]), "pthread_create");
-	usleep((useconds_t)(seconds * 1e6));
+	for (long i = 0; i < count; i++)
+		check(pthread_create(&thread[i], NULL, hammer, (void *)i), "pthread_create");
+}
+
+static long end_threads(int count)
+{
+	long all = 0;
 	atomic_store(&stop, true);
 	for (int i = 0; i < count; i++) {
 		pthread_join(thread[i], NULL);
 		all += pairs[i];
 	}
+	return all;
+}
+
+static void threads(int count, size_t bytes, bool on, double seconds)
+{
+	double begin = now();
+	begin_threads(count, bytes, on);
+	usleep((useconds_t)(seconds * 1e6));
+	long all = end_threads(count);
 	printf("%.0f\n", (double)all / (now() - begin));
+}
+
+static void pausing(int count, size_t bytes, bool on, int repetitions)
+{
+	int (*pause_)(const char *), (*resume)(const char *);
+	void (*tag)(const char *);
+	*(void **)&pause_ = symbol("tms_pause");
+	*(void **)&resume = symbol("tms_resume");
+	*(void **)&tag = symbol("tms_set_current_tag");
+	tag("paused");
+	region(true);
+	for (int i = 0; i < 1024; i++) {
+		void *pointer;
+		check(cudaMalloc(&pointer, 2 << 20), "cudaMalloc");
+	}
+	check(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+	begin_threads(count, bytes, on);
+	usleep(100000);
+	for (int i = 0; i < repetitions; i++) {
+		for (int k = 0; k < count; k++)
+			atomic_store(&slowest[k], 0);
+		atomic_store(&timed, true);
+		double a = now();
+		check(pause_("paused"), "tms_pause");
+		double b = now();
+		check(resume("paused"), "tms_resume");
+		double c = now(), most = 0;
+		atomic_store(&timed, false);
+		usleep(100000);
+		for (int k = 0; k < count; k++)
+			most = fmax(most, atomic_load(&slowest[k]));
+		printf("%.3f %.3f %.3f\n", (b - a) * 1e3, (c - b) * 1e3, most * 1e3);
+	}
+	end_threads(count);
 }
 
 int main(int argc, char **argv)
@@ -150,6 +207,8 @@ int main(int argc, char **argv)
 		mallocs(strtoull(argv[2], NULL, 0), strtoull(argv[3], NULL, 0), atoi(argv[4]) != 0);
 	else if (argc == 6 && strcmp(argv[1], "threads") == 0)
 		threads(atoi(argv[2]), strtoull(argv[3], NULL, 0), atoi(argv[4]) != 0, atof(argv[5]));
+	else if (argc == 6 && strcmp(argv[1], "pausing") == 0)
+		pausing(atoi(argv[2]), strtoull(argv[3], NULL, 0), atoi(argv[4]) != 0, atoi(argv[5]));
 	else
 		return 2;
 	return 0;

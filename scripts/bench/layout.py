@@ -34,7 +34,7 @@ def compiled() -> str:
     subprocess.run(
         [os.environ.get("CC", "gcc"), "-O2", "-Wall", "-Wextra", "-o", program]
         + ["scripts/bench/layout.c", cudart, "-Wl,-rpath," + os.path.dirname(cudart)]
-        + ["-ldl", "-lpthread"],
+        + ["-ldl", "-lpthread", "-lm"],
         check=True,
     )
     return program
@@ -120,13 +120,28 @@ def mallocs(bench: Bench) -> dict[str, list[float]]:
 def throughput(bench: Bench) -> dict[str, float]:
     table = {}
     print("32 threads, pairs of cudaMalloc and cudaFree per second in all")
+    kinds = (("real", "none", 0), ("outside", "ours", 0), ("region", "ours", 1))
     for name, size in (("4 KiB", 4096), ("2 MiB", 2 * MiB)):
-        for who, in_region in (("none", 0), ("ours", 0), ("ours", 1)):
-            key = f"{name} {'real' if who == 'none' else 'region' if in_region else 'outside'}"
-            rates = [bench.run(who, "threads", 32, size, in_region, 1)[0][0] for _ in range(5)]
-            table[key] = statistics.median(rates)
-            ratio = table[key] / table[f"{name} real"]
-            print(f"  {key:<16} {table[key]:10.0f}   x{ratio:.2f}")
+        rates: dict[str, list[float]] = {kind: [] for kind, _, _ in kinds}
+        for _ in range(5):
+            for kind, who, in_region in kinds:
+                rates[kind].append(bench.run(who, "threads", 32, size, in_region, 1)[0][0])
+        for kind, _, _ in kinds:
+            rate = table[f"{name} {kind}"] = statistics.median(rates[kind])
+            ratio = rate / table[f"{name} real"]
+            print(f"  {name} {kind:<10} {rate:10.0f}   x{ratio:.2f}")
+    return table
+
+
+def pausing(bench: Bench) -> dict[str, list[float]]:
+    """What a pause and resume wait for, and who waits for them: the driver's part is "outside"."""
+    table = {}
+    print("A pause of 2 GiB in 1024 segments beside 32 threads of 4 KiB pairs: milliseconds")
+    print("                     pause    resume   slowest call of the threads meanwhile")
+    for name, count, in_region in (("no threads", 0, 0), ("outside", 32, 0), ("region", 32, 1)):
+        rows = bench.run("ours", "pausing", count, 4096, in_region, 11)[1:]
+        table[name] = [statistics.median(row[i] for row in rows) for i in range(3)]
+        print(f"  {name:<16}" + "".join(f"{value:10.2f}" for value in table[name]))
     return table
 
 
@@ -197,6 +212,7 @@ def main() -> None:
     bench = Bench(compiled(), arguments[0] if arguments else None)
     result: dict[str, object] = {"cycles": cycles(bench), "mallocs": mallocs(bench)}
     result["threads"] = throughput(bench)
+    result["pausing"] = pausing(bench)
     for option in sys.argv[1:]:
         if option.startswith("--plot="):
             curves = plotted(bench)

@@ -23,17 +23,16 @@ func (d *Driver) onStream(f func(Stream) error) error {
 		err = waited
 	}
 	d.refused.tidy()
-	d.end(func() error { return d.StreamDestroy(stream) })
+	d.End(func() error { return d.StreamDestroy(stream) })
 	return err
 }
 
 // DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
 func (d *Driver) DropEvent(event Event) {
-	d.end(func() error { return d.EventDestroy(event) })
+	d.End(func() error { return d.EventDestroy(event) })
 }
 
-// Tidy ends the streams and events that the driver has refused to end before. (cuStreamDestroy,
-// cuEventDestroy)
+// Tidy ends what the driver has refused to end before: streams, events, whatever End was given.
 func (d *Driver) Tidy(context Context) {
 	if d.refused.none() {
 		return
@@ -65,8 +64,9 @@ func (r *refused) none() bool {
 	return len(r.ends) == 0
 }
 
-// end ends something of the calling thread's context, or queues it.
-func (d *Driver) end(end func() error) {
+// End ends something of the calling thread's context: it calls end until that returns no error, a second
+// time at once when it is refused, then at each Tidy.
+func (d *Driver) End(end func() error) {
 	if ended(end) {
 		return
 	}
