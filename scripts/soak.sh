@@ -25,8 +25,8 @@ for part in "${@:-sweep model fuzz cycles host}"; do
 		sweep) TMS_SWEEP=full engine '^TestSweep' ;;
 		model) TMS_MODEL_OPERATIONS=$operations TMS_MODEL_SEED=$seed engine '^TestModel' ;;
 		fuzz)
-			for target in FuzzEngine FuzzSpace; do
-				go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10m}" ./vmm
+			for target in FuzzEngine FuzzSpace FuzzShared; do
+				go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10m}" -fuzzminimizetime 100x ./vmm
 			done
 			;;
 		cycles) TMS_CYCLES=$cycles engine '^TestCycles' ;;
