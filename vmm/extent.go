@@ -143,6 +143,23 @@ func (x *extent) undo() error {
 	return err
 }
 
+// engage makes a driver call that concerns segments with memory, while nobody else works on them. The
+// caller holds e.mu, which is let go meanwhile.
+func (e *Engine) engage(segments []*segment, call func() error) error {
+	mark := func(busy bool) {
+		for _, s := range segments {
+			s.extent.busy = busy
+		}
+	}
+	mark(true)
+	e.mu.Unlock()
+	err := call()
+	e.mu.Lock()
+	mark(false)
+	e.settled.Broadcast()
+	return err
+}
+
 // dead is how many bytes of it are slack.
 func (x *extent) dead() (bytes uint64) {
 	for _, s := range x.segments {

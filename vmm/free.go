@@ -183,13 +183,7 @@ func (e *Engine) drop(a allocation) error {
 		s.tag.addSlack(s)
 		return nil
 	} else if x != nil {
-		x.busy = true
-		e.mu.Unlock()
-		err := x.unmake()
-		e.mu.Lock()
-		x.busy = false
-		e.settled.Broadcast()
-		if err != nil {
+		if err := e.engage([]*segment{s}, x.unmake); err != nil {
 			if a.small {
 				s.reinstate()
 				s.tag.listSmall(s)
@@ -207,10 +201,8 @@ func (e *Engine) drop(a allocation) error {
 func (e *Engine) forget(s *segment) {
 	s.place.enter(s.span, nil)
 	s.tag.remove(s)
-	if s.contents != nil {
-		s.contents.Discard()
-	}
-	s.kept, s.shared = kept{}, nil
+	s.discard()
+	s.shared = nil
 }
 
 // dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.

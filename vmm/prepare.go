@@ -88,27 +88,9 @@ func (e *Engine) spans(segments []*segment, wanted func(*segment) bool) (still [
 	return still, spans
 }
 
-// choose lists segments by device, without claiming them.
+// choose is matching for those that do not hold e.mu, and claim nothing: the segments may go at any time.
 func (e *Engine) choose(name *string, wanted func(*segment) bool) map[*device][]*segment {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	chosen := map[*device][]*segment{}
-	for _, d := range e.devices {
-		for _, t := range d.tags {
-			if name != nil && t.name != *name {
-				continue
-			}
-			for _, s := range t.segments {
-				if wanted(s) {
-					chosen[d] = append(chosen[d], s)
-				}
-			}
-		}
-	}
-	return chosen
-}
-
-// usesDisk tells whether a pause of the tag would write files.
-func (e *Engine) usesDisk(name *string) bool {
-	return len(e.choose(name, func(s *segment) bool { return s.state == active && s.backup == BackupDisk })) > 0
+	return e.matching(name, wanted)
 }

@@ -44,6 +44,11 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.count) * s.device.granularity
 }
 
+// backupSpan is the device memory whose contents a backup is of.
+func (s *segment) backupSpan() backup.Span {
+	return backup.Span{Address: s.address, Size: s.length()}
+}
+
 // mapped tells whether the device may be using it. The caller holds the engine's lock.
 func (s *segment) mapped() bool { return s.extent != nil && (s.extent.busy || s.extent.mapped) }
 
@@ -59,6 +64,14 @@ type kept struct {
 	contents backup.Contents // nil: nowhere
 	current  bool            // contents hold what the segment held at its last pause
 	sums     []digest.Sum    // of that, block by block; nil: not known
+}
+
+// discard drops what is kept, if anything.
+func (s *segment) discard() {
+	if s.contents != nil {
+		s.contents.Discard()
+	}
+	s.kept = kept{}
 }
 
 type outcome struct {

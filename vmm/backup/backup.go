@@ -35,6 +35,14 @@ type Item struct {
 	Target int
 }
 
+// parts lists what of the span is to be copied.
+func (i Item) parts() []Range {
+	if i.Partial {
+		return i.Changed
+	}
+	return []Range{{0, i.Size}}
+}
+
 // Job is the device that a Save or Load works for: idle, and no other job runs on it.
 type Job struct {
 	Device  int // ordinal

@@ -73,13 +73,6 @@ func (c *hostContents) jobs(span Span, parts ...Range) []copyJob {
 	return jobs
 }
 
-func (i Item) parts() []Range {
-	if i.Partial {
-		return i.Changed
-	}
-	return []Range{{0, i.Size}}
-}
-
 // Save is Store.Save.
 func (h *Host) Save(job Job, items []Item) ([]Contents, error) {
 	contents, fresh, err := h.place(job, items)
@@ -246,38 +239,9 @@ func (h *Host) copyAll(job Job, fresh *slab, cold [][]copyJob, warm []copyJob) e
 	return first
 }
 
-// Load is Store.Load: a thread and a stream of its own.
+// Load is Store.Load.
 func (h *Host) Load(job Job) Loader {
-	l := &hostLoader{jobs: make(chan copyJob, 1024), done: make(chan error, 1)}
-	go func() {
-		l.done <- onCopies(h.driver, job, func(c *copies) error {
-			for job := range l.jobs {
-				if err := c.toDevice(job); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		for range l.jobs { // after an error: what is added still must not block
-		}
-	}()
-	return l
-}
-
-type hostLoader struct {
-	jobs chan copyJob
-	done chan error
-}
-
-func (l *hostLoader) Add(span Span, contents Contents) {
-	for _, job := range contents.(*hostContents).jobs(span, Range{0, span.Size}) {
-		l.jobs <- job
-	}
-}
-
-func (l *hostLoader) Wait() error {
-	close(l.jobs)
-	return <-l.done
+	return newLoader(h.driver, job, (*hostContents).jobs, (*copies).toDevice)
 }
 
 // dispose gives a slab back in the background: unpinning 16 GiB takes a quarter of a second.

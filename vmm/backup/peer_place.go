@@ -1,0 +1,179 @@
+package backup
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/vmm/cuda"
+)
+
+// place takes memory for the items that have no Kept contents, on the devices they ask for. What
+// finds no room there is left to the host store.
+func (p *Peer) place(job Job, items []Item) []*peerRange {
+	var taken []*peerRange
+	var targets []int
+	wanted := map[int][]int{}
+	for i, item := range items {
+		if item.Kept != nil {
+			continue
+		}
+		if wanted[item.Target] == nil {
+			targets = append(targets, item.Target)
+		}
+		wanted[item.Target] = append(wanted[item.Target], i)
+	}
+	for _, target := range targets {
+		left := wanted[target]
+		devices, err := p.reachable(job.Device, target)
+		if err != nil {
+			p.note(err.Error())
+			continue
+		}
+		var reasons []string
+		for _, device := range devices {
+			var r *peerRange
+			if r, left, err = p.take(device, items, left); r != nil {
+				taken = append(taken, r)
+			}
+			if len(left) == 0 {
+				break
+			}
+			if errors.Is(err, cuda.OutOfMemory) {
+				reasons = append(reasons, fmt.Sprintf("device %d has no room", device))
+			} else {
+				reasons = append(reasons, fmt.Sprintf("device %d: %v", device, err))
+			}
+		}
+		if len(left) > 0 {
+			for _, reason := range reasons {
+				p.note(reason)
+			}
+		}
+	}
+	return taken
+}
+
+// reachable lists the devices that may keep contents of source. Of any target, the next ordinal comes
+// first: processes that each use a device of their own then begin with different ones. (Which has the
+// most free memory could only be asked with a context on each.)
+func (p *Peer) reachable(source, target int) ([]int, error) {
+	if target == source {
+		return nil, fmt.Errorf("device %d is the one whose memory is to be free", source)
+	}
+	candidates := []int{target}
+	if target < 0 {
+		count, err := p.driver.DeviceCount()
+		if err != nil {
+			return nil, err
+		}
+		candidates = nil
+		for next := 1; next < count; next++ {
+			candidates = append(candidates, (source+next)%count)
+		}
+	}
+	var devices []int
+	for _, device := range candidates {
+		can, err := p.driver.DeviceCanAccessPeer(cuda.Device(source), cuda.Device(device))
+		if err != nil {
+			return nil, fmt.Errorf("device %d: %w", device, err)
+		}
+		if can {
+			devices = append(devices, device)
+		}
+	}
+	switch {
+	case len(devices) > 0:
+		return devices, nil
+	case target >= 0:
+		return nil, fmt.Errorf("device %d has no peer access to device %d", source, target)
+	}
+	return nil, fmt.Errorf("device %d has peer access to no other", source)
+}
+
+// reserveOf is how much memory stays free on a device of total bytes.
+func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
+
+// take gives as many of the wanted items as there is room for a place on a device. It returns which are
+// left, and why.
+func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left []int, err error) {
+	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
+	if err != nil {
+		return nil, wanted, err
+	}
+	granularity, err := p.driver.MemGetAllocationGranularity(device)
+	if err != nil {
+		return nil, wanted, err
+	}
+	whole := func(bytes uint64) uint64 { return (bytes + granularity - 1) / granularity * granularity }
+	p.taking.Lock()
+	defer p.taking.Unlock()
+	p.Drain() // what was discarded may be what is missing
+	// The reserve is held while memory is taken, so it is what stays free.
+	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(reserveOf(total))}
+	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
+		return nil, wanted, err
+	}
+	defer p.dispose(reserve)
+
+	r = &peerRange{device: device}
+	var need, room, used uint64
+	for _, i := range wanted {
+		need += items[i].Size
+	}
+	for room < need {
+		chunk := &peerChunk{in: r, size: min(p.chunk, whole(need-room))}
+		if chunk.handle, err = p.driver.MemCreate(chunk.size, device); err != nil {
+			break
+		}
+		r.chunks, r.live, room = append(r.chunks, chunk), r.live+1, room+chunk.size
+		p.hold(chunk)
+	}
+	for _, i := range wanted {
+		size := items[i].Size
+		if used+size > room {
+			left = append(left, i)
+			continue
+		}
+		r.placed = append(r.placed, placedItem{i, &peerContents{peer: p, in: r, offset: used, size: size}})
+		used += size
+	}
+	// Chunks that nothing fits into go back, but not before the range has its addresses.
+	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
+	if r.chunks = all[:kept]; kept == 0 {
+		p.dispose(all...)
+		return nil, left, err
+	}
+	for _, chunk := range r.chunks {
+		r.size += chunk.size
+	}
+	base, refused := p.driver.MemAddressReserve(r.size, 0)
+	if refused != nil {
+		p.dispose(all...)
+		return nil, wanted, refused
+	}
+	r.base = base
+	p.dispose(all[kept:]...)
+	for k, chunk := range r.chunks {
+		chunk.address = base + uintptr(k)*uintptr(p.chunk)
+	}
+	for _, placed := range r.placed {
+		for _, chunk := range placed.contents.chunks() {
+			chunk.contents.Add(1)
+		}
+	}
+	return r, left, err
+}
+
+// Held returns how many bytes of a device's memory hold contents of others, or did a moment ago.
+func (p *Peer) Held(device int) uint64 {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.held[device]
+}
+
+func (p *Peer) hold(chunk *peerChunk) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	chunk.held = true
+	p.held[chunk.in.device] += chunk.size
+}

@@ -1,0 +1,170 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tms/vmm/cuda"
+)
+
+// ErrNotOurs: nothing of a region is concerned; the driver is to be called. The calls of a program for virtual
+// memory come here first, for only the engine knows what is paused.
+var ErrNotOurs = errors.New("no memory of a region")
+
+// MemCreate is cuMemCreate in a region: memory as prop says, under a number of ours. r.Size is in bytes.
+// Errors: ErrMargin, *cuda.Error. (cuMemCreate)
+func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
+	e.mu.Lock()
+	d, err := e.device(r.Device)
+	e.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	s := &segment{
+		device: d, size: r.Size, foreign: &foreign{size: r.Size, prop: prop, references: 1},
+		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target},
+	}
+	s.extent = newExtent(d, s)
+	create := func() error { return e.allow(d, r, s.extent.create) }
+	err = create()
+	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
+		err = create()
+	}
+	if err != nil {
+		return 0, fmt.Errorf("creating %d bytes on device %d: %w", r.Size, r.Device, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s.tag = d.tag(r.Tag)
+	if s.incremental {
+		e.loadHasher(d)
+	}
+	e.foreign.made++
+	s.foreign.number = numberPrefix<<numberShift | cuda.Handle(e.foreign.made)
+	e.foreign.known[s.foreign.number] = s
+	return s.foreign.number, nil
+}
+
+// MemRelease is cuMemRelease. Memory that is mapped stays until it is unmapped.
+// Errors: ErrNotOurs, *cuda.Error. (cuMemRelease)
+func (e *Engine) MemRelease(number cuda.Handle) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.numbered(number)
+	if err != nil {
+		return err
+	}
+	s.foreign.references--
+	if err = e.bury(s); err != nil {
+		s.foreign.references++
+	}
+	return err
+}
+
+// MemMap is cuMemMap of size bytes. Paused memory stays paused: it comes back at the new address. A
+// driver's own handle is refused where paused memory is, and is the driver's business elsewhere.
+// Errors: ErrNotOurs, cuda.InvalidValue, cuda.NotSupported, *cuda.Error. (cuMemMap)
+func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle, flags uint64) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.numbered(number)
+	switch {
+	case e.overlapping(address, size) != nil:
+		return fmt.Errorf("memory of a region is mapped at %#x: %w", address, cuda.InvalidValue)
+	case err != nil:
+		return err
+	case offset != 0 || flags != 0:
+		return fmt.Errorf("an offset into a handle, or flags: %w", cuda.NotSupported)
+	case s.foreign.mapped:
+		return fmt.Errorf("a second mapping of one handle made in a region: %w", cuda.NotSupported)
+	case s.state == paused && size != s.size:
+		return fmt.Errorf("%d bytes of %d that are paused: %w", size, s.size, cuda.NotSupported)
+	}
+	x := s.extent
+	if s.state == active {
+		if err := e.engage([]*segment{s}, func() error {
+			return s.device.driver.MemMap(address, size, x.handle)
+		}); err != nil {
+			return err
+		}
+		x.mapped = true
+	}
+	s.address, s.size, s.foreign.mapped = address, size, true
+	if x != nil {
+		x.address, x.size = address, size
+	}
+	at, _ := slices.BinarySearchFunc(e.foreign.mapped, address, compareAddress)
+	e.foreign.mapped = slices.Insert(e.foreign.mapped, at, s)
+	s.tag.add(s)
+	return nil
+}
+
+// MemUnmap is cuMemUnmap, of whole mappings. Paused ones have only to be forgotten. Where the driver refuses
+// to release memory that nobody refers to any more, FreeDeferred does it later.
+// Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
+func (e *Engine) MemUnmap(address uintptr, size uint64) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.eachPart(address, size, (*cuda.Driver).MemUnmap, e.unmapped)
+}
+
+// MemSetAccess is cuMemSetAccess, of whole mappings; paused ones get the access when they come back.
+// Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemSetAccess)
+func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessDesc) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	set := func(d *cuda.Driver, address uintptr, size uint64) error {
+		return d.MemSetAccessOf(address, size, descs)
+	}
+	return e.eachPart(address, size, set, func(s *segment) {
+		s.foreign.allow(descs)
+		if x := s.extent; x != nil && x.mapped {
+			x.open = s.accessible()
+		}
+	})
+}
+
+// MemAddressFree refuses to let go of addresses where memory of a region, paused perhaps, is mapped.
+// Errors: cuda.InvalidValue, else ErrNotOurs.
+func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.overlapping(address, size); s != nil {
+		return fmt.Errorf("memory of a region is mapped at %#x: %w", s.address, cuda.InvalidValue)
+	}
+	return ErrNotOurs
+}
+
+// MemRetain is cuMemRetainAllocationHandle: the number of the memory mapped around an address, once more.
+// Errors: ErrNotOurs.
+func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.overlapping(address, 1)
+	if s == nil {
+		return 0, ErrNotOurs
+	}
+	s.foreign.references++
+	return s.foreign.number, nil
+}
+
+// MemUse calls use with the driver's handle of a number, while no pause comes. lend: what use does lets
+// others hold the memory itself, so from then on pauses leave it as it is: memory made anew could not
+// be given to them. Errors: ErrNotOurs, cuda.NotSupported while it is paused, that of use.
+func (e *Engine) MemUse(number cuda.Handle, lend bool, use func(cuda.Handle) error) error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.numbered(number)
+	if err != nil {
+		return err
+	}
+	if s.state == paused {
+		return fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
+	}
+	err = e.engage([]*segment{s}, func() error { return use(s.extent.handle) })
+	if err == nil && lend {
+		s.foreign.lent = true
+	}
+	return err
+}

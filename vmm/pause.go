@@ -1,0 +1,166 @@
+package vmm
+
+import (
+	"fmt"
+	"time"
+
+	"tms/vmm/backup"
+)
+
+// Pause releases the physical memory of every active segment with the tag, on all devices, after
+// saving the contents of those that have a backup. When it returns the memory is free for others.
+//
+// It is a transaction: wait for the devices; save contents; unmap all; release all. An error in
+// one of the first three leaves every segment active; one while releasing leaves them paused, with
+// the memory that was refused still held, and another Pause releases it.
+// Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuMemUnmap, cuMemRelease)
+func (e *Engine) Pause(o Options) (err error) {
+	defer e.audit(&err)
+	if o.Capturing {
+		return fmt.Errorf("pause: %w", ErrCapturing)
+	}
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	start := time.Now()
+	if e.usesDisk(o.Tag) {
+		if err := e.disk.Configure(o.DiskDir, o.DiskChunk); err != nil {
+			return fmt.Errorf("pause: %w", err)
+		}
+	}
+	e.FreeDeferred()
+	e.waitOrdered() // their memory is to be free too when pause returns
+	batches := e.begin(o.Tag, func(s *segment) bool {
+		return s.state == active && !s.stays() || s.state == paused && s.extent != nil && !s.extent.only
+	})
+	if len(batches) == 0 {
+		return nil
+	}
+	if err := e.transit(batches, "pause", o.Progress, func() error { return e.pause(batches, o.Verify) },
+		func(t *tag) { t.lastPause = time.Since(start).Seconds() }); err != nil {
+		return fmt.Errorf("pause: %w", err)
+	}
+	return nil
+}
+
+func (e *Engine) pause(batches []*batch, verify bool) error {
+	for _, b := range batches {
+		if err := b.device.synchronize(); err != nil {
+			if captureForbids(err) {
+				err = fmt.Errorf("%w: %w", ErrCapturing, err)
+			}
+			return err
+		}
+	}
+	err := parallel(batches, func(b *batch) error { return e.save(b, verify) })
+	if err == nil {
+		err = unmap(batches)
+	}
+	if err != nil {
+		dropSaved(batches)
+		return err
+	}
+	var first error
+	for _, b := range batches {
+		for _, s := range b.segments {
+			s.outcome.state = paused
+		}
+		for _, x := range b.extents {
+			if err := x.release(); err != nil && first == nil {
+				first = fmt.Errorf("paused, but memory is still held; pause again to release it: %w", err)
+			}
+		}
+	}
+	return first
+}
+
+// usesDisk tells whether a pause of the tag would write files.
+func (e *Engine) usesDisk(name *string) bool {
+	return len(e.choose(name, func(s *segment) bool { return s.state == active && s.backup == BackupDisk })) > 0
+}
+
+// save copies the contents of the active segments that have a backup, or those of their blocks that are
+// not kept already.
+func (e *Engine) save(b *batch, verify bool) error {
+	var segments []*segment
+	for _, s := range b.segments {
+		if s.state == active && s.backup != BackupNone {
+			segments = append(segments, s)
+		}
+	}
+	sums, err := e.hash(b.device, segments, verify)
+	if err != nil {
+		return err
+	}
+	items := map[BackupKind][]backup.Item{}
+	saving := map[BackupKind][]*segment{}
+	var total uint64
+	for _, s := range segments {
+		item := backup.Item{Span: s.backupSpan(), Kept: s.contents, Target: s.target}
+		size := item.Size
+		if s.incremental && s.current && s.sums != nil && sums[s] != nil {
+			item.Partial, item.Changed = true, changed(item.Span, s.sums, sums[s])
+			size = 0
+			for _, r := range item.Changed {
+				size += r.Size
+			}
+		}
+		items[s.backup] = append(items[s.backup], item)
+		saving[s.backup] = append(saving[s.backup], s)
+		total += size
+	}
+	b.device.copying(total)
+	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
+	for kind, segments := range saving {
+		saved, err := stores[kind].Save(b.device.job(), items[kind])
+		if err != nil {
+			return err
+		}
+		for i, s := range segments {
+			s.outcome.kept = kept{saved[i], true, sums[s]}
+		}
+	}
+	return nil
+}
+
+// dropSaved discards what a failed pause saved, but not what was kept from before, nor what a
+// segment needs that is paused all the same because it could not be mapped again.
+func dropSaved(batches []*batch) {
+	for _, b := range batches {
+		for _, s := range b.segments {
+			if s.outcome.state != active {
+				continue
+			}
+			if s.outcome.contents != s.contents {
+				s.outcome.contents.Discard()
+			}
+			s.outcome.kept = s.kept
+			// What was kept may have been overwritten in part.
+			s.outcome.current, s.outcome.sums = false, nil
+		}
+	}
+}
+
+// unmap detaches all, or after an error maps again what it had detached. What could not be mapped again
+// is left paused, its memory still held, so nothing is lost.
+func unmap(batches []*batch) error {
+	var undo []*extent
+	for _, b := range batches {
+		for _, x := range b.extents {
+			wasMapped := x.mapped
+			if err := x.detach(x.address); err != nil {
+				for _, u := range undo {
+					if u.attach(u.address) != nil {
+						for _, s := range u.segments {
+							s.outcome.state = paused
+						}
+					}
+				}
+				return err
+			}
+			if wasMapped {
+				undo = append(undo, x)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,192 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// Resume gives every paused segment with the tag new memory at its old address, and its contents
+// where they were kept.
+//
+// It is a transaction: create, map and refill all, then drop what was kept. After an error every
+// segment is still paused with its contents, and nothing new is held.
+// Memory that is short is waited for, for a time if that is asked for.
+// Errors: ErrCapturing, ErrContents, *cuda.Error with cuda.OutOfMemory when others hold the memory.
+// (cuMemCreate, cuMemMap, cuMemSetAccess)
+func (e *Engine) Resume(o Options) (err error) {
+	defer e.audit(&err)
+	if o.Capturing {
+		return fmt.Errorf("resume: %w", ErrCapturing)
+	}
+	until := time.Now().Add(o.Wait)
+	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+		err := e.tryResume(o)
+		if left := time.Until(until); errors.Is(err, cuda.OutOfMemory) && left > 0 {
+			time.Sleep(min(pause, left))
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("resume: %w", err)
+		}
+		return nil
+	}
+}
+
+// How long a resume that waits for memory sleeps between tries.
+const (
+	firstRetry = 5 * time.Millisecond
+	lastRetry  = 250 * time.Millisecond
+)
+
+func (e *Engine) tryResume(o Options) error {
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	start := time.Now()
+	e.FreeDeferred()
+	batches := e.begin(o.Tag, func(s *segment) bool { return s.state == paused && !s.stays() })
+	if len(batches) == 0 {
+		return nil
+	}
+	for _, b := range batches {
+		b.gather(o.ExtentBytes)
+	}
+	return e.transit(batches, "resume", o.Progress, func() error { return e.resume(batches, o) },
+		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
+}
+
+func (e *Engine) resume(batches []*batch, o Options) error {
+	if err := parallel(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
+		for _, b := range batches {
+			for _, x := range b.extents {
+				// A second failure leaves a step undone; the extent knows, and the next
+				// resume, pause or free goes on from there.
+				_ = x.undo()
+			}
+		}
+		return err
+	}
+	room := o.PoolBytes
+	for _, b := range batches {
+		for _, s := range b.segments {
+			s.outcome.state = active
+			switch {
+			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Host() != 0:
+			case s.contents.Host() != 0 && s.contents.Bytes() <= room:
+				room -= s.contents.Bytes()
+				s.outcome.current, s.outcome.sums = false, nil
+			default:
+				s.contents.Discard()
+				s.outcome.kept = kept{}
+			}
+		}
+	}
+	return nil
+}
+
+// restore gives a device's segments their memory; the contents of each begin to come back as soon as
+// it is mapped, while the driver still scrubs memory for the next.
+func (e *Engine) restore(b *batch, o Options) (err error) {
+	b.device.refreshUsers()
+	job, total := b.device.job(), uint64(0)
+	for _, s := range b.segments {
+		if s.contents != nil && s.current {
+			total += s.length()
+		}
+	}
+	b.device.copying(total)
+	loaders := map[backup.Store]backup.Loader{}
+	defer func() {
+		for _, l := range loaders {
+			if waited := l.Wait(); err == nil {
+				err = waited
+			}
+		}
+		if err == nil && o.Verify {
+			err = e.verify(b)
+		}
+		if err == nil && o.Poison {
+			err = e.poison(b)
+		}
+	}()
+	for i, x := range b.extents {
+		if err := x.create(); err != nil {
+			if errors.Is(err, cuda.OutOfMemory) {
+				err = shortage(b, i, err)
+			}
+			return err
+		}
+		if err := x.attach(x.address); err != nil {
+			return err
+		}
+		x.only = false
+		for _, s := range x.segments {
+			if s.contents == nil || !s.current {
+				continue
+			}
+			store := s.contents.Store()
+			if loaders[store] == nil {
+				loaders[store] = store.Load(job)
+			}
+			loaders[store].Add(s.backupSpan(), s.contents)
+		}
+	}
+	return nil
+}
+
+// shortage says how much memory a resume lacks.
+func shortage(b *batch, made int, cause error) error {
+	var had, need uint64
+	for i, x := range b.extents {
+		if i < made {
+			had += x.size
+		}
+		need += x.size
+	}
+	free, err := b.device.free()
+	if err != nil {
+		return cause
+	}
+	return fmt.Errorf("device %d has %d bytes free and %d are needed; free memory there and call again: %w",
+		b.device.ordinal, had+free, need, cause)
+}
+
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
+func (b *batch) gather(limit uint64) {
+	var extents []*extent
+	var group []*segment
+	var size uint64
+	flush := func() {
+		if len(group) > 0 {
+			x := newExtent(b.device, group...)
+			x.busy = true
+			extents = append(extents, x)
+			group, size = nil, 0
+		}
+	}
+	for _, s := range b.segments {
+		if s.extent != nil {
+			flush()
+			if last := len(extents) - 1; last < 0 || extents[last] != s.extent {
+				extents = append(extents, s.extent)
+			}
+			continue
+		}
+		if n := len(group); n > 0 && (!s.follows(group[n-1]) || size+s.length() > limit) {
+			flush()
+		}
+		group = append(group, s)
+		size += s.length()
+	}
+	flush()
+	b.extents = extents
+}
+
+// follows tells whether a segment can share an extent with the one before it.
+func (s *segment) follows(last *segment) bool {
+	return s.tag == last.tag && s.address == last.address+uintptr(last.length()) &&
+		s.foreign == nil && last.foreign == nil
+}
