@@ -16,6 +16,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"time"
 	"unsafe"
@@ -252,6 +253,9 @@ func tmsOperation(operation *C.struct_operation) {
 		}
 		C.operation_finish(operation, C.int(vmm.Code(err)), text)
 	}()
+	// The goroutine waits on this thread's P, which goes on to C: nobody would run it for milliseconds while
+	// other threads keep theirs busy. Yielding gives the P to a thread that does.
+	runtime.Gosched()
 }
 
 // tmsPrepare starts a Prepare that nobody waits for.

@@ -2,8 +2,9 @@
 //   layout cycles COUNT BYTES CYCLES   pause and resume of COUNT segments, no backup: milliseconds
 //   layout malloc COUNT BYTES REGION   cudaMalloc of COUNT pieces, in a region (1) or not (0): microseconds
 //   layout threads THREADS BYTES REGION SECONDS   pairs of cudaMalloc and cudaFree per second in all
-//   layout pausing THREADS BYTES REGION CYCLES    while they do that: milliseconds of a pause and a resume of
-//                                                 1024 x 2 MiB of another tag, and of their slowest call
+//   layout pausing THREADS BYTES REGION CYCLES    while they do that, or with BYTES 0 only keep processors busy:
+//                                                 milliseconds of a pause and a resume of 1024 x 2 MiB of
+//                                                 another tag, and of their slowest call
 // Prints numbers, one line each.
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -118,6 +119,8 @@ static void *hammer(void *thread)
 	region(thread_region);
 	while (!atomic_load_explicit(&stop, memory_order_relaxed)) {
 		void *pointer;
+		if (thread_bytes == 0)
+			continue;
 		bool clocked = atomic_load_explicit(&timed, memory_order_relaxed);
 		double a = clocked ? now() : 0;
 		check(cudaMalloc(&pointer, thread_bytes), "cudaMalloc");

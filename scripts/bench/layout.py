@@ -134,14 +134,23 @@ def throughput(bench: Bench) -> dict[str, float]:
 
 
 def pausing(bench: Bench) -> dict[str, list[float]]:
-    """What a pause and resume wait for, and who waits for them: the driver's part is "outside"."""
+    """What a pause and resume wait for, and who waits for them.
+
+    The driver's part is that beside threads outside regions; the part of the processors, of which
+    there may be fewer than threads, that beside threads which only count.
+    """
     table = {}
-    print("A pause of 2 GiB in 1024 segments beside 32 threads of 4 KiB pairs: milliseconds")
-    print("                     pause    resume   slowest call of the threads meanwhile")
-    for name, count, in_region in (("no threads", 0, 0), ("outside", 32, 0), ("region", 32, 1)):
-        rows = bench.run("ours", "pausing", count, 4096, in_region, 11)[1:]
-        table[name] = [statistics.median(row[i] for row in rows) for i in range(3)]
-        print(f"  {name:<16}" + "".join(f"{value:10.2f}" for value in table[name]))
+    print("A pause of 2 GiB in 1024 segments beside threads of 4 KiB pairs: milliseconds")
+    print("                         pause    resume   slowest call of the threads meanwhile")
+    kinds = (("counting", 0, 0), ("outside", 4096, 0), ("region", 4096, 1))
+    for threads in (8, 32):
+        for name, size, in_region in kinds:
+            rows = []
+            for _ in range(3):
+                rows += bench.run("ours", "pausing", threads, size, in_region, 8)[1:]
+            key = f"{threads} {name}"
+            table[key] = [statistics.median(row[i] for row in rows) for i in range(3)]
+            print(f"  {key:<18}" + "".join(f"{value:10.2f}" for value in table[key]))
     return table
 
 

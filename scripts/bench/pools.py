@@ -4,7 +4,8 @@
 
 Replays each trace (docs/traces by default) with tms replay, several times, and where torch and a
 GPU are there on PyTorch's own allocator in the same run. Draws docs/pools.svg: what a pair of free
-and malloc costs with 10^3 to 10^6 blocks live. Prints tables and, last, JSON.
+and malloc costs with 10^3 to 10^6 blocks live, beside the floor, a structure that only touches the
+memory that a pool must touch (vmm/pool/pairs). Prints tables and, last, JSON.
 """
 
 from __future__ import annotations
@@ -99,58 +100,84 @@ def report(trace: str, results: list[dict[str, Any]], torch: dict[str, Any] | No
     print("goals: " + "; ".join(goals) + "\n")
 
 
+FLOOR = "floor"
+PATTERNS = {  # whether a pair's block is one of 256, and the size the same again
+    (False, False): "any of the blocks",
+    (True, False): "256 blocks, new sizes",
+    (True, True): "256 blocks, same sizes",
+}
+Curves = dict[str, dict[int, float]]  # by pool: by the number of live blocks, ns for a pair
+
+
+def curves(points: list[dict[str, Any]], pattern: tuple[bool, bool]) -> Curves:
+    """The points of a pattern; the floor, where it was measured, comes last."""
+    found: Curves = {}
+    for p in points:
+        if (p["among"] == 256, p["same_sizes"]) == pattern:
+            found.setdefault(p["pool"], {})[p["live"]] = p["ns_per_pair"]
+    return found
+
+
 def flatness(points: list[dict[str, Any]]) -> None:
-    print("ns for a pair of free and malloc with so many blocks live, of any / of the same 256")
-    counts = sorted({p["live"] for p in points})
-    print(f"{'':<10}" + "".join(f"{count:>14,}" for count in counts) + f"{'last/first':>14}")
-    for kind in dict.fromkeys(p["pool"] for p in points):
-        rows = [
-            [p["ns_per_pair"] for p in points if p["pool"] == kind and (p["among"] == 256) == few]
-            for few in (False, True)
-        ]
-        cells = [f"{a:.0f} / {b:.0f}" for a, b in zip(*rows)]
-        cells.append(" / ".join(f"x{row[-1] / row[0]:.2f}" for row in rows))
-        print(f"{kind:<10}" + "".join(f"{cell:>14}" for cell in cells))
-    print()
+    for pattern, title in PATTERNS.items():
+        found = curves(points, pattern)
+        counts = sorted(next(iter(found.values())))
+        first, last = counts[0], counts[-1]
+        print(f"ns for a pair of free and malloc of {title}, with so many live")
+        heads = [f"{count:,}" for count in counts] + ["last/first", "last-first"]
+        heads += ["of the floor's"] if FLOOR in found else []
+        print(f"{'':<10}" + "".join(f"{head:>15}" for head in heads))
+        for kind, costs in found.items():
+            cells = [f"{costs[count]:.0f}" for count in counts]
+            cells += [f"x{costs[last] / costs[first]:.2f}", f"{costs[last] - costs[first]:+.0f}"]
+            if FLOOR in found:
+                under = found[FLOOR]
+                grown = (costs[last] - costs[first]) / (under[last] - under[first])
+                cells.append(f"x{grown:.2f}")
+            print(f"{kind:<10}" + "".join(f"{cell:>15}" for cell in cells))
+        print()
 
 
 COLOURS = ["#8a92a0", "#e0a126", "#d65a4a", "#8f6ad8", "#2f78e0", "#1f9d8f", "#6aa83c"]
+DASHED = ' stroke-dasharray="6 4"'
 STYLE = """
 text { font: 12px system-ui, sans-serif; fill: #1d2129; }
 .soft { fill: #667080; }
 .page { fill: #ffffff; }
 .line { stroke: #e1e4ea; }
+.floor { stroke: #1d2129; }
 @media (prefers-color-scheme: dark) {
   text { fill: #e6e8ec; }
   .soft { fill: #97a0ae; }
   .page { fill: #1c1f25; }
   .line { stroke: #343a44; }
+  .floor { stroke: #e6e8ec; }
 }
 """
 
 
 def plot(points: list[dict[str, Any]]) -> str:
-    """Two charts side by side, with the same scale."""
-    width, height, left, top, gap = 330, 260, 56, 50, 64
-    kinds = list(dict.fromkeys(p["pool"] for p in points))
+    """A chart for each pattern, side by side, with the same scale."""
+    width, height, left, top, gap = 250, 260, 56, 50, 56
     highest = max(p["ns_per_pair"] for p in points)
     step = next(s for s in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10**9) if highest / s <= 6)
     ceiling = step * math.ceil(highest / step)
     counts = sorted({p["live"] for p in points})
     spread = math.log10(counts[-1] / counts[0])
-    total, bottom = left + 2 * width + gap + 96, top + height
+    total, bottom = left + 3 * width + 2 * gap + 96, top + height
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 52}">',
         f"<style>{STYLE}</style>",
         f'<rect class="page" width="{total}" height="{bottom + 52}" rx="10"/>',
     ]
+    strokes = {kind: f'stroke="{colour}"' for kind, colour in zip(kinds(points), COLOURS)}
+    strokes[FLOOR] = f'class="floor"{DASHED}'
 
     def text(x: float, y: float, words: str, anchor: str = "middle", soft: bool = True) -> None:
         name = ' class="soft"' if soft else ""
         out.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{name}>{words}</text>')
 
-    titles = {False: "pairs of any of the blocks", True: "pairs of the same 256 blocks"}
-    for chart, (few, title) in enumerate(titles.items()):
+    for chart, (pattern, title) in enumerate(PATTERNS.items()):
         x0 = left + chart * (width + gap)
         text(x0, 28, title, "start", False)
         for tick in range(0, ceiling + 1, step):
@@ -161,26 +188,23 @@ def plot(points: list[dict[str, Any]]) -> str:
             at = x0 + width * math.log10(count / counts[0]) / spread
             text(at, bottom + 20, f"{count:,}")
         text(x0 + width / 2, bottom + 40, "live blocks")
-        for kind, colour in zip(kinds, COLOURS):
-            places = [
-                (
-                    x0 + width * math.log10(p["live"] / counts[0]) / spread,
-                    bottom - height * p["ns_per_pair"] / ceiling,
-                )
-                for p in points
-                if p["pool"] == kind and (p["among"] == 256) == few
-            ]
-            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
-            out.append(
-                f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="2"/>'
+        for kind, costs in curves(points, pattern).items():
+            line = " ".join(
+                f"{x0 + width * math.log10(count / counts[0]) / spread:.1f},"
+                f"{bottom - height * cost / ceiling:.1f}"
+                for count, cost in costs.items()
             )
-            out += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places]
+            out.append(f'<polyline points="{line}" fill="none" {strokes[kind]} stroke-width="2"/>')
     text(left - 40, 28, "ns", "start")
-    for row, (kind, colour) in enumerate(zip(kinds, COLOURS)):
-        x, y = left + 2 * width + gap + 18, top + 12 + 22 * row
-        out.append(f'<path d="M{x} {y}h16" stroke="{colour}" stroke-width="3"/>')
+    for row, kind in enumerate(strokes):
+        x, y = left + 3 * width + 2 * gap + 18, top + 12 + 22 * row
+        out.append(f'<path d="M{x} {y}h16" {strokes[kind]} stroke-width="3"/>')
         text(x + 22, y + 4, kind, "start", False)
     return "\n".join([*out, "</svg>"]) + "\n"
+
+
+def kinds(points: list[dict[str, Any]]) -> list[str]:
+    return [kind for kind in dict.fromkeys(p["pool"] for p in points) if kind != FLOOR]
 
 
 def main() -> None:
