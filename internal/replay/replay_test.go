@@ -285,17 +285,6 @@ func TestSize(t *testing.T) {
 		require.Equal(t, want, size(bytes))
 	}
 }
-
-func TestLive(t *testing.T) {
-	for _, kind := range kinds.Names() {
-		ns, err := MeasureLive(kind, 1000, 100)
-		require.NoError(t, err)
-		require.Positive(t, ns, kind)
-	}
-	_, err := MeasureLive("best", 1, 1)
-	require.ErrorIs(t, err, pool.ErrOption)
-}
-
 func TestEachMayStop(t *testing.T) {
 	_, err := Run(parse(t, "allocate,0x1,1"), Options{Kind: "naive", Place: simulated(t, 0), Each: func(Event) error {
 		return fmt.Errorf("stop: %w", os.ErrClosed)

@@ -26,8 +26,7 @@ type Pool struct {
 	mu    sync.Mutex
 	table *chunks.Table
 
-	bins     [binCount]ordered.Set // free chunks by (size, address)
-	occupied uint32                // bit b: bins[b] is not empty
+	free ordered.Set // free chunks by size and address
 
 	limit   uint64 // bytes that may be reserved
 	grows   bool
@@ -38,8 +37,9 @@ type Pool struct {
 
 	counter  func() uint64 // nil: chunks are not stamped
 	frontier uint64
+	latest   uint64      // stamp so far
 	stamps   []uint64    // by handle: when the free chunk was freed, 0 for safe
-	stamped  ordered.Set // free chunks with a stamp, by (stamp, address)
+	stamped  ordered.Set // free chunks with a stamp, by stamp
 
 	patience time.Duration
 	freed    sync.Cond

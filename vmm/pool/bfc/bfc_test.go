@@ -10,12 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/pooltest"
 )
 
 func TestSizesAreRoundedTo256(t *testing.T) {
-	p := newPool(t, newSource(GiB), "")
+	p := newPool(t, pooltest.NewSource(GiB), "")
 	for size, rounded := range map[uint64]uint64{1: 256, 256: 256, 257: 512, 1000: 1024, 4 * KiB: 4 * KiB} {
-		b := malloc(t, p, size)
+		b := pooltest.Malloc(t, p, size)
 		require.Equal(t, rounded, b.Size)
 		require.Zero(t, b.Address%256)
 	}
@@ -34,21 +35,21 @@ func TestBinBoundaries(t *testing.T) {
 // holes makes free chunks of the sizes, in this order of addresses, with live blocks between.
 func holes(t *testing.T, p *Pool, sizes ...uint64) (made []pool.Block) {
 	for _, size := range sizes {
-		made = append(made, malloc(t, p, size))
-		malloc(t, p, 256)
+		made = append(made, pooltest.Malloc(t, p, size))
+		pooltest.Malloc(t, p, 256)
 	}
-	free(t, p, made...)
+	pooltest.Free(t, p, made...)
 	return made
 }
 
 func TestSmallestChunkThatFitsThenLowest(t *testing.T) {
-	p := newPool(t, newSource(GiB), "allow_growth=false,memory_limit=64MiB")
+	p := newPool(t, pooltest.NewSource(GiB), "allow_growth=false,memory_limit=64MiB")
 	made := holes(t, p, 16*KiB, 10*KiB, 9*KiB, 10*KiB, 5*KiB)
-	require.Equal(t, made[2].Address, malloc(t, p, 8500).Address, "9 KiB, in the bin of 8 KiB")
-	require.Equal(t, made[1].Address, malloc(t, p, 8500).Address, "the lower of 10 KiB")
-	require.Equal(t, made[3].Address, malloc(t, p, 8500).Address)
-	require.Equal(t, made[0].Address, malloc(t, p, 8500).Address, "from the next bin")
-	require.Equal(t, made[4].Address, malloc(t, p, 5*KiB).Address)
+	require.Equal(t, made[2].Address, pooltest.Malloc(t, p, 8500).Address, "9 KiB, in the bin of 8 KiB")
+	require.Equal(t, made[1].Address, pooltest.Malloc(t, p, 8500).Address, "the lower of 10 KiB")
+	require.Equal(t, made[3].Address, pooltest.Malloc(t, p, 8500).Address)
+	require.Equal(t, made[0].Address, pooltest.Malloc(t, p, 8500).Address, "from the next bin")
+	require.Equal(t, made[4].Address, pooltest.Malloc(t, p, 5*KiB).Address)
 }
 
 func TestSplitting(t *testing.T) {
@@ -68,9 +69,9 @@ func TestSplitting(t *testing.T) {
 		{"a fraction of nothing is no empty rest", ",fragmentation_fraction=1e-12", 8 * KiB, 8 * KiB, 8 * KiB},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			p := newPool(t, newSource(GiB), "allow_growth=false,memory_limit=1048576000"+test.options)
+			p := newPool(t, pooltest.NewSource(GiB), "allow_growth=false,memory_limit=1048576000"+test.options)
 			hole := holes(t, p, test.chunk)[0]
-			b := malloc(t, p, test.wanted)
+			b := pooltest.Malloc(t, p, test.wanted)
 			require.Equal(t, hole.Address, b.Address)
 			require.Equal(t, test.size, b.Size)
 		})
@@ -79,133 +80,133 @@ func TestSplitting(t *testing.T) {
 
 func TestFreedNeighboursAreJoined(t *testing.T) {
 	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-		p := newPool(t, newSource(GiB), "")
+		p := newPool(t, pooltest.NewSource(GiB), "")
 		var blocks []pool.Block
 		for range 3 {
-			blocks = append(blocks, malloc(t, p, 4*KiB))
+			blocks = append(blocks, pooltest.Malloc(t, p, 4*KiB))
 		}
-		guard := malloc(t, p, 256)
+		guard := pooltest.Malloc(t, p, 256)
 		for _, i := range order {
-			free(t, p, blocks[i])
+			pooltest.Free(t, p, blocks[i])
 			check(t, p)
 		}
-		all := malloc(t, p, 12*KiB)
+		all := pooltest.Malloc(t, p, 12*KiB)
 		require.Equal(t, blocks[0].Address, all.Address)
-		free(t, p, all, guard)
+		pooltest.Free(t, p, all, guard)
 		require.EqualValues(t, 2*MiB, detail(p).LargestFreeBlockBytes)
 	}
 }
 
 func TestRegionsDouble(t *testing.T) {
-	s := newSource(GiB)
+	s := pooltest.NewSource(GiB)
 	p := newPool(t, s, "memory_limit=100MiB")
-	malloc(t, p, 2*MiB)
-	malloc(t, p, 4*MiB)
-	malloc(t, p, 30*MiB) // 8, doubled until it is enough
-	malloc(t, p, 40*MiB) // 32 is not; 64, of which the limit leaves 62
-	require.Equal(t, []uint64{2 * MiB, 4 * MiB, 32 * MiB, 62 * MiB}, s.asked)
+	pooltest.Malloc(t, p, 2*MiB)
+	pooltest.Malloc(t, p, 4*MiB)
+	pooltest.Malloc(t, p, 30*MiB) // 8, doubled until it is enough
+	pooltest.Malloc(t, p, 40*MiB) // 32 is not; 64, of which the limit leaves 62
+	require.Equal(t, []uint64{2 * MiB, 4 * MiB, 32 * MiB, 62 * MiB}, s.Asked)
 
 	_, err := p.Malloc(23*MiB, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
 	_, err = p.Malloc(100*MiB+1, 0)
 	require.ErrorIs(t, err, pool.ErrTooLarge)
-	require.Len(t, s.asked, 4, "the limit is reached without asking")
+	require.Len(t, s.Asked, 4, "the limit is reached without asking")
 }
 
 func TestRegionsAreNotJoined(t *testing.T) {
-	p := newPool(t, newSource(6*MiB), "")
-	low, high := malloc(t, p, 2*MiB), malloc(t, p, 4*MiB)
+	p := newPool(t, pooltest.NewSource(6*MiB), "")
+	low, high := pooltest.Malloc(t, p, 2*MiB), pooltest.Malloc(t, p, 4*MiB)
 	require.Equal(t, low.Address+2*MiB, high.Address, "the regions touch")
-	free(t, p, low, high)
+	pooltest.Free(t, p, low, high)
 	require.EqualValues(t, 4*MiB, detail(p).LargestFreeBlockBytes)
 }
 
 func TestAFailureDoesNotGrowTheNextRegion(t *testing.T) {
-	s := newSource(16 * MiB)
+	s := pooltest.NewSource(16 * MiB)
 	p := newPool(t, s, "")
 	_, err := p.Malloc(64*MiB, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
-	s.asked = nil
-	malloc(t, p, 256)
-	require.Equal(t, []uint64{2 * MiB}, s.asked)
+	s.Asked = nil
+	pooltest.Malloc(t, p, 256)
+	require.Equal(t, []uint64{2 * MiB}, s.Asked)
 }
 
 func TestAnEmptiedPoolGrowsAsANewOne(t *testing.T) {
-	s := newSource(GiB)
+	s := pooltest.NewSource(GiB)
 	p := newPool(t, s, "")
-	free(t, p, malloc(t, p, 16*MiB))
+	pooltest.Free(t, p, pooltest.Malloc(t, p, 16*MiB))
 	_, err := p.Trim()
 	require.NoError(t, err)
-	malloc(t, p, 1)
-	require.Equal(t, []uint64{16 * MiB, 2 * MiB}, s.asked)
+	pooltest.Malloc(t, p, 1)
+	require.Equal(t, []uint64{16 * MiB, 2 * MiB}, s.Asked)
 }
 
 func TestDoublingEndsAtTheLimit(t *testing.T) { // or regions that come and go would double beyond 2^64
-	s := newSource(GiB)
+	s := pooltest.NewSource(GiB)
 	p := newPool(t, s, "memory_limit=100MiB")
-	malloc(t, p, 2*MiB)
+	pooltest.Malloc(t, p, 2*MiB)
 	for range 70 {
-		free(t, p, malloc(t, p, 20*MiB))
+		pooltest.Free(t, p, pooltest.Malloc(t, p, 20*MiB))
 		_, err := p.Trim()
 		require.NoError(t, err)
 	}
-	require.EqualValues(t, 98*MiB, s.asked[70])
+	require.EqualValues(t, 98*MiB, s.Asked[70])
 }
 
 func TestOneRegionWithoutGrowth(t *testing.T) {
-	s := newSource(GiB)
+	s := pooltest.NewSource(GiB)
 	p := newPool(t, s, "allow_growth=false,memory_limit=100000000")
-	require.Empty(t, s.asked, "nothing before it is needed")
-	malloc(t, p, 1)
-	malloc(t, p, 50*MiB)
-	require.Equal(t, []uint64{100000000 / 256 * 256}, s.asked)
+	require.Empty(t, s.Asked, "nothing before it is needed")
+	pooltest.Malloc(t, p, 1)
+	pooltest.Malloc(t, p, 50*MiB)
+	require.Equal(t, []uint64{100000000 / 256 * 256}, s.Asked)
 }
 
 func TestBackOff(t *testing.T) {
-	s := newSource(7 * MiB)
+	s := pooltest.NewSource(7 * MiB)
 	p := newPool(t, s, "allow_growth=false,memory_limit=10MiB")
-	malloc(t, p, 5*MiB)
-	require.Len(t, s.asked, 5)
-	for i, size := range s.asked {
+	pooltest.Malloc(t, p, 5*MiB)
+	require.Len(t, s.Asked, 5)
+	for i, size := range s.Asked {
 		require.Zero(t, size%256)
 		if i > 0 {
-			require.InDelta(t, 0.9*float64(s.asked[i-1]), float64(size), 256)
+			require.InDelta(t, 0.9*float64(s.Asked[i-1]), float64(size), 256)
 		}
 	}
 
 	t.Run("stops below the size", func(t *testing.T) {
-		s := newSource(7 * MiB)
+		s := pooltest.NewSource(7 * MiB)
 		p := newPool(t, s, "allow_growth=false,memory_limit=10MiB")
 		_, err := p.Malloc(8*MiB, 0)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory)
-		require.Len(t, s.asked, 3) // 10, 9, 8.1
+		require.Len(t, s.Asked, 3) // 10, 9, 8.1
 	})
 
 	t.Run("ends at small sizes", func(t *testing.T) { // where a tenth is less than the rounding
-		s := newSource(0)
+		s := pooltest.NewSource(0)
 		p := newPool(t, s, "")
 		_, err := p.Malloc(1, 0)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory)
-		require.EqualValues(t, 256, s.asked[len(s.asked)-1])
+		require.EqualValues(t, 256, s.Asked[len(s.Asked)-1])
 	})
 
 	t.Run("only when there is no room", func(t *testing.T) {
-		s := newSource(GiB)
-		s.err = errors.New("device lost")
+		s := pooltest.NewSource(GiB)
+		s.Err = errors.New("device lost")
 		p := newPool(t, s, "")
 		_, err := p.Malloc(1, 0)
-		require.ErrorIs(t, err, s.err)
-		require.Len(t, s.asked, 1)
-		s.err = nil
+		require.ErrorIs(t, err, s.Err)
+		require.Len(t, s.Asked, 1)
+		s.Err = nil
 	})
 }
 
 func TestIdleRegionsMakeRoom(t *testing.T) {
 	for options, works := range map[string]bool{"": false, ",garbage_collection=true": true} {
-		s := newSource(GiB)
+		s := pooltest.NewSource(GiB)
 		p := newPool(t, s, "memory_limit=62MiB"+options)
-		kept := malloc(t, p, 2*MiB)
-		free(t, p, malloc(t, p, 4*MiB), malloc(t, p, 8*MiB), malloc(t, p, 16*MiB))
+		kept := pooltest.Malloc(t, p, 2*MiB)
+		pooltest.Free(t, p, pooltest.Malloc(t, p, 4*MiB), pooltest.Malloc(t, p, 8*MiB), pooltest.Malloc(t, p, 16*MiB))
 		require.EqualValues(t, 30*MiB, p.Stats().Reserved)
 		_, err := p.Malloc(61*MiB, 0)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory, "not even in the place of the idle ones")
@@ -218,23 +219,23 @@ func TestIdleRegionsMakeRoom(t *testing.T) {
 		}
 		require.NoError(t, err)
 		require.EqualValues(t, 62*MiB, p.Stats().Reserved)
-		free(t, p, kept, b)
+		pooltest.Free(t, p, kept, b)
 	}
 }
 
 func TestMallocWaitsForAFree(t *testing.T) {
-	p := newPool(t, newSource(GiB), "memory_limit=2MiB,retry_ms=60000")
-	b := malloc(t, p, 2*MiB)
+	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=60000")
+	b := pooltest.Malloc(t, p, 2*MiB)
 	go func() {
 		time.Sleep(20 * time.Millisecond)
 		_ = p.Free(b.Address)
 	}()
-	malloc(t, p, 2*MiB)
+	pooltest.Malloc(t, p, 2*MiB)
 	require.Zero(t, p.Stats().Failures)
 
-	timed := newPool(t, newSource(GiB), "memory_limit=2MiB,retry_ms=60000")
+	timed := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=60000")
 	timed.SetTimingCounter(func() uint64 { return 5 })
-	free(t, timed, malloc(t, timed, 2*MiB))
+	pooltest.Free(t, timed, pooltest.Malloc(t, timed, 2*MiB))
 	go func() {
 		time.Sleep(20 * time.Millisecond)
 		timed.SetSafeFrontier(6)
@@ -242,8 +243,8 @@ func TestMallocWaitsForAFree(t *testing.T) {
 	_, err := timed.MallocFreedBefore(2*MiB, 4)
 	require.NoError(t, err, "or the frontier")
 
-	impatient := newPool(t, newSource(GiB), "memory_limit=2MiB,retry_ms=30")
-	malloc(t, impatient, 2*MiB)
+	impatient := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=30")
+	pooltest.Malloc(t, impatient, 2*MiB)
 	begin := time.Now()
 	_, err = impatient.Malloc(1, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
@@ -258,15 +259,15 @@ func TestOptionsAreChecked(t *testing.T) {
 	} {
 		parsed, err := pool.ParseOptions(options)
 		require.NoError(t, err)
-		_, err = New(newSource(GiB), parsed)
+		_, err = New(pooltest.NewSource(GiB), parsed)
 		require.ErrorIs(t, err, pool.ErrOption, options)
 	}
 }
 
 func TestDetail(t *testing.T) {
-	p := newPool(t, newSource(GiB), "memory_limit=1GiB")
-	a, b := malloc(t, p, 512*KiB), malloc(t, p, 512*KiB)
-	free(t, p, a)
+	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=1GiB")
+	a, b := pooltest.Malloc(t, p, 512*KiB), pooltest.Malloc(t, p, 512*KiB)
+	pooltest.Free(t, p, a)
 	require.Equal(t, Detail{
 		NumAllocs:             2,
 		BytesInUse:            512 * KiB,
@@ -278,13 +279,13 @@ func TestDetail(t *testing.T) {
 		LargestFreeBlockBytes: MiB,
 		FragmentationMetric:   1.0 / 3,
 	}, detail(p))
-	free(t, p, b)
+	pooltest.Free(t, p, b)
 	require.Zero(t, detail(p).FragmentationMetric)
-	require.Zero(t, detail(newPool(t, newSource(GiB), "")).BytesLimit)
+	require.Zero(t, detail(newPool(t, pooltest.NewSource(GiB), "")).BytesLimit)
 }
 
 func TestSteadyStateMakesNoGarbage(t *testing.T) {
-	p := newPool(t, newSource(GiB), "")
+	p := newPool(t, pooltest.NewSource(GiB), "")
 	p.SetTimingCounter(counter())
 	blocks := make([]pool.Block, 1000)
 	random := rand.New(rand.NewPCG(1, 2))
@@ -308,11 +309,11 @@ func TestMetadataIsBelowOnePercent(t *testing.T) {
 		return m.HeapAlloc
 	}
 	before := heap()
-	p := newPool(t, newSource(1<<46), "")
+	p := newPool(t, pooltest.NewSource(1<<46), "")
 	random := rand.New(rand.NewPCG(1, 2))
 	var blocks []uintptr
 	for range 20_000 {
-		blocks = append(blocks, malloc(t, p, random.Uint64N(4*MiB)+1).Address)
+		blocks = append(blocks, pooltest.Malloc(t, p, random.Uint64N(4*MiB)+1).Address)
 	}
 	for i := 0; i < len(blocks); i += 2 {
 		require.NoError(t, p.Free(blocks[i]))

@@ -8,17 +8,19 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool/internal/pooltest"
 )
 
 func TestMemoryDump(t *testing.T) {
-	p := newPool(t, newSource(6*MiB), "")
-	a, b, c := malloc(t, p, 1000), malloc(t, p, 64*KiB), malloc(t, p, 1024)
-	far := malloc(t, p, 3*MiB)
+	p := newPool(t, pooltest.NewSource(6*MiB), "")
+	a, b, c := pooltest.Malloc(t, p, 1000), pooltest.Malloc(t, p, 64*KiB), pooltest.Malloc(t, p, 1024)
+	far := pooltest.Malloc(t, p, 3*MiB)
 	p.SetTimingCounter(func() uint64 { return 7 })
-	free(t, p, b)
+	pooltest.Free(t, p, b)
 
 	d := p.MemoryDump()
-	require.Equal(t, []RegionDump{{base, 2 * MiB}, {base + 2*MiB, 4 * MiB}}, d.Regions)
+	require.Equal(t, []RegionDump{{pooltest.Base, 2 * MiB}, {pooltest.Base + 2*MiB, 4 * MiB}}, d.Regions)
 	require.Equal(t, []ChunkDump{
 		{Address: a.Address, Size: 1024, RequestedSize: 1000, Bin: -1, InUse: true},
 		{Address: b.Address, Size: 64 * KiB, Bin: 8, FreedAtCount: 7},
@@ -39,7 +41,7 @@ func TestMemoryDump(t *testing.T) {
 		"Free chunks in bin 64.0KiB, the first for 100.0KiB:",
 		fmt.Sprintf("  free %#x of 65536 bytes, freed at 7, after used %#x of 1024 bytes, 1000 requested, before used %#x of 1024 bytes, 1024 requested",
 			b.Address, a.Address, c.Address),
-		fmt.Sprintf("Region at %#x of 2097152 bytes:", uintptr(base)),
+		fmt.Sprintf("Region at %#x of 2097152 bytes:", uintptr(pooltest.Base)),
 		fmt.Sprintf("  free %#x of 2029568 bytes", c.Address+1024),
 		fmt.Sprintf("Region at %#x of 4194304 bytes:\n  used %#x of 4194304 bytes, 3145728 requested\nIn use by size:",
 			far.Address, far.Address),
@@ -59,12 +61,12 @@ type broken struct{}
 func (broken) Write([]byte) (int, error) { return 0, errBroken }
 
 func TestMemoryDumpAsJSON(t *testing.T) {
-	p := newPool(t, newSource(GiB), "memory_limit=1GiB")
+	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=1GiB")
 	empty, err := json.Marshal(p.MemoryDump())
 	require.NoError(t, err)
 	require.Contains(t, string(empty), `"chunk":[]`)
 
-	b := malloc(t, p, 1000)
+	b := pooltest.Malloc(t, p, 1000)
 	text, err := json.Marshal(p.MemoryDump())
 	require.NoError(t, err)
 	var got struct {

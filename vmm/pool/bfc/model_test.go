@@ -1,88 +1,28 @@
 package bfc
 
 import (
-	"math/rand/v2"
-	"slices"
 	"testing"
 
-	"github.com/stretchr/testify/require"
+	"tms/vmm/pool/internal/pooltest"
 )
-
-// model places blocks by the rules as they are told, with a list and linear searches.
-type model struct {
-	chunks []modelChunk // by address
-	region uint64
-	end    uint64 // of the regions so far
-}
-
-type modelChunk struct {
-	address, size, region uint64
-	live                  bool
-}
-
-func (m *model) malloc(size uint64) (address, got uint64) {
-	rounded := (size + 255) / 256 * 256
-	best := -1
-	for i, c := range m.chunks {
-		if !c.live && c.size >= rounded && (best < 0 || c.size < m.chunks[best].size) {
-			best = i
-		}
-	}
-	if best < 0 {
-		grown := false
-		for ; m.region < rounded; m.region *= 2 {
-			grown = true
-		}
-		m.chunks = append(m.chunks, modelChunk{m.end, m.region, m.end, false})
-		m.end += m.region
-		if !grown {
-			m.region *= 2
-		}
-		best = len(m.chunks) - 1
-	}
-	if c := m.chunks[best]; c.size >= 2*rounded || c.size-rounded >= 128*MiB {
-		m.chunks = slices.Insert(m.chunks, best+1, modelChunk{c.address + rounded, c.size - rounded, c.region, false})
-		m.chunks[best].size = rounded
-	}
-	m.chunks[best].live = true
-	return m.chunks[best].address, m.chunks[best].size
-}
-
-func (m *model) free(address uint64) {
-	i := slices.IndexFunc(m.chunks, func(c modelChunk) bool { return c.address == address })
-	m.chunks[i].live = false
-	for _, right := range []int{i + 1, i} { // the right neighbour, then to the left one
-		if right == 0 || right == len(m.chunks) {
-			continue
-		}
-		left := &m.chunks[right-1]
-		if c := m.chunks[right]; !left.live && !c.live && left.region == c.region {
-			left.size += c.size
-			m.chunks = slices.Delete(m.chunks, right, right+1)
-		}
-	}
-}
 
 func TestAgainstModel(t *testing.T) {
 	for seed := range uint64(4) {
-		random := rand.New(rand.NewPCG(seed, 1))
-		p := newPool(t, newSource(1<<44), "")
-		m := model{region: 2 * MiB, end: base}
-		var live []uintptr
-		for step := range 6000 {
-			if step/1500%2 == 1 && len(live) > 0 || random.IntN(3) == 0 && len(live) > 0 {
-				i := random.IntN(len(live))
-				require.NoError(t, p.Free(live[i]))
-				m.free(uint64(live[i]))
-				live = slices.Delete(live, i, i+1)
-				continue
-			}
-			size := 1 + random.Uint64N(1<<(6+random.IntN(24)))
-			b := malloc(t, p, size)
-			address, got := m.malloc(size)
-			require.Equal(t, address, uint64(b.Address), "step %d", step)
-			require.Equal(t, got, b.Size)
-			live = append(live, b.Address)
+		region := uint64(2 * MiB)
+		rules := pooltest.Rules{
+			Round: func(size uint64) uint64 { return (size + 255) / 256 * 256 },
+			Grow: func(rounded uint64) uint64 {
+				if region >= rounded {
+					region *= 2
+					return region / 2
+				}
+				for region < rounded {
+					region *= 2
+				}
+				return region
+			},
+			Split: func(chunk, rounded uint64) bool { return chunk >= 2*rounded || chunk-rounded >= 128*MiB },
 		}
+		pooltest.Follow(t, seed, newPool(t, pooltest.NewSource(1<<44), ""), rules, 29)
 	}
 }

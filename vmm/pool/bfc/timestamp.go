@@ -1,9 +1,6 @@
 package bfc
 
-import (
-	"tms/vmm/pool/internal/chunks"
-	"tms/vmm/pool/internal/ordered"
-)
+import "tms/vmm/pool/internal/chunks"
 
 // Timestamps let several streams share a pool. A counter grows with the work that is queued, and the
 // safe frontier follows it as work is done. A chunk is stamped with the counter when it is freed; until
@@ -11,7 +8,8 @@ import (
 // neighbours, because that would make them wait too.
 
 // SetTimingCounter makes Free stamp chunks with what next returns; it must be more than 0, grow
-// from call to call and not call the pool; nil ends that. (BFCAllocator::SetTimingCounter)
+// from call to call, or is taken to have grown by 1, and not call the pool; nil ends that.
+// (BFCAllocator::SetTimingCounter)
 func (p *Pool) SetTimingCounter(next func() uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -25,12 +23,13 @@ func (p *Pool) SetSafeFrontier(count uint64) {
 	defer p.mu.Unlock()
 	p.frontier = max(p.frontier, count)
 	for {
-		oldest, h, found := p.stamped.Ceiling(ordered.Key{})
-		if !found || oldest.Major >= p.frontier {
+		oldest, found := p.stamped.Ceiling(0)
+		if !found || oldest.Key >= p.frontier {
 			break
 		}
-		p.forget(chunks.Handle(h))
-		p.list(p.coalesce(chunks.Handle(h), false))
+		h := chunks.Handle(oldest.Value)
+		p.forget(h)
+		p.list(p.coalesce(h, false))
 	}
 	p.freed.Broadcast()
 }
@@ -40,8 +39,9 @@ func (p *Pool) mark(h chunks.Handle) {
 	if p.counter == nil {
 		return
 	}
-	if stamp := p.counter(); stamp >= p.frontier {
-		p.setStamp(h, stamp)
+	p.latest = max(p.counter(), p.latest+1) // stamps differ, also those of a counter that does not grow
+	if p.latest >= p.frontier {
+		p.setStamp(h, p.latest)
 	}
 }
 
@@ -66,7 +66,7 @@ func (p *Pool) setStamp(h chunks.Handle, stamp uint64) {
 // size bytes; whether there is. What is joined is as unsafe as the latest part of it.
 func (p *Pool) joinUnsafe(size uint64) bool {
 	var oldest []chunks.Handle
-	for _, h := range p.stamped.From(ordered.Key{}) {
+	for _, h := range p.stamped.From(0) {
 		oldest = append(oldest, chunks.Handle(h))
 	}
 	for _, h := range oldest {

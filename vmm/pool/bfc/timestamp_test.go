@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/pooltest"
 )
 
 func counter() func() uint64 {
@@ -15,16 +16,16 @@ func counter() func() uint64 {
 }
 
 func newTimedPool(t *testing.T, limit string) *Pool {
-	p := newPool(t, newSource(GiB), "allow_growth=false,memory_limit="+limit)
+	p := newPool(t, pooltest.NewSource(GiB), "allow_growth=false,memory_limit="+limit)
 	p.SetTimingCounter(counter())
 	return p
 }
 
 func TestStampedChunksWaitForTheFrontier(t *testing.T) {
 	p := newTimedPool(t, "1MiB")
-	a, b := malloc(t, p, 4*KiB), malloc(t, p, 4*KiB)
-	rest := malloc(t, p, MiB-8*KiB)
-	free(t, p, a, b) // at 1 and 2
+	a, b := pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB)
+	rest := pooltest.Malloc(t, p, MiB-8*KiB)
+	pooltest.Free(t, p, a, b) // at 1 and 2
 	check(t, p)
 	require.EqualValues(t, 4*KiB, detail(p).LargestFreeBlockBytes, "not joined")
 
@@ -40,13 +41,13 @@ func TestStampedChunksWaitForTheFrontier(t *testing.T) {
 	whole, err := p.MallocFreedBefore(8*KiB, 1)
 	require.NoError(t, err)
 	require.Equal(t, a.Address, whole.Address)
-	free(t, p, whole, rest)
+	pooltest.Free(t, p, whole, rest)
 }
 
 func TestFreedBefore(t *testing.T) {
 	p := newTimedPool(t, "12KiB")
-	a, b, c := malloc(t, p, 4*KiB), malloc(t, p, 4*KiB), malloc(t, p, 4*KiB)
-	free(t, p, c, b, a) // at 1, 2 and 3
+	a, b, c := pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB)
+	pooltest.Free(t, p, c, b, a) // at 1, 2 and 3
 	got, err := p.MallocFreedBefore(4*KiB, 2)
 	require.NoError(t, err)
 	require.Equal(t, b.Address, got.Address, "the lowest that was freed by 2")
@@ -55,13 +56,13 @@ func TestFreedBefore(t *testing.T) {
 	require.Equal(t, c.Address, got.Address)
 	_, err = p.MallocFreedBefore(4*KiB, 2)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
-	require.Equal(t, a.Address, malloc(t, p, 4*KiB).Address, "a malloc without a wish takes any")
+	require.Equal(t, a.Address, pooltest.Malloc(t, p, 4*KiB).Address, "a malloc without a wish takes any")
 }
 
 func TestTheRestKeepsTheStamp(t *testing.T) {
 	p := newTimedPool(t, "16KiB")
-	free(t, p, malloc(t, p, 16*KiB)) // at 1
-	b := malloc(t, p, 4*KiB)
+	pooltest.Free(t, p, pooltest.Malloc(t, p, 16*KiB)) // at 1
+	b := pooltest.Malloc(t, p, 4*KiB)
 	_, err := p.MallocFreedBefore(4*KiB, 0)
 	require.NoError(t, err)
 	check(t, p)
@@ -69,7 +70,7 @@ func TestTheRestKeepsTheStamp(t *testing.T) {
 	_, err = p.MallocFreedBefore(4*KiB, 1)
 	require.NoError(t, err, "freed at 1")
 	p.SetTimingCounter(nil)
-	free(t, p, b)
+	pooltest.Free(t, p, b)
 	check(t, p)
 	p.SetSafeFrontier(2)
 	check(t, p)
@@ -79,16 +80,16 @@ func TestUnsafeChunksAreJoinedInNeed(t *testing.T) {
 	p := newTimedPool(t, "16KiB")
 	var blocks []pool.Block
 	for range 4 {
-		blocks = append(blocks, malloc(t, p, 4*KiB))
+		blocks = append(blocks, pooltest.Malloc(t, p, 4*KiB))
 	}
-	free(t, p, blocks[2], blocks[0], blocks[1]) // at 1, 2 and 3
+	pooltest.Free(t, p, blocks[2], blocks[0], blocks[1]) // at 1, 2 and 3
 	_, err := p.MallocFreedBefore(12*KiB, 3)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory, "joining would lose when each was freed")
 	check(t, p)
-	b := malloc(t, p, 12*KiB)
+	b := pooltest.Malloc(t, p, 12*KiB)
 	require.Equal(t, blocks[0].Address, b.Address)
 
-	free(t, p, b) // at 4
+	pooltest.Free(t, p, b) // at 4
 	_, err = p.MallocFreedBefore(12*KiB, 3)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
 	p.SetSafeFrontier(5)
@@ -98,25 +99,25 @@ func TestUnsafeChunksAreJoinedInNeed(t *testing.T) {
 		p := newTimedPool(t, "20KiB")
 		var blocks []pool.Block
 		for range 5 {
-			blocks = append(blocks, malloc(t, p, 4*KiB))
+			blocks = append(blocks, pooltest.Malloc(t, p, 4*KiB))
 		}
-		free(t, p, blocks[0], blocks[1], blocks[3], blocks[4])
-		require.Equal(t, blocks[0].Address, malloc(t, p, 8*KiB).Address)
+		pooltest.Free(t, p, blocks[0], blocks[1], blocks[3], blocks[4])
+		require.Equal(t, blocks[0].Address, pooltest.Malloc(t, p, 8*KiB).Address)
 		check(t, p)
 		require.Equal(t, 2, p.stamped.Len(), "the others are as they were")
 	})
 
 	t.Run("joined chunks are as late as their latest part", func(t *testing.T) {
 		p := newTimedPool(t, "12KiB")
-		a, b, c := malloc(t, p, 4*KiB), malloc(t, p, 4*KiB), malloc(t, p, 4*KiB)
-		free(t, p, a, b) // at 1 and 2
+		a, b, c := pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB)
+		pooltest.Free(t, p, a, b) // at 1 and 2
 		_, err := p.Malloc(12*KiB, 0)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory, "but what is there was joined")
 		_, err = p.MallocFreedBefore(4*KiB, 1)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory)
 		_, err = p.MallocFreedBefore(8*KiB, 2)
 		require.NoError(t, err)
-		free(t, p, c)
+		pooltest.Free(t, p, c)
 	})
 }
 
@@ -124,15 +125,30 @@ func TestAFreeBehindTheFrontierIsSafe(t *testing.T) {
 	p := newTimedPool(t, "1MiB")
 	p.SetSafeFrontier(2)
 	p.SetSafeFrontier(1) // which it never goes back to
-	free(t, p, malloc(t, p, 4*KiB))
+	pooltest.Free(t, p, pooltest.Malloc(t, p, 4*KiB))
 	require.EqualValues(t, MiB, detail(p).LargestFreeBlockBytes)
-	free(t, p, malloc(t, p, 4*KiB)) // at 2, the frontier itself
+	pooltest.Free(t, p, pooltest.Malloc(t, p, 4*KiB)) // at 2, the frontier itself
 	require.EqualValues(t, MiB-4*KiB, detail(p).LargestFreeBlockBytes)
+}
+
+func TestACounterThatStands(t *testing.T) {
+	p := newPool(t, pooltest.NewSource(GiB), "allow_growth=false,memory_limit=16KiB")
+	p.SetTimingCounter(func() uint64 { return 7 })
+	blocks := []pool.Block{
+		pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 4*KiB), pooltest.Malloc(t, p, 8*KiB),
+	}
+	pooltest.Free(t, p, blocks[1], blocks[0], blocks[2]) // as if at 7, 8 and 9
+	check(t, p)
+	p.SetSafeFrontier(9)
+	check(t, p)
+	require.Equal(t, 1, p.stamped.Len())
+	p.SetSafeFrontier(10)
+	require.EqualValues(t, 16*KiB, detail(p).LargestFreeBlockBytes)
 }
 
 func TestRandomWithTimestamps(t *testing.T) {
 	random := rand.New(rand.NewPCG(3, 4))
-	p := newPool(t, newSource(64*MiB), "")
+	p := newPool(t, pooltest.NewSource(64*MiB), "")
 	var count, frontier uint64
 	p.SetTimingCounter(func() uint64 { count++; return count })
 	freedAt := map[uintptr]uint64{} // by address of each 256 bytes
@@ -161,7 +177,7 @@ func TestRandomWithTimestamps(t *testing.T) {
 			b := live[i]
 			live[i] = live[len(live)-1]
 			live = live[:len(live)-1]
-			free(t, p, b)
+			pooltest.Free(t, p, b)
 			for at := b.Address; at < b.Address+uintptr(b.Size); at += 256 {
 				freedAt[at] = count
 			}

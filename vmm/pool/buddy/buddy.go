@@ -135,11 +135,10 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, err := p.ledger.Find(address)
+	b, err := p.ledger.Remove(address)
 	if err != nil {
 		return err
 	}
-	p.ledger.Remove(address, b)
 	p.give(address, b)
 	return nil
 }

@@ -6,22 +6,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/workload"
 )
-
-func fresh(b *testing.B) pool.Pool {
-	p, err := New(pool.NewRange(1<<40, 1<<46), nil)
-	require.NoError(b, err)
-	return p
-}
-
-func BenchmarkTraining(b *testing.B) { workload.BenchmarkTraining(b, fresh) }
-func BenchmarkLive(b *testing.B)     { workload.BenchmarkLive(b, fresh) }
 
 // BenchmarkVarying is a training whose batches differ, so that blocks are split and merged all the time.
 func BenchmarkVarying(b *testing.B) {
 	start, steady := training(48, 8)
-	r := &player{pool: fresh(b)}
+	p, err := New(pool.NewRange(1<<40, 1<<46), nil)
+	require.NoError(b, err)
+	r := &player{pool: p}
 	require.NoError(b, r.play(start))
 	require.NoError(b, r.play(steady))
 	b.ReportAllocs()

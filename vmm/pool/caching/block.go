@@ -1,67 +1,83 @@
 package caching
 
-import "tms/vmm/pool"
+import "tms/vmm/pool/internal/ordered"
 
-// block is a part of a segment. Exactly one of these holds: it is allocated; it is free, in its bins;
-// it was freed and waits for streams that used it.
+// handle names a block by its place in Pool.blocks. Handles are used again, so that no call makes
+// garbage, and hold no pointers for the collector to follow.
+type handle uint32
+
+// none is no block; its metadata are of no size, and not free.
+const none handle = 0
+
+// block is a part of a segment. Exactly one of these holds: it is allocated; it is free, on its shelf;
+// it was freed and waits for streams that used it. It fills a cache line.
 type block struct {
-	// What every call touches comes first, to lie in one cache line.
-	size           uint64
 	address        uintptr
-	left, right    *block // in the tree
-	priority       uint32
+	size           uint64 // 0: the handle is not in use
+	requested      uint64
+	born           uint64 // the pool's clock when it became free
+	previous, next handle // neighbours by address; of an unused handle, the next unused one
+	shelf          uint32 // in Pool.shelves
+	usage          uint32 // in Pool.usages; 0: other streams have not used it
 	free           bool
 	allocated      bool
-	previous, next *block // neighbours by address
-	bins           *bins
-
-	segment   *segment
-	requested uint64
-	born      uint64        // the pool's clock when it became free
-	uses      []pool.Stream // others than its own
-	pending   int           // events not yet done
+	_              [8]byte // to 64
 }
 
 // split reports whether the block is less than its segment.
-func (b *block) split() bool { return b.previous != nil || b.next != nil }
+func (b *block) split() bool { return b.previous != none || b.next != none }
 
-func (b *block) put() {
+// key is where a free block stands on its shelf.
+func (b *block) key() uint64 { return ordered.Fit(b.size, b.address) }
+
+// at returns a block; the pointer is good until the next newBlock.
+func (p *Pool) at(h handle) *block { return &p.blocks[h] }
+
+func (p *Pool) shelfOf(b *block) *shelf { return p.shelves[b.shelf] }
+
+// put makes a block free.
+func (p *Pool) put(h handle, b *block) {
+	s := p.shelfOf(b)
 	b.free = true
-	b.born = b.bins.pool.clock
-	b.bins.insert(b)
+	b.born = s.pool.clock
+	s.free.Insert(b.key(), uint32(h))
 }
 
-func (b *block) take() {
+// take makes a block that is free no longer so.
+func (p *Pool) take(b *block) {
 	b.free = false
-	b.bins.remove(b)
+	p.shelfOf(b).free.Remove(b.key())
 }
 
-// segment is what one call to the source gave.
-type segment struct {
-	head  *block
-	index int // in Pool.segments
+func (p *Pool) newBlock() handle {
+	h := p.spare
+	if h == none {
+		p.blocks = append(p.blocks, block{})
+		return handle(len(p.blocks) - 1)
+	}
+	b := p.at(h)
+	p.spare, b.next = b.next, none
+	return h
 }
 
-// metadata is made in groups that fill a page.
-const metadataGroup = 64
+func (p *Pool) recycle(h handle, b *block) {
+	*b = block{next: p.spare}
+	p.spare = h
+}
 
-func (p *Pool) newBlock() *block {
-	if p.spare == nil {
-		group := make([]block, metadataGroup)
-		for i := range group {
-			p.random = p.random*6364136223846793005 + 1442695040888963407
-			group[i].priority = uint32(p.random >> 32)
-			group[i].next = p.spare
-			p.spare = &group[i]
+// head returns the first block of the segment that a block is in.
+func (p *Pool) head(h handle) handle {
+	for p.at(h).previous != none {
+		h = p.at(h).previous
+	}
+	return h
+}
+
+// heads yields the first block of each segment.
+func (p *Pool) heads(yield func(handle) bool) {
+	for h := range p.blocks {
+		if b := &p.blocks[h]; b.size > 0 && b.previous == none && !yield(handle(h)) {
+			return
 		}
 	}
-	b := p.spare
-	p.spare = b.next
-	b.next = nil
-	return b
-}
-
-func (p *Pool) recycle(b *block) {
-	*b = block{priority: b.priority, uses: b.uses[:0], next: p.spare}
-	p.spare = b
 }

@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/addresses"
+	"tms/vmm/pool/internal/ordered"
 )
 
 // maxRequest is the most that one call may ask for, 1 EB.
@@ -22,17 +24,19 @@ type Pool struct {
 	settings
 
 	small, large blockPool
-	live         index
-	segments     []*segment
-	spare        *block // unused metadata, linked by next
-	random       uint64 // state of the generator of priorities
+	shelves      []*shelf // of all pools; nil: the number is not in use
+	blocks       []block  // blocks[0] is none
+	spare        handle   // the first that is not in use
+	live         addresses.Table[handle]
 
 	graphs   []*graphPool
 	captures []capture
 
+	usages   []usage // usages[0] is nobody's
+	unused   []uint32
 	queues   []queue  // events of freed blocks, by stream
-	deferred []*block // freed during a capture, events to be recorded after it
-	parked   []*block // freed, used by other streams, and there are no events
+	deferred []handle // freed during a capture, events to be recorded after it
+	parked   []handle // freed, used by other streams, and there are no events
 
 	limited bool   // a memory fraction is set
 	allowed uint64 // bytes, when limited
@@ -56,7 +60,7 @@ type Pool struct {
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	p := &Pool{source: source}
+	p := &Pool{source: source, blocks: make([]block, 1), usages: make([]usage, 1)}
 	p.events, _ = source.(pool.Events)
 	fraction, err := p.settings.read(options)
 	if err != nil {
@@ -64,7 +68,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	p.small = blockPool{small: true, counters: &p.counters.small}
 	p.large = blockPool{counters: &p.counters.large}
-	p.live = newIndex(smallestIndex)
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
 			return nil, err
@@ -80,60 +83,63 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, err := p.allocate(size, stream)
+	block, err := p.allocate(size, stream)
 	if err != nil {
 		p.failures++
-		return pool.Block{}, err
 	}
-	return pool.Block{Address: b.address, Size: b.size}, nil
+	return block, err
 }
 
-func (p *Pool) allocate(size uint64, stream pool.Stream) (*block, error) {
+func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size > maxRequest {
-		return nil, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w", pool.ErrTooLarge)
+		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w", pool.ErrTooLarge)
 	}
-	if len(p.captures) == 0 {
+	if len(p.captures) == 0 && len(p.queues)+len(p.deferred) > 0 {
 		if err := p.processEvents(); err != nil {
-			return nil, err
+			return pool.Block{}, err
 		}
 	}
 	rounded := p.divisions.round(size)
 	from := p.poolFor(rounded, stream)
-	b := p.fit(from, rounded, stream)
-	if b == nil {
+	h := p.fit(from, rounded, stream)
+	if h == none {
 		var err error
-		if b, err = p.extend(from, rounded, stream); err != nil {
-			return nil, err
+		if h, err = p.extend(from, rounded, stream); err != nil {
+			return pool.Block{}, err
 		}
 	}
-	p.carve(b, rounded)
+	p.carve(h, rounded)
+	b := p.at(h)
 	b.allocated = true
 	b.requested = size
-	p.live.insert(b)
+	p.live.Insert(b.address, h)
 	p.countMalloc(b)
-	return b, nil
+	return pool.Block{Address: b.address, Size: b.size}, nil
 }
 
-// fit takes the smallest free block that the size may have, nil when there is none.
-func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) *block {
+// fit takes the smallest free block that the size may have, none when there is none.
+func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++
 	}
 	s := from.of(stream)
 	if s == nil {
-		return nil
+		return none
 	}
-	b := s.ceiling(size)
+	found, _ := s.free.Ceiling(ordered.Fit(size, 0))
+	h := handle(found.Value)
+	b := p.at(h)
 	switch {
-	case b == nil:
-		return nil
+	case h == none:
+		return none
 	case size < p.maxSplit && b.size >= p.maxSplit: // large blocks are kept for large requests
-		return nil
+		return none
 	case size >= p.maxSplit && b.size >= size+largeSegment: // they are not split: bound what is lost
-		return nil
+		return none
 	}
-	b.take()
-	return b
+	s.free.Take(found)
+	b.free = false
+	return h
 }
 
 // Free is pool.Pool.Free. A block that other streams have used comes back when they are done.
@@ -144,32 +150,33 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, at := p.live.find(address)
-	if b == nil {
+	h, found := p.live.Remove(address)
+	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	if len(b.uses) > 0 && p.events != nil && len(p.captures) == 0 {
-		if err := p.record(b); err != nil {
+	b := p.at(h)
+	if b.usage != 0 && p.events != nil && len(p.captures) == 0 {
+		if err := p.record(h); err != nil {
+			p.live.Insert(address, h)
 			return err
 		}
 	}
-	p.drop(b, at)
+	p.drop(b)
 	p.frees++
 	switch {
-	case b.pending > 0:
-	case len(b.uses) == 0:
-		p.retire(b)
+	case b.usage == 0:
+		p.retire(h)
+	case p.usages[b.usage].pending > 0:
 	case p.events == nil:
-		p.parked = append(p.parked, b)
+		p.parked = append(p.parked, h)
 	default:
-		p.deferred = append(p.deferred, b)
+		p.deferred = append(p.deferred, h)
 	}
 	return nil
 }
 
-// drop ends the live block in a slot of the index.
-func (p *Pool) drop(b *block, at int) {
-	p.live.remove(at)
+// drop ends a live block.
+func (p *Pool) drop(b *block) {
 	b.allocated = false
 	p.countFree(b)
 }
@@ -196,19 +203,20 @@ func (p *Pool) Destroy() error {
 		g.graphs = 0
 	}
 	err := p.abandonEvents()
-	for _, s := range p.segments {
-		for b := s.head; b != nil; b = b.next {
-			if b.allocated {
-				_, at := p.live.find(b.address)
-				p.drop(b, at)
+	for head := range p.heads {
+		for h := head; h != none; h = p.at(h).next {
+			if b := p.at(h); b.allocated {
+				p.drop(b)
 			}
-			if !b.free {
-				b.uses = b.uses[:0]
-				b = p.retire(b)
+			if !p.at(h).free {
+				h = p.retire(h)
 			}
 		}
 	}
+	p.live = addresses.Table[handle]{}
 	_, refused := p.releaseEmpty()
-	p.live, p.spare = newIndex(smallestIndex), nil
+	if refused == nil {
+		p.blocks, p.spare = make([]block, 1), none
+	}
 	return errors.Join(err, refused)
 }

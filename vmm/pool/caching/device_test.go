@@ -163,30 +163,35 @@ func (b bench) detail() *Detail { return b.Stats().Detail.(*Detail) }
 func check(t *testing.T, p *Pool) {
 	t.Helper()
 	var want struct{ allocated, active, reserved, split, requested, blocks, splits, free int64 }
-	for i, s := range p.segments {
-		require.Equal(t, i, s.index)
-		require.Nil(t, s.head.previous)
-		end := s.head.address
-		for b := s.head; b != nil; b = b.next {
+	known, segments := 1, int64(0) // none is known
+	for h := p.spare; h != none; h = p.at(h).next {
+		require.Zero(t, p.at(h).size)
+		known++
+	}
+	for head := range p.heads {
+		segments++
+		end := p.at(head).address
+		for h := head; h != none; h = p.at(h).next {
+			known++
+			b := p.at(h)
+			require.Equal(t, head, p.head(h))
 			require.Equal(t, end, b.address)
 			require.Positive(t, b.size)
 			require.Zero(t, b.size%minBlock)
-			require.Same(t, s, b.segment)
-			require.Same(t, s.head.bins, b.bins)
+			require.Equal(t, p.at(head).shelf, b.shelf)
 			require.False(t, b.free && b.allocated)
 			end += uintptr(b.size)
 			want.reserved += int64(b.size)
-			if b.next != nil {
-				require.Same(t, b, b.next.previous)
-				require.False(t, b.free && b.next.free, "free neighbours at %#x", b.address)
+			if b.next != none {
+				require.Equal(t, h, p.at(b.next).previous)
+				require.False(t, b.free && p.at(b.next).free, "free neighbours at %#x", b.address)
 			}
-			found, _ := p.live.find(b.address)
-			if b.allocated {
-				require.Same(t, b, found)
+			if found, live := p.live.Find(b.address); b.allocated {
+				require.Equal(t, h, found)
 				want.allocated += int64(b.size)
 				want.blocks++
 			} else {
-				require.Nil(t, found)
+				require.False(t, live)
 			}
 			if b.free {
 				want.free++
@@ -206,19 +211,23 @@ func check(t *testing.T, p *Pool) {
 	}
 	free := int64(0)
 	for _, from := range pools {
-		for i, s := range from.streams {
+		for i, s := range from.shelves {
 			require.Same(t, from, s.pool)
-			require.True(t, i == 0 || from.streams[i-1].stream < s.stream)
-			s.each(func(b *block) {
+			require.Same(t, s, p.shelves[s.number])
+			require.True(t, i == 0 || from.shelves[i-1].stream < s.stream)
+			for key, h := range s.free.From(0) {
+				b := p.at(handle(h))
 				require.True(t, b.free)
-				require.Same(t, s, b.bins)
+				require.Same(t, s, p.shelfOf(b))
+				require.Equal(t, b.key(), key)
 				free++
-			})
+			}
 		}
 	}
 	all := &p.counters.all
 	require.Equal(t, want.free, free)
-	require.Equal(t, want.blocks, int64(p.live.count))
+	require.Equal(t, want.blocks, int64(p.live.Len()))
+	require.Equal(t, len(p.blocks), known)
 	require.Equal(t, want.blocks, all.allocation.Current)
 	require.Equal(t, want.allocated, all.allocatedBytes.Current)
 	require.Equal(t, want.active, all.activeBytes.Current)
@@ -226,5 +235,5 @@ func check(t *testing.T, p *Pool) {
 	require.Equal(t, want.reserved, all.reservedBytes.Current)
 	require.Equal(t, want.split, all.inactiveSplitBytes.Current)
 	require.Equal(t, want.splits, all.inactiveSplit.Current)
-	require.Equal(t, int64(len(p.segments)), all.segment.Current)
+	require.Equal(t, segments, all.segment.Current)
 }

@@ -9,53 +9,53 @@ import (
 
 // extend gets a new segment for a block of size. When memory is short it gives cached segments back,
 // in steps, and tries again; not while a stream is captured, when the source must not free.
-func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (*block, error) {
+func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	wanted := segmentSize(size)
 	mayRelease := len(p.captures) == 0
 	var refused error
 	if mayRelease {
 		refused = p.collect()
 	}
-	b, err := p.grow(into, wanted, stream)
+	h, err := p.grow(into, wanted, stream)
 	if mayRelease && errors.Is(err, pool.ErrOutOfMemory) {
 		enough, failed := p.releaseAvailable(into, size, stream)
 		refused = errors.Join(refused, failed)
 		if enough {
-			b, err = p.grow(into, wanted, stream)
+			h, err = p.grow(into, wanted, stream)
 		}
 	}
 	if mayRelease && errors.Is(err, pool.ErrOutOfMemory) {
 		_, failed := p.releaseCached()
 		refused = errors.Join(refused, failed)
 		p.retries++
-		b, err = p.grow(into, wanted, stream)
+		h, err = p.grow(into, wanted, stream)
 	}
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		p.ooms++
-		return nil, p.outOfMemory(wanted, errors.Join(err, refused))
+		return none, p.outOfMemory(wanted, errors.Join(err, refused))
 	}
-	return b, err
+	return h, err
 }
 
 // grow makes a segment, as a block that is not yet free.
-func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (*block, error) {
+func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	if reserved := uint64(p.counters.all.reservedBytes.Current); p.limited && reserved+size > p.allowed {
-		return nil, fmt.Errorf("the memory fraction allows %d bytes: %w", p.allowed, pool.ErrOutOfMemory)
+		return none, fmt.Errorf("the memory fraction allows %d bytes: %w", p.allowed, pool.ErrOutOfMemory)
 	}
 	address, err := p.source.Allocate(size)
 	if err != nil {
 		p.sourceFailures++
-		return nil, fmt.Errorf("a segment of %d bytes: %w", size, err)
+		return none, fmt.Errorf("a segment of %d bytes: %w", size, err)
 	}
 	p.sourceMallocs++
-	b := p.newBlock()
-	b.bins, b.size, b.address = into.open(stream), size, address
-	b.bins.segments++
-	b.segment = &segment{head: b, index: len(p.segments)}
-	p.segments = append(p.segments, b.segment)
+	s := p.open(into, stream)
+	s.segments++
+	h := p.newBlock()
+	b := p.at(h)
+	b.address, b.size, b.shelf = address, size, s.number
 	if into.graph != nil {
 		into.graph.segments++
 	}
 	p.countSegment(b, 1)
-	return b, nil
+	return h, nil
 }

@@ -17,22 +17,22 @@ func (p *Pool) collect() (err error) {
 	if p.counters.all.reservedBytes.Current <= target {
 		return nil
 	}
-	blocks := p.large.whole()
+	blocks := p.whole(&p.large)
 	age := uint64(0)
-	for _, b := range blocks {
-		age += p.large.clock - b.born
+	for _, h := range blocks {
+		age += p.large.clock - p.at(h).born
 	}
 	for len(blocks) > 0 && p.counters.all.reservedBytes.Current > target {
 		count, sum := uint64(len(blocks)), age
 		younger := blocks[:0]
-		for _, b := range blocks {
-			own := p.large.clock - b.born
+		for _, h := range blocks {
+			own := p.large.clock - p.at(h).born
 			if own*count < sum {
-				younger = append(younger, b)
+				younger = append(younger, h)
 				continue
 			}
 			age -= own
-			err = errors.Join(err, p.release(b))
+			err = errors.Join(err, p.release(h))
 		}
 		blocks = younger
 	}

@@ -6,31 +6,28 @@ import (
 	"math"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ordered"
 )
 
 // release gives a free block that is an entire segment back to the source. After an error it is as it
 // was.
-func (p *Pool) release(b *block) error {
+func (p *Pool) release(h handle) error {
+	b := p.at(h)
 	if err := p.source.Free(b.address, b.size); err != nil {
 		p.sourceFailures++
 		return fmt.Errorf("giving back the segment at %#x: %w", b.address, err)
 	}
 	p.sourceFrees++
-	b.take()
-	last := p.segments[len(p.segments)-1]
-	last.index = b.segment.index
-	p.segments[last.index] = last
-	p.segments[len(p.segments)-1] = nil
-	p.segments = p.segments[:len(p.segments)-1]
-	from := b.bins.pool
-	if from.graph != nil {
-		from.graph.segments--
-	}
-	if b.bins.segments--; b.bins.segments == 0 {
-		from.close(b.bins)
-	}
+	p.take(b)
 	p.countSegment(b, -1)
-	p.recycle(b)
+	s := p.shelfOf(b)
+	if s.pool.graph != nil {
+		s.pool.graph.segments--
+	}
+	if s.segments--; s.segments == 0 {
+		p.close(s)
+	}
+	p.recycle(h, b)
 	return nil
 }
 
@@ -43,17 +40,18 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 		return false, nil
 	}
 	size = max(size, p.maxSplit)
-	if b := s.ceiling(size); b != nil {
-		err := p.release(b)
+	if e, found := s.free.Ceiling(ordered.Fit(size, 0)); found {
+		err := p.release(handle(e.Value))
 		return err == nil, err
 	}
 	for released := uint64(0); released < size; {
-		b := s.last()
-		if b == nil || b.size < p.maxSplit {
+		_, last, _ := s.free.Last()
+		h := handle(last)
+		if h == none || p.at(h).size < p.maxSplit {
 			return false, nil
 		}
-		released += b.size
-		if err := p.release(b); err != nil {
+		released += p.at(h).size
+		if err := p.release(h); err != nil {
 			return false, err
 		}
 	}
@@ -91,9 +89,9 @@ func (p *Pool) releaseEmpty() (uint64, error) {
 }
 
 func (p *Pool) releaseWhole(from *blockPool) (released uint64, err error) {
-	for _, b := range from.whole() {
-		size := b.size
-		if failed := p.release(b); failed != nil {
+	for _, h := range p.whole(from) {
+		size := p.at(h).size
+		if failed := p.release(h); failed != nil {
 			err = errors.Join(err, failed)
 			continue
 		}

@@ -32,9 +32,9 @@ type BlockInfo struct {
 func (p *Pool) Snapshot() []Segment {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]Segment, 0, len(p.segments))
-	for _, s := range p.segments {
-		all = append(all, p.describe(s.head))
+	all := []Segment{}
+	for head := range p.heads {
+		all = append(all, p.describe(head))
 	}
 	slices.SortFunc(all, func(x, y Segment) int {
 		if x.Address < y.Address {
@@ -45,12 +45,14 @@ func (p *Pool) Snapshot() []Segment {
 	return all
 }
 
-func (p *Pool) describe(head *block) Segment {
-	s := Segment{Device: p.device, Address: head.address, Stream: head.bins.stream, Type: "large"}
-	if head.bins.pool.small {
+func (p *Pool) describe(head handle) Segment {
+	on := p.shelfOf(p.at(head))
+	s := Segment{Device: p.device, Address: p.at(head).address, Stream: on.stream, Type: "large"}
+	if on.pool.small {
 		s.Type = "small"
 	}
-	for b := head; b != nil; b = b.next {
+	for h := head; h != none; h = p.at(h).next {
+		b := p.at(h)
 		info := BlockInfo{Size: b.size, Requested: b.requested, State: "active_pending_free"}
 		s.Size += b.size
 		switch {
@@ -59,7 +61,7 @@ func (p *Pool) describe(head *block) Segment {
 			s.Allocated += b.size
 		case b.free:
 			info.State = "inactive"
-			info.Age = b.bins.pool.clock - b.born
+			info.Age = on.pool.clock - b.born
 		}
 		if !b.free {
 			s.Active += b.size

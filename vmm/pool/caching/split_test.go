@@ -2,9 +2,12 @@ package caching
 
 import (
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
+
+func TestABlockFillsACacheLine(t *testing.T) { require.EqualValues(t, 64, unsafe.Sizeof(block{})) }
 
 func TestSmallAndLargeApart(t *testing.T) {
 	b := newBench(t, gib, "")
@@ -88,7 +91,7 @@ func TestStreamsApart(t *testing.T) {
 	released, err := b.Trim()
 	require.NoError(t, err)
 	require.Equal(t, uint64(40*mib), released)
-	require.Empty(t, b.large.streams, "nothing is kept for a stream without segments")
+	require.Empty(t, b.large.shelves, "nothing is kept for a stream without segments")
 }
 
 func TestMaxSplitSize(t *testing.T) {

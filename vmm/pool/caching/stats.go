@@ -80,53 +80,71 @@ type stats struct {
 	sourceFailures uint64
 }
 
+// both returns the counters of all blocks and of those in a block's pool.
+func (p *Pool) both(b *block) (all, own *counters) {
+	return &p.counters.all, p.shelfOf(b).counters
+}
+
 func (p *Pool) countMalloc(b *block) {
-	size, requested := int64(b.size), int64(b.requested)
-	for _, c := range [...]*counters{&p.counters.all, b.bins.pool.counters} {
-		c.allocation.rise(1)
-		c.allocatedBytes.rise(size)
-		c.requestedBytes.rise(requested)
-		c.active.rise(1)
-		c.activeBytes.rise(size)
-	}
+	all, own := p.both(b)
+	all.malloc(b)
+	own.malloc(b)
 	if b.size >= p.maxSplit {
 		p.oversize.allocations.rise(1)
 	}
-	p.requested.rise(requested)
+	p.requested.rise(int64(b.requested))
 	p.mallocs++
+}
+
+func (c *counters) malloc(b *block) {
+	c.allocation.rise(1)
+	c.allocatedBytes.rise(int64(b.size))
+	c.requestedBytes.rise(int64(b.requested))
+	c.active.rise(1)
+	c.activeBytes.rise(int64(b.size))
 }
 
 // countFree is for a block that stops being allocated; it may stay active.
 func (p *Pool) countFree(b *block) {
-	for _, c := range [...]*counters{&p.counters.all, b.bins.pool.counters} {
-		c.allocation.fall(1)
-		c.allocatedBytes.fall(int64(b.size))
-	}
+	all, own := p.both(b)
+	all.free(b)
+	own.free(b)
 	if b.size >= p.maxSplit {
 		p.oversize.allocations.fall(1)
 	}
 	p.requested.fall(int64(b.requested))
 }
 
-func (p *Pool) countInactive(b *block) {
-	for _, c := range [...]*counters{&p.counters.all, b.bins.pool.counters} {
-		c.active.fall(1)
-		c.activeBytes.fall(int64(b.size))
-		c.requestedBytes.fall(int64(b.requested))
-	}
+func (c *counters) free(b *block) {
+	c.allocation.fall(1)
+	c.allocatedBytes.fall(int64(b.size))
 }
 
-// countSplit takes the net change of one call.
-func (p *Pool) countSplit(in *blockPool, blocks, bytes int64) {
-	for _, c := range [...]*counters{&p.counters.all, in.counters} {
-		c.inactiveSplit.change(blocks)
-		c.inactiveSplitBytes.change(bytes)
-	}
+func (p *Pool) countInactive(b *block) {
+	all, own := p.both(b)
+	all.inactive(b)
+	own.inactive(b)
+}
+
+func (c *counters) inactive(b *block) {
+	c.active.fall(1)
+	c.activeBytes.fall(int64(b.size))
+	c.requestedBytes.fall(int64(b.requested))
+}
+
+// countSplit takes the net change of one call, to the pool of a block.
+func (p *Pool) countSplit(b *block, blocks, bytes int64) {
+	all, own := p.both(b)
+	all.inactiveSplit.change(blocks)
+	all.inactiveSplitBytes.change(bytes)
+	own.inactiveSplit.change(blocks)
+	own.inactiveSplitBytes.change(bytes)
 }
 
 // countSegment is for the block that is a segment, which comes (1) or goes (-1).
 func (p *Pool) countSegment(b *block, sign int64) {
-	for _, c := range [...]*counters{&p.counters.all, b.bins.pool.counters} {
+	all, own := p.both(b)
+	for _, c := range [...]*counters{all, own} {
 		c.segment.change(sign)
 		c.reservedBytes.change(sign * int64(b.size))
 	}

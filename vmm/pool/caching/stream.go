@@ -17,7 +17,7 @@ type queue struct {
 
 type waiting struct {
 	event pool.Event
-	block *block
+	block handle
 }
 
 // RecordStream is pool.StreamRecorder.RecordStream. Over a source without events a block that other
@@ -29,39 +29,40 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b, _ := p.live.find(address)
-	if b == nil {
+	h, found := p.live.Find(address)
+	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	if stream != b.bins.stream && !slices.Contains(b.uses, stream) {
-		b.uses = append(b.uses, stream)
+	if b := p.at(h); stream != p.shelfOf(b).stream {
+		p.use(b, stream)
 	}
 	return nil
 }
 
 // record makes an event in each stream that used a block. After an error nothing has changed.
-func (p *Pool) record(b *block) error {
-	events := make([]pool.Event, len(b.uses))
-	for i, stream := range b.uses {
+func (p *Pool) record(h handle) error {
+	used := &p.usages[p.at(h).usage]
+	events := make([]pool.Event, len(used.streams))
+	for i, stream := range used.streams {
 		event, err := p.events.Record(stream)
 		if err != nil {
 			for _, event := range events[:i] {
 				_ = p.events.Destroy(event)
 			}
-			return fmt.Errorf("recording an event for %#x: %w", b.address, err)
+			return fmt.Errorf("recording an event for %#x: %w", p.at(h).address, err)
 		}
 		events[i] = event
 	}
-	for i, stream := range b.uses {
+	for i, stream := range used.streams {
 		at := slices.IndexFunc(p.queues, func(q queue) bool { return q.stream == stream })
 		if at < 0 {
 			at = len(p.queues)
 			p.queues = append(p.queues, queue{stream: stream})
 		}
-		p.queues[at].waiting = append(p.queues[at].waiting, waiting{events[i], b})
+		p.queues[at].waiting = append(p.queues[at].waiting, waiting{events[i], h})
 	}
-	b.pending = len(b.uses)
-	b.uses = b.uses[:0]
+	used.pending = len(used.streams)
+	used.streams = used.streams[:0]
 	return nil
 }
 
@@ -121,7 +122,8 @@ func (p *Pool) done(q *queue) {
 	first := q.waiting[0]
 	q.waiting = q.waiting[1:]
 	_ = p.events.Destroy(first.event)
-	if first.block.pending--; first.block.pending == 0 {
+	used := &p.usages[p.at(first.block).usage]
+	if used.pending--; used.pending == 0 {
 		p.retire(first.block)
 	}
 }
@@ -132,22 +134,23 @@ func (p *Pool) dropEmptyQueues() {
 
 // unpark retires the parked blocks of segments in which nothing is live and that can be given back.
 func (p *Pool) unpark() {
-	idle := map[*segment]bool{}
-	for _, b := range p.parked {
-		if _, known := idle[b.segment]; !known {
-			idle[b.segment] = b.bins.pool.graph == nil || b.bins.pool.graph.graphs == 0
-			for other := b.segment.head; other != nil; other = other.next {
-				idle[b.segment] = idle[b.segment] && !other.allocated
+	idle := map[handle]bool{} // by the first block of the segment
+	for _, h := range p.parked {
+		head := p.head(h)
+		if _, known := idle[head]; !known {
+			graph := p.shelfOf(p.at(h)).pool.graph
+			idle[head] = graph == nil || graph.graphs == 0
+			for other := head; other != none; other = p.at(other).next {
+				idle[head] = idle[head] && !p.at(other).allocated
 			}
 		}
 	}
-	p.parked = slices.DeleteFunc(p.parked, func(b *block) bool {
-		if idle[b.segment] {
-			b.uses = b.uses[:0]
-			p.retire(b)
-			return true
+	p.parked = slices.DeleteFunc(p.parked, func(h handle) bool {
+		if !idle[p.head(h)] {
+			return false
 		}
-		return false
+		p.retire(h)
+		return true
 	})
 }
 
@@ -157,7 +160,6 @@ func (p *Pool) abandonEvents() error {
 	for _, q := range p.queues {
 		for _, w := range q.waiting {
 			_ = p.events.Destroy(w.event)
-			w.block.pending = 0
 		}
 	}
 	p.queues, p.deferred, p.parked = nil, nil, nil

@@ -11,21 +11,11 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/workload"
 	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/pairs"
 )
 
-// endless is a source that costs nothing and has no end.
-type endless struct{ next uintptr }
-
-func (e *endless) Allocate(size uint64) (uintptr, error) {
-	address := e.next
-	e.next += uintptr(size+511) &^ 511
-	return address, nil
-}
-
-func (*endless) Free(uintptr, uint64) error { return nil }
-
 func overEndless(tb testing.TB, kind string) pool.Pool {
-	p, err := kinds.New(kind, &endless{next: 1 << 40}, nil)
+	p, err := kinds.New(kind, &pairs.Endless{}, nil)
 	require.NoError(tb, err)
 	return p
 }
@@ -39,47 +29,21 @@ func BenchmarkTraining(b *testing.B) {
 	}
 }
 
-// BenchmarkLive measures a pair of free and malloc among many live blocks of 1 KiB to 1 MiB. The pairs go
-// to 256 of them, so that the figures show what grows in the pool, and to all, where they
-// show what the processor's caches miss too.
+// BenchmarkLive measures a pair of free and malloc among many live blocks, of 256 of them and of all.
 func BenchmarkLive(b *testing.B) {
 	for _, kind := range kinds.Names() {
 		for _, among := range []int{256, 1e6} {
 			for live := 1000; live <= 1e6; live *= 10 {
 				b.Run(fmt.Sprintf("%s/live=%d/among=%d", kind, live, min(live, among)), func(b *testing.B) {
-					benchmarkLive(b, overEndless(b, kind), live, min(live, among))
+					l, err := pairs.New(overEndless(b, kind), live, min(live, among), false)
+					require.NoError(b, err)
+					b.ReportAllocs()
+					b.ResetTimer()
+					_, err = l.Time(b.N)
+					require.NoError(b, err)
 				})
 			}
 		}
-	}
-}
-
-func benchmarkLive(b *testing.B, p pool.Pool, live, among int) {
-	random := rand.New(rand.NewPCG(1, 2))
-	addresses := make([]uintptr, live)
-	malloc := func(i int) {
-		block, err := p.Malloc(1<<10+random.Uint64N(1<<(10+random.IntN(11))), 0)
-		if err != nil {
-			b.Fatal(err)
-		}
-		addresses[i] = block.Address
-	}
-	for i := range addresses {
-		malloc(i)
-	}
-	pair := func() {
-		i := random.IntN(among)
-		if err := p.Free(addresses[i]); err != nil {
-			b.Fatal(err)
-		}
-		malloc(i)
-	}
-	for range 2 * among { // so that what is measured is steady
-		pair()
-	}
-	b.ReportAllocs()
-	for b.Loop() {
-		pair()
 	}
 }
 

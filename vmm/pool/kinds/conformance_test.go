@@ -36,6 +36,10 @@ var variants = []variant{
 		conformance.Traits{Kind: "bfc", Alignment: 256, Largest: 128 << 30}},
 	{"", conformance.Traits{Kind: "paddle", Alignment: 256, Direct: 1<<30 - 63}},
 	{"min_chunk=4KiB,max_chunk=16MiB,descriptor=0", conformance.Traits{Kind: "paddle", Alignment: 256, Direct: 16<<20 + 1}},
+	{"initial=8GiB,reallocate=64MiB", conformance.Traits{Kind: "paddle", Alignment: 256, Direct: 8<<30 - 63}},
+	{"allow_growth=false,memory_limit=128GiB", conformance.Traits{Kind: "bfc", Alignment: 256, Largest: 128 << 30}},
+	{"memory_fraction=1,total=1TiB,garbage_collection_threshold=0.001",
+		conformance.Traits{Kind: "caching", Alignment: 512, StreamOrdered: true}},
 }
 
 func (v variant) make(source pool.Source) (pool.Pool, error) {

@@ -61,8 +61,8 @@ func (p *Pool) Free(address uintptr) error {
 	if err := p.ledger.Free(address, b.Size); err != nil {
 		return err
 	}
-	p.ledger.Remove(address, b)
-	return nil
+	_, err = p.ledger.Remove(address)
+	return err
 }
 
 // Trim is pool.Pool.Trim. Nothing is ever idle here but what the source refused in Destroy.

@@ -14,7 +14,7 @@ func (p *Pool) mallocHuge(size, requested uint64) (pool.Block, error) {
 	}
 	p.huge[address] = huge{size, requested}
 	p.hugeBytes += size
-	p.table.Enter(requested, size)
+	p.table.CountMalloc(requested, size)
 	return pool.Block{Address: address, Size: size}, nil
 }
 
@@ -30,7 +30,7 @@ func (p *Pool) freeHuge(address uintptr, block huge) error {
 func (p *Pool) endOneHuge(address uintptr, block huge) {
 	delete(p.huge, address)
 	p.hugeBytes -= block.size
-	p.table.Leave(block.requested, block.size)
+	p.table.CountFree(block.requested, block.size)
 }
 
 // endHuge makes all huge blocks free segments.

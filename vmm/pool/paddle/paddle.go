@@ -22,7 +22,7 @@ const (
 type Pool struct {
 	mu    sync.Mutex
 	table *chunks.Table
-	free  ordered.Set // free chunks by (size, address)
+	free  ordered.Set // free chunks by size and address
 
 	huge      map[uintptr]huge
 	hugeBytes uint64
@@ -105,8 +105,8 @@ func (p *Pool) malloc(requested uint64) (pool.Block, error) {
 	if size > p.maximum {
 		return p.mallocHuge(size, requested)
 	}
-	if _, h, found := p.free.Ceiling(ordered.Key{Major: size}); found {
-		return p.take(chunks.Handle(h), size, requested), nil
+	if e, found := p.free.Ceiling(ordered.Fit(size, 0)); found {
+		return p.take(chunks.Handle(e.Value), size, requested), nil
 	}
 	h, err := p.refill(size)
 	if err != nil {
@@ -172,12 +172,12 @@ func (p *Pool) coalesce(h chunks.Handle) {
 
 func (p *Pool) list(h chunks.Handle) {
 	c := p.table.At(h)
-	p.free.Insert(ordered.Key{Major: c.Size, Minor: uint64(c.Address)}, uint32(h))
+	p.free.Insert(ordered.Fit(c.Size, c.Address), uint32(h))
 }
 
 func (p *Pool) unlist(h chunks.Handle) {
 	c := p.table.At(h)
-	p.free.Remove(ordered.Key{Major: c.Size, Minor: uint64(c.Address)})
+	p.free.Remove(ordered.Fit(c.Size, c.Address))
 }
 
 // Trim is pool.Pool.Trim. (BuddyAllocator::Release)

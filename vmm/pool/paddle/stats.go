@@ -1,6 +1,9 @@
 package paddle
 
-import "tms/vmm/pool"
+import (
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/chunks"
+)
 
 // Detail is what the kind counts beyond pool.Stats, in bytes; used and free are of the refills only,
 // as Paddle's total_used_ and total_free_.
@@ -18,14 +21,14 @@ func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	stats := p.table.Stats()
-	largest, _, _ := p.free.Last()
+	_, largest, _ := p.free.Last()
 	stats.Detail = Detail{
 		Used:        stats.Live - p.hugeBytes,
 		Free:        stats.Reserved - stats.Live,
 		Huge:        p.hugeBytes,
 		HugeBlocks:  uint64(len(p.huge)),
 		FreeChunks:  uint64(p.free.Len()),
-		LargestFree: largest.Major,
+		LargestFree: p.table.At(chunks.Handle(largest)).Size,
 	}
 	return stats
 }

@@ -219,8 +219,8 @@ func (p *Pool) Free(address uintptr) error {
 	if err != nil {
 		return err
 	}
-	p.ledger.Remove(address, b)
-	return nil
+	_, err = p.ledger.Remove(address)
+	return err
 }
 
 // give takes an object back into its slab.

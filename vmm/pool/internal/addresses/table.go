@@ -73,12 +73,13 @@ func (t *Table[V]) Find(address uintptr) (value V, found bool) {
 	return value, false
 }
 
-// Remove takes an address out, if it is in the table.
-func (t *Table[V]) Remove(address uintptr) {
+// Remove takes an address out and returns its value.
+func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 	hole := t.find(address)
 	if hole < 0 {
-		return
+		return value, false
 	}
+	value = t.slots[hole].value
 	t.count--
 	// Entries behind the hole move into it unless they would come to lie before their home.
 	last := len(t.slots) - 1
@@ -89,7 +90,11 @@ func (t *Table[V]) Remove(address uintptr) {
 		}
 	}
 	t.slots[hole] = slot[V]{}
+	return value, true
 }
+
+// Len returns how many addresses there are.
+func (t *Table[V]) Len() int { return t.count }
 
 // All goes through the entries in no order. The table must not be changed meanwhile.
 func (t *Table[V]) All() iter.Seq2[uintptr, V] {

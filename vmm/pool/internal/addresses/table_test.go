@@ -22,14 +22,17 @@ func TestTableAgainstMap(t *testing.T) {
 			_, known := model[a]
 			switch {
 			case known && random.IntN(2) == 0:
-				table.Remove(a)
+				value, found := table.Remove(a)
+				require.True(t, found)
+				require.Equal(t, model[a], value)
 				delete(model, a)
 			case !known && a != 0:
 				value := random.Uint64()
 				table.Insert(a, value)
 				model[a] = value
 			default:
-				table.Remove(^a)
+				_, found := table.Remove(^a)
+				require.False(t, found)
 			}
 			for range 3 {
 				a = address()
@@ -40,13 +43,15 @@ func TestTableAgainstMap(t *testing.T) {
 			}
 		}
 		require.Equal(t, model, maps.Collect(table.All()))
+		require.Equal(t, len(model), table.Len())
 	}
 }
 
 func TestEmptyTable(t *testing.T) {
 	var table addresses.Table[int]
-	table.Remove(512)
-	_, found := table.Find(512)
+	_, found := table.Remove(512)
+	require.False(t, found)
+	_, found = table.Find(512)
 	require.False(t, found)
 	for range table.All() {
 		t.Fatal("an entry in an empty table")
@@ -58,7 +63,8 @@ func TestAddressZeroIsNeverFound(t *testing.T) {
 	table.Insert(512, 1)
 	_, found := table.Find(0)
 	require.False(t, found)
-	table.Remove(0)
+	_, found = table.Remove(0)
+	require.False(t, found)
 	_, found = table.Find(512)
 	require.True(t, found)
 }

@@ -8,6 +8,8 @@ import (
 	"iter"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/addresses"
+	"tms/vmm/pool/internal/ledger"
 )
 
 // Handle names a chunk, by its place in a slice: handles are used again, so that no operation makes
@@ -33,19 +35,16 @@ func (c *Chunk) End() uintptr { return c.Address + uintptr(c.Size) }
 
 // Table is all chunks of a pool.
 type Table struct {
-	Account
+	ledger.Account
 	chunks   []Chunk // chunks[0] is None
 	dropped  Handle  // first handle to use again
-	live     index
+	live     addresses.Table[Handle]
 	segments []Segment // by address
 }
 
 // New returns an empty table for a pool of this kind.
 func New(kind string, source pool.Source) *Table {
-	return &Table{
-		Account: Account{source: source, stats: pool.Stats{Kind: kind}},
-		chunks:  make([]Chunk, 1),
-	}
+	return &Table{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk, 1)}
 }
 
 // At returns a chunk; the pointer is good until the next Adopt or Split.
@@ -98,19 +97,19 @@ func (t *Table) Join(h Handle) {
 func (t *Table) Take(h Handle, requested uint64) pool.Block {
 	c := &t.chunks[h]
 	c.Requested = requested
-	t.live.enter(c.Address, h)
-	t.Enter(requested, c.Size)
+	t.live.Insert(c.Address, h)
+	t.CountMalloc(requested, c.Size)
 	return pool.Block{Address: c.Address, Size: c.Size}
 }
 
 // Give makes the live chunk that starts at address free. Errors: pool.ErrInvalidAddress.
 func (t *Table) Give(address uintptr) (Handle, error) {
-	h := t.live.remove(address)
-	if h == None {
-		return None, t.invalid(address)
+	h, found := t.live.Remove(address)
+	if !found {
+		return None, t.Invalid(address)
 	}
 	c := &t.chunks[h]
-	t.Leave(c.Requested, c.Size)
+	t.CountFree(c.Requested, c.Size)
 	c.Requested = 0
 	return h, nil
 }

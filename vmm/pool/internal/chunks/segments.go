@@ -3,6 +3,7 @@ package chunks
 import (
 	"cmp"
 	"errors"
+	"fmt"
 	"slices"
 )
 
@@ -33,6 +34,14 @@ func (t *Table) Adopt(address uintptr, size uint64) Handle {
 	})
 	t.segments = slices.Insert(t.segments, i, Segment{address, size, h})
 	return h
+}
+
+// Return gives memory that was had from Allocate back to the source. Errors: the source's.
+func (t *Table) Return(address uintptr, size uint64) error {
+	if err := t.Free(address, size); err != nil {
+		return fmt.Errorf("%s pool: giving back the segment of %d bytes at %#x: %w", t.Stats().Kind, size, address, err)
+	}
+	return nil
 }
 
 func (t *Table) idle(s Segment) bool {

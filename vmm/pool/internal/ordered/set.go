@@ -1,51 +1,74 @@
 // Package ordered is the core of best fit: a set of keys in order, from which the first key not below
-// a wanted one is found, taken out and put back in O(log n), without garbage and without pointers for
-// the collector to follow. It is a B+ tree whose nodes live in one slice.
+// a wanted one is found, taken out and put back, without garbage and without pointers for the collector
+// to follow. The high bits of a key choose a bin, and each bin is a B+ tree; the nodes of all lie in one
+// slice.
 package ordered
 
-import "iter"
+import (
+	"iter"
+	"math/bits"
+)
 
-// Key orders by Major, then Minor: size and address of a free chunk, say.
-type Key struct {
-	Major, Minor uint64
-}
-
-func (k Key) below(other Key) bool {
-	return k.Major < other.Major || k.Major == other.Major && k.Minor < other.Minor
+// Fit is the key of a free block: it orders by size, then by address, those that do not overlap. Of the
+// address it needs only what the size leaves open, for two blocks of at least 2^n bytes begin at least as
+// far apart. The size is at least a unit, 256 bytes, and a multiple of it.
+func Fit(size uint64, address uintptr) uint64 {
+	units := size / 256
+	log := bits.Len64(units) - 1
+	return uint64(log)<<56 + units<<(56-log) + uint64(address)/256>>log
 }
 
 // Set maps keys to values in the order of the keys. The zero value is an empty set.
 type Set struct {
 	nodes  []node // nodes[0] is nobody's, so that 0 can stand for none
 	vacant uint32 // first node to use again
-	root   uint32
-	levels int // above the leaves
 	length int
+
+	bins   [bins]tree
+	filled [bins / 64]uint64 // bit b: there are keys in bins[b]
+	words  uint8             // bit w: filled[w] is not 0
+}
+
+// tree is one bin. Once it has had a key it keeps a node, because bins are filled and emptied all the
+// time.
+type tree struct {
+	root   uint32 // 0: it has not
+	levels uint32 // above the leaves
+}
+
+// Entry is a key that is in the set, with its value.
+type Entry struct {
+	Key   uint64
+	Value uint32
+	leaf  uint32 // where it is until the set changes
+	at    int32
 }
 
 const (
-	width   = 32        // entries in a node: of 16, 32 and 64 the fastest in a pool
+	bins     = 512
+	binShift = 53 // for a Fit: eight to every doubling of the size
+
+	width   = 31        // entries in a node, which fills six cache lines
 	minimum = width / 4 // in every node but the root
 )
 
-// node is a leaf, or an inner node whose entries are its children with a lower bound of their keys.
+// node is a leaf, or an inner node whose values are its children and whose keys are lower bounds of
+// theirs.
 type node struct {
-	count   int32
-	next    uint32 // the node to the right on this level; of a vacant one, the next vacant
-	entries [width]entry
+	count  int32
+	next   uint32 // the node to the right on this level; of a vacant one, the next vacant
+	keys   [width]uint64
+	values [width]uint32
 }
 
-type entry struct {
-	key   Key
-	value uint32 // in an inner node: the child
-}
+func binOf(key uint64) int { return int(min(key>>binShift, bins-1)) }
 
-// rank returns how many entries are below k.
-func (n *node) rank(k Key) int {
+// rank returns how many keys are below k.
+func (n *node) rank(k uint64) int {
 	low, high := 0, int(n.count)
 	for low < high {
-		middle := (low + high) / 2
-		if n.entries[middle].key.below(k) {
+		middle := int(uint(low+high) / 2)
+		if n.keys[middle] < k {
 			low = middle + 1
 		} else {
 			high = middle
@@ -55,126 +78,182 @@ func (n *node) rank(k Key) int {
 }
 
 // child returns which child of an inner node k belongs to.
-func (n *node) child(k Key) int {
+func (n *node) child(k uint64) int {
 	i := n.rank(k)
-	if i < int(n.count) && n.entries[i].key == k {
+	if i < int(n.count) && n.keys[i] == k {
 		return i
 	}
 	return max(i-1, 0)
 }
 
-func (n *node) insert(i int, e entry) {
-	copy(n.entries[i+1:n.count+1], n.entries[i:n.count])
-	n.entries[i] = e
+func (n *node) insert(i int, key uint64, value uint32) {
+	if i < int(n.count) {
+		copy(n.keys[i+1:n.count+1], n.keys[i:n.count])
+		copy(n.values[i+1:n.count+1], n.values[i:n.count])
+	}
+	n.keys[i], n.values[i] = key, value
 	n.count++
 }
 
 func (n *node) remove(i int) {
-	copy(n.entries[i:], n.entries[i+1:n.count])
+	if i+1 < int(n.count) {
+		copy(n.keys[i:], n.keys[i+1:n.count])
+		copy(n.values[i:], n.values[i+1:n.count])
+	}
 	n.count--
+}
+
+// move puts the entries of from, which begin at i, at the place at in n.
+func (n *node) move(at int32, from *node, i, end int32) {
+	copy(n.keys[at:], from.keys[i:end])
+	copy(n.values[at:], from.values[i:end])
 }
 
 // Len returns how many keys there are.
 func (s *Set) Len() int { return s.length }
 
 // Insert adds a key, which must not be in the set.
-func (s *Set) Insert(k Key, value uint32) {
-	if s.root == 0 {
-		s.nodes = make([]node, 1, 2)
-		s.root = s.fresh()
-	}
+func (s *Set) Insert(key uint64, value uint32) {
 	s.length++
-	right := s.insert(s.root, s.levels, entry{k, value})
+	b := binOf(key)
+	t := &s.bins[b]
+	if t.root == 0 {
+		if s.nodes == nil {
+			s.nodes = make([]node, 1, 8)
+		}
+		t.root = s.fresh()
+	}
+	s.filled[b/64] |= 1 << (b % 64)
+	s.words |= 1 << (b / 64)
+	at := t.root
+	for range t.levels {
+		n := &s.nodes[at]
+		i := n.child(key)
+		n.keys[i] = min(n.keys[i], key)
+		at = n.values[i]
+	}
+	if n := &s.nodes[at]; n.count < width {
+		n.insert(n.rank(key), key, value)
+		return
+	}
+	right := s.insert(t.root, t.levels, key, value)
 	if right == 0 {
 		return
 	}
-	left := s.root
-	s.root = s.fresh()
-	s.levels++
-	root := &s.nodes[s.root]
-	root.insert(0, entry{s.nodes[left].entries[0].key, left})
-	root.insert(1, entry{s.nodes[right].entries[0].key, right})
+	left := t.root
+	t.root = s.fresh()
+	t.levels++
+	root := &s.nodes[t.root]
+	root.insert(0, s.nodes[left].keys[0], left)
+	root.insert(1, s.nodes[right].keys[0], right)
 }
 
-// insert puts e below a node and returns the node that was split off to its right, 0 if none.
-func (s *Set) insert(at uint32, level int, e entry) uint32 {
+// leaf returns the leaf that a key belongs to, in a bin that is not empty.
+func (s *Set) leaf(t *tree, key uint64) uint32 {
+	at := t.root
+	for range t.levels {
+		n := &s.nodes[at]
+		at = n.values[n.child(key)]
+	}
+	return at
+}
+
+// insert puts an entry below a node and returns the node that was split off to its right, 0 if none.
+func (s *Set) insert(at, level uint32, key uint64, value uint32) uint32 {
 	n := &s.nodes[at]
 	if level > 0 {
-		i := n.child(e.key)
-		if e.key.below(n.entries[i].key) {
-			n.entries[i].key = e.key
-		}
-		split := s.insert(n.entries[i].value, level-1, e)
+		split := s.insert(n.values[n.child(key)], level-1, key, value)
 		if split == 0 {
 			return 0
 		}
-		e = entry{s.nodes[split].entries[0].key, split}
+		key, value = s.nodes[split].keys[0], split
 		n = &s.nodes[at] // may have moved
 	}
-	i := n.rank(e.key)
+	i := n.rank(key)
 	if n.count < width {
-		n.insert(i, e)
+		n.insert(i, key, value)
 		return 0
 	}
 	right := s.fresh()
 	n = &s.nodes[at]
 	r := &s.nodes[right]
 	const half = width / 2
-	copy(r.entries[:], n.entries[half:])
+	r.move(0, n, half, width)
 	n.count, r.count = half, width-half
 	n.next, r.next = right, n.next
 	if i <= half {
-		n.insert(i, e)
+		n.insert(i, key, value)
 	} else {
-		r.insert(i-half, e)
+		r.insert(i-half, key, value)
 	}
 	return right
 }
 
 // Remove takes a key out; whether it was there.
-func (s *Set) Remove(k Key) bool {
-	if s.root == 0 || !s.remove(s.root, s.levels, k) {
+func (s *Set) Remove(key uint64) bool {
+	b := binOf(key)
+	t := &s.bins[b]
+	if t.root == 0 {
 		return false
 	}
-	s.length--
-	if root := &s.nodes[s.root]; s.levels > 0 && root.count == 1 {
-		only := root.entries[0].value
-		s.drop(s.root)
-		s.root = only
-		s.levels--
+	leaf := s.leaf(t, key)
+	n := &s.nodes[leaf]
+	i := n.rank(key)
+	if i == int(n.count) || n.keys[i] != key {
+		return false
 	}
+	s.removeAt(n, i, b)
 	return true
 }
 
-func (s *Set) remove(at uint32, level int, k Key) bool {
+// Take takes out what Ceiling has just found.
+func (s *Set) Take(e Entry) { s.removeAt(&s.nodes[e.leaf], int(e.at), binOf(e.Key)) }
+
+// removeAt takes an entry out of a leaf of a bin.
+func (s *Set) removeAt(n *node, i, b int) {
+	s.length--
+	t := &s.bins[b]
+	if n.count > minimum || t.levels == 0 {
+		n.remove(i)
+		if n.count == 0 {
+			if s.filled[b/64] &^= 1 << (b % 64); s.filled[b/64] == 0 {
+				s.words &^= 1 << (b / 64)
+			}
+		}
+		return
+	}
+	s.remove(t.root, t.levels, n.keys[i])
+	if root := &s.nodes[t.root]; root.count == 1 {
+		only := root.values[0]
+		s.drop(t.root)
+		t.root = only
+		t.levels--
+	}
+}
+
+// remove takes a key that is there out from below a node.
+func (s *Set) remove(at, level uint32, key uint64) {
 	n := &s.nodes[at]
 	if level == 0 {
-		i := n.rank(k)
-		if i == int(n.count) || n.entries[i].key != k {
-			return false
-		}
-		n.remove(i)
-		return true
+		n.remove(n.rank(key))
+		return
 	}
-	i := n.child(k)
-	child := n.entries[i].value
-	if !s.remove(child, level-1, k) {
-		return false
-	}
+	i := n.child(key)
+	child := n.values[i]
+	s.remove(child, level-1, key)
 	if s.nodes[child].count < minimum {
 		s.refill(n, i)
 	}
-	return true
 }
 
 // refill joins child i, which has too few entries, with a neighbour, or shares theirs out evenly.
 func (s *Set) refill(n *node, i int) {
 	i = min(i, int(n.count)-2)
-	right := n.entries[i+1].value
-	l, r := &s.nodes[n.entries[i].value], &s.nodes[right]
+	right := n.values[i+1]
+	l, r := &s.nodes[n.values[i]], &s.nodes[right]
 	total := l.count + r.count
 	if total <= width*3/4 { // some room, or the next insertion would split it again
-		copy(l.entries[l.count:], r.entries[:r.count])
+		l.move(l.count, r, 0, r.count)
 		l.count, l.next = total, r.next
 		n.remove(i + 1)
 		s.drop(right)
@@ -182,14 +261,14 @@ func (s *Set) refill(n *node, i int) {
 	}
 	half := total / 2
 	if moved := l.count - half; moved > 0 {
-		copy(r.entries[moved:], r.entries[:r.count])
-		copy(r.entries[:], l.entries[half:l.count])
+		r.move(moved, r, 0, r.count)
+		r.move(0, l, half, l.count)
 	} else {
-		copy(l.entries[l.count:], r.entries[:-moved])
-		copy(r.entries[:], r.entries[-moved:r.count])
+		l.move(l.count, r, 0, -moved)
+		r.move(0, r, -moved, r.count)
 	}
 	l.count, r.count = half, total-half
-	n.entries[i+1].key = r.entries[0].key
+	n.keys[i+1] = r.keys[0]
 }
 
 func (s *Set) fresh() uint32 {
@@ -209,59 +288,79 @@ func (s *Set) drop(at uint32) {
 }
 
 // seek returns the place of the first key not below k; the leaf is 0 when there is none.
-func (s *Set) seek(k Key) (leaf uint32, i int) {
-	at := s.root
-	if at == 0 {
-		return 0, 0
+func (s *Set) seek(k uint64) (leaf uint32, i int) {
+	b := binOf(k)
+	if t := &s.bins[b]; t.root != 0 {
+		leaf = s.leaf(t, k)
+		n := &s.nodes[leaf]
+		if i = n.rank(k); i < int(n.count) {
+			return leaf, i
+		}
+		if n.next != 0 {
+			return n.next, 0
+		}
 	}
-	for range s.levels {
-		n := &s.nodes[at]
-		at = n.entries[n.child(k)].value
-	}
-	n := &s.nodes[at]
-	if i = n.rank(k); i < int(n.count) {
-		return at, i
-	}
-	return n.next, 0
+	return s.behind(b), 0
 }
 
-// Ceiling returns the first key that is not below k, and its value.
-func (s *Set) Ceiling(k Key) (Key, uint32, bool) {
+// behind returns the first leaf of the bins behind one, 0 when they are empty.
+func (s *Set) behind(bin int) uint32 {
+	word := bin / 64
+	above := s.filled[word] >> (bin % 64) >> 1 << 1 << (bin % 64)
+	if above == 0 {
+		words := s.words >> word >> 1 << 1 << word
+		if words == 0 {
+			return 0
+		}
+		word = bits.TrailingZeros8(words)
+		above = s.filled[word]
+	}
+	t := s.bins[64*word+bits.TrailingZeros64(above)]
+	for range t.levels {
+		t.root = s.nodes[t.root].values[0]
+	}
+	return t.root
+}
+
+// Ceiling returns the first key that is not below k, with its value.
+func (s *Set) Ceiling(k uint64) (e Entry, found bool) {
 	leaf, i := s.seek(k)
 	if leaf == 0 {
-		return Key{}, 0, false
+		return Entry{}, false
 	}
-	e := &s.nodes[leaf].entries[i]
-	return e.key, e.value, true
+	n := &s.nodes[leaf]
+	return Entry{n.keys[i], n.values[i], leaf, int32(i)}, true
 }
 
 // Last returns the greatest key and its value.
-func (s *Set) Last() (Key, uint32, bool) {
-	if s.length == 0 {
-		return Key{}, 0, false
+func (s *Set) Last() (key uint64, value uint32, found bool) {
+	if s.words == 0 {
+		return 0, 0, false
 	}
-	at := s.root
-	for range s.levels {
-		n := &s.nodes[at]
-		at = n.entries[n.count-1].value
+	word := bits.Len8(s.words) - 1
+	t := s.bins[64*word+bits.Len64(s.filled[word])-1]
+	n := &s.nodes[t.root]
+	for range t.levels {
+		n = &s.nodes[n.values[n.count-1]]
 	}
-	n := &s.nodes[at]
-	e := &n.entries[n.count-1]
-	return e.key, e.value, true
+	return n.keys[n.count-1], n.values[n.count-1], true
 }
 
 // From yields the keys that are not below k in ascending order. The set must not change meanwhile.
-func (s *Set) From(k Key) iter.Seq2[Key, uint32] {
-	return func(yield func(Key, uint32) bool) {
+func (s *Set) From(k uint64) iter.Seq2[uint64, uint32] {
+	return func(yield func(uint64, uint32) bool) {
 		leaf, i := s.seek(k)
 		for leaf != 0 {
 			n := &s.nodes[leaf]
+			bin := binOf(n.keys[0])
 			for ; i < int(n.count); i++ {
-				if !yield(n.entries[i].key, n.entries[i].value) {
+				if !yield(n.keys[i], n.values[i]) {
 					return
 				}
 			}
-			leaf, i = n.next, 0
+			if leaf, i = n.next, 0; leaf == 0 {
+				leaf = s.behind(bin)
+			}
 		}
 	}
 }

@@ -6,79 +6,81 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 )
 
-func compare(a, b Key) int {
-	return cmp.Or(cmp.Compare(a.Major, b.Major), cmp.Compare(a.Minor, b.Minor))
-}
-
-// check walks the tree: every node but the root is full enough, keys ascend and lie within the bounds
-// that the nodes above give, the links of a level run from left to right, no node is lost.
+// check walks the trees: every node but a root is full enough, keys ascend and lie within the bounds
+// that the nodes above and the bin give, the links of a level run from left to right, no node is lost.
 func check(t *testing.T, s *Set) {
 	t.Helper()
-	if s.root == 0 {
-		return
+	for word := range s.filled {
+		require.Equal(t, s.filled[word] != 0, s.words>>word&1 == 1)
 	}
 	reached, keys := 0, 0
-	previous := make([]uint32, s.levels+1)
-	var walk func(at uint32, level int, low, high *Key)
-	walk = func(at uint32, level int, low, high *Key) {
-		reached++
-		n := &s.nodes[at]
-		if at != s.root {
-			require.GreaterOrEqual(t, int(n.count), minimum)
+	for b, bin := range s.bins {
+		filled := s.filled[b/64]>>(b%64)&1 == 1
+		if bin.root == 0 {
+			require.False(t, filled)
+			continue
 		}
-		if before := previous[level]; before != 0 {
-			require.Equal(t, at, s.nodes[before].next)
+		require.Equal(t, filled, s.nodes[bin.root].count > 0)
+		previous := make([]uint32, bin.levels+1)
+		var walk func(at, level uint32, low, high uint64)
+		walk = func(at, level uint32, low, high uint64) {
+			reached++
+			n := &s.nodes[at]
+			if at != bin.root {
+				require.GreaterOrEqual(t, int(n.count), minimum)
+			} else if level > 0 {
+				require.Greater(t, int(n.count), 1)
+			}
+			if before := previous[level]; before != 0 {
+				require.Equal(t, at, s.nodes[before].next)
+			}
+			previous[level] = at
+			for i, key := range n.keys[:n.count] {
+				if i > 0 {
+					require.Less(t, n.keys[i-1], key)
+				}
+				require.GreaterOrEqual(t, key, low)
+				require.LessOrEqual(t, key, high)
+				require.Equal(t, b, binOf(key))
+				if level == 0 {
+					keys++
+					continue
+				}
+				above := high
+				if i+1 < int(n.count) {
+					above = n.keys[i+1] - 1
+				}
+				walk(n.values[i], level-1, key, above)
+			}
 		}
-		previous[level] = at
-		for i := range int(n.count) {
-			e := &n.entries[i]
-			if i > 0 {
-				require.Negative(t, compare(n.entries[i-1].key, e.key))
-			}
-			if low != nil {
-				require.False(t, e.key.below(*low))
-			}
-			if high != nil {
-				require.True(t, e.key.below(*high))
-			}
-			if level == 0 {
-				keys++
-				continue
-			}
-			above := high
-			if i+1 < int(n.count) {
-				above = &n.entries[i+1].key
-			}
-			walk(e.value, level-1, &e.key, above)
+		walk(bin.root, bin.levels, 0, ^uint64(0))
+		for _, last := range previous {
+			require.Zero(t, s.nodes[last].next)
 		}
-	}
-	walk(s.root, s.levels, nil, nil)
-	for _, last := range previous {
-		require.Zero(t, s.nodes[last].next)
 	}
 	for at := s.vacant; at != 0; at = s.nodes[at].next {
 		reached++
 	}
-	require.Equal(t, len(s.nodes)-1, reached)
+	require.Equal(t, max(len(s.nodes)-1, 0), reached)
 	require.Equal(t, s.Len(), keys)
 }
 
 func TestSetAgainstModel(t *testing.T) {
-	for _, spread := range []uint64{4, 1000, 1 << 40} { // many equal majors, some, none
-		t.Run(fmt.Sprint(spread), func(t *testing.T) {
+	for _, spread := range []uint64{5000, 1 << 55, 1 << 59, ^uint64(0)} { // one bin, four, many, all
+		t.Run(fmt.Sprintf("%#x", spread), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(spread, 1))
 			var s Set
-			var model []Key
-			values := map[Key]uint32{}
-			key := func() Key { return Key{random.Uint64N(spread), random.Uint64N(5000)} }
-			for step := range 40_000 {
-				growing := step/5000%2 == 0
-				k := key()
-				i, found := slices.BinarySearchFunc(model, k, compare)
+			var model []uint64
+			values := map[uint64]uint32{}
+			for step := range 16_000 {
+				growing := step/4000%2 == 0
+				k := random.Uint64N(spread)
+				i, found := slices.BinarySearch(model, k)
 				if !growing && len(model) > 0 && random.IntN(4) > 0 { // so that most removals hit
 					i = random.IntN(len(model))
 					k, found = model[i], true
@@ -96,13 +98,17 @@ func TestSetAgainstModel(t *testing.T) {
 				}
 				require.Equal(t, len(model), s.Len())
 
-				wanted := key()
-				i, _ = slices.BinarySearchFunc(model, wanted, compare)
-				got, value, ok := s.Ceiling(wanted)
+				wanted := random.Uint64N(spread)
+				i, _ = slices.BinarySearch(model, wanted)
+				got, ok := s.Ceiling(wanted)
 				require.Equal(t, i < len(model), ok)
 				if ok {
-					require.Equal(t, model[i], got)
-					require.Equal(t, values[got], value)
+					require.Equal(t, model[i], got.Key)
+					require.Equal(t, values[got.Key], got.Value)
+					if !growing && random.IntN(2) == 0 {
+						s.Take(got)
+						model = slices.Delete(model, i, i+1)
+					}
 				}
 				last, value, ok := s.Last()
 				require.Equal(t, len(model) > 0, ok)
@@ -124,32 +130,65 @@ func TestSetAgainstModel(t *testing.T) {
 	}
 }
 
+func TestANodeFillsCacheLines(t *testing.T) { require.Zero(t, unsafe.Sizeof(node{})%64) }
+
 func TestSetFromStops(t *testing.T) {
 	var s Set
 	for i := range uint64(100) {
-		s.Insert(Key{i, 0}, uint32(i))
+		s.Insert(2*i, uint32(i))
 	}
 	var got []uint32
-	for _, value := range s.From(Key{50, 1}) {
+	for _, value := range s.From(99) {
 		if got = append(got, value); len(got) == 3 {
 			break
 		}
 	}
-	require.Equal(t, []uint32{51, 52, 53}, got)
+	require.Equal(t, []uint32{50, 51, 52}, got)
 }
 
 func TestSetReusesItsNodes(t *testing.T) {
 	var s Set
 	fill := func() {
 		for i := range uint64(10_000) {
-			s.Insert(Key{i, i}, 0)
+			s.Insert(i<<44, 0)
 		}
 		for i := range uint64(10_000) {
-			require.True(t, s.Remove(Key{i, i}))
+			require.True(t, s.Remove(i<<44))
 		}
 	}
 	fill()
 	require.Zero(t, testing.AllocsPerRun(3, fill))
+}
+
+// TestFitOrdersBlocks: by size, then address, at the ends of the range too.
+func TestFitOrdersBlocks(t *testing.T) {
+	type block struct {
+		size    uint64
+		address uintptr
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	blocks := []block{{1 << 62, 0}, {1 << 62, 1 << 62}, {1<<62 - 256, 1 << 63}}
+	for at := ^uintptr(0) &^ 255; len(blocks) < 20_000; { // side by side, down from the last address
+		size := uint64(256) << random.IntN(4)
+		if random.IntN(2) == 0 {
+			size = 256 * (1 + random.Uint64N(1<<random.IntN(20)))
+		}
+		at -= uintptr(size)
+		blocks = append(blocks, block{size, at})
+	}
+	slices.SortFunc(blocks, func(a, b block) int {
+		return cmp.Or(cmp.Compare(a.size, b.size), cmp.Compare(a.address, b.address))
+	})
+	for i, b := range blocks {
+		require.LessOrEqual(t, Fit(b.size, 0), Fit(b.size, b.address))
+		if i > 0 {
+			before := blocks[i-1]
+			require.Less(t, Fit(before.size, before.address), Fit(b.size, b.address), "%v, %v", before, b)
+			if before.size < b.size {
+				require.Less(t, Fit(before.size, before.address), Fit(b.size, 0))
+			}
+		}
+	}
 }
 
 func BenchmarkSet(b *testing.B) {
@@ -157,17 +196,24 @@ func BenchmarkSet(b *testing.B) {
 		b.Run(fmt.Sprint(size), func(b *testing.B) {
 			random := rand.New(rand.NewPCG(1, 2))
 			var s Set
-			for range size {
-				s.Insert(Key{random.Uint64N(1 << 20), random.Uint64()}, 0)
+			block := func(address uint64) uint64 {
+				return Fit(512+random.Uint64N(1<<(9+random.IntN(11))), uintptr(address))
 			}
+			for i := range size {
+				s.Insert(block(uint64(i)<<21), 0)
+			}
+			address := uint64(size) << 21
 			b.ReportAllocs()
 			for b.Loop() { // as an allocator does: take the best fit, put back another
-				k, _, ok := s.Ceiling(Key{random.Uint64N(1 << 19), 0})
-				if !ok {
-					k, _, _ = s.Last()
+				e, ok := s.Ceiling(block(0))
+				if ok {
+					s.Take(e)
+				} else {
+					k, _, _ := s.Last()
+					s.Remove(k)
 				}
-				s.Remove(k)
-				s.Insert(Key{random.Uint64N(1 << 20), random.Uint64()}, 0)
+				address += 1 << 21
+				s.Insert(block(address), 0)
 			}
 		})
 	}

@@ -1,8 +1,6 @@
 // Package workload makes sequences of mallocs and frees to measure pools with.
 package workload
 
-import "math/rand/v2"
-
 // Step is a malloc of Size bytes that is named Slot, or, if Size is 0, the free of that slot.
 type Step struct {
 	Slot uint32
@@ -95,18 +93,4 @@ func NewTraining(layers int, hidden, tokens, vocabulary uint64) Training {
 	t.Step = r.cut()
 	t.Slots = int(r.slots)
 	return t
-}
-
-// Sizes returns count sizes that are spread evenly over the powers of two from least to most.
-func Sizes(count int, least, most uint64, seed uint64) []uint64 {
-	random := rand.New(rand.NewPCG(seed, seed))
-	sizes := make([]uint64, count)
-	for i := range sizes {
-		ceiling := least
-		for ceiling < most && random.IntN(4) > 0 {
-			ceiling *= 2
-		}
-		sizes[i] = least + random.Uint64N(ceiling)
-	}
-	return sizes
 }

@@ -25,10 +25,3 @@ func TestAnIterationFreesAllThatItMakes(t *testing.T) {
 	run(training.Step)
 	require.Len(t, live, parameters)
 }
-
-func TestSizesAreInRange(t *testing.T) {
-	for _, size := range Sizes(1000, 512, 1<<20, 1) {
-		require.GreaterOrEqual(t, size, uint64(512))
-		require.Less(t, size, uint64(512+1<<20))
-	}
-}

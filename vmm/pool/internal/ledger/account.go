@@ -1,4 +1,4 @@
-package chunks
+package ledger
 
 import (
 	"fmt"
@@ -6,14 +6,17 @@ import (
 	"tms/vmm/pool"
 )
 
-// Account is a source and the counters of what a pool has from it and has handed out.
+// Account is a source and the counters of what a pool has from it and has handed out. It stands before
+// the source as a Source itself.
 type Account struct {
 	source pool.Source
 	stats  pool.Stats
 }
 
-// Stats returns the counters.
-func (a *Account) Stats() pool.Stats { return a.stats }
+// NewAccount returns the account of an empty pool of this kind.
+func NewAccount(kind string, source pool.Source) Account {
+	return Account{source: source, stats: pool.Stats{Kind: kind}}
+}
 
 // Allocate is the source's Allocate, counted.
 func (a *Account) Allocate(size uint64) (uintptr, error) {
@@ -29,11 +32,11 @@ func (a *Account) Allocate(size uint64) (uintptr, error) {
 	return address, nil
 }
 
-// Return is the source's Free, counted.
-func (a *Account) Return(address uintptr, size uint64) error {
+// Free is the source's Free, counted.
+func (a *Account) Free(address uintptr, size uint64) error {
 	if err := a.source.Free(address, size); err != nil {
 		a.stats.SourceFailures++
-		return fmt.Errorf("%s pool: giving back the segment of %d bytes at %#x: %w", a.stats.Kind, size, address, err)
+		return err
 	}
 	a.stats.SourceFrees++
 	a.stats.Segments--
@@ -41,8 +44,8 @@ func (a *Account) Return(address uintptr, size uint64) error {
 	return nil
 }
 
-// Enter counts a block that has become live.
-func (a *Account) Enter(requested, size uint64) {
+// CountMalloc counts a block that has become live.
+func (a *Account) CountMalloc(requested, size uint64) {
 	s := &a.stats
 	s.Mallocs++
 	s.Blocks++
@@ -52,8 +55,8 @@ func (a *Account) Enter(requested, size uint64) {
 	s.PeakLive = max(s.PeakLive, s.Live)
 }
 
-// Leave counts a live block that has been freed.
-func (a *Account) Leave(requested, size uint64) {
+// CountFree counts a live block that has been freed.
+func (a *Account) CountFree(requested, size uint64) {
 	s := &a.stats
 	s.Frees++
 	s.Blocks--
@@ -68,6 +71,10 @@ func (a *Account) Refuse(size uint64, err error) error {
 		a.stats.Kind, size, a.stats.Live, a.stats.Reserved, err)
 }
 
-func (a *Account) invalid(address uintptr) error {
+// Invalid is the error for an address that no live block starts at.
+func (a *Account) Invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %w: %#x", a.stats.Kind, pool.ErrInvalidAddress, address)
 }
+
+// Stats returns the counters.
+func (a *Account) Stats() pool.Stats { return a.stats }

@@ -1,0 +1,91 @@
+package pooltest
+
+import (
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+)
+
+// Rules are those by which kinds of best fit with coalescing differ.
+type Rules struct {
+	Round func(size uint64) uint64         // to the size of a chunk
+	Grow  func(rounded uint64) uint64      // bytes of the next segment, in which as many must fit
+	Split func(chunk, rounded uint64) bool // whether what is left of a free chunk becomes one
+}
+
+// model places blocks by the rules as they are told, with a list and linear searches.
+type model struct {
+	Rules
+	chunks []modelChunk // by address
+	end    uint64       // of the segments so far
+}
+
+type modelChunk struct {
+	address, size, segment uint64
+	live                   bool
+}
+
+func (m *model) malloc(size uint64) (address, got uint64) {
+	rounded := m.Round(size)
+	best := -1
+	for i, c := range m.chunks {
+		if !c.live && c.size >= rounded && (best < 0 || c.size < m.chunks[best].size) {
+			best = i
+		}
+	}
+	if best < 0 {
+		segment := m.Grow(rounded)
+		m.chunks = append(m.chunks, modelChunk{m.end, segment, m.end, false})
+		m.end += segment
+		best = len(m.chunks) - 1
+	}
+	if c := m.chunks[best]; m.Split(c.size, rounded) {
+		m.chunks = slices.Insert(m.chunks, best+1, modelChunk{c.address + rounded, c.size - rounded, c.segment, false})
+		m.chunks[best].size = rounded
+	}
+	m.chunks[best].live = true
+	return m.chunks[best].address, m.chunks[best].size
+}
+
+func (m *model) free(address uint64) {
+	i := slices.IndexFunc(m.chunks, func(c modelChunk) bool { return c.address == address })
+	m.chunks[i].live = false
+	for _, right := range []int{i + 1, i} { // the right neighbour, then to the left one
+		if right == 0 || right == len(m.chunks) {
+			continue
+		}
+		left := &m.chunks[right-1]
+		if c := m.chunks[right]; !left.live && !c.live && left.segment == c.segment {
+			left.size += c.size
+			m.chunks = slices.Delete(m.chunks, right, right+1)
+		}
+	}
+}
+
+// Follow compares where a new pool over a Source without end and the rules place blocks of up to 2^most
+// bytes, made and freed by chance.
+func Follow(t *testing.T, seed uint64, p pool.Pool, rules Rules, most int) {
+	t.Helper()
+	random := rand.New(rand.NewPCG(seed, 1))
+	m := model{Rules: rules, end: Base}
+	var live []uintptr
+	for step := range 6000 {
+		if step/1500%2 == 1 && len(live) > 0 || random.IntN(3) == 0 && len(live) > 0 {
+			i := random.IntN(len(live))
+			require.NoError(t, p.Free(live[i]))
+			m.free(uint64(live[i]))
+			live = slices.Delete(live, i, i+1)
+			continue
+		}
+		size := 1 + random.Uint64N(1<<(6+random.IntN(most-5)))
+		b := Malloc(t, p, size)
+		address, got := m.malloc(size)
+		require.Equal(t, address, uint64(b.Address), "step %d", step)
+		require.Equal(t, got, b.Size)
+		live = append(live, b.Address)
+	}
+}

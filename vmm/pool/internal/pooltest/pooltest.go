@@ -1,0 +1,95 @@
+// Package pooltest is what the tests of the pools that split and coalesce have in common.
+package pooltest
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/chunks"
+)
+
+// Base is where the addresses of a Source begin.
+const Base = 1 << 40
+
+// Source is a range that notes what it was asked for.
+type Source struct {
+	*pool.Range
+	Asked []uint64
+	Err   error // when not nil, what Allocate answers
+	Keeps error // when not nil, what Free answers
+}
+
+// NewSource returns a source of capacity bytes.
+func NewSource(capacity uint64) *Source {
+	return &Source{Range: pool.NewRange(Base, capacity)}
+}
+
+// Allocate is pool.Source.Allocate.
+func (s *Source) Allocate(size uint64) (uintptr, error) {
+	s.Asked = append(s.Asked, size)
+	if s.Err != nil {
+		return 0, s.Err
+	}
+	return s.Range.Allocate(size)
+}
+
+// Free is pool.Source.Free.
+func (s *Source) Free(address uintptr, size uint64) error {
+	if s.Keeps != nil {
+		return s.Keeps
+	}
+	return s.Range.Free(address, size)
+}
+
+// New makes a pool that is checked when the test ends, and must then give all back.
+func New[P pool.Pool](t *testing.T, kind func(pool.Source, *pool.Options) (P, error), check func(*testing.T, P),
+	source pool.Source, options string) P {
+	t.Helper()
+	parsed, err := pool.ParseOptions(options)
+	require.NoError(t, err)
+	p, err := kind(source, parsed)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		check(t, p)
+		require.NoError(t, p.Destroy())
+		require.Zero(t, p.Stats().Reserved)
+	})
+	return p
+}
+
+// Malloc returns a block that must be had.
+func Malloc(t *testing.T, p pool.Pool, size uint64) pool.Block {
+	t.Helper()
+	block, err := p.Malloc(size, 0)
+	require.NoError(t, err)
+	return block
+}
+
+// Free frees blocks that must be live.
+func Free(t *testing.T, p pool.Pool, blocks ...pool.Block) {
+	t.Helper()
+	for _, b := range blocks {
+		require.NoError(t, p.Free(b.Address))
+	}
+}
+
+// Walk checks that the chunks of a table tile its segments and know their neighbours, and hands each to
+// visit with the one before it in the segment.
+func Walk(t *testing.T, table *chunks.Table, visit func(h, before chunks.Handle)) {
+	t.Helper()
+	for _, s := range table.Segments() {
+		next, before := s.Address, chunks.None
+		for h := range table.In(s) {
+			c := table.At(h)
+			require.Equal(t, next, c.Address)
+			require.Equal(t, before, c.Previous)
+			require.Positive(t, c.Size)
+			require.Equal(t, !c.Live(), table.IsFree(h))
+			visit(h, before)
+			next, before = c.End(), h
+		}
+		require.Equal(t, s.Address+uintptr(s.Size), next)
+	}
+}

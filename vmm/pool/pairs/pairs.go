@@ -1,0 +1,87 @@
+// Package pairs is the core of measuring a pool among many live blocks: what a free and a malloc cost
+// together, and how much of that is the machine's, waiting for memory that its caches do not hold.
+package pairs
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"tms/vmm/pool"
+)
+
+// Pool is the part of a pool.Pool that is measured.
+type Pool interface {
+	Malloc(size uint64, stream pool.Stream) (pool.Block, error)
+	Free(address uintptr) error
+}
+
+// Live is a pool with many live blocks of 1 KiB to 1 MiB.
+type Live struct {
+	pool   Pool
+	random *rand.Rand
+	blocks []block
+	among  int
+	keep   bool
+}
+
+type block struct {
+	address uintptr
+	size    uint64
+}
+
+// New fills an empty pool with so many blocks and replaces as many of them as it takes to make it steady.
+// Pairs will go to the first among of them, picked by chance: few of them show what grows in the pool, all
+// of them also what the processor's caches miss. The malloc asks for another size than the free gave, or
+// with keep for the same, so that the block that was freed is the one that fits. Errors: the pool's.
+func New(p Pool, live, among int, keep bool) (*Live, error) {
+	l := &Live{pool: p, random: rand.New(rand.NewPCG(1, 2)), blocks: make([]block, live), among: among}
+	for i := range l.blocks {
+		if err := l.malloc(i, l.size()); err != nil {
+			return nil, err
+		}
+	}
+	_, err := l.Time(max(2*among, 10_000))
+	l.keep = keep
+	return l, err
+}
+
+func (l *Live) size() uint64 { return 1<<10 + l.random.Uint64N(1<<(10+l.random.IntN(11))) }
+
+func (l *Live) malloc(i int, size uint64) error {
+	b, err := l.pool.Malloc(size, 0)
+	l.blocks[i] = block{b.Address, size}
+	return err
+}
+
+// Time returns the time of a pair of free and malloc, in nanoseconds, over so many pairs.
+// Errors: the pool's.
+func (l *Live) Time(count int) (float64, error) {
+	begin := time.Now()
+	for range count {
+		i := l.random.IntN(l.among)
+		if err := l.pool.Free(l.blocks[i].address); err != nil {
+			return 0, err
+		}
+		size := l.blocks[i].size
+		if !l.keep {
+			size = l.size()
+		}
+		if err := l.malloc(i, size); err != nil {
+			return 0, err
+		}
+	}
+	return float64(time.Since(begin).Nanoseconds()) / float64(count), nil
+}
+
+// Endless is a source that costs nothing, for pools that give nothing back.
+type Endless struct{ used uintptr }
+
+// Allocate is pool.Source.Allocate.
+func (e *Endless) Allocate(size uint64) (uintptr, error) {
+	address := 1<<40 + e.used
+	e.used += uintptr(size+511) &^ 511
+	return address, nil
+}
+
+// Free is pool.Source.Free.
+func (*Endless) Free(uintptr, uint64) error { return nil }
