@@ -51,9 +51,8 @@ static void *symbol(const char *name)
 
 static void region(bool on)
 {
-	void (*set)(bool) = NULL;
-	if (on)
-		*(void **)&set = symbol("tms_set_interesting_region");
+	void (*set)(bool);
+	*(void **)&set = on ? symbol("tms_set_interesting_region") : dlsym(RTLD_DEFAULT, "tms_set_interesting_region");
 	if (set)
 		set(on);
 }
@@ -136,13 +135,22 @@ static void *hammer(void *thread)
 
 static pthread_t thread[256];
 
+// One that stays: what small ones share would else be made and unmade whenever no thread has any.
+static void stay(size_t bytes, bool on)
+{
+	void *pointer;
+	region(on);
+	if (bytes > 0)
+		check(cudaMalloc(&pointer, bytes), "cudaMalloc");
+	region(false);
+}
+
 static void begin_threads(int count, size_t bytes, bool on)
 {
 	if (count < 0 || count > 256)
 		exit(2);
 	thread_bytes = bytes;
 	thread_region = on;
-	check(cudaFree(NULL), "cudaFree");
 	for (long i = 0; i < count; i++)
 		check(pthread_create(&thread[i], NULL, hammer, (void *)i), "pthread_create");
 }
@@ -160,6 +168,7 @@ static long end_threads(int count)
 
 static void threads(int count, size_t bytes, bool on, double seconds)
 {
+	stay(bytes, on);
 	double begin = now();
 	begin_threads(count, bytes, on);
 	usleep((useconds_t)(seconds * 1e6));
@@ -174,6 +183,7 @@ static void pausing(int count, size_t bytes, bool on, int repetitions)
 	*(void **)&pause_ = symbol("tms_pause");
 	*(void **)&resume = symbol("tms_resume");
 	*(void **)&tag = symbol("tms_set_current_tag");
+	stay(bytes, on);
 	tag("paused");
 	region(true);
 	for (int i = 0; i < 1024; i++) {
