@@ -23,13 +23,13 @@ func (d *Driver) onStream(f func(Stream) error) error {
 		err = waited
 	}
 	d.refused.tidy()
-	d.End(func() error { return d.StreamDestroy(stream) })
+	d.End(func() error { return destroyed(d.StreamDestroy(stream)) })
 	return err
 }
 
 // DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
 func (d *Driver) DropEvent(event Event) {
-	d.End(func() error { return d.EventDestroy(event) })
+	d.End(func() error { return destroyed(d.EventDestroy(event)) })
 }
 
 // Tidy ends what the driver has refused to end before: streams, events, whatever End was given.
@@ -76,14 +76,15 @@ func (d *Driver) End(end func() error) {
 	d.refused.ends = append(d.refused.ends, refusal{context, end})
 }
 
-func ended(end func() error) bool {
-	for range 2 {
-		// After a fault of a kernel everything returns that error, whether it was done or not.
-		if err := end(); err == nil || sticky(err) {
-			return true
-		}
+func ended(end func() error) bool { return end() == nil || end() == nil }
+
+// destroyed is the error of a destroy that can be made again. After a fault of a kernel everything returns
+// that error, whether it was done or not, and nothing may be destroyed twice.
+func destroyed(err error) error {
+	if sticky(err) {
+		return nil
 	}
-	return false
+	return err
 }
 
 func (r *refused) tidy() {
