@@ -76,7 +76,12 @@ func (d *Driver) End(end func() error) {
 	d.refused.ends = append(d.refused.ends, refusal{context, end})
 }
 
-func ended(end func() error) bool { return end() == nil || end() == nil }
+func ended(end func() error) bool {
+	if end() == nil {
+		return true
+	}
+	return end() == nil // what has only been refused in passing
+}
 
 // destroyed is the error of a destroy that can be made again. After a fault of a kernel everything returns
 // that error, whether it was done or not, and nothing may be destroyed twice.
