@@ -7,6 +7,7 @@ import (
 
 	"tms/internal/trace"
 	"tms/vmm/pool"
+	"tms/vmm/pool/pairs"
 )
 
 // Passes are repeated for so long, at least once, and the fastest counts: what else the machine does only
@@ -86,23 +87,12 @@ func play(p pool.Pool, events []trace.Event, at []uintptr) {
 	}
 }
 
-// endless is a source without metadata of its own.
-type endless struct{ next uintptr }
-
-func (s *endless) Allocate(size uint64) (uintptr, error) {
-	address := s.next
-	s.next += uintptr(size+511) &^ 511
-	return address, nil
-}
-
-func (*endless) Free(uintptr, uint64) error { return nil }
-
 // measureMetadata returns by how much the Go heap has grown when the pool has done the operations up to
 // the peak.
 func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
 	at := make([]uintptr, t.Blocks+1)
 	meter := o.Place.fresh()
-	meter.Source = &endless{next: simulatedBase}
+	meter.Source = &pairs.Endless{} // without metadata of its own
 	before := heap()
 	p, err := o.pool(meter.source())
 	if err != nil {
