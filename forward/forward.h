@@ -97,6 +97,13 @@ struct forward_extent {
 	X(cuCtxGetDevice, (int *device), (device))                                                 \
 	X(cuCtxEnablePeerAccess, (void *context, unsigned flags), (context, flags))                \
 	X(cuDevicePrimaryCtxReset_v2, (int device), (device))                                      \
+	X(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))               \
+	X(cuDevicePrimaryCtxRelease_v2, (int device), (device))                                    \
+	X(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active),                  \
+	  (device, flags, active))                                                                 \
+	X(cuStreamGetCtx, (void *stream, void **context), (stream, context))                       \
+	X(cuStreamDestroy_v2, (void *stream), (stream))                                            \
+	X(cudaStreamDestroy, (void *stream), (stream))                                             \
 	X(cuIpcGetMemHandle, (void *handle, uintptr_t pointer), (handle, pointer))                 \
 	FORWARD_STREAM_FUNCTIONS(X, )                                                              \
 	FORWARD_STREAM_FUNCTIONS(X, _ptsz)

@@ -24,9 +24,19 @@ static bool segments_exist(void)
 /* Devices that were chosen after there were segments: they have been told. */
 static _Atomic uint64_t chosen;
 
+static uint64_t bit_of(int device)
+{
+	return device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
+}
+
+HIDDEN void access_forget(int device)
+{
+	atomic_fetch_and(&chosen, ~bit_of(device));
+}
+
 EXPORT int cudaSetDevice(int device)
 {
-	uint64_t bit = device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
+	uint64_t bit = bit_of(device);
 	if (likely(!segments_exist() || atomic_load_explicit(&chosen, memory_order_relaxed) & bit))
 		return forward_cudaSetDevice(device);
 	int code = forward_cudaSetDevice(device);

@@ -5,14 +5,6 @@
 #include "forward.h"
 #include "region.h"
 
-/* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
-static void *const per_thread = (void *)2;
-
-static void *own_stream(void *stream)
-{
-	return stream ? stream : per_thread;
-}
-
 static bool is_captured(int (*query)(void *, int *), void *stream)
 {
 	int status = 0;

@@ -1,53 +1,165 @@
 /* capture is the core of knowing when nothing may synchronize: a device that waits while one of its
- * streams is being captured into a graph breaks the capture. */
+ * streams is being captured into a graph breaks the capture. It keeps the set of streams that captures
+ * began in; those that join one need no entry, as only the first ends it. */
 #include "seam.h"
 #include "_cgo_export.h"
 #include "forward.h"
 
-HIDDEN _Atomic int captures;
+#include <stdlib.h>
 
-static int began(int code)
-{
-	if (code == SUCCESS)
-		atomic_fetch_add(&captures, 1);
-	return code;
-}
+HIDDEN _Atomic int captures; /* slots that are not FREE */
 
-/* A capture also ends by failing; frees that waited for it are made now. */
-static int ended(int code)
+/* Slots are used again and never given back, so there is no lock that a fork could leave held. state is
+ * 4 * how often the slot has been used + one of the below. */
+enum { FREE, BEGINNING, CAPTURED };
+struct slot {
+	struct slot *next;
+	_Atomic uint64_t state;
+	/* Of CAPTURED. */
+	_Atomic(void *) stream, context;
+	_Atomic(const void *) thread; /* of a per-thread stream, which is another in each */
+};
+static _Atomic(struct slot *) slots;
+
+/* An entry as it was found: what another thread has done to its slot since is left alone. */
+struct entry {
+	struct slot *slot; /* NULL: none */
+	uint64_t state;
+};
+
+static struct entry enter(void)
 {
-	int before = atomic_load(&captures);
-	while (before > 0 && !atomic_compare_exchange_weak(&captures, &before, before - 1))
-		;
-	if (before == 1 && atomic_load(&go_state) == GO_AWAKE) {
-		sigset_t saved;
-		if (go_enter(&saved) == SUCCESS) {
-			tmsCaptureEnded();
-			go_leave(&saved);
+	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
+		uint64_t state = atomic_load(&slot->state);
+		if (state % 4 == FREE && atomic_compare_exchange_strong(&slot->state, &state, state + BEGINNING)) {
+			atomic_fetch_add(&captures, 1);
+			return (struct entry){slot, state + BEGINNING};
 		}
 	}
+	struct slot *slot = calloc(1, sizeof *slot);
+	if (!slot)
+		return (struct entry){NULL, 0};
+	atomic_init(&slot->state, BEGINNING);
+	atomic_fetch_add(&captures, 1);
+	slot->next = atomic_load(&slots);
+	while (!atomic_compare_exchange_weak(&slots, &slot->next, slot))
+		;
+	return (struct entry){slot, BEGINNING};
+}
+
+/* Frees that waited for the last capture are made now. */
+static void leave(struct entry entry)
+{
+	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
+	    atomic_fetch_sub(&captures, 1) != 1 || atomic_load(&go_state) != GO_AWAKE)
+		return;
+	sigset_t saved;
+	if (go_enter(&saved) == SUCCESS) {
+		tmsCaptureEnded();
+		go_leave(&saved);
+	}
+}
+
+static void *context_of(void *stream)
+{
+	void *context = NULL;
+	return forward_cuStreamGetCtx(stream, &context) == SUCCESS ? context : NULL;
+}
+
+static struct entry find(void *stream)
+{
+	const void *thread = stream == PER_THREAD_STREAM ? &go_thread : NULL;
+	void *context = thread ? context_of(stream) : NULL;
+	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
+		uint64_t state = atomic_load(&slot->state);
+		if (state % 4 == CAPTURED && atomic_load(&slot->stream) == stream &&
+		    (!thread || (atomic_load(&slot->thread) == thread && atomic_load(&slot->context) == context)))
+			return (struct entry){slot, state};
+	}
+	return (struct entry){NULL, 0};
+}
+
+static int no_memory(void)
+{
+	return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to note that a stream is being captured");
+}
+
+static int began(struct entry entry, void *stream, int code)
+{
+	if (code != SUCCESS) {
+		leave(entry);
+		return code;
+	}
+	leave(find(stream)); /* of one that went unseen, with its context */
+	atomic_store(&entry.slot->stream, stream);
+	atomic_store(&entry.slot->context, context_of(stream));
+	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &go_thread : NULL);
+	atomic_store(&entry.slot->state, entry.state - BEGINNING + CAPTURED);
 	return code;
 }
 
-#define CAPTURE(begin, begin_to_graph, end)                                                        \
-	EXPORT int begin(void *stream, int mode)                                                   \
+/* A capture may end by failing, and an end may fail and leave it: the driver knows. */
+static int ended(struct entry entry, int (*is_capturing)(void *, int *), void *stream, int code)
+{
+	int status = 0;
+	if (code == SUCCESS || !entry.slot || is_capturing(stream, &status) != SUCCESS || status == 0)
+		leave(entry);
+	return code;
+}
+
+HIDDEN void captures_forget(const void *context)
+{
+	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
+		uint64_t state = atomic_load(&slot->state);
+		if (state % 4 == CAPTURED && atomic_load(&slot->context) == context)
+			leave((struct entry){slot, state});
+	}
+}
+
+#define CAPTURE(api, version, suffix, which)                                                       \
+	EXPORT int api##StreamBeginCapture##version##suffix(void *stream, int mode)                \
 	{                                                                                          \
-		return began(forward_##begin(stream, mode));                                       \
+		struct entry entry = enter();                                                      \
+		return entry.slot ? began(entry, which(stream),                                    \
+					  forward_##api##StreamBeginCapture##version##suffix(stream, mode)) \
+				  : no_memory();                                                   \
 	}                                                                                          \
                                                                                                    \
-	EXPORT int begin_to_graph(void *stream, void *graph, const void *dependencies,             \
-				  const void *edges, size_t count, int mode)                       \
+	EXPORT int api##StreamBeginCaptureToGraph##suffix(void *stream, void *graph,               \
+							  const void *dependencies,                \
+							  const void *edges, size_t count, int mode) \
 	{                                                                                          \
-		return began(                                                                      \
-			forward_##begin_to_graph(stream, graph, dependencies, edges, count, mode)); \
+		struct entry entry = enter();                                                      \
+		return entry.slot ? began(entry, which(stream),                                    \
+					  forward_##api##StreamBeginCaptureToGraph##suffix(        \
+						  stream, graph, dependencies, edges, count, mode)) \
+				  : no_memory();                                                   \
 	}                                                                                          \
                                                                                                    \
-	EXPORT int end(void *stream, void **graph)                                                 \
+	EXPORT int api##StreamEndCapture##suffix(void *stream, void **graph)                       \
 	{                                                                                          \
-		return ended(forward_##end(stream, graph));                                        \
+		struct entry entry = find(which(stream));                                          \
+		return ended(entry, forward_##api##StreamIsCapturing##suffix, stream,              \
+			     forward_##api##StreamEndCapture##suffix(stream, graph));              \
 	}
 
-CAPTURE(cudaStreamBeginCapture, cudaStreamBeginCaptureToGraph, cudaStreamEndCapture)
-CAPTURE(cudaStreamBeginCapture_ptsz, cudaStreamBeginCaptureToGraph_ptsz, cudaStreamEndCapture_ptsz)
-CAPTURE(cuStreamBeginCapture_v2, cuStreamBeginCaptureToGraph, cuStreamEndCapture)
-CAPTURE(cuStreamBeginCapture_v2_ptsz, cuStreamBeginCaptureToGraph_ptsz, cuStreamEndCapture_ptsz)
+CAPTURE(cuda, , , )
+CAPTURE(cuda, , _ptsz, own_stream)
+CAPTURE(cu, _v2, , )
+CAPTURE(cu, _v2, _ptsz, own_stream)
+
+/* A stream that is destroyed takes its capture along. */
+#define DESTROY(name)                                                                              \
+	EXPORT int name(void *stream)                                                              \
+	{                                                                                          \
+		if (likely(atomic_load(&captures) == 0))                                           \
+			return forward_##name(stream);                                             \
+		struct entry entry = find(stream);                                                 \
+		int code = forward_##name(stream);                                                 \
+		if (code == SUCCESS)                                                               \
+			leave(entry);                                                              \
+		return code;                                                                       \
+	}
+
+DESTROY(cudaStreamDestroy)
+DESTROY(cuStreamDestroy_v2)

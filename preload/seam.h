@@ -170,6 +170,17 @@ HIDDEN int refuse_ipc(void);
 
 /* capture.c: streams of this process that are being captured into graphs. */
 extern _Atomic int captures HIDDEN;
+HIDDEN void captures_forget(const void *context); /* which is gone */
+
+/* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
+#define PER_THREAD_STREAM ((void *)2)
+static inline void *own_stream(void *stream)
+{
+	return stream ? stream : PER_THREAD_STREAM;
+}
+
+/* access.c: the device is as if never used. */
+HIDDEN void access_forget(int device);
 
 /* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
  * the caller waits with its signals open and its CUDA context untouched. */
