@@ -95,6 +95,12 @@ func TestDevices(t *testing.T) {
 	run(t, compile(t, "devices", majors[1]), nil, "CUDASIM_DEVICES=2").succeeded(t)
 }
 
+func TestOrderedFreesOfOtherDevices(t *testing.T) {
+	for _, cudart := range majors {
+		run(t, compile(t, "ordered", cudart), nil, "CUDASIM_DEVICES=2").succeeded(t)
+	}
+}
+
 func TestDiskBackup(t *testing.T) {
 	run(t, compile(t, "disk", majors[1]), []string{t.TempDir()}).succeeded(t)
 }

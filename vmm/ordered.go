@@ -1,6 +1,8 @@
 package vmm
 
 import (
+	"errors"
+
 	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
@@ -15,7 +17,7 @@ type orderedFree struct {
 // caller waits for none of that, only for a pause or resume that works on the segment at the
 // moment; a thread of ours waits for the stream. The stream must not be being captured.
 // Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
-// (cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
+// (cuStreamGetCtx, cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
 	e.mu.Lock()
@@ -28,13 +30,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	if !mapped { // paused: no stream can be using it
 		return e.free(a, nil)
 	}
-	// The event is of the context that the stream is of: the calling thread's.
-	event, err := e.driver.EventCreate()
-	if err == nil {
-		if err = e.driver.EventRecord(event, stream); err != nil {
-			e.driver.DropEvent(event)
-		}
-	}
+	event, err := e.mark(stream, a.segment.device)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a = e.unclaim(a)
@@ -49,6 +45,33 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 		go e.reap()
 	}
 	return nil
+}
+
+// mark records an event in a stream, in the stream's own context: it may be another than the calling
+// thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
+func (e *Engine) mark(stream cuda.Stream, d *device) (event cuda.Event, err error) {
+	context, err := e.driver.StreamGetCtx(stream)
+	switch {
+	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call
+		context = d.context
+	case errors.Is(err, cuda.NotSupported): // of a green context
+		context, err = e.driver.CtxGetCurrent()
+		if err != nil {
+			return 0, err
+		}
+	case err != nil:
+		return 0, err
+	}
+	err = e.driver.With(context, func() error {
+		if event, err = e.driver.EventCreate(); err != nil {
+			return err
+		}
+		if err = e.driver.EventRecord(event, stream); err != nil {
+			e.driver.DropEvent(event)
+		}
+		return err
+	})
+	return event, err
 }
 
 // reap makes ordered frees until there are none. One that fails waits for the next FreeDeferred.

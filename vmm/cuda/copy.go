@@ -60,6 +60,13 @@ type Event uintptr
 
 const eventBlockingWithoutTiming = 1 | 2
 
+// StreamGetCtx is cuStreamGetCtx: for stream 0 and its kin the calling thread's context.
+func (d *Driver) StreamGetCtx(stream Stream) (Context, error) {
+	var context Context
+	err := d.call(fnStreamGetCtx, uintptr(stream), uintptr(unsafe.Pointer(&context)))
+	return context, err
+}
+
 // EventCreate is cuEventCreate with BLOCKING_SYNC and DISABLE_TIMING.
 func (d *Driver) EventCreate() (Event, error) {
 	var event Event

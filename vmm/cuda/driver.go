@@ -53,6 +53,7 @@ const (
 	fnStreamCreate
 	fnStreamSynchronize
 	fnStreamDestroy
+	fnStreamGetCtx
 	fnEventCreate
 	fnEventRecord
 	fnEventQuery
@@ -108,6 +109,7 @@ var names = [functions]string{
 	fnStreamCreate:                    "cuStreamCreate",
 	fnStreamSynchronize:               "cuStreamSynchronize",
 	fnStreamDestroy:                   "cuStreamDestroy_v2",
+	fnStreamGetCtx:                    "cuStreamGetCtx",
 	fnEventCreate:                     "cuEventCreate",
 	fnEventRecord:                     "cuEventRecord",
 	fnEventQuery:                      "cuEventQuery",
