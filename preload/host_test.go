@@ -95,6 +95,13 @@ func TestDevices(t *testing.T) {
 	run(t, compile(t, "devices", majors[1]), nil, "CUDASIM_DEVICES=2").succeeded(t)
 }
 
+func TestDeviceUsedAgain(t *testing.T) {
+	program := compile(t, "reused", majors[1])
+	for _, how := range []string{"runtime", "driver", "release"} {
+		t.Run(how, func(t *testing.T) { run(t, program, []string{how}, "CUDASIM_DEVICES=2").succeeded(t) })
+	}
+}
+
 func TestOrderedFreesOfOtherDevices(t *testing.T) {
 	for _, cudart := range majors {
 		run(t, compile(t, "ordered", cudart), nil, "CUDASIM_DEVICES=2").succeeded(t)
