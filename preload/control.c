@@ -19,7 +19,7 @@ EXPORT const char *tms_version(void)
 
 EXPORT void tms_set_interesting_region(bool on)
 {
-	region_report_environment();
+	region_report_environment(error_log);
 	region_set_active(on);
 }
 

@@ -54,8 +54,8 @@ HIDDEN void error_log(const char *message)
 		length = sizeof line - 1;
 		line[length - 1] = '\n';
 	}
-	if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0)
-		return; /* a closed stderr is the host's choice */
+	if (length > 0 && descriptor_is_stderr())
+		descriptor_write(STDERR_FILENO, line, (size_t)length);
 }
 
 EXPORT const char *tms_last_error(void)

@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #define EXPORT __attribute__((visibility("default")))
 #define HIDDEN __attribute__((visibility("hidden")))
@@ -28,6 +29,18 @@ enum {
 HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
+
+/* descriptor.c: a descriptor and the file that it was of, asked again before each write. */
+struct descriptor {
+	int number; /* -1: none */
+	dev_t device;
+	ino_t inode;
+};
+HIDDEN struct descriptor descriptor_of(int number);
+HIDDEN bool descriptor_is_still(struct descriptor then);
+HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length);
+HIDDEN void descriptor_load(void);
+HIDDEN bool descriptor_is_stderr(void); /* whether 2 is something to write messages to */
 
 /* Where the library's file headers start and its code ends, from the linker. */
 extern const char __ehdr_start[] HIDDEN;

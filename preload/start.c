@@ -139,7 +139,7 @@ HIDDEN int go_start(void)
 		return SUCCESS;
 	int code = SUCCESS;
 	if (state != GO_DEAD) {
-		region_report_environment();
+		region_report_environment(error_log);
 		/* The Go runtime's threads inherit this mask. */
 		sigset_t all, saved;
 		sigfillset(&all);
@@ -191,6 +191,7 @@ static void give_back_pages(void)
 
 __attribute__((constructor)) static void at_load(void)
 {
+	descriptor_load();
 	region_load_environment();
 	trace_load();
 	pthread_atfork(NULL, NULL, after_fork_in_child);

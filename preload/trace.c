@@ -6,6 +6,9 @@
  * locked, so a second process that is given the same file does not write over the first. Lines are
  * buffered, and written out by the first of each second and at exit: who is killed loses the last.
  *
+ * The host may close the descriptor, and open a file of its own that gets the number: which file it is of is
+ * asked before each write, and a trace whose descriptor is gone ends.
+ *
  * A forked child writes a file of its own where the name has %p in it, and else nothing. */
 #define _GNU_SOURCE
 #include "seam.h"
@@ -29,7 +32,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 /* All below is guarded by lock. */
 static enum { UNOPENED, OPEN, STOPPED } state;
-static int file = -1;
+static struct descriptor file = {-1, 0, 0};
 static char *buffer;
 static size_t filled;
 static bool unbuffered; /* the process is exiting */
@@ -40,12 +43,19 @@ static long utc_offset; /* seconds, as at the start */
 static struct trace_block *slots;
 static size_t slot_count, live;
 
-static void stop(const char *what, int error)
+static void close_file(void)
+{
+	if (descriptor_is_still(file))
+		close(file.number);
+	file.number = -1;
+}
+
+static void stop(const char *what, const char *why)
 {
 	char message[512];
-	snprintf(message, sizeof message, "TMS_TRACE=%.300s: %s: %s; no more is recorded", pattern, what,
-		 strerror(error));
+	snprintf(message, sizeof message, "TMS_TRACE=%.300s: %s: %s; no more is recorded", pattern, what, why);
 	error_log(message);
+	close_file();
 	state = STOPPED;
 }
 
@@ -53,11 +63,15 @@ static void flush(void)
 {
 	size_t done = 0;
 	while (state == OPEN && done < filled) {
-		ssize_t count = write(file, buffer + done, filled - done);
+		if (!descriptor_is_still(file)) {
+			stop("cannot be written", "the program has closed its descriptor");
+			break;
+		}
+		ssize_t count = descriptor_write(file.number, buffer + done, filled - done);
 		if (count >= 0)
 			done += (size_t)count;
 		else if (errno != EINTR)
-			stop("cannot be written", errno);
+			stop("cannot be written", strerror(errno));
 	}
 	filled = 0;
 }
@@ -84,26 +98,31 @@ static void open_file(void)
 {
 	char name[4096];
 	if (!file_name(name, sizeof name)) {
-		stop("cannot be made", ENAMETOOLONG);
+		stop("cannot be made", strerror(ENAMETOOLONG));
 		return;
 	}
-	file = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-	if (file < 0) {
-		stop("cannot be made", errno);
+	int number = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	if (number >= 0 && number <= STDERR_FILENO) { /* which the host has closed, and still writes to */
+		int above = fcntl(number, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+		close(number);
+		number = above;
+	}
+	file = descriptor_of(number);
+	if (file.number < 0) {
+		stop("cannot be made", strerror(errno));
 		return;
 	}
 	/* A pipe or /dev/stderr cannot be locked or truncated, and need not be. */
-	if (flock(file, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-		stop("another process records to it; a %p in the name gives each its own", errno);
-		close(file);
+	if (flock(number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+		stop("another process records to it; a %p in the name gives each its own", strerror(errno));
 		return;
 	}
-	if (ftruncate(file, 0) != 0)
+	if (ftruncate(number, 0) != 0)
 		errno = 0;
 	buffer = malloc(BUFFER_SIZE);
 	slots = calloc(FIRST_SLOTS, sizeof *slots);
 	if (!buffer || !slots) {
-		stop("there is no host memory", ENOMEM);
+		stop("there is no host memory", strerror(ENOMEM));
 		return;
 	}
 	slot_count = FIRST_SLOTS;
@@ -197,7 +216,7 @@ static void made(struct trace_block block)
 		print("free", *slot);
 	else if (++live > slot_count / 2) {
 		if (!grow()) {
-			stop("there is no host memory", ENOMEM);
+			stop("there is no host memory", strerror(ENOMEM));
 			return;
 		}
 		slot = slot_of(block.address);
@@ -265,7 +284,7 @@ HIDDEN void trace_pool_destroyed(const void *pool)
 		if (slots[i].address && slots[i].pool == pool)
 			ended[count++] = slots[i];
 	if (live && !ended)
-		stop("there is no host memory", ENOMEM);
+		stop("there is no host memory", strerror(ENOMEM));
 	else if (count > 0)
 		qsort(ended, count, sizeof *ended, by_address);
 	for (size_t i = 0; i < count; i++) {
@@ -290,9 +309,7 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
 	filled = 0;
-	if (file >= 0)
-		close(file);
-	file = -1;
+	close_file();
 	free(buffer);
 	free(slots);
 	buffer = NULL;

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
-#include <unistd.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -165,16 +164,15 @@ HIDDEN void region_load_environment(void)
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }
 
-HIDDEN void region_report_environment(void)
+HIDDEN void region_report_environment(void (*log)(const char *))
 {
 	if (complaint_count == 0 || atomic_flag_test_and_set(&reported))
 		return;
 	for (int i = 0; i < complaint_count; i++) {
 		char line[512];
-		int length = snprintf(line, sizeof line, "tms: %s=%.100s is not understood; it takes %s\n",
-				      complaints[i].variable, complaints[i].value, complaints[i].expected);
-		if (length > 0 && write(STDERR_FILENO, line, (size_t)length) < 0)
-			return; /* a closed stderr is the host's choice */
+		snprintf(line, sizeof line, "%s=%.100s is not understood; it takes %s", complaints[i].variable,
+			 complaints[i].value, complaints[i].expected);
+		log(line);
 	}
 }
 

@@ -62,8 +62,8 @@ extern struct region_process region_process __attribute__((visibility("hidden"))
 /* Reads the TMS_* environment. Called once, at load; allocates nothing unless a variable is set. */
 void region_load_environment(void);
 
-/* Prints one line per environment variable that could not be understood; the first call only. */
-void region_report_environment(void);
+/* Tells log one line per environment variable that could not be understood; the first call only. */
+void region_report_environment(void (*log)(const char *));
 
 struct region_settings region_get(void);
 void region_set_active(bool on);

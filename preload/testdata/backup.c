@@ -30,6 +30,7 @@ int main(void)
 		CHECK(copy);
 		EXPECT(*copy, (100 * 2654435761u) ^ 5);
 		CHECK(!tms_get_cpu_backup_pointer(lost, 4));
+		CHECK(strstr(tms_last_error(), "no host copy"));
 		EXPECT(tms_resume(NULL), 0);
 		for (unsigned i = 0; i < COUNT; i++)
 			CHECK(filled(kept[i], sizes[i], i));
@@ -89,6 +90,7 @@ int main(void)
 
 	/* Ranges that are no segment's. */
 	CHECK(!tms_get_cpu_backup_pointer((uint8_t *)&before, 1));
+	CHECK(strstr(tms_last_error(), "not in a segment"));
 	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3] + 1));
 	CHECK(strstr(tms_last_error(), "past the end"));
 	for (int i = 0; i < COUNT; i++)

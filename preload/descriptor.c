@@ -1,0 +1,62 @@
+/* descriptor is the core of never writing into a file of the host's: it may close any descriptor, and open
+ * something of its own that gets the number. */
+#define _GNU_SOURCE
+#include "seam.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+HIDDEN struct descriptor descriptor_of(int number)
+{
+	struct stat file;
+	if (number < 0 || fstat(number, &file) != 0)
+		return (struct descriptor){-1, 0, 0};
+	return (struct descriptor){number, file.st_dev, file.st_ino};
+}
+
+HIDDEN bool descriptor_is_still(struct descriptor then)
+{
+	struct descriptor now = descriptor_of(then.number);
+	return now.number >= 0 && now.device == then.device && now.inode == then.inode;
+}
+
+/* As write, but a pipe that nobody reads is an error, not a signal that ends the host. */
+HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length)
+{
+	sigset_t pipe, pending, saved;
+	sigemptyset(&pipe);
+	sigaddset(&pipe, SIGPIPE);
+	sigemptyset(&pending);
+	sigpending(&pending);
+	pthread_sigmask(SIG_BLOCK, &pipe, &saved);
+	ssize_t written = write(number, text, length);
+	int error = errno;
+	if (written < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
+		sigtimedwait(&pipe, NULL, &(struct timespec){0, 0});
+	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	errno = error;
+	return written;
+}
+
+static struct descriptor stderr_then = {-1, 0, 0};
+
+HIDDEN void descriptor_load(void)
+{
+	stderr_then = descriptor_of(STDERR_FILENO);
+}
+
+/* Descriptor 2 may be redirected while the program runs, or closed and come to be anything. What takes
+ * lines of a log is a terminal, a pipe, or a file that is open for appending. */
+HIDDEN bool descriptor_is_stderr(void)
+{
+	struct stat file;
+	if (stderr_then.number >= 0 && descriptor_is_still(stderr_then))
+		return true;
+	if (fstat(STDERR_FILENO, &file) != 0)
+		return false;
+	return S_ISFIFO(file.st_mode) || (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)) ||
+	       (S_ISREG(file.st_mode) && fcntl(STDERR_FILENO, F_GETFL) & O_APPEND);
+}
