@@ -150,6 +150,39 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
+// Loading makes no system call that the loader does not make itself: there are sandboxes that kill for more.
+func TestLoadingInASandbox(t *testing.T) {
+	program := compile(t, "sandbox", "")
+	run(t, program, []string{"/bin/true"}, "LD_PRELOAD=").succeeded(t)
+	run(t, program, []string{"/bin/true"}).succeeded(t)
+}
+
+// The loader of musl takes the library, in programs that do not use it.
+func TestMusl(t *testing.T) {
+	program := filepath.Join(t.TempDir(), "hello")
+	source := program + ".c"
+	require.NoError(t, os.WriteFile(source, []byte(`#include <stdio.h>
+#include <sys/wait.h>
+#include <unistd.h>
+int main(void)
+{
+	int status = -1;
+	if (fork() == 0)
+		_exit(3);
+	wait(&status);
+	printf("%d\n", WEXITSTATUS(status));
+	return 0;
+}
+`), 0o644))
+	output, err := exec.Command("musl-gcc", "-o", program, source).CombinedOutput()
+	require.NoError(t, err, "%s (scripts/test.sh installs it)", output)
+	for _, environment := range [][]string{nil, {"TMS_TRACE=" + program + ".csv", "TMS_INIT_ENABLE=1"}} {
+		o := run(t, program, nil, environment...)
+		o.succeeded(t)
+		require.Equal(t, "3\n", o.stdout)
+	}
+}
+
 func TestSignals(t *testing.T) {
 	for _, cudart := range majors {
 		run(t, compile(t, "signals", cudart), nil).succeeded(t)

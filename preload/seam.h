@@ -30,6 +30,9 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
 
+/* fork.c: as pthread_atfork. */
+HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+
 /* descriptor.c: a descriptor and the file that it was of, asked again before each write. */
 struct descriptor {
 	int number; /* -1: none */

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -180,22 +179,13 @@ static void after_fork_in_child(void)
 		atomic_store(&go_state, GO_DEAD);
 }
 
-/* The kernel maps 64 KiB of the file around each page that loading touched; a process that never
- * uses us need not keep them resident. What is needed comes back from the page cache. */
-static void give_back_pages(void)
-{
-	uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE);
-	uintptr_t end = (uintptr_t)etext & ~(page - 1);
-	madvise((void *)__ehdr_start, end - (uintptr_t)__ehdr_start, MADV_DONTNEED);
-}
-
+/* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */
 __attribute__((constructor)) static void at_load(void)
 {
 	descriptor_load();
 	region_load_environment();
 	trace_load();
-	pthread_atfork(NULL, NULL, after_fork_in_child);
+	fork_notify(NULL, NULL, after_fork_in_child);
 	if (&tms_goinit_start[0] == &tms_goinit_end[0])
 		atomic_store(&go_state, GO_AWAKE);
-	give_back_pages();
 }

@@ -332,7 +332,7 @@ HIDDEN void trace_load(void)
 		return;
 	region_defaults.active |= REGION_TRACED;
 	atomic_fetch_or(&arena_count, ARENAS_TRACED);
-	pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
 __attribute__((destructor)) static void at_exit(void)

@@ -46,6 +46,13 @@ require_cxx() {
 	fi
 }
 
+require_musl() {
+	if ! command -v musl-gcc >/dev/null 2>&1 && ! apt_install musl-tools; then
+		echo "missing: musl-gcc, for a test (Debian, Ubuntu: apt-get install musl-tools)." >&2
+		exit 1
+	fi
+}
+
 # require_python makes build/venv with the tools that pymodule's "dev" extra names.
 require_python() {
 	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then

@@ -7,6 +7,7 @@ source scripts/require.sh
 require_go
 require_cc
 require_cxx
+require_musl
 require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
