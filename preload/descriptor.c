@@ -2,6 +2,7 @@
  * something of its own that gets the number. */
 #define _GNU_SOURCE
 #include "seam.h"
+#include "region.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -9,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-HIDDEN struct descriptor descriptor_of(int number)
+AT_LOAD HIDDEN struct descriptor descriptor_of(int number)
 {
 	struct stat file;
 	if (number < 0 || fstat(number, &file) != 0)
@@ -43,7 +44,7 @@ HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length)
 
 static struct descriptor stderr_then = {-1, 0, 0};
 
-HIDDEN void descriptor_load(void)
+AT_LOAD HIDDEN void descriptor_load(void)
 {
 	stderr_then = descriptor_of(STDERR_FILENO);
 }

@@ -1,6 +1,7 @@
 /* fork is the core of being told that the process has forked. */
 #define _GNU_SOURCE
 #include "seam.h"
+#include "region.h"
 
 #include <dlfcn.h>
 
@@ -10,7 +11,7 @@ extern int __register_atfork(void (*before)(void), void (*in_parent)(void), void
 	__attribute__((weak));
 extern void *__dso_handle HIDDEN;
 
-HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void))
+AT_LOAD HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void))
 {
 	if (__register_atfork) {
 		__register_atfork(before, in_parent, in_child, &__dso_handle);

@@ -320,7 +320,7 @@ static void after_fork_in_child(void)
 	pthread_mutex_unlock(&lock);
 }
 
-HIDDEN void trace_load(void)
+AT_LOAD HIDDEN void trace_load(void)
 {
 	pattern = getenv("TMS_TRACE");
 	if (pattern && !*pattern)

@@ -61,7 +61,7 @@ static void complain(const char *variable, const char *value, const char *expect
 		complaints[complaint_count++] = (struct complaint){variable, value, expected};
 }
 
-static bool environment_bool(const char *variable)
+AT_LOAD static bool environment_bool(const char *variable)
 {
 	const char *value = getenv(variable);
 	if (!value || !*value)
@@ -77,7 +77,7 @@ static bool environment_bool(const char *variable)
 	return false;
 }
 
-static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,
+AT_LOAD static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,
 				   const char *expected)
 {
 	const char *value = getenv(variable);
@@ -93,7 +93,7 @@ static uint64_t environment_number(const char *variable, uint64_t otherwise, uin
 }
 
 /* TMS_DEBUG: names separated by commas. */
-static void environment_debug(void)
+AT_LOAD static void environment_debug(void)
 {
 	const char *value = getenv("TMS_DEBUG");
 	for (const char *name = value; name && *name;) {
@@ -126,7 +126,7 @@ HIDDEN const char *region_backend_name(enum region_backend backend)
 	return backend == REGION_MMAP ? "mmap" : "pinned";
 }
 
-HIDDEN void region_load_environment(void)
+AT_LOAD HIDDEN void region_load_environment(void)
 {
 	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
 	region_defaults.cpu_backup = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP");

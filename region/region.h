@@ -59,6 +59,9 @@ struct region_process {
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
+/* What runs at load lies together: for each place that it touches the kernel maps 64 KiB of the file. */
+#define AT_LOAD __attribute__((section(".text.startup")))
+
 /* Reads the TMS_* environment. Called once, at load; allocates nothing unless a variable is set. */
 void region_load_environment(void);
 
