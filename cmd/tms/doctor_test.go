@@ -396,6 +396,15 @@ func TestStaticRuntime(t *testing.T) {
 	require.Contains(t, r.find(t, "note", "cudart-inside").What, "libown.so")
 }
 
+func TestProgramsThatLookForCUDA(t *testing.T) {
+	t.Parallel()
+	dynamic := "-Wl,-z,dynamic-undefined-weak"
+	r := examine(t, []string{compile(t, "weak", "weak", dynamic)}).with(t)
+	require.Contains(t, r.find(t, "note", "cudart-weak").What, "weak")
+	examine(t, []string{compile(t, "weak", "weak", append(cudart(t), dynamic)...)}).with(t).lacks(t, "cudart-weak")
+	examine(t, []string{compile(t, "plain", "plain")}).lacks(t, "cudart-weak")
+}
+
 func TestProgramsWithoutPreload(t *testing.T) {
 	t.Parallel()
 	examine(t, []string{compile(t, "plain", "static", "-static")}).with(t, "error static")

@@ -67,6 +67,10 @@ func (r *Report) examineCudart(main *image) {
 	default:
 		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to interpose", "")
 	}
+	if looks := lookForCUDA(append([]*image{main}, p.images...)); len(looks) > 0 && !shared {
+		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, also where there is no CUDA: they return 302 then",
+			strings.Join(looks, ", ")), "to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
+	}
 	if len(majors) > 1 {
 		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go to the first that libtms.so finds",
 			"make the program and its libraries use one version")
@@ -75,6 +79,16 @@ func (r *Report) examineCudart(main *image) {
 		r.add(Note, "cudart-inside", fmt.Sprintf("%s with a CUDA runtime inside: what they allocate for themselves cannot be paused (%s)",
 			count(len(inside), "library", "libraries"), strings.Join(inside, ", ")), "")
 	}
+}
+
+// lookForCUDA names the images that take CUDA's functions for optional.
+func lookForCUDA(images []*image) (names []string) {
+	for _, i := range images {
+		if i.looksForCUDA && !i.isOurs() {
+			names = append(names, i.base())
+		}
+	}
+	return names
 }
 
 const staticAdvice = "link it with nvcc -cudart shared (CMake: CUDA_RUNTIME_LIBRARY Shared)"

@@ -29,6 +29,7 @@ type image struct {
 	definesMalloc bool // exports a cudaMalloc
 	importsCudart bool // takes CUDA runtime functions from elsewhere
 	importsDlopen bool
+	looksForCUDA  bool // by weak references to its functions
 
 	versions []string            // symbol versions it defines
 	needs    map[string][]string // symbol versions it needs of each library
@@ -110,6 +111,9 @@ func filters(f *elf.File) (names []string) {
 func (i *image) readSymbols(f *elf.File) {
 	symbols, _ := f.DynamicSymbols()
 	for _, s := range symbols {
+		if s.Section == elf.SHN_UNDEF && elf.ST_BIND(s.Info) == elf.STB_WEAK && isCUDAFunction(s.Name) {
+			i.looksForCUDA = true
+		}
 		switch {
 		case s.Section != elf.SHN_UNDEF:
 			if s.Name == "cudaMalloc" {
@@ -126,6 +130,11 @@ func (i *image) readSymbols(f *elf.File) {
 // isRuntimeFunction tells cudaMalloc from cudart-like names: "cuda" and a capital.
 func isRuntimeFunction(name string) bool {
 	return len(name) > 4 && name[:4] == "cuda" && name[4] >= 'A' && name[4] <= 'Z'
+}
+
+// isCUDAFunction is isRuntimeFunction or the same of the driver: "cu" and a capital.
+func isCUDAFunction(name string) bool {
+	return isRuntimeFunction(name) || len(name) > 2 && name[:2] == "cu" && name[2] >= 'A' && name[2] <= 'Z'
 }
 
 func (i *image) base() string { return filepath.Base(i.path) }
