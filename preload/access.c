@@ -18,7 +18,7 @@ static int grant(void)
 static bool segments_exist(void)
 {
 	return (atomic_load_explicit(&arena_count, memory_order_acquire) & ~ARENAS_TRACED) > 0 &&
-	       atomic_load(&go_state) == GO_AWAKE;
+	       go_now() == GO_AWAKE;
 }
 
 /* Devices that were chosen after there were segments: they have been told. */

@@ -51,7 +51,7 @@ static struct entry enter(void)
 static void leave(struct entry entry)
 {
 	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
-	    atomic_fetch_sub(&captures, 1) != 1 || atomic_load(&go_state) != GO_AWAKE)
+	    atomic_fetch_sub(&captures, 1) != 1 || go_now() != GO_AWAKE)
 		return;
 	sigset_t saved;
 	if (go_enter(&saved) == SUCCESS) {

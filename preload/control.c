@@ -149,7 +149,7 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size
 EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 {
 	sigset_t saved;
-	if (atomic_load(&go_state) == GO_AWAKE && go_enter(&saved) == SUCCESS) {
+	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
 		char *text = tmsStats((char *)TMS_VERSION);
 		go_leave(&saved);
 		int length = snprintf(buffer, buffer ? capacity : 0, "%s", text);

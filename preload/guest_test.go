@@ -204,6 +204,13 @@ func TestForkInEveryState(t *testing.T) {
 	})
 }
 
+func TestForkUnheardOf(t *testing.T) {
+	program := compile(t, "clones", majors[1])
+	for _, how := range []string{"raw", "refused", "callback"} {
+		t.Run(how, func(t *testing.T) { run(t, program, []string{how}).succeeded(t) })
+	}
+}
+
 func TestLeavingWhileOthersAreInside(t *testing.T) {
 	program := compile(t, "leaving", majors[1])
 	for _, how := range []string{"exec", "exit", "return", "quick_exit", "atexit"} {

@@ -7,7 +7,6 @@
 
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
 #include <stdlib.h>
 
 /* What tms_set_progress_callback was given, replaced as one. */
@@ -15,22 +14,32 @@ struct progress {
 	tms_progress_callback callback;
 	void *user;
 };
-static pthread_mutex_t progress_lock = PTHREAD_MUTEX_INITIALIZER;
-static struct progress progress;
+static _Atomic(struct progress *) progress; /* NULL: none */
+static _Atomic int progress_readers;
 
+/* Without a lock that a fork could leave held. */
 static struct progress progress_now(void)
 {
-	pthread_mutex_lock(&progress_lock);
-	struct progress now = progress;
-	pthread_mutex_unlock(&progress_lock);
+	atomic_fetch_add(&progress_readers, 1);
+	struct progress *set = atomic_load(&progress), now = set ? *set : (struct progress){NULL, NULL};
+	atomic_fetch_sub(&progress_readers, 1);
 	return now;
 }
 
 EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user)
 {
-	pthread_mutex_lock(&progress_lock);
-	progress = (struct progress){callback, user};
-	pthread_mutex_unlock(&progress_lock);
+	struct progress *fresh = NULL;
+	if (callback) {
+		fresh = malloc(sizeof *fresh);
+		if (!fresh) {
+			error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to keep the callback; it is as before");
+			return;
+		}
+		*fresh = (struct progress){callback, user};
+	}
+	struct progress *before = atomic_exchange(&progress, fresh);
+	if (atomic_load(&progress_readers) == 0) /* else one may be reading it: 16 bytes are left to the process */
+		free(before);
 }
 
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
@@ -85,7 +94,7 @@ static int run(struct operation *operation)
 
 static int transition(int kind, const char *tag, double wait)
 {
-	if (atomic_load(&go_state) == GO_ASLEEP)
+	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
 	struct operation operation = {
 		.kind = kind,
@@ -138,7 +147,7 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 {
 	if (wait)
 		return transition(OPERATION_PREPARE, tag, 0);
-	if (atomic_load(&go_state) == GO_ASLEEP)
+	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
 	sigset_t saved;
 	int code = go_enter(&saved);

@@ -52,7 +52,7 @@ HIDDEN int pausable_free(void *pointer)
 
 HIDDEN int current_device(int *device)
 {
-	if (unlikely(atomic_load(&go_state) == GO_DEAD))
+	if (unlikely(go_now() == GO_DEAD))
 		return go_start(); /* its words say more than CUDA's refusal after fork */
 	int code = forward_cudaGetDevice(device);
 	if (code == FORWARD_MISSING)

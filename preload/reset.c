@@ -7,7 +7,7 @@
 static void drop(int device)
 {
 	sigset_t saved;
-	if (atomic_load(&go_state) == GO_AWAKE && go_enter(&saved) == SUCCESS) {
+	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
 		tmsReset(device);
 		go_leave(&saved);
 	}
@@ -32,7 +32,7 @@ static void forget(int device, const void *context)
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
-	if ((atomic_load(&go_state) != GO_AWAKE && atomic_load(&captures) == 0) ||
+	if ((go_now() != GO_AWAKE && atomic_load(&captures) == 0) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
 		return forward_cudaDeviceReset();
 	drop(device);

@@ -30,8 +30,20 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
 
-/* fork.c: as pthread_atfork. */
+/* fork.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+struct fork_mark {
+	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
+	_Atomic pid_t process;	       /* 0: not set */
+};
+HIDDEN void fork_mark_set(struct fork_mark *mark);
+HIDDEN bool fork_other_process(struct fork_mark *mark);
+
+static inline bool fork_happened(struct fork_mark *mark)
+{
+	const volatile char *page = atomic_load_explicit(&mark->page, memory_order_acquire);
+	return page ? !*page : fork_other_process(mark);
+}
 
 /* descriptor.c: a descriptor and the file that it was of, asked again before each write. */
 struct descriptor {
@@ -51,7 +63,15 @@ extern const char etext[] HIDDEN;
 
 /* start.c: the Go runtime, asleep until first need. */
 enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
-extern _Atomic int go_state HIDDEN;
+extern _Atomic int go_state HIDDEN; /* but for forks: go_now */
+extern struct fork_mark go_process HIDDEN;
+
+/* Go does not survive fork (its other threads are gone), and neither does CUDA. */
+static inline int go_now(void)
+{
+	int state = atomic_load_explicit(&go_state, memory_order_acquire);
+	return state != GO_ASLEEP && unlikely(fork_happened(&go_process)) ? GO_DEAD : state;
+}
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
 /* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 HIDDEN _Atomic int go_state = GO_ASLEEP;
+HIDDEN struct fork_mark go_process;
 
 typedef void initialiser(int argc, char **argv, char **envp);
 /* Weak, because a test binary is linked without goinit.ld: there Go is awake from the start. */
@@ -105,9 +106,8 @@ static void run_initialisers(void)
 
 static void start(void)
 {
-	int asleep = GO_ASLEEP;
-	if (!atomic_compare_exchange_strong(&go_state, &asleep, GO_STARTING))
-		return; /* forked meanwhile */
+	fork_mark_set(&go_process);
+	atomic_store(&go_state, GO_STARTING);
 	handlers_save();
 	relocate();
 	run_initialisers();
@@ -133,7 +133,7 @@ static int start_if_possible(void)
 
 HIDDEN int go_start(void)
 {
-	int state = atomic_load_explicit(&go_state, memory_order_acquire);
+	int state = go_now();
 	if (likely(state == GO_AWAKE))
 		return SUCCESS;
 	int code = SUCCESS;
@@ -146,7 +146,7 @@ HIDDEN int go_start(void)
 		code = start_if_possible();
 		pthread_sigmask(SIG_SETMASK, &saved, NULL);
 	}
-	if (atomic_load(&go_state) == GO_DEAD)
+	if (go_now() == GO_DEAD)
 		return error_fail(ERROR_FORKED,
 				  "this process was forked from one that used pausable memory; CUDA does not "
 				  "survive fork: start workers with spawn or exec instead");
@@ -171,21 +171,14 @@ HIDDEN void go_leave(const sigset_t *saved)
 	pthread_sigmask(SIG_SETMASK, saved, NULL);
 }
 
-/* Go does not survive fork (its other threads are gone), and neither does CUDA. */
-static void after_fork_in_child(void)
-{
-	int state = atomic_load(&go_state);
-	if (state == GO_STARTING || state == GO_AWAKE)
-		atomic_store(&go_state, GO_DEAD);
-}
-
 /* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */
 __attribute__((constructor)) static void at_load(void)
 {
 	descriptor_load();
 	region_load_environment();
 	trace_load();
-	fork_notify(NULL, NULL, after_fork_in_child);
-	if (&tms_goinit_start[0] == &tms_goinit_end[0])
+	if (&tms_goinit_start[0] == &tms_goinit_end[0]) {
+		fork_mark_set(&go_process);
 		atomic_store(&go_state, GO_AWAKE);
+	}
 }

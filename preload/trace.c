@@ -29,6 +29,7 @@ enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160, FIRST_SLOTS = 1 << 10 };
 
 static const char *pattern; /* TMS_TRACE; NULL: nothing is recorded */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
 
 /* All below is guarded by lock. */
 static enum { UNOPENED, OPEN, STOPPED } state;
@@ -126,6 +127,7 @@ static void open_file(void)
 		return;
 	}
 	slot_count = FIRST_SLOTS;
+	fork_mark_set(&process);
 	time_t now = time(NULL);
 	struct tm local;
 	utc_offset = localtime_r(&now, &local) ? local.tm_gmtoff : 0;
@@ -198,7 +200,7 @@ static void empty(struct trace_block *slot)
 /* Whether there is a trace to write to; lock is then held. */
 static bool begin(void)
 {
-	if (likely(!pattern))
+	if (likely(!pattern) || fork_happened(&process))
 		return false;
 	pthread_mutex_lock(&lock);
 	if (state == UNOPENED)
@@ -317,6 +319,7 @@ static void after_fork_in_child(void)
 	slot_count = live = 0;
 	if (state == OPEN)
 		state = strstr(pattern, "%p") ? UNOPENED : STOPPED;
+	fork_mark_set(&process);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -337,7 +340,7 @@ AT_LOAD HIDDEN void trace_load(void)
 
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!pattern)
+	if (!pattern || fork_happened(&process))
 		return;
 	pthread_mutex_lock(&lock);
 	unbuffered = true; /* what comes now is from destructors after ours */

@@ -1,0 +1,108 @@
+/* Children that no fork handler knows of (_Fork, clone), and forks while other threads set callbacks: calls of
+ * the library in them fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback */
+#include "host.h"
+
+#include <stdatomic.h>
+#include <errno.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stddef.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+static _Atomic bool stop;
+
+static void on_progress(int device, const char *operation, uint64_t done, uint64_t total, void *user)
+{
+	(void)device, (void)operation, (void)done, (void)total, (void)user;
+}
+
+static void *set_callbacks(void *unused)
+{
+	while (!atomic_load(&stop)) {
+		tms_set_progress_callback(on_progress, &stop);
+		tms_set_progress_callback(NULL, NULL);
+	}
+	return unused;
+}
+
+static void *pause_and_resume(void *unused)
+{
+	while (!atomic_load(&stop)) {
+		tms_pause("busy");
+		tms_resume("busy");
+	}
+	return unused;
+}
+
+/* As fork, but that nobody is told. */
+static pid_t raw_fork(void)
+{
+	return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
+}
+
+static void in_child(void *ours)
+{
+	void *pointer = NULL;
+	alarm(30);
+	EXPECT(tms_pause(NULL), 3);
+	CHECK(strstr(tms_last_error(), "fork"));
+	EXPECT(tms_resume(NULL), 3);
+	EXPECT(cudaFree(ours), 3);
+	tms_set_interesting_region(true);
+	EXPECT(cudaMalloc(&pointer, 100), 3);
+	CHECK(!tms_torch_malloc(10, 0, NULL));
+	CHECK(tms_stats_json(NULL, 0) > 0);
+	tms_set_progress_callback(on_progress, NULL);
+	tms_set_progress_callback(NULL, NULL);
+	_exit(0);
+}
+
+/* As a kernel that cannot empty pages in children. */
+static void refuse_to_wipe(void)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_madvise, 0, 3),
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, args[2])),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, MADV_WIPEONFORK, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EINVAL),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	EXPECT(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program), 0);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	bool raw = strcmp(argv[1], "callback") != 0;
+	if (strcmp(argv[1], "refused") == 0)
+		refuse_to_wipe();
+	void *ours = pausable(2 * MIB, "kept", true), *busy = pausable(2 * MIB, "busy", true);
+	fill(ours, 2 * MIB, 7);
+	pthread_t threads[2];
+	EXPECT(pthread_create(&threads[0], NULL, set_callbacks, NULL), 0);
+	EXPECT(pthread_create(&threads[1], NULL, raw ? pause_and_resume : set_callbacks, NULL), 0);
+	for (int i = 0; i < 200; i++) {
+		int status = -1;
+		pid_t child = raw ? raw_fork() : fork();
+		CHECK(child >= 0);
+		if (child == 0)
+			in_child(ours);
+		EXPECT(waitpid(child, &status, 0), child);
+		EXPECT(status, 0);
+	}
+	atomic_store(&stop, true);
+	for (int i = 0; i < 2; i++)
+		EXPECT(pthread_join(threads[i], NULL), 0);
+	CHECK(filled(ours, 2 * MIB, 7));
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(ours, 2 * MIB, 7));
+	EXPECT(cudaFree(busy), 0);
+	EXPECT(cudaFree(ours), 0);
+	return 0;
+}
