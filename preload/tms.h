@@ -70,6 +70,10 @@ void tms_set_disk_backup_dir(const char *path);
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
+/* How many bytes of device memory the calling thread's last tms_pause freed, or tms_resume mapped; 0 when
+ * there was nothing to do. */
+uint64_t tms_last_bytes(void);
+
 /* As tms_resume, but while device memory is short it tries again, for so many seconds, until others have
  * given some up. */
 int tms_resume_within(const char *tag, double seconds);
@@ -81,8 +85,8 @@ int tms_prepare(const char *tag, bool wait);
 
 /* Has callback told, until it is NULL again, how a pause ("pause") or resume ("resume") comes on with
  * the contents of a device: bytes done of total, about 20 times a second and once at the end. It comes
- * from a thread of this library, never after tms_pause or tms_resume has returned, and must not call
- * either. For the process. */
+ * from a thread of this library, never after tms_pause or tms_resume has returned. Called from it, what would wait for a pause or
+ * resume is refused (801). For the process. */
 typedef void (*tms_progress_callback)(int device, const char *operation, uint64_t done, uint64_t total, void *user);
 void tms_set_progress_callback(tms_progress_callback callback, void *user);
 

@@ -70,13 +70,10 @@ func (d *device) Record(stream pool.Stream) (event pool.Event, err error) {
 	return event, err
 }
 
-// notReady is CUDA_ERROR_NOT_READY.
-const notReady cuda.Result = 600
-
 // Query is pool.Events.Query. (cuEventQuery)
 func (d *device) Query(event pool.Event) (done bool, err error) {
 	err = d.driver.EventQuery(cuda.Event(event))
-	if errors.Is(err, notReady) {
+	if errors.Is(err, cuda.NotReady) {
 		return false, nil
 	}
 	return err == nil, err

@@ -19,7 +19,7 @@ type Plain struct {
 }
 
 // NewPlain makes a source over functions that act as cudaMalloc and cudaFree do, on the device with an
-// ordinal. What the engine holds beyond its live segments is given up where memory is short.
+// ordinal.
 // Errors: *cuda.Error when there is no such device.
 func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
 	free func(address uintptr) error, state func() State) (*Plain, error) {
@@ -49,7 +49,7 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	if address, err = p.malloc(size); !short(err) {
 		return address, err
 	}
-	if p.freeLate() || p.engine.Shrink(p.ordinal, size) > 0 {
+	if p.freeLate() {
 		address, err = p.malloc(size)
 	}
 	return address, outOfMemory(err)

@@ -41,9 +41,6 @@ func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	r := s.request
 	r.Size, r.Capturing, r.Margin = size, state.Capturing, state.Margin
 	address, err := s.engine.Malloc(r)
-	if short(err) && !state.Capturing && s.engine.Shrink(r.Device, size) > 0 {
-		address, err = s.engine.Malloc(r)
-	}
 	return address, outOfMemory(err)
 }
 
