@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	granularity = 256       // sizes and addresses are multiples of it
-	unlimited   = 1 << 62   // far above any address range, and rounding and doubling cannot overflow
+	granularity = 256 // sizes and addresses are multiples of it
+	unlimited   = pool.MostBytes
 	firstRegion = 2 << 20   // bytes of the first region of a pool that grows
 	maxPadding  = 128 << 20 // bytes a block may be too large by, unless fragmentation_fraction says
 )
@@ -68,7 +68,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	p := &Pool{
 		table:    chunks.New("bfc", source),
-		limit:    min(limit, unlimited) &^ (granularity - 1),
+		limit:    limit &^ (granularity - 1),
 		grows:    grows,
 		padding:  maxPadding,
 		collect:  collect,

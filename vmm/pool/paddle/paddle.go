@@ -13,10 +13,7 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-const (
-	granularity = 256     // chunk sizes are multiples of it
-	tooLarge    = 1 << 62 // far above any address range, and rounding cannot overflow
-)
+const granularity = 256 // chunk sizes are multiples of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
@@ -62,9 +59,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if minimum == 0 || minimum%granularity != 0 {
 		return nil, fmt.Errorf("%w: min_chunk=%d: give a multiple of %d", pool.ErrOption, minimum, granularity)
 	}
-	if largest := max(maximum, first, again, descriptor, minimum); largest > tooLarge {
-		return nil, fmt.Errorf("%w: %d bytes are more than any device has", pool.ErrOption, largest)
-	}
 	if maximum < minimum {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, maximum, minimum)
 	}
@@ -98,7 +92,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 }
 
 func (p *Pool) malloc(requested uint64) (pool.Block, error) {
-	if requested > tooLarge {
+	if requested > pool.MostBytes {
 		return pool.Block{}, pool.ErrTooLarge
 	}
 	size := p.align(requested + p.descriptor)
