@@ -32,6 +32,13 @@ func TestPool(t *testing.T) {
 	}
 }
 
+func TestPoolDestroyedBesideOtherThreads(t *testing.T) {
+	program := compile(t, "destroyed", majors[1])
+	for _, kind := range kinds.Names() {
+		t.Run(kind, func(t *testing.T) { run(t, program, []string{kind, small[kind]}).succeeded(t) })
+	}
+}
+
 func TestPoolOfPyTorch(t *testing.T) {
 	libc10 := filepath.Join(t.TempDir(), "libc10.so")
 	output, err := exec.Command("c++", "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", libc10,

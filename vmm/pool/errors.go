@@ -14,6 +14,9 @@ var (
 	// freed, or lies inside one). Nothing was changed.
 	ErrInvalidAddress = errors.New("not the start of a live block of this pool")
 
+	// ErrDestroyed: the pool was destroyed, and what it had handed out with it.
+	ErrDestroyed = errors.New("the pool was destroyed")
+
 	// ErrOption: an option is unknown, or its value is not one the pool takes.
 	ErrOption = errors.New("invalid pool option")
 )
