@@ -37,6 +37,9 @@ type refusal struct {
 
 func (r refusal) Error() string { return r.words }
 
+// Is makes errors.Is(err, cuda.OutOfMemory) work.
+func (r refusal) Is(target error) bool { return target == r.code }
+
 // poolCode is vmm.Code for errors of pools too.
 func poolCode(err error) C.int {
 	var own refusal
@@ -86,7 +89,7 @@ func failed(call string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", call, cuda.Result(code))
+	return refusal{fmt.Sprintf("%s failed with cudaError %d", call, code), cuda.Result(code)}
 }
 
 //export tmsPoolCreate

@@ -115,7 +115,7 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 		block, err = p.retry(size, count, err)
 	}
 	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err)
+		return pool.Block{}, p.table.Refuse(size, err, "")
 	}
 	return block, nil
 }
@@ -124,7 +124,8 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 // caller does not mind; a new region in the place of idle ones.
 func (p *Pool) malloc(size, before uint64) (pool.Block, error) {
 	if size > p.limit {
-		return pool.Block{}, fmt.Errorf("%w: memory_limit is %d", pool.ErrTooLarge, p.limit)
+		return pool.Block{}, fmt.Errorf("%w: memory_limit is %s; raise it",
+			pool.ErrTooLarge, pool.Readable(p.limit))
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	if h := p.fit(rounded, before); h != chunks.None {

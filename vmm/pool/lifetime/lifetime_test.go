@@ -37,6 +37,8 @@ func (s *source) Destroy(pool.Event) error {
 	return nil
 }
 
+func (s *source) Ordinal() int { return 0 }
+
 func (s *source) Close() error {
 	s.closed++
 	return s.refuse

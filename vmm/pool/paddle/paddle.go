@@ -86,14 +86,26 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	block, err := p.malloc(size)
 	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err)
+		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
 	}
 	return block, nil
 }
 
+// advice names the option that decides how much is asked of the source for a block.
+func (p *Pool) advice(requested uint64) string {
+	switch {
+	case requested > p.maximum:
+		return "free something, or ask for less"
+	case len(p.table.Segments()) == 0:
+		return "free something, ask for less, or give a smaller initial="
+	default:
+		return "free something, ask for less, or give a smaller reallocate="
+	}
+}
+
 func (p *Pool) malloc(requested uint64) (pool.Block, error) {
 	if requested > pool.MostBytes {
-		return pool.Block{}, pool.ErrTooLarge
+		return pool.Block{}, fmt.Errorf("%w: no device has as much", pool.ErrTooLarge)
 	}
 	size := p.align(requested + p.descriptor)
 	if size > p.maximum {

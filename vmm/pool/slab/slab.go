@@ -82,7 +82,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 to %d", pool.ErrOption, page, uint64(mostPage))
 	}
 	if p.bound == 0 || p.bound > capacity/64 || page > capacity/4 {
-		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d",
+		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d, and not 0",
 			pool.ErrOption, p.bound, page, capacity/64, capacity/4)
 	}
 	if p.pages, err = newPages(from, books, capacity, page); err != nil {
@@ -119,7 +119,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 		}
 	}
 	if err != nil {
-		return pool.Block{}, p.ledger.Refuse(size, err)
+		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
 	return p.ledger.Enter(block.Address, ledger.Block{Requested: size, Size: block.Size, Owner: owner}), nil
 }
