@@ -121,7 +121,8 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
  *
  * "caching" orders reuse by stream; a pool of any other kind ignores streams, and what is freed must not
  * be in use by the device any more. Codes are as above: 1 also for an unknown kind, option, pool or
- * address, 2 when neither the pool nor the device has room; after any error all is as it was. */
+ * address, 2 when neither the pool nor the device has room, or the pool's options allow no allocation
+ * of the size (tms_last_error names the option); after any error all is as it was. */
 typedef struct tms_pool tms_pool;
 int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device);
 
@@ -139,19 +140,23 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 /* The pool's statistics as JSON, in the manner of tms_stats_json; 0 for a pool that there is not. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
-/* Gives back all segments, with what is still live in them, and ends the pool. After an error the pool
- * is there, empty, with what could not be given back. */
+/* Gives back all segments, with what is still live in them, and ends the pool. Other threads may be
+ * calling the pool: what they had of it is gone, and from here on they get 1 and "the pool was
+ * destroyed". After an error the pool is there, empty, with what could not be given back. */
 int tms_pool_destroy(tms_pool *pool);
 
 /* A pool for PyTorch, on every device, as torch.cuda.memory.CUDAPluggableAllocator takes it: use
- * chooses the kind, once, before the first allocation (another choice after it: 1). Memory that is
+ * chooses the kind, once, before the first allocation (another choice after it: 1). Where PyTorch is
+ * loaded (libc10.so), but not the function by which malloc_or_throw raises its errors, use refuses
+ * with 801, as PyTorch would take the NULL of a failure for memory. Memory that is
  * allocated in a region is pausable, with the tag and backup of the thread. Kinds that ignore streams
  * have a pool for each stream and for each graph, so any kind is safe for programs that use several. */
 int tms_torch_pool_use(const char *kind, const char *options);
 
 /* malloc and free are PyTorch's two functions. malloc returns NULL when out of memory, which PyTorch
  * looks at in a torch.cuda.MemPool only: as the current allocator it uses what it gets, so
- * malloc_or_throw raises PyTorch's RuntimeError, with words that begin "CUDA out of memory". */
+ * malloc_or_throw raises PyTorch's RuntimeError, with words that begin "CUDA out of memory". In a
+ * program without PyTorch it returns NULL and writes these words to stderr. */
 void *tms_torch_pool_malloc(ssize_t size, int device, void *stream);
 void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream);
 void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream);

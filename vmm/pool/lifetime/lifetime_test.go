@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -120,6 +121,26 @@ func TestAMallocThatLosesTheRace(t *testing.T) {
 		}), pool.ErrDestroyed)
 		requireEnded(t, p, s)
 	}
+}
+
+// TestAMallocThatWaits: for memory that another thread may free, when the pool ends.
+func TestAMallocThatWaits(t *testing.T) {
+	s := &source{Source: conformance.NewSource(64 << 30)}
+	options, err := pool.ParseOptions("memory_limit=1MiB,retry_ms=600000")
+	require.NoError(t, err)
+	p, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("bfc", from, options) })
+	require.NoError(t, err)
+	malloc := func(p pool.Pool) error {
+		_, err := p.Malloc(1<<20, 0)
+		return err
+	}
+	require.NoError(t, p.Use(malloc))
+	waits := make(chan error)
+	go func() { waits <- p.Use(malloc) }()
+	time.Sleep(10 * time.Millisecond)
+	require.NoError(t, p.Destroy())
+	require.ErrorIs(t, <-waits, pool.ErrDestroyed)
+	requireEnded(t, p, s)
 }
 
 // TestAfterARefusalThePoolIsThere: a later Destroy ends it.
