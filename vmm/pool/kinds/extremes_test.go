@@ -36,8 +36,7 @@ func around() []uint64 {
 // settings are all that a kind can be made with where one option, or two, are at an extreme.
 func settings(kind string) []string {
 	list := []string{""}
-	extremes := []uint64{0, 1, 256, 512, 1 << 10, 64 << 10, 64 << 20, 64 << 30, 1 << 40, 1 << 55, 1 << 56, 1 << 57,
-		1 << 62, 1 << 63, ^uint64(0) - 511, ^uint64(0)}
+	extremes := []uint64{0, 1, 512, 64 << 10, 64 << 20, 64 << 30, 1 << 40, 1 << 57, 1 << 63, ^uint64(0)}
 	for i, option := range numeric[kind] {
 		for _, value := range around() {
 			list = append(list, fmt.Sprintf("%s=%d", option, value))
@@ -76,20 +75,18 @@ func TestExtremes(t *testing.T) {
 			t.Parallel()
 			made := 0
 			for _, text := range settings(kind) {
-				for _, capacity := range []uint64{1 << 20, 64 << 30, 1 << 50} {
-					options, err := pool.ParseOptions(text)
-					require.NoError(t, err)
-					source := conformance.NewSource(capacity)
-					p, err := kinds.New(kind, source, options)
-					if err != nil {
-						require.ErrorIs(t, err, pool.ErrOption, text)
-						continue
-					}
-					made++
-					require.NotPanics(t, func() { askForExtremes(t, p) }, "%s over %d bytes", text, capacity)
-					segments, _ := source.Held()
-					require.Zero(t, segments)
+				options, err := pool.ParseOptions(text)
+				require.NoError(t, err)
+				source := conformance.NewSource(1 << 42)
+				p, err := kinds.New(kind, source, options)
+				if err != nil {
+					require.ErrorIs(t, err, pool.ErrOption, text)
+					continue
 				}
+				made++
+				require.NotPanics(t, func() { askForExtremes(t, p) }, text)
+				segments, _ := source.Held()
+				require.Zero(t, segments)
 			}
 			require.Positive(t, made)
 		})
@@ -100,13 +97,13 @@ func askForExtremes(t *testing.T, p pool.Pool) {
 	var last pool.Block
 	for _, size := range around() {
 		block, err := p.Malloc(size, 0)
-		if err != nil || size == 0 {
-			require.Zero(t, block)
+		served := err == nil && size > 0
+		if served != (block.Address != 0) || served && (block.Size < size || block.Address == last.Address) {
+			t.Fatalf("%d bytes: %+v, %v", size, block, err)
+		}
+		if !served {
 			continue
 		}
-		require.NotZero(t, block.Address)
-		require.GreaterOrEqual(t, block.Size, size)
-		require.NotEqual(t, last.Address, block.Address, "the last is still live")
 		require.NoError(t, p.Free(last.Address))
 		last = block
 	}

@@ -65,7 +65,7 @@ func requireEnded(t *testing.T, p *lifetime.Pool, s *source) {
 func TestDestroyBesideOtherThreads(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
-			for round := range 50 {
+			for round := range 20 {
 				s := &source{Source: conformance.NewSource(64 << 30)}
 				p := open(t, kind, s)
 				var started, done sync.WaitGroup
