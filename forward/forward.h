@@ -62,8 +62,6 @@ struct forward_extent {
 	X(cudaFree, (void *pointer), (pointer))                                                    \
 	X(cudaGetDevice, (int *device), (device))                                                  \
 	X(cudaSetDevice, (int device), (device))                                                   \
-	X(cudaMemGetInfo, (size_t *bytes, size_t *total), (bytes, total))                          \
-	X(cuMemGetInfo_v2, (size_t *bytes, size_t *total), (bytes, total))                         \
 	X(cuMemCreate, (uint64_t *handle, size_t size, const void *prop, unsigned long long flags), \
 	  (handle, size, prop, flags))                                                             \
 	X(cuMemRelease, (uint64_t handle), (handle))                                               \
@@ -95,6 +93,12 @@ struct forward_extent {
 	  (pointer, pitch, width, height, element))                                                \
 	X(cuMemFree_v2, (uintptr_t pointer), (pointer))                                            \
 	X(cuCtxGetDevice, (int *device), (device))                                                 \
+	X(cuCtxCreate_v2, (void **context, unsigned flags, int device), (context, flags, device))  \
+	X(cuCtxCreate_v3, (void **context, void *affinities, int count, unsigned flags, int device), \
+	  (context, affinities, count, flags, device))                                             \
+	X(cuCtxCreate_v4, (void **context, void *parameters, unsigned flags, int device),          \
+	  (context, parameters, flags, device))                                                    \
+	X(cuCtxDestroy_v2, (void *context), (context))                                             \
 	X(cuCtxEnablePeerAccess, (void *context, unsigned flags), (context, flags))                \
 	X(cuDevicePrimaryCtxReset_v2, (int device), (device))                                      \
 	X(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))               \

@@ -27,7 +27,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 		return ALLOCATING(                                                                 \
 			pointer, size, which(stream),                                              \
 			OURS(forward_cudaStreamIsCapturing##suffix),                               \
-			RECLAIMING(size, forward_cudaMallocAsync##suffix(pointer, size, stream)),  \
+			forward_cudaMallocAsync##suffix(pointer, size, stream),                    \
 			pausable_malloc_here(pointer, size));                                      \
 	}                                                                                          \
                                                                                                    \
@@ -37,8 +37,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 		return ALLOCATING(                                                                 \
 			pointer, size, which(stream),                                              \
 			OURS(forward_cudaStreamIsCapturing##suffix),                               \
-			RECLAIMING(size, forward_cudaMallocFromPoolAsync##suffix(pointer, size,    \
-										 pool, stream)),   \
+			forward_cudaMallocFromPoolAsync##suffix(pointer, size, pool, stream),      \
 			pausable_malloc_here(pointer, size));                                      \
 	}                                                                                          \
                                                                                                    \
@@ -52,7 +51,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		return ALLOCATING(                                                                 \
 			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
-			RECLAIMING(size, forward_cuMemAllocAsync##suffix(pointer, size, stream)),  \
+			forward_cuMemAllocAsync##suffix(pointer, size, stream),                    \
 			pausable_driver_malloc(pointer, size));                                    \
 	}                                                                                          \
                                                                                                    \
@@ -61,8 +60,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	{                                                                                          \
 		return ALLOCATING(                                                                 \
 			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
-			RECLAIMING(size, forward_cuMemAllocFromPoolAsync##suffix(pointer, size,    \
-										 pool, stream)),   \
+			forward_cuMemAllocFromPoolAsync##suffix(pointer, size, pool, stream),      \
 			pausable_driver_malloc(pointer, size));                                    \
 	}                                                                                          \
                                                                                                    \

@@ -22,8 +22,7 @@ HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 
 EXPORT int cuMemAlloc_v2(uintptr_t *pointer, size_t size)
 {
-	return ALLOCATING(pointer, size, NULL, TAKING(),
-			  RECLAIMING(size, forward_cuMemAlloc_v2(pointer, size)),
+	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cuMemAlloc_v2(pointer, size),
 			  pausable_driver_malloc(pointer, size));
 }
 
@@ -44,8 +43,7 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			      unsigned element)
 {
 	return ALLOCATING(pointer, width * height, NULL, TAKING(),
-			  RECLAIMING(width * height,
-				     forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element)),
+			  forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element),
 			  pausable_driver_pitch(pointer, pitch, width, height, element));
 }
 

@@ -37,8 +37,28 @@ static const struct {
 };
 enum { PROC_ADDRESS_V2_SINCE = 12000 };
 
-static void *ours(const char *name, int version)
+/* The signature of these depends on their version, so the driver's choice is looked up. */
+int cuCtxCreate_v2(void **, unsigned, int);
+int cuCtxCreate_v3(void **, void *, int, unsigned, int);
+int cuCtxCreate_v4(void **, void *, unsigned, int);
+int cuCtxDestroy_v2(void *);
+static const struct {
+	const char *name;
+	void *function;
+} versioned[] = {
+#define ENTRY(name) {#name, (void *)name}
+	ENTRY(cuCtxCreate_v2),
+	ENTRY(cuCtxCreate_v3),
+	ENTRY(cuCtxCreate_v4),
+	ENTRY(cuCtxDestroy_v2),
+#undef ENTRY
+};
+
+static void *ours(const char *name, int version, const void *theirs)
 {
+	for (size_t i = 0; strncmp(name, "cuCtx", 5) == 0 && i < sizeof versioned / sizeof *versioned; i++)
+		if (strncmp(versioned[i].name, name, strlen(name)) == 0 && forward_find(versioned[i].name) == theirs)
+			return versioned[i].function;
 	for (size_t i = 0; i < sizeof entries / sizeof *entries; i++)
 		if (strcmp(entries[i].name, name) == 0)
 			return entries[i].function;
@@ -49,7 +69,7 @@ static void *ours(const char *name, int version)
 
 static int found(int code, const char *name, void **function, int version)
 {
-	void *mine = code == SUCCESS && name && function && *function ? ours(name, version) : NULL;
+	void *mine = code == SUCCESS && name && function && *function ? ours(name, version, *function) : NULL;
 	if (mine)
 		*function = mine;
 	return code;

@@ -6,7 +6,7 @@
 
 EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	return ALLOCATING(pointer, size, NULL, TAKING(), RECLAIMING(size, forward_cudaMalloc(pointer, size)),
+	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cudaMalloc(pointer, size),
 			  pausable_malloc_here(pointer, size));
 }
 

@@ -18,6 +18,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 	"unsafe"
 
@@ -60,9 +61,27 @@ func start() (*vmm.Engine, error) {
 		return nil
 	})
 	engine.Warn(logLine)
+	engine.Contexts(eachContext)
 	engine.Shareable(bool(C.region_process.shareable))
 	engine.CheckInvariants(bool(C.region_process.invariants))
 	return engine, nil
+}
+
+// eachContext is a vmm.Contexts.
+func eachContext(ordinal int, use func(cuda.Context) error) error {
+	slots := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.context_slots)))
+	for slot := range C.int(slots) {
+		context := C.context_acquire(slot, C.int(ordinal))
+		if context == 0 {
+			continue
+		}
+		err := use(cuda.Context(context))
+		C.context_release(slot)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // enter runs f and turns a panic into an error: nothing of ours may unwind into the host.
@@ -190,18 +209,6 @@ func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
 }
 
-// tmsSlack returns how many bytes a shrink of a device would give back.
-//
-//export tmsSlack
-func tmsSlack(device C.int) C.size_t {
-	var bytes uint64
-	_ = enter(func(e *vmm.Engine) error {
-		bytes = e.Slack(int(device))
-		return nil
-	})
-	return C.size_t(bytes)
-}
-
 // tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
 // ends it.
 //
@@ -231,17 +238,17 @@ func tmsOperation(operation *C.struct_operation) {
 	}
 	kind := operation.kind
 	go func() {
-		err := enter(func(e *vmm.Engine) error {
+		var bytes uint64
+		err := enter(func(e *vmm.Engine) (err error) {
 			switch kind {
 			case C.OPERATION_PAUSE:
-				return e.Pause(options)
+				bytes, err = e.Pause(options)
+				return err
 			case C.OPERATION_RESUME:
-				return e.Resume(options)
+				bytes, err = e.Resume(options)
+				return err
 			case C.OPERATION_PREPARE:
-				return e.Prepare(options.Tag)
-			case C.OPERATION_SHRINK:
-				operation.bytes = C.uint64_t(e.Shrink(int(operation.device), uint64(operation.bytes)))
-				return nil
+				return e.Prepare(options.Tag)()
 			default:
 				e.Trim()
 				return nil
@@ -251,27 +258,31 @@ func tmsOperation(operation *C.struct_operation) {
 		if err != nil {
 			text = C.CString(err.Error())
 		}
-		C.operation_finish(operation, C.int(vmm.Code(err)), text)
+		C.operation_finish(operation, C.int(vmm.Code(err)), text, C.uint64_t(bytes))
 	}()
 	// The goroutine waits on this thread's P, which goes on to C: nobody would run it for milliseconds while
 	// other threads keep theirs busy. Yielding gives the P to a thread that does.
 	runtime.Gosched()
 }
 
-// tmsPrepare starts a Prepare that nobody waits for.
+// tmsPrepare starts a preparation that nobody waits for; what is called after it comes after it.
 //
 //export tmsPrepare
-func tmsPrepare(tag *C.char) {
-	var name *string
-	if tag != nil {
-		text := C.GoString(tag)
-		name = &text
-	}
-	go func() {
-		if err := enter(func(e *vmm.Engine) error { return e.Prepare(name) }); err != nil {
-			logLine(err.Error())
+func tmsPrepare(tag *C.char) C.int {
+	return report(enter(func(e *vmm.Engine) error {
+		var name *string
+		if tag != nil {
+			text := C.GoString(tag)
+			name = &text
 		}
-	}()
+		finish := e.Prepare(name)
+		go func() {
+			if err := guard.Call(finish); err != nil {
+				logLine(err.Error())
+			}
+		}()
+		return nil
+	}))
 }
 
 //export tmsBackupPointer

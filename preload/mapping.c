@@ -25,26 +25,18 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
-static int try_create(uint64_t *handle, size_t size, const struct prop *prop)
+static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
+	uint64_t number = 0;
 	sigset_t saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
-		code = tmsMemCreate(handle, size, (void *)prop, prop->location, (char *)settings.tag,
+		code = tmsMemCreate(&number, size, (void *)prop, prop->location, (char *)settings.tag,
 				    malloc_flags(settings), settings.peer - 2,
 				    atomic_load(&region_process.margin_bytes));
 		go_leave(&saved);
 	}
-	return code;
-}
-
-static int create(uint64_t *handle, size_t size, const struct prop *prop)
-{
-	uint64_t number = 0;
-	int code = try_create(&number, size, prop);
-	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && reclaim_on(prop->location, size))
-		code = try_create(&number, size, prop);
 	if (code == SUCCESS) {
 		atomic_store(&mapping_tracked, true);
 		*handle = number;
@@ -52,18 +44,10 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 	return code;
 }
 
-static int create_plain(uint64_t *handle, size_t size, const struct prop *prop, unsigned long long flags)
-{
-	int code = forward_cuMemCreate(handle, size, prop, flags);
-	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && can_be_paused(prop) && reclaim_on(prop->location, size))
-		code = forward_cuMemCreate(handle, size, prop, flags);
-	return code;
-}
-
 EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags)
 {
 	if (likely(!TAKING()) || !handle || flags || !can_be_paused(prop))
-		return create_plain(handle, size, prop, flags);
+		return forward_cuMemCreate(handle, size, prop, flags);
 	return create(handle, size, prop);
 }
 

@@ -5,7 +5,6 @@
 #include "region.h"
 #include "tms.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -42,11 +41,25 @@ EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user
 		free(before);
 }
 
+/* The thread that is in the callback, for which an operation waits: it must not wait for one. */
+static __thread bool reporting __attribute__((tls_model("initial-exec")));
+
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
 {
 	struct progress now = progress_now();
-	if (now.callback)
-		now.callback(device, kind, done, total, now.user);
+	if (!now.callback)
+		return;
+	reporting = true;
+	now.callback(device, kind, done, total, now.user);
+	reporting = false;
+}
+
+/* What the thread's last operation freed, or mapped. */
+static __thread uint64_t last_bytes __attribute__((tls_model("initial-exec")));
+
+EXPORT uint64_t tms_last_bytes(void)
+{
+	return last_bytes;
 }
 
 static const char *disk_directory(void)
@@ -57,25 +70,14 @@ static const char *disk_directory(void)
 	return set && *set ? set : "/tmp";
 }
 
-/* Neighbours share extents only where every allocation of the process can take back what is freed beside
- * live ones, so not in a library that was opened and stands in front of nothing. */
-static uint64_t extent_bytes(void)
-{
-	if (region_process.shareable)
-		return 0; /* who imports a segment must not get its neighbours */
-	if (region_process.extent_bytes != REGION_UNSET)
-		return region_process.extent_bytes;
-	void *program = dlopen(NULL, RTLD_LAZY); /* RTLD_DEFAULT would also look into this library */
-	const char *function = program ? dlsym(program, "cudaMalloc") : NULL;
-	if (program)
-		dlclose(program);
-	return function >= __ehdr_start && function < etext ? (uint64_t)1 << 30 : 0;
-}
-
 /* Runs the operation on a thread of the Go runtime, and waits. */
 static int run(struct operation *operation)
 {
 	sigset_t saved;
+	if (reporting)
+		return error_fail(ERROR_NOT_SUPPORTED,
+				  "called from a progress callback, whose own operation has not ended; call it when "
+				  "that has returned");
 	int code = go_enter(&saved);
 	if (code != SUCCESS)
 		return code;
@@ -89,11 +91,13 @@ static int run(struct operation *operation)
 		error_set(operation->error);
 		free(operation->error);
 	}
+	last_bytes = operation->bytes;
 	return operation->code;
 }
 
 static int transition(int kind, const char *tag, double wait)
 {
+	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
 	struct operation operation = {
@@ -104,7 +108,8 @@ static int transition(int kind, const char *tag, double wait)
 		.host_pool_bytes = region_process.host_pool_bytes,
 		.disk_dir = disk_directory(),
 		.disk_chunk = (uint64_t)region_process.disk_backup_chunk_mb << 20,
-		.extent_bytes = extent_bytes(),
+		/* Who imports a segment must not get its neighbours. */
+		.extent_bytes = region_process.shareable ? 0 : region_process.extent_bytes,
 		.wait = wait,
 		.verify = region_process.verify,
 		.poison = region_process.poison,
@@ -113,14 +118,9 @@ static int transition(int kind, const char *tag, double wait)
 	return run(&operation);
 }
 
-HIDDEN uint64_t operation_shrink(int device, size_t size)
+HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes)
 {
-	struct operation operation = {.kind = OPERATION_SHRINK, .device = device, .bytes = size};
-	return run(&operation) == SUCCESS ? operation.bytes : 0;
-}
-
-HIDDEN void operation_finish(struct operation *operation, int code, char *error)
-{
+	operation->bytes = bytes;
 	operation->code = code;
 	operation->error = error;
 	sem_post(&operation->done);
@@ -152,7 +152,7 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 	sigset_t saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
-		tmsPrepare((char *)tag);
+		code = tmsPrepare((char *)tag);
 		go_leave(&saved);
 	}
 	return code;

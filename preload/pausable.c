@@ -15,7 +15,7 @@ HIDDEN unsigned malloc_flags(struct region_settings settings)
 	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
 }
 
-static int try_malloc(void **pointer, size_t size, int device)
+HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
 	void *address = NULL;
@@ -28,14 +28,6 @@ static int try_malloc(void **pointer, size_t size, int device)
 	}
 	if (code == SUCCESS)
 		*pointer = address;
-	return code;
-}
-
-HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
-{
-	int code = try_malloc(pointer, size, device);
-	if (unlikely(code == ERROR_MEMORY_ALLOCATION) && reclaim_on(device, size))
-		code = try_malloc(pointer, size, device);
 	return code;
 }
 

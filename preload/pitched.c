@@ -31,7 +31,7 @@ static int pausable_malloc_pitch(void **pointer, size_t *pitch, size_t width, si
 EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
 {
 	return ALLOCATING(pointer, width * height, NULL, TAKING(),
-			  RECLAIMING(width * height, forward_cudaMallocPitch(pointer, pitch, width, height)),
+			  forward_cudaMallocPitch(pointer, pitch, width, height),
 			  pausable_malloc_pitch(pointer, pitch, width, height));
 }
 
@@ -53,6 +53,6 @@ EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent e
 {
 	size_t size = extent.width * extent.height * extent.depth;
 	return ALLOCATING(&pitched->pointer, size, NULL, TAKING(),
-			  RECLAIMING(size, forward_cudaMalloc3D(pitched, extent)),
+			  forward_cudaMalloc3D(pitched, extent),
 			  pausable_malloc_3d(pitched, extent));
 }

@@ -148,10 +148,28 @@ EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
 	return give(text, buffer, capacity);
 }
 
+typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
+
+/* Whether PyTorch is in the process. *fail is its own c10::detail::torchCheckFail, which raises a c10::Error and is
+ * made for callers that are as plain as this one, or NULL. */
+static bool find_torch(torch_fail **fail)
+{
+	void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
+	*fail = library ? (torch_fail *)dlsym(library, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_") : NULL;
+	if (library)
+		dlclose(library); /* it was there before, and stays */
+	return library;
+}
+
 EXPORT int tms_torch_pool_use(const char *kind, const char *options)
 {
+	torch_fail *fail;
 	if (!kind)
 		return error_fail(ERROR_INVALID_VALUE, "the kind of pool is NULL");
+	if (find_torch(&fail) && !fail)
+		return error_fail(ERROR_NOT_SUPPORTED,
+				  "this PyTorch's libc10.so has no c10::detail::torchCheckFail, without which it could "
+				  "not be told that an allocation failed and would use address 0");
 	return IN_GO(tmsTorchPoolUse((char *)kind, (char *)(options ? options : "")));
 }
 
@@ -176,21 +194,15 @@ EXPORT void *tms_torch_pool_malloc(ssize_t size, int device, void *stream)
 	return torch_pool_malloc(&address, size, device, stream) == SUCCESS ? address : NULL;
 }
 
-/* Raises PyTorch's c10::Error through its own c10::detail::torchCheckFail, which is made for callers
- * that are as plain as this one; returns where there is no such function. */
+/* Raises PyTorch's error; returns where there is no PyTorch. */
 static void throw_to_torch(int code)
 {
-	typedef void fail(const char *function, const char *file, uint32_t line, const char *message);
-	void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
-	fail *torch_check_fail =
-		library ? (fail *)dlsym(library, "_ZN3c106detail14torchCheckFailEPKcS2_jS2_") : NULL;
-	if (library)
-		dlclose(library); /* it was there before, and stays */
+	torch_fail *fail;
 	char message[1200];
 	bool prefix = code == ERROR_MEMORY_ALLOCATION && !strstr(tms_last_error(), "CUDA out of memory");
 	snprintf(message, sizeof message, "%s%s", prefix ? "CUDA out of memory. " : "", tms_last_error());
-	if (torch_check_fail)
-		torch_check_fail("tms_torch_pool_malloc", "libtms.so", 0, message);
+	if (find_torch(&fail) && fail)
+		fail("tms_torch_pool_malloc", "libtms.so", 0, message);
 	error_log(message);
 }
 

@@ -17,38 +17,40 @@ import (
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/lifetime"
 	"tms/vmm/pool/source"
 )
-
-// closing is a source that keeps something of its own until it is closed.
-type closing interface {
-	pool.Source
-	Close() error
-}
-
-// opened is what a tms_pool stands for.
-type opened struct {
-	pool   pool.Pool
-	source closing
-}
 
 // handles has the pools by the number that their tms_pool pointers hold: a pointer that is none of them
 // is told from one that is.
 var handles = struct {
 	sync.RWMutex
-	last uintptr
-	open map[uintptr]opened
-}{open: map[uintptr]opened{}}
+	last uintptr // numbers are not used again
+	open map[uintptr]*lifetime.Pool
+}{open: map[uintptr]*lifetime.Pool{}}
 
-// errNoPool: the tms_pool was destroyed, or never made.
-var errNoPool = fmt.Errorf("%w: not a pool that exists", pool.ErrOption)
+// refusal is an error of the doors themselves: words with a code.
+type refusal struct {
+	words string
+	code  cuda.Result
+}
+
+func (r refusal) Error() string { return r.words }
+
+// Is makes errors.Is(err, cuda.OutOfMemory) work.
+func (r refusal) Is(target error) bool { return target == r.code }
 
 // poolCode is vmm.Code for errors of pools too.
 func poolCode(err error) C.int {
+	var own refusal
+	if errors.As(err, &own) {
+		return C.int(own.code)
+	}
 	for _, known := range []struct {
 		err  error
 		code cuda.Result
 	}{
+		{pool.ErrDestroyed, cuda.InvalidValue},
 		{pool.ErrOutOfMemory, cuda.OutOfMemory},
 		{pool.ErrTooLarge, cuda.OutOfMemory},
 		{pool.ErrInvalidAddress, cuda.InvalidValue},
@@ -70,7 +72,7 @@ func state() source.State {
 
 // newSource makes the source of a pool on a device, of pausable segments as the request has them, or nil:
 // of CUDA's own memory.
-func newSource(e *vmm.Engine, device int, request *vmm.Request) (closing, error) {
+func newSource(e *vmm.Engine, device int, request *vmm.Request) (lifetime.Source, error) {
 	if request != nil {
 		return source.NewSegments(e, driver, *request, state)
 	}
@@ -87,7 +89,7 @@ func failed(call string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
-	return fmt.Errorf("%s: %w", call, cuda.Result(code))
+	return refusal{fmt.Sprintf("%s failed with cudaError %d", call, code), cuda.Result(code)}
 }
 
 //export tmsPoolCreate
@@ -109,38 +111,54 @@ func tmsPoolCreate(id *C.uintptr_t, kind, options *C.char, device C.int, tag *C.
 		if err != nil {
 			return err
 		}
-		made, err := kinds.New(C.GoString(kind), from, parsed)
+		made, err := lifetime.New(from, func(from pool.Source) (pool.Pool, error) {
+			return kinds.New(C.GoString(kind), from, parsed)
+		})
 		if err != nil {
 			return err
 		}
 		handles.Lock()
 		defer handles.Unlock()
 		handles.last++
-		handles.open[handles.last] = opened{made, from}
+		handles.open[handles.last] = made
 		*id = C.uintptr_t(handles.last)
 		return nil
 	})
 	return reportAs(err, poolCode(err))
 }
 
+// poolOf returns the pool that a handle stands for. Errors: pool.ErrDestroyed; refusal for what never was one.
+func poolOf(id C.uintptr_t) (*lifetime.Pool, error) {
+	handles.RLock()
+	defer handles.RUnlock()
+	switch p := handles.open[uintptr(id)]; {
+	case p != nil:
+		return p, nil
+	case id == 0:
+		return nil, refusal{"the pool is NULL", cuda.InvalidValue}
+	case uintptr(id) <= handles.last:
+		return nil, pool.ErrDestroyed
+	default:
+		return nil, refusal{fmt.Sprintf("%#x is not a pool that tms_pool_create made", uintptr(id)), cuda.InvalidValue}
+	}
+}
+
 // withPool calls f with the pool that a handle stands for.
-func withPool(id C.uintptr_t, f func(opened) error) C.int {
+func withPool(id C.uintptr_t, f func(pool.Pool) error) C.int {
 	err := enter(func(*vmm.Engine) error {
-		handles.RLock()
-		p, found := handles.open[uintptr(id)]
-		handles.RUnlock()
-		if !found {
-			return errNoPool
+		p, err := poolOf(id)
+		if err != nil {
+			return err
 		}
-		return f(p)
+		return p.Use(f)
 	})
 	return reportAs(err, poolCode(err))
 }
 
 //export tmsPoolMalloc
 func tmsPoolMalloc(id C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
-	return withPool(id, func(p opened) error {
-		block, err := p.pool.Malloc(uint64(size), pool.Stream(stream))
+	return withPool(id, func(p pool.Pool) error {
+		block, err := p.Malloc(uint64(size), pool.Stream(stream))
 		*address = C.uintptr_t(block.Address)
 		return err
 	})
@@ -148,15 +166,16 @@ func tmsPoolMalloc(id C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C
 
 //export tmsPoolFree
 func tmsPoolFree(id, address C.uintptr_t) C.int {
-	return withPool(id, func(p opened) error { return p.pool.Free(uintptr(address)) })
+	return withPool(id, func(p pool.Pool) error { return p.Free(uintptr(address)) })
 }
 
 //export tmsPoolRecordStream
 func tmsPoolRecordStream(id, address, stream C.uintptr_t) C.int {
-	return withPool(id, func(p opened) error {
-		recorder, ok := p.pool.(pool.StreamRecorder)
+	return withPool(id, func(p pool.Pool) error {
+		recorder, ok := p.(pool.StreamRecorder)
 		if !ok {
-			return fmt.Errorf("a pool of kind %s ignores streams: %w", p.pool.Stats().Kind, cuda.NotSupported)
+			return refusal{fmt.Sprintf("a pool of kind %s ignores streams, and holds nothing back for them; "+
+				"caching does", p.Stats().Kind), cuda.NotSupported}
 		}
 		return recorder.RecordStream(uintptr(address), pool.Stream(stream))
 	})
@@ -164,8 +183,8 @@ func tmsPoolRecordStream(id, address, stream C.uintptr_t) C.int {
 
 //export tmsPoolTrim
 func tmsPoolTrim(id C.uintptr_t, released *C.size_t) C.int {
-	return withPool(id, func(p opened) error {
-		bytes, err := p.pool.Trim()
+	return withPool(id, func(p pool.Pool) error {
+		bytes, err := p.Trim()
 		*released = C.size_t(bytes)
 		return err
 	})
@@ -175,8 +194,8 @@ func tmsPoolTrim(id C.uintptr_t, released *C.size_t) C.int {
 //
 //export tmsPoolStats
 func tmsPoolStats(id C.uintptr_t) (text *C.char) {
-	withPool(id, func(p opened) error {
-		stats, err := json.Marshal(p.pool.Stats())
+	withPool(id, func(p pool.Pool) error {
+		stats, err := json.Marshal(p.Stats())
 		if err == nil {
 			text = C.CString(string(stats))
 		}
@@ -187,13 +206,17 @@ func tmsPoolStats(id C.uintptr_t) (text *C.char) {
 
 //export tmsPoolDestroy
 func tmsPoolDestroy(id C.uintptr_t) C.int {
-	return withPool(id, func(p opened) error {
-		if err := errors.Join(p.pool.Destroy(), p.source.Close()); err != nil {
-			return err
+	err := enter(func(*vmm.Engine) error {
+		p, err := poolOf(id)
+		if err == nil {
+			err = p.Destroy()
 		}
-		handles.Lock()
-		defer handles.Unlock()
-		delete(handles.open, uintptr(id))
-		return nil
+		if err == nil {
+			handles.Lock()
+			delete(handles.open, uintptr(id))
+			handles.Unlock()
+		}
+		return err
 	})
+	return reportAs(err, poolCode(err))
 }

@@ -32,11 +32,42 @@ func TestPool(t *testing.T) {
 	}
 }
 
-func TestPoolOfPyTorch(t *testing.T) {
-	libc10 := filepath.Join(t.TempDir(), "libc10.so")
-	output, err := exec.Command("c++", "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", libc10,
-		filepath.Join("testdata", "libc10.cc")).CombinedOutput()
+func TestPoolsAtTheExtremes(t *testing.T) {
+	program := compile(t, "poolextremes", majors[1])
+	for _, kind := range kinds.Names() {
+		t.Run(kind, func(t *testing.T) { run(t, program, []string{kind}).succeeded(t) })
+	}
+}
+
+func TestPoolDestroyedBesideOtherThreads(t *testing.T) {
+	program := compile(t, "destroyed", majors[1])
+	for _, kind := range kinds.Names() {
+		t.Run(kind, func(t *testing.T) { run(t, program, []string{kind, small[kind]}).succeeded(t) })
+	}
+}
+
+// libc10 builds what stands in for PyTorch's library.
+func libc10(t *testing.T, flags ...string) string {
+	t.Helper()
+	library := filepath.Join(t.TempDir(), "libc10.so")
+	output, err := exec.Command("c++", append(flags, "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", library,
+		filepath.Join("testdata", "libc10.cc"))...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
+	return library
+}
+
+func TestPyTorchThatCannotBeTold(t *testing.T) {
+	program := compile(t, "torchuse", majors[1])
+	run(t, program, []string{"silent", libc10(t, "-DWITHOUT_THROW")}).succeeded(t)
+	run(t, program, []string{"throws", libc10(t)}).succeeded(t)
+	o := run(t, program, []string{"none"})
+	o.succeeded(t)
+	require.Contains(t, o.stderr, "tms: CUDA out of memory. ")
+	require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
+}
+
+func TestPoolOfPyTorch(t *testing.T) {
+	libc10 := libc10(t)
 	program := compile(t, "torchpool", majors[1])
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {

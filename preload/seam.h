@@ -141,17 +141,6 @@ HIDDEN bool excluded_caller(const void *address);
 	(region_active() &&                                                                        \
 	 (likely(!region_process.exclude) || !excluded_caller(__builtin_return_address(0))))
 
-/* reclaim.c: whether memory could be given back, so that an allocation should be tried again. */
-HIDDEN bool reclaim_on(int device, size_t size);
-HIDDEN bool reclaim(size_t size);
-#define RECLAIMING(size, call)                                                                     \
-	({                                                                                         \
-		int code_ = call;                                                                  \
-		if (unlikely(code_ == ERROR_MEMORY_ALLOCATION) && reclaim(size))                   \
-			code_ = call;                                                              \
-		code_;                                                                             \
-	})
-
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
 HIDDEN void trace_load(void);
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream);
@@ -204,6 +193,11 @@ HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size);
 HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pitch, size_t *size);
 HIDDEN int refuse_ipc(void);
 
+/* context.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
+extern int context_slots HIDDEN;
+HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: none there of the device */
+HIDDEN void context_release(int slot);
+
 /* capture.c: streams of this process that are being captured into graphs. */
 extern _Atomic int captures HIDDEN;
 HIDDEN void captures_forget(const void *context); /* which is gone */
@@ -225,7 +219,6 @@ enum operation_kind {
 	OPERATION_RESUME,
 	OPERATION_PREPARE,
 	OPERATION_TRIM,
-	OPERATION_SHRINK,
 };
 struct operation {
 	int kind;
@@ -240,14 +233,12 @@ struct operation {
 	bool verify;
 	bool poison;
 	bool report; /* to operation_progress */
-	int device;     /* of a shrink */
-	uint64_t bytes; /* of a shrink: wanted, then given back */
 	int code;
 	char *error; /* malloc'ed, or NULL */
+	uint64_t bytes; /* of device memory that were freed, or mapped */
 	sem_t done;
 };
-HIDDEN void operation_finish(struct operation *operation, int code, char *error);
-HIDDEN uint64_t operation_shrink(int device, size_t size); /* bytes given back */
+HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */

@@ -70,6 +70,10 @@ void tms_set_disk_backup_dir(const char *path);
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
+/* How many bytes of device memory the calling thread's last tms_pause freed, or tms_resume mapped; 0 when
+ * there was nothing to do. */
+uint64_t tms_last_bytes(void);
+
 /* As tms_resume, but while device memory is short it tries again, for so many seconds, until others have
  * given some up. */
 int tms_resume_within(const char *tag, double seconds);
@@ -81,8 +85,8 @@ int tms_prepare(const char *tag, bool wait);
 
 /* Has callback told, until it is NULL again, how a pause ("pause") or resume ("resume") comes on with
  * the contents of a device: bytes done of total, about 20 times a second and once at the end. It comes
- * from a thread of this library, never after tms_pause or tms_resume has returned, and must not call
- * either. For the process. */
+ * from a thread of this library, never after tms_pause or tms_resume has returned. Called from it, what would wait for a pause or
+ * resume is refused (801). For the process. */
 typedef void (*tms_progress_callback)(int device, const char *operation, uint64_t done, uint64_t total, void *user);
 void tms_set_progress_callback(tms_progress_callback callback, void *user);
 
@@ -117,7 +121,8 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
  *
  * "caching" orders reuse by stream; a pool of any other kind ignores streams, and what is freed must not
  * be in use by the device any more. Codes are as above: 1 also for an unknown kind, option, pool or
- * address, 2 when neither the pool nor the device has room; after any error all is as it was. */
+ * address, 2 when neither the pool nor the device has room, or the pool's options allow no allocation
+ * of the size (tms_last_error names the option); after any error all is as it was. */
 typedef struct tms_pool tms_pool;
 int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device);
 
@@ -135,19 +140,23 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 /* The pool's statistics as JSON, in the manner of tms_stats_json; 0 for a pool that there is not. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
 
-/* Gives back all segments, with what is still live in them, and ends the pool. After an error the pool
- * is there, empty, with what could not be given back. */
+/* Gives back all segments, with what is still live in them, and ends the pool. Other threads may be
+ * calling the pool: what they had of it is gone, and from here on they get 1 and "the pool was
+ * destroyed". After an error the pool is there, empty, with what could not be given back. */
 int tms_pool_destroy(tms_pool *pool);
 
 /* A pool for PyTorch, on every device, as torch.cuda.memory.CUDAPluggableAllocator takes it: use
- * chooses the kind, once, before the first allocation (another choice after it: 1). Memory that is
+ * chooses the kind, once, before the first allocation (another choice after it: 1). Where PyTorch is
+ * loaded (libc10.so), but not the function by which malloc_or_throw raises its errors, use refuses
+ * with 801, as PyTorch would take the NULL of a failure for memory. Memory that is
  * allocated in a region is pausable, with the tag and backup of the thread. Kinds that ignore streams
  * have a pool for each stream and for each graph, so any kind is safe for programs that use several. */
 int tms_torch_pool_use(const char *kind, const char *options);
 
 /* malloc and free are PyTorch's two functions. malloc returns NULL when out of memory, which PyTorch
  * looks at in a torch.cuda.MemPool only: as the current allocator it uses what it gets, so
- * malloc_or_throw raises PyTorch's RuntimeError, with words that begin "CUDA out of memory". */
+ * malloc_or_throw raises PyTorch's RuntimeError, with words that begin "CUDA out of memory". In a
+ * program without PyTorch it returns NULL and writes these words to stderr. */
 void *tms_torch_pool_malloc(ssize_t size, int device, void *stream);
 void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream);
 void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream);

@@ -14,6 +14,7 @@ import (
 	"sync"
 
 	"tms/vmm"
+	"tms/vmm/cuda"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/streams"
@@ -58,8 +59,8 @@ func tmsTorchPoolUse(kind, options *C.char) C.int {
 			if wanted == torch.kind && settings == torch.options {
 				return nil
 			}
-			return fmt.Errorf("%w: this process uses %s for PyTorch already, with the options %q",
-				pool.ErrOption, torch.kind, torch.options)
+			return refusal{fmt.Sprintf("this process uses %s for PyTorch already, with the options %q; it is one choice "+
+				"for the life of a process", torch.kind, torch.options), cuda.InvalidValue}
 		}
 		if _, err := newKind(limitless{pool.NewRange(1<<20, 1<<50)}, wanted, settings); err != nil {
 			return err
@@ -87,7 +88,7 @@ func torchPoolOf(e *vmm.Engine, key torchKey) (pool.Pool, error) {
 		return known, nil
 	}
 	if !chosen {
-		return nil, fmt.Errorf("%w: no kind of pool is chosen; call tms_torch_pool_use first", pool.ErrOption)
+		return nil, refusal{"no kind of pool is chosen for PyTorch; call tms_torch_pool_use first", cuda.InvalidValue}
 	}
 	torch.Lock()
 	defer torch.Unlock()

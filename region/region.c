@@ -12,7 +12,7 @@
 __thread struct region_settings region_delta
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
-HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = REGION_UNSET};
+HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = 64 << 20};
 
 /* Names are few and live for ever, so the list only grows: no lock that fork could leave held. */
 struct name {
@@ -159,7 +159,7 @@ AT_LOAD HIDDEN void region_load_environment(void)
 	region_process.disk_backup_chunk_mb = (unsigned)environment_number(
 		"TMS_DISK_BACKUP_CHUNK_MB", 64, 1, 4096, "a number of MiB from 1 to 4096; using 64");
 	region_process.extent_bytes = environment_number(
-		"TMS_EXTENT_BYTES", REGION_UNSET, 0, UINT64_MAX - 1, "a number of bytes; using the default");
+		"TMS_EXTENT_BYTES", 64 << 20, 0, UINT64_MAX, "a number of bytes; using 67108864");
 	region_process.host_pool_bytes = environment_number(
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }

@@ -7,8 +7,6 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define REGION_UNSET UINT64_MAX
-
 enum region_backend { REGION_PINNED = 0, REGION_MMAP = 1 };
 
 /* What one allocation is to be. */
@@ -50,7 +48,7 @@ struct region_process {
 	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
 	unsigned disk_backup_chunk_mb;
 	uint64_t host_pool_bytes;
-	uint64_t extent_bytes; /* REGION_UNSET: as the library sees fit */
+	uint64_t extent_bytes;
 	bool verify;
 	bool shareable;
 	const char *exclude; /* names of libraries, ":" between them; NULL: none */

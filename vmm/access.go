@@ -44,39 +44,58 @@ func (d *device) findPeers() {
 }
 
 // Grant gives devices that the process has come to use access to the segments there are. Segments made,
-// or resumed, later have it anyway. Errors: *cuda.Error, of the first that failed. (cuMemSetAccess)
+// or resumed, later have it anyway, and those that a pause or resume works on get it from that.
+// Errors: *cuda.Error, of the first that failed. (cuMemSetAccess)
 func (e *Engine) Grant() (err error) {
 	defer e.audit(&err)
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	var first error
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, d := range e.devices {
+	for _, d := range e.known() {
 		if len(d.peers) == 0 {
 			continue
 		}
 		d.refreshUsers()
+		e.mu.Lock()
 		var extents []*extent
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if x := s.extent; x != nil && !x.busy && x.open && x.foreign == nil && !slices.Equal(x.users, d.users()) {
-					x.busy = true
-					extents = append(extents, x)
+				if s.extent != nil {
+					extents = append(extents, s.extent)
 				}
 			}
 		}
+		if failed := e.grantAll(extents); err == nil {
+			err = failed
+		}
 		e.mu.Unlock()
-		for _, x := range extents {
-			if err := x.grant(x.address); err != nil && first == nil {
-				first = err
-			}
+	}
+	return err
+}
+
+// grantAll gives those of the extents access that lack it, as long as nobody works on them. The caller holds
+// e.mu, which is let go for driver calls.
+func (e *Engine) grantAll(extents []*extent) error {
+	var stale []*extent
+	for _, x := range extents {
+		if !x.busy && x.stale() {
+			x.busy = true // its segments name it more than once
+			stale = append(stale, x)
 		}
-		e.mu.Lock()
-		for _, x := range extents {
-			x.busy = false
+	}
+	if len(stale) == 0 {
+		return nil
+	}
+	return e.engage(stale, func() error { return grantEach(stale) })
+}
+
+// stale tells that devices have come into use since the extent was mapped.
+func (x *extent) stale() bool {
+	return x.open && x.foreign == nil && !slices.Equal(x.users, x.device.users())
+}
+
+func grantEach(extents []*extent) (first error) {
+	for _, x := range extents {
+		if err := x.grant(x.address); err != nil && first == nil {
+			first = err
 		}
-		e.settled.Broadcast()
 	}
 	return first
 }

@@ -58,19 +58,6 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	return d, nil
 }
 
-// adopt gives a thread without a context the device's, as the first runtime call of a thread does.
-func (d *device) adopt() error {
-	context, err := d.driver.CtxGetCurrent()
-	if err != nil || context != 0 {
-		return err
-	}
-	return d.driver.CtxSetCurrent(d.context)
-}
-
-func (d *device) synchronize() error {
-	return d.driver.With(d.context, d.driver.CtxSynchronize)
-}
-
 // free is the device's own figure of free memory, in bytes.
 func (d *device) free() (bytes uint64, err error) {
 	err = d.driver.With(d.context, func() error {

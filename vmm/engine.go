@@ -14,6 +14,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"tms/internal/guard"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -28,14 +29,16 @@ type Engine struct {
 	hasher *digest.Hasher
 	// announce is told of each arena before any address in it is handed out.
 	announce func(base uintptr, size uint64) error
+	contexts Contexts
 	warn     func(string)
 
 	shareable bool
 
 	cannotHash sync.Once // the note of it
 
-	// transition is held through a pause or resume: they run one at a time.
-	transition sync.Mutex
+	// transition is held through what works on many segments at once: a pause, a resume, a preparation, a
+	// reset. They run one at a time.
+	transition ticketLock
 
 	// mu guards everything below. It is never held over a driver call, but for the first
 	// allocation of a device and the reservation of an arena.
@@ -44,11 +47,10 @@ type Engine struct {
 	devices  map[int]*device
 	arenas   []*arena
 	deferred []allocation // frees that wait for the end of a stream capture
-	ordered  []orderedFree
-	made     uint64 // ordered frees so far
-	loading  int    // kernels of the content hash
+	ordered  []*orderedFree
 	reaping  bool
 	reaped   sync.Cond // an ordered free is done
+	loading  int       // kernels of the content hash
 
 	foreign foreigners
 
@@ -64,11 +66,13 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		disk:     backup.NewDisk(driver),
 		hasher:   digest.New(driver),
 		announce: announce,
+		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
 		devices:  map[int]*device{},
 		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = backup.NewPeer(driver, e.host)
+	e.transition.init()
 	e.settled.L = &e.mu
 	e.reaped.L = &e.mu
 	return e
@@ -90,8 +94,8 @@ type Request struct {
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
 // returns its address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current to
-// a thread that had none. Addresses are aligned to 512 bytes. When memory is short, Shrink may help.
-// Errors: ErrTooLarge, ErrMargin, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
+// a thread that had none. Addresses are aligned to 512 bytes.
+// Errors: ErrTooLarge, ErrMargin, ErrContext, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	defer e.audit(&err)
 	if r.Size == 0 {
@@ -104,19 +108,35 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return 0, err
 	}
 	if r.Size > d.total {
-		return 0, fmt.Errorf("%w: %d of %d bytes on device %d", ErrTooLarge, r.Size, d.total, r.Device)
+		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, bytes(r.Size), bytes(d.total), r.Device)
 	}
-	if err := d.adopt(); err != nil {
+	if err := e.admit(d); err != nil {
 		return 0, err
 	}
-	address, err = e.malloc(d, r)
-	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
+	err = e.untilFreed(d, r, func() error {
 		address, err = e.malloc(d, r)
-	}
+		return err
+	})
 	if err != nil {
-		return 0, fmt.Errorf("allocating %d bytes on device %d: %w", r.Size, r.Device, err)
+		return 0, fmt.Errorf("allocating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	return address, nil
+}
+
+// untilFreed makes memory, and tries again when it is short and frees that the caller was told of were still
+// to be made.
+func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
+	err := take()
+	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
+		return err
+	}
+	if e.FreeDeferred() > 0 {
+		err = take()
+	}
+	for errors.Is(err, cuda.OutOfMemory) && e.awaitOrdered(d) {
+		err = take()
+	}
+	return err
 }
 
 func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
@@ -137,10 +157,8 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		if s, err = e.place(d, t, granules); err != nil {
 			return 0, err
 		}
-		e.mu.Unlock()
 		x := newExtent(d, s)
-		err = e.furnish(x, r)
-		e.mu.Lock()
+		err = e.unlocked(func() error { return e.furnish(x, r) })
 		if err != nil && x.created { // nor could it be undone: that is a free to be made later
 			s.state, s.extent = freeing, x
 			s.place.enter(s.span, s)
@@ -154,6 +172,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		s.extent = x
 	}
+	_ = e.grantAll([]*extent{s.extent}) // a device that cannot be told can still not copy it: no worse than before
 	s.state, s.size, s.policy, s.shared = active, r.Size, p, nil
 	s.place.enter(s.span, s)
 	t.add(s)
@@ -167,6 +186,13 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	t.listSmall(s)
 	offset, _ := s.shared.allocate(r.Size)
 	return s.address + offset, nil
+}
+
+// unlocked lets go of e.mu, which the caller holds, while call is made. A panic in it is an error.
+func (e *Engine) unlocked(call func() error) error {
+	e.mu.Unlock()
+	defer e.mu.Lock()
+	return guard.Call(call)
 }
 
 // device returns what is known of a device. The caller holds e.mu.
@@ -211,7 +237,7 @@ func (e *Engine) allow(d *device, r Request, take func() error) error {
 		}
 		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
 		if free < size || free-size < r.Margin {
-			return fmt.Errorf("%w: %d bytes free, margin %d", ErrMargin, free, r.Margin)
+			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, bytes(free), bytes(r.Margin))
 		}
 	}
 	return take()
@@ -285,7 +311,7 @@ func (e *Engine) NotePool(ordinal int, bytes int64) {
 
 // Drain waits until what goes on in the background, most of it giving back device and host memory, is over.
 func (e *Engine) Drain() {
-	e.waitOrdered()
+	e.waitOrdered(e.known())
 	e.mu.Lock()
 	for e.loading > 0 {
 		e.settled.Wait()
@@ -305,6 +331,9 @@ func (e *Engine) known() []*device {
 	defer e.mu.Unlock()
 	return slices.Collect(maps.Values(e.devices))
 }
+
+// Contexts sets how the engine learns of the contexts that the program makes. Call it before anything else.
+func (e *Engine) Contexts(contexts Contexts) { e.contexts = contexts }
 
 // Warn sets what is called with a line for the user's log, rarely. Call it before anything else.
 func (e *Engine) Warn(warn func(string)) {

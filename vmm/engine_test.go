@@ -42,6 +42,16 @@ func simulated(t testing.TB, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engi
 	return sim, driver, engine
 }
 
+func pause(e *vmm.Engine, o vmm.Options) error {
+	_, err := e.Pause(o)
+	return err
+}
+
+func resume(e *vmm.Engine, o vmm.Options) error {
+	_, err := e.Resume(o)
+	return err
+}
+
 // simulated device memory can be read and written where it is mapped.
 func bytesAt(address uintptr, size int) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&address))), size)
@@ -85,9 +95,9 @@ func TestAddressesAndContentsReturn(t *testing.T) {
 		addresses = append(addresses, a)
 	}
 	for range 3 {
-		require.NoError(t, engine.Pause(name("t")))
+		require.NoError(t, pause(engine, name("t")))
 		require.Zero(t, sim.Stat("handle_bytes"))
-		require.NoError(t, engine.Resume(name("t")))
+		require.NoError(t, resume(engine, name("t")))
 		for i, a := range addresses {
 			requireFilled(t, a, int(sizes[i]), uint64(i))
 		}
@@ -104,7 +114,7 @@ func TestStatsAddUp(t *testing.T) {
 	require.NoError(t, err)
 	b, err := engine.Malloc(vmm.Request{Size: 1 * mib, Tag: "b"})
 	require.NoError(t, err)
-	require.NoError(t, engine.Pause(name("a")))
+	require.NoError(t, pause(engine, name("a")))
 	stats, err := engine.Stats()
 	require.NoError(t, err)
 	require.Len(t, stats.Devices, 1)
@@ -136,8 +146,8 @@ func TestThreadContextIsLeftAlone(t *testing.T) {
 	// With one it is left alone, whatever device the work is on.
 	b, err := engine.Malloc(vmm.Request{Size: mib, Device: 0, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, err)
-	require.NoError(t, engine.Pause(vmm.Options{}))
-	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{}))
 	require.NoError(t, engine.Free(b, false))
 	require.NoError(t, engine.Free(a, false))
 	now, err := driver.CtxGetCurrent()
@@ -166,19 +176,19 @@ func TestEveryStepFails(t *testing.T) {
 		}
 	}
 	points := 0
-	for _, operation := range []func(vmm.Options) error{engine.Pause, engine.Resume} {
+	for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
 		pausing := points == 0
 		for _, call := range calls {
 			for nth := 1; ; nth++ {
 				if pausing {
-					require.NoError(t, engine.Resume(name("t")))
+					require.NoError(t, resume(engine, name("t")))
 				} else {
-					require.NoError(t, engine.Pause(name("t")))
+					require.NoError(t, pause(engine, name("t")))
 				}
 				engine.Drain() // its calls must not take the failure
 				fired := sim.FailuresFired()
 				sim.Fail(call, nth, 999)
-				err := operation(name("t"))
+				err := operation(engine, name("t"))
 				if sim.FailuresFired() == fired {
 					sim.ClearFailures()
 					require.NoError(t, err)
@@ -196,10 +206,10 @@ func TestEveryStepFails(t *testing.T) {
 						intact()
 					}
 				}
-				require.NoError(t, operation(name("t")), "%s %d: again", call, nth)
+				require.NoError(t, operation(engine, name("t")), "%s %d: again", call, nth)
 				if pausing {
 					require.Zero(t, sim.Stat("handles"))
-					require.NoError(t, engine.Resume(name("t")))
+					require.NoError(t, resume(engine, name("t")))
 				}
 				intact()
 			}
@@ -219,7 +229,7 @@ func TestDeferredFrees(t *testing.T) {
 	require.NoError(t, engine.Free(a, true))
 	require.ErrorIs(t, engine.Free(a, true), vmm.ErrInvalidAddress)
 	require.Equal(t, uint64(1), sim.Stat("handles"))
-	require.ErrorIs(t, engine.Pause(vmm.Options{Capturing: true}), vmm.ErrCapturing)
+	require.ErrorIs(t, pause(engine, vmm.Options{Capturing: true}), vmm.ErrCapturing)
 	// A free the caller was told has succeeded stays on the list until it does.
 	sim.Fail("cuMemUnmap", 1, 999)
 	require.Zero(t, engine.FreeDeferred())
@@ -236,12 +246,14 @@ func TestDeferredFrees(t *testing.T) {
 }
 
 func TestManyThreads(t *testing.T) {
-	_, _, engine := simulated(t, 2)
+	_, driver, engine := simulated(t, 2)
 	var done atomic.Bool
 	var workers, pausers sync.WaitGroup
 	tags := []string{"a", "b", "c"}
 	for w := range 16 {
 		workers.Go(func() {
+			runtime.LockOSThread() // for good: a thread of its own, which has no context of another test
+			_ = driver.CtxSetCurrent(0)
 			random := rand.New(rand.NewPCG(uint64(w), 3))
 			for range 60 {
 				size := 1 + random.IntN(3*mib)
@@ -261,8 +273,8 @@ func TestManyThreads(t *testing.T) {
 	for p := range 3 {
 		pausers.Go(func() {
 			for !done.Load() {
-				for _, operation := range []func(vmm.Options) error{engine.Pause, engine.Resume} {
-					if err := operation(vmm.Options{Tag: &tags[p], RetainBackup: p == 0}); err != nil {
+				for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
+					if err := operation(engine, vmm.Options{Tag: &tags[p], RetainBackup: p == 0}); err != nil {
 						t.Errorf("transition: %v", err)
 					}
 					if _, err := engine.Stats(); err != nil {
@@ -293,8 +305,8 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 			require.LessOrEqual(t, p.Done, p.Total)
 			copied = p.Done // the last one comes at the end
 		}
-		require.NoError(t, engine.Pause(o))
-		require.NoError(t, engine.Resume(name("t")))
+		require.NoError(t, pause(engine, o))
+		require.NoError(t, resume(engine, name("t")))
 		return copied
 	}
 	var addresses []uintptr
@@ -337,15 +349,15 @@ func TestIncrementalAfterAFailedPause(t *testing.T) {
 	require.NoError(t, err)
 	for round, call := range []string{"cuMemcpyDtoHAsync_v2", "cuMemUnmap", "cuLaunchKernel", "cuMemRelease"} {
 		fill(a, size, uint64(round))
-		require.NoError(t, engine.Pause(name("t")))
-		require.NoError(t, engine.Resume(name("t")))
+		require.NoError(t, pause(engine, name("t")))
+		require.NoError(t, resume(engine, name("t")))
 		fill(a, size, uint64(100+round))
 		sim.Fail(call, 1, 999)
-		require.Error(t, engine.Pause(name("t")), call)
-		require.NoError(t, engine.Resume(name("t")))
+		require.Error(t, pause(engine, name("t")), call)
+		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, uint64(100+round))
-		require.NoError(t, engine.Pause(name("t")))
-		require.NoError(t, engine.Resume(name("t")))
+		require.NoError(t, pause(engine, name("t")))
+		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, size, uint64(100+round))
 	}
 	require.NoError(t, engine.Free(a, false))
@@ -360,15 +372,15 @@ func TestIncrementalOnADriverThatCannotHash(t *testing.T) {
 	fill(a, 4*mib, 1)
 	for range 2 {
 		sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
-		require.NoError(t, engine.Pause(name("t")))
-		require.NoError(t, engine.Resume(name("t")))
+		require.NoError(t, pause(engine, name("t")))
+		require.NoError(t, resume(engine, name("t")))
 		requireFilled(t, a, 4*mib, 1)
 	}
 	require.Len(t, notes, 1)
 	o := name("t")
 	o.Verify = true
 	sim.Fail("cuLaunchKernel", 1, int(cuda.NotSupported))
-	require.ErrorIs(t, engine.Pause(o), cuda.NotSupported, "a check that cannot be made is no success")
+	require.ErrorIs(t, pause(engine, o), cuda.NotSupported, "a check that cannot be made is no success")
 	require.NoError(t, engine.Free(a, false))
 }
 
@@ -380,18 +392,18 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost})
 	require.NoError(t, err)
 	fill(a, size, 1)
-	require.NoError(t, engine.Pause(o))
+	require.NoError(t, pause(engine, o))
 	copy, err := engine.BackupPointer(a, size)
 	require.NoError(t, err)
 	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
-	err = engine.Resume(o)
+	err = resume(engine, o)
 	require.ErrorIs(t, err, vmm.ErrContents)
 	require.ErrorContains(t, err, `tag "t"`)
 	require.ErrorContains(t, err, fmt.Sprintf("%#x", a))
 	require.ErrorContains(t, err, "block 2 ")
-	require.ErrorIs(t, engine.Resume(o), vmm.ErrContents, "it is still paused")
+	require.ErrorIs(t, resume(engine, o), vmm.ErrContents, "it is still paused")
 	writeAt(copy+5*mib, ^bytesAt(copy+5*mib, 1)[0])
-	require.NoError(t, engine.Resume(o))
+	require.NoError(t, resume(engine, o))
 	requireFilled(t, a, size, 1)
 	require.NoError(t, engine.Free(a, false))
 }
@@ -408,7 +420,7 @@ func TestProgressInStats(t *testing.T) {
 	seen := map[int]uint64{}
 	o := name("t")
 	o.Progress = func(p vmm.Progress) { seen[p.Device] = p.Done }
-	require.NoError(t, engine.Pause(o))
+	require.NoError(t, pause(engine, o))
 	require.Equal(t, map[int]uint64{0: 64 * mib, 1: 64 * mib}, seen)
 	stats, err := engine.Stats()
 	require.NoError(t, err)
@@ -421,7 +433,7 @@ func TestProgressInStats(t *testing.T) {
 		require.Equal(t, uint64(64*mib), stats.Devices[p.Device].Progress.Total)
 		seen[p.Device] = 0
 	}
-	require.NoError(t, engine.Resume(o))
+	require.NoError(t, resume(engine, o))
 	require.Equal(t, map[int]uint64{0: 0, 1: 0}, seen)
 	for _, a := range addresses {
 		require.NoError(t, engine.Free(a, false))

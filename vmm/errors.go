@@ -27,6 +27,11 @@ var (
 	// ErrTooLarge: the allocation is larger than the device's memory.
 	ErrTooLarge = errors.New("the allocation is larger than the device's memory")
 
+	// ErrContext: memory made in the current context could not be waited for before a pause takes it away.
+	ErrContext = errors.New("the current CUDA context was made where this library could not see it (by a function that " +
+		"was found with dlsym, or as a green context), so its work could not be waited for before memory is paused; " +
+		"allocate with the primary context current, or outside regions")
+
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.
 	ErrCapturing = errors.New("a stream is being captured into a CUDA graph; end the capture, then call again")
 )
@@ -44,6 +49,7 @@ func Code(err error) int {
 		{ErrBothBackups, cuda.InvalidValue},
 		{ErrContents, cuda.IllegalState},
 		{ErrMargin, cuda.OutOfMemory},
+		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},
 		{backup.ErrDisk, cuda.OperatingSystem},

@@ -12,14 +12,12 @@ type extent struct {
 	size     uint64
 	segments []*segment // by address; those in slack are free, but cannot leave alone
 	live     int        // segments that are not in slack
-	claims   int        // frees of its segments that go on, and may fail
-	busy     bool       // a transition, or the free of its last segment, works on it; not while there are claims
+	busy     bool       // a transition, or a driver call, works on it
 	foreign  *foreign   // made as a program asked for it; nil: as cudaMalloc's memory
 	handle   cuda.Handle
 	created  bool  // handle is valid
 	mapped   bool  // handle is mapped at address
 	open     bool  // the device has access
-	only     bool  // what it holds is nowhere else, though its segments are paused
 	users    []int // devices that have access
 }
 
@@ -143,29 +141,16 @@ func (x *extent) undo() error {
 	return err
 }
 
-// engage makes a driver call that concerns segments with memory, while nobody else works on them. The
-// caller holds e.mu, which is let go meanwhile.
-func (e *Engine) engage(segments []*segment, call func() error) error {
-	mark := func(busy bool) {
-		for _, s := range segments {
-			s.extent.busy = busy
-		}
+// engage makes a driver call that concerns extents, while nobody else works on them. The caller holds e.mu,
+// which is let go meanwhile.
+func (e *Engine) engage(extents []*extent, call func() error) error {
+	for _, x := range extents {
+		x.busy = true
 	}
-	mark(true)
-	e.mu.Unlock()
-	err := call()
-	e.mu.Lock()
-	mark(false)
+	err := e.unlocked(call)
+	for _, x := range extents {
+		x.busy = false
+	}
 	e.settled.Broadcast()
 	return err
-}
-
-// dead is how many bytes of it are slack.
-func (x *extent) dead() (bytes uint64) {
-	for _, s := range x.segments {
-		if s.state == slack {
-			bytes += s.length()
-		}
-	}
-	return bytes
 }

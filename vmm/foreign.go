@@ -78,7 +78,7 @@ func (e *Engine) bury(s *segment) error {
 		return nil
 	}
 	if x := s.extent; x != nil {
-		if err := e.engage([]*segment{s}, x.release); err != nil {
+		if err := e.engage([]*extent{x}, x.release); err != nil {
 			return err
 		}
 	}
@@ -108,7 +108,7 @@ func (e *Engine) lose(s *segment) {
 	for !s.settled() {
 		e.settled.Wait()
 	}
-	if x := s.extent; x == nil || e.engage([]*segment{s}, x.unmake) == nil {
+	if x := s.extent; x == nil || e.engage([]*extent{x}, x.unmake) == nil {
 		s.extent = nil
 	}
 	s.state = paused

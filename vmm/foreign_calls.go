@@ -21,18 +21,17 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err != nil {
 		return 0, err
 	}
+	if err := e.admit(d); err != nil {
+		return 0, err
+	}
 	s := &segment{
 		device: d, size: r.Size, foreign: &foreign{size: r.Size, prop: prop, references: 1},
 		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target},
 	}
 	s.extent = newExtent(d, s)
-	create := func() error { return e.allow(d, r, s.extent.create) }
-	err = create()
-	if errors.Is(err, cuda.OutOfMemory) && !r.Capturing && e.FreeDeferred()+e.waitOrdered() > 0 {
-		err = create()
-	}
+	err = e.untilFreed(d, r, func() error { return e.allow(d, r, s.extent.create) })
 	if err != nil {
-		return 0, fmt.Errorf("creating %d bytes on device %d: %w", r.Size, r.Device, err)
+		return 0, fmt.Errorf("creating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -83,7 +82,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 	}
 	x := s.extent
 	if s.state == active {
-		if err := e.engage([]*segment{s}, func() error {
+		if err := e.engage([]*extent{x}, func() error {
 			return s.device.driver.MemMap(address, size, x.handle)
 		}); err != nil {
 			return err
@@ -114,6 +113,9 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessDesc) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if len(descs) == 0 && e.overlapping(address, size) != nil {
+		return fmt.Errorf("no access is asked for: %w", cuda.InvalidValue)
+	}
 	set := func(d *cuda.Driver, address uintptr, size uint64) error {
 		return d.MemSetAccessOf(address, size, descs)
 	}
@@ -162,7 +164,7 @@ func (e *Engine) MemUse(number cuda.Handle, lend bool, use func(cuda.Handle) err
 	if s.state == paused {
 		return fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
 	}
-	err = e.engage([]*segment{s}, func() error { return use(s.extent.handle) })
+	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.handle) })
 	if err == nil && lend {
 		s.foreign.lent = true
 	}

@@ -25,7 +25,11 @@ func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, ui
 	for address < end {
 		upTo, segments := e.part(address, end)
 		if segments == nil || segments[0].onDevice() {
-			if err := e.engage(segments, func() error {
+			var extents []*extent
+			for _, s := range segments {
+				extents = append(extents, s.extent)
+			}
+			if err := e.engage(extents, func() error {
 				return do(e.driver, address, uint64(upTo-address))
 			}); err != nil {
 				return err

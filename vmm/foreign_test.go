@@ -75,11 +75,11 @@ func TestForeignMemoryReturns(t *testing.T) {
 		for n := range 4 {
 			fill(m.at(n), chunk, cycle+uint64(n))
 		}
-		require.NoError(t, engine.Pause(name("weights")))
+		require.NoError(t, pause(engine, name("weights")))
 		require.Zero(t, sim.Stat("handles"))
 		require.Zero(t, sim.Stat("used:0"))
 		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PausedBytes)
-		require.NoError(t, engine.Resume(name("weights")))
+		require.NoError(t, resume(engine, name("weights")))
 		require.EqualValues(t, 4*chunk, tagStats(t, engine, "weights").PhysicalBytes)
 		for n := range 4 {
 			requireFilled(t, m.at(n), chunk, cycle+uint64(n))
@@ -102,9 +102,9 @@ func TestForeignMemoryAndBackups(t *testing.T) {
 		m.open(0, 3)
 		for cycle := range uint64(3) {
 			fill(m.at(int(cycle)), chunk, cycle)
-			require.NoError(t, engine.Prepare(nil))
-			require.NoError(t, engine.Pause(vmm.Options{Verify: true, DiskDir: t.TempDir(), DiskChunk: mib}))
-			require.NoError(t, engine.Resume(vmm.Options{Verify: true, ExtentBytes: 1 << 30}))
+			require.NoError(t, engine.Prepare(nil)())
+			require.NoError(t, pause(engine, vmm.Options{Verify: true, DiskDir: t.TempDir(), DiskChunk: mib}))
+			require.NoError(t, resume(engine, vmm.Options{Verify: true, ExtentBytes: 1 << 30}))
 			for n := range cycle + 1 {
 				requireFilled(t, m.at(int(n)), chunk, n)
 			}
@@ -120,8 +120,8 @@ func TestForeignMemoryWithoutBackup(t *testing.T) {
 	handle := m.create(0)
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
-	require.NoError(t, engine.Pause(vmm.Options{}))
-	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{}))
 	require.Zero(t, bytesAt(m.at(0), chunk)[0])
 	m.unmap(0, 1, handle)
 	m.end()
@@ -139,7 +139,7 @@ func TestForeignMemoryWhilePaused(t *testing.T) {
 	for n := range 4 {
 		fill(m.at(n), chunk, uint64(n))
 	}
-	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
 
 	m.unmap(1, 2, handles[1])
 	require.ErrorIs(t, engine.MemRelease(handles[1]), cuda.InvalidValue)
@@ -168,11 +168,11 @@ func TestForeignMemoryWhilePaused(t *testing.T) {
 	require.ErrorIs(t, engine.MemAddressFree(m.base, chunks*chunk), cuda.InvalidValue)
 	require.ErrorIs(t, engine.MemUse(handles[0], false, nil), cuda.NotSupported)
 
-	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{}))
 	for n, seed := range map[int]uint64{0: 0, 1: 9, 2: 2, 4: 10, 6: 3} {
 		requireFilled(t, m.at(n), chunk, seed)
 	}
-	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
 	m.unmap(0, 3, handles[:3]...)
 	m.unmap(6, 7, handles[3])
 	require.NoError(t, driver.MemUnmap(m.at(4), chunk))
@@ -191,13 +191,13 @@ func TestForeignMemoryThatStays(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, lent, again)
 	fill(m.at(1), chunk, 1)
-	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
 	require.EqualValues(t, 2, sim.Stat("handles"))
 	m.open(0, 1)
-	require.NoError(t, engine.Pause(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
 	require.EqualValues(t, 1, sim.Stat("handles"))
 	requireFilled(t, m.at(1), chunk, 1)
-	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{}))
 	require.ErrorIs(t, engine.MemMap(m.at(2), chunk, 0, lent, 0), cuda.NotSupported) // mapped already
 	require.ErrorIs(t, engine.Free(m.at(1), false), vmm.ErrInvalidAddress)
 
@@ -222,7 +222,7 @@ func TestForeignMemoryAndFailures(t *testing.T) {
 			fill(m.at(0), chunk, 1)
 			fill(m.at(1), chunk, 2)
 			sim.Fail(function, nth, int(cuda.OutOfMemory))
-			for engine.Pause(vmm.Options{}) != nil {
+			for pause(engine, vmm.Options{}) != nil {
 				if function == "cuMemRelease" {
 					continue // paused; only the memory is still held
 				}
@@ -230,9 +230,9 @@ func TestForeignMemoryAndFailures(t *testing.T) {
 				requireFilled(t, m.at(1), chunk, 2)
 			}
 			require.Zero(t, sim.Stat("handles"))
-			if engine.Resume(vmm.Options{}) != nil {
+			if resume(engine, vmm.Options{}) != nil {
 				require.Zero(t, sim.Stat("handles"))
-				require.NoError(t, engine.Resume(vmm.Options{}))
+				require.NoError(t, resume(engine, vmm.Options{}))
 			}
 			requireFilled(t, m.at(0), chunk, 1)
 			requireFilled(t, m.at(1), chunk, 2)
@@ -275,8 +275,8 @@ func TestForeignMemoryAndThreads(t *testing.T) {
 			case <-stop:
 				return
 			default:
-				_ = engine.Pause(vmm.Options{})
-				_ = engine.Resume(vmm.Options{})
+				_ = pause(engine, vmm.Options{})
+				_ = resume(engine, vmm.Options{})
 			}
 		}
 	})
@@ -312,8 +312,8 @@ func TestForeignMemoryAndReset(t *testing.T) {
 	handle := m.create(0)
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
-	require.NoError(t, engine.Pause(vmm.Options{}))
-	require.NoError(t, engine.Resume(vmm.Options{}))
+	require.NoError(t, pause(engine, vmm.Options{}))
+	require.NoError(t, resume(engine, vmm.Options{}))
 	requireFilled(t, m.at(0), chunk, 1)
 	m.unmap(0, 1, handle)
 	m.end()

@@ -10,39 +10,63 @@ import (
 // allocation is what a caller of Malloc holds: a segment, or a block of one.
 type allocation struct {
 	segment *segment
-	small   bool    // a part of it:
-	first   int     // the first unit of that
-	extent  *extent // that the free has a claim on; nil: none
-	late    bool    // the caller was told that it is done
+	small   bool // a part of it:
+	first   int  // the first unit of that
+	late    bool // the caller was told that its free is done
 }
 
-// Free ends an allocation, on the calling thread, after the device has finished with it. While a
-// stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
+// Free ends an allocation, on the calling thread, after the devices that have access have finished with it.
+// While a stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
 // After any other error the allocation is still there, and the free can be tried again.
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
-	e.mu.Lock()
-	a, err := e.claim(address)
-	mapped := err == nil && a.segment.mapped()
-	if mapped && capturing {
-		a = e.unclaim(a)
-		a.late = true
-		e.deferred = append(e.deferred, a)
-		e.mu.Unlock()
-		return nil
+	if !capturing {
+		err = e.idle(address)
+		capturing = captureForbids(err) // one that nobody saw begin
 	}
-	e.mu.Unlock()
+	if err != nil && !capturing {
+		return fmt.Errorf("freeing %#x: %w", address, err)
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a, err := e.claim(address)
 	if err != nil {
 		return err
 	}
-	if mapped {
-		err = a.segment.device.synchronize()
+	if capturing && a.segment.mapped() {
+		a.late = true
+		e.deferred = append(e.deferred, a)
+		return nil
 	}
-	return e.free(a, err)
+	return e.free(a, nil)
 }
 
-// claim marks the allocation at an address as being freed, once no pause or resume works on it.
+// idle waits until the devices have finished with a live allocation. Nothing is claimed meanwhile: what the
+// devices do may depend on the thread that frees something else, or pauses.
+func (e *Engine) idle(address uintptr) error {
+	e.mu.Lock()
+	s := e.around(address).segment
+	e.mu.Unlock()
+	if s == nil {
+		return nil
+	}
+	return e.idleLate(s)
+}
+
+// idleLate is idle for a segment that the program thinks is gone.
+func (e *Engine) idleLate(s *segment) error {
+	e.mu.Lock()
+	mapped := s.mapped()
+	e.mu.Unlock()
+	if !mapped {
+		return nil
+	}
+	return e.drain(s.device.users()...)
+}
+
+// claim marks the allocation at an address as being freed, once no pause or resume works on it. The caller
+// holds e.mu.
 func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		a := e.around(address)
@@ -59,23 +83,8 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 		} else {
 			s.state = freeing
 		}
-		a.extent = s.extent
-		if a.extent != nil {
-			a.extent.claims++
-		}
 		return a, nil
 	}
-}
-
-// unclaim lets transitions have the extent of an allocation: it has gone, is live again, or its free
-// has become a late one, of which the caller was told that it has succeeded.
-func (e *Engine) unclaim(a allocation) allocation {
-	if a.extent != nil {
-		a.extent.claims--
-		e.settled.Broadcast()
-	}
-	a.extent = nil
-	return a
 }
 
 // find returns the segment of a granule. The caller holds e.mu.
@@ -88,38 +97,19 @@ func (e *Engine) find(address uintptr) *segment {
 	return e.overlapping(address, 1)
 }
 
-// idle waits until the device has finished with a segment.
-func (e *Engine) idle(s *segment) error {
-	e.mu.Lock()
-	mapped := s.mapped()
-	e.mu.Unlock()
-	if mapped {
-		return s.device.synchronize()
-	}
-	return nil
-}
-
-// free ends a claimed allocation that the device is done with, or takes the claim back if waiting for the
-// device has failed. A late one stays deferred when it fails.
+// free ends a claimed allocation, unless waiting for what used it has failed. After an error a late one is
+// put off once more, and any other is live again. The caller holds e.mu, which is let go for driver calls.
 func (e *Engine) free(a allocation, waited error) error {
 	err := waited
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	if err == nil {
 		err = e.drop(a)
 	}
-	a = e.unclaim(a)
 	switch {
 	case err == nil:
 		return nil
 	case a.late:
 		e.deferred = append(e.deferred, a)
 		return err
-	case captureForbids(err):
-		// A capture that the seam did not see begin: the free waits for its end all the same.
-		a.late = true
-		e.deferred = append(e.deferred, a)
-		return nil
 	}
 	a.reinstate()
 	return fmt.Errorf("freeing %#x: %w", a.address(), err)
@@ -148,11 +138,11 @@ func (a allocation) reinstate() {
 func (s *segment) reinstate() {
 	s.state = active
 	if s.extent == nil || !s.extent.open {
-		s.state = paused // its memory is out of reach already; what is left goes at the next try
+		s.state = paused // it was before
 	}
 }
 
-// drop ends a claimed allocation that the device is done with. The caller holds e.mu, which is let go
+// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is let go
 // for driver calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
@@ -183,7 +173,7 @@ func (e *Engine) drop(a allocation) error {
 		s.tag.addSlack(s)
 		return nil
 	} else if x != nil {
-		if err := e.engage([]*segment{s}, x.unmake); err != nil {
+		if err := e.engage([]*extent{x}, x.unmap); err != nil {
 			if a.small {
 				s.reinstate()
 				s.tag.listSmall(s)
@@ -194,6 +184,19 @@ func (e *Engine) drop(a allocation) error {
 	}
 	e.forget(s)
 	e.vacate(s)
+	return nil
+}
+
+// unmap ends an extent. Once it is unmapped what it held is gone, so a release that the driver refuses is made
+// later; the caller need not know.
+func (x *extent) unmap() error {
+	if err := x.detach(x.address); err != nil {
+		return err
+	}
+	if handle := x.handle; x.created {
+		x.device.driver.End(func() error { return x.device.driver.MemRelease(handle) })
+	}
+	x.handle, x.created = 0, false
 	return nil
 }
 
@@ -221,17 +224,23 @@ func captureForbids(err error) bool {
 }
 
 // FreeDeferred makes the frees that a stream capture, or the driver, held up and returns how many succeeded.
-// The others stay, for the next time.
+// The others stay, for the next time; so does what the driver refuses to release.
 func (e *Engine) FreeDeferred() int {
+	for _, d := range e.known() {
+		e.driver.Tidy(d.context)
+	}
 	e.mu.Lock()
 	waiting := e.deferred
 	e.deferred = nil
 	e.mu.Unlock()
 	done := e.buryLate()
 	for _, a := range waiting {
-		if e.free(a, e.idle(a.segment)) == nil {
+		waited := e.idleLate(a.segment)
+		e.mu.Lock()
+		if e.free(a, waited) == nil {
 			done++
 		}
+		e.mu.Unlock()
 	}
 	return done
 }

@@ -272,8 +272,6 @@ func (x *extent) check() error {
 		return fmt.Errorf("%d segments live, noted are %d", live, x.live)
 	case size != x.size:
 		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
-	case x.claims < 0:
-		return fmt.Errorf("%d claims", x.claims)
 	case !x.busy && (!x.created || x.open && !x.mapped):
 		return fmt.Errorf("created %v, mapped %v, open %v", x.created, x.mapped, x.open)
 	}
@@ -304,8 +302,8 @@ func (a *arena) check() error {
 // checkWaiting checks the frees that callers were told are done.
 func (e *Engine) checkWaiting() error {
 	waiting := append([]allocation(nil), e.deferred...)
-	if len(e.ordered) > 1 {
-		for _, o := range e.ordered[1:] { // the first is being made, so it may be over, or deferred
+	for _, o := range e.ordered {
+		if !o.making { // it may be over, or deferred
 			waiting = append(waiting, o.allocation)
 		}
 	}
@@ -316,7 +314,7 @@ func (e *Engine) checkWaiting() error {
 		if a.small {
 			gone = a.segment.shared != nil && !a.segment.shared.isFreeing(a.first)
 		}
-		if gone || seen[of] || !a.late || a.extent != nil {
+		if gone || seen[of] || !a.late {
 			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)
 		}
 		seen[of] = true

@@ -53,10 +53,10 @@ func (s *scene) play(bytes []byte) {
 		m.context, _ = m.driver.CtxGetCurrent()
 	}
 	s.faults.drop()
-	m.transition("resume", "", s.engine.Resume)
+	m.transition("resume", "", resume)
 	for tries := 0; m.anyPaused() && len(m.all) > 0; tries++ { // memory is short: with less it works
 		m.free(0, func(p *piece) error { return s.engine.Free(p.address, false) })
-		m.transition("resume", "", s.engine.Resume)
+		m.transition("resume", "", resume)
 	}
 	m.look("at the end")
 	for len(m.all) > 0 {
@@ -123,23 +123,18 @@ func (m *model) step() {
 	case 12:
 		m.copy(m.pick(), m.pick())
 	case 13:
-		m.transition("pause", "", m.engine.Pause)
+		m.transition("pause", "", pause)
 	case 14:
-		m.transition("resume", "", m.engine.Resume)
+		m.transition("resume", "", resume)
 	case 15, 16:
-		m.transition("pause", m.tag(), m.engine.Pause)
+		m.transition("pause", m.tag(), pause)
 	case 17, 18:
-		m.transition("resume", m.tag(), m.engine.Resume)
+		m.transition("resume", m.tag(), resume)
 	case 19:
 		m.faults.failSoon(m.next()%64, []error{cuda.Unknown, cuda.OutOfMemory, cuda.InvalidValue, unix.EIO}[m.next()%4])
-	case 20:
-		device := m.next() % 2
-		fired := m.firedSoFar()
-		m.engine.Shrink(device, uint64(m.next())<<16)
-		m.resync(fired, func(*piece) bool { return true })
-	case 21:
+	case 20, 21:
 		tag := m.tag()
-		m.try("prepare", func() error { return m.engine.Prepare(&tag) })
+		m.try("prepare", func() error { return m.engine.Prepare(&tag)() })
 	case 22:
 		switch m.next() % 6 {
 		case 0:
@@ -256,7 +251,7 @@ func (m *model) copy(from, to *piece) {
 	}
 }
 
-func (m *model) transition(name, tag string, operation func(vmm.Options) error) {
+func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Options) error) {
 	o := m.options(tag)
 	o.RetainBackup, o.Verify = m.retain, m.verify
 	if m.pool {
@@ -264,7 +259,7 @@ func (m *model) transition(name, tag string, operation func(vmm.Options) error) 
 	}
 	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
 	fired := m.firedSoFar()
-	if m.try(name, func() error { return operation(o) }) != nil {
+	if m.try(name, func() error { return operation(m.engine, o) }) != nil {
 		m.resync(fired, concerned)
 		return
 	}
@@ -414,7 +409,6 @@ func TestModelThreads(t *testing.T) {
 		}
 		return nil
 	})
-	var moving sync.RWMutex // a shrink takes memory away for a moment
 	var workers sync.WaitGroup
 	for w := range 6 {
 		workers.Go(func() {
@@ -438,36 +432,24 @@ func TestModelThreads(t *testing.T) {
 				r.Tag, r.Device, r.Size = tag, random.IntN(2), uint64(1+random.IntN(5*sceneGranularity))
 				p := &piece{request: r}
 				until("malloc", func() (err error) { p.address, err = s.engine.Malloc(r); return err })
-				until("resume", func() error { return s.engine.Resume(s.options(tag)) })
-				moving.RLock()
-				if !s.engine.PausedAt(p.address) { // a shrink that failed may have paused it
-					p.fill(uint64(w*1_000_000 + round + 1))
-					mine = append(mine, p)
-				}
-				moving.RUnlock()
-				if p.seed == 0 {
-					until("free", func() error { return s.engine.Free(p.address, false) })
-				}
+				until("resume", func() error { return resume(s.engine, s.options(tag)) })
+				p.fill(uint64(w*1_000_000 + round + 1))
+				mine = append(mine, p)
 				if random.IntN(2) == 0 {
-					until("pause", func() error { return s.engine.Pause(s.options(tag)) })
+					until("pause", func() error { return pause(s.engine, s.options(tag)) })
 					if random.IntN(4) == 0 && len(mine) > 0 {
 						until("free", func() error { return s.engine.Free(mine[0].address, false) })
 						mine = mine[1:]
 					}
-					until("resume", func() error { return s.engine.Resume(s.options(tag)) })
+					until("resume", func() error { return resume(s.engine, s.options(tag)) })
 				}
-				moving.RLock()
 				for i, p := range mine {
-					if s.engine.PausedAt(p.address) {
-						continue
-					}
 					if p.request.Backup == vmm.BackupNone {
 						p.fill(p.seed)
 					} else if !p.intact() {
 						t.Errorf("contents of %d of thread %d are lost", i, w)
 					}
 				}
-				moving.RUnlock()
 				for len(mine) > 12 {
 					i := random.IntN(len(mine))
 					until("free", func() error { return s.engine.Free(mine[i].address, false) })
@@ -483,13 +465,10 @@ func TestModelThreads(t *testing.T) {
 	var chaos sync.WaitGroup
 	chaos.Go(func() {
 		for !done.Load() {
-			moving.Lock()
-			s.engine.Shrink(0, 1<<40)
-			moving.Unlock()
 			_, _ = s.engine.Stats()
 			_ = s.engine.Grant()
 			tag := "a"
-			_ = s.engine.Prepare(&tag)
+			_ = s.engine.Prepare(&tag)()
 			s.engine.Trim()
 		}
 	})

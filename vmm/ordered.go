@@ -2,7 +2,10 @@ package vmm
 
 import (
 	"errors"
+	"slices"
+	"time"
 
+	"tms/internal/clock"
 	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
@@ -10,56 +13,56 @@ import (
 // orderedFree is a free that takes effect when its stream has come to it.
 type orderedFree struct {
 	allocation
-	event cuda.Event // recorded in the stream at the free
+	event  cuda.Event // recorded in the stream at the free
+	making bool       // its stream has come to it
 }
 
 // FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The
 // caller waits for none of that, only for a pause or resume that works on the segment at the
-// moment; a thread of ours waits for the stream. The stream must not be being captured.
+// moment; a thread of ours looks now and then how far the stream is. The stream must not be being captured.
 // Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
-// (cuStreamGetCtx, cuEventRecord, cuEventSynchronize, cuMemUnmap, cuMemRelease)
+// (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
-	e.mu.Lock()
-	a, err := e.claim(address)
-	mapped := err == nil && a.segment.mapped()
-	e.mu.Unlock()
+	// The event comes before the claim, so that nothing is claimed if it cannot be had.
+	event, err := e.mark(stream, address)
 	if err != nil {
 		return err
 	}
-	if !mapped { // paused: no stream can be using it
-		return e.free(a, nil)
-	}
-	event, err := e.mark(stream, a.segment.device)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	a = e.unclaim(a)
-	if err != nil {
-		a.reinstate()
-		return err
+	a, err := e.claim(address)
+	if err != nil || !a.segment.mapped() { // paused: no stream can be using it
+		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
+		if err != nil {
+			return err
+		}
+		return e.free(a, nil)
 	}
 	a.late = true
-	e.ordered = append(e.ordered, orderedFree{a, event})
+	e.ordered = append(e.ordered, &orderedFree{allocation: a, event: event})
 	if !e.reaping {
 		e.reaping = true
-		go e.reap()
+		go func() { _ = guard.Call(e.reap) }()
 	}
 	return nil
 }
 
 // mark records an event in a stream, in the stream's own context: it may be another than the calling
 // thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
-func (e *Engine) mark(stream cuda.Stream, d *device) (event cuda.Event, err error) {
+func (e *Engine) mark(stream cuda.Stream, address uintptr) (event cuda.Event, err error) {
 	context, err := e.driver.StreamGetCtx(stream)
 	switch {
-	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call
-		context = d.context
+	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call: of the memory's device
+		e.mu.Lock()
+		if s := e.find(address); s != nil {
+			context, err = s.device.context, nil
+		}
+		e.mu.Unlock()
 	case errors.Is(err, cuda.NotSupported): // of a green context
 		context, err = e.driver.CtxGetCurrent()
-		if err != nil {
-			return 0, err
-		}
-	case err != nil:
+	}
+	if err != nil {
 		return 0, err
 	}
 	err = e.driver.With(context, func() error {
@@ -74,43 +77,77 @@ func (e *Engine) mark(stream cuda.Stream, d *device) (event cuda.Event, err erro
 	return event, err
 }
 
+// Streams come to their frees in any order, and one that never does must not hold up the others: so they are
+// asked, not waited for.
+const (
+	firstLook = 20 * time.Microsecond
+	lastLook  = time.Millisecond
+)
+
 // reap makes ordered frees until there are none. One that fails waits for the next FreeDeferred.
-func (e *Engine) reap() {
+func (e *Engine) reap() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for len(e.ordered) > 0 {
-		next := e.ordered[0]
-		e.mu.Unlock()
-		_ = guard.Call(func() error { return e.freeOrdered(next) })
-		e.mu.Lock()
-		e.ordered = e.ordered[1:]
-		e.made++
-		e.reaped.Broadcast()
+	defer func() { e.reaping = false }()
+	for pause := firstLook; len(e.ordered) > 0; pause = min(2*pause, lastLook) {
+		for _, o := range slices.Clone(e.ordered) {
+			waited := e.unlocked(func() error { return e.reached(o) })
+			if errors.Is(waited, cuda.NotReady) {
+				continue
+			}
+			o.making = true
+			_ = e.free(o.allocation, waited)
+			e.ordered = slices.DeleteFunc(e.ordered, func(other *orderedFree) bool { return other == o })
+			e.reaped.Broadcast()
+			pause = firstLook
+		}
+		_ = e.unlocked(func() error { clock.Sleep(pause); return nil })
 	}
-	e.reaping = false
+	return nil
 }
 
-// freeOrdered waits until the stream has come to a free, and makes it.
-func (e *Engine) freeOrdered(o orderedFree) error {
-	dropped := false
-	err := e.driver.With(o.segment.device.context, func() error {
-		defer e.driver.DropEvent(o.event)
-		dropped = true
-		return e.driver.EventSynchronize(o.event)
-	})
-	if !dropped { // the context was refused
+// reached returns nil when the stream has come to a free; NotReady: it has not.
+func (e *Engine) reached(o *orderedFree) error {
+	err := e.driver.With(o.segment.device.context, func() error { return e.driver.EventQuery(o.event) })
+	if !errors.Is(err, cuda.NotReady) {
 		e.driver.DropEvent(o.event)
 	}
-	return e.free(o.allocation, err)
+	return err
 }
 
-// waitOrdered waits until the ordered frees there are now have been made; how many there were.
-func (e *Engine) waitOrdered() int {
+// waitOrdered waits until the ordered frees on these devices that there are now have been made.
+func (e *Engine) waitOrdered(devices []*device) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	waited := len(e.ordered)
-	for last := e.made + uint64(waited); e.made < last; {
-		e.reaped.Wait()
+	for _, o := range slices.Clone(e.ordered) {
+		for slices.Contains(devices, o.segment.device) && slices.Contains(e.ordered, o) {
+			e.reaped.Wait()
+		}
 	}
-	return waited
+}
+
+// patience is for a program that runs ahead of its streams. A stream may also wait for the very thread that
+// allocates, so it ends.
+const patience = time.Second
+
+// awaitOrdered waits until an ordered free on the device has been made; false: there is none that comes.
+func (e *Engine) awaitOrdered(d *device) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	pending := func() (count int) {
+		for _, o := range e.ordered {
+			if o.segment.device == d {
+				count++
+			}
+		}
+		return count
+	}
+	before := pending()
+	for start := time.Now(); before > 0 && time.Since(start) < patience; {
+		_ = e.unlocked(func() error { clock.Sleep(lastLook / 4); return nil })
+		if pending() < before {
+			return true
+		}
+	}
+	return false
 }

@@ -2,75 +2,86 @@ package vmm
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"tms/vmm/backup"
 )
 
 // Pause releases the physical memory of every active segment with the tag, on all devices, after
-// saving the contents of those that have a backup. When it returns the memory is free for others.
+// saving the contents of those that have a backup, and returns how many bytes that was. When it returns the
+// memory is free for others.
 //
 // It is a transaction: wait for the devices; save contents; unmap all; release all. An error in
 // one of the first three leaves every segment active; one while releasing leaves them paused, with
 // the memory that was refused still held, and another Pause releases it.
-// Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuMemUnmap, cuMemRelease)
-func (e *Engine) Pause(o Options) (err error) {
+// Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
-	if o.Capturing {
-		return fmt.Errorf("pause: %w", ErrCapturing)
+	if freed, err = e.tryPause(o); err != nil {
+		return freed, fmt.Errorf("pause: %w", err)
 	}
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	start := time.Now()
-	if e.usesDisk(o.Tag) {
-		if err := e.disk.Configure(o.DiskDir, o.DiskChunk); err != nil {
-			return fmt.Errorf("pause: %w", err)
-		}
-	}
-	e.FreeDeferred()
-	e.waitOrdered() // their memory is to be free too when pause returns
-	batches := e.begin(o.Tag, func(s *segment) bool {
-		return s.state == active && !s.stays() || s.state == paused && s.extent != nil && !s.extent.only
-	})
-	if len(batches) == 0 {
-		return nil
-	}
-	if err := e.transit(batches, "pause", o.Progress, func() error { return e.pause(batches, o.Verify) },
-		func(t *tag) { t.lastPause = time.Since(start).Seconds() }); err != nil {
-		return fmt.Errorf("pause: %w", err)
-	}
-	return nil
+	return freed, nil
 }
 
-func (e *Engine) pause(batches []*batch, verify bool) error {
-	for _, b := range batches {
-		if err := b.device.synchronize(); err != nil {
-			if captureForbids(err) {
-				err = fmt.Errorf("%w: %w", ErrCapturing, err)
-			}
-			return err
+func (e *Engine) tryPause(o Options) (freed uint64, err error) {
+	if o.Capturing {
+		return 0, ErrCapturing
+	}
+	start := time.Now()
+	wanted := func(s *segment) bool { return s.state == active && !s.stays() || s.state == paused && s.extent != nil }
+	// What was submitted before the call is waited for here, while nothing is held that another thread of the
+	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
+	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.state == freeing })))
+	if err := e.drainAll(devices); err != nil {
+		return 0, err
+	}
+	e.FreeDeferred()
+	e.waitOrdered(devices) // their memory is to be free too when pause returns
+	reported := func() {}
+	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	if e.usesDisk(o.Tag) {
+		if err := e.disk.Configure(o.DiskDir, o.DiskChunk); err != nil {
+			return 0, err
 		}
 	}
+	batches := e.begin(o.Tag, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) })
+	if len(batches) == 0 {
+		return 0, nil
+	}
+	reported = track(batches, "pause", o.Progress)
+	err = e.transit(batches, func() error {
+		freed, err = e.pause(batches, o.Verify)
+		return err
+	}, func(t *tag) { t.lastPause = time.Since(start).Seconds() })
+	return freed, err
+}
+
+func (e *Engine) pause(batches []*batch, verify bool) (freed uint64, first error) {
 	err := parallel(batches, func(b *batch) error { return e.save(b, verify) })
 	if err == nil {
 		err = unmap(batches)
 	}
 	if err != nil {
 		dropSaved(batches)
-		return err
+		return 0, err
 	}
-	var first error
 	for _, b := range batches {
 		for _, s := range b.segments {
 			s.outcome.state = paused
 		}
 		for _, x := range b.extents {
-			if err := x.release(); err != nil && first == nil {
+			if err := x.release(); err == nil {
+				freed += x.size
+			} else if first == nil {
 				first = fmt.Errorf("paused, but memory is still held; pause again to release it: %w", err)
 			}
 		}
 	}
-	return first
+	return freed, first
 }
 
 // usesDisk tells whether a pause of the tag would write files.

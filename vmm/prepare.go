@@ -6,14 +6,21 @@ import (
 	"tms/vmm/backup"
 )
 
-// Prepare pins host memory ahead for the active segments with the tag (nil: every tag) that have a
-// host backup, so that their next pause runs at the speed of the link. A pause or resume that comes
-// meanwhile waits for it. Errors: backup.ErrHostMemory, *cuda.Error; nothing is then held.
-// (cuMemHostRegister)
-func (e *Engine) Prepare(name *string) (err error) {
-	defer e.audit(&err)
-	e.transition.Lock()
-	defer e.transition.Unlock()
+// Prepare begins to pin host memory ahead for the active segments with the tag (nil: every tag) that have a
+// host backup, so that their next pause runs at the speed of the link, and returns at once. What finish does
+// is the work; it must be called, on any thread. A pause, resume or trim that comes after Prepare waits for it.
+// Errors of finish: backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
+func (e *Engine) Prepare(name *string) (finish func() error) {
+	ticket := e.transition.ask()
+	return func() (err error) {
+		defer e.audit(&err)
+		e.transition.await(ticket)
+		defer e.transition.Unlock()
+		return e.prepare(name)
+	}
+}
+
+func (e *Engine) prepare(name *string) error {
 	wants := func(s *segment) bool {
 		return s.state == active && s.backup == BackupHost && s.contents == nil && !s.stays()
 	}

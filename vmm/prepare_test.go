@@ -30,11 +30,11 @@ func TestPrepareAllOrNothing(t *testing.T) {
 		return nil
 	})
 	defer failpoint.Set(nil)
-	require.ErrorIs(t, engine.Prepare(nil), backup.ErrHostMemory)
+	require.ErrorIs(t, engine.Prepare(nil)(), backup.ErrHostMemory)
 	engine.Drain()
 	require.Equal(t, 2, registered)
 	require.Zero(t, sim.Stat("registered_bytes"))
-	require.NoError(t, engine.Prepare(nil))
+	require.NoError(t, engine.Prepare(nil)())
 	require.NotZero(t, sim.Stat("registered_bytes"))
 	for _, a := range addresses {
 		require.NoError(t, engine.Free(a, false))

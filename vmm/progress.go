@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"tms/internal/clock"
 	"tms/internal/guard"
 )
 
@@ -29,15 +30,18 @@ func (d *device) readProgress() *Progress {
 	return &Progress{d.ordinal, p.operation, p.done.Load(), p.total.Load()}
 }
 
-// reportEvery is short enough for a bar that moves.
-const reportEvery = 50 * time.Millisecond
+// reportEvery is short enough for a bar that moves; endedEvery, for a pause that is not held up by it.
+const (
+	reportEvery = 50 * time.Millisecond
+	endedEvery  = 200 * time.Microsecond
+)
 
 // track counts what an operation copies, per device, and calls report with it now and then, from one
 // thread. What it returns ends that, after a last call for every device with contents.
 //
-// A report may have to wait for a lock that the host holds while it waits for segments of the operation
-// (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
-// when the segments have settled.
+// A report may have to wait for a lock that the host holds while it waits for segments of the operation, or
+// for its turn (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
+// when the segments have settled and no lock of ours is held.
 func track(batches []*batch, operation string, report func(Progress)) (end func()) {
 	for _, b := range batches {
 		b.device.progress.Store(&progress{operation: operation})
@@ -50,26 +54,23 @@ func track(batches []*batch, operation string, report func(Progress)) (end func(
 		}
 	}
 	var reporter sync.WaitGroup
-	stop := make(chan struct{})
+	var ended atomic.Bool
 	if report != nil {
 		reporter.Go(func() {
 			_ = guard.Call(func() error {
-				ticker := time.NewTicker(reportEvery)
-				defer ticker.Stop()
-				for {
-					select {
-					case <-ticker.C:
+				for since := time.Now(); !ended.Load(); clock.Sleep(endedEvery) {
+					if time.Since(since) >= reportEvery {
+						since = time.Now()
 						all()
-					case <-stop:
-						all()
-						return nil
 					}
 				}
+				all()
+				return nil
 			})
 		})
 	}
 	return func() {
-		close(stop)
+		ended.Store(true)
 		reporter.Wait()
 		for _, b := range batches {
 			b.device.progress.Store(nil)

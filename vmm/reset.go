@@ -4,16 +4,19 @@ package vmm
 // addresses stay reserved; the device can be used again. (cudaDeviceReset)
 func (e *Engine) Reset(ordinal int) {
 	defer e.auditQuietly()
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	e.FreeDeferred()
-	e.waitOrdered()
 	e.mu.Lock()
 	d := e.devices[ordinal]
+	e.mu.Unlock()
 	if d == nil {
-		e.mu.Unlock()
 		return
 	}
+	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
+	_ = e.drain(d.users()...)
+	e.FreeDeferred()
+	e.waitOrdered([]*device{d})
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	e.mu.Lock()
 	delete(e.devices, ordinal)
 	var segments, foreign []*segment
 	for _, t := range d.tags {
@@ -27,13 +30,9 @@ func (e *Engine) Reset(ordinal int) {
 			}
 		}
 	}
-	e.mu.Unlock()
-	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
-	_ = d.synchronize()
 	for _, s := range segments {
 		_ = e.free(allocation{segment: s, late: true}, nil)
 	}
-	e.mu.Lock()
 	for _, s := range foreign {
 		e.lose(s)
 	}

@@ -5,34 +5,32 @@ import (
 	"fmt"
 	"time"
 
+	"tms/internal/clock"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
 // Resume gives every paused segment with the tag new memory at its old address, and its contents
-// where they were kept.
+// where they were kept, and returns how many bytes of memory that was.
 //
 // It is a transaction: create, map and refill all, then drop what was kept. After an error every
 // segment is still paused with its contents, and nothing new is held.
 // Memory that is short is waited for, for a time if that is asked for.
 // Errors: ErrCapturing, ErrContents, *cuda.Error with cuda.OutOfMemory when others hold the memory.
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
-func (e *Engine) Resume(o Options) (err error) {
+func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
-	if o.Capturing {
-		return fmt.Errorf("resume: %w", ErrCapturing)
-	}
 	until := time.Now().Add(o.Wait)
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
-		err := e.tryResume(o)
+		mapped, err = e.tryResume(o)
 		if left := time.Until(until); errors.Is(err, cuda.OutOfMemory) && left > 0 {
-			time.Sleep(min(pause, left))
+			clock.Sleep(min(pause, left))
 			continue
 		}
 		if err != nil {
-			return fmt.Errorf("resume: %w", err)
+			return 0, fmt.Errorf("resume: %w", err)
 		}
-		return nil
+		return mapped, nil
 	}
 }
 
@@ -42,20 +40,30 @@ const (
 	lastRetry  = 250 * time.Millisecond
 )
 
-func (e *Engine) tryResume(o Options) error {
-	e.transition.Lock()
-	defer e.transition.Unlock()
+func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
+	if o.Capturing {
+		return 0, ErrCapturing
+	}
 	start := time.Now()
 	e.FreeDeferred()
+	reported := func() {}
+	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
+	e.transition.Lock()
+	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, func(s *segment) bool { return s.state == paused && !s.stays() })
 	if len(batches) == 0 {
-		return nil
+		return 0, nil
 	}
 	for _, b := range batches {
 		b.gather(o.ExtentBytes)
+		for _, x := range b.extents {
+			mapped += x.size
+		}
 	}
-	return e.transit(batches, "resume", o.Progress, func() error { return e.resume(batches, o) },
+	reported = track(batches, "resume", o.Progress)
+	err = e.transit(batches, func() error { return e.resume(batches, o) },
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
+	return mapped, err
 }
 
 func (e *Engine) resume(batches []*batch, o Options) error {
@@ -115,14 +123,13 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	for i, x := range b.extents {
 		if err := x.create(); err != nil {
 			if errors.Is(err, cuda.OutOfMemory) {
-				err = shortage(b, i, err)
+				err = e.shortage(b, i, err)
 			}
 			return err
 		}
 		if err := x.attach(x.address); err != nil {
 			return err
 		}
-		x.only = false
 		for _, s := range x.segments {
 			if s.contents == nil || !s.current {
 				continue
@@ -138,7 +145,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 }
 
 // shortage says how much memory a resume lacks.
-func shortage(b *batch, made int, cause error) error {
+func (e *Engine) shortage(b *batch, made int, cause error) error {
 	var had, need uint64
 	for i, x := range b.extents {
 		if i < made {
@@ -150,8 +157,8 @@ func shortage(b *batch, made int, cause error) error {
 	if err != nil {
 		return cause
 	}
-	return fmt.Errorf("device %d has %d bytes free and %d are needed; free memory there and call again: %w",
-		b.device.ordinal, had+free, need, cause)
+	return fmt.Errorf("device %d has %s free and %s are needed; free memory there and call again: %w%s",
+		b.device.ordinal, bytes(had+free), bytes(need), cause, e.slackNote(b.device, cause))
 }
 
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.

@@ -100,14 +100,19 @@ func (p *space) allocate(count uint32) *span {
 	}
 	p.remove(s)
 	if s.count > count {
-		rest := &span{start: s.start + count, count: s.count - count, previous: s, next: s.next}
-		if rest.next != nil {
-			rest.next.previous = rest
-		}
-		s.count, s.next = count, rest
-		p.insert(rest)
+		p.insert(p.split(s, count))
 	}
 	return s
+}
+
+// split shortens a span that is in no bin to count granules and returns the rest.
+func (p *space) split(s *span, count uint32) *span {
+	rest := &span{start: s.start + count, count: s.count - count, previous: s, next: s.next}
+	if rest.next != nil {
+		rest.next.previous = rest
+	}
+	s.count, s.next = count, rest
+	return rest
 }
 
 // release gives a span back.

@@ -96,7 +96,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	r.Tag = "u"
 	b, err := s.engine.Malloc(r)
 	require.NoError(t, err)
-	require.NoError(t, s.engine.Pause(s.options("u")))
+	require.NoError(t, pause(s.engine, s.options("u")))
 
 	// A fill of memory that is unmapped before it runs.
 	address, err := s.driver.MemAddressReserve(sceneGranularity, 0)
@@ -114,18 +114,17 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	waiting.Wait = time.Minute
 	for range 3 {
 		for name, err := range map[string]error{
-			"pause":      s.engine.Pause(s.options("t")),
-			"pause all":  s.engine.Pause(s.options("")),
-			"resume":     s.engine.Resume(waiting),
+			"pause":      pause(s.engine, s.options("t")),
+			"pause all":  pause(s.engine, s.options("")),
+			"resume":     resume(s.engine, waiting),
 			"free":       s.engine.Free(a, false),
-			"prepare":    s.engine.Prepare(nil),
+			"prepare":    s.engine.Prepare(nil)(),
 			"free after": s.engine.FreeAfter(a, 0),
 		} {
 			require.ErrorIs(t, err, cuda.IllegalAddress, name)
 			require.Equal(t, int(cuda.IllegalAddress), vmm.Code(err), name)
 		}
 	}
-	s.engine.Shrink(0, 1)
 	s.engine.Trim()
 	s.engine.Drain()
 	require.Less(t, time.Since(start), 10*time.Second)

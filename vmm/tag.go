@@ -1,5 +1,15 @@
 package vmm
 
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"tms/vmm/cuda"
+)
+
 // tag is the segments of one device that are paused and resumed together.
 type tag struct {
 	name       string
@@ -24,8 +34,26 @@ func (t *tag) remove(s *segment) {
 	t.segments = removeAt(t.segments, s.index)
 }
 
-// addSlack notes a segment that is free but whose memory cannot leave alone.
+// addSlack notes a segment that is free but whose memory cannot leave alone, as one with what is slack beside
+// it.
 func (t *tag) addSlack(s *segment) {
+	x := s.extent
+	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
+	if next := at + 1; next < len(x.segments) && x.segments[next].state == slack {
+		t.removeSlack(x.segments[next])
+		s.place.space.join(s.span, x.segments[next].span)
+		x.segments = slices.Delete(x.segments, next, next+1)
+	}
+	if last := at - 1; last >= 0 && x.segments[last].state == slack {
+		t.removeSlack(x.segments[last])
+		s.place.space.join(x.segments[last].span, s.span)
+		s = x.segments[last]
+		x.segments = slices.Delete(x.segments, at, at+1)
+	}
+	t.listSlack(s)
+}
+
+func (t *tag) listSlack(s *segment) {
 	list := t.slack[s.span.count]
 	s.state, s.index = slack, len(list)
 	t.slack[s.span.count] = append(list, s)
@@ -42,17 +70,59 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 	return bytes
 }
 
-// takeSlack returns a segment of as many granules whose memory is there already, nil if there is none.
+// takeSlack returns a segment of as many granules whose memory is there already, split from the smallest that
+// is large enough; nil if there is none.
 func (t *tag) takeSlack(granules uint32) *segment {
-	list := t.slack[granules]
-	for i := len(list) - 1; i >= 0; i-- {
-		if s := list[i]; !s.extent.busy && s.extent.open {
-			t.removeSlack(s)
-			s.extent.live++
-			return s
+	var best *segment
+	for count, list := range t.slack {
+		if count < granules || best != nil && count >= best.span.count {
+			continue
+		}
+		for _, s := range list {
+			if !s.extent.busy && s.extent.open {
+				best = s
+				break
+			}
 		}
 	}
-	return nil
+	if best == nil {
+		return nil
+	}
+	t.removeSlack(best)
+	x := best.extent
+	x.live++
+	if best.span.count > granules {
+		rest := &segment{device: best.device, place: best.place, tag: t, extent: x,
+			span: best.place.space.split(best.span, granules)}
+		rest.address = rest.place.address(rest.span)
+		at, _ := slices.BinarySearchFunc(x.segments, best.address, compareAddress)
+		x.segments = slices.Insert(x.segments, at+1, rest)
+		t.listSlack(rest)
+	}
+	return best
+}
+
+// slackNote says, behind an error for want of memory, what is held beside live segments.
+func (e *Engine) slackNote(d *device, err error) string {
+	if !errors.Is(err, cuda.OutOfMemory) {
+		return ""
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	var held uint64
+	var names []string
+	for name, t := range d.tags {
+		if slack := t.slackBytes(d.granularity); slack > 0 {
+			held += slack
+			names = append(names, strconv.Quote(name))
+		}
+	}
+	if held == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
+		"gives it back (%s)", bytes(held), d.ordinal, strings.Join(names, ", "))
 }
 
 // removeAt takes a segment out of a list in which each knows its index.

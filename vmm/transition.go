@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"time"
 
@@ -23,38 +24,34 @@ type Options struct {
 	Capturing    bool           // a stream of the process is being captured
 }
 
-// batch is a device's part in a transition: a pause, resume or shrink. From begin to end its segments and
-// extents are its own, and others see the segments as they were before.
+// batch is a device's part in a transition: a pause or resume. From begin to end its segments and extents are
+// its own, and others see the segments as they were before.
 type batch struct {
 	device   *device
 	segments []*segment // by address
 	extents  []*extent  // that they have, or get, by address
-	moved    []*extent  // of a shrink: those that have taken the place of others
 }
 
 // transit does a transition's work on the batches of begin, and ends it whatever happens; when the work is
 // done, each tag notes that.
-func (e *Engine) transit(batches []*batch, operation string, report func(Progress), work func() error,
-	note func(*tag)) error {
-	ended := track(batches, operation, report)
+func (e *Engine) transit(batches []*batch, work func() error, note func(*tag)) error {
 	err := guard.Call(work)
 	if err != nil {
 		note = func(*tag) {}
 	}
 	e.end(batches, note)
-	ended()
 	return err
 }
 
 // begin marks the segments of a transition, and their extents, busy and returns them, grouped by device.
 // What is to become of a segment is noted in its outcome meanwhile: others may read its state under the
-// lock. It waits for frees in the same extents: one that fails must find its segment as it was.
+// lock. It waits for driver calls of others that concern the same extents: none of those waits for the device.
 func (e *Engine) begin(name *string, wanted func(*segment) bool) []*batch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for {
 		batches := e.collect(name, wanted)
-		if !claimed(batches) {
+		if !engaged(batches) {
 			for _, b := range batches {
 				b.begin()
 			}
@@ -87,10 +84,10 @@ func (b *batch) sort() {
 	}
 }
 
-func claimed(batches []*batch) bool {
+func engaged(batches []*batch) bool {
 	for _, b := range batches {
 		for _, x := range b.extents {
-			if x.claims > 0 || x.busy {
+			if x.busy {
 				return true
 			}
 		}
@@ -132,6 +129,7 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, b := range batches {
+		e.grantLate(b)
 		noted := map[*tag]bool{}
 		for _, s := range b.segments {
 			s.busy = false
@@ -153,6 +151,26 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 		}
 	}
 	e.settled.Broadcast()
+}
+
+// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds
+// e.mu, which is let go for driver calls.
+func (e *Engine) grantLate(b *batch) {
+	for {
+		var stale []*extent
+		for _, x := range b.extents {
+			if x.stale() {
+				stale = append(stale, x)
+			}
+		}
+		if len(stale) == 0 {
+			return
+		}
+		if err := e.unlocked(func() error { return grantEach(stale) }); err != nil {
+			e.warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
+			return
+		}
+	}
 }
 
 // parallel runs f for every device at once and returns the first error, after all have ended.

@@ -232,6 +232,19 @@ static void reset(void)
 	EXPECT(tms_pause(NULL), 0);
 }
 
+/* A context of the program's own takes its captures along. */
+static void context_destroyed(void)
+{
+	void *context = NULL;
+	int (*create)(void **, unsigned, int) = (int (*)(void **, unsigned, int))look_up("cu", "CtxCreate_v2");
+	int (*destroy)(void *) = (int (*)(void *))look_up("cu", "CtxDestroy_v2");
+	EXPECT(create(&context, 0, 0), 0);
+	EXPECT(cuda.begin(new_stream(), RELAXED), 0);
+	EXPECT(tms_pause(NULL), REFUSED);
+	EXPECT(destroy(context), 0);
+	EXPECT(tms_pause(NULL), 0);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
@@ -242,6 +255,7 @@ int main(int argc, char **argv)
 	ends_that_fail();
 	several_at_once();
 	destroyed();
+	context_destroyed();
 	streams_of_threads();
 	streams_of_threads_on_two_devices();
 	reset();

@@ -289,23 +289,6 @@ int main(int argc, char **argv)
 		CHECK(filled(pointer, SIZE, 3));
 		EXPECT(cudaFree(pointer), 0);
 		puts(in ? "drops" : "forwarded");
-	} else if (strstr(name, "MemGetInfo")) {
-		int (*f)(size_t *, size_t *) = (int (*)(size_t *, size_t *))function(name);
-		size_t bytes = 0, before = 0, total = 0;
-		EXPECT(f(&before, &total), 0);
-		EXPECT(total - before, sim_stat("handle_bytes") + sim_stat("allocation_bytes"));
-		if (in) {
-			/* A neighbour that shares the extent goes: its memory stays, and counts as free. */
-			void *neighbour = pausable(SIZE, "it", false);
-			EXPECT(tms_pause(NULL), 0);
-			EXPECT(tms_resume(NULL), 0);
-			EXPECT(sim_stat("handles"), 1);
-			EXPECT(cudaFree(neighbour), 0);
-			EXPECT(sim_stat("handles"), 1);
-			EXPECT(f(&bytes, &total), 0);
-			EXPECT(bytes, before);
-		}
-		puts("forwarded");
 	} else if (strstr(name, "PointerGetAttributes")) {
 		int (*f)(attributes *, const void *) = (int (*)(attributes *, const void *))function(name);
 		for (int paused = 0; paused <= in; paused++) {

@@ -72,7 +72,7 @@ int main(void)
 	void *other = NULL;
 	EXPECT(cudaMalloc(&other, free_bytes() - 6 * MIB), 0);
 	EXPECT(tms_resume("odd"), 2);
-	CHECK(strstr(tms_last_error(), "bytes free"));
+	CHECK(strstr(tms_last_error(), " free and "));
 	EXPECT(cudaFree(other), 0);
 	EXPECT(tms_resume("odd"), 0);
 	all_active();
@@ -81,10 +81,16 @@ int main(void)
 	sim_fail("cuMemUnmap", 1, 999);
 	EXPECT(cudaFree(segment[0]), 999);
 	CHECK(filled(segment[0], 3 * MIB, 0));
+	/* What is unmapped is gone: a refused release is made later, and no error. */
+	size_t held = free_bytes();
 	sim_fail("cuMemRelease", 1, 999);
-	EXPECT(cudaFree(segment[0]), 999);
-	for (int i = 0; i < COUNT; i++)
+	sim_fail("cuMemRelease", 2, 999);
+	EXPECT(cudaFree(segment[0]), 0);
+	EXPECT(free_bytes(), held);
+	EXPECT(cudaFree(segment[0]), 1);
+	for (int i = 1; i < COUNT; i++)
 		EXPECT(cudaFree(segment[i]), 0);
+	EXPECT(tms_pause(NULL), 0);
 	EXPECT(free_bytes(), before);
 
 	/* Allocating fails at each step and leaves nothing. */

@@ -21,6 +21,7 @@
 #pragma weak tms_set_excluded
 #pragma weak tms_get_interesting_region
 #pragma weak tms_get_retain_cpu_backup
+#pragma weak tms_last_bytes
 #pragma weak tms_last_error
 #pragma weak tms_pause
 #pragma weak tms_prepare

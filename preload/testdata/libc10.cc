@@ -1,9 +1,11 @@
-// Stands in for PyTorch's libc10.so: what throws, and a caller of an allocation function that catches.
+// Stands in for PyTorch's libc10.so: what throws, unless WITHOUT_THROW is defined, and a caller of an allocation
+// function that catches.
 #include <cstdint>
 #include <cstdio>
 #include <stdexcept>
 #include <sys/types.h>
 
+#ifndef WITHOUT_THROW
 namespace c10::detail {
 [[noreturn]] void torchCheckFail(const char *function, const char *file, uint32_t line, const char *message)
 {
@@ -12,6 +14,7 @@ namespace c10::detail {
 	throw std::runtime_error(message);
 }
 }
+#endif
 
 // Copies the words of what allocate throws; false: it throws nothing.
 extern "C" bool catches(void *(*allocate)(ssize_t, int, void *), ssize_t size, char *words, size_t capacity)

@@ -70,7 +70,9 @@ static void outside(void)
 	EXPECT(tms_pool_destroy(pool), 0);
 	EXPECT(free_bytes(), before);
 	EXPECT(tms_pool_destroy(pool), 1);
-	CHECK(strstr(tms_last_error(), "pool"));
+	CHECK(strcmp(tms_last_error(), "the pool was destroyed") == 0);
+	EXPECT(tms_pool_malloc(pool, &block[0], 1, NULL), 1);
+	CHECK(strcmp(tms_last_error(), "the pool was destroyed") == 0);
 }
 
 static void in_region(void)
@@ -123,9 +125,11 @@ static void errors(void)
 	tms_set_interesting_region(false);
 	CHECK(!pool);
 	EXPECT(tms_pool_malloc(nowhere, &block, 1, NULL), 1);
+	CHECK(strstr(tms_last_error(), "0x12345 is not a pool"));
 	EXPECT(tms_pool_free(nowhere, other), 1);
 	EXPECT(tms_pool_trim(nowhere, NULL), 1);
 	EXPECT(tms_pool_destroy(NULL), 1);
+	CHECK(strstr(tms_last_error(), "the pool is NULL"));
 	EXPECT(tms_pool_stats_json(nowhere, NULL, 0), 0);
 
 	EXPECT(tms_pool_create(&pool, kind, options, -1), 0);
@@ -136,7 +140,12 @@ static void errors(void)
 	EXPECT(tms_pool_free(pool, NULL), 0);
 	EXPECT(tms_pool_free(pool, other), 1);
 	block = other;
-	EXPECT(tms_pool_malloc(pool, &block, (size_t)1 << 62, NULL), 2);
+	for (size_t huge = (size_t)1 << 62; huge != 1; huge = huge << 1 | huge >> 63) {
+		EXPECT(tms_pool_malloc(pool, &block, huge, NULL), 2);
+		EXPECT(tms_pool_malloc(pool, &block, huge - 1, NULL), 2);
+		EXPECT(tms_pool_malloc(pool, &block, 0 - huge, NULL), 2);
+	}
+	EXPECT(tms_pool_malloc(pool, &block, SIZE_MAX, NULL), 2);
 	CHECK(block == other);
 	sim_fail("cuMemAlloc", 1, 2);
 	sim_fail("cuMemAlloc", 2, 2);
@@ -171,6 +180,8 @@ static void other_device(void)
 		EXPECT(tms_pool_create(&pool, kind, options, 1), 0);
 		tms_set_interesting_region(false);
 		EXPECT(tms_pool_malloc(pool, &block, MIB, NULL), 0);
+		EXPECT(tms_pool_malloc(pool, &block, (size_t)1 << 40, NULL), 2);
+		CHECK(!strstr(tms_last_error(), "device 0") && !strstr(tms_last_error(), "GPU 0"));
 		EXPECT(cudaGetDevice(&device), 0);
 		EXPECT(device, 0);
 		EXPECT(free_bytes(), here);

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Union, cast
 
 from . import _torch
-from ._errors import NotSupportedError, TmsError, from_code
+from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ class Pool:
         self._library = library
         self._functions = _functions(library)
         self._handle = handle
+        self._closed = False
 
     def malloc(self, size: int, stream: int = 0) -> int:
         """The address of `size` bytes, usable in the order of a stream; 0 for no bytes.
@@ -69,7 +70,9 @@ class Pool:
                 at it: in the other kinds what is freed must not be in use any more.
 
         Raises:
-            OutOfMemoryError: neither the pool nor the device has room.
+            OutOfMemoryError: neither the pool nor the device has room; the message names the option
+                of the pool that would help, if one would.
+            TmsError: the pool is closed.
             ValueError: `size` is negative.
         """
         if size < 0:
@@ -113,9 +116,9 @@ class Pool:
 
     def close(self) -> None:
         """Gives all segments back, with what is still live in them. Twice is fine."""
-        if self._handle:
+        if not self._closed:
             self._check(self._functions.destroy(self._handle), "closing a pool")
-            self._handle = ctypes.c_void_p()
+            self._closed = True
 
     def __enter__(self) -> Pool:
         return self
@@ -124,6 +127,9 @@ class Pool:
         self.close()
 
     def _check(self, code: int, doing: str) -> None:
+        if code == 1 and self._closed:
+            cause = self._library.last_error
+            raise TmsError(f"{doing} failed: the pool is closed.", code=code, cause=cause)
         _check(self._library, code, doing)
 
 
@@ -141,7 +147,8 @@ def use_allocator(kind: str, **options: Option) -> None:
         kind, options: as for `pool`. One choice for the life of the process.
 
     Raises:
-        NotSupportedError: PyTorch uses CUDA already, has another allocator, or is older than 2.6.
+        NotSupportedError: PyTorch uses CUDA already, has another allocator, is older than 2.6, or
+            could not be told of a shortage.
         TmsError: the kind or an option does not exist, or another was chosen before.
         NotPreloadedError, ImportError: there is no libtms.so in the process, or no PyTorch.
     """
@@ -241,6 +248,9 @@ def _read(stats: Any, *arguments: Any) -> str:
 
 
 def _check(library: Library, code: int, doing: str) -> None:
+    if code == 2:  # the account of a pool says itself what to do
+        cause = library.last_error
+        raise OutOfMemoryError(f"{doing} failed: {cause} (cudaError 2).", code=code, cause=cause)
     if code:
         raise from_code(code, doing, library.last_error)
 

@@ -53,6 +53,11 @@ func (d *Driver) DevicePrimaryCtxRetain(device Device) (Context, error) {
 	return context, err
 }
 
+// DevicePrimaryCtxRelease is cuDevicePrimaryCtxRelease, for one DevicePrimaryCtxRetain.
+func (d *Driver) DevicePrimaryCtxRelease(device Device) error {
+	return d.call(fnDevicePrimaryCtxRelease, uintptr(device))
+}
+
 // DevicePrimaryCtxGetState is cuDevicePrimaryCtxGetState: whether the context exists.
 func (d *Driver) DevicePrimaryCtxGetState(device Device) (active bool, err error) {
 	var flags uint32
@@ -83,6 +88,13 @@ func (d *Driver) CtxPopCurrent() (Context, error) {
 	var context Context
 	err := d.call(fnCtxPopCurrent, uintptr(unsafe.Pointer(&context)))
 	return context, err
+}
+
+// CtxGetDevice is cuCtxGetDevice: the ordinal of the device of the calling thread's context.
+func (d *Driver) CtxGetDevice() (int, error) {
+	var device int32
+	err := d.call(fnCtxGetDevice, uintptr(unsafe.Pointer(&device)))
+	return int(device), err
 }
 
 // CtxSynchronize is cuCtxSynchronize, for the calling thread's context.

@@ -27,10 +27,12 @@ const (
 	fnDeviceCanAccessPeer
 	fnDevicePrimaryCtxRetain
 	fnDevicePrimaryCtxGetState
+	fnDevicePrimaryCtxRelease
 	fnCtxGetCurrent
 	fnCtxSetCurrent
 	fnCtxPushCurrent
 	fnCtxPopCurrent
+	fnCtxGetDevice
 	fnCtxSynchronize
 	fnThreadExchangeStreamCaptureMode
 	fnMemGetInfo
@@ -83,10 +85,12 @@ var names = [functions]string{
 	fnDeviceCanAccessPeer:             "cuDeviceCanAccessPeer",
 	fnDevicePrimaryCtxRetain:          "cuDevicePrimaryCtxRetain",
 	fnDevicePrimaryCtxGetState:        "cuDevicePrimaryCtxGetState",
+	fnDevicePrimaryCtxRelease:         "cuDevicePrimaryCtxRelease_v2",
 	fnCtxGetCurrent:                   "cuCtxGetCurrent",
 	fnCtxSetCurrent:                   "cuCtxSetCurrent",
 	fnCtxPushCurrent:                  "cuCtxPushCurrent_v2",
 	fnCtxPopCurrent:                   "cuCtxPopCurrent_v2",
+	fnCtxGetDevice:                    "cuCtxGetDevice",
 	fnCtxSynchronize:                  "cuCtxSynchronize",
 	fnThreadExchangeStreamCaptureMode: "cuThreadExchangeStreamCaptureMode",
 	fnMemGetInfo:                      "cuMemGetInfo_v2",

@@ -120,7 +120,7 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 	return d.MemSetAccessOf(address, size, descs)
 }
 
-// MemSetAccessOf is cuMemSetAccess with whatever access is asked for; at least one.
+// MemSetAccessOf is cuMemSetAccess with whatever access is asked for.
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
-	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(&descs[0])), uintptr(len(descs)))
+	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))), uintptr(len(descs)))
 }

@@ -17,6 +17,7 @@ const (
 	OperatingSystem          Result = 304
 	InvalidHandle            Result = 400
 	IllegalState             Result = 401
+	NotReady                 Result = 600
 	IllegalAddress           Result = 700
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900

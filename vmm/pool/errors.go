@@ -1,6 +1,9 @@
 package pool
 
-import "errors"
+import (
+	"errors"
+	"fmt"
+)
 
 // What a pool refuses. All of them may be wrapped.
 var (
@@ -14,6 +17,31 @@ var (
 	// freed, or lies inside one). Nothing was changed.
 	ErrInvalidAddress = errors.New("not the start of a live block of this pool")
 
+	// ErrDestroyed: the pool was destroyed, and what it had handed out with it.
+	ErrDestroyed = errors.New("the pool was destroyed")
+
 	// ErrOption: an option is unknown, or its value is not one the pool takes.
 	ErrOption = errors.New("invalid pool option")
 )
+
+// Refusal is why a pool made no block, in one line for people: what was asked of which pool, why it could
+// not be, and what can be done about that.
+type Refusal struct {
+	Kind           string
+	Size           uint64 // bytes asked for
+	Live, Reserved uint64 // bytes that the pool has handed out, and holds from its source
+	Cause          error
+	Advice         string // for ErrOutOfMemory and ErrTooLarge; "": the cause has its own
+}
+
+func (r *Refusal) Error() string {
+	text := fmt.Sprintf("%s pool: %s, with %s live and %s reserved: %v",
+		r.Kind, Readable(r.Size), Readable(r.Live), Readable(r.Reserved), r.Cause)
+	if r.Advice != "" && (errors.Is(r.Cause, ErrOutOfMemory) || errors.Is(r.Cause, ErrTooLarge)) {
+		text += "; " + r.Advice
+	}
+	return text
+}
+
+// Unwrap makes errors.Is and errors.As see the cause.
+func (r *Refusal) Unwrap() error { return r.Cause }

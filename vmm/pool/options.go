@@ -1,6 +1,7 @@
 package pool
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -49,7 +50,7 @@ func (o *Options) fail(key, value, wanted string) {
 	}
 }
 
-// Bytes takes a size, a number of bytes with an optional suffix KiB, MiB, GiB or TiB.
+// Bytes takes a size, a number of bytes with an optional suffix KiB, MiB, GiB or TiB; at most MostBytes.
 func (o *Options) Bytes(key string, otherwise uint64) uint64 {
 	text, found := o.take(key)
 	if !found {
@@ -62,11 +63,15 @@ func (o *Options) Bytes(key string, otherwise uint64) uint64 {
 		}
 	}
 	value, err := strconv.ParseUint(number, 10, 64)
-	if err != nil || value > ^uint64(0)>>shift {
+	switch {
+	case err == nil && value <= MostBytes>>shift:
+		return value << shift
+	case err == nil || errors.Is(err, strconv.ErrRange):
+		o.fail(key, text, fmt.Sprintf("at most %dTiB, more than any device has", MostBytes>>40))
+	default:
 		o.fail(key, text, "a number of bytes, with KiB, MiB, GiB or TiB behind it if you like")
-		return otherwise
 	}
-	return value << shift
+	return otherwise
 }
 
 // Int takes a whole number that is not negative.

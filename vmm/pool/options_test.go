@@ -40,18 +40,19 @@ func TestOptionsThatAreNotGivenHaveDefaults(t *testing.T) {
 
 func TestBytes(t *testing.T) {
 	for text, want := range map[string]uint64{
-		"0":                    0,
-		"512":                  512,
-		"2KiB":                 2 << 10,
-		"3GiB":                 3 << 30,
-		"16777215TiB":          16777215 << 40,
-		"18446744073709551615": ^uint64(0),
+		"0":                  0,
+		"512":                512,
+		"2KiB":               2 << 10,
+		"3GiB":               3 << 30,
+		"131072TiB":          pool.MostBytes,
+		"144115188075855872": pool.MostBytes,
 	} {
 		o := parse(t, "size="+text)
 		require.Equal(t, want, o.Bytes("size", 1), text)
 		require.NoError(t, o.Err(), text)
 	}
-	for _, text := range []string{"", "KiB", "-1", "1.5GiB", "1 KiB", "1K", "1KiBKiB", "16777216TiB", "18446744073709551616"} {
+	for _, text := range []string{"", "KiB", "-1", "1.5GiB", "1 KiB", "1K", "1KiBKiB", "131073TiB",
+		"144115188075855873", "16777216TiB", "18446744073709551615", "18446744073709551616"} {
 		o := parse(t, "size="+text)
 		require.Equal(t, uint64(1), o.Bytes("size", 1), text)
 		require.ErrorIs(t, o.Err(), pool.ErrOption, text)

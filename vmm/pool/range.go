@@ -33,10 +33,10 @@ func NewRange(base uintptr, capacity uint64) *Range {
 func (r *Range) Allocate(size uint64) (uintptr, error) {
 	rounded := (size + rangeAlignment - 1) &^ (rangeAlignment - 1)
 	if rounded < size || size == 0 {
-		return 0, fmt.Errorf("a segment of %d bytes: %w", size, ErrOutOfMemory)
+		return 0, fmt.Errorf("%w: a segment of %s", ErrOutOfMemory, Readable(size))
 	}
 	if r.free.largest() < rounded {
-		return 0, fmt.Errorf("a segment of %d bytes in a range of %d: %w", size, r.capacity, ErrOutOfMemory)
+		return 0, fmt.Errorf("%w: a segment of %s in a range of %s", ErrOutOfMemory, Readable(size), Readable(r.capacity))
 	}
 	var start uint64
 	start, r.free = r.free.take(rounded)

@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	granularity = 256       // sizes and addresses are multiples of it
-	unlimited   = 1 << 62   // far above any address range, and rounding and doubling cannot overflow
+	granularity = 256 // sizes and addresses are multiples of it
+	unlimited   = pool.MostBytes
 	firstRegion = 2 << 20   // bytes of the first region of a pool that grows
 	maxPadding  = 128 << 20 // bytes a block may be too large by, unless fragmentation_fraction says
 )
@@ -68,7 +68,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	}
 	p := &Pool{
 		table:    chunks.New("bfc", source),
-		limit:    min(limit, unlimited) &^ (granularity - 1),
+		limit:    limit &^ (granularity - 1),
 		grows:    grows,
 		padding:  maxPadding,
 		collect:  collect,
@@ -115,7 +115,7 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 		block, err = p.retry(size, count, err)
 	}
 	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err)
+		return pool.Block{}, p.table.Refuse(size, err, "")
 	}
 	return block, nil
 }
@@ -124,7 +124,8 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 // caller does not mind; a new region in the place of idle ones.
 func (p *Pool) malloc(size, before uint64) (pool.Block, error) {
 	if size > p.limit {
-		return pool.Block{}, fmt.Errorf("%w: memory_limit is %d", pool.ErrTooLarge, p.limit)
+		return pool.Block{}, fmt.Errorf("%w: memory_limit is %s; raise it",
+			pool.ErrTooLarge, pool.Readable(p.limit))
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	if h := p.fit(rounded, before); h != chunks.None {

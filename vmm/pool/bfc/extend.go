@@ -15,8 +15,8 @@ import (
 func (p *Pool) extend(rounded uint64) (chunks.Handle, error) {
 	available := (p.limit - p.table.Stats().Reserved) &^ (granularity - 1)
 	if rounded > available {
-		return chunks.None, fmt.Errorf("%w: the largest free chunk has %d bytes and %d are left of the memory_limit of %d; free something or raise it",
-			pool.ErrOutOfMemory, p.largestFree(), available, p.limit)
+		return chunks.None, fmt.Errorf("%w: the largest free chunk has %s and %s are left of the memory_limit of %s; free something or raise it",
+			pool.ErrOutOfMemory, pool.Readable(p.largestFree()), pool.Readable(available), pool.Readable(p.limit))
 	}
 	region := p.region
 	for region < rounded {
@@ -24,8 +24,8 @@ func (p *Pool) extend(rounded uint64) (chunks.Handle, error) {
 	}
 	for size := min(region, available); ; size = less(size) {
 		if size < rounded {
-			return chunks.None, fmt.Errorf("%w: the largest free chunk has %d bytes and the source has no room for a region; free something",
-				pool.ErrOutOfMemory, p.largestFree())
+			return chunks.None, fmt.Errorf("%w: the largest free chunk has %s and the device has no room for a region; free something, or ask for less",
+				pool.ErrOutOfMemory, pool.Readable(p.largestFree()))
 		}
 		h, err := p.table.Grow(size)
 		if errors.Is(err, pool.ErrOutOfMemory) {

@@ -85,14 +85,15 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	if size > p.largest {
 		return pool.Block{}, p.ledger.Refuse(size,
-			fmt.Errorf("%w: with capacity=%d that is %d bytes", pool.ErrTooLarge, p.capacity, p.largest))
+			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, pool.Readable(p.largest)),
+			"give a larger capacity=")
 	}
 	count := (size + p.unit - 1) / p.unit
 	order := bits.Len64(count - 1)
 	unit, found := p.tree.take(order)
 	if !found {
 		if err := p.grow(); err != nil {
-			return pool.Block{}, p.ledger.Refuse(size, err)
+			return pool.Block{}, p.ledger.Refuse(size, err, "free something, ask for less, or give a smaller capacity=")
 		}
 		unit, _ = p.tree.take(order)
 	}

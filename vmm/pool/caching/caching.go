@@ -56,13 +56,18 @@ type Pool struct {
 //	                                  back, below 1; 0 is never; works once a memory fraction is set
 //	memory_fraction=none              as SetMemoryFraction
 //	total=0                           the device's memory in bytes, for a source that cannot tell
-//	device=0                          the ordinal that out of memory errors name
+//	device=0                          the ordinal that out of memory errors name (the source's Ordinal, if it
+//	                                  has one)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p := &Pool{source: source, blocks: make([]block, 1), usages: make([]usage, 1)}
 	p.events, _ = source.(pool.Events)
-	fraction, err := p.settings.read(options)
+	ordinal := 0
+	if known, ok := source.(interface{ Ordinal() int }); ok {
+		ordinal = known.Ordinal()
+	}
+	fraction, err := p.settings.read(options, ordinal)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +97,7 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 
 func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size > maxRequest {
-		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w", pool.ErrTooLarge)
+		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w; ask for less", pool.ErrTooLarge)
 	}
 	if len(p.captures) == 0 && len(p.queues)+len(p.deferred) > 0 {
 		if err := p.processEvents(); err != nil {

@@ -38,28 +38,30 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 func (e *OutOfMemoryError) Error() string {
 	total, free, allowed := "unknown", "unknown", ""
 	if e.Total > 0 {
-		total, free = readable(e.Total), readable(e.Free)
+		total, free = pool.Readable(e.Total), pool.Readable(e.Free)
 	}
 	if e.Limited {
-		allowed = readable(e.Allowed) + " allowed; "
+		allowed = pool.Readable(e.Allowed) + " allowed; "
 	}
 	return fmt.Sprintf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
-		"%s already allocated; %s free; %s%s reserved in total by the pool). "+
-		"Where reserved is much more than allocated, max_split_size may avoid fragmentation",
-		readable(e.Tried), e.Device, total, readable(e.Allocated), free, allowed, readable(e.Reserved))
+		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
+		pool.Readable(e.Tried), e.Device, total, pool.Readable(e.Allocated), free, allowed, pool.Readable(e.Reserved),
+		e.advice())
+}
+
+// advice is what can be done about it.
+func (e *OutOfMemoryError) advice() string {
+	switch {
+	case e.Total > 0 && e.Tried > e.Total:
+		return "Ask for less"
+	case e.Limited && e.Reserved+e.Tried > e.Allowed:
+		return "Free something, or raise the memory fraction"
+	case e.Reserved-e.Allocated >= e.Tried:
+		return "More is reserved than allocated: max_split_size= may avoid fragmentation"
+	default:
+		return "Free something"
+	}
 }
 
 // Unwrap makes errors.Is see pool.ErrOutOfMemory and the cause.
 func (e *OutOfMemoryError) Unwrap() []error { return []error{pool.ErrOutOfMemory, e.Cause} }
-
-func readable(size uint64) string {
-	switch {
-	case size <= 1<<10:
-		return fmt.Sprintf("%d bytes", size)
-	case size <= 1<<20:
-		return fmt.Sprintf("%.2f KiB", float64(size)/(1<<10))
-	case size <= 1<<30:
-		return fmt.Sprintf("%.2f MiB", float64(size)/(1<<20))
-	}
-	return fmt.Sprintf("%.2f GiB", float64(size)/(1<<30))
-}

@@ -40,12 +40,12 @@ func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle,
 // grow makes a segment, as a block that is not yet free.
 func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	if reserved := uint64(p.counters.all.reservedBytes.Current); p.limited && reserved+size > p.allowed {
-		return none, fmt.Errorf("the memory fraction allows %d bytes: %w", p.allowed, pool.ErrOutOfMemory)
+		return none, fmt.Errorf("%w: the memory fraction allows %s", pool.ErrOutOfMemory, pool.Readable(p.allowed))
 	}
 	address, err := p.source.Allocate(size)
 	if err != nil {
 		p.sourceFailures++
-		return none, fmt.Errorf("a segment of %d bytes: %w", size, err)
+		return none, fmt.Errorf("a segment of %s: %w", pool.Readable(size), err)
 	}
 	p.sourceMallocs++
 	s := p.open(into, stream)

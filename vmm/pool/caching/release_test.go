@@ -2,7 +2,6 @@ package caching
 
 import (
 	"errors"
-	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -153,9 +152,8 @@ func TestOutOfMemoryText(t *testing.T) {
 	var short *OutOfMemoryError
 	require.ErrorAs(t, err, &short)
 	require.Equal(t, "CUDA out of memory. Tried to allocate 1000.00 MiB (GPU 3; 100.00 MiB total capacity; "+
-		"1.00 MiB already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Where reserved is "+
-		"much more than allocated, max_split_size may avoid fragmentation", short.Error())
-	require.ErrorContains(t, short.Cause, "a segment of 1048576000 bytes")
+		"1.00 MiB already allocated; 50.00 MiB free; 20.00 MiB reserved in total by the pool). Ask for less", short.Error())
+	require.ErrorContains(t, short.Cause, "a segment of 1000.00 MiB")
 
 	for options, facts := range map[string]string{
 		"":            "(GPU 0; unknown total capacity; 0 bytes already allocated; unknown free; ",
@@ -172,6 +170,4 @@ func TestOutOfMemoryText(t *testing.T) {
 
 	_, err = b.Malloc(1<<60+1, 0)
 	require.ErrorIs(t, err, pool.ErrTooLarge)
-	require.Equal(t, "700.00 KiB", readable(700*kib))
-	require.Equal(t, fmt.Sprint(1024, " bytes"), readable(1024))
 }

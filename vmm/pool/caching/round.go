@@ -27,8 +27,8 @@ func (d *divisions) round(size uint64) uint64 {
 	floor := bits.Len64(size) - 1
 	steps := d[min(max(floor-20, 0), len(d)-1)]
 	step := uint64(minBlock)
-	if steps > 0 && size > minBlock<<steps {
-		step = 1 << floor >> steps
+	if steps > 0 {
+		step = max(step, 1<<floor>>steps)
 	}
 	return (size + step - 1) &^ (step - 1)
 }

@@ -16,12 +16,12 @@ type settings struct {
 	device    int
 }
 
-// read takes the options; fraction is negative when none is set.
-func (s *settings) read(options *pool.Options) (fraction float64, err error) {
+// read takes the options; ordinal is the source's device; fraction is negative when none is set.
+func (s *settings) read(options *pool.Options, ordinal int) (fraction float64, err error) {
 	s.maxSplit = options.Bytes("max_split_size", math.MaxUint64)
 	s.threshold = options.Fraction("garbage_collection_threshold", 0)
 	s.total = options.Bytes("total", 0)
-	s.device = options.Int("device", 0)
+	s.device = options.Int("device", ordinal)
 	fraction = options.Fraction("memory_fraction", -1)
 	rounding := options.Text("roundup_power2_divisions", "")
 	if err := options.Err(); err != nil {

@@ -80,14 +80,15 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if size > p.capacity {
-		return pool.Block{}, p.ledger.Refuse(size, fmt.Errorf("%w: its buffers have %d bytes", pool.ErrTooLarge, p.capacity))
+		return pool.Block{}, p.ledger.Refuse(size,
+			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, pool.Readable(p.capacity)), "give a larger buffer=")
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	block, reused := p.reuse(rounded)
 	if !reused {
 		var err error
 		if block, err = p.cut(rounded); err != nil {
-			return pool.Block{}, p.ledger.Refuse(size, err)
+			return pool.Block{}, p.ledger.Refuse(size, err, "free something, ask for less, or give a smaller buffer=")
 		}
 	}
 	b := &p.buffers[block.buffer]

@@ -41,7 +41,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	address, err := p.ledger.Allocate(size)
 	if err != nil {
-		return pool.Block{}, p.ledger.Refuse(size, err)
+		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
 	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: size}), nil
 }

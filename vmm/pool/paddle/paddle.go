@@ -13,10 +13,7 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-const (
-	granularity = 256     // chunk sizes are multiples of it
-	tooLarge    = 1 << 62 // far above any address range, and rounding cannot overflow
-)
+const granularity = 256 // chunk sizes are multiples of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
@@ -62,9 +59,6 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if minimum == 0 || minimum%granularity != 0 {
 		return nil, fmt.Errorf("%w: min_chunk=%d: give a multiple of %d", pool.ErrOption, minimum, granularity)
 	}
-	if largest := max(maximum, first, again, descriptor, minimum); largest > tooLarge {
-		return nil, fmt.Errorf("%w: %d bytes are more than any device has", pool.ErrOption, largest)
-	}
 	if maximum < minimum {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, maximum, minimum)
 	}
@@ -92,14 +86,26 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	block, err := p.malloc(size)
 	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err)
+		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
 	}
 	return block, nil
 }
 
+// advice names the option that decides how much is asked of the source for a block.
+func (p *Pool) advice(requested uint64) string {
+	switch {
+	case requested > p.maximum:
+		return "free something, or ask for less"
+	case len(p.table.Segments()) == 0:
+		return "free something, ask for less, or give a smaller initial="
+	default:
+		return "free something, ask for less, or give a smaller reallocate="
+	}
+}
+
 func (p *Pool) malloc(requested uint64) (pool.Block, error) {
-	if requested > tooLarge {
-		return pool.Block{}, pool.ErrTooLarge
+	if requested > pool.MostBytes {
+		return pool.Block{}, fmt.Errorf("%w: no device has as much", pool.ErrTooLarge)
 	}
 	size := p.align(requested + p.descriptor)
 	if size > p.maximum {

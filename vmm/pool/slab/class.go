@@ -10,6 +10,7 @@ const (
 	linear       = 4                    // classes that are plain multiples
 	linearLimit  = linear * granularity // the largest of them
 	leastObjects = 8                    // in a slab
+	mostPage     = granularity << 32    // so that 32 bits number the objects of a slab
 )
 
 // class is a size of object and the slabs of it. A slab that is full is on neither list: only its
@@ -17,6 +18,7 @@ const (
 type class struct {
 	size    uint64 // of an object
 	slab    uint64 // bytes
+	objects uint64 // in a slab
 	partial uint32 // first slab with some objects live, none if there is none
 	empty   uint32 // first slab with no object live
 	empties int
@@ -50,6 +52,7 @@ func classes(bound, page uint64) []class {
 		for list[i].slab < leastObjects*size {
 			list[i].slab *= 2
 		}
+		list[i].objects = list[i].slab / size
 	}
 	return list
 }

@@ -19,7 +19,7 @@ type Pool struct {
 	mu      sync.Mutex
 	ledger  *ledger.Ledger
 	pages   pool.Pool // slabs and what is larger than any class
-	direct  pool.Pool // what pages cannot serve, each its own segment
+	direct  pool.Pool // where pages have no room: each its own segment
 	bound   uint64    // the largest size that has a class
 	keep    int       // empty slabs of a class
 	classes []class
@@ -46,9 +46,10 @@ type Detail struct {
 //	          directly (1 MiB)
 //	pages     where slabs come from: buddy, a buddy pool with exact sizes over the source, or source,
 //	          each its own segment (buddy)
-//	page      bytes of the smallest slab, a power of two from 512 on; with pages=buddy larger blocks are
-//	          rounded up to it (64 KiB; 2 MiB with pages=source)
-//	capacity  bytes of a root of the buddy pool; what no root has room for is its own segment (4 GiB)
+//	page      bytes of the smallest slab, a power of two from 512 to 1 TiB; with pages=buddy larger blocks
+//	          are rounded up to it (64 KiB; 2 MiB with pages=source)
+//	capacity  bytes of a root of the buddy pool; where the source has no room for a root, a slab or a
+//	          larger block is its own segment (4 GiB)
 //	keep      empty slabs that each class keeps; further ones go back to pages at once (1)
 //
 // A slab holds at least 8 objects. Errors: pool.ErrOption.
@@ -77,11 +78,11 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	if page < 512 || page&(page-1) != 0 {
-		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 on", pool.ErrOption, page)
+	if page < 512 || page > mostPage || page&(page-1) != 0 {
+		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 to %d", pool.ErrOption, page, uint64(mostPage))
 	}
 	if p.bound == 0 || p.bound > capacity/64 || page > capacity/4 {
-		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d",
+		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d, and not 0",
 			pool.ErrOption, p.bound, page, capacity/64, capacity/4)
 	}
 	if p.pages, err = newPages(from, books, capacity, page); err != nil {
@@ -118,7 +119,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 		}
 	}
 	if err != nil {
-		return pool.Block{}, p.ledger.Refuse(size, err)
+		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
 	}
 	return p.ledger.Enter(block.Address, ledger.Block{Requested: size, Size: block.Size, Owner: owner}), nil
 }
@@ -149,20 +150,29 @@ func (p *Pool) object(number int) (pool.Block, uint32, error) {
 	}
 	owner := c.partial
 	s := &p.slabs[owner]
-	last := len(s.free) - 1
-	object := s.free[last]
-	s.free = s.free[:last]
-	s.live++
-	if last == 0 {
+	object := s.cut
+	if last := len(s.free) - 1; last >= 0 {
+		object = uint64(s.free[last])
+		s.free = s.free[:last]
+	} else {
+		s.cut++
+	}
+	if s.live++; s.live == c.objects {
 		p.unlink(&c.partial, owner)
 	}
-	return pool.Block{Address: s.base + uintptr(uint64(object)*c.size), Size: c.size}, owner, nil
+	return pool.Block{Address: s.base + uintptr(object*c.size), Size: c.size}, owner, nil
 }
 
-// grow gives a class an empty slab.
+// grow gives a class an empty slab, of the pages or, where the source has no room for more of them, its own
+// segment.
 func (p *Pool) grow(number int) error {
 	c := &p.classes[number]
-	run, err := p.pages.Malloc(c.slab, 0)
+	from := p.pages
+	run, err := from.Malloc(c.slab, 0)
+	if errors.Is(err, pool.ErrOutOfMemory) {
+		from = p.direct
+		run, err = from.Malloc(c.slab, 0)
+	}
 	if err != nil {
 		return err
 	}
@@ -175,10 +185,7 @@ func (p *Pool) grow(number int) error {
 		p.slabs = append(p.slabs, slab{})
 	}
 	s := &p.slabs[owner]
-	s.base, s.class, s.live, s.free = run.Address, number, 0, s.free[:0]
-	for object := c.slab / c.size; object > 0; object-- {
-		s.free = append(s.free, uint32(object-1))
-	}
+	*s = slab{base: run.Address, from: from, class: number}
 	p.enterEmpty(owner)
 	return nil
 }
@@ -228,11 +235,10 @@ func (p *Pool) give(address uintptr, owner uint32) {
 	s := &p.slabs[owner]
 	c := &p.classes[s.class]
 	s.free = append(s.free, uint32(uint64(address-s.base)/c.size))
-	s.live--
-	if len(s.free) == 1 {
+	if s.live == c.objects {
 		p.push(&c.partial, owner)
 	}
-	if s.live > 0 {
+	if s.live--; s.live > 0 {
 		return
 	}
 	p.unlink(&c.partial, owner)
@@ -244,10 +250,11 @@ func (p *Pool) give(address uintptr, owner uint32) {
 
 // release gives an empty slab back to pages.
 func (p *Pool) release(owner uint32) error {
-	if err := p.pages.Free(p.slabs[owner].base); err != nil {
+	if err := p.slabs[owner].from.Free(p.slabs[owner].base); err != nil {
 		return err
 	}
 	p.leaveEmpty(owner)
+	p.slabs[owner] = slab{}
 	p.vacant = append(p.vacant, owner)
 	return nil
 }

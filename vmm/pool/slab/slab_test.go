@@ -1,6 +1,7 @@
 package slab_test
 
 import (
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -139,9 +140,70 @@ func TestSlabsThatAreSegments(t *testing.T) {
 	require.Equal(t, uint64(2<<20), freed)
 }
 
+// A slab of 64 GiB has 2^28 objects: only those that were handed out are known one by one.
+func TestTheLargestSlabsCostLittle(t *testing.T) {
+	for _, text := range []string{"page=64GiB,capacity=256GiB", "page=1TiB,capacity=4TiB"} {
+		source := conformance.NewSource(1 << 50)
+		options, err := pool.ParseOptions(text)
+		require.NoError(t, err)
+		before := allocated()
+		p, err := slab.New(source, options)
+		require.NoError(t, err)
+		blocks := malloc(t, p, 1000, 256)
+		free(t, p, blocks[:500])
+		blocks = append(malloc(t, p, 500, 256), blocks[500:]...)
+		require.Less(t, allocated()-before, uint64(2<<20), "of host memory, for %s", text)
+		checked := map[uintptr]bool{}
+		for _, b := range blocks {
+			require.False(t, checked[b.Address])
+			checked[b.Address] = true
+		}
+		free(t, p, blocks)
+		requireSlabs(t, p, 1, 1)
+		require.NoError(t, p.Destroy())
+	}
+}
+
+// allocated returns how many bytes of host memory were ever allocated.
+func allocated() uint64 {
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.TotalAlloc
+}
+
+// The default root is 4 GiB. A source that has less, or cannot spare so much, gives slabs one by one.
+func TestASourceWithoutRoomForARoot(t *testing.T) {
+	p := newPool(t, 256<<20, "")
+	blocks := malloc(t, p, 4*256, 256)
+	blocks = append(blocks, malloc(t, p, 20, 700<<10)...)
+	blocks = append(blocks, malloc(t, p, 10, 3<<20)...)
+	require.Equal(t, uint64(4*64<<10+2*8<<20+10*3<<20), p.Stats().Reserved)
+	free(t, p, blocks)
+	freed, err := p.Trim()
+	require.NoError(t, err)
+	require.Equal(t, uint64(64<<10+8<<20), freed, "one empty slab of each class was kept")
+	require.Zero(t, p.Stats().Segments)
+
+	// Until memory is out: what is empty in one class makes room for another.
+	for {
+		b, err := p.Malloc(1<<20, 0)
+		if err != nil {
+			require.ErrorIs(t, err, pool.ErrOutOfMemory)
+			break
+		}
+		blocks = append(blocks, b)
+	}
+	require.Greater(t, p.Stats().Live, uint64(240<<20))
+	_, err = p.Malloc(256<<10, 0)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
+	require.NoError(t, p.Destroy())
+	malloc(t, p, 1, 256<<10)
+}
+
 func TestOptions(t *testing.T) {
 	for _, text := range []string{
-		"max=0", "max=65MiB", "page=0", "page=256", "page=96KiB", "page=2GiB", "pages=other", "keep=-1",
+		"max=0", "max=65MiB", "page=0", "page=256", "page=96KiB", "page=2GiB",
+		"page=2TiB,capacity=16TiB", "pages=other", "keep=-1",
 		"capacity=1KiB", "capacity=4294967297", "pages=source,capacity=1GiB", "objects=3",
 	} {
 		options, err := pool.ParseOptions(text)

@@ -12,6 +12,7 @@ import (
 // device is what a source tells of its device: it makes it a pool.Memory and a pool.Events.
 type device struct {
 	driver  *cuda.Driver
+	ordinal int
 	context cuda.Context // the primary one, retained for good
 	spare   []cuda.Event
 }
@@ -22,8 +23,11 @@ func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
 		return device{}, err
 	}
 	context, err := driver.DevicePrimaryCtxRetain(handle)
-	return device{driver: driver, context: context}, err
+	return device{driver: driver, ordinal: ordinal, context: context}, err
 }
+
+// Ordinal is the device's CUDA ordinal.
+func (d *device) Ordinal() int { return d.ordinal }
 
 // with runs f with the device's primary context current, and leaves the thread's own as it was.
 func (d *device) with(f func() error) error {
@@ -70,13 +74,10 @@ func (d *device) Record(stream pool.Stream) (event pool.Event, err error) {
 	return event, err
 }
 
-// notReady is CUDA_ERROR_NOT_READY.
-const notReady cuda.Result = 600
-
 // Query is pool.Events.Query. (cuEventQuery)
 func (d *device) Query(event pool.Event) (done bool, err error) {
 	err = d.driver.EventQuery(cuda.Event(event))
-	if errors.Is(err, notReady) {
+	if errors.Is(err, cuda.NotReady) {
 		return false, nil
 	}
 	return err == nil, err

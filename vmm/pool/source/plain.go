@@ -10,16 +10,15 @@ import (
 // Plain is a pool.Source of memory of CUDA's own. It is also a pool.Memory and a pool.Events.
 type Plain struct {
 	device
-	engine  *vmm.Engine
-	ordinal int
-	malloc  func(size uint64) (uintptr, error)
-	free    func(address uintptr) error
-	state   func() State
-	late    []uintptr // freed while a stream was being captured
+	engine *vmm.Engine
+	malloc func(size uint64) (uintptr, error)
+	free   func(address uintptr) error
+	state  func() State
+	late   []uintptr // freed while a stream was being captured
 }
 
 // NewPlain makes a source over functions that act as cudaMalloc and cudaFree do, on the device with an
-// ordinal. What the engine holds beyond its live segments is given up where memory is short.
+// ordinal.
 // Errors: *cuda.Error when there is no such device.
 func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
 	free func(address uintptr) error, state func() State) (*Plain, error) {
@@ -27,7 +26,7 @@ func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(
 	if err != nil {
 		return nil, err
 	}
-	return &Plain{device: d, engine: engine, ordinal: ordinal, malloc: malloc, free: free, state: state}, nil
+	return &Plain{device: d, engine: engine, malloc: malloc, free: free, state: state}, nil
 }
 
 // Allocate is pool.Source.Allocate.
@@ -44,15 +43,15 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 			address, err = p.malloc(size)
 			return err
 		})
-		return address, outOfMemory(err)
+		return address, p.outOfMemory(size, 0, err)
 	}
 	if address, err = p.malloc(size); !short(err) {
 		return address, err
 	}
-	if p.freeLate() || p.engine.Shrink(p.ordinal, size) > 0 {
+	if p.freeLate() {
 		address, err = p.malloc(size)
 	}
-	return address, outOfMemory(err)
+	return address, p.outOfMemory(size, 0, err)
 }
 
 // Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:

@@ -1,12 +1,8 @@
 package source
 
 import (
-	"errors"
-	"fmt"
-
 	"tms/vmm"
 	"tms/vmm/cuda"
-	"tms/vmm/pool"
 )
 
 // State is what a source has to know of the process at each call.
@@ -41,25 +37,10 @@ func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	r := s.request
 	r.Size, r.Capturing, r.Margin = size, state.Capturing, state.Margin
 	address, err := s.engine.Malloc(r)
-	if short(err) && !state.Capturing && s.engine.Shrink(r.Device, size) > 0 {
-		address, err = s.engine.Malloc(r)
-	}
-	return address, outOfMemory(err)
+	return address, s.outOfMemory(size, state.Margin, err)
 }
 
 // Free is pool.Source.Free. While a stream is being captured it is put off to the end of that.
 func (s *Segments) Free(address uintptr, _ uint64) error {
 	return s.engine.Free(address, s.state().Capturing)
-}
-
-func short(err error) bool {
-	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
-}
-
-// outOfMemory makes a shortage one that pools know.
-func outOfMemory(err error) error {
-	if short(err) {
-		return fmt.Errorf("%w: %w", pool.ErrOutOfMemory, err)
-	}
-	return err
 }

@@ -196,9 +196,11 @@ func TestSegmentsArePausable(t *testing.T) {
 	address, err := s.Allocate(4 * mib)
 	require.NoError(t, err)
 	tag := "pool"
-	require.NoError(t, w.engine.Pause(vmm.Options{Tag: &tag}))
+	_, err = w.engine.Pause(vmm.Options{Tag: &tag})
+	require.NoError(t, err)
 	require.Equal(t, before, free(t, s))
-	require.NoError(t, w.engine.Resume(vmm.Options{Tag: &tag}))
+	_, err = w.engine.Resume(vmm.Options{Tag: &tag})
+	require.NoError(t, err)
 	require.NoError(t, s.Free(address, 4*mib))
 	w.engine.Trim()
 

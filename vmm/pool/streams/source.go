@@ -24,7 +24,8 @@ func (s *shared) Allocate(size uint64) (uintptr, error) {
 	defer s.mu.Unlock()
 	if s.limited && (size > s.allowed || s.held > s.allowed-size) {
 		s.stats.SourceFailures++
-		return 0, fmt.Errorf("the memory fraction allows %d bytes: %w", s.allowed, pool.ErrOutOfMemory)
+		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
+			pool.ErrOutOfMemory, pool.Readable(size), pool.Readable(s.allowed), pool.Readable(s.held))
 	}
 	address, err := s.under.Allocate(size)
 	if err != nil {

@@ -261,9 +261,11 @@ func (p *Pool) Trim() (freed uint64, err error) {
 // Errors: pool.ErrOption for other numbers or a source that is no pool.Memory, or the source's.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	memory, ok := p.source.under.(pool.Memory)
-	if !(fraction >= 0 && fraction <= 1) || !ok {
-		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1, and a source that knows the device's memory",
-			pool.ErrOption, fraction)
+	if !ok {
+		return fmt.Errorf("%w: a memory fraction needs a source that knows the device's memory", pool.ErrOption)
+	}
+	if !(fraction >= 0 && fraction <= 1) {
+		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
 	}
 	_, total, err := memory.Memory()
 	if err == nil {

@@ -51,8 +51,8 @@ func (l *Limit) reserve(size uint64) error {
 	defer l.mu.Unlock()
 	if size > l.bound-l.held {
 		l.failures++
-		return fmt.Errorf("%d bytes with %d of the limit of %d live: %w; free something or raise the limit",
-			size, l.held, l.bound, pool.ErrOutOfMemory)
+		return fmt.Errorf("%w: %s, with %s live of a limit of %s; free something or raise the limit",
+			pool.ErrOutOfMemory, pool.Readable(size), pool.Readable(l.held), pool.Readable(l.bound))
 	}
 	l.held += size
 	return nil

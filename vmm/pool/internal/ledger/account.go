@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"errors"
 	"fmt"
 
 	"tms/vmm/pool"
@@ -64,11 +65,16 @@ func (a *Account) CountFree(requested, size uint64) {
 	s.Live -= size
 }
 
-// Refuse counts a malloc that failed and says of which pool it was.
-func (a *Account) Refuse(size uint64, err error) error {
+// Refuse counts a malloc that failed and makes it a pool.Refusal; what a pool beneath said of itself is left
+// out. The advice is for shortages.
+func (a *Account) Refuse(size uint64, err error, advice string) error {
 	a.stats.Failures++
-	return fmt.Errorf("%s pool: %d bytes, with %d live and %d reserved: %w",
-		a.stats.Kind, size, a.stats.Live, a.stats.Reserved, err)
+	var beneath *pool.Refusal
+	if errors.As(err, &beneath) {
+		err = beneath.Cause
+	}
+	return &pool.Refusal{Kind: a.stats.Kind, Size: size, Live: a.stats.Live, Reserved: a.stats.Reserved,
+		Cause: err, Advice: advice}
 }
 
 // Invalid is the error for an address that no live block starts at.

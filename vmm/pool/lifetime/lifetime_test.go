@@ -1,0 +1,178 @@
+package lifetime_test
+
+import (
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/pool"
+	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/lifetime"
+)
+
+// source is one without a lock, as the real ones: the race detector sees a call that the pool's does not cover.
+type source struct {
+	*conformance.Source
+	events int
+	closed int
+	refuse error // what Close answers
+}
+
+func (s *source) Memory() (free, total uint64, err error) { return 1 << 30, 64 << 30, nil }
+
+func (s *source) Record(pool.Stream) (pool.Event, error) {
+	s.events++
+	return pool.Event(s.events), nil
+}
+
+func (s *source) Query(pool.Event) (bool, error) { return true, nil }
+func (s *source) Synchronize(pool.Event) error   { return nil }
+
+func (s *source) Destroy(pool.Event) error {
+	s.events--
+	return nil
+}
+
+func (s *source) Ordinal() int { return 0 }
+
+func (s *source) Close() error {
+	s.closed++
+	return s.refuse
+}
+
+func open(t *testing.T, kind string, s *source) *lifetime.Pool {
+	t.Helper()
+	p, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New(kind, from, nil) })
+	require.NoError(t, err)
+	return p
+}
+
+func requireEnded(t *testing.T, p *lifetime.Pool, s *source) {
+	t.Helper()
+	segments, bytes := s.Held()
+	require.Zero(t, segments, "%d bytes are left at the source", bytes)
+	require.Equal(t, 1, s.closed)
+	require.ErrorIs(t, p.Use(func(pool.Pool) error { panic("it is gone") }), pool.ErrDestroyed)
+	require.ErrorIs(t, p.Destroy(), pool.ErrDestroyed)
+}
+
+// TestDestroyBesideOtherThreads: they go on until they are told, and leave nothing behind.
+func TestDestroyBesideOtherThreads(t *testing.T) {
+	for _, kind := range kinds.Names() {
+		t.Run(kind, func(t *testing.T) {
+			for round := range 20 {
+				s := &source{Source: conformance.NewSource(64 << 30)}
+				p := open(t, kind, s)
+				var started, done sync.WaitGroup
+				for thread := range 4 {
+					started.Add(1)
+					done.Go(func() {
+						var err error
+						for step := 0; err == nil; step++ {
+							err = p.Use(func(p pool.Pool) error {
+								block, err := p.Malloc(uint64(1+step%7)*700<<10, pool.Stream(thread))
+								if err == nil && step%3 == 0 {
+									err = p.Free(block.Address)
+								}
+								if err == nil && step%20 == 19 {
+									_, err = p.Trim()
+								}
+								if errors.Is(err, pool.ErrOutOfMemory) {
+									err = nil // there will be memory, or an end
+								}
+								return err
+							})
+							if step == 5+round {
+								started.Done()
+							}
+						}
+						assert.ErrorIs(t, err, pool.ErrDestroyed)
+					})
+				}
+				started.Wait()
+				destroyed := make(chan error, 2)
+				for range cap(destroyed) {
+					go func() { destroyed <- p.Destroy() }()
+				}
+				first, second := <-destroyed, <-destroyed
+				require.ErrorIs(t, errors.Join(first, second), pool.ErrDestroyed)
+				require.True(t, first == nil || second == nil, "one of two")
+				done.Wait()
+				requireEnded(t, p, s)
+			}
+		})
+	}
+}
+
+// TestAMallocThatLosesTheRace: its pool is destroyed between its asking and the source's answer.
+func TestAMallocThatLosesTheRace(t *testing.T) {
+	for _, kind := range kinds.Names() {
+		s := &source{Source: conformance.NewSource(64 << 30)}
+		p := open(t, kind, s)
+		require.ErrorIs(t, p.Use(func(inner pool.Pool) error {
+			require.NoError(t, p.Destroy())
+			_, err := inner.Malloc(1000, 0)
+			return err
+		}), pool.ErrDestroyed)
+		requireEnded(t, p, s)
+	}
+}
+
+// TestAMallocThatWaits: for memory that another thread may free, when the pool ends.
+func TestAMallocThatWaits(t *testing.T) {
+	s := &source{Source: conformance.NewSource(64 << 30)}
+	options, err := pool.ParseOptions("memory_limit=1MiB,retry_ms=600000")
+	require.NoError(t, err)
+	p, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("bfc", from, options) })
+	require.NoError(t, err)
+	malloc := func(p pool.Pool) error {
+		_, err := p.Malloc(1<<20, 0)
+		return err
+	}
+	require.NoError(t, p.Use(malloc))
+	waits := make(chan error)
+	go func() { waits <- p.Use(malloc) }()
+	time.Sleep(10 * time.Millisecond)
+	require.NoError(t, p.Destroy())
+	require.ErrorIs(t, <-waits, pool.ErrDestroyed)
+	requireEnded(t, p, s)
+}
+
+// TestAfterARefusalThePoolIsThere: a later Destroy ends it.
+func TestAfterARefusalThePoolIsThere(t *testing.T) {
+	broken := errors.New("the source is broken")
+	for _, kind := range kinds.Names() {
+		s := &source{Source: conformance.NewSource(64 << 30)}
+		p := open(t, kind, s)
+		malloc := func() error {
+			return p.Use(func(p pool.Pool) error {
+				_, err := p.Malloc(1000, 0)
+				return err
+			})
+		}
+		require.NoError(t, malloc())
+		s.RefuseFree = broken
+		require.ErrorIs(t, p.Destroy(), broken)
+		require.Zero(t, s.closed)
+		s.RefuseFree = nil
+		require.NoError(t, malloc())
+		s.refuse = broken
+		require.ErrorIs(t, p.Destroy(), broken)
+		s.refuse, s.closed = nil, 0
+		require.NoError(t, malloc())
+		require.NoError(t, p.Destroy())
+		requireEnded(t, p, s)
+	}
+}
+
+func TestAKindThatRefuses(t *testing.T) {
+	s := &source{Source: conformance.NewSource(1 << 30)}
+	_, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("heap", from, nil) })
+	require.ErrorIs(t, err, pool.ErrOption)
+	require.Zero(t, s.closed)
+}

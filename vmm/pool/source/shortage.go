@@ -1,0 +1,39 @@
+package source
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+)
+
+// shortage is a pool.ErrOutOfMemory that tells what the device had.
+type shortage struct {
+	words string
+	cause error
+}
+
+func (s *shortage) Error() string { return s.words }
+
+func (s *shortage) Unwrap() []error { return []error{pool.ErrOutOfMemory, s.cause} }
+
+func short(err error) bool {
+	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
+}
+
+// outOfMemory makes the failure to get a segment one that pools know, if it is for want of memory.
+func (d *device) outOfMemory(size, margin uint64, err error) error {
+	if !short(err) {
+		return err
+	}
+	words := fmt.Sprintf("%v: a segment of %s on device %d", pool.ErrOutOfMemory, pool.Readable(size), d.ordinal)
+	if free, total, failed := d.Memory(); failed == nil {
+		words += fmt.Sprintf(", which has %s free of %s", pool.Readable(free), pool.Readable(total))
+	}
+	if errors.Is(err, vmm.ErrMargin) {
+		words += fmt.Sprintf(" and is to keep a margin of %s", pool.Readable(margin))
+	}
+	return &shortage{words, err}
+}
