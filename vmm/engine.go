@@ -87,9 +87,12 @@ type Request struct {
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
 	// host copy is kept from one to the next.
 	Incremental bool
-	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
-	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
-	Capturing   bool   // a stream of the process is being captured
+	// Prompt: a resume or free that gives up the host copy returns when the system has its memory, however
+	// long that takes.
+	Prompt    bool
+	Target    int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
+	Capturing bool   // a stream of the process is being captured
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
@@ -140,7 +143,7 @@ func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 }
 
 func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
-	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target}
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
 	small := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()

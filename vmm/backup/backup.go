@@ -3,6 +3,7 @@ package backup
 
 import (
 	"errors"
+	"time"
 
 	"tms/vmm/cuda"
 )
@@ -67,9 +68,12 @@ type Contents interface {
 	Bytes() uint64
 	// Host is the address of a host copy of the whole span, 0 if there is none.
 	Host() uintptr
-	// Discard gives the memory back, in the background where that takes long. The Contents is not
-	// used after that.
+	// Discard gives the memory back, in the background: it never waits. The Contents is not used after
+	// that, but for Settle.
 	Discard()
+	// Settle waits until discarded memory is back, but no longer than until; the zero Time is no limit.
+	// Memory that others share is not waited for, nor what the driver, or the system, refuses to take.
+	Settle(until time.Time)
 }
 
 // Store keeps contents somewhere.
