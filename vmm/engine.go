@@ -87,12 +87,10 @@ type Request struct {
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
 	// host copy is kept from one to the next.
 	Incremental bool
-	// Prompt: a resume or free that gives up the host copy returns when the system has its memory, however
-	// long that takes.
-	Prompt    bool
-	Target    int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
-	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
-	Capturing bool   // a stream of the process is being captured
+	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
+	Capturing   bool   // a stream of the process is being captured
+	Prompt      bool   // a resume or free waits, however long, until the host memory that it gives up is back
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
