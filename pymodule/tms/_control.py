@@ -126,8 +126,9 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
 
     Raises:
         OutOfMemoryError: the devices have too little free memory.
-        ContentsError: with TMS_VERIFY=1: what came back is not what was saved; it names the tag,
-            the segment and the block. All is still paused.
+        ContentsError: contents cannot be read back from disk, or, with TMS_VERIFY=1, are not what
+            was saved; it names the tag and the segment. All is still paused. That segment can be
+            freed; the rest can then be resumed.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     library = load()
@@ -207,7 +208,8 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     """Says where the files of backup="disk" go from the next pause on, for the whole process.
 
     The directory is made if it is missing. On a tmpfs the files take memory, and a line on stderr
-    says so. Files that a killed process left there are removed at the next pause.
+    says so. Files that a killed process left there are removed at the next pause. A process that
+    changes its user (setuid) while memory is paused can read no file of before: resume first.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.

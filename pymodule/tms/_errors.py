@@ -35,7 +35,7 @@ class ForkedError(TmsError):
 
 
 class BackupError(TmsError):
-    """The operating system refused something (code 304), as a rule host memory for contents."""
+    """The operating system refused something (code 304): host memory, or files, for contents."""
 
 
 class NotSupportedError(TmsError):
@@ -43,7 +43,11 @@ class NotSupportedError(TmsError):
 
 
 class ContentsError(TmsError):
-    """With TMS_VERIFY=1: a resume did not bring back what was paused (code 401)."""
+    """A resume cannot bring back what was paused.
+
+    Its file is gone, cut or unreadable (backup="disk", code 301), or, with TMS_VERIFY=1, it
+    differs from what it was (code 401).
+    """
 
 
 class CaptureError(TmsError):
@@ -68,8 +72,12 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
     100: (TmsError, "No CUDA device was found: check nvidia-smi and CUDA_VISIBLE_DEVICES."),
     304: (
         BackupError,
-        "Nothing is lost: free host memory, or make the tensors in a region with backup=None "
-        "if their contents may go, and call again.",
+        "Nothing is lost: call again when that is mended.",
+    ),
+    301: (
+        ContentsError,
+        "All that was to be resumed is still paused: the rest comes back once that memory is "
+        "freed, or its file can be read again.",
     ),
     401: (
         ContentsError,

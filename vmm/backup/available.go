@@ -16,8 +16,7 @@ import (
 func checkHostMemory(need uint64) error {
 	available := min(machineAvailable("/proc/meminfo"), groupAvailable("/proc/self/cgroup", "/sys/fs/cgroup"))
 	if need > available {
-		return fmt.Errorf("%w: %d bytes are needed and %d are available; free host memory, pause fewer tags at once, or use no backup",
-			ErrHostMemory, need, available)
+		return hostMemory(fmt.Errorf("%d bytes are needed and %d are available", need, available))
 	}
 	return nil
 }

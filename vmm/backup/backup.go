@@ -3,6 +3,7 @@ package backup
 
 import (
 	"errors"
+	"fmt"
 	"time"
 
 	"tms/vmm/cuda"
@@ -11,6 +12,12 @@ import (
 // ErrHostMemory says that the operating system did not give, or the driver did not pin, the host
 // memory a backup needs. Nothing was saved; free host memory and call again.
 var ErrHostMemory = errors.New("not enough host memory for the backup")
+
+// hostMemory is an ErrHostMemory that says what to do.
+func hostMemory(cause error) error {
+	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, or make what may go without a backup",
+		ErrHostMemory, cause)
+}
 
 // Span is a range of device memory, in bytes.
 type Span struct {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
+	"tms/internal/failpoint"
 	"tms/vmm/cuda"
 )
 
@@ -387,7 +388,7 @@ func TestDiskDamageIsNoticed(t *testing.T) {
 		require.ErrorIs(t, err, ErrContentsLost)
 		require.NotErrorIs(t, err, ErrDisk)
 		require.Equal(t, file, lost.Path)
-		require.Equal(t, spans[1].Address, lost.Address&^(4*mib-1))
+		require.Less(t, uint64(lost.Address-spans[1].Address), spans[1].Size)
 		require.ErrorContains(t, err, "contents are lost: "+file+" is")
 		require.ErrorContains(t, err, damage.words)
 		require.NotContains(t, err.Error(), "TMS_DISK_BACKUP_DIR")
@@ -563,7 +564,8 @@ func TestDiskLeftovers(t *testing.T) {
 	parentStart, _, err := startOf(parent)
 	require.NoError(t, err)
 	boot := self().boot
-	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot} // in another PID namespace
+	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot}       // in another PID namespace
+	hidden := owner{pid: dead.Process.Pid, start: 78, boot: "00000000"} // in one that does not see the boot's ID
 
 	path := t.TempDir()
 	gone := []string{
@@ -576,7 +578,7 @@ func TestDiskLeftovers(t *testing.T) {
 	stay := []string{
 		owner{parent, parentStart, boot}.name(1),
 		self().name(serial.Add(1)),
-		unseen.name(1),
+		unseen.name(1), hidden.name(1),
 		"tms-1-2-3.bak", "tms--1-5." + boot + "-1.bak", "tms-099999999-5." + boot + "-1.bak",
 		strings.TrimSuffix(gone[0], ".bak"), gone[0] + ".bak", "x" + gone[0], "other",
 	}
@@ -589,6 +591,7 @@ func TestDiskLeftovers(t *testing.T) {
 	require.NoError(t, err)
 	defer lock.Close()
 	require.NoError(t, unseen.lock(int(lock.Fd())))
+	require.NoError(t, hidden.lock(int(lock.Fd())))
 
 	d := NewDisk(nil)
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
@@ -646,6 +649,22 @@ func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	contents := b.save(b.spans(2*mib, 2*mib), nil)
 	require.True(t, locked())
+	// A host that closes all descriptors lets go of it; the next save takes it again, and closes no file
+	// that has the number by now.
+	lock := contents[0].(*diskContents).file.directory.lock
+	hosts, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Dup3(hosts, lock, unix.O_CLOEXEC))
+	require.False(t, locked())
+	more := b.save(b.spans(2*mib), nil)
+	require.True(t, locked())
+	discard(more)
+	b.disk.Drain()
+	_, err = unix.Write(lock, []byte("still the host's"))
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(lock))
+	require.NoError(t, unix.Close(hosts))
+
 	contents[0].Discard()
 	b.disk.Drain()
 	require.True(t, locked())
@@ -687,6 +706,89 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	require.False(t, open.direct.Load())
 	open.done()
 	discard(contents)
+}
+
+// The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
+func TestDiskFileIsOpenedAgain(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2 * mib)
+	fill(spans, 1)
+	contents := b.save(spans, nil)
+	file := contents[0].(*diskContents).file
+	foreign := filepath.Join(t.TempDir(), "foreign")
+	require.NoError(t, os.WriteFile(foreign, []byte("the host's"), 0o600))
+	hosts, err := unix.Open(foreign, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	half := make([][]byte, 2) // as O_DIRECT wants them
+	for i := range half {
+		half[i] = deviceBytes(spans[0])[i*mib : (i+1)*mib]
+	}
+	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
+		open := &openFile{file: file, mode: mode, fd: -1, pieces: 2}
+		move := open.write
+		if mode == unix.O_RDONLY {
+			wipe(spans)
+			move = open.read
+		}
+		require.NoError(t, move(half[0], 0))
+		taken := open.fd
+		require.NoError(t, unix.Dup3(hosts, taken, unix.O_CLOEXEC))
+		require.NoError(t, move(half[1], mib))
+		require.NotEqual(t, taken, open.fd)
+		last := open.fd
+		require.NoError(t, unix.Dup3(hosts, last, unix.O_CLOEXEC))
+		open.done()
+		open.done()
+		for _, fd := range []int{taken, last} {
+			require.NoError(t, unix.Close(fd), "it was not ours to close")
+		}
+	}
+	requireFilled(t, spans, 1)
+	text, err := os.ReadFile(foreign)
+	require.NoError(t, err)
+	require.Equal(t, "the host's", string(text))
+	require.NoError(t, unix.Close(hosts))
+	discard(contents)
+}
+
+// Every error of a directory has words of its own, which name the setting that it came from.
+func TestDiskErrorsNameTheSetting(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(b.path, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for setting, words := range map[string]string{
+		"TMS_DISK_BACKUP_DIR":     "; set TMS_DISK_BACKUP_DIR to a directory",
+		"tms_set_disk_backup_dir": "; call tms_set_disk_backup_dir with a directory",
+		"TMPDIR":                  "; TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory",
+		"":                        "; it is the default: set TMS_DISK_BACKUP_DIR to a directory",
+	} {
+		err := b.disk.Configure(file, setting, mib)
+		require.ErrorIs(t, err, ErrDisk)
+		require.ErrorContains(t, err, file+": not a directory"+words+" that can be written")
+		require.NoError(t, b.disk.Configure(b.path, setting, mib))
+		for cause, what := range map[error]string{
+			unix.ENOSPC: "no space left on device; free space there, or ",
+			unix.EDQUOT: "disk quota exceeded; free space in your quota, or ",
+			unix.EMFILE: "too many open files; raise the limit of open files (ulimit -n)",
+			unix.EACCES: "permission denied" + words,
+			unix.EROFS:  "read-only file system" + words,
+		} {
+			failpoint.Set(func(call string) error {
+				if call == "open" {
+					return cause
+				}
+				return nil
+			})
+			_, err = b.trySave(b.spans(2*mib), nil)
+			failpoint.Set(nil)
+			require.ErrorIs(t, err, ErrDisk)
+			require.ErrorIs(t, err, cause)
+			require.ErrorContains(t, err, what)
+			if cause == unix.ENOSPC {
+				require.ErrorContains(t, err, strings.TrimPrefix(words, "; "))
+			}
+		}
+	}
 }
 
 // BenchmarkDisk saves and loads 3 GiB under TMS_DISK_BACKUP_DIR, or where tests have their files.
