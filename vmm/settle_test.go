@@ -7,10 +7,12 @@ import (
 	"regexp"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
 	"tms/vmm"
@@ -121,6 +123,36 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	resumed.Wait()
 	require.GreaterOrEqual(t, time.Since(begin), 2*time.Second)
 	failpoint.Set(nil)
+	require.NoError(t, engine.Free(a, false))
+}
+
+// A pause right after a resume finds the memory that this has given up, although it is not back yet.
+func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	fill(a, 4*mib, 1)
+	require.NoError(t, engine.Pause(name("t")))
+	var held atomic.Bool
+	held.Store(true)
+	failpoint.Set(func(call string) error {
+		switch call {
+		case "cuMemHostUnregister":
+			time.Sleep(200 * time.Millisecond)
+		case "munmap":
+			held.Store(false)
+		case "mmap":
+			if held.Load() {
+				return unix.ENOMEM
+			}
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	require.NoError(t, engine.Resume(name("t")))
+	require.True(t, held.Load())
+	require.NoError(t, engine.Pause(name("t")))
+	require.NoError(t, engine.Resume(name("t")))
+	requireFilled(t, a, 4*mib, 1)
 	require.NoError(t, engine.Free(a, false))
 }
 

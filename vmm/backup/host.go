@@ -1,6 +1,7 @@
 package backup
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -154,7 +155,11 @@ func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, e
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, job, units...); err != nil {
+	if fresh, err = newSlab(h.driver, job, units...); errors.Is(err, ErrHostMemory) {
+		h.garbage.drain() // a resume just before may have discarded what is missing
+		fresh, err = newSlab(h.driver, job, units...)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	for _, c := range placed {
