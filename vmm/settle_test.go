@@ -52,11 +52,11 @@ func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
 			a := mallocs(t, engine, 2, vmm.Request{Size: size / 2, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})
 			fill(a[0], size/2, 1)
 			before = residentBytes(t)
-			require.NoError(t, engine.Pause(name("t")))
-			backAfter(func() error { return engine.Resume(name("t")) })
+			require.NoError(t, pause(engine, name("t")))
+			backAfter(func() error { return resume(engine, name("t")) })
 			requireFilled(t, a[0], size/2, 1)
 
-			require.NoError(t, engine.Pause(name("t")))
+			require.NoError(t, pause(engine, name("t")))
 			require.NoError(t, engine.Free(a[0], false)) // the other's contents lie in the same registration
 			backAfter(func() error { return engine.Free(a[1], false) })
 		}
@@ -83,11 +83,11 @@ func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
 		slowly(t, "cuMemHostUnregister", long)
 		a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})[0]
 		for _, operation := range []func() error{
-			func() error { return engine.Resume(name("t")) },
+			func() error { return resume(engine, name("t")) },
 			func() error { return engine.Free(a, false) },
 		} {
 			engine.Drain()
-			require.NoError(t, engine.Pause(name("t")))
+			require.NoError(t, pause(engine, name("t")))
 			begin := time.Now()
 			require.NoError(t, operation())
 			took, pinned := time.Since(begin), sim.Stat("registered_bytes")
@@ -111,13 +111,13 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	slowly(t, "cuMemHostUnregister", 2*time.Second)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})[0]
 	plain := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "plain"})[0]
-	require.NoError(t, engine.Pause(nothing))
+	require.NoError(t, pause(engine, nothing))
 	var resumed sync.WaitGroup
 	begin := time.Now()
-	resumed.Go(func() { require.NoError(t, engine.Resume(name("t"))) })
+	resumed.Go(func() { require.NoError(t, resume(engine, name("t"))) })
 	require.Eventually(t, func() bool { return !engine.PausedAt(a) }, 5*time.Second, time.Millisecond)
-	require.NoError(t, engine.Resume(name("plain")))
-	require.NoError(t, engine.Pause(name("plain")))
+	require.NoError(t, resume(engine, name("plain")))
+	require.NoError(t, pause(engine, name("plain")))
 	require.NoError(t, engine.Free(plain, false))
 	require.Less(t, time.Since(begin), time.Second)
 	resumed.Wait()
@@ -131,7 +131,7 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
 	fill(a, 4*mib, 1)
-	require.NoError(t, engine.Pause(name("t")))
+	require.NoError(t, pause(engine, name("t")))
 	var held atomic.Bool
 	held.Store(true)
 	failpoint.Set(func(call string) error {
@@ -148,10 +148,10 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 		return nil
 	})
 	defer failpoint.Set(nil)
-	require.NoError(t, engine.Resume(name("t")))
+	require.NoError(t, resume(engine, name("t")))
 	require.True(t, held.Load())
-	require.NoError(t, engine.Pause(name("t")))
-	require.NoError(t, engine.Resume(name("t")))
+	require.NoError(t, pause(engine, name("t")))
+	require.NoError(t, resume(engine, name("t")))
 	requireFilled(t, a, 4*mib, 1)
 	require.NoError(t, engine.Free(a, false))
 }
@@ -163,7 +163,7 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib}
 	onDisk := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
-	require.NoError(t, engine.Pause(o))
+	require.NoError(t, pause(engine, o))
 	unlinking, gate := make(chan struct{}, 2), make(chan struct{})
 	failpoint.Set(func(call string) error {
 		if call == "unlink" {
@@ -187,7 +187,7 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 			}
 		}
 		if err == nil {
-			err = engine.Resume(o)
+			err = resume(engine, o)
 		}
 		ended <- err
 	}()
@@ -214,13 +214,13 @@ func TestLostContents(t *testing.T) {
 	kept := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "precious"})[0]
 	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "precious", Backup: vmm.BackupDisk})[0]
 	fill(other, 2*mib, 2)
-	require.NoError(t, engine.Pause(o))
+	require.NoError(t, pause(engine, o))
 	files, err := filepath.Glob(filepath.Join(o.DiskDir, "*"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
 	require.NoError(t, os.Remove(files[0]))
 	for range 3 {
-		err := engine.Resume(o)
+		err := resume(engine, o)
 		require.ErrorIs(t, err, backup.ErrContentsLost)
 		require.Equal(t, 301, vmm.Code(err))
 		require.ErrorContains(t, err, files[0])
@@ -229,10 +229,10 @@ func TestLostContents(t *testing.T) {
 			require.True(t, engine.PausedAt(a))
 		}
 	}
-	require.NoError(t, engine.Resume(name("other")))
+	require.NoError(t, resume(engine, name("other")))
 	requireFilled(t, other, 2*mib, 2)
 	require.NoError(t, engine.Free(lost, false))
-	require.NoError(t, engine.Resume(o))
+	require.NoError(t, resume(engine, o))
 	require.False(t, engine.PausedAt(kept))
 	for _, a := range []uintptr{other, kept} {
 		require.NoError(t, engine.Free(a, false))
