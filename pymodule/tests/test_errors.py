@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -75,6 +76,19 @@ def test_region_out_of_memory(pointer: int, contents: bytes) -> None:
         cuda.malloc(cuda.free_memory() + 4 * MiB)
     assert cuda.free_memory() == before
     assert cuda.read(pointer, SIZE) == contents
+
+
+def test_last_error(pointer: int) -> None:
+    """What has no exception: a cudaMalloc in a region. For the thread in which it failed."""
+    size = cuda.free_memory() + 4 * MiB
+    with tms.region("errors"), pytest.raises(cuda.CudaError, match="^2$"):
+        cuda.malloc(size)
+    assert "memory" in tms.last_error()
+    elsewhere: list[str] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(tms.last_error()))
+    thread.start()
+    thread.join()
+    assert elsewhere == [""]
 
 
 DRIVER = [

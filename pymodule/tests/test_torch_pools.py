@@ -138,6 +138,23 @@ def test_nested(model: Model) -> None:
     assert model.serving() is None
 
 
+def test_left_in_another_order(model: Model) -> None:
+    """What was entered later is served as before, and each pool is there for the next region."""
+    first, second = tms.region("first"), tms.region("second")
+    first.__enter__()
+    served = model.serving()
+    second.__enter__()
+    later = model.serving()
+    with pytest.raises(RuntimeError, match="left before"):
+        first.__exit__(None, None, None)
+    assert model.serving() == later != served
+    with tms.region("first"):
+        assert model.serving() == served
+    assert model.serving() == later
+    second.__exit__(None, None, None)
+    assert model.serving() is None
+
+
 def test_disable_leaves_all_pools(model: Model) -> None:
     with tms.disable():
         assert model.serving() is None
@@ -351,7 +368,7 @@ def test_empty_cache_with_expandable_segments(model: Model) -> None:
     ((pool,),) = pools.known().values()
     _torch.dispose(pool)  # idle and used
     assert served["used"] not in model.retired()
-    with _torch.routed_to(pool.key, plain_by_default=True):
+    with tms.region("used"):
         pools.drop(pool)  # entered and used
     assert served["used"] not in model.retired()
     with tms.region("used"):

@@ -21,10 +21,16 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
 
     Raises:
         ImportError: progress is True and there is no tqdm.
+        TypeError: progress is neither a bool nor a function.
     """
     if progress is False:
         yield
         return
+    if progress is not True and not callable(progress):
+        raise TypeError(
+            "progress must be True, False or a function (device, operation, done, total), "
+            f"not {progress!r}"
+        )
     with _lock, contextlib.ExitStack() as bars:
         report = _bars(bars) if progress is True else progress
 
