@@ -10,6 +10,7 @@ from typing import Any, Union, cast
 from . import _torch
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load
+from ._private import private, setter
 from ._scope import ThreadScope
 
 Option = Union[bool, int, float, str]
@@ -158,7 +159,9 @@ def use_allocator(kind: str, **options: Option) -> None:
         )
     made = _plug(library, torch, "tms_torch_pool_malloc_or_throw", kind, options)
     try:
-        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(made))
+        torch.cuda.memory.change_current_allocator(
+            private(torch, "cuda.memory._CUDAAllocator")(made)
+        )
     except RuntimeError as error:
         raise NotSupportedError(f"PyTorch refuses another allocator: {error}") from error
     _torch.serve_all()
@@ -285,15 +288,11 @@ def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[st
     code = _functions(library).use(kind.encode(), _text(options))
     _check(library, code, f"choosing a pool of kind {kind!r} for PyTorch")
     if malloc not in _plugged:
-        made = torch._C._cuda_customAllocator(
+        made = private(torch, "_C._cuda_customAllocator")(
             library.address_of(malloc), library.address_of("tms_torch_pool_free")
         )
-        for setter, function in _SETTERS.items():
-            # Some versions spell all of them with _fn.
-            give = getattr(made, setter, None) or getattr(made, f"{setter}_fn", None)
-            if give is None:
-                raise TmsError(f"PyTorch {torch.__version__} has no {setter} for allocators.")
-            give(library.address_of(function))
+        for name, function in _SETTERS.items():
+            setter(torch, made, name)(library.address_of(function))
         _plugged[malloc] = made
     return _plugged[malloc]
 

@@ -33,6 +33,7 @@ from typing import Any, Callable, Optional
 
 from ._errors import NotSupportedError
 from ._library import load
+from ._private import private, segments
 
 PoolKey = Optional[tuple[object, ...]]
 """What a region's memory has in common, its tag first; None: memory that is not pausable."""
@@ -159,11 +160,7 @@ def bytes_of_regions() -> int:
     if _pools is None:
         return 0
     ids = {pool.memory.id for key, pools in _pools.known().items() if key for pool in pools}
-    return sum(
-        segment["total_size"]
-        for segment in sys.modules["torch"].cuda.memory_snapshot()
-        if tuple(segment["segment_pool_id"]) in ids
-    )
+    return sum(segment.total for segment in segments(sys.modules["torch"]) if segment.pool in ids)
 
 
 def dispose(pool: _Pool) -> None:
@@ -231,16 +228,16 @@ class _Functions:
     """PyTorch's functions that put a pool on the list of a device and take it off again."""
 
     def __init__(self, torch: Any) -> None:
-        functions = torch._C
-        self.begin: _Route
-        self.end: _Route
-        self.release: _Route = functions._cuda_releasePool
-        if hasattr(functions, "_cuda_beginAllocateCurrentThreadToPool"):
-            self.begin = functions._cuda_beginAllocateCurrentThreadToPool
-            self.end = functions._cuda_endAllocateToPool
-        else:
-            self.begin = functions._cuda_beginAllocateToPool
-            self.end = functions._cuda_endAllocateCurrentStreamToPool
+        per_thread = hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+        begin, end = (
+            ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool")
+            if per_thread
+            else ("_cuda_beginAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+        )
+        self.begin: _Route = private(torch, f"_C.{begin}")
+        self.end: _Route = private(torch, f"_C.{end}")
+        self.release: _Route = private(torch, "_C._cuda_releasePool")
+        if not per_thread:
             warnings.warn(
                 f"PyTorch {torch.__version__} has no memory pools per thread: while a thread is "
                 "in a region, the CUDA tensors of other threads go into its pool too. "
@@ -375,11 +372,7 @@ class _Pools:
 
 def _expandable_in_use(torch: Any) -> set[tuple[int, int]]:
     """The pools with expandable segments in which something is allocated."""
-    return {
-        tuple(segment["segment_pool_id"])
-        for segment in torch.cuda.memory_snapshot()
-        if segment["is_expandable"] and segment["active_size"]
-    }
+    return {segment.pool for segment in segments(torch) if segment.expandable and segment.active}
 
 
 _pools: _Pools | None = None

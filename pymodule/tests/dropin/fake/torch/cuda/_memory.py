@@ -158,6 +158,11 @@ def empty_cache() -> None:
 def memory_snapshot() -> list[dict[str, object]]:
     """What is asked for of it; no segment is expandable."""
     return [
-        {"segment_pool_id": pool or (0, 0), "total_size": size, "is_expandable": False}
+        {
+            "segment_pool_id": pool or (0, 0),
+            "total_size": size,
+            "active_size": size,
+            "is_expandable": False,
+        }
         for pool, size in segments.values()
     ]
