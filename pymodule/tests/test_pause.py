@@ -392,3 +392,28 @@ def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:
 def test_progress_is_a_bool_or_a_function(call: object, progress: object) -> None:
     with pytest.raises(TypeError, match="progress must be True, False or a function"):
         call(progress=progress)  # type: ignore[operator]
+
+
+PAUSES_IN_A_PROGRESS_FUNCTION = """
+import cuda, tms
+with tms.region("outer", backup="host"):
+    pointer = cuda.malloc(64 << 20)
+cuda.write(pointer, b"kept")
+refused = []
+def report(*about):
+    try:
+        {call}
+    except tms.NotSupportedError as error:
+        refused.append((error.code, bool(error.cause) or "must not pause" in str(error)))
+print(tms.pause(progress=report) >> 20, set(refused))
+refused.clear()
+print(tms.resume(progress=report) >> 20, set(refused), cuda.read(pointer, 4))
+tms.pause()
+"""
+
+
+@pytest.mark.parametrize("call", ["tms.pause(progress=report)", "tms.resume(progress=True)"])
+def test_reporting_on_a_pause_in_a_progress_function_is_refused(call: str) -> None:
+    """Python's own lock would not be free before the function has returned."""
+    out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
+    assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"

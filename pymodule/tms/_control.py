@@ -90,8 +90,8 @@ def pause(tag: str | None = None, *, progress: Progress = False) -> int:
         tag: as given to `region`; None: all tags, on all devices.
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
-            in all, about 20 times a second and at the end. It comes from another thread, and must
-            not use tms.
+            in all, about 20 times a second and at the end. It comes from another thread, which the
+            pause waits for: pausing or resuming in it raises NotSupportedError.
 
     Returns:
         How many bytes of device memory were freed.
