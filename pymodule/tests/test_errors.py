@@ -338,7 +338,7 @@ def test_another_library() -> None:
         (304, tms.BackupError, "Nothing is lost"),
         (401, tms.ContentsError, "still paused"),
         (700, tms.TmsError, "restart"),
-        (801, tms.NotSupportedError, "driver"),
+        (801, tms.NotSupportedError, "cudaError 801"),
         (900, tms.CaptureError, "capture"),
         (999, tms.TmsError, "cudaError 999"),
     ],
@@ -350,3 +350,11 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
     assert str(error).startswith(f"pausing tag 'a' failed: what happened (cudaError {code}).")
     assert advice in str(error)
     assert ("Nothing is lost" in str(error)) == (code in (2, 304))
+
+
+def test_what_cannot_be_done_is_not_put_down_to_the_driver() -> None:
+    """Most causes of 801 are the request's: they say so themselves."""
+    error = from_code(801, "pausing tag 'a'", "a progress function must not pause")
+    assert str(error) == (
+        "pausing tag 'a' failed: a progress function must not pause (cudaError 801)."
+    )

@@ -39,7 +39,7 @@ class BackupError(TmsError):
 
 
 class NotSupportedError(TmsError):
-    """The driver, the device or a PyTorch setting rules the request out (code 801)."""
+    """The driver, the device, PyTorch or the moment rules the request out (code 801)."""
 
 
 class ContentsError(TmsError):
@@ -84,7 +84,7 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
         "It is still paused, with what was saved; if memory was overwritten while it was saved, "
         "free it and load its contents again.",
     ),
-    801: (NotSupportedError, "This driver or device cannot do it."),
+    801: (NotSupportedError, ""),
     900: (CaptureError, "End the capture first, then call again."),
 }
 
