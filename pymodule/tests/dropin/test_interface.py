@@ -208,6 +208,36 @@ assert settings() == outside
 
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_regions_left_in_another_order(mode: str) -> None:
+    in_mode(
+        mode,
+        f"""
+saver._ensure_initialized()
+{SETTINGS}
+outside = settings()
+first = saver.region("first", enable_cpu_backup=True, cpu_backup_backend="mmap")
+second = saver.region("second")
+first.__enter__()
+second.__enter__()
+try:
+    first.__exit__(None, None, None)
+    raise AssertionError("left")
+except RuntimeError as error:
+    assert "torch_memory_saver.region('first') is left before" in str(error)
+assert settings()[:3] == (True, b"second", False)
+tensor = full(1)
+second.__exit__(None, None, None)
+assert settings() == outside
+plain = full(2)
+saver.pause("first")
+assert holds(tensor, 1)
+saver.pause("second")
+assert initial - free() == SIZE and holds(plain, 2)
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_memory_pools(mode: str) -> None:
     """Keyed by tag, backups, backend and device; dropped and replaced as clients do."""
     in_mode(
