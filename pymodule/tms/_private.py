@@ -69,6 +69,5 @@ def segments(torch: Any) -> list[Segment]:
 
 def _missing(torch: Any, what: str) -> NotSupportedError:
     return NotSupportedError(
-        f"PyTorch {torch.__version__} has no {what}, which tms needs to keep pausable and ordinary "
-        f"tensors apart. Use a version from {TRIED}."
+        f"PyTorch {torch.__version__} has no {what}, which tms needs. Use a version from {TRIED}."
     )
