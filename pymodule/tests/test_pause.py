@@ -417,3 +417,10 @@ def test_reporting_on_a_pause_in_a_progress_function_is_refused(call: str) -> No
     """Python's own lock would not be free before the function has returned."""
     out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
     assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
+
+
+@pytest.mark.parametrize("call", ["tms.pause()", "tms.resume()", "tms.resume(wait=1)"])
+def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
+    """By the library, which would wait for the function, and the function for it."""
+    out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
+    assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
