@@ -112,6 +112,35 @@ func TestDiskBackup(t *testing.T) {
 	run(t, compile(t, "disk", majors[1]), []string{t.TempDir()}).succeeded(t)
 }
 
+func TestDiskBackupIsDamaged(t *testing.T) {
+	directory := t.TempDir()
+	require.NoError(t, os.Chmod(directory, 0o711)) // reached by the user that the host becomes
+	run(t, compile(t, "damaged", majors[1]), []string{directory}).succeeded(t)
+	// Who gives up a user leaves the file to that user's next process, which removes it.
+	run(t, compile(t, "disk", majors[1]), []string{directory}).succeeded(t)
+}
+
+func TestDiskDirectoryCannotBeUsed(t *testing.T) {
+	program := compile(t, "unwritable", majors[1])
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, c := range []struct{ setting, words string }{
+		{"TMS_DISK_BACKUP_DIR", "not a directory; set TMS_DISK_BACKUP_DIR to a directory"},
+		{"TMPDIR", "not a directory; TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory"},
+		{"", "not a directory; call tms_set_disk_backup_dir with a directory"},
+	} {
+		arguments, environment := []string{file, c.words, "set"}, "NONE=1"
+		if c.setting != "" {
+			arguments, environment = arguments[:2], c.setting+"="+file
+		}
+		run(t, program, arguments, environment).succeeded(t)
+	}
+}
+
+func TestBackupsAndDescriptors(t *testing.T) {
+	run(t, compile(t, "closed", majors[1]), []string{t.TempDir()}).succeeded(t)
+}
+
 func TestTooLittleHostMemory(t *testing.T) {
 	run(t, compile(t, "hostshort", majors[1]), nil, "CUDASIM_MEMORY=16T").succeeded(t)
 }

@@ -132,6 +132,7 @@ func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Requ
 	case C.MALLOC_CPU_BACKUP:
 		request.Backup = vmm.BackupHost
 		request.Incremental = flags&C.MALLOC_INCREMENTAL != 0
+		request.Prompt = flags&C.MALLOC_MMAP_BACKEND != 0
 	case C.MALLOC_DISK_BACKUP:
 		request.Backup = vmm.BackupDisk
 	case C.MALLOC_PEER_BACKUP:
@@ -219,6 +220,7 @@ func tmsOperation(operation *C.struct_operation) {
 		Capturing:    bool(operation.capturing),
 		PoolBytes:    uint64(operation.host_pool_bytes),
 		DiskDir:      C.GoString(operation.disk_dir),
+		DiskSetting:  C.GoString(operation.disk_setting),
 		DiskChunk:    uint64(operation.disk_chunk),
 		ExtentBytes:  uint64(operation.extent_bytes),
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),

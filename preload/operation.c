@@ -62,11 +62,16 @@ EXPORT uint64_t tms_last_bytes(void)
 	return last_bytes;
 }
 
-static const char *disk_directory(void)
+static const char *disk_directory(const char **setting)
 {
 	const char *set = atomic_load(&region_process.disk_backup_dir);
-	if (!set)
-		set = getenv("TMPDIR");
+	if (set) {
+		bool environment = set == region_process.disk_backup_dir_at_start;
+		*setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
+		return set;
+	}
+	set = getenv("TMPDIR");
+	*setting = set && *set ? "TMPDIR" : "";
 	return set && *set ? set : "/tmp";
 }
 
@@ -106,7 +111,6 @@ static int transition(int kind, const char *tag, double wait)
 		.retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup),
 		.capturing = atomic_load(&captures) != 0,
 		.host_pool_bytes = region_process.host_pool_bytes,
-		.disk_dir = disk_directory(),
 		.disk_chunk = (uint64_t)region_process.disk_backup_chunk_mb << 20,
 		/* Who imports a segment must not get its neighbours. */
 		.extent_bytes = region_process.shareable ? 0 : region_process.extent_bytes,
@@ -115,6 +119,7 @@ static int transition(int kind, const char *tag, double wait)
 		.poison = region_process.poison,
 		.report = progress_now().callback != NULL,
 	};
+	operation.disk_dir = disk_directory(&operation.disk_setting);
 	return run(&operation);
 }
 

@@ -12,6 +12,7 @@ HIDDEN unsigned malloc_flags(struct region_settings settings)
 	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
 	       (settings.peer ? MALLOC_PEER_BACKUP : 0) |
 	       (settings.incremental ? MALLOC_INCREMENTAL : 0) |
+	       (settings.backend == REGION_MMAP ? MALLOC_MMAP_BACKEND : 0) |
 	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
 }
 

@@ -226,7 +226,7 @@ struct operation {
 	bool retain_cpu_backup;
 	bool capturing;
 	uint64_t host_pool_bytes;
-	const char *disk_dir;
+	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
 	uint64_t disk_chunk;
 	uint64_t extent_bytes;
 	double wait; /* seconds */
@@ -259,6 +259,7 @@ enum {
 	MALLOC_PEER_BACKUP = 8,
 	MALLOC_INCREMENTAL = 16,
 	POOL_IN_REGION = 32,
+	MALLOC_MMAP_BACKEND = 64,
 };
 
 #endif

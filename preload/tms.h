@@ -3,7 +3,9 @@
  *
  * Codes are cudaError_t numbers, so that CUDA programs need no second table:
  *   0 success; 1 invalid value; 2 out of device memory; 3 used in a child after fork;
- *   100 no usable driver or device; 401 contents differ after a resume (TMS_VERIFY); 304 the operating system refused (host memory, threads);
+ *   100 no usable driver or device; 304 the operating system refused (host memory, threads, files);
+ *   301 contents are lost: the file of a disk backup is gone, cut or unreadable (see tms_resume);
+ *   401 contents differ after a resume (TMS_VERIFY);
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: what the CUDA driver returned.
  * tms_last_error() has the words. Unless said otherwise every function may be called from any
@@ -55,18 +57,26 @@ void tms_set_enable_peer_backup(bool on, int device);
 bool tms_get_enable_peer_backup(int *device);
 
 /* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Both are mapped memory
- * that is registered, copied at the speed of the link and given back after a resume; the names are kept
- * for clients that set them. Another name is refused and changes nothing; see tms_last_error. */
+ * that is registered and copied at the speed of the link. When a resume, or the free of a segment, returns,
+ * the system has what is not retained of it back: with "mmap" however long that takes, with "pinned" unless
+ * it takes longer than a tenth of the resume's time, or 20 ms, whichever is more; it then goes on in the
+ * background. Another name is refused and changes nothing; see tms_last_error. */
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
-/* Directory of disk backups, for the process. */
+/* Directory of disk backups, for the process; NULL or "": TMPDIR, or /tmp. No file is kept open while a
+ * segment is paused: a process that gives up its user (setuid) meanwhile cannot read it back, nor remove it
+ * (the next process of that user that uses the directory does). Resume first. */
 void tms_set_disk_backup_dir(const char *path);
 
 /* Releases, or maps again, the physical memory of every active segment with this tag, NULL: of
  * all, on all devices. Addresses stay. All or nothing: after an error everything is as before and
  * the same call can be made again; only when the driver refuses to take memory back, at the very
- * end of a pause, all is paused, and another pause releases what is still held. No-ops succeed. */
+ * end of a pause, all is paused, and another pause releases what is still held. No-ops succeed.
+ *
+ * 301 from a resume: contents that waited on disk cannot be read back; tms_last_error names the tag, the
+ * address and the file. All that the call was for stays paused. The same resume fails with the same words
+ * until that very file can be read again, or the segment is freed; then the rest can be resumed. */
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 

@@ -154,7 +154,7 @@ AT_LOAD HIDDEN void region_load_environment(void)
 
 	value = getenv("TMS_DISK_BACKUP_DIR");
 	if (value && *value)
-		region_process.disk_backup_dir = region_intern(value);
+		region_process.disk_backup_dir = region_process.disk_backup_dir_at_start = region_intern(value);
 
 	region_process.disk_backup_chunk_mb = (unsigned)environment_number(
 		"TMS_DISK_BACKUP_CHUNK_MB", 64, 1, 4096, "a number of MiB from 1 to 4096; using 64");

@@ -46,6 +46,7 @@ struct region_process {
 	_Atomic bool retain_cpu_backup;
 	_Atomic uint64_t margin_bytes;
 	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
+	const char *disk_backup_dir_at_start;  /* by the environment; the same pointer while it still holds */
 	unsigned disk_backup_chunk_mb;
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;

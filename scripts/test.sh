@@ -28,7 +28,7 @@ for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built 
 done
 for command in "check" "format --check"; do
 	build/venv/bin/ruff $command pymodule
-	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench
+	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/torch-versions
 done
 (cd pymodule && ../build/venv/bin/mypy --strict tms torch_memory_saver)
 

@@ -90,6 +90,7 @@ type Request struct {
 	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
 	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
 	Capturing   bool   // a stream of the process is being captured
+	Prompt      bool   // a resume or free waits, however long, until the host memory that it gives up is back
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
@@ -140,7 +141,7 @@ func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 }
 
 func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
-	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target}
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
 	small := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()

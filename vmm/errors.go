@@ -48,6 +48,7 @@ func Code(err error) int {
 		{ErrInvalidAddress, cuda.InvalidValue},
 		{ErrBothBackups, cuda.InvalidValue},
 		{ErrContents, cuda.IllegalState},
+		{backup.ErrContentsLost, cuda.FileNotFound}, // before what it wraps
 		{ErrMargin, cuda.OutOfMemory},
 		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},

@@ -26,7 +26,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	}
 	s := &segment{
 		device: d, size: r.Size, foreign: &foreign{size: r.Size, prop: prop, references: 1},
-		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target},
+		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt},
 	}
 	s.extent = newExtent(d, s)
 	err = e.untilFreed(d, r, func() error { return e.allow(d, r, s.extent.create) })

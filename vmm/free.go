@@ -3,6 +3,7 @@ package vmm
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"tms/vmm/cuda"
 )
@@ -16,11 +17,14 @@ type allocation struct {
 }
 
 // Free ends an allocation, on the calling thread, after the devices that have access have finished with it.
+// Memory of its contents is back when it returns, unless that takes long: see discarded.
 // While a stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
 // After any other error the allocation is still there, and the free can be tried again.
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
+	given := &discarded{start: time.Now()}
+	defer func() { given.settle() }() // when no lock is held
 	if !capturing {
 		err = e.idle(address)
 		capturing = captureForbids(err) // one that nobody saw begin
@@ -39,6 +43,7 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 		e.deferred = append(e.deferred, a)
 		return nil
 	}
+	given.add(a.segment)
 	return e.free(a, nil)
 }
 

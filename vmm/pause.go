@@ -44,7 +44,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	if e.usesDisk(o.Tag) {
-		if err := e.disk.Configure(o.DiskDir, o.DiskChunk); err != nil {
+		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
 			return 0, err
 		}
 	}

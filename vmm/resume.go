@@ -14,14 +14,18 @@ import (
 // where they were kept, and returns how many bytes of memory that was.
 //
 // It is a transaction: create, map and refill all, then drop what was kept. After an error every
-// segment is still paused with its contents, and nothing new is held.
+// segment is still paused with its contents, and nothing new is held. Contents that cannot be read back
+// from disk stop the resume of their segment, and of what is resumed with it, until it is freed.
+//
+// Memory of contents that are not kept is back when it returns, unless that takes long: see discarded.
 // Memory that is short is waited for, for a time if that is asked for.
-// Errors: ErrCapturing, ErrContents, *cuda.Error with cuda.OutOfMemory when others hold the memory.
+// Errors: ErrCapturing, ErrContents, backup.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	until := time.Now().Add(o.Wait)
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+		o.discarded = &discarded{start: time.Now()}
 		mapped, err = e.tryResume(o)
 		if left := time.Until(until); errors.Is(err, cuda.OutOfMemory) && left > 0 {
 			clock.Sleep(min(pause, left))
@@ -30,6 +34,7 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("resume: %w", err)
 		}
+		o.discarded.settle()
 		return mapped, nil
 	}
 }
@@ -87,6 +92,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 				room -= s.contents.Bytes()
 				s.outcome.current, s.outcome.sums = false, nil
 			default:
+				o.discarded.add(s)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
 			}
@@ -110,7 +116,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	defer func() {
 		for _, l := range loaders {
 			if waited := l.Wait(); err == nil {
-				err = waited
+				err = b.named(waited)
 			}
 		}
 		if err == nil && o.Verify {

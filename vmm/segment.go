@@ -57,6 +57,7 @@ type policy struct {
 	backup      BackupKind
 	incremental bool // the next pause copies only what has changed
 	target      int  // of BackupPeer: the ordinal of the device; -1: any
+	prompt      bool // discarded contents are waited for
 }
 
 // kept is where a segment's contents are, or can be, kept.

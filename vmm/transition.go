@@ -14,7 +14,8 @@ type Options struct {
 	Tag          *string        // nil: every tag
 	RetainBackup bool           // keep host copies after resume
 	PoolBytes    uint64         // without retaining: keep so many bytes of pinned host memory for the next pause
-	DiskDir      string         // where a pause puts files; "": the system's directory for temporary files
+	DiskDir      string         // where a pause puts files
+	DiskSetting  string         // what that came from, for error texts; "": it is the default
 	DiskChunk    uint64         // bytes of one read or write
 	Verify       bool           // compare contents after a resume with those before the pause
 	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0: one each
@@ -22,6 +23,7 @@ type Options struct {
 	Poison       bool           // fill memory that a resume brings back without contents with NaNs
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
+	discarded    *discarded     // by a resume
 }
 
 // batch is a device's part in a transition: a pause or resume. From begin to end its segments and extents are

@@ -49,8 +49,10 @@ int main(int argc, char **argv)
 		EXPECT(files(true), COUNT);
 		CHECK(!tms_get_cpu_backup_pointer(segment[0], 4));
 		EXPECT(tms_resume("odd"), 0);
+		EXPECT(tms_trim(), 0); /* waits where a file system is slow */
 		EXPECT(files(true), COUNT / 2);
 		EXPECT(tms_resume(NULL), 0);
+		EXPECT(tms_trim(), 0);
 		EXPECT(files(true), 0);
 		for (unsigned i = 0; i < COUNT; i++)
 			CHECK(filled(segment[i], (i + 1) * 3 * MIB, i));
@@ -69,6 +71,7 @@ int main(int argc, char **argv)
 	for (int i = 0; i < COUNT; i++)
 		EXPECT(cudaFree(segment[i]), 0); /* while paused: the files go */
 	EXPECT(cudaFree(host), 0);
+	EXPECT(tms_trim(), 0);
 	EXPECT(files(true), 0);
 	EXPECT(free_bytes(), before);
 	return 0;

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import children
 import cuda
@@ -74,6 +76,19 @@ def test_region_out_of_memory(pointer: int, contents: bytes) -> None:
         cuda.malloc(cuda.free_memory() + 4 * MiB)
     assert cuda.free_memory() == before
     assert cuda.read(pointer, SIZE) == contents
+
+
+def test_last_error(pointer: int) -> None:
+    """What has no exception: a cudaMalloc in a region. For the thread in which it failed."""
+    size = cuda.free_memory() + 4 * MiB
+    with tms.region("errors"), pytest.raises(cuda.CudaError, match="^2$"):
+        cuda.malloc(size)
+    assert "memory" in tms.last_error()
+    elsewhere: list[str] = []
+    thread = threading.Thread(target=lambda: elsewhere.append(tms.last_error()))
+    thread.start()
+    thread.join()
+    assert elsewhere == [""]
 
 
 DRIVER = [
@@ -164,6 +179,50 @@ def test_driver_fails_midway(
             for pointer in three:
                 assert cuda.read(pointer, 8 * MiB) == contents[: 8 * MiB], (function, nth)
     assert raised > 0
+
+
+def test_lost_contents(tmp_path: Path) -> None:
+    """A file that is deleted while paused: said to be lost, every time, and there is a way on."""
+    with tms.region("errors", backup="disk"):
+        lost = cuda.malloc(SIZE)
+    with tms.region("errors", backup="host"):
+        kept = cuda.malloc(SIZE)
+    cuda.write(kept, b"kept")
+    tms.set_disk_backup_dir(tmp_path)
+    tms.pause("errors")
+    (file,) = tmp_path.iterdir()
+    file.unlink()
+    for _ in range(2):
+        with pytest.raises(tms.ContentsError, match="contents are lost") as caught:
+            tms.resume("errors")
+        assert caught.value.code == 301
+        assert str(file) in str(caught.value)
+        assert f"{lost:#x}" in str(caught.value)
+        assert "Nothing is lost" not in str(caught.value)
+        assert "host memory" not in str(caught.value)
+    cuda.free(lost)
+    tms.resume("errors")
+    assert cuda.read(kept, 4) == b"kept"
+    cuda.free(kept)
+
+
+def test_disk_directory_that_is_none(tmp_path: Path) -> None:
+    """Nothing is lost, and the advice is about the directory, not about host memory."""
+    file = tmp_path / "file"
+    file.touch()
+    with tms.region("errors", backup="disk"):
+        pointer = cuda.malloc(SIZE)
+    tms.set_disk_backup_dir(file)
+    with pytest.raises(
+        tms.BackupError, match="not a directory; call tms_set_disk_backup_dir"
+    ) as caught:
+        tms.pause("errors")
+    assert "Nothing is lost" in str(caught.value)
+    assert "host memory" not in str(caught.value)
+    tms.set_disk_backup_dir(tmp_path)
+    tms.pause("errors")
+    tms.resume("errors")
+    cuda.free(pointer)
 
 
 def test_capture(pointer: int, contents: bytes) -> None:
@@ -275,9 +334,11 @@ def test_another_library() -> None:
         (2, tms.OutOfMemoryError, "empty_cache"),
         (3, tms.ForkedError, "spawn"),
         (100, tms.TmsError, "CUDA_VISIBLE_DEVICES"),
-        (304, tms.BackupError, "host memory"),
+        (301, tms.ContentsError, "still paused"),
+        (304, tms.BackupError, "Nothing is lost"),
+        (401, tms.ContentsError, "still paused"),
         (700, tms.TmsError, "restart"),
-        (801, tms.NotSupportedError, "driver"),
+        (801, tms.NotSupportedError, "cudaError 801"),
         (900, tms.CaptureError, "capture"),
         (999, tms.TmsError, "cudaError 999"),
     ],
@@ -288,3 +349,12 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
     assert (error.code, error.cause) == (code, "what happened.")
     assert str(error).startswith(f"pausing tag 'a' failed: what happened (cudaError {code}).")
     assert advice in str(error)
+    assert ("Nothing is lost" in str(error)) == (code in (2, 304))
+
+
+def test_what_cannot_be_done_is_not_put_down_to_the_driver() -> None:
+    """Most causes of 801 are the request's: they say so themselves."""
+    error = from_code(801, "pausing tag 'a'", "a progress function must not pause")
+    assert str(error) == (
+        "pausing tag 'a' failed: a progress function must not pause (cudaError 801)."
+    )

@@ -64,6 +64,28 @@ def test_without_backup(contents: bytes) -> None:
     cuda.free(pointer)
 
 
+def test_says_how_many_bytes(pointer: int, request: pytest.FixtureRequest) -> None:
+    """Of device memory, which segments take in multiples of 2 MiB."""
+    tag, size = request.node.name, 26 * MiB
+    before = cuda.free_memory()
+    assert tms.pause(tag) == cuda.free_memory() - before == size
+    assert tms.pause(tag) == 0
+    assert tms.resume(tag, wait=1) == size
+    assert cuda.free_memory() == before
+    assert tms.resume(tag) == 0
+    assert tms.pause("no such tag") == tms.resume("no such tag") == 0
+    assert tms.pause() >= size
+    others = cuda.malloc(cuda.free_memory() - 4 * MiB)
+    with pytest.raises(tms.OutOfMemoryError):
+        tms.resume(tag)
+    cuda.free(others)
+    assert tms.resume() >= size
+
+
+def test_says_none_where_nothing_was_ever_paused() -> None:
+    assert children.output("import tms; print(tms.pause(), tms.resume())") == "0 0\n"
+
+
 def test_other_tag_untouched(pointer: int, contents: bytes) -> None:
     with tms.region("away"):
         away = cuda.malloc(16 * MiB)
@@ -314,3 +336,91 @@ def test_resume_waits_for_memory() -> None:
     for wait in (-1, float("nan")):
         with pytest.raises(ValueError, match="seconds"):
             tms.resume("waits", wait=wait)
+
+
+def test_waiting_for_memory_can_be_interrupted() -> None:
+    """Ctrl-C ends the wait at once; all is still paused, and a later resume finds it."""
+    out = children.output(
+        """
+        import os, signal, threading, time
+        import cuda, tms
+        with tms.region(backup="host"):
+            pointer = cuda.malloc(100 << 20)
+        cuda.write(pointer, b"kept")
+        tms.pause()
+        others = cuda.malloc(cuda.free_memory() - (50 << 20))
+        at = []
+        def interrupt():
+            at.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.7, interrupt).start()
+        try:
+            tms.resume(wait=20)
+        except KeyboardInterrupt:
+            print("late" if time.monotonic() - at[0] > 0.3 else "in time")
+        print(tms.stats()["devices"][0]["tags"][0]["paused_bytes"] >> 20)
+        cuda.free(others)
+        print(tms.resume(wait=float("inf")) >> 20, cuda.read(pointer, 4))
+        """
+    )
+    assert out == "in time\n100\n100 b'kept'\n"
+
+
+def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:
+    out = children.output(
+        """
+        import signal, threading, time
+        import cuda, tms
+        with tms.region(backup="host"):
+            pointer = cuda.malloc(100 << 20)
+        tms.pause()
+        others = cuda.malloc(cuda.free_memory() - (50 << 20))
+        handled = []
+        def handle(number, frame):
+            handled.append(time.monotonic())
+            cuda.free(others)
+        signal.signal(signal.SIGALRM, handle)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        print(tms.resume(wait=20) >> 20, time.monotonic() - handled[0] < 1)
+        """
+    )
+    assert out == "100 True\n"
+
+
+@pytest.mark.parametrize("progress", [1, 0, None, "bar"])
+@pytest.mark.parametrize("call", [tms.pause, tms.resume])
+def test_progress_is_a_bool_or_a_function(call: object, progress: object) -> None:
+    with pytest.raises(TypeError, match="progress must be True, False or a function"):
+        call(progress=progress)  # type: ignore[operator]
+
+
+PAUSES_IN_A_PROGRESS_FUNCTION = """
+import cuda, tms
+with tms.region("outer", backup="host"):
+    pointer = cuda.malloc(64 << 20)
+cuda.write(pointer, b"kept")
+refused = []
+def report(*about):
+    try:
+        {call}
+    except tms.NotSupportedError as error:
+        refused.append((error.code, bool(error.cause) or "must not pause" in str(error)))
+print(tms.pause(progress=report) >> 20, set(refused))
+refused.clear()
+print(tms.resume(progress=report) >> 20, set(refused), cuda.read(pointer, 4))
+tms.pause()
+"""
+
+
+@pytest.mark.parametrize("call", ["tms.pause(progress=report)", "tms.resume(progress=True)"])
+def test_reporting_on_a_pause_in_a_progress_function_is_refused(call: str) -> None:
+    """Python's own lock would not be free before the function has returned."""
+    out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
+    assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
+
+
+@pytest.mark.parametrize("call", ["tms.pause()", "tms.resume()", "tms.resume(wait=1)"])
+def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
+    """By the library, which would wait for the function, and the function for it."""
+    out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
+    assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"

@@ -144,6 +144,9 @@ def test_not_preloaded() -> None:
 class Plugged:
     """CUDAPluggableAllocator: functions by address, called with PyTorch's types."""
 
+    lacking = ""
+    """The name of a function that is not there."""
+
     def __init__(self, malloc: int, free: int) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
         self.malloc = ctypes.CFUNCTYPE(pointer, size, number, pointer)(malloc)
@@ -151,7 +154,7 @@ class Plugged:
         self.given: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if not name.startswith("set_"):
+        if not name.startswith("set_") or self.lacking and name.startswith(self.lacking):
             raise AttributeError(name)
         return lambda address: self.given.__setitem__(name, address)
 
@@ -215,6 +218,24 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
     # The choice of a kind is for the life of a process: all of these tests share one.
     yield model
     assert model.listed == []
+
+
+def test_a_pytorch_without_what_is_needed(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = sys.modules["torch"]
+    with monkeypatch.context() as less:
+        less.delattr(torch._C, "_cuda_customAllocator")
+        with pytest.raises(tms.NotSupportedError, match="no torch._C._cuda_customAllocator"):
+            tms.use_allocator("caching")
+    with monkeypatch.context() as less:
+        less.delattr(torch.cuda.memory, "_CUDAAllocator")
+        with pytest.raises(tms.NotSupportedError, match="no torch.cuda.memory._CUDAAllocator"):
+            tms.use_allocator("caching")
+    _pool._plugged.clear()
+    with monkeypatch.context() as less:
+        less.setattr(Plugged, "lacking", "set_record_stream_fn")
+        with pytest.raises(tms.NotSupportedError, match="no set_record_stream_fn for allocators"):
+            tms.use_allocator("caching")
+    assert model.current is None
 
 
 def test_use_allocator(model: Model) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from typing import get_args
 
 import cuda
 import pytest
@@ -176,6 +177,12 @@ def test_tag_type(tag: object) -> None:
 def test_backup_value(backup: object) -> None:
     with pytest.raises(ValueError, match="backup must be None .* 'host' .* 'disk'"):
         tms.region("weights", backup=backup)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backup", get_args(get_args(tms.Backup)[0]))
+def test_every_backup_of_the_type(backup: tms.Backup) -> None:
+    with tms.region("typed", backup=backup):
+        assert settings()[1] == b"typed"
 
 
 def test_only_a_region_is_pausable() -> None:

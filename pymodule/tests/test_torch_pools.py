@@ -138,6 +138,23 @@ def test_nested(model: Model) -> None:
     assert model.serving() is None
 
 
+def test_left_in_another_order(model: Model) -> None:
+    """What was entered later is served as before, and each pool is there for the next region."""
+    first, second = tms.region("first"), tms.region("second")
+    first.__enter__()
+    served = model.serving()
+    second.__enter__()
+    later = model.serving()
+    with pytest.raises(RuntimeError, match="left before"):
+        first.__exit__(None, None, None)
+    assert model.serving() == later != served
+    with tms.region("first"):
+        assert model.serving() == served
+    assert model.serving() == later
+    second.__exit__(None, None, None)
+    assert model.serving() is None
+
+
 def test_disable_leaves_all_pools(model: Model) -> None:
     with tms.disable():
         assert model.serving() is None
@@ -239,6 +256,29 @@ def test_before_pools_were_per_thread(model: Model) -> None:
         assert model.serving() == outer
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool", "_cuda_releasePool"],
+)
+def test_a_pytorch_without_what_is_needed(name: str, model: Model) -> None:
+    delattr(sys.modules["torch"]._C, name)
+    with pytest.raises(tms.NotSupportedError, match="has no torch._C._cuda_.*2.6 to 2.11"):
+        tms.region("weights").__enter__()
+    assert not load().active
+
+
+@pytest.mark.parametrize("key", ["segment_pool_id", "is_expandable", "active_size", "total_size"])
+def test_a_pytorch_that_says_less_of_segments(key: str, model: Model) -> None:
+    with tms.region("weights"):
+        pass
+    model.snapshot = [
+        {"segment_pool_id": (0, 0), "total_size": 1, "active_size": 1, "is_expandable": False}
+    ]
+    del model.snapshot[0][key]
+    with pytest.raises(tms.NotSupportedError, match=f"has no {key} in torch.cuda.memory_snapshot"):
+        tms.empty_cache()
+
+
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """They need what PyTorch fetches from the driver to be ours."""
@@ -329,7 +369,12 @@ def test_empty_cache_with_expandable_segments(model: Model) -> None:
     """A pool of them can't be retired while it holds a tensor, whatever the order of things."""
 
     def segment(pool: Id | None, active: int, expandable: bool = True) -> dict[str, object]:
-        return {"segment_pool_id": pool, "active_size": active, "is_expandable": expandable}
+        return {
+            "segment_pool_id": pool,
+            "total_size": 2 << 20,
+            "active_size": active,
+            "is_expandable": expandable,
+        }
 
     served = {}
     for tag in ("used", "free", "plain"):
@@ -351,7 +396,7 @@ def test_empty_cache_with_expandable_segments(model: Model) -> None:
     ((pool,),) = pools.known().values()
     _torch.dispose(pool)  # idle and used
     assert served["used"] not in model.retired()
-    with _torch.routed_to(pool.key, plain_by_default=True):
+    with tms.region("used"):
         pools.drop(pool)  # entered and used
     assert served["used"] not in model.retired()
     with tms.region("used"):

@@ -3,9 +3,31 @@
 from __future__ import annotations
 
 import re
-from typing import Optional
+from typing import Literal, Optional, cast
 
-Backup = Optional[str]
+Backup = Optional[
+    Literal[
+        "host",
+        "disk",
+        "peer",
+        "peer:0",
+        "peer:1",
+        "peer:2",
+        "peer:3",
+        "peer:4",
+        "peer:5",
+        "peer:6",
+        "peer:7",
+        "peer:8",
+        "peer:9",
+        "peer:10",
+        "peer:11",
+        "peer:12",
+        "peer:13",
+        "peer:14",
+        "peer:15",
+    ]
+]
 """None, "host", "disk", "peer" or "peer:N" with the ordinal of a device."""
 
 _PEER = re.compile(r"peer(?::(\d{1,2}))?")
@@ -27,7 +49,7 @@ def check_backup(backup: object) -> Backup:
     if backup is None:
         return None
     if isinstance(backup, str) and (backup in ("host", "disk") or _PEER.fullmatch(backup)):
-        return backup
+        return cast(Backup, backup)
     raise ValueError(
         f"backup must be None (contents may go), 'host' (kept in host memory), 'disk' (kept in "
         f"files), 'peer' (kept in another GPU) or 'peer:N' (in GPU number N), not {backup!r}"

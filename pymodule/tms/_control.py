@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypedDict, cast
+import time
+from typing import TypedDict, cast
 
 from . import _torch
 from ._arguments import check_tag
 from ._errors import OutOfMemoryError
 from ._library import load
 from ._progress import Progress, reported
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
+from ._scope import Scope
 
 
 class TagStats(TypedDict):
@@ -80,7 +77,7 @@ class Stats(TypedDict):
     devices: list[DeviceStats]
 
 
-def pause(tag: str | None = None, *, progress: Progress = False) -> None:
+def pause(tag: str | None = None, *, progress: Progress = False) -> int:
     """Gives the physical memory of a tag back to the device; every address stays reserved.
 
     Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
@@ -93,8 +90,11 @@ def pause(tag: str | None = None, *, progress: Progress = False) -> None:
         tag: as given to `region`; None: all tags, on all devices.
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
-            in all, about 20 times a second and at the end. It comes from another thread, and must
-            not use tms.
+            in all, about 20 times a second and at the end. It comes from another thread, which the
+            pause waits for: pausing or resuming in it raises NotSupportedError.
+
+    Returns:
+        How many bytes of device memory were freed.
 
     Raises:
         BackupError: host memory is too short for the contents (backup="host"), or their files
@@ -107,10 +107,10 @@ def pause(tag: str | None = None, *, progress: Progress = False) -> None:
     library = load()
     checked = None if tag is None else check_tag(tag)
     with reported(library, progress):
-        library.pause(checked)
+        return library.pause(checked)
 
 
-def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = False) -> None:
+def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = False) -> int:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
     All or nothing: after an error the tag is wholly paused or wholly active with its contents,
@@ -121,13 +121,17 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
     Args:
         tag: as given to `region`; None: all tags, on all devices.
         wait: seconds; while device memory is short the resume is tried again, for so long, until
-            others have given some up.
+            others have given some up. Ctrl-C ends the waiting; all is still paused then.
         progress: as for `pause`, with "resume".
+
+    Returns:
+        How many bytes of device memory were mapped.
 
     Raises:
         OutOfMemoryError: the devices have too little free memory.
-        ContentsError: with TMS_VERIFY=1: what came back is not what was saved; it names the tag,
-            the segment and the block. All is still paused.
+        ContentsError: contents cannot be read back from disk, or, with TMS_VERIFY=1, are not what
+            was saved; it names the tag and the segment. All is still paused. That segment can be
+            freed; the rest can then be resumed.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     library = load()
@@ -136,12 +140,25 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
     with reported(library, progress):
         try:
-            library.resume(checked, 0)
-            return
+            return library.resume(checked)
         except OutOfMemoryError:
             if not _torch.release_cache() and not wait:
                 raise
-        library.resume(checked, wait)
+        # Waits here, not in the library (tms_resume_within), where no signal would end it.
+        until, pause = time.monotonic() + wait, _FIRST_RETRY
+        while True:
+            try:
+                return library.resume(checked)
+            except OutOfMemoryError:
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise
+            time.sleep(min(pause, left))
+            pause = min(2 * pause, _LAST_RETRY)
+
+
+_FIRST_RETRY, _LAST_RETRY = 0.005, 0.25
+"""Seconds that a resume sleeps between tries, doubled each time."""
 
 
 def empty_cache() -> None:
@@ -155,22 +172,30 @@ def empty_cache() -> None:
     _torch.release_cache()
 
 
-def paused(tag: str | None = None) -> _GeneratorContextManager[None]:
+def paused(tag: str | None = None) -> Scope:
     """Pauses a tag for the body and resumes it afterwards, also if the body raised.
+
+    A context manager, and a decorator of functions, but not of `async def` and generators. The
+    body must not use the paused memory.
 
     Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
     the body raised, the resume's error is raised with the body's as its __context__.
     """
-    return _paused(None if tag is None else check_tag(tag))
+    return _Paused(None if tag is None else check_tag(tag))
 
 
-@contextlib.contextmanager
-def _paused(tag: str | None) -> Iterator[None]:
-    pause(tag)
-    try:
-        yield
-    finally:
-        resume(tag)
+class _Paused(Scope):
+    def __init__(self, tag: str | None) -> None:
+        self._tag = tag
+
+    def __str__(self) -> str:
+        return f"tms.paused({'' if self._tag is None else repr(self._tag)})"
+
+    def __enter__(self) -> None:
+        pause(self._tag)
+
+    def __exit__(self, *exception: object) -> None:
+        resume(self._tag)
 
 
 def prepare(tag: str | None = None, *, wait: bool = False) -> None:
@@ -207,7 +232,8 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     """Says where the files of backup="disk" go from the next pause on, for the whole process.
 
     The directory is made if it is missing. On a tmpfs the files take memory, and a line on stderr
-    says so. Files that a killed process left there are removed at the next pause.
+    says so. Files that a killed process left there are removed at the next pause. A process that
+    changes its user (setuid) while memory is paused can read no file of before: resume first.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
@@ -217,6 +243,18 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     if not name or b"\0" in name:
         raise ValueError(f"path must name a directory, not {path!r}")
     load().set_disk_directory(os.path.abspath(name))
+
+
+def last_error() -> str:
+    """The library's words for the calling thread's last failure in it, "" if there was none.
+
+    Exceptions of tms have them already; this is for what failed elsewhere, such as a cudaMalloc in
+    a region that returned an error. (tms_last_error)
+
+    Raises:
+        NotPreloadedError: libtms.so is not in this process.
+    """
+    return load().last_error
 
 
 def stats() -> Stats:

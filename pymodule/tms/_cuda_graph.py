@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from . import _torch
 from ._arguments import Backup, check_backup, check_tag
 from ._errors import NotSupportedError
-from ._library import load
+from ._library import Library, load
 from ._region import region
+from ._scope import ThreadScope
+from ._warning import warn
 
 if TYPE_CHECKING:
     from contextlib import _GeneratorContextManager
@@ -59,7 +60,8 @@ def cuda_graph(
 
 @contextlib.contextmanager
 def _cuda_graph(
-    capturing: _GeneratorContextManager[None], inside: _GeneratorContextManager[None]
+    capturing: contextlib.AbstractContextManager[None],
+    inside: contextlib.AbstractContextManager[None],
 ) -> Iterator[None]:
     with capturing, inside:
         yield
@@ -80,19 +82,24 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
         graph, pool=pool, stream=stream, capture_error_mode=capture_error_mode
     )
     _warn_of_registered_buffers()
-    active = library.active
-    with _torch.set_aside():
-        # What entering and leaving takes, a random generator's state for one, is not the region's.
-        library.active = False
-        try:
-            with captured:
-                yield
-        finally:
-            library.active = active
+    with _Plain(), captured:
+        yield
+
+
+class _Plain(ThreadScope):
+    """For what entering and leaving a capture takes, a random generator's state for one."""
+
+    def __str__(self) -> str:
+        return "tms.cuda_graph()"
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        return {"active": False}
+
+    def route(self, library: Library) -> _torch.Route | None:
+        return _torch.set_aside()
 
 
 _warned = False
-_NOT_THE_PROGRAM = ("tms", "torch_memory_saver", "contextlib")
 
 
 def _warn_of_registered_buffers() -> None:
@@ -109,13 +116,8 @@ def _warn_of_registered_buffers() -> None:
     ):
         return
     _warned = True
-    level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in _NOT_THE_PROGRAM:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn(
         "NCCL registers the buffers of collectives in a CUDA graph, and a registration does not "
         "survive a pause. Set NCCL_GRAPH_REGISTER=0 before starting, or capture such graphs anew "
-        "after a resume.",
-        RuntimeWarning,
-        stacklevel=level,
+        "after a resume."
     )

@@ -35,15 +35,19 @@ class ForkedError(TmsError):
 
 
 class BackupError(TmsError):
-    """The operating system refused something (code 304), as a rule host memory for contents."""
+    """The operating system refused something (code 304): host memory, or files, for contents."""
 
 
 class NotSupportedError(TmsError):
-    """The driver, the device or a PyTorch setting rules the request out (code 801)."""
+    """The driver, the device, PyTorch or the moment rules the request out (code 801)."""
 
 
 class ContentsError(TmsError):
-    """With TMS_VERIFY=1: a resume did not bring back what was paused (code 401)."""
+    """A resume cannot bring back what was paused.
+
+    Its file is gone, cut or unreadable (backup="disk", code 301), or, with TMS_VERIFY=1, it
+    differs from what it was (code 401).
+    """
 
 
 class CaptureError(TmsError):
@@ -68,15 +72,19 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
     100: (TmsError, "No CUDA device was found: check nvidia-smi and CUDA_VISIBLE_DEVICES."),
     304: (
         BackupError,
-        "Nothing is lost: free host memory, or make the tensors in a region with backup=None "
-        "if their contents may go, and call again.",
+        "Nothing is lost: call again when that is mended.",
+    ),
+    301: (
+        ContentsError,
+        "All that was to be resumed is still paused: the rest comes back once that memory is "
+        "freed, or its file can be read again.",
     ),
     401: (
         ContentsError,
         "It is still paused, with what was saved; if memory was overwritten while it was saved, "
         "free it and load its contents again.",
     ),
-    801: (NotSupportedError, "This driver or device cannot do it."),
+    801: (NotSupportedError, ""),
     900: (CaptureError, "End the capture first, then call again."),
 }
 

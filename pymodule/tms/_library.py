@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import shlex
 import sys
@@ -80,10 +81,11 @@ class Library:
         self._get_peer = bind(
             "tms_get_enable_peer_backup", ctypes.c_bool, ctypes.POINTER(ctypes.c_int)
         )
+        self._set_backend = bind("tms_set_cpu_backup_backend", None, ctypes.c_char_p)
+        self._get_backend = bind("tms_get_cpu_backup_backend", ctypes.c_char_p)
         self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
-        self._resume_within = bind(
-            "tms_resume_within", ctypes.c_int, ctypes.c_char_p, ctypes.c_double
-        )
+        self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
+        self._last_bytes = bind("tms_last_bytes", ctypes.c_uint64)
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
         self._trim = bind("tms_trim", ctypes.c_int)
         self._set_disk_directory = bind("tms_set_disk_backup_dir", None, ctypes.c_char_p)
@@ -179,13 +181,29 @@ class Library:
     def peer(self, device: int | None) -> None:
         self._set_peer(device is not None, -1 if device is None else device)
 
-    def pause(self, tag: str | None) -> None:
-        """tms_pause, its error code raised."""
-        self._check(self._pause(_encoded(tag)), "pausing", tag)
+    @property
+    def cpu_backup_backend(self) -> bytes:
+        """The kind of host memory of this thread's pausable allocations: b"pinned" or b"mmap"."""
+        return bytes(self._get_backend())
 
-    def resume(self, tag: str | None, wait: float) -> None:
-        """tms_resume_within, its error code raised."""
-        self._check(self._resume_within(_encoded(tag), wait), "resuming", tag)
+    @cpu_backup_backend.setter
+    def cpu_backup_backend(self, name: bytes) -> None:
+        self._set_backend(name)
+
+    @property
+    def started(self) -> bool:
+        """Whether the library has been needed in this process."""
+        return bool(json.loads(self.stats_json())["started"])
+
+    def pause(self, tag: str | None) -> int:
+        """tms_pause, its error code raised; the bytes of device memory that it freed."""
+        self._check(self._pause(_encoded(tag)), "pausing", tag)
+        return int(self._last_bytes())
+
+    def resume(self, tag: str | None) -> int:
+        """tms_resume, its error code raised; the bytes of device memory that it mapped."""
+        self._check(self._resume(_encoded(tag)), "resuming", tag)
+        return int(self._last_bytes())
 
     def prepare(self, tag: str | None, wait: bool) -> None:
         """tms_prepare, its error code raised."""

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import importlib
 import json
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Union, cast
+from typing import Any, Union, cast
 
 from . import _torch
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
 from ._library import Library, load
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
+from ._private import private, setter
+from ._scope import ThreadScope
 
 Option = Union[bool, int, float, str]
 """A setting of a kind of pool. A size is a number of bytes, or text such as "64MiB"."""
@@ -162,17 +159,19 @@ def use_allocator(kind: str, **options: Option) -> None:
         )
     made = _plug(library, torch, "tms_torch_pool_malloc_or_throw", kind, options)
     try:
-        torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(made))
+        torch.cuda.memory.change_current_allocator(
+            private(torch, "cuda.memory._CUDAAllocator")(made)
+        )
     except RuntimeError as error:
         raise NotSupportedError(f"PyTorch refuses another allocator: {error}") from error
     _torch.serve_all()
 
 
-def allocator(kind: str, **options: Option) -> _GeneratorContextManager[None]:
+def allocator(kind: str, **options: Option) -> ThreadScope:
     """Serves the CUDA tensors that this thread makes in the body from a pool.
 
-    A context manager, and a decorator. PyTorch's own allocator still handles tensors, in a
-    `torch.cuda.MemPool` of the body's: the pool makes its segments. Entered within a `region`,
+    A context manager, and a decorator, as `region`. PyTorch's own allocator still handles tensors,
+    in a `torch.cuda.MemPool` of the body's: the pool makes its segments. Entered within a `region`,
     these are pausable; a region entered in the body is served as always.
 
     Args:
@@ -183,23 +182,28 @@ def allocator(kind: str, **options: Option) -> _GeneratorContextManager[None]:
             (PyTorch before 2.6, or after `use_allocator`).
         TmsError, NotPreloadedError, ImportError: as for `use_allocator`.
     """
-    return _allocator(kind, options)
+    return _Allocator(kind, options)
 
 
-@contextlib.contextmanager
-def _allocator(kind: str, options: dict[str, Option]) -> Iterator[None]:
-    library = load()
-    made = _plug(library, _pytorch(), "tms_torch_pool_malloc", kind, options)
-    settings = (
-        library.tag,
-        library.cpu_backup,
-        library.disk_backup,
-        library.incremental,
-        library.peer,
-    )
-    key = ("allocator", settings if library.active else None)
-    with _torch.served_by(key, made):
-        yield
+class _Allocator(ThreadScope):
+    def __init__(self, kind: str, options: dict[str, Option]) -> None:
+        super().__init__()
+        self._kind = kind
+        self._options = options
+
+    def __str__(self) -> str:
+        return f"tms.allocator({self._kind!r})"
+
+    def route(self, library: Library) -> _torch.Route | None:
+        made = _plug(library, _pytorch(), "tms_torch_pool_malloc", self._kind, self._options)
+        settings = (
+            library.tag,
+            library.cpu_backup,
+            library.disk_backup,
+            library.incremental,
+            library.peer,
+        )
+        return _torch.enter_own(("allocator", settings if library.active else None), made)
 
 
 def allocator_stats() -> list[dict[str, Any]]:
@@ -284,15 +288,11 @@ def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[st
     code = _functions(library).use(kind.encode(), _text(options))
     _check(library, code, f"choosing a pool of kind {kind!r} for PyTorch")
     if malloc not in _plugged:
-        made = torch._C._cuda_customAllocator(
+        made = private(torch, "_C._cuda_customAllocator")(
             library.address_of(malloc), library.address_of("tms_torch_pool_free")
         )
-        for setter, function in _SETTERS.items():
-            # Some versions spell all of them with _fn.
-            give = getattr(made, setter, None) or getattr(made, f"{setter}_fn", None)
-            if give is None:
-                raise TmsError(f"PyTorch {torch.__version__} has no {setter} for allocators.")
-            give(library.address_of(function))
+        for name, function in _SETTERS.items():
+            setter(torch, made, name)(library.address_of(function))
         _plugged[malloc] = made
     return _plugged[malloc]
 

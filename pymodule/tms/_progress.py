@@ -7,12 +7,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Union
 
+from ._errors import NotSupportedError
 from ._library import PROGRESS, Library
 
 Progress = Union[bool, Callable[[int, str, int, int], object]]
 """True for bars on stderr; or what is called with device, "pause" or "resume", bytes, bytes of."""
 
 _lock = threading.Lock()  # the library has one callback per process
+_thread = threading.local()
 
 
 @contextlib.contextmanager
@@ -21,15 +23,32 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
 
     Raises:
         ImportError: progress is True and there is no tqdm.
+        NotSupportedError: this thread is in such a function: what it reports waits for it.
+        TypeError: progress is neither a bool nor a function.
     """
     if progress is False:
         yield
         return
+    if progress is not True and not callable(progress):
+        raise TypeError(
+            "progress must be True, False or a function (device, operation, done, total), "
+            f"not {progress!r}"
+        )
+    if getattr(_thread, "reporting", False):
+        raise NotSupportedError(
+            "A progress function must not pause or resume: the operation that calls it waits for "
+            "it. Do so when that has returned.",
+            code=801,
+        )
     with _lock, contextlib.ExitStack() as bars:
         report = _bars(bars) if progress is True else progress
 
         def callback(device: int, operation: bytes, done: int, total: int, user: object) -> None:
-            report(device, operation.decode(), done, total)
+            _thread.reporting = True
+            try:
+                report(device, operation.decode(), done, total)
+            finally:
+                _thread.reporting = False
 
         kept = PROGRESS(callback)  # alive until no more calls can come
         library.set_progress(kept)

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 from . import _torch
 from ._arguments import Backup, check_backup, check_incremental, check_tag, peer_of
-from ._library import Library, load
-
-if TYPE_CHECKING:
-    from contextlib import _GeneratorContextManager
+from ._library import Library
+from ._scope import ThreadScope
 
 
 def region(
     tag: str = "default", backup: Backup = None, *, incremental: bool | None = None
-) -> _GeneratorContextManager[None]:
+) -> ThreadScope:
     """Makes the device memory that this thread allocates in the body pausable.
 
-    A context manager, and a decorator. Regions nest: the innermost one decides, and leaving it,
-    also by an exception, restores what held before; enter and leave on the same thread. Other
-    threads are not affected, which includes PyTorch's autograd threads: gradients that backward()
-    allocates belong to no region.
+    A context manager, and a decorator of functions, but not of `async def` and generators; the same
+    object can be used again and again. Regions nest: the innermost one decides, and leaving it,
+    also by an exception, restores what held before. Other threads are not affected, which includes
+    PyTorch's autograd threads: gradients that backward() allocates belong to no region.
+
+    A region belongs to its thread, not to a task, greenlet or generator, and must be left on that
+    thread, after those that were entered in it. Otherwise leaving it raises RuntimeError. What was
+    entered later then holds on, until it is left, and what held before all of them comes back; a
+    thread whose region was left on another stays in it until it next enters or leaves one, or ends.
 
     Args:
         tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
@@ -40,7 +40,7 @@ def region(
             computed on the GPU tells. None: as TMS_INIT_ENABLE_INCREMENTAL_BACKUP says.
 
     Raises:
-        TypeError, ValueError: bad arguments.
+        TypeError, ValueError: bad arguments, or what can't be decorated.
         NotPreloadedError: libtms.so is not in this process.
         NotSupportedError: PyTorch's allocator is set up in a way that can't be paused
             (backend:cudaMallocAsync, a pluggable allocator), or has no memory pools (before
@@ -69,103 +69,97 @@ def region(
     kind = check_backup(backup)
     if incremental is not None:
         check_incremental(incremental, kind)
-    return _region(check_tag(tag), kind, incremental)
+    return _Region(check_tag(tag), kind, incremental)
 
 
-@contextlib.contextmanager
-def _region(tag: str, backup: Backup, incremental: bool | None) -> Iterator[None]:
-    library = load()
-    if incremental is None:
-        incremental = library.incremental_by_default and backup == "host"
-    with _torch.routed_to((tag, backup, incremental), plain_by_default=not library.active):
-        before = _Settings.read(library)
-        _Settings(
-            True, tag.encode(), backup == "host", backup == "disk", incremental, peer_of(backup)
-        ).write(library)
-        try:
-            yield
-        finally:
-            before.write(library)
+class _Region(ThreadScope):
+    def __init__(self, tag: str, backup: Backup, incremental: bool | None) -> None:
+        super().__init__()
+        self._tag = tag
+        self._backup = backup
+        self._incremental = incremental
+
+    def __str__(self) -> str:
+        return f"tms.region({self._tag!r})"
+
+    def route(self, library: Library) -> _torch.Route | None:
+        key = (self._tag, self._backup, self._is_incremental(library))
+        return _torch.enter(key, plain_by_default=not library.active)
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        return pausable(
+            self._tag,
+            host=self._backup == "host",
+            disk=self._backup == "disk",
+            incremental=self._is_incremental(library),
+            peer=peer_of(self._backup),
+        )
+
+    def _is_incremental(self, library: Library) -> bool:
+        if self._incremental is not None:
+            return self._incremental
+        return library.incremental_by_default and self._backup == "host"
 
 
-def disable() -> _GeneratorContextManager[None]:
+def pausable(
+    tag: str, *, host: bool, disk: bool, incremental: bool, peer: int | None
+) -> dict[str, Any]:
+    """A thread's settings for pausable memory, as attributes of `Library`."""
+    return {
+        "tag": tag.encode(),
+        "cpu_backup": host,
+        "disk_backup": disk,
+        "incremental": incremental,
+        "peer": peer,
+        "active": True,
+    }
+
+
+def disable() -> ThreadScope:
     """Makes the device memory that this thread allocates in the body ordinary, not pausable.
 
-    A context manager, and a decorator; for temporary memory inside a region. Outside any region
-    it changes nothing.
+    A context manager, and a decorator, as `region`; for temporary memory inside a region. Outside
+    any region it changes nothing.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _disable()
+    return _Disable()
 
 
-@contextlib.contextmanager
-def _disable() -> Iterator[None]:
-    library = load()
-    before = library.active
-    with _torch.routed_to(None, plain_by_default=not before):
-        library.active = False
-        try:
-            yield
-        finally:
-            library.active = before
+class _Disable(ThreadScope):
+    def __str__(self) -> str:
+        return "tms.disable()"
+
+    def route(self, library: Library) -> _torch.Route | None:
+        return _torch.enter(None, plain_by_default=not library.active)
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        return {"active": False}
 
 
-def exclude() -> _GeneratorContextManager[None]:
+def exclude() -> ThreadScope:
     """Takes this thread out of all regions for the body, also out of those that it enters there.
 
-    A context manager, and a decorator; for calls into libraries that must keep their buffers, such
-    as those that hand them to other processes or to a network card. Like `disable` it makes
-    PyTorch's tensors ordinary too, from another pool than the region's. A region entered within
-    `disable` counts; one entered within `exclude` does nothing. TMS_EXCLUDE in the environment does
-    so for whole libraries, in every thread: file names, with ":" between them
+    A context manager, and a decorator, as `region`; for calls into libraries that must keep their
+    buffers, such as those that hand them to other processes or to a network card. Like `disable` it
+    makes PyTorch's tensors ordinary too, from another pool than the region's. A region entered
+    within `disable` counts; one entered within `exclude` does nothing. TMS_EXCLUDE in the
+    environment does so for whole libraries, in every thread: file names, with ":" between them
     (libnccl.so.2:libfoo.so).
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _exclude()
+    return _Exclude()
 
 
-@contextlib.contextmanager
-def _exclude() -> Iterator[None]:
-    library = load()
-    before = library.excluded
-    with _torch.routed_to(None, plain_by_default=not library.active):
-        library.excluded = True
-        try:
-            yield
-        finally:
-            library.excluded = before
+class _Exclude(ThreadScope):
+    def __str__(self) -> str:
+        return "tms.exclude()"
 
+    def route(self, library: Library) -> _torch.Route | None:
+        return _torch.enter(None, plain_by_default=not library.active)
 
-@dataclass(frozen=True)
-class _Settings:
-    """A thread's settings in the library."""
-
-    active: bool
-    tag: bytes
-    cpu_backup: bool
-    disk_backup: bool
-    incremental: bool
-    peer: int | None
-
-    @classmethod
-    def read(cls, library: Library) -> _Settings:
-        return cls(
-            library.active,
-            library.tag,
-            library.cpu_backup,
-            library.disk_backup,
-            library.incremental,
-            library.peer,
-        )
-
-    def write(self, library: Library) -> None:
-        library.tag = self.tag
-        library.cpu_backup = self.cpu_backup
-        library.disk_backup = self.disk_backup
-        library.incremental = self.incremental
-        library.peer = self.peer
-        library.active = self.active
+    def settings(self, library: Library) -> dict[str, Any]:
+        return {"excluded": True}

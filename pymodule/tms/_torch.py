@@ -23,18 +23,17 @@ the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 import re
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 from ._errors import NotSupportedError
 from ._library import load
+from ._private import private, segments
 
 PoolKey = Optional[tuple[object, ...]]
 """What a region's memory has in common, its tag first; None: memory that is not pausable."""
@@ -42,12 +41,19 @@ PoolKey = Optional[tuple[object, ...]]
 _Route = Callable[[int, tuple[int, int]], None]
 
 
-@contextlib.contextmanager
-def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]:
-    """Serves this thread's CUDA tensors in the body from a pool of `key` and from no other.
+class Route:
+    """What serves a thread's CUDA tensors from `enter` to `leave`, unless another came since."""
 
-    The pool is the context's value; None where PyTorch's default pool or a graph's serves, or
-    what `tms.exclude` has chosen.
+    def __init__(self, pool: _Pool | None) -> None:
+        self.pool = pool
+        """None: PyTorch's default pool."""
+
+
+def enter(key: PoolKey, *, plain_by_default: bool) -> Route | None:
+    """Serves this thread's CUDA tensors from a pool of `key` and from no other, until `leave`.
+
+    None where there is nothing to do: PyTorch is not there, a graph's pool serves, or what
+    `tms.exclude` has chosen.
 
     Args:
         plain_by_default: whether this thread's allocations were ordinary, not pausable, on
@@ -58,20 +64,16 @@ def routed_to(key: PoolKey, *, plain_by_default: bool) -> Iterator[_Pool | None]
     """
     torch = _torch_with_cuda()
     if torch is None or _serves_all or torch.cuda.is_current_stream_capturing() or load().excluded:
-        yield None
-        return
+        return None
     pools = _pools_of(torch)
-    if not _thread.entered:
+    if not _thread.routes:
         _thread.plain_by_default = plain_by_default
     ordinary = key is None and _thread.plain_by_default
-    pool = None if ordinary else pools.take(key, _thread.entered)
-    with _served_from(pools, pool):
-        yield pool
+    return _serve_from(None if ordinary else pools.take(key, _entered_pools()))
 
 
-@contextlib.contextmanager
-def served_by(key: tuple[object, ...], allocator: object) -> Iterator[None]:
-    """Serves this thread's CUDA tensors in the body from a pool with an allocator of its own.
+def enter_own(key: tuple[object, ...], allocator: object) -> Route:
+    """Serves this thread's CUDA tensors from a pool with an allocator of its own, until `leave`.
 
     Args:
         key: what the memory has in common; the same for the same allocator only.
@@ -83,9 +85,54 @@ def served_by(key: tuple[object, ...], allocator: object) -> Iterator[None]:
     torch = _torch_with_cuda()
     if torch is None:
         raise NotSupportedError("PyTorch has no CUDA device here, so there is no memory to serve.")
-    pools = _pools_of(torch)
-    with _served_from(pools, pools.take(key, _thread.entered, allocator)):
-        yield
+    return _serve_from(_pools_of(torch).take(key, _entered_pools(), allocator))
+
+
+def set_aside() -> Route | None:
+    """Takes the pool of the region that this thread is in off PyTorch's list, until `leave`."""
+    return _serve_from(None) if _thread.routes else None
+
+
+def leave(route: Route | None) -> None:
+    """Undoes `enter`, `enter_own` or `set_aside`, in whatever order; on the same thread."""
+    if route is None:
+        return
+    routes = _thread.routes
+    served = routes[-1] is route
+    if served and route.pool:
+        route.pool.end()
+    routes.remove(route)
+    if served and routes and routes[-1].pool:
+        routes[-1].pool.begin()
+    if route.pool:
+        _give_back(route.pool)
+
+
+def _serve_from(pool: _Pool | None) -> Route:
+    outer = _thread.routes[-1].pool if _thread.routes else None
+    if outer:
+        outer.end()
+    try:
+        if pool:
+            pool.begin()
+    except BaseException:
+        if outer:
+            outer.begin()
+        if pool:
+            _give_back(pool)
+        raise
+    route = Route(pool)
+    _thread.routes.append(route)
+    return route
+
+
+def _give_back(pool: _Pool) -> None:
+    if _pools is not None and pool not in _entered_pools():
+        _pools.give_back(pool)
+
+
+def _entered_pools() -> list[_Pool]:
+    return [route.pool for route in _thread.routes if route.pool]
 
 
 _serves_all = False
@@ -97,41 +144,23 @@ def serve_all() -> None:
     _serves_all = True
 
 
-@contextlib.contextmanager
-def _served_from(pools: _Pools, pool: _Pool | None) -> Iterator[None]:
-    try:
-        with set_aside():
-            if pool:
-                pool.begin()
-            _thread.entered.append(pool)
-            try:
-                yield
-            finally:
-                _thread.entered.pop()
-                if pool:
-                    pool.end()
-    finally:
-        if pool and pool not in _thread.entered:
-            pools.give_back(pool)
-
-
-@contextlib.contextmanager
-def set_aside() -> Iterator[None]:
-    """Takes the pool of the region that this thread is in off PyTorch's list for the body."""
-    outer = _thread.entered[-1] if _thread.entered else None
-    if outer:
-        outer.end()
-    try:
-        yield
-    finally:
-        if outer:
-            outer.begin()
-
-
 def region_pools() -> _Pools | None:
     """The pools of all regions; None where there is no PyTorch that uses CUDA."""
     torch = _torch_with_cuda()
     return None if torch is None else _pools_of(torch)
+
+
+def in_use() -> bool:
+    """Whether the program has PyTorch, and PyTorch a CUDA device."""
+    return _torch_with_cuda() is not None
+
+
+def bytes_of_regions() -> int:
+    """Device memory that the pools of pausable regions hold, in use or cached."""
+    if _pools is None:
+        return 0
+    ids = {pool.memory.id for key, pools in _pools.known().items() if key for pool in pools}
+    return sum(segment.total for segment in segments(sys.modules["torch"]) if segment.pool in ids)
 
 
 def dispose(pool: _Pool) -> None:
@@ -139,7 +168,7 @@ def dispose(pool: _Pool) -> None:
 
     torch.cuda.empty_cache() does so from here on.
     """
-    if _pools is not None and pool not in _thread.entered:
+    if _pools is not None and pool not in _entered_pools():
         _pools.drop(pool)
         sys.modules["torch"].cuda.empty_cache()
 
@@ -174,11 +203,21 @@ def _torch_with_cuda() -> Any:
     return sys.modules["torch"] if available is not None and available() else None
 
 
-class _Thread(threading.local):
-    """What the current thread has entered, innermost last; None stands for the default pool."""
+def _local() -> Any:
+    # gevent's is one for each greenlet; here it is the thread that counts, as it is for CUDA.
+    monkey = sys.modules.get("gevent.monkey")
+    return monkey.get_original("threading", "local") if monkey else threading.local
+
+
+thread_local = _local()
+"""threading.local, one for each thread of the operating system."""
+
+
+class _Thread(thread_local):  # type: ignore[misc, valid-type]
+    """What serves the current thread, innermost last."""
 
     def __init__(self) -> None:
-        self.entered: list[_Pool | None] = []
+        self.routes: list[Route] = []
         self.plain_by_default = True
 
 
@@ -189,16 +228,16 @@ class _Functions:
     """PyTorch's functions that put a pool on the list of a device and take it off again."""
 
     def __init__(self, torch: Any) -> None:
-        functions = torch._C
-        self.begin: _Route
-        self.end: _Route
-        self.release: _Route = functions._cuda_releasePool
-        if hasattr(functions, "_cuda_beginAllocateCurrentThreadToPool"):
-            self.begin = functions._cuda_beginAllocateCurrentThreadToPool
-            self.end = functions._cuda_endAllocateToPool
-        else:
-            self.begin = functions._cuda_beginAllocateToPool
-            self.end = functions._cuda_endAllocateCurrentStreamToPool
+        per_thread = hasattr(torch._C, "_cuda_beginAllocateCurrentThreadToPool")
+        begin, end = (
+            ("_cuda_beginAllocateCurrentThreadToPool", "_cuda_endAllocateToPool")
+            if per_thread
+            else ("_cuda_beginAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+        )
+        self.begin: _Route = private(torch, f"_C.{begin}")
+        self.end: _Route = private(torch, f"_C.{end}")
+        self.release: _Route = private(torch, "_C._cuda_releasePool")
+        if not per_thread:
             warnings.warn(
                 f"PyTorch {torch.__version__} has no memory pools per thread: while a thread is "
                 "in a region, the CUDA tensors of other threads go into its pool too. "
@@ -269,10 +308,10 @@ class _Pools:
         self._idle: dict[PoolKey, list[_Pool]] = {}
         self._known: dict[PoolKey, list[_Pool]] = {}
 
-    def take(self, key: PoolKey, entered: list[_Pool | None], allocator: object = None) -> _Pool:
+    def take(self, key: PoolKey, entered: list[_Pool], allocator: object = None) -> _Pool:
         """A pool of `key` that no other thread is in; the thread's own if it has entered one."""
         for own in entered:
-            if own and own.key == key:
+            if own.key == key:
                 return own
         with self._lock:
             idle = self._idle.get(key)
@@ -333,11 +372,7 @@ class _Pools:
 
 def _expandable_in_use(torch: Any) -> set[tuple[int, int]]:
     """The pools with expandable segments in which something is allocated."""
-    return {
-        tuple(segment["segment_pool_id"])
-        for segment in torch.cuda.memory_snapshot()
-        if segment["is_expandable"] and segment["active_size"]
-    }
+    return {segment.pool for segment in segments(torch) if segment.expandable and segment.active}
 
 
 _pools: _Pools | None = None

@@ -40,6 +40,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, a
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
+    "tms_last_bytes": (ctypes.c_uint64,),
     "tms_set_progress_callback": (None, PROGRESS, ctypes.c_void_p),
     "tms_trim": (_CODE,),
     "set_memory_margin_bytes": (None, ctypes.c_uint64),
@@ -109,3 +110,20 @@ class BinaryWrapper:
             function = getattr(self.cdll, name)
             function.restype = result
             function.argtypes = arguments
+
+    def set_config(
+        self,
+        *,
+        tag: str,
+        interesting_region: bool,
+        enable_cpu_backup: bool,
+        cpu_backup_backend: str | None = None,
+        enable_disk_backup: bool = False,
+    ) -> None:
+        """The calling thread's settings, until they are set anew; backend None: as it is."""
+        self.cdll.tms_set_current_tag(tag.encode())
+        self.cdll.tms_set_interesting_region(interesting_region)
+        self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)
+        self.cdll.tms_set_enable_disk_backup(enable_disk_backup)
+        if cpu_backup_backend is not None:
+            self.cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())

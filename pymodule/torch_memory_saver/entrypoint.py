@@ -11,10 +11,11 @@ from typing import Any, Literal, get_args
 import tms
 from tms import _cuda_graph, _torch
 from tms._arguments import check_tag
-from tms._library import attach, load
-from tms._region import _Settings
+from tms._library import Library, attach, load
+from tms._region import pausable
+from tms._scope import ThreadScope
 
-from ._mem_pools import MemPools
+from ._mem_pools import Key, MemPools
 from .binary_wrapper import BinaryWrapper
 from .hooks.base import HookMode, HookUtilBase
 
@@ -194,24 +195,19 @@ class _TorchMemorySaverImpl:
             _torch.allocate_with(self._hook_util.get_allocator())
         self._mem_pools = MemPools()
 
-    @contextlib.contextmanager
     def region(
         self,
         tag: str,
         enable_cpu_backup: bool,
         enable_disk_backup: bool,
         cpu_backup_backend: CpuBackupBackend | None,
-    ) -> Iterator[None]:
+    ) -> ThreadScope:
         backend = ""
         if enable_cpu_backup:
             default = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
             backend = cpu_backup_backend or default.decode()
         key = self._mem_pools.key(tag, enable_cpu_backup, enable_disk_backup, backend)
-        settings = self._with_region_config(
-            tag, enable_cpu_backup, cpu_backup_backend, enable_disk_backup
-        )
-        with _torch.routed_to(key, plain_by_default=self._plain_by_default()), settings:
-            yield
+        return _Region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, key)
 
     @contextlib.contextmanager
     def cuda_graph(
@@ -229,47 +225,18 @@ class _TorchMemorySaverImpl:
         with capture, settings:
             yield
 
-    @contextlib.contextmanager
     def _with_region_config(
         self,
         tag: str,
         enable_cpu_backup: bool,
         cpu_backup_backend: CpuBackupBackend | None = None,
         enable_disk_backup: bool = False,
-    ) -> Iterator[None]:
+    ) -> ThreadScope:
         """The calling thread's settings for the body, without a pool."""
-        library, cdll = self._library, self._binary_wrapper.cdll
-        before, backend_before = _Settings.read(library), cdll.tms_get_cpu_backup_backend()
-        _Settings(
-            active=True,
-            tag=tag.encode(),
-            cpu_backup=enable_cpu_backup,
-            disk_backup=enable_disk_backup,
-            incremental=enable_cpu_backup and library.incremental_by_default,
-            peer=None,
-        ).write(library)
-        if cpu_backup_backend is not None:
-            cdll.tms_set_cpu_backup_backend(cpu_backup_backend.encode())
-        try:
-            yield
-        finally:
-            cdll.tms_set_cpu_backup_backend(backend_before)
-            before.write(library)
+        return _Region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, None)
 
-    @contextlib.contextmanager
-    def disable(self) -> Iterator[None]:
-        before = self._library.active
-        pool = None
-        try:
-            with _torch.routed_to(None, plain_by_default=self._plain_by_default()) as pool:
-                self._library.active = False
-                try:
-                    yield
-                finally:
-                    self._library.active = before
-        finally:
-            if pool:
-                _torch.dispose(pool)
+    def disable(self) -> ThreadScope:
+        return _Disable()
 
     def pause(self, tag: str | None) -> None:
         tms.pause(tag or None)
@@ -292,9 +259,55 @@ class _TorchMemorySaverImpl:
         tensor = torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
         return tensor if zero_copy else tensor.clone()
 
-    def _plain_by_default(self) -> bool:
-        """Whether this thread's allocations are ordinary as things stand."""
-        return not self._library.interposes or not self._library.active
+
+class _Region(ThreadScope):
+    def __init__(
+        self,
+        tag: str,
+        cpu: bool,
+        disk: bool,
+        backend: CpuBackupBackend | None,
+        key: Key | None,
+    ) -> None:
+        super().__init__()
+        self._tag, self._cpu, self._disk, self._backend, self._key = tag, cpu, disk, backend, key
+
+    def __str__(self) -> str:
+        return f"torch_memory_saver.region({self._tag!r})"
+
+    def route(self, library: Library) -> _torch.Route | None:
+        if self._key is None:
+            return None
+        return _torch.enter(self._key, plain_by_default=_plain_by_default(library))
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        incremental = self._cpu and library.incremental_by_default
+        settings = pausable(
+            self._tag, host=self._cpu, disk=self._disk, incremental=incremental, peer=None
+        )
+        if self._backend is not None:
+            settings["cpu_backup_backend"] = self._backend.encode()
+        return settings
+
+
+class _Disable(ThreadScope):
+    def __str__(self) -> str:
+        return "torch_memory_saver.disable()"
+
+    def route(self, library: Library) -> _torch.Route | None:
+        return _torch.enter(None, plain_by_default=_plain_by_default(library))
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        return {"active": False}
+
+    def left(self, route: _torch.Route | None) -> None:
+        if route and route.pool:
+            _torch.dispose(route.pool)
+
+
+def _plain_by_default(library: Library) -> bool:
+    """Whether this thread's allocations are ordinary as things stand."""
+    return not library.interposes or not library.active
 
 
 def _check_backups(cpu: bool, disk: bool, backend: str | None) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import torch  # type: ignore[import-not-found]
 
+from .utils import is_xpu
+
+__all__ = ["empty_cache", "get_and_print_gpu_memory", "get_device", "is_xpu"]
+
 
 def get_device() -> str:
     """What tests pass as `device`."""

@@ -1,14 +1,14 @@
 package backup
 
 import (
-	"bufio"
-	"bytes"
 	"fmt"
 	"math"
-	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+
+	"tms/internal/rawfile"
 )
 
 // checkHostMemory refuses a backup that the machine, or the control group, has no memory for:
@@ -16,8 +16,7 @@ import (
 func checkHostMemory(need uint64) error {
 	available := min(machineAvailable("/proc/meminfo"), groupAvailable("/proc/self/cgroup", "/sys/fs/cgroup"))
 	if need > available {
-		return fmt.Errorf("%w: %d bytes are needed and %d are available; free host memory, pause fewer tags at once, or use no backup",
-			ErrHostMemory, need, available)
+		return hostMemory(fmt.Errorf("%d bytes are needed and %d are available", need, available))
 	}
 	return nil
 }
@@ -25,14 +24,13 @@ func checkHostMemory(need uint64) error {
 // machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
 // if the machine is given memory as it needs it.
 func machineAvailable(meminfo string) uint64 {
-	text, err := os.ReadFile(meminfo)
+	text, err := rawfile.ReadFile(meminfo)
 	if err != nil || growing() {
 		return math.MaxUint64
 	}
 	var available uint64
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	for lines.Scan() {
-		name, rest, _ := strings.Cut(lines.Text(), ":")
+	for line := range strings.SplitSeq(string(text), "\n") {
+		name, rest, _ := strings.Cut(line, ":")
 		if name == "MemAvailable" || name == "SwapFree" {
 			if kib, err := strconv.ParseUint(strings.TrimSpace(strings.TrimSuffix(rest, "kB")), 10, 64); err == nil {
 				available += kib << 10
@@ -48,48 +46,71 @@ func machineAvailable(meminfo string) uint64 {
 // growing tells whether a hypervisor plugs in memory as this machine uses it: what it has now then
 // says nothing about what it can have. (Device type 24, memory, of the virtio specification.)
 func growing() bool {
-	devices, _ := filepath.Glob("/sys/bus/virtio/devices/*/device")
-	for _, path := range devices {
-		if kind, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(kind)) == "0x0018" {
+	const devices = "/sys/bus/virtio/devices"
+	names, _ := rawfile.Names(devices)
+	for _, name := range names {
+		if kind, err := rawfile.ReadFile(filepath.Join(devices, name, "device")); err == nil && strings.TrimSpace(string(kind)) == "0x0018" {
 			return true
 		}
 	}
 	return false
 }
 
-// groupAvailable is what the control groups of the process (version 2) leave, in bytes.
+// groupVersion is what the files of the memory controller are called.
+type groupVersion struct {
+	mount        string // below where control groups are mounted
+	limit, used  string
+	inactiveFile string // in memory.stat: the page cache that the group, and those below it, can drop
+}
+
+var (
+	groupV1 = groupVersion{"memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file "}
+	groupV2 = groupVersion{"", "memory.max", "memory.current", "inactive_file "}
+)
+
+// groupAvailable is what the control groups of the process leave, in bytes.
 func groupAvailable(membership, root string) uint64 {
 	available := uint64(math.MaxUint64)
-	text, err := os.ReadFile(membership)
+	text, err := rawfile.ReadFile(membership)
 	if err != nil {
 		return available
 	}
 	for line := range strings.SplitSeq(string(text), "\n") {
-		path, found := strings.CutPrefix(line, "0::")
-		if !found {
-			continue
-		}
-		for directory := path; ; directory = filepath.Dir(directory) {
-			limit, limited := number(filepath.Join(root, directory, "memory.max"))
-			used, known := number(filepath.Join(root, directory, "memory.current"))
-			if limited && known {
-				left := uint64(0)
-				if used < limit {
-					left = limit - used
-				}
-				// The page cache that the group can drop counts as free.
-				available = min(available, left+inactiveFile(filepath.Join(root, directory, "memory.stat")))
-			}
-			if directory == "/" || directory == "." {
-				return available
-			}
+		fields := strings.SplitN(line, ":", 3) // hierarchy, controllers, path
+		switch {
+		case len(fields) < 3:
+		case fields[0] == "0" && fields[1] == "":
+			available = min(available, groupV2.available(root, fields[2]))
+		case slices.Contains(strings.Split(fields[1], ","), "memory"):
+			available = min(available, groupV1.available(root, fields[2]))
 		}
 	}
 	return available
 }
 
+// available is what the groups on the way from path to the root leave. In a container the path may be
+// that of the host, while what is mounted begins at the container's own group.
+func (v groupVersion) available(root, path string) uint64 {
+	available := uint64(math.MaxUint64)
+	for ; ; path = filepath.Dir(path) {
+		directory := filepath.Join(root, v.mount, path)
+		limit, limited := number(filepath.Join(directory, v.limit))
+		used, known := number(filepath.Join(directory, v.used))
+		if limited && known {
+			left := uint64(0)
+			if used < limit {
+				left = limit - used
+			}
+			available = min(available, left+v.droppable(filepath.Join(directory, "memory.stat")))
+		}
+		if path == "/" || path == "." {
+			return available
+		}
+	}
+}
+
 func number(path string) (uint64, bool) {
-	text, err := os.ReadFile(path)
+	text, err := rawfile.ReadFile(path)
 	if err != nil {
 		return 0, false
 	}
@@ -97,10 +118,10 @@ func number(path string) (uint64, bool) {
 	return n, err == nil
 }
 
-func inactiveFile(path string) uint64 {
-	text, _ := os.ReadFile(path)
+func (v groupVersion) droppable(path string) uint64 {
+	text, _ := rawfile.ReadFile(path)
 	for line := range strings.SplitSeq(string(text), "\n") {
-		if value, found := strings.CutPrefix(line, "inactive_file "); found {
+		if value, found := strings.CutPrefix(line, v.inactiveFile); found {
 			n, _ := strconv.ParseUint(value, 10, 64)
 			return n
 		}

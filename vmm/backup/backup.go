@@ -3,6 +3,8 @@ package backup
 
 import (
 	"errors"
+	"fmt"
+	"time"
 
 	"tms/vmm/cuda"
 )
@@ -10,6 +12,12 @@ import (
 // ErrHostMemory says that the operating system did not give, or the driver did not pin, the host
 // memory a backup needs. Nothing was saved; free host memory and call again.
 var ErrHostMemory = errors.New("not enough host memory for the backup")
+
+// hostMemory is an ErrHostMemory that says what to do.
+func hostMemory(cause error) error {
+	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, or make what may go without a backup",
+		ErrHostMemory, cause)
+}
 
 // Span is a range of device memory, in bytes.
 type Span struct {
@@ -67,9 +75,12 @@ type Contents interface {
 	Bytes() uint64
 	// Host is the address of a host copy of the whole span, 0 if there is none.
 	Host() uintptr
-	// Discard gives the memory back, in the background where that takes long. The Contents is not
-	// used after that.
+	// Discard gives the memory back, in the background: it never waits. The Contents is not used after
+	// that, but for Settle.
 	Discard()
+	// Settle waits until discarded memory is back, but no longer than until; the zero Time is no limit.
+	// Memory that others share is not waited for, nor what the driver, or the system, refuses to take.
+	Settle(until time.Time)
 }
 
 // Store keeps contents somewhere.

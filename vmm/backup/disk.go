@@ -3,10 +3,10 @@ package backup
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -14,8 +14,8 @@ import (
 )
 
 // ErrDisk says that a file of the disk backup, or its directory, could not be made, written or
-// read back; the text names the path and what to do, the cause is wrapped (an errno, where there
-// is one). After a Save nothing was saved. After a Load the files are where they were.
+// opened; the text names the path and what to do, the cause is wrapped (an errno, where there is one).
+// After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
 var ErrDisk = errors.New("the disk backup failed")
 
 // The sizes a chunk may have, in bytes.
@@ -37,8 +37,8 @@ type Disk struct {
 	current     *directory
 	request     uint64 // bytes of one read or write
 
-	garbage garbage
-	removed *reclaimer
+	staging *trash[*slab]
+	removed *trash[*diskFile]
 }
 
 // tmpfsWarned is of the process, not of a Disk: one line in a log is enough.
@@ -50,7 +50,8 @@ func NewDisk(driver *cuda.Driver) *Disk {
 		driver:      driver,
 		directories: map[string]*directory{},
 		request:     stagingSize,
-		removed:     newReclaimer(),
+		staging:     newTrash((*slab).release),
+		removed:     newTrash((*diskFile).unlink),
 	}
 }
 
@@ -63,34 +64,34 @@ func (d *Disk) Warn(warn func(string)) {
 
 // Configure says where the next Save puts its files, and how many bytes one read or write has at
 // most: from MinChunk to MaxChunk, of which up to 32 MiB are used, for that is what is staged.
-// A missing directory is made, for its owner only; "" is TMPDIR, or /tmp. At its first use the
-// files that dead processes left there are removed. Errors: ErrDisk.
-func (d *Disk) Configure(path string, chunkBytes uint64) error {
+// A missing directory is made, for its owner only. setting is what the path came from, for the texts of
+// errors: the name of a function or variable, "" for a default. At a directory's first use the files
+// that dead processes left there are removed. Errors: ErrDisk.
+func (d *Disk) Configure(path, setting string, chunkBytes uint64) error {
 	if chunkBytes < MinChunk || chunkBytes > MaxChunk {
 		return fmt.Errorf("%w: a chunk of %d bytes: set TMS_DISK_BACKUP_CHUNK_MB from %d to %d",
 			ErrDisk, chunkBytes, MinChunk>>20, MaxChunk>>20)
 	}
-	if path == "" {
-		path = os.TempDir()
-	}
 	absolute, err := filepath.Abs(path)
 	if err != nil {
-		return diskError("finding", path, err)
+		return newDirectory(path, setting).failed("finding", path, err)
 	}
-	if err := makeDirectory(absolute); err != nil {
+	made := newDirectory(absolute, setting)
+	if err := made.make(); err != nil {
 		return err
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.directories[absolute] == nil {
 		removeLeftovers(absolute)
-		d.directories[absolute] = &directory{path: absolute, lock: -1}
+		d.directories[absolute] = made
 	}
 	d.current = d.directories[absolute]
+	d.current.setting.Store(&setting)
 	d.request = min(chunkBytes, stagingSize) &^ (blockSize - 1)
 	if d.warn != nil && inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
-			"set TMS_DISK_BACKUP_DIR to a directory on a disk", absolute))
+			"%s", absolute, d.current.elsewhere(" on a disk")))
 	}
 	return nil
 }
@@ -108,8 +109,14 @@ func (c *diskContents) Store() Store  { return c.disk }
 func (c *diskContents) Bytes() uint64 { return c.size }
 func (c *diskContents) Host() uintptr { return 0 }
 
-// Discard removes the file; its space comes free in the background, before the next Save needs it.
+// Discard removes the file; its space comes free before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
+
+func (c *diskContents) Settle(until time.Time) {
+	if c.current() == nil {
+		c.disk.removed.settle(until)
+	}
+}
 
 func (c *diskContents) current() *diskFile {
 	c.mu.Lock()
@@ -124,7 +131,7 @@ func (c *diskContents) replace(file *diskFile) {
 	c.file = file
 	c.mu.Unlock()
 	if old != nil && old != file {
-		c.disk.removed.remove(old)
+		c.disk.removed.add(old)
 	}
 }
 
@@ -156,14 +163,12 @@ func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
 	var fresh []*diskFile
 	defer func() {
 		if err != nil {
-			for _, file := range fresh {
-				d.removed.remove(file)
-			}
+			d.removed.add(fresh...)
 		}
 	}()
 	if needed > 0 {
 		// Also where there is room for both: what the backup takes is to stay the same.
-		d.removed.wait()
+		d.removed.drain()
 		if err := where.enough(needed); err != nil {
 			return nil, err
 		}
@@ -207,17 +212,18 @@ func reusable(kept Contents, where *directory, size uint64) (*diskFile, error) {
 		return nil, nil
 	}
 	fd, _, err := file.open(unix.O_WRONLY, 0)
-	if errors.Is(err, errLost) {
+	if errors.Is(err, errChanged) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, err
+		return nil, where.failed("opening", file.path, err)
 	}
-	defer closeFile(fd)
+	defer file.identity.close(fd)
 	return file, file.reserve(fd)
 }
 
-// Load is Store.Load. A file that is not the one Save made, or is shorter, is an error.
+// Load is Store.Load. Errors: a *Lost where a file is not the one that Save made, is shorter, or cannot be
+// read.
 func (d *Disk) Load(job Job) Loader {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -240,39 +246,13 @@ func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
 
 // Drain waits until the space of discarded files is free, and no staging memory is left over.
 func (d *Disk) Drain() {
-	d.garbage.empty()
-	d.removed.wait()
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for _, directory := range d.directories {
-		directory.tidy()
-	}
+	d.staging.drain()
+	d.removed.drain()
 }
 
-// diskError is an ErrDisk that says what was being done to which path, and what can be done.
-func diskError(doing, path string, cause error) error {
-	var pathError *os.PathError
-	if errors.As(cause, &pathError) {
-		cause = pathError.Err // its text has the path once more
+// drop gives staging memory back.
+func (d *Disk) drop(staging *slab) {
+	if staging != nil {
+		d.staging.add(staging)
 	}
-	return fmt.Errorf("%w: %s %s: %w; %s", ErrDisk, doing, path, cause, advice(cause))
-}
-
-func advice(cause error) string {
-	for _, known := range []struct {
-		cause error
-		words string
-	}{
-		{unix.ENOSPC, "free space there, or set TMS_DISK_BACKUP_DIR to a directory with more"},
-		{unix.EDQUOT, "free space in your quota, or set TMS_DISK_BACKUP_DIR to a directory elsewhere"},
-		{unix.EFBIG, "raise the limit of file sizes (ulimit -f), or set TMS_DISK_BACKUP_DIR to another file system"},
-		{unix.EMFILE, "raise the limit of open files (ulimit -n)"},
-		{unix.EIO, "the disk may be failing; call again, or set TMS_DISK_BACKUP_DIR to a directory on another"},
-		{errLost, "something other than this process changed it; put it back and call again, or free the memory"},
-	} {
-		if errors.Is(cause, known.cause) {
-			return known.words
-		}
-	}
-	return "set TMS_DISK_BACKUP_DIR to a directory that can be written"
 }

@@ -1,8 +1,11 @@
 package backup
 
 import (
+	"errors"
 	"fmt"
+	"os"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,7 +13,8 @@ import (
 // directory is where files are. While it has any, it holds a lock that tells other processes, in
 // other PID namespaces too, that their owner lives.
 type directory struct {
-	path string
+	path    string
+	setting atomic.Pointer[string] // what named it last; "": it is the default
 
 	mu         sync.Mutex
 	references int // files, and a Save that runs
@@ -23,6 +27,20 @@ type directory struct {
 type identity struct {
 	device, inode uint64
 	born          unix.StatxTimestamp // zero where the file system or the kernel does not say
+}
+
+// has tells whether a descriptor is the file: the host may have closed it, and its number may be that of a
+// file of the host's by now.
+func (i identity) has(fd int) bool {
+	var stat unix.Stat_t
+	return fd >= 0 && unix.Fstat(fd, &stat) == nil && uint64(stat.Dev) == i.device && stat.Ino == i.inode
+}
+
+// close closes a descriptor of the file, and none of another's.
+func (i identity) close(fd int) {
+	if i.has(fd) {
+		closeFile(fd)
+	}
 }
 
 // status is what fstat says, or lstat if path is not "".
@@ -56,13 +74,23 @@ func statusOf(fd int, path string) (s status, err error) {
 	return s, nil
 }
 
-// makeDirectory makes what is missing of path and sees that files can be made in it.
-func makeDirectory(path string) error {
-	if err := mkdirAll(path, 0o700); err != nil {
-		return diskError("making the directory", path, err)
+func newDirectory(path, setting string) *directory {
+	d := &directory{path: path, lock: -1}
+	d.setting.Store(&setting)
+	return d
+}
+
+// make makes what is missing of the path and sees that files can be made there.
+func (d *directory) make() error {
+	if err := mkdirAll(d.path, 0o700); err != nil {
+		var pathError *os.PathError
+		if errors.As(err, &pathError) {
+			err = pathError.Err // its text has the path once more
+		}
+		return d.failed("making the directory", d.path, err)
 	}
-	if err := unix.Faccessat(unix.AT_FDCWD, path, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
-		return diskError("writing to the directory", path, err)
+	if err := unix.Faccessat(unix.AT_FDCWD, d.path, unix.W_OK|unix.X_OK, unix.AT_EACCESS); err != nil {
+		return d.failed("writing to the directory", d.path, err)
 	}
 	return nil
 }
@@ -79,16 +107,17 @@ func inMemory(path string) bool {
 func (d *directory) hold() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.references == 0 {
+	// A host that closes all descriptors, to become a daemon, has let go of the lock.
+	if d.references == 0 || !d.identity.has(d.lock) {
 		d.unlock()
-		fd, err := openFD(d.path, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+		fd, err := openFD(d.path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 		if err != nil {
-			return diskError("opening the directory", d.path, err)
+			return d.failed("opening the directory", d.path, err)
 		}
 		status, err := statusOf(fd, "")
 		if err != nil {
 			closeFile(fd)
-			return diskError("looking at the directory", d.path, err)
+			return d.failed("looking at the directory", d.path, err)
 		}
 		d.lock, d.identity = fd, status.identity
 		// Where directories cannot be locked, the PIDs in the names have to do.
@@ -106,28 +135,8 @@ func (d *directory) drop() {
 	}
 }
 
-// tidy closes what unlock could not.
-func (d *directory) tidy() {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.references == 0 {
-		d.unlock()
-	}
-}
-
-// unlock closes the lock, or leaves it for the next time when it cannot be told whose it is: a host that
-// closes all descriptors, to become a daemon, may have given the number to a file of its own by now.
 func (d *directory) unlock() {
-	if d.lock < 0 {
-		return
-	}
-	status, err := statusOf(d.lock, "")
-	if err != nil && err != unix.EBADF {
-		return
-	}
-	if err == nil && status.identity == d.identity {
-		closeFile(d.lock)
-	}
+	d.identity.close(d.lock)
 	d.lock = -1
 }
 
@@ -139,7 +148,7 @@ func (d *directory) enough(size uint64) error {
 		return nil
 	}
 	if free := stat.Bavail * uint64(stat.Bsize); free < size {
-		return diskError(fmt.Sprintf("reserving %d MiB, where %d MiB are free, in", size>>20, free>>20),
+		return d.failed(fmt.Sprintf("reserving %d MiB, where %d MiB are free, in", size>>20, free>>20),
 			d.path, unix.ENOSPC)
 	}
 	return nil

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -16,15 +15,13 @@ import (
 // larger blocks.
 const blockSize = 4096
 
-// errLost: the file is not there, or is not what was written.
-var errLost = errors.New("not the file that was saved")
-
 // diskFile is a file that has space reserved for a span. No descriptor stays open while it waits.
 type diskFile struct {
 	directory *directory
 	path      string
 	size      uint64
 	identity  identity
+	owner     int // user ID, of who made it
 }
 
 // create makes a file of size bytes that only its owner can read.
@@ -34,27 +31,27 @@ func (d *directory) create(size uint64) (*diskFile, error) {
 	var err error
 	for {
 		path = filepath.Join(d.path, self().nextName())
-		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
-		// EEXIST: what this process left before an exec.
-		if err != unix.EINTR && err != unix.EEXIST {
+		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
+		// What this process left before an exec, or a file of somebody else's.
+		if err != unix.EEXIST {
 			break
 		}
 	}
 	if err != nil {
-		return nil, diskError("creating", path, err)
+		return nil, d.failed("creating", path, err)
 	}
-	defer closeFile(fd)
-	f := &diskFile{directory: d, path: path, size: size}
 	err = unix.Fchmod(fd, 0o600) // the umask may have taken more away
 	var status status
 	if err == nil {
 		status, err = statusOf(fd, "")
 	}
 	if err != nil {
+		closeFile(fd)
 		abandon(path)
-		return nil, diskError("creating", path, err)
+		return nil, d.failed("creating", path, err)
 	}
-	f.identity = status.identity
+	f := &diskFile{directory: d, path: path, size: size, identity: status.identity, owner: status.owner}
+	defer f.identity.close(fd)
 	if err := f.reserve(fd); err != nil {
 		abandon(path)
 		return nil, err
@@ -83,7 +80,7 @@ func (f *diskFile) reserve(fd int) error {
 		err = errno(ftruncate(fd, int64(f.size)))
 	}
 	if err != 0 {
-		return diskError(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
+		return f.directory.failed(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
 	}
 	return nil
 }
@@ -99,30 +96,28 @@ func errno(err error) unix.Errno {
 // open opens the file, if it is still the one that was made and has at least size bytes, past the
 // page cache where the file system allows that. A FIFO in its place must not make it wait.
 func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) {
-	flags := mode | unix.O_NOFOLLOW | unix.O_CLOEXEC | unix.O_NONBLOCK
+	flags := mode | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
-	for err == unix.EINTR {
-		fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
-	}
 	direct = err == nil
 	if err == unix.EINVAL {
 		fd, err = openFD(f.path, flags, 0)
 	}
 	switch err {
 	case nil:
-	case unix.ENOENT, unix.ELOOP, unix.ENXIO, unix.EISDIR:
-		return -1, false, diskError("opening", f.path, fmt.Errorf("%w (%w)", errLost, err))
+	case unix.ENOENT, unix.ENOTDIR:
+		return -1, false, fmt.Errorf("%w: it was deleted or moved (%w)", errChanged, err)
+	case unix.ELOOP, unix.ENXIO, unix.EISDIR:
+		return -1, false, fmt.Errorf("%w: another has its name (%w)", errChanged, err)
 	default:
-		return -1, false, diskError("opening", f.path, err)
+		return -1, false, err
 	}
 	status, err := statusOf(fd, "")
 	switch {
 	case err != nil:
-		err = diskError("looking at", f.path, err)
 	case status.identity != f.identity || !status.regular:
-		err = diskError("opening", f.path, fmt.Errorf("%w (another has its name)", errLost))
+		err = fmt.Errorf("%w: another has its name", errChanged)
 	case uint64(status.size) < size:
-		err = diskError("opening", f.path, fmt.Errorf("%w (truncated: %d of %d bytes)", errLost, status.size, size))
+		err = fmt.Errorf("%w: it was cut to %d of %d bytes", errChanged, status.size, size)
 	}
 	if err != nil {
 		closeFile(fd)
@@ -156,10 +151,12 @@ type openFile struct {
 	direct atomic.Bool
 }
 
-func (o *openFile) acquire() (int, error) {
+// descriptor opens the file at the first need, and again when the host has closed the descriptor
+// meanwhile: the number may be that of a file of its own by now.
+func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.fd >= 0 {
+	if o.file.identity.has(o.fd) {
 		return o.fd, nil
 	}
 	fd, direct, err := o.file.open(o.mode, o.file.size)
@@ -184,71 +181,67 @@ func (o *openFile) done() {
 func (o *openFile) close() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if o.fd >= 0 {
-		closeFile(o.fd)
-		o.fd = -1
-	}
+	o.file.identity.close(o.fd)
+	o.fd = -1
 }
 
 // write writes all of buffer at offset.
 func (o *openFile) write(buffer []byte, offset int64) error {
-	if err := o.each(pwrite, buffer, offset, io.ErrShortWrite); err != nil {
-		return diskError("writing", o.file.path, err)
-	}
-	if o.direct.Load() {
-		return nil
+	fd, err := o.each(pwrite, buffer, offset, io.ErrShortWrite)
+	if err != nil || o.direct.Load() {
+		return err
 	}
 	// Dirty pages cannot be dropped, so they are written now; that is also where their errors show.
-	err := syncFileRange(o.fd, offset, int64(len(buffer)))
+	err = syncFileRange(fd, offset, int64(len(buffer)))
 	if err == unix.ENOSYS || err == unix.EINVAL {
-		err = unix.Fdatasync(o.fd)
+		err = unix.Fdatasync(fd)
 	}
-	if err != nil {
-		return diskError("writing", o.file.path, err)
+	if err == nil {
+		forget(fd, buffer, offset)
 	}
-	o.forget(buffer, offset)
-	return nil
+	return err
 }
 
 // read fills buffer from offset.
 func (o *openFile) read(buffer []byte, offset int64) error {
-	err := o.each(pread, buffer, offset, fmt.Errorf("%w (truncated)", errLost))
-	if err != nil {
-		return diskError("reading", o.file.path, err)
+	fd, err := o.each(pread, buffer, offset, fmt.Errorf("%w: it was cut", errChanged))
+	if err == nil && !o.direct.Load() {
+		forget(fd, buffer, offset)
 	}
-	if !o.direct.Load() {
-		o.forget(buffer, offset)
-	}
-	return nil
+	return err
 }
 
 // forget drops pages from the page cache: nobody reads them twice, and the host needs its memory.
-func (o *openFile) forget(buffer []byte, offset int64) {
-	_ = unix.Fadvise(o.fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
+func forget(fd int, buffer []byte, offset int64) {
+	_ = unix.Fadvise(fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
 }
 
-// each calls f until all of buffer is done; short is the error for when no more comes.
-func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64, short error) error {
+// each calls f until all of buffer is done, and returns the descriptor that it used last; short is the
+// error for when no more comes.
+func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64, short error) (fd int, err error) {
 	for done := 0; done < len(buffer); {
-		n, err := f(o.fd, buffer[done:], offset+int64(done))
+		if fd, err = o.descriptor(); err != nil {
+			return -1, err
+		}
+		n, err := f(fd, buffer[done:], offset+int64(done))
 		switch {
 		case err == unix.EINTR:
 		case err == unix.EINVAL && o.direct.Swap(false):
 			// The file system took O_DIRECT at open and does not mean it.
-			flags, err := unix.FcntlInt(uintptr(o.fd), unix.F_GETFL, 0)
+			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 			if err == nil {
-				_, err = unix.FcntlInt(uintptr(o.fd), unix.F_SETFL, flags&^unix.O_DIRECT)
+				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_DIRECT)
 			}
 			if err != nil {
-				return os.NewSyscallError("fcntl", err)
+				return -1, fmt.Errorf("fcntl: %w", err)
 			}
 		case err != nil:
-			return err
+			return -1, err
 		case n == 0:
-			return short
+			return -1, short
 		default:
 			done += n
 		}
 	}
-	return nil
+	return fd, nil
 }

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"tms/internal/rawfile"
 )
 
 // owner is a process that has files, as their names tell it: tms-<pid>-<start>.<boot>-<n>.bak.
@@ -30,7 +32,7 @@ func (o owner) String() string { return fmt.Sprintf("tms-%d-%d.%s", o.pid, o.sta
 var self = sync.OnceValue(func() owner {
 	o := owner{pid: os.Getpid(), boot: "00000000"}
 	o.start, _, _ = startOf(o.pid)
-	if id, err := os.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil && len(id) >= 8 {
+	if id, err := rawfile.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil && len(id) >= 8 {
 		o.boot = string(id[:8])
 	}
 	return o
@@ -61,7 +63,7 @@ func parseName(name string) (o owner, n uint64, ok bool) {
 // startOf returns a process's start time and whether it is a zombie; an fs.ErrNotExist if there is
 // no such process.
 func startOf(pid int) (start uint64, zombie bool, err error) {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	stat, err := rawfile.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist // it ended while we read
 	}
@@ -98,11 +100,11 @@ func (o owner) locked(directory int) bool {
 
 // dead says whether a process is known not to live. local: no other machine has the directory.
 func (o owner) dead(directory int, local bool) bool {
+	if o.locked(directory) {
+		return false // whatever else says: it may be in another sandbox, which sees other PIDs and boot IDs
+	}
 	if o.boot != self().boot {
 		return local
-	}
-	if o.locked(directory) {
-		return false // whatever /proc says: it may be in another PID namespace
 	}
 	start, zombie, err := startOf(o.pid)
 	if err != nil {
@@ -131,14 +133,13 @@ func local(directory int) bool {
 // removeLeftovers removes files of this user's dead processes. What cannot be removed, or judged,
 // stays: it is in nobody's way but the disk's.
 func removeLeftovers(path string) {
-	directory, err := os.Open(path)
+	fd, err := rawfile.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return
 	}
-	defer directory.Close()
-	fd := int(directory.Fd())
+	defer closeFile(fd)
 	isLocal := local(fd)
-	names, _ := directory.Readdirnames(-1)
+	names, _ := rawfile.NamesAt(fd)
 	given := serial.Load() // after the names: none of ours in the list is beyond it
 	for _, name := range names {
 		o, n, ok := parseName(name)

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
+	"tms/internal/failpoint"
 	"tms/vmm/cuda"
 )
 
@@ -47,7 +48,7 @@ func newBench(t testing.TB) *bench {
 	context, err := driver.DevicePrimaryCtxRetain(device)
 	require.NoError(t, err)
 	b := &bench{t: t, sim: sim, driver: driver, context: context, disk: NewDisk(driver), path: t.TempDir()}
-	require.NoError(t, b.disk.Configure(b.path, mib))
+	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 	t.Cleanup(func() { b.clean(0) })
 	return b
 }
@@ -175,7 +176,7 @@ func TestDiskRoundTrip(t *testing.T) {
 	for _, chunk := range []uint64{mib, 3*mib + 4097, 64 * mib} {
 		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
 			b := newBench(t)
-			require.NoError(t, b.disk.Configure(b.path, chunk))
+			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk))
 			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
 			var contents []Contents
 			for cycle := range uint64(3) {
@@ -232,8 +233,10 @@ func TestDiskFilesAreVisiblePrivateAndGone(t *testing.T) {
 		require.Regexp(t, fmt.Sprintf(`/tms-%d-\d+\.[0-9a-f]{8}-\d+\.bak$`, os.Getpid()), file)
 	}
 	contents[0].Discard()
+	contents[0].Settle(time.Time{})
 	require.Len(t, b.files(), 1)
 	contents[1].Discard()
+	contents[1].Settle(time.Time{})
 	require.Empty(t, b.files())
 	entries, err := os.ReadDir(b.path)
 	require.NoError(t, err)
@@ -355,13 +358,13 @@ func TestDiskDamageIsNoticed(t *testing.T) {
 		name, words  string
 		does, mended func() error
 	}{
-		{"replaced", "another has its name", func() error {
+		{"replaced", "is not the file that was saved: another has its name", func() error {
 			if err := os.Rename(file, moved); err != nil {
 				return err
 			}
 			return os.WriteFile(file, make([]byte, 4*mib), 0o600)
 		}, func() error { return os.Rename(moved, file) }},
-		{"a link", "errno", func() error {
+		{"a link", "another has its name", func() error {
 			if err := os.Rename(file, moved); err != nil {
 				return err
 			}
@@ -373,18 +376,22 @@ func TestDiskDamageIsNoticed(t *testing.T) {
 			}
 			return unix.Mkfifo(file, 0o600)
 		}, func() error { return os.Rename(moved, file) }},
-		{"missing", "no such file", func() error { return os.Rename(file, moved) },
+		{"missing", "is not the file that was saved: it was deleted or moved (no such file", func() error { return os.Rename(file, moved) },
 			func() error { return os.Rename(moved, file) }},
-		{"truncated", "truncated", func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
+		{"truncated", "is not the file that was saved: it was cut to 3145728 of 4194304 bytes", func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
 	} {
 		require.NoError(t, damage.does())
 		wipe(spans)
 		err := b.load(spans, contents)
-		require.ErrorIs(t, err, ErrDisk, damage.name)
-		require.ErrorContains(t, err, file)
-		if damage.words != "errno" {
-			require.ErrorContains(t, err, damage.words)
-		}
+		var lost *Lost
+		require.ErrorAs(t, err, &lost, damage.name)
+		require.ErrorIs(t, err, ErrContentsLost)
+		require.NotErrorIs(t, err, ErrDisk)
+		require.Equal(t, file, lost.Path)
+		require.Less(t, uint64(lost.Address-spans[1].Address), spans[1].Size)
+		require.ErrorContains(t, err, "contents are lost: "+file+" is")
+		require.ErrorContains(t, err, damage.words)
+		require.NotContains(t, err.Error(), "TMS_DISK_BACKUP_DIR")
 		require.NoError(t, b.load([]Span{spans[0], spans[2]}, []Contents{contents[0], contents[2]}))
 		require.NoError(t, damage.mended())
 		b.clean(3)
@@ -415,7 +422,7 @@ func TestDiskMovesToAnotherDirectory(t *testing.T) {
 	fill(spans, 1)
 	contents := b.save(spans, nil)
 	other := filepath.Join(t.TempDir(), "new", "deeper")
-	require.NoError(t, b.disk.Configure(other, mib))
+	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR", mib))
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
@@ -429,21 +436,23 @@ func TestDiskMovesToAnotherDirectory(t *testing.T) {
 	require.Len(t, b.files(), 1)
 
 	b.save(spans, contents)
+	b.disk.Drain()
 	require.Empty(t, b.files())
 	wipe(spans)
 	require.NoError(t, b.load(spans, contents))
 	requireFilled(t, spans, 1)
 	discard(contents)
+	b.disk.Drain()
 	entries, err := os.ReadDir(other)
 	require.NoError(t, err)
 	require.Empty(t, entries)
 }
 
-func TestDiskDirectoryIsRelativeOrDefault(t *testing.T) {
+func TestDiskDirectoryIsRelative(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
 	t.Chdir(b.path)
-	require.NoError(t, b.disk.Configure("below/it", mib))
+	require.NoError(t, b.disk.Configure("below/it", "TMS_DISK_BACKUP_DIR", mib))
 	contents := b.save(spans, nil)
 	require.NoError(t, os.Chdir("/"))
 	require.NoError(t, b.load(spans, contents))
@@ -452,11 +461,6 @@ func TestDiskDirectoryIsRelativeOrDefault(t *testing.T) {
 	require.Len(t, files, 1)
 	discard(contents)
 
-	t.Setenv("TMPDIR", b.path)
-	require.NoError(t, b.disk.Configure("", mib))
-	contents = b.save(spans, nil)
-	require.Len(t, b.files(), 1)
-	discard(contents)
 }
 
 func TestDiskDirectoryCannotBeUsed(t *testing.T) {
@@ -464,18 +468,18 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 	file := filepath.Join(b.path, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{file, filepath.Join(file, "below"), "/proc/tms", "/sys/kernel"} {
-		err := b.disk.Configure(path, mib)
+		err := b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib)
 		if path == "/sys/kernel" && err == nil {
 			// Root may write, but not here.
 			_, err = b.trySave(b.spans(2*mib), nil)
-			require.NoError(t, b.disk.Configure(b.path, mib))
+			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 		}
 		require.ErrorIs(t, err, ErrDisk, path)
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
 	}
 	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
-		require.ErrorContains(t, b.disk.Configure(b.path, chunk), "TMS_DISK_BACKUP_CHUNK_MB")
+		require.ErrorContains(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
 	_, err := NewDisk(b.driver).Save(Job{Context: b.context}, nil)
 	require.ErrorIs(t, err, ErrDisk)
@@ -506,7 +510,7 @@ func small(t *testing.T) string {
 func TestDiskIsSmall(t *testing.T) {
 	path := small(t)
 	b := newBench(t)
-	require.NoError(t, b.disk.Configure(path, mib))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	b.path = path
 	spans := b.spans(4*mib, 2*mib, 4*mib)
 	fill(spans, 5)
@@ -534,11 +538,11 @@ func TestDiskWarnsOfMemoryOnce(t *testing.T) {
 	defer tmpfsWarned.Store(tmpfsWarned.Swap(false))
 	var lines []string
 	b.disk.Warn(func(line string) { lines = append(lines, line) })
-	require.NoError(t, b.disk.Configure(path, mib))
-	require.NoError(t, b.disk.Configure(path, mib))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	other := NewDisk(b.driver)
 	other.Warn(func(line string) { lines = append(lines, line) })
-	require.NoError(t, other.Configure(path, mib))
+	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.Len(t, lines, 1)
 	require.Contains(t, lines[0], path)
 	require.Contains(t, lines[0], "TMS_DISK_BACKUP_DIR")
@@ -560,7 +564,8 @@ func TestDiskLeftovers(t *testing.T) {
 	parentStart, _, err := startOf(parent)
 	require.NoError(t, err)
 	boot := self().boot
-	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot} // in another PID namespace
+	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot}       // in another PID namespace
+	hidden := owner{pid: dead.Process.Pid, start: 78, boot: "00000000"} // in one that does not see the boot's ID
 
 	path := t.TempDir()
 	gone := []string{
@@ -573,7 +578,7 @@ func TestDiskLeftovers(t *testing.T) {
 	stay := []string{
 		owner{parent, parentStart, boot}.name(1),
 		self().name(serial.Add(1)),
-		unseen.name(1),
+		unseen.name(1), hidden.name(1),
 		"tms-1-2-3.bak", "tms--1-5." + boot + "-1.bak", "tms-099999999-5." + boot + "-1.bak",
 		strings.TrimSuffix(gone[0], ".bak"), gone[0] + ".bak", "x" + gone[0], "other",
 	}
@@ -586,9 +591,10 @@ func TestDiskLeftovers(t *testing.T) {
 	require.NoError(t, err)
 	defer lock.Close()
 	require.NoError(t, unseen.lock(int(lock.Fd())))
+	require.NoError(t, hidden.lock(int(lock.Fd())))
 
 	d := NewDisk(nil)
-	require.NoError(t, d.Configure(path, mib))
+	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
 		return err == nil
@@ -601,15 +607,15 @@ func TestDiskLeftovers(t *testing.T) {
 	}
 	// Only at the first use: later it would be waste.
 	require.NoError(t, lock.Close())
-	require.NoError(t, d.Configure(path, mib))
+	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, NewDisk(nil).Configure(path, mib))
+	require.NoError(t, NewDisk(nil).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.False(t, exists(unseen.name(1)))
 }
 
 func TestDiskDiscardsFromManyThreads(t *testing.T) {
 	b := newBench(t)
-	sizes := make([]uint64, maxReclaiming+20)
+	sizes := make([]uint64, 84)
 	for i := range sizes {
 		sizes[i] = 4096 // as small as O_DIRECT takes, to be quick
 	}
@@ -643,9 +649,27 @@ func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	contents := b.save(b.spans(2*mib, 2*mib), nil)
 	require.True(t, locked())
+	// A host that closes all descriptors lets go of it; the next save takes it again, and closes no file
+	// that has the number by now.
+	lock := contents[0].(*diskContents).file.directory.lock
+	hosts, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	require.NoError(t, unix.Dup3(hosts, lock, unix.O_CLOEXEC))
+	require.False(t, locked())
+	more := b.save(b.spans(2*mib), nil)
+	require.True(t, locked())
+	discard(more)
+	b.disk.Drain()
+	_, err = unix.Write(lock, []byte("still the host's"))
+	require.NoError(t, err)
+	require.NoError(t, unix.Close(lock))
+	require.NoError(t, unix.Close(hosts))
+
 	contents[0].Discard()
+	b.disk.Drain()
 	require.True(t, locked())
 	contents[1].Discard()
+	b.disk.Drain()
 	require.False(t, locked())
 	require.NoError(t, other.Close()) // before clean looks for it
 }
@@ -661,7 +685,7 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	// Buffered: what was written and read leaves nothing in the page cache.
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
-	open := &openFile{file: file, fd: fd, pieces: 1}
+	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, pieces: 1}
 	require.NoError(t, open.write(deviceBytes(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
 	require.Equal(t, deviceBytes(spans[0])[:mib], buffer)
@@ -684,13 +708,96 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	discard(contents)
 }
 
+// The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
+func TestDiskFileIsOpenedAgain(t *testing.T) {
+	b := newBench(t)
+	spans := b.spans(2 * mib)
+	fill(spans, 1)
+	contents := b.save(spans, nil)
+	file := contents[0].(*diskContents).file
+	foreign := filepath.Join(t.TempDir(), "foreign")
+	require.NoError(t, os.WriteFile(foreign, []byte("the host's"), 0o600))
+	hosts, err := unix.Open(foreign, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	require.NoError(t, err)
+	half := make([][]byte, 2) // as O_DIRECT wants them
+	for i := range half {
+		half[i] = deviceBytes(spans[0])[i*mib : (i+1)*mib]
+	}
+	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
+		open := &openFile{file: file, mode: mode, fd: -1, pieces: 2}
+		move := open.write
+		if mode == unix.O_RDONLY {
+			wipe(spans)
+			move = open.read
+		}
+		require.NoError(t, move(half[0], 0))
+		taken := open.fd
+		require.NoError(t, unix.Dup3(hosts, taken, unix.O_CLOEXEC))
+		require.NoError(t, move(half[1], mib))
+		require.NotEqual(t, taken, open.fd)
+		last := open.fd
+		require.NoError(t, unix.Dup3(hosts, last, unix.O_CLOEXEC))
+		open.done()
+		open.done()
+		for _, fd := range []int{taken, last} {
+			require.NoError(t, unix.Close(fd), "it was not ours to close")
+		}
+	}
+	requireFilled(t, spans, 1)
+	text, err := os.ReadFile(foreign)
+	require.NoError(t, err)
+	require.Equal(t, "the host's", string(text))
+	require.NoError(t, unix.Close(hosts))
+	discard(contents)
+}
+
+// Every error of a directory has words of its own, which name the setting that it came from.
+func TestDiskErrorsNameTheSetting(t *testing.T) {
+	b := newBench(t)
+	file := filepath.Join(b.path, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for setting, words := range map[string]string{
+		"TMS_DISK_BACKUP_DIR":     "; set TMS_DISK_BACKUP_DIR to a directory",
+		"tms_set_disk_backup_dir": "; call tms_set_disk_backup_dir with a directory",
+		"TMPDIR":                  "; TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory",
+		"":                        "; it is the default: set TMS_DISK_BACKUP_DIR to a directory",
+	} {
+		err := b.disk.Configure(file, setting, mib)
+		require.ErrorIs(t, err, ErrDisk)
+		require.ErrorContains(t, err, file+": not a directory"+words+" that can be written")
+		require.NoError(t, b.disk.Configure(b.path, setting, mib))
+		for cause, what := range map[error]string{
+			unix.ENOSPC: "no space left on device; free space there, or ",
+			unix.EDQUOT: "disk quota exceeded; free space in your quota, or ",
+			unix.EMFILE: "too many open files; raise the limit of open files (ulimit -n)",
+			unix.EACCES: "permission denied" + words,
+			unix.EROFS:  "read-only file system" + words,
+		} {
+			failpoint.Set(func(call string) error {
+				if call == "open" {
+					return cause
+				}
+				return nil
+			})
+			_, err = b.trySave(b.spans(2*mib), nil)
+			failpoint.Set(nil)
+			require.ErrorIs(t, err, ErrDisk)
+			require.ErrorIs(t, err, cause)
+			require.ErrorContains(t, err, what)
+			if cause == unix.ENOSPC {
+				require.ErrorContains(t, err, strings.TrimPrefix(words, "; "))
+			}
+		}
+	}
+}
+
 // BenchmarkDisk saves and loads 3 GiB under TMS_DISK_BACKUP_DIR, or where tests have their files.
 func BenchmarkDisk(b *testing.B) {
 	if path := os.Getenv("TMS_DISK_BACKUP_DIR"); path != "" {
 		b.Setenv("TMPDIR", path)
 	}
 	w := newBench(b)
-	require.NoError(b, w.disk.Configure(w.path, 64*mib))
+	require.NoError(b, w.disk.Configure(w.path, "TMS_DISK_BACKUP_DIR", 64*mib))
 	spans := w.spans(1024*mib, 1024*mib, 1024*mib)
 	// Nothing that a disk could compress.
 	block := make([]byte, 64*mib)

@@ -93,7 +93,7 @@ func (t *transfer) wait() error {
 	for _, open := range t.files {
 		open.close()
 	}
-	t.disk.garbage.empty()
+	t.disk.staging.drain()
 	return t.err
 }
 
@@ -118,7 +118,7 @@ func (t *transfer) work() {
 	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
 		for p, ok := t.next(); ok; p, ok = t.next() {
 			if staging == nil || staging.size < p.size {
-				t.disk.garbage.add(staging)
+				t.disk.drop(staging)
 				var err error
 				if staging, err = newSlab(t.disk.driver, t.job, p.size); err != nil {
 					return err
@@ -135,32 +135,33 @@ func (t *transfer) work() {
 		}
 		return nil
 	})
-	t.disk.garbage.add(staging) // after the stream is done with it
+	t.disk.drop(staging) // after the stream is done with it
 	if err != nil {
 		t.fail(err)
 	}
 }
 
 func (t *transfer) save(stream cuda.Stream, staging *slab, p piece) error {
+	file := p.open.file
 	if err := t.disk.driver.MemcpyDtoHAsync(staging.base, p.device, p.size, stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
 	// While the device copies.
-	if _, err := p.open.acquire(); err != nil {
-		return err
+	if _, err := p.open.descriptor(); err != nil {
+		return file.directory.failed("opening", file.path, err)
 	}
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
-	return p.open.write(staged(staging, p.size), int64(p.offset))
+	if err := p.open.write(staged(staging, p.size), int64(p.offset)); err != nil {
+		return file.directory.failed("writing", file.path, err)
+	}
+	return nil
 }
 
 func (t *transfer) load(stream cuda.Stream, staging *slab, p piece) error {
-	if _, err := p.open.acquire(); err != nil {
-		return err
-	}
 	if err := p.open.read(staged(staging, p.size), int64(p.offset)); err != nil {
-		return err
+		return p.open.file.unreadable(p.device, err)
 	}
 	if err := t.disk.driver.MemcpyHtoDAsync(p.device, staging.base, p.size, stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
@@ -174,29 +175,4 @@ func (t *transfer) load(stream cuda.Stream, staging *slab, p piece) error {
 func staged(s *slab, size uint64) []byte {
 	offset := uint64(s.base - uintptr(unsafe.Pointer(&s.mapping[0])))
 	return s.mapping[offset : offset+size]
-}
-
-// garbage is staging memory that the driver has refused to unpin; the next transfer tries again.
-type garbage struct {
-	mu    sync.Mutex
-	slabs []*slab
-}
-
-func (g *garbage) add(s *slab) {
-	if s == nil || s.release() == nil {
-		return
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	g.slabs = append(g.slabs, s)
-}
-
-func (g *garbage) empty() {
-	g.mu.Lock()
-	slabs := g.slabs
-	g.slabs = nil
-	g.mu.Unlock()
-	for _, s := range slabs {
-		g.add(s)
-	}
 }

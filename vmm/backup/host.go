@@ -1,9 +1,11 @@
 package backup
 
 import (
+	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"tms/internal/guard"
 	"tms/vmm/cuda"
@@ -13,12 +15,8 @@ import (
 // costs: many threads touch pieces of it, two pin what was touched, and the copies of a unit are issued
 // the moment it is pinned.
 type Host struct {
-	driver *cuda.Driver
-
-	mu       sync.Mutex
-	garbage  []*slab // whose last contents were discarded
-	emptying bool
-	emptied  sync.Cond
+	driver  *cuda.Driver
+	garbage *trash[*slab] // whose last contents were discarded
 }
 
 // Measured on a host of 16 cores (docs/rationale.md): smaller pieces cost more calls, larger ones leave
@@ -31,9 +29,7 @@ const (
 
 // NewHost returns a store of host memory.
 func NewHost(driver *cuda.Driver) *Host {
-	h := &Host{driver: driver}
-	h.emptied.L = &h.mu
-	return h
+	return &Host{driver: driver, garbage: newTrash((*slab).release)}
 }
 
 // hostContents is a span's place in a slab: inside one unit, or, of more than maxUnit bytes, at the
@@ -51,7 +47,13 @@ func (c *hostContents) Bytes() uint64 { return c.size }
 func (c *hostContents) Host() uintptr { return c.slab.base + uintptr(c.offset) }
 func (c *hostContents) Discard() {
 	if c.slab.references.Add(-1) == 0 {
-		c.host.dispose(c.slab)
+		c.host.garbage.add(c.slab)
+	}
+}
+
+func (c *hostContents) Settle(until time.Time) {
+	if c.slab.references.Load() == 0 {
+		c.host.garbage.settle(until)
 	}
 }
 
@@ -96,7 +98,7 @@ func (h *Host) Save(job Job, items []Item) ([]Contents, error) {
 	}
 	if err := h.copyAll(job, fresh, cold, warm); err != nil {
 		if fresh != nil {
-			h.dispose(fresh)
+			h.garbage.add(fresh)
 		}
 		return nil, err
 	}
@@ -115,7 +117,7 @@ func (h *Host) Prepare(job Job, spans []Span) ([]Contents, error) {
 		return contents, err
 	}
 	if err := h.copyAll(job, fresh, make([][]copyJob, len(fresh.units)), nil); err != nil {
-		h.dispose(fresh)
+		h.garbage.add(fresh)
 		return nil, err
 	}
 	return contents, nil
@@ -153,7 +155,11 @@ func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, e
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, job, units...); err != nil {
+	if fresh, err = newSlab(h.driver, job, units...); errors.Is(err, ErrHostMemory) {
+		h.garbage.drain() // a resume just before may have discarded what is missing
+		fresh, err = newSlab(h.driver, job, units...)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	for _, c := range placed {
@@ -244,48 +250,5 @@ func (h *Host) Load(job Job) Loader {
 	return newLoader(h.driver, job, (*hostContents).jobs, (*copies).toDevice)
 }
 
-// dispose gives a slab back in the background: unpinning 16 GiB takes a quarter of a second.
-func (h *Host) dispose(s *slab) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.garbage = append(h.garbage, s)
-	if !h.emptying {
-		h.emptying = true
-		go h.empty()
-	}
-}
-
-// empty releases garbage; what the driver refuses to unpin is tried again at the next dispose.
-func (h *Host) empty() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	defer func() {
-		h.emptying = false
-		h.emptied.Broadcast()
-	}()
-	var refused []*slab
-	for len(h.garbage) > 0 {
-		s := h.garbage[0]
-		h.garbage = h.garbage[1:]
-		h.mu.Unlock()
-		err := guard.Call(s.release)
-		h.mu.Lock()
-		if err != nil {
-			refused = append(refused, s)
-		}
-	}
-	h.garbage = refused
-}
-
 // Drain waits until discarded memory has gone back to the operating system.
-func (h *Host) Drain() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.garbage) > 0 && !h.emptying {
-		h.emptying = true
-		go h.empty()
-	}
-	for h.emptying {
-		h.emptied.Wait()
-	}
-}
+func (h *Host) Drain() { h.garbage.drain() }

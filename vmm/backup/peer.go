@@ -17,19 +17,18 @@ type Peer struct {
 	chunk  uint64     // bytes of a chunk, at most
 	taking sync.Mutex // held while memory is taken
 
-	mu       sync.Mutex
-	warn     func(note string)
-	warned   map[string]bool
-	held     map[int]uint64 // bytes by device
-	garbage  []*peerChunk   // whose last contents were discarded
-	emptying bool
-	emptied  sync.Cond
+	garbage *trash[*peerChunk] // whose last contents were discarded
+
+	mu     sync.Mutex
+	warn   func(note string)
+	warned map[string]bool
+	held   map[int]uint64 // bytes by device
 }
 
 // NewPeer returns a store of other devices' memory. What finds no place there goes to host.
 func NewPeer(driver *cuda.Driver, host Store) *Peer {
 	p := &Peer{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}, held: map[int]uint64{}}
-	p.emptied.L = &p.mu
+	p.garbage = newTrash(p.release)
 	return p
 }
 
@@ -89,7 +88,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	}
 	for _, r := range taken {
 		if err != nil || r.refused {
-			p.dispose(r.chunks...)
+			p.garbage.add(r.chunks...)
 		}
 	}
 	if err != nil {
@@ -97,6 +96,21 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	}
 	return contents, nil
 }
+
+// release gives a chunk back to its device.
+func (p *Peer) release(chunk *peerChunk) error {
+	err := chunk.release(p.driver)
+	if err == nil && chunk.held {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		chunk.held = false
+		p.held[chunk.in.device] -= chunk.size
+	}
+	return err
+}
+
+// Drain waits until discarded memory has gone back to its device.
+func (p *Peer) Drain() { p.garbage.drain() }
 
 // saveToHost saves what has no contents yet, nor Kept ones here.
 func (p *Peer) saveToHost(job Job, items []Item, contents []Contents) error {

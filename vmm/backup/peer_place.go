@@ -113,7 +113,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 		return nil, wanted, err
 	}
-	defer p.dispose(reserve)
+	defer p.garbage.add(reserve)
 
 	r = &peerRange{device: device}
 	var need, room, used uint64
@@ -140,7 +140,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	// Chunks that nothing fits into go back, but not before the range has its addresses.
 	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
 	if r.chunks = all[:kept]; kept == 0 {
-		p.dispose(all...)
+		p.garbage.add(all...)
 		return nil, left, err
 	}
 	for _, chunk := range r.chunks {
@@ -148,11 +148,11 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	}
 	base, refused := p.driver.MemAddressReserve(r.size, 0)
 	if refused != nil {
-		p.dispose(all...)
+		p.garbage.add(all...)
 		return nil, wanted, refused
 	}
 	r.base = base
-	p.dispose(all[kept:]...)
+	p.garbage.add(all[kept:]...)
 	for k, chunk := range r.chunks {
 		chunk.address = base + uintptr(k)*uintptr(p.chunk)
 	}

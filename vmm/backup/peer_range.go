@@ -2,6 +2,7 @@ package backup
 
 import (
 	"sync/atomic"
+	"time"
 
 	"tms/vmm/cuda"
 )
@@ -49,7 +50,16 @@ func (c *peerContents) Host() uintptr { return 0 }
 func (c *peerContents) Discard() {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Add(-1) == 0 {
-			c.peer.dispose(chunk)
+			c.peer.garbage.add(chunk)
+		}
+	}
+}
+
+func (c *peerContents) Settle(until time.Time) {
+	for _, chunk := range c.chunks() {
+		if chunk.contents.Load() == 0 {
+			c.peer.garbage.settle(until)
+			return
 		}
 	}
 }

@@ -52,7 +52,7 @@ func newSlab(driver *cuda.Driver, job Job, sizes ...uint64) (*slab, error) {
 	}
 	mapping, err := mmap(int(total + hugePage))
 	if err != nil {
-		return nil, fmt.Errorf("%w: mapping %d bytes: %w", ErrHostMemory, total, err)
+		return nil, hostMemory(fmt.Errorf("mapping %d bytes: %w", total, err))
 	}
 	s.mapping, s.size = mapping, total
 	s.base = (uintptr(unsafe.Pointer(&mapping[0])) + hugePage - 1) &^ (hugePage - 1)
@@ -98,7 +98,7 @@ func (s *slab) touch(p touchJob) (complete bool) {
 func (s *slab) register(i int) error {
 	u := &s.units[i]
 	if err := s.driver.MemHostRegister(s.base+uintptr(u.offset), u.size); err != nil {
-		return fmt.Errorf("%w: %w", ErrHostMemory, err)
+		return hostMemory(err)
 	}
 	u.registered = true
 	return nil

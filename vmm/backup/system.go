@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
+	"tms/internal/rawfile"
 )
 
 // The system calls of which a failure matters, so that tests can fail each: see failpoint.
@@ -14,7 +15,7 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 	if err := failpoint.Err("open"); err != nil {
 		return -1, err
 	}
-	return unix.Open(path, flags, mode)
+	return rawfile.Open(path, flags, mode)
 }
 
 func mkdirAll(path string, mode os.FileMode) error {

@@ -14,6 +14,7 @@ const (
 	NotInitialized           Result = 3
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
+	FileNotFound             Result = 301
 	OperatingSystem          Result = 304
 	InvalidHandle            Result = 400
 	IllegalState             Result = 401

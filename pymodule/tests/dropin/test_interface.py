@@ -30,10 +30,11 @@ def test_names() -> None:
         from torch_memory_saver.hooks.mode_preload import configure_subprocess as the_same
         from torch_memory_saver.hooks.mode_torch import HookUtilModeTorch
         from torch_memory_saver.testing_utils import empty_cache, get_and_print_gpu_memory
-        from torch_memory_saver.testing_utils import get_device
+        from torch_memory_saver.testing_utils import get_device, is_xpu as the_same_too
         from torch_memory_saver.utils import change_env, get_binary_path_from_package, is_xpu
 
         assert the_same is configure_subprocess
+        assert the_same_too is is_xpu
         assert isinstance(torch_memory_saver, TorchMemorySaver)
         assert torch_memory_saver._impl is None
         torch_memory_saver._ensure_initialized()
@@ -150,6 +151,24 @@ def test_expandable_segments(variable: str) -> None:
     assert output(use.format("preload"), preloaded=True, **setting) == ""
 
 
+def test_set_config() -> None:
+    """Of the inner wrapper: the thread's settings at once, until they are set anew."""
+    output(
+        f"""
+{PRELUDE}
+saver._ensure_initialized()
+wrapper = saver._impl._binary_wrapper
+{SETTINGS}
+wrapper.set_config(tag="t", interesting_region=True, enable_cpu_backup=True,
+                   cpu_backup_backend="mmap")
+assert settings() == (True, b"t", True, False, b"mmap")
+wrapper.set_config(tag="default", interesting_region=False, enable_cpu_backup=False,
+                   enable_disk_backup=True)
+assert settings() == (False, b"default", False, True, b"mmap")
+"""
+    )
+
+
 SETTINGS = """
 cdll = saver._impl._binary_wrapper.cdll
 def settings():
@@ -184,6 +203,36 @@ with saver.region("outer", enable_cpu_backup=True, cpu_backup_backend="mmap"):
         assert settings() == (True, b"bare", False, False, b"mmap")
     assert settings() == outer
 assert settings() == outside
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_regions_left_in_another_order(mode: str) -> None:
+    in_mode(
+        mode,
+        f"""
+saver._ensure_initialized()
+{SETTINGS}
+outside = settings()
+first = saver.region("first", enable_cpu_backup=True, cpu_backup_backend="mmap")
+second = saver.region("second")
+first.__enter__()
+second.__enter__()
+try:
+    first.__exit__(None, None, None)
+    raise AssertionError("left")
+except RuntimeError as error:
+    assert "torch_memory_saver.region('first') is left before" in str(error)
+assert settings()[:3] == (True, b"second", False)
+tensor = full(1)
+second.__exit__(None, None, None)
+assert settings() == outside
+plain = full(2)
+saver.pause("first")
+assert holds(tensor, 1)
+saver.pause("second")
+assert initial - free() == SIZE and holds(plain, 2)
 """,
     )
 
@@ -235,7 +284,10 @@ with saver.region("a", enable_cpu_backup=True):
     assert key not in pools
     other = full(5)
 del other
-assert free() == before + 2 * SIZE
+import tms
+now = free()
+# Beside `second`, whose extent it shares, it waits as slack.
+assert now + tms.stats()["devices"][0]["slack_bytes"] == before + 2 * SIZE
 pools.clear()
 assert len(pools) == 0
 """,
@@ -436,3 +488,35 @@ def test_configure_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     with configure_subprocess():
         assert os.environ["LD_PRELOAD"] == f"{path}:/other.so"
     assert os.environ["LD_PRELOAD"] == "/other.so"
+
+
+@pytest.mark.parametrize("entered", ['tms.region("t")', 'saver.region("t")'])
+def test_tensors_that_never_come_to_the_library(entered: str) -> None:
+    """PyTorch knows exactly what it took for regions, so here other processes don't matter."""
+    out = output(
+        f"""
+import ctypes, warnings
+{PRELUDE}
+import cuda
+handle = ctypes.CDLL("libcudart.so.13")
+def past(size):
+    pointer = ctypes.c_void_p()
+    assert handle.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(size)) == 0
+    return pointer.value
+cuda.malloc = past
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    with {entered}:
+        past(SIZE)  # not PyTorch's
+    assert not caught
+    with {entered}:
+        tensor = full(1)
+    with {entered}:
+        other = full(1)
+for warning in caught:
+    print(warning.category.__name__, warning.filename, warning.message)
+"""
+    )
+    assert out.count("\n") == 1
+    assert out.startswith("RuntimeWarning <string> ")
+    assert "PyTorch holds 8 MiB for regions, but no allocation has come to libtms.so" in out

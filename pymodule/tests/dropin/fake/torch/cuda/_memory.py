@@ -17,6 +17,8 @@ uses: dict[tuple[int, Id], int] = defaultdict(int)
 cached: dict[tuple[int, Id], list[tuple[int, int]]] = defaultdict(list)
 allocators: dict[Id, Any] = {}
 reserved: dict[int, int] = defaultdict(int)
+segments: dict[int, tuple[Id, int]] = {}
+"""The pool and the size of each, by address."""
 _device = 0
 _numbers = iter(range(1, 1 << 30))
 
@@ -62,9 +64,9 @@ class MemPool:
     def snapshot(self) -> list[dict[str, int]]:
         return [
             {"device": device, "total_size": size}
-            for (device, identity), segments in cached.items()
+            for (device, identity), free in cached.items()
             if identity == self.id
-            for _, size in segments
+            for _, size in free
         ]
 
 
@@ -113,6 +115,7 @@ def allocate(size: int) -> tuple[int, int, Id, int]:
         try:
             address = _raw_allocate(size, device, pool)
             reserved[device] += size
+            segments[address] = pool, size
             return address, size, pool, device
         except runtime.CudaError as error:
             if error.args != (2,):
@@ -138,11 +141,12 @@ def give_back(address: int, size: int, pool: Id, device: int) -> None:
 
 def empty_cache() -> None:
     """As of PyTorch 2.8: ordinary segments only while no pool is listed."""
-    for (device, pool), segments in cached.items():
+    for (device, pool), free in cached.items():
         if (uses[device, pool] > 0 and pool) or (not pool and any(listed.values())):
             continue
-        while segments:
-            address, size = segments.pop()
+        while free:
+            address, size = free.pop()
+            del segments[address]
             allocator = allocators.get(pool)
             if allocator is None:
                 runtime.free(address)
@@ -152,5 +156,13 @@ def empty_cache() -> None:
 
 
 def memory_snapshot() -> list[dict[str, object]]:
-    """Without expandable segments, which are all that anyone asks for."""
-    return []
+    """What is asked for of it; no segment is expandable."""
+    return [
+        {
+            "segment_pool_id": pool or (0, 0),
+            "total_size": size,
+            "active_size": size,
+            "is_expandable": False,
+        }
+        for pool, size in segments.values()
+    ]

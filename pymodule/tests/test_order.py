@@ -1,0 +1,281 @@
+"""Regions left on another thread, or in another order than they were entered; and asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import gc
+import re
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import children
+import cuda
+import pytest
+from cuda import MiB
+
+import tms
+from tms._library import load
+from tms._scope import Scope
+
+
+def state() -> tuple[bool, str]:
+    """Whether this thread's allocations are pausable, and their tag."""
+    return load().active, load().tag.decode()
+
+
+OUTSIDE = (False, "default")
+
+
+def segments(tag: str) -> int:
+    tags = [entry for device in tms.stats()["devices"] for entry in device["tags"]]
+    return sum(entry["segments"] for entry in tags if entry["tag"] == tag)
+
+
+def inside(tag: str, backup: tms.Backup = None) -> Iterator[None]:
+    """A generator that is suspended within a region."""
+    with tms.region(tag, backup):
+        yield
+
+
+def test_left_in_another_order() -> None:
+    first, second = inside("first", "host"), inside("second")
+    next(first)
+    next(second)
+    assert state() == (True, "second")
+    with pytest.raises(RuntimeError, match=r"region\('first'\) is left before .*'second'\)"):
+        next(first)
+    assert state() == (True, "second")
+    assert not load().cpu_backup
+    pointer = cuda.malloc(2 * MiB)
+    assert segments("second") == 1
+    next(second, None)
+    assert state() == OUTSIDE
+    assert not load().cpu_backup
+    cuda.free(pointer)
+
+
+def test_left_in_the_middle_of_three() -> None:
+    outer, middle = inside("outer"), inside("middle", "host")
+    next(outer)
+    next(middle)
+    with tms.disable():
+        with pytest.raises(RuntimeError, match=r"middle.* is left before tms.disable\(\)"):
+            next(middle)
+        assert not load().active
+    assert state() == (True, "outer")
+    assert not load().cpu_backup
+    next(outer, None)
+    assert state() == OUTSIDE
+
+
+def test_what_the_body_raised_is_kept() -> None:
+    region = tms.region("first")
+    with pytest.raises(RuntimeError, match="left before") as caught, region:
+        other = inside("second")
+        next(other)
+        raise KeyError("body")
+    assert isinstance(caught.value.__context__, KeyError)
+    other.close()
+    assert state() == OUTSIDE
+
+
+def test_left_on_another_thread() -> None:
+    """Here nothing changes; there the region ends when the thread next enters or leaves one."""
+    generators: list[Iterator[None]] = []
+    suspended, left = threading.Event(), threading.Event()
+    seen: list[object] = []
+
+    def work() -> None:
+        with tms.region("theirs"):
+            generators.append(inside("suspended", "host"))
+            next(generators[0])
+            suspended.set()
+            assert left.wait(30)
+            seen.append(state())
+            with tms.region("next"):
+                seen.append(state())
+            seen.append(state())
+            seen.append(load().cpu_backup)
+        seen.append(state())
+
+    thread = threading.Thread(target=work, name="worker")
+    thread.start()
+    assert suspended.wait(30)
+    with tms.region("mine"):
+        with pytest.raises(
+            RuntimeError, match="left on thread 'MainThread', but was entered on thread 'worker'"
+        ):
+            next(generators[0])
+        assert state() == (True, "mine")
+    assert state() == OUTSIDE
+    left.set()
+    thread.join()
+    assert seen == [(True, "suspended"), (True, "next"), (True, "theirs"), False, OUTSIDE]
+
+
+def test_collected_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An abandoned generator: Python can't raise it, and says it on stderr."""
+    said: list[str] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(str(about.exc_value)))
+    generators: list[Iterator[None]] = []
+
+    def work() -> None:
+        generators.append(inside("abandoned"))
+        next(generators[0])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    with tms.region("mine"):
+        generators.clear()
+        gc.collect()
+        assert state() == (True, "mine")
+    assert state() == OUTSIDE
+    assert len(said) == 1
+    assert "but was entered on a thread that has ended" in said[0]
+
+
+def test_left_without_having_been_entered() -> None:
+    with pytest.raises(RuntimeError, match="left without having been entered"):
+        tms.region("never").__exit__(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("scope", "within"),
+    [
+        (tms.region("again"), (True, "again", False)),
+        (tms.disable(), (False, "around", False)),
+        (tms.exclude(), (True, "around", True)),
+    ],
+)
+def test_entered_again_and_again(scope: Scope, within: tuple[bool, str, bool]) -> None:
+    """One object: twice, within itself, and on two threads at a time."""
+    both = threading.Barrier(2, timeout=30)
+    seen: list[object] = []
+
+    def work() -> None:
+        with tms.region("around"):
+            for _ in range(2):
+                with scope, scope:
+                    both.wait()
+                    seen.append((*state(), load().excluded))
+                    both.wait()
+                seen.append((*state(), load().excluded))
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == sorted([within] * 4 + [(True, "around", False)] * 4)  # type: ignore[type-var]
+
+
+def test_paused_again_and_again() -> None:
+    with tms.region("paused again"):
+        pointer = cuda.malloc(4 * MiB)
+    before, paused = cuda.free_memory(), tms.paused("paused again")
+    for _ in range(2):
+        with paused:
+            assert cuda.free_memory() == before + 4 * MiB
+        assert cuda.free_memory() == before
+    cuda.free(pointer)
+
+
+async def coroutine() -> None:
+    raise AssertionError("called")
+
+
+def generator() -> Iterator[None]:
+    raise AssertionError("called")
+    yield
+
+
+async def async_generator() -> AsyncIterator[None]:
+    raise AssertionError("called")
+    yield
+
+
+@pytest.mark.parametrize(
+    "scope", [tms.region("decorating"), tms.disable(), tms.exclude(), tms.paused()]
+)
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (coroutine, "coroutine, which is a coroutine function"),
+        (functools.partial(coroutine), "is a coroutine function"),
+        (generator, "generator, which is a generator function"),
+        (async_generator, "async_generator, which is an async generator function"),
+    ],
+)
+def test_refuses_to_decorate(scope: Scope, function: object, kind: str) -> None:
+    with pytest.raises(TypeError, match=f"cannot decorate .*{kind}"):
+        scope(function)  # type: ignore[type-var]
+
+
+def test_tasks_within_regions_are_told() -> None:
+    """Awaiting in a region lets other tasks run in it; those that interleave are told."""
+
+    async def task(tag: str, enter: float, leave: float) -> None:
+        await asyncio.sleep(enter)
+        with tms.region(tag):
+            await asyncio.sleep(leave)
+
+    async def main() -> list[object]:
+        tasks = [task("early", 0, 0.1), task("late", 0.05, 0.1)]
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    early, late = asyncio.run(main())
+    assert isinstance(early, RuntimeError)
+    assert "README" in str(early)
+    assert late is None
+    assert state() == OUTSIDE
+
+
+def test_the_readmes_recipe_for_asyncio() -> None:
+    """As it stands in README.md, beside a task that is in no region."""
+    readme = (Path(__file__).parent.parent / "README.md").read_text()
+    (recipe,) = re.findall(r"```python\n(import asyncio\n.*?)```", readme, re.DOTALL)
+    out = children.output(
+        f"""
+        import textwrap, cuda, tms
+        from concurrent.futures import ThreadPoolExecutor
+        recipe = {recipe!r}
+        made = []
+        def allocate(size):
+            made.append(cuda.malloc(size))
+            return made[-1]
+        exec(recipe)
+        async def plain():
+            for _ in range(20):
+                allocate(2 << 20)
+                await asyncio.sleep(0.001)
+        async def main():
+            await asyncio.gather(plain(), *(serve(n) for n in range(4)))
+        asyncio.run(main())
+        tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
+        print(len(made), {{tag["tag"]: tag["segments"] for tag in tags}})
+        """
+    )
+    assert out == "28 {'cache': 4, 'scratch': 4}\n"
+
+
+def test_greenlets_share_a_thread() -> None:
+    """gevent replaces threading.local by one per greenlet; a region belongs to the thread."""
+    out = children.output(
+        """
+        import sys, threading, types
+        real = threading.local
+        class PerGreenlet:
+            def __init_subclass__(cls): raise AssertionError("the patched one was used")
+        threading.local = PerGreenlet
+        sys.modules["gevent.monkey"] = types.SimpleNamespace(
+            get_original=lambda module, name: {("threading", "local"): real}[module, name])
+        import tms
+        with tms.region("one"):
+            print(tms.last_error() == "")
+        """
+    )
+    assert out == "True\n"

@@ -1,0 +1,73 @@
+"""What this package uses of PyTorch beyond its documented interface, all looked up here."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ._errors import NotSupportedError
+
+TRIED = "2.6 to 2.11"
+"""Versions of PyTorch that have it all (scripts/torch-versions.sh)."""
+
+
+def private(torch: Any, name: str) -> Any:
+    """What this PyTorch has under a name such as "_C._cuda_releasePool".
+
+    Raises:
+        NotSupportedError: nothing.
+    """
+    found = torch
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise _missing(torch, f"torch.{name}")
+    return found
+
+
+def setter(torch: Any, allocator: Any, name: str) -> Any:
+    """A function of what torch._C._cuda_customAllocator made; some versions end all with _fn.
+
+    Raises:
+        NotSupportedError: it has none.
+    """
+    found = getattr(allocator, name, None) or getattr(allocator, f"{name}_fn", None)
+    if found is None:
+        raise _missing(torch, f"{name} for allocators")
+    return found
+
+
+class Segment(NamedTuple):
+    """A piece of device memory that PyTorch's allocator got from the device. Sizes in bytes."""
+
+    pool: tuple[int, int]
+    """The id of a torch.cuda.MemPool; (0, 0): of none."""
+    total: int
+    active: int
+    """In use."""
+    expandable: bool
+
+
+def segments(torch: Any) -> list[Segment]:
+    """All that there are. (torch.cuda.memory_snapshot)
+
+    Raises:
+        NotSupportedError: this PyTorch says less of them.
+    """
+    try:
+        return [
+            Segment(
+                tuple(entry["segment_pool_id"]),
+                entry["total_size"],
+                entry["active_size"],
+                entry["is_expandable"],
+            )
+            for entry in torch.cuda.memory_snapshot()
+        ]
+    except KeyError as error:
+        raise _missing(torch, f"{error.args[0]} in torch.cuda.memory_snapshot()") from None
+
+
+def _missing(torch: Any, what: str) -> NotSupportedError:
+    return NotSupportedError(
+        f"PyTorch {torch.__version__} has no {what}, which tms needs. Use a version from {TRIED}."
+    )

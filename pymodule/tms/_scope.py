@@ -1,0 +1,167 @@
+"""What holds for a thread from the start of a with statement to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import threading
+from typing import Any, Callable, TypeVar
+
+from . import _torch, _unseen
+from ._library import Library, load
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_LATER = {
+    "is a coroutine function (async def)": inspect.iscoroutinefunction,
+    "is a generator function": inspect.isgeneratorfunction,
+    "is an async generator function": inspect.isasyncgenfunction,
+}
+
+
+class Scope(contextlib.ContextDecorator):
+    """A context manager that also decorates functions, but none whose body runs after the call."""
+
+    def __call__(self, function: _Function) -> _Function:
+        for kind, is_so in _LATER.items():
+            if is_so(function):
+                name = getattr(function, "__qualname__", repr(function))
+                raise TypeError(
+                    f"{self} cannot decorate {name}, which {kind}: its body runs when the call has "
+                    f"returned and the {self} around it is over. Write `with {self}:` in the body, "
+                    "around a part without await and yield."
+                )
+        return super().__call__(function)
+
+
+class ThreadScope(Scope):
+    """A `Scope` that belongs to the thread that enters it. Can be entered again, also in itself.
+
+    Every setting is a stack of its own: what is left in another order than it was entered goes out
+    of the middle of the stacks that it is in, so that what was entered later holds on, and then
+    gives way to what held before the first.
+    """
+
+    def __init__(self) -> None:
+        self._entered: list[_Frame] = []
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        """The attributes of `library` that hold for the thread, and their values."""
+        return {}
+
+    def route(self, library: Library) -> _torch.Route | None:
+        """Enters what serves the thread's CUDA tensors."""
+        return None
+
+    def left(self, route: _torch.Route | None) -> None:
+        """What is to be done when all is as before."""
+
+    def __enter__(self) -> None:
+        library = load()
+        _drop_abandoned()
+        settings = self.settings(library)
+        outermost = settings.get("active") and not library.active
+        unseen = _unseen.watch(library) if outermost else None
+        frame = _Frame(self, library, self.route(library), unseen)
+        _thread.frames.append(frame)
+        self._entered.append(frame)
+        try:
+            frame.set(settings)
+        except BaseException:
+            frame.take_out()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        _drop_abandoned()
+        frames = _thread.frames
+        frame = next((frame for frame in reversed(frames) if frame.scope is self), None)
+        if frame is None:
+            self._refuse()
+            return
+        later = frames[frames.index(frame) + 1 :]
+        frame.tell_unseen()
+        frame.take_out()
+        self.left(frame.route)
+        if later:
+            raise RuntimeError(
+                f"{self} is left before {later[-1].scope}, which was entered later in the same "
+                f"thread. What this thread has allocated since then went where the latter says, "
+                f"and goes on to do so until that is left too. {_ADVICE}"
+            )
+
+    def _refuse(self) -> None:
+        entered = [frame for frame in self._entered if not frame.abandoned]
+        if not entered:
+            raise RuntimeError(f"{self} is left without having been entered.")
+        frame = entered[-1]
+        frame.abandoned = True
+        raise RuntimeError(
+            f"{self} is left on {_thread_name(threading.get_ident())}, but was entered on "
+            f"{_thread_name(frame.ident)}. Nothing changes for the former; the latter stays in it "
+            f"until it next enters or leaves a region, or ends. {_ADVICE}"
+        )
+
+
+_ADVICE = (
+    "A region belongs to a thread, not to a task, greenlet or generator: do not await, switch or "
+    "yield in one. pymodule/README.md shows what to do with asyncio."
+)
+
+
+class _Frame:
+    """One time that a scope was entered, and not left yet."""
+
+    def __init__(
+        self, scope: ThreadScope, library: Library, route: _torch.Route | None, unseen: Any
+    ) -> None:
+        self.scope = scope
+        self.route = route
+        self.ident = threading.get_ident()
+        self.abandoned = False
+        """Left on another thread, which can't restore this one's settings."""
+        self._library = library
+        self._unseen = unseen
+        self._before: dict[str, Any] = {}
+
+    def set(self, settings: dict[str, Any]) -> None:
+        for name, value in settings.items():
+            self._before[name] = getattr(self._library, name)
+            setattr(self._library, name, value)
+
+    def take_out(self) -> None:
+        """What held before holds again, or will once what was entered since is left."""
+        frames = _thread.frames
+        later = frames[frames.index(self) + 1 :]
+        frames.remove(self)
+        self.scope._entered.remove(self)
+        for name, value in self._before.items():
+            heir = next((frame for frame in later if name in frame._before), None)
+            if heir is None:
+                setattr(self._library, name, value)
+            else:
+                heir._before[name] = value
+        _torch.leave(self.route)
+
+    def tell_unseen(self) -> None:
+        if self._unseen is not None:
+            self._unseen.tell(self.scope, self.route)
+
+
+def _drop_abandoned() -> None:
+    for frame in [frame for frame in _thread.frames if frame.abandoned]:
+        frame.take_out()
+
+
+def _thread_name(ident: int) -> str:
+    names = [thread.name for thread in threading.enumerate() if thread.ident == ident]
+    return f"thread {names[0]!r}" if names else "a thread that has ended"
+
+
+class _Thread(_torch.thread_local):  # type: ignore[misc]
+    """What the current thread has entered, innermost last."""
+
+    def __init__(self) -> None:
+        self.frames: list[_Frame] = []
+
+
+_thread = _Thread()

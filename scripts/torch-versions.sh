@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Tries pymodule on versions of PyTorch, without a GPU: whether all that it uses of them is there,
+# and has the signature that it is called with. Installs one after the other from PyPI (each takes
+# 1 to 3 GB to download and 7 GB of disk while it is tried) and prints a line for each.
+#     scripts/torch-versions.sh              2.6 to 2.11
+#     scripts/torch-versions.sh 2.6 2.11     these
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+[ -e build/lib/libtms.so ] && [ -e build/sim/libcuda.so.1 ] || scripts/build.sh
+
+place=build/torch-versions
+trap 'rm -rf "$place"' EXIT
+[ $# -gt 0 ] || set -- 2.6 2.7 2.8 2.9 2.10 2.11
+mkdir -p build
+free=$(df --output=avail -k build | tail -n 1)
+if [ "$free" -lt $((10 << 20)) ]; then
+	echo "10 GiB of disk are needed, and $((free >> 20)) are free" >&2
+	exit 1
+fi
+
+failed=0
+for version in "$@"; do
+	rm -rf "$place"
+	python3 -m venv "$place"
+	"$place/bin/pip" install -q --disable-pip-version-check --no-cache-dir "torch==$version.*"
+	# The driver is the simulator's, so that the library can start.
+	PYTHONPATH=$PWD/pymodule LD_PRELOAD=$PWD/build/lib/libtms.so LD_LIBRARY_PATH=$PWD/build/sim \
+		"$place/bin/python" -W ignore scripts/torch-versions/check.py || failed=1
+done
+exit $failed

@@ -1,0 +1,22 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/vmm/backup"
+)
+
+// named adds to an error about lost contents whose they are.
+func (b *batch) named(err error) error {
+	var lost *backup.Lost
+	if !errors.As(err, &lost) {
+		return err
+	}
+	for _, s := range b.segments {
+		if lost.Address-s.address < uintptr(s.length()) {
+			return fmt.Errorf("tag %q, %d bytes at %#x: %w", s.tag.name, s.size, s.address, err)
+		}
+	}
+	return err
+}

@@ -1,0 +1,41 @@
+package vmm
+
+import (
+	"time"
+
+	"tms/vmm/backup"
+)
+
+// settleTime is how long, at least, an operation may wait for what it has discarded; see discarded.settle.
+const settleTime = 20 * time.Millisecond
+
+// discarded is what an operation has given up of the contents of segments. Clients measure their memory
+// when it returns, and expect what is not kept to be back with the system.
+type discarded struct {
+	start    time.Time // of the operation
+	contents []backup.Contents
+	prompt   []backup.Contents // of segments that want it back in any case
+}
+
+func (d *discarded) add(s *segment) {
+	switch {
+	case s.contents == nil:
+	case s.prompt:
+		d.prompt = append(d.prompt, s.contents)
+	default:
+		d.contents = append(d.contents, s.contents)
+	}
+}
+
+// settle waits, with no lock held, until what was discarded is back: what is prompt however long that
+// takes, the rest no longer than a tenth of the operation's time, or settleTime; it then goes on in the
+// background.
+func (d *discarded) settle() {
+	until := time.Now().Add(max(settleTime, time.Since(d.start)/10))
+	for _, contents := range d.contents {
+		contents.Settle(until)
+	}
+	for _, contents := range d.prompt {
+		contents.Settle(time.Time{})
+	}
+}

@@ -1,0 +1,240 @@
+package vmm_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+	"tms/vmm"
+	"tms/vmm/backup"
+)
+
+// residentBytes is the process's private memory that is in use.
+func residentBytes(t *testing.T) uint64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	require.NoError(t, err)
+	kib, err := strconv.ParseUint(string(regexp.MustCompile(`RssAnon:\s+(\d+) kB`).FindSubmatch(text)[1]), 10, 64)
+	require.NoError(t, err)
+	return kib << 10
+}
+
+// Clients measure host memory when a resume, or a free, returns: what is not retained is back by then. (A
+// call of more than 20 ms may have gone on in the background, on a machine that is busy with other things.)
+func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
+	for _, prompt := range []bool{false, true} {
+		sim, _, engine := simulated(t, 1)
+		const size = 16 * mib
+		var before uint64
+		backAfter := func(operation func() error) {
+			t.Helper()
+			require.NotZero(t, sim.Stat("registered_bytes"))
+			require.Greater(t, residentBytes(t), before+size*3/4)
+			begin := time.Now()
+			require.NoError(t, operation())
+			if took := time.Since(begin); prompt || took < 20*time.Millisecond {
+				require.Zero(t, sim.Stat("registered_bytes"), took)
+				require.Less(t, residentBytes(t), before+size/2, took)
+			}
+			engine.Drain()
+		}
+		for range 10 {
+			a := mallocs(t, engine, 2, vmm.Request{Size: size / 2, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})
+			fill(a[0], size/2, 1)
+			before = residentBytes(t)
+			require.NoError(t, pause(engine, name("t")))
+			backAfter(func() error { return resume(engine, name("t")) })
+			requireFilled(t, a[0], size/2, 1)
+
+			require.NoError(t, pause(engine, name("t")))
+			require.NoError(t, engine.Free(a[0], false)) // the other's contents lie in the same registration
+			backAfter(func() error { return engine.Free(a[1], false) })
+		}
+	}
+}
+
+// slowly has every call of a kind take that long until the test ends.
+func slowly(t *testing.T, call string, delay time.Duration) {
+	t.Helper()
+	failpoint.Set(func(made string) error {
+		if made == call {
+			time.Sleep(delay)
+		}
+		return nil
+	})
+	t.Cleanup(func() { failpoint.Set(nil) })
+}
+
+// Where giving back takes long, it goes on in the background: but not for who asked for it to be waited for.
+func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
+	const long = 400 * time.Millisecond
+	for _, prompt := range []bool{false, true} {
+		sim, _, engine := simulated(t, 1)
+		slowly(t, "cuMemHostUnregister", long)
+		a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})[0]
+		for _, operation := range []func() error{
+			func() error { return resume(engine, name("t")) },
+			func() error { return engine.Free(a, false) },
+		} {
+			engine.Drain()
+			require.NoError(t, pause(engine, name("t")))
+			begin := time.Now()
+			require.NoError(t, operation())
+			took, pinned := time.Since(begin), sim.Stat("registered_bytes")
+			if prompt {
+				require.GreaterOrEqual(t, took, long)
+				require.Zero(t, pinned)
+			} else {
+				require.Less(t, took, long)
+				require.GreaterOrEqual(t, took, 20*time.Millisecond)
+				require.NotZero(t, pinned)
+			}
+		}
+		engine.Drain()
+		failpoint.Set(nil)
+	}
+}
+
+// Who gives up nothing waits for nothing, whatever goes on in the background.
+func TestOthersDoNotWaitForGivingBack(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	slowly(t, "cuMemHostUnregister", 2*time.Second)
+	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})[0]
+	plain := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "plain"})[0]
+	require.NoError(t, pause(engine, nothing))
+	var resumed sync.WaitGroup
+	begin := time.Now()
+	resumed.Go(func() { require.NoError(t, resume(engine, name("t"))) })
+	require.Eventually(t, func() bool { return !engine.PausedAt(a) }, 5*time.Second, time.Millisecond)
+	require.NoError(t, resume(engine, name("plain")))
+	require.NoError(t, pause(engine, name("plain")))
+	require.NoError(t, engine.Free(plain, false))
+	require.Less(t, time.Since(begin), time.Second)
+	resumed.Wait()
+	require.GreaterOrEqual(t, time.Since(begin), 2*time.Second)
+	failpoint.Set(nil)
+	require.NoError(t, engine.Free(a, false))
+}
+
+// A pause right after a resume finds the memory that this has given up, although it is not back yet.
+func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	fill(a, 4*mib, 1)
+	require.NoError(t, pause(engine, name("t")))
+	var held atomic.Bool
+	held.Store(true)
+	failpoint.Set(func(call string) error {
+		switch call {
+		case "cuMemHostUnregister":
+			time.Sleep(200 * time.Millisecond)
+		case "munmap":
+			held.Store(false)
+		case "mmap":
+			if held.Load() {
+				return unix.ENOMEM
+			}
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	require.NoError(t, resume(engine, name("t")))
+	require.True(t, held.Load())
+	require.NoError(t, pause(engine, name("t")))
+	require.NoError(t, resume(engine, name("t")))
+	requireFilled(t, a, 4*mib, 1)
+	require.NoError(t, engine.Free(a, false))
+}
+
+var nothing vmm.Options // of them is set
+
+// A file system that takes its time over removing a file holds up no allocation.
+func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib}
+	onDisk := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
+	require.NoError(t, pause(engine, o))
+	unlinking, gate := make(chan struct{}, 2), make(chan struct{})
+	failpoint.Set(func(call string) error {
+		if call == "unlink" {
+			unlinking <- struct{}{}
+			<-gate
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	ended := make(chan error)
+	go func() {
+		err := engine.Free(onDisk[0], false)
+		<-unlinking
+		for range 10 {
+			a, failed := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "other"})
+			if err == nil && failed == nil {
+				failed = engine.Free(a, false)
+			}
+			if err == nil {
+				err = failed
+			}
+		}
+		if err == nil {
+			err = resume(engine, o)
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		require.NoError(t, err)
+		close(gate)
+	case <-time.After(10 * time.Second):
+		close(gate)
+		t.Fatal("an allocation waits for a file to be removed")
+	}
+	engine.Drain()
+	files, err := os.ReadDir(o.DiskDir)
+	require.NoError(t, err)
+	require.Empty(t, files)
+	require.NoError(t, engine.Free(onDisk[1], false))
+}
+
+// Contents whose file is gone are lost, and said to be, and whose, every time; the rest goes on.
+func TestLostContents(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib}
+	other := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "other", Backup: vmm.BackupHost})[0]
+	kept := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "precious"})[0]
+	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "precious", Backup: vmm.BackupDisk})[0]
+	fill(other, 2*mib, 2)
+	require.NoError(t, pause(engine, o))
+	files, err := filepath.Glob(filepath.Join(o.DiskDir, "*"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	require.NoError(t, os.Remove(files[0]))
+	for range 3 {
+		err := resume(engine, o)
+		require.ErrorIs(t, err, backup.ErrContentsLost)
+		require.Equal(t, 301, vmm.Code(err))
+		require.ErrorContains(t, err, files[0])
+		require.ErrorContains(t, err, fmt.Sprintf(`tag "precious", %d bytes at %#x`, 3*mib, lost))
+		for _, a := range []uintptr{other, kept, lost} {
+			require.True(t, engine.PausedAt(a))
+		}
+	}
+	require.NoError(t, resume(engine, name("other")))
+	requireFilled(t, other, 2*mib, 2)
+	require.NoError(t, engine.Free(lost, false))
+	require.NoError(t, resume(engine, o))
+	require.False(t, engine.PausedAt(kept))
+	for _, a := range []uintptr{other, kept} {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
