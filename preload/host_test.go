@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,14 +19,15 @@ import (
 )
 
 // The tests enter by the door a stranger's process does: C programs from testdata, compiled here,
-// with build/lib/libtms.so preloaded over the simulator.
+// with build/lib/libtms.so preloaded over the simulator (sanitized_test.go: or those of another build).
 
 func built(t *testing.T, path ...string) string {
 	t.Helper()
-	full, err := filepath.Abs(filepath.Join(append([]string{"..", "build"}, path...)...))
+	folder := cmp.Or(os.Getenv(buildVariable), "build")
+	full, err := filepath.Abs(filepath.Join(append([]string{"..", folder}, path...)...))
 	require.NoError(t, err)
 	_, err = os.Stat(full)
-	require.NoError(t, err, "run scripts/build.sh first")
+	require.NoError(t, err, "run scripts/build.sh first (--sanitized for build/sanitized)")
 	return full
 }
 
@@ -36,6 +38,7 @@ func compile(t *testing.T, name, cudart string) string {
 	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-o", program, filepath.Join("testdata", name+".c"),
 		"-Wl,-z,dynamic-undefined-weak"}
+	arguments = append(arguments, sanitizerFlags()...)
 	if cudart != "" {
 		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
 	}
@@ -47,24 +50,43 @@ func compile(t *testing.T, name, cudart string) string {
 type outcome struct {
 	stdout, stderr string
 	state          *os.ProcessState
+	findings       []string // of the sanitizers, in their words
 }
 
 // run starts a program with the library preloaded; environment entries are added to the test's own.
 func run(t *testing.T, program string, arguments []string, environment ...string) outcome {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 120*time.Second)
+	o := runAnyway(t, program, arguments, environment...)
+	require.Empty(t, o.findings)
+	return o
+}
+
+// runAnyway is run for a program in which the sanitizers may find something.
+func runAnyway(t *testing.T, program string, arguments []string, environment ...string) outcome {
+	t.Helper()
+	return runWithin(t, 120*time.Second, program, arguments, environment...)
+}
+
+// runWithin is runAnyway for a program that may take a time of its own.
+func runWithin(t *testing.T, limit time.Duration, program string, arguments []string, environment ...string) outcome {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, arguments...)
 	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
 		"CUDASIM_MEMORY=1G")
 	command.Env = append(command.Env, environment...)
+	reports := filepath.Join(t.TempDir(), "report")
+	if sanitized {
+		command.Env = sanitizedEnvironment(t, command.Env, program, reports)
+	}
 	var stdout, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &stdout, &stderr
 	err := command.Run()
 	var exit *exec.ExitError
 	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
 	require.NoError(t, ctx.Err(), "hangs; stderr: %s", stderr.String())
-	return outcome{stdout.String(), stderr.String(), command.ProcessState}
+	return outcome{stdout.String(), stderr.String(), command.ProcessState, findings(t, reports)}
 }
 
 func (o outcome) succeeded(t *testing.T) {

@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Builds the simulated GPU (internal/cudasim) into build/sim: libcuda.so.1, libcudart.so.12 and .13.
+# Builds the simulated GPU (internal/cudasim): libcuda.so.1, libcudart.so.12 and .13.
+#   scripts/build-sim.sh [FOLDER [COMPILER FLAG...]]     (build/sim, and none more, unless given)
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source=internal/cudasim
-out=build/sim
+out=${1:-build/sim}
 cc=${CC:-cc}
 flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -Ivmm/digest -Wl,-z,defs
-	-Wl,-Bsymbolic-functions) # the libraries call themselves, not who stands in front of them
+	-Wl,-Bsymbolic-functions # the libraries call themselves, not who stands in front of them
+	"${@:2}")
 mkdir -p "$out"
 
 # Built aside and moved into place, so that nobody loads a half-written library.

@@ -1,11 +1,21 @@
 #!/usr/bin/env bash
 # Builds build/lib/libtms.so, build/bin/tms and the simulator in build/sim/. Says what is missing and installs what
 # it can.
+#   scripts/build.sh --sanitized     libtms.so and the simulator into build/sanitized/, their C under AddressSanitizer
+#                                    and UndefinedBehaviorSanitizer, for tests alone
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 require_go
 require_cc
+
+out=build strip="-s -w" sanitizers=()
+if [ "${1:-}" = --sanitized ]; then
+	require_sanitizers
+	out=build/sanitized strip=
+	sanitizers=(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
+	export CGO_CFLAGS="-g ${sanitizers[*]}" CGO_LDFLAGS="${sanitizers[*]}"
+fi
 
 say() { printf '== %s\n' "$*"; }
 
@@ -26,19 +36,21 @@ overlay() {
 
 say "libtms.so"
 overlay
-mkdir -p build/lib
+mkdir -p $out/lib
 CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map'" \
-	-o build/lib/libtms.so.new ./preload
-go run ./internal/deferrelocations build/lib/libtms.so.new
-mv build/lib/libtms.so.new build/lib/libtms.so # whole or not at all: it may be mapped somewhere
-cp preload/tms.h build/lib/tms.h
-rm -f build/lib/libtms.so.h build/lib/libtms.h
+	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map'" \
+	-o $out/lib/libtms.so.new ./preload
+go run ./internal/deferrelocations $out/lib/libtms.so.new
+mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
+cp preload/tms.h $out/lib/tms.h
+rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 
-say "tms"
-mkdir -p build/bin
-CGO_ENABLED=0 go build -trimpath -o build/bin/tms ./cmd/tms
+if [ $out = build ]; then
+	say "tms"
+	mkdir -p build/bin
+	CGO_ENABLED=0 go build -trimpath -o build/bin/tms ./cmd/tms
+fi
 
 say "simulator"
-scripts/build-sim.sh
-say "done: build/lib/libtms.so, build/bin/tms, build/sim/"
+scripts/build-sim.sh $out/sim "${sanitizers[@]}"
+say "done: $out/lib/libtms.so, $([ $out != build ] || echo build/bin/tms, )$out/sim/"

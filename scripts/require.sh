@@ -39,6 +39,18 @@ require_cc() {
 	fi
 }
 
+# require_sanitizers: Debian's gcc brings these libraries with it, other distributions have them apart.
+require_sanitizers() {
+	local program
+	program=$(mktemp)
+	if ! gcc -fsanitize=address,undefined -x c -o "$program" - <<<'int main(void) { return 0; }' 2>/dev/null &&
+		! apt_install gcc; then
+		echo "missing: gcc's libasan and libubsan, for a test (Fedora: dnf install libasan libubsan)." >&2
+		exit 1
+	fi
+	rm -f "$program"
+}
+
 require_cxx() {
 	if ! command -v c++ >/dev/null 2>&1 && ! apt_install g++; then
 		echo "missing: a C++ compiler, for a test (Debian, Ubuntu: apt-get install g++)." >&2

@@ -3,6 +3,7 @@
 package cudasim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -15,14 +16,14 @@ import (
 // Unknown is what Stat returns for a name that does not exist.
 const Unknown = ^uint64(0)
 
-// Library returns the path of the simulated libcuda.so.1, found from the module root above
-// the working directory. The error says what to run if it is not built.
+// Library returns the path of the simulated libcuda.so.1, found from the module root above the working directory:
+// that of folder build, or the one that TMS_TEST_BUILD names (build/sanitized). The error says what to run if it is not built.
 func Library() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
 		return "", err
 	}
-	library := filepath.Join(root, "build", "sim", "libcuda.so.1")
+	library := filepath.Join(root, cmp.Or(os.Getenv("TMS_TEST_BUILD"), "build"), "sim", "libcuda.so.1")
 	if _, err := os.Stat(library); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
 			return "", fmt.Errorf("the simulator is not built: run %s", filepath.Join(root, "scripts", "build-sim.sh"))

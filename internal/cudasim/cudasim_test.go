@@ -34,6 +34,9 @@ func compile(t *testing.T, fixture string, major int) string {
 	if major != 0 {
 		args = append(args, fmt.Sprintf("-DCUDART_MAJOR=%d", major), filepath.Join(dir, fmt.Sprintf("libcudart.so.%d", major)))
 	}
+	if strings.HasSuffix(filepath.Dir(dir), "sanitized") {
+		args = append(args, "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+	}
 	out, err := exec.Command("cc", args...).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	return binary

@@ -40,6 +40,7 @@ int main(void)
 	EXPECT(cudaMemcpy(zero, lost, 5 * MIB, 2), 0);
 	for (size_t i = 0; i < 5 * MIB / 4; i++)
 		EXPECT(zero[i], 0);
+	free(zero);
 
 	/* Retained: the same host address every cycle, also while active; a later pause renews it. */
 	tms_set_retain_cpu_backup(true);

@@ -1,0 +1,113 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// With TMS_TEST_BUILD=build/sanitized the hosts run with the library and simulator of that folder (scripts/build.sh
+// --sanitized) and are themselves compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+const buildVariable = "TMS_TEST_BUILD"
+
+var sanitized = strings.HasSuffix(os.Getenv(buildVariable), "sanitized")
+
+// unsanitized are the tests whose hosts cannot run so, and why.
+var unsanitized = map[string]string{
+	"TestForkInEveryState/starting":   "a child forked while another thread starts Go hangs in AddressSanitizer; TestForkUnheardOf runs",
+	"TestHosts/storm_libcudart.so.12": "it takes long, and the library knows no difference to 13",
+	"TestUnusedCostsLittle":           "it measures time and memory",
+	"TestPrograms":                    "it limits the address space, of which AddressSanitizer takes 16 TiB, and compares stderr",
+	"TestLoadingInASandbox":           "the sanitizers make system calls of their own",
+	"TestMusl":                        "there is no AddressSanitizer for musl",
+	"TestOtherMallocs":                "AddressSanitizer is a malloc of its own",
+	"TestLimits":                      "it limits the address space, of which AddressSanitizer takes 16 TiB",
+}
+
+// leaking are the hosts in which nobody looks for leaks, and why.
+var leaking = map[string]string{
+	"clones": "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
+	"local":  "LeakSanitizer cannot stop a process that has libraries loaded for itself alone",
+	"majors": "as local",
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if sanitized {
+		patterns := []string{"^$"}
+		if given := flag.Lookup("test.skip").Value.String(); given != "" {
+			patterns[0] = given
+		}
+		for name := range unsanitized {
+			patterns = append(patterns, "^"+strings.ReplaceAll(name, "/", "$/^")+"$")
+		}
+		if err := flag.Set("test.skip", strings.Join(patterns, "|")); err != nil {
+			panic(err)
+		}
+	}
+	os.Exit(m.Run())
+}
+
+// sanitizerFlags are the compiler's, none for the usual build.
+func sanitizerFlags() []string {
+	if !sanitized {
+		return nil
+	}
+	return []string{"-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"}
+}
+
+// sanitizedEnvironment adds what a sanitized process needs. What is found is written to files named reports.*.
+func sanitizedEnvironment(t *testing.T, environment []string, program, reports string) []string {
+	t.Helper()
+	leaks := 0
+	name := filepath.Base(program)
+	if _, err := os.Stat(filepath.Join("testdata", name+".c")); err == nil && leaking[name] == "" {
+		leaks = 1
+	}
+	library, err := exec.Command("cc", "-print-file-name=libasan.so").Output()
+	require.NoError(t, err)
+	for i, entry := range environment { // it must be the first to be loaded
+		if others, ok := strings.CutPrefix(entry, "LD_PRELOAD="); ok {
+			environment[i] = "LD_PRELOAD=" + strings.TrimSuffix(strings.TrimSpace(string(library))+":"+others, ":")
+		}
+	}
+	// Faults are the host's or Go's to handle, alternate signal stacks the host's to set.
+	options := fmt.Sprintf("log_path='%s':detect_leaks=%d:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:"+
+		"handle_abort=0:use_sigaltstack=0", reports, leaks)
+	return append(environment, "ASAN_OPTIONS="+options, "UBSAN_OPTIONS=print_stacktrace=1:log_path='"+reports+"'")
+}
+
+// findings reads what the sanitizers have written.
+func findings(t *testing.T, reports string) (found []string) {
+	t.Helper()
+	files, err := filepath.Glob(reports + ".*")
+	require.NoError(t, err)
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		require.NoError(t, err)
+		found = append(found, string(text))
+	}
+	return found
+}
+
+// The library's and the simulator's C are both watched in the build that says so.
+func TestOverrun(t *testing.T) {
+	program := compile(t, "overrun", majors[1])
+	for where, function := range map[string]string{"library": "tms_set_current_tag", "simulator": "cuMemcpy"} {
+		o := runAnyway(t, program, []string{where})
+		if !sanitized {
+			o.succeeded(t)
+			continue
+		}
+		require.Len(t, o.findings, 1)
+		require.Contains(t, o.findings[0], "heap-buffer-overflow")
+		require.Contains(t, o.findings[0], function)
+	}
+}
