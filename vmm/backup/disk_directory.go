@@ -119,9 +119,14 @@ func (d *directory) hold() error {
 			closeFile(fd)
 			return d.failed("looking at the directory", d.path, err)
 		}
+		self, err := self()
+		if err != nil {
+			closeFile(fd)
+			return d.failed("looking up this process for", d.path, err)
+		}
 		d.lock, d.identity = fd, status.identity
 		// Where directories cannot be locked, the PIDs in the names have to do.
-		_ = self().lock(fd)
+		_ = self.lock(fd)
 	}
 	d.references++
 	return nil

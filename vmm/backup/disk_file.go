@@ -26,11 +26,14 @@ type diskFile struct {
 
 // create makes a file of size bytes that only its owner can read.
 func (d *directory) create(size uint64) (*diskFile, error) {
+	self, err := self()
+	if err != nil {
+		return nil, d.failed("looking up this process for", d.path, err)
+	}
 	var path string
 	var fd int
-	var err error
 	for {
-		path = filepath.Join(d.path, self().nextName())
+		path = filepath.Join(d.path, self.nextName())
 		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
 		// What this process left before an exec, or a file of somebody else's.
 		if err != unix.EEXIST {

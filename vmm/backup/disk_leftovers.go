@@ -28,15 +28,40 @@ type owner struct {
 
 func (o owner) String() string { return fmt.Sprintf("tms-%d-%d.%s", o.pid, o.start, o.boot) }
 
-// self is this process.
-var self = sync.OnceValue(func() owner {
+var myself struct {
+	sync.Mutex
+	owner owner
+	known bool
+}
+
+// self is this process. What /proc does not show is left out for good; an error, as of a process that has no
+// descriptor to look with, passes: under half a name others would take this process for dead, or it them.
+func self() (owner, error) {
+	myself.Lock()
+	defer myself.Unlock()
+	if myself.known {
+		return myself.owner, nil
+	}
 	o := owner{pid: os.Getpid(), boot: "00000000"}
-	o.start, _, _ = startOf(o.pid)
-	if id, err := rawfile.ReadFile("/proc/sys/kernel/random/boot_id"); err == nil && len(id) >= 8 {
+	start, _, err := startOf(o.pid)
+	if passes(err) {
+		return owner{}, err
+	}
+	id, err := rawfile.ReadFile("/proc/sys/kernel/random/boot_id")
+	if passes(err) {
+		return owner{}, err
+	}
+	o.start = start
+	if err == nil && len(id) >= 8 {
 		o.boot = string(id[:8])
 	}
-	return o
-})
+	myself.owner, myself.known = o, true
+	return o, nil
+}
+
+func passes(err error) bool {
+	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
+}
 
 // serial is the n of the last name given out.
 var serial atomic.Uint64
@@ -99,11 +124,11 @@ func (o owner) locked(directory int) bool {
 }
 
 // dead says whether a process is known not to live. local: no other machine has the directory.
-func (o owner) dead(directory int, local bool) bool {
+func (o owner) dead(self owner, directory int, local bool) bool {
 	if o.locked(directory) {
 		return false // whatever else says: it may be in another sandbox, which sees other PIDs and boot IDs
 	}
-	if o.boot != self().boot {
+	if o.boot != self.boot {
 		return local
 	}
 	start, zombie, err := startOf(o.pid)
@@ -138,6 +163,10 @@ func removeLeftovers(path string) {
 		return
 	}
 	defer closeFile(fd)
+	self, err := self()
+	if err != nil {
+		return
+	}
 	isLocal := local(fd)
 	names, _ := rawfile.NamesAt(fd)
 	given := serial.Load() // after the names: none of ours in the list is beyond it
@@ -146,12 +175,12 @@ func removeLeftovers(path string) {
 		if !ok {
 			continue
 		}
-		if o == self() {
+		if o == self {
 			// Beyond what was given out: left by the program that called exec to become this one.
 			if n <= given {
 				continue
 			}
-		} else if !o.dead(fd, isLocal) {
+		} else if !o.dead(self, fd, isLocal) {
 			continue
 		}
 		file := filepath.Join(path, name)

@@ -563,7 +563,9 @@ func TestDiskLeftovers(t *testing.T) {
 	parent := os.Getppid()
 	parentStart, _, err := startOf(parent)
 	require.NoError(t, err)
-	boot := self().boot
+	me, err := self()
+	require.NoError(t, err)
+	boot := me.boot
 	unseen := owner{pid: dead.Process.Pid, start: 77, boot: boot}       // in another PID namespace
 	hidden := owner{pid: dead.Process.Pid, start: 78, boot: "00000000"} // in one that does not see the boot's ID
 
@@ -573,11 +575,11 @@ func TestDiskLeftovers(t *testing.T) {
 		owner{parent, parentStart + 1, boot}.name(1),
 		owner{zombie.Process.Pid, zombieStart, boot}.name(1),
 		owner{parent, parentStart, "0badb007"}.name(3), // before the machine started again
-		self().name(1 << 40),                           // before an exec
+		me.name(1 << 40), // before an exec
 	}
 	stay := []string{
 		owner{parent, parentStart, boot}.name(1),
-		self().name(serial.Add(1)),
+		me.name(serial.Add(1)),
 		unseen.name(1), hidden.name(1),
 		"tms-1-2-3.bak", "tms--1-5." + boot + "-1.bak", "tms-099999999-5." + boot + "-1.bak",
 		strings.TrimSuffix(gone[0], ".bak"), gone[0] + ".bak", "x" + gone[0], "other",
@@ -640,12 +642,33 @@ func TestDiskDiscardsFromManyThreads(t *testing.T) {
 	b.clean(0)
 }
 
+// A process that had no descriptor when it first asked who it is has not forgotten for good: under half a name
+// others would take it for dead, and it would take them.
+func TestDiskOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
+	want, err := self()
+	require.NoError(t, err)
+	myself.known = false
+	defer func() { myself.owner, myself.known = want, true }()
+	var limit unix.Rlimit
+	require.NoError(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	none := unix.Rlimit{Cur: 0, Max: limit.Max}
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &none))
+	_, err = self()
+	require.NoError(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+	require.ErrorIs(t, err, unix.EMFILE)
+	got, err := self()
+	require.NoError(t, err)
+	require.Equal(t, want, got)
+}
+
 func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	b := newBench(t)
 	other, err := os.Open(b.path)
 	require.NoError(t, err)
 	defer other.Close()
-	locked := func() bool { return self().locked(int(other.Fd())) }
+	me, err := self()
+	require.NoError(t, err)
+	locked := func() bool { return me.locked(int(other.Fd())) }
 	require.False(t, locked())
 	contents := b.save(b.spans(2*mib, 2*mib), nil)
 	require.True(t, locked())
