@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
-# hundred thousand, and a host of threads and forks. An hour or more; run scripts/build.sh first.
-#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host]     (all, unless some are named)
-# SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000) and FUZZTIME (10m, for each target) may be set.
+# hundred thousand, a host of threads and forks, and chaos: random operations with failures and limits. Hours; run
+# scripts/build.sh first.
+#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [chaos]     (all, unless some are named)
+# SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target) and
+# CHAOS_SECONDS (600, for each of seven runs) may be set.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
@@ -18,7 +20,7 @@ engine() { # test pattern
 	go test -count=1 -v -timeout 12h -run "$1" ./vmm
 }
 
-for part in "${@:-sweep model fuzz cycles host}"; do
+for part in "${@:-sweep model fuzz cycles host chaos}"; do
 	for what in $part; do
 		echo "== $what"
 		case $what in
@@ -38,6 +40,13 @@ for part in "${@:-sweep model fuzz cycles host}"; do
 					-Lbuild/sim "-l:libcudart.so.$major" -ldl
 				TMS_DEBUG=invariants LD_PRELOAD=$PWD/build/lib/libtms.so LD_LIBRARY_PATH=build/sim \
 					CUDASIM_MEMORY=1G timeout 2h build/soak/soak "$((operations / 20))" "$seed"
+			done
+			;;
+		chaos)
+			for build in build build/sanitized; do
+				scripts/build.sh $([ $build = build ] || echo --sanitized)
+				TMS_TEST_BUILD=$build TMS_CHAOS_SEED=$seed TMS_CHAOS_SECONDS=${CHAOS_SECONDS:-600} \
+					go test -count=1 -v -timeout 12h -run '^TestChaos$' ./preload
 			done
 			;;
 		*) echo "no part named $what" >&2; exit 2 ;;

@@ -158,6 +158,30 @@ static inline int threads(void)
 	return count;
 }
 
+static inline int descriptors(void)
+{
+	DIR *open = opendir("/proc/self/fd");
+	CHECK(open);
+	int count = 0;
+	while (readdir(open))
+		count++;
+	closedir(open);
+	return count;
+}
+
+struct random {
+	uint64_t state;
+};
+
+/* xorshift64* (Vigna, 2016). */
+static inline unsigned draw(struct random *r, unsigned below)
+{
+	r->state ^= r->state >> 12;
+	r->state ^= r->state << 25;
+	r->state ^= r->state >> 27;
+	return (unsigned)((r->state * 2685821657736338717u) >> 33) % below;
+}
+
 /* Fills device memory with a pattern of its own, and tells whether it is still there. */
 static inline void fill(void *device, size_t size, unsigned seed)
 {

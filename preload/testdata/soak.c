@@ -9,19 +9,6 @@ enum { THREADS = 6, HELD = 16, TRIES = 100 };
 static _Atomic long operations;
 static _Atomic bool stop;
 
-struct random {
-	uint64_t state;
-};
-
-/* xorshift64* (Vigna, 2016). */
-static unsigned draw(struct random *r, unsigned below)
-{
-	r->state ^= r->state >> 12;
-	r->state ^= r->state << 25;
-	r->state ^= r->state >> 27;
-	return (unsigned)((r->state * 2685821657736338717u) >> 33) % below;
-}
-
 /* An operation may fail, for calls are made to; tried again it works. */
 #define UNTIL_DONE(expression)                                                                     \
 	do {                                                                                       \
@@ -127,17 +114,6 @@ static void *disturb(void *argument)
 	((void (*)(void))simulator("cudasim_clear_failures"))();
 	EXPECT(cudaFree(ours), 0);
 	return NULL;
-}
-
-static int descriptors(void)
-{
-	DIR *open = opendir("/proc/self/fd");
-	CHECK(open);
-	int count = 0;
-	while (readdir(open))
-		count++;
-	closedir(open);
-	return count;
 }
 
 static void play(long count, uintptr_t seed)
