@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds everything and passes all tests: Go (the engine also under the race detector), C and
-# Python hosts with the library preloaded over the simulator, and the linters.
+# Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
@@ -8,6 +8,7 @@ require_go
 require_cc
 require_cxx
 require_musl
+require_sanitizers
 require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
@@ -39,6 +40,13 @@ say "Go tests"
 go test -count=1 ./...
 say "Go tests of the engine, with the race detector"
 go test -count=1 -race ./vmm/... ./internal/...
+
+say "C under AddressSanitizer and UndefinedBehaviorSanitizer"
+scripts/build.sh --sanitized
+TMS_TEST_BUILD=build/sanitized go test -count=1 ./preload
+# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
+TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
+ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
 
 say "Python tests"
 build/venv/bin/python -m pytest -q pymodule/tests
