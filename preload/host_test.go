@@ -32,6 +32,17 @@ func built(t *testing.T, path ...string) string {
 // compile builds testdata/NAME.c against a major version of the simulated libcudart, or none.
 func compile(t *testing.T, name, cudart string) string {
 	t.Helper()
+	return compileWith(t, name, cudart)
+}
+
+// compileWithDriver is compile for a program that is linked with the driver too.
+func compileWithDriver(t *testing.T, name, cudart string) string {
+	t.Helper()
+	return compileWith(t, name, cudart, "-l:libcuda.so.1")
+}
+
+func compileWith(t *testing.T, name, cudart string, more ...string) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
 	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-o", program, filepath.Join("testdata", name+".c"),
@@ -39,6 +50,7 @@ func compile(t *testing.T, name, cudart string) string {
 	if cudart != "" {
 		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
 	}
+	arguments = append(arguments, more...)
 	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	return program

@@ -22,6 +22,7 @@ type device struct {
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
 	pools       int64       // bytes that NotePool was told of
+	reaped      uint64      // ordered frees so far
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
 	progress    atomic.Pointer[progress]

@@ -127,6 +127,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 // untilFreed makes memory, and tries again when it is short and frees that the caller was told of were still
 // to be made.
 func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
+	e.mu.Lock()
+	made := d.reaped
+	e.mu.Unlock()
 	err := take()
 	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
 		return err
@@ -134,8 +137,10 @@ func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 	if e.FreeDeferred() > 0 {
 		err = take()
 	}
-	for errors.Is(err, cuda.OutOfMemory) && e.awaitOrdered(d) {
-		err = take()
+	for more := true; more && errors.Is(err, cuda.OutOfMemory); {
+		if made, more = e.awaitOrdered(d, made); more {
+			err = take()
+		}
 	}
 	return err
 }
