@@ -49,8 +49,9 @@ type Engine struct {
 	deferred []allocation // frees that wait for the end of a stream capture
 	ordered  []*orderedFree
 	reaping  bool
-	reaped   sync.Cond // an ordered free is done
-	loading  int       // kernels of the content hash
+	reaped   sync.Cond       // an ordered free is done
+	loading  int             // kernels of the content hash
+	names    map[string]bool // tags that were ever used, or told to be unknown
 
 	foreign foreigners
 
@@ -69,6 +70,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
 		devices:  map[int]*device{},
+		names:    map[string]bool{},
 		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = backup.NewPeer(driver, e.host)
@@ -152,6 +154,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
+	e.names[r.Tag] = true
 	if small {
 		if address, ok := t.mallocSmall(p, r.Size); ok {
 			return address, nil

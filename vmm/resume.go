@@ -49,6 +49,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if o.Capturing {
 		return 0, ErrCapturing
 	}
+	e.warnUnknown("resume", o.Tag)
 	start := time.Now()
 	e.FreeDeferred()
 	reported := func() {}
