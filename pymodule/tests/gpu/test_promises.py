@@ -485,27 +485,42 @@ def test_odd_size(tag: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_two_devices_with_one_current(backend: Any, tag: str) -> None:
+@pytest.mark.parametrize("mode", MODES)
+def test_two_devices_with_one_current(mode: str) -> None:
     """One resume brings both back, and leaves the thread's device as it was."""
-    tensors = []
-    for device in range(2):
-        region = saver.region(f"{tag} {device}", enable_cpu_backup=True, cpu_backup_backend=backend)
-        with torch.cuda.device(device), region:
-            tensors.append(torch.full((SIZE,), 7 + device, dtype=torch.uint8, device="cuda"))
-    for device in range(2):
-        torch.cuda.synchronize(device)
-    before = [torch.cuda.mem_get_info(device)[0] for device in range(2)]
-    saver.pause(f"{tag} 0")
-    saver.pause(f"{tag} 1")
-    assert all(torch.cuda.mem_get_info(device)[0] - before[device] >= SIZE for device in range(2))
-    saver.resume()
-    after = [torch.cuda.mem_get_info(device)[0] for device in range(2)]
-    assert all(abs(after[device] - before[device]) <= MiB for device in range(2))
-    assert torch.cuda.current_device() == 0
-    for device, tensor in enumerate(tensors):
-        side = torch.cuda.Stream(device)
-        with torch.cuda.stream(side):
-            copy = tensor.clone()
-        side.synchronize()
-        assert holds(copy, 7 + device)
+    in_mode(
+        mode,
+        """
+        def both():
+            return [total - free for free, total in map(torch.cuda.mem_get_info, range(2))]
+
+        for backend in ("pinned", "mmap"):
+            tensors = []
+            for device in range(2):
+                torch.cuda.set_device(device)
+                region = saver.region(
+                    f"{backend} {device}", enable_cpu_backup=True, cpu_backup_backend=backend
+                )
+                with region:
+                    tensors.append(full(7 + device))
+                assert holds(tensors[device], 7 + device)
+            torch.cuda.set_device(0)
+            for cycle in range(2):
+                before = both()
+                saver.pause(f"{backend} 1")
+                assert abs(both()[0] - before[0]) <= MiB
+                saver.pause(f"{backend} 0")
+                paused = both()
+                saver.resume()
+                after = both()
+                assert torch.cuda.current_device() == 0
+                for device, tensor in enumerate(tensors):
+                    assert before[device] - paused[device] >= SIZE, (backend, cycle, device)
+                    more = after[device] - before[device]
+                    assert abs(more) <= MiB, (backend, cycle, device, more)
+                    torch.cuda.set_device(device)
+                    assert holds(tensor, 7 + device), (backend, cycle, device)
+                torch.cuda.set_device(0)
+            del tensors, tensor
+        """,
+    )
