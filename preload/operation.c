@@ -78,7 +78,7 @@ static const char *disk_directory(const char **setting)
 /* Runs the operation on a thread of the Go runtime, and waits. */
 static int run(struct operation *operation)
 {
-	sigset_t saved;
+	struct visit saved;
 	if (reporting)
 		return error_fail(ERROR_NOT_SUPPORTED,
 				  "called from a progress callback, whose own operation has not ended; call it when "
@@ -154,7 +154,7 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 		return transition(OPERATION_PREPARE, tag, 0);
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsPrepare((char *)tag);

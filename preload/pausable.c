@@ -20,7 +20,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
 	void *address = NULL;
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsMalloc(&address, size, device, (char *)settings.tag, malloc_flags(settings),
@@ -34,7 +34,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 
 HIDDEN int pausable_free(void *pointer)
 {
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsFree(pointer, atomic_load(&captures) != 0);
@@ -67,7 +67,7 @@ HIDDEN int pausable_malloc_here(void **pointer, size_t size)
 
 HIDDEN int pausable_free_after(void *pointer, void *stream)
 {
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsFreeAfter(pointer, stream);
