@@ -214,7 +214,7 @@ static sighandler_t set_handler(__typeof__(signal) *set, int signal, sighandler_
 	sigset_t saved;
 	lock(&saved);
 	sighandler_t was = set(signal, handler);
-	if (was == (sighandler_t)on_fault)
+	if ((void *)was == (void *)on_fault)
 		was = host_action[i].sa_handler;
 	if (was != SIG_ERR)
 		replaced_by_host(i);

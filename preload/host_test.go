@@ -211,6 +211,20 @@ func TestEnvironment(t *testing.T) {
 	require.Empty(t, o.stderr)
 }
 
+// A library's constructor may come before ours: what it sets for its thread is so afterwards, and what it does
+// not set is as the environment says.
+func TestSettingsOfAnEarlierConstructor(t *testing.T) {
+	program, early, ours := compile(t, "constructed", ""), shared(t, "early"), built(t, "lib", "libtms.so")
+	for what, want := range map[string]string{"on": "1 1 mmap", "off": "0 0 pinned", "ask": "1 1 mmap"} {
+		for _, preload := range []string{early + ":" + ours, ours + ":" + early} {
+			o := run(t, program, nil, "EARLY="+what, "LD_PRELOAD="+preload, "TMS_INIT_ENABLE=1",
+				"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_CPU_BACKUP_BACKEND=mmap")
+			o.succeeded(t)
+			require.Equal(t, want+"\n1 1 mmap\n", o.stdout, "%s %s", what, preload)
+		}
+	}
+}
+
 func TestLimits(t *testing.T) {
 	program := compile(t, "limits", majors[1])
 	run(t, program, []string{"memory"}).succeeded(t)

@@ -2,6 +2,7 @@
 #include "region.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -126,7 +127,7 @@ HIDDEN const char *region_backend_name(enum region_backend backend)
 	return backend == REGION_MMAP ? "mmap" : "pinned";
 }
 
-AT_LOAD HIDDEN void region_load_environment(void)
+AT_LOAD static void load(void)
 {
 	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
 	region_defaults.cpu_backup = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP");
@@ -164,8 +165,17 @@ AT_LOAD HIDDEN void region_load_environment(void)
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }
 
+/* Settings are differences from the defaults, so these must be known before the first is made. A
+ * constructor of another library may come before ours. */
+AT_LOAD HIDDEN void region_load_environment(void)
+{
+	static pthread_once_t once = PTHREAD_ONCE_INIT;
+	pthread_once(&once, load);
+}
+
 HIDDEN void region_report_environment(void (*log)(const char *))
 {
+	region_load_environment();
 	if (complaint_count == 0 || atomic_flag_test_and_set(&reported))
 		return;
 	for (int i = 0; i < complaint_count; i++) {
@@ -178,6 +188,7 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 
 HIDDEN struct region_settings region_get(void)
 {
+	region_load_environment();
 	return (struct region_settings){
 		.tag = region_delta.tag ? region_delta.tag : region_defaults.tag,
 		.active = region_active(),
@@ -193,6 +204,7 @@ HIDDEN struct region_settings region_get(void)
 
 HIDDEN bool region_wanted(void)
 {
+	region_load_environment();
 	return region_delta.wanted ^ (region_defaults.active & 1);
 }
 
@@ -203,28 +215,33 @@ static void settle(void)
 
 HIDDEN void region_set_active(bool on)
 {
+	region_load_environment();
 	region_delta.wanted = on ^ (region_defaults.active & 1);
 	settle();
 }
 
 HIDDEN void region_set_excluded(bool on)
 {
+	region_load_environment();
 	region_delta.excluded = on;
 	settle();
 }
 
 HIDDEN void region_set_cpu_backup(bool on)
 {
+	region_load_environment();
 	region_delta.cpu_backup = on ^ region_defaults.cpu_backup;
 }
 
 HIDDEN void region_set_disk_backup(bool on)
 {
+	region_load_environment();
 	region_delta.disk_backup = on ^ region_defaults.disk_backup;
 }
 
 HIDDEN void region_set_incremental(bool on)
 {
+	region_load_environment();
 	region_delta.incremental = on ^ region_defaults.incremental;
 }
 
@@ -238,6 +255,7 @@ HIDDEN bool region_set_peer(bool on, int device)
 
 HIDDEN void region_set_backend(enum region_backend backend)
 {
+	region_load_environment();
 	region_delta.backend = (unsigned char)backend ^ region_defaults.backend;
 }
 
