@@ -217,6 +217,13 @@ func TestDestructorsOfThreads(t *testing.T) {
 	run(t, compile(t, "destructor", majors[1]), nil).succeeded(t)
 }
 
+func TestCallersThatVanish(t *testing.T) {
+	program := compile(t, "vanish", majors[1])
+	for _, how := range []string{"cancelled", "jumped"} {
+		t.Run(how, func(t *testing.T) { run(t, program, []string{how}).succeeded(t) })
+	}
+}
+
 func TestForkInEveryState(t *testing.T) {
 	program := compile(t, "forks", majors[1])
 	for _, state := range []string{"unused", "used", "pausing"} {

@@ -254,6 +254,7 @@ struct operation {
 	char *error; /* malloc'ed, or NULL */
 	uint64_t bytes; /* of device memory that were freed, or mapped */
 	sem_t done;
+	_Atomic int users; /* the caller, and the thread that runs it */
 };
 HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
