@@ -30,14 +30,14 @@ static void find_next(void)
 	static atomic_bool found;
 	if (likely(atomic_load_explicit(&found, memory_order_acquire)))
 		return;
+	next.sigaction = (__typeof__(sigaction) *)dlsym(RTLD_NEXT, "sigaction");
 	next.signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "signal");
 	next.sysv_signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "__sysv_signal");
-	next.sigaction = (__typeof__(sigaction) *)dlsym(RTLD_NEXT, "sigaction");
 	atomic_store_explicit(&found, true, memory_order_release);
 }
 
-/* Held with every signal blocked, for a handler may come to it too. It is the process that holds it: one
- * made by _Fork or clone, which calls no atfork handler, finds its parent's number there. */
+/* Held with every signal blocked, for a handler may come to it too. It has the number of the process that
+ * holds it: a child that was forked meanwhile takes it over. */
 static _Atomic pid_t holder;
 
 static void lock(sigset_t *saved)
@@ -58,11 +58,6 @@ static void unlock(const sigset_t *saved)
 {
 	atomic_store(&holder, 0);
 	pthread_sigmask(SIG_SETMASK, saved, NULL);
-}
-
-HIDDEN void handlers_forked(void)
-{
-	atomic_store(&holder, 0);
 }
 
 static int fault_number(int signal)
@@ -150,7 +145,7 @@ HIDDEN void handlers_arm(void)
 	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
 		next.sigaction(faults[i], NULL, &now);
-		if (replaceable(i, &now))
+		if (go_action[i].sa_sigaction && replaceable(i, &now)) /* none in a test binary, which has Go's own */
 			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
 	}
 	atomic_store(&handlers_armed, HANDLERS_ALL);

@@ -103,7 +103,6 @@ HIDDEN void go_leave(const struct visit *visit);
 extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
 enum { HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
-HIDDEN void handlers_forked(void); /* in the child */
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64

@@ -185,6 +185,37 @@ static void once_only(void)
 	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
+/* A child that was made while another thread was in sigaction, and calls no atfork handlers, can call it. */
+static _Atomic bool forked_all;
+
+static void *set_all_the_while(void *unused)
+{
+	while (!atomic_load(&forked_all))
+		set(SIGBUS, recover_with_information, 0);
+	return unused;
+}
+
+static void in_children(void)
+{
+	pthread_t thread;
+	use();
+	EXPECT(pthread_create(&thread, NULL, set_all_the_while, NULL), 0);
+	for (int i = 0; i < 500; i++) {
+		pid_t child = _Fork();
+		if (child == 0) {
+			alarm(20);
+			set(SIGSEGV, recover_with_information, 0);
+			is_set(SIGSEGV, recover_with_information, SA_SIGINFO);
+			_exit(0);
+		}
+		int status;
+		EXPECT(waitpid(child, &status, 0), child);
+		EXPECT(status, 0);
+	}
+	atomic_store(&forked_all, true);
+	EXPECT(pthread_join(thread, NULL), 0);
+}
+
 /* One thread starts the library, another sets handlers all the while: each stays set. */
 static _Atomic bool go, started;
 
@@ -234,6 +265,7 @@ int main(int argc, char **argv)
 	faults_before_and_after();
 	chain();
 	sent_signals();
+	in_children();
 	once_only();
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cudaFree(paused), 0);
