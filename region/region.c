@@ -2,7 +2,7 @@
 #include "region.h"
 
 #include <errno.h>
-#include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -169,8 +169,17 @@ AT_LOAD static void load(void)
  * constructor of another library may come before ours. */
 AT_LOAD HIDDEN void region_load_environment(void)
 {
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-	pthread_once(&once, load);
+	/* Not pthread_once, which makes a system call: a sandbox may kill for that at load. */
+	static _Atomic int state; /* 1: loading; 2: loaded */
+	int before = 0;
+	if (atomic_load_explicit(&state, memory_order_acquire) == 2)
+		return;
+	if (atomic_compare_exchange_strong(&state, &before, 1)) {
+		load();
+		atomic_store_explicit(&state, 2, memory_order_release);
+	}
+	while (atomic_load_explicit(&state, memory_order_acquire) != 2)
+		sched_yield();
 }
 
 HIDDEN void region_report_environment(void (*log)(const char *))
