@@ -72,7 +72,10 @@ func (e *Engine) drainAll(devices []*device) error {
 
 // admit refuses to make memory in a context that could not be waited for, and gives a thread without a context
 // the device's primary one, as the first runtime call of a thread does. (cuCtxGetCurrent, cuCtxSetCurrent)
-func (e *Engine) admit(d *device) error {
+func (e *Engine) admit(d *device, current cuda.Context) error {
+	if current == d.context {
+		return nil
+	}
 	context, err := e.driver.CtxGetCurrent()
 	switch {
 	case err != nil || context == d.context:

@@ -89,10 +89,11 @@ type Request struct {
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
 	// host copy is kept from one to the next.
 	Incremental bool
-	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
-	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
-	Capturing   bool   // a stream of the process is being captured
-	Prompt      bool   // a resume or free waits, however long, until the host memory that it gives up is back
+	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
+	Context     cuda.Context // current to the calling thread; 0: none, or not known
+	Capturing   bool         // a stream of the process is being captured
+	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
@@ -113,7 +114,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Size > d.total {
 		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, bytes(r.Size), bytes(d.total), r.Device)
 	}
-	if err := e.admit(d); err != nil {
+	if err := e.admit(d, r.Context); err != nil {
 		return 0, err
 	}
 	err = e.untilFreed(d, r, func() error {
@@ -154,7 +155,9 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
-	e.names[r.Tag] = true
+	if !e.names[r.Tag] {
+		e.names[r.Tag] = true
+	}
 	if small {
 		if address, ok := t.mallocSmall(p, r.Size); ok {
 			return address, nil

@@ -21,7 +21,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err != nil {
 		return 0, err
 	}
-	if err := e.admit(d); err != nil {
+	if err := e.admit(d, r.Context); err != nil {
 		return 0, err
 	}
 	s := &segment{

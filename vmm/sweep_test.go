@@ -86,7 +86,6 @@ var silences = []struct {
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
 	{"cuMemAddressReserve", "(*Engine).reserve", nil, "a smaller arena follows"},
-	{"mmap", "(*Host).place", nil, "tried again when what was discarded is back"},
 	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
 	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},
 	{"", "", unix.EINTR, "the call is made again"},

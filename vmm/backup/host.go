@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -155,11 +154,10 @@ func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, e
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, job, units...); errors.Is(err, ErrHostMemory) {
-		h.garbage.drain() // a resume just before may have discarded what is missing
-		fresh, err = newSlab(h.driver, job, units...)
-	}
-	if err != nil {
+	// What a resume just before has discarded goes first: giving back and taking at once cost more than one
+	// after the other, and twice the memory, pages perhaps that the machine has never used.
+	h.garbage.drain()
+	if fresh, err = newSlab(h.driver, job, units...); err != nil {
 		return nil, nil, err
 	}
 	for _, c := range placed {
