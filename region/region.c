@@ -15,16 +15,27 @@ __thread struct region_settings region_delta
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
 HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = 64 << 20};
 
-/* Names are few and live for ever, so the list only grows: no lock that fork could leave held. */
+/* Names live for ever, so the lists only grow: no lock that fork could leave held. A program may have a name
+ * for each of its steps: the lists stay short up to a hundred thousand. */
 struct name {
 	struct name *next;
 	char text[];
 };
-static _Atomic(struct name *) names;
+static _Atomic(struct name *) names[1 << 13];
+
+/* FNV-1a. */
+static uint32_t hash(const char *text)
+{
+	uint32_t sum = 2166136261;
+	for (; *text; text++)
+		sum = (sum ^ (unsigned char)*text) * 16777619;
+	return sum;
+}
 
 HIDDEN const char *region_intern(const char *text)
 {
-	struct name *head = atomic_load_explicit(&names, memory_order_acquire);
+	_Atomic(struct name *) *list = &names[hash(text) % (sizeof names / sizeof *names)];
+	struct name *head = atomic_load_explicit(list, memory_order_acquire);
 	for (struct name *n = head; n; n = n->next)
 		if (strcmp(n->text, text) == 0)
 			return n->text;
@@ -34,7 +45,7 @@ HIDDEN const char *region_intern(const char *text)
 		return NULL;
 	memcpy(fresh->text, text, size);
 	fresh->next = head;
-	while (!atomic_compare_exchange_weak_explicit(&names, &fresh->next, fresh,
+	while (!atomic_compare_exchange_weak_explicit(list, &fresh->next, fresh,
 						      memory_order_acq_rel, memory_order_acquire)) {
 		/* Others added names meanwhile: ours may be among them. */
 		for (struct name *n = fresh->next; n && n != head; n = n->next)
