@@ -59,7 +59,8 @@ func start() (*vmm.Engine, error) {
 	driver = opened
 	made := vmm.New(driver, func(base uintptr, size uint64) error {
 		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
-			return fmt.Errorf("there are %d arenas already: %w", C.ARENAS_MAX, cuda.OutOfMemory)
+			return fmt.Errorf("addresses for pausable memory lie in %d reservations already, and more cannot be looked after: %w",
+				C.ARENAS_MAX, cuda.OutOfMemory)
 		}
 		return nil
 	})

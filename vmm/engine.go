@@ -166,7 +166,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	s := t.takeSlack(granules)
 	if s == nil {
 		var err error
-		if s, err = e.place(d, t, granules); err != nil {
+		if s, err = e.place(d, t, granules, small); err != nil {
 			return 0, err
 		}
 		x := newExtent(d, s)

@@ -35,7 +35,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.tag = d.tag(r.Tag)
+	s.tag = newTag(r.Tag)
 	e.names[r.Tag] = true
 	if s.incremental {
 		e.loadHasher(d)
@@ -96,7 +96,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 	}
 	at, _ := slices.BinarySearchFunc(e.foreign.mapped, address, compareAddress)
 	e.foreign.mapped = slices.Insert(e.foreign.mapped, at, s)
-	s.tag.add(s)
+	s.device.tag(s.tag.name).add(s)
 	return nil
 }
 

@@ -15,6 +15,7 @@ type tag struct {
 	name       string
 	segments   []*segment
 	ranges     []*addressRange
+	granules   uint32                // of the ranges
 	slack      map[uint32][]*segment // by granules
 	small      map[policy][]*segment // with room for more small allocations, as far as is known
 	lastPause  float64               // seconds
