@@ -29,6 +29,20 @@ func (e *Engine) drain(ordinals ...int) error {
 	return nil
 }
 
+// drainUsers is drain of the devices that have access to memory of this one.
+func (e *Engine) drainUsers(d *device) error {
+	if err := e.synchronize(d.context); err != nil {
+		return err
+	}
+	if err := e.contexts(d.ordinal, e.synchronize); err != nil {
+		return err
+	}
+	if users := d.users(); len(users) > 1 { // its own is the first
+		return e.drain(users[1:]...)
+	}
+	return nil
+}
+
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, e.driver.CtxSynchronize)
 }

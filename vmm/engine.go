@@ -52,6 +52,7 @@ type Engine struct {
 	reaped   sync.Cond       // an ordered free is done
 	loading  int             // kernels of the content hash
 	names    map[string]bool // tags that were ever used, or told to be unknown
+	unknown  int             // of the latter
 
 	foreign foreigners
 
@@ -227,6 +228,8 @@ func (e *Engine) furnish(x *extent, r Request) error {
 		err := x.make()
 		if err != nil {
 			_ = x.unmake() // the cause is what the caller needs
+		} else if r.Backup != BackupNone && !r.Capturing {
+			e.warm(x)
 		}
 		return err
 	})

@@ -85,6 +85,7 @@ var silences = []struct {
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
+	{"", "(*Engine).warm", nil, "the pause makes the same calls"},
 	{"cuMemAddressReserve", "(*Engine).reserve", nil, "a smaller arena follows"},
 	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
 	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},

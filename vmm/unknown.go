@@ -8,19 +8,27 @@ import (
 	"strings"
 )
 
-// namesTold is how many tags a warning names.
-const namesTold = 8
+const (
+	namesTold   = 8 // how many tags a warning names
+	unknownTold = 8 // how many unknown tags are told of
+)
 
 // warnUnknown tells, once for a name, that nothing was ever made with the tag that is to be paused or resumed:
 // most likely it is misspelt.
 func (e *Engine) warnUnknown(operation string, name *string) {
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if name == nil || e.names[*name] {
+	told := name == nil || e.names[*name] || e.unknown == unknownTold
+	var known []string
+	if !told {
+		known = slices.Collect(maps.Keys(e.names))
+		e.names[*name] = true
+		e.unknown++
+	}
+	e.mu.Unlock()
+	if told {
 		return
 	}
-	known := slices.Sorted(maps.Keys(e.names))
-	e.names[*name] = true // it is told of once
+	slices.Sort(known)
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
 		quoted = append(quoted, strconv.Quote(n))
