@@ -24,19 +24,28 @@ type orderedFree struct {
 // (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
-	// The event comes before the claim, so that nothing is claimed if it cannot be had.
-	event, err := e.mark(stream, address)
-	if err != nil {
-		return err
+	e.mu.Lock()
+	s := e.around(address).segment
+	mapped := s != nil && s.mapped()
+	e.mu.Unlock()
+	var event cuda.Event
+	if mapped { // else no stream can be using it
+		// Before the claim, so that nothing is claimed if it cannot be had.
+		if event, err = e.mark(stream, address); err != nil {
+			return err
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
-	if err != nil || !a.segment.mapped() { // paused: no stream can be using it
+	ordered := err == nil && mapped && a.segment.mapped()
+	if mapped && !ordered {
 		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
+	}
+	if !ordered {
 		return e.free(a, nil)
 	}
 	a.late = true
