@@ -15,6 +15,7 @@ import (
 	"sync/atomic"
 
 	"tms/internal/guard"
+	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -113,7 +114,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return 0, err
 	}
 	if r.Size > d.total {
-		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, bytes(r.Size), bytes(d.total), r.Device)
+		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, readable.Bytes(r.Size), readable.Bytes(d.total), r.Device)
 	}
 	if err := e.admit(d, r.Context); err != nil {
 		return 0, err
@@ -123,7 +124,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("allocating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		return 0, fmt.Errorf("allocating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	return address, nil
 }
@@ -252,7 +253,7 @@ func (e *Engine) allow(d *device, r Request, take func() error) error {
 		}
 		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
 		if free < size || free-size < r.Margin {
-			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, bytes(free), bytes(r.Margin))
+			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 		}
 	}
 	return take()

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -31,7 +32,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	s.extent = newExtent(d, s)
 	err = e.untilFreed(d, r, func() error { return e.allow(d, r, s.extent.create) })
 	if err != nil {
-		return 0, fmt.Errorf("creating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		return 0, fmt.Errorf("creating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

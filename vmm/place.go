@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"slices"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -143,7 +144,7 @@ func (e *Engine) reserve(d *device, size, need uint64) (*arena, error) {
 			return e.addArena(d, base, size)
 		}
 		if size == need {
-			return nil, fmt.Errorf("reserving %s of addresses: %w%s", bytes(need), err, limitNote(err))
+			return nil, fmt.Errorf("reserving %s of addresses: %w%s", readable.Bytes(need), err, limitNote(err))
 		}
 		size = max(need, size/2/d.granularity*d.granularity)
 	}
@@ -165,5 +166,5 @@ func limitNote(err error) string {
 	if left == math.MaxUint64 || !errors.Is(err, cuda.OutOfMemory) {
 		return ""
 	}
-	return fmt.Sprintf(" (the limit of the process's address space, ulimit -v, leaves %s)", bytes(left))
+	return fmt.Sprintf(" (the limit of the process's address space, ulimit -v, leaves %s)", readable.Bytes(left))
 }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tms/internal/clock"
+	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
@@ -165,7 +166,7 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 		return cause
 	}
 	return fmt.Errorf("device %d has %s free and %s are needed; free memory there and call again: %w%s",
-		b.device.ordinal, bytes(had+free), bytes(need), cause, e.slackNote(b.device, cause))
+		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.

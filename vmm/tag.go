@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -123,7 +124,7 @@ func (e *Engine) slackNote(d *device, err error) string {
 	}
 	slices.Sort(names)
 	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
-		"gives it back (%s)", bytes(held), d.ordinal, strings.Join(names, ", "))
+		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
 }
 
 // removeAt takes a segment out of a list in which each knows its index.
