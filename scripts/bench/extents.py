@@ -31,7 +31,7 @@ tms.pause()
 tms.resume()
 live = sum(t.numel() for t in tensors[::2])
 tensors = tensors[::2]
-torch.cuda.empty_cache()
+tms.empty_cache()
 tag, = tms.stats()["devices"][0]["tags"]
 held, reserved = tag["physical_bytes"], torch.cuda.memory_reserved()
 print(live // MiB, reserved // MiB, held // MiB)
