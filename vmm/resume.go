@@ -165,7 +165,7 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 	if err != nil {
 		return cause
 	}
-	return fmt.Errorf("device %d has %s free and %s are needed; free memory there and call again: %w%s",
+	return fmt.Errorf("device %d has %s free and %s are needed: %w%s",
 		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
