@@ -59,8 +59,8 @@ type Engine struct {
 	reaping  bool
 	reaped   sync.Cond       // an ordered free is done
 	loading  int             // kernels of the content hash
-	names    map[string]bool // tags that were ever used, or told to be unknown
-	unknown  int             // of the latter
+	names    map[string]bool // tags that were ever used
+	unknown  map[string]bool // those that never were, as was told
 
 	foreign foreigners
 
@@ -80,6 +80,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		warn:     func(string) {},
 		devices:  map[int]*device{},
 		names:    map[string]bool{},
+		unknown:  map[string]bool{},
 		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = backup.NewPeer(driver, e.host)

@@ -17,17 +17,13 @@ const (
 // most likely it is misspelt.
 func (e *Engine) warnUnknown(operation string, name *string) {
 	e.mu.Lock()
-	told := name == nil || e.names[*name] || e.unknown == unknownTold
-	var known []string
-	if !told {
-		known = slices.Collect(maps.Keys(e.names))
-		e.names[*name] = true
-		e.unknown++
-	}
-	e.mu.Unlock()
-	if told {
+	if name == nil || e.names[*name] || e.unknown[*name] || len(e.unknown) == unknownTold {
+		e.mu.Unlock()
 		return
 	}
+	e.unknown[*name] = true
+	known := slices.Collect(maps.Keys(e.names))
+	e.mu.Unlock()
 	slices.Sort(known)
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
