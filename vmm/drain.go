@@ -125,6 +125,9 @@ func (e *Engine) isPrimary(ordinal int, context cuda.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
+		return false, err // to retain it would make one
+	}
 	primary, err := e.driver.DevicePrimaryCtxRetain(device)
 	if err != nil {
 		return false, err
