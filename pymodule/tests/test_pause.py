@@ -427,7 +427,7 @@ def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
 
 
 def test_progress_function_that_waits_for_a_call_with_pythons_lock() -> None:
-    """As PyTorch's own calls of CUDA do, another thread's keeps Python's lock for as long as it lasts."""
+    """Another thread's call keeps Python's lock as long as it lasts, as PyTorch's own calls do."""
     out = children.output(
         """
         import ctypes, threading, time, cuda, tms
@@ -438,7 +438,8 @@ def test_progress_function_that_waits_for_a_call_with_pythons_lock() -> None:
         def other():
             begun.wait()
             assert keeps_the_lock.cudaSetDevice(1) == 0
-            assert keeps_the_lock.cudaMalloc(ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 50)) == 2
+            into, size = ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 50)
+            assert keeps_the_lock.cudaMalloc(into, size) == 2
         thread = threading.Thread(target=other)
         thread.start()
         def report(*about):
