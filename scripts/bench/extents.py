@@ -69,7 +69,8 @@ def main() -> None:
         rows["peer"] = [bench.cycle("peer", total // size, size) for total, size in work]
     print("extents, MiB   60 GiB in 3072: pause, resume   16 GiB in 8192: pause, resume")
     for name, (large, small) in rows.items():
-        print(f"  {name:<10} {large[0]:14.1f} {large[1]:8.1f} {small[0]:22.1f} {small[1]:8.1f}   ms")
+        cells = f"{large[0]:14.1f} {large[1]:8.1f} {small[0]:22.1f} {small[1]:8.1f}"
+        print(f"  {name:<10} {cells}   ms")
     print("extents, MiB   live   held by PyTorch   on the device   slack beyond PyTorch's")
     for extent, (live, reserved, held) in left.items():
         print(f"  {extent:<10} {live:8} {reserved:14} {held:15} {held - reserved:14}   MiB")
