@@ -93,6 +93,7 @@ struct forward_extent {
 	  (pointer, pitch, width, height, element))                                                \
 	X(cuMemFree_v2, (uintptr_t pointer), (pointer))                                            \
 	X(cuCtxGetDevice, (int *device), (device))                                                 \
+	X(cuCtxGetCurrent, (void **context), (context))                                            \
 	X(cuCtxCreate_v2, (void **context, unsigned flags, int device), (context, flags, device))  \
 	X(cuCtxCreate_v3, (void **context, void *affinities, int count, unsigned flags, int device), \
 	  (context, affinities, count, flags, device))                                             \

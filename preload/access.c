@@ -6,7 +6,7 @@
 
 static int grant(void)
 {
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsGrant();

@@ -4,6 +4,7 @@
 #include "seam.h"
 #include "_cgo_export.h"
 #include "forward.h"
+#include "region.h"
 
 #include <stdlib.h>
 
@@ -53,7 +54,7 @@ static void leave(struct entry entry)
 	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
 	    atomic_fetch_sub(&captures, 1) != 1 || go_now() != GO_AWAKE)
 		return;
-	sigset_t saved;
+	struct visit saved;
 	if (go_enter(&saved) == SUCCESS) {
 		tmsCaptureEnded();
 		go_leave(&saved);
@@ -68,7 +69,7 @@ static void *context_of(void *stream)
 
 static struct entry find(void *stream)
 {
-	const void *thread = stream == PER_THREAD_STREAM ? &go_thread : NULL;
+	const void *thread = stream == PER_THREAD_STREAM ? &region_delta : NULL;
 	void *context = thread ? context_of(stream) : NULL;
 	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
 		uint64_t state = atomic_load(&slot->state);
@@ -93,7 +94,7 @@ static int began(struct entry entry, void *stream, int code)
 	leave(find(stream)); /* of one that went unseen, with its context */
 	atomic_store(&entry.slot->stream, stream);
 	atomic_store(&entry.slot->context, context_of(stream));
-	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &go_thread : NULL);
+	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &region_delta : NULL);
 	atomic_store(&entry.slot->state, entry.state - BEGINNING + CAPTURED);
 	return code;
 }

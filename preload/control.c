@@ -138,7 +138,7 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size
 		error_fail(ERROR_INVALID_VALUE, "%p is not in a segment of this library", (const void *)address);
 		return NULL;
 	}
-	sigset_t saved;
+	struct visit saved;
 	if (go_enter(&saved) != SUCCESS)
 		return NULL;
 	uint8_t *copy = (uint8_t *)tmsBackupPointer((void *)address, size);
@@ -148,7 +148,7 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size
 
 EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 {
-	sigset_t saved;
+	struct visit saved;
 	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
 		char *text = tmsStats((char *)TMS_VERSION);
 		go_leave(&saved);

@@ -189,6 +189,41 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+func TestStacksOfHandlers(t *testing.T) {
+	run(t, compile(t, "stacks", majors[1]), nil).succeeded(t)
+}
+
+func TestDispositionsOfFaults(t *testing.T) {
+	run(t, compile(t, "dispositions", majors[1]), nil).succeeded(t)
+}
+
+func TestHandlersSetWhileTheLibraryStarts(t *testing.T) {
+	program := compile(t, "dispositions", majors[1])
+	for _, signal := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGSEGV, syscall.SIGBUS} {
+		t.Run(signal.String(), func(t *testing.T) {
+			repeat(t, 40, func() outcome { return run(t, program, []string{strconv.Itoa(int(signal))}) })
+		})
+	}
+}
+
+// What goes wrong inside Go is an error code, not the end of the process.
+func TestFaultsInside(t *testing.T) {
+	o := run(t, compile(t, "faults", majors[1]), nil)
+	o.succeeded(t)
+	require.Contains(t, o.stderr, "internal error")
+}
+
+func TestDestructorsOfThreads(t *testing.T) {
+	run(t, compile(t, "destructor", majors[1]), nil).succeeded(t)
+}
+
+func TestCallersThatVanish(t *testing.T) {
+	program := compile(t, "vanish", majors[1])
+	for _, how := range []string{"cancelled", "jumped"} {
+		t.Run(how, func(t *testing.T) { run(t, program, []string{how}).succeeded(t) })
+	}
+}
+
 func TestForkInEveryState(t *testing.T) {
 	program := compile(t, "forks", majors[1])
 	for _, state := range []string{"unused", "used", "pausing"} {

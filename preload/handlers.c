@@ -1,20 +1,72 @@
-/* handlers is the core of leaving the host's signals alone: the Go runtime installs handlers when
- * it starts; ours let Go see only what happens in Go code, and the host everything else. */
+/* handlers is the core of leaving the host's signals alone. The Go runtime is let install no handler
+ * (scripts/build.sh gives it a sigaction of its own). For the faults that it turns into a panic the
+ * handler is ours, and what the host sets and asks for goes by sigaction and signal below, as if ours
+ * were not there. A signal that is the host's gets its action put back, and comes again. */
 #define _GNU_SOURCE
 #include "seam.h"
 
-#include <string.h>
+#include <dlfcn.h>
+#include <errno.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <ucontext.h>
 #include <unistd.h>
 
-/* Faults that Go turns into a panic, which the exports catch. Any other handler that Go installs
- * (SIGPIPE, SIGURG) serves Go programs, not a library, and goes. */
 static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE};
 enum { FAULTS = sizeof faults / sizeof *faults };
 
-static struct sigaction host_action[NSIG];
 static struct sigaction go_action[FAULTS];
+static struct sigaction host_action[FAULTS]; /* while a handler is armed; read and written under the lock */
+HIDDEN _Atomic unsigned handlers_armed;
+
+/* What the functions below stand in front of. */
+static struct {
+	__typeof__(sigaction) *sigaction;
+	__typeof__(signal) *signal, *sysv_signal;
+} next;
+
+static void find_next(void)
+{
+	static atomic_bool found;
+	if (likely(atomic_load_explicit(&found, memory_order_acquire)))
+		return;
+	next.sigaction = (__typeof__(sigaction) *)dlsym(RTLD_NEXT, "sigaction");
+	next.signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "signal");
+	next.sysv_signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "__sysv_signal");
+	atomic_store_explicit(&found, true, memory_order_release);
+}
+
+/* Held with every signal blocked, for a handler may come to it too. It has the number of the process that
+ * holds it: a child that was forked meanwhile takes it over. */
+static _Atomic pid_t holder;
+
+static void lock(sigset_t *saved)
+{
+	sigset_t all;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, saved);
+	pid_t mine = getpid(), held = 0;
+	while (!atomic_compare_exchange_strong(&holder, &held, mine)) {
+		if (held == mine) {
+			nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+			held = 0;
+		}
+	}
+}
+
+static void unlock(const sigset_t *saved)
+{
+	atomic_store(&holder, 0);
+	pthread_sigmask(SIG_SETMASK, saved, NULL);
+}
+
+static int fault_number(int signal)
+{
+	for (int i = 0; i < FAULTS; i++)
+		if (faults[i] == signal)
+			return i;
+	return -1;
+}
 
 static uintptr_t program_counter(const ucontext_t *context)
 {
@@ -27,66 +79,152 @@ static uintptr_t program_counter(const ucontext_t *context)
 #endif
 }
 
-static bool in_library(uintptr_t pc)
+/* From goinit.ld; weak, because a test binary is linked without it. */
+extern const char tms_gotext_start[] __attribute__((weak)) HIDDEN;
+extern const char tms_gotext_end[] __attribute__((weak)) HIDDEN;
+
+static bool in_go(uintptr_t pc)
 {
-	return pc >= (uintptr_t)__ehdr_start && pc < (uintptr_t)etext;
+	return pc >= (uintptr_t)tms_gotext_start && pc < (uintptr_t)tms_gotext_end;
+}
+
+/* A fault happens anew when its instruction runs again, with the host's action in place; a signal that
+ * somebody sent, or that tells of damaged memory nobody touched, must be sent again. */
+static void send_again(int signal, siginfo_t *info, ucontext_t *context)
+{
+	if (thread_known && context->uc_stack.ss_sp == thread_known->faults.ss_sp)
+		sigaddset(&context->uc_sigmask, signal); /* inside Go: when it has left */
+	if (info->si_code == SI_TKILL)
+		syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
+	else
+		syscall(SYS_rt_sigqueueinfo, getpid(), signal, info);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
-	int i = 0;
-	while (i < FAULTS - 1 && faults[i] != signal)
-		i++;
-	/* si_code > 0: the kernel says so; a fault somebody sent belongs to the host. */
-	if (info->si_code > 0 && go_thread != GO_THREAD_OUTSIDE &&
-	    in_library(program_counter(context))) {
+	int i = fault_number(signal);
+	bool happened = info->si_code > 0 && !(signal == SIGBUS && info->si_code == BUS_MCEERR_AO);
+	if (happened && in_go(program_counter(context))) {
 		go_action[i].sa_sigaction(signal, info, context);
 		return;
 	}
-	struct sigaction *host = &host_action[signal];
-	if (host->sa_flags & SA_SIGINFO) {
-		host->sa_sigaction(signal, info, context);
-	} else if (host->sa_handler == SIG_IGN && info->si_code <= 0) {
-		return;
-	} else if (host->sa_handler != SIG_DFL && host->sa_handler != SIG_IGN) {
-		host->sa_handler(signal);
-	} else {
-		/* The default action, at the faulting instruction, for the right core: it runs again.
-		 * A sent signal is sent again. */
-		struct sigaction standard = {.sa_handler = SIG_DFL};
-		sigaction(signal, &standard, NULL);
-		if (info->si_code <= 0)
-			syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), signal);
+	int error = errno;
+	sigset_t saved;
+	lock(&saved);
+	if (atomic_load(&handlers_armed) & 1u << i) {
+		next.sigaction(signal, &host_action[i], NULL);
+		atomic_fetch_and(&handlers_armed, ~(1u << i));
 	}
+	unlock(&saved);
+	if (!happened)
+		send_again(signal, info, context);
+	errno = error;
 }
 
-HIDDEN void handlers_save(void)
+/* Whether the handler that is in place may be replaced by ours: it is one that the host will hear of when
+ * it asks. Another was set past us, by system call, and may hold ours to pass on to. What is ignored
+ * stays so, for a program that is executed inherits it. */
+static bool replaceable(int i, const struct sigaction *now)
 {
-	for (int signal = 1; signal < NSIG; signal++)
-		sigaction(signal, NULL, &host_action[signal]);
+	static bool replaced[FAULTS];
+	if (now->sa_handler == SIG_IGN || now->sa_sigaction == on_fault)
+		return false;
+	bool known = !replaced[i] || now->sa_handler == SIG_DFL || now->sa_sigaction == host_action[i].sa_sigaction;
+	replaced[i] = true;
+	return known;
 }
 
-HIDDEN void handlers_restore(void)
+HIDDEN void handlers_arm(void)
 {
-	for (int signal = 1; signal < NSIG; signal++) {
+	/* Go's own flags, and its mask: every signal. */
+	static const struct sigaction ours = {
+		.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART, .sa_mask = {{-1ul}}};
+	find_next();
+	sigset_t saved;
+	lock(&saved);
+	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
-		if (sigaction(signal, NULL, &now) != 0 ||
-		    (now.sa_sigaction == host_action[signal].sa_sigaction &&
-		     now.sa_flags == host_action[signal].sa_flags))
-			continue;
-		int i = 0;
-		while (i < FAULTS && faults[i] != signal)
-			i++;
-		if (i == FAULTS) {
-			sigaction(signal, &host_action[signal], NULL);
-			continue;
-		}
-		go_action[i] = now;
-		/* The host's mask and flags, as far as they may differ from what Go needs. */
-		struct sigaction ours = {.sa_sigaction = on_fault,
-					 .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART |
-						     (host_action[signal].sa_flags & SA_NODEFER)};
-		ours.sa_mask = host_action[signal].sa_mask;
-		sigaction(signal, &ours, NULL);
+		next.sigaction(faults[i], NULL, &now);
+		if (go_action[i].sa_sigaction && replaceable(i, &now)) /* none in a test binary, which has Go's own */
+			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
 	}
+	atomic_store(&handlers_armed, HANDLERS_ALL);
+	unlock(&saved);
+}
+
+/* What the Go runtime calls for sigaction. While it starts, nothing but defaults is there and all that it
+ * sets is noted. Later it sets an action only to die by it. */
+HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *old)
+{
+	if (atomic_load(&go_state) != GO_STARTING) {
+		find_next();
+		return next.sigaction(signal, action, old);
+	}
+	int i = fault_number(signal);
+	if (action && i >= 0)
+		go_action[i] = *action;
+	if (old)
+		*old = (struct sigaction){.sa_handler = SIG_DFL};
+	return 0;
+}
+
+/* A call that is no concern of ours; asleep none is. */
+static bool passed_on(int signal)
+{
+	find_next();
+	return likely(fault_number(signal) < 0 || atomic_load(&go_state) == GO_ASLEEP);
+}
+
+/* The host's action has replaced ours; handlers_arm takes it from there. */
+static void replaced_by_host(int i)
+{
+	next.sigaction(faults[i], NULL, &host_action[i]);
+	atomic_fetch_and(&handlers_armed, ~(1u << i));
+}
+
+EXPORT int sigaction(int signal, const struct sigaction *action, struct sigaction *old)
+{
+	if (passed_on(signal))
+		return next.sigaction(signal, action, old);
+	int i = fault_number(signal);
+	struct sigaction wanted, was;
+	if (action)
+		wanted = *action; /* a bad pointer faults here, while faults are not blocked */
+	sigset_t saved;
+	lock(&saved);
+	int code = next.sigaction(signal, action ? &wanted : NULL, &was);
+	if (code == 0 && was.sa_sigaction == on_fault)
+		was = host_action[i];
+	if (code == 0 && action)
+		replaced_by_host(i);
+	unlock(&saved);
+	if (code == 0 && old)
+		*old = was;
+	return code;
+}
+
+static sighandler_t set_handler(__typeof__(signal) *set, int signal, sighandler_t handler)
+{
+	int i = fault_number(signal);
+	sigset_t saved;
+	lock(&saved);
+	sighandler_t was = set(signal, handler);
+	if ((void *)was == (void *)on_fault)
+		was = host_action[i].sa_handler;
+	if (was != SIG_ERR)
+		replaced_by_host(i);
+	unlock(&saved);
+	return was;
+}
+
+EXPORT sighandler_t signal(int signal, sighandler_t handler)
+{
+	return passed_on(signal) ? next.signal(signal, handler) : set_handler(next.signal, signal, handler);
+}
+
+/* signal, in a program that is compiled to the System V standard. */
+EXPORT sighandler_t __sysv_signal(int signal, sighandler_t handler)
+{
+	return passed_on(signal) ? next.sysv_signal(signal, handler)
+				 : set_handler(next.sysv_signal, signal, handler);
 }

@@ -34,6 +34,17 @@ func built(t *testing.T, path ...string) string {
 // compile builds testdata/NAME.c against a major version of the simulated libcudart, or none.
 func compile(t *testing.T, name, cudart string) string {
 	t.Helper()
+	return compileWith(t, name, cudart)
+}
+
+// compileWithDriver is compile for a program that is linked with the driver too.
+func compileWithDriver(t *testing.T, name, cudart string) string {
+	t.Helper()
+	return compileWith(t, name, cudart, "-l:libcuda.so.1")
+}
+
+func compileWith(t *testing.T, name, cudart string, more ...string) string {
+	t.Helper()
 	program := filepath.Join(t.TempDir(), name)
 	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-o", program, filepath.Join("testdata", name+".c"),
@@ -42,6 +53,7 @@ func compile(t *testing.T, name, cudart string) string {
 	if cudart != "" {
 		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
 	}
+	arguments = append(arguments, more...)
 	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	return program
@@ -219,6 +231,20 @@ func TestEnvironment(t *testing.T) {
 	o := run(t, "/bin/sh", []string{"-c", "echo quiet"}, "TMS_INIT_ENABLE=maybe")
 	o.succeeded(t)
 	require.Empty(t, o.stderr)
+}
+
+// A library's constructor may come before ours: what it sets for its thread is so afterwards, and what it does
+// not set is as the environment says.
+func TestSettingsOfAnEarlierConstructor(t *testing.T) {
+	program, early, ours := compile(t, "constructed", ""), shared(t, "early"), built(t, "lib", "libtms.so")
+	for what, want := range map[string]string{"on": "1 1 mmap", "off": "0 0 pinned", "ask": "1 1 mmap"} {
+		for _, preload := range []string{early + ":" + ours, ours + ":" + early} {
+			o := run(t, program, nil, "EARLY="+what, "LD_PRELOAD="+preload, "TMS_INIT_ENABLE=1",
+				"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_CPU_BACKUP_BACKEND=mmap")
+			o.succeeded(t)
+			require.Equal(t, want+"\n1 1 mmap\n", o.stdout, "%s %s", what, preload)
+		}
+	}
 }
 
 func TestLimits(t *testing.T) {

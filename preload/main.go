@@ -32,18 +32,21 @@ import (
 func main() {}
 
 var (
-	engineMu  sync.Mutex
-	engine    *vmm.Engine
+	engineMu  sync.Mutex // held to make it
+	engine    atomic.Pointer[vmm.Engine]
 	driver    *cuda.Driver // of the engine
 	logPanics sync.Once
 )
 
 // start returns the engine, made at the first call. A failure is not kept: the driver may come.
 func start() (*vmm.Engine, error) {
+	if made := engine.Load(); made != nil {
+		return made, nil
+	}
 	engineMu.Lock()
 	defer engineMu.Unlock()
-	if engine != nil {
-		return engine, nil
+	if made := engine.Load(); made != nil {
+		return made, nil
 	}
 	opened, err := cuda.Open("libcuda.so.1")
 	if err != nil {
@@ -54,17 +57,19 @@ func start() (*vmm.Engine, error) {
 		return nil, err
 	}
 	driver = opened
-	engine = vmm.New(driver, func(base uintptr, size uint64) error {
+	made := vmm.New(driver, func(base uintptr, size uint64) error {
 		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
-			return fmt.Errorf("there are %d arenas already: %w", C.ARENAS_MAX, cuda.OutOfMemory)
+			return fmt.Errorf("addresses for pausable memory lie in %d reservations already, and more cannot be looked after: %w",
+				C.ARENAS_MAX, cuda.OutOfMemory)
 		}
 		return nil
 	})
-	engine.Warn(logLine)
-	engine.Contexts(eachContext)
-	engine.Shareable(bool(C.region_process.shareable))
-	engine.CheckInvariants(bool(C.region_process.invariants))
-	return engine, nil
+	made.Warn(logLine)
+	made.Contexts(eachContext)
+	made.Shareable(bool(C.region_process.shareable))
+	made.CheckInvariants(bool(C.region_process.invariants))
+	engine.Store(made)
+	return made, nil
 }
 
 // eachContext is a vmm.Contexts.
@@ -93,11 +98,17 @@ func enter(f func(*vmm.Engine) error) error {
 		}
 		return f(e)
 	})
+	if err != nil {
+		logPanic(err)
+	}
+	return err
+}
+
+func logPanic(err error) {
 	var panicked *guard.Panic
 	if errors.As(err, &panicked) {
 		logPanics.Do(func() { logLine(fmt.Sprintf("%v\n%s", err, panicked.Stack)) })
 	}
-	return err
 }
 
 func logLine(line string) {
@@ -124,9 +135,19 @@ func reportAs(err error, code C.int) C.int {
 //export tmsAwake
 func tmsAwake() {}
 
+// interned is a text that lives as long as the process, as region_intern keeps them, without a copy.
+func interned(text *C.char) string {
+	bytes := (*byte)(unsafe.Pointer(text))
+	length := 0
+	for *(*byte)(unsafe.Add(unsafe.Pointer(bytes), length)) != 0 {
+		length++
+	}
+	return unsafe.String(bytes, length)
+}
+
 // newRequest is what a thread's settings ask of its allocations. Errors: vmm.ErrBothBackups.
 func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Request, error) {
-	request := vmm.Request{Device: int(device), Tag: C.GoString(tag)}
+	request := vmm.Request{Device: int(device), Tag: interned(tag)}
 	switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
 	case 0:
 	case C.MALLOC_CPU_BACKUP:
@@ -144,13 +165,14 @@ func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Requ
 }
 
 //export tmsMalloc
-func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
+func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		request, err := newRequest(device, tag, flags, target)
 		if err != nil {
 			return err
 		}
 		request.Size, request.Margin = uint64(size), uint64(margin)
+		request.Context = cuda.Context(uintptr(context))
 		request.Capturing = flags&C.MALLOC_CAPTURING != 0
 		made, err := e.Malloc(request)
 		*(*uintptr)(unsafe.Pointer(address)) = made

@@ -29,7 +29,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
 	uint64_t number = 0;
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsMemCreate(&number, size, (void *)prop, prop->location, (char *)settings.tag,
@@ -55,7 +55,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 #define TRACKED(ours, plain)                                                                       \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
-		sigset_t saved_;                                                                   \
+		struct visit saved_;                                                               \
 		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)) &&      \
 		    (answer_ = go_enter(&saved_)) == SUCCESS) {                                    \
 			answer_ = ours;                                                            \

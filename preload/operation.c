@@ -75,29 +75,45 @@ static const char *disk_directory(const char **setting)
 	return set && *set ? set : "/tmp";
 }
 
-/* Runs the operation on a thread of the Go runtime, and waits. */
-static int run(struct operation *operation)
+static void release(struct operation *operation)
 {
-	sigset_t saved;
+	if (atomic_fetch_sub(&operation->users, 1) != 1)
+		return;
+	sem_destroy(&operation->done);
+	free(operation->error);
+	free(operation);
+}
+
+/* Runs the operation on a thread of the Go runtime, and waits. The caller may never come back from waiting (it
+ * is cancelled, or a handler jumps out), so what both know is not on its stack; some hundred bytes then stay. */
+static int run(const struct operation *asked)
+{
 	if (reporting)
 		return error_fail(ERROR_NOT_SUPPORTED,
 				  "called from a progress callback, whose own operation has not ended; call it when "
 				  "that has returned");
+	struct operation *operation = malloc(sizeof *operation);
+	if (!operation)
+		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for the operation; nothing has changed");
+	*operation = *asked;
+	struct visit saved;
 	int code = go_enter(&saved);
-	if (code != SUCCESS)
+	if (code != SUCCESS) {
+		free(operation);
 		return code;
+	}
 	sem_init(&operation->done, 0, 0);
+	atomic_store(&operation->users, 2);
 	tmsOperation(operation);
 	go_leave(&saved);
 	while (sem_wait(&operation->done) != 0 && errno == EINTR)
 		;
-	sem_destroy(&operation->done);
-	if (operation->error) {
+	if (operation->error)
 		error_set(operation->error);
-		free(operation->error);
-	}
 	last_bytes = operation->bytes;
-	return operation->code;
+	code = operation->code;
+	release(operation);
+	return code;
 }
 
 static int transition(int kind, const char *tag, double wait)
@@ -129,6 +145,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, char *error,
 	operation->code = code;
 	operation->error = error;
 	sem_post(&operation->done);
+	release(operation);
 }
 
 EXPORT int tms_pause(const char *tag)
@@ -154,7 +171,7 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 		return transition(OPERATION_PREPARE, tag, 0);
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsPrepare((char *)tag);

@@ -19,11 +19,13 @@ HIDDEN unsigned malloc_flags(struct region_settings settings)
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
-	void *address = NULL;
-	sigset_t saved;
+	void *address = NULL, *context = NULL;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
-		code = tmsMalloc(&address, size, device, (char *)settings.tag, malloc_flags(settings),
+		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
+			context = NULL; /* the engine meets it again, with words */
+		code = tmsMalloc(&address, size, device, context, (char *)settings.tag, malloc_flags(settings),
 				 settings.peer - 2, atomic_load(&region_process.margin_bytes));
 		go_leave(&saved);
 	}
@@ -34,7 +36,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 
 HIDDEN int pausable_free(void *pointer)
 {
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsFree(pointer, atomic_load(&captures) != 0);
@@ -67,7 +69,7 @@ HIDDEN int pausable_malloc_here(void **pointer, size_t size)
 
 HIDDEN int pausable_free_after(void *pointer, void *stream)
 {
-	sigset_t saved;
+	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		code = tmsFreeAfter(pointer, stream);

@@ -26,7 +26,7 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 	if (!attributes || (likely(!arena_contains(pointer)) && !is_paused_mapping(code, attributes)))
 		return code;
 	int device = -1;
-	sigset_t saved;
+	struct visit saved;
 	if (go_enter(&saved) == SUCCESS) {
 		device = tmsDeviceOf((void *)pointer);
 		go_leave(&saved);

@@ -61,7 +61,7 @@ static unsigned pool_flags(struct region_settings settings)
 
 #define IN_GO(call)                                                                                \
 	({                                                                                         \
-		sigset_t saved_;                                                                   \
+		struct visit saved_;                                                               \
 		int entered_ = go_enter(&saved_);                                                  \
 		if (entered_ == SUCCESS) {                                                         \
 			entered_ = call;                                                           \

@@ -6,7 +6,7 @@
 
 static void drop(int device)
 {
-	sigset_t saved;
+	struct visit saved;
 	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
 		tmsReset(device);
 		go_leave(&saved);

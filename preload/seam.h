@@ -25,6 +25,20 @@ enum {
 	ERROR_NOT_SUPPORTED = 801,
 };
 
+/* thread.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
+ * faults inside Go land on. */
+enum { THREAD_TEXT_SIZE = 1024 };
+struct thread {
+	char text[THREAD_TEXT_SIZE];
+	stack_t faults;
+};
+extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
+HIDDEN struct thread *thread_new(void); /* NULL: no memory */
+static inline struct thread *thread_mine(void)
+{
+	return likely(thread_known) ? thread_known : thread_new();
+}
+
 /* error.c: the calling thread's last failure. */
 HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
@@ -74,19 +88,21 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK
- * would otherwise run on a goroutine's stack of a few KiB. */
-HIDDEN int go_enter(sigset_t *saved); /* a code; on success go_leave must follow */
-HIDDEN void go_leave(const sigset_t *saved);
+/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would
+ * otherwise run on a goroutine's stack of a few KiB. Only faults come through, on a stack of ours. What
+ * the thread had is kept here, and is so again when it leaves. */
+struct visit {
+	sigset_t mask;
+	stack_t stack;
+	bool on_stack; /* the thread has our stack, so visit.stack is to be put back */
+};
+HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
+HIDDEN void go_leave(const struct visit *visit);
 
-/* Where this thread stands; a thread of the Go runtime, or a host thread that never needed Go, stays
- * UNKNOWN. */
-enum { GO_THREAD_UNKNOWN, GO_THREAD_OUTSIDE, GO_THREAD_INSIDE };
-extern __thread char go_thread __attribute__((tls_model("initial-exec"))) HIDDEN;
-
-/* handlers.c: signal dispositions around the start of the Go runtime. */
-HIDDEN void handlers_save(void);
-HIDDEN void handlers_restore(void);
+/* handlers.c: signal dispositions once the Go runtime has started. */
+extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
+enum { HANDLERS_ALL = 7 };
+HIDDEN void handlers_arm(void);
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64
@@ -237,6 +253,7 @@ struct operation {
 	char *error; /* malloc'ed, or NULL */
 	uint64_t bytes; /* of device memory that were freed, or mapped */
 	sem_t done;
+	_Atomic int users; /* the caller, and the thread that runs it */
 };
 HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);

@@ -21,7 +21,6 @@ typedef void initialiser(int argc, char **argv, char **envp);
 extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
 extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
 
-HIDDEN __thread char go_thread __attribute__((tls_model("initial-exec")));
 /* Where internal/deferrelocations put the relocations of the Go data; without it the loader has done
  * them. Volatile: the compiler must not believe what it sees here. */
 static const volatile struct {
@@ -108,11 +107,10 @@ static void start(void)
 {
 	fork_mark_set(&go_process);
 	atomic_store(&go_state, GO_STARTING);
-	handlers_save();
 	relocate();
 	run_initialisers();
 	tmsAwake(); /* returns once the runtime is up */
-	handlers_restore();
+	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
 }
 
@@ -131,6 +129,31 @@ static int start_if_possible(void)
 	return SUCCESS;
 }
 
+/* Everything is blocked but the faults that Go turns into a panic, which the exports catch: the kernel
+ * kills for one that is blocked. */
+static void enter(struct visit *visit, struct thread *mine)
+{
+	sigset_t all, but_faults;
+	sigfillset(&all);
+	but_faults = all;
+	sigdelset(&but_faults, SIGSEGV);
+	sigdelset(&but_faults, SIGBUS);
+	sigdelset(&but_faults, SIGFPE);
+	pthread_sigmask(SIG_SETMASK, &but_faults, &visit->mask);
+	visit->on_stack = sigaltstack(&mine->faults, &visit->stack) == 0;
+	/* In a handler of the host's, on its stack, which cannot be exchanged now: a fault would land on
+	 * what the handler keeps there. */
+	if (unlikely(!visit->on_stack))
+		pthread_sigmask(SIG_SETMASK, &all, NULL);
+}
+
+HIDDEN void go_leave(const struct visit *visit)
+{
+	if (likely(visit->on_stack))
+		sigaltstack(&visit->stack, NULL);
+	pthread_sigmask(SIG_SETMASK, &visit->mask, NULL);
+}
+
 HIDDEN int go_start(void)
 {
 	int state = go_now();
@@ -139,12 +162,13 @@ HIDDEN int go_start(void)
 	int code = SUCCESS;
 	if (state != GO_DEAD) {
 		region_report_environment(error_log);
-		/* The Go runtime's threads inherit this mask. */
-		sigset_t all, saved;
-		sigfillset(&all);
-		pthread_sigmask(SIG_SETMASK, &all, &saved);
+		struct thread *mine = thread_mine();
+		if (!mine)
+			return ERROR_MEMORY_ALLOCATION;
+		struct visit visit;
+		enter(&visit, mine); /* the Go runtime's threads inherit the mask */
 		code = start_if_possible();
-		pthread_sigmask(SIG_SETMASK, &saved, NULL);
+		go_leave(&visit);
 	}
 	if (go_now() == GO_DEAD)
 		return error_fail(ERROR_FORKED,
@@ -153,22 +177,18 @@ HIDDEN int go_start(void)
 	return code;
 }
 
-HIDDEN int go_enter(sigset_t *saved)
+HIDDEN int go_enter(struct visit *visit)
 {
 	int code = go_start();
 	if (unlikely(code))
 		return code;
-	sigset_t all;
-	sigfillset(&all);
-	pthread_sigmask(SIG_SETMASK, &all, saved);
-	go_thread = GO_THREAD_INSIDE;
+	struct thread *mine = thread_mine();
+	if (unlikely(!mine))
+		return ERROR_MEMORY_ALLOCATION;
+	if (unlikely(atomic_load_explicit(&handlers_armed, memory_order_relaxed) != HANDLERS_ALL))
+		handlers_arm();
+	enter(visit, mine);
 	return SUCCESS;
-}
-
-HIDDEN void go_leave(const sigset_t *saved)
-{
-	go_thread = GO_THREAD_OUTSIDE;
-	pthread_sigmask(SIG_SETMASK, saved, NULL);
 }
 
 /* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */

@@ -197,7 +197,11 @@ size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 const char *tms_last_error(void);
 
 /* Writes statistics as JSON, at most capacity bytes with the ending NUL, and returns the length
- * that the whole text has, without it. buffer may be NULL. Sizes are in bytes, times in seconds. */
+ * that the whole text has, without it. buffer may be NULL. Sizes are in bytes, times in seconds.
+ *
+ * A tag is listed as long as it has memory: of one whose last segment was freed nothing is kept. JSON is
+ * UTF-8: in the name of a tag that is not, or that contains \x, each byte at fault is shown as \xNN and
+ * each backslash as two, so that no two tags look the same. */
 size_t tms_stats_json(char *buffer, size_t capacity);
 
 const char *tms_version(void);

@@ -280,7 +280,7 @@ func tmsTorchPoolStats() *C.char {
 		for _, p := range torch.all {
 			entry := torchStats{Device: p.device, Stats: p.pool.Stats()}
 			if p.flags&C.POOL_IN_REGION != 0 {
-				tag := C.GoString(p.tag)
+				tag := vmm.TagText(C.GoString(p.tag))
 				entry.Tag = &tag
 			}
 			all = append(all, entry)

@@ -2,6 +2,7 @@
 #include "region.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,16 +15,27 @@ __thread struct region_settings region_delta
 HIDDEN struct region_settings region_defaults = {.tag = "default"};
 HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = 64 << 20};
 
-/* Names are few and live for ever, so the list only grows: no lock that fork could leave held. */
+/* Names live for ever, so the lists only grow: no lock that fork could leave held. A program may have a name
+ * for each of its steps: the lists stay short up to a hundred thousand. */
 struct name {
 	struct name *next;
 	char text[];
 };
-static _Atomic(struct name *) names;
+static _Atomic(struct name *) names[1 << 13];
+
+/* FNV-1a. */
+static uint32_t hash(const char *text)
+{
+	uint32_t sum = 2166136261;
+	for (; *text; text++)
+		sum = (sum ^ (unsigned char)*text) * 16777619;
+	return sum;
+}
 
 HIDDEN const char *region_intern(const char *text)
 {
-	struct name *head = atomic_load_explicit(&names, memory_order_acquire);
+	_Atomic(struct name *) *list = &names[hash(text) % (sizeof names / sizeof *names)];
+	struct name *head = atomic_load_explicit(list, memory_order_acquire);
 	for (struct name *n = head; n; n = n->next)
 		if (strcmp(n->text, text) == 0)
 			return n->text;
@@ -33,7 +45,7 @@ HIDDEN const char *region_intern(const char *text)
 		return NULL;
 	memcpy(fresh->text, text, size);
 	fresh->next = head;
-	while (!atomic_compare_exchange_weak_explicit(&names, &fresh->next, fresh,
+	while (!atomic_compare_exchange_weak_explicit(list, &fresh->next, fresh,
 						      memory_order_acq_rel, memory_order_acquire)) {
 		/* Others added names meanwhile: ours may be among them. */
 		for (struct name *n = fresh->next; n && n != head; n = n->next)
@@ -126,7 +138,7 @@ HIDDEN const char *region_backend_name(enum region_backend backend)
 	return backend == REGION_MMAP ? "mmap" : "pinned";
 }
 
-AT_LOAD HIDDEN void region_load_environment(void)
+AT_LOAD static void load(void)
 {
 	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
 	region_defaults.cpu_backup = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP");
@@ -164,8 +176,26 @@ AT_LOAD HIDDEN void region_load_environment(void)
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 }
 
+/* Settings are differences from the defaults, so these must be known before the first is made. A
+ * constructor of another library may come before ours. */
+AT_LOAD HIDDEN void region_load_environment(void)
+{
+	/* Not pthread_once, which makes a system call: a sandbox may kill for that at load. */
+	static _Atomic int state; /* 1: loading; 2: loaded */
+	int before = 0;
+	if (atomic_load_explicit(&state, memory_order_acquire) == 2)
+		return;
+	if (atomic_compare_exchange_strong(&state, &before, 1)) {
+		load();
+		atomic_store_explicit(&state, 2, memory_order_release);
+	}
+	while (atomic_load_explicit(&state, memory_order_acquire) != 2)
+		sched_yield();
+}
+
 HIDDEN void region_report_environment(void (*log)(const char *))
 {
+	region_load_environment();
 	if (complaint_count == 0 || atomic_flag_test_and_set(&reported))
 		return;
 	for (int i = 0; i < complaint_count; i++) {
@@ -178,6 +208,7 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 
 HIDDEN struct region_settings region_get(void)
 {
+	region_load_environment();
 	return (struct region_settings){
 		.tag = region_delta.tag ? region_delta.tag : region_defaults.tag,
 		.active = region_active(),
@@ -193,6 +224,7 @@ HIDDEN struct region_settings region_get(void)
 
 HIDDEN bool region_wanted(void)
 {
+	region_load_environment();
 	return region_delta.wanted ^ (region_defaults.active & 1);
 }
 
@@ -203,28 +235,33 @@ static void settle(void)
 
 HIDDEN void region_set_active(bool on)
 {
+	region_load_environment();
 	region_delta.wanted = on ^ (region_defaults.active & 1);
 	settle();
 }
 
 HIDDEN void region_set_excluded(bool on)
 {
+	region_load_environment();
 	region_delta.excluded = on;
 	settle();
 }
 
 HIDDEN void region_set_cpu_backup(bool on)
 {
+	region_load_environment();
 	region_delta.cpu_backup = on ^ region_defaults.cpu_backup;
 }
 
 HIDDEN void region_set_disk_backup(bool on)
 {
+	region_load_environment();
 	region_delta.disk_backup = on ^ region_defaults.disk_backup;
 }
 
 HIDDEN void region_set_incremental(bool on)
 {
+	region_load_environment();
 	region_delta.incremental = on ^ region_defaults.incremental;
 }
 
@@ -238,6 +275,7 @@ HIDDEN bool region_set_peer(bool on, int device)
 
 HIDDEN void region_set_backend(enum region_backend backend)
 {
+	region_load_environment();
 	region_delta.backend = (unsigned char)backend ^ region_defaults.backend;
 }
 

@@ -61,7 +61,8 @@ extern struct region_process region_process __attribute__((visibility("hidden"))
 /* What runs at load lies together: for each place that it touches the kernel maps 64 KiB of the file. */
 #define AT_LOAD __attribute__((section(".text.startup")))
 
-/* Reads the TMS_* environment. Called once, at load; allocates nothing unless a variable is set. */
+/* Reads the TMS_* environment, once: at load, or at the first use before. Allocates nothing unless a
+ * variable is set. */
 void region_load_environment(void);
 
 /* Tells log one line per environment variable that could not be understood; the first call only. */

@@ -5,6 +5,7 @@
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
+#   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
@@ -19,6 +20,7 @@ backup)
 	exec "${PYTHON:-python3}" scripts/bench/backup.py "$@"
 	;;
 layout) exec "${PYTHON:-python3}" scripts/bench/layout.py "$@" ;;
+extents) exec "${PYTHON:-python3}" scripts/bench/extents.py "$@" ;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"

@@ -1,16 +1,15 @@
 package vmm
 
 // arena is one large address reservation of a device. Segments are placed inside it, so that
-// whether a pointer is ours is two comparisons, and reserving costs nothing per segment.
+// whether a pointer is ours is two comparisons, and reserving costs nothing per segment. It is kept for good:
+// freed, its addresses could become somebody else's, and a thread that is looking at it would take them for ours.
 type arena struct {
 	base        uintptr
 	size        uint64
 	granularity uint64
 	ordinal     int     // of the device
-	ranges      *space  // in units of rangeGranules
+	ranges      *space  // what is whose range
 	leaves      []*leaf // which segment a granule belongs to
-
-	rangeGranules uint32
 }
 
 // addressRange is a part of an arena in which one tag places its segments: what is allocated one after
@@ -22,39 +21,29 @@ type addressRange struct {
 	used  uint32 // granules
 }
 
-// rangesPerArena makes a range 16 GiB, much more than an extent and much less than the addresses there
-// are.
-const rangesPerArena = 256
-
 const leafGranules = 4096
 
 type leaf [leafGranules]*segment
 
-// arenaSize is what is reserved at a time. Reserving costs microseconds whatever the size; it is
-// generous because paused segments keep their addresses, so addresses outnumber memory.
-const arenaSize = 4 << 40
-
 func newArena(base uintptr, size, granularity uint64, ordinal int) *arena {
 	granules := uint32(size / granularity)
-	rangeGranules := max(1, granules/rangesPerArena)
 	return &arena{
-		base:          base,
-		size:          size,
-		granularity:   granularity,
-		ordinal:       ordinal,
-		ranges:        newSpace(granules / rangeGranules),
-		rangeGranules: rangeGranules,
-		leaves:        make([]*leaf, (granules+leafGranules-1)/leafGranules),
+		base:        base,
+		size:        size,
+		granularity: granularity,
+		ordinal:     ordinal,
+		ranges:      newSpace(granules),
+		leaves:      make([]*leaf, (granules+leafGranules-1)/leafGranules),
 	}
 }
 
-// newRange takes a range of at least as many granules; nil when there is none.
+// newRange takes a range of so many granules; nil when there is no room.
 func (a *arena) newRange(granules uint32) *addressRange {
-	s := a.ranges.allocate((granules + a.rangeGranules - 1) / a.rangeGranules)
+	s := a.ranges.allocate(granules)
 	if s == nil {
 		return nil
 	}
-	return &addressRange{arena: a, span: s, space: newSpace(s.count * a.rangeGranules)}
+	return &addressRange{arena: a, span: s, space: newSpace(granules)}
 }
 
 // allocate takes granules for a segment; nil when there is no room.
@@ -71,7 +60,7 @@ func (a *arena) contains(address uintptr) bool {
 }
 
 // granule is the first granule of a span of the range, counted in the arena.
-func (r *addressRange) granule(s *span) uint32 { return r.span.start*r.arena.rangeGranules + s.start }
+func (r *addressRange) granule(s *span) uint32 { return r.span.start + s.start }
 
 func (r *addressRange) address(s *span) uintptr {
 	return r.arena.base + uintptr(uint64(r.granule(s))*r.arena.granularity)

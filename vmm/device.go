@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"tms/vmm/backup"
@@ -21,7 +22,9 @@ type device struct {
 	tags        map[string]*tag
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
-	pools       int64       // bytes that NotePool was told of
+	pools       int64  // bytes that NotePool was told of
+	reaped      uint64 // ordered frees so far
+	warmed      sync.Once
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
 	progress    atomic.Pointer[progress]

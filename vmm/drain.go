@@ -29,6 +29,20 @@ func (e *Engine) drain(ordinals ...int) error {
 	return nil
 }
 
+// drainUsers is drain of the devices that have access to memory of this one.
+func (e *Engine) drainUsers(d *device) error {
+	if err := e.synchronize(d.context); err != nil {
+		return err
+	}
+	if err := e.contexts(d.ordinal, e.synchronize); err != nil {
+		return err
+	}
+	if users := d.users(); len(users) > 1 { // its own is the first
+		return e.drain(users[1:]...)
+	}
+	return nil
+}
+
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, e.driver.CtxSynchronize)
 }
@@ -72,7 +86,10 @@ func (e *Engine) drainAll(devices []*device) error {
 
 // admit refuses to make memory in a context that could not be waited for, and gives a thread without a context
 // the device's primary one, as the first runtime call of a thread does. (cuCtxGetCurrent, cuCtxSetCurrent)
-func (e *Engine) admit(d *device) error {
+func (e *Engine) admit(d *device, current cuda.Context) error {
+	if current == d.context {
+		return nil
+	}
 	context, err := e.driver.CtxGetCurrent()
 	switch {
 	case err != nil || context == d.context:
@@ -107,6 +124,9 @@ func (e *Engine) isPrimary(ordinal int, context cuda.Context) (bool, error) {
 	device, err := e.driver.DeviceGet(ordinal)
 	if err != nil {
 		return false, err
+	}
+	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
+		return false, err // to retain it would make one
 	}
 	primary, err := e.driver.DevicePrimaryCtxRetain(device)
 	if err != nil {

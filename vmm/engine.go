@@ -4,6 +4,13 @@
 // A segment (one cudaMalloc, or a granule that small ones share) lives at a place in an arena (one large
 // address reservation of its device) and is backed by an extent (one physical handle, which neighbours
 // may share). Segments with one tag are paused and resumed together, as a transaction.
+//
+// Locks, in the order in which they are taken: transition, of which pauses, resumes, preparations and resets
+// have turns; mu, over all records, never held over a driver call but those of newDevice and reserve; then
+// those inside the leaves (backup, cuda, digest), which call nobody above. What works on extents without mu
+// marks them busy, and their segments where it changes those: others wait for settled. None of these is held
+// while anything of the program's is waited for: its streams and contexts (drain), its callbacks (track), the
+// streams of ordered frees (reap).
 package vmm
 
 import (
@@ -15,6 +22,7 @@ import (
 	"sync/atomic"
 
 	"tms/internal/guard"
+	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
@@ -49,8 +57,10 @@ type Engine struct {
 	deferred []allocation // frees that wait for the end of a stream capture
 	ordered  []*orderedFree
 	reaping  bool
-	reaped   sync.Cond // an ordered free is done
-	loading  int       // kernels of the content hash
+	reaped   sync.Cond       // an ordered free is done
+	loading  int             // kernels of the content hash
+	names    map[string]bool // tags that were ever used
+	unknown  map[string]bool // those that never were, as was told
 
 	foreign foreigners
 
@@ -69,6 +79,8 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
 		devices:  map[int]*device{},
+		names:    map[string]bool{},
+		unknown:  map[string]bool{},
 		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = backup.NewPeer(driver, e.host)
@@ -87,10 +99,11 @@ type Request struct {
 	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
 	// host copy is kept from one to the next.
 	Incremental bool
-	Target      int    // of BackupPeer: the ordinal of the device that keeps contents; -1: any
-	Margin      uint64 // bytes of device memory that must stay free; 0: no margin
-	Capturing   bool   // a stream of the process is being captured
-	Prompt      bool   // a resume or free waits, however long, until the host memory that it gives up is back
+	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
+	Context     cuda.Context // current to the calling thread; 0: none, or not known
+	Capturing   bool         // a stream of the process is being captured
+	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
@@ -109,9 +122,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return 0, err
 	}
 	if r.Size > d.total {
-		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, bytes(r.Size), bytes(d.total), r.Device)
+		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, readable.Bytes(r.Size), readable.Bytes(d.total), r.Device)
 	}
-	if err := e.admit(d); err != nil {
+	if err := e.admit(d, r.Context); err != nil {
 		return 0, err
 	}
 	err = e.untilFreed(d, r, func() error {
@@ -119,7 +132,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("allocating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		return 0, fmt.Errorf("allocating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	return address, nil
 }
@@ -127,6 +140,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 // untilFreed makes memory, and tries again when it is short and frees that the caller was told of were still
 // to be made.
 func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
+	e.mu.Lock()
+	made := d.reaped
+	e.mu.Unlock()
 	err := take()
 	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
 		return err
@@ -134,8 +150,10 @@ func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 	if e.FreeDeferred() > 0 {
 		err = take()
 	}
-	for errors.Is(err, cuda.OutOfMemory) && e.awaitOrdered(d) {
-		err = take()
+	for more := true; more && errors.Is(err, cuda.OutOfMemory); {
+		if made, more = e.awaitOrdered(d, made); more {
+			err = take()
+		}
 	}
 	return err
 }
@@ -147,6 +165,9 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
+	if !e.names[r.Tag] {
+		e.names[r.Tag] = true
+	}
 	if small {
 		if address, ok := t.mallocSmall(p, r.Size); ok {
 			return address, nil
@@ -155,7 +176,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	s := t.takeSlack(granules)
 	if s == nil {
 		var err error
-		if s, err = e.place(d, t, granules); err != nil {
+		if s, err = e.place(d, t, granules, small); err != nil {
 			return 0, err
 		}
 		x := newExtent(d, s)
@@ -216,6 +237,8 @@ func (e *Engine) furnish(x *extent, r Request) error {
 		err := x.make()
 		if err != nil {
 			_ = x.unmake() // the cause is what the caller needs
+		} else if r.Backup != BackupNone && !r.Capturing {
+			e.warm(x)
 		}
 		return err
 	})
@@ -238,7 +261,7 @@ func (e *Engine) allow(d *device, r Request, take func() error) error {
 		}
 		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
 		if free < size || free-size < r.Margin {
-			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, bytes(free), bytes(r.Margin))
+			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
 		}
 	}
 	return take()

@@ -22,8 +22,14 @@ const mib = 1 << 20
 // simulated returns a fresh simulator and an engine on it.
 func simulated(t testing.TB, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
 	t.Helper()
+	return simulatedWith(t, devices, "1G")
+}
+
+// simulatedWith is simulated with so much memory on each device.
+func simulatedWith(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {
+	t.Helper()
 	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
-	t.Setenv("CUDASIM_MEMORY", "1G")
+	t.Setenv("CUDASIM_MEMORY", memory)
 	sim, err := cudasim.Load()
 	require.NoError(t, err)
 	sim.Reset()

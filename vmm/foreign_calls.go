@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -21,7 +22,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if err != nil {
 		return 0, err
 	}
-	if err := e.admit(d); err != nil {
+	if err := e.admit(d, r.Context); err != nil {
 		return 0, err
 	}
 	s := &segment{
@@ -31,11 +32,12 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	s.extent = newExtent(d, s)
 	err = e.untilFreed(d, r, func() error { return e.allow(d, r, s.extent.create) })
 	if err != nil {
-		return 0, fmt.Errorf("creating %s on device %d: %w%s", bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		return 0, fmt.Errorf("creating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.tag = d.tag(r.Tag)
+	s.tag = newTag(r.Tag)
+	e.names[r.Tag] = true
 	if s.incremental {
 		e.loadHasher(d)
 	}
@@ -95,7 +97,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 	}
 	at, _ := slices.BinarySearchFunc(e.foreign.mapped, address, compareAddress)
 	e.foreign.mapped = slices.Insert(e.foreign.mapped, at, s)
-	s.tag.add(s)
+	s.device.tag(s.tag.name).add(s)
 	return nil
 }
 

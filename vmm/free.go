@@ -3,7 +3,6 @@ package vmm
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"tms/vmm/cuda"
 )
@@ -23,8 +22,8 @@ type allocation struct {
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
-	given := &discarded{start: time.Now()}
-	defer func() { given.settle() }() // when no lock is held
+	given := &discarded{}
+	defer given.settle() // when no lock is held
 	if !capturing {
 		err = e.idle(address)
 		capturing = captureForbids(err) // one that nobody saw begin
@@ -43,7 +42,9 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 		e.deferred = append(e.deferred, a)
 		return nil
 	}
-	given.add(a.segment)
+	if a.segment.contents != nil {
+		given.add(a.segment)
+	}
 	return e.free(a, nil)
 }
 
@@ -52,11 +53,12 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 func (e *Engine) idle(address uintptr) error {
 	e.mu.Lock()
 	s := e.around(address).segment
+	mapped := s != nil && s.mapped()
 	e.mu.Unlock()
-	if s == nil {
+	if !mapped {
 		return nil
 	}
-	return e.idleLate(s)
+	return e.drainUsers(s.device)
 }
 
 // idleLate is idle for a segment that the program thinks is gone.
@@ -67,7 +69,7 @@ func (e *Engine) idleLate(s *segment) error {
 	if !mapped {
 		return nil
 	}
-	return e.drain(s.device.users()...)
+	return e.drainUsers(s.device)
 }
 
 // claim marks the allocation at an address as being freed, once no pause or resume works on it. The caller

@@ -66,7 +66,7 @@ func (e *Engine) check() error {
 	}
 	for r, s := range i.ranges {
 		// Allocations in the making have spans that no segment is listed for.
-		if err := s.check(r.span.count*r.arena.rangeGranules, r.used, func(s *span) bool { return i.owners[s] }); err != nil {
+		if err := s.check(r.span.count, r.used, func(s *span) bool { return i.owners[s] }); err != nil {
 			return fmt.Errorf("range at %#x: %w", r.address(&span{}), err)
 		}
 	}
@@ -84,9 +84,16 @@ func (e *Engine) check() error {
 }
 
 func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
-	held := map[*addressRange]bool{}
+	held, granules := map[*addressRange]bool{}, uint32(0)
 	for _, r := range t.ranges {
 		held[r] = true
+		granules += r.span.count
+	}
+	switch {
+	case d.tags[t.name] != t || len(t.segments) == 0 && len(t.ranges) == 0:
+		return errors.New("of another name, or of nothing")
+	case granules != t.granules:
+		return fmt.Errorf("ranges of %d granules, noted are %d", granules, t.granules)
 	}
 	for n, s := range t.segments {
 		err := i.segment(d, s)

@@ -50,6 +50,7 @@ func TestInvariants(t *testing.T) {
 		"closed":    func() func() { s.extent.open = false; return func() { s.extent.open = true } },
 		"created":   func() func() { s.extent.created = false; return func() { s.extent.created = true } },
 		"used":      func() func() { s.place.used++; return func() { s.place.used-- } },
+		"granules":  func() func() { tag.granules++; return func() { tag.granules-- } },
 		"span":      func() func() { s.span.free = true; return func() { s.span.free = false } },
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
 		"bytes":     func() func() { small.shared.bytes++; return func() { small.shared.bytes-- } },

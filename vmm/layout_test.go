@@ -340,3 +340,24 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	require.NoError(t, engine.Free(a, false))
 	require.NoError(t, engine.Free(b, false))
 }
+
+func TestUnknownTagIsToldOnce(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	var told []string
+	engine.Warn(func(line string) { told = append(told, line) })
+	a := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "weights"})[0]
+	b := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "cache"})[0]
+	for range 2 {
+		require.NoError(t, pause(engine, name("wieghts")))
+		require.NoError(t, resume(engine, name("wieghts")))
+		require.NoError(t, pause(engine, name("weights")))
+		require.NoError(t, resume(engine, name("weights")))
+		require.NoError(t, pause(engine, vmm.Options{}))
+		require.NoError(t, resume(engine, vmm.Options{}))
+	}
+	require.Equal(t, []string{`pause: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`}, told)
+	require.NoError(t, engine.Free(a, false))
+	require.NoError(t, engine.Free(b, false))
+	require.NoError(t, pause(engine, name("weights"))) // it was used
+	require.Len(t, told, 1)
+}

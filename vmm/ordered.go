@@ -24,19 +24,28 @@ type orderedFree struct {
 // (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
-	// The event comes before the claim, so that nothing is claimed if it cannot be had.
-	event, err := e.mark(stream, address)
-	if err != nil {
-		return err
+	e.mu.Lock()
+	s := e.around(address).segment
+	mapped := s != nil && s.mapped()
+	e.mu.Unlock()
+	var event cuda.Event
+	if mapped { // else no stream can be using it
+		// Before the claim, so that nothing is claimed if it cannot be had.
+		if event, err = e.mark(stream, address); err != nil {
+			return err
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
-	if err != nil || !a.segment.mapped() { // paused: no stream can be using it
+	ordered := err == nil && mapped && a.segment.mapped()
+	if mapped && !ordered {
 		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
-		if err != nil {
-			return err
-		}
+	}
+	if err != nil {
+		return err
+	}
+	if !ordered {
 		return e.free(a, nil)
 	}
 	a.late = true
@@ -98,6 +107,7 @@ func (e *Engine) reap() error {
 			o.making = true
 			_ = e.free(o.allocation, waited)
 			e.ordered = slices.DeleteFunc(e.ordered, func(other *orderedFree) bool { return other == o })
+			o.segment.device.reaped++
 			e.reaped.Broadcast()
 			pause = firstLook
 		}
@@ -130,24 +140,14 @@ func (e *Engine) waitOrdered(devices []*device) {
 // allocates, so it ends.
 const patience = time.Second
 
-// awaitOrdered waits until an ordered free on the device has been made; false: there is none that comes.
-func (e *Engine) awaitOrdered(d *device) bool {
+// awaitOrdered waits until more than since ordered frees have been made on a device, and returns how many there
+// are; false: none that is pending comes.
+func (e *Engine) awaitOrdered(d *device, since uint64) (made uint64, more bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	pending := func() (count int) {
-		for _, o := range e.ordered {
-			if o.segment.device == d {
-				count++
-			}
-		}
-		return count
-	}
-	before := pending()
-	for start := time.Now(); before > 0 && time.Since(start) < patience; {
+	pending := func(o *orderedFree) bool { return o.segment.device == d }
+	for start := time.Now(); d.reaped == since && slices.ContainsFunc(e.ordered, pending) && time.Since(start) < patience; {
 		_ = e.unlocked(func() error { clock.Sleep(lastLook / 4); return nil })
-		if pending() < before {
-			return true
-		}
 	}
-	return false
+	return d.reaped, d.reaped > since
 }

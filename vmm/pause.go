@@ -29,6 +29,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	if o.Capturing {
 		return 0, ErrCapturing
 	}
+	e.warnUnknown("pause", o.Tag)
 	start := time.Now()
 	wanted := func(s *segment) bool { return s.state == active && !s.stays() || s.state == paused && s.extent != nil }
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the

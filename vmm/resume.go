@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"tms/internal/clock"
+	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
@@ -49,6 +50,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if o.Capturing {
 		return 0, ErrCapturing
 	}
+	e.warnUnknown("resume", o.Tag)
 	start := time.Now()
 	e.FreeDeferred()
 	reported := func() {}
@@ -163,8 +165,8 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 	if err != nil {
 		return cause
 	}
-	return fmt.Errorf("device %d has %s free and %s are needed; free memory there and call again: %w%s",
-		b.device.ordinal, bytes(had+free), bytes(need), cause, e.slackNote(b.device, cause))
+	return fmt.Errorf("device %d has %s free and %s are needed: %w%s",
+		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
@@ -198,8 +200,9 @@ func (b *batch) gather(limit uint64) {
 	b.extents = extents
 }
 
-// follows tells whether a segment can share an extent with the one before it.
+// follows tells whether a segment can share an extent with the one before it: what is slack of it later can be
+// joined within a range only.
 func (s *segment) follows(last *segment) bool {
-	return s.tag == last.tag && s.address == last.address+uintptr(last.length()) &&
+	return s.place == last.place && s.address == last.address+uintptr(last.length()) &&
 		s.foreign == nil && last.foreign == nil
 }

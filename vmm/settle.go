@@ -12,12 +12,15 @@ const settleTime = 20 * time.Millisecond
 // discarded is what an operation has given up of the contents of segments. Clients measure their memory
 // when it returns, and expect what is not kept to be back with the system.
 type discarded struct {
-	start    time.Time // of the operation
+	start    time.Time // of the operation, or of its first discarding
 	contents []backup.Contents
 	prompt   []backup.Contents // of segments that want it back in any case
 }
 
 func (d *discarded) add(s *segment) {
+	if d.start.IsZero() {
+		d.start = time.Now()
+	}
 	switch {
 	case s.contents == nil:
 	case s.prompt:
@@ -31,6 +34,9 @@ func (d *discarded) add(s *segment) {
 // takes, the rest no longer than a tenth of the operation's time, or settleTime; it then goes on in the
 // background.
 func (d *discarded) settle() {
+	if len(d.contents)+len(d.prompt) == 0 {
+		return
+	}
 	until := time.Now().Add(max(settleTime, time.Since(d.start)/10))
 	for _, contents := range d.contents {
 		contents.Settle(until)

@@ -5,9 +5,9 @@ import "math/bits"
 // space hands out ranges of an arena's granules and merges what comes back: two-level segregated
 // fit (Masmano et al., "TLSF", 2004), so both are O(1) however many ranges there are.
 type space struct {
-	first  uint32                         // bit f: second[f] is not 0
-	second [spaceClasses]uint8            // bit s: bins[f][s] is not empty
-	bins   [spaceClasses][spaceBins]*span // free spans by size class
+	first  uint32              // bit f: second[f] is not 0
+	second [spaceClasses]uint8 // bit s: bins[f][s] is not empty
+	bins   [][spaceBins]*span  // free spans by size class, up to that of the whole
 }
 
 const (
@@ -24,7 +24,8 @@ type span struct {
 }
 
 func newSpace(granules uint32) *space {
-	p := &space{}
+	largest, _ := bin(granules)
+	p := &space{bins: make([][spaceBins]*span, largest+1)}
 	p.insert(&span{count: granules})
 	return p
 }
@@ -84,7 +85,9 @@ func (p *space) find(count uint32) *span {
 		return p.bins[f][bits.TrailingZeros8(p.second[f])]
 	}
 	// The space is nearly full: only a span of the own bin can still do.
-	f, i = bin(count)
+	if f, i = bin(count); f >= len(p.bins) {
+		return nil
+	}
 	s := p.bins[f][i]
 	for s != nil && s.count < count {
 		s = s.binNext

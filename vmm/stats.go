@@ -1,6 +1,12 @@
 package vmm
 
-import "slices"
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"unicode/utf8"
+)
 
 // Stats is what the engine holds, for tms_stats_json. Sizes are in bytes.
 type Stats struct {
@@ -28,7 +34,7 @@ type DeviceStats struct {
 
 // TagStats is one tag's part of DeviceStats.
 type TagStats struct {
-	Tag               string  `json:"tag"`
+	Tag               string  `json:"tag"` // as TagText writes it
 	Segments          int     `json:"segments"`
 	LiveBytes         uint64  `json:"live_bytes"`     // as asked for, active and paused
 	PhysicalBytes     uint64  `json:"physical_bytes"` // device memory held now
@@ -71,7 +77,7 @@ func (d *device) stats() DeviceStats {
 	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress(),
 		PoolBytes: uint64(max(0, d.pools))}
 	for _, t := range d.tags {
-		ts := TagStats{Tag: t.name, LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
+		ts := TagStats{Tag: TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
 			live := s.size
 			if s.shared == nil {
@@ -99,11 +105,28 @@ func (d *device) stats() DeviceStats {
 		stats.SlackBytes += bytes
 		stats.Tags = append(stats.Tags, ts)
 	}
-	slices.SortFunc(stats.Tags, func(x, y TagStats) int {
-		if x.Tag < y.Tag {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(stats.Tags, func(x, y TagStats) int { return cmp.Compare(x.Tag, y.Tag) })
 	return stats
+}
+
+// TagText is a tag's name for JSON, which holds nothing but UTF-8: in a name that is not, each byte at fault
+// becomes \xNN and each backslash two. So it does in a name that contains \x, so that no two names look the same.
+func TagText(name string) string {
+	if utf8.ValidString(name) && !strings.Contains(name, `\x`) {
+		return name
+	}
+	var text strings.Builder
+	for len(name) > 0 {
+		r, size := utf8.DecodeRuneInString(name)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&text, `\x%02x`, name[0])
+		case r == '\\':
+			text.WriteString(`\\`)
+		default:
+			text.WriteString(name[:size])
+		}
+		name = name[size:]
+	}
+	return text.String()
 }

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -15,6 +16,7 @@ type tag struct {
 	name       string
 	segments   []*segment
 	ranges     []*addressRange
+	granules   uint32                // of the ranges
 	slack      map[uint32][]*segment // by granules
 	small      map[policy][]*segment // with room for more small allocations, as far as is known
 	lastPause  float64               // seconds
@@ -122,7 +124,7 @@ func (e *Engine) slackNote(d *device, err error) string {
 	}
 	slices.Sort(names)
 	return fmt.Sprintf("; %s of device %d are slack, freed beside memory that is in use: the next pause of the tag "+
-		"gives it back (%s)", bytes(held), d.ordinal, strings.Join(names, ", "))
+		"gives it back (%s)", readable.Bytes(held), d.ordinal, strings.Join(names, ", "))
 }
 
 // removeAt takes a segment out of a list in which each knows its index.

@@ -111,15 +111,19 @@ func (b *batch) begin() {
 func (e *Engine) matching(name *string, wanted func(*segment) bool) map[*device][]*segment {
 	found := map[*device][]*segment{}
 	for _, d := range e.devices {
-		for _, t := range d.tags {
-			if name != nil && t.name != *name {
-				continue
-			}
+		list := func(t *tag) {
 			for _, s := range t.segments {
 				if wanted(s) {
 					found[d] = append(found[d], s)
 				}
 			}
+		}
+		if name == nil {
+			for _, t := range d.tags {
+				list(t)
+			}
+		} else if t := d.tags[*name]; t != nil {
+			list(t)
 		}
 	}
 	return found
@@ -169,7 +173,8 @@ func (e *Engine) grantLate(b *batch) {
 			return
 		}
 		if err := e.unlocked(func() error { return grantEach(stale) }); err != nil {
-			e.warn(fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err))
+			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err)
+			_ = e.unlocked(func() error { e.warn(line); return nil })
 			return
 		}
 	}

@@ -73,6 +73,7 @@ func run(t *testing.T, binary, name string, files int, env ...string) string {
 var environments = map[string][]string{
 	"out_of_memory_and_recovery":    {"CUDASIM_MEMORY=64M"},
 	"freed_in_order_is_found_again": {"CUDASIM_MEMORY=64M"},
+	"allocating_beside_a_gate":      {"CUDASIM_MEMORY=64M"},
 	"ten_thousand_handles":          {"CUDASIM_MEMORY=64G"},
 	"by_environment":                {"CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1,cuMemRelease:1:999"},
 	"bad_values_give_defaults":      {"CUDASIM_DEVICES=many", "CUDASIM_MEMORY=-5G", "CUDASIM_GRANULARITY=3M"},

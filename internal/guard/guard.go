@@ -17,8 +17,10 @@ func (p *Panic) Error() string {
 	return fmt.Sprintf("internal error, please report it: %v", p.Value)
 }
 
-// Call runs f; a panic in it becomes an error, a *Panic.
+// Call runs f; a panic in it becomes an error, a *Panic. So does a fault at any address: one that a caller
+// or the driver gave us may be bad.
 func Call(f func() error) (err error) {
+	debug.SetPanicOnFault(true)
 	defer func() {
 		if value := recover(); value != nil {
 			err = &Panic{value, debug.Stack()}

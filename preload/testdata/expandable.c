@@ -131,6 +131,7 @@ static int map(struct segment *s, int from, int to)
 	}
 	for (int i = from; i < to; i++)
 		EXPECT(cu.cuMemMap(s->base + i * CHUNK, CHUNK, 0, s->handles[i], 0), 0);
+	EXPECT(cu.cuMemSetAccess(s->base + from * CHUNK, (to - from) * CHUNK, NULL, 0), 1);
 	EXPECT(cu.cuMemSetAccess(s->base + from * CHUNK, (to - from) * CHUNK, &readwrite, 1), 0);
 	return 0;
 }

@@ -339,7 +339,7 @@ def test_another_library() -> None:
         (401, tms.ContentsError, "still paused"),
         (700, tms.TmsError, "restart"),
         (801, tms.NotSupportedError, "cudaError 801"),
-        (900, tms.CaptureError, "capture"),
+        (900, tms.CaptureError, "what happened"),
         (999, tms.TmsError, "cudaError 999"),
     ],
 )

@@ -424,3 +424,31 @@ def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
     """By the library, which would wait for the function, and the function for it."""
     out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call), timeout=20)
     assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
+
+
+def test_progress_function_that_waits_for_a_call_with_pythons_lock() -> None:
+    """Another thread's call keeps Python's lock as long as it lasts, as PyTorch's own calls do."""
+    out = children.output(
+        """
+        import ctypes, threading, time, cuda, tms
+        keeps_the_lock = ctypes.PyDLL(None)
+        with tms.region("w", backup="host"):
+            pointer = cuda.malloc(64 << 20)
+        begun = threading.Event()
+        def other():
+            begun.wait()
+            assert keeps_the_lock.cudaSetDevice(1) == 0
+            into, size = ctypes.byref(ctypes.c_void_p()), ctypes.c_size_t(1 << 50)
+            assert keeps_the_lock.cudaMalloc(into, size) == 2
+        thread = threading.Thread(target=other)
+        thread.start()
+        def report(*about):
+            begun.set()
+            time.sleep(0.2)
+        print(tms.pause("w", progress=report) >> 20)
+        thread.join()
+        """,
+        timeout=20,
+        CUDASIM_DEVICES="2",
+    )
+    assert out == "64\n"

@@ -19,6 +19,7 @@ class TagStats(TypedDict):
     """Of one tag on one device. All sizes in bytes, times in seconds."""
 
     tag: str
+    """As given to `region`; in a name that contains a backslash and x each backslash is doubled."""
     segments: int
     """Allocations that exist, active or paused."""
     live_bytes: int

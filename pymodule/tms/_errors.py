@@ -85,7 +85,7 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
         "free it and load its contents again.",
     ),
     801: (NotSupportedError, ""),
-    900: (CaptureError, "End the capture first, then call again."),
+    900: (CaptureError, ""),
 }
 
 

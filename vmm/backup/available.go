@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"tms/internal/rawfile"
+	"tms/internal/readable"
 )
 
 // checkHostMemory refuses a backup that the machine, or the control group, has no memory for:
@@ -16,7 +17,7 @@ import (
 func checkHostMemory(need uint64) error {
 	available := min(machineAvailable("/proc/meminfo"), groupAvailable("/proc/self/cgroup", "/sys/fs/cgroup"))
 	if need > available {
-		return hostMemory(fmt.Errorf("%d bytes are needed and %d are available", need, available))
+		return hostMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"errors"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -123,6 +122,29 @@ func (h *Host) Prepare(job Job, spans []Span) ([]Contents, error) {
 	return contents, nil
 }
 
+// Warm copies a span to host memory and back, and keeps nothing.
+func (h *Host) Warm(job Job, span Span) error {
+	s, err := newSlab(h.driver, job, span.Size)
+	if err != nil {
+		return err
+	}
+	defer h.garbage.settle(time.Time{})
+	defer h.garbage.add(s)
+	return onCopies(h.driver, job, func(c *copies) error {
+		for _, p := range s.touchJobs() {
+			s.touch(p)
+		}
+		if err := s.register(0); err != nil {
+			return err
+		}
+		j := copyJob{device: span.Address, host: s.base, size: span.Size}
+		if err := c.toHost([]copyJob{j}); err != nil {
+			return err
+		}
+		return c.toDevice(j)
+	})
+}
+
 // place gives every item without kept Contents a place in one fresh slab; nil if none needs it.
 func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, err error) {
 	contents = make([]Contents, len(items))
@@ -155,11 +177,10 @@ func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, e
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	if fresh, err = newSlab(h.driver, job, units...); errors.Is(err, ErrHostMemory) {
-		h.garbage.drain() // a resume just before may have discarded what is missing
-		fresh, err = newSlab(h.driver, job, units...)
-	}
-	if err != nil {
+	// What a resume just before has discarded goes first: giving back and taking at once cost more than one
+	// after the other, and twice the memory, pages perhaps that the machine has never used.
+	h.garbage.drain()
+	if fresh, err = newSlab(h.driver, job, units...); err != nil {
 		return nil, nil, err
 	}
 	for _, c := range placed {

@@ -3,6 +3,8 @@ package pool
 import (
 	"errors"
 	"fmt"
+
+	"tms/internal/readable"
 )
 
 // What a pool refuses. All of them may be wrapped.
@@ -36,7 +38,7 @@ type Refusal struct {
 
 func (r *Refusal) Error() string {
 	text := fmt.Sprintf("%s pool: %s, with %s live and %s reserved: %v",
-		r.Kind, Readable(r.Size), Readable(r.Live), Readable(r.Reserved), r.Cause)
+		r.Kind, readable.Bytes(r.Size), readable.Bytes(r.Live), readable.Bytes(r.Reserved), r.Cause)
 	if r.Advice != "" && (errors.Is(r.Cause, ErrOutOfMemory) || errors.Is(r.Cause, ErrTooLarge)) {
 		text += "; " + r.Advice
 	}

@@ -1,6 +1,10 @@
 package pool
 
-import "fmt"
+import (
+	"fmt"
+
+	"tms/internal/readable"
+)
 
 // Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed
 // first fit. Nothing is behind them. A call costs O(log n) with n holes.
@@ -33,10 +37,10 @@ func NewRange(base uintptr, capacity uint64) *Range {
 func (r *Range) Allocate(size uint64) (uintptr, error) {
 	rounded := (size + rangeAlignment - 1) &^ (rangeAlignment - 1)
 	if rounded < size || size == 0 {
-		return 0, fmt.Errorf("%w: a segment of %s", ErrOutOfMemory, Readable(size))
+		return 0, fmt.Errorf("%w: a segment of %s", ErrOutOfMemory, readable.Bytes(size))
 	}
 	if r.free.largest() < rounded {
-		return 0, fmt.Errorf("%w: a segment of %s in a range of %s", ErrOutOfMemory, Readable(size), Readable(r.capacity))
+		return 0, fmt.Errorf("%w: a segment of %s in a range of %s", ErrOutOfMemory, readable.Bytes(size), readable.Bytes(r.capacity))
 	}
 	var start uint64
 	start, r.free = r.free.take(rounded)

@@ -251,7 +251,7 @@ static void release_ranges(struct tree *ranges)
 
 static void drop_everything(void)
 {
-	queue_drop();
+	queue_drop(NULL);
 	while (sim.captures)
 		capture_delete(sim.captures);
 	while (sim.mappings.root) {

@@ -71,33 +71,39 @@ CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
 	return flags & ~1u ? CUDA_ERROR_INVALID_VALUE : record(event, stream);
 }
 
-static CUresult wait(CUevent handle)
+static CUresult resolve_to_wait(CUevent handle, struct event **event)
 {
-	struct event *event;
-	TRY(resolve(handle, &event));
-	if (event->capture) {
-		capture_invalidate(event->capture);
+	TRY(resolve(handle, event));
+	if ((*event)->capture) {
+		capture_invalidate((*event)->capture);
 		return CUDA_ERROR_CAPTURED_EVENT;
 	}
-	TRY(capture_forbids_unsafe());
+	return capture_forbids_unsafe();
+}
+
+// A program may ask only this, so asking makes the work happen.
+CUresult cuEventQuery(CUevent handle)
+{
+	ENTER(cuEventQuery);
+	struct event *event;
+	TRY(resolve_to_wait(handle, &event));
+	if (!event->recorded || event->complete)
+		return CUDA_SUCCESS;
+	bool done = queue_event_done(event->recorded);
+	TRY(event->context->sticky);
+	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
+}
+
+CUresult cuEventSynchronize(CUevent handle)
+{
+	ENTER(cuEventSynchronize);
+	struct event *event;
+	TRY(resolve_to_wait(handle, &event));
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
 	struct context *context = event->context;
 	queue_wait_event(event->recorded);
 	return context->sticky;
-}
-
-// A program may ask only this, so asking makes the work happen.
-CUresult cuEventQuery(CUevent event)
-{
-	ENTER(cuEventQuery);
-	return wait(event);
-}
-
-CUresult cuEventSynchronize(CUevent event)
-{
-	ENTER(cuEventSynchronize);
-	return wait(event);
 }
 
 CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)

@@ -102,7 +102,7 @@ CUresult cuMemFreeHost(void *pointer)
 	if (!range || range->registered)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
-	queue_wait_all(); // operations in flight may use it
+	queue_wait_host(range->node.key, range->size);
 	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
 	if (range)
 		range_delete(range);
@@ -138,7 +138,7 @@ CUresult cuMemHostUnregister(void *pointer)
 	if (!range || !range->registered)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	TRY(capture_forbids_unsafe());
-	queue_wait_all();
+	queue_wait_host(range->node.key, range->size);
 	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
 	if (range)
 		range_delete(range);

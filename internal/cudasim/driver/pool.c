@@ -54,8 +54,13 @@ static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, s
 		return CUDA_ERROR_NOT_SUPPORTED;
 	uint64_t at;
 	CUresult result = memory_allocate(stream->context, size, pool, &at);
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) { // memory freed in stream order may be what is missing
+		queue_run_free();
+		TRY(stream->context->sticky);
+		result = memory_allocate(stream->context, size, pool, &at);
+	}
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
-		queue_wait_all(); // memory freed in stream order may be what is missing
+		queue_wait_frees(stream->context->device);
 		TRY(stream->context->sticky);
 		result = memory_allocate(stream->context, size, pool, &at);
 	}

@@ -1,7 +1,9 @@
 // Asynchronous operations wait here, in the order of issue, until something waits for
 // them; then they run, and only those that are needed: the stream's own, what its events
-// wait for, and what the legacy default stream ties together. No threads: the order and
-// the moment of everything is determined, so a missing synchronization always shows.
+// wait for, and what the legacy default stream ties together. The order and the moment of
+// everything is determined, so a missing synchronization always shows. Host functions alone
+// take time: while one runs, on the thread that waits or on one of its own where nobody does,
+// the lock is given up, and what is not ordered behind it goes on.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -15,7 +17,10 @@ struct queued {
 	uint64_t sequence;
 	struct stream *stream;
 	struct operation operation;
-	bool needed;
+	unsigned mark;	 // queue pass that needs it
+	unsigned held;	 // queue pass that found it held up
+	bool running;	 // a host function; it stays in the queue until it has returned
+	bool dropped;	 // no longer in the queue: whoever runs it frees it
 	bool poisoned;	 // its memory has been unmapped since it was issued
 	uint64_t issued; // sim.next_id then: of a launch, mappings with a higher one are of no use to it
 };
@@ -23,8 +28,7 @@ struct queued {
 static struct queued *head, *tail;
 static uint64_t count, last_sequence;
 static unsigned pass;
-static bool running; // a host function of the queue, the lock given up meanwhile
-static pthread_cond_t idle = PTHREAD_COND_INITIALIZER;
+static pthread_cond_t returned = PTHREAD_COND_INITIALIZER; // a host function has
 
 uint64_t queue_pending(void)
 {
@@ -38,19 +42,36 @@ static void unlink_operation(struct queued *queued)
 	count--;
 }
 
-void queue_drop(void)
+void queue_drop(const struct stream *stream)
 {
-	while (head) {
-		struct queued *queued = head;
+	struct queued *next;
+	for (struct queued *queued = head; queued; queued = next) {
+		next = queued->next;
+		if (stream && queued->stream != stream)
+			continue;
 		unlink_operation(queued);
-		free(queued);
+		queued->dropped = true;
+		if (!queued->running)
+			free(queued);
 	}
+	pthread_cond_broadcast(&returned); // nobody needs them any more
+}
+
+static bool full(const struct stream *stream)
+{
+	uint64_t own = 0;
+	for (const struct queued *queued = head; queued; queued = queued->next)
+		own += queued->stream == stream;
+	return own >= LIMIT;
 }
 
 CUresult queue_push(struct stream *stream, const struct operation *operation, uint64_t *sequence)
 {
-	if (count >= LIMIT)
-		queue_wait_all();
+	if (count >= LIMIT) {
+		queue_run_free();
+		if (full(stream)) // of others, what a host function holds up is no reason to wait
+			queue_wait_stream(stream);
+	}
 	if (stream->context->sticky != CUDA_SUCCESS)
 		return stream->context->sticky;
 	struct queued *queued = calloc(1, sizeof *queued);
@@ -74,47 +95,98 @@ static bool blocking(const struct stream *stream)
 	return !stream->legacy && !(stream->flags & CU_STREAM_NON_BLOCKING);
 }
 
-static void need_stream(struct stream *stream)
+// The record that an operation waits for, if it has not run.
+static struct queued *awaited(const struct queued *queued)
 {
-	stream->mark = pass;
-	if (stream->legacy)
-		stream->context->mark = pass;
-	else if (blocking(stream))
-		stream->context->legacy->mark = pass;
+	if (queued->operation.type != WAIT)
+		return NULL;
+	struct queued *record = queued->previous;
+	while (record && record->sequence != queued->operation.event.sequence)
+		record = record->previous;
+	return record;
 }
 
+static bool overlaps(uint64_t address, uint64_t size, uint64_t other, uint64_t pitch, uint64_t width,
+		     uint64_t height)
+{
+	return height && address < other + pitch * (height - 1) + width && other < address + size;
+}
+
+// Whether a copy or fill uses memory of the range.
+static bool uses(const struct operation *operation, uint64_t address, uint64_t size)
+{
+	if (operation->type == COPY)
+		return overlaps(address, size, operation->copy.target, operation->copy.target_pitch,
+				operation->copy.width, operation->copy.height) ||
+		       overlaps(address, size, operation->copy.source, operation->copy.source_pitch,
+				operation->copy.width, operation->copy.height);
+	return operation->type == SET && overlaps(address, size, operation->set.target, operation->set.pitch,
+						  operation->set.width, operation->set.height);
+}
+
+// What is waited for: of the operations issued before, those that fit one of these. Streams and contexts
+// are only compared: they may be gone when a host function has returned.
 struct target {
-	const struct context *context;
-	int device; // -1: any
+	uint64_t until; // the last one issued before
+	const struct stream *stream, *legacy;
+	const struct context *context, *blocking; // all its streams, its blocking streams
+	int device, freed;			  // number + 1: all of the device, its frees
 	uint64_t sequence;
+	uint64_t address, size; // what may use this host memory
 	bool all;
 };
 
 static bool targeted(const struct queued *queued, const struct target *target)
 {
-	const struct context *context = queued->stream->context;
-	return target->all || context == target->context || context->device == target->device ||
-	       queued->sequence == target->sequence;
+	const struct stream *stream = queued->stream;
+	const struct context *context = stream->context;
+	enum operation_type type = queued->operation.type;
+	if (queued->sequence > target->until)
+		return false;
+	return target->all || stream == target->stream || stream == target->legacy ||
+	       context == target->context || (blocking(stream) && context == target->blocking) ||
+	       context->device + 1 == target->device || queued->sequence == target->sequence ||
+	       (type == FREE && context->device + 1 == target->freed) ||
+	       (target->size && (type == LAUNCH || uses(&queued->operation, target->address, target->size)));
 }
 
 // One walk backwards finds all that is needed, for an operation depends on earlier ones only.
 static void mark(const struct target *target)
 {
+	pass++;
 	for (struct queued *queued = tail; queued; queued = queued->previous) {
 		struct stream *stream = queued->stream;
 		bool ordered = stream->mark == pass || (blocking(stream) && stream->context->mark == pass);
-		if (!queued->needed && !ordered && !targeted(queued, target))
+		if (queued->mark != pass && !ordered && !targeted(queued, target))
 			continue;
-		queued->needed = true;
-		need_stream(stream);
-		if (queued->operation.type != WAIT)
-			continue;
-		struct queued *record = queued->previous;
-		while (record && record->sequence != queued->operation.event.sequence)
-			record = record->previous;
+		queued->mark = pass;
+		stream->mark = pass;
+		if (stream->legacy)
+			stream->context->mark = pass;
+		else if (blocking(stream))
+			stream->context->legacy->mark = pass;
+		struct queued *record = awaited(queued);
 		if (record)
-			record->needed = true;
+			record->mark = pass;
 	}
+}
+
+// Whether it is a host function that runs, or is ordered behind one; all before it have been asked.
+static bool held_up(const struct queued *queued)
+{
+	const struct stream *stream = queued->stream;
+	const struct queued *record = awaited(queued);
+	return queued->running || stream->held == pass || (record && record->held == pass) ||
+	       (stream->legacy && stream->context->held == pass) ||
+	       (blocking(stream) && stream->context->legacy->held == pass);
+}
+
+static void hold(struct queued *queued)
+{
+	queued->held = pass;
+	queued->stream->held = pass;
+	if (blocking(queued->stream))
+		queued->stream->context->held = pass;
 }
 
 static double now(void)
@@ -124,21 +196,49 @@ static double now(void)
 	return (double)time.tv_sec * 1e3 + (double)time.tv_nsec / 1e6;
 }
 
-static void call_host(const struct queued *queued)
+static bool calls_host(const struct queued *queued)
+{
+	enum operation_type type = queued->operation.type;
+	return (type == HOST_FUNCTION || type == CALLBACK) && queued->stream->context->sticky == CUDA_SUCCESS;
+}
+
+// Of an operation that is marked as running. The lock is given up meanwhile.
+static void call_host(struct queued *queued)
 {
 	struct thread_state *thread = thread_state();
-	running = true;
+	CUstream stream = object_handle(queued->stream);
 	thread->in_host_function = true;
 	pthread_mutex_unlock(&sim.lock);
 	if (queued->operation.type == HOST_FUNCTION)
 		queued->operation.host.function(queued->operation.host.data);
 	else
-		queued->operation.host.callback((CUstream)object_handle(queued->stream), CUDA_SUCCESS,
-						queued->operation.host.data);
+		queued->operation.host.callback(stream, CUDA_SUCCESS, queued->operation.host.data);
 	pthread_mutex_lock(&sim.lock);
 	thread->in_host_function = false;
-	running = false;
-	pthread_cond_broadcast(&idle);
+	if (!queued->dropped)
+		unlink_operation(queued);
+	free(queued);
+	pthread_cond_broadcast(&returned);
+}
+
+static void *help(void *queued)
+{
+	pthread_mutex_lock(&sim.lock);
+	if (((struct queued *)queued)->dropped)
+		free(queued);
+	else
+		call_host(queued);
+	pthread_mutex_unlock(&sim.lock);
+	return NULL;
+}
+
+// The function is called by a thread that nobody waits for. If none is to be had, the next query tries again.
+static void start_helper(struct queued *queued)
+{
+	pthread_t thread;
+	queued->running = !pthread_create(&thread, NULL, help, queued);
+	if (queued->running)
+		pthread_detach(thread);
 }
 
 static void execute(const struct queued *queued)
@@ -156,10 +256,7 @@ static void execute(const struct queued *queued)
 		return;
 	case WAIT: return;
 	case HOST_FUNCTION:
-	case CALLBACK:
-		if (context->sticky == CUDA_SUCCESS)
-			call_host(queued);
-		return;
+	case CALLBACK: return; // the context is lost
 	case FREE: memory_free(operation->address); return;
 	case LAUNCH:
 		if (context->sticky == CUDA_SUCCESS)
@@ -176,98 +273,119 @@ static void execute(const struct queued *queued)
 	}
 }
 
-// Runs what is marked. Another thread may be in a host function: order forbids overtaking it.
-static void run(void)
+enum host_functions { CALL, HELP, LEAVE }; // call them here, on a thread of their own, not at all
+
+enum progress { DONE, HELD_UP, CALLED };
+
+// Runs what is needed and not held up, in order. After a call all may be different: the lock was given up.
+static enum progress run(const struct target *target, enum host_functions host)
 {
-	while (true) {
-		while (running)
-			pthread_cond_wait(&idle, &sim.lock);
-		struct queued *queued = head;
-		while (queued && !queued->needed)
-			queued = queued->next;
-		if (!queued)
-			return;
-		while (queued && !running) {
-			struct queued *next = queued->next;
-			enum operation_type type = queued->operation.type;
-			if (queued->needed) {
-				unlink_operation(queued);
-				execute(queued);
-				free(queued);
-				if (type == HOST_FUNCTION || type == CALLBACK)
-					break; // the lock was given up: next may be gone
-			}
-			queued = next;
+	enum progress progress = DONE;
+	struct queued *next;
+	mark(target);
+	for (struct queued *queued = head; queued; queued = next) {
+		next = queued->next;
+		if (queued->mark != pass)
+			continue;
+		if (held_up(queued)) {
+			hold(queued);
+			progress = HELD_UP;
+		} else if (!calls_host(queued)) {
+			unlink_operation(queued);
+			execute(queued);
+			free(queued);
+		} else if (host == CALL) {
+			queued->running = true;
+			call_host(queued);
+			return CALLED;
+		} else {
+			if (host == HELP)
+				start_helper(queued);
+			hold(queued);
+			progress = HELD_UP;
 		}
 	}
+	return progress;
 }
 
-static void wait_for(const struct target *target)
+static void wait_for(struct target target)
 {
-	mark(target);
-	run();
+	enum progress progress;
+	target.until = last_sequence;
+	while ((progress = run(&target, CALL)) != DONE)
+		if (progress == HELD_UP)
+			pthread_cond_wait(&returned, &sim.lock);
+}
+
+static bool done(struct target target)
+{
+	target.until = last_sequence;
+	return run(&target, HELP) == DONE;
+}
+
+// What an operation issued on the stream now would wait for.
+static struct target turn(const struct stream *stream)
+{
+	return (struct target){.stream = stream,
+			       .legacy = blocking(stream) ? stream->context->legacy : NULL,
+			       .blocking = stream->legacy ? stream->context : NULL};
 }
 
 void queue_wait_stream(struct stream *stream)
 {
-	pass++;
-	stream->mark = pass;
-	wait_for(&(struct target){.device = -1});
+	wait_for((struct target){.stream = stream});
+}
+
+bool queue_stream_done(struct stream *stream)
+{
+	return done(stream->legacy ? turn(stream) : (struct target){.stream = stream});
 }
 
 void queue_wait_turn(struct stream *stream)
 {
-	pass++;
-	need_stream(stream);
-	wait_for(&(struct target){.device = -1});
+	wait_for(turn(stream));
 }
 
 void queue_wait_context(struct context *context)
 {
-	pass++;
-	wait_for(&(struct target){.context = context, .device = -1});
+	wait_for((struct target){.context = context});
 }
 
 void queue_wait_device(int device)
 {
-	pass++;
-	wait_for(&(struct target){.device = device});
+	wait_for((struct target){.device = device + 1});
 }
 
 void queue_wait_event(uint64_t sequence)
 {
-	pass++;
-	wait_for(&(struct target){.device = -1, .sequence = sequence});
+	wait_for((struct target){.sequence = sequence});
 }
 
-void queue_wait_all(void)
+bool queue_event_done(uint64_t sequence)
 {
-	pass++;
-	wait_for(&(struct target){.device = -1, .all = true});
+	return done((struct target){.sequence = sequence});
 }
 
-static bool overlaps(uint64_t address, uint64_t size, uint64_t other, uint64_t pitch, uint64_t width,
-		     uint64_t height)
+void queue_wait_frees(int device)
 {
-	return height && address < other + pitch * (height - 1) + width && other < address + size;
+	wait_for((struct target){.freed = device + 1});
+}
+
+void queue_wait_host(uint64_t address, uint64_t size)
+{
+	queue_run_free();
+	wait_for((struct target){.address = address, .size = size});
+}
+
+void queue_run_free(void)
+{
+	run(&(struct target){.until = last_sequence, .all = true}, LEAVE);
 }
 
 void queue_poison(uint64_t address, uint64_t size)
 {
-	for (struct queued *queued = head; queued; queued = queued->next) {
-		const struct operation *operation = &queued->operation;
-		if (operation->type == COPY)
-			queued->poisoned |= overlaps(address, size, operation->copy.target,
-						     operation->copy.target_pitch, operation->copy.width,
-						     operation->copy.height) ||
-					    overlaps(address, size, operation->copy.source,
-						     operation->copy.source_pitch, operation->copy.width,
-						     operation->copy.height);
-		else if (operation->type == SET)
-			queued->poisoned |= overlaps(address, size, operation->set.target,
-						     operation->set.pitch, operation->set.width,
-						     operation->set.height);
-	}
+	for (struct queued *queued = head; queued; queued = queued->next)
+		queued->poisoned |= uses(&queued->operation, address, size);
 }
 
 static bool touchable(struct reach reach, uint64_t address, uint64_t pitch, uint64_t width,

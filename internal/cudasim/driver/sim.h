@@ -93,6 +93,7 @@ struct context {
 	struct stream *legacy;
 	struct stream *threads; // the threads' own default streams
 	unsigned mark;		// queue pass that needs all its blocking streams
+	unsigned held;		// queue pass that found one of them held up
 };
 
 struct stream {
@@ -104,6 +105,7 @@ struct stream {
 	int thread; // whose default stream it is, else 0
 	struct stream *next_thread;
 	unsigned mark; // queue pass that needs this stream
+	unsigned held; // queue pass that found it held up by a host function
 	struct capture *capture;
 	uint64_t captured; // operations it brought to the capture
 	bool unjoined;	   // the origin has not waited for the last of them
@@ -305,9 +307,14 @@ void queue_wait_turn(struct stream *stream);   // for what an operation issued n
 void queue_wait_context(struct context *context);
 void queue_wait_device(int device);
 void queue_wait_event(uint64_t sequence);
-void queue_wait_all(void);
+void queue_wait_frees(int device);			 // in stream order
+void queue_wait_host(uint64_t address, uint64_t size); // for what may use this host memory
+void queue_run_free(void); // runs all that no host function is needed for; never waits
+// Queries: run what they can, have host functions called by threads of their own, never wait.
+bool queue_stream_done(struct stream *stream);
+bool queue_event_done(uint64_t sequence);
 void queue_poison(uint64_t address, uint64_t size); // unmapped under operations in flight
-void queue_drop(void);
+void queue_drop(const struct stream *stream); // NULL: all
 uint64_t queue_pending(void);
 bool operation_execute(struct context *context,
 		       const struct operation *operation); // copies and sets; false: fault

@@ -61,6 +61,7 @@ CUresult stream_submit(struct stream *stream, const struct operation *operation)
 
 static void stream_delete(struct stream *stream)
 {
+	queue_drop(stream); // issued by another thread while this one waited
 	captures_forget_stream(stream);
 	if (stream->legacy || stream->thread)
 		free(stream);
@@ -125,18 +126,24 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 	return result;
 }
 
-static CUresult wait(CUstream handle)
+static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 {
+	TRY(stream_resolve(handle, stream));
+	if ((*stream)->legacy)
+		TRY(capture_forbids_legacy((*stream)->context));
+	struct capture *capture = (*stream)->capture;
+	if (!capture)
+		return CUDA_SUCCESS;
+	bool invalidated = capture->invalidated;
+	capture_invalidate(capture);
+	return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+}
+
+CUresult cuStreamSynchronize(CUstream handle)
+{
+	ENTER(cuStreamSynchronize);
 	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (stream->legacy)
-		TRY(capture_forbids_legacy(stream->context));
-	if (stream->capture) {
-		bool invalidated = stream->capture->invalidated;
-		capture_invalidate(stream->capture);
-		return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED
-				   : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-	}
+	TRY(resolve_to_wait(handle, &stream));
 	struct context *context = stream->context;
 	if (stream->legacy)
 		queue_wait_turn(stream); // stands for all blocking streams
@@ -145,17 +152,15 @@ static CUresult wait(CUstream handle)
 	return context->sticky;
 }
 
-CUresult cuStreamSynchronize(CUstream stream)
-{
-	ENTER(cuStreamSynchronize);
-	return wait(stream);
-}
-
 // A program may ask only this, so asking makes the work happen.
-CUresult cuStreamQuery(CUstream stream)
+CUresult cuStreamQuery(CUstream handle)
 {
 	ENTER(cuStreamQuery);
-	return wait(stream);
+	struct stream *stream;
+	TRY(resolve_to_wait(handle, &stream));
+	bool done = queue_stream_done(stream);
+	TRY(stream->context->sticky);
+	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
 CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)

@@ -64,6 +64,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t);
 cudaError_t cudaEventCreate(cudaEvent_t *);
 cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t);
 cudaError_t cudaEventSynchronize(cudaEvent_t);
+cudaError_t cudaEventQuery(cudaEvent_t);
 cudaError_t cudaLaunchHostFunc(cudaStream_t, cudaHostFn_t, void *);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
@@ -254,8 +255,20 @@ static void streams_and_graphs(void)
 	OK(cudaStreamEndCapture(stream, &graph));
 	OK(cudaGraphInstantiate(&exec, graph, 0));
 	OK(cudaGraphLaunch(exec, stream));
-	OK(cudaStreamQuery(stream));
+	GIVES(600, cudaStreamQuery(stream)); // the host function has a thread of its own
+	int code;
+	while ((code = cudaStreamQuery(stream)) == 600)
+		usleep(100);
+	OK(code);
+	OK(cudaGetLastError());
 	CHECK(at[9] == 3 && calls == 1);
+	OK(cudaLaunchHostFunc(stream, call, &one));
+	OK(cudaEventRecord(event, stream));
+	GIVES(600, cudaEventQuery(event));
+	while ((code = cudaEventQuery(event)) == 600)
+		usleep(100);
+	OK(code);
+	CHECK(calls == 2);
 	OK(cudaStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
 	GIVES(900, cudaMalloc((void **)&at, MIB));
 	GIVES(901, cudaStreamEndCapture(stream, &graph));

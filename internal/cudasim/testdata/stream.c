@@ -1,5 +1,7 @@
 // Asynchronous work: when it runs, in which order, and what happens if its memory is gone.
 #include <pthread.h>
+#include <semaphore.h>
+#include <sys/wait.h>
 
 #include "fixture.h"
 
@@ -260,8 +262,344 @@ static void the_queue_is_bounded(void)
 	CHECK(bytes(at)[4999] == 1);
 }
 
+// A host function that waits for a host thread. One thread has to come by for each stream it is on.
+static sem_t gate;
+static int entered;
+static void wait_at_gate(void *unused)
+{
+	(void)unused;
+	size_t available;
+	GIVES(800, cuMemGetInfo_v2(&available, NULL));
+	__atomic_add_fetch(&entered, 1, __ATOMIC_SEQ_CST);
+	while (sem_wait(&gate))
+		;
+}
+
+static void wait_until_entered(int count)
+{
+	while (__atomic_load_n(&entered, __ATOMIC_SEQ_CST) < count)
+		usleep(100);
+}
+
+static void put_gate(CUstream stream)
+{
+	alarm(20); // what waits for the gate and should not waits for ever
+	OK(cuLaunchHostFunc(stream, wait_at_gate, NULL));
+}
+
+static void *open_soon(void *opened)
+{
+	usleep(50000);
+	*(int *)opened = 1;
+	sem_post(&gate);
+	return NULL;
+}
+
+static pthread_t opener;
+static int opened;
+static void open_gate_soon(void)
+{
+	opened = 0;
+	CHECK(!pthread_create(&opener, NULL, open_soon, &opened));
+}
+static void was_opened(void)
+{
+	CHECK(opened);
+	pthread_join(opener, NULL);
+}
+
+static CUevent recorded(CUstream stream)
+{
+	CUevent event;
+	OK(cuEventCreate(&event, CU_EVENT_DISABLE_TIMING));
+	OK(cuEventRecord(event, stream));
+	return event;
+}
+
+static void poll_stream(CUstream stream)
+{
+	int code;
+	while ((code = cuStreamQuery(stream)) == 600)
+		usleep(100);
+	OK(code);
+}
+
+static void *synchronize(void *stream)
+{
+	start(0);
+	OK(cuStreamSynchronize(stream));
+	return NULL;
+}
+
+static void gated_beside_another_stream(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	put_gate(gated);
+	OK(cuMemsetD8Async(at, 1, 1, gated));
+	CUevent behind = recorded(gated);
+	int one = 1;
+	pthread_t first, second;
+	pthread_create(&first, NULL, synchronize, gated);
+	wait_until_entered(1);
+	pthread_create(&second, NULL, synchronize, gated);
+	for (int round = 1; round < 4; round++) {
+		OK(cuMemsetD8Async(at + 1, (unsigned char)round, 1, other));
+		OK(cuLaunchHostFunc(other, count_call, &one));
+		CUevent event = recorded(other);
+		OK(round == 1 ? cuStreamSynchronize(other) : cuEventSynchronize(event));
+		CHECK(bytes(at)[0] == 0 && bytes(at)[1] == round && calls == round);
+		GIVES(600, cuEventQuery(behind));
+		GIVES(600, cuStreamQuery(gated));
+	}
+	OK(cuStreamDestroy_v2(other));
+	sem_post(&gate);
+	pthread_join(first, NULL);
+	pthread_join(second, NULL);
+	OK(cuEventQuery(behind));
+	CHECK(bytes(at)[0] == 1 && entered == 1 && cudasim_stat("pending") == 0);
+}
+
+static void queries_do_not_wait(void)
+{
+	start(0);
+	CUstream gated = stream_new(0), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	OK(cuMemsetD8Async(at, 1, 1, gated));
+	CUevent before = recorded(gated);
+	put_gate(gated);
+	CUevent behind = recorded(gated);
+	OK(cuMemsetD8Async(at, 2, 1, gated));
+	OK(cuMemsetD8Async(at + 1, 3, 1, other));
+	for (int i = 0; i < 10; i++) {
+		GIVES(600, cuEventQuery(behind));
+		OK(cuEventQuery(before));
+	}
+	wait_until_entered(1);
+	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0); // the other stream was not asked about
+	OK(cuStreamQuery(other));
+	CHECK(bytes(at)[1] == 3);
+	sem_post(&gate);
+	poll_stream(gated);
+	OK(cuEventQuery(behind));
+	CHECK(bytes(at)[0] == 2 && entered == 1);
+
+	for (int i = 0; i < 20; i++)
+		OK(cuLaunchHostFunc(gated, note, (void *)(intptr_t)i));
+	int five = 5;
+	OK(cuStreamAddCallback(gated, count_callback, &five, 0));
+	poll_stream(gated);
+	CHECK(ordered == 20 && order[19] == 19 && calls == 5 && seen == gated);
+}
+
+static void what_waits_for_an_event_behind_a_gate(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), second = stream_new(CU_STREAM_NON_BLOCKING),
+		 third = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	CUevent before = recorded(gated);
+	put_gate(gated);
+	CUevent behind = recorded(gated);
+	OK(cuMemsetD8Async(at, 1, 1, second));
+	CUevent not_yet = recorded(second);
+	OK(cuStreamWaitEvent(second, before, 0));
+	CUevent not_yet_either = recorded(second);
+	OK(cuStreamWaitEvent(second, behind, 0));
+	OK(cuMemsetD8Async(at, 2, 1, second));
+	OK(cuStreamWaitEvent(third, not_yet_either, 0));
+	OK(cuMemsetD8Async(at + 1, 3, 1, third));
+	CUevent last = recorded(third);
+	OK(cuStreamWaitEvent(third, recorded(second), 0)); // in two steps
+	GIVES(600, cuStreamQuery(second));
+	CHECK(bytes(at)[0] == 1);
+	OK(cuEventSynchronize(not_yet));
+	OK(cuEventSynchronize(not_yet_either));
+	OK(cuEventSynchronize(last));
+	CHECK(bytes(at)[1] == 3);
+	GIVES(600, cuStreamQuery(third));
+	open_gate_soon();
+	OK(cuStreamSynchronize(third));
+	was_opened();
+	CHECK(bytes(at)[0] == 2);
+}
+
+static void gates_and_the_legacy_stream(void)
+{
+	start(0);
+	CUstream gated = stream_new(0), second = stream_new(0), apart = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	put_gate(gated);
+	OK(cuMemsetD8Async(at, 1, 1, second)); // before the legacy stream's
+	CUevent early = recorded(second);
+	OK(cuMemsetD8Async(at + 1, 2, 1, NULL));
+	OK(cuMemsetD8Async(at, 3, 1, second));
+	OK(cuMemsetD8Async(at + 2, 4, 1, apart));
+	GIVES(600, cuStreamQuery(NULL));
+	GIVES(600, cuStreamQuery(second));
+	OK(cuEventSynchronize(early));
+	OK(cuStreamSynchronize(apart));
+	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0 && bytes(at)[2] == 4);
+	open_gate_soon();
+	OK(cuMemsetD8_v2(at + 3, 5, 1)); // on the legacy stream
+	was_opened();
+	CHECK(bytes(at)[1] == 2 && bytes(at)[3] == 5);
+
+	put_gate(CU_STREAM_LEGACY);
+	OK(cuMemsetD8Async(at, 6, 1, second));
+	OK(cuMemsetD8Async(at + 2, 7, 1, apart));
+	OK(cuStreamSynchronize(apart));
+	GIVES(600, cuStreamQuery(second));
+	GIVES(600, cuStreamQuery(NULL));
+	CHECK(bytes(at)[0] == 3 && bytes(at)[2] == 7);
+	open_gate_soon();
+	OK(cuStreamSynchronize(second));
+	was_opened();
+	CHECK(bytes(at)[0] == 6);
+}
+
+// Those who wait for everything wait for the gate, whoever is in it.
+static void the_context_waits_for_its_gates(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	for (int round = 0; round < 6; round++) {
+		put_gate(gated);
+		OK(cuMemsetD8Async(at, (unsigned char)round, 1, gated));
+		if (round % 2)
+			GIVES(600, cuStreamQuery(gated));
+		open_gate_soon();
+		if (round < 2)
+			OK(cuCtxSynchronize());
+		else if (round < 4)
+			OK(cuMemFree_v2(allocate(MIB)));
+		else
+			OK(cuStreamSynchronize(gated));
+		was_opened();
+		CHECK(bytes(at)[0] == round);
+	}
+	put_gate(gated);
+	GIVES(600, cuStreamQuery(gated));
+	open_gate_soon();
+	OK(cuStreamDestroy_v2(gated));
+	was_opened();
+}
+
+static void host_memory_is_given_back_beside_a_gate(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	char *used = malloc(MIB), *unused = malloc(MIB), *allocated, *read;
+	OK(cuMemHostRegister_v2(used, MIB, 0));
+	OK(cuMemHostRegister_v2(unused, MIB, 0));
+	OK(cuMemHostAlloc((void **)&allocated, MIB, 0));
+	OK(cuMemHostAlloc((void **)&read, MIB, 0));
+	put_gate(gated);
+	OK(cuMemcpyDtoHAsync_v2(used + 100, at, 100, gated));
+	OK(cuMemcpyHtoDAsync_v2(at, read, 100, gated));
+	OK(cuMemsetD8Async(at + 100, 1, 1, other));
+	OK(cuMemHostUnregister(unused));
+	CHECK(bytes(at)[100] == 1); // what can run does, as it always did
+	OK(cuMemFreeHost(allocated));
+	OK(cuMemsetD8Async(at, 2, 100, other));
+	GIVES(600, cuStreamQuery(gated));
+	open_gate_soon();
+	OK(cuMemHostUnregister(used));
+	was_opened();
+	CHECK(used[199] == 2);
+
+	put_gate(gated);
+	OK(cuMemcpyHtoDAsync_v2(at, read, 100, gated));
+	open_gate_soon();
+	OK(cuMemFreeHost(read));
+	was_opened();
+	CHECK(bytes(at)[0] == 0 && cudasim_stat("pinned_bytes") == 0);
+}
+
+static void issuing_beside_a_gate(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr at = allocate(MIB);
+	put_gate(gated);
+	for (int i = 0; i < 1000; i++)
+		OK(cuMemsetD8Async(at, 1, 1, gated));
+	for (int i = 0; i < 3000; i++)
+		OK(cuMemsetD8Async(at + 1 + (unsigned)i, 2, 1, other));
+	OK(cuStreamSynchronize(other));
+	CHECK(bytes(at)[0] == 0 && bytes(at)[3000] == 2);
+	open_gate_soon();
+	for (int i = 0; i < 3000; i++) // it has room for 1024
+		OK(cuMemsetD8Async(at, 3, 1, gated));
+	was_opened();
+	CHECK(bytes(at)[0] == 3);
+	OK(cuStreamSynchronize(gated));
+}
+
+// Memory that a gate does not hold up is found.
+static void allocating_beside_a_gate(void)
+{
+	start(0);
+	CUstream gated = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(CU_STREAM_NON_BLOCKING);
+	CUdeviceptr first, second, third;
+	OK(cuMemAllocAsync(&first, 30 * MIB, gated));
+	OK(cuMemAllocAsync(&second, 30 * MIB, gated));
+	put_gate(gated);
+	OK(cuMemFreeAsync(first, gated));
+	OK(cuMemFreeAsync(second, other));
+	OK(cuMemAllocAsync(&third, 30 * MIB, other));
+	CHECK(third == second && entered == 0);
+	open_gate_soon();
+	OK(cuMemAllocAsync(&second, 30 * MIB, other));
+	was_opened();
+	CHECK(second == first);
+}
+
+static void gates_over_fork_and_reset(void)
+{
+	start(0);
+	CUstream gated = stream_new(0);
+	put_gate(gated);
+	GIVES(600, cuStreamQuery(gated));
+	wait_until_entered(1);
+	pid_t child = fork();
+	if (!child) {
+		alarm(20);
+		GIVES(3, cuStreamQuery(gated));
+		GIVES(3, cuCtxSynchronize());
+		_exit(0);
+	}
+	int status;
+	CHECK(waitpid(child, &status, 0) == child && status == 0);
+	GIVES(600, cuStreamQuery(gated));
+
+	cudasim_reset();
+	CHECK(cudasim_stat("pending") == 0);
+	start(0);
+	gated = stream_new(0);
+	CUdeviceptr at = allocate(MIB);
+	OK(cuMemsetD8Async(at, 1, 1, gated));
+	OK(cuCtxSynchronize()); // what is from before the reset is no part of it
+	CHECK(bytes(at)[0] == 1);
+	put_gate(gated);
+	OK(cuMemsetD8Async(at, 2, 1, gated));
+	GIVES(600, cuStreamQuery(gated));
+	wait_until_entered(2);
+	sem_post(&gate);
+	sem_post(&gate);
+	poll_stream(gated);
+	CHECK(bytes(at)[0] == 2);
+}
+
 MAIN(CASE(work_waits_to_be_waited_for), CASE(only_what_is_needed_runs),
      CASE(the_legacy_stream_waits_for_blocking_ones), CASE(events_order_streams), CASE(host_functions),
      CASE(two_threads_wait), CASE(pinned_copies_are_late_pageable_ones_are_not),
      CASE(unmapping_does_not_wait), CASE(mapping_again_does_not_hide_it), CASE(synchronizing_first_is_right),
-     CASE(access_taken_away), CASE(the_queue_is_bounded))
+     CASE(access_taken_away), CASE(the_queue_is_bounded), CASE(gated_beside_another_stream),
+     CASE(queries_do_not_wait), CASE(what_waits_for_an_event_behind_a_gate),
+     CASE(gates_and_the_legacy_stream), CASE(the_context_waits_for_its_gates),
+     CASE(host_memory_is_given_back_beside_a_gate), CASE(issuing_beside_a_gate),
+     CASE(allocating_beside_a_gate), CASE(gates_over_fork_and_reset))

@@ -25,4 +25,7 @@ def test_client(client: str, name: str) -> None:
     result = run(str(HERE / "clients" / f"{client}.py"), preloaded=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == f"{name} done\n"
-    assert result.stderr == ""
+    # sglang pauses what it may not have; a tag that nobody has used is told of once.
+    told = 'tms: pause: nothing was ever allocated with tag "nothing has this tag"; tags so far: '
+    assert result.stderr.count("\n") == (client == "sglang"), result.stderr
+    assert result.stderr.startswith(told if client == "sglang" else ""), result.stderr

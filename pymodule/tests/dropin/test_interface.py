@@ -229,7 +229,7 @@ tensor = full(1)
 second.__exit__(None, None, None)
 assert settings() == outside
 plain = full(2)
-saver.pause("first")
+assert [tag["tag"] for tag in tms.stats()["devices"][0]["tags"]] == ["second"]
 assert holds(tensor, 1)
 saver.pause("second")
 assert initial - free() == SIZE and holds(plain, 2)

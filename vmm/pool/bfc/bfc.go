@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
 	"tms/vmm/pool/internal/ordered"
@@ -125,7 +126,7 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 func (p *Pool) malloc(size, before uint64) (pool.Block, error) {
 	if size > p.limit {
 		return pool.Block{}, fmt.Errorf("%w: memory_limit is %s; raise it",
-			pool.ErrTooLarge, pool.Readable(p.limit))
+			pool.ErrTooLarge, readable.Bytes(p.limit))
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	if h := p.fit(rounded, before); h != chunks.None {

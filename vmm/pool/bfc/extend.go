@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
 )
@@ -16,7 +17,7 @@ func (p *Pool) extend(rounded uint64) (chunks.Handle, error) {
 	available := (p.limit - p.table.Stats().Reserved) &^ (granularity - 1)
 	if rounded > available {
 		return chunks.None, fmt.Errorf("%w: the largest free chunk has %s and %s are left of the memory_limit of %s; free something or raise it",
-			pool.ErrOutOfMemory, pool.Readable(p.largestFree()), pool.Readable(available), pool.Readable(p.limit))
+			pool.ErrOutOfMemory, readable.Bytes(p.largestFree()), readable.Bytes(available), readable.Bytes(p.limit))
 	}
 	region := p.region
 	for region < rounded {
@@ -25,7 +26,7 @@ func (p *Pool) extend(rounded uint64) (chunks.Handle, error) {
 	for size := min(region, available); ; size = less(size) {
 		if size < rounded {
 			return chunks.None, fmt.Errorf("%w: the largest free chunk has %s and the device has no room for a region; free something, or ask for less",
-				pool.ErrOutOfMemory, pool.Readable(p.largestFree()))
+				pool.ErrOutOfMemory, readable.Bytes(p.largestFree()))
 		}
 		h, err := p.table.Grow(size)
 		if errors.Is(err, pool.ErrOutOfMemory) {

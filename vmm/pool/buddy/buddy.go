@@ -10,6 +10,7 @@ import (
 	"math/bits"
 	"sync"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 )
@@ -85,7 +86,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	if size > p.largest {
 		return pool.Block{}, p.ledger.Refuse(size,
-			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, pool.Readable(p.largest)),
+			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest)),
 			"give a larger capacity=")
 	}
 	count := (size + p.unit - 1) / p.unit

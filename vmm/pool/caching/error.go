@@ -3,6 +3,7 @@ package caching
 import (
 	"fmt"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 )
 
@@ -38,14 +39,14 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 func (e *OutOfMemoryError) Error() string {
 	total, free, allowed := "unknown", "unknown", ""
 	if e.Total > 0 {
-		total, free = pool.Readable(e.Total), pool.Readable(e.Free)
+		total, free = readable.Bytes(e.Total), readable.Bytes(e.Free)
 	}
 	if e.Limited {
-		allowed = pool.Readable(e.Allowed) + " allowed; "
+		allowed = readable.Bytes(e.Allowed) + " allowed; "
 	}
 	return fmt.Sprintf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
 		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
-		pool.Readable(e.Tried), e.Device, total, pool.Readable(e.Allocated), free, allowed, pool.Readable(e.Reserved),
+		readable.Bytes(e.Tried), e.Device, total, readable.Bytes(e.Allocated), free, allowed, readable.Bytes(e.Reserved),
 		e.advice())
 }
 

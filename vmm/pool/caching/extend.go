@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 )
 
@@ -40,12 +41,12 @@ func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle,
 // grow makes a segment, as a block that is not yet free.
 func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	if reserved := uint64(p.counters.all.reservedBytes.Current); p.limited && reserved+size > p.allowed {
-		return none, fmt.Errorf("%w: the memory fraction allows %s", pool.ErrOutOfMemory, pool.Readable(p.allowed))
+		return none, fmt.Errorf("%w: the memory fraction allows %s", pool.ErrOutOfMemory, readable.Bytes(p.allowed))
 	}
 	address, err := p.source.Allocate(size)
 	if err != nil {
 		p.sourceFailures++
-		return none, fmt.Errorf("a segment of %s: %w", pool.Readable(size), err)
+		return none, fmt.Errorf("a segment of %s: %w", readable.Bytes(size), err)
 	}
 	p.sourceMallocs++
 	s := p.open(into, stream)

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"sync"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
 )
@@ -81,7 +82,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	if size > p.capacity {
 		return pool.Block{}, p.ledger.Refuse(size,
-			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, pool.Readable(p.capacity)), "give a larger buffer=")
+			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity)), "give a larger buffer=")
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	block, reused := p.reuse(rounded)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"tms/internal/readable"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
@@ -28,12 +29,12 @@ func (d *device) outOfMemory(size, margin uint64, err error) error {
 	if !short(err) {
 		return err
 	}
-	words := fmt.Sprintf("%v: a segment of %s on device %d", pool.ErrOutOfMemory, pool.Readable(size), d.ordinal)
+	words := fmt.Sprintf("%v: a segment of %s on device %d", pool.ErrOutOfMemory, readable.Bytes(size), d.ordinal)
 	if free, total, failed := d.Memory(); failed == nil {
-		words += fmt.Sprintf(", which has %s free of %s", pool.Readable(free), pool.Readable(total))
+		words += fmt.Sprintf(", which has %s free of %s", readable.Bytes(free), readable.Bytes(total))
 	}
 	if errors.Is(err, vmm.ErrMargin) {
-		words += fmt.Sprintf(" and is to keep a margin of %s", pool.Readable(margin))
+		words += fmt.Sprintf(" and is to keep a margin of %s", readable.Bytes(margin))
 	}
 	return &shortage{words, err}
 }

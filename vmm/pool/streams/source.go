@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 )
 
@@ -25,7 +26,7 @@ func (s *shared) Allocate(size uint64) (uintptr, error) {
 	if s.limited && (size > s.allowed || s.held > s.allowed-size) {
 		s.stats.SourceFailures++
 		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
-			pool.ErrOutOfMemory, pool.Readable(size), pool.Readable(s.allowed), pool.Readable(s.held))
+			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(s.allowed), readable.Bytes(s.held))
 	}
 	address, err := s.under.Allocate(size)
 	if err != nil {

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"sync"
 
+	"tms/internal/readable"
 	"tms/vmm/pool"
 )
 
@@ -52,7 +53,7 @@ func (l *Limit) reserve(size uint64) error {
 	if size > l.bound-l.held {
 		l.failures++
 		return fmt.Errorf("%w: %s, with %s live of a limit of %s; free something or raise the limit",
-			pool.ErrOutOfMemory, pool.Readable(size), pool.Readable(l.held), pool.Readable(l.bound))
+			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(l.held), readable.Bytes(l.bound))
 	}
 	l.held += size
 	return nil

@@ -1,0 +1,20 @@
+package main
+
+import "testing"
+
+// A tag for every step of a long run.
+func TestManyTags(t *testing.T) {
+	for _, cudart := range majors {
+		o := run(t, compile(t, "tags", cudart), []string{"many", "20000"})
+		o.succeeded(t)
+		t.Log(o.stdout)
+	}
+}
+
+func TestAddressesAreLimited(t *testing.T) {
+	run(t, compile(t, "tags", majors[1]), []string{"limited"}).succeeded(t)
+}
+
+func TestTagsThatAreNotText(t *testing.T) {
+	run(t, compile(t, "tags", majors[1]), []string{"odd"}).succeeded(t)
+}

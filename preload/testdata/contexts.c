@@ -1,0 +1,125 @@
+/* Work in contexts that the program has made itself, and on devices that may read a segment, is waited for before
+ * memory goes. argument: free, pause, unseen, peer, destroyed */
+#include "host.h"
+
+int cuCtxCreate_v2(void **, unsigned, int);
+int cuCtxDestroy_v2(void *);
+int cuCtxSetCurrent(void *);
+int cuCtxSynchronize(void);
+int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+int cuInit(unsigned);
+int cuMemAlloc_v2(uintptr_t *, size_t);
+int cuMemFree_v2(uintptr_t);
+int cuMemsetD8Async(uintptr_t, unsigned char, size_t, void *);
+int cuStreamCreate(void **, unsigned);
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+int cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, void *);
+int cudaLaunchHostFunc(void *, void (*)(void *), void *);
+enum { NON_BLOCKING = 1, SIZE = 8 << 20 };
+
+static uintptr_t in_region(int expected)
+{
+	uintptr_t address = 0;
+	tms_set_interesting_region(true);
+	EXPECT(cuMemAlloc_v2(&address, SIZE), expected);
+	tms_set_interesting_region(false);
+	return address;
+}
+
+static void nap(void *unused)
+{
+	(void)unused;
+	usleep(50000);
+}
+
+static void *own_context(void)
+{
+	void *context = NULL;
+	EXPECT(cuInit(0), 0);
+	EXPECT(cuCtxCreate_v2(&context, 0, 0), 0);
+	return context;
+}
+
+/* A stream of the current context with work on the memory that begins in 50 ms. */
+static void busy(uintptr_t address)
+{
+	void *stream = NULL;
+	EXPECT(cuStreamCreate(&stream, NON_BLOCKING), 0);
+	EXPECT(cudaLaunchHostFunc(stream, nap, NULL), 0);
+	EXPECT(cuMemsetD8Async(address, 1, SIZE, stream), 0);
+}
+
+int main(int argc, char **argv)
+{
+	const char *what = argc > 1 ? argv[1] : "";
+	if (!strcmp(what, "free")) {
+		own_context();
+		uintptr_t address = in_region(0);
+		busy(address);
+		EXPECT(cuMemFree_v2(address), 0);
+		EXPECT(cuCtxSynchronize(), 0);
+	} else if (!strcmp(what, "pause")) {
+		void *mine = own_context();
+		uintptr_t address = in_region(0);
+		busy(address);
+		/* With another context current, and on a thread that has none. */
+		EXPECT(cuCtxSetCurrent(NULL), 0);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(cuCtxSetCurrent(mine), 0);
+		EXPECT(cuCtxSynchronize(), 0);
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(cuMemFree_v2(address), 0);
+	} else if (!strcmp(what, "asked for by name")) {
+		void *context = NULL, *create = NULL;
+		EXPECT(cuInit(0), 0);
+		EXPECT(cuGetProcAddress_v2("cuCtxCreate", &create, 11030, 0, NULL), 0);
+		CHECK(create == (void *)cuCtxCreate_v2);
+		EXPECT(((int (*)(void **, unsigned, int))create)(&context, 0, 0), 0);
+		busy(in_region(0));
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(cuCtxSynchronize(), 0);
+	} else if (!strcmp(what, "unseen")) {
+		/* Made by a function that only the driver's own library has: nobody knows of it. */
+		void *context = NULL;
+		EXPECT(cuInit(0), 0);
+		EXPECT(((int (*)(void **, unsigned, int))simulator("cuCtxCreate_v2"))(&context, 0, 0), 0);
+		in_region(801);
+		CHECK(strstr(tms_last_error(), "primary context"));
+		uintptr_t plain = 0;
+		EXPECT(cuMemAlloc_v2(&plain, SIZE), 0);
+		EXPECT(cuMemFree_v2(plain), 0);
+	} else if (!strcmp(what, "destroyed")) {
+		void *first = own_context();
+		uintptr_t address = in_region(0);
+		EXPECT(cuCtxDestroy_v2(first), 0);
+		for (int i = 0; i < 3000; i++) /* entries are used again */
+			EXPECT(cuCtxDestroy_v2(own_context()), 0);
+		EXPECT(tms_pause(NULL), 0);
+		EXPECT(tms_resume(NULL), 0);
+		own_context();
+		EXPECT(cuMemFree_v2(address), 0);
+		EXPECT(sim_stat("handles"), 0);
+	} else {
+		/* A copy on a stream of device 1 reads memory of device 0. */
+		void *source = pausable(SIZE, "t", true), *target = NULL, *stream = NULL;
+		fill(source, SIZE, 5);
+		EXPECT(cudaSetDevice(1), 0);
+		EXPECT(cudaMalloc(&target, SIZE), 0);
+		EXPECT(cudaStreamCreate(&stream), 0);
+		for (int round = 0; round < 2; round++) {
+			EXPECT(cudaLaunchHostFunc(stream, nap, NULL), 0);
+			EXPECT(cudaMemcpyAsync(target, source, SIZE, 3, stream), 0);
+			EXPECT(cudaSetDevice(0), 0);
+			if (round == 0) {
+				EXPECT(tms_pause("t"), 0);
+				EXPECT(tms_resume("t"), 0);
+			} else {
+				EXPECT(cudaFree(source), 0);
+			}
+			EXPECT(cudaSetDevice(1), 0);
+			EXPECT(cudaStreamSynchronize(stream), 0);
+			CHECK(filled(target, SIZE, 5));
+		}
+	}
+	return 0;
+}

@@ -1,0 +1,273 @@
+/* What the host says about the signals of faults holds as if the library were not there: which handler is
+ * set, what it was before, on which stack it runs and how often. Also while the library starts. */
+#include "host.h"
+
+#include <setjmp.h>
+#include <stdatomic.h>
+#include <sched.h>
+
+static sigjmp_buf back;
+static volatile int handled, chained;
+static char *volatile stack_of;
+static char *alternate;
+enum { ALTERNATE = 256 << 10 };
+static char *paused;
+
+static void recover(int signal)
+{
+	char here;
+	stack_of = &here;
+	handled++;
+	(void)signal;
+	siglongjmp(back, 1);
+}
+
+static void recover_with_information(int signal, siginfo_t *information, void *context)
+{
+	CHECK(signal == SIGSEGV && information->si_addr == paused && context);
+	recover(signal);
+}
+
+static void other(int signal)
+{
+	(void)signal;
+}
+
+static struct sigaction before_chain;
+
+static void pass_on(int signal, siginfo_t *information, void *context)
+{
+	chained++;
+	before_chain.sa_sigaction(signal, information, context);
+}
+
+static bool on_alternate(void)
+{
+	return stack_of >= alternate && stack_of < alternate + ALTERNATE;
+}
+
+static void fault(void)
+{
+	if (sigsetjmp(back, 1) == 0) {
+		*(volatile char *)paused = 1; /* out of reach */
+		CHECK(!"reached");
+	}
+}
+
+/* Into Go and out again, which arms what a fault had put back. */
+static void use(void)
+{
+	EXPECT(tms_pause(NULL), 0);
+}
+
+static void set(int signal, void (*handler)(int, siginfo_t *, void *), int flags)
+{
+	struct sigaction action = {.sa_sigaction = handler, .sa_flags = flags | SA_SIGINFO};
+	sigaddset(&action.sa_mask, SIGUSR1);
+	EXPECT(sigaction(signal, &action, NULL), 0);
+}
+
+static void is_set(int signal, void *handler, unsigned flags)
+{
+	struct sigaction now;
+	EXPECT(sigaction(signal, NULL, &now), 0);
+	CHECK(now.sa_sigaction == handler);
+	EXPECT((unsigned)now.sa_flags & (SA_SIGINFO | SA_ONSTACK | SA_RESETHAND | SA_NODEFER | SA_RESTART), flags);
+}
+
+static void ask(void)
+{
+	struct sigaction old;
+	is_set(SIGBUS, SIG_DFL, 0);
+	CHECK(signal(SIGBUS, other) == SIG_DFL);
+	is_set(SIGBUS, other, SA_RESTART);
+	use();
+	is_set(SIGBUS, other, SA_RESTART);
+	CHECK(signal(SIGBUS, SIG_IGN) == other);
+	use();
+	is_set(SIGBUS, SIG_IGN, SA_RESTART);
+	raise(SIGBUS);
+	CHECK(signal(SIGBUS, SIG_DFL) == SIG_IGN);
+	use();
+	EXPECT(sigaction(SIGBUS, &(struct sigaction){.sa_handler = other, .sa_flags = SA_NODEFER}, &old), 0);
+	CHECK(old.sa_handler == SIG_DFL);
+	use();
+	is_set(SIGBUS, other, SA_NODEFER);
+	EXPECT(sigaction(SIGBUS, &old, NULL), 0);
+	EXPECT(sigaction(SIGKILL, &old, NULL), -1);
+	EXPECT(sigaction(SIGSEGV, NULL, &old), 0);
+	sigset_t mask = old.sa_mask;
+	CHECK(sigismember(&mask, SIGUSR1) && !sigismember(&mask, SIGUSR2));
+}
+
+static void faults_before_and_after(void)
+{
+	is_set(SIGSEGV, recover_with_information, SA_SIGINFO);
+	for (int i = 0; i < 6; i++) {
+		fault();
+		EXPECT(handled, i + 1);
+		CHECK(!on_alternate());
+		if (i % 2)
+			use();
+	}
+	set(SIGSEGV, recover_with_information, SA_ONSTACK);
+	for (int i = 0; i < 4; i++) {
+		use();
+		fault();
+		CHECK(on_alternate());
+	}
+	EXPECT(handled, 10);
+}
+
+/* A handler that keeps the one before and hands over to it. */
+static void chain(void)
+{
+	use();
+	struct sigaction action = {.sa_sigaction = pass_on, .sa_flags = SA_SIGINFO};
+	EXPECT(sigaction(SIGSEGV, &action, &before_chain), 0);
+	CHECK(before_chain.sa_sigaction == recover_with_information);
+	handled = 0;
+	for (int i = 0; i < 4; i++) {
+		fault();
+		EXPECT(handled, i + 1);
+		EXPECT(chained, i + 1);
+		use();
+	}
+	EXPECT(sigaction(SIGSEGV, &before_chain, NULL), 0);
+}
+
+/* Sent by a process, not by the processor: what came with it comes along. */
+static volatile int sent;
+
+static void on_sent(int signal, siginfo_t *information, void *context)
+{
+	(void)context;
+	CHECK(signal == SIGSEGV || signal == SIGFPE);
+	if (information->si_code == SI_QUEUE)
+		EXPECT(information->si_value.sival_int, 7);
+	else
+		EXPECT(information->si_code, signal == SIGSEGV ? SI_USER : SI_TKILL);
+	EXPECT(information->si_pid, getpid());
+	sent++;
+}
+
+static void sent_signals(void)
+{
+	set(SIGSEGV, on_sent, 0);
+	set(SIGFPE, on_sent, 0);
+	use();
+	EXPECT(kill(getpid(), SIGSEGV), 0);
+	EXPECT(sent, 1);
+	use();
+	EXPECT(raise(SIGFPE), 0);
+	EXPECT(sent, 2);
+	use();
+	EXPECT(sigqueue(getpid(), SIGSEGV, (union sigval){.sival_int = 7}), 0);
+	EXPECT(sent, 3);
+}
+
+static void once_only(void)
+{
+	set(SIGSEGV, recover_with_information, SA_RESETHAND);
+	use();
+	handled = 0;
+	fault();
+	EXPECT(handled, 1);
+	is_set(SIGSEGV, SIG_DFL, SA_SIGINFO | SA_RESETHAND);
+	use();
+	pid_t child = fork();
+	if (child == 0) {
+		fault();
+		_exit(0);
+	}
+	int status;
+	EXPECT(waitpid(child, &status, 0), child);
+	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
+}
+
+/* A child that was made while another thread was in sigaction, and calls no atfork handlers, can call it. */
+static _Atomic bool forked_all;
+
+static void *set_all_the_while(void *unused)
+{
+	while (!atomic_load(&forked_all))
+		set(SIGBUS, recover_with_information, 0);
+	return unused;
+}
+
+static void in_children(void)
+{
+	pthread_t thread;
+	use();
+	EXPECT(pthread_create(&thread, NULL, set_all_the_while, NULL), 0);
+	for (int i = 0; i < 500; i++) {
+		pid_t child = _Fork();
+		if (child == 0) {
+			alarm(20);
+			set(SIGSEGV, recover_with_information, 0);
+			is_set(SIGSEGV, recover_with_information, SA_SIGINFO);
+			_exit(0);
+		}
+		int status;
+		EXPECT(waitpid(child, &status, 0), child);
+		EXPECT(status, 0);
+	}
+	atomic_store(&forked_all, true);
+	EXPECT(pthread_join(thread, NULL), 0);
+}
+
+/* One thread starts the library, another sets handlers all the while: each stays set. */
+static _Atomic bool go, started;
+
+static void *start_library(void *unused)
+{
+	while (!atomic_load(&go))
+		;
+	EXPECT(cudaFree(pausable(2 * MIB, "first", false)), 0);
+	atomic_store(&started, true);
+	return unused;
+}
+
+static void another(int signal)
+{
+	other(signal);
+}
+
+static int race(int signal)
+{
+	pthread_t thread;
+	EXPECT(cudaFree(NULL), 0);
+	EXPECT(pthread_create(&thread, NULL, start_library, NULL), 0);
+	atomic_store(&go, true);
+	for (int i = 0; !atomic_load(&started); i++) {
+		struct sigaction action = {.sa_handler = i % 2 ? other : another}, now;
+		EXPECT(sigaction(signal, &action, NULL), 0);
+		for (int yields = 0; yields < 20; yields++)
+			sched_yield();
+		EXPECT(sigaction(signal, NULL, &now), 0);
+		CHECK(now.sa_handler == action.sa_handler);
+		EXPECT(now.sa_flags & SA_ONSTACK, 0);
+	}
+	EXPECT(pthread_join(thread, NULL), 0);
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	if (argc > 1)
+		return race(atoi(argv[1]));
+	alternate = malloc(ALTERNATE);
+	EXPECT(sigaltstack(&(stack_t){.ss_sp = alternate, .ss_size = ALTERNATE}, NULL), 0);
+	set(SIGSEGV, recover_with_information, 0);
+	paused = pausable(2 * MIB, "gone", false);
+	use();
+	ask();
+	faults_before_and_after();
+	chain();
+	sent_signals();
+	in_children();
+	once_only();
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaFree(paused), 0);
+	return 0;
+}

@@ -1,0 +1,75 @@
+/* A fault inside Go becomes an error code, on a thread's first call and on those after it, and what the
+ * thread does then works. The fault here is a bad pointer of the program's own, which Go reads. */
+#include "host.h"
+
+struct prop {
+	int type, handle_types, location_type, location;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+struct access {
+	int location_type, location, flags;
+};
+
+#pragma weak cuMemCreate
+#pragma weak cuMemMap
+#pragma weak cuMemSetAccess
+int cuMemCreate(uint64_t *, size_t, const struct prop *, unsigned long long);
+int cuMemMap(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+int cuMemSetAccess(uintptr_t, size_t, const struct access *, size_t);
+
+enum { PANIC = 999 };
+static const struct access readwrite = {1, 0, 3};
+static uintptr_t address;
+
+static void open_fault_signals(bool open)
+{
+	sigset_t all;
+	sigfillset(&all);
+	EXPECT(pthread_sigmask(open ? SIG_UNBLOCK : SIG_BLOCK, &all, NULL), 0);
+}
+
+/* blocked: with every signal blocked, faults too. */
+static void *fault(void *blocked)
+{
+	const struct access *bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
+	open_fault_signals(!blocked);
+	for (int i = 0; i < 3; i++) {
+		EXPECT(cuMemSetAccess(address, 2 * MIB, bad[i], 1), PANIC);
+		CHECK(strstr(tms_last_error(), "internal error"));
+	}
+	sigset_t mask;
+	EXPECT(pthread_sigmask(SIG_SETMASK, NULL, &mask), 0);
+	EXPECT(sigismember(&mask, SIGSEGV), blocked != NULL);
+	EXPECT(cuMemSetAccess(address, 2 * MIB, &readwrite, 1), 0);
+	fill((void *)address, 2 * MIB, 5);
+	EXPECT(tms_pause("chunk"), 0);
+	EXPECT(tms_resume("chunk"), 0);
+	CHECK(filled((void *)address, 2 * MIB, 5));
+	return NULL;
+}
+
+int main(void)
+{
+	struct prop prop = {.type = 1, .location_type = 1};
+	uint64_t handle = 0;
+	EXPECT(cudaFree(NULL), 0); /* makes the context */
+	tms_set_interesting_region(true);
+	tms_set_current_tag("chunk");
+	tms_set_enable_cpu_backup(true);
+	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
+		(__typeof__(reserve))simulator("cuMemAddressReserve");
+	EXPECT(reserve(&address, 2 * MIB, 0, 0, 0), 0);
+	EXPECT(cuMemCreate(&handle, 2 * MIB, &prop, 0), 0);
+	EXPECT(cuMemMap(address, 2 * MIB, 0, handle, 0), 0);
+
+	pthread_t thread;
+	for (int i = 0; i < 4; i++) {
+		EXPECT(pthread_create(&thread, NULL, fault, i % 2 ? &address : NULL), 0);
+		EXPECT(pthread_join(thread, NULL), 0);
+	}
+	fault(NULL);
+	return 0;
+}

@@ -1,0 +1,210 @@
+/* Many tags, few addresses, odd names: what is taken of the host's address space, and what is left of it. */
+#include "host.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#define GIB ((size_t)1 << 30)
+
+static size_t used(void)
+{
+	unsigned long pages = 0;
+	FILE *statm = fopen("/proc/self/statm", "r");
+	CHECK(statm);
+	EXPECT(fscanf(statm, "%lu", &pages), 1);
+	fclose(statm);
+	return pages * (size_t)sysconf(_SC_PAGESIZE);
+}
+
+static double processor_seconds(void)
+{
+	struct timespec now;
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+	return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+static char *stats(void)
+{
+	size_t size = tms_stats_json(NULL, 0) + 1;
+	char *text = malloc(size);
+	CHECK(text);
+	EXPECT(tms_stats_json(text, size), size - 1);
+	return text;
+}
+
+static void *nothing(void *unused)
+{
+	return unused;
+}
+
+/* What any program does now and then. */
+static void host_goes_on(void)
+{
+	void *memory = malloc(300 * MIB);
+	CHECK(memory);
+	free(memory);
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, nothing, NULL), 0);
+	EXPECT(pthread_join(thread, NULL), 0);
+}
+
+static void *reserve(size_t size)
+{
+	return mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+}
+
+/* A tag for each step: each takes a granule, and its cost does not grow with their number. */
+static void many(int count)
+{
+	void **pointers = calloc((size_t)count, sizeof *pointers);
+	CHECK(pointers);
+	char name[32];
+	size_t before = used();
+	double begin = processor_seconds(), first = 0;
+	for (int i = 0; i < count; i++) {
+		snprintf(name, sizeof name, "step %d", i);
+		pointers[i] = pausable(512, name, false);
+		EXPECT(tms_pause(name), 0);
+		EXPECT(tms_last_bytes(), 2 * MIB);
+		if (i + 1 == count / 4)
+			first = processor_seconds() - begin;
+	}
+	double last = processor_seconds() - begin;
+	CHECK(used() - before < 2 * (size_t)count * 2 * MIB + 128 * GIB);
+	host_goes_on();
+	char *text = stats();
+	CHECK(strstr(text, "\"step 0\"") && strstr(text, name));
+	free(text);
+	begin = processor_seconds();
+	for (int i = 0; i < count; i++)
+		EXPECT(cudaFree(pointers[i]), 0);
+	double freed = processor_seconds() - begin;
+	printf("%d tags: %.2f s, of which the first quarter %.2f s; freed in %.2f s\n", count, last, first, freed);
+	CHECK(last < 8 * first);
+	/* What has nothing left is not listed for ever. */
+	text = stats();
+	CHECK(!strstr(text, "step"));
+	free(text);
+	EXPECT(tms_pause(name), 0);
+	EXPECT(tms_last_bytes(), 0);
+	/* Nor are its addresses lost: others fit there. */
+	size_t after = used();
+	for (int i = 0; i < 1000; i++) {
+		snprintf(name, sizeof name, "epoch %d", i);
+		EXPECT(cudaFree(pausable(8 * MIB, name, false)), 0);
+	}
+	CHECK(used() - after < GIB);
+	free(pointers);
+}
+
+/* With a limit on addresses most of what is left stays the host's, and what it gives up can be used. */
+static void limited(void)
+{
+	struct rlimit limit = {0};
+	EXPECT(getrlimit(RLIMIT_AS, &limit), 0);
+	limit.rlim_cur = used() + 40 * GIB;
+	EXPECT(setrlimit(RLIMIT_AS, &limit), 0);
+	size_t before = used();
+	void *kept = pausable(8 * MIB, "kept", true);
+	fill(kept, 8 * MIB, 1);
+	CHECK(used() - before < 15 * GIB);
+	host_goes_on();
+	void *half = reserve(20 * GIB);
+	CHECK(half != MAP_FAILED);
+	/* Another eight tags of 32 MiB, each with a range of its own. */
+	void *others[8];
+	char name[32];
+	for (int i = 0; i < 8; i++) {
+		snprintf(name, sizeof name, "other %d", i);
+		others[i] = pausable(32 * MIB, name, false);
+	}
+	/* The host takes nearly all, so what is left of the arenas is used up, down to the last. */
+	size_t rest = limit.rlim_cur - used() - 600 * MIB;
+	void *most = reserve(rest);
+	CHECK(most != MAP_FAILED);
+	static void *pieces[2000];
+	int count = 0, code = 0;
+	tms_set_interesting_region(true);
+	for (; count < 2000 && code == 0; count++) {
+		snprintf(name, sizeof name, "piece %d", count);
+		tms_set_current_tag(name);
+		code = cudaMalloc(&pieces[count], 64 * MIB);
+		/* Its memory is not needed, its addresses are. */
+		if (code == 0)
+			EXPECT(tms_pause(name), 0);
+	}
+	EXPECT(code, 2);
+	CHECK(strstr(tms_last_error(), "ulimit -v"));
+	count--;
+	CHECK(count > 100);
+	munmap(most, rest);
+	host_goes_on();
+	EXPECT(cudaMalloc(&pieces[count++], 64 * MIB), 0);
+	tms_set_interesting_region(false);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume("kept"), 0);
+	CHECK(filled(kept, 8 * MIB, 1));
+	for (int i = 0; i < count; i++)
+		EXPECT(cudaFree(pieces[i]), 0);
+	for (int i = 0; i < 8; i++)
+		EXPECT(cudaFree(others[i]), 0);
+	EXPECT(cudaFree(kept), 0);
+}
+
+/* Names are bytes. Statistics are UTF-8, and tell them apart. */
+static void odd(void)
+{
+	static const struct {
+		const char *name, *shown;
+	} all[] = {
+		{"\xff", "\"\\\\xff\""},
+		{"\xfe", "\"\\\\xfe\""},
+		{"\\xff", "\"\\\\\\\\xff\""},
+		{"\xef\xbf\xbd", "\"\xef\xbf\xbd\""}, /* U+FFFD itself */
+		{"a\\b", "\"a\\\\b\""},
+		{"caf\xc3\xa9 \xc3", "\"caf\xc3\xa9 \\\\xc3\""},
+	};
+	enum { COUNT = sizeof all / sizeof *all };
+	void *pointers[COUNT];
+	for (int i = 0; i < COUNT; i++)
+		pointers[i] = pausable((size_t)(i + 1) * 2 * MIB, all[i].name, false);
+	char *text = stats();
+	for (int i = 0; i < COUNT; i++) {
+		char entry[128];
+		snprintf(entry, sizeof entry, "{\"tag\":%s,\"segments\":1,\"live_bytes\":%zu,", all[i].shown,
+			 (size_t)(i + 1) * 2 * MIB);
+		if (!strstr(text, entry)) {
+			fprintf(stderr, "no %s in %s\n", entry, text);
+			_exit(1);
+		}
+	}
+	free(text);
+	for (int i = 0; i < COUNT; i++) {
+		EXPECT(tms_pause(all[i].name), 0);
+		EXPECT(tms_last_bytes(), (size_t)(i + 1) * 2 * MIB);
+		EXPECT(cudaFree(pointers[i]), 0);
+	}
+	/* Those of PyTorch's pools too. */
+	EXPECT(tms_torch_pool_use("caching", NULL), 0);
+	tms_set_interesting_region(true);
+	tms_set_current_tag("\xff");
+	void *block = tms_torch_pool_malloc(1000, 0, NULL);
+	CHECK(block);
+	char pools[4096];
+	CHECK(tms_torch_pool_stats_json(pools, sizeof pools) < sizeof pools);
+	CHECK(strstr(pools, "\"tag\":\"\\\\xff\""));
+	tms_torch_pool_free(block, 1000, 0, NULL);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 2);
+	if (strcmp(argv[1], "many") == 0)
+		many(atoi(argv[2]));
+	else if (strcmp(argv[1], "limited") == 0)
+		limited();
+	else
+		odd();
+	return 0;
+}

@@ -1,0 +1,108 @@
+/* A caller that does not come back from tms_pause or tms_resume: it is cancelled, or a handler jumps out.
+ * The operation goes on, nobody's stack is written, and contents stay. */
+#include "host.h"
+
+#include <setjmp.h>
+#include <stdatomic.h>
+
+enum { SEGMENTS = 6 };
+#define SIZE (16 * MIB)
+static void *segment[SEGMENTS];
+static _Atomic int cycles;
+
+static void cycle(void)
+{
+	EXPECT(tms_pause("vanish"), 0);
+	EXPECT(tms_resume("vanish"), 0);
+	atomic_fetch_add(&cycles, 1);
+}
+
+static void *cycle_for_ever(void *unused)
+{
+	for (;;)
+		cycle();
+	return unused;
+}
+
+/* Stands where the caller stood, and is not written. */
+static void __attribute__((noinline)) watch_stack(void)
+{
+	volatile char big[64 << 10];
+	memset((void *)big, 0x5A, sizeof big);
+	usleep(20000);
+	for (size_t i = 0; i < sizeof big; i++)
+		CHECK(big[i] == 0x5A);
+}
+
+static void *watch(void *unused)
+{
+	watch_stack();
+	return unused;
+}
+
+static void in_thread(const pthread_attr_t *attributes, void *(*f)(void *), void *argument, bool cancel)
+{
+	pthread_t thread;
+	int before = atomic_load(&cycles);
+	EXPECT(pthread_create(&thread, attributes, f, argument), 0);
+	if (cancel) {
+		while (atomic_load(&cycles) == before)
+			usleep(100);
+		usleep(rand() % 5000);
+		EXPECT(pthread_cancel(thread), 0);
+	}
+	EXPECT(pthread_join(thread, NULL), 0);
+}
+
+static void cancelled(void)
+{
+	pthread_attr_t attributes;
+	EXPECT(pthread_attr_init(&attributes), 0);
+	EXPECT(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
+	for (int i = 0; i < 20; i++) {
+		in_thread(&attributes, cycle_for_ever, NULL, true);
+		in_thread(&attributes, watch, NULL, false);
+	}
+}
+
+static sigjmp_buf out;
+
+static void on_alarm(int signal)
+{
+	siglongjmp(out, signal);
+}
+
+static void jumped(void)
+{
+	volatile int jumps = 0;
+	signal(SIGALRM, on_alarm);
+	for (volatile int i = 0; i < 40; i++) {
+		if (sigsetjmp(out, 1) == 0) {
+			ualarm(2000 + rand() % 8000, 0);
+			for (;;)
+				cycle();
+		}
+		jumps++;
+		watch_stack();
+	}
+	EXPECT(jumps, 40);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	for (int i = 0; i < SEGMENTS; i++) {
+		segment[i] = pausable(SIZE, "vanish", true);
+		fill(segment[i], SIZE, i);
+	}
+	if (strcmp(argv[1], "cancelled") == 0)
+		cancelled();
+	else
+		jumped();
+	EXPECT(tms_resume("vanish"), 0);
+	for (int i = 0; i < SEGMENTS; i++) {
+		CHECK(filled(segment[i], SIZE, i));
+		EXPECT(cudaFree(segment[i]), 0);
+	}
+	return 0;
+}

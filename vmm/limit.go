@@ -1,0 +1,30 @@
+package vmm
+
+import (
+	"math"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/rawfile"
+)
+
+// addressesLeft is how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: no limit
+// is set. Where it cannot be found out, none are taken to be left.
+func addressesLeft() uint64 {
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
+		return math.MaxUint64
+	}
+	text, err := rawfile.ReadFile("/proc/self/statm")
+	if err != nil {
+		return 0
+	}
+	first, _, _ := strings.Cut(string(text), " ")
+	pages, err := strconv.ParseUint(first, 10, 64)
+	if err != nil {
+		return 0
+	}
+	return limit.Cur - min(limit.Cur, pages*uint64(unix.Getpagesize()))
+}

@@ -1,0 +1,195 @@
+package vmm_test
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+const gib = 1 << 30
+
+// width is how many bytes from the first address to the last, all of one reservation.
+func width(addresses []uintptr) uint64 {
+	return uint64(slices.Max(addresses) - slices.Min(addresses))
+}
+
+// Tags of small allocations lie granule by granule; larger ones get room for neighbours, ever more of it.
+func TestRangesGrowWithUse(t *testing.T) {
+	sim, _, engine := simulatedWith(t, 1, "64G")
+	var small []uintptr
+	for i := range 2000 {
+		small = append(small, mallocs(t, engine, 1, vmm.Request{Size: 512, Tag: fmt.Sprint("small", i)})...)
+	}
+	require.Equal(t, uint64(1999*2*mib), width(small))
+	// Five tags by turns: addresses in proportion to what they use, and still side by side.
+	tags := map[string][]uintptr{}
+	var all []uintptr
+	for i := range 5 * 400 {
+		tag := string(rune('a' + i%5))
+		tags[tag] = append(tags[tag], mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: tag})...)
+		all = append(all, tags[tag][i/5])
+	}
+	require.Less(t, width(append(small, all...)), uint64(2*(2000+5*400)*2*mib+gib))
+	before := sim.Stat("handles")
+	o := vmm.Options{ExtentBytes: 64 * mib}
+	for tag := range tags {
+		o.Tag = &tag
+		require.NoError(t, pause(engine, o))
+		require.NoError(t, resume(engine, o))
+	}
+	// Ranges of 64, 64, 128, 256 and 512 MiB for 800: 13 extents.
+	require.Equal(t, before-5*400+5*13, sim.Stat("handles"))
+	// All of it can be had again.
+	for _, a := range append(small, all...) {
+		require.NoError(t, engine.Free(a, false))
+	}
+	whole := mallocs(t, engine, 1, vmm.Request{Size: 60 * gib, Tag: "whole"})
+	require.Equal(t, uint64(1), sim.Stat("reservations"), "it fits where the others were")
+	require.NoError(t, engine.Free(whole[0], false))
+}
+
+// What is slack on both sides of a border between two ranges of a tag stays apart.
+func TestSlackAcrossRanges(t *testing.T) {
+	_, _, engine := simulatedWith(t, 1, "64G")
+	engine.CheckInvariants(true)
+	o := vmm.Options{ExtentBytes: 64 * gib}
+	all := mallocs(t, engine, 6, vmm.Request{Size: 8 * gib, Tag: "t"})
+	for i := range all[1:] {
+		require.Equal(t, all[i]+8*gib, all[i+1], "ranges side by side")
+	}
+	require.NoError(t, pause(engine, o))
+	require.NoError(t, resume(engine, o))
+	for _, a := range all[1:5] {
+		require.NoError(t, engine.Free(a, false))
+	}
+	again := mallocs(t, engine, 2, vmm.Request{Size: 12 * gib, Tag: "t"})
+	for _, a := range append(again, all[0], all[5]) {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// Paused memory keeps its addresses: they outnumber memory by far, in few reservations.
+func TestArenasGrowWithUse(t *testing.T) {
+	sim, _, engine := simulatedWith(t, 1, "70G")
+	var all []uintptr
+	for i := range 600 { // 3000 GiB
+		all = append(all, mallocs(t, engine, 1, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint(i % 3)})...)
+		if i == 0 {
+			require.Equal(t, uint64(1), sim.Stat("reservations"))
+			require.LessOrEqual(t, sim.Stat("reserved_bytes"), uint64(128*gib), "the first is as large as the device's memory")
+		}
+		require.NoError(t, pause(engine, vmm.Options{}))
+	}
+	slices.Sort(all)
+	for i := range all[1:] {
+		require.GreaterOrEqual(t, all[i+1]-all[i], uintptr(5*gib))
+	}
+	require.LessOrEqual(t, sim.Stat("reservations"), uint64(7))
+	reservations := sim.Stat("reservations")
+	for range 2 {
+		for _, a := range all {
+			require.NoError(t, engine.Free(a, false))
+		}
+		all = all[:0]
+		for i := range 400 {
+			all = append(all, mallocs(t, engine, 1, vmm.Request{Size: 5 * gib, Tag: fmt.Sprint("again", i%3)})...)
+			require.NoError(t, pause(engine, vmm.Options{}))
+		}
+	}
+	for _, a := range all {
+		require.NoError(t, engine.Free(a, false))
+	}
+	require.Equal(t, reservations, sim.Stat("reservations"), "addresses are used again")
+}
+
+// Where no more can be reserved, what there is is used to the last, and an allocation that finds nothing is
+// refused until something is freed.
+func TestNoMoreReservations(t *testing.T) {
+	sim, _, engine := simulatedWith(t, 1, "2G")
+	engine.CheckInvariants(true)
+	first := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "first"})
+	for n := range 10000 {
+		sim.Fail("cuMemAddressReserve", n+1, 2)
+	}
+	var all []uintptr
+	var refused error
+	for i := 0; refused == nil; i++ {
+		tag := fmt.Sprint(i)
+		address, err := engine.Malloc(vmm.Request{Size: gib, Tag: tag})
+		if refused = err; err == nil {
+			all = append(all, address)
+			require.NoError(t, pause(engine, name(tag)))
+		}
+	}
+	require.ErrorIs(t, refused, cuda.OutOfMemory)
+	require.ErrorContains(t, refused, "reserving 1.00 GiB of addresses")
+	require.Len(t, all, 63, "of 64 GiB the first tag has a granule")
+	require.NoError(t, engine.Free(all[7], false))
+	all[7] = mallocs(t, engine, 1, vmm.Request{Size: gib, Tag: "other"})[0]
+	sim.ClearFailures()
+	require.NoError(t, pause(engine, name("other")))
+	more := mallocs(t, engine, 1, vmm.Request{Size: gib, Tag: "more"})
+	for _, a := range slices.Concat(first, all, more) {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// tagNames lists the tags that statistics show.
+func tagNames(t *testing.T, engine *vmm.Engine) (names []string) {
+	t.Helper()
+	stats, err := engine.Stats()
+	require.NoError(t, err)
+	for _, d := range stats.Devices {
+		for _, ts := range d.Tags {
+			names = append(names, ts.Tag)
+		}
+	}
+	return names
+}
+
+// A tag is known as long as it has anything.
+func TestTagsComeAndGo(t *testing.T) {
+	_, driver, engine := simulated(t, 1)
+	engine.CheckInvariants(true)
+	// Refused: nothing is left of it.
+	_, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "refused", Margin: 2 * gib})
+	require.ErrorIs(t, err, vmm.ErrMargin)
+	require.Empty(t, tagNames(t, engine))
+	a := mallocs(t, engine, 3, vmm.Request{Size: 2 * mib, Tag: "a"})
+	b := mallocs(t, engine, 2, vmm.Request{Size: 100, Tag: "b"})
+	require.Equal(t, []string{"a", "b"}, tagNames(t, engine))
+	require.NoError(t, pause(engine, shared("a")))
+	require.NoError(t, resume(engine, shared("a")))
+	require.NoError(t, engine.Free(a[0], false))
+	require.NoError(t, engine.Free(a[1], false))
+	require.Equal(t, uint64(4*mib), tagStats(t, engine, "a").SlackBytes)
+	require.NoError(t, engine.Free(b[0], false))
+	require.Equal(t, []string{"a", "b"}, tagNames(t, engine))
+	require.NoError(t, engine.Free(b[1], false))
+	require.NoError(t, engine.Free(a[2], false))
+	require.Empty(t, tagNames(t, engine))
+	require.NoError(t, pause(engine, name("a")))
+
+	// Memory of the program's own is of its tag while it is mapped, also when all else of that has gone.
+	m := newMapper(t, driver, engine, vmm.Request{Tag: "a", Backup: vmm.BackupHost})
+	handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0))
+	require.NoError(t, err)
+	require.Empty(t, tagNames(t, engine))
+	a = mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "a"})
+	require.NoError(t, engine.Free(a[0], false))
+	require.NoError(t, engine.MemMap(m.at(0), chunk, 0, handle, 0))
+	m.open(0, 1)
+	fill(m.at(0), chunk, 1)
+	require.NoError(t, pause(engine, name("a")))
+	require.Equal(t, uint64(chunk), tagStats(t, engine, "a").PausedBytes)
+	require.NoError(t, resume(engine, name("a")))
+	requireFilled(t, m.at(0), chunk, 1)
+	m.unmap(0, 1, handle)
+	require.Empty(t, tagNames(t, engine))
+	m.end()
+}
