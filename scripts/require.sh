@@ -45,6 +45,7 @@ require_sanitizers() {
 	program=$(mktemp)
 	if ! gcc -fsanitize=address,undefined -x c -o "$program" - <<<'int main(void) { return 0; }' 2>/dev/null &&
 		! apt_install gcc; then
+		rm -f "$program"
 		echo "missing: gcc's libasan and libubsan, for a test (Fedora: dnf install libasan libubsan)." >&2
 		exit 1
 	fi
