@@ -83,6 +83,7 @@ var silences = []struct {
 	{"", "(*Engine).reap", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
 	{"cuMemRelease", "(*Engine).unmapped", nil, "what was to be unmapped is: tried again by FreeDeferred"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
+	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
 	{"", "(*Engine).warm", nil, "the pause makes the same calls"},
