@@ -81,7 +81,8 @@ static void relocate(void)
 
 /* What the kernel puts on a new program's stack, made anew: the host may have written over its own
  * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
- * Go never sends SIGURG to a host thread. */
+ * Go never sends SIGURG to a host thread. Looking at the quota of a control group would keep a descriptor
+ * open, and names for mappings would split them. */
 static void run_initialisers(void)
 {
 	static uintptr_t block[32];
@@ -89,7 +90,7 @@ static void run_initialisers(void)
 	block[n++] = (uintptr_t) "tms";
 	block[n++] = 0;
 	int environment = n;
-	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1";
+	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0,decoratemappings=0";
 	block[n++] = 0;
 	static const unsigned long kinds[] = {AT_PAGESZ, AT_RANDOM, AT_HWCAP, AT_HWCAP2, AT_SYSINFO_EHDR,
 					      AT_SECURE};
