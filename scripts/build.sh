@@ -53,7 +53,7 @@ say "libtms.so"
 overlay
 mkdir -p build/lib
 CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction'" \
+	-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create'" \
 	-o build/lib/libtms.so.new ./preload
 go run ./internal/deferrelocations build/lib/libtms.so.new
 mv build/lib/libtms.so.new build/lib/libtms.so # whole or not at all: it may be mapped somewhere
