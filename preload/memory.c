@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
 #define ARENA (64 * MIB) /* what Go's heap grows by, and is aligned to */
@@ -89,6 +90,20 @@ HIDDEN bool memory_reserve(void)
 		return true;
 	memory_release();
 	return false;
+}
+
+HIDDEN bool memory_spare(int mappings)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE), size = (size_t)mappings * page;
+	if (size < 16 * MIB)
+		size = 16 * MIB;
+	uintptr_t base = map(0, size, PROT_READ | PROT_WRITE);
+	bool enough = base != 0;
+	for (int i = 1; enough && i < mappings; i += 2)
+		enough = mprotect((void *)(base + (size_t)i * page), page, PROT_NONE) == 0;
+	if (base)
+		munmap((void *)base, size);
+	return enough;
 }
 
 /* Half of the heap is kept for what a visit may need: its garbage, and lists that double. */

@@ -33,7 +33,7 @@ func ready(device int) error {
 		threads := C.THREADS_AT_START + C.THREADS_PER_DEVICE*bits.OnesCount64(known|bit)
 		if !C.threads_reserve(C.int(threads)) {
 			return fmt.Errorf("device %d needs %d threads more, which the process cannot make; raise ulimit -u or the "+
-				"pids limit, ulimit -v or ulimit -d: %w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
+				"pids limit, ulimit -v, ulimit -d or vm.max_map_count: %w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
 		}
 		devices.Or(bit)
 	}

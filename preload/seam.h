@@ -103,6 +103,7 @@ HIDDEN void go_leave(const struct visit *visit);
 HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
 HIDDEN void memory_release(void); /* before it has started */
 HIDDEN size_t memory_at_start(void); /* bytes */
+HIDDEN bool memory_spare(int mappings); /* whether so many could be made now, and 16 MiB written */
 extern int memory_short HIDDEN; /* less is left than should be; read by room.go too */
 extern uint64_t memory_bound HIDDEN; /* bytes that the heap can have */
 HIDDEN void memory_extend(void); /* as far as the limits let us */

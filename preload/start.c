@@ -8,7 +8,6 @@
 #include <elf.h>
 #include <stdio.h>
 #include <sys/auxv.h>
-#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -28,19 +27,6 @@ static const volatile struct {
 
 /* Go's start maps a few dozen pieces, and vm.max_map_count may leave none. */
 enum { MAPPINGS_NEEDED = 128 };
-
-static bool has_mappings(void)
-{
-	size_t page = (size_t)sysconf(_SC_PAGESIZE), size = MAPPINGS_NEEDED * page;
-	char *base = mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (base == MAP_FAILED)
-		return false;
-	bool enough = true;
-	for (size_t i = 1; enough && i < MAPPINGS_NEEDED; i += 2)
-		enough = mprotect(base + i * page, page, PROT_READ) == 0;
-	munmap(base, size);
-	return enough;
-}
 
 /* What the dynamic loader would have done: all of them are relative. */
 static void relocate(void)
@@ -113,11 +99,11 @@ static int reserve(void)
 		threads_release();
 		memory_release();
 		return error_fail(ERROR_OPERATING_SYSTEM,
-				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v or "
-				  "ulimit -d, to use pausable memory",
+				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v, "
+				  "ulimit -d or vm.max_map_count to use pausable memory",
 				  threads);
 	}
-	if (!has_mappings()) {
+	if (!memory_spare(MAPPINGS_NEEDED)) {
 		threads_release();
 		memory_release();
 		return error_fail(ERROR_OPERATING_SYSTEM,

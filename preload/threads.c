@@ -44,7 +44,7 @@ static struct {
 static struct work queue[THREADS_MAX];
 static int made, queued, idle; /* idle: of those made, without work or a place in the queue */
 static int cold; /* threads that the driver has not been called on */
-static bool leaving;
+static bool leaving, warming;
 
 /* The processors of the process, as far as can be told. */
 static unsigned long processors[8192 / (8 * sizeof(unsigned long))];
@@ -118,7 +118,7 @@ static void *wait_for_work(void *stack_low)
 			run(&work, (uintptr_t)stack_low); /* Go's end, too, when it locked them */
 			pthread_mutex_lock(&lock);
 			idle++;
-		} else if (!warm && idle > SPARE) {
+		} else if (!warm && warming && idle > SPARE) {
 			idle--;
 			pthread_mutex_unlock(&lock);
 			call_driver();
@@ -127,6 +127,8 @@ static void *wait_for_work(void *stack_low)
 			warm = true;
 			if (--cold > 0)
 				pthread_cond_broadcast(&changed);
+			else
+				warming = false;
 		} else {
 			pthread_cond_wait(&changed, &lock);
 		}
@@ -175,7 +177,12 @@ HIDDEN bool threads_reserve(int wanted)
 		find_processors();
 	while (made < wanted && make())
 		;
-	bool enough = made >= wanted;
+	/* glibc gives each a heap of two mappings. */
+	bool enough = made >= wanted && (cold == 0 || memory_spare(2 * cold + 64));
+	if (enough && cold > 0) {
+		warming = true;
+		pthread_cond_broadcast(&changed);
+	}
 	for (int i = 0; enough && cold > 0 && i < WARMING; i++) {
 		pthread_mutex_unlock(&lock);
 		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
@@ -195,7 +202,7 @@ HIDDEN void threads_release(void)
 		pthread_join(threads[--made].id, NULL);
 		munmap(threads[made].stack, (size_t)sysconf(_SC_PAGESIZE) + stack_size());
 	}
-	leaving = false;
+	leaving = warming = false;
 	idle = cold = 0;
 }
 
