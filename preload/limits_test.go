@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"strconv"
 	"testing"
 
@@ -26,4 +27,11 @@ func TestNoLimitEndsTheProcess(t *testing.T) {
 			})
 		}
 	}
+}
+
+func TestNothingIsLeftInTheProcess(t *testing.T) {
+	program := compile(t, "presence", majors[1])
+	run(t, program, []string{"features", t.TempDir()}, "CUDASIM_DEVICES=2",
+		"TMS_TRACE="+filepath.Join(t.TempDir(), "trace.csv")).succeeded(t)
+	run(t, program, []string{"pinned", ""}).succeeded(t)
 }
