@@ -152,7 +152,7 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
 		char *text = tmsStats((char *)TMS_VERSION);
 		go_leave(&saved);
-		int length = snprintf(buffer, buffer ? capacity : 0, "%s", text);
+		int length = snprintf(buffer, buffer ? capacity : 0, "%s", text ? text : "{}");
 		free(text);
 		return (size_t)length;
 	}

@@ -6,7 +6,6 @@ package main
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
 #cgo LDFLAGS: -lpthread
-#include <stdlib.h>
 #include "seam.h"
 #include "region.h"
 */
@@ -112,9 +111,18 @@ func logPanic(err error) {
 }
 
 func logLine(line string) {
-	text := C.CString(line)
-	C.error_log(text)
-	C.free(unsafe.Pointer(text))
+	C.error_log(words(line))
+}
+
+// words is a text for C, for the time of a call. C.CString would end the process when there is no memory.
+func words(text string) *C.char {
+	terminated := append([]byte(text), 0)
+	return (*C.char)(unsafe.Pointer(&terminated[0]))
+}
+
+// handOver is a malloc'ed text, nil when there is no memory.
+func handOver(text []byte) *C.char {
+	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)))
 }
 
 // report is the code for err, whose words become the calling thread's last error.
@@ -123,9 +131,7 @@ func report(err error) C.int { return reportAs(err, C.int(vmm.Code(err))) }
 // reportAs is report with a code of the caller's.
 func reportAs(err error, code C.int) C.int {
 	if err != nil {
-		text := C.CString(err.Error())
-		C.error_set(text)
-		C.free(unsafe.Pointer(text))
+		C.error_set(words(err.Error()))
 	}
 	return code
 }
@@ -145,9 +151,12 @@ func interned(text *C.char) string {
 	return unsafe.String(bytes, length)
 }
 
-// newRequest is what a thread's settings ask of its allocations. Errors: vmm.ErrBothBackups.
+// newRequest is what a thread's settings ask of its allocations. Errors: vmm.ErrBothBackups, cuda.OperatingSystem, wrapped.
 func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Request, error) {
 	request := vmm.Request{Device: int(device), Tag: interned(tag)}
+	if err := ready(int(device)); err != nil {
+		return request, err
+	}
 	switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
 	case 0:
 	case C.MALLOC_CPU_BACKUP:
@@ -251,9 +260,7 @@ func tmsOperation(operation *C.struct_operation) {
 	}
 	if operation.report {
 		options.Progress = func(p vmm.Progress) {
-			kind := C.CString(p.Operation)
-			defer C.free(unsafe.Pointer(kind))
-			C.operation_progress(C.int(p.Device), kind, C.uint64_t(p.Done), C.uint64_t(p.Total))
+			C.operation_progress(C.int(p.Device), words(p.Operation), C.uint64_t(p.Done), C.uint64_t(p.Total))
 		}
 	}
 	if operation.tag != nil {
@@ -278,11 +285,11 @@ func tmsOperation(operation *C.struct_operation) {
 				return nil
 			}
 		})
-		var text *C.char
+		text := ""
 		if err != nil {
-			text = C.CString(err.Error())
+			text = err.Error()
 		}
-		C.operation_finish(operation, C.int(vmm.Code(err)), text, C.uint64_t(bytes))
+		C.operation_finish(operation, C.int(vmm.Code(err)), words(text), C.uint64_t(bytes))
 	}()
 	// The goroutine waits on this thread's P, which goes on to C: nobody would run it for milliseconds while
 	// other threads keep theirs busy. Yielding gives the P to a thread that does.
@@ -323,7 +330,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	return C.uintptr_t(host)
 }
 
-// tmsStats returns a malloc'ed text.
+// tmsStats returns a malloc'ed text, nil when there is no memory.
 //
 //export tmsStats
 func tmsStats(version *C.char) *C.char {
@@ -343,5 +350,5 @@ func tmsStats(version *C.char) *C.char {
 			"version": C.GoString(version), "started": true, "devices": []int{}, "error": err.Error(),
 		})
 	}
-	return C.CString(string(text))
+	return handOver(text)
 }

@@ -6,6 +6,7 @@
 #include "tms.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 /* What tms_set_progress_callback was given, replaced as one. */
@@ -80,7 +81,6 @@ static void release(struct operation *operation)
 	if (atomic_fetch_sub(&operation->users, 1) != 1)
 		return;
 	sem_destroy(&operation->done);
-	free(operation->error);
 	free(operation);
 }
 
@@ -108,7 +108,7 @@ static int run(const struct operation *asked)
 	go_leave(&saved);
 	while (sem_wait(&operation->done) != 0 && errno == EINTR)
 		;
-	if (operation->error)
+	if (operation->error[0])
 		error_set(operation->error);
 	last_bytes = operation->bytes;
 	code = operation->code;
@@ -139,11 +139,11 @@ static int transition(int kind, const char *tag, double wait)
 	return run(&operation);
 }
 
-HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes)
+HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes)
 {
 	operation->bytes = bytes;
 	operation->code = code;
-	operation->error = error;
+	snprintf(operation->error, sizeof operation->error, "%s", error);
 	sem_post(&operation->done);
 	release(operation);
 }

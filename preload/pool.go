@@ -158,6 +158,9 @@ func withPool(id C.uintptr_t, f func(pool.Pool) error) C.int {
 //export tmsPoolMalloc
 func tmsPoolMalloc(id C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
 	return withPool(id, func(p pool.Pool) error {
+		if err := room(); err != nil {
+			return err
+		}
 		block, err := p.Malloc(uint64(size), pool.Stream(stream))
 		*address = C.uintptr_t(block.Address)
 		return err
@@ -190,14 +193,14 @@ func tmsPoolTrim(id C.uintptr_t, released *C.size_t) C.int {
 	})
 }
 
-// tmsPoolStats returns a malloc'ed text, nil when there is no such pool.
+// tmsPoolStats returns a malloc'ed text, nil when there is no such pool, or no memory.
 //
 //export tmsPoolStats
 func tmsPoolStats(id C.uintptr_t) (text *C.char) {
 	withPool(id, func(p pool.Pool) error {
 		stats, err := json.Marshal(p.Stats())
 		if err == nil {
-			text = C.CString(string(stats))
+			text = handOver(stats)
 		}
 		return err
 	})

@@ -99,6 +99,26 @@ struct visit {
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(const struct visit *visit);
 
+/* memory.c: the memory of the Go runtime, had before it asks. */
+HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
+HIDDEN void memory_release(void); /* before it has started */
+HIDDEN size_t memory_at_start(void); /* bytes */
+HIDDEN bool memory_spare(int mappings); /* whether so many could be made now, and 16 MiB written */
+extern int memory_short HIDDEN; /* less is left than should be; read by room.go too */
+extern uint64_t memory_bound HIDDEN; /* bytes that the heap can have */
+HIDDEN void memory_extend(void); /* as far as the limits let us */
+
+/* threads.c: the threads of the Go runtime, made before it asks. */
+enum {
+	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
+	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
+	THREADS_PER_DEVICE = 12, /* what a pause or resume waits on: 8 for files, 4 for the rest */
+};
+HIDDEN bool threads_reserve(int wanted); /* whether so many are there, by now */
+HIDDEN void threads_release(void);	 /* ends them, while none works */
+HIDDEN void threads_run(void *(*run)(void *), void *argument);
+HIDDEN int threads_processors(void); /* for Go, called on one of them */
+
 /* handlers.c: signal dispositions once the Go runtime has started. */
 extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
 enum { HANDLERS_ALL = 7 };
@@ -228,6 +248,9 @@ static inline void *own_stream(void *stream)
 /* access.c: the device is as if never used. */
 HIDDEN void access_forget(int device);
 
+/* text.c: what Go hands over in words, NULL when there is no memory. */
+HIDDEN char *text_copy(const char *text, size_t length);
+
 /* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
  * the caller waits with its signals open and its CUDA context untouched. */
 enum operation_kind {
@@ -250,12 +273,12 @@ struct operation {
 	bool poison;
 	bool report; /* to operation_progress */
 	int code;
-	char *error; /* malloc'ed, or NULL */
+	char error[THREAD_TEXT_SIZE]; /* "": none */
 	uint64_t bytes; /* of device memory that were freed, or mapped */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 };
-HIDDEN void operation_finish(struct operation *operation, int code, char *error, uint64_t bytes);
+HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */

@@ -6,11 +6,9 @@
 #include "region.h"
 
 #include <elf.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/auxv.h>
-#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 HIDDEN _Atomic int go_state = GO_ASLEEP;
@@ -27,48 +25,8 @@ static const volatile struct {
 	uint64_t first, count;
 } deferred __attribute__((section(".tms_deferred"), used)) = {0, 0};
 
-static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-/* Go aborts the process when it cannot make a thread or reserve memory, so ask first. */
-enum { THREADS_NEEDED = 8 };
-#define ADDRESS_SPACE_NEEDED ((rlim_t)1 << 30)
-
-static void *wait_for_release(void *gate)
-{
-	pthread_mutex_lock(gate);
-	pthread_mutex_unlock(gate);
-	return NULL;
-}
-
-static bool can_make_threads(void)
-{
-	pthread_t threads[THREADS_NEEDED];
-	pthread_mutex_t gate = PTHREAD_MUTEX_INITIALIZER;
-	int made = 0;
-	pthread_mutex_lock(&gate);
-	while (made < THREADS_NEEDED &&
-	       pthread_create(&threads[made], NULL, wait_for_release, &gate) == 0)
-		made++;
-	pthread_mutex_unlock(&gate);
-	for (int i = 0; i < made; i++)
-		pthread_join(threads[i], NULL);
-	return made == THREADS_NEEDED;
-}
-
-static bool has_address_space(void)
-{
-	struct rlimit limit;
-	if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY)
-		return true;
-	unsigned long pages = 0;
-	FILE *statm = fopen("/proc/self/statm", "re");
-	if (!statm)
-		return true;
-	bool known = fscanf(statm, "%lu", &pages) == 1;
-	fclose(statm);
-	rlim_t used = (rlim_t)pages * (rlim_t)sysconf(_SC_PAGESIZE);
-	return !known || (used < limit.rlim_cur && limit.rlim_cur - used >= ADDRESS_SPACE_NEEDED);
-}
+/* Go's start maps a few dozen pieces, and vm.max_map_count may leave none. */
+enum { MAPPINGS_NEEDED = 128 };
 
 /* What the dynamic loader would have done: all of them are relative. */
 static void relocate(void)
@@ -81,7 +39,8 @@ static void relocate(void)
 
 /* What the kernel puts on a new program's stack, made anew: the host may have written over its own
  * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
- * Go never sends SIGURG to a host thread. */
+ * Go never sends SIGURG to a host thread. Looking at the quota of a control group would keep a descriptor
+ * open, and names for mappings would split them. */
 static void run_initialisers(void)
 {
 	static uintptr_t block[32];
@@ -89,7 +48,10 @@ static void run_initialisers(void)
 	block[n++] = (uintptr_t) "tms";
 	block[n++] = 0;
 	int environment = n;
-	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1";
+	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0,decoratemappings=0";
+	static char processors[32];
+	snprintf(processors, sizeof processors, "GOMAXPROCS=%d", threads_processors());
+	block[n++] = (uintptr_t)processors;
 	block[n++] = 0;
 	static const unsigned long kinds[] = {AT_PAGESZ, AT_RANDOM, AT_HWCAP, AT_HWCAP2, AT_SYSINFO_EHDR,
 					      AT_SECURE};
@@ -103,30 +65,82 @@ static void run_initialisers(void)
 		(*run)(1, (char **)block, (char **)(block + environment));
 }
 
-static void start(void)
+static void *initialise(void *done)
 {
-	fork_mark_set(&go_process);
-	atomic_store(&go_state, GO_STARTING);
 	relocate();
 	run_initialisers();
+	sem_post(done);
+	return NULL;
+}
+
+/* Go's threads inherit what the one that starts it has, so that is not the host's. */
+static void start(void)
+{
+	sem_t done;
+	sem_init(&done, 0, 0);
+	threads_run(initialise, &done);
+	while (sem_wait(&done) != 0)
+		;
+	sem_destroy(&done);
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
 }
 
+static int reserve(void)
+{
+	if (!memory_reserve())
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "the process has no room for %zu MiB of address space, which the library's runtime "
+				  "needs; raise ulimit -v and ulimit -d, or vm.max_map_count, to use pausable memory",
+				  memory_at_start() >> 20);
+	int threads = THREADS_AT_START + THREADS_PER_DEVICE;
+	if (!threads_reserve(threads)) {
+		threads_release();
+		memory_release();
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v, "
+				  "ulimit -d or vm.max_map_count to use pausable memory",
+				  threads);
+	}
+	if (!memory_spare(MAPPINGS_NEEDED)) {
+		threads_release();
+		memory_release();
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "the process cannot map %d more pieces of memory; raise vm.max_map_count (or "
+				  "ulimit -v) to use pausable memory",
+				  MAPPINGS_NEEDED);
+	}
+	return SUCCESS;
+}
+
+/* One thread starts and others wait, without a lock that a fork could leave held. */
+static bool claim(void)
+{
+	for (;;) {
+		int state = go_now();
+		if (state == GO_AWAKE || state == GO_DEAD)
+			return false;
+		if (state == GO_STARTING) {
+			nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+			continue;
+		}
+		fork_mark_set(&go_process);
+		if (atomic_compare_exchange_strong(&go_state, &state, GO_STARTING))
+			return true;
+	}
+}
+
 static int start_if_possible(void)
 {
-	if (!has_address_space())
-		return error_fail(ERROR_MEMORY_ALLOCATION,
-				  "the address space limit (ulimit -v) leaves less than 1 GiB; raise it to use "
-				  "pausable memory");
-	if (!can_make_threads())
-		return error_fail(ERROR_OPERATING_SYSTEM,
-				  "the process cannot make %d threads; raise ulimit -u or the pids limit to use "
-				  "pausable memory",
-				  THREADS_NEEDED);
-	pthread_once(&once, start);
-	return SUCCESS;
+	if (!claim())
+		return SUCCESS;
+	int code = reserve();
+	if (code == SUCCESS)
+		start();
+	else
+		atomic_store(&go_state, GO_ASLEEP);
+	return code;
 }
 
 /* Everything is blocked but the faults that Go turns into a panic, which the exports catch: the kernel
@@ -188,6 +202,8 @@ HIDDEN int go_enter(struct visit *visit)
 	if (unlikely(atomic_load_explicit(&handlers_armed, memory_order_relaxed) != HANDLERS_ALL))
 		handlers_arm();
 	enter(visit, mine);
+	if (unlikely(__atomic_load_n(&memory_short, __ATOMIC_RELAXED)))
+		memory_extend();
 	return SUCCESS;
 }
 

@@ -147,6 +147,9 @@ func isCaptured(stream pool.Stream) bool { return bool(C.pool_is_captured(C.uint
 func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, tag *C.char, flags C.uint, target C.int) C.int {
 	err := enter(func(e *vmm.Engine) error {
 		p, err := torchPoolOf(e, torchKey{int(device), tag, flags, target})
+		if err == nil {
+			err = room()
+		}
 		if err != nil {
 			return err
 		}
@@ -292,5 +295,5 @@ func tmsTorchPoolStats() *C.char {
 		reportAs(err, C.int(vmm.Code(err)))
 		text = []byte("[]")
 	}
-	return C.CString(string(text))
+	return handOver(text)
 }

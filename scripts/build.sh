@@ -19,26 +19,51 @@ fi
 
 say() { printf '== %s\n' "$*"; }
 
-# The Go runtime unblocks SIGCHLD and SIGPROF in every thread it touches, so a host that waits for
-# them with sigtimedwait or signalfd would lose them. A library has no use for either: the runtime
-# is compiled from a copy of that one table without the flag (docs/rationale.md, "Signals").
+# The runtime is compiled from copies of two of its files (docs/rationale.md, "Signals" and "Descriptors").
+#
+# It unblocks SIGCHLD and SIGPROF in every thread it touches, so a host that waits for them with sigtimedwait or
+# signalfd would lose them. A library has no use for either: the copy of that one table lacks the flag.
+#
+# Its poller makes an epoll and an eventfd at the first timer, of the scavenger's too, and a host that closes all
+# descriptors would take them away. The one that it has for systems without a poller waits on a futex.
 overlay() {
-	local table
-	table=$(go env GOROOT)/src/runtime/sigtab_linux_generic.go
+	local runtime table poller stub
+	runtime=$(go env GOROOT)/src/runtime
+	table=$runtime/sigtab_linux_generic.go poller=$runtime/netpoll_epoll.go stub=$runtime/netpoll_stub.go
 	mkdir -p build/_overlay
 	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/_overlay/sigtab.go
 	if [ "$(diff "$table" build/_overlay/sigtab.go | grep -c '^>')" != 2 ]; then
 		echo "build: $table is not as expected: SIGCHLD and SIGPROF should each have _SigUnblock" >&2
 		exit 1
 	fi
-	printf '{"Replace":{"%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" >build/_overlay/overlay.json
+	if [ "$(sed -n 's/^func \([a-zA-Z]*\).*/\1/p' "$poller" | sort | xargs)" != \
+		"netpoll netpollBreak netpollIsPollDescriptor netpollarm netpollclose netpollinit netpollopen" ]; then
+		echo "build: $poller is not as expected: it has other functions" >&2
+		exit 1
+	fi
+	sed -E -e '/^\/\/go:build/d' -e '/^import/d' -e '/^var netpollInited/d' \
+		-e '/^func netpoll(GenericInit|inited|AnyWaiters|AdjustWaiters)\(/,/^}/d' "$stub" >build/_overlay/netpoll.go
+	cat >>build/_overlay/netpoll.go <<-'GO'
+
+		func netpollinit() {}
+
+		func netpollIsPollDescriptor(fd uintptr) bool { return false }
+
+		func netpollopen(fd uintptr, pd *pollDesc) uintptr { return 1 } // EPERM, as for a plain file
+
+		func netpollclose(fd uintptr) uintptr { return 0 }
+
+		func netpollarm(pd *pollDesc, mode int) {}
+	GO
+	printf '{"Replace":{"%s":"%s","%s":"%s"}}\n' "$table" "$PWD/build/_overlay/sigtab.go" \
+		"$poller" "$PWD/build/_overlay/netpoll.go" >build/_overlay/overlay.json
 }
 
 say "libtms.so"
 overlay
 mkdir -p $out/lib
 CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction'" \
+	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create'" \
 	-o $out/lib/libtms.so.new ./preload
 go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere

@@ -15,7 +15,7 @@ cross_compile() {
 	[ -e build/_overlay/overlay.json ] || scripts/build.sh
 	mkdir -p "$(dirname "$library")"
 	GOARCH=arm64 CC=$cc CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-		-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction'" \
+		-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create'" \
 		-o "$library" ./preload
 	go run ./internal/deferrelocations "$library"
 	rm -f "${library%.so}.h"

@@ -1,0 +1,37 @@
+package main
+
+import (
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Each limit at thirty values, before the library starts and in the middle of use: the host's program goes on
+// with codes, and what is in memory is kept.
+func TestNoLimitEndsTheProcess(t *testing.T) {
+	program := compile(t, "bounds", majors[1])
+	for _, limit := range []struct {
+		what string
+		step int // MiB, threads or mappings
+	}{{"as", 60}, {"data", 12}, {"threads", 6}, {"maps", 20}} {
+		for _, when := range []string{"before", "after"} {
+			t.Run(limit.what+" "+when, func(t *testing.T) {
+				t.Parallel()
+				for i := range 30 {
+					room := strconv.Itoa(i * limit.step)
+					o := run(t, program, []string{limit.what, when, room}, "CUDASIM_DEVICES=8", "CUDASIM_MEMORY=2G")
+					require.Zero(t, o.state.ExitCode(), "room %s: %s\n%s%s", room, o.state, o.stdout, o.stderr)
+				}
+			})
+		}
+	}
+}
+
+func TestNothingIsLeftInTheProcess(t *testing.T) {
+	program := compile(t, "presence", majors[1])
+	run(t, program, []string{"features", t.TempDir()}, "CUDASIM_DEVICES=2",
+		"TMS_TRACE="+filepath.Join(t.TempDir(), "trace.csv")).succeeded(t)
+	run(t, program, []string{"pinned", ""}).succeeded(t)
+}

@@ -1,0 +1,90 @@
+package main
+
+/*
+#include "seam.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"math"
+	"math/bits"
+	"runtime"
+	"runtime/debug"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"tms/vmm/cuda"
+)
+
+// The Go runtime ends the process when it finds no thread or no memory. So an allocation that the limits of the
+// process leave no room for is refused before (docs/rationale.md, "Limits").
+
+// devices are those that have their threads, a bit each.
+var devices atomic.Uint64
+
+// ready has the threads made that work for a device, and room for what is to be known of one more allocation.
+// Errors: cuda.OperatingSystem, wrapped.
+func ready(device int) error {
+	bit := uint64(1) << (device & 63)
+	if known := devices.Load(); known&bit == 0 {
+		threads := C.THREADS_AT_START + C.THREADS_PER_DEVICE*bits.OnesCount64(known|bit)
+		if !C.threads_reserve(C.int(threads)) {
+			return fmt.Errorf("device %d needs %d threads more, which the process cannot make; raise ulimit -u or the "+
+				"pids limit, ulimit -v, ulimit -d or vm.max_map_count: %w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
+		}
+		devices.Or(bit)
+	}
+	return room()
+}
+
+// bounded is the state while limits keep the heap from growing.
+var bounded struct {
+	sync.Mutex
+	now       atomic.Bool
+	collected time.Time
+}
+
+// collectEvery is how often a full heap is looked through for what is free.
+const collectEvery = 100 * time.Millisecond
+
+// room tells whether the heap is at most half full: the other half is for what a pause or resume needs.
+// Errors: cuda.OperatingSystem, wrapped.
+func room() error {
+	short := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0
+	if !short && !bounded.now.Load() {
+		return nil
+	}
+	bounded.Lock()
+	defer bounded.Unlock()
+	if !short {
+		debug.SetMemoryLimit(math.MaxInt64)
+		bounded.now.Store(false)
+		return nil
+	}
+	bound := atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.memory_bound)))
+	if !bounded.now.Swap(true) {
+		debug.SetMemoryLimit(int64(bound / 8 * 7))
+	}
+	inUse := held()
+	if inUse > bound/2 && time.Since(bounded.collected) > collectEvery {
+		runtime.GC()
+		bounded.collected = time.Now()
+		inUse = held()
+	}
+	if inUse > bound/2 {
+		return fmt.Errorf("the library's bookkeeping is full: it has %d MiB of %d, half of which a pause needs, and the "+
+			"limits of the process leave no more; free memory, or raise ulimit -v, ulimit -d or vm.max_map_count: %w",
+			inUse>>20, bound>>20, cuda.OperatingSystem)
+	}
+	return nil
+}
+
+// held is how many bytes of the heap are in use.
+func held() uint64 {
+	var now runtime.MemStats
+	runtime.ReadMemStats(&now)
+	return now.HeapInuse + now.StackInuse
+}

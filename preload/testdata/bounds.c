@@ -1,0 +1,138 @@
+/* The process comes to a limit, before the library starts or in the middle of use: codes, and contents kept.
+ * Called as: bounds as|data|threads|maps before|after ROOM, with ROOM in MiB, threads or mappings. */
+#include "host.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+enum { DEVICES = 8, PAGE = 4096 };
+
+static long status(const char *field)
+{
+	char line[256], format[64];
+	long value = 0;
+	FILE *file = fopen("/proc/self/status", "r");
+	CHECK(file);
+	snprintf(format, sizeof format, "%s: %%ld", field);
+	while (fgets(line, sizeof line, file))
+		if (sscanf(line, format, &value) == 1)
+			break;
+	fclose(file);
+	return value;
+}
+
+static void set(int resource, long value)
+{
+	struct rlimit limit;
+	EXPECT(getrlimit(resource, &limit), 0);
+	limit.rlim_cur = value < 0 || (rlim_t)value > limit.rlim_max ? limit.rlim_max : (rlim_t)value;
+	EXPECT(setrlimit(resource, &limit), 0);
+}
+
+static char *many; /* mappings of a page each */
+
+static void use_up_mappings(long room)
+{
+	long most = 200000, made = 0;
+	many = mmap(NULL, (size_t)most * PAGE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	CHECK(many != MAP_FAILED);
+	while (made < most && mprotect(many + made * PAGE, PAGE, PROT_NONE) == 0)
+		made += 2;
+	for (long i = 0; i < room / 2 && made > 0; i++, made -= 2)
+		mprotect(many + (made - 2) * PAGE, PAGE, PROT_READ);
+}
+
+static void limit(const char *what, long room)
+{
+	if (strcmp(what, "as") == 0)
+		set(RLIMIT_AS, (status("VmSize") << 10) + room * (long)MIB);
+	else if (strcmp(what, "data") == 0)
+		set(RLIMIT_DATA, (status("VmData") << 10) + room * (long)MIB);
+	else if (strcmp(what, "threads") == 0)
+		set(RLIMIT_NPROC, status("Threads") + room);
+	else
+		use_up_mappings(room);
+}
+
+static bool refused(int code)
+{
+	CHECK(code == 0 || code == 2 || code == 304);
+	CHECK(code != 304 || tms_last_error()[0]); /* of 2, the thread may have found no memory for words */
+	return code != 0;
+}
+
+static pthread_barrier_t begun, limited;
+
+/* A thread's first call of CUDA takes memory in the loader, which ends the process when there is none. */
+static void *use(void *unused)
+{
+	char tag[16];
+	(void)unused;
+	EXPECT(cudaSetDevice(0), 0);
+	pthread_barrier_wait(&begun);
+	pthread_barrier_wait(&limited);
+	for (int i = 0; i < 200; i++) {
+		void *pointer = NULL;
+		snprintf(tag, sizeof tag, "t%d", i % 20);
+		EXPECT(cudaSetDevice(i % DEVICES), 0);
+		tms_set_interesting_region(true);
+		tms_set_current_tag(tag);
+		tms_set_enable_cpu_backup(i % 2);
+		if (refused(cudaMalloc(&pointer, i % 3 ? 512 : 3 * MIB)))
+			continue;
+		if (i % 4 == 0)
+			refused(cudaFree(pointer));
+		if (i % 50 == 49) {
+			refused(tms_pause(tag));
+			refused(tms_resume(tag));
+		}
+	}
+	refused(tms_pause(NULL));
+	refused(tms_resume(NULL));
+	return NULL;
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 4);
+	const char *what = argv[1];
+	bool after = strcmp(argv[2], "after") == 0;
+	if (strcmp(what, "threads") == 0 && getuid() == 0) /* root is above this limit */
+		CHECK(setgid(23456) == 0 && setuid(23456) == 0);
+	void *plain = NULL, *kept = NULL;
+	EXPECT(cudaMalloc(&plain, MIB), 0);
+	unsigned *pattern = malloc(8 * MIB);
+	CHECK(pattern);
+	for (unsigned i = 0; i < 8 * MIB / 4; i++)
+		pattern[i] = i * 2654435761u;
+	if (after) {
+		kept = pausable(8 * MIB, "kept", true);
+		EXPECT(cudaMemcpy(kept, pattern, 8 * MIB, 1), 0);
+		EXPECT(tms_pause("kept"), 0);
+		EXPECT(tms_resume("kept"), 0);
+	}
+	pthread_t threads[4];
+	pthread_barrier_init(&begun, NULL, 5);
+	pthread_barrier_init(&limited, NULL, 5);
+	for (int i = 0; i < 4; i++)
+		EXPECT(pthread_create(&threads[i], NULL, use, NULL), 0);
+	pthread_barrier_wait(&begun);
+	limit(what, atol(argv[3]));
+	pthread_barrier_wait(&limited);
+	for (int i = 0; i < 4; i++)
+		EXPECT(pthread_join(threads[i], NULL), 0);
+	set(RLIMIT_AS, -1);
+	set(RLIMIT_DATA, -1);
+	if (many)
+		munmap(many, 200000ul * PAGE);
+	EXPECT(tms_resume(NULL), 0);
+	if (kept) {
+		unsigned *now = malloc(8 * MIB);
+		CHECK(now);
+		EXPECT(cudaMemcpy(now, kept, 8 * MIB, 2), 0);
+		CHECK(memcmp(now, pattern, 8 * MIB) == 0);
+		EXPECT(cudaFree(kept), 0);
+	}
+	EXPECT(cudaFree(plain), 0);
+	return 0;
+}

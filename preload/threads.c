@@ -1,0 +1,245 @@
+/* threads is the core of the Go runtime's threads. It aborts the process when it cannot make one, so they are
+ * made ahead and wait here. See docs/rationale.md, "Limits". */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "forward.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+/* The first two words of what Go knows of a goroutine; what it gives a new thread. Both as in its libcgo.h. */
+struct goroutine {
+	uintptr_t stack_low, stack_high;
+};
+struct go_thread {
+	struct goroutine *g;
+	uintptr_t *tls;
+	void (*run)(void);
+};
+static void (*set_goroutine)(void *);
+extern void crosscall1(void (*run)(void), void (*set)(void *), void *g) __attribute__((weak));
+
+/* Work for one thread: run(argument), or what Go's threads do. */
+struct work {
+	void *(*run)(void *);
+	void *argument;
+	struct go_thread go;
+};
+
+/* SPARE: never busy with the loader, whose lock the host may hold. */
+enum { THREADS_MAX = 1024, STACK_SIZE = 2 << 20, SPARE = 8, WARMING = 100 /* times 50 us, at most */ };
+/* Under the lock, which is taken with signals blocked. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
+static struct {
+	pthread_t id;
+	char *stack;
+} threads[THREADS_MAX];
+static struct work queue[THREADS_MAX];
+static int made, queued, idle; /* idle: of those made, without work or a place in the queue */
+static int cold; /* threads that the driver has not been called on */
+static bool leaving, warming;
+
+/* The processors of the process, as far as can be told. */
+static unsigned long processors[8192 / (8 * sizeof(unsigned long))];
+enum { FEW = 4 };
+
+static long affinity(pid_t thread, unsigned long *mask)
+{
+	memset(mask, 0, sizeof processors);
+	return syscall(SYS_sched_getaffinity, thread, sizeof processors, mask);
+}
+
+static int count(const unsigned long *mask)
+{
+	int bits = 0;
+	for (size_t i = 0; i < sizeof processors / sizeof *processors; i++)
+		bits += __builtin_popcountl(mask[i]);
+	return bits;
+}
+
+/* A launcher gives all threads the processors of the process (taskset, numactl, slurm); a program may pin its
+ * main thread to one, which is not meant for the threads of a library. */
+static void find_processors(void)
+{
+	unsigned long of_caller[sizeof processors / sizeof *processors];
+	affinity(getpid(), processors);
+	affinity(0, of_caller);
+	for (size_t i = 0; i < sizeof processors / sizeof *processors; i++)
+		processors[i] |= of_caller[i];
+	if (count(processors) < FEW)
+		memset(processors, 0xff, sizeof processors); /* the kernel cuts it to what the control group has */
+}
+
+HIDDEN int threads_processors(void)
+{
+	unsigned long mine[sizeof processors / sizeof *processors];
+	affinity(0, mine);
+	int found = count(mine);
+	return found < 1 ? 1 : found < PROCESSORS_MAX ? found : PROCESSORS_MAX;
+}
+
+static void run(struct work *work, uintptr_t stack_low)
+{
+	if (work->run) {
+		work->run(work->argument);
+		return;
+	}
+	work->go.g->stack_high = (uintptr_t)&work - stack_low - 4096; /* the size: Go finds where it is */
+	crosscall1(work->go.run, set_goroutine, work->go.g);
+}
+
+/* The first call on a thread takes memory for what the driver keeps of it, and the loader ends the process when
+ * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are limited. */
+static void call_driver(void)
+{
+	void *context;
+	struct rlimit limit;
+	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY)
+		forward_cuCtxGetCurrent(&context);
+}
+
+static void *wait_for_work(void *stack_low)
+{
+	syscall(SYS_sched_setaffinity, 0, sizeof processors, processors);
+	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
+	bool warm = false;
+	pthread_mutex_lock(&lock);
+	while (!leaving) {
+		if (queued > 0) {
+			struct work work = queue[--queued];
+			pthread_mutex_unlock(&lock);
+			run(&work, (uintptr_t)stack_low); /* Go's end, too, when it locked them */
+			pthread_mutex_lock(&lock);
+			idle++;
+		} else if (!warm && warming && idle > SPARE) {
+			idle--;
+			pthread_mutex_unlock(&lock);
+			call_driver();
+			pthread_mutex_lock(&lock);
+			idle++;
+			warm = true;
+			if (--cold > 0)
+				pthread_cond_broadcast(&changed);
+			else
+				warming = false;
+		} else {
+			pthread_cond_wait(&changed, &lock);
+		}
+	}
+	pthread_mutex_unlock(&lock);
+	return NULL;
+}
+
+static size_t stack_size(void)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	return (STACK_SIZE + (size_t)sysconf(_SC_THREAD_STACK_MIN) + page - 1) & ~(page - 1);
+}
+
+/* On a stack of ours: one from glibc's cache that a thread was using when the process forked hangs the child's
+ * next dlopen. */
+static bool make(void)
+{
+	size_t guard = (size_t)sysconf(_SC_PAGESIZE), size = stack_size();
+	if (made == THREADS_MAX)
+		return false;
+	char *stack = mmap(NULL, guard + size, PROT_READ | PROT_WRITE,
+			   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
+	if (stack == MAP_FAILED)
+		return false;
+	pthread_attr_t attributes;
+	pthread_attr_init(&attributes);
+	pthread_attr_setstack(&attributes, stack + guard, size);
+	bool ok = mprotect(stack, guard, PROT_NONE) == 0 &&
+		  pthread_create(&threads[made].id, &attributes, wait_for_work, stack + guard) == 0;
+	pthread_attr_destroy(&attributes);
+	if (!ok) {
+		munmap(stack, guard + size);
+		return false;
+	}
+	threads[made++].stack = stack;
+	idle++;
+	cold++;
+	return true;
+}
+
+HIDDEN bool threads_reserve(int wanted)
+{
+	pthread_mutex_lock(&lock);
+	if (made == 0)
+		find_processors();
+	while (made < wanted && make())
+		;
+	/* glibc gives each a heap of two mappings. */
+	bool enough = made >= wanted && (cold == 0 || memory_spare(2 * cold + 64));
+	if (enough && cold > 0) {
+		warming = true;
+		pthread_cond_broadcast(&changed);
+	}
+	for (int i = 0; enough && cold > 0 && i < WARMING; i++) {
+		pthread_mutex_unlock(&lock);
+		nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+		pthread_mutex_lock(&lock);
+	}
+	pthread_mutex_unlock(&lock);
+	return enough;
+}
+
+HIDDEN void threads_release(void)
+{
+	pthread_mutex_lock(&lock);
+	leaving = true;
+	pthread_cond_broadcast(&changed);
+	pthread_mutex_unlock(&lock);
+	while (made > 0) {
+		pthread_join(threads[--made].id, NULL);
+		munmap(threads[made].stack, (size_t)sysconf(_SC_PAGESIZE) + stack_size());
+	}
+	leaving = warming = false;
+	idle = cold = 0;
+}
+
+static void give(struct work work)
+{
+	pthread_mutex_lock(&lock);
+	while (idle == 0 && !make()) { /* more than were ever thought to be needed: better late than an end */
+		pthread_mutex_unlock(&lock);
+		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
+		pthread_mutex_lock(&lock);
+	}
+	idle--;
+	queue[queued++] = work;
+	pthread_cond_signal(&changed);
+	pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void threads_run(void *(*run)(void *), void *argument)
+{
+	give((struct work){.run = run, .argument = argument});
+}
+
+/* What the Go runtime calls (scripts/build.sh): to set up C, and for a thread. */
+extern void __real_x_cgo_init(void *g, void (*set)(void *), void **tls, void **base) __attribute__((weak));
+
+HIDDEN void __wrap_x_cgo_init(void *g, void (*set)(void *), void **tls, void **base)
+{
+	set_goroutine = set;
+	__real_x_cgo_init(g, set, tls, base);
+}
+
+HIDDEN void __wrap_x_cgo_thread_start(const struct go_thread *thread)
+{
+	give((struct work){.go = *thread});
+}
+
+HIDDEN void __wrap_x_cgo_sys_thread_create(void *(*run)(void *), void *argument)
+{
+	threads_run(run, argument);
+}
