@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"path/filepath"
 	"strconv"
 	"testing"
@@ -8,10 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each limit at thirty values, before the library starts and in the middle of use: the host's program goes on
-// with codes, and what is in memory is kept.
+// Each limit at ten values, or thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
+// middle of use: the host's program goes on with codes, and what is in memory is kept.
 func TestNoLimitEndsTheProcess(t *testing.T) {
 	program := compile(t, "bounds", majors[1])
+	stride := 3
+	if os.Getenv("TMS_SWEEP") == "full" {
+		stride = 1
+	}
 	for _, limit := range []struct {
 		what string
 		step int // MiB, threads or mappings
@@ -19,7 +24,7 @@ func TestNoLimitEndsTheProcess(t *testing.T) {
 		for _, when := range []string{"before", "after"} {
 			t.Run(limit.what+" "+when, func(t *testing.T) {
 				t.Parallel()
-				for i := range 30 {
+				for i := 0; i < 30; i += stride {
 					room := strconv.Itoa(i * limit.step)
 					o := run(t, program, []string{limit.what, when, room}, "CUDASIM_DEVICES=8", "CUDASIM_MEMORY=2G")
 					require.Zero(t, o.state.ExitCode(), "room %s: %s\n%s%s", room, o.state, o.stdout, o.stderr)

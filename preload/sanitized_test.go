@@ -28,6 +28,7 @@ var unsanitized = map[string]string{
 	"TestLoadingInASandbox":           "the sanitizers make system calls of their own",
 	"TestMusl":                        "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                "AddressSanitizer is a malloc of its own",
+	"TestNoLimitEndsTheProcess":       "as TestLimits",
 	"TestLimits":                      "it limits the address space, of which AddressSanitizer takes 16 TiB",
 }
 

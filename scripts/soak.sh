@@ -24,7 +24,10 @@ for part in "${@:-sweep model fuzz cycles host chaos}"; do
 	for what in $part; do
 		echo "== $what"
 		case $what in
-		sweep) TMS_SWEEP=full engine '^TestSweep' ;;
+		sweep)
+			TMS_SWEEP=full engine '^TestSweep'
+			TMS_SWEEP=full go test -count=1 -v -timeout 1h -run '^TestNoLimit' ./preload
+			;;
 		model) TMS_MODEL_OPERATIONS=$operations TMS_MODEL_SEED=$seed engine '^TestModel' ;;
 		fuzz)
 			for target in FuzzEngine FuzzSpace FuzzShared; do
