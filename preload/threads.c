@@ -96,12 +96,13 @@ static void run(struct work *work, uintptr_t stack_low)
 }
 
 /* The first call on a thread takes memory for what the driver keeps of it, and the loader ends the process when
- * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are limited. */
+ * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are
+ * few. */
 static void call_driver(void)
 {
 	void *context;
 	struct rlimit limit;
-	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY)
+	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur >= (rlim_t)64 << 30)
 		forward_cuCtxGetCurrent(&context);
 }
 
