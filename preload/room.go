@@ -30,8 +30,7 @@ var devices atomic.Uint64
 func ready(device int) error {
 	bit := uint64(1) << (device & 63)
 	if known := devices.Load(); known&bit == 0 {
-		threads := C.THREADS_AT_START + C.THREADS_PER_DEVICE*bits.OnesCount64(known|bit)
-		if !C.threads_reserve(C.int(threads)) {
+		if !C.threads_reserve(C.int(bits.OnesCount64(known|bit)), 0) {
 			return fmt.Errorf("device %d needs %d threads more, which the process cannot make; raise ulimit -u or the "+
 				"pids limit, ulimit -v, ulimit -d or vm.max_map_count: %w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
 		}
