@@ -40,3 +40,7 @@ func TestNothingIsLeftInTheProcess(t *testing.T) {
 		"TMS_TRACE="+filepath.Join(t.TempDir(), "trace.csv")).succeeded(t)
 	run(t, program, []string{"pinned", ""}).succeeded(t)
 }
+
+func TestBookkeepingIsFull(t *testing.T) {
+	run(t, compile(t, "full", majors[1]), nil, "CUDASIM_MEMORY=64G").succeeded(t)
+}

@@ -106,11 +106,12 @@ HIDDEN bool memory_spare(int mappings)
 	return enough;
 }
 
-/* Half of the heap is kept for what a visit may need: its garbage, and lists that double. */
+/* A quarter of the heap may be in use (room.go). A visit may need the rest: for its garbage, and for a table that
+ * doubles beside the old one. */
 static void judge(void)
 {
 	size_t whole = heap.end - heap.base;
-	bool enough = (heap.fresh - heap.base) * 2 <= whole && other.end - other.used >= whole / 16 + 4 * MIB;
+	bool enough = (heap.fresh - heap.base) * 4 <= whole && other.end - other.used >= whole / 16 + 4 * MIB;
 	__atomic_store_n(&memory_bound, whole, __ATOMIC_RELAXED);
 	__atomic_store_n(&memory_short, !enough, __ATOMIC_RELEASE);
 }
@@ -136,7 +137,7 @@ static void extend(void)
 			return;
 		stock(&other, got, 2 * more); /* what was left of the last is left */
 	}
-	if ((heap.fresh - heap.base) * 2 > whole && !extend_heap(whole))
+	if ((heap.fresh - heap.base) * 4 > whole && !extend_heap(whole))
 		extend_heap(ARENA);
 	judge();
 }

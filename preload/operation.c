@@ -76,6 +76,8 @@ static const char *disk_directory(const char **setting)
 	return set && *set ? set : "/tmp";
 }
 
+static _Atomic int running; /* operations */
+
 static void release(struct operation *operation)
 {
 	if (atomic_fetch_sub(&operation->users, 1) != 1)
@@ -101,6 +103,16 @@ static int run(const struct operation *asked)
 	if (code != SUCCESS) {
 		free(operation);
 		return code;
+	}
+	int now = atomic_fetch_add(&running, 1) + 1;
+	if (unlikely(now > OPERATIONS_AT_START && !threads_reserve(1, now))) {
+		atomic_fetch_sub(&running, 1);
+		go_leave(&saved);
+		free(operation);
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "%d pauses and resumes at once need more threads than the process can make; raise "
+				  "ulimit -u or the pids limit, or call again when others have ended; nothing has changed",
+				  now);
 	}
 	sem_init(&operation->done, 0, 0);
 	atomic_store(&operation->users, 2);
@@ -144,6 +156,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 	operation->bytes = bytes;
 	operation->code = code;
 	snprintf(operation->error, sizeof operation->error, "%s", error);
+	atomic_fetch_sub(&running, 1);
 	sem_post(&operation->done);
 	release(operation);
 }

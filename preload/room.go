@@ -30,8 +30,7 @@ var devices atomic.Uint64
 func ready(device int) error {
 	bit := uint64(1) << (device & 63)
 	if known := devices.Load(); known&bit == 0 {
-		threads := C.THREADS_AT_START + C.THREADS_PER_DEVICE*bits.OnesCount64(known|bit)
-		if !C.threads_reserve(C.int(threads)) {
+		if !C.threads_reserve(C.int(bits.OnesCount64(known|bit)), 0) {
 			return fmt.Errorf("device %d needs %d threads more, which the process cannot make; raise ulimit -u or the "+
 				"pids limit, ulimit -v, ulimit -d or vm.max_map_count: %w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
 		}
@@ -43,14 +42,19 @@ func ready(device int) error {
 // bounded is the state while limits keep the heap from growing.
 var bounded struct {
 	sync.Mutex
-	now       atomic.Bool
-	collected time.Time
+	now                 atomic.Bool
+	inUse               uint64
+	measured, collected time.Time
 }
 
-// collectEvery is how often a full heap is looked through for what is free.
-const collectEvery = 100 * time.Millisecond
+// How often the heap is measured, which stops the world, and a full one is looked through for what is free.
+const (
+	measureEvery = time.Millisecond
+	collectEvery = 100 * time.Millisecond
+)
 
-// room tells whether the heap is at most half full: the other half is for what a pause or resume needs.
+// room tells whether a quarter of the heap at most is in use: the rest is for what a pause or resume needs, and
+// for tables that double.
 // Errors: cuda.OperatingSystem, wrapped.
 func room() error {
 	short := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0
@@ -68,16 +72,17 @@ func room() error {
 	if !bounded.now.Swap(true) {
 		debug.SetMemoryLimit(int64(bound / 8 * 7))
 	}
-	inUse := held()
-	if inUse > bound/2 && time.Since(bounded.collected) > collectEvery {
-		runtime.GC()
-		bounded.collected = time.Now()
-		inUse = held()
+	if time.Since(bounded.measured) > measureEvery {
+		bounded.measured, bounded.inUse = time.Now(), held()
 	}
-	if inUse > bound/2 {
-		return fmt.Errorf("the library's bookkeeping is full: it has %d MiB of %d, half of which a pause needs, and the "+
+	if bounded.inUse > bound/4 && time.Since(bounded.collected) > collectEvery {
+		runtime.GC()
+		bounded.collected, bounded.inUse = time.Now(), held()
+	}
+	if bounded.inUse > bound/4 {
+		return fmt.Errorf("the library's bookkeeping is full: it has %d of %d MiB, the rest of which a pause may need, and the "+
 			"limits of the process leave no more; free memory, or raise ulimit -v, ulimit -d or vm.max_map_count: %w",
-			inUse>>20, bound>>20, cuda.OperatingSystem)
+			bounded.inUse>>20, bound>>20, cuda.OperatingSystem)
 	}
 	return nil
 }

@@ -113,8 +113,9 @@ enum {
 	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 12, /* what a pause or resume waits on: 8 for files, 4 for the rest */
+	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
 };
-HIDDEN bool threads_reserve(int wanted); /* whether so many are there, by now */
+HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 HIDDEN void threads_run(void *(*run)(void *), void *argument);
 HIDDEN int threads_processors(void); /* for Go, called on one of them */

@@ -94,14 +94,13 @@ static int reserve(void)
 				  "the process has no room for %zu MiB of address space, which the library's runtime "
 				  "needs; raise ulimit -v and ulimit -d, or vm.max_map_count, to use pausable memory",
 				  memory_at_start() >> 20);
-	int threads = THREADS_AT_START + THREADS_PER_DEVICE;
-	if (!threads_reserve(threads)) {
+	if (!threads_reserve(1, 0)) {
 		threads_release();
 		memory_release();
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v, "
 				  "ulimit -d or vm.max_map_count to use pausable memory",
-				  threads);
+				  THREADS_AT_START + THREADS_PER_DEVICE);
 	}
 	if (!memory_spare(MAPPINGS_NEEDED)) {
 		threads_release();

@@ -96,12 +96,13 @@ static void run(struct work *work, uintptr_t stack_low)
 }
 
 /* The first call on a thread takes memory for what the driver keeps of it, and the loader ends the process when
- * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are limited. */
+ * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are
+ * few. */
 static void call_driver(void)
 {
 	void *context;
 	struct rlimit limit;
-	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur == RLIM_INFINITY)
+	if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur >= (rlim_t)64 << 30)
 		forward_cuCtxGetCurrent(&context);
 }
 
@@ -170,15 +171,26 @@ static bool make(void)
 	return true;
 }
 
-HIDDEN bool threads_reserve(int wanted)
+HIDDEN bool threads_reserve(int devices, int operations)
 {
+	static int most_devices = 1, most_operations;
 	pthread_mutex_lock(&lock);
+	if (devices < most_devices)
+		devices = most_devices;
+	if (operations < most_operations)
+		operations = most_operations;
+	int wanted = THREADS_AT_START + THREADS_PER_DEVICE * devices +
+		     (operations > OPERATIONS_AT_START ? 2 * (operations - OPERATIONS_AT_START) : 0);
 	if (made == 0)
 		find_processors();
 	while (made < wanted && make())
 		;
 	/* glibc gives each a heap of two mappings. */
 	bool enough = made >= wanted && (cold == 0 || memory_spare(2 * cold + 64));
+	if (enough) {
+		most_devices = devices;
+		most_operations = operations;
+	}
 	if (enough && cold > 0) {
 		warming = true;
 		pthread_cond_broadcast(&changed);

@@ -616,6 +616,10 @@ func TestAddressSpaceLimit(t *testing.T) {
 	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
 	r := parse(t, stdout, stderr, code).with(t, "error address-space")
 	require.EqualValues(t, 12<<30, r.Host.AddressSpaceLimitBytes)
+
+	limited[2] = `ulimit -v 41943040 && ulimit -d 524288 && exec "$0" "$@"`
+	stdout, stderr, code = execute(t, limited, []string{"doctor", "--json"})
+	parse(t, stdout, stderr, code).with(t, "warning address-space", "warning data-size")
 }
 
 // start runs a program until the test ends, and returns once it is up.
