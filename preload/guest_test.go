@@ -345,3 +345,7 @@ func median(d []time.Duration) time.Duration {
 	sorted := slices.Sorted(slices.Values(d))
 	return sorted[len(sorted)/2]
 }
+
+func TestNoDescriptorLeft(t *testing.T) {
+	run(t, compile(t, "nofds", majors[1]), nil).succeeded(t)
+}

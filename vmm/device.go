@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"sync"
 	"sync/atomic"
 
 	"tms/vmm/backup"
@@ -22,9 +21,8 @@ type device struct {
 	tags        map[string]*tag
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
-	pools       int64  // bytes that NotePool was told of
-	reaped      uint64 // ordered frees so far
-	warmed      sync.Once
+	pools       int64       // bytes that NotePool was told of
+	reaped      uint64      // ordered frees so far
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
 	progress    atomic.Pointer[progress]

@@ -237,8 +237,6 @@ func (e *Engine) furnish(x *extent, r Request) error {
 		err := x.make()
 		if err != nil {
 			_ = x.unmake() // the cause is what the caller needs
-		} else if r.Backup != BackupNone && !r.Capturing {
-			e.warm(x)
 		}
 		return err
 	})

@@ -86,7 +86,6 @@ var silences = []struct {
 	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
-	{"", "(*Engine).warm", nil, "the pause makes the same calls"},
 	{"cuMemAddressReserve", "(*Engine).reserve", nil, "a smaller arena follows"},
 	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
 	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},

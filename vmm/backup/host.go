@@ -122,29 +122,6 @@ func (h *Host) Prepare(job Job, spans []Span) ([]Contents, error) {
 	return contents, nil
 }
 
-// Warm copies a span to host memory and back, and keeps nothing.
-func (h *Host) Warm(job Job, span Span) error {
-	s, err := newSlab(h.driver, job, span.Size)
-	if err != nil {
-		return err
-	}
-	defer h.garbage.settle(time.Time{})
-	defer h.garbage.add(s)
-	return onCopies(h.driver, job, func(c *copies) error {
-		for _, p := range s.touchJobs() {
-			s.touch(p)
-		}
-		if err := s.register(0); err != nil {
-			return err
-		}
-		j := copyJob{device: span.Address, host: s.base, size: span.Size}
-		if err := c.toHost([]copyJob{j}); err != nil {
-			return err
-		}
-		return c.toDevice(j)
-	})
-}
-
 // place gives every item without kept Contents a place in one fresh slab; nil if none needs it.
 func (h *Host) place(job Job, items []Item) (contents []Contents, fresh *slab, err error) {
 	contents = make([]Contents, len(items))
