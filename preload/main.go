@@ -79,13 +79,17 @@ func eachContext(ordinal int, use func(cuda.Context) error) error {
 		if context == 0 {
 			continue
 		}
-		err := use(cuda.Context(context))
-		C.context_release(slot)
-		if err != nil {
+		if err := useContext(slot, cuda.Context(context), use); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// useContext lets go of the slot also when use panics: who destroys the context waits for that.
+func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) error {
+	defer C.context_release(slot)
+	return use(context)
 }
 
 // enter runs f and turns a panic into an error: nothing of ours may unwind into the host.
