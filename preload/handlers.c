@@ -89,15 +89,21 @@ static bool in_go(uintptr_t pc)
 }
 
 /* A fault happens anew when its instruction runs again, with the host's action in place; a signal that
- * somebody sent, or that tells of damaged memory nobody touched, must be sent again. */
+ * somebody sent, or that tells of damaged memory nobody touched, must be sent again: to this thread, for any
+ * other that has it open could be one of Go's, on whose stacks no handler of the host's fits. */
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
 	if (thread_known && context->uc_stack.ss_sp == thread_known->faults.ss_sp)
 		sigaddset(&context->uc_sigmask, signal); /* inside Go: when it has left */
-	if (info->si_code == SI_TKILL)
-		syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
-	else
-		syscall(SYS_rt_sigqueueinfo, getpid(), signal, info);
+	syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
+}
+
+/* One that a thread of Go's was chosen for is the main thread's. Only a thread itself may say SI_USER. */
+static void hand_over(int signal, siginfo_t *info)
+{
+	if (info->si_code >= 0)
+		info->si_code = SI_QUEUE;
+	syscall(SYS_rt_tgsigqueueinfo, getpid(), getpid(), signal, info);
 }
 
 static void on_fault(int signal, siginfo_t *info, void *context)
@@ -109,6 +115,11 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 		return;
 	}
 	int error = errno;
+	if (!happened && threads_is_ours) {
+		hand_over(signal, info);
+		errno = error;
+		return;
+	}
 	sigset_t saved;
 	lock(&saved);
 	if (atomic_load(&handlers_armed) & 1u << i) {

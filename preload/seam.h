@@ -117,6 +117,7 @@ enum {
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
+extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
 HIDDEN void threads_run(void *(*run)(void *), void *argument);
 HIDDEN int threads_processors(void); /* for Go, called on one of them */
 

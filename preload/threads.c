@@ -106,8 +106,11 @@ static void call_driver(void)
 		forward_cuCtxGetCurrent(&context);
 }
 
+HIDDEN __thread bool threads_is_ours __attribute__((tls_model("initial-exec")));
+
 static void *wait_for_work(void *stack_low)
 {
+	threads_is_ours = true;
 	syscall(SYS_sched_setaffinity, 0, sizeof processors, processors);
 	sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0});
 	bool warm = false;

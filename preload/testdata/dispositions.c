@@ -155,15 +155,46 @@ static void sent_signals(void)
 {
 	set(SIGSEGV, on_sent, 0);
 	set(SIGFPE, on_sent, 0);
-	use();
-	EXPECT(kill(getpid(), SIGSEGV), 0);
-	EXPECT(sent, 1);
-	use();
-	EXPECT(raise(SIGFPE), 0);
-	EXPECT(sent, 2);
-	use();
-	EXPECT(sigqueue(getpid(), SIGSEGV, (union sigval){.sival_int = 7}), 0);
-	EXPECT(sent, 3);
+	for (int i = 0; i < 300; i += 3) {
+		use();
+		EXPECT(kill(getpid(), SIGSEGV), 0);
+		EXPECT(sent, i + 1);
+		use();
+		EXPECT(raise(SIGFPE), 0);
+		EXPECT(sent, i + 2);
+		use();
+		EXPECT(sigqueue(getpid(), SIGSEGV, (union sigval){.sival_int = 7}), 0);
+		EXPECT(sent, i + 3);
+	}
+}
+
+/* The kernel chooses a thread that has the signal open: not one that runs the host's handler on Go's stack. */
+static volatile pid_t sent_to;
+
+static void on_pending(int signal)
+{
+	(void)signal;
+	sent_to = gettid();
+}
+
+static void sent_while_blocked(void)
+{
+	sigset_t faults;
+	sigemptyset(&faults);
+	sigaddset(&faults, SIGSEGV);
+	EXPECT(sigaction(SIGSEGV, &(struct sigaction){.sa_handler = on_pending}, NULL), 0);
+	for (int i = 0; i < 100; i++) {
+		use();
+		EXPECT(pthread_sigmask(SIG_BLOCK, &faults, NULL), 0);
+		sent_to = 0;
+		EXPECT(kill(getpid(), SIGSEGV), 0);
+		usleep(100);
+		EXPECT(sent_to, 0);
+		EXPECT(pthread_sigmask(SIG_UNBLOCK, &faults, NULL), 0);
+		for (int waited = 0; !sent_to && waited < 20000; waited++)
+			usleep(1000);
+		EXPECT(sent_to, getpid());
+	}
 }
 
 static void once_only(void)
@@ -265,6 +296,7 @@ int main(int argc, char **argv)
 	faults_before_and_after();
 	chain();
 	sent_signals();
+	sent_while_blocked();
 	in_children();
 	once_only();
 	EXPECT(tms_resume(NULL), 0);
