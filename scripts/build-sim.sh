@@ -7,7 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source=internal/cudasim
 out=${1:-build/sim}
 cc=${CC:-cc}
-flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -Ivmm/digest -Wl,-z,defs
+flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -I$source -I$source/driver -Ivmm/digest -Wl,-z,defs
 	-Wl,-Bsymbolic-functions # the libraries call themselves, not who stands in front of them
 	"${@:2}")
 mkdir -p "$out"
@@ -22,7 +22,7 @@ build() { # library, version script, arguments
 	"$cc" "${flags[@]}" -Wl,-soname,"$library" -Wl,--version-script="$map" -o "$staging/$library" "$@"
 }
 
-build libcuda.so.1 "$source/driver/libcuda.map" "$source"/driver/*.c
+build libcuda.so.1 "$source/driver/libcuda.map" "$source"/driver/*/*.c
 for major in 12 13; do
 	build "libcudart.so.$major" "$source/runtime/libcudart.$major.map" -DCUDART_MAJOR=$major \
 		"$source"/runtime/*.c -ldl

@@ -1,5 +1,5 @@
 // The thread's last error, names and texts.
-#include "../driver/errors.h"
+#include "../driver/abi/errors.h"
 
 #include "runtime.h"
 

@@ -3,7 +3,7 @@
 #ifndef CUDASIM_RUNTIME_H
 #define CUDASIM_RUNTIME_H
 
-#include "../driver/api.h"
+#include "../driver/abi/api.h"
 #include "types.h"
 
 #define DRIVER_CALLS(X)                                                                                                                                                \

@@ -5,7 +5,7 @@
 
 #include <stddef.h>
 
-#include "../driver/types.h"
+#include "../driver/abi/types.h"
 
 typedef enum {
 	cudaSuccess = 0,

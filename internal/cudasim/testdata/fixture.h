@@ -6,7 +6,7 @@
 #include <unistd.h>
 
 #include "../cudasim.h"
-#include "../driver/api.h"
+#include "../driver/abi/api.h"
 
 #define CHECK(condition)                                                                                     \
 	do {                                                                                                 \

@@ -1,7 +1,7 @@
 // Handles: opaque numbers that are never given out twice.
 #include <stdlib.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 void *object_new_at(enum object_type type, size_t size, uint64_t handle)
 {

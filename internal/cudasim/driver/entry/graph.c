@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 bool operations_append(struct operations *operations, const struct operation *operation)
 {

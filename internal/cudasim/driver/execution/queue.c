@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 enum { LIMIT = 1024 }; // operations in flight before issuing waits, as on a real device
 

@@ -1,7 +1,7 @@
 // Streams: created ones, and each context's default streams.
 #include <stdlib.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 struct stream *stream_default(struct context *context)
 {

@@ -1,5 +1,5 @@
 // Contexts: the primary one of each device, created ones, and each thread's stack of them.
-#include "sim.h"
+#include "base/sim.h"
 
 bool device_valid(CUdevice device)
 {

@@ -1,6 +1,6 @@
 // A treap: random priorities keep it balanced, so a million handles or mappings
 // cost a few dozen steps per lookup, and there is no rebalancing code to get wrong.
-#include "tree.h"
+#include "base/tree.h"
 
 static uint32_t next_priority(void)
 {

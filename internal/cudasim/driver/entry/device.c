@@ -5,8 +5,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "../cudasim.h"
-#include "sim.h"
+#include "cudasim.h"
+#include "base/sim.h"
 
 #define DRIVER_VERSION 13000
 

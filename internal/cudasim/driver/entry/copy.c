@@ -1,5 +1,5 @@
 // Copies and fills: checked when issued, checked again when they run.
-#include "sim.h"
+#include "base/sim.h"
 
 // The device of the caller's current context, whatever the stream: so the driver has it.
 enum { CALLER = -1 };

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 #define FILE_SIZE (1ll << 60) // sparse: only touched pages exist
 

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 static uint64_t read_number(const char *name, uint64_t fallback, uint64_t low, uint64_t high)
 {

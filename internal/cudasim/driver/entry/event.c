@@ -1,5 +1,5 @@
 // Events: marks in a stream that others wait for.
-#include "sim.h"
+#include "base/sim.h"
 
 void events_forget_context(struct context *context)
 {

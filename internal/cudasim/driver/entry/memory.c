@@ -4,7 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 enum { PAGE = 4096, PITCH = 512 };
 #define HEAP_SIZE (256ull << 30)

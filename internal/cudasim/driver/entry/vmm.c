@@ -7,7 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 static bool aligned(uint64_t value)
 {

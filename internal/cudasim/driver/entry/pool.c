@@ -1,6 +1,6 @@
 // Stream-ordered allocation from each device's default pool. Memory is there at once;
 // freeing waits its turn on the stream.
-#include "sim.h"
+#include "base/sim.h"
 
 struct pool *pool_default(int index)
 {

@@ -1,6 +1,6 @@
 // The _ptds and _ptsz variants: the same functions with the calling thread's own default
 // stream in place of the legacy one.
-#include "api.h"
+#include "abi/api.h"
 
 static CUstream mine(CUstream stream)
 {

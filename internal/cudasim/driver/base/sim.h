@@ -6,10 +6,10 @@
 #include <pthread.h>
 #include <stdbool.h>
 
-#include "api.h"
-#include "functions.h"
-#include "tree.h"
-#include "types.h"
+#include "abi/api.h"
+#include "abi/functions.h"
+#include "base/tree.h"
+#include "abi/types.h"
 
 enum { MAX_DEVICES = 16, CONTEXT_STACK = 64 };
 

@@ -2,7 +2,7 @@
 // kernel.c emulates. What is no image shows when a kernel is asked for: the driver loads lazily.
 #include <string.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 struct kernel {
 	struct object object;

@@ -6,8 +6,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../cudasim.h"
-#include "sim.h"
+#include "cudasim.h"
+#include "base/sim.h"
 
 enum needs { ANY, INIT, CTX };
 

@@ -1,7 +1,7 @@
 // Stream capture: which streams are being recorded into a graph, and what it forbids.
 #include <stdlib.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 void capture_invalidate(struct capture *capture)
 {

@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-#include "sim.h"
+#include "base/sim.h"
 
 struct host_range *host_range_at(uint64_t address)
 {

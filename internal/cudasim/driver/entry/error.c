@@ -1,6 +1,6 @@
 // Names and texts of the driver's error codes.
-#include "errors.h"
-#include "sim.h"
+#include "abi/errors.h"
+#include "base/sim.h"
 
 static const char *name_of(CUresult error)
 {
