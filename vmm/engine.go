@@ -23,7 +23,9 @@ import (
 
 	"tms/internal/guard"
 	"tms/internal/readable"
-	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
+	"tms/vmm/backup/host"
+	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
 )
@@ -31,9 +33,9 @@ import (
 // Engine is safe for use by many threads.
 type Engine struct {
 	driver *cuda.Driver
-	host   *backup.Host
-	disk   *backup.Disk
-	peer   *backup.Peer
+	host   *host.Store
+	disk   *disk.Store
+	peer   *peer.Store
 	hasher *digest.Hasher
 	// announce is told of each arena before any address in it is handed out.
 	announce func(base uintptr, size uint64) error
@@ -72,8 +74,8 @@ type Engine struct {
 func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *Engine {
 	e := &Engine{
 		driver:   driver,
-		host:     backup.NewHost(driver),
-		disk:     backup.NewDisk(driver),
+		host:     host.New(driver),
+		disk:     disk.New(driver),
 		hasher:   digest.New(driver),
 		announce: announce,
 		contexts: func(int, func(cuda.Context) error) error { return nil },
@@ -83,7 +85,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		unknown:  map[string]bool{},
 		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
 	}
-	e.peer = backup.NewPeer(driver, e.host)
+	e.peer = peer.New(driver, e.host)
 	e.transition.init()
 	e.settled.L = &e.mu
 	e.reaped.L = &e.mu

@@ -4,6 +4,7 @@ import (
 	"errors"
 
 	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
 )
 
@@ -48,12 +49,12 @@ func Code(err error) int {
 		{ErrInvalidAddress, cuda.InvalidValue},
 		{ErrBothBackups, cuda.InvalidValue},
 		{ErrContents, cuda.IllegalState},
-		{backup.ErrContentsLost, cuda.FileNotFound}, // before what it wraps
+		{disk.ErrContentsLost, cuda.FileNotFound}, // before what it wraps
 		{ErrMargin, cuda.OutOfMemory},
 		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},
-		{backup.ErrDisk, cuda.OperatingSystem},
+		{disk.ErrFailed, cuda.OperatingSystem},
 		{backup.ErrHostMemory, cuda.OperatingSystem}, // before the driver's: it wraps a driver error
 	} {
 		if errors.Is(err, known.err) {

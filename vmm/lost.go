@@ -4,12 +4,12 @@ import (
 	"errors"
 	"fmt"
 
-	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
 )
 
 // named adds to an error about lost contents whose they are.
 func (b *batch) named(err error) error {
-	var lost *backup.Lost
+	var lost *disk.Lost
 	if !errors.As(err, &lost) {
 		return err
 	}

@@ -20,7 +20,7 @@ import (
 //
 // Memory of contents that are not kept is back when it returns, unless that takes long: see discarded.
 // Memory that is short is waited for, for a time if that is asked for.
-// Errors: ErrCapturing, ErrContents, backup.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
+// Errors: ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)

@@ -17,7 +17,7 @@ import (
 
 	"tms/internal/failpoint"
 	"tms/vmm"
-	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
 )
 
 // residentBytes is the process's private memory that is in use.
@@ -223,7 +223,7 @@ func TestLostContents(t *testing.T) {
 	require.NoError(t, os.Remove(files[0]))
 	for range 3 {
 		err := resume(engine, o)
-		require.ErrorIs(t, err, backup.ErrContentsLost)
+		require.ErrorIs(t, err, disk.ErrContentsLost)
 		require.Equal(t, 301, vmm.Code(err))
 		require.ErrorContains(t, err, files[0])
 		require.ErrorContains(t, err, fmt.Sprintf(`tag "precious", %d bytes at %#x`, 3*mib, lost))

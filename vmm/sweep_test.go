@@ -21,7 +21,7 @@ import (
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
 	"tms/vmm"
-	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
 )
 
@@ -77,7 +77,7 @@ var silences = []struct {
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Tidy"},
 	{"", "(*Engine).grantAll < (*Engine).malloc", nil, "devices that came into use meanwhile are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
-	{"", "(*trash[...]).empty", nil, "tried again at the next discard, or drain"},
+	{"", "(*Queue[...]).empty", nil, "tried again at the next discard, or drain"},
 	{"", "(*Hasher).Trim", nil, "the buffers stay, for the next pause"},
 	{"", "loadHasher", nil, "the next pause loads it"},
 	{"", "(*Engine).reap", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
@@ -340,7 +340,7 @@ func (s *scene) malloc(r vmm.Request) {
 }
 
 func (s *scene) options(tag string) vmm.Options {
-	o := vmm.Options{DiskDir: s.dir, DiskChunk: backup.MinChunk, ExtentBytes: 8 * sceneGranularity}
+	o := vmm.Options{DiskDir: s.dir, DiskChunk: disk.MinChunk, ExtentBytes: 8 * sceneGranularity}
 	if tag != "" {
 		o.Tag = &tag
 	}

@@ -3,7 +3,6 @@ package backup
 
 import (
 	"errors"
-	"fmt"
 	"time"
 
 	"tms/vmm/cuda"
@@ -12,12 +11,6 @@ import (
 // ErrHostMemory says that the operating system did not give, or the driver did not pin, the host
 // memory a backup needs. Nothing was saved; free host memory and call again.
 var ErrHostMemory = errors.New("not enough host memory for the backup")
-
-// hostMemory is an ErrHostMemory that says what to do.
-func hostMemory(cause error) error {
-	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, or make what may go without a backup",
-		ErrHostMemory, cause)
-}
 
 // Span is a range of device memory, in bytes.
 type Span struct {
@@ -43,8 +36,8 @@ type Item struct {
 	Target int
 }
 
-// parts lists what of the span is to be copied.
-func (i Item) parts() []Range {
+// Parts lists what of the span is to be copied.
+func (i Item) Parts() []Range {
 	if i.Partial {
 		return i.Changed
 	}
@@ -61,7 +54,8 @@ type Job struct {
 	Copied func(bytes uint64)
 }
 
-func (j Job) copied(bytes uint64) {
+// Report tells Copied of bytes that have been copied.
+func (j Job) Report(bytes uint64) {
 	if j.Copied != nil {
 		j.Copied(bytes)
 	}

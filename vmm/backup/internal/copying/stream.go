@@ -1,23 +1,18 @@
-package backup
+// Package copying issues copies between device memory and where contents are kept.
+package copying
 
 import (
 	"fmt"
 
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
-// copyJob is one copy that the driver takes: its host side lies in one unit.
-type copyJob struct {
-	device, host uintptr
-	size         uint64
-	unit         int
-}
-
-// copies issues copies on one stream and reports them as they are done: copies are asynchronous, so
+// Stream issues copies on one stream and reports them as they are done: copies are asynchronous, so
 // every markEvery bytes an event follows them.
-type copies struct {
+type Stream struct {
 	driver *cuda.Driver
-	job    Job
+	job    backup.Job
 	stream cuda.Stream
 	issued uint64 // bytes since the last mark
 	marks  []copyMark
@@ -30,11 +25,11 @@ type copyMark struct {
 
 const markEvery = 256 << 20
 
-// onCopies runs f on a locked thread that has the job's context and a fresh stream, and waits for what
+// On runs f on a locked thread that has the job's context and a fresh stream, and waits for what
 // f has issued even when it fails: memory copied to or from may go away after.
-func onCopies(driver *cuda.Driver, job Job, f func(*copies) error) error {
+func On(driver *cuda.Driver, job backup.Job, f func(*Stream) error) error {
 	return driver.OnStream(job.Context, func(stream cuda.Stream) error {
-		c := &copies{driver: driver, job: job, stream: stream}
+		c := &Stream{driver: driver, job: job, stream: stream}
 		defer c.drop()
 		if err := f(c); err != nil {
 			return err
@@ -48,31 +43,40 @@ func onCopies(driver *cuda.Driver, job Job, f func(*copies) error) error {
 		if err := driver.StreamSynchronize(stream); err != nil {
 			return err
 		}
-		job.copied(c.issued)
+		job.Report(c.issued)
 		return nil
 	})
 }
 
-func (c *copies) toHost(jobs []copyJob) error {
-	for _, j := range jobs {
-		if err := c.driver.MemcpyDtoHAsync(j.host, j.device, j.size, c.stream); err != nil {
-			return fmt.Errorf("copying device memory to the host: %w", err)
-		}
-		c.mark(j.size)
+// ToHost copies size bytes of device memory to host memory.
+func (c *Stream) ToHost(host, device uintptr, size uint64) error {
+	if err := c.driver.MemcpyDtoHAsync(host, device, size, c.stream); err != nil {
+		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
+	c.mark(size)
 	return nil
 }
 
-func (c *copies) toDevice(j copyJob) error {
-	if err := c.driver.MemcpyHtoDAsync(j.device, j.host, j.size, c.stream); err != nil {
+// ToDevice copies size bytes of host memory to device memory.
+func (c *Stream) ToDevice(device, host uintptr, size uint64) error {
+	if err := c.driver.MemcpyHtoDAsync(device, host, size, c.stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
-	c.mark(j.size)
+	c.mark(size)
+	return nil
+}
+
+// Between copies size bytes from one device's memory to another's.
+func (c *Stream) Between(to, from uintptr, size uint64) error {
+	if err := c.driver.MemcpyDtoDAsync(to, from, size, c.stream); err != nil {
+		return err
+	}
+	c.mark(size)
 	return nil
 }
 
 // mark notes bytes as issued. Where the driver gives no event they count with the next one.
-func (c *copies) mark(bytes uint64) {
+func (c *Stream) mark(bytes uint64) {
 	if c.issued += bytes; c.issued < markEvery || c.job.Copied == nil {
 		return
 	}
@@ -92,13 +96,13 @@ func (c *copies) mark(bytes uint64) {
 }
 
 // reached reports the first mark.
-func (c *copies) reached() {
-	c.job.copied(c.marks[0].bytes)
+func (c *Stream) reached() {
+	c.job.Report(c.marks[0].bytes)
 	c.driver.DropEvent(c.marks[0].event)
 	c.marks = c.marks[1:]
 }
 
-func (c *copies) drop() {
+func (c *Stream) drop() {
 	for _, m := range c.marks {
 		c.driver.DropEvent(m.event)
 	}

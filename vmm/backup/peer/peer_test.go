@@ -1,4 +1,4 @@
-package backup
+package peer
 
 import (
 	"fmt"
@@ -11,17 +11,20 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/vmm/backup"
+	"tms/vmm/backup/host"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
-// peers is simulated devices, each with a context, and a Peer that falls back to a Host.
+// peers is simulated devices, each with a context, and a Store that falls back to the host.
 type peers struct {
 	t      *testing.T
 	sim    *cudasim.Sim
 	driver *cuda.Driver
-	jobs   []Job
-	host   *Host
-	peer   *Peer
+	jobs   []backup.Job
+	host   *host.Store
+	peer   *Store
 	notes  []string
 	copied atomic.Uint64
 	before map[string]uint64
@@ -39,14 +42,14 @@ func newPeers(t *testing.T, devices int, memory string) *peers {
 	sim.Reset()
 	driver, err := cuda.Open(sim.Path)
 	require.NoError(t, err)
-	p := &peers{t: t, sim: sim, driver: driver, host: NewHost(driver)}
-	p.peer = NewPeer(driver, p.host)
+	p := &peers{t: t, sim: sim, driver: driver, host: host.New(driver)}
+	p.peer = New(driver, p.host)
 	p.peer.chunk = chunk
 	p.peer.Warn(func(note string) { p.notes = append(p.notes, note) })
 	for ordinal := range devices {
 		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(ordinal))
 		require.NoError(t, err)
-		p.jobs = append(p.jobs, Job{
+		p.jobs = append(p.jobs, backup.Job{
 			Device: ordinal, Context: context, Node: -1,
 			Copied: func(bytes uint64) { p.copied.Add(bytes) },
 		})
@@ -75,19 +78,10 @@ func (p *peers) clean() {
 	}
 }
 
-// spans maps memory of a device; the simulator lets the host write it.
-func (p *peers) spans(device int, sizes ...uint64) []Span {
+// spans maps memory of a device.
+func (p *peers) spans(device int, sizes ...uint64) []backup.Span {
 	p.t.Helper()
-	spans := make([]Span, len(sizes))
-	for i, size := range sizes {
-		address, err := p.driver.MemAddressReserve(size, 0)
-		require.NoError(p.t, err)
-		handle, err := p.driver.MemCreate(size, device)
-		require.NoError(p.t, err)
-		require.NoError(p.t, p.driver.MemMap(address, size, handle))
-		require.NoError(p.t, p.driver.MemSetAccess(address, size, device))
-		spans[i] = Span{Address: address, Size: size}
-	}
+	spans := backuptest.Spans(p.t, p.driver, device, sizes...)
 	p.remember()
 	return spans
 }
@@ -100,18 +94,7 @@ func (p *peers) occupy(device int, free uint64) {
 	p.remember()
 }
 
-func toSave(spans []Span, kept []Contents, target int) []Item {
-	items := make([]Item, len(spans))
-	for i, span := range spans {
-		items[i] = Item{Span: span, Target: target}
-		if kept != nil {
-			items[i].Kept = kept[i]
-		}
-	}
-	return items
-}
-
-func (p *peers) save(job Job, items []Item) []Contents {
+func (p *peers) save(job backup.Job, items []backup.Item) []backup.Contents {
 	p.t.Helper()
 	contents, err := p.peer.Save(job, items)
 	require.NoError(p.t, err)
@@ -119,25 +102,8 @@ func (p *peers) save(job Job, items []Item) []Contents {
 	return contents
 }
 
-func load(job Job, spans []Span, contents []Contents) error {
-	loaders := map[Store]Loader{}
-	for i, c := range contents {
-		if loaders[c.Store()] == nil {
-			loaders[c.Store()] = c.Store().Load(job)
-		}
-		loaders[c.Store()].Add(spans[i], c)
-	}
-	var first error
-	for _, loader := range loaders {
-		if err := loader.Wait(); first == nil {
-			first = err
-		}
-	}
-	return first
-}
-
 // where counts the contents on a peer and on the host.
-func (p *peers) where(contents []Contents) (peer, host int) {
+func (p *peers) where(contents []backup.Contents) (peer, host int) {
 	for _, c := range contents {
 		switch c.Store() {
 		case p.peer:
@@ -150,42 +116,43 @@ func (p *peers) where(contents []Contents) (peer, host int) {
 }
 
 const (
+	mib     = 1 << 20
 	reserve = 256 * mib // on devices of up to 12.5 GiB
 	chunk   = 16 * mib  // so that chunks are many and the memory touched little
 )
 
-func TestPeerRoundTrip(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
 	// The third reaches over three chunks.
 	spans := p.spans(0, 2*mib, 6*mib, 40*mib, 2*mib)
 	const total = 50 * mib
-	var kept []Contents
+	var kept []backup.Contents
 	for _, target := range []int{1, -1} {
 		for cycle := range uint64(3) {
-			fill(spans, cycle)
+			backuptest.Fill(spans, cycle)
 			p.copied.Store(0)
-			contents := p.save(job, toSave(spans, kept, target))
+			contents := p.save(job, backuptest.Items(spans, kept, target))
 			require.EqualValues(t, total, p.copied.Load())
 			require.EqualValues(t, total, p.sim.Stat("used:1"))
 			if kept != nil {
 				require.Equal(t, kept, contents, "overwritten in place")
 			}
 			kept = contents
-			wipe(spans)
-			require.NoError(t, load(job, spans, kept))
-			requireFilled(t, spans, cycle)
+			backuptest.Wipe(spans)
+			require.NoError(t, backuptest.Load(job, spans, kept))
+			backuptest.RequireFilled(t, spans, cycle)
 			require.EqualValues(t, 2*total, p.copied.Load())
-			wipe(spans)
-			require.NoError(t, load(job, spans, kept), "contents stay valid")
-			requireFilled(t, spans, cycle)
+			backuptest.Wipe(spans)
+			require.NoError(t, backuptest.Load(job, spans, kept), "contents stay valid")
+			backuptest.RequireFilled(t, spans, cycle)
 		}
 		for i, c := range kept {
 			require.Equal(t, spans[i].Size, c.Bytes())
 			require.Zero(t, c.Host())
 			require.Same(t, p.peer, c.Store())
 		}
-		discard(kept)
+		backuptest.Discard(kept)
 		p.clean()
 		kept = nil
 	}
@@ -193,48 +160,48 @@ func TestPeerRoundTrip(t *testing.T) {
 	require.Zero(t, p.sim.Stat("registered_bytes"))
 }
 
-func TestPeerNeedsNoContextThere(t *testing.T) {
+func TestNeedsNoContextThere(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	require.EqualValues(t, 2, p.sim.Stat("contexts"))
 	spans := p.spans(0, 2*mib)
 	for _, name := range []string{"cuDevicePrimaryCtxRetain", "cuCtxCreate"} {
 		calls := p.sim.Stat("calls:" + name)
-		discard(p.save(p.jobs[0], toSave(spans, nil, 1)))
+		backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, 1)))
 		require.Equal(t, calls, p.sim.Stat("calls:"+name))
 	}
 	p.clean()
 }
 
-func TestPeerOverwritesWhatChanged(t *testing.T) {
+func TestOverwritesWhatChanged(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
 	spans := p.spans(0, 4*mib, 26*mib) // the second reaches into another chunk
-	fill(spans, 1)
-	kept := p.save(job, toSave(spans, nil, 1))
-	fill(spans, 2)
-	items := toSave(spans, kept, 1)
+	backuptest.Fill(spans, 1)
+	kept := p.save(job, backuptest.Items(spans, nil, 1))
+	backuptest.Fill(spans, 2)
+	items := backuptest.Items(spans, kept, 1)
 	items[0].Partial = true // nothing of it
-	items[1].Partial, items[1].Changed = true, []Range{{0, 2 * mib}, {10 * mib, 4 * mib}}
+	items[1].Partial, items[1].Changed = true, []backup.Range{{Offset: 0, Size: 2 * mib}, {Offset: 10 * mib, Size: 4 * mib}}
 	p.copied.Store(0)
 	require.Equal(t, kept, p.save(job, items))
 	require.EqualValues(t, 6*mib, p.copied.Load())
-	require.NoError(t, load(job, spans, kept))
-	first, second := deviceBytes(spans[0]), deviceBytes(spans[1])
-	fill(spans, 1)
+	require.NoError(t, backuptest.Load(job, spans, kept))
+	first, second := backuptest.Bytes(spans[0]), backuptest.Bytes(spans[1])
+	backuptest.Fill(spans, 1)
 	old := [][]byte{append([]byte{}, first...), append([]byte{}, second...)}
-	fill(spans, 2)
+	backuptest.Fill(spans, 2)
 	changed := append([]byte{}, second...)
-	require.NoError(t, load(job, spans, kept))
+	require.NoError(t, backuptest.Load(job, spans, kept))
 	require.Equal(t, old[0], first)
 	require.Equal(t, changed[:2*mib], second[:2*mib])
 	require.Equal(t, old[1][2*mib:10*mib], second[2*mib:10*mib])
 	require.Equal(t, changed[10*mib:14*mib], second[10*mib:14*mib])
 	require.Equal(t, old[1][14*mib:], second[14*mib:])
-	discard(kept)
+	backuptest.Discard(kept)
 	p.clean()
 }
 
-func TestPeerSharesChunks(t *testing.T) {
+func TestSharesChunks(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
 	sizes := make([]uint64, 10)
@@ -242,21 +209,21 @@ func TestPeerSharesChunks(t *testing.T) {
 		sizes[i] = 2 * mib
 	}
 	spans := p.spans(0, sizes...)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	handles := p.sim.Stat("handles")
-	contents := p.save(job, toSave(spans, nil, 1))
+	contents := p.save(job, backuptest.Items(spans, nil, 1))
 	require.EqualValues(t, 2, p.sim.Stat("handles")-handles, "20 MiB in two chunks")
-	discard(contents[1:])
+	backuptest.Discard(contents[1:])
 	p.peer.Drain()
 	require.EqualValues(t, chunk, p.sim.Stat("used:1"))
-	wipe(spans[:1])
-	require.NoError(t, load(job, spans[:1], contents[:1]))
-	requireFilled(t, spans[:1], 1)
-	discard(contents[:1])
+	backuptest.Wipe(spans[:1])
+	require.NoError(t, backuptest.Load(job, spans[:1], contents[:1]))
+	backuptest.RequireFilled(t, spans[:1], 1)
+	backuptest.Discard(contents[:1])
 	p.clean()
 }
 
-func TestPeerFallsBackWithANote(t *testing.T) {
+func TestFallsBackWithANote(t *testing.T) {
 	for _, c := range []struct {
 		name, peers     string
 		devices, target int
@@ -278,21 +245,21 @@ func TestPeerFallsBackWithANote(t *testing.T) {
 				p.occupy(1, reserve+2*mib)
 			}
 			spans := p.spans(0, 4*mib, 6*mib)
-			fill(spans, 1)
-			var kept []Contents
+			backuptest.Fill(spans, 1)
+			var kept []backup.Contents
 			for range 3 {
-				kept = p.save(p.jobs[0], toSave(spans, kept, c.target))
+				kept = p.save(p.jobs[0], backuptest.Items(spans, kept, c.target))
 				require.Len(t, p.notes, 1)
 				require.True(t, strings.HasPrefix(p.notes[0], "peer backup: "+c.note), p.notes[0])
 				require.Contains(t, p.notes[0], "; contents wait in host memory instead")
 				_, host := p.where(kept)
 				require.Equal(t, 2, host)
-				wipe(spans)
-				require.NoError(t, load(p.jobs[0], spans, kept))
-				requireFilled(t, spans, 1)
+				backuptest.Wipe(spans)
+				require.NoError(t, backuptest.Load(p.jobs[0], spans, kept))
+				backuptest.RequireFilled(t, spans, 1)
 			}
-			discard(kept)
-			discard(p.save(p.jobs[0], toSave(spans, nil, c.target)))
+			backuptest.Discard(kept)
+			backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, c.target)))
 			require.Len(t, p.notes, 1, "once for every reason")
 			p.host.Drain()
 			for _, name := range held {
@@ -302,13 +269,13 @@ func TestPeerFallsBackWithANote(t *testing.T) {
 	}
 }
 
-func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
+func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
 	p.occupy(1, reserve+chunk+6*mib)
 	spans := p.spans(0, 10*mib, 8*mib, 4*mib, 4*mib)
-	fill(spans, 1)
-	contents := p.save(job, toSave(spans, nil, 1))
+	backuptest.Fill(spans, 1)
+	contents := p.save(job, backuptest.Items(spans, nil, 1))
 	peer, host := p.where(contents)
 	require.Equal(t, []int{2, 2}, []int{peer, host}, "10 and 4 MiB in a chunk of 16")
 	require.Same(t, p.peer, contents[0].Store())
@@ -317,13 +284,13 @@ func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
 	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
 
 	// The mixed lot is overwritten where it is.
-	fill(spans, 2)
-	require.Equal(t, contents, p.save(job, toSave(spans, contents, 1)))
-	wipe(spans)
-	require.NoError(t, load(job, spans, contents))
-	requireFilled(t, spans, 2)
+	backuptest.Fill(spans, 2)
+	require.Equal(t, contents, p.save(job, backuptest.Items(spans, contents, 1)))
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(job, spans, contents))
+	backuptest.RequireFilled(t, spans, 2)
 	used := p.sim.Stat("used:1")
-	discard(contents)
+	backuptest.Discard(contents)
 	p.peer.Drain()
 	p.host.Drain()
 	require.EqualValues(t, chunk, used-p.sim.Stat("used:1"))
@@ -332,30 +299,30 @@ func TestPeerTakesWhatThereIsRoomFor(t *testing.T) {
 	}
 }
 
-func TestPeerGivesBackWhatNothingFitsInto(t *testing.T) {
+func TestGivesBackWhatNothingFitsInto(t *testing.T) {
 	p := newPeers(t, 2, "1G")
 	p.occupy(1, reserve+3*chunk)
 	spans := p.spans(0, 10*mib, 90*mib)
 	used := p.sim.Stat("used:1")
-	contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	peer, host := p.where(contents)
 	require.Equal(t, []int{1, 1}, []int{peer, host})
 	require.EqualValues(t, chunk, p.sim.Stat("used:1")-used)
-	discard(contents)
+	backuptest.Discard(contents)
 	p.peer.Drain()
 	require.Equal(t, used, p.sim.Stat("used:1"))
 }
 
 // What was discarded is free for the next Save, even where the driver refused at first.
-func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
+func TestFindsDiscardedMemoryAgain(t *testing.T) {
 	p := newPeers(t, 2, "1G")
 	p.occupy(1, reserve+2*chunk)
 	spans := p.spans(0, 2*chunk)
 	for range 3 {
-		contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+		contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 		require.Same(t, p.peer, contents[0].Store())
 		p.sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
-		discard(contents)
+		backuptest.Discard(contents)
 		contents[0].Settle(time.Time{}) // does not have it try again
 		// One chunk was refused, and tried again already if the other came later.
 		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve+chunk))
@@ -363,34 +330,34 @@ func TestPeerFindsDiscardedMemoryAgain(t *testing.T) {
 	require.Empty(t, p.notes)
 }
 
-func TestPeerSpreads(t *testing.T) {
+func TestSpreads(t *testing.T) {
 	p := newPeers(t, 4, "1G")
 	job := p.jobs[2]
 	p.occupy(3, reserve+chunk) // the next of device 2
 	spans := p.spans(2, 6*mib, 6*mib, 6*mib, 6*mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	free := p.sim.Stat("free:3")
-	contents := p.save(job, toSave(spans, nil, -1))
+	contents := p.save(job, backuptest.Items(spans, nil, -1))
 	peer, _ := p.where(contents)
 	require.Equal(t, 4, peer)
 	require.Empty(t, p.notes, "nothing is on the host")
 	require.EqualValues(t, chunk, free-p.sim.Stat("free:3"))
 	require.EqualValues(t, 12*mib, p.sim.Stat("used:0"))
 	require.Zero(t, p.sim.Stat("used:1"))
-	wipe(spans)
-	require.NoError(t, load(job, spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(job, spans, contents))
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	p.peer.Drain()
 	require.Zero(t, p.sim.Stat("used:0"))
 	require.Equal(t, free, p.sim.Stat("free:3"))
 }
 
-func TestPeerTargetsDiffer(t *testing.T) {
+func TestTargetsDiffer(t *testing.T) {
 	p := newPeers(t, 3, "1G")
 	spans := p.spans(0, 2*mib, 4*mib, 6*mib)
-	fill(spans, 1)
-	items := toSave(spans, nil, 2)
+	backuptest.Fill(spans, 1)
+	items := backuptest.Items(spans, nil, 2)
 	items[0].Target = 1
 	items[2].Target = 7
 	contents := p.save(p.jobs[0], items)
@@ -398,40 +365,40 @@ func TestPeerTargetsDiffer(t *testing.T) {
 	require.EqualValues(t, 4*mib, p.sim.Stat("used:2"))
 	require.Same(t, p.host, contents[2].Store())
 	require.Len(t, p.notes, 1)
-	wipe(spans)
-	require.NoError(t, load(p.jobs[0], spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	p.clean()
 }
 
 // A program's devices keep contents for one another, at once.
-func TestPeerOfEachOther(t *testing.T) {
+func TestOfEachOther(t *testing.T) {
 	p := newPeers(t, 2, "2G")
-	spans := [][]Span{p.spans(0, 8*mib, 2*mib), p.spans(1, 2*mib, 20*mib)}
+	spans := [][]backup.Span{p.spans(0, 8*mib, 2*mib), p.spans(1, 2*mib, 20*mib)}
 	var both sync.WaitGroup
 	errs := make([]error, 2)
 	for device := range 2 {
 		both.Go(func() {
 			for cycle := range uint64(5) {
-				fill(spans[device], cycle)
-				contents, err := p.peer.Save(p.jobs[device], toSave(spans[device], nil, 1-device))
+				backuptest.Fill(spans[device], cycle)
+				contents, err := p.peer.Save(p.jobs[device], backuptest.Items(spans[device], nil, 1-device))
 				if err == nil {
-					wipe(spans[device])
-					err = load(p.jobs[device], spans[device], contents)
+					backuptest.Wipe(spans[device])
+					err = backuptest.Load(p.jobs[device], spans[device], contents)
 				}
 				if err != nil {
 					errs[device] = err
 					return
 				}
-				discard(contents)
+				backuptest.Discard(contents)
 			}
 		})
 	}
 	both.Wait()
 	require.Equal(t, make([]error, 2), errs)
 	for device := range 2 {
-		requireFilled(t, spans[device], 4)
+		backuptest.RequireFilled(t, spans[device], 4)
 	}
 	require.Empty(t, p.notes)
 	p.peer.Drain()
@@ -440,24 +407,24 @@ func TestPeerOfEachOther(t *testing.T) {
 	}
 }
 
-func TestPeerLoadEndsAfterAnError(t *testing.T) {
+func TestLoadEndsAfterAnError(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	spans := p.spans(0, 2*mib)
-	contents := p.save(p.jobs[0], toSave(spans, nil, 1))
+	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	p.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
 	loader := p.peer.Load(p.jobs[0])
 	for range 5000 { // more than the loader queues
 		loader.Add(spans[0], contents[0])
 	}
 	require.ErrorIs(t, loader.Wait(), cuda.Unknown)
-	require.NoError(t, load(p.jobs[0], spans, contents))
-	discard(contents)
+	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
+	backuptest.Discard(contents)
 	p.clean()
 }
 
 // Every driver call fails once, at every place it is made: a Save then gives right contents, on the
 // peer or the host, or an error and nothing; a Load gives an error or the contents; nothing leaks.
-func TestPeerFailuresLeakNothing(t *testing.T) {
+func TestFailuresLeakNothing(t *testing.T) {
 	for _, call := range []string{
 		"cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceTotalMem", "cuMemGetAllocationGranularity",
 		"cuMemCreate", "cuMemRelease", "cuMemAddressReserve", "cuMemAddressFree", "cuMemMap", "cuMemUnmap",
@@ -477,28 +444,28 @@ func TestPeerFailuresLeakNothing(t *testing.T) {
 }
 
 // failing goes through the life of contents while the nth of the calls fails, and tells whether it did.
-func (p *peers) failing(spans []Span, call string, nth int) bool {
+func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 	p.t.Helper()
 	before := p.sim.FailuresFired()
 	p.sim.Fail(call, nth, int(cuda.Unknown))
-	var kept []Contents
+	var kept []backup.Contents
 	for cycle := range uint64(2) {
-		fill(spans, cycle)
-		contents, err := p.peer.Save(p.jobs[0], toSave(spans, kept, -1))
+		backuptest.Fill(spans, cycle)
+		contents, err := p.peer.Save(p.jobs[0], backuptest.Items(spans, kept, -1))
 		if err != nil {
 			require.ErrorIs(p.t, err, cuda.Unknown)
-			contents, err = p.peer.Save(p.jobs[0], toSave(spans, kept, -1))
+			contents, err = p.peer.Save(p.jobs[0], backuptest.Items(spans, kept, -1))
 			require.NoError(p.t, err, "once more")
 		}
 		kept = contents
-		wipe(spans)
-		if err := load(p.jobs[0], spans, kept); err != nil {
+		backuptest.Wipe(spans)
+		if err := backuptest.Load(p.jobs[0], spans, kept); err != nil {
 			require.ErrorIs(p.t, err, cuda.Unknown)
-			require.NoError(p.t, load(p.jobs[0], spans, kept), "once more")
+			require.NoError(p.t, backuptest.Load(p.jobs[0], spans, kept), "once more")
 		}
-		requireFilled(p.t, spans, cycle)
+		backuptest.RequireFilled(p.t, spans, cycle)
 	}
-	discard(kept)
+	backuptest.Discard(kept)
 	p.peer.Drain() // the driver may refuse
 	p.clean()
 	fired := p.sim.FailuresFired() > before

@@ -1,10 +1,11 @@
-package backup
+package disk
 
 import (
 	"fmt"
 	"sync"
-	"unsafe"
 
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/pinned"
 	"tms/vmm/cuda"
 )
 
@@ -28,10 +29,10 @@ type piece struct {
 
 // transfer moves pieces between device memory and files.
 type transfer struct {
-	disk    *Disk
-	job     Job
+	disk    *Store
+	job     backup.Job
 	request uint64 // bytes of a piece, at most
-	move    func(*transfer, cuda.Stream, *slab, piece) error
+	move    func(*transfer, cuda.Stream, *pinned.Buffer, piece) error
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -43,15 +44,15 @@ type transfer struct {
 	running sync.WaitGroup
 }
 
-func (d *Disk) transfer(job Job, request uint64,
-	move func(*transfer, cuda.Stream, *slab, piece) error) *transfer {
+func (d *Store) transfer(job backup.Job, request uint64,
+	move func(*transfer, cuda.Stream, *pinned.Buffer, piece) error) *transfer {
 	t := &transfer{disk: d, job: job, request: request, move: move}
 	t.changed.L = &t.mu
 	return t
 }
 
 // add hands a span and its file, opened with mode, to the workers.
-func (t *transfer) add(span Span, file *diskFile, mode int) {
+func (t *transfer) add(span backup.Span, file *diskFile, mode int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	open := &openFile{file: file, mode: mode, fd: -1}
@@ -93,7 +94,7 @@ func (t *transfer) wait() error {
 	for _, open := range t.files {
 		open.close()
 	}
-	t.disk.staging.drain()
+	t.disk.staging.Drain()
 	return t.err
 }
 
@@ -114,16 +115,16 @@ func (t *transfer) next() (piece, bool) {
 // work moves pieces on a thread and a stream of its own until there are none.
 func (t *transfer) work() {
 	defer t.running.Done()
-	var staging *slab
+	var staging *pinned.Buffer
 	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
 		for p, ok := t.next(); ok; p, ok = t.next() {
-			if staging == nil || staging.size < p.size {
+			if staging == nil || staging.Size < p.size {
 				t.disk.drop(staging)
 				var err error
-				if staging, err = newSlab(t.disk.driver, t.job, p.size); err != nil {
+				if staging, err = pinned.New(t.disk.driver, t.job, p.size); err != nil {
 					return err
 				}
-				if err := staging.register(0); err != nil {
+				if err := staging.Register(0); err != nil {
 					return err
 				}
 			}
@@ -131,7 +132,7 @@ func (t *transfer) work() {
 				return err
 			}
 			p.open.done()
-			t.job.copied(p.size)
+			t.job.Report(p.size)
 		}
 		return nil
 	})
@@ -141,9 +142,9 @@ func (t *transfer) work() {
 	}
 }
 
-func (t *transfer) save(stream cuda.Stream, staging *slab, p piece) error {
+func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, p piece) error {
 	file := p.open.file
-	if err := t.disk.driver.MemcpyDtoHAsync(staging.base, p.device, p.size, stream); err != nil {
+	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, p.device, p.size, stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
 	// While the device copies.
@@ -153,26 +154,21 @@ func (t *transfer) save(stream cuda.Stream, staging *slab, p piece) error {
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
-	if err := p.open.write(staged(staging, p.size), int64(p.offset)); err != nil {
+	if err := p.open.write(staging.Bytes(0, p.size), int64(p.offset)); err != nil {
 		return file.directory.failed("writing", file.path, err)
 	}
 	return nil
 }
 
-func (t *transfer) load(stream cuda.Stream, staging *slab, p piece) error {
-	if err := p.open.read(staged(staging, p.size), int64(p.offset)); err != nil {
+func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, p piece) error {
+	if err := p.open.read(staging.Bytes(0, p.size), int64(p.offset)); err != nil {
 		return p.open.file.unreadable(p.device, err)
 	}
-	if err := t.disk.driver.MemcpyHtoDAsync(p.device, staging.base, p.size, stream); err != nil {
+	if err := t.disk.driver.MemcpyHtoDAsync(p.device, staging.Base, p.size, stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
 	return nil
-}
-
-func staged(s *slab, size uint64) []byte {
-	offset := uint64(s.base - uintptr(unsafe.Pointer(&s.mapping[0])))
-	return s.mapping[offset : offset+size]
 }

@@ -1,4 +1,4 @@
-package backup
+package disk
 
 import (
 	"os"
@@ -73,19 +73,4 @@ func unlink(path string) error {
 		return err
 	}
 	return unix.Unlink(path)
-}
-
-func mmap(size int) ([]byte, error) {
-	if err := failpoint.Err("mmap"); err != nil {
-		return nil, err
-	}
-	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
-		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-}
-
-func munmap(memory []byte) error {
-	if err := failpoint.Err("munmap"); err != nil {
-		return err
-	}
-	return unix.Munmap(memory)
 }

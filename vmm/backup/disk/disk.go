@@ -1,4 +1,5 @@
-package backup
+// Package disk keeps contents of device memory in files.
+package disk
 
 import (
 	"errors"
@@ -10,13 +11,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/pinned"
+	"tms/vmm/backup/internal/reclaim"
 	"tms/vmm/cuda"
 )
 
-// ErrDisk says that a file of the disk backup, or its directory, could not be made, written or
+// ErrFailed says that a file of the disk backup, or its directory, could not be made, written or
 // opened; the text names the path and what to do, the cause is wrapped (an errno, where there is one).
 // After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
-var ErrDisk = errors.New("the disk backup failed")
+var ErrFailed = errors.New("the disk backup failed")
 
 // The sizes a chunk may have, in bytes.
 const (
@@ -24,11 +28,11 @@ const (
 	MaxChunk = 4096 << 20
 )
 
-// Disk keeps contents in files, one for each span, which others can see and only their owner can
+// Store keeps contents in files, one for each span, which others can see and only their owner can
 // read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; those of a killed process are
 // removed by the next process that uses the directory. Nothing is synced: contents need not
 // outlive the process.
-type Disk struct {
+type Store struct {
 	driver *cuda.Driver
 
 	mu          sync.Mutex
@@ -37,26 +41,26 @@ type Disk struct {
 	current     *directory
 	request     uint64 // bytes of one read or write
 
-	staging *trash[*slab]
-	removed *trash[*diskFile]
+	staging *reclaim.Queue[*pinned.Buffer]
+	removed *reclaim.Queue[*diskFile]
 }
 
-// tmpfsWarned is of the process, not of a Disk: one line in a log is enough.
+// tmpfsWarned is of the process, not of a Store: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
-// NewDisk returns a store of files. Configure it before the first Save.
-func NewDisk(driver *cuda.Driver) *Disk {
-	return &Disk{
+// New returns a store of files. Configure it before the first Save.
+func New(driver *cuda.Driver) *Store {
+	return &Store{
 		driver:      driver,
 		directories: map[string]*directory{},
 		request:     stagingSize,
-		staging:     newTrash((*slab).release),
-		removed:     newTrash((*diskFile).unlink),
+		staging:     reclaim.NewQueue((*pinned.Buffer).Release),
+		removed:     reclaim.NewQueue((*diskFile).unlink),
 	}
 }
 
 // Warn sets what is called, at most once in a process, with a line for the user's log.
-func (d *Disk) Warn(warn func(string)) {
+func (d *Store) Warn(warn func(string)) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.warn = warn
@@ -66,11 +70,11 @@ func (d *Disk) Warn(warn func(string)) {
 // most: from MinChunk to MaxChunk, of which up to 32 MiB are used, for that is what is staged.
 // A missing directory is made, for its owner only. setting is what the path came from, for the texts of
 // errors: the name of a function or variable, "" for a default. At a directory's first use the files
-// that dead processes left there are removed. Errors: ErrDisk.
-func (d *Disk) Configure(path, setting string, chunkBytes uint64) error {
+// that dead processes left there are removed. Errors: ErrFailed.
+func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	if chunkBytes < MinChunk || chunkBytes > MaxChunk {
 		return fmt.Errorf("%w: a chunk of %d bytes: set TMS_DISK_BACKUP_CHUNK_MB from %d to %d",
-			ErrDisk, chunkBytes, MinChunk>>20, MaxChunk>>20)
+			ErrFailed, chunkBytes, MinChunk>>20, MaxChunk>>20)
 	}
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -98,23 +102,23 @@ func (d *Disk) Configure(path, setting string, chunkBytes uint64) error {
 
 // diskContents is a span's file.
 type diskContents struct {
-	disk *Disk
+	disk *Store
 	size uint64
 
 	mu   sync.Mutex
 	file *diskFile // nil once discarded
 }
 
-func (c *diskContents) Store() Store  { return c.disk }
-func (c *diskContents) Bytes() uint64 { return c.size }
-func (c *diskContents) Host() uintptr { return 0 }
+func (c *diskContents) Store() backup.Store { return c.disk }
+func (c *diskContents) Bytes() uint64       { return c.size }
+func (c *diskContents) Host() uintptr       { return 0 }
 
 // Discard removes the file; its space comes free before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
 
 func (c *diskContents) Settle(until time.Time) {
 	if c.current() == nil {
-		c.disk.removed.settle(until)
+		c.disk.removed.Settle(until)
 	}
 }
 
@@ -131,19 +135,19 @@ func (c *diskContents) replace(file *diskFile) {
 	c.file = file
 	c.mu.Unlock()
 	if old != nil && old != file {
-		c.disk.removed.add(old)
+		c.disk.removed.Add(old)
 	}
 }
 
-// Save is Store.Save. Space for all of it is reserved before anything is copied. A kept file is
+// Save is backup.Store's Save. Space for all of it is reserved before anything is copied. A kept file is
 // overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
 // directory was configured since), its contents move to a new one. It is always written whole.
-func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
+func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
 	d.mu.Lock()
 	where, request := d.current, d.request
 	d.mu.Unlock()
 	if where == nil {
-		return nil, fmt.Errorf("%w: no directory is configured", ErrDisk)
+		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
 	}
 	if err := where.hold(); err != nil {
 		return nil, err
@@ -163,12 +167,12 @@ func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
 	var fresh []*diskFile
 	defer func() {
 		if err != nil {
-			d.removed.add(fresh...)
+			d.removed.Add(fresh...)
 		}
 	}()
 	if needed > 0 {
 		// Also where there is room for both: what the backup takes is to stay the same.
-		d.removed.drain()
+		d.removed.Drain()
 		if err := where.enough(needed); err != nil {
 			return nil, err
 		}
@@ -189,7 +193,7 @@ func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
 	if err := saving.wait(); err != nil {
 		return nil, err
 	}
-	contents := make([]Contents, len(items))
+	contents := make([]backup.Contents, len(items))
 	for i, item := range items {
 		c, ok := item.Kept.(*diskContents)
 		if !ok {
@@ -202,7 +206,7 @@ func (d *Disk) Save(job Job, items []Item) (_ []Contents, err error) {
 }
 
 // reusable returns the file of kept contents with its space reserved, nil if a new one is due.
-func reusable(kept Contents, where *directory, size uint64) (*diskFile, error) {
+func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, error) {
 	c, ok := kept.(*diskContents)
 	if !ok {
 		return nil, nil
@@ -222,9 +226,9 @@ func reusable(kept Contents, where *directory, size uint64) (*diskFile, error) {
 	return file, file.reserve(fd)
 }
 
-// Load is Store.Load. Errors: a *Lost where a file is not the one that Save made, is shorter, or cannot be
-// read.
-func (d *Disk) Load(job Job) Loader {
+// Load is backup.Store's Load. Errors: a *Lost where a file is not the one that Save made, is shorter, or
+// cannot be read.
+func (d *Store) Load(job backup.Job) backup.Loader {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return (*diskLoader)(d.transfer(job, d.request, (*transfer).load))
@@ -232,11 +236,11 @@ func (d *Disk) Load(job Job) Loader {
 
 type diskLoader transfer
 
-func (l *diskLoader) Add(span Span, contents Contents) {
+func (l *diskLoader) Add(span backup.Span, contents backup.Contents) {
 	t := (*transfer)(l)
 	file := contents.(*diskContents).current()
 	if file == nil {
-		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrDisk, span.Address))
+		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrFailed, span.Address))
 		return
 	}
 	t.add(span, file, unix.O_RDONLY)
@@ -245,14 +249,14 @@ func (l *diskLoader) Add(span Span, contents Contents) {
 func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
 
 // Drain waits until the space of discarded files is free, and no staging memory is left over.
-func (d *Disk) Drain() {
-	d.staging.drain()
-	d.removed.drain()
+func (d *Store) Drain() {
+	d.staging.Drain()
+	d.removed.Drain()
 }
 
 // drop gives staging memory back.
-func (d *Disk) drop(staging *slab) {
+func (d *Store) drop(staging *pinned.Buffer) {
 	if staging != nil {
-		d.staging.add(staging)
+		d.staging.Add(staging)
 	}
 }

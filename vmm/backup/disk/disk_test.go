@@ -1,4 +1,4 @@
-package backup
+package disk
 
 import (
 	"fmt"
@@ -11,25 +11,26 @@ import (
 	"syscall"
 	"testing"
 	"time"
-	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
 const mib = 1 << 20
 
-// bench is a simulated device with a context, and a Disk that has its own directory.
+// bench is a simulated device with a context, and a Store that has its own directory.
 type bench struct {
 	t       testing.TB
 	sim     *cudasim.Sim
 	driver  *cuda.Driver
 	context cuda.Context
-	disk    *Disk
+	disk    *Store
 	path    string
 }
 
@@ -47,7 +48,7 @@ func newBench(t testing.TB) *bench {
 	require.NoError(t, err)
 	context, err := driver.DevicePrimaryCtxRetain(device)
 	require.NoError(t, err)
-	b := &bench{t: t, sim: sim, driver: driver, context: context, disk: NewDisk(driver), path: t.TempDir()}
+	b := &bench{t: t, sim: sim, driver: driver, context: context, disk: New(driver), path: t.TempDir()}
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 	t.Cleanup(func() { b.clean(0) })
 	return b
@@ -78,147 +79,77 @@ func (b *bench) files() []string {
 	return files
 }
 
-// spans maps device memory; the simulator lets the host write it.
-func (b *bench) spans(sizes ...uint64) []Span {
+// spans maps device memory.
+func (b *bench) spans(sizes ...uint64) []backup.Span {
 	b.t.Helper()
-	b.push()
-	defer b.pop()
-	spans := make([]Span, len(sizes))
-	for i, size := range sizes {
-		address, err := b.driver.MemAddressReserve(size, 0)
-		require.NoError(b.t, err)
-		handle, err := b.driver.MemCreate(size, 0)
-		require.NoError(b.t, err)
-		require.NoError(b.t, b.driver.MemMap(address, size, handle))
-		require.NoError(b.t, b.driver.MemSetAccess(address, size, 0))
-		spans[i] = Span{Address: address, Size: size}
-	}
-	return spans
+	return backuptest.Spans(b.t, b.driver, 0, sizes...)
 }
 
-func (b *bench) push() { require.NoError(b.t, b.driver.CtxSetCurrent(b.context)) }
-func (b *bench) pop()  { require.NoError(b.t, b.driver.CtxSetCurrent(0)) }
-
-func deviceBytes(s Span) []byte {
-	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&s.Address))), s.Size)
-}
-
-// fill writes words that depend on seed, and their place, into every page.
-func fill(spans []Span, seed uint64) {
-	for i, span := range spans {
-		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		bytes := deviceBytes(span)
-		for at := 0; at < len(bytes); at += 2048 {
-			*(*uint64)(unsafe.Pointer(&bytes[at])) = random.Uint64()
-		}
-	}
-}
-
-func requireFilled(t *testing.T, spans []Span, seed uint64) {
-	t.Helper()
-	for i, span := range spans {
-		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		bytes := deviceBytes(span)
-		for at := 0; at < len(bytes); at += 2048 {
-			if *(*uint64)(unsafe.Pointer(&bytes[at])) != random.Uint64() {
-				t.Fatalf("span %d differs at byte %d", i, at)
-			}
-		}
-	}
-}
-
-func wipe(spans []Span) {
-	for _, span := range spans {
-		clear(deviceBytes(span))
-	}
-}
-
-func (b *bench) save(spans []Span, kept []Contents) []Contents {
+func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Contents {
 	b.t.Helper()
 	contents, err := b.trySave(spans, kept)
 	require.NoError(b.t, err)
 	return contents
 }
 
-func items(spans []Span, kept []Contents) []Item {
-	items := make([]Item, len(spans))
-	for i, span := range spans {
-		items[i].Span = span
-		if kept != nil {
-			items[i].Kept = kept[i]
-		}
-	}
-	return items
-}
-
-func (b *bench) trySave(spans []Span, kept []Contents) ([]Contents, error) {
+func (b *bench) trySave(spans []backup.Span, kept []backup.Contents) ([]backup.Contents, error) {
 	if kept == nil {
-		kept = make([]Contents, len(spans))
+		kept = make([]backup.Contents, len(spans))
 	}
-	return b.disk.Save(Job{Context: b.context, Node: -1}, items(spans, kept))
+	return b.disk.Save(backup.Job{Context: b.context, Node: -1}, backuptest.Items(spans, kept, -1))
 }
 
-func (b *bench) load(spans []Span, contents []Contents) error {
-	loader := b.disk.Load(Job{Context: b.context, Node: -1})
-	for i, span := range spans {
-		loader.Add(span, contents[i])
-	}
-	return loader.Wait()
+func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
+	return backuptest.Load(backup.Job{Context: b.context, Node: -1}, spans, contents)
 }
 
-func discard(contents []Contents) {
-	for _, c := range contents {
-		c.Discard()
-	}
-}
-
-func TestDiskRoundTrip(t *testing.T) {
+func TestRoundTrip(t *testing.T) {
 	for _, chunk := range []uint64{mib, 3*mib + 4097, 64 * mib} {
 		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
 			b := newBench(t)
 			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk))
 			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
-			var contents []Contents
+			var contents []backup.Contents
 			for cycle := range uint64(3) {
-				fill(spans, cycle)
+				backuptest.Fill(spans, cycle)
 				previous := b.files()
 				contents = b.save(spans, contents)
 				if cycle > 0 {
 					require.Equal(t, previous, b.files(), "overwritten in place")
 				}
-				wipe(spans)
+				backuptest.Wipe(spans)
 				require.NoError(t, b.load(spans, contents))
-				requireFilled(t, spans, cycle)
-				wipe(spans)
+				backuptest.RequireFilled(t, spans, cycle)
+				backuptest.Wipe(spans)
 				require.NoError(t, b.load(spans, contents), "contents stay valid")
-				requireFilled(t, spans, cycle)
+				backuptest.RequireFilled(t, spans, cycle)
 				b.clean(len(spans))
 			}
 			for i, c := range contents {
 				require.Equal(t, spans[i].Size, c.Bytes())
 				require.Zero(t, c.Host())
 			}
-			discard(contents)
+			backuptest.Discard(contents)
 			contents[0].Discard() // harmless
 		})
 	}
 }
 
-func TestDiskKeepsSomeAndAddsOthers(t *testing.T) {
+func TestKeepsSomeAndAddsOthers(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(4*mib, 2*mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	first := b.save(spans[:1], nil)
-	fill(spans, 2)
-	both := b.save(spans, []Contents{first[0], nil})
+	backuptest.Fill(spans, 2)
+	both := b.save(spans, []backup.Contents{first[0], nil})
 	require.Same(t, first[0], both[0])
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, both))
-	requireFilled(t, spans, 2)
-	discard(both)
+	backuptest.RequireFilled(t, spans, 2)
+	backuptest.Discard(both)
 }
 
-func TestDiskFilesAreVisiblePrivateAndGone(t *testing.T) {
+func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
 	b := newBench(t)
 	old := unix.Umask(0o277)
 	contents := b.save(b.spans(2*mib, 4*mib), nil)
@@ -243,7 +174,7 @@ func TestDiskFilesAreVisiblePrivateAndGone(t *testing.T) {
 	require.Empty(t, entries)
 }
 
-func TestDiskUsageIsConstant(t *testing.T) {
+func TestUsageIsConstant(t *testing.T) {
 	b := newBench(t)
 	usage := func() (blocks int64) {
 		for _, file := range b.files() {
@@ -254,13 +185,13 @@ func TestDiskUsageIsConstant(t *testing.T) {
 		return blocks
 	}
 	spans := b.spans(2*mib, 4*mib, 2*mib)
-	var kept []Contents
+	var kept []backup.Contents
 	for cycle := range 20 {
 		kept = b.save(spans, kept)
 		require.InDelta(t, 8*mib/512, usage(), 64, "cycle %d", cycle)
 		if cycle%5 == 4 { // not retained
 			require.NoError(t, b.load(spans, kept))
-			discard(kept)
+			backuptest.Discard(kept)
 			kept = nil
 			b.disk.Drain()
 			require.Zero(t, usage())
@@ -268,7 +199,7 @@ func TestDiskUsageIsConstant(t *testing.T) {
 	}
 }
 
-func TestDiskManyFilesNeedFewDescriptors(t *testing.T) {
+func TestManyFilesNeedFewDescriptors(t *testing.T) {
 	b := newBench(t)
 	descriptors, err := os.ReadDir("/proc/self/fd")
 	require.NoError(t, err)
@@ -281,23 +212,23 @@ func TestDiskManyFilesNeedFewDescriptors(t *testing.T) {
 		sizes[i] = 2 * mib
 	}
 	spans := b.spans(sizes...)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
 	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
 	contents := b.save(spans, nil)
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 }
 
-// TestDiskDriverFails fails every driver call of a save and of a load, one at a time.
-func TestDiskDriverFails(t *testing.T) {
+// TestDriverFails fails every driver call of a save and of a load, one at a time.
+func TestDriverFails(t *testing.T) {
 	calls := []string{"cuCtxPushCurrent", "cuCtxPopCurrent", "cuStreamCreate", "cuStreamSynchronize",
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
 	b := newBench(t)
 	spans := b.spans(2*mib, 6*mib)
-	fill(spans, 7)
+	backuptest.Fill(spans, 7)
 	saved := b.save(spans, nil)
 	points := 0
 	each := func(files int, operation func() error, after func(error)) {
@@ -321,7 +252,7 @@ func TestDiskDriverFails(t *testing.T) {
 			}
 		}
 	}
-	var contents []Contents
+	var contents []backup.Contents
 	each(2, func() (err error) {
 		contents, err = b.trySave(spans, nil)
 		return err
@@ -329,7 +260,7 @@ func TestDiskDriverFails(t *testing.T) {
 		if err != nil {
 			require.Nil(t, contents)
 		}
-		discard(contents)
+		backuptest.Discard(contents)
 		b.clean(2)
 	})
 	each(2, func() error {
@@ -339,18 +270,18 @@ func TestDiskDriverFails(t *testing.T) {
 	b.save(spans, saved)
 	each(2, func() error { return b.load(spans, saved) }, func(error) {
 		b.clean(2)
-		wipe(spans)
+		backuptest.Wipe(spans)
 		require.NoError(t, b.load(spans, saved))
-		requireFilled(t, spans, 7)
+		backuptest.RequireFilled(t, spans, 7)
 	})
 	require.Greater(t, points, 30)
-	discard(saved)
+	backuptest.Discard(saved)
 }
 
-func TestDiskDamageIsNoticed(t *testing.T) {
+func TestDamageIsNoticed(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2*mib, 4*mib, 2*mib)
-	fill(spans, 3)
+	backuptest.Fill(spans, 3)
 	contents := b.save(spans, nil)
 	file := contents[1].(*diskContents).file.path
 	moved := filepath.Join(b.path, "moved")
@@ -381,54 +312,54 @@ func TestDiskDamageIsNoticed(t *testing.T) {
 		{"truncated", "is not the file that was saved: it was cut to 3145728 of 4194304 bytes", func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
 	} {
 		require.NoError(t, damage.does())
-		wipe(spans)
+		backuptest.Wipe(spans)
 		err := b.load(spans, contents)
 		var lost *Lost
 		require.ErrorAs(t, err, &lost, damage.name)
 		require.ErrorIs(t, err, ErrContentsLost)
-		require.NotErrorIs(t, err, ErrDisk)
+		require.NotErrorIs(t, err, ErrFailed)
 		require.Equal(t, file, lost.Path)
 		require.Less(t, uint64(lost.Address-spans[1].Address), spans[1].Size)
 		require.ErrorContains(t, err, "contents are lost: "+file+" is")
 		require.ErrorContains(t, err, damage.words)
 		require.NotContains(t, err.Error(), "TMS_DISK_BACKUP_DIR")
-		require.NoError(t, b.load([]Span{spans[0], spans[2]}, []Contents{contents[0], contents[2]}))
+		require.NoError(t, b.load([]backup.Span{spans[0], spans[2]}, []backup.Contents{contents[0], contents[2]}))
 		require.NoError(t, damage.mended())
 		b.clean(3)
 		if damage.name != "truncated" {
 			require.NoError(t, b.load(spans, contents), damage.name)
-			requireFilled(t, spans, 3)
+			backuptest.RequireFilled(t, spans, 3)
 		}
 	}
 	// The next save makes all of it good, and leaves what is not its own alone.
-	fill(spans, 4)
+	backuptest.Fill(spans, 4)
 	b.save(spans, contents)
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	b.save(spans, contents)
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 4)
+	backuptest.RequireFilled(t, spans, 4)
 	mine, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(mine))
 	require.NoError(t, os.Remove(file))
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
-func TestDiskMovesToAnotherDirectory(t *testing.T) {
+func TestMovesToAnotherDirectory(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	other := filepath.Join(t.TempDir(), "new", "deeper")
 	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR", mib))
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents), "still in the old one")
-	requireFilled(t, spans, 1)
+	backuptest.RequireFilled(t, spans, 1)
 
 	b.sim.Fail("cuMemcpyDtoHAsync", 1, 999)
 	_, err = b.trySave(spans, contents)
@@ -438,17 +369,17 @@ func TestDiskMovesToAnotherDirectory(t *testing.T) {
 	b.save(spans, contents)
 	b.disk.Drain()
 	require.Empty(t, b.files())
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	b.disk.Drain()
 	entries, err := os.ReadDir(other)
 	require.NoError(t, err)
 	require.Empty(t, entries)
 }
 
-func TestDiskDirectoryIsRelative(t *testing.T) {
+func TestDirectoryIsRelative(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
 	t.Chdir(b.path)
@@ -459,11 +390,11 @@ func TestDiskDirectoryIsRelative(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
-	discard(contents)
+	backuptest.Discard(contents)
 
 }
 
-func TestDiskDirectoryCannotBeUsed(t *testing.T) {
+func TestDirectoryCannotBeUsed(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.path, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -474,22 +405,22 @@ func TestDiskDirectoryCannotBeUsed(t *testing.T) {
 			_, err = b.trySave(b.spans(2*mib), nil)
 			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 		}
-		require.ErrorIs(t, err, ErrDisk, path)
+		require.ErrorIs(t, err, ErrFailed, path)
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
 	}
 	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
 		require.ErrorContains(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
-	_, err := NewDisk(b.driver).Save(Job{Context: b.context}, nil)
-	require.ErrorIs(t, err, ErrDisk)
+	_, err := New(b.driver).Save(backup.Job{Context: b.context}, nil)
+	require.ErrorIs(t, err, ErrFailed)
 }
 
-func TestDiskIsFull(t *testing.T) {
+func TestIsFull(t *testing.T) {
 	b := newBench(t)
 	copies := b.sim.Stat("calls:cuMemcpyDtoHAsync_v2")
-	_, err := b.trySave([]Span{{Address: 1 << 40, Size: 1 << 50}}, nil)
-	require.ErrorIs(t, err, ErrDisk)
+	_, err := b.trySave([]backup.Span{{Address: 1 << 40, Size: 1 << 50}}, nil)
+	require.ErrorIs(t, err, ErrFailed)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, b.path)
 	require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
@@ -507,32 +438,32 @@ func small(t *testing.T) string {
 	return path
 }
 
-func TestDiskIsSmall(t *testing.T) {
+func TestIsSmall(t *testing.T) {
 	path := small(t)
 	b := newBench(t)
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	b.path = path
 	spans := b.spans(4*mib, 2*mib, 4*mib)
-	fill(spans, 5)
+	backuptest.Fill(spans, 5)
 	_, err := b.trySave(spans, nil)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	b.clean(0)
 	kept := b.save(spans[:2], nil)
-	_, err = b.trySave(spans, []Contents{kept[0], kept[1], nil})
+	_, err = b.trySave(spans, []backup.Contents{kept[0], kept[1], nil})
 	require.ErrorIs(t, err, unix.ENOSPC)
-	wipe(spans[:2])
+	backuptest.Wipe(spans[:2])
 	require.NoError(t, b.load(spans[:2], kept), "not touched")
-	requireFilled(t, spans[:2], 5)
+	backuptest.RequireFilled(t, spans[:2], 5)
 
 	// What looked free is gone when it is reserved.
 	file, err := b.disk.current.create(1 << 40)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
-	discard(kept)
+	backuptest.Discard(kept)
 }
 
-func TestDiskWarnsOfMemoryOnce(t *testing.T) {
+func TestWarnsOfMemoryOnce(t *testing.T) {
 	path := small(t)
 	b := newBench(t)
 	defer tmpfsWarned.Store(tmpfsWarned.Swap(false))
@@ -540,7 +471,7 @@ func TestDiskWarnsOfMemoryOnce(t *testing.T) {
 	b.disk.Warn(func(line string) { lines = append(lines, line) })
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
-	other := NewDisk(b.driver)
+	other := New(b.driver)
 	other.Warn(func(line string) { lines = append(lines, line) })
 	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.Len(t, lines, 1)
@@ -548,7 +479,7 @@ func TestDiskWarnsOfMemoryOnce(t *testing.T) {
 	require.Contains(t, lines[0], "TMS_DISK_BACKUP_DIR")
 }
 
-func TestDiskLeftovers(t *testing.T) {
+func TestLeftovers(t *testing.T) {
 	dead := exec.Command("true")
 	require.NoError(t, dead.Run())
 	zombie := exec.Command("true")
@@ -595,7 +526,7 @@ func TestDiskLeftovers(t *testing.T) {
 	require.NoError(t, unseen.lock(int(lock.Fd())))
 	require.NoError(t, hidden.lock(int(lock.Fd())))
 
-	d := NewDisk(nil)
+	d := New(nil)
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
@@ -611,11 +542,11 @@ func TestDiskLeftovers(t *testing.T) {
 	require.NoError(t, lock.Close())
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, NewDisk(nil).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, New(nil).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.False(t, exists(unseen.name(1)))
 }
 
-func TestDiskDiscardsFromManyThreads(t *testing.T) {
+func TestDiscardsFromManyThreads(t *testing.T) {
 	b := newBench(t)
 	sizes := make([]uint64, 84)
 	for i := range sizes {
@@ -644,7 +575,7 @@ func TestDiskDiscardsFromManyThreads(t *testing.T) {
 
 // A process that had no descriptor when it first asked who it is has not forgotten for good: under half a name
 // others would take it for dead, and it would take them.
-func TestDiskOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
+func TestOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
 	want, err := self()
 	require.NoError(t, err)
 	myself.known = false
@@ -661,7 +592,7 @@ func TestDiskOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
+func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	b := newBench(t)
 	other, err := os.Open(b.path)
 	require.NoError(t, err)
@@ -681,7 +612,7 @@ func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	more := b.save(b.spans(2*mib), nil)
 	require.True(t, locked())
-	discard(more)
+	backuptest.Discard(more)
 	b.disk.Drain()
 	_, err = unix.Write(lock, []byte("still the host's"))
 	require.NoError(t, err)
@@ -697,10 +628,10 @@ func TestDiskOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.NoError(t, other.Close()) // before clean looks for it
 }
 
-func TestDiskWithoutDirectIO(t *testing.T) {
+func TestWithoutDirectIO(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	buffer := make([]byte, mib)
@@ -709,9 +640,9 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, pieces: 1}
-	require.NoError(t, open.write(deviceBytes(spans[0])[:mib], 0))
+	require.NoError(t, open.write(backuptest.Bytes(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
-	require.Equal(t, deviceBytes(spans[0])[:mib], buffer)
+	require.Equal(t, backuptest.Bytes(spans[0])[:mib], buffer)
 	open.done()
 
 	// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
@@ -719,23 +650,23 @@ func TestDiskWithoutDirectIO(t *testing.T) {
 	require.NoError(t, err)
 	if !direct || inMemory(b.path) { // memory has no blocks: any offset will do
 		closeFile(fd)
-		discard(contents)
+		backuptest.Discard(contents)
 		t.Skip("no O_DIRECT here")
 	}
 	open = &openFile{file: file, fd: fd, pieces: 1}
 	open.direct.Store(true)
 	require.NoError(t, open.read(buffer, 1))
-	require.Equal(t, deviceBytes(spans[0])[1:mib+1], buffer)
+	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
 	require.False(t, open.direct.Load())
 	open.done()
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
 // The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
-func TestDiskFileIsOpenedAgain(t *testing.T) {
+func TestFileIsOpenedAgain(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	foreign := filepath.Join(t.TempDir(), "foreign")
@@ -744,13 +675,13 @@ func TestDiskFileIsOpenedAgain(t *testing.T) {
 	require.NoError(t, err)
 	half := make([][]byte, 2) // as O_DIRECT wants them
 	for i := range half {
-		half[i] = deviceBytes(spans[0])[i*mib : (i+1)*mib]
+		half[i] = backuptest.Bytes(spans[0])[i*mib : (i+1)*mib]
 	}
 	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
 		open := &openFile{file: file, mode: mode, fd: -1, pieces: 2}
 		move := open.write
 		if mode == unix.O_RDONLY {
-			wipe(spans)
+			backuptest.Wipe(spans)
 			move = open.read
 		}
 		require.NoError(t, move(half[0], 0))
@@ -766,16 +697,16 @@ func TestDiskFileIsOpenedAgain(t *testing.T) {
 			require.NoError(t, unix.Close(fd), "it was not ours to close")
 		}
 	}
-	requireFilled(t, spans, 1)
+	backuptest.RequireFilled(t, spans, 1)
 	text, err := os.ReadFile(foreign)
 	require.NoError(t, err)
 	require.Equal(t, "the host's", string(text))
 	require.NoError(t, unix.Close(hosts))
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
 // Every error of a directory has words of its own, which name the setting that it came from.
-func TestDiskErrorsNameTheSetting(t *testing.T) {
+func TestErrorsNameTheSetting(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.path, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
@@ -786,7 +717,7 @@ func TestDiskErrorsNameTheSetting(t *testing.T) {
 		"":                        "; it is the default: set TMS_DISK_BACKUP_DIR to a directory",
 	} {
 		err := b.disk.Configure(file, setting, mib)
-		require.ErrorIs(t, err, ErrDisk)
+		require.ErrorIs(t, err, ErrFailed)
 		require.ErrorContains(t, err, file+": not a directory"+words+" that can be written")
 		require.NoError(t, b.disk.Configure(b.path, setting, mib))
 		for cause, what := range map[error]string{
@@ -804,7 +735,7 @@ func TestDiskErrorsNameTheSetting(t *testing.T) {
 			})
 			_, err = b.trySave(b.spans(2*mib), nil)
 			failpoint.Set(nil)
-			require.ErrorIs(t, err, ErrDisk)
+			require.ErrorIs(t, err, ErrFailed)
 			require.ErrorIs(t, err, cause)
 			require.ErrorContains(t, err, what)
 			if cause == unix.ENOSPC {
@@ -826,11 +757,11 @@ func BenchmarkDisk(b *testing.B) {
 	block := make([]byte, 64*mib)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(block)
 	for _, span := range spans {
-		for bytes := deviceBytes(span); len(bytes) > 0; bytes = bytes[len(block):] {
+		for bytes := backuptest.Bytes(span); len(bytes) > 0; bytes = bytes[len(block):] {
 			copy(bytes, block)
 		}
 	}
-	var kept []Contents
+	var kept []backup.Contents
 	timed := func(what string, f func()) {
 		start := time.Now()
 		f()
@@ -841,7 +772,7 @@ func BenchmarkDisk(b *testing.B) {
 		timed("overwrite", func() { kept = w.save(spans, kept) })
 		timed("load", func() { require.NoError(b, w.load(spans, kept)) })
 		start := time.Now()
-		discard(kept)
+		backuptest.Discard(kept)
 		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
 		w.disk.Drain()
 		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")

@@ -1,4 +1,4 @@
-package backup
+package pinned
 
 import (
 	"fmt"
@@ -17,7 +17,7 @@ import (
 func checkHostMemory(need uint64) error {
 	available := min(machineAvailable("/proc/meminfo"), groupAvailable("/proc/self/cgroup", "/sys/fs/cgroup"))
 	if need > available {
-		return hostMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
+		return noMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
 	}
 	return nil
 }

@@ -1,9 +1,10 @@
-package backup
+package peer
 
 import (
 	"sync/atomic"
 	"time"
 
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
@@ -31,26 +32,26 @@ type peerChunk struct {
 	size     uint64
 	handle   cuda.Handle // 0: released
 	mapped   bool
-	held     bool         // it counts in Peer.held
+	held     bool         // it counts in Store.held
 	contents atomic.Int64 // that reach into it
 }
 
 // peerContents is a span's place in a range.
 type peerContents struct {
-	peer   *Peer
+	peer   *Store
 	in     *peerRange
 	offset uint64
 	size   uint64
 }
 
-func (c *peerContents) Store() Store  { return c.peer }
-func (c *peerContents) Bytes() uint64 { return c.size }
-func (c *peerContents) Host() uintptr { return 0 }
+func (c *peerContents) Store() backup.Store { return c.peer }
+func (c *peerContents) Bytes() uint64       { return c.size }
+func (c *peerContents) Host() uintptr       { return 0 }
 
 func (c *peerContents) Discard() {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Add(-1) == 0 {
-			c.peer.garbage.add(chunk)
+			c.peer.garbage.Add(chunk)
 		}
 	}
 }
@@ -58,7 +59,7 @@ func (c *peerContents) Discard() {
 func (c *peerContents) Settle(until time.Time) {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Load() == 0 {
-			c.peer.garbage.settle(until)
+			c.peer.garbage.Settle(until)
 			return
 		}
 	}

@@ -1,15 +1,16 @@
-package backup
+package peer
 
 import (
 	"errors"
 	"fmt"
 
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
 // place takes memory for the items that have no Kept contents, on the devices they ask for. What
 // finds no room there is left to the host store.
-func (p *Peer) place(job Job, items []Item) []*peerRange {
+func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 	var taken []*peerRange
 	var targets []int
 	wanted := map[int][]int{}
@@ -56,7 +57,7 @@ func (p *Peer) place(job Job, items []Item) []*peerRange {
 // reachable lists the devices that may keep contents of source. Of any target, the next ordinal comes
 // first: processes that each use a device of their own then begin with different ones. (Which has the
 // most free memory could only be asked with a context on each.)
-func (p *Peer) reachable(source, target int) ([]int, error) {
+func (p *Store) reachable(source, target int) ([]int, error) {
 	if target == source {
 		return nil, fmt.Errorf("device %d is the one whose memory is to be free", source)
 	}
@@ -95,7 +96,7 @@ func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
 
 // take gives as many of the wanted items as there is room for a place on a device. It returns which are
 // left, and why.
-func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left []int, err error) {
+func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
 	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
 	if err != nil {
 		return nil, wanted, err
@@ -113,7 +114,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 		return nil, wanted, err
 	}
-	defer p.garbage.add(reserve)
+	defer p.garbage.Add(reserve)
 
 	r = &peerRange{device: device}
 	var need, room, used uint64
@@ -140,7 +141,7 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	// Chunks that nothing fits into go back, but not before the range has its addresses.
 	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
 	if r.chunks = all[:kept]; kept == 0 {
-		p.garbage.add(all...)
+		p.garbage.Add(all...)
 		return nil, left, err
 	}
 	for _, chunk := range r.chunks {
@@ -148,11 +149,11 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 	}
 	base, refused := p.driver.MemAddressReserve(r.size, 0)
 	if refused != nil {
-		p.garbage.add(all...)
+		p.garbage.Add(all...)
 		return nil, wanted, refused
 	}
 	r.base = base
-	p.garbage.add(all[kept:]...)
+	p.garbage.Add(all[kept:]...)
 	for k, chunk := range r.chunks {
 		chunk.address = base + uintptr(k)*uintptr(p.chunk)
 	}
@@ -165,13 +166,13 @@ func (p *Peer) take(device int, items []Item, wanted []int) (r *peerRange, left 
 }
 
 // Held returns how many bytes of a device's memory hold contents of others, or did a moment ago.
-func (p *Peer) Held(device int) uint64 {
+func (p *Store) Held(device int) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.held[device]
 }
 
-func (p *Peer) hold(chunk *peerChunk) {
+func (p *Store) hold(chunk *peerChunk) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	chunk.held = true

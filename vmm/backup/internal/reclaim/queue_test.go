@@ -1,4 +1,4 @@
-package backup
+package reclaim
 
 import (
 	"errors"
@@ -10,19 +10,19 @@ import (
 )
 
 // Adding never waits for a release; settling does, up to its limit.
-func TestTrash(t *testing.T) {
+func TestQueue(t *testing.T) {
 	gate := make(chan struct{})
 	var released atomic.Int64
-	trash := newTrash(func(n int) error {
+	queue := NewQueue(func(n int) error {
 		<-gate
 		released.Add(int64(n))
 		return nil
 	})
-	trash.settle(time.Time{}) // nothing there
-	trash.add(1, 2)
-	trash.add(3)
+	queue.Settle(time.Time{}) // nothing there
+	queue.Add(1, 2)
+	queue.Add(3)
 	begin := time.Now()
-	trash.settle(begin.Add(30 * time.Millisecond))
+	queue.Settle(begin.Add(30 * time.Millisecond))
 	require.GreaterOrEqual(t, time.Since(begin), 30*time.Millisecond)
 	require.Zero(t, released.Load())
 	gate <- struct{}{}
@@ -30,38 +30,38 @@ func TestTrash(t *testing.T) {
 	go func() {
 		time.Sleep(20 * time.Millisecond)
 		gate <- struct{}{}
-		trash.add(4)
+		queue.Add(4)
 	}()
-	trash.settle(time.Time{})
+	queue.Settle(time.Time{})
 	require.EqualValues(t, 6, released.Load(), "what is added later is not waited for")
 	close(gate)
-	trash.drain()
+	queue.Drain()
 	require.Eventually(t, func() bool { return released.Load() == 10 }, 5*time.Second, time.Millisecond)
 }
 
 // What is refused holds nobody up, and is tried again when there is a reason to.
-func TestTrashIsRefused(t *testing.T) {
+func TestReleaseIsRefused(t *testing.T) {
 	var tries, refusals int
-	trash := newTrash(func(int) error {
+	queue := NewQueue(func(int) error {
 		if tries++; tries <= refusals {
 			return errors.New("no")
 		}
 		return nil
 	})
 	refusals = 2
-	trash.add(1)
-	trash.settle(time.Time{})
+	queue.Add(1)
+	queue.Settle(time.Time{})
 	require.Equal(t, 1, tries)
-	trash.drain()
+	queue.Drain()
 	require.Equal(t, 2, tries)
-	trash.add(2)
-	trash.settle(time.Time{})
+	queue.Add(2)
+	queue.Settle(time.Time{})
 	require.Equal(t, 4, tries)
-	trash.drain()
+	queue.Drain()
 	require.Equal(t, 4, tries)
 	// Nor does a panic.
-	trash = newTrash(func(int) error { panic("a defect") })
-	trash.add(1)
-	trash.settle(time.Time{})
-	trash.drain()
+	queue = NewQueue(func(int) error { panic("a defect") })
+	queue.Add(1)
+	queue.Settle(time.Time{})
+	queue.Drain()
 }

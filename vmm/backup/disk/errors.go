@@ -1,4 +1,4 @@
-package backup
+package disk
 
 import (
 	"errors"
@@ -45,9 +45,9 @@ func (f *diskFile) unreadable(address uintptr, cause error) error {
 	return &Lost{Address: address, Path: f.path, Cause: cause}
 }
 
-// failed is an ErrDisk that says what was being done to which path, and what can be done.
+// failed is an ErrFailed that says what was being done to which path, and what can be done.
 func (d *directory) failed(doing, path string, cause error) error {
-	return fmt.Errorf("%w: %s %s: %w; %s", ErrDisk, doing, path, cause, d.advice(cause))
+	return fmt.Errorf("%w: %s %s: %w; %s", ErrFailed, doing, path, cause, d.advice(cause))
 }
 
 func (d *directory) advice(cause error) string {

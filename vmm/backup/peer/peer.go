@@ -1,23 +1,27 @@
-package backup
+// Package peer keeps contents of device memory in the memory of other GPUs.
+package peer
 
 import (
 	"sync"
 
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/copying"
+	"tms/vmm/backup/internal/reclaim"
 	"tms/vmm/cuda"
 )
 
-// Peer keeps contents in free memory of other GPUs, where the copy engine of the source device writes
+// Store keeps contents in free memory of other GPUs, where the copy engine of the source device writes
 // and reads them. That takes no context on the other GPU: one would cost half a GiB there, for every
 // process, and a tenth of a second.
 //
 // At least 256 MiB, and 2% of its memory, stay free on the other GPU.
-type Peer struct {
+type Store struct {
 	driver *cuda.Driver
-	host   Store
+	host   backup.Store
 	chunk  uint64     // bytes of a chunk, at most
 	taking sync.Mutex // held while memory is taken
 
-	garbage *trash[*peerChunk] // whose last contents were discarded
+	garbage *reclaim.Queue[*peerChunk] // whose last contents were discarded
 
 	mu     sync.Mutex
 	warn   func(note string)
@@ -25,21 +29,21 @@ type Peer struct {
 	held   map[int]uint64 // bytes by device
 }
 
-// NewPeer returns a store of other devices' memory. What finds no place there goes to host.
-func NewPeer(driver *cuda.Driver, host Store) *Peer {
-	p := &Peer{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}, held: map[int]uint64{}}
-	p.garbage = newTrash(p.release)
+// New returns a store of other devices' memory. What finds no place there goes to host.
+func New(driver *cuda.Driver, host backup.Store) *Store {
+	p := &Store{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}, held: map[int]uint64{}}
+	p.garbage = reclaim.NewQueue(p.release)
 	return p
 }
 
 // Warn has f told, in one line and once for every reason, why contents have gone to the host store.
-func (p *Peer) Warn(f func(note string)) {
+func (p *Store) Warn(f func(note string)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.warn = f
 }
 
-func (p *Peer) note(reason string) {
+func (p *Store) note(reason string) {
 	p.mu.Lock()
 	warn := p.warn
 	if warn == nil || p.warned[reason] {
@@ -51,25 +55,25 @@ func (p *Peer) note(reason string) {
 	warn("peer backup: " + reason + "; contents wait in host memory instead")
 }
 
-// Save is Store.Save. What goes wrong in obtaining memory sends the contents it was for to the host
+// Save is backup.Store's Save. What goes wrong in obtaining memory sends the contents it was for to the host
 // store; a copy that fails is an error.
-func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
-	contents := make([]Contents, len(items))
+func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
+	contents := make([]backup.Contents, len(items))
 	var taken []*peerRange
-	err := onCopies(p.driver, job, func(c *copies) error {
+	err := copying.On(p.driver, job, func(c *copying.Stream) error {
 		for i, item := range items {
 			kept, own := item.Kept.(*peerContents)
 			if !own {
 				continue
 			}
 			contents[i] = kept
-			if err := c.toPeer(kept.copies(item.Span, item.parts()...)); err != nil {
+			if err := toPeer(c, kept.copies(item.Span, item.Parts()...)); err != nil {
 				return err
 			}
 		}
 		taken = p.place(job, items)
 		for _, r := range taken {
-			if err := p.fill(c, r, items); err != nil {
+			if err := p.fill(c, job.Device, r, items); err != nil {
 				return err
 			}
 		}
@@ -88,7 +92,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 	}
 	for _, r := range taken {
 		if err != nil || r.refused {
-			p.garbage.add(r.chunks...)
+			p.garbage.Add(r.chunks...)
 		}
 	}
 	if err != nil {
@@ -98,7 +102,7 @@ func (p *Peer) Save(job Job, items []Item) ([]Contents, error) {
 }
 
 // release gives a chunk back to its device.
-func (p *Peer) release(chunk *peerChunk) error {
+func (p *Store) release(chunk *peerChunk) error {
 	err := chunk.release(p.driver)
 	if err == nil && chunk.held {
 		p.mu.Lock()
@@ -110,11 +114,11 @@ func (p *Peer) release(chunk *peerChunk) error {
 }
 
 // Drain waits until discarded memory has gone back to its device.
-func (p *Peer) Drain() { p.garbage.drain() }
+func (p *Store) Drain() { p.garbage.Drain() }
 
 // saveToHost saves what has no contents yet, nor Kept ones here.
-func (p *Peer) saveToHost(job Job, items []Item, contents []Contents) error {
-	var rest []Item
+func (p *Store) saveToHost(job backup.Job, items []backup.Item, contents []backup.Contents) error {
+	var rest []backup.Item
 	var places []int
 	for i, c := range contents {
 		if c == nil {

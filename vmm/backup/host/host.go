@@ -1,0 +1,281 @@
+// Package host keeps contents of device memory in pinned host memory.
+package host
+
+import (
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tms/internal/guard"
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/copying"
+	"tms/vmm/backup/internal/pinned"
+	"tms/vmm/backup/internal/reclaim"
+	"tms/vmm/cuda"
+)
+
+// Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning are what
+// costs: many threads touch pieces of it, two pin what was touched, and the copies of a registration are
+// issued the moment it is pinned.
+type Store struct {
+	driver  *cuda.Driver
+	garbage *reclaim.Queue[*pinned.Buffer] // whose last contents were discarded
+}
+
+// Measured on a host of 16 cores (docs/rationale.md): more registrars only wait for each other.
+const (
+	maxRegistration = 4 << 30 // the most that is registered, and copied, at once
+	registrars      = 2       // threads that register
+)
+
+// New returns a store of host memory.
+func New(driver *cuda.Driver) *Store {
+	return &Store{driver: driver, garbage: reclaim.NewQueue((*pinned.Buffer).Release)}
+}
+
+// buffer is pinned memory that contents live in.
+type buffer struct {
+	*pinned.Buffer
+	references atomic.Int64 // contents that live here
+}
+
+// hostContents is a span's place in a buffer: inside one registration, or, of more than maxRegistration
+// bytes, at the start of registrations of its own.
+type hostContents struct {
+	host         *Store
+	buffer       *buffer
+	offset       uint64
+	size         uint64
+	registration int // the first
+}
+
+func (c *hostContents) Store() backup.Store { return c.host }
+func (c *hostContents) Bytes() uint64       { return c.size }
+func (c *hostContents) Host() uintptr       { return c.buffer.Base + uintptr(c.offset) }
+func (c *hostContents) Discard() {
+	if c.buffer.references.Add(-1) == 0 {
+		c.host.garbage.Add(c.buffer.Buffer)
+	}
+}
+
+func (c *hostContents) Settle(until time.Time) {
+	if c.buffer.references.Load() == 0 {
+		c.host.garbage.Settle(until)
+	}
+}
+
+// jobs lists the copies between parts of a span and its place.
+func (c *hostContents) jobs(span backup.Span, parts ...backup.Range) []copyJob {
+	var jobs []copyJob
+	for _, part := range parts {
+		for at, end := part.Offset, part.Offset+part.Size; at < end; {
+			size := min(end-at, maxRegistration-at%maxRegistration)
+			jobs = append(jobs, copyJob{
+				device:       span.Address + uintptr(at),
+				host:         c.buffer.Base + uintptr(c.offset+at),
+				size:         size,
+				registration: c.registration + int(at/maxRegistration),
+			})
+			at += size
+		}
+	}
+	return jobs
+}
+
+// copyJob is one copy that the driver takes: its host side lies in one registration.
+type copyJob struct {
+	device, host uintptr
+	size         uint64
+	registration int
+}
+
+func toHost(c *copying.Stream, jobs []copyJob) error {
+	for _, j := range jobs {
+		if err := c.ToHost(j.host, j.device, j.size); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func toDevice(c *copying.Stream, j copyJob) error { return c.ToDevice(j.device, j.host, j.size) }
+
+// Save is backup.Store's Save.
+func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
+	contents, fresh, err := h.place(job, items)
+	if err != nil {
+		return nil, err
+	}
+	var warm []copyJob // into memory that is pinned already
+	var cold [][]copyJob
+	if fresh != nil {
+		cold = make([][]copyJob, len(fresh.Registrations))
+	}
+	for i, item := range items {
+		c := contents[i].(*hostContents)
+		for _, copy := range c.jobs(item.Span, item.Parts()...) {
+			if c.buffer == fresh {
+				cold[copy.registration] = append(cold[copy.registration], copy)
+			} else {
+				warm = append(warm, copy)
+			}
+		}
+	}
+	if err := h.copyAll(job, fresh, cold, warm); err != nil {
+		if fresh != nil {
+			h.garbage.Add(fresh.Buffer)
+		}
+		return nil, err
+	}
+	return contents, nil
+}
+
+// Prepare pins memory for spans without copying anything: a Save that is given the Contents as Kept
+// then runs at the speed of the link.
+func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents, error) {
+	items := make([]backup.Item, len(spans))
+	for i, span := range spans {
+		items[i].Span = span
+	}
+	contents, fresh, err := h.place(job, items)
+	if err != nil || fresh == nil {
+		return contents, err
+	}
+	if err := h.copyAll(job, fresh, make([][]copyJob, len(fresh.Registrations)), nil); err != nil {
+		h.garbage.Add(fresh.Buffer)
+		return nil, err
+	}
+	return contents, nil
+}
+
+// place gives every item without kept Contents a place in one fresh buffer; nil if none needs it.
+func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Contents, fresh *buffer, err error) {
+	contents = make([]backup.Contents, len(items))
+	var placed []*hostContents
+	var sizes []uint64 // of registrations
+	var total uint64
+	sharing := false // the last registration takes further small spans
+	for i, item := range items {
+		if contents[i] = item.Kept; contents[i] != nil {
+			continue
+		}
+		if small := item.Size < pinned.PieceSize; !small || !sharing {
+			sizes = append(sizes, 0)
+			sharing = small
+		}
+		c := &hostContents{host: h, offset: total, size: item.Size, registration: len(sizes) - 1}
+		contents[i], placed = c, append(placed, c)
+		size := pinned.WholePages(item.Size)
+		total += size
+		for left := size; ; left -= maxRegistration {
+			if left <= maxRegistration {
+				sizes[len(sizes)-1] += left
+				break
+			}
+			sizes[len(sizes)-1] = maxRegistration
+			sizes = append(sizes, 0)
+		}
+		sharing = sharing && sizes[len(sizes)-1] < pinned.PieceSize
+	}
+	if len(placed) == 0 {
+		return contents, nil, nil
+	}
+	// What a resume just before has discarded goes first: giving back and taking at once cost more than one
+	// after the other, and twice the memory, pages perhaps that the machine has never used.
+	h.garbage.Drain()
+	memory, err := pinned.New(h.driver, job, sizes...)
+	if err != nil {
+		return nil, nil, err
+	}
+	fresh = &buffer{Buffer: memory}
+	for _, c := range placed {
+		c.buffer = fresh
+	}
+	fresh.references.Store(int64(len(placed)))
+	return contents, fresh, nil
+}
+
+// copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies.
+// It returns the first error after everything has stopped.
+func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copyJob, warm []copyJob) error {
+	var touched chan int
+	var touchers sync.WaitGroup
+	var failed atomic.Bool
+	var touching atomic.Pointer[error]
+	workers := 1
+	if len(cold) > 0 {
+		workers = min(registrars, len(cold))
+		touched = make(chan int, len(cold))
+		var next atomic.Int64
+		pieces := fresh.Pieces()
+		for range max(1, min(len(pieces), runtime.NumCPU()-registrars)) {
+			touchers.Go(func() {
+				if err := guard.Call(func() error {
+					for i := int(next.Add(1) - 1); i < len(pieces) && !failed.Load(); i = int(next.Add(1) - 1) {
+						if fresh.Touch(pieces[i]) {
+							touched <- pieces[i].Registration
+						}
+					}
+					return nil
+				}); err != nil {
+					failed.Store(true)
+					touching.Store(&err)
+				}
+			})
+		}
+		go func() {
+			touchers.Wait()
+			close(touched)
+		}()
+	}
+	errs := make(chan error, workers)
+	for w := range workers {
+		go func() {
+			errs <- copying.On(h.driver, job, func(c *copying.Stream) error {
+				if w == 0 {
+					if err := toHost(c, warm); err != nil {
+						return err
+					}
+				}
+				if touched == nil {
+					return nil
+				}
+				for i := range touched {
+					if failed.Load() {
+						continue
+					}
+					if err := fresh.Register(i); err != nil {
+						return err
+					}
+					if err := toHost(c, cold[i]); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		}()
+	}
+	var first error
+	for range workers {
+		if err := <-errs; err != nil {
+			failed.Store(true)
+			if first == nil {
+				first = err
+			}
+		}
+	}
+	touchers.Wait()
+	if err := touching.Load(); err != nil && first == nil {
+		first = *err
+	}
+	return first
+}
+
+// Load is backup.Store's Load.
+func (h *Store) Load(job backup.Job) backup.Loader {
+	return copying.NewLoader(h.driver, job, (*hostContents).jobs, toDevice)
+}
+
+// Drain waits until discarded memory has gone back to the operating system.
+func (h *Store) Drain() { h.garbage.Drain() }

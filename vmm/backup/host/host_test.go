@@ -1,0 +1,70 @@
+package host
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/backuptest"
+)
+
+// Every copy lies in one registration, and a span of up to maxRegistration in one copy: users copy from retained
+// contents themselves, and the driver refuses what reaches from one into the next.
+func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
+	const mib = 1 << 20
+	var spans []backup.Span
+	for _, size := range []uint64{2 * mib, 30 * mib, 2 * mib, 40 * mib, 64 << 10, maxRegistration + 2*mib, 2 * mib, 33 * mib, 2 * mib} {
+		spans = append(spans, backup.Span{Address: uintptr(len(spans)+1) << 40, Size: size})
+	}
+	host := New(nil)
+	contents, fresh, err := host.place(backup.Job{Node: -1}, backuptest.Items(spans, nil, -1))
+	require.NoError(t, err)
+	var end uint64
+	for i := range fresh.Registrations {
+		r := &fresh.Registrations[i]
+		require.Equal(t, end, r.Offset)
+		require.Positive(t, r.Size)
+		end += r.Size
+	}
+	require.Equal(t, end, fresh.Size)
+	var used uint64
+	for i, span := range spans {
+		c := contents[i].(*hostContents)
+		require.GreaterOrEqual(t, c.offset, used, "spans overlap")
+		used = c.offset + span.Size
+		jobs := c.jobs(span, backup.Range{Offset: 0, Size: span.Size})
+		if span.Size <= maxRegistration {
+			require.Len(t, jobs, 1)
+		}
+		var done uint64
+		for _, job := range jobs {
+			r := &fresh.Registrations[job.registration]
+			offset := uint64(job.host - fresh.Base)
+			require.GreaterOrEqual(t, offset, r.Offset)
+			require.LessOrEqual(t, offset+job.size, r.Offset+r.Size)
+			require.Equal(t, span.Address+uintptr(done), job.device)
+			done += job.size
+		}
+		require.Equal(t, span.Size, done)
+	}
+	require.LessOrEqual(t, used, end)
+	// Small spans share a registration.
+	require.Equal(t, contents[0].(*hostContents).registration, contents[1].(*hostContents).registration)
+}
+
+// Parts of a span are copied between the same places as the whole, and split where registrations end.
+func TestPartsOfASpan(t *testing.T) {
+	span := backup.Span{Address: 1 << 40, Size: maxRegistration + 64<<20}
+	host := New(nil)
+	contents, fresh, err := host.place(backup.Job{Node: -1}, backuptest.Items([]backup.Span{span}, nil, -1))
+	require.NoError(t, err)
+	c := contents[0].(*hostContents)
+	require.Empty(t, c.jobs(span))
+	jobs := c.jobs(span, backup.Range{Offset: 2 << 20, Size: 2 << 20}, backup.Range{Offset: maxRegistration - 2<<20, Size: 4 << 20})
+	require.Equal(t, []copyJob{
+		{span.Address + 2<<20, fresh.Base + 2<<20, 2 << 20, 0},
+		{span.Address + maxRegistration - 2<<20, fresh.Base + maxRegistration - 2<<20, 2 << 20, 0},
+		{span.Address + maxRegistration, fresh.Base + maxRegistration, 2 << 20, 1},
+	}, jobs)
+}

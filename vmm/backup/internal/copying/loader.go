@@ -1,0 +1,47 @@
+package copying
+
+import (
+	"tms/internal/guard"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// loader is the backup.Loader of contents that copies bring back: it makes them in the order in which they come,
+// on a thread and a stream of its own, so that the driver can map memory meanwhile.
+type loader[C backup.Contents, J any] struct {
+	jobs chan J
+	list func(C, backup.Span, ...backup.Range) []J
+	done chan error
+}
+
+// NewLoader starts a load. list gives the copies that bring a part of contents back, restore makes one.
+func NewLoader[C backup.Contents, J any](driver *cuda.Driver, job backup.Job, list func(C, backup.Span, ...backup.Range) []J,
+	restore func(*Stream, J) error) backup.Loader {
+	l := &loader[C, J]{jobs: make(chan J, 1024), list: list, done: make(chan error, 1)}
+	go func() {
+		l.done <- guard.Call(func() error {
+			return On(driver, job, func(c *Stream) error {
+				for j := range l.jobs {
+					if err := restore(c, j); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		})
+		for range l.jobs { // after an error: what is added still must not block
+		}
+	}()
+	return l
+}
+
+func (l *loader[C, J]) Add(span backup.Span, contents backup.Contents) {
+	for _, j := range l.list(contents.(C), span, backup.Range{Offset: 0, Size: span.Size}) {
+		l.jobs <- j
+	}
+}
+
+func (l *loader[C, J]) Wait() error {
+	close(l.jobs)
+	return <-l.done
+}

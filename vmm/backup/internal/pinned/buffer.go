@@ -1,0 +1,165 @@
+// Package pinned makes buffers of registered (pinned) huge-page host memory, which copy engines can reach.
+package pinned
+
+import (
+	"fmt"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/failpoint"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// Buffer is one mapping of host memory, pinned registration by registration. The driver refuses a copy that
+// reaches from one into the next, and users copy from retained contents themselves: so a registration holds
+// whole spans wherever it can.
+type Buffer struct {
+	Base          uintptr // of the first registration, aligned to a huge page
+	Size          uint64  // of all registrations
+	Registrations []Registration
+
+	driver  *cuda.Driver
+	context cuda.Context
+	mapping []byte
+}
+
+// Registration is what is registered at once.
+type Registration struct {
+	Offset, Size uint64 // from Base; multiples of a huge page
+
+	registered bool
+	untouched  atomic.Int64 // Pieces of it still to be touched
+}
+
+// PieceSize is how much of a buffer a thread touches at a time. Measured on a host of 16 cores
+// (docs/rationale.md): smaller pieces cost more calls, larger ones leave threads idle at the ends.
+const PieceSize = 32 << 20
+
+const (
+	hugePage  = 2 << 20
+	smallPage = 4 << 10
+)
+
+// WholePages is size rounded up to huge pages.
+func WholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage - 1) }
+
+// New maps memory, near the job's device, for registrations of these sizes, in bytes; nothing is touched or
+// pinned yet. Errors: backup.ErrHostMemory.
+func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) {
+	b := &Buffer{driver: driver, context: job.Context, Registrations: make([]Registration, len(sizes))}
+	for i, size := range sizes {
+		r := &b.Registrations[i]
+		r.Offset, r.Size = b.Size, WholePages(size)
+		r.untouched.Store(int64((r.Size + PieceSize - 1) / PieceSize))
+		b.Size += r.Size
+	}
+	if err := checkHostMemory(b.Size); err != nil {
+		return nil, err
+	}
+	mapping, err := mmap(int(b.Size + hugePage))
+	if err != nil {
+		return nil, noMemory(fmt.Errorf("mapping %d bytes: %w", b.Size, err))
+	}
+	b.mapping = mapping
+	b.Base = (uintptr(unsafe.Pointer(&mapping[0])) + hugePage - 1) &^ (hugePage - 1)
+	// Advice: without huge pages it works, more slowly. A forked child has no use for the memory,
+	// and copying it on write would take pinned pages from under the device.
+	_ = unix.Madvise(mapping, unix.MADV_HUGEPAGE)
+	_ = unix.Madvise(mapping, unix.MADV_DONTFORK)
+	preferNode(b.Base, b.Size, job.Node)
+	return b, nil
+}
+
+// Bytes is size bytes of the buffer, from an offset.
+func (b *Buffer) Bytes(offset, size uint64) []byte {
+	offset += uint64(b.Base - uintptr(unsafe.Pointer(&b.mapping[0])))
+	return b.mapping[offset : offset+size]
+}
+
+// Piece is a part of a registration that one thread touches.
+type Piece struct {
+	Registration int
+	offset, size uint64 // from Base
+}
+
+// Pieces lists the parts of all registrations, in order.
+func (b *Buffer) Pieces() []Piece {
+	var pieces []Piece
+	for i := range b.Registrations {
+		r := &b.Registrations[i]
+		for done := uint64(0); done < r.Size; done += PieceSize {
+			pieces = append(pieces, Piece{i, r.Offset + done, min(PieceSize, r.Size-done)})
+		}
+	}
+	return pieces
+}
+
+// Touch makes pages exist, by writing to each, and tells whether their registration is complete with them.
+// Pinning pages that do not exist yet costs several times as much, and
+// madvise(MADV_POPULATE_WRITE) was slower than this.
+func (b *Buffer) Touch(p Piece) (complete bool) {
+	memory := b.Bytes(p.offset, p.size)
+	for at := 0; at < len(memory); at += smallPage {
+		memory[at] = 0
+	}
+	return b.Registrations[p.Registration].untouched.Add(-1) == 0
+}
+
+// Register pins registration i, on a thread that has the context current. Errors: backup.ErrHostMemory.
+// (cuMemHostRegister)
+func (b *Buffer) Register(i int) error {
+	r := &b.Registrations[i]
+	if err := b.driver.MemHostRegister(b.Base+uintptr(r.Offset), r.Size); err != nil {
+		return noMemory(err)
+	}
+	r.registered = true
+	return nil
+}
+
+// Release unpins and unmaps. After an error it can be called again. (cuMemHostUnregister)
+func (b *Buffer) Release() error { return b.driver.With(b.context, b.unpin) }
+
+func (b *Buffer) unpin() error {
+	for i := range b.Registrations {
+		r := &b.Registrations[i]
+		if !r.registered {
+			continue
+		}
+		if err := b.driver.MemHostUnregister(b.Base + uintptr(r.Offset)); err != nil {
+			return err
+		}
+		r.registered = false
+	}
+	if b.mapping == nil {
+		return nil
+	}
+	err := munmap(b.mapping)
+	if err == nil {
+		b.mapping = nil
+	}
+	return err
+}
+
+// noMemory is an ErrHostMemory that says what to do.
+func noMemory(cause error) error {
+	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, or make what may go without a backup",
+		backup.ErrHostMemory, cause)
+}
+
+func mmap(size int) ([]byte, error) {
+	if err := failpoint.Err("mmap"); err != nil {
+		return nil, err
+	}
+	return unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+}
+
+func munmap(memory []byte) error {
+	if err := failpoint.Err("munmap"); err != nil {
+		return err
+	}
+	return unix.Munmap(memory)
+}
