@@ -10,7 +10,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"sync"
 	"unsafe"
 
 	"tms/vmm"
@@ -19,33 +18,19 @@ import (
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
 	"tms/vmm/pool/source"
+	"tms/vmm/pool/torch"
 )
 
-// handles has the pools by the number that their tms_pool pointers hold: a pointer that is none of them
-// is told from one that is.
-var handles = struct {
-	sync.RWMutex
-	last uintptr // numbers are not used again
-	open map[uintptr]*lifetime.Pool
-}{open: map[uintptr]*lifetime.Pool{}}
+// The pools of the process: of C programs, by what their tms_pool pointers hold; and of PyTorch.
+var (
+	handles    lifetime.Handles
+	torchPools = torch.New(torchSource, isCaptured)
+)
 
-// refusal is an error of the doors themselves: words with a code.
-type refusal struct {
-	words string
-	code  cuda.Result
-}
+var errStreams = errors.New("a pool of this kind ignores streams, and holds nothing back for them; caching does")
 
-func (r refusal) Error() string { return r.words }
-
-// Is makes errors.Is(err, cuda.OutOfMemory) work.
-func (r refusal) Is(target error) bool { return target == r.code }
-
-// poolCode is vmm.Code for errors of pools too.
-func poolCode(err error) C.int {
-	var own refusal
-	if errors.As(err, &own) {
-		return C.int(own.code)
-	}
+// reportPool is report for errors of pools too.
+func reportPool(err error) C.int {
 	for _, known := range []struct {
 		err  error
 		code cuda.Result
@@ -57,12 +42,16 @@ func poolCode(err error) C.int {
 		{pool.ErrOption, cuda.InvalidValue},
 		{pool.ErrGraphPool, cuda.InvalidValue},
 		{pool.ErrCapturing, cuda.StreamCaptureUnsupported},
+		{lifetime.ErrNoPool, cuda.InvalidValue},
+		{torch.ErrNotChosen, cuda.InvalidValue},
+		{torch.ErrChosen, cuda.InvalidValue},
+		{errStreams, cuda.NotSupported},
 	} {
 		if errors.Is(err, known.err) {
-			return C.int(known.code)
+			return reportAs(err, C.int(known.code))
 		}
 	}
-	return C.int(vmm.Code(err))
+	return report(err)
 }
 
 // state is source.State of the process now.
@@ -70,44 +59,51 @@ func state() source.State {
 	return source.State{Capturing: bool(C.pool_capturing()), Margin: uint64(C.pool_margin())}
 }
 
-// newSource makes the source of a pool on a device, of pausable segments as the request has them, or nil:
-// of CUDA's own memory.
-func newSource(e *vmm.Engine, device int, request *vmm.Request) (lifetime.Source, error) {
-	if request != nil {
-		return source.NewSegments(e, driver, *request, state)
+// newSource makes the source of a pool's segments.
+func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
+	if m.Pausable {
+		return source.NewSegments(e, driver, m.Request, state)
 	}
-	return source.NewPlain(e, driver, device, func(size uint64) (uintptr, error) {
+	return source.NewPlain(e, driver, m.Device, func(size uint64) (uintptr, error) {
 		var address unsafe.Pointer
-		code := C.pool_cuda_malloc(&address, C.size_t(size), C.int(device))
+		code := C.pool_cuda_malloc(&address, C.size_t(size), C.int(m.Device))
 		return uintptr(address), failed("cudaMalloc", code)
 	}, func(address uintptr) error {
-		return failed("cudaFree", C.pool_cuda_free(C.uintptr_t(address), C.int(device)))
+		return failed("cudaFree", C.pool_cuda_free(C.uintptr_t(address), C.int(m.Device)))
 	}, state)
+}
+
+// memoryOf is what a thread's settings make of its pools' memory. Errors: as newRequest.
+func memoryOf(device C.int, tag *C.char, flags C.uint, target C.int) (torch.Memory, error) {
+	m := torch.Memory{Device: int(device)}
+	if flags&C.POOL_IN_REGION == 0 {
+		return m, nil
+	}
+	var err error
+	m.Pausable = true
+	m.Request, err = newRequest(device, tag, flags, target)
+	return m, err
 }
 
 func failed(call string, code C.int) error {
 	if code == 0 {
 		return nil
 	}
-	return refusal{fmt.Sprintf("%s failed with cudaError %d", call, code), cuda.Result(code)}
+	return fmt.Errorf("%s failed: %w", call, cuda.Result(code))
 }
 
 //export tmsPoolCreate
-func tmsPoolCreate(id *C.uintptr_t, kind, options *C.char, device C.int, tag *C.char, flags C.uint, target C.int) C.int {
-	err := enter(func(e *vmm.Engine) error {
-		var request *vmm.Request
-		if flags&C.POOL_IN_REGION != 0 {
-			made, err := newRequest(device, tag, flags, target)
-			if err != nil {
-				return err
-			}
-			request = &made
+func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, tag *C.char, flags C.uint, target C.int) C.int {
+	return reportPool(enter(func(e *vmm.Engine) error {
+		memory, err := memoryOf(device, tag, flags, target)
+		if err != nil {
+			return err
 		}
 		parsed, err := pool.ParseOptions(C.GoString(options))
 		if err != nil {
 			return err
 		}
-		from, err := newSource(e, int(device), request)
+		from, err := newSource(e, memory)
 		if err != nil {
 			return err
 		}
@@ -117,47 +113,25 @@ func tmsPoolCreate(id *C.uintptr_t, kind, options *C.char, device C.int, tag *C.
 		if err != nil {
 			return err
 		}
-		handles.Lock()
-		defer handles.Unlock()
-		handles.last++
-		handles.open[handles.last] = made
-		*id = C.uintptr_t(handles.last)
+		*handle = C.uintptr_t(handles.Add(made))
 		return nil
-	})
-	return reportAs(err, poolCode(err))
-}
-
-// poolOf returns the pool that a handle stands for. Errors: pool.ErrDestroyed; refusal for what never was one.
-func poolOf(id C.uintptr_t) (*lifetime.Pool, error) {
-	handles.RLock()
-	defer handles.RUnlock()
-	switch p := handles.open[uintptr(id)]; {
-	case p != nil:
-		return p, nil
-	case id == 0:
-		return nil, refusal{"the pool is NULL", cuda.InvalidValue}
-	case uintptr(id) <= handles.last:
-		return nil, pool.ErrDestroyed
-	default:
-		return nil, refusal{fmt.Sprintf("%#x is not a pool that tms_pool_create made", uintptr(id)), cuda.InvalidValue}
-	}
+	}))
 }
 
 // withPool calls f with the pool that a handle stands for.
-func withPool(id C.uintptr_t, f func(pool.Pool) error) C.int {
-	err := enter(func(*vmm.Engine) error {
-		p, err := poolOf(id)
+func withPool(handle C.uintptr_t, f func(pool.Pool) error) C.int {
+	return reportPool(enter(func(*vmm.Engine) error {
+		p, err := handles.Pool(uintptr(handle))
 		if err != nil {
 			return err
 		}
 		return p.Use(f)
-	})
-	return reportAs(err, poolCode(err))
+	}))
 }
 
 //export tmsPoolMalloc
-func tmsPoolMalloc(id C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
-	return withPool(id, func(p pool.Pool) error {
+func tmsPoolMalloc(handle C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
+	return withPool(handle, func(p pool.Pool) error {
 		if err := room(); err != nil {
 			return err
 		}
@@ -168,25 +142,24 @@ func tmsPoolMalloc(id C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C
 }
 
 //export tmsPoolFree
-func tmsPoolFree(id, address C.uintptr_t) C.int {
-	return withPool(id, func(p pool.Pool) error { return p.Free(uintptr(address)) })
+func tmsPoolFree(handle, address C.uintptr_t) C.int {
+	return withPool(handle, func(p pool.Pool) error { return p.Free(uintptr(address)) })
 }
 
 //export tmsPoolRecordStream
-func tmsPoolRecordStream(id, address, stream C.uintptr_t) C.int {
-	return withPool(id, func(p pool.Pool) error {
+func tmsPoolRecordStream(handle, address, stream C.uintptr_t) C.int {
+	return withPool(handle, func(p pool.Pool) error {
 		recorder, ok := p.(pool.StreamRecorder)
 		if !ok {
-			return refusal{fmt.Sprintf("a pool of kind %s ignores streams, and holds nothing back for them; "+
-				"caching does", p.Stats().Kind), cuda.NotSupported}
+			return errStreams
 		}
 		return recorder.RecordStream(uintptr(address), pool.Stream(stream))
 	})
 }
 
 //export tmsPoolTrim
-func tmsPoolTrim(id C.uintptr_t, released *C.size_t) C.int {
-	return withPool(id, func(p pool.Pool) error {
+func tmsPoolTrim(handle C.uintptr_t, released *C.size_t) C.int {
+	return withPool(handle, func(p pool.Pool) error {
 		bytes, err := p.Trim()
 		*released = C.size_t(bytes)
 		return err
@@ -196,8 +169,8 @@ func tmsPoolTrim(id C.uintptr_t, released *C.size_t) C.int {
 // tmsPoolStats returns a malloc'ed text, nil when there is no such pool, or no memory.
 //
 //export tmsPoolStats
-func tmsPoolStats(id C.uintptr_t) (text *C.char) {
-	withPool(id, func(p pool.Pool) error {
+func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
+	withPool(handle, func(p pool.Pool) error {
 		stats, err := json.Marshal(p.Stats())
 		if err == nil {
 			text = handOver(stats)
@@ -208,18 +181,94 @@ func tmsPoolStats(id C.uintptr_t) (text *C.char) {
 }
 
 //export tmsPoolDestroy
-func tmsPoolDestroy(id C.uintptr_t) C.int {
-	err := enter(func(*vmm.Engine) error {
-		p, err := poolOf(id)
+func tmsPoolDestroy(handle C.uintptr_t) C.int {
+	return reportPool(enter(func(*vmm.Engine) error { return handles.Destroy(uintptr(handle)) }))
+}
+
+func torchSource(m torch.Memory) (pool.Source, error) {
+	e, err := start()
+	if err != nil {
+		return nil, err
+	}
+	return newSource(e, m)
+}
+
+func isCaptured(stream pool.Stream) bool { return bool(C.pool_is_captured(C.uintptr_t(stream))) }
+
+// forTorch calls f.
+func forTorch(f func() error) C.int {
+	return reportPool(enter(func(*vmm.Engine) error { return f() }))
+}
+
+//export tmsTorchPoolUse
+func tmsTorchPoolUse(kind, options *C.char) C.int {
+	return forTorch(func() error { return torchPools.Use(C.GoString(kind), C.GoString(options)) })
+}
+
+//export tmsTorchPoolMalloc
+func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, tag *C.char, flags C.uint, target C.int) C.int {
+	return forTorch(func() error {
+		memory, err := memoryOf(device, tag, flags, target)
 		if err == nil {
-			err = p.Destroy()
+			err = room()
 		}
+		if err != nil {
+			return err
+		}
+		block, err := torchPools.Malloc(memory, uint64(size), pool.Stream(stream))
+		*address = C.uintptr_t(block.Address)
+		return err
+	})
+}
+
+//export tmsTorchPoolFree
+func tmsTorchPoolFree(address C.uintptr_t) C.int {
+	return forTorch(func() error { return torchPools.Free(uintptr(address)) })
+}
+
+//export tmsTorchPoolRecordStream
+func tmsTorchPoolRecordStream(address, stream C.uintptr_t) C.int {
+	return forTorch(func() error { return torchPools.RecordStream(uintptr(address), pool.Stream(stream)) })
+}
+
+//export tmsTorchPoolReset
+func tmsTorchPoolReset() C.int { return forTorch(torchPools.Trim) }
+
+//export tmsTorchPoolMemoryFraction
+func tmsTorchPoolMemoryFraction(fraction C.double, device C.int) C.int {
+	return forTorch(func() error { return torchPools.SetMemoryFraction(int(device), float64(fraction)) })
+}
+
+func graphID(first, second C.uint64_t) pool.GraphPoolID {
+	return pool.GraphPoolID{uint64(first), uint64(second)}
+}
+
+//export tmsTorchPoolBegin
+func tmsTorchPoolBegin(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.BeginAllocateToPool(int(device), graphID(first, second)) })
+}
+
+//export tmsTorchPoolEnd
+func tmsTorchPoolEnd(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.EndAllocateToPool(int(device), graphID(first, second)) })
+}
+
+//export tmsTorchPoolRelease
+func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.ReleasePool(int(device), graphID(first, second)) })
+}
+
+// tmsTorchPoolStats returns a malloc'ed text, nil when there is no memory.
+//
+//export tmsTorchPoolStats
+func tmsTorchPoolStats() *C.char {
+	text := []byte("[]")
+	forTorch(func() error {
+		all, err := json.Marshal(torchPools.Stats())
 		if err == nil {
-			handles.Lock()
-			delete(handles.open, uintptr(id))
-			handles.Unlock()
+			text = all
 		}
 		return err
 	})
-	return reportAs(err, poolCode(err))
+	return handOver(text)
 }

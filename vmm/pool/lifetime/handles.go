@@ -1,0 +1,63 @@
+package lifetime
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+
+	"tms/vmm/pool"
+)
+
+// ErrNoPool: a handle never stood for a pool.
+var ErrNoPool = errors.New("not a pool that tms_pool_create made")
+
+// Handles has pools by numbers that C can hold. A number is not used again, so that one of a pool that was
+// destroyed is told from one that is nothing. The zero value is empty; it is safe for use by many threads.
+type Handles struct {
+	mu   sync.RWMutex
+	last uintptr
+	open map[uintptr]*Pool
+}
+
+// Add returns the handle of a pool, never 0.
+func (h *Handles) Add(p *Pool) uintptr {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.open == nil {
+		h.open = map[uintptr]*Pool{}
+	}
+	h.last++
+	h.open[h.last] = p
+	return h.last
+}
+
+// Pool returns the pool of a handle. Errors: pool.ErrDestroyed for one that was removed; ErrNoPool.
+func (h *Handles) Pool(handle uintptr) (*Pool, error) {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	switch p := h.open[handle]; {
+	case p != nil:
+		return p, nil
+	case handle == 0:
+		return nil, fmt.Errorf("the pool is NULL, %w", ErrNoPool)
+	case handle > h.last:
+		return nil, fmt.Errorf("%#x is %w", handle, ErrNoPool)
+	default:
+		return nil, pool.ErrDestroyed
+	}
+}
+
+// Destroy is Pool.Destroy of the pool of a handle, which then stands for none. Errors: also those of Pool.
+func (h *Handles) Destroy(handle uintptr) error {
+	p, err := h.Pool(handle)
+	if err != nil {
+		return err
+	}
+	if err := p.Destroy(); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	delete(h.open, handle)
+	return nil
+}

@@ -1,0 +1,264 @@
+// Package torch serves PyTorch, which knows one allocator for all memory: it has a pool of one kind for each
+// device and for each way of being pausable, made when it is first needed, and tells them all what PyTorch
+// tells its allocator. What a pool does is the affair of the kind, and of package streams.
+//
+// (torch.cuda.memory.CUDAPluggableAllocator)
+package torch
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"tms/vmm"
+	"tms/vmm/pool"
+	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/streams"
+)
+
+// What is refused about the kind of the pools.
+var (
+	// ErrNotChosen: there is none yet.
+	ErrNotChosen = errors.New("no kind of pool is chosen for PyTorch; call tms_torch_pool_use first")
+
+	// ErrChosen: there is another.
+	ErrChosen = errors.New("it is one choice for the life of a process")
+)
+
+// Memory is what the segments of a pool are. It tells the pools apart.
+type Memory struct {
+	Device   int
+	Pausable bool        // false: CUDA's own memory
+	Request  vmm.Request // of pausable segments; Size, Margin, Context and Capturing are not looked at
+}
+
+// Pools is safe for use by many threads.
+type Pools struct {
+	source   func(Memory) (pool.Source, error)
+	captured func(pool.Stream) bool
+
+	mu        sync.RWMutex
+	kind      string // "": not chosen yet
+	options   string
+	byMemory  map[Memory]pool.Pool
+	all       []entry // in the order in which they were made; only appended to
+	fractions map[int]float64
+	captures  map[int][]pool.GraphPoolID // being allocated to, by device
+}
+
+type entry struct {
+	Memory
+	pool pool.Pool
+}
+
+// New has no pools yet. source makes what a pool takes its segments from: a pool.Source that is a pool.Memory
+// and a pool.Events too. captured tells whether a stream is being captured into a graph.
+func New(source func(Memory) (pool.Source, error), captured func(pool.Stream) bool) *Pools {
+	return &Pools{source: source, captured: captured, byMemory: map[Memory]pool.Pool{},
+		fractions: map[int]float64{}, captures: map[int][]pool.GraphPoolID{}}
+}
+
+// limitless is a source for finding out whether options are valid.
+type limitless struct{ *pool.Range }
+
+func (limitless) Memory() (free, total uint64, err error) { return 1 << 50, 1 << 50, nil }
+
+// Use chooses the kind of all pools, by its name in package kinds, and its options. The same choice can be made
+// again. Errors: ErrChosen, pool.ErrOption.
+func (p *Pools) Use(kind, options string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.kind == kind && p.options == options && kind != "" {
+		return nil
+	}
+	if p.kind != "" {
+		return fmt.Errorf("this process uses %s for PyTorch already, with the options %q; %w", p.kind, p.options, ErrChosen)
+	}
+	if _, err := fresh(limitless{pool.NewRange(1<<20, 1<<50)}, kind, options); err != nil {
+		return err
+	}
+	p.kind, p.options = kind, options
+	return nil
+}
+
+func fresh(from pool.Source, kind, options string) (pool.Pool, error) {
+	parsed, err := pool.ParseOptions(options)
+	if err != nil {
+		return nil, err
+	}
+	return kinds.New(kind, from, parsed)
+}
+
+// of returns the pool of a kind of memory, made at the first call.
+func (p *Pools) of(m Memory) (pool.Pool, error) {
+	m.Request.Size, m.Request.Margin, m.Request.Context, m.Request.Capturing = 0, 0, 0, false
+	p.mu.RLock()
+	known := p.byMemory[m]
+	p.mu.RUnlock()
+	if known != nil {
+		return known, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if known := p.byMemory[m]; known != nil {
+		return known, nil
+	}
+	if p.kind == "" {
+		return nil, ErrNotChosen
+	}
+	made, err := p.make(m)
+	if err != nil {
+		return nil, err
+	}
+	p.byMemory[m] = made
+	p.all = append(p.all, entry{m, made})
+	return made, nil
+}
+
+// make makes a pool that is as those there are: limited, and with the captures that go on.
+func (p *Pools) make(m Memory) (pool.Pool, error) {
+	from, err := p.source(m)
+	if err != nil {
+		return nil, err
+	}
+	made, err := streams.New(from, func(from pool.Source) (pool.Pool, error) {
+		return fresh(from, p.kind, p.options)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if fraction, limited := p.fractions[m.Device]; limited {
+		if err := limit(made, fraction); err != nil {
+			return nil, err
+		}
+	}
+	for _, id := range p.captures[m.Device] {
+		if err := made.(pool.GraphPools).BeginAllocateToPool(id, p.captured); err != nil {
+			return nil, err
+		}
+	}
+	return made, nil
+}
+
+func limit(p pool.Pool, fraction float64) error {
+	return p.(interface{ SetMemoryFraction(float64) error }).SetMemoryFraction(fraction)
+}
+
+// Malloc is pool.Pool.Malloc, of memory as it is asked for. Errors: also ErrNotChosen, or the source's.
+func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, error) {
+	of, err := p.of(m)
+	if err != nil {
+		return pool.Block{}, err
+	}
+	return of.Malloc(size, stream)
+}
+
+// made lists the pools.
+func (p *Pools) made() []entry {
+	p.mu.RLock()
+	defer p.mu.RUnlock()
+	return p.all
+}
+
+// whose calls f for the pools in turn until one knows the address.
+func (p *Pools) whose(f func(pool.Pool) error) error {
+	err := fmt.Errorf("PyTorch has no pool yet: %w", pool.ErrInvalidAddress)
+	for _, e := range p.made() {
+		if err = f(e.pool); !errors.Is(err, pool.ErrInvalidAddress) {
+			break
+		}
+	}
+	return err
+}
+
+// Free is pool.Pool.Free.
+func (p *Pools) Free(address uintptr) error {
+	return p.whose(func(p pool.Pool) error { return p.Free(address) })
+}
+
+// RecordStream is pool.StreamRecorder.RecordStream.
+func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
+	return p.whose(func(p pool.Pool) error { return p.(pool.StreamRecorder).RecordStream(address, stream) })
+}
+
+// Trim is pool.Pool.Trim of all pools but those that are being captured to, which PyTorch's own allocator passes
+// over too. Errors: the sources'.
+func (p *Pools) Trim() (failed error) {
+	for _, e := range p.made() {
+		if _, err := e.pool.Trim(); !errors.Is(err, pool.ErrCapturing) {
+			failed = errors.Join(failed, err)
+		}
+	}
+	return failed
+}
+
+// on calls f for the pools of a device, and then, when none failed, after: while no pool is made.
+func (p *Pools) on(device int, f func(pool.Pool) error, after func()) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.all {
+		if e.Device == device {
+			if err := f(e.pool); err != nil {
+				return err
+			}
+		}
+	}
+	after()
+	return nil
+}
+
+// SetMemoryFraction limits what each pool of a device holds to a part, from 0 to 1, of the device's memory.
+// Errors: pool.ErrOption for other numbers.
+func (p *Pools) SetMemoryFraction(device int, fraction float64) error {
+	return p.on(device, func(p pool.Pool) error { return limit(p, fraction) },
+		func() { p.fractions[device] = fraction })
+}
+
+// BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool, of the streams that are being captured, for the
+// pools of a device; also for those that are made before the end. Errors: pool.ErrGraphPool.
+func (p *Pools) BeginAllocateToPool(device int, id pool.GraphPoolID) error {
+	return p.on(device, func(made pool.Pool) error {
+		return made.(pool.GraphPools).BeginAllocateToPool(id, p.captured)
+	}, func() { p.captures[device] = append(p.captures[device], id) })
+}
+
+// EndAllocateToPool is pool.GraphPools.EndAllocateToPool, for the pools of a device. Errors: pool.ErrGraphPool.
+func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
+	return p.on(device, func(made pool.Pool) error { return made.(pool.GraphPools).EndAllocateToPool(id) }, func() {
+		p.captures[device] = slices.DeleteFunc(p.captures[device],
+			func(other pool.GraphPoolID) bool { return other == id })
+	})
+}
+
+// ReleasePool is pool.GraphPools.ReleasePool, for the pools of a device. One that was made after the graph was
+// captured does not know it, which is no error. Errors: the sources'.
+func (p *Pools) ReleasePool(device int, id pool.GraphPoolID) error {
+	return p.on(device, func(made pool.Pool) error {
+		if err := made.(pool.GraphPools).ReleasePool(id); !errors.Is(err, pool.ErrGraphPool) {
+			return err
+		}
+		return nil
+	}, func() {})
+}
+
+// Stats is of one pool.
+type Stats struct {
+	Device int        `json:"device"`
+	Tag    *string    `json:"tag"` // nil: not pausable
+	Stats  pool.Stats `json:"stats"`
+}
+
+// Stats lists the pools in the order in which they were made; never nil.
+func (p *Pools) Stats() []Stats {
+	all := []Stats{}
+	for _, e := range p.made() {
+		s := Stats{Device: e.Device, Stats: e.pool.Stats()}
+		if e.Pausable {
+			tag := vmm.TagText(e.Request.Tag)
+			s.Tag = &tag
+		}
+		all = append(all, s)
+	}
+	return all
+}
