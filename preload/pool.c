@@ -148,6 +148,33 @@ EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
 	return give(text, buffer, capacity);
 }
 
+EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
+{
+	/* Mapped for the whole device when the call returns, whatever the stream. */
+	void *pointer = NULL;
+	if (size < 0) {
+		error_fail(ERROR_INVALID_VALUE, "tms_torch_malloc: %zd is no size", size);
+		return NULL;
+	}
+	int code = pausable_malloc(&pointer, (size_t)size, device);
+	trace_malloc(code, pointer, (size_t)size, stream);
+	return code == SUCCESS ? pointer : NULL;
+}
+
+EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream)
+{
+	(void)size;
+	(void)device;
+	struct trace_block block = trace_free(address, stream); /* which waits for the whole device */
+	int code = SUCCESS;
+	if (arena_contains(address))
+		code = pausable_free(address);
+	else if (address)
+		code = forward_cudaFree(address);
+	if (code != SUCCESS)
+		trace_unfree(block);
+}
+
 typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
 
 /* Whether PyTorch is in the process. *fail is its own c10::detail::torchCheckFail, which raises a c10::Error and is

@@ -39,7 +39,7 @@ static inline struct thread *thread_mine(void)
 	return likely(thread_known) ? thread_known : thread_new();
 }
 
-/* error.c: the calling thread's last failure. */
+/* message.c: the calling thread's last failure. */
 HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
@@ -59,7 +59,7 @@ static inline bool fork_happened(struct fork_mark *mark)
 	return page ? !*page : fork_other_process(mark);
 }
 
-/* descriptor.c: a descriptor and the file that it was of, asked again before each write. */
+/* message.c: a descriptor and the file that it was of, asked again before each write. */
 struct descriptor {
 	int number; /* -1: none */
 	dev_t device;
@@ -69,7 +69,6 @@ HIDDEN struct descriptor descriptor_of(int number);
 HIDDEN bool descriptor_is_still(struct descriptor then);
 HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length);
 HIDDEN void descriptor_load(void);
-HIDDEN bool descriptor_is_stderr(void); /* whether 2 is something to write messages to */
 
 /* Where the library's file headers start and its code ends, from the linker. */
 extern const char __ehdr_start[] HIDDEN;
@@ -158,12 +157,11 @@ static inline bool arena_watches(const void *address)
 	return count & ARENAS_TRACED || arena_search(address, count);
 }
 
-/* pausable.c: memory of this library, for every interposed allocation function. */
+/* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
 HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
 HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int pausable_free(void *pointer);
-HIDDEN int pausable_free_after(void *pointer, void *stream); /* once the stream has come to it */
 
 /* mapping.c: memory that the program makes and maps itself. */
 extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
@@ -226,12 +224,7 @@ HIDDEN void trace_pool_destroyed(const void *pool);
 		return watched_##name arguments;                                                   \
 	}
 
-/* driver.c, pitched.c, pointer.c */
-HIDDEN int pausable_driver_malloc(uintptr_t *pointer, size_t size);
-HIDDEN bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pitch, size_t *size);
-HIDDEN int refuse_ipc(void);
-
-/* context.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
+/* device.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
 extern int context_slots HIDDEN;
 HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: none there of the device */
 HIDDEN void context_release(int slot);
@@ -240,6 +233,13 @@ HIDDEN void context_release(int slot);
 extern _Atomic int captures HIDDEN;
 HIDDEN void captures_forget(const void *context); /* which is gone */
 
+/* query: cudaStreamIsCapturing or cuStreamIsCapturing. */
+static inline bool is_captured(int (*query)(void *, int *), void *stream)
+{
+	int status = 0;
+	return atomic_load(&captures) > 0 && query(stream, &status) == SUCCESS && status != 0;
+}
+
 /* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
 #define PER_THREAD_STREAM ((void *)2)
 static inline void *own_stream(void *stream)
@@ -247,13 +247,10 @@ static inline void *own_stream(void *stream)
 	return stream ? stream : PER_THREAD_STREAM;
 }
 
-/* access.c: the device is as if never used. */
-HIDDEN void access_forget(int device);
-
-/* text.c: what Go hands over in words, NULL when there is no memory. */
+/* message.c: what Go hands over in words, NULL when there is no memory. */
 HIDDEN char *text_copy(const char *text, size_t length);
 
-/* operation.c: pause and resume. They take long, so they run on a thread of the Go runtime while
+/* api.c: pause and resume. They take long, so they run on a thread of the Go runtime while
  * the caller waits with its signals open and its CUDA context untouched. */
 enum operation_kind {
 	OPERATION_PAUSE,

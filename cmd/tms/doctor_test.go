@@ -750,7 +750,7 @@ func TestVersion(t *testing.T) {
 	require.Zero(t, code)
 	require.Equal(t, "tms "+version+"\n", stdout)
 	for path, pattern := range map[string]string{
-		"../../preload/control.c":        `#define TMS_VERSION "(.*)"`,
+		"../../preload/api.c":            `#define TMS_VERSION "(.*)"`,
 		"../../pymodule/tms/_version.py": `version = "(.*)"`,
 	} {
 		source, err := os.ReadFile(path)

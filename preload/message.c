@@ -1,11 +1,17 @@
-/* descriptor is the core of never writing into a file of the host's: it may close any descriptor, and open
- * something of its own that gets the number. */
+/* message has the words that the library tells the host: the calling thread's last failure, lines on stderr, and
+ * texts. It never writes into a file of the host's, which may close any descriptor, and open something of its own
+ * that gets the number. */
 #define _GNU_SOURCE
 #include "seam.h"
 #include "region.h"
+#include "tms.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -51,7 +57,7 @@ AT_LOAD HIDDEN void descriptor_load(void)
 
 /* Descriptor 2 may be redirected while the program runs, or closed and come to be anything. What takes
  * lines of a log is a terminal, a pipe, or a file that is open for appending. */
-HIDDEN bool descriptor_is_stderr(void)
+static bool is_stderr(void)
 {
 	struct stat file;
 	if (stderr_then.number >= 0 && descriptor_is_still(stderr_then))
@@ -60,4 +66,49 @@ HIDDEN bool descriptor_is_stderr(void)
 		return false;
 	return S_ISFIFO(file.st_mode) || (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)) ||
 	       (S_ISREG(file.st_mode) && fcntl(STDERR_FILENO, F_GETFL) & O_APPEND);
+}
+
+HIDDEN void error_set(const char *message)
+{
+	struct thread *mine = thread_mine();
+	if (mine)
+		snprintf(mine->text, THREAD_TEXT_SIZE, "%s", message);
+}
+
+HIDDEN int error_fail(int code, const char *format, ...)
+{
+	char message[THREAD_TEXT_SIZE];
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(message, sizeof message, format, arguments);
+	va_end(arguments);
+	error_set(message);
+	return code;
+}
+
+HIDDEN void error_log(const char *message)
+{
+	char line[THREAD_TEXT_SIZE];
+	int length = snprintf(line, sizeof line, "tms: %s\n", message);
+	if (length >= (int)sizeof line) {
+		length = sizeof line - 1;
+		line[length - 1] = '\n';
+	}
+	if (length > 0 && is_stderr())
+		descriptor_write(STDERR_FILENO, line, (size_t)length);
+}
+
+EXPORT const char *tms_last_error(void)
+{
+	return thread_known ? thread_known->text : "";
+}
+
+HIDDEN char *text_copy(const char *text, size_t length)
+{
+	char *copy = malloc(length + 1);
+	if (!copy)
+		return NULL;
+	memcpy(copy, text, length);
+	copy[length] = 0;
+	return copy;
 }

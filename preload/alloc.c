@@ -1,0 +1,208 @@
+/* alloc has the functions that allocate: CUDA's own outside regions, in them memory of the engine. What was
+ * made is written down where TMS_TRACE asks for it (trace.c). Memory that a program maps itself is left to
+ * mapping.c. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "_cgo_export.h"
+#include "forward.h"
+#include "region.h"
+
+HIDDEN unsigned malloc_flags(struct region_settings settings)
+{
+	return (settings.cpu_backup ? MALLOC_CPU_BACKUP : 0) |
+	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
+	       (settings.peer ? MALLOC_PEER_BACKUP : 0) |
+	       (settings.incremental ? MALLOC_INCREMENTAL : 0) |
+	       (settings.backend == REGION_MMAP ? MALLOC_MMAP_BACKEND : 0) |
+	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
+}
+
+HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
+{
+	struct region_settings settings = region_get();
+	void *address = NULL, *context = NULL;
+	struct visit saved;
+	int code = go_enter(&saved);
+	if (code == SUCCESS) {
+		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
+			context = NULL; /* the engine meets it again, with words */
+		code = tmsMalloc(&address, size, device, context, (char *)settings.tag, malloc_flags(settings),
+				 settings.peer - 2, atomic_load(&region_process.margin_bytes));
+		go_leave(&saved);
+	}
+	if (code == SUCCESS)
+		*pointer = address;
+	return code;
+}
+
+HIDDEN int current_device(int *device)
+{
+	if (unlikely(go_now() == GO_DEAD))
+		return go_start(); /* its words say more than CUDA's refusal after fork */
+	int code = forward_cudaGetDevice(device);
+	if (code == FORWARD_MISSING)
+		return error_fail(code, "no libcudart is loaded that could be found; a statically linked one "
+					"cannot be reached");
+	if (code != SUCCESS)
+		return error_fail(code, "cudaGetDevice failed with %d", code);
+	return SUCCESS;
+}
+
+HIDDEN int pausable_malloc_here(void **pointer, size_t size)
+{
+	int device = 0;
+	if (!pointer)
+		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
+	int code = current_device(&device);
+	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
+}
+
+EXPORT int cudaMalloc(void **pointer, size_t size)
+{
+	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cudaMalloc(pointer, size),
+			  pausable_malloc_here(pointer, size));
+}
+
+/* Rows start at multiples of this, as CUDA's do on every current device. */
+enum { PITCH = 512 };
+
+static bool pausable_pitch(size_t width, size_t height, size_t depth, size_t *pitch, size_t *size)
+{
+	size_t rows;
+	return !__builtin_add_overflow(width, PITCH - 1, pitch) &&
+	       (*pitch &= ~(size_t)(PITCH - 1), !__builtin_mul_overflow(height, depth, &rows)) &&
+	       !__builtin_mul_overflow(*pitch, rows, size);
+}
+
+static int pausable_malloc_pitch(void **pointer, size_t *pitch, size_t width, size_t height)
+{
+	size_t row = 0, size = 0;
+	if (!pitch)
+		return error_fail(ERROR_INVALID_VALUE, "the pitch to fill in is NULL");
+	if (!pausable_pitch(width, height, 1, &row, &size))
+		return error_fail(ERROR_MEMORY_ALLOCATION, "%zu rows of %zu bytes are more than any memory", height,
+				  width);
+	int code = pausable_malloc_here(pointer, size);
+	if (code == SUCCESS)
+		*pitch = row;
+	return code;
+}
+
+EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
+{
+	return ALLOCATING(pointer, width * height, NULL, TAKING(),
+			  forward_cudaMallocPitch(pointer, pitch, width, height),
+			  pausable_malloc_pitch(pointer, pitch, width, height));
+}
+
+static int pausable_malloc_3d(struct forward_pitched *pitched, struct forward_extent extent)
+{
+	size_t row = 0, size = 0;
+	void *pointer = NULL;
+	if (!pitched)
+		return error_fail(ERROR_INVALID_VALUE, "the pitched pointer to fill in is NULL");
+	if (!pausable_pitch(extent.width, extent.height, extent.depth, &row, &size))
+		return error_fail(ERROR_MEMORY_ALLOCATION, "the extent is more than any memory");
+	int code = pausable_malloc_here(&pointer, size);
+	if (code == SUCCESS)
+		*pitched = (struct forward_pitched){pointer, row, extent.width, extent.height};
+	return code;
+}
+
+EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent extent)
+{
+	size_t size = extent.width * extent.height * extent.depth;
+	return ALLOCATING(&pitched->pointer, size, NULL, TAKING(),
+			  forward_cudaMalloc3D(pitched, extent),
+			  pausable_malloc_3d(pitched, extent));
+}
+
+static int pausable_driver_malloc(uintptr_t *pointer, size_t size)
+{
+	int device = 0;
+	void *address = NULL;
+	/* The driver, unlike the runtime, takes neither zero bytes nor a thread without a context. */
+	if (!pointer || size == 0)
+		return error_fail(ERROR_INVALID_VALUE, "a pointer to fill in and a size are needed");
+	int code = forward_cuCtxGetDevice(&device);
+	if (code != SUCCESS)
+		return error_fail(code, "cuCtxGetDevice failed with %d", code);
+	code = pausable_malloc(&address, size, device);
+	if (code == SUCCESS)
+		*pointer = (uintptr_t)address;
+	return code;
+}
+
+EXPORT int cuMemAlloc_v2(uintptr_t *pointer, size_t size)
+{
+	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cuMemAlloc_v2(pointer, size),
+			  pausable_driver_malloc(pointer, size));
+}
+
+static int pausable_driver_pitch(uintptr_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
+{
+	size_t row = 0, size = 0;
+	if (!pitch || (element != 4 && element != 8 && element != 16) ||
+	    !pausable_pitch(width, height, 1, &row, &size))
+		return error_fail(ERROR_INVALID_VALUE, "cuMemAllocPitch takes elements of 4, 8 or 16 bytes and rows "
+						       "that fit into memory");
+	int code = pausable_driver_malloc(pointer, size);
+	if (code == SUCCESS)
+		*pitch = row;
+	return code;
+}
+
+EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, size_t height,
+			      unsigned element)
+{
+	return ALLOCATING(pointer, width * height, NULL, TAKING(),
+			  forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element),
+			  pausable_driver_pitch(pointer, pitch, width, height, element));
+}
+
+/* Stream-ordered: memory made in a region is there at once, which every order allows. While the stream is being
+ * captured the graph owns what it allocates, so that stays CUDA's. */
+#define OURS(is_capturing) (TAKING() && !is_captured(is_capturing, stream))
+
+#define RUNTIME(suffix, which)                                                                     \
+	EXPORT int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream)              \
+	{                                                                                          \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream),                                              \
+			OURS(forward_cudaStreamIsCapturing##suffix),                               \
+			forward_cudaMallocAsync##suffix(pointer, size, stream),                    \
+			pausable_malloc_here(pointer, size));                                      \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,        \
+						   void *stream)                                   \
+	{                                                                                          \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream),                                              \
+			OURS(forward_cudaStreamIsCapturing##suffix),                               \
+			forward_cudaMallocFromPoolAsync##suffix(pointer, size, pool, stream),      \
+			pausable_malloc_here(pointer, size));                                      \
+	}
+
+#define DRIVER(suffix, which)                                                                      \
+	EXPORT int cuMemAllocAsync##suffix(uintptr_t *pointer, size_t size, void *stream)          \
+	{                                                                                          \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
+			forward_cuMemAllocAsync##suffix(pointer, size, stream),                    \
+			pausable_driver_malloc(pointer, size));                                    \
+	}                                                                                          \
+                                                                                                   \
+	EXPORT int cuMemAllocFromPoolAsync##suffix(uintptr_t *pointer, size_t size, void *pool,    \
+						   void *stream)                                   \
+	{                                                                                          \
+		return ALLOCATING(                                                                 \
+			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
+			forward_cuMemAllocFromPoolAsync##suffix(pointer, size, pool, stream),      \
+			pausable_driver_malloc(pointer, size));                                    \
+	}
+
+RUNTIME(, )
+RUNTIME(_ptsz, own_stream)
+DRIVER(, )
+DRIVER(_ptsz, own_stream)

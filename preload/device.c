@@ -1,0 +1,202 @@
+/* device has what happens to devices and contexts: another device comes to use the memory of one, contexts are made
+ * and destroyed, devices reset. Captures that end with a context are left to capture.c. */
+#define _GNU_SOURCE
+#include "seam.h"
+#include "_cgo_export.h"
+#include "forward.h"
+
+#include <sched.h>
+
+/* cudaMalloc's memory could be copied with any device current; mapped memory must be told first which devices
+ * there are. */
+static int grant(void)
+{
+	struct visit saved;
+	int code = go_enter(&saved);
+	if (code == SUCCESS) {
+		code = tmsGrant();
+		go_leave(&saved);
+	}
+	return code;
+}
+
+static bool segments_exist(void)
+{
+	return (atomic_load_explicit(&arena_count, memory_order_acquire) & ~ARENAS_TRACED) > 0 &&
+	       go_now() == GO_AWAKE;
+}
+
+/* Devices that were chosen after there were segments: they have been told. */
+static _Atomic uint64_t chosen;
+
+static uint64_t bit_of(int device)
+{
+	return device >= 0 && device < 64 ? (uint64_t)1 << device : 0;
+}
+
+EXPORT int cudaSetDevice(int device)
+{
+	uint64_t bit = bit_of(device);
+	if (likely(!segments_exist() || atomic_load_explicit(&chosen, memory_order_relaxed) & bit))
+		return forward_cudaSetDevice(device);
+	int code = forward_cudaSetDevice(device);
+	if (code == SUCCESS && grant() == SUCCESS)
+		atomic_fetch_or(&chosen, bit);
+	return code;
+}
+
+EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+{
+	int code = forward_cudaDeviceEnablePeerAccess(peer, flags);
+	return code == SUCCESS && segments_exist() ? grant() : code;
+}
+
+EXPORT int cuCtxEnablePeerAccess(void *context, unsigned flags)
+{
+	int code = forward_cuCtxEnablePeerAccess(context, flags);
+	return code == SUCCESS && segments_exist() ? grant() : code;
+}
+
+/* Contexts that the program makes itself, so that a pause can wait for what they run. Those made by functions that
+ * were found with dlsym are not known: memory is refused in them.
+ *
+ * A table without a lock, which a fork could leave held. A context is used only while it is acquired, and is
+ * destroyed only when nobody uses it. */
+enum { CONTEXTS_MAX = 1024, CHANGING = 1 };
+static struct known {
+	_Atomic uintptr_t context; /* 0: free; CHANGING */
+	_Atomic int users;
+	int device;
+} contexts[CONTEXTS_MAX];
+HIDDEN int context_slots; /* of them that were ever used */
+
+static int note(int code, void **made, int device)
+{
+	if (code != SUCCESS || !made)
+		return code;
+	for (int i = 0; i < CONTEXTS_MAX; i++) {
+		uintptr_t none = 0;
+		if (!atomic_compare_exchange_strong(&contexts[i].context, &none, CHANGING))
+			continue;
+		contexts[i].device = device;
+		atomic_store(&contexts[i].context, (uintptr_t)*made);
+		int slots = __atomic_load_n(&context_slots, __ATOMIC_RELAXED);
+		while (slots <= i && !__atomic_compare_exchange_n(&context_slots, &slots, i + 1, false, __ATOMIC_SEQ_CST,
+								  __ATOMIC_SEQ_CST))
+			;
+		break;
+	}
+	return code; /* memory is refused in one that found no entry */
+}
+
+HIDDEN uintptr_t context_acquire(int slot, int device)
+{
+	struct known *e = &contexts[slot];
+	atomic_fetch_add(&e->users, 1);
+	uintptr_t context = atomic_load(&e->context);
+	if (context > CHANGING && e->device == device)
+		return context;
+	atomic_fetch_sub(&e->users, 1);
+	return 0;
+}
+
+HIDDEN void context_release(int slot)
+{
+	atomic_fetch_sub(&contexts[slot].users, 1);
+}
+
+EXPORT int cuCtxCreate_v2(void **context, unsigned flags, int device)
+{
+	return note(forward_cuCtxCreate_v2(context, flags, device), context, device);
+}
+
+EXPORT int cuCtxCreate_v3(void **context, void *affinities, int count, unsigned flags, int device)
+{
+	return note(forward_cuCtxCreate_v3(context, affinities, count, flags, device), context, device);
+}
+
+EXPORT int cuCtxCreate_v4(void **context, void *parameters, unsigned flags, int device)
+{
+	return note(forward_cuCtxCreate_v4(context, parameters, flags, device), context, device);
+}
+
+EXPORT int cuCtxDestroy_v2(void *context)
+{
+	struct known *found = NULL;
+	int slots = __atomic_load_n(&context_slots, __ATOMIC_SEQ_CST);
+	for (int i = 0; i < slots && !found; i++) {
+		uintptr_t mine = (uintptr_t)context;
+		if (mine > CHANGING && atomic_compare_exchange_strong(&contexts[i].context, &mine, CHANGING))
+			found = &contexts[i];
+	}
+	while (found && atomic_load(&found->users) > 0)
+		sched_yield();
+	int code = forward_cuCtxDestroy_v2(context);
+	if (code == SUCCESS)
+		captures_forget(context);
+	if (found)
+		atomic_store(&found->context, code == SUCCESS ? 0 : (uintptr_t)context);
+	return code;
+}
+
+/* The end of a device's context: what is ours there goes before it does, and what we know of it after. */
+
+static void drop(int device)
+{
+	struct visit saved;
+	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
+		tmsReset(device);
+		go_leave(&saved);
+	}
+}
+
+/* The device's context while it is there and captures may be going on in it; else NULL. */
+static void *captured_context(int device)
+{
+	void *context = NULL;
+	if (atomic_load(&captures) != 0 && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
+		forward_cuDevicePrimaryCtxRelease_v2(device);
+	return context;
+}
+
+static void forget(int device, const void *context)
+{
+	atomic_fetch_and(&chosen, ~bit_of(device));
+	if (context)
+		captures_forget(context);
+}
+
+EXPORT int cudaDeviceReset(void)
+{
+	int device = 0;
+	if ((go_now() != GO_AWAKE && atomic_load(&captures) == 0) ||
+	    forward_cudaGetDevice(&device) != SUCCESS)
+		return forward_cudaDeviceReset();
+	drop(device);
+	void *context = captured_context(device);
+	int code = forward_cudaDeviceReset();
+	if (code == SUCCESS)
+		forget(device, context);
+	return code;
+}
+
+EXPORT int cuDevicePrimaryCtxReset_v2(int device)
+{
+	drop(device);
+	void *context = captured_context(device);
+	int code = forward_cuDevicePrimaryCtxReset_v2(device);
+	if (code == SUCCESS)
+		forget(device, context);
+	return code;
+}
+
+/* The last reference is never a host's where we have segments: the engine keeps one of its own. */
+EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
+{
+	void *context = captured_context(device);
+	int code = forward_cuDevicePrimaryCtxRelease_v2(device), active = 1;
+	unsigned flags = 0;
+	if (code == SUCCESS && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && !active)
+		forget(device, context);
+	return code;
+}
