@@ -30,8 +30,8 @@ for part in "${@:-sweep model fuzz cycles host chaos}"; do
 			;;
 		model) TMS_MODEL_OPERATIONS=$operations TMS_MODEL_SEED=$seed engine '^TestModel' ;;
 		fuzz)
-			for target in FuzzEngine FuzzSpace FuzzShared; do
-				go test -run '^$' -fuzz "^$target\$" -fuzztime "${FUZZTIME:-10m}" -fuzzminimizetime 100x ./vmm
+			for target in FuzzEngine:./vmm FuzzTLSF:./vmm/space FuzzShared:./vmm; do
+				go test -run '^$' -fuzz "^${target%:*}\$" -fuzztime "${FUZZTIME:-10m}" -fuzzminimizetime 100x "${target#*:}"
 			done
 			;;
 		cycles) TMS_CYCLES=$cycles engine '^TestCycles' ;;

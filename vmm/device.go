@@ -6,6 +6,7 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/space"
 )
 
 // device is what the engine knows of one GPU.
@@ -19,6 +20,7 @@ type device struct {
 	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
 	shareable   bool // memory can be exported as file descriptors
 	tags        map[string]*tag
+	space       *space.Space[segment]
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
 	pools       int64       // bytes that NotePool was told of
@@ -71,10 +73,17 @@ func (d *device) free() (bytes uint64, err error) {
 func (d *device) tag(name string) *tag {
 	t := d.tags[name]
 	if t == nil {
-		t = newTag(name)
+		t = d.newTag(name)
 		d.tags[name] = t
 	}
 	return t
+}
+
+// retire forgets a tag that has nothing any more: programs may name one for each of their steps.
+func (d *device) retire(t *tag) {
+	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
+		delete(d.tags, t.name)
+	}
 }
 
 // job is what a backup store needs to know of the device; what it copies counts as progress.

@@ -28,17 +28,16 @@ import (
 	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/space"
 )
 
 // Engine is safe for use by many threads.
 type Engine struct {
-	driver *cuda.Driver
-	host   *host.Store
-	disk   *disk.Store
-	peer   *peer.Store
-	hasher *digest.Hasher
-	// announce is told of each arena before any address in it is handed out.
-	announce func(base uintptr, size uint64) error
+	driver   *cuda.Driver
+	host     *host.Store
+	disk     *disk.Store
+	peer     *peer.Store
+	hasher   *digest.Hasher
 	contexts Contexts
 	warn     func(string)
 
@@ -55,7 +54,7 @@ type Engine struct {
 	mu       sync.Mutex
 	settled  sync.Cond // a pause or resume, or the loading of a kernel, has ended
 	devices  map[int]*device
-	arenas   []*arena
+	space    *space.Space[segment]
 	deferred []allocation // frees that wait for the end of a stream capture
 	ordered  []*orderedFree
 	reaping  bool
@@ -77,7 +76,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		host:     host.New(driver),
 		disk:     disk.New(driver),
 		hasher:   digest.New(driver),
-		announce: announce,
+		space:    space.New[segment](driver, announce),
 		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
 		devices:  map[int]*device{},
@@ -178,27 +177,27 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	s := t.takeSlack(granules)
 	if s == nil {
 		var err error
-		if s, err = e.place(d, t, granules, small); err != nil {
+		if s, err = e.newSegment(d, t, granules, small); err != nil {
 			return 0, err
 		}
 		x := newExtent(d, s)
 		err = e.unlocked(func() error { return e.furnish(x, r) })
 		if err != nil && x.created { // nor could it be undone: that is a free to be made later
 			s.state, s.extent = freeing, x
-			s.place.enter(s.span, s)
+			s.span.Enter(s)
 			t.add(s)
 			e.deferred = append(e.deferred, allocation{segment: s, late: true})
 			return 0, err
 		}
 		if err != nil {
-			e.vacate(s)
+			s.vacate()
 			return 0, err
 		}
 		s.extent = x
 	}
 	_ = e.grantAll([]*extent{s.extent}) // a device that cannot be told can still not copy it: no worse than before
 	s.state, s.size, s.policy, s.shared = active, r.Size, p, nil
-	s.place.enter(s.span, s)
+	s.span.Enter(s)
 	t.add(s)
 	if s.incremental {
 		e.loadHasher(d)
@@ -210,6 +209,23 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	t.listSmall(s)
 	offset, _ := s.shared.allocate(r.Size)
 	return s.address + offset, nil
+}
+
+// newSegment finds addresses for a segment of a tag; small: for one that small allocations are to share. The
+// caller holds e.mu.
+func (e *Engine) newSegment(d *device, t *tag, granules uint32, small bool) (*segment, error) {
+	span, err := t.ranges.Allocate(granules, small)
+	if err != nil {
+		d.retire(t)
+		return nil, err
+	}
+	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
+}
+
+// vacate gives a segment's addresses back.
+func (s *segment) vacate() {
+	s.span.Release()
+	s.device.retire(s.tag)
 }
 
 // unlocked lets go of e.mu, which the caller holds, while call is made. A panic in it is an error.
@@ -226,7 +242,7 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	}
 	d, err := newDevice(e.driver, ordinal)
 	if err == nil {
-		d.shareable = e.shareable
+		d.shareable, d.space = e.shareable, e.space
 		e.devices[ordinal] = d
 	}
 	return d, err

@@ -63,7 +63,7 @@ func (e *Engine) unmapped(s *segment) {
 	at, _ := slices.BinarySearchFunc(e.foreign.mapped, s.address, compareAddress)
 	e.foreign.mapped = slices.Delete(e.foreign.mapped, at, at+1)
 	s.tag.remove(s)
-	e.retire(s.device, s.tag)
+	s.device.retire(s.tag)
 	s.foreign.mapped, s.foreign.access = false, nil
 	if s.state == active {
 		s.discard() // the memory itself has what it holds

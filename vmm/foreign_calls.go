@@ -36,7 +36,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.tag = newTag(r.Tag)
+	s.tag = d.newTag(r.Tag)
 	e.names[r.Tag] = true
 	if s.incremental {
 		e.loadHasher(d)

@@ -96,10 +96,8 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 
 // find returns the segment of a granule. The caller holds e.mu.
 func (e *Engine) find(address uintptr) *segment {
-	for _, a := range e.arenas {
-		if a.contains(address) {
-			return a.find(address)
-		}
+	if s, inside := e.space.Find(address); inside {
+		return s
 	}
 	return e.overlapping(address, 1)
 }
@@ -190,7 +188,7 @@ func (e *Engine) drop(a allocation) error {
 		e.dissolve(x)
 	}
 	e.forget(s)
-	e.vacate(s)
+	s.vacate()
 	return nil
 }
 
@@ -209,7 +207,7 @@ func (x *extent) unmap() error {
 
 // forget takes a segment out of what can be found, paused or resumed.
 func (e *Engine) forget(s *segment) {
-	s.place.enter(s.span, nil)
+	s.span.Enter(nil)
 	s.tag.remove(s)
 	s.discard()
 	s.shared = nil
@@ -221,7 +219,7 @@ func (e *Engine) dissolve(x *extent) {
 		s.extent = nil
 		if s.state == slack {
 			s.tag.removeSlack(s)
-			e.vacate(s)
+			s.vacate()
 		}
 	}
 }

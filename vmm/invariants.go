@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+
+	"tms/vmm/space"
 )
 
 // ErrInvariant: the engine's own records contradict each other (CheckInvariants). It is a defect of this
@@ -42,18 +44,17 @@ func (e *Engine) inspect() error {
 	return nil
 }
 
-// inspection collects what the tags say, to compare it with what the arenas say.
+// inspection collects what the tags say, to compare it with what the space says.
 type inspection struct {
 	idle    bool // no pause or resume goes on
-	ranges  map[*addressRange]*span
 	extents map[*extent]bool
-	owners  map[*span]bool
+	owned   map[space.Span[segment]]bool
 }
 
 // check looks for a contradiction. It holds whenever e.mu, which the caller holds, is free: whatever other
 // threads are in the middle of.
 func (e *Engine) check() error {
-	i := &inspection{ranges: map[*addressRange]*span{}, extents: map[*extent]bool{}, owners: map[*span]bool{}}
+	i := &inspection{extents: map[*extent]bool{}, owned: map[space.Span[segment]]bool{}}
 	if i.idle = e.transition.TryLock(); i.idle {
 		defer e.transition.Unlock()
 	}
@@ -64,36 +65,20 @@ func (e *Engine) check() error {
 			}
 		}
 	}
-	for r, s := range i.ranges {
-		// Allocations in the making have spans that no segment is listed for.
-		if err := s.check(r.span.count, r.used, func(s *span) bool { return i.owners[s] }); err != nil {
-			return fmt.Errorf("range at %#x: %w", r.address(&span{}), err)
-		}
-	}
 	for x := range i.extents {
 		if err := x.check(); err != nil {
 			return fmt.Errorf("extent at %#x: %w", x.address, err)
 		}
 	}
-	for _, a := range e.arenas {
-		if err := a.check(); err != nil {
-			return err
-		}
+	if err := e.checkOwners(); err != nil {
+		return err
 	}
 	return e.checkWaiting()
 }
 
 func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
-	held, granules := map[*addressRange]bool{}, uint32(0)
-	for _, r := range t.ranges {
-		held[r] = true
-		granules += r.span.count
-	}
-	switch {
-	case d.tags[t.name] != t || len(t.segments) == 0 && len(t.ranges) == 0:
+	if d.tags[t.name] != t || len(t.segments) == 0 && t.ranges.Empty() {
 		return errors.New("of another name, or of nothing")
-	case granules != t.granules:
-		return fmt.Errorf("ranges of %d granules, noted are %d", granules, t.granules)
 	}
 	for n, s := range t.segments {
 		err := i.segment(d, s)
@@ -105,10 +90,10 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			err = errors.New("slack among the live")
 		case s.foreign != nil:
 			err = e.checkForeign(s)
-		case !held[s.place]:
+		case !t.ranges.Holds(s.span):
 			err = errors.New("in addresses of another tag")
 		default:
-			err = s.find()
+			err = e.checkFound(s)
 		}
 		if err == nil && s.shared != nil {
 			err = s.shared.check(s)
@@ -122,11 +107,11 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			err := i.segment(d, s)
 			switch {
 			case err != nil:
-			case s.tag != t || s.index != n || s.span.count != granules || !held[s.place]:
+			case s.tag != t || s.index != n || s.span.Granules() != granules || !t.ranges.Holds(s.span):
 				err = errors.New("in a list of slack that is not its own")
 			case s.state != slack || s.extent == nil || s.busy || s.shared != nil || s.contents != nil:
 				err = fmt.Errorf("slack in state %d, with extent %v, busy %v", s.state, s.extent != nil, s.busy)
-			case s.place.arena.find(s.address) != nil:
+			case e.find(s.address) != nil:
 				err = errors.New("slack that can be found")
 			}
 			if err != nil {
@@ -143,7 +128,8 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			listed[s] = true
 		}
 	}
-	return nil
+	// Allocations in the making have spans that no segment is listed for.
+	return t.ranges.Check(func(s space.Span[segment]) bool { return i.owned[s] })
 }
 
 // segment checks what live ones and slack have in common.
@@ -153,14 +139,13 @@ func (i *inspection) segment(d *device, s *segment) error {
 		return errors.New("of another device")
 	case i.idle && s.busy:
 		return errors.New("busy, and no pause or resume goes on")
-	case s.foreign != nil: // it has no place
-	case s.address != s.place.address(s.span):
+	case s.foreign != nil: // it has no span
+	case s.address != s.span.Address():
 		return errors.New("not where its span is")
-	case i.owners[s.span]:
+	case i.owned[s.span]:
 		return errors.New("shares its span with another segment")
 	default:
-		i.owners[s.span] = true
-		i.ranges[s.place] = s.span
+		i.owned[s.span] = true
 	}
 	x := s.extent
 	if x == nil {
@@ -192,10 +177,10 @@ func (e *Engine) checkForeign(s *segment) error {
 	return nil
 }
 
-// find checks that each granule leads to the segment.
-func (s *segment) find() error {
-	for n := range s.span.count {
-		if s.place.arena.find(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
+// checkFound checks that each granule leads to the segment.
+func (e *Engine) checkFound(s *segment) error {
+	for n := range s.span.Granules() {
+		if e.find(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
 			return fmt.Errorf("granule %d of it does not lead to it", n)
 		}
 	}
@@ -224,36 +209,8 @@ func (h *shared) check(s *segment) error {
 		return fmt.Errorf("%d small allocations of %d bytes, noted are %d of %d", live, bytes, h.live, h.bytes)
 	case live == 0:
 		return errors.New("no small allocation in it")
-	case s.span.count != 1:
-		return fmt.Errorf("small allocations in %d granules", s.span.count)
-	}
-	return nil
-}
-
-// check walks the spans of a space of so many units, of which so many are in use; this is one of those.
-func (s *span) check(units, used uint32, owned func(*span) bool) error {
-	for s.previous != nil {
-		s = s.previous
-	}
-	at, count := uint32(0), uint32(0)
-	for ; s != nil; s = s.next {
-		switch {
-		case s.start != at:
-			return fmt.Errorf("a span at %d, expected at %d", s.start, at)
-		case s.next != nil && s.next.previous != s:
-			return fmt.Errorf("the neighbour of the span at %d does not know it", at)
-		case s.free && s.next != nil && s.next.free:
-			return fmt.Errorf("two free spans side by side at %d", at)
-		case s.free && owned(s):
-			return fmt.Errorf("a free span in use at %d", at)
-		}
-		if !s.free {
-			count += s.count
-		}
-		at += s.count
-	}
-	if at != units || count != used {
-		return fmt.Errorf("spans of %d units in %d, %d in use, noted are %d", at, units, count, used)
+	case s.span.Granules() != 1:
+		return fmt.Errorf("small allocations in %d granules", s.span.Granules())
 	}
 	return nil
 }
@@ -285,22 +242,11 @@ func (x *extent) check() error {
 	return nil
 }
 
-// check goes the other way: from granules to segments.
-func (a *arena) check() error {
-	for n, l := range a.leaves {
-		if l == nil {
-			continue
-		}
-		for m, s := range l {
-			if s == nil {
-				continue
-			}
-			granule := uint32(n*leafGranules + m)
-			first := s.place.granule(s.span)
-			if s.place.arena != a || granule < first || granule >= first+s.span.count ||
-				s.index >= len(s.tag.segments) || s.tag.segments[s.index] != s {
-				return fmt.Errorf("granule %d of the arena at %#x leads to segment %#x, which is not there", granule, a.base, s.address)
-			}
+// checkOwners goes the other way: from granules to segments.
+func (e *Engine) checkOwners() error {
+	for address, s := range e.space.Owners() {
+		if uint64(address-s.address) >= s.length() || s.index >= len(s.tag.segments) || s.tag.segments[s.index] != s {
+			return fmt.Errorf("the granule at %#x leads to segment %#x, which is not there", address, s.address)
 		}
 	}
 	return nil

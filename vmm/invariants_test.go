@@ -38,20 +38,17 @@ func TestInvariants(t *testing.T) {
 	free := tag.slack[1][0]
 	for name, damage := range map[string]func() (repair func()){
 		"index":     func() func() { s.index++; return func() { s.index-- } },
-		"tag":       func() func() { s.tag = newTag("u"); return func() { s.tag = tag } },
+		"tag":       func() func() { s.tag = s.device.newTag("u"); return func() { s.tag = tag } },
 		"busy":      func() func() { s.busy = true; return func() { s.busy = false } },
 		"paused":    func() func() { s.state = paused; return func() { s.state = active } },
 		"no memory": func() func() { x := s.extent; s.extent = nil; return func() { s.extent = x } },
 		"address":   func() func() { s.address += granule; return func() { s.address -= granule } },
-		"leaf":      func() func() { s.place.enter(s.span, nil); return func() { s.place.enter(s.span, s) } },
-		"ghost":     func() func() { s.place.enter(free.span, s); return func() { s.place.enter(free.span, nil) } },
+		"leaf":      func() func() { s.span.Enter(nil); return func() { s.span.Enter(s) } },
+		"ghost":     func() func() { free.span.Enter(s); return func() { free.span.Enter(nil) } },
 		"live":      func() func() { s.extent.live++; return func() { s.extent.live-- } },
 		"size":      func() func() { s.extent.size++; return func() { s.extent.size-- } },
 		"closed":    func() func() { s.extent.open = false; return func() { s.extent.open = true } },
 		"created":   func() func() { s.extent.created = false; return func() { s.extent.created = true } },
-		"used":      func() func() { s.place.used++; return func() { s.place.used-- } },
-		"granules":  func() func() { tag.granules++; return func() { tag.granules-- } },
-		"span":      func() func() { s.span.free = true; return func() { s.span.free = false } },
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
 		"bytes":     func() func() { small.shared.bytes++; return func() { small.shared.bytes-- } },
 		"unit": func() func() {
@@ -83,4 +80,12 @@ func TestInvariants(t *testing.T) {
 		require.NoError(t, e.Free(address, false))
 	}
 	require.NoError(t, e.inspect())
+	// What the space finds is found as well.
+	for range 2 {
+		address, err := e.Malloc(Request{Size: granule, Tag: "t"})
+		require.NoError(t, err)
+		addresses = append(addresses, address)
+	}
+	e.find(addresses[5]).span.Release()
+	require.ErrorContains(t, e.inspect(), "a free block in use")
 }

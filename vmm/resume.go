@@ -203,6 +203,6 @@ func (b *batch) gather(limit uint64) {
 // follows tells whether a segment can share an extent with the one before it: what is slack of it later can be
 // joined within a range only.
 func (s *segment) follows(last *segment) bool {
-	return s.place == last.place && s.address == last.address+uintptr(last.length()) &&
+	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
 		s.foreign == nil && last.foreign == nil
 }

@@ -3,6 +3,7 @@ package vmm
 import (
 	"tms/vmm/backup"
 	"tms/vmm/digest"
+	"tms/vmm/space"
 )
 
 // BackupKind says where a segment's contents wait while it is paused.
@@ -19,8 +20,7 @@ const (
 // segment is whole granules of a tag: what one cudaMalloc got, or what small ones share.
 type segment struct {
 	device  *device
-	place   *addressRange
-	span    *span // in place.space
+	span    space.Span[segment] // its addresses
 	address uintptr
 	size    uint64 // as asked for
 	tag     *tag
@@ -30,7 +30,7 @@ type segment struct {
 	busy   bool    // a pause or resume is working on it
 	extent *extent // its memory; nil: none
 	shared *shared // the small allocations in it; nil: it is one allocation
-	// foreign is what a program made and mapped itself; nil: what Malloc made. It has no place or span.
+	// foreign is what a program made and mapped itself; nil: what Malloc made. It has no span.
 	foreign *foreign
 	kept
 	outcome outcome // of the transition that works on it
@@ -41,7 +41,7 @@ func (s *segment) length() uint64 {
 	if s.foreign != nil {
 		return s.size
 	}
-	return uint64(s.span.count) * s.device.granularity
+	return uint64(s.span.Granules()) * s.device.granularity
 }
 
 // backupSpan is the device memory whose contents a backup is of.

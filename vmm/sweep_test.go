@@ -86,7 +86,7 @@ var silences = []struct {
 	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
-	{"cuMemAddressReserve", "(*Engine).reserve", nil, "a smaller arena follows"},
+	{"cuMemAddressReserve", "(*Space[...]).reserve", nil, "a smaller arena follows"},
 	{"fallocate", "", unix.EOPNOTSUPP, "ftruncate follows"},
 	{"sync_file_range", "", unix.ENOSYS, "fdatasync follows"},
 	{"", "", unix.EINTR, "the call is made again"},

@@ -9,22 +9,23 @@ import (
 
 	"tms/internal/readable"
 	"tms/vmm/cuda"
+	"tms/vmm/space"
 )
 
 // tag is the segments of one device that are paused and resumed together.
 type tag struct {
 	name       string
 	segments   []*segment
-	ranges     []*addressRange
-	granules   uint32                // of the ranges
+	ranges     *space.Ranges[segment]
 	slack      map[uint32][]*segment // by granules
 	small      map[policy][]*segment // with room for more small allocations, as far as is known
 	lastPause  float64               // seconds
 	lastResume float64
 }
 
-func newTag(name string) *tag {
-	return &tag{name: name, slack: map[uint32][]*segment{}, small: map[policy][]*segment{}}
+func (d *device) newTag(name string) *tag {
+	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
+	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, small: map[policy][]*segment{}}
 }
 
 func (t *tag) add(s *segment) {
@@ -43,12 +44,12 @@ func (t *tag) addSlack(s *segment) {
 	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
 	if next := at + 1; next < len(x.segments) && x.segments[next].state == slack {
 		t.removeSlack(x.segments[next])
-		s.place.space.join(s.span, x.segments[next].span)
+		s.span.Join(x.segments[next].span)
 		x.segments = slices.Delete(x.segments, next, next+1)
 	}
 	if last := at - 1; last >= 0 && x.segments[last].state == slack {
 		t.removeSlack(x.segments[last])
-		s.place.space.join(x.segments[last].span, s.span)
+		x.segments[last].span.Join(s.span)
 		s = x.segments[last]
 		x.segments = slices.Delete(x.segments, at, at+1)
 	}
@@ -56,13 +57,15 @@ func (t *tag) addSlack(s *segment) {
 }
 
 func (t *tag) listSlack(s *segment) {
-	list := t.slack[s.span.count]
+	granules := s.span.Granules()
+	list := t.slack[granules]
 	s.state, s.index = slack, len(list)
-	t.slack[s.span.count] = append(list, s)
+	t.slack[granules] = append(list, s)
 }
 
 func (t *tag) removeSlack(s *segment) {
-	t.slack[s.span.count] = removeAt(t.slack[s.span.count], s.index)
+	granules := s.span.Granules()
+	t.slack[granules] = removeAt(t.slack[granules], s.index)
 }
 
 func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
@@ -77,7 +80,7 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 func (t *tag) takeSlack(granules uint32) *segment {
 	var best *segment
 	for count, list := range t.slack {
-		if count < granules || best != nil && count >= best.span.count {
+		if count < granules || best != nil && count >= best.span.Granules() {
 			continue
 		}
 		for _, s := range list {
@@ -93,10 +96,9 @@ func (t *tag) takeSlack(granules uint32) *segment {
 	t.removeSlack(best)
 	x := best.extent
 	x.live++
-	if best.span.count > granules {
-		rest := &segment{device: best.device, place: best.place, tag: t, extent: x,
-			span: best.place.space.split(best.span, granules)}
-		rest.address = rest.place.address(rest.span)
+	if best.span.Granules() > granules {
+		rest := &segment{device: best.device, tag: t, extent: x, span: best.span.Split(granules)}
+		rest.address = rest.span.Address()
 		at, _ := slices.BinarySearchFunc(x.segments, best.address, compareAddress)
 		x.segments = slices.Insert(x.segments, at+1, rest)
 		t.listSlack(rest)

@@ -1,43 +1,21 @@
-package vmm
+package space
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// check walks the spans by address: they tile the space, and no two free ones touch.
-func check(t *testing.T, first *span, granules uint32) {
-	t.Helper()
-	var next uint32
-	for s := first; s != nil; s = s.next {
-		require.Equal(t, next, s.start)
-		require.Positive(t, s.count)
-		if s.next != nil {
-			require.Same(t, s, s.next.previous)
-			require.False(t, s.free && s.next.free, "neighbours at %d not merged", s.start)
-		}
-		next += s.count
-	}
-	require.Equal(t, granules, next)
-}
-
-func firstSpan(s *span) *span {
-	for s.previous != nil {
-		s = s.previous
-	}
-	return s
-}
-
-func TestSpaceAgainstModel(t *testing.T) {
+func TestTLSFAgainstModel(t *testing.T) {
 	for seed := range uint64(24) {
 		random := rand.New(rand.NewPCG(seed, 1))
 		granules := []uint32{3000, 1, 7, 8, 33, 1000}[seed%6]
-		p := newSpace(granules)
+		p := newTLSF(granules)
 		used := make([]bool, granules)
-		var live []*span
-		free := uint32(granules)
+		var live []*block
+		free := granules
 		for step := range 1500 {
 			if random.IntN(5) < 3 || len(live) == 0 {
 				count := 1 + uint32(random.IntN(1<<random.IntN(9)))
@@ -76,7 +54,7 @@ func TestSpaceAgainstModel(t *testing.T) {
 				p.release(s)
 			}
 			if len(live) > 0 && step%32 == 0 {
-				check(t, firstSpan(live[0]), granules)
+				require.NoError(t, p.check(granules, granules-free, func(b *block) bool { return slices.Contains(live, b) }))
 			}
 		}
 		for _, s := range live {
@@ -87,9 +65,9 @@ func TestSpaceAgainstModel(t *testing.T) {
 	}
 }
 
-func BenchmarkSpaceAmongAMillion(b *testing.B) {
-	p := newSpace(4 << 20)
-	live := make([]*span, 1<<20)
+func BenchmarkTLSFAmongAMillion(b *testing.B) {
+	p := newTLSF(4 << 20)
+	live := make([]*block, 1<<20)
 	for i := range live {
 		live[i] = p.allocate(1 + uint32(i%3))
 	}

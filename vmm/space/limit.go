@@ -1,4 +1,4 @@
-package vmm
+package space
 
 import (
 	"math"

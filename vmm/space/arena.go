@@ -1,0 +1,54 @@
+package space
+
+// arena is one large address reservation of a device. Spans are placed inside it, so that
+// whether a pointer is ours is two comparisons, and reserving costs nothing per span. It is kept for good:
+// freed, its addresses could become somebody else's, and a thread that is looking at it would take them for ours.
+type arena[T any] struct {
+	base        uintptr
+	size        uint64
+	granularity uint64
+	ordinal     int        // of the device
+	ranges      *tlsf      // what is whose range
+	leaves      []*leaf[T] // whose a granule is
+}
+
+const leafGranules = 4096
+
+type leaf[T any] [leafGranules]*T
+
+func newArena[T any](base uintptr, size uint64, d Device) *arena[T] {
+	granules := uint32(size / d.Granularity)
+	return &arena[T]{
+		base:        base,
+		size:        size,
+		granularity: d.Granularity,
+		ordinal:     d.Ordinal,
+		ranges:      newTLSF(granules),
+		leaves:      make([]*leaf[T], (granules+leafGranules-1)/leafGranules),
+	}
+}
+
+func (a *arena[T]) contains(address uintptr) bool {
+	return uint64(address-a.base) < a.size
+}
+
+// owner returns whose an address in the arena is, nil if nobody's.
+func (a *arena[T]) owner(address uintptr) *T {
+	granule := uint64(address-a.base) / a.granularity
+	l := a.leaves[granule/leafGranules]
+	if l == nil {
+		return nil
+	}
+	return l[granule%leafGranules]
+}
+
+// enter records that so many granules have an owner, or with nil that they have none.
+func (a *arena[T]) enter(first, count uint32, owner *T) {
+	for g := first; g < first+count; g++ {
+		l := &a.leaves[g/leafGranules]
+		if *l == nil {
+			*l = new(leaf[T])
+		}
+		(*l)[g%leafGranules] = owner
+	}
+}

@@ -1,0 +1,102 @@
+package space
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+)
+
+// A tag's first range has room for an extent, and each later one for as much as the tag has: few ranges
+// however much it allocates, few addresses where that is little. A tag of small allocations begins with the
+// granule that they share.
+const (
+	firstRange   = 64 << 20
+	largestRange = 16 << 30
+)
+
+// Ranges is the address ranges of one tag on one device.
+type Ranges[T any] struct {
+	space    *Space[T]
+	device   Device
+	list     []*addressRange[T]
+	granules uint32 // of all of them
+}
+
+// addressRange is a part of an arena in which one tag has its spans.
+type addressRange[T any] struct {
+	arena  *arena[T]
+	of     *Ranges[T] // nil: given back
+	block  *block     // in arena.ranges
+	blocks *tlsf
+	used   uint32 // granules
+}
+
+// NewRanges returns the ranges of a tag that has none.
+func (s *Space[T]) NewRanges(d Device) *Ranges[T] { return &Ranges[T]{space: s, device: d} }
+
+// Empty tells whether the tag has no span.
+func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
+
+// Holds tells whether a span is one of the tag's.
+func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
+
+// Allocate finds so many granules; small: a single one that small allocations are to share. Errors: the
+// driver's, when no addresses are left.
+func (r *Ranges[T]) Allocate(granules uint32, small bool) (Span[T], error) {
+	for _, in := range r.list {
+		if b := in.allocate(granules); b != nil {
+			return Span[T]{in, b}, nil
+		}
+	}
+	arena, block, err := r.space.take(r.device, granules, max(granules, r.next(small)))
+	if err != nil {
+		return Span[T]{}, err
+	}
+	in := &addressRange[T]{arena: arena, of: r, block: block, blocks: newTLSF(block.count)}
+	r.list = append(r.list, in)
+	r.granules += block.count
+	return Span[T]{in, in.allocate(granules)}, nil
+}
+
+func (in *addressRange[T]) allocate(granules uint32) *block {
+	b := in.blocks.allocate(granules)
+	if b != nil {
+		in.used += granules
+	}
+	return b
+}
+
+// next is how many granules the next range is to have.
+func (r *Ranges[T]) next(small bool) uint32 {
+	if small && r.granules == 0 {
+		return 1
+	}
+	return uint32(min(max(uint64(r.granules), firstRange/r.device.Granularity), largestRange/r.device.Granularity))
+}
+
+// drop gives a range back in which nothing is left.
+func (r *Ranges[T]) drop(in *addressRange[T]) {
+	r.granules -= in.block.count
+	in.arena.ranges.release(in.block)
+	in.of = nil
+	at := slices.Index(r.list, in)
+	r.list = slices.Delete(r.list, at, at+1)
+}
+
+// Check looks for a contradiction in the records; owned tells whether somebody has a span.
+func (r *Ranges[T]) Check(owned func(Span[T]) bool) error {
+	granules := uint32(0)
+	for _, in := range r.list {
+		if in.of != r || in.used == 0 {
+			return errors.New("a range of another tag, or of nothing")
+		}
+		if err := in.blocks.check(in.block.count, in.used, func(b *block) bool { return owned(Span[T]{in, b}) }); err != nil {
+			return fmt.Errorf("range at %#x: %w", Span[T]{in, in.blocks.head}.Address(), err)
+		}
+		granules += in.block.count
+	}
+	if granules != r.granules {
+		return fmt.Errorf("ranges of %d granules, noted are %d", granules, r.granules)
+	}
+	return nil
+}
