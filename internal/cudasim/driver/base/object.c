@@ -1,7 +1,13 @@
 // Handles: opaque numbers that are never given out twice.
 #include <stdlib.h>
 
-#include "base/sim.h"
+#include "base/simulator.h"
+
+uint64_t object_new_handle(void)
+{
+	static uint64_t last = 0x10000;
+	return last += 16;
+}
 
 void *object_new_at(enum object_type type, size_t size, uint64_t handle)
 {
@@ -16,7 +22,7 @@ void *object_new_at(enum object_type type, size_t size, uint64_t handle)
 
 void *object_new(enum object_type type, size_t size)
 {
-	return object_new_at(type, size, sim.next_handle += 16);
+	return object_new_at(type, size, object_new_handle());
 }
 
 void object_delete(struct object *object)

@@ -1,11 +1,11 @@
-// The environment: how many devices, how much memory, which calls fail.
+// The settings of the environment: how many devices, how much memory. Planned failures are gate.c's.
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/sim.h"
+#include "base/simulator.h"
 
 static uint64_t read_number(const char *name, uint64_t fallback, uint64_t low, uint64_t high)
 {
@@ -29,21 +29,25 @@ static uint64_t read_number(const char *name, uint64_t fallback, uint64_t low, u
 	return value << shift;
 }
 
-void sim_configure(void)
+void settings_read(void)
 {
-	sim.configured = true;
-	sim.device_count = (int)read_number("CUDASIM_DEVICES", 1, 0, MAX_DEVICES);
-	sim.memory = read_number("CUDASIM_MEMORY", 8ull << 30, 0, 1ull << 50);
-	sim.granularity = read_number("CUDASIM_GRANULARITY", 2ull << 20, 4096, 1ull << 40);
-	if (sim.granularity & (sim.granularity - 1)) {
+	sim.settings.device_count = (int)read_number("CUDASIM_DEVICES", 1, 0, MAX_DEVICES);
+	sim.settings.memory = read_number("CUDASIM_MEMORY", 8ull << 30, 0, 1ull << 50);
+	sim.settings.granularity = read_number("CUDASIM_GRANULARITY", 2ull << 20, 4096, 1ull << 40);
+	if (sim.settings.granularity & (sim.settings.granularity - 1)) {
 		sim_complain("CUDASIM_GRANULARITY=%s is not a power of two; using 2097152",
 			     getenv("CUDASIM_GRANULARITY"));
-		sim.granularity = 2ull << 20;
+		sim.settings.granularity = 2ull << 20;
 	}
-	sim.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
-	for (int i = 0; i < MAX_DEVICES; i++)
-		sim.devices[i] = (struct device){.total = sim.memory, .fd = -1};
-	const char *failures = getenv("CUDASIM_FAIL");
-	if (failures && *failures)
-		failures_parse(failures);
+	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
+}
+
+bool device_valid(CUdevice device)
+{
+	return device >= 0 && device < sim.settings.device_count;
+}
+
+bool peers(CUdevice device, CUdevice other)
+{
+	return device != other && sim.settings.peers;
 }

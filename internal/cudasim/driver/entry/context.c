@@ -1,60 +1,19 @@
-// Contexts: the primary one of each device, created ones, and each thread's stack of them.
-#include "base/sim.h"
+// The primary context of each device, created ones, and each thread's stack of them. What a context is made of:
+// execution/context.c.
+#include <string.h>
 
-bool device_valid(CUdevice device)
-{
-	return device >= 0 && device < sim.device_count;
-}
+#include "entry/gate.h"
 
-static struct context *top(void)
-{
-	struct thread_state *thread = thread_state();
-	return thread->depth ? object_find((void *)thread->stack[thread->depth - 1], CONTEXT) : NULL;
-}
+static struct primary {
+	struct context *context; // NULL: there is none now
+	uint64_t handle;	 // stays over resets of the context, as the real one does
+	int references;
+	unsigned flags;
+} primaries[MAX_DEVICES];
 
-struct context *current_context(void)
+void primaries_reset(void)
 {
-	return top();
-}
-
-CUresult context_health(void)
-{
-	if (!thread_state()->depth)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	struct context *context = top();
-	return context ? context->sticky : CUDA_ERROR_CONTEXT_IS_DESTROYED;
-}
-
-static CUresult context_new_at(int device, unsigned flags, uint64_t handle, struct context **result)
-{
-	struct context *context = object_new_at(CONTEXT, sizeof *context, handle);
-	if (!context)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	context->device = device;
-	context->flags = flags;
-	context->legacy = stream_default(context);
-	if (!context->legacy) {
-		object_delete(&context->object);
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	}
-	*result = context;
-	return CUDA_SUCCESS;
-}
-
-CUresult context_new(int device, unsigned flags, struct context **result)
-{
-	return context_new_at(device, flags, sim.next_handle += 16, result);
-}
-
-void context_delete(struct context *context)
-{
-	queue_wait_context(context);
-	streams_forget_context(context);
-	events_forget_context(context);
-	functions_forget_context(context);
-	memory_forget_context(context->object.node.key);
-	host_forget_context(context->object.node.key);
-	object_delete(&context->object);
+	memset(primaries, 0, sizeof primaries);
 }
 
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice index)
@@ -64,20 +23,20 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice index)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	struct device *device = &sim.devices[index];
-	if (!device->primary_handle)
-		device->primary_handle = sim.next_handle += 16;
-	if (!device->primary)
-		TRY(context_new_at(index, device->primary_flags, device->primary_handle, &device->primary));
-	device->primary_references++;
-	*context = object_handle(device->primary);
+	struct primary *primary = &primaries[index];
+	if (!primary->handle)
+		primary->handle = object_new_handle();
+	if (!primary->context)
+		TRY(context_new(index, primary->flags, primary->handle, &primary->context));
+	primary->references++;
+	*context = object_handle(primary->context);
 	return CUDA_SUCCESS;
 }
 
-static void primary_delete(struct device *device)
+static void primary_delete(struct primary *primary)
 {
-	struct context *context = device->primary;
-	device->primary = NULL;
+	struct context *context = primary->context;
+	primary->context = NULL;
 	if (context)
 		context_delete(context);
 }
@@ -87,11 +46,11 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice index)
 	ENTER(cuDevicePrimaryCtxRelease_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	struct device *device = &sim.devices[index];
-	if (!device->primary_references)
+	struct primary *primary = &primaries[index];
+	if (!primary->references)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (--device->primary_references == 0)
-		primary_delete(device);
+	if (--primary->references == 0)
+		primary_delete(primary);
 	return CUDA_SUCCESS;
 }
 
@@ -100,8 +59,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice index)
 	ENTER(cuDevicePrimaryCtxReset_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	sim.devices[index].primary_references = 0;
-	primary_delete(&sim.devices[index]);
+	primaries[index].references = 0;
+	primary_delete(&primaries[index]);
 	return CUDA_SUCCESS;
 }
 
@@ -110,9 +69,9 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice index, unsigned flags)
 	ENTER(cuDevicePrimaryCtxSetFlags_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	sim.devices[index].primary_flags = flags;
-	if (sim.devices[index].primary)
-		sim.devices[index].primary->flags = flags;
+	primaries[index].flags = flags;
+	if (primaries[index].context)
+		primaries[index].context->flags = flags;
 	return CUDA_SUCCESS;
 }
 
@@ -123,8 +82,8 @@ CUresult cuDevicePrimaryCtxGetState(CUdevice index, unsigned *flags, int *active
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*flags = sim.devices[index].primary_flags;
-	*active = sim.devices[index].primary != NULL;
+	*flags = primaries[index].flags;
+	*active = primaries[index].context != NULL;
 	return CUDA_SUCCESS;
 }
 
@@ -144,7 +103,7 @@ static CUresult create(CUcontext *result, unsigned flags, CUdevice device)
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
 	struct context *context;
-	TRY(context_new(device, flags, &context));
+	TRY(context_new(device, flags, object_new_handle(), &context));
 	*result = object_handle(context);
 	return push(context->object.node.key);
 }
@@ -169,10 +128,10 @@ CUresult cuCtxDestroy_v2(CUcontext handle)
 	struct context *context = object_find(handle, CONTEXT);
 	if (!context)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (sim.devices[context->device].primary == context)
+	if (primaries[context->device].context == context)
 		return CUDA_ERROR_INVALID_CONTEXT; // released, not destroyed
 	struct thread_state *thread = thread_state();
-	if (top() == context)
+	if (current_context() == context)
 		thread->depth--;
 	context_delete(context);
 	return CUDA_SUCCESS;
@@ -229,7 +188,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 	ENTER(cuCtxGetDevice);
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct context *context = top();
+	struct context *context = current_context();
 	if (!context)
 		return thread_state()->depth ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT;
 	*device = context->device;
@@ -239,7 +198,7 @@ CUresult cuCtxGetDevice(CUdevice *device)
 CUresult cuCtxGetFlags(unsigned *flags)
 {
 	ENTER(cuCtxGetFlags);
-	struct context *context = top();
+	struct context *context = current_context();
 	if (!context)
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!flags)

@@ -1,5 +1,5 @@
-// Copies and fills: checked when issued, checked again when they run.
-#include "base/sim.h"
+// Copies and fills, checked when they are issued; execution/operation.c checks them again when they run.
+#include "entry/gate.h"
 
 // The device of the caller's current context, whatever the stream: so the driver has it.
 enum { CALLER = -1 };

@@ -1,44 +1,17 @@
-// The driver itself and its devices: start, fork, names, attributes, reset.
+// The driver itself and its devices: start, names, attributes.
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "cudasim.h"
-#include "base/sim.h"
+#include "entry/gate.h"
 
 #define DRIVER_VERSION 13000
-
-// CUDA does not survive fork: the child of an initialised process gets errors only. No other
-// thread is inside while the process forks, so the child's copy of the state is whole.
-static void before_fork(void)
-{
-	pthread_mutex_lock(&sim.lock);
-}
-
-static void in_parent(void)
-{
-	pthread_mutex_unlock(&sim.lock);
-}
-
-static void in_child(void)
-{
-	sim.forked = sim.forked || sim.initialized;
-	pthread_mutex_unlock(&sim.lock);
-}
-
-__attribute__((constructor)) static void watch_forks(void)
-{
-	pthread_atfork(before_fork, in_parent, in_child);
-}
 
 CUresult cuInit(unsigned flags)
 {
 	ENTER(cuInit);
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!sim.device_count)
+	if (!sim.settings.device_count)
 		return CUDA_ERROR_NO_DEVICE;
 	sim.initialized = true;
 	return CUDA_SUCCESS;
@@ -69,7 +42,7 @@ CUresult cuDeviceGetCount(int *count)
 	ENTER(cuDeviceGetCount);
 	if (!count)
 		return CUDA_ERROR_INVALID_VALUE;
-	*count = sim.device_count;
+	*count = sim.settings.device_count;
 	return CUDA_SUCCESS;
 }
 
@@ -114,7 +87,7 @@ CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*bytes = sim.devices[device].total;
+	*bytes = memory.devices[device].total;
 	return CUDA_SUCCESS;
 }
 
@@ -139,11 +112,6 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
 		return CUDA_ERROR_INVALID_DEVICE;
 	*device = (int)bus - 1;
 	return CUDA_SUCCESS;
-}
-
-bool peers(CUdevice device, CUdevice other)
-{
-	return device != other && sim.peers;
 }
 
 CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
@@ -237,61 +205,4 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 		if (attributes[i][0] == attribute)
 			*value = attributes[i][1];
 	return CUDA_SUCCESS;
-}
-
-static void release_ranges(struct tree *ranges)
-{
-	while (ranges->root) {
-		struct reservation *range = (struct reservation *)ranges->root;
-		munmap((void *)range->node.key, range->size);
-		tree_remove(ranges, &range->node);
-		free(range);
-	}
-}
-
-static void drop_everything(void)
-{
-	queue_drop(NULL);
-	while (sim.captures)
-		capture_delete(sim.captures);
-	while (sim.mappings.root) {
-		struct mapping *mapping = (struct mapping *)sim.mappings.root;
-		addresses_clear(mapping->node.key, mapping->size);
-		mapping_delete(mapping);
-	}
-	host_forget_context(0);
-	while (sim.objects.root) {
-		struct object *object = (struct object *)sim.objects.root;
-		if (object->type == CONTEXT)
-			streams_forget_context((struct context *)object);
-		if (object->type == ALLOCATION)
-			block_release(((struct allocation *)object)->block);
-		if (object->type == GRAPH || object->type == GRAPH_EXEC)
-			operations_free(&((struct graph *)object)->operations);
-		object_delete(object);
-	}
-	release_ranges(&sim.reservations);
-	release_ranges(&sim.heaps);
-	for (int i = 0; i < MAX_DEVICES; i++) {
-		memory_forget_addresses(&sim.devices[i]);
-		if (sim.devices[i].fd >= 0)
-			close(sim.devices[i].fd);
-	}
-	sim.statistics = (struct statistics){0};
-	failures_reset();
-}
-
-EXPORT void cudasim_reset(void)
-{
-	pthread_mutex_lock(&sim.lock);
-	if (!sim.forked) {
-		if (sim.configured) {
-			drop_everything();
-			sim.configured = false;
-		}
-		sim.initialized = false;
-		sim.epoch++;
-		sim_start();
-	}
-	pthread_mutex_unlock(&sim.lock);
 }

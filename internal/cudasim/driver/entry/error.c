@@ -1,6 +1,6 @@
 // Names and texts of the driver's error codes.
 #include "abi/errors.h"
-#include "base/sim.h"
+#include "entry/gate.h"
 
 static const char *name_of(CUresult error)
 {

@@ -1,17 +1,5 @@
-// Events: marks in a stream that others wait for.
-#include "base/sim.h"
-
-void events_forget_context(struct context *context)
-{
-	struct tree_node *node = tree_ceiling(&sim.objects, 0);
-	while (node) {
-		struct event *event = (struct event *)node;
-		uint64_t key = node->key;
-		if (event->object.type == EVENT && event->context == context)
-			object_delete(&event->object);
-		node = tree_ceiling(&sim.objects, key + 1);
-	}
-}
+// Events: marks in a stream that others wait for. The waiting is execution/queue.c's.
+#include "entry/gate.h"
 
 CUresult cuEventCreate(CUevent *handle, unsigned flags)
 {

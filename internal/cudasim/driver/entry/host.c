@@ -1,70 +1,11 @@
-// Pinned host memory: allocated here, or the program's own and registered.
-// Nothing is really locked; the simulator only remembers and refuses.
-#include <stdlib.h>
+// Pinned host memory: what is refused, and what is waited for before it goes. The ranges: memory/host.c.
 #include <sys/mman.h>
 
-#include "base/sim.h"
+#include "entry/gate.h"
 
-struct host_range *host_range_at(uint64_t address)
+static uint64_t context_key(void)
 {
-	struct host_range *range = (struct host_range *)tree_floor(&sim.host, address);
-	return range && address - range->node.key < range->size ? range : NULL;
-}
-
-bool host_pinned(uint64_t address, uint64_t size)
-{
-	for (uint64_t at = address; at < address + size;) {
-		struct host_range *range = host_range_at(at);
-		if (!range)
-			return false;
-		at = range->node.key + range->size;
-	}
-	return true;
-}
-
-static struct host_range *range_new(uint64_t address, uint64_t size, unsigned flags, bool registered)
-{
-	struct host_range *range = calloc(1, sizeof *range);
-	if (!range)
-		return NULL;
-	range->size = size;
-	range->flags = flags;
-	range->registered = registered;
-	range->context = current_context()->object.node.key;
-	tree_insert(&sim.host, &range->node, address);
-	if (registered) {
-		sim.statistics.registrations++;
-		sim.statistics.registered_bytes += size;
-	} else {
-		sim.statistics.host_allocations++;
-		sim.statistics.host_bytes += size;
-	}
-	return range;
-}
-
-static void range_delete(struct host_range *range)
-{
-	tree_remove(&sim.host, &range->node);
-	if (range->registered) {
-		sim.statistics.registrations--;
-		sim.statistics.registered_bytes -= range->size;
-	} else {
-		munmap((void *)range->node.key, range->size);
-		sim.statistics.host_allocations--;
-		sim.statistics.host_bytes -= range->size;
-	}
-	free(range);
-}
-
-void host_forget_context(uint64_t context)
-{
-	struct host_range *range = (struct host_range *)tree_ceiling(&sim.host, 0);
-	while (range) {
-		uint64_t next = range->node.key + range->size;
-		if (!context || range->context == context)
-			range_delete(range);
-		range = (struct host_range *)tree_ceiling(&sim.host, next);
-	}
+	return current_context()->object.node.key;
 }
 
 static CUresult allocate(void **pointer, size_t size, unsigned flags)
@@ -75,7 +16,7 @@ static CUresult allocate(void **pointer, size_t size, unsigned flags)
 	void *at = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (at == MAP_FAILED)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (!range_new((uint64_t)at, size, flags, false)) {
+	if (!host_range_new((uint64_t)at, size, flags, context_key(), false)) {
 		munmap(at, size);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
@@ -98,14 +39,14 @@ CUresult cuMemAllocHost_v2(void **pointer, size_t size)
 CUresult cuMemFreeHost(void *pointer)
 {
 	ENTER(cuMemFreeHost);
-	struct host_range *range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	struct host_range *range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
 	if (!range || range->registered)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
 	queue_wait_host(range->node.key, range->size);
-	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
 	if (range)
-		range_delete(range);
+		host_range_delete(range);
 	return CUDA_SUCCESS;
 }
 
@@ -123,25 +64,26 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags)
 	if (!pointer || !size || flags & ~15u || __builtin_add_overflow(address, size, &end))
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
-	struct host_range *other = (struct host_range *)tree_floor(&sim.host, end - 1);
+	struct host_range *other = (struct host_range *)tree_floor(&memory.host, end - 1);
 	if (other && other->node.key + other->size > address)
 		return CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
 	if (memory_place(copy_reach(0), address, size, false) != PLACE_HOST || !present(address, size))
 		return CUDA_ERROR_INVALID_VALUE;
-	return range_new(address, size, flags, true) ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+	return host_range_new(address, size, flags, context_key(), true) ? CUDA_SUCCESS
+									 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuMemHostUnregister(void *pointer)
 {
 	ENTER(cuMemHostUnregister);
-	struct host_range *range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	struct host_range *range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
 	if (!range || !range->registered)
 		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
 	TRY(capture_forbids_unsafe());
 	queue_wait_host(range->node.key, range->size);
-	range = (struct host_range *)tree_find(&sim.host, (uint64_t)pointer);
+	range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
 	if (range)
-		range_delete(range);
+		host_range_delete(range);
 	return CUDA_SUCCESS;
 }
 

@@ -1,13 +1,8 @@
 // Libraries of kernels, and launches. An image is PTX text; of its entries those are known that
-// kernel.c emulates. What is no image shows when a kernel is asked for: the driver loads lazily.
+// execution/kernel.c emulates. What is no image shows when a kernel is asked for: the driver loads lazily.
 #include <string.h>
 
-#include "base/sim.h"
-
-struct kernel {
-	struct object object;
-	const struct emulation *emulation;
-};
+#include "entry/gate.h"
 
 struct library {
 	struct object object;
@@ -15,41 +10,6 @@ struct library {
 	bool has[EMULATIONS];
 	struct kernel *kernels[EMULATIONS]; // asked for
 };
-
-struct bound { // a CUfunction: the kernel in one context
-	struct object object;
-	struct kernel *kernel;
-	struct context *context;
-};
-
-// The first function from this handle on that is of the kernel, or of the context; NULL matches any.
-static struct bound *next_function(uint64_t handle, const struct kernel *kernel,
-				      const struct context *context)
-{
-	for (struct tree_node *node = tree_ceiling(&sim.objects, handle); node;
-	     node = tree_ceiling(&sim.objects, node->key + 1)) {
-		struct bound *function = (struct bound *)node;
-		if (function->object.type == FUNCTION && (!kernel || function->kernel == kernel) &&
-		    (!context || function->context == context))
-			return function;
-	}
-	return NULL;
-}
-
-static void forget_functions(const struct kernel *kernel, const struct context *context)
-{
-	struct bound *function = next_function(0, kernel, context);
-	while (function) {
-		uint64_t handle = function->object.node.key;
-		object_delete(&function->object);
-		function = next_function(handle + 1, kernel, context);
-	}
-}
-
-void functions_forget_context(struct context *context)
-{
-	forget_functions(NULL, context);
-}
 
 // Whether the text has ".entry name(", spaces allowed as PTX allows them.
 static bool has_entry(const char *text, const char *name)
@@ -93,7 +53,7 @@ CUresult cuLibraryUnload(CUlibrary handle)
 	for (int i = 0; i < EMULATIONS; i++) {
 		if (!library->kernels[i])
 			continue;
-		forget_functions(library->kernels[i], NULL);
+		functions_forget(library->kernels[i], NULL);
 		object_delete(&library->kernels[i]->object);
 	}
 	object_delete(&library->object);
@@ -136,7 +96,7 @@ CUresult cuKernelGetFunction(CUfunction *handle, CUkernel kernel_handle)
 		return CUDA_ERROR_INVALID_HANDLE;
 	if (!handle)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct bound *function = next_function(0, kernel, context);
+	struct function *function = function_find(kernel, context);
 	if (!function) {
 		function = object_new(FUNCTION, sizeof *function);
 		if (!function)
@@ -165,7 +125,7 @@ CUresult cuLaunchKernel(CUfunction function_handle, unsigned grid_x, unsigned gr
 {
 	ENTER(cuLaunchKernel);
 	struct stream *stream;
-	struct bound *function = object_find(function_handle, FUNCTION);
+	struct function *function = object_find(function_handle, FUNCTION);
 	struct kernel *kernel = function ? function->kernel : object_find(function_handle, KERNEL);
 	if (!kernel)
 		return CUDA_ERROR_INVALID_HANDLE;

@@ -1,10 +1,10 @@
 // Stream-ordered allocation from each device's default pool. Memory is there at once;
-// freeing waits its turn on the stream.
-#include "base/sim.h"
+// freeing waits its turn on the stream, in execution/queue.c.
+#include "entry/gate.h"
 
-struct pool *pool_default(int index)
+static struct pool *pool_default(int index)
 {
-	struct device *device = &sim.devices[index];
+	struct device *device = &memory.devices[index];
 	if (!device->pool) {
 		device->pool = object_new(POOL, sizeof *device->pool);
 		if (device->pool) {
@@ -48,21 +48,27 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 	return pool && pool->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult take(const struct stream *stream, size_t size, struct pool *pool, uint64_t *address)
+{
+	const struct context *context = stream->context;
+	return memory_allocate(context->device, context->object.node.key, size, pool, address);
+}
+
 static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, struct stream *stream)
 {
 	if (stream->capture) // graph memory nodes are not simulated
 		return CUDA_ERROR_NOT_SUPPORTED;
 	uint64_t at;
-	CUresult result = memory_allocate(stream->context, size, pool, &at);
+	CUresult result = take(stream, size, pool, &at);
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) { // memory freed in stream order may be what is missing
 		queue_run_free();
 		TRY(stream->context->sticky);
-		result = memory_allocate(stream->context, size, pool, &at);
+		result = take(stream, size, pool, &at);
 	}
 	if (result == CUDA_ERROR_OUT_OF_MEMORY) {
 		queue_wait_frees(stream->context->device);
 		TRY(stream->context->sticky);
-		result = memory_allocate(stream->context, size, pool, &at);
+		result = take(stream, size, pool, &at);
 	}
 	if (result == CUDA_SUCCESS)
 		*address = at;
@@ -100,7 +106,7 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 		return CUDA_SUCCESS;
 	if (stream->capture)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, address);
+	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
 	if (!mapping || !mapping->context || mapping->freeing)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(stream_submit(stream, &(struct operation){.type = FREE, .address = address}));

@@ -1,7 +1,7 @@
 // cuGetProcAddress: from a plain name and a CUDA version to a function.
 #include <string.h>
 
-#include "base/sim.h"
+#include "entry/gate.h"
 
 enum { NEWEST = 13000 }; // what cuDriverGetVersion says
 

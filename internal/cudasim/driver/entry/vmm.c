@@ -1,5 +1,5 @@
 // Virtual memory management: address ranges, physical handles, mappings, access.
-// Refuses what the real driver (580) refuses, with its codes.
+// Refuses what the real driver (580) refuses, with its codes; the mapping itself is memory/mapping.c's.
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,11 +7,11 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-#include "base/sim.h"
+#include "entry/gate.h"
 
 static bool aligned(uint64_t value)
 {
-	return value % sim.granularity == 0;
+	return value % sim.settings.granularity == 0;
 }
 
 CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
@@ -21,14 +21,13 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
 	if (!address || !size || !aligned(size) || (alignment & (alignment - 1)) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct reservation *reservation = calloc(1, sizeof *reservation);
-	uint64_t at;
-	if (!reservation ||
-	    !addresses_reserve(hint, size, alignment > sim.granularity ? alignment : sim.granularity, &at)) {
+	uint64_t at, coarsest = alignment > sim.settings.granularity ? alignment : sim.settings.granularity;
+	if (!reservation || !addresses_reserve(hint, size, coarsest, &at)) {
 		free(reservation);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
 	reservation->size = size;
-	tree_insert(&sim.reservations, &reservation->node, at);
+	tree_insert(&memory.reservations, &reservation->node, at);
 	sim.statistics.reserved_bytes += size;
 	*address = at;
 	return CUDA_SUCCESS;
@@ -37,15 +36,15 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
 CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
 {
 	ENTER(cuMemAddressFree);
-	struct reservation *reservation = (struct reservation *)tree_find(&sim.reservations, address);
+	struct reservation *reservation = (struct reservation *)tree_find(&memory.reservations, address);
 	if (!reservation || reservation->size != size)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct tree_node *mapping = tree_ceiling(&sim.mappings, address);
+	struct tree_node *mapping = tree_ceiling(&memory.mappings, address);
 	if (mapping && mapping->key < address + size)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (munmap((void *)address, size))
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	tree_remove(&sim.reservations, &reservation->node);
+	tree_remove(&memory.reservations, &reservation->node);
 	sim.statistics.reserved_bytes -= size;
 	free(reservation);
 	return CUDA_SUCCESS;
@@ -130,10 +129,10 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 	if (!allocation || !size || !aligned(address) || !aligned(size) || flags ||
 	    size > allocation->block->size || __builtin_add_overflow(address, size, &end))
 		return CUDA_ERROR_INVALID_VALUE;
-	struct reservation *range = (struct reservation *)tree_floor(&sim.reservations, address);
+	struct reservation *range = (struct reservation *)tree_floor(&memory.reservations, address);
 	if (!range || end > range->node.key + range->size)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct mapping *before = (struct mapping *)tree_floor(&sim.mappings, end - 1);
+	struct mapping *before = (struct mapping *)tree_floor(&memory.mappings, end - 1);
 	if (before && before->node.key + before->size > address)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct mapping *mapping;
@@ -146,13 +145,13 @@ CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericA
 // The first of the whole mappings that make up exactly this range, NULL if it is anything else.
 static struct mapping *whole_mappings(uint64_t address, uint64_t size)
 {
-	struct mapping *first = (struct mapping *)tree_find(&sim.mappings, address), *mapping = first;
+	struct mapping *first = (struct mapping *)tree_find(&memory.mappings, address), *mapping = first;
 	uint64_t done = 0;
 	while (mapping && !mapping->context) {
 		done += mapping->size;
 		if (done >= size)
 			return done == size ? first : NULL;
-		mapping = (struct mapping *)tree_find(&sim.mappings, address + done);
+		mapping = (struct mapping *)tree_find(&memory.mappings, address + done);
 	}
 	return NULL;
 }
@@ -167,7 +166,7 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	queue_poison(address, size); // does not wait: what is in flight will fault
 	for (uint64_t done = 0; done < size;) {
-		mapping = (struct mapping *)tree_find(&sim.mappings, address + done);
+		mapping = (struct mapping *)tree_find(&memory.mappings, address + done);
 		done += mapping->size;
 		sim.statistics.mappings--;
 		sim.statistics.mapped_bytes -= mapping->size;
@@ -181,10 +180,10 @@ static bool protect(uint64_t address, uint64_t size)
 {
 	uint64_t start = address;
 	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
 		int protection = access_to_protection(mapping->access);
 		at += mapping->size;
-		struct mapping *next = at < address + size ? (struct mapping *)tree_find(&sim.mappings, at)
+		struct mapping *next = at < address + size ? (struct mapping *)tree_find(&memory.mappings, at)
 							   : NULL;
 		if (next && access_to_protection(next->access) == protection)
 			continue;
@@ -200,7 +199,7 @@ static bool owned_or_peer(const struct mapping *mapping, uint64_t end, CUdevice 
 	while (mapping && mapping->node.key < end) {
 		if (mapping->block->device != device && !peers(device, mapping->block->device))
 			return false;
-		mapping = (struct mapping *)tree_find(&sim.mappings, mapping->node.key + mapping->size);
+		mapping = (struct mapping *)tree_find(&memory.mappings, mapping->node.key + mapping->size);
 	}
 	return true;
 }
@@ -226,7 +225,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 		bits = (bits & ~(3u << shift)) | flags << shift;
 	}
 	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
 		mapping->previous_access = mapping->access;
 		mapping->access = (mapping->access & ~mask) | bits;
 		at += mapping->size;
@@ -234,7 +233,7 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 	if (protect(address, size))
 		return CUDA_SUCCESS;
 	for (uint64_t at = address; at < address + size;) {
-		struct mapping *mapping = (struct mapping *)tree_find(&sim.mappings, at);
+		struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, at);
 		mapping->access = mapping->previous_access;
 		at += mapping->size;
 	}
@@ -261,7 +260,7 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 	if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(check_prop(prop));
-	*granularity = sim.granularity;
+	*granularity = sim.settings.granularity;
 	return CUDA_SUCCESS;
 }
 
@@ -320,7 +319,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return CUDA_ERROR_INVALID_VALUE;
 	struct export export = {.process = getpid(),
-				.fd = sim.devices[block->device].fd,
+				.fd = memory.devices[block->device].fd,
 				.device = block->device,
 				.handle = handle,
 				.offset = block->offset,

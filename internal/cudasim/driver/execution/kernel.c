@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "digest.h"
-#include "base/sim.h"
+#include "execution/execution.h"
 
 static bool reachable(const struct context *context, uint64_t address, uint64_t size, bool write,
 		      uint64_t mapped_before)

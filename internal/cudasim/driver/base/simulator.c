@@ -1,0 +1,36 @@
+// The state of the process that all layers share: the lock, the calling thread's own state, complaints. What
+// is simulated is in the layers above.
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "base/simulator.h"
+
+struct simulator sim = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+void sim_complain(const char *format, ...)
+{
+	char line[512] = "cudasim: ";
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(line + 9, sizeof line - 10, format, arguments);
+	va_end(arguments);
+	strcat(line, "\n");
+	ssize_t ignored = write(2, line, strlen(line));
+	(void)ignored;
+}
+
+struct thread_state *thread_state(void)
+{
+	static _Thread_local struct thread_state state;
+	if (state.epoch != sim.epoch)
+		state = (struct thread_state){.epoch = sim.epoch, .in_host_function = state.in_host_function};
+	return &state;
+}
+
+int thread_id(void)
+{
+	return (int)syscall(SYS_gettid);
+}

@@ -1,0 +1,61 @@
+// The bottom layer: the state that all others share. One lock guards everything: driver functions take it when they
+// are entered and hold it to their end.
+#ifndef CUDASIM_SIMULATOR_H
+#define CUDASIM_SIMULATOR_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "abi/types.h"
+#include "base/object.h"
+
+enum { MAX_DEVICES = 16, CONTEXT_STACK = 64 };
+
+struct settings { // the environment's
+	int device_count;
+	uint64_t memory, granularity;
+	bool peers; // devices can access one another's memory
+};
+
+struct statistics {
+	uint64_t handles, handle_bytes, reserved_bytes, mappings, mapped_bytes, allocations, allocation_bytes,
+		registrations, registered_bytes, host_allocations, host_bytes;
+	uint64_t objects[OBJECT_TYPES];
+};
+
+struct simulator {
+	pthread_mutex_t lock;
+	bool initialized, forked;
+	unsigned epoch; // of cudasim_reset: thread-local state of an older one is void
+	struct settings settings;
+	uint64_t next_id; // of mappings and captures
+	struct tree objects;
+	struct statistics statistics;
+};
+extern struct simulator sim;
+
+struct thread_state {
+	unsigned epoch;
+	int depth;
+	uint64_t stack[CONTEXT_STACK];
+	CUstreamCaptureMode capture_mode;
+	bool in_host_function;
+};
+// The calling thread's state, cleared if it is from before a reset.
+struct thread_state *thread_state(void);
+int thread_id(void);
+
+void settings_read(void);
+bool device_valid(CUdevice device);
+bool peers(CUdevice device, CUdevice other); // whether one can be given access to the other
+void sim_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+// Returns early from a function with the error of another step.
+#define TRY(step)                                                                                            \
+	do {                                                                                                 \
+		CUresult tried_ = (step);                                                                    \
+		if (tried_ != CUDA_SUCCESS)                                                                  \
+			return tried_;                                                                       \
+	} while (0)
+
+#endif

@@ -1,0 +1,162 @@
+// Stream capture: which streams and events are being recorded into a graph, and what that forbids.
+#include <stdlib.h>
+
+#include "execution/execution.h"
+
+struct capture *captures;
+
+void capture_invalidate(struct capture *capture)
+{
+	capture->invalidated = true;
+}
+
+// Every stream and event of the capture goes back to normal.
+static void release_members(struct capture *capture)
+{
+	for (struct tree_node *node = tree_ceiling(&sim.objects, 0); node;
+	     node = tree_ceiling(&sim.objects, node->key + 1)) {
+		struct object *object = (struct object *)node;
+		if (object->type == STREAM && ((struct stream *)object)->capture == capture)
+			((struct stream *)object)->capture = NULL;
+		if (object->type == EVENT && ((struct event *)object)->capture == capture)
+			((struct event *)object)->capture = NULL;
+		if (object->type == CONTEXT)
+			for (struct stream *stream = ((struct context *)object)->threads; stream;
+			     stream = stream->next_thread)
+				if (stream->capture == capture)
+					stream->capture = NULL;
+	}
+}
+
+void capture_delete(struct capture *capture)
+{
+	release_members(capture);
+	struct capture **slot = &captures;
+	while (*slot != capture)
+		slot = &(*slot)->next;
+	*slot = capture->next;
+	if (capture->graph && !capture->borrowed)
+		graph_delete(capture->graph);
+	free(capture);
+}
+
+void captures_forget_stream(struct stream *stream)
+{
+	if (!stream->capture)
+		return;
+	if (stream->capture->origin == stream)
+		capture_delete(stream->capture);
+	else
+		capture_invalidate(stream->capture);
+	stream->capture = NULL;
+}
+
+void captures_forget_graph(struct graph *graph)
+{
+	for (struct capture *capture = captures; capture; capture = capture->next) {
+		if (capture->graph != graph)
+			continue;
+		capture->graph = NULL;
+		capture_invalidate(capture);
+	}
+}
+
+static CUresult refuse(struct capture *capture, CUresult code)
+{
+	capture_invalidate(capture);
+	return code;
+}
+
+// By the rules of cuThreadExchangeStreamCaptureMode: a thread in global mode is held by its
+// own captures and everybody's global ones, one in thread-local mode by its own, one in
+// relaxed mode by none.
+CUresult capture_forbids_unsafe(void)
+{
+	CUstreamCaptureMode mode = thread_state()->capture_mode;
+	if (mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+		return CUDA_SUCCESS;
+	for (struct capture *capture = captures; capture; capture = capture->next) {
+		if (capture->invalidated || capture->mode == CU_STREAM_CAPTURE_MODE_RELAXED)
+			continue;
+		if (capture->thread == thread_id() ||
+		    (mode == CU_STREAM_CAPTURE_MODE_GLOBAL && capture->mode == CU_STREAM_CAPTURE_MODE_GLOBAL))
+			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	}
+	return CUDA_SUCCESS;
+}
+
+CUresult capture_forbids_context(const struct context *context)
+{
+	for (struct capture *capture = captures; capture; capture = capture->next)
+		if (!capture->invalidated && capture->origin->context == context)
+			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	return CUDA_SUCCESS;
+}
+
+// Work on the legacy stream would have to wait for the blocking streams, the captured ones too.
+CUresult capture_forbids_legacy(const struct context *context)
+{
+	for (struct capture *capture = captures; capture; capture = capture->next)
+		if (!capture->invalidated && capture->origin->context == context &&
+		    !(capture->origin->flags & CU_STREAM_NON_BLOCKING))
+			return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	return CUDA_SUCCESS;
+}
+
+CUresult capture_join(struct stream *stream, struct event *event)
+{
+	struct capture *capture = event->capture;
+	if (capture->invalidated)
+		return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
+	if (stream->capture && stream->capture != capture) {
+		capture_invalidate(stream->capture);
+		return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
+	}
+	if (stream->legacy || stream->context != capture->origin->context)
+		return refuse(capture, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+	if (!stream->capture) {
+		stream->capture = capture;
+		stream->captured = 0;
+		stream->unjoined = true;
+	}
+	struct stream *recorded = object_find((void *)event->captured_stream, STREAM);
+	if (recorded && recorded != stream && recorded->capture == capture &&
+	    recorded->captured == event->captured)
+		recorded->unjoined = false;
+	return CUDA_SUCCESS;
+}
+
+bool capture_unjoined(const struct capture *capture)
+{
+	for (struct tree_node *node = tree_ceiling(&sim.objects, 0); node;
+	     node = tree_ceiling(&sim.objects, node->key + 1)) {
+		struct stream *stream = (struct stream *)node;
+		if (stream->object.type == STREAM && stream->capture == capture &&
+		    stream != capture->origin && stream->unjoined)
+			return true;
+	}
+	return false;
+}
+
+CUresult capture_begin(struct stream *stream, struct graph *graph, CUstreamCaptureMode mode)
+{
+	bool borrowed = graph != NULL;
+	struct capture *capture = calloc(1, sizeof *capture);
+	if (capture && !graph)
+		graph = graph_new(GRAPH);
+	if (!capture || !graph) {
+		free(capture);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*capture = (struct capture){.id = ++sim.next_id,
+				    .mode = mode,
+				    .thread = thread_id(),
+				    .origin = stream,
+				    .graph = graph,
+				    .borrowed = borrowed,
+				    .next = captures};
+	captures = capture;
+	stream->capture = capture;
+	stream->captured = 0;
+	return CUDA_SUCCESS;
+}

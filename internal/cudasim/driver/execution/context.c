@@ -1,0 +1,61 @@
+// Contexts: how they are made and found, and all that goes with one when it goes. Each thread's stack of them is
+// the entry points' affair.
+#include "execution/execution.h"
+
+struct context *current_context(void)
+{
+	struct thread_state *thread = thread_state();
+	return thread->depth ? object_find((void *)thread->stack[thread->depth - 1], CONTEXT) : NULL;
+}
+
+CUresult context_health(void)
+{
+	if (!thread_state()->depth)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	struct context *context = current_context();
+	return context ? context->sticky : CUDA_ERROR_CONTEXT_IS_DESTROYED;
+}
+
+CUresult context_new(int device, unsigned flags, uint64_t handle, struct context **result)
+{
+	struct context *context = object_new_at(CONTEXT, sizeof *context, handle);
+	if (!context)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	context->device = device;
+	context->flags = flags;
+	context->legacy = stream_default(context);
+	if (!context->legacy) {
+		object_delete(&context->object);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	*result = context;
+	return CUDA_SUCCESS;
+}
+
+static void events_forget_context(struct context *context)
+{
+	struct tree_node *node = tree_ceiling(&sim.objects, 0);
+	while (node) {
+		struct event *event = (struct event *)node;
+		uint64_t key = node->key;
+		if (event->object.type == EVENT && event->context == context)
+			object_delete(&event->object);
+		node = tree_ceiling(&sim.objects, key + 1);
+	}
+}
+
+void context_delete(struct context *context)
+{
+	queue_wait_context(context);
+	streams_forget_context(context);
+	events_forget_context(context);
+	functions_forget(NULL, context);
+	memory_forget_context(context->object.node.key);
+	host_forget_context(context->object.node.key);
+	object_delete(&context->object);
+}
+
+struct reach kernel_reach(const struct context *context)
+{
+	return (struct reach){context->device, context->peers | 1u << context->device};
+}

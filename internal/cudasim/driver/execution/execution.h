@@ -1,0 +1,184 @@
+// The execution layer: contexts, streams, events, captures and graphs, kernels, and the queue in which all work
+// waits. It uses the memory layer and knows nothing of the functions that programs call.
+#ifndef CUDASIM_EXECUTION_H
+#define CUDASIM_EXECUTION_H
+
+#include "memory/memory.h"
+
+struct context {
+	struct object object;
+	int device;
+	unsigned flags;
+	CUresult sticky; // the error that killed the context; every later call returns it
+	uint32_t peers;
+	struct stream *legacy;
+	struct stream *threads; // the threads' own default streams
+	unsigned mark;		// queue pass that needs all its blocking streams
+	unsigned held;		// queue pass that found one of them held up
+};
+
+struct stream {
+	struct object object;
+	struct context *context;
+	unsigned flags;
+	int priority;
+	bool legacy;
+	int thread; // whose default stream it is, else 0
+	struct stream *next_thread;
+	unsigned mark; // queue pass that needs this stream
+	unsigned held; // queue pass that found it held up by a host function
+	struct capture *capture;
+	uint64_t captured; // operations it brought to the capture
+	bool unjoined;	   // the origin has not waited for the last of them
+};
+
+struct event {
+	struct object object;
+	struct context *context;
+	unsigned flags;
+	uint64_t recorded; // sequence number of the last record, 0 if never
+	bool complete;
+	double time; // ms
+	struct capture *capture;
+	uint64_t captured_stream, captured; // where and after how many operations
+};
+
+enum operation_type { COPY, SET, LAUNCH, HOST_FUNCTION, CALLBACK, RECORD, WAIT, FREE };
+
+enum { PARAMETER_BYTES = 256 };
+
+// One asynchronous operation: queued on a stream or kept in a graph.
+struct operation {
+	enum operation_type type;
+	union {
+		struct {
+			uint64_t target, target_pitch, source, source_pitch, width, height;
+			int target_device, source_device; // that must have access to each
+		} copy;
+		struct {
+			uint64_t target, pitch, width, height; // width in bytes
+			uint32_t value, element;
+		} set;
+		struct {
+			const struct emulation *emulation;
+			unsigned grid;				    // thread blocks
+			_Alignas(16) char parameters[PARAMETER_BYTES]; // each at its own alignment
+		} launch;
+		struct {
+			CUhostFn function;
+			CUstreamCallback callback;
+			void *data;
+		} host;
+		struct {
+			CUevent event;
+			uint64_t sequence; // of the record waited for
+		} event;
+		uint64_t address; // to free
+	};
+};
+
+struct operations {
+	struct operation *items;
+	size_t count, capacity;
+};
+
+struct capture {
+	uint64_t id;
+	CUstreamCaptureMode mode;
+	int thread;
+	struct stream *origin;
+	bool invalidated;
+	struct graph *graph;
+	bool borrowed; // the graph was the caller's before
+	struct capture *next;
+};
+
+struct graph {
+	struct object object;
+	struct operations operations;
+};
+
+// --- contexts (context.c)
+struct context *current_context(void);
+CUresult context_health(void); // CUDA_SUCCESS, or why there is no usable current context
+CUresult context_new(int device, unsigned flags, uint64_t handle, struct context **result);
+void context_delete(struct context *context);
+struct reach kernel_reach(const struct context *context); // of fills too
+
+// --- streams (stream.c)
+struct stream *stream_default(struct context *context);
+CUresult stream_resolve(CUstream handle, struct stream **result);
+// Puts an operation where the stream's operations go: a graph under capture, or the queue.
+CUresult stream_submit(struct stream *stream, const struct operation *operation);
+void stream_delete(struct stream *stream);
+void streams_forget_context(struct context *context);
+
+// --- the queue of asynchronous operations (queue.c)
+CUresult queue_push(struct stream *stream, const struct operation *operation, uint64_t *sequence);
+void queue_wait_stream(struct stream *stream); // for what the stream has been given
+void queue_wait_turn(struct stream *stream);   // for what an operation issued now would wait for
+void queue_wait_context(struct context *context);
+void queue_wait_device(int device);
+void queue_wait_event(uint64_t sequence);
+void queue_wait_frees(int device);			 // in stream order
+void queue_wait_host(uint64_t address, uint64_t size); // for what may use this host memory
+void queue_run_free(void); // runs all that no host function is needed for; never waits
+// Queries: run what they can, have host functions called by threads of their own, never wait.
+bool queue_stream_done(struct stream *stream);
+bool queue_event_done(uint64_t sequence);
+void queue_poison(uint64_t address, uint64_t size); // unmapped under operations in flight
+void queue_drop(const struct stream *stream); // NULL: all
+uint64_t queue_pending(void);
+
+// --- copies and fills (operation.c)
+bool operation_execute(struct context *context, const struct operation *operation); // false: fault
+
+// --- kernels (kernel.c, function.c)
+struct emulation { // of a kernel, in C
+	const char *name;
+	unsigned block[3]; // the only shape of thread block it is written for
+	const struct parameter {
+		size_t offset, size;
+	} *parameters;
+	size_t count;
+	// What the kernel would do; mapped_before: ids of mappings above it came after the launch.
+	CUresult (*run)(const struct context *context, unsigned grid, const void *parameters,
+			uint64_t mapped_before);
+};
+enum { EMULATIONS = 1 };
+extern const struct emulation emulations[EMULATIONS];
+
+struct kernel {
+	struct object object;
+	const struct emulation *emulation;
+};
+
+struct function { // the kernel in one context
+	struct object object;
+	struct kernel *kernel;
+	struct context *context;
+};
+// Functions of the kernel and of the context; NULL matches any.
+struct function *function_find(const struct kernel *kernel, const struct context *context);
+void functions_forget(const struct kernel *kernel, const struct context *context);
+
+// --- stream capture (capture.c)
+extern struct capture *captures;
+CUresult capture_begin(struct stream *stream, struct graph *graph, CUstreamCaptureMode mode); // NULL: a new graph
+void capture_invalidate(struct capture *capture);
+bool capture_unjoined(const struct capture *capture);
+CUresult capture_forbids_unsafe(void);				 // calls that could wait, such as cuMemAlloc
+CUresult capture_forbids_context(const struct context *context); // calls that wait for the context
+CUresult capture_forbids_legacy(const struct context *context);	 // work on the legacy stream
+CUresult capture_join(struct stream *stream, struct event *event);
+void capture_delete(struct capture *capture);
+void captures_forget_graph(struct graph *graph);
+void captures_forget_stream(struct stream *stream);
+
+// --- graphs (graph.c)
+bool operations_append(struct operations *operations, const struct operation *operation);
+void operations_free(struct operations *operations);
+struct graph *graph_new(enum object_type type);
+void graph_delete(struct graph *graph);
+
+#endif

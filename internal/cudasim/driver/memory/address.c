@@ -1,0 +1,73 @@
+// Addresses of the process: reserved and cleared ones are PROT_NONE. What they show is mapping.c's affair.
+#include <sys/mman.h>
+
+#include "memory/memory.h"
+
+// A process may have only so many VMAs (vm.max_map_count), and at that limit the kernel
+// refuses even what would leave fewer. A few kept for nothing else are given up for it.
+static char *ballast;
+enum { BALLAST = 8 };
+
+void ballast_take(void)
+{
+	if (ballast)
+		return;
+	char *pages = mmap(NULL, BALLAST * PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1,
+			   0);
+	if (pages == MAP_FAILED)
+		return;
+	for (int i = 0; i < BALLAST; i += 2)
+		mprotect(pages + i * PAGE, PAGE, PROT_READ);
+	ballast = pages;
+}
+
+static void ballast_drop(void)
+{
+	munmap(ballast, BALLAST * PAGE);
+	ballast = NULL;
+}
+
+static bool clear(uint64_t address, uint64_t size)
+{
+	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+	return mmap((void *)address, size, PROT_NONE, flags, -1, 0) != MAP_FAILED;
+}
+
+bool addresses_clear(uint64_t address, uint64_t size)
+{
+	if (clear(address, size))
+		return true;
+	if (!ballast)
+		return false;
+	ballast_drop();
+	bool cleared = clear(address, size);
+	ballast_take();
+	return cleared;
+}
+
+bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address)
+{
+	const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+	if (hint && hint % alignment == 0) {
+		void *at = mmap((void *)hint, size, PROT_NONE, flags | MAP_FIXED_NOREPLACE, -1, 0);
+		if (at == (void *)hint) {
+			*address = hint;
+			return true;
+		}
+		if (at != MAP_FAILED) // a kernel that does not know the flag
+			munmap(at, size);
+	}
+	uint64_t padded;
+	if (__builtin_add_overflow(size, alignment, &padded))
+		return false;
+	void *at = mmap(NULL, padded, PROT_NONE, flags, -1, 0);
+	if (at == MAP_FAILED)
+		return false;
+	uint64_t start = (uint64_t)at, aligned = (start + alignment - 1) & ~(alignment - 1);
+	if (aligned > start)
+		munmap((void *)start, aligned - start);
+	if (start + padded > aligned + size)
+		munmap((void *)(aligned + size), start + padded - aligned - size);
+	*address = aligned;
+	return true;
+}

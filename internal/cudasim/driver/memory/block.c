@@ -1,0 +1,67 @@
+// Physical memory: ranges of one sparse memfd per device, until the device's memory is used up. Where a block is
+// seen is mapping.c's affair.
+#include <fcntl.h>
+#include <linux/falloc.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include "memory/memory.h"
+
+#define FILE_SIZE (1ll << 60) // sparse: only touched pages exist
+
+static bool device_open(struct device *device)
+{
+	if (device->fd >= 0)
+		return true;
+	int fd = memfd_create("cudasim", MFD_CLOEXEC);
+	if (fd < 0)
+		return false;
+	if (ftruncate(fd, FILE_SIZE)) {
+		close(fd);
+		return false;
+	}
+	device->fd = fd;
+	ballast_take();
+	return true;
+}
+
+struct block *block_new(int index, uint64_t size, CUresult *result)
+{
+	struct device *device = &memory.devices[index];
+	struct block *block = NULL;
+	*result = CUDA_ERROR_OUT_OF_MEMORY;
+	if (size > device->total - device->used || size > (uint64_t)FILE_SIZE - device->next_offset)
+		return NULL;
+	if (!device_open(device)) {
+		*result = CUDA_ERROR_OPERATING_SYSTEM;
+		return NULL;
+	}
+	block = calloc(1, sizeof *block);
+	if (!block)
+		return NULL;
+	block->device = index;
+	block->offset = device->next_offset;
+	block->size = size;
+	block->references = 1;
+	block->foreign_fd = -1;
+	device->next_offset += size;
+	device->used += size;
+	*result = CUDA_SUCCESS;
+	return block;
+}
+
+void block_release(struct block *block)
+{
+	if (--block->references)
+		return;
+	struct device *device = &memory.devices[block->device];
+	if (block->foreign_fd >= 0) {
+		close(block->foreign_fd); // the exporting process accounts for it
+	} else {
+		fallocate(device->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)block->offset,
+			  (off_t)block->size);
+		device->used -= block->size;
+	}
+	free(block);
+}

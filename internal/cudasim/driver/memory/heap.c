@@ -1,0 +1,150 @@
+// Memory with addresses of its own, for cuMemAlloc and cuMemAllocAsync. Who may free it, and when, is for the
+// entry points to know.
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "memory/memory.h"
+
+#define HEAP_SIZE (256ull << 30)
+
+// Addresses of freed allocations of one size: the next of that size gets one of them.
+struct free_range {
+	struct tree_node node; // of the first of its size
+	struct free_range *next;
+	uint64_t address;
+};
+
+static bool addresses_take(struct device *device, uint64_t size, uint64_t *address)
+{
+	struct free_range *first = (struct free_range *)tree_find(&device->free_addresses, size);
+	if (first) {
+		struct free_range *taken = first->next;
+		if (taken) {
+			first->next = taken->next;
+		} else {
+			taken = first;
+			tree_remove(&device->free_addresses, &first->node);
+		}
+		*address = taken->address;
+		free(taken);
+		return true;
+	}
+	if (device->heap_end - device->heap < size) {
+		struct reservation *heap = calloc(1, sizeof *heap);
+		uint64_t at, heap_size = size > HEAP_SIZE ? size : HEAP_SIZE;
+		if (!heap)
+			return false;
+		if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
+			heap_size = size; // address space is limited: take just enough
+			if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
+				free(heap);
+				return false;
+			}
+		}
+		heap->size = heap_size;
+		tree_insert(&memory.heaps, &heap->node, at);
+		device->heap = at;
+		device->heap_end = at + heap_size;
+	}
+	*address = device->heap;
+	device->heap += size;
+	return true;
+}
+
+static void addresses_give(struct device *device, uint64_t size, uint64_t address)
+{
+	struct free_range *range = calloc(1, sizeof *range);
+	if (!range)
+		return; // the addresses are lost, nothing else
+	range->address = address;
+	struct free_range *first = (struct free_range *)tree_find(&device->free_addresses, size);
+	if (first) {
+		range->next = first->next;
+		first->next = range;
+	} else {
+		tree_insert(&device->free_addresses, &range->node, size);
+	}
+}
+
+void memory_forget_addresses(struct device *device)
+{
+	while (device->free_addresses.root) {
+		struct free_range *first = (struct free_range *)device->free_addresses.root;
+		tree_remove(&device->free_addresses, &first->node);
+		while (first) {
+			struct free_range *next = first->next;
+			free(first);
+			first = next;
+		}
+	}
+}
+
+CUresult memory_allocate(int index, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address)
+{
+	struct device *device = &memory.devices[index];
+	uint64_t rounded = (size + PAGE - 1) & ~(uint64_t)(PAGE - 1), at;
+	if (rounded < size)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result;
+	struct block *block = block_new(index, rounded, &result);
+	if (!block)
+		return result;
+	struct mapping *mapping = NULL;
+	if (!addresses_take(device, rounded, &at)) {
+		block_release(block);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	result = mapping_new(at, rounded, block, &mapping);
+	block_release(block); // the mapping holds it now
+	if (result == CUDA_SUCCESS && mprotect((void *)at, rounded, PROT_READ | PROT_WRITE)) {
+		addresses_clear(at, rounded);
+		mapping_delete(mapping);
+		result = CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	if (result != CUDA_SUCCESS) {
+		addresses_give(device, rounded, at);
+		return result;
+	}
+	mapping->requested = size;
+	mapping->context = context;
+	mapping->access = (uint32_t)CU_MEM_ACCESS_FLAGS_PROT_READWRITE << (2 * index);
+	mapping->pool = pool;
+	if (pool && (pool->used += rounded) > pool->high)
+		pool->high = pool->used;
+	sim.statistics.allocations++;
+	sim.statistics.allocation_bytes += rounded;
+	*address = at;
+	return CUDA_SUCCESS;
+}
+
+static CUresult release(struct mapping *mapping)
+{
+	uint64_t address = mapping->node.key, size = mapping->size;
+	struct device *device = &memory.devices[mapping->block->device];
+	if (!addresses_clear(address, size))
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	if (mapping->pool)
+		mapping->pool->used -= size;
+	sim.statistics.allocations--;
+	sim.statistics.allocation_bytes -= size;
+	mapping_delete(mapping);
+	addresses_give(device, size, address);
+	return CUDA_SUCCESS;
+}
+
+CUresult memory_free(uint64_t address)
+{
+	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	return mapping && mapping->context ? release(mapping) : CUDA_ERROR_INVALID_VALUE;
+}
+
+void memory_forget_context(uint64_t context)
+{
+	struct mapping *mapping = (struct mapping *)tree_ceiling(&memory.mappings, 0);
+	while (mapping) {
+		uint64_t next = mapping->node.key + mapping->size;
+		if (mapping->context == context)
+			release(mapping);
+		mapping = (struct mapping *)tree_ceiling(&memory.mappings, next);
+	}
+}

@@ -1,0 +1,104 @@
+// Blocks shown at addresses by shared mappings, and who may touch them. That ranges fit and are not in use is for
+// the caller to see to.
+#include <stdlib.h>
+#include <sys/mman.h>
+
+#include "memory/memory.h"
+
+CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result)
+{
+	struct mapping *mapping = calloc(1, sizeof *mapping);
+	if (!mapping)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	int fd = block->foreign_fd >= 0 ? block->foreign_fd : memory.devices[block->device].fd;
+	if (mmap((void *)address, size, PROT_NONE, MAP_SHARED | MAP_NORESERVE | MAP_FIXED, fd,
+		 (off_t)block->offset) == MAP_FAILED) {
+		free(mapping);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	mapping->size = mapping->requested = size;
+	mapping->block = block;
+	mapping->id = ++sim.next_id;
+	block->references++;
+	tree_insert(&memory.mappings, &mapping->node, address);
+	*result = mapping;
+	return CUDA_SUCCESS;
+}
+
+void mapping_delete(struct mapping *mapping)
+{
+	tree_remove(&memory.mappings, &mapping->node);
+	block_release(mapping->block);
+	free(mapping);
+}
+
+struct mapping *mapping_at(uint64_t address)
+{
+	struct mapping *mapping = (struct mapping *)tree_floor(&memory.mappings, address);
+	return mapping && address - mapping->node.key < mapping->size ? mapping : NULL;
+}
+
+int access_to_protection(uint32_t access)
+{
+	int protection = PROT_NONE;
+	for (; access; access >>= 2) {
+		if ((access & 3) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+			return PROT_READ | PROT_WRITE;
+		if (access & 3)
+			protection = PROT_READ;
+	}
+	return protection;
+}
+
+static bool in_ranges(const struct tree *ranges, uint64_t address, uint64_t size)
+{
+	struct reservation *range = (struct reservation *)tree_floor(ranges, address + size - 1);
+	return range && range->node.key + range->size > address;
+}
+
+struct reach copy_reach(int device)
+{
+	return (struct reach){device, UINT32_MAX};
+}
+
+static bool accessible(const struct mapping *mapping, struct reach reach, bool write)
+{
+	if (mapping->context)
+		return reach.devices >> mapping->block->device & 1;
+	uint32_t needed = write ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_READ;
+	return (mapping->access >> (2 * reach.device) & needed) == needed;
+}
+
+enum place memory_place(struct reach reach, uint64_t address, uint64_t size, bool write)
+{
+	if (size == 0)
+		return PLACE_HOST;
+	uint64_t at = address, end = address + size;
+	if (end < address)
+		return PLACE_FORBIDDEN;
+	while (at < end) {
+		struct mapping *mapping = mapping_at(at);
+		if (!mapping)
+			break;
+		if (!accessible(mapping, reach, write))
+			return PLACE_FORBIDDEN;
+		at = mapping->node.key + mapping->size;
+	}
+	if (at >= end)
+		return PLACE_DEVICE;
+	if (at > address || in_ranges(&memory.reservations, address, size) ||
+	    in_ranges(&memory.heaps, address, size))
+		return PLACE_FORBIDDEN;
+	return PLACE_HOST;
+}
+
+// Pages that are about to be written all at once: several times faster than fault by fault.
+void memory_populate(uint64_t address, uint64_t size)
+{
+#ifdef MADV_POPULATE_WRITE
+	uint64_t start = (address + PAGE - 1) & ~(uint64_t)(PAGE - 1),
+		 end = (address + size) & ~(uint64_t)(PAGE - 1);
+	if (end > start && end - start >= 64 * PAGE)
+		madvise((void *)start, end - start, MADV_POPULATE_WRITE);
+#endif
+}

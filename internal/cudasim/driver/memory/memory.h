@@ -1,0 +1,117 @@
+// The memory layer: addresses, physical memory, what is shown where, pinned host memory. It knows of no context,
+// stream or queue: whoever calls has waited for what may use the memory.
+#ifndef CUDASIM_MEMORY_H
+#define CUDASIM_MEMORY_H
+
+#include "base/simulator.h"
+
+// Physical memory: a range of its device's memfd. Offsets are handed out once and
+// ascending, so fresh memory is zero by construction and neighbours merge into one VMA.
+struct block {
+	int device;
+	uint64_t offset, size;
+	int references; // a handle, each mapping
+	struct allocation *handle;
+	CUmemAllocationProp prop;
+	int foreign_fd; // imported from another process: its memfd, else -1
+};
+
+// Addresses that show a block: by cuMemMap, or by cuMemAlloc (context != 0).
+struct mapping {
+	struct tree_node node; // keyed by address
+	uint64_t size, requested;
+	struct block *block;
+	uint32_t access, previous_access; // 2 bits per device: CUmemAccess_flags
+	uint64_t context;
+	uint64_t id;
+	struct pool *pool;
+	bool freeing; // given to cuMemFreeAsync
+};
+
+struct reservation {
+	struct tree_node node; // keyed by address
+	uint64_t size;
+};
+
+// Pinned host memory, allocated here or registered.
+struct host_range {
+	struct tree_node node; // keyed by address
+	uint64_t size;
+	unsigned flags;
+	uint64_t context;
+	bool registered;
+};
+
+struct allocation { // a handle of cuMemCreate
+	struct object object;
+	struct block *block;
+	int references;
+};
+
+struct pool {
+	struct object object;
+	int device;
+	uint64_t threshold, used, high;
+	int reuse[3];
+};
+
+struct device {
+	uint64_t total, used;
+	int fd; // memfd, -1 until needed
+	uint64_t next_offset;
+	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
+	struct tree free_addresses; // stacks of freed cuMemAlloc ranges, keyed by size
+	struct pool *pool;
+};
+
+enum { PAGE = 4096 }; // of the host; cuMemAlloc is accounted in them
+
+struct memory {
+	struct device devices[MAX_DEVICES];
+	struct tree mappings, reservations, heaps, host;
+};
+extern struct memory memory;
+void memory_start(void); // with the settings as they are
+void memory_drop_mappings(void); // and pinned host memory
+void memory_drop(void);	       // the rest, when no handle is left
+
+// --- addresses (address.c)
+bool addresses_clear(uint64_t address, uint64_t size); // PROT_NONE again
+bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
+void ballast_take(void); // kernel mappings kept for clearing at the limit of them
+
+// --- physical memory (block.c)
+struct block *block_new(int device, uint64_t size, CUresult *result);
+void block_release(struct block *block);
+
+// --- blocks at addresses (mapping.c)
+CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result);
+void mapping_delete(struct mapping *mapping); // the addresses are cleared by the caller
+struct mapping *mapping_at(uint64_t address);
+int access_to_protection(uint32_t access);
+// Who touches memory: a device, with access to handles mapped for it and to what cuMemAlloc gave on the
+// devices of the set.
+struct reach {
+	int device;
+	uint32_t devices;
+};
+struct reach copy_reach(int device); // copies are staged where there is no peer access
+enum place { PLACE_HOST, PLACE_DEVICE, PLACE_FORBIDDEN };
+enum place memory_place(struct reach reach, uint64_t address, uint64_t size, bool write);
+void memory_populate(uint64_t address, uint64_t size);
+
+// --- allocations of cuMemAlloc's kind (heap.c)
+CUresult memory_allocate(int device, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address);
+CUresult memory_free(uint64_t address);
+void memory_forget_context(uint64_t context);
+void memory_forget_addresses(struct device *device); // freed, kept for use again
+
+// --- host memory (host.c)
+struct host_range *host_range_new(uint64_t address, uint64_t size, unsigned flags, uint64_t context,
+				  bool registered);
+void host_range_delete(struct host_range *range);
+struct host_range *host_range_at(uint64_t address);
+bool host_pinned(uint64_t address, uint64_t size);
+void host_forget_context(uint64_t context); // 0: all
+
+#endif
