@@ -211,6 +211,9 @@ func TestFaultsInside(t *testing.T) {
 	o := run(t, compile(t, "faults", majors[1]), nil)
 	o.succeeded(t)
 	require.Contains(t, o.stderr, "internal error")
+
+	o = runAnyway(t, compile(t, "faults", majors[1]), []string{"in a handler"})
+	require.Equal(t, syscall.SIGSEGV, o.state.Sys().(syscall.WaitStatus).Signal(), "%s", o.stderr)
 }
 
 func TestDestructorsOfThreads(t *testing.T) {

@@ -93,7 +93,7 @@ static bool in_go(uintptr_t pc)
  * other that has it open could be one of Go's, on whose stacks no handler of the host's fits. */
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
-	if (thread_known && context->uc_stack.ss_sp == thread_known->faults.ss_sp)
+	if (thread_known && thread_known->visit)
 		sigaddset(&context->uc_sigmask, signal); /* inside Go: when it has left */
 	syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
 }
@@ -106,12 +106,34 @@ static void hand_over(int signal, siginfo_t *info)
 	syscall(SYS_rt_tgsigqueueinfo, getpid(), getpid(), signal, info);
 }
 
+/* The first fault of a visit comes on the stack that the thread had. Its own alternate one does for Go; a
+ * goroutine's has room for this much. With ours in place, which the kernel sees to as this handler returns, the
+ * fault happens anew. (On an alternate stack it does not: that is in use until the handler has returned.) */
+static bool on_its_stack(int i, ucontext_t *context)
+{
+	struct visit *visit = thread_known ? thread_known->visit : NULL;
+	stack_t *stack = &context->uc_stack;
+	if (visit && stack->ss_flags & SS_DISABLE) {
+		visit->stack = *stack;
+		visit->has_faulted = true;
+		*stack = thread_known->faults;
+		return false;
+	}
+	if (visit && (uintptr_t)visit - (uintptr_t)stack->ss_sp < stack->ss_size) {
+		/* In a handler of the host's, on that stack, where this has now overwritten what it keeps. */
+		next.sigaction(faults[i], &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
+		return false;
+	}
+	return true;
+}
+
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
 	int i = fault_number(signal);
 	bool happened = info->si_code > 0 && !(signal == SIGBUS && info->si_code == BUS_MCEERR_AO);
 	if (happened && in_go(program_counter(context))) {
-		go_action[i].sa_sigaction(signal, info, context);
+		if (on_its_stack(i, context))
+			go_action[i].sa_sigaction(signal, info, context);
 		return;
 	}
 	int error = errno;

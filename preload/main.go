@@ -94,6 +94,7 @@ func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) 
 
 // enter runs f and turns a panic into an error: nothing of ours may unwind into the host.
 func enter(f func(*vmm.Engine) error) error {
+	growStack(false)
 	err := guard.Call(func() error {
 		e, err := start()
 		if err != nil {

@@ -26,11 +26,13 @@ enum {
 };
 
 /* thread.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
- * faults inside Go land on. */
+ * faults inside Go land on where the thread has none of its own for them. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
 	char text[THREAD_TEXT_SIZE];
 	stack_t faults;
+	struct visit *visit; /* the innermost; NULL: not in Go */
+	bool known_to_go;    /* which has noted where faults land */
 };
 extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
 HIDDEN struct thread *thread_new(void); /* NULL: no memory */
@@ -88,15 +90,16 @@ static inline int go_now(void)
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
 /* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would
- * otherwise run on a goroutine's stack of a few KiB. Only faults come through, on a stack of ours. What
- * the thread had is kept here, and is so again when it leaves. */
+ * otherwise run on a goroutine's stack of a few KiB. Only faults come through. What the thread had is kept
+ * here, and is so again when it leaves. */
 struct visit {
+	struct visit *outer; /* that this one was made inside of: Go calls the host's CUDA, which calls us */
 	sigset_t mask;
-	stack_t stack;
-	bool on_stack; /* the thread has our stack, so visit.stack is to be put back */
+	stack_t stack;	  /* the thread's own, to be put back */
+	bool has_faulted; /* or may: ours is in its place */
 };
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
-HIDDEN void go_leave(const struct visit *visit);
+HIDDEN void go_leave(struct visit *visit);
 
 /* memory.c: the memory of the Go runtime, had before it asks. */
 HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */

@@ -40,7 +40,7 @@ static void relocate(void)
 /* What the kernel puts on a new program's stack, made anew: the host may have written over its own
  * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
  * Go never sends SIGURG to a host thread. Looking at the quota of a control group would keep a descriptor
- * open, and names for mappings would split them. */
+ * open, and names for mappings would split them. A goroutine's stack keeps the room made for faults. */
 static void run_initialisers(void)
 {
 	static uintptr_t block[32];
@@ -48,7 +48,8 @@ static void run_initialisers(void)
 	block[n++] = (uintptr_t) "tms";
 	block[n++] = 0;
 	int environment = n;
-	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0,decoratemappings=0";
+	block[n++] = (uintptr_t) "GODEBUG=asyncpreemptoff=1,containermaxprocs=0,updatemaxprocs=0,decoratemappings=0,"
+				   "gcshrinkstackoff=1";
 	static char processors[32];
 	snprintf(processors, sizeof processors, "GOMAXPROCS=%d", threads_processors());
 	block[n++] = (uintptr_t)processors;
@@ -143,7 +144,8 @@ static int start_if_possible(void)
 }
 
 /* Everything is blocked but the faults that Go turns into a panic, which the exports catch: the kernel
- * kills for one that is blocked. */
+ * kills for one that is blocked. They land on the stack of the thread that is for them, which on_fault puts in
+ * place when there is one; Go wants to see it there when it meets the thread. */
 static void enter(struct visit *visit, struct thread *mine)
 {
 	sigset_t all, but_faults;
@@ -153,16 +155,15 @@ static void enter(struct visit *visit, struct thread *mine)
 	sigdelset(&but_faults, SIGBUS);
 	sigdelset(&but_faults, SIGFPE);
 	pthread_sigmask(SIG_SETMASK, &but_faults, &visit->mask);
-	visit->on_stack = sigaltstack(&mine->faults, &visit->stack) == 0;
-	/* In a handler of the host's, on its stack, which cannot be exchanged now: a fault would land on
-	 * what the handler keeps there. */
-	if (unlikely(!visit->on_stack))
-		pthread_sigmask(SIG_SETMASK, &all, NULL);
+	visit->has_faulted = unlikely(!mine->known_to_go) && sigaltstack(&mine->faults, &visit->stack) == 0;
+	visit->outer = mine->visit;
+	mine->visit = visit;
 }
 
-HIDDEN void go_leave(const struct visit *visit)
+HIDDEN void go_leave(struct visit *visit)
 {
-	if (likely(visit->on_stack))
+	thread_known->visit = visit->outer;
+	if (unlikely(visit->has_faulted))
 		sigaltstack(&visit->stack, NULL);
 	pthread_sigmask(SIG_SETMASK, &visit->mask, NULL);
 }
@@ -201,6 +202,7 @@ HIDDEN int go_enter(struct visit *visit)
 	if (unlikely(atomic_load_explicit(&handlers_armed, memory_order_relaxed) != HANDLERS_ALL))
 		handlers_arm();
 	enter(visit, mine);
+	mine->known_to_go = true;
 	if (unlikely(__atomic_load_n(&memory_short, __ATOMIC_RELAXED)))
 		memory_extend();
 	return SUCCESS;

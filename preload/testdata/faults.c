@@ -31,18 +31,33 @@ static void open_fault_signals(bool open)
 	EXPECT(pthread_sigmask(open ? SIG_UNBLOCK : SIG_BLOCK, &all, NULL), 0);
 }
 
-/* blocked: with every signal blocked, faults too. */
-static void *fault(void *blocked)
+static const struct access *const bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
+
+enum { BLOCKED = 1, WITH_A_STACK = 2 };
+
+/* BLOCKED: with every signal blocked, faults too. WITH_A_STACK: an alternate one of the thread's own. */
+static void *fault(void *how)
 {
-	const struct access *bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
+	bool blocked = (intptr_t)how & BLOCKED;
+	char *stack = (intptr_t)how & WITH_A_STACK ? malloc(64 << 10) : NULL;
+	stack_t before = {.ss_sp = stack, .ss_size = 64 << 10}, now;
+	if (stack)
+		EXPECT(sigaltstack(&before, NULL), 0);
 	open_fault_signals(!blocked);
 	for (int i = 0; i < 3; i++) {
 		EXPECT(cuMemSetAccess(address, 2 * MIB, bad[i], 1), PANIC);
 		CHECK(strstr(tms_last_error(), "internal error"));
+		EXPECT(sigaltstack(NULL, &now), 0);
+		EXPECT(now.ss_flags, stack ? 0 : SS_DISABLE);
+		CHECK(now.ss_sp == stack);
+	}
+	if (stack) {
+		EXPECT(sigaltstack(&(stack_t){.ss_flags = SS_DISABLE}, NULL), 0);
+		free(stack);
 	}
 	sigset_t mask;
 	EXPECT(pthread_sigmask(SIG_SETMASK, NULL, &mask), 0);
-	EXPECT(sigismember(&mask, SIGSEGV), blocked != NULL);
+	EXPECT(sigismember(&mask, SIGSEGV), blocked);
 	EXPECT(cuMemSetAccess(address, 2 * MIB, &readwrite, 1), 0);
 	fill((void *)address, 2 * MIB, 5);
 	EXPECT(tms_pause("chunk"), 0);
@@ -51,7 +66,23 @@ static void *fault(void *blocked)
 	return NULL;
 }
 
-int main(void)
+static void on_signal(int signal)
+{
+	(void)signal;
+	cuMemSetAccess(address, 2 * MIB, bad[0], 1);
+	_exit(0); /* not to be reached: what this handler keeps was where the fault landed */
+}
+
+/* On the stack that a handler of the host's is running on there is no way on. */
+static void fault_in_a_handler(void)
+{
+	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};
+	EXPECT(sigaction(SIGUSR1, &action, NULL), 0);
+	EXPECT(sigaltstack(&(stack_t){.ss_sp = malloc(256 << 10), .ss_size = 256 << 10}, NULL), 0);
+	raise(SIGUSR1);
+}
+
+int main(int argc, char **argv)
 {
 	struct prop prop = {.type = 1, .location_type = 1};
 	uint64_t handle = 0;
@@ -65,9 +96,14 @@ int main(void)
 	EXPECT(cuMemCreate(&handle, 2 * MIB, &prop, 0), 0);
 	EXPECT(cuMemMap(address, 2 * MIB, 0, handle, 0), 0);
 
+	if (argc > 1) {
+		(void)argv;
+		fault(NULL);
+		fault_in_a_handler();
+	}
 	pthread_t thread;
-	for (int i = 0; i < 4; i++) {
-		EXPECT(pthread_create(&thread, NULL, fault, i % 2 ? &address : NULL), 0);
+	for (intptr_t i = 0; i < 8; i++) {
+		EXPECT(pthread_create(&thread, NULL, fault, (void *)i), 0);
 		EXPECT(pthread_join(thread, NULL), 0);
 	}
 	fault(NULL);
