@@ -9,6 +9,7 @@
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
+. "$(dirname "$0")/usage.sh"
 cd "$(dirname "$0")/.."
 what=${1:-}
 [ $# -eq 0 ] || shift
@@ -26,8 +27,5 @@ devices)
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
 	;;
 pools) exec "${PYTHON:-python3}" scripts/bench/pools.py "$@" ;;
-*)
-	sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
-	exit 2
-	;;
+*) refuse "${what:-what to measure}" ;;
 esac

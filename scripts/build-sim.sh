@@ -2,11 +2,12 @@
 # Builds the simulated GPU (internal/cudasim): libcuda.so.1, libcudart.so.12 and .13.
 #   scripts/build-sim.sh [FOLDER [COMPILER FLAG...]]     (build/sim, and none more, unless given)
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 source=internal/cudasim
 out=${1:-build/sim}
-cc=${CC:-cc}
+cc=${CC:-gcc}
 flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -I$source -I$source/driver -Ivmm/digest -Wl,-z,defs
 	-Wl,-Bsymbolic-functions # the libraries call themselves, not who stands in front of them
 	"${@:2}")

@@ -1,21 +1,35 @@
 #!/usr/bin/env bash
-# Builds build/lib/libtms.so, build/bin/tms and the simulator in build/sim/. Says what is missing and installs what
-# it can.
+# Builds libtms.so and tms.h into build/lib/, the command tms into build/bin/ and the simulator into build/sim/. Says
+# what is missing, and installs what it can.
+#   scripts/build.sh                 for x86-64
+#   scripts/build.sh --aarch64       cross-compiled, into build/_aarch64/
 #   scripts/build.sh --sanitized     libtms.so and the simulator into build/sanitized/, their C under AddressSanitizer
 #                                    and UndefinedBehaviorSanitizer, for tests alone
+# Needs Linux, Go 1.26 (any Go from 1.21 on fetches it) and gcc with GNU ld. What is missing and one Debian package
+# away (gcc, libc6-dev, binutils) is installed when this runs as root; TMS_NO_INSTALL=1 forbids it.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
-require_go
-require_cc
 
-out=build strip="-s -w" sanitizers=()
-if [ "${1:-}" = --sanitized ]; then
+out=build strip="-s -w" sanitizers=() machine=amd64
+case ${1:-} in
+"") ;;
+--aarch64)
+	out=build/_aarch64 machine=arm64
+	export CC=aarch64-linux-gnu-gcc
+	require_command "$CC" gcc-aarch64-linux-gnu libc6-dev-arm64-cross
+	;;
+--sanitized)
 	require_sanitizers
 	out=build/sanitized strip=
 	sanitizers=(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
 	export CGO_CFLAGS="-g ${sanitizers[*]}" CGO_LDFLAGS="${sanitizers[*]}"
-fi
+	;;
+*) refuse "$@" ;;
+esac
+require_go
+require_cc
 
 say() { printf '== %s\n' "$*"; }
 
@@ -28,16 +42,15 @@ say() { printf '== %s\n' "$*"; }
 # descriptors would take them away. The one that it has for systems without a poller waits on a futex.
 overlay() {
 	local runtime table poller stub
-	runtime=$(go env GOROOT)/src/runtime
+	runtime=$GOROOT/src/runtime
 	table=$runtime/sigtab_linux_generic.go poller=$runtime/netpoll_epoll.go stub=$runtime/netpoll_stub.go
-	mkdir -p build/_overlay
 	sed -E '/SIGCHLD|SIGPROF/s/ \+ _SigUnblock//' "$table" >build/_overlay/sigtab.go
-	if [ "$(diff "$table" build/_overlay/sigtab.go | grep -c '^>')" != 2 ]; then
+	if [ "$(grep -cE '[+] _SigUnblock.*(SIGCHLD|SIGPROF)' "$table")" != 2 ]; then
 		echo "build: $table is not as expected: SIGCHLD and SIGPROF should each have _SigUnblock" >&2
 		exit 1
 	fi
-	if [ "$(sed -n 's/^func \([a-zA-Z]*\).*/\1/p' "$poller" | sort | xargs)" != \
-		"netpoll netpollBreak netpollIsPollDescriptor netpollarm netpollclose netpollinit netpollopen" ]; then
+	if [ "$(sed -n 's/^func \([a-zA-Z]*\).*/\1/p' "$poller" | sort | tr '\n' ' ')" != \
+		"netpoll netpollBreak netpollIsPollDescriptor netpollarm netpollclose netpollinit netpollopen " ]; then
 		echo "build: $poller is not as expected: it has other functions" >&2
 		exit 1
 	fi
@@ -60,22 +73,28 @@ overlay() {
 }
 
 say "libtms.so"
+mkdir -p build/_overlay $out/lib
+# Go replaces no file below its module cache, which is where a toolchain lies that it has fetched: by this link it
+# does not see that.
+ln -sfn "$(go env GOROOT)" build/_overlay/go
+export GOROOT=$PWD/build/_overlay/go GOTOOLCHAIN=local
+PATH=$GOROOT/bin:$PATH
 overlay
-mkdir -p $out/lib
-CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create'" \
+wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
+GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
+	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
 	-o $out/lib/libtms.so.new ./preload
 go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 
-if [ $out = build ]; then
+if [ $out != build/sanitized ]; then
 	say "tms"
-	mkdir -p build/bin
-	CGO_ENABLED=0 go build -trimpath -o build/bin/tms ./cmd/tms
+	mkdir -p $out/bin
+	GOARCH=$machine CGO_ENABLED=0 go build -trimpath -ldflags "-s -w" -o $out/bin/tms ./cmd/tms
 fi
 
 say "simulator"
 scripts/build-sim.sh $out/sim "${sanitizers[@]}"
-say "done: $out/lib/libtms.so, $([ $out != build ] || echo build/bin/tms, )$out/sim/"
+say "done: $out/lib/libtms.so, $([ $out = build/sanitized ] || echo "$out/bin/tms, ")$out/sim/"

@@ -2,6 +2,8 @@
 # Trains, pauses, lends the memory out, resumes, trains on. On a GPU if PyTorch sees one, else on
 # the simulator. The last line is a JSON object; the exit status says whether all of it is true.
 set -eu
+. "$(dirname "$0")/usage.sh"
+[ $# -eq 0 ] || refuse "$@"
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 library=$PWD/build/lib/libtms.so

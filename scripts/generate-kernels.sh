@@ -3,8 +3,10 @@
 # whether what is kept is what the source gives. Neither CUDA nor a GPU is needed: the compiler is
 # NVIDIA's NVRTC wheel, of a fixed version, old enough for every driver that has the calls we make.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
+case ${1:-} in "" | --check) ;; *) refuse "$@" ;; esac
 require_go
 require_python
 version=12.0.140

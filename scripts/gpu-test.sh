@@ -2,6 +2,8 @@
 # The tests that need a GPU and PyTorch, the demo, and what passing through costs; with build/ as
 # it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU.
 set -eu
+. "$(dirname "$0")/usage.sh"
+[ $# -eq 0 ] || refuse "$@"
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
 library=$PWD/build/lib/libtms.so

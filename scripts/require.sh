@@ -1,41 +1,83 @@
 # shellcheck shell=bash
-# require_* make sure that a tool is there: install it where that is one command, else say what is
-# missing and how to get it. Sourced by the other scripts.
+# require_* make sure that a tool is there: they install it where that is one command, else say what is missing and
+# how to get it. Sourced by the other scripts, in the repository's root.
 
 GO_MINIMUM=1.26
 
-require_go() {
-	local found
-	if ! command -v go >/dev/null 2>&1 && [ -x /usr/local/go/bin/go ]; then
-		PATH=$PATH:/usr/local/go/bin
-	fi
-	if ! command -v go >/dev/null 2>&1; then
-		echo "missing: Go $GO_MINIMUM or newer. Get it from https://go.dev/dl/ and put its bin folder on PATH." >&2
-		exit 1
-	fi
-	found=$(go env GOVERSION)
-	if [ "$(printf '%s\n' "go$GO_MINIMUM" "$found" | sort -V | head -n 1)" != "go$GO_MINIMUM" ]; then
-		echo "missing: Go $GO_MINIMUM or newer (this is $found). Get it from https://go.dev/dl/." >&2
-		exit 1
-	fi
+missing() {
+	printf 'missing: %s\n' "$*" >&2
+	exit 1
 }
 
-# apt_install PACKAGE... as root on Debian and Ubuntu; elsewhere it fails.
+# apt_install PACKAGE... as root on Debian and Ubuntu; elsewhere, and with TMS_NO_INSTALL set, it fails.
 apt_install() {
-	[ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
-	echo "== installing $*"
+	[ -z "${TMS_NO_INSTALL:-}" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 || return 1
+	echo "== installing $* with apt-get, as root (TMS_NO_INSTALL=1 forbids it)" >&2
 	DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null ||
 		{ apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null; }
 }
 
-require_cc() {
-	if ! command -v gcc >/dev/null 2>&1 && ! apt_install gcc libc6-dev; then
-		echo "missing: a C compiler. Install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev)." >&2
+# require_build_folder: build/ can be written.
+require_build_folder() {
+	mkdir -p build 2>/dev/null && [ -w build ] || {
+		echo "$PWD/build cannot be written: copy the checkout to where you may write, and build there." >&2
 		exit 1
+	}
+}
+
+# require_go also goes to the repository by a path that Go's tools understand: they split flags at spaces and quotes.
+require_go() {
+	local found
+	require_build_folder
+	if ! command -v go >/dev/null 2>&1 && [ -x /usr/local/go/bin/go ]; then
+		PATH=$PATH:/usr/local/go/bin
 	fi
-	if ! ld --version 2>/dev/null | grep -q 'GNU ld' && ! apt_install binutils; then
-		echo "missing: GNU ld, the only linker that knows INSERT in linker scripts (Debian, Ubuntu: apt-get install binutils)." >&2
-		exit 1
+	command -v go >/dev/null 2>&1 ||
+		missing "Go $GO_MINIMUM or newer. Get it from https://go.dev/dl/ and put its bin folder on PATH."
+	# A container or a service may have no HOME, or one that cannot be written.
+	if ! (cd / && mkdir -p "$(GOTOOLCHAIN=local go env GOCACHE)" "$(GOTOOLCHAIN=local go env GOMODCACHE)") 2>/dev/null; then
+		export GOCACHE=$PWD/build/_go/cache GOPATH=$PWD/build/_go GOFLAGS="${GOFLAGS:-} -modcacherw"
+	fi
+	found=$(go env GOVERSION 2>&1 | tail -n 1) || true
+	found=${found#devel }
+	if [[ $found != go1.* ]] || [ "$(printf '%s\n' "go$GO_MINIMUM" "$found" | sort -V | head -n 1)" != "go$GO_MINIMUM" ]; then
+		missing "Go $GO_MINIMUM or newer. This one says: $found
+Get it from https://go.dev/dl/. Go 1.21 and later fetch it themselves where they reach a module proxy and GOTOOLCHAIN,
+here $(cd / && go env GOTOOLCHAIN), lets them (GOTOOLCHAIN=auto)."
+	fi
+	export GOFLAGS="${GOFLAGS:-} -buildvcs=false" # git refuses to answer in a folder of another user's
+	case $PWD in
+	*[!A-Za-z0-9_./+@%=~-]*)
+		plain=$(mktemp -d /tmp/tms.XXXXXX)
+		trap 'rm -rf "$plain"' EXIT
+		ln -s "$PWD" "$plain/tms"
+		cd "$plain/tms"
+		;;
+	esac
+}
+
+require_cc() {
+	local program
+	export CC=${CC:-gcc}
+	if ! command -v "$CC" >/dev/null 2>&1 && ! { [ "$CC" = gcc ] && apt_install gcc libc6-dev; }; then
+		missing "a C compiler, $CC. Install gcc (Debian, Ubuntu: apt-get install gcc libc6-dev)."
+	fi
+	program=$(mktemp)
+	if ! "$CC" -x c -pthread -o "$program" - <<<'#include <pthread.h>
+int main(void) { return 0; }' 2>"$program.log" && ! apt_install gcc libc6-dev binutils; then
+		head -n 3 "$program.log" >&2
+		rm -f "$program" "$program.log"
+		missing "what $CC needs for a C program: libc's headers, as or ld (Debian, Ubuntu: apt-get install gcc libc6-dev binutils)."
+	fi
+	rm -f "$program" "$program.log"
+	case $("$CC" -Wl,--version 2>/dev/null || true) in
+	*"GNU ld"*) ;;
+	*) missing "GNU ld as $CC's linker: no other knows INSERT in linker scripts (Debian, Ubuntu: apt-get install binutils)." ;;
+	esac
+	if ! command -v cc >/dev/null 2>&1 && command -v gcc >/dev/null 2>&1; then # what tests call it
+		mkdir -p build/_tools
+		ln -sf "$(command -v gcc)" build/_tools/cc
+		PATH=$PATH:$PWD/build/_tools
 	fi
 }
 
@@ -46,48 +88,40 @@ require_sanitizers() {
 	if ! gcc -fsanitize=address,undefined -x c -o "$program" - <<<'int main(void) { return 0; }' 2>/dev/null &&
 		! apt_install gcc; then
 		rm -f "$program"
-		echo "missing: gcc's libasan and libubsan, for a test (Fedora: dnf install libasan libubsan)." >&2
-		exit 1
+		missing "gcc's libasan and libubsan, for a test (Fedora: dnf install libasan libubsan)."
 	fi
 	rm -f "$program"
 }
 
-require_cxx() {
-	if ! command -v c++ >/dev/null 2>&1 && ! apt_install g++; then
-		echo "missing: a C++ compiler, for a test (Debian, Ubuntu: apt-get install g++)." >&2
-		exit 1
-	fi
+# require_command COMMAND PACKAGE... for a test.
+require_command() {
+	command -v "$1" >/dev/null 2>&1 || apt_install "${@:2}" ||
+		missing "$1, for a test (Debian, Ubuntu: apt-get install ${*:2})."
 }
 
-require_musl() {
-	if ! command -v musl-gcc >/dev/null 2>&1 && ! apt_install musl-tools; then
-		echo "missing: musl-gcc, for a test (Debian, Ubuntu: apt-get install musl-tools)." >&2
-		exit 1
-	fi
-}
-
-# require_python makes build/venv with the tools that pymodule's "dev" extra names.
+# require_python makes build/venv with the tools that pymodule's "dev" extra names, anew if it is only half there.
 require_python() {
-	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
-		echo "missing: Python 3.9 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)." >&2
-		exit 1
+	require_build_folder
+	if ! python3 -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null &&
+		! { ! command -v python3 >/dev/null 2>&1 && apt_install python3 python3-venv; }; then
+		missing "Python 3.9 or newer (Debian, Ubuntu: apt-get install python3 python3-venv)."
 	fi
-	if [ ! -x build/venv/bin/python ]; then
-		python3 -m venv build/venv 2>/dev/null ||
+	if ! build/venv/bin/python -m pip --version >/dev/null 2>&1; then
+		rm -rf build/venv
+		python3 -m venv build/venv >/dev/null 2>&1 ||
 			{ apt_install python3-venv && python3 -m venv --clear build/venv; } ||
-			{ echo "missing: Python's venv module (Debian, Ubuntu: apt-get install python3-venv)." >&2; exit 1; }
+			{ rm -rf build/venv && missing "Python's venv module (Debian, Ubuntu: apt-get install python3-venv)."; }
 	fi
 	if [ ! build/venv/installed -nt pymodule/pyproject.toml ]; then
 		echo "== Python tools"
-		build/venv/bin/pip install -q --disable-pip-version-check -e 'pymodule[dev]'
+		build/venv/bin/python -m pip install -q --disable-pip-version-check -e 'pymodule[dev]' ||
+			missing "packages of pymodule's \"dev\" extra: pip, above, says why."
 		touch build/venv/installed
 	fi
 }
 
 # require_library FILE PACKAGE: a shared library that a test preloads.
 require_library() {
-	if ! compgen -G "/usr/lib/*/$1" >/dev/null && ! apt_install "$2"; then
-		echo "missing: $1, which a test preloads (Debian, Ubuntu: apt-get install $2)." >&2
-		exit 1
-	fi
+	compgen -G "/usr/lib/*/$1" >/dev/null || apt_install "$2" ||
+		missing "$1, which a test preloads (Debian, Ubuntu: apt-get install $2)."
 }

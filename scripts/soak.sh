@@ -6,6 +6,7 @@
 # SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target) and
 # CHAOS_SECONDS (600, for each of seven runs) may be set.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 require_go
@@ -52,7 +53,7 @@ for part in "${@:-sweep model fuzz cycles host chaos}"; do
 					go test -count=1 -v -timeout 12h -run '^TestChaos$' ./preload
 			done
 			;;
-		*) echo "no part named $what" >&2; exit 2 ;;
+		*) refuse "a part named $what" ;;
 		esac
 	done
 done

@@ -1,13 +1,19 @@
 #!/usr/bin/env bash
 # Builds everything and passes all tests: Go (the engine also under the race detector), C and
 # Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters.
+#
+# As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
+# python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, and for the aarch64 wheel gcc-aarch64-linux-gnu,
+# libc6-dev-arm64-cross, qemu-user. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing and stops.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
+[ $# -eq 0 ] || refuse "$@"
 require_go
 require_cc
-require_cxx
-require_musl
+require_command c++ g++
+require_command musl-gcc musl-tools
 require_sanitizers
 require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be

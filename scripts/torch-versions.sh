@@ -5,6 +5,7 @@
 #     scripts/torch-versions.sh              2.6 to 2.11
 #     scripts/torch-versions.sh 2.6 2.11     these
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 [ -e build/lib/libtms.so ] && [ -e build/sim/libcuda.so.1 ] || scripts/build.sh
 

@@ -5,21 +5,10 @@
 #   scripts/wheel.sh aarch64    cross-compiled
 # X is the version of glibc that the library's symbols ask for.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 require_python
-
-# As scripts/build.sh builds it, for another machine.
-cross_compile() {
-	require_go
-	[ -e build/_overlay/overlay.json ] || scripts/build.sh
-	mkdir -p "$(dirname "$library")"
-	GOARCH=arm64 CC=$cc CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
-		-ldflags "-s -w -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create'" \
-		-o "$library" ./preload
-	go run ./internal/deferrelocations "$library"
-	rm -f "${library%.so}.h"
-}
 
 machine=${1:-x86_64}
 case $machine in
@@ -31,14 +20,9 @@ x86_64)
 aarch64)
 	cc=aarch64-linux-gnu-gcc
 	library=build/_aarch64/lib/libtms.so
-	command -v "$cc" >/dev/null || apt_install gcc-aarch64-linux-gnu libc6-dev-arm64-cross ||
-		{ echo "missing: $cc (Debian, Ubuntu: apt-get install gcc-aarch64-linux-gnu)." >&2; exit 1; }
-	cross_compile
+	scripts/build.sh --aarch64
 	;;
-*)
-	sed -n '2,6s/^# \{0,1\}//p' "$0" >&2
-	exit 2
-	;;
+*) refuse "a machine named $machine" ;;
 esac
 
 layout=build/wheel/$machine

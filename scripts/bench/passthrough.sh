@@ -3,6 +3,7 @@
 # that takes a lock and a hash map, on a libcudart that does nothing and on the real one. Takes the
 # libcudart to use; without one, PyTorch's.
 set -eu
+. "$(dirname "$0")/../usage.sh"
 cd "$(dirname "$0")/../.."
 python=${PYTHON:-python3}
 cudart=${1:-}

@@ -2,6 +2,7 @@
 # What libtms.so adds to starting a program that does not use it, beside a library that does nothing
 # and any others given.
 set -eu
+. "$(dirname "$0")/../usage.sh"
 cd "$(dirname "$0")/../.."
 out=$PWD/build/bench
 mkdir -p "$out"

@@ -3,6 +3,7 @@
 # of the library's names, then the demo's training with Debian's Python. Downloads what it needs of Debian's; ends
 # with 77 where that cannot be had.
 set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 source scripts/require.sh
 cc=aarch64-linux-gnu-gcc
@@ -38,17 +39,10 @@ if [ ! -x "$root/usr/bin/python3" ]; then
 fi
 
 say "wheel"
-rm -f build/wheel/*_aarch64.whl
+rm -rf build/wheel/*_aarch64.whl "$work/site"
 scripts/wheel.sh aarch64
 
-say "simulator" # built in a copy, because build/sim is this machine's
-rm -rf "$work/source" "$work/site"
-mkdir -p "$work/source/internal" "$work/source/vmm"
-cp -r scripts "$work/source/"
-cp -r internal/cudasim "$work/source/internal/"
-cp -r vmm/digest "$work/source/vmm/"
-CC=$cc "$work/source/scripts/build-sim.sh"
-sim=$work/source/build/sim
+sim=$work/sim
 
 # emulated PROGRAM... with only 16 GiB of addresses: qemu keeps a table of what is reserved.
 emulated() {

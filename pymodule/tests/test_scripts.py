@@ -1,0 +1,176 @@
+"""The scripts on a machine that lacks something: each works, or says what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulator import PYMODULE
+
+ROOT = PYMODULE.parent
+SCRIPTS = sorted(
+    script
+    for script in (ROOT / "scripts").glob("**/*.sh")
+    if script.name not in ("require.sh", "usage.sh")
+)
+BASE = "bash cat dirname env grep head id ln mkdir mktemp printf rm sed sh sort tail tr uname"
+
+
+def path_of(directory: Path, *tools: str) -> str:
+    """A PATH with the base and these tools alone."""
+    directory.mkdir(exist_ok=True)
+    for tool in (*BASE.split(), *tools):
+        (directory / tool).symlink_to(shutil.which(tool) or f"/{tool}-is-not-here")
+    return str(directory)
+
+
+def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
+    """A command in an environment of these variables alone."""
+    return subprocess.run(
+        ["bash", "-c", f"set -euo pipefail; {command}"],
+        cwd=cwd,
+        env={"TMS_NO_INSTALL": "1", "PATH": os.environ["PATH"], **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The scripts in a checkout of their own, whose path no tool likes."""
+    root = tmp_path / "a b" / 'it\'s "one"'
+    shutil.copytree(ROOT / "scripts", root / "scripts")
+    shutil.copytree(PYMODULE, root / "pymodule", ignore=shutil.ignore_patterns("tests", ".*"))
+    shutil.copy(ROOT / "go.mod", root)
+    return root
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
+def test_help(script: Path) -> None:
+    """From any folder, and without doing anything."""
+    relative = os.path.relpath(script, "/")
+    done = run(f"{relative} --help", cwd=Path("/"))
+    first = script.read_text().splitlines()[1]
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.startswith(first.removeprefix("# "))
+
+
+@pytest.mark.parametrize("name", ["build", "demo", "generate-kernels", "test", "wheel"])
+def test_unknown_arguments_are_refused(name: str) -> None:
+    done = run(f"scripts/{name}.sh --unknown")
+    assert done.returncode == 2
+    assert "--unknown" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    ("require", "tools", "words"),
+    [
+        ("cc", "", "missing: a C compiler, gcc. Install gcc"),
+        ("cc", "gcc", "missing: what gcc needs for a C program"),  # no as, no ld
+        ("python", "", "missing: Python 3.9 or newer"),
+    ],
+)
+def test_missing_tools(require: str, tools: str, words: str, copy: Path, tmp_path: Path) -> None:
+    path = path_of(tmp_path / "bin", *tools.split())
+    done = run(f"source scripts/require.sh; require_{require}", cwd=copy, PATH=path)
+    assert done.returncode == 1
+    assert words in done.stderr
+
+
+def test_gcc_without_cc(copy: Path, tmp_path: Path) -> None:
+    path = path_of(tmp_path / "bin", "gcc", "as", "ld")
+    done = run("source scripts/require.sh; require_cc; cc --version", cwd=copy, PATH=path)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("says", "works"),
+    [
+        ("go1.26.0", True),
+        ("go1.27rc1", True),
+        ("devel go1.27-abcdef", True),
+        ("go1.25.9", False),
+        ("go: download go1.26.0 for linux/amd64: toolchain not available", False),
+        ("go: errors parsing go.mod: invalid go version '1.26.0'", False),
+    ],
+)
+def test_versions_of_go(says: str, works: bool, copy: Path, tmp_path: Path) -> None:
+    path = path_of(tmp_path / "bin")
+    go = tmp_path / "bin" / "go"
+    go.write_text(f'#!/bin/sh\ncase $2 in GOVERSION) echo "{says}" ;; *) echo {tmp_path} ;; esac\n')
+    go.chmod(0o755)
+    done = run("source scripts/require.sh; require_go; echo works", cwd=copy, PATH=path)
+    assert (done.stdout == "works\n") is works
+    if not works:
+        assert done.stderr.startswith(f"missing: Go 1.26 or newer. This one says: {says}\n")
+
+
+def test_go_without_a_home(copy: Path) -> None:
+    done = run("source scripts/require.sh; require_go; go env GOCACHE GOMODCACHE", cwd=copy)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:2] == [f"{copy}/build/_go/cache", f"{copy}/build/_go/pkg/mod"]
+
+
+def test_odd_path_has_a_plain_name(copy: Path, tmp_path: Path) -> None:
+    """For the tools that split flags at spaces and quotes; nothing of it is left behind."""
+    command = "source scripts/require.sh; require_go; pwd; pwd -P; go list -m"
+    done = run(command, cwd=copy, HOME=os.environ["HOME"])
+    plain, real, module = done.stdout.splitlines()
+    assert (real, module) == (str(copy), "tms")
+    assert set(plain) <= set("/._") | set(map(chr, range(48, 123))) and not Path(plain).exists()
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="takes root to become nobody")
+def test_folder_of_another_user(copy: Path, tmp_path: Path) -> None:
+    for folder in (copy, *copy.parents):
+        if folder.is_relative_to(tmp_path.parent.parent):
+            folder.chmod(0o755)
+    command = "setpriv --reuid=65534 --regid=65534 --clear-groups bash -c '{}'"
+    for require in ("require_go", "require_python"):
+        done = run(command.format(f"source scripts/require.sh; {require}"), cwd=copy)
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"{copy}/build cannot be written: copy the checkout to where you may write, "
+            "and build there.\n"
+        )
+
+
+@pytest.mark.parametrize("fault", ["dangling", "no pip"])
+def test_half_made_environment_is_made_anew(fault: str, copy: Path) -> None:
+    python = copy / "build" / "venv" / "bin" / "python"
+    if fault == "dangling":
+        python.parent.mkdir(parents=True)
+        python.symlink_to("/nowhere/python")
+    else:
+        command = [sys.executable, "-m", "venv", "--without-pip", copy / "build" / "venv"]
+        subprocess.run(command, check=True)
+    done = run(
+        "source scripts/require.sh; (require_python) || build/venv/bin/python -m pip --version",
+        cwd=copy,
+        HOME=os.environ["HOME"],
+        PIP_NO_INDEX="1",
+    )
+    assert 'missing: packages of pymodule\'s "dev" extra' in done.stderr
+    assert done.stdout.splitlines()[-1].startswith("pip "), done.stderr
+
+
+def test_packages_are_named_before_they_are_installed(tmp_path: Path) -> None:
+    path = path_of(tmp_path / "bin")
+    for name, says in (("apt-get", "apt-get runs"), ("id", "0")):
+        tool = tmp_path / "bin" / name
+        tool.unlink(missing_ok=True)
+        tool.write_text(f"#!/bin/sh\necho {says} >&{1 if name == 'id' else 2}\n")
+        tool.chmod(0o755)
+    command = "source scripts/require.sh; apt_install gcc libc6-dev"
+    done = run(command, PATH=path, TMS_NO_INSTALL="")
+    assert done.stderr == (
+        "== installing gcc libc6-dev with apt-get, as root (TMS_NO_INSTALL=1 forbids it)\n"
+        "apt-get runs\n"
+    )
+    assert run(command, PATH=path).stderr == ""
