@@ -12,7 +12,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 
-out=build strip="-s -w" sanitizers=() machine=amd64
+out=build strip="-s -w" sanitizers=() machine=amd64 optimize=-O2
 case ${1:-} in
 "") ;;
 --aarch64)
@@ -22,9 +22,9 @@ case ${1:-} in
 	;;
 --sanitized)
 	require_sanitizers
-	out=build/sanitized strip=
+	out=build/sanitized strip= optimize=
 	sanitizers=(-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer)
-	export CGO_CFLAGS="-g ${sanitizers[*]}" CGO_LDFLAGS="${sanitizers[*]}"
+	export CGO_LDFLAGS="${sanitizers[*]}"
 	;;
 *) refuse "$@" ;;
 esac
@@ -80,6 +80,8 @@ ln -sfn "$(go env GOROOT)" build/_overlay/go
 export GOROOT=$PWD/build/_overlay/go GOTOOLCHAIN=local
 PATH=$GOROOT/bin:$PATH
 overlay
+# Go does not look whether headers outside a package have changed: their checksum is among the flags, which it does.
+export CGO_CFLAGS="-g $optimize ${sanitizers[*]} -DTMS_HEADERS=$(cat region/*.h forward/*.h | cksum | tr -dc 0-9)"
 wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
 	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
