@@ -125,3 +125,53 @@ func BenchmarkFree(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkSegment makes and frees a segment of a granule, in a tag that has others.
+func BenchmarkSegment(b *testing.B) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	_, _, engine := simulated(b, 1)
+	make := func() uintptr {
+		a, err := engine.Malloc(vmm.Request{Size: 2 << 20, Tag: "t"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		return a
+	}
+	kept := make()
+	for b.Loop() {
+		if err := engine.Free(make(), false); err != nil {
+			b.Fatal(err)
+		}
+	}
+	if err := engine.Free(kept, false); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// BenchmarkPause pauses and resumes 400 segments, in extents of 64 MiB.
+func BenchmarkPause(b *testing.B) {
+	_, _, engine := simulated(b, 1)
+	var addresses []uintptr
+	for range 400 {
+		a, err := engine.Malloc(vmm.Request{Size: 2 << 20, Tag: "t"})
+		if err != nil {
+			b.Fatal(err)
+		}
+		addresses = append(addresses, a)
+	}
+	o := vmm.Options{ExtentBytes: 64 << 20}
+	for b.Loop() {
+		if _, err := engine.Pause(o); err != nil {
+			b.Fatal(err)
+		}
+		if _, err := engine.Resume(o); err != nil {
+			b.Fatal(err)
+		}
+	}
+	for _, a := range addresses {
+		if err := engine.Free(a, false); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
