@@ -1,0 +1,223 @@
+// Package reclaim has the one queue of what is still to be given back: to the driver (streams, events, handles,
+// pinned memory, contexts) and to the system (mappings, files).
+//
+// A thing comes into it in one of two ways. Add leaves it to a thread of ours, for who gives it up may hold a lock:
+// unpinning 16 GiB takes a quarter of a second, removing a file 170 ms for each GiB where the disk is told of free
+// blocks. Keep takes what has been refused. What is refused, in whichever way, waits for the next Retry or Drain; the
+// engine makes one at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
+package reclaim
+
+import (
+	"cmp"
+	"slices"
+	"sync"
+	"time"
+
+	"tms/internal/clock"
+	"tms/internal/guard"
+)
+
+// Queue is safe for use by many threads. Its zero value is empty.
+type Queue struct {
+	mu    sync.Mutex
+	kinds []*Kind
+}
+
+// Kind is the part of a queue that holds things of one kind. Those of different kinds do not wait for each other.
+type Kind struct {
+	queue *Queue
+	what  string
+
+	queued      []item // for a thread of ours
+	refused     []item
+	added, done uint64 // how many there ever were in queued, and out of it again
+	threads     int    // that release something
+	idle        sync.Cond
+}
+
+type item struct {
+	bytes   uint64
+	owner   uintptr
+	release func() error
+	err     error // what it was refused with
+}
+
+// Kind returns the part for things that are called what.
+func (q *Queue) Kind(what string) *Kind {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.kind(what)
+}
+
+func (q *Queue) kind(what string) *Kind {
+	for _, k := range q.kinds {
+		if k.what == what {
+			return k
+		}
+	}
+	k := &Kind{queue: q, what: what}
+	k.idle.L = &q.mu
+	q.kinds = append(q.kinds, k)
+	return k
+}
+
+// Add has a thing of so many bytes released in the background. It never waits. After an error release is called
+// again, at the next Retry.
+func (k *Kind) Add(bytes uint64, release func() error) {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	k.queued = append(k.queued, item{bytes: bytes, release: release})
+	k.added++
+	if len(k.queued) == 1 && k.added-k.done == 1 { // else a thread is at it
+		k.threads++
+		go k.empty()
+	}
+}
+
+func (k *Kind) empty() {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	for len(k.queued) > 0 {
+		i := k.queued[0]
+		k.queued = k.queued[1:]
+		k.release(i)
+		k.done++
+	}
+	k.leave()
+}
+
+// release returns whether a thing is back; else it is among the refused. The caller holds the queue's lock, which
+// is let go meanwhile.
+func (k *Kind) release(i item) bool {
+	k.queue.mu.Unlock()
+	i.err = guard.Call(i.release)
+	k.queue.mu.Lock()
+	if i.err != nil {
+		k.refused = append(k.refused, i)
+	}
+	return i.err == nil
+}
+
+func (k *Kind) leave() {
+	if k.threads--; k.threads == 0 {
+		k.idle.Broadcast()
+	}
+}
+
+// Keep takes a thing of a kind that has been refused with err, for the next Retry. owner is for Forget.
+func (q *Queue) Keep(what string, owner uintptr, err error, release func() error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	k := q.kind(what)
+	k.refused = append(k.refused, item{owner: owner, release: release, err: err})
+}
+
+// Forget drops what is kept with an owner, which is about to go, and with it all that is its.
+func (q *Queue) Forget(owner uintptr) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, k := range q.kinds {
+		k.refused = slices.DeleteFunc(k.refused, func(i item) bool { return i.owner == owner && owner != 0 })
+	}
+}
+
+// Retry tries what has been refused once more, on the calling thread, and returns how much of it is back.
+func (q *Queue) Retry() (done int) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for _, k := range q.kinds { // a kind that comes meanwhile has been tried just now
+		done += k.retry()
+	}
+	return done
+}
+
+func (k *Kind) retry() (done int) {
+	refused := k.refused
+	k.refused = nil
+	k.threads++
+	for _, i := range refused {
+		if k.release(i) {
+			done++
+		}
+	}
+	k.leave()
+	return done
+}
+
+// Drain waits until all things of all kinds are back, or refused once more.
+func (q *Queue) Drain() {
+	q.mu.Lock()
+	kinds := slices.Clone(q.kinds)
+	q.mu.Unlock()
+	for _, k := range kinds {
+		k.Drain()
+	}
+}
+
+// Drain waits until all things of the kind are back, or refused once more.
+func (k *Kind) Drain() {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	k.retry()
+	for k.threads > 0 {
+		k.idle.Wait()
+	}
+}
+
+// Settle waits until all that was added before is back, or refused, but no longer than until; the zero Time is no
+// limit. It looks now and then: the runtime's timers would cost the host descriptors.
+func (k *Kind) Settle(until time.Time) {
+	k.queue.mu.Lock()
+	goal := k.added
+	k.queue.mu.Unlock()
+	for !k.reached(goal) && (until.IsZero() || time.Now().Before(until)) {
+		clock.Sleep(200 * time.Microsecond)
+	}
+}
+
+func (k *Kind) reached(goal uint64) bool {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	return k.done >= goal
+}
+
+// Waiting is what of one kind waits for one reason.
+type Waiting struct {
+	What  string `json:"what"`
+	Why   string `json:"why"`
+	Count int    `json:"count"`
+	Bytes uint64 `json:"bytes"` // 0 where that is not known
+}
+
+// Waiting lists what is in the queue.
+func (q *Queue) Waiting() []Waiting {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	var list []Waiting
+	for _, k := range q.kinds {
+		if n := int(k.added - k.done); n > 0 {
+			w := Waiting{What: k.what, Why: "given back in the background", Count: n}
+			for _, i := range k.queued { // but for the one that is being released
+				w.Bytes += i.bytes
+			}
+			list = append(list, w)
+		}
+		for _, i := range k.refused {
+			list = Count(list, k.what, "refused: "+i.err.Error(), i.bytes)
+		}
+	}
+	slices.SortFunc(list, func(x, y Waiting) int { return cmp.Or(cmp.Compare(x.What, y.What), cmp.Compare(x.Why, y.Why)) })
+	return list
+}
+
+// Count adds a thing to a list.
+func Count(list []Waiting, what, why string, bytes uint64) []Waiting {
+	for i := range list {
+		if w := &list[i]; w.What == what && w.Why == why {
+			w.Count++
+			w.Bytes += bytes
+			return list
+		}
+	}
+	return append(list, Waiting{what, why, 1, bytes})
+}
