@@ -159,7 +159,7 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 		return (size_t)length;
 	}
 	int length = snprintf(buffer, buffer ? capacity : 0,
-			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"devices\":[]}");
+			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"devices\":[],\"waiting\":[]}");
 	return (size_t)length;
 }
 

@@ -66,7 +66,7 @@ func (e *Engine) drainPrimary(ordinal int) error {
 	if err != nil {
 		return err
 	}
-	defer e.driver.End(func() error { return e.driver.DevicePrimaryCtxRelease(device) })
+	defer e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
 	return e.synchronize(context)
 }
 
@@ -132,6 +132,6 @@ func (e *Engine) isPrimary(ordinal int, context cuda.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	e.driver.End(func() error { return e.driver.DevicePrimaryCtxRelease(device) })
+	e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
 	return primary == context, nil
 }

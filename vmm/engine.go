@@ -357,12 +357,7 @@ func (e *Engine) Drain() {
 		e.settled.Wait()
 	}
 	e.mu.Unlock()
-	e.peer.Drain()
-	e.host.Drain()
-	e.disk.Drain()
-	for _, d := range e.known() {
-		e.driver.Tidy(d.context)
-	}
+	e.driver.Reclaim.Drain()
 }
 
 // known lists the devices.

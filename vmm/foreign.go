@@ -26,7 +26,6 @@ type foreigners struct {
 	made   uint64
 	known  map[cuda.Handle]*segment
 	mapped []*segment // by address
-	late   []*segment // to be ended: the driver has refused to release the memory
 }
 
 // numberPrefix stands at the top of our numbers: driver handles are addresses or small numbers.
@@ -68,40 +67,22 @@ func (e *Engine) unmapped(s *segment) {
 	if s.state == active {
 		s.discard() // the memory itself has what it holds
 	}
-	if e.bury(s) != nil {
-		e.foreign.late = append(e.foreign.late, s)
-	}
+	_ = e.bury(s, func() error { s.extent.drop(); return nil })
 }
 
-// bury ends memory that is neither referred to nor mapped. The caller holds e.mu.
-func (e *Engine) bury(s *segment) error {
+// bury ends memory that is neither referred to nor mapped; release is for its extent. The caller holds e.mu.
+func (e *Engine) bury(s *segment, release func() error) error {
 	if s.foreign.references > 0 || s.foreign.mapped {
 		return nil
 	}
 	if x := s.extent; x != nil {
-		if err := e.engage([]*extent{x}, x.release); err != nil {
+		if err := e.engage([]*extent{x}, release); err != nil {
 			return err
 		}
 	}
 	s.discard()
 	delete(e.foreign.known, s.foreign.number)
 	return nil
-}
-
-// buryLate ends what could not be ended before, and returns how many could.
-func (e *Engine) buryLate() (done int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	late := e.foreign.late
-	e.foreign.late = nil
-	for _, s := range late {
-		if e.bury(s) == nil {
-			done++
-		} else {
-			e.foreign.late = append(e.foreign.late, s)
-		}
-	}
-	return done
 }
 
 // lose is what a reset of the device does: the memory goes. The program may still unmap and release it.

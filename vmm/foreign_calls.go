@@ -57,7 +57,7 @@ func (e *Engine) MemRelease(number cuda.Handle) error {
 		return err
 	}
 	s.foreign.references--
-	if err = e.bury(s); err != nil {
+	if err = e.bury(s, func() error { return s.extent.release() }); err != nil {
 		s.foreign.references++
 	}
 	return err
@@ -102,7 +102,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 }
 
 // MemUnmap is cuMemUnmap, of whole mappings. Paused ones have only to be forgotten. Where the driver refuses
-// to release memory that nobody refers to any more, FreeDeferred does it later.
+// to release memory that nobody refers to any more, that is done later.
 // Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	e.mu.Lock()

@@ -198,11 +198,16 @@ func (x *extent) unmap() error {
 	if err := x.detach(x.address); err != nil {
 		return err
 	}
-	if handle := x.handle; x.created {
-		x.device.driver.End(func() error { return x.device.driver.MemRelease(handle) })
+	x.drop()
+	return nil
+}
+
+// drop releases what an unmapped extent holds, at a later time if the driver refuses.
+func (x *extent) drop() {
+	if driver, handle := x.device.driver, x.handle; x.created {
+		driver.End("device memory", func() error { return driver.MemRelease(handle) })
 	}
 	x.handle, x.created = 0, false
-	return nil
 }
 
 // forget takes a segment out of what can be found, paused or resumed.
@@ -228,17 +233,14 @@ func captureForbids(err error) bool {
 	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
 }
 
-// FreeDeferred makes the frees that a stream capture, or the driver, held up and returns how many succeeded.
-// The others stay, for the next time; so does what the driver refuses to release.
+// FreeDeferred makes the frees that a stream capture, or the driver, held up, and gives back what else has been
+// refused. It returns how much of that succeeded; the rest stays, for the next time.
 func (e *Engine) FreeDeferred() int {
-	for _, d := range e.known() {
-		e.driver.Tidy(d.context)
-	}
+	done := e.driver.Reclaim.Retry()
 	e.mu.Lock()
 	waiting := e.deferred
 	e.deferred = nil
 	e.mu.Unlock()
-	done := e.buryLate()
 	for _, a := range waiting {
 		waited := e.idleLate(a.segment)
 		e.mu.Lock()

@@ -73,13 +73,12 @@ func (e *Engine) Trim() {
 		}
 		e.mu.Unlock()
 	}
-	e.host.Drain()
-	e.disk.Drain()
 	for _, d := range e.known() {
 		if d.hashed.Load() {
 			e.hasher.Trim(d.context)
 		}
 	}
+	e.driver.Reclaim.Drain()
 }
 
 // spans returns those of the segments that are still wanted, and where they are: the place of one that has

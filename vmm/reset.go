@@ -37,7 +37,7 @@ func (e *Engine) Reset(ordinal int) {
 		e.lose(s)
 	}
 	e.mu.Unlock()
-	e.host.Drain() // unpinning needs the context
 	e.hasher.Forget(d.context)
-	e.driver.Forget(d.context)
+	e.driver.Reclaim.Drain() // unpinning needs the context
+	e.driver.Reclaim.Forget(uintptr(d.context))
 }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"unicode/utf8"
+
+	"tms/vmm/reclaim"
 )
 
 // Stats is what the engine holds, for tms_stats_json. Sizes are in bytes.
@@ -13,6 +15,9 @@ type Stats struct {
 	Version string        `json:"version"`
 	Started bool          `json:"started"`
 	Devices []DeviceStats `json:"devices"`
+	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
+	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
+	Waiting []reclaim.Waiting `json:"waiting"`
 }
 
 // DeviceStats is one device's part of Stats.
@@ -70,6 +75,7 @@ func (e *Engine) Stats() (Stats, error) {
 		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
 	}
+	stats.Waiting = e.driver.Reclaim.Waiting()
 	return stats, nil
 }
 

@@ -68,6 +68,16 @@ class DeviceStats(TypedDict):
     """None while no pause or resume works on the device."""
 
 
+class WaitingStats(TypedDict):
+    """What of one kind, for one reason, is not back yet although the program has given it up."""
+
+    what: str
+    why: str
+    count: int
+    bytes: int
+    """0 where that is not known."""
+
+
 class Stats(TypedDict):
     """Of the process."""
 
@@ -76,6 +86,8 @@ class Stats(TypedDict):
     started: bool
     """Whether the library has been needed yet; before that there are no devices."""
     devices: list[DeviceStats]
+    waiting: list[WaitingStats]
+    """Given up, and not back with the driver or the system yet."""
 
 
 def pause(tag: str | None = None, *, progress: Progress = False) -> int:

@@ -11,6 +11,7 @@ import (
 	"github.com/ebitengine/purego"
 
 	"tms/internal/failpoint"
+	"tms/vmm/reclaim"
 )
 
 type function int
@@ -128,8 +129,11 @@ var names = [functions]string{
 
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
+	// Reclaim is what is to be given back yet, or has been refused: by the driver, or by the system where it holds
+	// what the driver had to do with.
+	Reclaim reclaim.Queue
+
 	address [functions]uintptr
-	refused refused
 }
 
 // Open loads the driver library at path (the loader searches for a bare name such as

@@ -4,7 +4,6 @@ package digest
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"math/rand/v2"
 	"sync"
@@ -130,18 +129,12 @@ func (h *Hasher) Trim(context cuda.Context) {
 	buffers := h.buffers
 	h.buffers = nil
 	h.mu.Unlock()
-	_ = h.driver.OnStream(context, func(cuda.Stream) error {
-		for len(buffers) > 0 {
-			b := buffers[0]
-			buffers = buffers[1:]
-			_ = h.release(b) // what is refused is kept, and tried again when it is next too small
-		}
-		return nil
-	})
-	for _, b := range buffers { // there was no stream
-		h.give(b)
+	for _, b := range buffers {
+		h.driver.End(pinned, func() error { return h.driver.With(context, b.release) })
 	}
 }
+
+const pinned = "memory of the content hash"
 
 // Sums hashes every block of every span. The device must be idle. Errors: as for Load, and the driver's.
 // (cuLaunchKernel)
@@ -201,9 +194,11 @@ type block struct {
 // buffer is pinned host memory that the kernel reads blocks from and writes sums to: hashing must not
 // need device memory, which may be what is short.
 type buffer struct {
-	mapping  []byte
-	device   uintptr // its address on the GPU
-	capacity int     // blocks
+	driver     *cuda.Driver
+	mapping    []byte
+	registered bool
+	device     uintptr // its address on the GPU
+	capacity   int     // blocks
 }
 
 func (b *buffer) blocks(n int) []block {
@@ -226,9 +221,7 @@ func (h *Hasher) take(n int) (*buffer, error) {
 		return spare, nil
 	}
 	if spare != nil {
-		if err := h.release(spare); err != nil {
-			return nil, err
-		}
+		h.driver.End(pinned, spare.release)
 	}
 	const page = 4096
 	perBlock := int(unsafe.Sizeof(block{}) + unsafe.Sizeof(Sum{}))
@@ -238,15 +231,15 @@ func (h *Hasher) take(n int) (*buffer, error) {
 		return nil, fmt.Errorf("mapping %d bytes: %w", bytes, err)
 	}
 	_ = unix.Madvise(mapping, unix.MADV_DONTFORK) // a child has no use for it
-	b := &buffer{mapping: mapping, capacity: bytes / perBlock}
+	b := &buffer{driver: h.driver, mapping: mapping, capacity: bytes / perBlock}
 	address := uintptr(unsafe.Pointer(&mapping[0]))
-	if err := h.driver.MemHostRegister(address, uint64(bytes)); err != nil {
-		_ = unix.Munmap(mapping)
-		return nil, err
+	if err = h.driver.MemHostRegister(address, uint64(bytes)); err == nil {
+		b.registered = true
+		b.device, err = h.driver.MemHostGetDevicePointer(address)
 	}
-	if b.device, err = h.driver.MemHostGetDevicePointer(address); err != nil {
-		b.capacity = 0 // it is no use, if it cannot even be unpinned
-		return nil, errors.Join(err, h.release(b))
+	if err != nil {
+		h.driver.End(pinned, b.release)
+		return nil, err
 	}
 	return b, nil
 }
@@ -258,11 +251,13 @@ func (h *Hasher) give(b *buffer) {
 	h.buffers = append(h.buffers, b)
 }
 
-// release unpins and unmaps a buffer; one that the driver does not unpin is kept for the next call.
-func (h *Hasher) release(b *buffer) error {
-	if err := h.driver.MemHostUnregister(uintptr(unsafe.Pointer(&b.mapping[0]))); err != nil {
-		h.give(b)
-		return err
+// release unpins and unmaps a buffer. After an error it can be called again.
+func (b *buffer) release() error {
+	if b.registered {
+		if err := b.driver.MemHostUnregister(uintptr(unsafe.Pointer(&b.mapping[0]))); err != nil {
+			return err
+		}
+		b.registered = false
 	}
 	return unix.Munmap(b.mapping)
 }

@@ -39,6 +39,7 @@ type item struct {
 	bytes   uint64
 	owner   uintptr
 	release func() error
+	kept    bool  // by Keep
 	err     error // what it was refused with
 }
 
@@ -61,14 +62,17 @@ func (q *Queue) kind(what string) *Kind {
 	return k
 }
 
-// Add has a thing of so many bytes released in the background. It never waits. After an error release is called
-// again, at the next Retry.
+// Add has a thing of so many bytes released in the background, one of a kind at a time. It never waits. After an
+// error release is called again, at the next Retry.
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
-	k.queued = append(k.queued, item{bytes: bytes, release: release})
-	k.added++
-	if len(k.queued) == 1 && k.added-k.done == 1 { // else a thread is at it
+	k.add(item{bytes: bytes, release: release})
+}
+
+func (k *Kind) add(i item) {
+	k.queued = append(k.queued, i)
+	if k.added++; k.added-k.done == 1 { // else a thread is at it
 		k.threads++
 		go k.empty()
 	}
@@ -109,7 +113,7 @@ func (q *Queue) Keep(what string, owner uintptr, err error, release func() error
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	k := q.kind(what)
-	k.refused = append(k.refused, item{owner: owner, release: release, err: err})
+	k.refused = append(k.refused, item{owner: owner, release: release, kept: true, err: err})
 }
 
 // Forget drops what is kept with an owner, which is about to go, and with it all that is its.
@@ -121,7 +125,8 @@ func (q *Queue) Forget(owner uintptr) {
 	}
 }
 
-// Retry tries what has been refused once more, on the calling thread, and returns how much of it is back.
+// Retry has what was refused tried once more: what is of Add in the background, what is of Keep on the calling
+// thread. It returns how much of the latter is back.
 func (q *Queue) Retry() (done int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -136,7 +141,9 @@ func (k *Kind) retry() (done int) {
 	k.refused = nil
 	k.threads++
 	for _, i := range refused {
-		if k.release(i) {
+		if !i.kept {
+			k.add(i)
+		} else if k.release(i) {
 			done++
 		}
 	}
@@ -193,7 +200,7 @@ type Waiting struct {
 func (q *Queue) Waiting() []Waiting {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	var list []Waiting
+	list := []Waiting{}
 	for _, k := range q.kinds {
 		if n := int(k.added - k.done); n > 0 {
 			w := Waiting{What: k.what, Why: "given back in the background", Count: n}

@@ -13,8 +13,8 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/pinned"
-	"tms/vmm/backup/internal/reclaim"
 	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
 )
 
 // ErrFailed says that a file of the disk backup, or its directory, could not be made, written or
@@ -41,8 +41,8 @@ type Store struct {
 	current     *directory
 	request     uint64 // bytes of one read or write
 
-	staging *reclaim.Queue[*pinned.Buffer]
-	removed *reclaim.Queue[*diskFile]
+	staging *reclaim.Kind // buffers
+	removed *reclaim.Kind // files
 }
 
 // tmpfsWarned is of the process, not of a Store: one line in a log is enough.
@@ -54,8 +54,8 @@ func New(driver *cuda.Driver) *Store {
 		driver:      driver,
 		directories: map[string]*directory{},
 		request:     stagingSize,
-		staging:     reclaim.NewQueue((*pinned.Buffer).Release),
-		removed:     reclaim.NewQueue((*diskFile).unlink),
+		staging:     driver.Reclaim.Kind("staging memory"),
+		removed:     driver.Reclaim.Kind("file"),
 	}
 }
 
@@ -135,7 +135,7 @@ func (c *diskContents) replace(file *diskFile) {
 	c.file = file
 	c.mu.Unlock()
 	if old != nil && old != file {
-		c.disk.removed.Add(old)
+		c.disk.remove(old)
 	}
 }
 
@@ -167,7 +167,7 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 	var fresh []*diskFile
 	defer func() {
 		if err != nil {
-			d.removed.Add(fresh...)
+			d.remove(fresh...)
 		}
 	}()
 	if needed > 0 {
@@ -248,15 +248,16 @@ func (l *diskLoader) Add(span backup.Span, contents backup.Contents) {
 
 func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
 
-// Drain waits until the space of discarded files is free, and no staging memory is left over.
-func (d *Store) Drain() {
-	d.staging.Drain()
-	d.removed.Drain()
+// remove removes files in the background.
+func (d *Store) remove(files ...*diskFile) {
+	for _, f := range files {
+		d.removed.Add(f.size, f.unlink)
+	}
 }
 
 // drop gives staging memory back.
 func (d *Store) drop(staging *pinned.Buffer) {
 	if staging != nil {
-		d.staging.Add(staging)
+		staging.Discard(d.staging)
 	}
 }

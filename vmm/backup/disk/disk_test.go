@@ -57,7 +57,7 @@ func newBench(t testing.TB) *bench {
 // clean asserts that nothing is held but files; with none of them no descriptor either.
 func (b *bench) clean(files int) {
 	b.t.Helper()
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	require.Len(b.t, b.files(), files)
 	require.Zero(b.t, b.sim.Stat("registered_bytes"), "staging memory left over")
 	require.Zero(b.t, b.sim.Stat("streams"), "streams left over")
@@ -193,7 +193,7 @@ func TestUsageIsConstant(t *testing.T) {
 			require.NoError(t, b.load(spans, kept))
 			backuptest.Discard(kept)
 			kept = nil
-			b.disk.Drain()
+			b.driver.Reclaim.Drain()
 			require.Zero(t, usage())
 		}
 	}
@@ -367,13 +367,13 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	require.Len(t, b.files(), 1)
 
 	b.save(spans, contents)
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	require.Empty(t, b.files())
 	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
 	backuptest.RequireFilled(t, spans, 1)
 	backuptest.Discard(contents)
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	entries, err := os.ReadDir(other)
 	require.NoError(t, err)
 	require.Empty(t, entries)
@@ -526,7 +526,7 @@ func TestLeftovers(t *testing.T) {
 	require.NoError(t, unseen.lock(int(lock.Fd())))
 	require.NoError(t, hidden.lock(int(lock.Fd())))
 
-	d := New(nil)
+	d := New(new(cuda.Driver))
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
@@ -542,7 +542,7 @@ func TestLeftovers(t *testing.T) {
 	require.NoError(t, lock.Close())
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, New(nil).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, New(new(cuda.Driver)).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.False(t, exists(unseen.name(1)))
 }
 
@@ -569,7 +569,7 @@ func TestDiscardsFromManyThreads(t *testing.T) {
 		})
 	}
 	group.Wait()
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	b.clean(0)
 }
 
@@ -613,17 +613,17 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	more := b.save(b.spans(2*mib), nil)
 	require.True(t, locked())
 	backuptest.Discard(more)
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	_, err = unix.Write(lock, []byte("still the host's"))
 	require.NoError(t, err)
 	require.NoError(t, unix.Close(lock))
 	require.NoError(t, unix.Close(hosts))
 
 	contents[0].Discard()
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	require.True(t, locked())
 	contents[1].Discard()
-	b.disk.Drain()
+	b.driver.Reclaim.Drain()
 	require.False(t, locked())
 	require.NoError(t, other.Close()) // before clean looks for it
 }
@@ -774,7 +774,7 @@ func BenchmarkDisk(b *testing.B) {
 		start := time.Now()
 		backuptest.Discard(kept)
 		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
-		w.disk.Drain()
+		w.driver.Reclaim.Drain()
 		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/copying"
 	"tms/vmm/backup/internal/pinned"
-	"tms/vmm/backup/internal/reclaim"
 	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
 )
 
 // Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning are what
@@ -20,7 +20,7 @@ import (
 // issued the moment it is pinned.
 type Store struct {
 	driver  *cuda.Driver
-	garbage *reclaim.Queue[*pinned.Buffer] // whose last contents were discarded
+	garbage *reclaim.Kind // buffers whose last contents were discarded
 }
 
 // Measured on a host of 16 cores (docs/rationale.md): more registrars only wait for each other.
@@ -31,7 +31,7 @@ const (
 
 // New returns a store of host memory.
 func New(driver *cuda.Driver) *Store {
-	return &Store{driver: driver, garbage: reclaim.NewQueue((*pinned.Buffer).Release)}
+	return &Store{driver: driver, garbage: driver.Reclaim.Kind("host memory")}
 }
 
 // buffer is pinned memory that contents live in.
@@ -55,7 +55,7 @@ func (c *hostContents) Bytes() uint64       { return c.size }
 func (c *hostContents) Host() uintptr       { return c.buffer.Base + uintptr(c.offset) }
 func (c *hostContents) Discard() {
 	if c.buffer.references.Add(-1) == 0 {
-		c.host.garbage.Add(c.buffer.Buffer)
+		c.buffer.Discard(c.host.garbage)
 	}
 }
 
@@ -124,7 +124,7 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	}
 	if err := h.copyAll(job, fresh, cold, warm); err != nil {
 		if fresh != nil {
-			h.garbage.Add(fresh.Buffer)
+			fresh.Discard(h.garbage)
 		}
 		return nil, err
 	}
@@ -143,7 +143,7 @@ func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents,
 		return contents, err
 	}
 	if err := h.copyAll(job, fresh, make([][]copyJob, len(fresh.Registrations)), nil); err != nil {
-		h.garbage.Add(fresh.Buffer)
+		fresh.Discard(h.garbage)
 		return nil, err
 	}
 	return contents, nil
@@ -276,6 +276,3 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copyJob, warm []
 func (h *Store) Load(job backup.Job) backup.Loader {
 	return copying.NewLoader(h.driver, job, (*hostContents).jobs, toDevice)
 }
-
-// Drain waits until discarded memory has gone back to the operating system.
-func (h *Store) Drain() { h.garbage.Drain() }

@@ -7,6 +7,7 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/backuptest"
+	"tms/vmm/cuda"
 )
 
 // Every copy lies in one registration, and a span of up to maxRegistration in one copy: users copy from retained
@@ -17,7 +18,7 @@ func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 	for _, size := range []uint64{2 * mib, 30 * mib, 2 * mib, 40 * mib, 64 << 10, maxRegistration + 2*mib, 2 * mib, 33 * mib, 2 * mib} {
 		spans = append(spans, backup.Span{Address: uintptr(len(spans)+1) << 40, Size: size})
 	}
-	host := New(nil)
+	host := New(new(cuda.Driver))
 	contents, fresh, err := host.place(backup.Job{Node: -1}, backuptest.Items(spans, nil, -1))
 	require.NoError(t, err)
 	var end uint64
@@ -56,7 +57,7 @@ func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 // Parts of a span are copied between the same places as the whole, and split where registrations end.
 func TestPartsOfASpan(t *testing.T) {
 	span := backup.Span{Address: 1 << 40, Size: maxRegistration + 64<<20}
-	host := New(nil)
+	host := New(new(cuda.Driver))
 	contents, fresh, err := host.place(backup.Job{Node: -1}, backuptest.Items([]backup.Span{span}, nil, -1))
 	require.NoError(t, err)
 	c := contents[0].(*hostContents)

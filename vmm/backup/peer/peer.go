@@ -6,8 +6,8 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/copying"
-	"tms/vmm/backup/internal/reclaim"
 	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
 )
 
 // Store keeps contents in free memory of other GPUs, where the copy engine of the source device writes
@@ -21,7 +21,7 @@ type Store struct {
 	chunk  uint64     // bytes of a chunk, at most
 	taking sync.Mutex // held while memory is taken
 
-	garbage *reclaim.Queue[*peerChunk] // whose last contents were discarded
+	garbage *reclaim.Kind // chunks whose last contents were discarded
 
 	mu     sync.Mutex
 	warn   func(note string)
@@ -31,9 +31,8 @@ type Store struct {
 
 // New returns a store of other devices' memory. What finds no place there goes to host.
 func New(driver *cuda.Driver, host backup.Store) *Store {
-	p := &Store{driver: driver, host: host, chunk: chunkSize, warned: map[string]bool{}, held: map[int]uint64{}}
-	p.garbage = reclaim.NewQueue(p.release)
-	return p
+	return &Store{driver: driver, host: host, chunk: chunkSize, garbage: driver.Reclaim.Kind("memory of another device"),
+		warned: map[string]bool{}, held: map[int]uint64{}}
 }
 
 // Warn has f told, in one line and once for every reason, why contents have gone to the host store.
@@ -92,7 +91,7 @@ func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	}
 	for _, r := range taken {
 		if err != nil || r.refused {
-			p.garbage.Add(r.chunks...)
+			p.discard(r.chunks...)
 		}
 	}
 	if err != nil {
@@ -113,8 +112,12 @@ func (p *Store) release(chunk *peerChunk) error {
 	return err
 }
 
-// Drain waits until discarded memory has gone back to its device.
-func (p *Store) Drain() { p.garbage.Drain() }
+// discard releases chunks in the background.
+func (p *Store) discard(chunks ...*peerChunk) {
+	for _, c := range chunks {
+		p.garbage.Add(c.size, func() error { return p.release(c) })
+	}
+}
 
 // saveToHost saves what has no contents yet, nor Kept ones here.
 func (p *Store) saveToHost(job backup.Job, items []backup.Item, contents []backup.Contents) error {

@@ -68,8 +68,7 @@ func (p *peers) remember() {
 // clean asserts that nothing is held beyond what the test's own spans take.
 func (p *peers) clean() {
 	p.t.Helper()
-	p.peer.Drain()
-	p.host.Drain()
+	p.driver.Reclaim.Drain()
 	for _, name := range held {
 		require.Equal(p.t, p.before[name], p.sim.Stat(name), name)
 	}
@@ -98,7 +97,7 @@ func (p *peers) save(job backup.Job, items []backup.Item) []backup.Contents {
 	p.t.Helper()
 	contents, err := p.peer.Save(job, items)
 	require.NoError(p.t, err)
-	p.peer.Drain() // the reserve has gone back
+	p.driver.Reclaim.Drain() // the reserve has gone back
 	return contents
 }
 
@@ -214,7 +213,7 @@ func TestSharesChunks(t *testing.T) {
 	contents := p.save(job, backuptest.Items(spans, nil, 1))
 	require.EqualValues(t, 2, p.sim.Stat("handles")-handles, "20 MiB in two chunks")
 	backuptest.Discard(contents[1:])
-	p.peer.Drain()
+	p.driver.Reclaim.Drain()
 	require.EqualValues(t, chunk, p.sim.Stat("used:1"))
 	backuptest.Wipe(spans[:1])
 	require.NoError(t, backuptest.Load(job, spans[:1], contents[:1]))
@@ -261,7 +260,7 @@ func TestFallsBackWithANote(t *testing.T) {
 			backuptest.Discard(kept)
 			backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, c.target)))
 			require.Len(t, p.notes, 1, "once for every reason")
-			p.host.Drain()
+			p.driver.Reclaim.Drain()
 			for _, name := range held {
 				require.Equal(t, p.before[name], p.sim.Stat(name), name)
 			}
@@ -291,8 +290,7 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	backuptest.RequireFilled(t, spans, 2)
 	used := p.sim.Stat("used:1")
 	backuptest.Discard(contents)
-	p.peer.Drain()
-	p.host.Drain()
+	p.driver.Reclaim.Drain()
 	require.EqualValues(t, chunk, used-p.sim.Stat("used:1"))
 	for _, name := range held {
 		require.Equal(t, p.before[name], p.sim.Stat(name), name)
@@ -309,7 +307,7 @@ func TestGivesBackWhatNothingFitsInto(t *testing.T) {
 	require.Equal(t, []int{1, 1}, []int{peer, host})
 	require.EqualValues(t, chunk, p.sim.Stat("used:1")-used)
 	backuptest.Discard(contents)
-	p.peer.Drain()
+	p.driver.Reclaim.Drain()
 	require.Equal(t, used, p.sim.Stat("used:1"))
 }
 
@@ -348,7 +346,7 @@ func TestSpreads(t *testing.T) {
 	require.NoError(t, backuptest.Load(job, spans, contents))
 	backuptest.RequireFilled(t, spans, 1)
 	backuptest.Discard(contents)
-	p.peer.Drain()
+	p.driver.Reclaim.Drain()
 	require.Zero(t, p.sim.Stat("used:0"))
 	require.Equal(t, free, p.sim.Stat("free:3"))
 }
@@ -401,7 +399,7 @@ func TestOfEachOther(t *testing.T) {
 		backuptest.RequireFilled(t, spans[device], 4)
 	}
 	require.Empty(t, p.notes)
-	p.peer.Drain()
+	p.driver.Reclaim.Drain()
 	for _, name := range held {
 		require.Equal(t, p.before[name], p.sim.Stat(name), name)
 	}
@@ -466,7 +464,7 @@ func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 		backuptest.RequireFilled(p.t, spans, cycle)
 	}
 	backuptest.Discard(kept)
-	p.peer.Drain() // the driver may refuse
+	p.driver.Reclaim.Drain() // the driver may refuse
 	p.clean()
 	fired := p.sim.FailuresFired() > before
 	p.sim.ClearFailures()

@@ -108,13 +108,13 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	whole := func(bytes uint64) uint64 { return (bytes + granularity - 1) / granularity * granularity }
 	p.taking.Lock()
 	defer p.taking.Unlock()
-	p.Drain() // what was discarded may be what is missing
+	p.garbage.Drain() // what was discarded may be what is missing
 	// The reserve is held while memory is taken, so it is what stays free.
 	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(reserveOf(total))}
 	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
 		return nil, wanted, err
 	}
-	defer p.garbage.Add(reserve)
+	defer p.discard(reserve)
 
 	r = &peerRange{device: device}
 	var need, room, used uint64
@@ -141,7 +141,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	// Chunks that nothing fits into go back, but not before the range has its addresses.
 	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
 	if r.chunks = all[:kept]; kept == 0 {
-		p.garbage.Add(all...)
+		p.discard(all...)
 		return nil, left, err
 	}
 	for _, chunk := range r.chunks {
@@ -149,11 +149,11 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	}
 	base, refused := p.driver.MemAddressReserve(r.size, 0)
 	if refused != nil {
-		p.garbage.Add(all...)
+		p.discard(all...)
 		return nil, wanted, refused
 	}
 	r.base = base
-	p.garbage.Add(all[kept:]...)
+	p.discard(all[kept:]...)
 	for k, chunk := range r.chunks {
 		chunk.address = base + uintptr(k)*uintptr(p.chunk)
 	}

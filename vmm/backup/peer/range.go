@@ -51,7 +51,7 @@ func (c *peerContents) Host() uintptr       { return 0 }
 func (c *peerContents) Discard() {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Add(-1) == 0 {
-			c.peer.garbage.Add(chunk)
+			c.peer.discard(chunk)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"tms/internal/failpoint"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
 )
 
 // Buffer is one mapping of host memory, pinned registration by registration. The driver refuses a copy that
@@ -119,9 +120,12 @@ func (b *Buffer) Register(i int) error {
 	return nil
 }
 
-// Release unpins and unmaps. After an error it can be called again. (cuMemHostUnregister)
-func (b *Buffer) Release() error { return b.driver.With(b.context, b.unpin) }
+// Discard has it unpinned and unmapped in the background. (cuMemHostUnregister)
+func (b *Buffer) Discard(garbage *reclaim.Kind) {
+	garbage.Add(b.Size, func() error { return b.driver.With(b.context, b.unpin) })
+}
 
+// unpin can be called again after an error.
 func (b *Buffer) unpin() error {
 	for i := range b.Registrations {
 		r := &b.Registrations[i]
