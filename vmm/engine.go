@@ -28,6 +28,7 @@ import (
 	"tms/vmm/backup/peer"
 	"tms/vmm/cuda"
 	"tms/vmm/digest"
+	"tms/vmm/small"
 	"tms/vmm/space"
 )
 
@@ -161,7 +162,7 @@ func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 
 func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
-	small := r.Size < d.granularity
+	inSlab := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -169,7 +170,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	if !e.names[r.Tag] {
 		e.names[r.Tag] = true
 	}
-	if small {
+	if inSlab {
 		if address, ok := t.mallocSmall(p, r.Size); ok {
 			return address, nil
 		}
@@ -177,7 +178,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	s := t.takeSlack(granules)
 	if s == nil {
 		var err error
-		if s, err = e.newSegment(d, t, granules, small); err != nil {
+		if s, err = e.newSegment(d, t, granules, inSlab); err != nil {
 			return 0, err
 		}
 		x := newExtent(d, s)
@@ -196,25 +197,25 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		s.extent = x
 	}
 	_ = e.grantAll([]*extent{s.extent}) // a device that cannot be told can still not copy it: no worse than before
-	s.state, s.size, s.policy, s.shared = active, r.Size, p, nil
+	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
 	s.span.Enter(s)
 	t.add(s)
 	if s.incremental {
 		e.loadHasher(d)
 	}
-	if !small {
+	if !inSlab {
 		return s.address, nil
 	}
-	s.shared = newShared(d.granularity)
-	t.listSmall(s)
-	offset, _ := s.shared.allocate(r.Size)
+	s.slab = small.New(d.granularity)
+	t.listSlab(s)
+	offset, _ := s.slab.Allocate(r.Size)
 	return s.address + offset, nil
 }
 
-// newSegment finds addresses for a segment of a tag; small: for one that small allocations are to share. The
+// newSegment finds addresses for a segment of a tag; inSlab: for one that small allocations are to share. The
 // caller holds e.mu.
-func (e *Engine) newSegment(d *device, t *tag, granules uint32, small bool) (*segment, error) {
-	span, err := t.ranges.Allocate(granules, small)
+func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool) (*segment, error) {
+	span, err := t.ranges.Allocate(granules, inSlab)
 	if err != nil {
 		d.retire(t)
 		return nil, err
@@ -313,14 +314,14 @@ func (e *Engine) around(address uintptr) allocation {
 	switch {
 	case s == nil || s.state == freeing && !s.busy:
 		return allocation{}
-	case s.shared == nil:
+	case s.slab == nil:
 		return allocation{segment: s}
 	}
-	first, ok := s.shared.find(address - s.address)
-	if !ok || s.shared.isFreeing(first) {
+	offset, ok := s.slab.Find(address - s.address)
+	if !ok || s.slab.Freeing(offset) {
 		return allocation{}
 	}
-	return allocation{segment: s, small: true, first: first}
+	return allocation{segment: s, small: true, offset: offset}
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;

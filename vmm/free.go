@@ -10,9 +10,9 @@ import (
 // allocation is what a caller of Malloc holds: a segment, or a block of one.
 type allocation struct {
 	segment *segment
-	small   bool // a part of it:
-	first   int  // the first unit of that
-	late    bool // the caller was told that its free is done
+	small   bool    // a part of it:
+	offset  uintptr // where that begins
+	late    bool    // the caller was told that its free is done
 }
 
 // Free ends an allocation, on the calling thread, after the devices that have access have finished with it.
@@ -86,7 +86,7 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 			continue
 		}
 		if a.small {
-			s.shared.setFreeing(a.first, true)
+			s.slab.SetFreeing(a.offset, true)
 		} else {
 			s.state = freeing
 		}
@@ -120,12 +120,12 @@ func (e *Engine) free(a allocation, waited error) error {
 	return fmt.Errorf("freeing %#x: %w", a.address(), err)
 }
 
-func (a allocation) address() uintptr { return a.segment.address + uintptr(a.first)*unit }
+func (a allocation) address() uintptr { return a.segment.address + a.offset }
 
 // size is in bytes as asked for.
 func (a allocation) size() uint64 {
 	if a.small {
-		return a.segment.shared.size(a.first)
+		return a.segment.slab.Size(a.offset)
 	}
 	return a.segment.size
 }
@@ -135,8 +135,8 @@ func (a allocation) reinstate() {
 	switch {
 	case !a.small:
 		a.segment.reinstate()
-	case a.segment.shared != nil: // no reset of the device took all of it meanwhile
-		a.segment.shared.setFreeing(a.first, false)
+	case a.segment.slab != nil: // no reset of the device took all of it meanwhile
+		a.segment.slab.SetFreeing(a.offset, false)
 	}
 }
 
@@ -151,23 +151,23 @@ func (s *segment) reinstate() {
 // for driver calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
-	if a.small && s.shared == nil {
+	if a.small && s.slab == nil {
 		return nil // a reset of the device took all of it
 	}
 	if a.small {
-		for s.shared != nil && s.busy && s.shared.live == 1 {
+		for s.slab != nil && s.busy && s.slab.Live() == 1 {
 			e.settled.Wait()
 		}
-		if s.shared == nil {
+		if s.slab == nil {
 			return nil // meanwhile
 		}
-		if s.shared.live > 1 {
-			s.shared.remove(a.first)
-			s.tag.listSmall(s)
+		if s.slab.Live() > 1 {
+			s.slab.Free(a.offset)
+			s.tag.listSlab(s)
 			return nil
 		}
 		s.state = freeing // nothing else is in it
-		s.tag.unlistSmall(s)
+		s.tag.unlistSlab(s)
 	}
 	for s.extent != nil && s.extent.busy {
 		e.settled.Wait()
@@ -181,7 +181,7 @@ func (e *Engine) drop(a allocation) error {
 		if err := e.engage([]*extent{x}, x.unmap); err != nil {
 			if a.small {
 				s.reinstate()
-				s.tag.listSmall(s)
+				s.tag.listSlab(s)
 			}
 			return err
 		}
@@ -215,7 +215,7 @@ func (e *Engine) forget(s *segment) {
 	s.span.Enter(nil)
 	s.tag.remove(s)
 	s.discard()
-	s.shared = nil
+	s.slab = nil
 }
 
 // dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.

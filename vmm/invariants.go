@@ -95,8 +95,8 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 		default:
 			err = e.checkFound(s)
 		}
-		if err == nil && s.shared != nil {
-			err = s.shared.check(s)
+		if err == nil && s.slab != nil {
+			err = s.checkSlab()
 		}
 		if err != nil {
 			return fmt.Errorf("segment %#x: %w", s.address, err)
@@ -109,7 +109,7 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			case err != nil:
 			case s.tag != t || s.index != n || s.span.Granules() != granules || !t.ranges.Holds(s.span):
 				err = errors.New("in a list of slack that is not its own")
-			case s.state != slack || s.extent == nil || s.busy || s.shared != nil || s.contents != nil:
+			case s.state != slack || s.extent == nil || s.busy || s.slab != nil || s.contents != nil:
 				err = fmt.Errorf("slack in state %d, with extent %v, busy %v", s.state, s.extent != nil, s.busy)
 			case e.find(s.address) != nil:
 				err = errors.New("slack that can be found")
@@ -119,10 +119,10 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			}
 		}
 	}
-	for p, list := range t.small {
+	for p, list := range t.slabs {
 		listed := map[*segment]bool{}
 		for _, s := range list {
-			if listed[s] || s.tag != t || s.shared == nil || !s.shared.listed || s.policy != p {
+			if listed[s] || s.tag != t || s.slab == nil || !s.listed || s.policy != p {
 				return fmt.Errorf("segment %#x: wrongly listed as having room", s.address)
 			}
 			listed[s] = true
@@ -187,32 +187,14 @@ func (e *Engine) checkFound(s *segment) error {
 	return nil
 }
 
-func (h *shared) check(s *segment) error {
-	live, bytes, end := 0, uint64(0), 0
-	for u := range h.units {
-		g, bit := &h.groups[u/perGroup], uint64(1)<<(u%perGroup)
-		if g.starts&bit != 0 {
-			size := h.size(u)
-			live, bytes, end = live+1, bytes+size, u+unitsOf(size)
-		} else if g.freeing&bit != 0 {
-			return fmt.Errorf("no small allocation at unit %d to be freed", u)
-		}
-		switch used := g.used&bit != 0; {
-		case used != (u < end):
-			return fmt.Errorf("unit %d is in use: %v", u, used)
-		case !used && u/perGroup < h.from:
-			return fmt.Errorf("unit %d is free, where all is full", u)
-		}
-	}
+func (s *segment) checkSlab() error {
 	switch {
-	case live != h.live || bytes != h.bytes:
-		return fmt.Errorf("%d small allocations of %d bytes, noted are %d of %d", live, bytes, h.live, h.bytes)
-	case live == 0:
+	case s.slab.Live() == 0:
 		return errors.New("no small allocation in it")
 	case s.span.Granules() != 1:
 		return fmt.Errorf("small allocations in %d granules", s.span.Granules())
 	}
-	return nil
+	return s.slab.Check()
 }
 
 func (x *extent) check() error {
@@ -262,10 +244,10 @@ func (e *Engine) checkWaiting() error {
 	}
 	seen := map[allocation]bool{}
 	for _, a := range waiting {
-		of := allocation{segment: a.segment, small: a.small, first: a.first}
+		of := allocation{segment: a.segment, small: a.small, offset: a.offset}
 		gone := !a.small && a.segment.state != freeing
 		if a.small {
-			gone = a.segment.shared != nil && !a.segment.shared.isFreeing(a.first)
+			gone = a.segment.slab != nil && !a.segment.slab.Freeing(a.offset)
 		}
 		if gone || seen[of] || !a.late {
 			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)

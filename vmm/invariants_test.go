@@ -50,12 +50,12 @@ func TestInvariants(t *testing.T) {
 		"closed":    func() func() { s.extent.open = false; return func() { s.extent.open = true } },
 		"created":   func() func() { s.extent.created = false; return func() { s.extent.created = true } },
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
-		"bytes":     func() func() { small.shared.bytes++; return func() { small.shared.bytes-- } },
-		"unit": func() func() {
-			small.shared.groups[0].used ^= 1
-			return func() { small.shared.groups[0].used ^= 1 }
+		"slab": func() func() {
+			other := *small.slab // of the same groups
+			offset, _ := other.Allocate(1)
+			return func() { other.Free(offset) }
 		},
-		"listed": func() func() { small.shared.listed = false; return func() { small.shared.listed = true } },
+		"listed": func() func() { small.listed = false; return func() { small.listed = true } },
 		"deferred": func() func() {
 			e.deferred = append(e.deferred, allocation{segment: s, late: true})
 			return func() { e.deferred = nil }

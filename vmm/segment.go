@@ -3,6 +3,7 @@ package vmm
 import (
 	"tms/vmm/backup"
 	"tms/vmm/digest"
+	"tms/vmm/small"
 	"tms/vmm/space"
 )
 
@@ -27,9 +28,10 @@ type segment struct {
 	index   int // in tag.segments, or in its list of slack
 	policy
 	state  state
-	busy   bool    // a pause or resume is working on it
-	extent *extent // its memory; nil: none
-	shared *shared // the small allocations in it; nil: it is one allocation
+	busy   bool        // a pause or resume is working on it
+	extent *extent     // its memory; nil: none
+	slab   *small.Slab // the small allocations in it; nil: it is one allocation
+	listed bool        // in its tag's list of slabs with room
 	// foreign is what a program made and mapped itself; nil: what Malloc made. It has no span.
 	foreign *foreign
 	kept

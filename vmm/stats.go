@@ -86,11 +86,11 @@ func (d *device) stats() DeviceStats {
 		ts := TagStats{Tag: TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
 			live := s.size
-			if s.shared == nil {
+			if s.slab == nil {
 				ts.Segments++
 			} else {
-				ts.Segments += s.shared.live
-				live = s.shared.bytes
+				ts.Segments += s.slab.Live()
+				live = s.slab.Bytes()
 			}
 			ts.LiveBytes += live
 			ts.SlackBytes += s.length() - live

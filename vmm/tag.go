@@ -18,14 +18,14 @@ type tag struct {
 	segments   []*segment
 	ranges     *space.Ranges[segment]
 	slack      map[uint32][]*segment // by granules
-	small      map[policy][]*segment // with room for more small allocations, as far as is known
+	slabs      map[policy][]*segment // with room for more small allocations, as far as is known
 	lastPause  float64               // seconds
 	lastResume float64
 }
 
 func (d *device) newTag(name string) *tag {
 	ranges := d.space.NewRanges(space.Device{Ordinal: d.ordinal, Granularity: d.granularity, Total: d.total})
-	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, small: map[policy][]*segment{}}
+	return &tag{name: name, ranges: ranges, slack: map[uint32][]*segment{}, slabs: map[policy][]*segment{}}
 }
 
 func (t *tag) add(s *segment) {

@@ -1,16 +1,17 @@
-package vmm
+package small
 
 import "testing"
 
-// FuzzShared makes and frees small allocations in a granule, and keeps who has which unit.
-func FuzzShared(f *testing.F) {
+// FuzzSlab makes and frees small allocations in a granule, and keeps who has which unit.
+func FuzzSlab(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bytes []byte) {
 		const units = 200 // not whole groups
-		h := newShared(units * unit)
+		slab := New(units * unit)
 		var owner [units]int // 1 and up
 		type live struct {
-			name, first int
-			size        uint64
+			name   int
+			offset uintptr
+			size   uint64
 		}
 		var all []live
 		total := uint64(0)
@@ -28,35 +29,38 @@ func FuzzShared(f *testing.F) {
 						owner[u] = 0
 					}
 				}
-				h.remove(gone.first)
+				slab.Free(gone.offset)
 			} else {
 				wanted := lowest(owner[:], unitsOf(size))
-				offset, ok := h.allocate(size)
+				offset, ok := slab.Allocate(size)
 				if ok != (wanted >= 0) || ok && offset != uintptr(wanted)*unit {
 					t.Fatalf("%d bytes at %d, %v; expected unit %d", size, offset, ok, wanted)
 				}
 				if ok {
-					all = append(all, live{name, wanted, size})
+					all = append(all, live{name, offset, size})
 					total += size
 					for u := wanted; u < wanted+unitsOf(size); u++ {
 						owner[u] = name
 					}
 				}
 			}
-			if h.live != len(all) || h.bytes != total {
-				t.Fatalf("%d allocations of %d bytes, expected %d of %d", h.live, h.bytes, len(all), total)
+			if slab.Live() != len(all) || slab.Bytes() != total {
+				t.Fatalf("%d allocations of %d bytes, expected %d of %d", slab.Live(), slab.Bytes(), len(all), total)
 			}
 			if name%8 != 0 {
 				continue
+			}
+			if err := slab.Check(); err != nil {
+				t.Fatal(err)
 			}
 			starts := map[int]live{}
 			for _, a := range all {
 				starts[a.name] = a
 			}
 			for u, of := range owner {
-				first, ok := h.find(uintptr(u)*unit + uintptr(bytes[at]))
-				if a := starts[of]; ok != (of != 0) || ok && (first != a.first || h.size(first) != a.size) {
-					t.Fatalf("unit %d: an allocation at %d, %v; expected %v", u, first, ok, a)
+				offset, ok := slab.Find(uintptr(u)*unit + uintptr(bytes[at]))
+				if a := starts[of]; ok != (of != 0) || ok && (offset != a.offset || slab.Size(offset) != a.size) {
+					t.Fatalf("unit %d: an allocation at %d, %v; expected %v", u, offset, ok, a)
 				}
 			}
 		}
