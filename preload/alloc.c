@@ -7,16 +7,6 @@
 #include "forward.h"
 #include "region.h"
 
-HIDDEN unsigned malloc_flags(struct region_settings settings)
-{
-	return (settings.cpu_backup ? MALLOC_CPU_BACKUP : 0) |
-	       (settings.disk_backup ? MALLOC_DISK_BACKUP : 0) |
-	       (settings.peer ? MALLOC_PEER_BACKUP : 0) |
-	       (settings.incremental ? MALLOC_INCREMENTAL : 0) |
-	       (settings.backend == REGION_MMAP ? MALLOC_MMAP_BACKEND : 0) |
-	       (atomic_load(&captures) ? MALLOC_CAPTURING : 0);
-}
-
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
@@ -26,8 +16,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
 			context = NULL; /* the engine meets it again, with words */
-		code = tmsMalloc(&address, size, device, context, (char *)settings.tag, malloc_flags(settings),
-				 settings.peer - 2, atomic_load(&region_process.margin_bytes));
+		code = tmsMalloc(&address, size, device, context, &settings);
 		go_leave(&saved);
 	}
 	if (code == SUCCESS)

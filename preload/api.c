@@ -37,7 +37,7 @@ EXPORT void tms_set_excluded(bool on)
 
 EXPORT bool tms_get_excluded(void)
 {
-	return region_get().excluded;
+	return region_thread.excluded;
 }
 
 EXPORT void tms_set_current_tag(const char *tag)
@@ -51,24 +51,55 @@ EXPORT const char *tms_get_current_tag(void)
 	return region_get().tag;
 }
 
+static void set_backup(enum region_backup kind, bool on)
+{
+	static const char *const names[] = {"no", "cpu", "disk", "peer"};
+	enum region_backup before = region_set_backup(kind, on);
+	if (before != REGION_NO_BACKUP)
+		error_fail(ERROR_INVALID_VALUE,
+			   "cpu, disk and peer backup exclude each other: %s backup is on now, and %s backup, which was, "
+			   "is off",
+			   names[kind], names[before]);
+}
+
 EXPORT void tms_set_enable_cpu_backup(bool on)
 {
-	region_set_cpu_backup(on);
+	set_backup(REGION_CPU_BACKUP, on);
 }
 
 EXPORT bool tms_get_enable_cpu_backup(void)
 {
-	return region_get().cpu_backup;
+	return region_get().backup == REGION_CPU_BACKUP;
 }
 
 EXPORT void tms_set_enable_disk_backup(bool on)
 {
-	region_set_disk_backup(on);
+	set_backup(REGION_DISK_BACKUP, on);
 }
 
 EXPORT bool tms_get_enable_disk_backup(void)
 {
-	return region_get().disk_backup;
+	return region_get().backup == REGION_DISK_BACKUP;
+}
+
+EXPORT void tms_set_enable_peer_backup(bool on, int device)
+{
+	if (on && device < -1) {
+		error_fail(ERROR_INVALID_VALUE, "%d is no device ordinal; -1 stands for any device", device);
+		return;
+	}
+	if (on)
+		region_set_peer(device);
+	set_backup(REGION_PEER_BACKUP, on);
+}
+
+EXPORT bool tms_get_enable_peer_backup(int *device)
+{
+	struct region_settings settings = region_get();
+	bool on = settings.backup == REGION_PEER_BACKUP;
+	if (device && on)
+		*device = settings.peer;
+	return on;
 }
 
 EXPORT void tms_set_enable_incremental_backup(bool on)
@@ -81,25 +112,11 @@ EXPORT bool tms_get_enable_incremental_backup(void)
 	return region_get().incremental;
 }
 
-EXPORT void tms_set_enable_peer_backup(bool on, int device)
-{
-	if (!region_set_peer(on, device))
-		error_fail(ERROR_INVALID_VALUE, "%d is no device ordinal; -1 stands for any device", device);
-}
-
-EXPORT bool tms_get_enable_peer_backup(int *device)
-{
-	unsigned char peer = region_get().peer;
-	if (device && peer)
-		*device = peer - 2;
-	return peer != 0;
-}
-
 EXPORT void tms_set_cpu_backup_backend(const char *name)
 {
-	enum region_backend backend;
-	if (region_parse_backend(name, &backend))
-		region_set_backend(backend);
+	bool mmap;
+	if (region_parse_backend(name, &mmap))
+		region_set_mmap(mmap);
 	else
 		error_fail(ERROR_INVALID_VALUE, "cpu backup backend \"%.100s\" is unknown; use pinned or mmap",
 			   name ? name : "NULL");
@@ -107,7 +124,7 @@ EXPORT void tms_set_cpu_backup_backend(const char *name)
 
 EXPORT const char *tms_get_cpu_backup_backend(void)
 {
-	return region_backend_name(region_get().backend);
+	return region_get().mmap ? "mmap" : "pinned";
 }
 
 EXPORT void tms_set_disk_backup_dir(const char *path)
@@ -121,7 +138,7 @@ EXPORT void tms_set_disk_backup_dir(const char *path)
 
 EXPORT void set_memory_margin_bytes(uint64_t bytes)
 {
-	atomic_store(&region_process.margin_bytes, bytes);
+	__atomic_store_n(&region_process.margin_bytes, bytes, __ATOMIC_SEQ_CST);
 }
 
 EXPORT void tms_set_retain_cpu_backup(bool on)
@@ -221,7 +238,7 @@ static const char *disk_directory(const char **setting)
 {
 	const char *set = atomic_load(&region_process.disk_backup_dir);
 	if (set) {
-		bool environment = set == region_process.disk_backup_dir_at_start;
+		bool environment = set == region_config.disk_backup_dir;
 		*setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
 		return set;
 	}
@@ -291,14 +308,7 @@ static int transition(int kind, const char *tag, double wait)
 		.kind = kind,
 		.tag = tag,
 		.retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup),
-		.capturing = atomic_load(&captures) != 0,
-		.host_pool_bytes = region_process.host_pool_bytes,
-		.disk_chunk = (uint64_t)region_process.disk_backup_chunk_mb << 20,
-		/* Who imports a segment must not get its neighbours. */
-		.extent_bytes = region_process.shareable ? 0 : region_process.extent_bytes,
 		.wait = wait,
-		.verify = region_process.verify,
-		.poison = region_process.poison,
 		.report = progress_now().callback != NULL,
 	};
 	operation.disk_dir = disk_directory(&operation.disk_setting);

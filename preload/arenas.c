@@ -7,11 +7,10 @@ HIDDEN _Atomic int arena_count;
 /* Called by the engine, one call at a time, before it hands out any address of the range. */
 HIDDEN int arena_add(uintptr_t base, size_t size)
 {
-	int traced = atomic_load_explicit(&arena_count, memory_order_relaxed) & ARENAS_TRACED;
-	int count = atomic_load_explicit(&arena_count, memory_order_relaxed) & ~ARENAS_TRACED;
+	int count = atomic_load_explicit(&arena_count, memory_order_relaxed);
 	if (count == ARENAS_MAX)
 		return ERROR_MEMORY_ALLOCATION;
 	arena_ranges[count] = (struct arena_range){base, size};
-	atomic_store_explicit(&arena_count, (count + 1) | traced, memory_order_release);
+	atomic_store_explicit(&arena_count, count + 1, memory_order_release);
 	return SUCCESS;
 }

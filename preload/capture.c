@@ -8,7 +8,7 @@
 
 #include <stdlib.h>
 
-HIDDEN _Atomic int captures; /* slots that are not FREE */
+HIDDEN int captures; /* slots that are not FREE */
 
 /* Slots are used again and never given back, so there is no lock that a fork could leave held. state is
  * 4 * how often the slot has been used + one of the below. */
@@ -33,7 +33,7 @@ static struct entry enter(void)
 	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
 		uint64_t state = atomic_load(&slot->state);
 		if (state % 4 == FREE && atomic_compare_exchange_strong(&slot->state, &state, state + BEGINNING)) {
-			atomic_fetch_add(&captures, 1);
+			__atomic_fetch_add(&captures, 1, __ATOMIC_SEQ_CST);
 			return (struct entry){slot, state + BEGINNING};
 		}
 	}
@@ -41,7 +41,7 @@ static struct entry enter(void)
 	if (!slot)
 		return (struct entry){NULL, 0};
 	atomic_init(&slot->state, BEGINNING);
-	atomic_fetch_add(&captures, 1);
+	__atomic_fetch_add(&captures, 1, __ATOMIC_SEQ_CST);
 	slot->next = atomic_load(&slots);
 	while (!atomic_compare_exchange_weak(&slots, &slot->next, slot))
 		;
@@ -52,7 +52,7 @@ static struct entry enter(void)
 static void leave(struct entry entry)
 {
 	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
-	    atomic_fetch_sub(&captures, 1) != 1 || go_now() != GO_AWAKE)
+	    __atomic_fetch_sub(&captures, 1, __ATOMIC_SEQ_CST) != 1 || go_now() != GO_AWAKE)
 		return;
 	struct visit saved;
 	if (go_enter(&saved) == SUCCESS) {
@@ -69,7 +69,7 @@ static void *context_of(void *stream)
 
 static struct entry find(void *stream)
 {
-	const void *thread = stream == PER_THREAD_STREAM ? &region_delta : NULL;
+	const void *thread = stream == PER_THREAD_STREAM ? &region_thread : NULL;
 	void *context = thread ? context_of(stream) : NULL;
 	for (struct slot *slot = atomic_load(&slots); slot; slot = slot->next) {
 		uint64_t state = atomic_load(&slot->state);
@@ -94,7 +94,7 @@ static int began(struct entry entry, void *stream, int code)
 	leave(find(stream)); /* of one that went unseen, with its context */
 	atomic_store(&entry.slot->stream, stream);
 	atomic_store(&entry.slot->context, context_of(stream));
-	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &region_delta : NULL);
+	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &region_thread : NULL);
 	atomic_store(&entry.slot->state, entry.state - BEGINNING + CAPTURED);
 	return code;
 }
@@ -153,7 +153,7 @@ CAPTURE(cu, _v2, _ptsz, own_stream)
 #define DESTROY(name)                                                                              \
 	EXPORT int name(void *stream)                                                              \
 	{                                                                                          \
-		if (likely(atomic_load(&captures) == 0))                                           \
+		if (likely(!capturing()))                                           \
 			return forward_##name(stream);                                             \
 		struct entry entry = find(stream);                                                 \
 		int code = forward_##name(stream);                                                 \

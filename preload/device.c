@@ -22,8 +22,7 @@ static int grant(void)
 
 static bool segments_exist(void)
 {
-	return (atomic_load_explicit(&arena_count, memory_order_acquire) & ~ARENAS_TRACED) > 0 &&
-	       go_now() == GO_AWAKE;
+	return atomic_load_explicit(&arena_count, memory_order_acquire) > 0 && go_now() == GO_AWAKE;
 }
 
 /* Devices that were chosen after there were segments: they have been told. */
@@ -154,7 +153,7 @@ static void drop(int device)
 static void *captured_context(int device)
 {
 	void *context = NULL;
-	if (atomic_load(&captures) != 0 && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
+	if (capturing() && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
 		forward_cuDevicePrimaryCtxRelease_v2(device);
 	return context;
 }
@@ -169,7 +168,7 @@ static void forget(int device, const void *context)
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
-	if ((go_now() != GO_AWAKE && atomic_load(&captures) == 0) ||
+	if ((go_now() != GO_AWAKE && !capturing()) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
 		return forward_cudaDeviceReset();
 	drop(device);

@@ -32,7 +32,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
 		if (part->p_type == PT_LOAD && query->address - info->dlpi_addr - part->p_vaddr < part->p_memsz) {
-			query->excluded = listed(info->dlpi_name, region_process.exclude);
+			query->excluded = listed(info->dlpi_name, region_config.exclude);
 			return 1;
 		}
 	}

@@ -10,7 +10,7 @@ HIDDEN int pausable_free(void *pointer)
 	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
-		code = tmsFree(pointer, atomic_load(&captures) != 0);
+		code = tmsFree(pointer);
 		go_leave(&saved);
 	}
 	return code;

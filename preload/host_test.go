@@ -9,6 +9,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"sort"
 	"strings"
 	"syscall"
@@ -85,7 +87,9 @@ func runWithin(t *testing.T, limit time.Duration, program string, arguments []st
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, arguments...)
-	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+	// None of the variables that set the tests.
+	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
+	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
 		"CUDASIM_MEMORY=1G")
 	command.Env = append(command.Env, environment...)
 	reports := filepath.Join(t.TempDir(), "report")
@@ -199,6 +203,18 @@ func TestCrashBelongsToTheHost(t *testing.T) {
 	}
 }
 
+// everyVariable lists what docs/settings.md has in its table, with nothing in it.
+func everyVariable(t *testing.T) (entries []string) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "docs", "settings.md"))
+	require.NoError(t, err)
+	for _, row := range regexp.MustCompile(`(?m)^\| (TMS_\w+) \|`).FindAllStringSubmatch(string(text), -1) {
+		entries = append(entries, row[1]+"=")
+	}
+	require.Len(t, entries, 16)
+	return entries
+}
+
 func TestEnvironment(t *testing.T) {
 	program := compile(t, "environment", "")
 	for _, c := range []struct {
@@ -218,6 +234,15 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
 		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
+		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=33"}, "0 0 0 0 pinned 0 default", []string{"from 1 to 32; using 32"}},
+		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=32"}, "0 0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABEL=1", "TMS_VERIFY_=1", "TMS_=", "TMS", "XTMS_A=1", "TMSA=1", "tms_verify=1"},
+			"0 0 0 0 pinned 0 default", []string{
+				"tms: TMS_INIT_ENABEL is no variable of this library and does nothing; the nearest is TMS_INIT_ENABLE\n",
+				"tms: TMS_VERIFY_ is no variable of this library and does nothing; the nearest is TMS_VERIFY\n",
+				"tms: TMS_ is no variable of this library"}},
+		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},
+		{everyVariable(t), "0 0 0 0 pinned 0 default", nil},
 	} {
 		o := run(t, program, nil, c.environment...)
 		o.succeeded(t)

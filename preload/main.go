@@ -26,6 +26,7 @@ import (
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/pool/source"
 )
 
 func main() {}
@@ -65,8 +66,8 @@ func start() (*vmm.Engine, error) {
 	})
 	made.Warn(logLine)
 	made.Contexts(eachContext)
-	made.Shareable(bool(C.region_process.shareable))
-	made.CheckInvariants(bool(C.region_process.invariants))
+	made.Shareable(bool(C.region_config.shareable))
+	made.CheckInvariants(bool(C.region_config.invariants))
 	engine.Store(made)
 	return made, nil
 }
@@ -156,38 +157,46 @@ func interned(text *C.char) string {
 	return unsafe.String(bytes, length)
 }
 
-// newRequest is what a thread's settings ask of its allocations. Errors: vmm.ErrBothBackups, cuda.OperatingSystem, wrapped.
-func newRequest(device C.int, tag *C.char, flags C.uint, target C.int) (vmm.Request, error) {
-	request := vmm.Request{Device: int(device), Tag: interned(tag)}
-	if err := ready(int(device)); err != nil {
-		return request, err
+// The numbers are the same, so that nothing is translated.
+var (
+	_ = [1]struct{}{}[C.REGION_NO_BACKUP-vmm.BackupNone]
+	_ = [1]struct{}{}[C.REGION_CPU_BACKUP-vmm.BackupHost]
+	_ = [1]struct{}{}[C.REGION_DISK_BACKUP-vmm.BackupDisk]
+	_ = [1]struct{}{}[C.REGION_PEER_BACKUP-vmm.BackupPeer]
+)
+
+// newRequest is what a thread's settings ask of its allocations. Errors: cuda.OperatingSystem, wrapped.
+func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, error) {
+	now := state()
+	return vmm.Request{
+		Device:      int(device),
+		Tag:         interned(settings.tag),
+		Backup:      vmm.BackupKind(settings.backup),
+		Incremental: bool(settings.incremental),
+		Target:      int(settings.peer),
+		Prompt:      settings.backup == C.REGION_CPU_BACKUP && bool(settings.mmap),
+		Margin:      now.Margin,
+		Capturing:   now.Capturing,
+	}, ready(int(device))
+}
+
+// state is what the engine has to know of the process now.
+func state() source.State {
+	return source.State{
+		Capturing: atomic.LoadInt32((*int32)(unsafe.Pointer(&C.captures))) != 0,
+		Margin:    atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.region_process.margin_bytes))),
 	}
-	switch flags & (C.MALLOC_CPU_BACKUP | C.MALLOC_DISK_BACKUP | C.MALLOC_PEER_BACKUP) {
-	case 0:
-	case C.MALLOC_CPU_BACKUP:
-		request.Backup = vmm.BackupHost
-		request.Incremental = flags&C.MALLOC_INCREMENTAL != 0
-		request.Prompt = flags&C.MALLOC_MMAP_BACKEND != 0
-	case C.MALLOC_DISK_BACKUP:
-		request.Backup = vmm.BackupDisk
-	case C.MALLOC_PEER_BACKUP:
-		request.Backup, request.Target = vmm.BackupPeer, int(target)
-	default:
-		return request, vmm.ErrBothBackups
-	}
-	return request, nil
 }
 
 //export tmsMalloc
-func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
+func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer, settings *C.struct_region_settings) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		request, err := newRequest(device, tag, flags, target)
+		request, err := newRequest(device, settings)
 		if err != nil {
 			return err
 		}
-		request.Size, request.Margin = uint64(size), uint64(margin)
+		request.Size = uint64(size)
 		request.Context = cuda.Context(uintptr(context))
-		request.Capturing = flags&C.MALLOC_CAPTURING != 0
 		made, err := e.Malloc(request)
 		*(*uintptr)(unsafe.Pointer(address)) = made
 		return err
@@ -195,9 +204,9 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context uns
 }
 
 //export tmsFree
-func tmsFree(address unsafe.Pointer, capturing C.bool) C.int {
+func tmsFree(address unsafe.Pointer) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		return e.Free(uintptr(address), bool(capturing))
+		return e.Free(uintptr(address), state().Capturing)
 	}))
 }
 
@@ -253,15 +262,15 @@ func tmsGrant() C.int {
 func tmsOperation(operation *C.struct_operation) {
 	options := vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),
-		Capturing:    bool(operation.capturing),
-		PoolBytes:    uint64(operation.host_pool_bytes),
+		Capturing:    state().Capturing,
+		PoolBytes:    uint64(C.region_config.host_pool_bytes),
 		DiskDir:      C.GoString(operation.disk_dir),
 		DiskSetting:  C.GoString(operation.disk_setting),
-		DiskChunk:    uint64(operation.disk_chunk),
-		ExtentBytes:  uint64(operation.extent_bytes),
+		DiskChunk:    uint64(C.region_config.disk_chunk_bytes),
+		ExtentBytes:  uint64(C.region_config.extent_bytes),
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
-		Verify:       bool(operation.verify),
-		Poison:       bool(operation.poison),
+		Verify:       bool(C.region_config.verify),
+		Poison:       bool(C.region_config.poison),
 	}
 	if operation.report {
 		options.Progress = func(p vmm.Progress) {

@@ -32,9 +32,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 	struct visit saved;
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
-		code = tmsMemCreate(&number, size, (void *)prop, prop->location, (char *)settings.tag,
-				    malloc_flags(settings), settings.peer - 2,
-				    atomic_load(&region_process.margin_bytes));
+		code = tmsMemCreate(&number, size, (void *)prop, prop->location, &settings);
 		go_leave(&saved);
 	}
 	if (code == SUCCESS) {

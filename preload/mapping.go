@@ -2,6 +2,7 @@ package main
 
 /*
 #include "seam.h"
+#include "region.h"
 */
 import "C"
 
@@ -22,14 +23,13 @@ func reportMapping(err error) C.int {
 }
 
 //export tmsMemCreate
-func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int, tag *C.char, flags C.uint, target C.int, margin C.uint64_t) C.int {
+func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int, settings *C.struct_region_settings) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		request, err := newRequest(device, tag, flags, target)
+		request, err := newRequest(device, settings)
 		if err != nil {
 			return err
 		}
-		request.Size, request.Margin = uint64(size), uint64(margin)
-		request.Capturing = flags&C.MALLOC_CAPTURING != 0
+		request.Size = uint64(size)
 		made, err := e.MemCreate(request, *(*cuda.AllocationProp)(prop))
 		*handle = C.uint64_t(made)
 		return err

@@ -43,22 +43,6 @@ HIDDEN bool pool_is_captured(uintptr_t stream)
 	return forward_cudaStreamIsCapturing((void *)stream, &status) == SUCCESS && status != 0;
 }
 
-HIDDEN bool pool_capturing(void)
-{
-	return atomic_load(&captures) != 0;
-}
-
-HIDDEN uint64_t pool_margin(void)
-{
-	return atomic_load(&region_process.margin_bytes);
-}
-
-/* Of the calling thread: what makes its memory pausable; 0 outside regions. */
-static unsigned pool_flags(struct region_settings settings)
-{
-	return settings.active ? POOL_IN_REGION | (malloc_flags(settings) & ~(unsigned)MALLOC_CAPTURING) : 0;
-}
-
 #define IN_GO(call)                                                                                \
 	({                                                                                         \
 		struct visit saved_;                                                               \
@@ -81,8 +65,7 @@ EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *option
 		code = current_device(&device);
 	if (code != SUCCESS)
 		return code;
-	code = IN_GO(tmsPoolCreate(&handle, (char *)kind, (char *)(options ? options : ""), device,
-				   (char *)settings.tag, pool_flags(settings), settings.peer - 2));
+	code = IN_GO(tmsPoolCreate(&handle, (char *)kind, (char *)(options ? options : ""), device, &settings));
 	if (code == SUCCESS)
 		*pool = (tms_pool *)handle;
 	return code;
@@ -203,13 +186,10 @@ EXPORT int tms_torch_pool_use(const char *kind, const char *options)
 static int torch_pool_malloc(void **address, ssize_t size, int device, void *stream)
 {
 	struct region_settings settings = region_get();
-	unsigned flags = pool_flags(settings);
 	uintptr_t made = 0;
 	if (size < 0)
 		return error_fail(ERROR_INVALID_VALUE, "tms_torch_pool_malloc: %zd is no size", size);
-	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream,
-					    flags ? (char *)settings.tag : NULL, flags,
-					    flags ? settings.peer - 2 : 0));
+	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream, &settings));
 	trace_malloc(code, (void *)made, (size_t)size, stream);
 	*address = (void *)made;
 	return code;

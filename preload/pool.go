@@ -3,6 +3,7 @@ package main
 /*
 #include <stdlib.h>
 #include "seam.h"
+#include "region.h"
 */
 import "C"
 
@@ -54,11 +55,6 @@ func reportPool(err error) C.int {
 	return report(err)
 }
 
-// state is source.State of the process now.
-func state() source.State {
-	return source.State{Capturing: bool(C.pool_capturing()), Margin: uint64(C.pool_margin())}
-}
-
 // newSource makes the source of a pool's segments.
 func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
 	if m.Pausable {
@@ -74,14 +70,13 @@ func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
 }
 
 // memoryOf is what a thread's settings make of its pools' memory. Errors: as newRequest.
-func memoryOf(device C.int, tag *C.char, flags C.uint, target C.int) (torch.Memory, error) {
-	m := torch.Memory{Device: int(device)}
-	if flags&C.POOL_IN_REGION == 0 {
+func memoryOf(device C.int, settings *C.struct_region_settings) (torch.Memory, error) {
+	m := torch.Memory{Device: int(device), Pausable: bool(settings.active)}
+	if !m.Pausable {
 		return m, nil
 	}
 	var err error
-	m.Pausable = true
-	m.Request, err = newRequest(device, tag, flags, target)
+	m.Request, err = newRequest(device, settings)
 	return m, err
 }
 
@@ -93,9 +88,9 @@ func failed(call string, code C.int) error {
 }
 
 //export tmsPoolCreate
-func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, tag *C.char, flags C.uint, target C.int) C.int {
+func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, settings *C.struct_region_settings) C.int {
 	return reportPool(enter(func(e *vmm.Engine) error {
-		memory, err := memoryOf(device, tag, flags, target)
+		memory, err := memoryOf(device, settings)
 		if err != nil {
 			return err
 		}
@@ -206,9 +201,9 @@ func tmsTorchPoolUse(kind, options *C.char) C.int {
 }
 
 //export tmsTorchPoolMalloc
-func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, tag *C.char, flags C.uint, target C.int) C.int {
+func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, settings *C.struct_region_settings) C.int {
 	return forTorch(func() error {
-		memory, err := memoryOf(device, tag, flags, target)
+		memory, err := memoryOf(device, settings)
 		if err == nil {
 			err = room()
 		}

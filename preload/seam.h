@@ -130,7 +130,6 @@ HIDDEN void handlers_arm(void);
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64
-#define ARENAS_TRACED (1 << 16) /* in arena_count: TMS_TRACE is set, so every free is of interest */
 struct arena_range {
 	uintptr_t base;
 	size_t size;
@@ -139,25 +138,13 @@ extern struct arena_range arena_ranges[ARENAS_MAX] HIDDEN;
 extern _Atomic int arena_count HIDDEN;
 HIDDEN int arena_add(uintptr_t base, size_t size);
 
-static inline bool arena_search(const void *address, int count)
+static inline bool arena_contains(const void *address)
 {
+	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
 	for (int i = 0; i < count; i++)
 		if ((uintptr_t)address - arena_ranges[i].base < arena_ranges[i].size)
 			return true;
 	return false;
-}
-
-static inline bool arena_contains(const void *address)
-{
-	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
-	return arena_search(address, count & ~ARENAS_TRACED);
-}
-
-/* Whether a free of the address is more than the real function's business. */
-static inline bool arena_watches(const void *address)
-{
-	int count = atomic_load_explicit(&arena_count, memory_order_acquire);
-	return count & ARENAS_TRACED || arena_search(address, count);
 }
 
 /* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
@@ -178,9 +165,10 @@ HIDDEN bool excluded_caller(const void *address);
 /* Whether the allocation function that this stands in is to make pausable memory. */
 #define TAKING()                                                                                   \
 	(region_active() &&                                                                        \
-	 (likely(!region_process.exclude) || !excluded_caller(__builtin_return_address(0))))
+	 (likely(!region_config.exclude) || !excluded_caller(__builtin_return_address(0))))
 
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
+extern bool trace_on HIDDEN; /* from load on */
 HIDDEN void trace_load(void);
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
@@ -200,7 +188,7 @@ HIDDEN void trace_pool_destroyed(const void *pool);
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_watched())) {                                                   \
+		if (likely(!region_active() && !trace_on)) {                                                   \
 			made_ = plain;                                                             \
 		} else {                                                                           \
 			made_ = (in_region) ? (ours) : (plain);                                    \
@@ -222,7 +210,7 @@ HIDDEN void trace_pool_destroyed(const void *pool);
                                                                                                    \
 	EXPORT int name parameters                                                                 \
 	{                                                                                          \
-		if (likely(!arena_watches(pointer)))                                               \
+		if (likely(!arena_contains(pointer) && !trace_on))                                               \
 			return plain;                                                              \
 		return watched_##name arguments;                                                   \
 	}
@@ -233,14 +221,19 @@ HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: none there of the 
 HIDDEN void context_release(int slot);
 
 /* capture.c: streams of this process that are being captured into graphs. */
-extern _Atomic int captures HIDDEN;
+extern int captures HIDDEN; /* how many; read by Go too */
+static inline bool capturing(void)
+{
+	return __atomic_load_n(&captures, __ATOMIC_SEQ_CST) != 0;
+}
+
 HIDDEN void captures_forget(const void *context); /* which is gone */
 
 /* query: cudaStreamIsCapturing or cuStreamIsCapturing. */
 static inline bool is_captured(int (*query)(void *, int *), void *stream)
 {
 	int status = 0;
-	return atomic_load(&captures) > 0 && query(stream, &status) == SUCCESS && status != 0;
+	return capturing() && query(stream, &status) == SUCCESS && status != 0;
 }
 
 /* What stream 0 means: the legacy stream, or for the _ptsz functions the thread's own. */
@@ -265,14 +258,8 @@ struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
-	bool capturing;
-	uint64_t host_pool_bytes;
 	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
-	uint64_t disk_chunk;
-	uint64_t extent_bytes;
 	double wait; /* seconds */
-	bool verify;
-	bool poison;
 	bool report; /* to operation_progress */
 	int code;
 	char error[THREAD_TEXT_SIZE]; /* "": none */
@@ -287,21 +274,5 @@ HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
 HIDDEN int pool_cuda_free(uintptr_t pointer, int device);
 HIDDEN bool pool_is_captured(uintptr_t stream);
-HIDDEN bool pool_capturing(void);
-HIDDEN uint64_t pool_margin(void);
-
-struct region_settings;
-HIDDEN unsigned malloc_flags(struct region_settings settings);
-
-/* Flags of tmsMalloc, and of what makes pools. */
-enum {
-	MALLOC_CPU_BACKUP = 1,
-	MALLOC_DISK_BACKUP = 2,
-	MALLOC_CAPTURING = 4,
-	MALLOC_PEER_BACKUP = 8,
-	MALLOC_INCREMENTAL = 16,
-	POOL_IN_REGION = 32,
-	MALLOC_MMAP_BACKEND = 64,
-};
 
 #endif

@@ -36,9 +36,10 @@ bool tms_get_excluded(void);
 void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 
-/* Whether contents of the calling thread's next segments are kept in host memory, or on disk,
- * while paused. With more than one kind on (these and peer), cudaMalloc in the region fails with
- * cudaErrorInvalidValue. */
+/* Whether contents of the calling thread's next segments are kept in host memory, or on disk, while
+ * paused. They are kept in one place: to turn one kind on (of these and peer) turns off what was on, which
+ * tms_last_error then says; to turn off a kind that is not on changes nothing. So the order does not
+ * matter in which one is turned on and another off. */
 void tms_set_enable_cpu_backup(bool on);
 bool tms_get_enable_cpu_backup(void);
 void tms_set_enable_disk_backup(bool on);

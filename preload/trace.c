@@ -27,6 +27,7 @@
 
 enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160, FIRST_SLOTS = 1 << 10 };
 
+HIDDEN bool trace_on;
 static const char *pattern; /* TMS_TRACE; NULL: nothing is recorded */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
@@ -333,8 +334,7 @@ AT_LOAD HIDDEN void trace_load(void)
 	pattern = region_intern(pattern); /* the environment is the host's to change */
 	if (!pattern)
 		return;
-	region_defaults.active |= REGION_TRACED;
-	atomic_fetch_or(&arena_count, ARENAS_TRACED);
+	trace_on = true;
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 

@@ -7,13 +7,15 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <unistd.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-__thread struct region_settings region_delta
+__thread struct region_thread region_thread
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
-HIDDEN struct region_settings region_defaults = {.tag = "default"};
-HIDDEN struct region_process region_process = {.disk_backup_chunk_mb = 64, .extent_bytes = 64 << 20};
+HIDDEN struct region_settings region_defaults = {.tag = "default", .peer = -1};
+HIDDEN struct region_config region_config;
+HIDDEN struct region_process region_process;
 
 /* Names live for ever, so the lists only grow: no lock that fork could leave held. A program may have a name
  * for each of its steps: the lists stay short up to a hundred thousand. */
@@ -61,9 +63,9 @@ HIDDEN const char *region_intern(const char *text)
 /* Complaints wait here until the library is used: a preloaded bash should stay silent. */
 static struct complaint {
 	const char *variable;
-	const char *value;
-	const char *expected;
-} complaints[12];
+	const char *value;    /* NULL: there is no such variable */
+	const char *expected; /* or the name that is nearest */
+} complaints[16];
 static int complaint_count;
 static atomic_flag reported = ATOMIC_FLAG_INIT;
 
@@ -71,6 +73,75 @@ static void complain(const char *variable, const char *value, const char *expect
 {
 	if (complaint_count < (int)(sizeof complaints / sizeof *complaints))
 		complaints[complaint_count++] = (struct complaint){variable, value, expected};
+}
+
+/* docs/settings.md has them all. */
+static const char *const variables[] = {
+	"TMS_INIT_ENABLE",
+	"TMS_INIT_ENABLE_CPU_BACKUP",
+	"TMS_INIT_ENABLE_INCREMENTAL_BACKUP",
+	"TMS_INIT_ENABLE_DISK_BACKUP",
+	"TMS_INIT_CPU_BACKUP_BACKEND",
+	"TMS_RETAIN_CPU_BACKUP",
+	"TMS_HOST_POOL_BYTES",
+	"TMS_DISK_BACKUP_DIR",
+	"TMS_DISK_BACKUP_CHUNK_MB",
+	"TMS_EXTENT_BYTES",
+	"TMS_VERIFY",
+	"TMS_DEBUG",
+	"TMS_SHAREABLE",
+	"TMS_TRACE",
+	"TMS_EXCLUDE",
+	"TMS_LIBRARY",
+};
+enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };
+
+/* How many characters to put in, leave out or exchange make one name the other. (Levenshtein) */
+static int distance(const char *from, const char *to)
+{
+	int row[NAME_MOST + 1], length = (int)strlen(to);
+	for (int i = 0; i <= length; i++)
+		row[i] = i;
+	for (int i = 0; from[i]; i++) {
+		int diagonal = row[0]++;
+		for (int j = 0; j < length; j++) {
+			int least = diagonal + (from[i] != to[j]);
+			diagonal = row[j + 1];
+			if (least > diagonal + 1)
+				least = diagonal + 1;
+			if (least > row[j] + 1)
+				least = row[j] + 1;
+			row[j + 1] = least;
+		}
+	}
+	return row[length];
+}
+
+static void unknown(const char *entry)
+{
+	char name[NAME_MOST + 1];
+	snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
+	const char *nearest = variables[0], *kept = region_intern(name); /* the environment is the host's to change */
+	for (int i = 1; i < VARIABLES; i++)
+		if (distance(name, variables[i]) < distance(name, nearest))
+			nearest = variables[i];
+	if (kept)
+		complain(kept, NULL, nearest);
+}
+
+/* A misspelt variable would be one that is not set. */
+AT_LOAD static void environment_names(void)
+{
+	for (char **entry = environ; entry && *entry; entry++) {
+		if (strncmp(*entry, "TMS_", 4) != 0)
+			continue;
+		size_t length = strcspn(*entry, "=");
+		int i = 0;
+		while (i < VARIABLES && (strncmp(variables[i], *entry, length) != 0 || variables[i][length]))
+			i++;
+		if (i == VARIABLES)
+			unknown(*entry);
+	}
 }
 
 AT_LOAD static bool environment_bool(const char *variable)
@@ -111,9 +182,9 @@ AT_LOAD static void environment_debug(void)
 	for (const char *name = value; name && *name;) {
 		size_t length = strcspn(name, ",");
 		if (length == 6 && strncmp(name, "poison", length) == 0)
-			region_process.poison = true;
+			region_config.poison = true;
 		else if (length == 10 && strncmp(name, "invariants", length) == 0)
-			region_process.invariants = true;
+			region_config.invariants = true;
 		else if (length > 0) {
 			complain("TMS_DEBUG", value, "poison, invariants, or both with a comma between");
 			return;
@@ -122,62 +193,50 @@ AT_LOAD static void environment_debug(void)
 	}
 }
 
-HIDDEN bool region_parse_backend(const char *text, enum region_backend *backend)
+HIDDEN bool region_parse_backend(const char *text, bool *mmap)
 {
-	if (text && strcasecmp(text, "pinned") == 0)
-		*backend = REGION_PINNED;
-	else if (text && strcasecmp(text, "mmap") == 0)
-		*backend = REGION_MMAP;
-	else
+	if (!text || (strcasecmp(text, "pinned") != 0 && strcasecmp(text, "mmap") != 0))
 		return false;
+	*mmap = strcasecmp(text, "mmap") == 0;
 	return true;
 }
 
-HIDDEN const char *region_backend_name(enum region_backend backend)
+AT_LOAD static const char *environment_text(const char *variable)
 {
-	return backend == REGION_MMAP ? "mmap" : "pinned";
+	const char *value = getenv(variable);
+	return value && *value ? region_intern(value) : NULL;
 }
 
 AT_LOAD static void load(void)
 {
 	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
-	region_defaults.cpu_backup = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP");
-	region_defaults.disk_backup = environment_bool("TMS_INIT_ENABLE_DISK_BACKUP");
-	if (region_defaults.cpu_backup && region_defaults.disk_backup) {
+	bool cpu = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP"), disk = environment_bool("TMS_INIT_ENABLE_DISK_BACKUP");
+	region_defaults.backup = cpu ? REGION_CPU_BACKUP : disk ? REGION_DISK_BACKUP : REGION_NO_BACKUP;
+	if (cpu && disk)
 		complain("TMS_INIT_ENABLE_DISK_BACKUP", getenv("TMS_INIT_ENABLE_DISK_BACKUP"),
 			 "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0");
-		region_defaults.disk_backup = false;
-	}
 	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
-	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
-	region_process.verify = environment_bool("TMS_VERIFY");
-	region_process.shareable = environment_bool("TMS_SHAREABLE");
-	environment_debug();
-
 	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
-	enum region_backend backend = REGION_PINNED;
-	if (value && *value && !region_parse_backend(value, &backend))
+	if (value && *value && !region_parse_backend(value, &region_defaults.mmap))
 		complain("TMS_INIT_CPU_BACKUP_BACKEND", value, "pinned or mmap; using pinned");
-	region_defaults.backend = backend;
 
-	value = getenv("TMS_EXCLUDE");
-	if (value && *value)
-		region_process.exclude = region_intern(value);
-
-	value = getenv("TMS_DISK_BACKUP_DIR");
-	if (value && *value)
-		region_process.disk_backup_dir = region_process.disk_backup_dir_at_start = region_intern(value);
-
-	region_process.disk_backup_chunk_mb = (unsigned)environment_number(
-		"TMS_DISK_BACKUP_CHUNK_MB", 64, 1, 4096, "a number of MiB from 1 to 4096; using 64");
-	region_process.extent_bytes = environment_number(
+	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
+	region_config.verify = environment_bool("TMS_VERIFY");
+	region_config.shareable = environment_bool("TMS_SHAREABLE");
+	environment_debug();
+	region_config.exclude = environment_text("TMS_EXCLUDE");
+	region_process.disk_backup_dir = region_config.disk_backup_dir = environment_text("TMS_DISK_BACKUP_DIR");
+	region_config.disk_chunk_bytes = environment_number("TMS_DISK_BACKUP_CHUNK_MB", 32, 1, 32,
+							    "a number of MiB from 1 to 32; using 32")
+					 << 20;
+	region_config.extent_bytes = environment_number(
 		"TMS_EXTENT_BYTES", 64 << 20, 0, UINT64_MAX, "a number of bytes; using 67108864");
-	region_process.host_pool_bytes = environment_number(
+	region_config.host_pool_bytes = environment_number(
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
+	environment_names();
 }
 
-/* Settings are differences from the defaults, so these must be known before the first is made. A
- * constructor of another library may come before ours. */
+/* The defaults must be known before anything is set: a constructor of another library may come before ours. */
 AT_LOAD HIDDEN void region_load_environment(void)
 {
 	/* Not pthread_once, which makes a system call: a sandbox may kill for that at load. */
@@ -200,8 +259,13 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 		return;
 	for (int i = 0; i < complaint_count; i++) {
 		char line[512];
-		snprintf(line, sizeof line, "%s=%.100s is not understood; it takes %s", complaints[i].variable,
-			 complaints[i].value, complaints[i].expected);
+		struct complaint c = complaints[i];
+		if (c.value)
+			snprintf(line, sizeof line, "%s=%.100s is not understood; it takes %s", c.variable, c.value,
+				 c.expected);
+		else
+			snprintf(line, sizeof line, "%s is no variable of this library and does nothing; the nearest is %s",
+				 c.variable, c.expected);
 		log(line);
 	}
 }
@@ -209,84 +273,77 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 HIDDEN struct region_settings region_get(void)
 {
 	region_load_environment();
-	return (struct region_settings){
-		.tag = region_delta.tag ? region_delta.tag : region_defaults.tag,
-		.active = region_active(),
-		.cpu_backup = region_delta.cpu_backup ^ region_defaults.cpu_backup,
-		.disk_backup = region_delta.disk_backup ^ region_defaults.disk_backup,
-		.incremental = region_delta.incremental ^ region_defaults.incremental,
-		.backend = region_delta.backend ^ region_defaults.backend,
-		.peer = region_delta.peer,
-		.wanted = region_wanted(),
-		.excluded = region_delta.excluded,
-	};
+	struct region_settings settings = region_thread.set ? region_thread.settings : region_defaults;
+	settings.active = region_active();
+	return settings;
 }
 
 HIDDEN bool region_wanted(void)
 {
 	region_load_environment();
-	return region_delta.wanted ^ (region_defaults.active & 1);
+	return region_thread.wanted ^ region_defaults.active;
 }
 
 static void settle(void)
 {
-	region_delta.active = (region_wanted() && !region_delta.excluded) ^ (region_defaults.active & 1);
+	region_thread.active = (region_wanted() && !region_thread.excluded) ^ region_defaults.active;
 }
 
 HIDDEN void region_set_active(bool on)
 {
 	region_load_environment();
-	region_delta.wanted = on ^ (region_defaults.active & 1);
+	region_thread.wanted = on ^ region_defaults.active;
 	settle();
 }
 
 HIDDEN void region_set_excluded(bool on)
 {
 	region_load_environment();
-	region_delta.excluded = on;
+	region_thread.excluded = on;
 	settle();
 }
 
-HIDDEN void region_set_cpu_backup(bool on)
+/* The calling thread's own. */
+static struct region_settings *mine(void)
 {
 	region_load_environment();
-	region_delta.cpu_backup = on ^ region_defaults.cpu_backup;
+	if (!region_thread.set)
+		region_thread.settings = region_defaults;
+	region_thread.set = true;
+	return &region_thread.settings;
 }
 
-HIDDEN void region_set_disk_backup(bool on)
+HIDDEN enum region_backup region_set_backup(enum region_backup kind, bool on)
 {
-	region_load_environment();
-	region_delta.disk_backup = on ^ region_defaults.disk_backup;
+	struct region_settings *settings = mine();
+	enum region_backup before = settings->backup;
+	if (on)
+		settings->backup = kind;
+	else if (before == kind)
+		settings->backup = REGION_NO_BACKUP;
+	return on && before != kind ? before : REGION_NO_BACKUP;
+}
+
+HIDDEN void region_set_peer(int device)
+{
+	mine()->peer = device;
 }
 
 HIDDEN void region_set_incremental(bool on)
 {
-	region_load_environment();
-	region_delta.incremental = on ^ region_defaults.incremental;
+	mine()->incremental = on;
 }
 
-HIDDEN bool region_set_peer(bool on, int device)
+HIDDEN void region_set_mmap(bool on)
 {
-	if (on && (device < -1 || device > UINT8_MAX - 2))
-		return false;
-	region_delta.peer = on ? (unsigned char)(device + 2) : 0;
-	return true;
-}
-
-HIDDEN void region_set_backend(enum region_backend backend)
-{
-	region_load_environment();
-	region_delta.backend = (unsigned char)backend ^ region_defaults.backend;
+	mine()->mmap = on;
 }
 
 HIDDEN bool region_set_tag(const char *tag)
 {
-	if (!tag || !*tag || strcmp(tag, region_defaults.tag) == 0) {
-		region_delta.tag = NULL;
-		return true;
-	}
-	const char *kept = region_intern(tag);
+	bool other = tag && *tag && strcmp(tag, region_defaults.tag) != 0;
+	const char *kept = other ? region_intern(tag) : region_defaults.tag;
 	if (kept)
-		region_delta.tag = kept;
-	return kept != NULL;
+		mine()->tag = kept;
+	return kept;
 }

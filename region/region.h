@@ -1,4 +1,5 @@
-/* region is the core of "whose memory is this": what a thread asked for its next allocations. */
+/* region has what a thread asks for its next allocations, and what the process was started with (TMS_*). What is
+ * made of it is the business of preload; Go is handed it whole. */
 #ifndef TMS_REGION_H
 #define TMS_REGION_H
 
@@ -7,54 +8,56 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum region_backend { REGION_PINNED = 0, REGION_MMAP = 1 };
+/* Where contents wait while a segment is paused: at one place. The numbers are vmm.BackupKind's. */
+enum region_backup { REGION_NO_BACKUP, REGION_CPU_BACKUP, REGION_DISK_BACKUP, REGION_PEER_BACKUP };
 
 /* What one allocation is to be. */
 struct region_settings {
 	const char *tag; /* interned: valid for the life of the process */
-	unsigned char active; /* 1: yes; in the defaults also REGION_TRACED */
-	bool cpu_backup;
-	bool disk_backup;
-	bool incremental;
-	unsigned char backend; /* enum region_backend */
-	unsigned char peer;    /* 0: no peer backup; 1: on any device; 2 + ordinal: on that one */
-	bool wanted;           /* as active would be but for excluded */
-	bool excluded;
+	bool active;	 /* in a region: it is to be pausable */
+	unsigned char backup; /* enum region_backup */
+	bool incremental;     /* of REGION_CPU_BACKUP */
+	bool mmap;	      /* of REGION_CPU_BACKUP: its backend is "mmap", not "pinned" */
+	int peer;	      /* of REGION_PEER_BACKUP: the ordinal that keeps contents; -1: any */
 };
 
-/* A thread's settings are kept as differences from the defaults, so that a fresh thread's zeroed
- * storage already means "the defaults" and the fast path needs no first-use branch. */
-extern __thread struct region_settings region_delta
+/* A fresh thread's zeroed storage means the defaults, so that the fast path needs no first-use branch. */
+struct region_thread {
+	struct region_settings settings; /* once something is set; but for active */
+	bool set;
+	/* Each whether it differs from the default. */
+	bool active;
+	bool wanted; /* as active would be but for excluded */
+	bool excluded;
+};
+extern __thread struct region_thread region_thread
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
 extern struct region_settings region_defaults __attribute__((visibility("hidden")));
 
-/* With TMS_TRACE every thread's calls are watched, in a region or not: entry points read one flag. */
-enum { REGION_TRACED = 2 };
-
 static inline bool region_active(void)
 {
-	return (region_delta.active ^ region_defaults.active) & 1;
+	return region_thread.active ^ region_defaults.active;
 }
 
-static inline bool region_watched(void)
-{
-	return region_delta.active ^ region_defaults.active;
-}
-
-/* Process-wide settings. */
-struct region_process {
-	_Atomic bool retain_cpu_backup;
-	_Atomic uint64_t margin_bytes;
-	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned */
-	const char *disk_backup_dir_at_start;  /* by the environment; the same pointer while it still holds */
-	unsigned disk_backup_chunk_mb;
+/* What the process was started with. */
+struct region_config {
+	uint64_t disk_chunk_bytes;
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;
+	const char *disk_backup_dir; /* NULL: unset; interned */
+	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
 	bool verify;
 	bool shareable;
-	const char *exclude; /* names of libraries, ":" between them; NULL: none */
-	bool poison;     /* TMS_DEBUG */
+	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
+};
+extern struct region_config region_config __attribute__((visibility("hidden")));
+
+/* Settings of the process that change. */
+struct region_process {
+	uint64_t margin_bytes; /* read by Go too, so by __atomic functions */
+	_Atomic bool retain_cpu_backup;
+	_Atomic(const char *) disk_backup_dir; /* NULL: unset; interned, so still region_config's if the pointer is */
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
@@ -76,22 +79,20 @@ void region_set_excluded(bool on);
 
 /* What region_set_active was last told, or the default. */
 bool region_wanted(void);
-void region_set_cpu_backup(bool on);
-void region_set_disk_backup(bool on);
-void region_set_incremental(bool on);
-void region_set_backend(enum region_backend backend);
 
-/* device: the ordinal that keeps contents, -1: any. Returns false when it cannot be one. */
-bool region_set_peer(bool on, int device);
+/* On: this kind, and no other. Off: none, if it is this kind. Returns what else was on and is off now. */
+enum region_backup region_set_backup(enum region_backup kind, bool on);
+void region_set_peer(int device); /* that keeps contents; -1: any */
+void region_set_incremental(bool on);
+void region_set_mmap(bool on);
 
 /* NULL or "" means "default". Returns false when there is no memory to keep the name. */
 bool region_set_tag(const char *tag);
 
-/* A copy of text that lives as long as the process; equal texts give the same pointer. */
+/* A copy of text that lives as long as the process; equal texts give the same pointer. NULL: no memory. */
 const char *region_intern(const char *text);
 
 /* "pinned" or "mmap" (any case); false: no such backend. */
-bool region_parse_backend(const char *text, enum region_backend *backend);
-const char *region_backend_name(enum region_backend backend);
+bool region_parse_backend(const char *text, bool *mmap);
 
 #endif

@@ -15,9 +15,6 @@ var (
 	// lies inside one). Nothing was changed.
 	ErrInvalidAddress = errors.New("not the start of a live pausable segment")
 
-	// ErrBothBackups: more than one of cpu, disk and peer backup is on. Leave one on.
-	ErrBothBackups = errors.New("cpu, disk and peer backup exclude each other; leave one on")
-
 	// ErrContents: what a resume brought back is not what the pause had saved (TMS_VERIFY). The
 	// segments are paused; what was saved is kept.
 	ErrContents = errors.New("contents differ from those before the pause")
@@ -47,7 +44,6 @@ func Code(err error) int {
 		code cuda.Result
 	}{
 		{ErrInvalidAddress, cuda.InvalidValue},
-		{ErrBothBackups, cuda.InvalidValue},
 		{ErrContents, cuda.IllegalState},
 		{disk.ErrContentsLost, cuda.FileNotFound}, // before what it wraps
 		{ErrMargin, cuda.OutOfMemory},

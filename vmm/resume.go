@@ -61,6 +61,9 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if len(batches) == 0 {
 		return 0, nil
 	}
+	if e.shareable {
+		o.ExtentBytes = 0 // who imports a segment must not get its neighbours
+	}
 	for _, b := range batches {
 		b.gather(o.ExtentBytes)
 		for _, x := range b.extents {

@@ -18,7 +18,7 @@ type Options struct {
 	DiskSetting  string         // what that came from, for error texts; "": it is the default
 	DiskChunk    uint64         // bytes of one read or write
 	Verify       bool           // compare contents after a resume with those before the pause
-	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0: one each
+	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0, and with Shareable: one each
 	Wait         time.Duration  // how long a resume tries again when memory is short
 	Poison       bool           // fill memory that a resume brings back without contents with NaNs
 	Progress     func(Progress) // nil, or told now and then how far contents have come

@@ -67,12 +67,21 @@ int main(void)
 	EXPECT(cudaFree(pointer), 0);
 	set_memory_margin_bytes(0);
 
-	/* Both backups at once. */
+	/* One kind of backup: the last that was turned on, in whatever order the others go off. */
 	tms_set_enable_disk_backup(true);
+	CHECK(tms_get_enable_disk_backup() && !strstr(tms_last_error(), "exclude"));
 	tms_set_enable_cpu_backup(true);
-	EXPECT(cudaMalloc(&pointer, 100), 1);
-	CHECK(strstr(tms_last_error(), "exclude"));
+	CHECK(strstr(tms_last_error(), "exclude each other: cpu backup is on now, and disk backup, which was, is off"));
+	CHECK(tms_get_enable_cpu_backup() && !tms_get_enable_disk_backup());
 	tms_set_enable_disk_backup(false);
+	tms_set_enable_peer_backup(false, 0);
+	CHECK(tms_get_enable_cpu_backup());
+	tms_set_enable_disk_backup(true);
+	tms_set_enable_cpu_backup(false);
+	CHECK(tms_get_enable_disk_backup() && !tms_get_enable_cpu_backup());
+	tms_set_enable_disk_backup(false);
+	CHECK(!tms_get_enable_disk_backup());
+	tms_set_enable_cpu_backup(true);
 	tms_set_cpu_backup_backend("paper");
 	CHECK(strstr(tms_last_error(), "paper"));
 	EXPECT(strcmp(tms_get_cpu_backup_backend(), "pinned"), 0);

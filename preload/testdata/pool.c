@@ -116,13 +116,6 @@ static void errors(void)
 	EXPECT(tms_pool_create(NULL, kind, NULL, -1), 1);
 	EXPECT(tms_pool_create(&pool, NULL, NULL, -1), 1);
 	EXPECT(tms_pool_create(&pool, kind, options, 7), 101);
-	tms_set_interesting_region(true);
-	tms_set_enable_cpu_backup(true);
-	tms_set_enable_disk_backup(true);
-	EXPECT(tms_pool_create(&pool, kind, options, -1), 1);
-	tms_set_enable_disk_backup(false);
-	tms_set_enable_cpu_backup(false);
-	tms_set_interesting_region(false);
 	CHECK(!pool);
 	EXPECT(tms_pool_malloc(nowhere, &block, 1, NULL), 1);
 	CHECK(strstr(tms_last_error(), "0x12345 is not a pool"));

@@ -19,5 +19,5 @@ def environment() -> dict[str, str]:
         "PYTHONPATH": str(PYMODULE),
         "CUDASIM_DEVICES": "2",
         "CUDASIM_MEMORY": str(DEVICE_MEMORY),
-        "TMS_TESTS_ON": "simulator",
+        "TESTS_ON": "simulator",
     }

@@ -48,12 +48,12 @@ def test_left_in_another_order() -> None:
     with pytest.raises(RuntimeError, match=r"region\('first'\) is left before .*'second'\)"):
         next(first)
     assert state() == (True, "second")
-    assert not load().cpu_backup
+    assert load().backup is None
     pointer = cuda.malloc(2 * MiB)
     assert segments("second") == 1
     next(second, None)
     assert state() == OUTSIDE
-    assert not load().cpu_backup
+    assert load().backup is None
     cuda.free(pointer)
 
 
@@ -66,7 +66,7 @@ def test_left_in_the_middle_of_three() -> None:
             next(middle)
         assert not load().active
     assert state() == (True, "outer")
-    assert not load().cpu_backup
+    assert load().backup is None
     next(outer, None)
     assert state() == OUTSIDE
 
@@ -98,7 +98,7 @@ def test_left_on_another_thread() -> None:
             with tms.region("next"):
                 seen.append(state())
             seen.append(state())
-            seen.append(load().cpu_backup)
+            seen.append(load().backup)
         seen.append(state())
 
     thread = threading.Thread(target=work, name="worker")
@@ -113,7 +113,7 @@ def test_left_on_another_thread() -> None:
     assert state() == OUTSIDE
     left.set()
     thread.join()
-    assert seen == [(True, "suspended"), (True, "next"), (True, "theirs"), False, OUTSIDE]
+    assert seen == [(True, "suspended"), (True, "next"), (True, "theirs"), None, OUTSIDE]
 
 
 def test_collected_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,9 @@ import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Callable, cast
 
+from ._arguments import Backup, peer_of
 from ._errors import LibraryNotFoundError, NotPreloadedError, TmsError, from_code
 
 _PACKAGE = Path(__file__).resolve().parent
@@ -145,22 +146,25 @@ class Library:
         self._set_tag(tag)
 
     @property
-    def cpu_backup(self) -> bool:
-        """Whether pausing copies this thread's pausable allocations to host memory."""
-        return bool(self._get_cpu_backup())
+    def backup(self) -> Backup:
+        """Where the contents of this thread's pausable allocations wait while they are paused."""
+        device = ctypes.c_int()
+        if self._get_peer(ctypes.byref(device)):
+            return cast(Backup, "peer" if device.value < 0 else f"peer:{device.value}")
+        if self._get_cpu_backup():
+            return "host"
+        return "disk" if self._get_disk_backup() else None
 
-    @cpu_backup.setter
-    def cpu_backup(self, on: bool) -> None:
-        self._set_cpu_backup(on)
-
-    @property
-    def disk_backup(self) -> bool:
-        """Whether pausing writes this thread's pausable allocations to files."""
-        return bool(self._get_disk_backup())
-
-    @disk_backup.setter
-    def disk_backup(self, on: bool) -> None:
-        self._set_disk_backup(on)
+    @backup.setter
+    def backup(self, backup: Backup) -> None:
+        peer = peer_of(backup)
+        for on in (False, True):  # no two are on at a time, which would be an error
+            if (backup == "host") == on:
+                self._set_cpu_backup(on)
+            if (backup == "disk") == on:
+                self._set_disk_backup(on)
+            if (peer is not None) == on:
+                self._set_peer(on, -1 if peer is None else peer)
 
     @property
     def incremental(self) -> bool:
@@ -170,16 +174,6 @@ class Library:
     @incremental.setter
     def incremental(self, on: bool) -> None:
         self._set_incremental(on)
-
-    @property
-    def peer(self) -> int | None:
-        """The device that keeps contents of this thread's allocations; -1: any; None: none."""
-        device = ctypes.c_int()
-        return device.value if self._get_peer(ctypes.byref(device)) else None
-
-    @peer.setter
-    def peer(self, device: int | None) -> None:
-        self._set_peer(device is not None, -1 if device is None else device)
 
     @property
     def cpu_backup_backend(self) -> bytes:

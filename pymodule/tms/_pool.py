@@ -196,13 +196,7 @@ class _Allocator(ThreadScope):
 
     def route(self, library: Library) -> _torch.Route | None:
         made = _plug(library, _pytorch(), "tms_torch_pool_malloc", self._kind, self._options)
-        settings = (
-            library.tag,
-            library.cpu_backup,
-            library.disk_backup,
-            library.incremental,
-            library.peer,
-        )
+        settings = (library.tag, library.backup, library.incremental)
         return _torch.enter_own(("allocator", settings if library.active else None), made)
 
 

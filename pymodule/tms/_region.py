@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _torch
-from ._arguments import Backup, check_backup, check_incremental, check_tag, peer_of
+from ._arguments import Backup, check_backup, check_incremental, check_tag
 from ._library import Library
 from ._scope import ThreadScope
 
@@ -87,13 +87,7 @@ class _Region(ThreadScope):
         return _torch.enter(key, plain_by_default=not library.active)
 
     def settings(self, library: Library) -> dict[str, Any]:
-        return pausable(
-            self._tag,
-            host=self._backup == "host",
-            disk=self._backup == "disk",
-            incremental=self._is_incremental(library),
-            peer=peer_of(self._backup),
-        )
+        return pausable(self._tag, self._backup, incremental=self._is_incremental(library))
 
     def _is_incremental(self, library: Library) -> bool:
         if self._incremental is not None:
@@ -101,16 +95,12 @@ class _Region(ThreadScope):
         return library.incremental_by_default and self._backup == "host"
 
 
-def pausable(
-    tag: str, *, host: bool, disk: bool, incremental: bool, peer: int | None
-) -> dict[str, Any]:
+def pausable(tag: str, backup: Backup, *, incremental: bool) -> dict[str, Any]:
     """A thread's settings for pausable memory, as attributes of `Library`."""
     return {
         "tag": tag.encode(),
-        "cpu_backup": host,
-        "disk_backup": disk,
+        "backup": backup,
         "incremental": incremental,
-        "peer": peer,
         "active": True,
     }
 

@@ -120,7 +120,13 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """The calling thread's settings, until they are set anew; backend None: as it is."""
+        """The calling thread's settings, until they are set anew; backend None: as it is.
+
+        Raises:
+            ValueError: both backups; nothing is set.
+        """
+        if enable_cpu_backup and enable_disk_backup:
+            raise ValueError("enable_cpu_backup and enable_disk_backup exclude each other")
         self.cdll.tms_set_current_tag(tag.encode())
         self.cdll.tms_set_interesting_region(interesting_region)
         self.cdll.tms_set_enable_cpu_backup(enable_cpu_backup)

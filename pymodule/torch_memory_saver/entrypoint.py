@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import tms
 from tms import _cuda_graph, _torch
-from tms._arguments import check_tag
+from tms._arguments import Backup, check_tag
 from tms._library import Library, attach, load
 from tms._region import pausable
 from tms._scope import ThreadScope
@@ -282,9 +282,8 @@ class _Region(ThreadScope):
 
     def settings(self, library: Library) -> dict[str, Any]:
         incremental = self._cpu and library.incremental_by_default
-        settings = pausable(
-            self._tag, host=self._cpu, disk=self._disk, incremental=incremental, peer=None
-        )
+        backup: Backup = "host" if self._cpu else "disk" if self._disk else None
+        settings = pausable(self._tag, backup, incremental=incremental)
         if self._backend is not None:
             settings["cpu_backup_backend"] = self._backend.encode()
         return settings

@@ -132,7 +132,7 @@ def case(name: str) -> dict[str, Any]:
     if name == "ours incremental":
         return incremental(torch, tms)
     if name == "ours disk":
-        tms.set_disk_backup_dir(tempfile.mkdtemp(dir=os.environ.get("TMS_BENCH_DISK", ".")))
+        tms.set_disk_backup_dir(tempfile.mkdtemp(dir=os.environ.get("BENCH_DISK", ".")))
     with tms.region("weights", backup="disk" if name == "ours disk" else "host"):
         made = weights(torch)
     prepare = (lambda: tms.prepare(wait=True)) if name == "ours prepared" else nothing
@@ -197,7 +197,7 @@ def child(name: str, peer: str | None) -> dict[str, Any]:
 def direct_disk(size: int) -> float:
     """Seconds that a plain O_DIRECT writer needs for as many bytes."""
     count = 2 << 30
-    path = os.path.join(os.environ.get("TMS_BENCH_DISK", "."), "plain.tmp")
+    path = os.path.join(os.environ.get("BENCH_DISK", "."), "plain.tmp")
     try:
         seconds = timed(
             lambda: subprocess.run(
@@ -234,7 +234,7 @@ def main() -> None:
                 continue  # half a minute each
             runs[name].append(child(name, peer))
             print(f"round {round_ + 1}  {name:<14} {runs[name][-1]}", file=sys.stderr)
-    if os.environ.get("TMS_BENCH_DISK"):
+    if os.environ.get("BENCH_DISK"):
         runs["ours disk"] = [child("ours disk", None)]
         runs["plain O_DIRECT writer"] = [{"first": direct_disk(size)}]
     table = {

@@ -165,6 +165,16 @@ assert settings() == (True, b"t", True, False, b"mmap")
 wrapper.set_config(tag="default", interesting_region=False, enable_cpu_backup=False,
                    enable_disk_backup=True)
 assert settings() == (False, b"default", False, True, b"mmap")
+wrapper.set_config(tag="u", interesting_region=False, enable_cpu_backup=True)
+assert settings() == (False, b"u", True, False, b"mmap")
+try:
+    wrapper.set_config(tag="v", interesting_region=True, enable_cpu_backup=True,
+                       enable_disk_backup=True)
+except ValueError as error:
+    assert "exclude each other" in str(error)
+else:
+    raise AssertionError("both")
+assert settings() == (False, b"u", True, False, b"mmap")
 """
     )
 

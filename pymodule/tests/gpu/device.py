@@ -16,7 +16,7 @@ MiB = 1 << 20
 
 def torch_on_gpu() -> Any:
     """torch; where there is no GPU for it the calling module's tests are skipped."""
-    if os.environ.get("TMS_TESTS_ON") == "simulator":
+    if os.environ.get("TESTS_ON") == "simulator":
         pytest.skip("this run is on the simulator", allow_module_level=True)
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

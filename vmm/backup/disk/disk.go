@@ -25,7 +25,7 @@ var ErrFailed = errors.New("the disk backup failed")
 // The sizes a chunk may have, in bytes.
 const (
 	MinChunk = 1 << 20
-	MaxChunk = 4096 << 20
+	MaxChunk = stagingSize
 )
 
 // Store keeps contents in files, one for each span, which others can see and only their owner can
@@ -67,7 +67,7 @@ func (d *Store) Warn(warn func(string)) {
 }
 
 // Configure says where the next Save puts its files, and how many bytes one read or write has at
-// most: from MinChunk to MaxChunk, of which up to 32 MiB are used, for that is what is staged.
+// most: from MinChunk to MaxChunk, which is what is staged.
 // A missing directory is made, for its owner only. setting is what the path came from, for the texts of
 // errors: the name of a function or variable, "" for a default. At a directory's first use the files
 // that dead processes left there are removed. Errors: ErrFailed.
@@ -92,7 +92,7 @@ func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	}
 	d.current = d.directories[absolute]
 	d.current.setting.Store(&setting)
-	d.request = min(chunkBytes, stagingSize) &^ (blockSize - 1)
+	d.request = chunkBytes &^ (blockSize - 1)
 	if d.warn != nil && inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
 			"%s", absolute, d.current.elsewhere(" on a disk")))

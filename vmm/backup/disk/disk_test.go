@@ -104,7 +104,7 @@ func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
 }
 
 func TestRoundTrip(t *testing.T) {
-	for _, chunk := range []uint64{mib, 3*mib + 4097, 64 * mib} {
+	for _, chunk := range []uint64{mib, 3*mib + 4097, MaxChunk} {
 		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
 			b := newBench(t)
 			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk))
