@@ -6,6 +6,7 @@
 #                                       the unpacked wheel of torch_memory_saver
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
 #   scripts/bench.sh extents [PEER]     how large extents should be: speed against slack
+#   scripts/bench.sh handles [GIB]      what the driver charges for each handle, call by call
 #   scripts/bench.sh devices            two GPUs at once, and contents in another GPU's memory
 #   scripts/bench.sh pools [TRACE...]   the pools on recorded traces, beside PyTorch's own allocator
 set -eu
@@ -22,6 +23,11 @@ backup)
 	;;
 layout) exec "${PYTHON:-python3}" scripts/bench/layout.py "$@" ;;
 extents) exec "${PYTHON:-python3}" scripts/bench/extents.py "$@" ;;
+handles)
+	mkdir -p build/bench
+	cc -O2 -Wall -Wextra -o build/bench/handles scripts/bench/handles.c -ldl
+	exec build/bench/handles "$@"
+	;;
 devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
