@@ -64,7 +64,7 @@ type Engine struct {
 	names    map[string]bool // tags that were ever used
 	unknown  map[string]bool // those that never were, as was told
 
-	foreign foreigners
+	userMapped userMappings
 
 	checking atomic.Bool // see CheckInvariants
 }
@@ -73,17 +73,17 @@ type Engine struct {
 // each new arena; an error from it fails the allocation.
 func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *Engine {
 	e := &Engine{
-		driver:   driver,
-		host:     host.New(driver),
-		disk:     disk.New(driver),
-		hasher:   digest.New(driver),
-		space:    space.New[segment](driver, announce),
-		contexts: func(int, func(cuda.Context) error) error { return nil },
-		warn:     func(string) {},
-		devices:  map[int]*device{},
-		names:    map[string]bool{},
-		unknown:  map[string]bool{},
-		foreign:  foreigners{known: map[cuda.Handle]*segment{}},
+		driver:     driver,
+		host:       host.New(driver),
+		disk:       disk.New(driver),
+		hasher:     digest.New(driver),
+		space:      space.New[segment](driver, announce),
+		contexts:   func(int, func(cuda.Context) error) error { return nil },
+		warn:       func(string) {},
+		devices:    map[int]*device{},
+		names:      map[string]bool{},
+		unknown:    map[string]bool{},
+		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 	}
 	e.peer = peer.New(driver, e.host)
 	e.transition.init()

@@ -7,24 +7,24 @@ import "tms/vmm/cuda"
 // the driver has done for it is kept step by step, so that every operation can be undone, or taken up
 // again after an undo that itself failed.
 type extent struct {
-	device   *device
-	address  uintptr
-	size     uint64
-	segments []*segment // by address; those in slack are free, but cannot leave alone
-	live     int        // segments that are not in slack
-	busy     bool       // a transition, or a driver call, works on it
-	foreign  *foreign   // made as a program asked for it; nil: as cudaMalloc's memory
-	handle   cuda.Handle
-	created  bool  // handle is valid
-	mapped   bool  // handle is mapped at address
-	open     bool  // the device has access
-	users    []int // devices that have access
+	device     *device
+	address    uintptr
+	size       uint64
+	segments   []*segment  // by address; those in slack are free, but cannot leave alone
+	live       int         // segments that are not in slack
+	busy       bool        // a transition, or a driver call, works on it
+	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
+	handle     cuda.Handle
+	created    bool  // handle is valid
+	mapped     bool  // handle is mapped at address
+	open       bool  // the device has access
+	users      []int // devices that have access
 }
 
 // newExtent returns an extent, of nothing yet, for neighbouring segments in order of their addresses.
 func newExtent(d *device, segments ...*segment) *extent {
 	x := &extent{device: d, address: segments[0].address, segments: segments, live: len(segments),
-		foreign: segments[0].foreign}
+		userMapped: segments[0].userMapped}
 	for _, s := range segments {
 		x.size += s.length()
 	}
@@ -53,7 +53,7 @@ func (x *extent) create() error {
 }
 
 func (x *extent) memory() (cuda.Handle, error) {
-	if f := x.foreign; f != nil {
+	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
 	prop := cuda.PinnedOn(x.device.ordinal)
@@ -84,7 +84,7 @@ func (x *extent) attach(at uintptr) error {
 }
 
 func (x *extent) grant(at uintptr) error {
-	if f := x.foreign; f != nil {
+	if f := x.userMapped; f != nil {
 		return x.device.driver.MemSetAccessOf(at, x.size, f.access)
 	}
 	users := x.device.users()

@@ -78,7 +78,7 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		a := e.around(address)
 		s := a.segment
-		if s == nil || a.address() != address || s.foreign != nil {
+		if s == nil || a.address() != address || s.userMapped != nil {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
 		if s.busy {

@@ -88,8 +88,8 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			err = errors.New("in the list of another tag, or not where it says")
 		case s.state == slack:
 			err = errors.New("slack among the live")
-		case s.foreign != nil:
-			err = e.checkForeign(s)
+		case s.userMapped != nil:
+			err = e.checkUserMapped(s)
 		case !t.ranges.Holds(s.span):
 			err = errors.New("in addresses of another tag")
 		default:
@@ -139,7 +139,7 @@ func (i *inspection) segment(d *device, s *segment) error {
 		return errors.New("of another device")
 	case i.idle && s.busy:
 		return errors.New("busy, and no pause or resume goes on")
-	case s.foreign != nil: // it has no span
+	case s.userMapped != nil: // it has no span
 	case s.address != s.span.Address():
 		return errors.New("not where its span is")
 	case i.owned[s.span]:
@@ -157,7 +157,7 @@ func (i *inspection) segment(d *device, s *segment) error {
 	i.extents[x] = true
 	switch {
 	case x.busy: // its other fields are not ours to read
-	case s.state == active && !s.busy && !x.open && s.foreign == nil:
+	case s.state == active && !s.busy && !x.open && s.userMapped == nil:
 		return errors.New("active in memory that cannot be reached")
 	case s.state == paused && !s.busy && x.open:
 		return errors.New("paused in memory that can be reached")
@@ -165,13 +165,13 @@ func (i *inspection) segment(d *device, s *segment) error {
 	return nil
 }
 
-// checkForeign checks that memory which a program mapped is known as such.
-func (e *Engine) checkForeign(s *segment) error {
-	at, found := slices.BinarySearchFunc(e.foreign.mapped, s.address, compareAddress)
+// checkUserMapped checks that memory which a program mapped is known as such.
+func (e *Engine) checkUserMapped(s *segment) error {
+	at, found := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
 	switch {
-	case !found || e.foreign.mapped[at] != s:
+	case !found || e.userMapped.mapped[at] != s:
 		return errors.New("mapped by the program, and not listed as that")
-	case !s.foreign.mapped || e.foreign.known[s.foreign.number] != s:
+	case !s.userMapped.mapped || e.userMapped.known[s.userMapped.number] != s:
 		return errors.New("not known by its number, or not mapped")
 	}
 	return nil

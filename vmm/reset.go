@@ -18,12 +18,12 @@ func (e *Engine) Reset(ordinal int) {
 	defer e.transition.Unlock()
 	e.mu.Lock()
 	delete(e.devices, ordinal)
-	var segments, foreign []*segment
+	var segments, mapped []*segment
 	for _, t := range d.tags {
 		for _, s := range t.segments {
 			switch {
-			case s.foreign != nil:
-				foreign = append(foreign, s)
+			case s.userMapped != nil:
+				mapped = append(mapped, s)
 			case s.state != freeing:
 				s.state = freeing
 				segments = append(segments, s)
@@ -33,7 +33,7 @@ func (e *Engine) Reset(ordinal int) {
 	for _, s := range segments {
 		_ = e.free(allocation{segment: s, late: true}, nil)
 	}
-	for _, s := range foreign {
+	for _, s := range mapped {
 		e.lose(s)
 	}
 	e.mu.Unlock()

@@ -207,5 +207,5 @@ func (b *batch) gather(limit uint64) {
 // joined within a range only.
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
-		s.foreign == nil && last.foreign == nil
+		s.userMapped == nil && last.userMapped == nil
 }

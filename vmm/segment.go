@@ -32,15 +32,15 @@ type segment struct {
 	extent *extent     // its memory; nil: none
 	slab   *small.Slab // the small allocations in it; nil: it is one allocation
 	listed bool        // in its tag's list of slabs with room
-	// foreign is what a program made and mapped itself; nil: what Malloc made. It has no span.
-	foreign *foreign
+	// userMapped is what a program made and mapped itself; nil: what Malloc made. It has no span.
+	userMapped *userMapped
 	kept
 	outcome outcome // of the transition that works on it
 }
 
 // length is the size in bytes of its granules.
 func (s *segment) length() uint64 {
-	if s.foreign != nil {
+	if s.userMapped != nil {
 		return s.size
 	}
 	return uint64(s.span.Granules()) * s.device.granularity

@@ -473,9 +473,9 @@ func attempt(t *testing.T, dir string, f *faults, scenario func(*scene)) (s *sce
 	return s, ""
 }
 
-// foreign is a scenario of memory that the program maps itself: three chunks, one kept in host memory, two
+// userMapped is a scenario of memory that the program maps itself: three chunks, one kept in host memory, two
 // tags.
-func (s *scene) foreign() {
+func (s *scene) userMapped() {
 	const size = 2 * sceneGranularity
 	base, err := s.driver.MemAddressReserve(3*size, 0)
 	require.NoError(s.t, err)
@@ -516,7 +516,7 @@ func (s *scene) foreign() {
 func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100) }
 
 // The same for memory that a program maps itself.
-func TestSweepForeign(t *testing.T) { sweep(t, (*scene).foreign, 20) }
+func TestSweepUserMapped(t *testing.T) { sweep(t, (*scene).userMapped, 20) }
 
 func sweep(t *testing.T, scenario func(*scene), least int) {
 	dir := t.TempDir()

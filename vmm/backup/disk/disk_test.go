@@ -669,9 +669,9 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
-	foreign := filepath.Join(t.TempDir(), "foreign")
-	require.NoError(t, os.WriteFile(foreign, []byte("the host's"), 0o600))
-	hosts, err := unix.Open(foreign, unix.O_RDWR|unix.O_CLOEXEC, 0)
+	other := filepath.Join(t.TempDir(), "other")
+	require.NoError(t, os.WriteFile(other, []byte("the host's"), 0o600))
+	hosts, err := unix.Open(other, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	half := make([][]byte, 2) // as O_DIRECT wants them
 	for i := range half {
@@ -698,7 +698,7 @@ func TestFileIsOpenedAgain(t *testing.T) {
 		}
 	}
 	backuptest.RequireFilled(t, spans, 1)
-	text, err := os.ReadFile(foreign)
+	text, err := os.ReadFile(other)
 	require.NoError(t, err)
 	require.Equal(t, "the host's", string(text))
 	require.NoError(t, unix.Close(hosts))

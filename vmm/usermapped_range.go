@@ -8,9 +8,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// eachPart goes through a range in which there is foreign memory: it has the driver do what concerns
+// eachPart goes through a range in which there is user-mapped memory: it has the driver do what concerns
 // mappings that the driver has, as many at a time as lie between paused ones, and then calls note for the
-// foreign ones of them; for those that are paused it only calls note. An error leaves the parts before it
+// user-mapped ones of them; for those that are paused it only calls note. An error leaves the parts before it
 // done. The caller holds e.mu, which is let go for driver calls.
 func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error, note func(*segment)) error {
 	if e.overlapping(address, size) == nil {
@@ -43,7 +43,7 @@ func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, ui
 	return nil
 }
 
-// part returns where the next part of a range ends, and the foreign memory in it, settled.
+// part returns where the next part of a range ends, and the user-mapped memory in it, settled.
 func (e *Engine) part(address, end uintptr) (uintptr, []*segment) {
 again:
 	var segments []*segment
@@ -70,9 +70,9 @@ again:
 // onDevice tells that the driver has the mapping.
 func (s *segment) onDevice() bool { return s.extent != nil && s.extent.mapped }
 
-// overlapping returns the first mapping of foreign memory that reaches into a range, nil if none does.
+// overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.
 func (e *Engine) overlapping(address uintptr, size uint64) *segment {
-	list := e.foreign.mapped
+	list := e.userMapped.mapped
 	at, found := slices.BinarySearchFunc(list, address, compareAddress)
 	if !found && at > 0 && uint64(address-list[at-1].address) < list[at-1].size {
 		return list[at-1]

@@ -7,11 +7,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// foreign is memory that a program makes and maps itself, with the driver's functions for virtual memory,
+// userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory,
 // inside a region. It is a segment of its tag while it is mapped; its extent is its own, made as the
 // program asked for it. The program knows it by a number of ours, for a resume puts another handle behind
 // it. Its addresses lie outside the arenas, in reservations that stay the program's.
-type foreign struct {
+type userMapped struct {
 	number     cuda.Handle
 	size       uint64 // of the memory; the mapping may be shorter
 	prop       cuda.AllocationProp
@@ -21,8 +21,8 @@ type foreign struct {
 	lent       bool              // others may hold the memory itself: it cannot be replaced
 }
 
-// foreigners is what the engine knows of foreign memory.
-type foreigners struct {
+// userMappings is what the engine knows of user-mapped memory.
+type userMappings struct {
 	made   uint64
 	known  map[cuda.Handle]*segment
 	mapped []*segment // by address
@@ -40,8 +40,8 @@ func (e *Engine) numbered(number cuda.Handle) (*segment, error) {
 		return nil, ErrNotOurs
 	}
 	for {
-		s := e.foreign.known[number]
-		if s == nil || s.foreign.references == 0 {
+		s := e.userMapped.known[number]
+		if s == nil || s.userMapped.references == 0 {
 			return nil, fmt.Errorf("handle %#x is none, or was released: %w", uint64(number), cuda.InvalidValue)
 		}
 		if s.settled() {
@@ -51,7 +51,7 @@ func (e *Engine) numbered(number cuda.Handle) (*segment, error) {
 	}
 }
 
-// settled tells that no transition or other call works on foreign memory.
+// settled tells that no transition or other call works on user-mapped memory.
 func (s *segment) settled() bool { return !s.busy && (s.extent == nil || !s.extent.busy) }
 
 // unmapped notes that a mapping is no more. The caller holds e.mu.
@@ -59,11 +59,11 @@ func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
 		x.mapped, x.open = false, false
 	}
-	at, _ := slices.BinarySearchFunc(e.foreign.mapped, s.address, compareAddress)
-	e.foreign.mapped = slices.Delete(e.foreign.mapped, at, at+1)
+	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
+	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)
 	s.tag.remove(s)
 	s.device.retire(s.tag)
-	s.foreign.mapped, s.foreign.access = false, nil
+	s.userMapped.mapped, s.userMapped.access = false, nil
 	if s.state == active {
 		s.discard() // the memory itself has what it holds
 	}
@@ -72,7 +72,7 @@ func (e *Engine) unmapped(s *segment) {
 
 // bury ends memory that is neither referred to nor mapped; release is for its extent. The caller holds e.mu.
 func (e *Engine) bury(s *segment, release func() error) error {
-	if s.foreign.references > 0 || s.foreign.mapped {
+	if s.userMapped.references > 0 || s.userMapped.mapped {
 		return nil
 	}
 	if x := s.extent; x != nil {
@@ -81,7 +81,7 @@ func (e *Engine) bury(s *segment, release func() error) error {
 		}
 	}
 	s.discard()
-	delete(e.foreign.known, s.foreign.number)
+	delete(e.userMapped.known, s.userMapped.number)
 	return nil
 }
 
@@ -97,12 +97,12 @@ func (e *Engine) lose(s *segment) {
 	s.discard()
 }
 
-// stays tells that pause and resume leave foreign memory as it is: its device has no access, so contents
+// stays tells that pause and resume leave user-mapped memory as it is: its device has no access, so contents
 // cannot be moved, or others hold the memory.
-func (s *segment) stays() bool { return s.foreign != nil && (s.foreign.lent || !s.accessible()) }
+func (s *segment) stays() bool { return s.userMapped != nil && (s.userMapped.lent || !s.accessible()) }
 
 // allow notes access that has been given, or is to be given when the memory comes back.
-func (f *foreign) allow(descs []cuda.AccessDesc) {
+func (f *userMapped) allow(descs []cuda.AccessDesc) {
 	for _, desc := range descs {
 		at := slices.IndexFunc(f.access, func(a cuda.AccessDesc) bool { return a.Location == desc.Location })
 		if at < 0 {
@@ -116,5 +116,5 @@ func (f *foreign) allow(descs []cuda.AccessDesc) {
 // accessible tells that its device can read and write the memory, so that contents can be moved.
 func (s *segment) accessible() bool {
 	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return slices.Contains(s.foreign.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+	return slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }

@@ -26,7 +26,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		return 0, err
 	}
 	s := &segment{
-		device: d, size: r.Size, foreign: &foreign{size: r.Size, prop: prop, references: 1},
+		device: d, size: r.Size, userMapped: &userMapped{size: r.Size, prop: prop, references: 1},
 		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt},
 	}
 	s.extent = newExtent(d, s)
@@ -41,10 +41,10 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if s.incremental {
 		e.loadHasher(d)
 	}
-	e.foreign.made++
-	s.foreign.number = numberPrefix<<numberShift | cuda.Handle(e.foreign.made)
-	e.foreign.known[s.foreign.number] = s
-	return s.foreign.number, nil
+	e.userMapped.made++
+	s.userMapped.number = numberPrefix<<numberShift | cuda.Handle(e.userMapped.made)
+	e.userMapped.known[s.userMapped.number] = s
+	return s.userMapped.number, nil
 }
 
 // MemRelease is cuMemRelease. Memory that is mapped stays until it is unmapped.
@@ -56,9 +56,9 @@ func (e *Engine) MemRelease(number cuda.Handle) error {
 	if err != nil {
 		return err
 	}
-	s.foreign.references--
+	s.userMapped.references--
 	if err = e.bury(s, func() error { return s.extent.release() }); err != nil {
-		s.foreign.references++
+		s.userMapped.references++
 	}
 	return err
 }
@@ -77,7 +77,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 		return err
 	case offset != 0 || flags != 0:
 		return fmt.Errorf("an offset into a handle, or flags: %w", cuda.NotSupported)
-	case s.foreign.mapped:
+	case s.userMapped.mapped:
 		return fmt.Errorf("a second mapping of one handle made in a region: %w", cuda.NotSupported)
 	case s.state == paused && size != s.size:
 		return fmt.Errorf("%d bytes of %d that are paused: %w", size, s.size, cuda.NotSupported)
@@ -91,12 +91,12 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle
 		}
 		x.mapped = true
 	}
-	s.address, s.size, s.foreign.mapped = address, size, true
+	s.address, s.size, s.userMapped.mapped = address, size, true
 	if x != nil {
 		x.address, x.size = address, size
 	}
-	at, _ := slices.BinarySearchFunc(e.foreign.mapped, address, compareAddress)
-	e.foreign.mapped = slices.Insert(e.foreign.mapped, at, s)
+	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, address, compareAddress)
+	e.userMapped.mapped = slices.Insert(e.userMapped.mapped, at, s)
 	s.device.tag(s.tag.name).add(s)
 	return nil
 }
@@ -122,7 +122,7 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 		return d.MemSetAccessOf(address, size, descs)
 	}
 	return e.eachPart(address, size, set, func(s *segment) {
-		s.foreign.allow(descs)
+		s.userMapped.allow(descs)
 		if x := s.extent; x != nil && x.mapped {
 			x.open = s.accessible()
 		}
@@ -149,8 +149,8 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	if s == nil {
 		return 0, ErrNotOurs
 	}
-	s.foreign.references++
-	return s.foreign.number, nil
+	s.userMapped.references++
+	return s.userMapped.number, nil
 }
 
 // MemUse calls use with the driver's handle of a number, while no pause comes. lend: what use does lets
@@ -168,7 +168,7 @@ func (e *Engine) MemUse(number cuda.Handle, lend bool, use func(cuda.Handle) err
 	}
 	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.handle) })
 	if err == nil && lend {
-		s.foreign.lent = true
+		s.userMapped.lent = true
 	}
 	return err
 }

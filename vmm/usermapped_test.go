@@ -63,7 +63,7 @@ func (m *mapper) end() {
 
 var weights = vmm.Request{Tag: "weights", Backup: vmm.BackupHost}
 
-func TestForeignMemoryReturns(t *testing.T) {
+func TestUserMappedReturns(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
 	var handles []cuda.Handle
@@ -90,7 +90,7 @@ func TestForeignMemoryReturns(t *testing.T) {
 }
 
 // Every way to keep contents.
-func TestForeignMemoryAndBackups(t *testing.T) {
+func TestUserMappedAndBackups(t *testing.T) {
 	for _, r := range []vmm.Request{
 		{Backup: vmm.BackupHost, Incremental: true},
 		{Backup: vmm.BackupDisk},
@@ -114,7 +114,7 @@ func TestForeignMemoryAndBackups(t *testing.T) {
 	}
 }
 
-func TestForeignMemoryWithoutBackup(t *testing.T) {
+func TestUserMappedWithoutBackup(t *testing.T) {
 	_, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, vmm.Request{Tag: "cache"})
 	handle := m.create(0)
@@ -128,7 +128,7 @@ func TestForeignMemoryWithoutBackup(t *testing.T) {
 }
 
 // The program may do with paused memory what it may do with any: all but touch it.
-func TestForeignMemoryWhilePaused(t *testing.T) {
+func TestUserMappedWhilePaused(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
 	var handles []cuda.Handle
@@ -181,7 +181,7 @@ func TestForeignMemoryWhilePaused(t *testing.T) {
 	m.end()
 }
 
-func TestForeignMemoryThatStays(t *testing.T) {
+func TestUserMappedThatStays(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
 	closed, lent := m.create(0), m.create(1)
@@ -212,7 +212,7 @@ func TestForeignMemoryThatStays(t *testing.T) {
 }
 
 // Every driver call of a cycle fails once: the cycle then succeeds, with the contents, and nothing is left.
-func TestForeignMemoryAndFailures(t *testing.T) {
+func TestUserMappedAndFailures(t *testing.T) {
 	for _, function := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemHostRegister", "cuMemcpyDtoHAsync"} {
 		for nth := 1; nth <= 3; nth++ {
 			sim, driver, engine := simulated(t, 1)
@@ -265,7 +265,7 @@ func TestForeignMemoryAndFailures(t *testing.T) {
 	}
 }
 
-func TestForeignMemoryAndThreads(t *testing.T) {
+func TestUserMappedAndThreads(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	var mappers, pauser sync.WaitGroup
 	stop := make(chan struct{})
@@ -301,7 +301,7 @@ func TestForeignMemoryAndThreads(t *testing.T) {
 	require.Zero(t, sim.Stat("handles"))
 }
 
-func TestForeignMemoryAndReset(t *testing.T) {
+func TestUserMappedAndReset(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
 	handles := []cuda.Handle{m.create(0), m.create(1)}
@@ -319,7 +319,7 @@ func TestForeignMemoryAndReset(t *testing.T) {
 	m.end()
 }
 
-func TestForeignMemoryAndMargin(t *testing.T) {
+func TestUserMappedAndMargin(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	r := weights
 	r.Size, r.Margin = chunk, sim.Stat("total:0")
@@ -333,7 +333,7 @@ func TestForeignMemoryAndMargin(t *testing.T) {
 
 // Memory that the driver refuses to release, when its last mapping goes and nobody has its number any more,
 // is released later.
-func TestForeignMemoryReleasedLate(t *testing.T) {
+func TestUserMappedReleasedLate(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, vmm.Request{})
 	require.NoError(t, engine.MemRelease(m.create(0)))
