@@ -171,8 +171,8 @@ func (e *Engine) checkUserMapped(s *segment) error {
 	switch {
 	case !found || e.userMapped.mapped[at] != s:
 		return errors.New("mapped by the program, and not listed as that")
-	case !s.userMapped.mapped || e.userMapped.known[s.userMapped.number] != s:
-		return errors.New("not known by its number, or not mapped")
+	case !s.userMapped.mapped || e.userMapped.known[s.userMapped.handle] != s:
+		return errors.New("not known by its handle, or not mapped")
 	}
 	return nil
 }

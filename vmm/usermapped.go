@@ -9,13 +9,13 @@ import (
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory,
 // inside a region. It is a segment of its tag while it is mapped; its extent is its own, made as the
-// program asked for it. The program knows it by a number of ours, for a resume puts another handle behind
-// it. Its addresses lie outside the arenas, in reservations that stay the program's.
+// program asked for it. The program knows it by a handle of ours, for a resume puts another of the driver's
+// behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
 type userMapped struct {
-	number     cuda.Handle
-	size       uint64 // of the memory; the mapping may be shorter
+	handle     cuda.Handle // ours
+	size       uint64      // of the memory; the mapping may be shorter
 	prop       cuda.AllocationProp
-	references int               // of the number; a mapping keeps the memory without any
+	references int               // to the handle; a mapping keeps the memory without any
 	mapped     bool              // as the program sees it: also while paused
 	access     []cuda.AccessDesc // of the mapping, one for each location
 	lent       bool              // others may hold the memory itself: it cannot be replaced
@@ -28,21 +28,21 @@ type userMappings struct {
 	mapped []*segment // by address
 }
 
-// numberPrefix stands at the top of our numbers: driver handles are addresses or small numbers.
+// handlePrefix stands at the top of our handles: the driver's are addresses or small numbers.
 const (
-	numberPrefix = 0x746d73
-	numberShift  = 40
+	handlePrefix = 0x746d73
+	handleShift  = 40
 )
 
-// numbered finds settled memory by a number that the program may use. The caller holds e.mu.
-func (e *Engine) numbered(number cuda.Handle) (*segment, error) {
-	if number>>numberShift != numberPrefix {
+// byHandle finds settled memory by a handle of ours that the program may use. The caller holds e.mu.
+func (e *Engine) byHandle(handle cuda.Handle) (*segment, error) {
+	if handle>>handleShift != handlePrefix {
 		return nil, ErrNotOurs
 	}
 	for {
-		s := e.userMapped.known[number]
+		s := e.userMapped.known[handle]
 		if s == nil || s.userMapped.references == 0 {
-			return nil, fmt.Errorf("handle %#x is none, or was released: %w", uint64(number), cuda.InvalidValue)
+			return nil, fmt.Errorf("handle %#x is none, or was released: %w", uint64(handle), cuda.InvalidValue)
 		}
 		if s.settled() {
 			return s, nil
@@ -81,7 +81,7 @@ func (e *Engine) bury(s *segment, release func() error) error {
 		}
 	}
 	s.discard()
-	delete(e.userMapped.known, s.userMapped.number)
+	delete(e.userMapped.known, s.userMapped.handle)
 	return nil
 }
 

@@ -13,7 +13,7 @@ import (
 // memory come here first, for only the engine knows what is paused.
 var ErrNotOurs = errors.New("no memory of a region")
 
-// MemCreate is cuMemCreate in a region: memory as prop says, under a number of ours. r.Size is in bytes.
+// MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
 // Errors: ErrMargin, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
 	e.mu.Lock()
@@ -42,17 +42,17 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		e.loadHasher(d)
 	}
 	e.userMapped.made++
-	s.userMapped.number = numberPrefix<<numberShift | cuda.Handle(e.userMapped.made)
-	e.userMapped.known[s.userMapped.number] = s
-	return s.userMapped.number, nil
+	s.userMapped.handle = handlePrefix<<handleShift | cuda.Handle(e.userMapped.made)
+	e.userMapped.known[s.userMapped.handle] = s
+	return s.userMapped.handle, nil
 }
 
 // MemRelease is cuMemRelease. Memory that is mapped stays until it is unmapped.
 // Errors: ErrNotOurs, *cuda.Error. (cuMemRelease)
-func (e *Engine) MemRelease(number cuda.Handle) error {
+func (e *Engine) MemRelease(handle cuda.Handle) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, err := e.numbered(number)
+	s, err := e.byHandle(handle)
 	if err != nil {
 		return err
 	}
@@ -66,10 +66,10 @@ func (e *Engine) MemRelease(number cuda.Handle) error {
 // MemMap is cuMemMap of size bytes. Paused memory stays paused: it comes back at the new address. A
 // driver's own handle is refused where paused memory is, and is the driver's business elsewhere.
 // Errors: ErrNotOurs, cuda.InvalidValue, cuda.NotSupported, *cuda.Error. (cuMemMap)
-func (e *Engine) MemMap(address uintptr, size, offset uint64, number cuda.Handle, flags uint64) error {
+func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle, flags uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, err := e.numbered(number)
+	s, err := e.byHandle(handle)
 	switch {
 	case e.overlapping(address, size) != nil:
 		return fmt.Errorf("memory of a region is mapped at %#x: %w", address, cuda.InvalidValue)
@@ -140,7 +140,7 @@ func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
 	return ErrNotOurs
 }
 
-// MemRetain is cuMemRetainAllocationHandle: the number of the memory mapped around an address, once more.
+// MemRetain is cuMemRetainAllocationHandle: our handle of the memory mapped around an address, once more.
 // Errors: ErrNotOurs.
 func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	e.mu.Lock()
@@ -150,16 +150,16 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 		return 0, ErrNotOurs
 	}
 	s.userMapped.references++
-	return s.userMapped.number, nil
+	return s.userMapped.handle, nil
 }
 
-// MemUse calls use with the driver's handle of a number, while no pause comes. lend: what use does lets
+// MemUse calls use with the driver's handle behind one of ours, while no pause comes. lend: what use does lets
 // others hold the memory itself, so from then on pauses leave it as it is: memory made anew could not
 // be given to them. Errors: ErrNotOurs, cuda.NotSupported while it is paused, that of use.
-func (e *Engine) MemUse(number cuda.Handle, lend bool, use func(cuda.Handle) error) error {
+func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, err := e.numbered(number)
+	s, err := e.byHandle(handle)
 	if err != nil {
 		return err
 	}

@@ -331,7 +331,7 @@ func TestUserMappedAndMargin(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Memory that the driver refuses to release, when its last mapping goes and nobody has its number any more,
+// Memory that the driver refuses to release, when its last mapping goes and nobody has its handle any more,
 // is released later.
 func TestUserMappedReleasedLate(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
