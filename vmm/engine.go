@@ -252,7 +252,7 @@ func (e *Engine) device(ordinal int) (*device, error) {
 // furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
 func (e *Engine) furnish(x *extent, r Request) error {
 	x.device.refreshUsers()
-	return e.allow(x.device, r, func() error {
+	return e.withinMargin(x.device, r, func() error {
 		err := x.make()
 		if err != nil {
 			_ = x.unmake() // the cause is what the caller needs
@@ -261,9 +261,9 @@ func (e *Engine) furnish(x *extent, r Request) error {
 	})
 }
 
-// allow takes memory of a device, whole granules, if that leaves the margin, also while a stream is being
+// withinMargin takes memory of a device, whole granules, if that leaves the margin, also while a stream is being
 // captured.
-func (e *Engine) allow(d *device, r Request, take func() error) error {
+func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {
 		mode, err := e.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
 		if err != nil {
@@ -310,7 +310,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 // around returns the live allocation that an address lies in, or just behind; none has no segment. The
 // caller holds e.mu.
 func (e *Engine) around(address uintptr) allocation {
-	s := e.find(address)
+	s := e.segmentAt(address)
 	switch {
 	case s == nil || s.state == freeing && !s.busy:
 		return allocation{}

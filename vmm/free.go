@@ -94,8 +94,8 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 	}
 }
 
-// find returns the segment of a granule. The caller holds e.mu.
-func (e *Engine) find(address uintptr) *segment {
+// segmentAt returns the segment of a granule. The caller holds e.mu.
+func (e *Engine) segmentAt(address uintptr) *segment {
 	if s, inside := e.space.Find(address); inside {
 		return s
 	}

@@ -111,7 +111,7 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 				err = errors.New("in a list of slack that is not its own")
 			case s.state != slack || s.extent == nil || s.busy || s.slab != nil || s.contents != nil:
 				err = fmt.Errorf("slack in state %d, with extent %v, busy %v", s.state, s.extent != nil, s.busy)
-			case e.find(s.address) != nil:
+			case e.segmentAt(s.address) != nil:
 				err = errors.New("slack that can be found")
 			}
 			if err != nil {
@@ -180,7 +180,7 @@ func (e *Engine) checkUserMapped(s *segment) error {
 // checkFound checks that each granule leads to the segment.
 func (e *Engine) checkFound(s *segment) error {
 	for n := range s.span.Granules() {
-		if e.find(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
+		if e.segmentAt(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
 			return fmt.Errorf("granule %d of it does not lead to it", n)
 		}
 	}

@@ -33,8 +33,8 @@ func TestInvariants(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, e.Free(addresses[0], false))
 	tag := e.devices[0].tags["t"]
-	s := e.find(addresses[1])
-	small := e.find(addresses[3])
+	s := e.segmentAt(addresses[1])
+	small := e.segmentAt(addresses[3])
 	free := tag.slack[1][0]
 	for name, damage := range map[string]func() (repair func()){
 		"index":     func() func() { s.index++; return func() { s.index-- } },
@@ -86,6 +86,6 @@ func TestInvariants(t *testing.T) {
 		require.NoError(t, err)
 		addresses = append(addresses, address)
 	}
-	e.find(addresses[5]).span.Release()
+	e.segmentAt(addresses[5]).span.Release()
 	require.ErrorContains(t, e.inspect(), "a free block in use")
 }

@@ -64,7 +64,7 @@ func (e *Engine) mark(stream cuda.Stream, address uintptr) (event cuda.Event, er
 	switch {
 	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call: of the memory's device
 		e.mu.Lock()
-		if s := e.find(address); s != nil {
+		if s := e.segmentAt(address); s != nil {
 			context, err = s.device.context, nil
 		}
 		e.mu.Unlock()

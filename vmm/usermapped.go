@@ -101,8 +101,8 @@ func (e *Engine) lose(s *segment) {
 // cannot be moved, or others hold the memory.
 func (s *segment) stays() bool { return s.userMapped != nil && (s.userMapped.lent || !s.accessible()) }
 
-// allow notes access that has been given, or is to be given when the memory comes back.
-func (f *userMapped) allow(descs []cuda.AccessDesc) {
+// noteAccess notes access that has been given, or is to be given when the memory comes back.
+func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 	for _, desc := range descs {
 		at := slices.IndexFunc(f.access, func(a cuda.AccessDesc) bool { return a.Location == desc.Location })
 		if at < 0 {

@@ -30,7 +30,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt},
 	}
 	s.extent = newExtent(d, s)
-	err = e.untilFreed(d, r, func() error { return e.allow(d, r, s.extent.create) })
+	err = e.untilFreed(d, r, func() error { return e.withinMargin(d, r, s.extent.create) })
 	if err != nil {
 		return 0, fmt.Errorf("creating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
@@ -122,7 +122,7 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 		return d.MemSetAccessOf(address, size, descs)
 	}
 	return e.eachPart(address, size, set, func(s *segment) {
-		s.userMapped.allow(descs)
+		s.userMapped.noteAccess(descs)
 		if x := s.extent; x != nil && x.mapped {
 			x.open = s.accessible()
 		}

@@ -73,8 +73,8 @@ func (t *tlsf) remove(b *block) {
 	}
 }
 
-// find returns a free block of at least count granules, nil if there is none.
-func (t *tlsf) find(count uint32) *block {
+// search returns a free block of at least count granules, nil if there is none.
+func (t *tlsf) search(count uint32) *block {
 	rounded := count
 	if count >= binsEach {
 		// Every block of the next bin up is large enough; the blocks of the own bin may not be.
@@ -101,7 +101,7 @@ func (t *tlsf) find(count uint32) *block {
 
 // allocate takes count granules, 0 < count < 2^31; nil when no block is large enough.
 func (t *tlsf) allocate(count uint32) *block {
-	b := t.find(count)
+	b := t.search(count)
 	if b == nil {
 		return nil
 	}
