@@ -6,22 +6,14 @@ set -eu
 [ $# -eq 0 ] || refuse "$@"
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
-library=$PWD/build/lib/libtms.so
+library=build/lib/libtms.so
+command -v "$python" >/dev/null 2>&1 ||
+	{ echo "missing: Python 3.9 or newer, $python (Debian, Ubuntu: apt-get install python3)." >&2; exit 1; }
 
 say() { printf '%s\n' "demo: $*"; }
 have_go() { command -v go >/dev/null 2>&1 || [ -x /usr/local/go/bin/go ]; }
 
-say "looking for a GPU"
-if "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
-	device=gpu
-	needed=$library
-else
-	device=simulator
-	needed=$PWD/build/sim/libcuda.so.1
-	export LD_LIBRARY_PATH="$PWD/build/sim" CUDASIM_DEVICES=1 CUDASIM_MEMORY=268435456
-fi
-
-if [ ! -e "$library" ] || [ ! -e "$needed" ]; then
+if [ ! -e "$library" ] || [ ! -e build/sim/libcuda.so.1 ]; then
 	say "building"
 	scripts/build.sh
 else
@@ -35,10 +27,4 @@ else
 	fi
 fi
 
-case $device in
-gpu) say "training with PyTorch on the GPU" ;;
-simulator) say "PyTorch sees no GPU: training in plain Python on the simulator" ;;
-esac
-export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
-LD_PRELOAD="$library${LD_PRELOAD:+:$LD_PRELOAD}" \
-	exec "$python" pymodule/examples/train.py --device "$device"
+PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m tms demo

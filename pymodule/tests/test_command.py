@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -31,12 +32,50 @@ def test_says_how() -> None:
         f"library    {tms.library_path()}",
         "preloaded  yes",
         f"to use it  LD_PRELOAD={tms.library_path()} python your_script.py",
+        "to try it  tms demo          tms --help has the other commands",
     ]
     assert "preloaded  no\n" in command(LD_PRELOAD="").stdout
 
 
 def test_path_only() -> None:
     assert command("--path").stdout == tms.library_path() + "\n"
+
+
+def test_other_commands() -> None:
+    """They are those of build/bin/tms, with its answers and exit codes."""
+    help = command("--help")
+    assert help.returncode == 0
+    for name in ("tms --path", "tms demo", "doctor", "replay"):
+        assert f"  {name} " in help.stdout
+    assert command("--version").stdout == f"tms {tms.version}\n"
+    unknown = command("unknown")
+    assert (unknown.returncode, unknown.stderr) == (
+        2,
+        'tms: there is no command "unknown"; see tms --help\n',
+    )
+
+
+@pytest.mark.parametrize("folder", ["plain", "with a space"])
+def test_demo(folder: str, tmp_path: Path) -> None:
+    """Also where LD_PRELOAD cannot hold the library's path."""
+    library = tmp_path / folder / "libtms.so"
+    library.parent.mkdir()
+    library.symlink_to(tms.library_path())
+    done = command("demo", TMS_LIBRARY=str(library), LD_PRELOAD="", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["simulated"] is result["restored"] is result["losses_equal"] is True
+
+
+def test_demo_in_a_folder_with_a_colon(tmp_path: Path) -> None:
+    library = tmp_path / "a:b" / "libtms.so"
+    library.parent.mkdir()
+    library.touch()
+    done = command("demo", TMS_LIBRARY=str(library))
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"tms: LD_PRELOAD takes no path with a colon, such as {library}: move it.\n",
+    )
 
 
 def test_library_is_missing() -> None:

@@ -32,17 +32,26 @@ def library_path() -> str:
         raise LibraryNotFoundError(
             f"TMS_LIBRARY names {named}, which is no file. Correct or unset the variable."
         )
+    return find("lib", "libtms.so")
+
+
+def find(folder: str, name: str) -> str:
+    """The path of a file of the package, or of a source checkout's build.
+
+    Raises:
+        LibraryNotFoundError: it is in neither.
+    """
     candidates = [
-        _PACKAGE / "lib" / "libtms.so",
-        _PACKAGE.parent.parent / "build" / "lib" / "libtms.so",
+        _PACKAGE / folder / name,
+        _PACKAGE.parent.parent / "build" / folder / name,
     ]
     for candidate in candidates:
         if candidate.is_file():
             return str(candidate)
     places = " or ".join(str(candidate) for candidate in candidates)
     raise LibraryNotFoundError(
-        f"libtms.so is not at {places}. In a source checkout run scripts/build.sh, "
-        f"or set TMS_LIBRARY to the file's path."
+        f"{name} is not at {places}. In a source checkout run scripts/build.sh"
+        + (", or set TMS_LIBRARY to the file's path." if name == "libtms.so" else ".")
     )
 
 

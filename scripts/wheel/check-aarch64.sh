@@ -42,7 +42,7 @@ say "wheel"
 rm -rf build/wheel/*_aarch64.whl "$work/site"
 scripts/wheel.sh aarch64
 
-sim=$work/sim
+sim=$work/site/tms/sim
 
 # emulated PROGRAM... with only 16 GiB of addresses: qemu keeps a table of what is reserved.
 emulated() {
@@ -55,7 +55,7 @@ build/venv/bin/pip install -q --disable-pip-version-check --target "$work/site" 
 	--platform "$(basename build/wheel/*_aarch64.whl .whl | sed 's/.*-//')" build/wheel/*_aarch64.whl
 
 say "every name interposes"
-"$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -lcudart
+"$cc" -o "$work/linked" pymodule/tests/dropin/linked.c "-L$sim" -l:libcudart.so.13
 for name in "$work"/site/*.abi3.so "$work/site/tms/lib/libtms.so"; do
 	[ "$(emulated -E LD_PRELOAD="$name" "$work/linked")" = pausable ] ||
 		{ echo "$name does not interpose" >&2; exit 1; }
@@ -64,7 +64,7 @@ done
 say "training"
 python=(-E PYTHONHOME="$root/usr" -E PYTHONPATH="$work/site" -E PYTHONDONTWRITEBYTECODE=1 "$root/usr/bin/python3")
 library=$(emulated "${python[@]}" -m tms --path)
-report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" pymodule/examples/train.py --device simulator --only pausing)
+report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/examples/train.py" --device simulator --only pausing)
 for fact in address_kept restored freed lent; do
 	grep -q "\"$fact\": true" <<<"$report" || { echo "not so on aarch64: $fact" >&2; exit 1; }
 done

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,6 +20,9 @@ ALIASES = [
     for mode in ("preload", "torch")
     for suffix in ("", "_cu12", "_cu13")
 ]
+
+
+SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
 
 
 def checked(*command: str | Path, **variables: str) -> str:
@@ -39,7 +44,7 @@ def checked(*command: str | Path, **variables: str) -> str:
 
 @pytest.fixture(scope="module")
 def wheel() -> Path:
-    pattern = "tms-*-py3-none-manylinux_2_*_x86_64.whl"
+    pattern = "libtms-*-py3-none-manylinux_2_*_x86_64.whl"
     for old in (BUILD / "wheel").glob(pattern):
         old.unlink()
     checked(PYMODULE.parent / "scripts" / "wheel.sh")
@@ -67,11 +72,13 @@ def test_contents(wheel: Path) -> None:
     names = set(files.namelist())
     assert {name for name in names if "/" not in name} == set(ALIASES)
     assert {"tms/lib/libtms.so", "tms/py.typed", "torch_memory_saver/py.typed"} <= names
+    assert files.read("tms/lib/tms.h") == (PYMODULE.parent / "preload" / "tms.h").read_bytes()
+    assert {f"tms/sim/{name}" for name in SIMULATOR} < names
     libraries = [name for name in names if name.endswith(".so")]
     assert len(libraries) == 7
     assert sum(files.getinfo(name).file_size for name in ALIASES) < 64 << 10
     metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
-    for field in ("Name: tms", "License-Expression: MIT", "Requires-Python: >=3.9"):
+    for field in ("Name: libtms", "License-Expression: MIT", "Requires-Python: >=3.9"):
         assert f"\n{field}\n" in metadata
     assert (
         "Root-Is-Purelib: false"
@@ -83,7 +90,11 @@ def test_platform_is_honest(wheel: Path, site: Path) -> None:
     """The tag's glibc is the newest that any of the libraries asks for."""
     versions = {
         int(minor)
-        for library in [site / "tms" / "lib" / "libtms.so", *(site / name for name in ALIASES)]
+        for library in [
+            site / "tms" / "lib" / "libtms.so",
+            *(site / name for name in ALIASES),
+            *(site / "tms" / "sim" / name for name in SIMULATOR),
+        ]
         for minor in re.findall(r"GLIBC_2\.(\d+)", checked("readelf", "-VW", library))
     }
     assert f"manylinux_2_{max(versions)}_x86_64" in wheel.name
@@ -93,14 +104,61 @@ def test_command(python: Path, site: Path) -> None:
     path = str(site / "tms" / "lib" / "libtms.so")
     assert checked(python, "-m", "tms", "--path") == f"{path}\n"
     assert f"to use it  LD_PRELOAD={path} python your_script.py" in checked(python, "-m", "tms")
+    tms = python.parent / "tms"
+    assert checked(tms, "--path") == f"{path}\n"
+    assert f"libtms.so  {path}\n" in checked(tms, "doctor", "/bin/true")
 
 
 def test_demo(python: Path) -> None:
-    library = checked(python, "-m", "tms", "--path").strip()
-    program = PYMODULE / "examples" / "train.py"
-    out = checked(python, program, "--device", "simulator", LD_PRELOAD=library)
+    """Without a GPU, a compiler and the repository."""
+    out = checked(python.parent / "tms", "demo", PATH=str(python.parent), LD_LIBRARY_PATH="")
     result = json.loads(out.splitlines()[-1])
-    assert result["restored"] is result["freed"] is result["losses_equal"] is True
+    assert result["simulated"] is result["restored"] is result["freed"] is True
+    assert result["losses_equal"] is result["lent"] is result["address_kept"] is True
+
+
+NEEDED = "bash basename dirname env go grep head id ln mkdir mktemp rm sed sort tail"
+BUILD_WHEEL = "import hatchling.build; hatchling.build.build_wheel({!r})"
+
+
+def test_without_the_repository_there_is_no_wheel(tmp_path: Path) -> None:
+    """As from a source distribution."""
+    source = shutil.copytree(
+        PYMODULE, tmp_path / "pymodule", ignore=shutil.ignore_patterns("tests", ".*")
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_WHEEL.format(str(tmp_path))],
+        cwd=source,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("libtms cannot be built from here")
+    assert not list(tmp_path.glob("*.whl"))
+
+
+def test_without_a_compiler_there_is_no_wheel(tmp_path: Path) -> None:
+    root = tmp_path / "clone"
+    shutil.copytree(PYMODULE, root / "pymodule", ignore=shutil.ignore_patterns("tests", ".*"))
+    shutil.copytree(PYMODULE.parent / "scripts", root / "scripts")
+    shutil.copy(PYMODULE.parent / "go.mod", root)
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for tool in NEEDED.split():
+        (tools / tool).symlink_to(shutil.which(tool) or "/usr/local/go/bin/go")
+    done = subprocess.run(
+        [sys.executable, "-c", BUILD_WHEEL.format(str(tmp_path))],
+        cwd=root / "pymodule",
+        env={"PATH": str(tools), "HOME": os.environ["HOME"]},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert "missing: a C compiler, gcc." in done.stderr
+    assert done.stderr.endswith("so nothing is installed. Above it says why.\n")
+    assert not list(tmp_path.glob("*.whl"))
 
 
 @pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])

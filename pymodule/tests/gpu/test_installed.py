@@ -14,7 +14,7 @@ from device import torch_on_gpu
 torch = torch_on_gpu()
 
 ROOT = Path(__file__).resolve().parents[3]
-WHEELS = sorted((ROOT / "build" / "wheel").glob("tms-*_x86_64.whl"))
+WHEELS = sorted((ROOT / "build" / "wheel").glob("libtms-*_x86_64.whl"))
 
 if len(WHEELS) != 1:
     pytest.skip(

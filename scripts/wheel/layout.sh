@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Builds what the wheel holds beside its Python files into build/wheel/MACHINE, and prints that folder and the
+# platform that the wheel is for. pymodule/hatch_build.py runs it.
+#   scripts/wheel/layout.sh x86_64 | aarch64
+# Where there is no Go, build/lib, build/bin and build/sim are taken as scripts/build.sh has left them.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/../usage.sh"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+exec 3>&1 1>&2
+machine=${1:-}
+case $machine in
+x86_64) cc=gcc built=build option=() ;;
+aarch64) cc=aarch64-linux-gnu-gcc built=build/_aarch64 option=(--aarch64) ;;
+*) refuse "a machine named ${machine:-what}" ;;
+esac
+if command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || [ ! -e $built/lib/libtms.so ]; then
+	scripts/build.sh "${option[@]}"
+fi
+
+layout=build/wheel/$machine
+rm -rf "$layout"
+mkdir -p "$layout/tms/"{lib,bin,sim}
+cp $built/lib/libtms.so $built/lib/tms.h "$layout/tms/lib/"
+cp $built/bin/tms "$layout/tms/bin/"
+cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
+"${cc%gcc}strip" "$layout"/tms/sim/*
+
+# The names under which clients of torch_memory_saver look for the library.
+variables=$(grep -aoE 'TMS_[A-Z_]+[A-Z]' "$layout/tms/lib/libtms.so" | sort -u | tr '\n' ' ')
+# shellcheck disable=SC2016 # $ORIGIN is the loader's
+"$cc" -shared -nostdlib -fPIC -Os -s -DVARIABLES="\"$variables\"" -Wl,-z,noseparate-code -Wl,--build-id=none \
+	-Wl,--filter='$ORIGIN/tms/lib/libtms.so' -o "$layout/alias" scripts/wheel/alias.c
+for name in {preload,torch}{,_cu12,_cu13}; do
+	cp "$layout/alias" "$layout/torch_memory_saver_hook_mode_$name.abi3.so"
+done
+rm "$layout/alias"
+
+# A manylinux wheel uses nothing but glibc, of the version that its name says.
+libraries=("$layout"/tms/lib/libtms.so "$layout"/tms/sim/*)
+needed=$(readelf -dW "${libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
+	grep -vxE 'lib(c\.so\.6|pthread\.so\.0|dl\.so\.2)|ld-linux-.*' || true)
+[ -z "$needed" ] || { echo "wheel: a library needs $needed, which not every Linux has" >&2; exit 1; }
+glibc=$(readelf -VW "${libraries[@]}" | grep -oE 'GLIBC_2\.[0-9]+' | sort -Vu | tail -n 1)
+printf '%s\n' "$PWD/$layout" "manylinux_2_${glibc#GLIBC_2.}_$machine" >&3
