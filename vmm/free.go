@@ -23,7 +23,7 @@ type allocation struct {
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	given := &discarded{}
-	defer given.settle() // when no lock is held
+	defer given.await() // when no lock is held
 	if !capturing {
 		err = e.idle(address)
 		capturing = captureForbids(err) // one that nobody saw begin

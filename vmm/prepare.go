@@ -27,7 +27,7 @@ func (e *Engine) prepare(name *string) error {
 	var prepared []*segment
 	for device, segments := range e.choose(name, wants) {
 		segments, spans := e.spans(segments, wants)
-		places, err := e.host.Prepare(device.job(), spans)
+		contents, err := e.host.Prepare(device.job(), spans)
 		if err != nil {
 			e.unprepare(prepared)
 			return fmt.Errorf("prepare: %w", err)
@@ -35,10 +35,10 @@ func (e *Engine) prepare(name *string) error {
 		e.mu.Lock()
 		for i, s := range segments {
 			if wants(s) { // it may have been freed meanwhile
-				s.contents = places[i]
+				s.contents = contents[i]
 				prepared = append(prepared, s)
 			} else {
-				places[i].Discard()
+				contents[i].Discard()
 			}
 		}
 		e.mu.Unlock()

@@ -35,7 +35,7 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		if err != nil {
 			return 0, fmt.Errorf("resume: %w", err)
 		}
-		o.discarded.settle()
+		o.discarded.await()
 		return mapped, nil
 	}
 }

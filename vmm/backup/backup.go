@@ -70,11 +70,11 @@ type Contents interface {
 	// Host is the address of a host copy of the whole span, 0 if there is none.
 	Host() uintptr
 	// Discard gives the memory back, in the background: it never waits. The Contents is not used after
-	// that, but for Settle.
+	// that, but for Await.
 	Discard()
-	// Settle waits until discarded memory is back, but no longer than until; the zero Time is no limit.
+	// Await waits until discarded memory is back, but no longer than until; the zero Time is no limit.
 	// Memory that others share is not waited for, nor what the driver, or the system, refuses to take.
-	Settle(until time.Time)
+	Await(until time.Time)
 }
 
 // Store keeps contents somewhere.

@@ -171,9 +171,9 @@ func (k *Kind) Drain() {
 	}
 }
 
-// Settle waits until all that was added before is back, or refused, but no longer than until; the zero Time is no
+// Await waits until all that was added before is back, or refused, but no longer than until; the zero Time is no
 // limit. It looks now and then: the runtime's timers would cost the host descriptors.
-func (k *Kind) Settle(until time.Time) {
+func (k *Kind) Await(until time.Time) {
 	k.queue.mu.Lock()
 	goal := k.added
 	k.queue.mu.Unlock()

@@ -24,12 +24,12 @@ func TestBackground(t *testing.T) {
 			return nil
 		})
 	}
-	kind.Settle(time.Time{}) // nothing there
+	kind.Await(time.Time{}) // nothing there
 	add(1)
 	add(2)
 	add(3)
 	begin := time.Now()
-	kind.Settle(begin.Add(30 * time.Millisecond))
+	kind.Await(begin.Add(30 * time.Millisecond))
 	require.GreaterOrEqual(t, time.Since(begin), 30*time.Millisecond)
 	require.Zero(t, released.Load())
 	require.Len(t, queue.Waiting(), 1)
@@ -44,7 +44,7 @@ func TestBackground(t *testing.T) {
 		gate <- struct{}{}
 		add(4)
 	}()
-	kind.Settle(time.Time{})
+	kind.Await(time.Time{})
 	require.EqualValues(t, 6, released.Load(), "what is added later is not waited for")
 	close(gate)
 	queue.Drain()
@@ -66,13 +66,13 @@ func TestRefused(t *testing.T) {
 	}
 	refusals = 3
 	kind.Add(5, release)
-	kind.Settle(time.Time{})
+	kind.Await(time.Time{})
 	require.Equal(t, 1, tries)
 	require.Equal(t, []reclaim.Waiting{{What: "memory", Why: "refused: busy", Count: 1, Bytes: 5}}, queue.Waiting())
 	kind.Drain()
 	require.Equal(t, 2, tries)
 	require.Zero(t, queue.Retry(), "it is tried in the background")
-	kind.Settle(time.Time{})
+	kind.Await(time.Time{})
 	require.Equal(t, 3, tries)
 	kind.Drain()
 	require.Equal(t, 4, tries)
@@ -89,7 +89,7 @@ func TestRefused(t *testing.T) {
 
 	// A panic is a refusal.
 	kind.Add(1, func() error { panic("a defect") })
-	kind.Settle(time.Time{})
+	kind.Await(time.Time{})
 	queue.Drain()
 	require.Len(t, queue.Waiting(), 1)
 }

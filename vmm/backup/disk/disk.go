@@ -116,9 +116,9 @@ func (c *diskContents) Host() uintptr       { return 0 }
 // Discard removes the file; its space comes free before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
 
-func (c *diskContents) Settle(until time.Time) {
+func (c *diskContents) Await(until time.Time) {
 	if c.current() == nil {
-		c.disk.removed.Settle(until)
+		c.disk.removed.Await(until)
 	}
 }
 

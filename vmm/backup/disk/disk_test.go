@@ -164,10 +164,10 @@ func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
 		require.Regexp(t, fmt.Sprintf(`/tms-%d-\d+\.[0-9a-f]{8}-\d+\.bak$`, os.Getpid()), file)
 	}
 	contents[0].Discard()
-	contents[0].Settle(time.Time{})
+	contents[0].Await(time.Time{})
 	require.Len(t, b.files(), 1)
 	contents[1].Discard()
-	contents[1].Settle(time.Time{})
+	contents[1].Await(time.Time{})
 	require.Empty(t, b.files())
 	entries, err := os.ReadDir(b.path)
 	require.NoError(t, err)

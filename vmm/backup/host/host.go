@@ -59,9 +59,9 @@ func (c *hostContents) Discard() {
 	}
 }
 
-func (c *hostContents) Settle(until time.Time) {
+func (c *hostContents) Await(until time.Time) {
 	if c.buffer.references.Load() == 0 {
-		c.host.garbage.Settle(until)
+		c.host.garbage.Await(until)
 	}
 }
 

@@ -122,10 +122,10 @@ func (p *Store) discard(chunks ...*peerChunk) {
 // saveToHost saves what has no contents yet, nor Kept ones here.
 func (p *Store) saveToHost(job backup.Job, items []backup.Item, contents []backup.Contents) error {
 	var rest []backup.Item
-	var places []int
+	var indices []int
 	for i, c := range contents {
 		if c == nil {
-			rest, places = append(rest, items[i]), append(places, i)
+			rest, indices = append(rest, items[i]), append(indices, i)
 		}
 	}
 	if len(rest) == 0 {
@@ -133,7 +133,7 @@ func (p *Store) saveToHost(job backup.Job, items []backup.Item, contents []backu
 	}
 	saved, err := p.host.Save(job, rest)
 	for n, c := range saved {
-		contents[places[n]] = c
+		contents[indices[n]] = c
 	}
 	return err
 }

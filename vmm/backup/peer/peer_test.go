@@ -321,7 +321,7 @@ func TestFindsDiscardedMemoryAgain(t *testing.T) {
 		require.Same(t, p.peer, contents[0].Store())
 		p.sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
 		backuptest.Discard(contents)
-		contents[0].Settle(time.Time{}) // does not have it try again
+		contents[0].Await(time.Time{}) // does not have it try again
 		// One chunk was refused, and tried again already if the other came later.
 		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve+chunk))
 	}

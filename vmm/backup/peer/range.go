@@ -56,10 +56,10 @@ func (c *peerContents) Discard() {
 	}
 }
 
-func (c *peerContents) Settle(until time.Time) {
+func (c *peerContents) Await(until time.Time) {
 	for _, chunk := range c.chunks() {
 		if chunk.contents.Load() == 0 {
-			c.peer.garbage.Settle(until)
+			c.peer.garbage.Await(until)
 			return
 		}
 	}

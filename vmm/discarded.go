@@ -6,8 +6,8 @@ import (
 	"tms/vmm/backup"
 )
 
-// settleTime is how long, at least, an operation may wait for what it has discarded; see discarded.settle.
-const settleTime = 20 * time.Millisecond
+// awaitTime is how long, at least, an operation may wait for what it has discarded; see discarded.await.
+const awaitTime = 20 * time.Millisecond
 
 // discarded is what an operation has given up of the contents of segments. Clients measure their memory
 // when it returns, and expect what is not kept to be back with the system.
@@ -30,18 +30,18 @@ func (d *discarded) add(s *segment) {
 	}
 }
 
-// settle waits, with no lock held, until what was discarded is back: what is prompt however long that
-// takes, the rest no longer than a tenth of the operation's time, or settleTime; it then goes on in the
+// await waits, with no lock held, until what was discarded is back: what is prompt however long that
+// takes, the rest no longer than a tenth of the operation's time, or awaitTime; it then goes on in the
 // background.
-func (d *discarded) settle() {
+func (d *discarded) await() {
 	if len(d.contents)+len(d.prompt) == 0 {
 		return
 	}
-	until := time.Now().Add(max(settleTime, time.Since(d.start)/10))
+	until := time.Now().Add(max(awaitTime, time.Since(d.start)/10))
 	for _, contents := range d.contents {
-		contents.Settle(until)
+		contents.Await(until)
 	}
 	for _, contents := range d.prompt {
-		contents.Settle(time.Time{})
+		contents.Await(time.Time{})
 	}
 }
