@@ -40,6 +40,13 @@ void settings_read(void)
 		sim.settings.granularity = 2ull << 20;
 	}
 	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
+	const char *shared = getenv("CUDASIM_SHARED");
+	size_t length = shared ? strlen(shared) : 0;
+	*sim.settings.shared = 0;
+	if (length >= sizeof sim.settings.shared || (length && strchr(shared, '/')))
+		sim_complain("CUDASIM_SHARED=%s is not a name of up to 64 characters without /; sharing with nobody", shared);
+	else if (length)
+		memcpy(sim.settings.shared, shared, length + 1);
 }
 
 bool device_valid(CUdevice device)

@@ -13,6 +13,7 @@ CUresult cuInit(unsigned flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sim.settings.device_count)
 		return CUDA_ERROR_NO_DEVICE;
+	TRY(budget_join());
 	sim.initialized = true;
 	return CUDA_SUCCESS;
 }

@@ -64,11 +64,11 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 {
 	ENTER(cuMemGetInfo_v2);
-	struct device *device = &memory.devices[current_context()->device];
+	int device = current_context()->device;
 	if (available)
-		*available = device->total - device->used;
+		*available = budget_free(device);
 	if (total)
-		*total = device->total;
+		*total = memory.devices[device].total;
 	return CUDA_SUCCESS;
 }
 

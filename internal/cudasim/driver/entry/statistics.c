@@ -11,8 +11,8 @@ static uint64_t device_stat(const char *number, char which)
 	unsigned long device = strtoul(number, &end, 10);
 	if (end == number || *end || device >= (unsigned long)sim.settings.device_count)
 		return UINT64_MAX;
-	const struct device *d = &memory.devices[device];
-	return which == 't' ? d->total : which == 'u' ? d->used : d->total - d->used;
+	uint64_t total = memory.devices[device].total;
+	return which == 't' ? total : which == 'f' ? budget_free((int)device) : total - budget_free((int)device);
 }
 
 static uint64_t stat(const char *name)

@@ -1,5 +1,5 @@
-// Physical memory: ranges of one sparse memfd per device, until the device's memory is used up. Where a block is
-// seen is mapping.c's affair.
+// Physical memory: ranges of one sparse memfd per device, as many as budget.c
+// allows. Where a block is seen is mapping.c's affair.
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdlib.h>
@@ -31,22 +31,23 @@ struct block *block_new(int index, uint64_t size, CUresult *result)
 	struct device *device = &memory.devices[index];
 	struct block *block = NULL;
 	*result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (size > device->total - device->used || size > (uint64_t)FILE_SIZE - device->next_offset)
+	if (size > (uint64_t)FILE_SIZE - device->next_offset)
 		return NULL;
 	if (!device_open(device)) {
 		*result = CUDA_ERROR_OPERATING_SYSTEM;
 		return NULL;
 	}
 	block = calloc(1, sizeof *block);
-	if (!block)
+	if (!block || !budget_take(index, size)) {
+		free(block);
 		return NULL;
+	}
 	block->device = index;
 	block->offset = device->next_offset;
 	block->size = size;
 	block->references = 1;
 	block->foreign_fd = -1;
 	device->next_offset += size;
-	device->used += size;
 	*result = CUDA_SUCCESS;
 	return block;
 }
@@ -61,7 +62,7 @@ void block_release(struct block *block)
 	} else {
 		fallocate(device->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)block->offset,
 			  (off_t)block->size);
-		device->used -= block->size;
+		budget_give(block->device, block->size);
 	}
 	free(block);
 }

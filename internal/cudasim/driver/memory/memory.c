@@ -42,4 +42,5 @@ void memory_drop(void)
 		if (memory.devices[i].fd >= 0)
 			close(memory.devices[i].fd);
 	}
+	budget_leave();
 }

@@ -56,7 +56,7 @@ struct pool {
 };
 
 struct device {
-	uint64_t total, used;
+	uint64_t total, used; // used by this process
 	int fd; // memfd, -1 until needed
 	uint64_t next_offset;
 	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
@@ -79,6 +79,13 @@ void memory_drop(void);	       // the rest, when no handle is left
 bool addresses_clear(uint64_t address, uint64_t size); // PROT_NONE again
 bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
 void ballast_take(void); // kernel mappings kept for clearing at the limit of them
+
+// --- how much is in use, by whom (budget.c)
+CUresult budget_join(void); // those who share the devices, if the settings say so
+void budget_leave(void);
+bool budget_take(int device, uint64_t size); // false: it does not fit
+void budget_give(int device, uint64_t size);
+uint64_t budget_free(int device);
 
 // --- physical memory (block.c)
 struct block *block_new(int device, uint64_t size, CUresult *result);

@@ -1,0 +1,315 @@
+// How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED).
+// Contents are never shared; where they are is block.c's affair.
+//
+// What is shared is a file in /dev/shm that each process maps: a robust lock, and a member for each process with
+// what it holds. A member is believed only while its process lives, so what a killed process held is free at the
+// next look, and nobody has to tidy up. The last to leave removes the file; one that the killed have left is removed
+// by the next process that starts.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "memory/memory.h"
+
+enum { MEMBERS = 256 };
+
+// A process, and the program in it: a number comes again, and exec leaves number and start as they were.
+struct identity {
+	pid_t process; // 0: none
+	uint64_t started, stack;
+};
+
+struct member {
+	struct identity identity;
+	uint64_t used[MAX_DEVICES];
+};
+
+static struct segment {
+	pthread_mutex_t lock; // robust: its owner may be killed. Each change is one store, so nothing is half done
+	uint64_t memory;      // of each device: what the first member said
+	struct member members[MEMBERS];
+} *segment; // NULL: nothing is shared
+static struct member *own;
+static char folder[64], file[192]; // paths
+static char suffix[48];		   // of file names: processes that see one another, with one layout
+
+// Returns false if there is no such process, or only what its parent has not waited for yet.
+static bool identify(pid_t process, struct identity *identity)
+{
+	char path[32], text[1024];
+	snprintf(path, sizeof path, "/proc/%d/stat", process);
+	*identity = (struct identity){.process = process};
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return errno != ENOENT; // it is there, but there is no descriptor left to look
+	ssize_t length = read(fd, text, sizeof text - 1);
+	close(fd);
+	if (length <= 0)
+		return length < 0 && errno != ESRCH;
+	text[length] = 0;
+	char state, *fields = strrchr(text, ')'); // the name before may contain anything
+	unsigned long long threads = 0, started = 0, stack = 0;
+	if (!fields || sscanf(fields + 1,
+			      " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %llu %*s %llu"
+			      " %*s %*s %*s %*s %*s %llu",
+			      &state, &threads, &started, &stack) != 4)
+		return false;
+	identity->started = started;
+	identity->stack = stack;
+	return (state != 'Z' && state != 'X') || threads > 1; // its first thread may have ended before the others
+}
+
+// What could not be read is 0, and may be the same.
+static bool same(const struct identity *one, const struct identity *other)
+{
+	return one->process == other->process &&
+	       (!one->started || !other->started || one->started == other->started) &&
+	       (!one->stack || !other->stack || one->stack == other->stack);
+}
+
+static bool lock(struct segment *of, bool wait)
+{
+	int error = wait ? pthread_mutex_lock(&of->lock) : pthread_mutex_trylock(&of->lock);
+	if (error == EOWNERDEAD)
+		error = pthread_mutex_consistent(&of->lock);
+	return !error;
+}
+
+// Drops the members whose processes have ended; returns whether any is left.
+static bool drop_dead(struct segment *of)
+{
+	bool left = false;
+	for (int i = 0; i < MEMBERS; i++) {
+		struct identity *member = &of->members[i].identity, now;
+		if (member->process && !(identify(member->process, &now) && same(member, &now)))
+			member->process = 0;
+		left |= member->process != 0;
+	}
+	return left;
+}
+
+// A new file is made without a name, and named when all is in it.
+static bool create(const char *path)
+{
+	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
+	if (fd < 0)
+		return false;
+	struct segment *new = MAP_FAILED;
+	int error = posix_fallocate(fd, 0, sizeof *new);
+	if (!error) {
+		new = mmap(NULL, sizeof *new, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		error = new == MAP_FAILED ? errno : 0;
+	}
+	if (!error) {
+		pthread_mutexattr_t attributes;
+		pthread_mutexattr_init(&attributes);
+		pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+		pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+		error = pthread_mutex_init(&new->lock, &attributes);
+		pthread_mutexattr_destroy(&attributes);
+		munmap(new, sizeof *new);
+	}
+	char name[32];
+	snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+	if (!error && linkat(AT_FDCWD, name, AT_FDCWD, path, AT_SYMLINK_FOLLOW) && errno != EEXIST)
+		error = errno;
+	close(fd);
+	errno = error;
+	return !error;
+}
+
+// The file's segment, locked; NULL: errno says why. Whoever would remove the file has the lock, so one that still
+// has its name then keeps it.
+static struct segment *attach(const char *path, bool make)
+{
+	for (;;) {
+		int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+		if (fd < 0 && errno == ENOENT && make && create(path))
+			continue;
+		if (fd < 0)
+			return NULL;
+		struct segment *found = mmap(NULL, sizeof *found, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		struct stat status = {0};
+		bool locked = found != MAP_FAILED && lock(found, make);
+		int error = found == MAP_FAILED ? errno : EBUSY;
+		if (locked && fstat(fd, &status))
+			status.st_nlink = 1;
+		close(fd);
+		if (locked && status.st_nlink)
+			return found;
+		if (locked)
+			pthread_mutex_unlock(&found->lock);
+		if (found != MAP_FAILED)
+			munmap(found, sizeof *found);
+		errno = error;
+		if (!locked)
+			return NULL;
+	}
+}
+
+static void detach(struct segment *of, const char *path)
+{
+	if (!drop_dead(of))
+		unlink(path);
+	pthread_mutex_unlock(&of->lock);
+	munmap(of, sizeof *of);
+}
+
+// Removes what processes have left that were killed.
+static void sweep(void)
+{
+	DIR *listing = opendir(folder);
+	for (struct dirent *entry; listing && (entry = readdir(listing));) {
+		char path[sizeof folder + sizeof entry->d_name];
+		size_t length = strlen(entry->d_name);
+		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		if (length <= strlen(suffix) || strcmp(entry->d_name + length - strlen(suffix), suffix) ||
+		    !strcmp(path, file))
+			continue;
+		struct segment *other = attach(path, false);
+		if (other)
+			detach(other, path);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+static bool find_folder(void)
+{
+	struct stat status, namespace;
+	snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
+	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(folder, 0700) && errno != EEXIST) ||
+	    lstat(folder, &status))
+		return false;
+	snprintf(suffix, sizeof suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+	snprintf(file, sizeof file, "%s/%s%s", folder, sim.settings.shared, suffix);
+	errno = EPERM;
+	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
+}
+
+// Of the segment, which is locked.
+static CUresult join(void)
+{
+	struct identity identity;
+	char name[16] = "";
+	if (readlink("/proc/self", name, sizeof name - 1) < 0 || atoi(name) != getpid() ||
+	    !identify(getpid(), &identity) || !identity.started) {
+		sim_complain("CUDASIM_SHARED needs /proc, to see which processes live; cuInit returns 304");
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	for (int i = 0; i < MEMBERS; i++) // of this number: from before an exec, or from a process that has ended
+		if (segment->members[i].identity.process == identity.process)
+			segment->members[i].identity.process = 0;
+	if (!drop_dead(segment))
+		segment->memory = sim.settings.memory;
+	if (segment->memory != sim.settings.memory)
+		sim_complain("CUDASIM_MEMORY is %llu for those who share %s; using that",
+			     (unsigned long long)segment->memory, sim.settings.shared);
+	for (int i = 0; i < MEMBERS && !own; i++)
+		if (!segment->members[i].identity.process)
+			own = &segment->members[i];
+	if (!own) {
+		sim_complain("%d processes share %s already; cuInit returns 304", MEMBERS, sim.settings.shared);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	memset(own->used, 0, sizeof own->used);
+	own->identity.started = identity.started;
+	own->identity.stack = identity.stack;
+	__atomic_store_n(&own->identity.process, identity.process, __ATOMIC_RELEASE);
+	for (int i = 0; i < MAX_DEVICES; i++)
+		memory.devices[i].total = segment->memory;
+	return CUDA_SUCCESS;
+}
+
+CUresult budget_join(void)
+{
+	if (!*sim.settings.shared || segment)
+		return CUDA_SUCCESS;
+	if (!find_folder() || !(segment = attach(file, true))) {
+		sim_complain("CUDASIM_SHARED: %s can't be used: %s; cuInit returns 304", *file ? file : folder,
+			     strerror(errno));
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	CUresult result = join();
+	if (result != CUDA_SUCCESS) {
+		detach(segment, file);
+		segment = NULL;
+		return result;
+	}
+	pthread_mutex_unlock(&segment->lock);
+	sweep();
+	return CUDA_SUCCESS;
+}
+
+void budget_leave(void)
+{
+	if (!segment || own->identity.process != getpid() || !lock(segment, true)) // a child's is its parent's
+		return;
+	own->identity.process = 0;
+	detach(segment, file);
+	segment = NULL;
+	own = NULL;
+}
+
+__attribute__((destructor)) static void leave(void)
+{
+	if (pthread_mutex_trylock(&sim.lock)) // a thread that ends the process in the middle: the next one sweeps
+		return;
+	budget_leave();
+	pthread_mutex_unlock(&sim.lock);
+}
+
+static uint64_t available(int device)
+{
+	uint64_t used = 0;
+	for (int i = 0; segment && i < MEMBERS; i++)
+		if (segment->members[i].identity.process)
+			used += segment->members[i].used[device];
+	return memory.devices[device].total - (segment ? used : memory.devices[device].used);
+}
+
+bool budget_take(int device, uint64_t size)
+{
+	if (segment && !lock(segment, true))
+		return false;
+	bool fits = size <= available(device);
+	if (!fits && segment) {
+		drop_dead(segment);
+		fits = size <= available(device);
+	}
+	if (fits) {
+		memory.devices[device].used += size;
+		if (segment)
+			own->used[device] += size;
+	}
+	if (segment)
+		pthread_mutex_unlock(&segment->lock);
+	return fits;
+}
+
+void budget_give(int device, uint64_t size)
+{
+	memory.devices[device].used -= size;
+	if (segment && lock(segment, true)) {
+		own->used[device] -= size;
+		pthread_mutex_unlock(&segment->lock);
+	}
+}
+
+uint64_t budget_free(int device)
+{
+	if (segment && !lock(segment, true))
+		return 0;
+	if (segment)
+		drop_dead(segment);
+	uint64_t result = available(device);
+	if (segment)
+		pthread_mutex_unlock(&segment->lock);
+	return result;
+}

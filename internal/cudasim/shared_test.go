@@ -1,0 +1,333 @@
+package cudasim
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+const mib = 1 << 20
+
+// sharer is a process of testdata/shared.c.
+type sharer struct {
+	t      *testing.T
+	cmd    *exec.Cmd
+	stdin  io.WriteCloser
+	stdout *bufio.Reader
+}
+
+// group starts sharers of one name.
+type group struct {
+	t            *testing.T
+	binary, name string
+}
+
+func newGroup(t *testing.T) group {
+	name := fmt.Sprintf("%s-%d", strings.ReplaceAll(t.Name(), "/", "-"), os.Getpid())
+	if len(name) > 64 {
+		name = name[len(name)-64:]
+	}
+	t.Cleanup(func() { require.Empty(t, leftovers(t, name), "the last to leave removes the file") })
+	return group{t, compile(t, "shared", 0), name}
+}
+
+func newGroupNamed(g group, name string) group { return group{g.t, g.binary, name + "-" + g.name} }
+
+// leftovers are the files by that name in the folder of this user.
+func leftovers(t *testing.T, name string) []string {
+	found, err := filepath.Glob(fmt.Sprintf("/dev/shm/cudasim-%d/%s.*", os.Geteuid(), name))
+	require.NoError(t, err)
+	return found
+}
+
+func (g group) process(env ...string) *sharer {
+	g.t.Helper()
+	cmd := exec.Command(g.binary)
+	cmd.Env = append(append(environment(g.t), "CUDASIM_SHARED="+g.name, "CUDASIM_MEMORY=64M"), env...)
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(g.t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(g.t, err)
+	require.NoError(g.t, cmd.Start())
+	s := &sharer{g.t, cmd, stdin, bufio.NewReader(stdout)}
+	g.t.Cleanup(func() { s.end() })
+	return s
+}
+
+// start is a process that has called cuInit.
+func (g group) start(env ...string) *sharer {
+	g.t.Helper()
+	s := g.process(env...)
+	require.Equal(g.t, "0", s.do("start", 0))
+	return s
+}
+
+func (s *sharer) send(command string, number int) {
+	_, err := fmt.Fprintf(s.stdin, "%s %d\n", command, number)
+	require.NoError(s.t, err)
+}
+
+func (s *sharer) answer() string {
+	s.t.Helper()
+	line, err := s.stdout.ReadString('\n')
+	require.NoError(s.t, err)
+	return strings.TrimSpace(line)
+}
+
+func (s *sharer) do(command string, number int) string {
+	s.t.Helper()
+	s.send(command, number)
+	return s.answer()
+}
+
+func (s *sharer) requireFree(mebibytes int) {
+	s.t.Helper()
+	require.Equal(s.t, fmt.Sprintf("%d of %d", mebibytes*mib, 64*mib), s.do("info", 0))
+}
+
+// end lets the process exit; kill does not.
+func (s *sharer) end() {
+	s.stdin.Close()
+	s.cmd.Wait()
+}
+
+func (s *sharer) kill() {
+	require.NoError(s.t, s.cmd.Process.Kill())
+	s.cmd.Wait()
+}
+
+func TestProcessesShareADevice(t *testing.T) {
+	g := newGroup(t)
+	one, other := g.start(), g.start()
+	require.Equal(t, "0", one.do("allocate", 48*mib))
+	other.requireFree(16)
+	require.Equal(t, "2", other.do("allocate", 16*mib+1))
+	require.Equal(t, "0", other.do("allocate", 16*mib))
+	one.requireFree(0)
+	require.Equal(t, "2", one.do("allocate", 1))
+	require.Equal(t, "0", one.do("free", 0))
+	other.requireFree(48)
+	require.Equal(t, "0", other.do("reset", 0)) // gives back what it had, and is nobody's fellow until cuInit
+	one.requireFree(64)
+	require.Equal(t, "0", other.do("start", 0))
+	require.Equal(t, "0", other.do("allocate", 64*mib))
+	one.requireFree(0)
+	other.end()
+	one.requireFree(64)
+}
+
+func TestOtherNamesAndNoNameShareNothing(t *testing.T) {
+	g := newGroup(t)
+	one, other, alone := g.start(), newGroupNamed(g, "another").start(), g.start("CUDASIM_SHARED=")
+	require.Equal(t, "0", one.do("allocate", 64*mib))
+	other.requireFree(64)
+	alone.requireFree(64)
+	require.Equal(t, "0", alone.do("allocate", 64*mib))
+	other.requireFree(64)
+}
+
+func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
+	g := newGroup(t)
+	one := g.start()
+	cmd := exec.Command(g.binary)
+	cmd.Env = append(environment(t), "CUDASIM_SHARED="+g.name, "CUDASIM_MEMORY=32M")
+	cmd.Stdin = strings.NewReader("start 0\ninfo 0\n")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprintf("0\n%d of %d\n", 64*mib, 64*mib), string(out))
+	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for those who share %s; using that\n", 64*mib, g.name), stderr.String())
+	one.end()
+	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all had left
+}
+
+func TestANameThatCannotBeOne(t *testing.T) {
+	g := newGroup(t)
+	for _, name := range []string{"a/b", strings.Repeat("x", 65)} {
+		stderr := run(t, compile(t, "vmm", 0), "unmapped_memory_faults", 0, "CUDASIM_SHARED="+name)
+		require.Equal(t, "cudasim: CUDASIM_SHARED="+name+" is not a name of up to 64 characters without /; sharing with nobody\n", stderr)
+	}
+	longest := newGroupNamed(g, strings.Repeat("x", 64-len(g.name)-1))
+	one, other := longest.start(), longest.start()
+	require.Equal(t, "0", one.do("allocate", mib))
+	other.requireFree(63)
+}
+
+func TestWhatAKilledProcessHeldIsFree(t *testing.T) {
+	g := newGroup(t)
+	survivor := g.start()
+	for _, waitedFor := range []bool{true, false} {
+		victim := g.start()
+		require.Equal(t, "0", victim.do("allocate", 60*mib))
+		require.Equal(t, "2", survivor.do("allocate", 8*mib))
+		require.NoError(t, victim.cmd.Process.Kill())
+		if waitedFor {
+			victim.cmd.Wait()
+		} else {
+			waitForZombie(t, victim.cmd.Process.Pid)
+		}
+		require.Equal(t, "0", survivor.do("allocate", 64*mib)) // nobody looked at the free memory first
+		require.Equal(t, "0", survivor.do("free", 0))
+		survivor.requireFree(64)
+	}
+}
+
+func waitForZombie(t *testing.T, pid int) {
+	require.Eventually(t, func() bool {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err == nil && strings.Contains(string(text), ") Z ")
+	}, 10*time.Second, time.Millisecond)
+}
+
+// Exec keeps a process's number and start, and ends what it held.
+func TestWhatAProcessHeldBeforeExecIsFree(t *testing.T) {
+	g := newGroup(t)
+	survivor, executes := g.start(), g.start()
+	require.Equal(t, "0", executes.do("allocate", 60*mib))
+	executes.send("exec", 0)
+	require.Equal(t, "3", executes.do("allocate", mib)) // it is the new program that answers: cuInit is due
+	survivor.requireFree(64)
+	require.Equal(t, "0", executes.do("start", 0))
+	require.Equal(t, "0", executes.do("allocate", mib))
+	survivor.requireFree(63)
+}
+
+func TestChildrenHoldNothing(t *testing.T) {
+	g := newGroup(t)
+	survivor, parent := g.start(), g.start()
+	require.Equal(t, "0", parent.do("allocate", 60*mib))
+	// A child that ends leaves the parent's memory counted.
+	parent.do("fork", 0)
+	require.Equal(t, "1", parent.do("wait", 0))
+	survivor.requireFree(4)
+	// A child that goes on does not keep what the parent held.
+	child, err := strconv.Atoi(parent.do("fork", 60_000))
+	require.NoError(t, err)
+	defer syscall.Kill(child, syscall.SIGKILL)
+	parent.kill()
+	survivor.requireFree(64)
+	require.NoError(t, syscall.Kill(child, 0))
+	// One that was forked before cuInit is a process like others.
+	unstarted := g.process()
+	unstarted.do("fork", 0)
+	require.Equal(t, "0", unstarted.do("start", 0))
+	require.Equal(t, "0", unstarted.do("allocate", 4*mib))
+	survivor.requireFree(60)
+}
+
+// What the killed have left is removed by the next that starts, whatever its name.
+func TestFilesOfTheKilledAreRemoved(t *testing.T) {
+	g := newGroup(t)
+	victim := g.start()
+	require.Len(t, leftovers(t, g.name), 1)
+	victim.kill()
+	require.Len(t, leftovers(t, g.name), 1)
+	newGroupNamed(g, "another").start()
+	require.Empty(t, leftovers(t, g.name))
+}
+
+func TestProcessesThatStartTogether(t *testing.T) {
+	const processes, rounds = 16, 8
+	started := newGroup(t)
+	for round := range rounds {
+		g := newGroupNamed(started, strconv.Itoa(round)) // the file is new
+		all := make([]*sharer, processes)
+		for i := range all {
+			all[i] = g.process()
+		}
+		for _, s := range all {
+			s.send("start", 0)
+			s.send("allocate", 16*mib)
+		}
+		got := 0
+		for _, s := range all {
+			require.Equal(t, "0", s.answer())
+			if s.answer() == "0" {
+				got++
+			}
+		}
+		require.Equal(t, 4, got, "64 MiB for %d processes of 16 each", processes)
+		for _, s := range all {
+			s.requireFree(0)
+		}
+		for _, s := range all {
+			s.end()
+		}
+		require.Empty(t, leftovers(t, g.name))
+	}
+}
+
+// The file comes and goes, and there are never two.
+func TestProcessesThatJoinAndLeave(t *testing.T) {
+	g := newGroup(t)
+	holder := "HOLDER=" + filepath.Join(t.TempDir(), "holder")
+	all := make([]*sharer, 4)
+	for i := range all {
+		all[i] = g.process(holder)
+		all[i].send("join_and_leave", 500)
+	}
+	for _, s := range all {
+		require.Equal(t, "0", s.answer())
+	}
+}
+
+func TestAllocationsOfSeveralProcessesSumUp(t *testing.T) {
+	g := newGroup(t)
+	all := make([]*sharer, 4)
+	for i := range all {
+		all[i] = g.start("CUDASIM_MEMORY=4G")
+	}
+	for _, s := range all {
+		s.send("churn", 2500)
+	}
+	total := 0
+	for _, s := range all {
+		held, err := strconv.Atoi(s.answer())
+		require.NoError(t, err)
+		require.NotZero(t, held)
+		total += held
+	}
+	want := fmt.Sprintf("%d of %d", 4<<30-total, 4<<30)
+	for _, s := range all {
+		require.Equal(t, want, s.do("info", 0))
+	}
+	for _, s := range all {
+		require.Equal(t, "0", s.do("free", 0))
+	}
+	require.Equal(t, fmt.Sprintf("%d of %d", 4<<30, 4<<30), all[0].do("info", 0))
+}
+
+// At whatever moment a process is killed, the others go on and count right.
+func TestKillingInTheMiddle(t *testing.T) {
+	g := newGroup(t)
+	survivor := g.start()
+	var victims sync.WaitGroup
+	for i := range 40 {
+		victim := g.process()
+		victim.send("start", 0)
+		victim.send("churn", 1_000_000)
+		victims.Go(func() {
+			time.Sleep(time.Duration(i%8) * time.Millisecond)
+			victim.kill()
+		})
+		if i%8 == 7 {
+			victims.Wait()
+		}
+	}
+	victims.Wait()
+	survivor.requireFree(64)
+	require.Equal(t, "0", survivor.do("allocate", 64*mib))
+}

@@ -1,0 +1,121 @@
+// A process that does what it reads: one command a line, one answer a line. Several of them share a device.
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/file.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "fixture.h"
+
+enum { MOST = 4096 };
+static CUdeviceptr held[MOST];
+static size_t sizes[MOST];
+static int count;
+
+static int allocate(size_t size)
+{
+	int code = count == MOST ? 1 : (int)cuMemAlloc_v2(&held[count], size);
+	if (!code)
+		sizes[count++] = size;
+	return code;
+}
+
+static void release(int index)
+{
+	OK(cuMemFree_v2(held[index]));
+	held[index] = held[--count];
+	sizes[index] = sizes[count];
+}
+
+// So many allocations of 1 to 16 pages, and some are freed between; how many bytes are held at the end.
+static size_t churn(int allocations)
+{
+	unsigned state = (unsigned)getpid();
+	size_t total = 0;
+	for (int done = 0; done < allocations;) {
+		state = state * 1103515245 + 12345;
+		if (count == MOST || (count && state >> 16 & 1))
+			release((int)(state >> 17) % count);
+		else if (!allocate(4096 * (1 + (state >> 20) % 16)))
+			done++;
+	}
+	for (int i = 0; i < count; i++)
+		total += sizes[i];
+	return total;
+}
+
+static int begin(void)
+{
+	CUcontext context;
+	int code = cuInit(0);
+	if (!code) {
+		OK(cuDevicePrimaryCtxRetain(&context, 0));
+		OK(cuCtxSetCurrent(context));
+	}
+	return code;
+}
+
+// Joins and leaves so many times, and takes more than half of the memory in between, if it can. How often another
+// process had as much at that moment, for which there is no room.
+static int join_and_leave(int times)
+{
+	int file = open(getenv("HOLDER"), O_RDWR | O_CREAT | O_CLOEXEC, 0600), collisions = 0;
+	CHECK(file >= 0);
+	for (int i = 0; i < times; i++) {
+		OK(begin());
+		if (!allocate(40 * MIB)) {
+			collisions += flock(file, LOCK_EX | LOCK_NB) != 0;
+			sched_yield();
+			flock(file, LOCK_UN);
+		}
+		cudasim_reset();
+		count = 0;
+	}
+	return collisions;
+}
+
+int main(int argc, char **argv)
+{
+	char command[16];
+	unsigned long number;
+	(void)argc;
+	setvbuf(stdout, NULL, _IOLBF, 0);
+	setvbuf(stdin, NULL, _IONBF, 0); // exec takes none of it along
+	while (scanf("%15s %lu", command, &number) == 2) {
+		size_t available = 0, total = 0;
+		if (!strcmp(command, "start")) {
+			printf("%d\n", begin());
+		} else if (!strcmp(command, "join_and_leave")) {
+			printf("%d\n", join_and_leave((int)number));
+		} else if (!strcmp(command, "allocate")) {
+			printf("%d\n", allocate(number));
+		} else if (!strcmp(command, "free")) { // all
+			while (count)
+				release(0);
+			puts("0");
+		} else if (!strcmp(command, "churn")) {
+			printf("%zu\n", churn((int)number));
+		} else if (!strcmp(command, "info")) {
+			OK(cuMemGetInfo_v2(&available, &total));
+			CHECK(available == cudasim_stat("free:0") && total == cudasim_stat("total:0"));
+			CHECK(total - available == cudasim_stat("used:0"));
+			printf("%zu of %zu\n", available, total);
+		} else if (!strcmp(command, "reset")) {
+			cudasim_reset();
+			count = 0;
+			puts("0");
+		} else if (!strcmp(command, "fork")) { // a child that stays for so many milliseconds
+			pid_t child = fork();
+			if (!child) {
+				usleep((useconds_t)number * 1000);
+				exit(0);
+			}
+			printf("%d\n", child);
+		} else if (!strcmp(command, "wait")) {
+			printf("%d\n", wait(NULL) > 0);
+		} else if (!strcmp(command, "exec")) {
+			execv(argv[0], argv);
+		}
+	}
+	return 0;
+}
