@@ -1,16 +1,3 @@
-// Package vmm is the engine: it makes device memory whose physical part can be taken away and
-// brought back under the same addresses.
-//
-// A segment (one cudaMalloc, or a granule that small ones share) lives at a place in an arena (one large
-// address reservation of its device) and is backed by an extent (one physical handle, which neighbours
-// may share). Segments with one tag are paused and resumed together, as a transaction.
-//
-// Locks, in the order in which they are taken: transition, of which pauses, resumes, preparations and resets
-// have turns; mu, over all records, never held over a driver call but those of newDevice and reserve; then
-// those inside the leaves (backup, cuda, digest), which call nobody above. What works on extents without mu
-// marks them busy, and their segments where it changes those: others wait for settled. None of these is held
-// while anything of the program's is waited for: its streams and contexts (drain), its callbacks (track), the
-// streams of ordered frees (reap).
 package vmm
 
 import (

@@ -1,4 +1,3 @@
-// Package backup keeps the contents of device memory while the memory itself is gone.
 package backup
 
 import (

@@ -1,6 +1,3 @@
-// Package cuda calls the CUDA driver API (libcuda.so.1) without cgo. It has the functions that the
-// engine needs, under their own names, and nothing clever: see the CUDA Driver API reference for
-// what each does.
 package cuda
 
 import (

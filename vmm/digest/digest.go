@@ -1,5 +1,3 @@
-// Package digest tells which blocks of device memory have changed: it hashes them on the GPU, at the
-// speed of its memory. digest.h has the hash, digest.cu the kernel, docs/rationale.md the odds.
 package digest
 
 import (

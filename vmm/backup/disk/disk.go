@@ -1,4 +1,3 @@
-// Package disk keeps contents of device memory in files.
 package disk
 
 import (

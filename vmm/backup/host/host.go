@@ -1,4 +1,3 @@
-// Package host keeps contents of device memory in pinned host memory.
 package host
 
 import (

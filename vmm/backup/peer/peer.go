@@ -1,4 +1,3 @@
-// Package peer keeps contents of device memory in the memory of other GPUs.
 package peer
 
 import (

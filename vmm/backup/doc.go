@@ -1,0 +1,11 @@
+// Package backup keeps the contents of device memory while the memory itself is gone. It has what the stores
+// have in common for those who use them: packages host, disk and peer are the stores.
+//
+// A Job is a device that a Store works for, an Item a Span of its memory to save. What is saved of one is
+// Contents, until its Discard; a Loader brings them back. A kept Contents is overwritten by the next Save, and
+// where only parts of the span have changed, in those Ranges.
+//
+// What the stores share below is in internal: pinned (buffers of registered host memory, and whether there is
+// memory for them), copying (copies on a stream, reported as they are done). What they give back goes through
+// package reclaim, in the background, for whoever discards may hold the engine's lock. Stores call nobody above.
+package backup

@@ -1,0 +1,7 @@
+// Package host keeps contents of device memory in pinned host memory.
+//
+// A Save places all new spans in one fresh buffer, which is touched by many threads, pinned registration by
+// registration, and copied to as soon as a registration is pinned; into a buffer that is kept it only copies. A
+// buffer goes when the last contents in it are discarded. A Store has no lock: a buffer's references are counted,
+// and no two jobs share one.
+package host

@@ -1,0 +1,14 @@
+// Package cuda calls the CUDA driver API (libcuda.so.1) without cgo. It has the functions that the
+// engine needs, under their own names: see the CUDA Driver API reference for what each does. A failure is an
+// *Error: the call's name and its Result.
+//
+//	driver.go                         Driver: the library, its functions, one call
+//	result.go                         Result and Error
+//	device.go, context.go             devices; contexts, and work with one current (With)
+//	memory.go, alloc.go               handles, mappings, access; plain allocations
+//	copy.go, peer.go, onstream.go     streams, events, copies; between devices; work with a fresh stream
+//	library.go                        kernels
+//
+// What the driver refuses to take back is kept by End, in the queue of package reclaim, and tried again later.
+// A Driver is safe for use by many threads.
+package cuda

@@ -1,0 +1,40 @@
+// Package vmm is the engine: it makes device memory whose physical part can be taken away and
+// brought back under the same addresses.
+//
+// A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses
+// are a span of an arena, a large reservation of its device that is kept for good. Its memory is an extent: one
+// physical handle and one mapping, which neighbours may share after a resume. What is freed in an extent that
+// others still use is slack. Segments with one tag are paused and resumed together, as a transaction: a
+// transition. Where contents wait meanwhile is the business of a store of package backup.
+//
+// # Files
+//
+//	engine.go                    Engine: what it is made of, and what belongs to no other file
+//	device.go, tag.go            what is known of a GPU; its segments by tag, and their slack
+//	segment.go, extent.go        a segment, its contents and their policy; an extent, step by step
+//	slabs.go                     which slabs have room
+//	free.go, ordered.go          frees: now, after a capture; after a stream
+//	transition.go, ticket.go     what pause and resume have in common; whose turn it is
+//	pause.go, resume.go          the two transactions
+//	prepare.go, reset.go         pinning ahead; the end of a device
+//	drain.go, access.go          waiting for a device; which devices have access
+//	usermapped.go, ..._calls.go, ..._range.go
+//	                             memory that the program maps itself with the driver's calls
+//	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
+//	discarded.go, lost.go        contents given up, and waiting for them; contents that are lost
+//	progress.go, stats.go        how far a transition is; what there is
+//	errors.go, unknown.go        what is refused; tags that never were
+//	invariants.go                the records, checked against each other
+//
+// The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
+// peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back).
+//
+// # Locks
+//
+// In the order in which they are taken: transition, of which pauses, resumes, preparations and resets
+// have turns; mu, over all records, space and small included, never held over a driver call but those of
+// newDevice and of the reservation of an arena; then those inside backup, cuda, digest and reclaim, which call
+// nobody above. What works on extents without mu marks them busy, and their segments where it changes those:
+// others wait for settled. None of these is held while anything of the program's is waited for: its streams and
+// contexts (drain), its callbacks (track), the streams of ordered frees (reap).
+package vmm
