@@ -5,7 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tms import Backup
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this only
 
@@ -50,7 +53,7 @@ class Training:
         inputs = self.workspace[: BATCH * 1024 * 4]
         self.inputs = inputs.view(torch.float32).view(BATCH, 1024)
 
-    def _region(self, tag: str, backup: str | None) -> contextlib.AbstractContextManager[None]:
+    def _region(self, tag: str, backup: Backup) -> contextlib.AbstractContextManager[None]:
         if self._tms is None:
             return contextlib.nullcontext()
         region: contextlib.AbstractContextManager[None] = self._tms.region(tag, backup=backup)
@@ -69,7 +72,8 @@ class Training:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss.item()
+        value: float = loss.item()
+        return value
 
     def tidy(self) -> None:
         """Gives back what PyTorch only caches, so that the figures are tms's alone."""
@@ -84,7 +88,8 @@ class Training:
     @property
     def pausable_bytes(self) -> int:
         """What a pause has to free at least."""
-        return self.workspace.nbytes + sum(tensor.nbytes for tensor in self._kept())
+        size: int = self.workspace.nbytes + sum(tensor.nbytes for tensor in self._kept())
+        return size
 
     def addresses(self) -> list[int]:
         """Of every weight, every part of Adam's state, and the workspace."""

@@ -12,7 +12,10 @@ import hashlib
 import math
 import random
 from array import array
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tms import Backup
 
 INPUTS, HIDDEN, BATCH = 4, 16, 32
 WEIGHTS = (INPUTS + 1) * HIDDEN + HIDDEN + 1
@@ -95,7 +98,7 @@ class Training:
         with self._region("workspace", None):
             self._workspace = runtime.malloc(self._workspace_bytes)
 
-    def _region(self, tag: str, backup: str | None) -> contextlib.AbstractContextManager[None]:
+    def _region(self, tag: str, backup: Backup) -> contextlib.AbstractContextManager[None]:
         if self._tms is None:
             return contextlib.nullcontext()
         region: contextlib.AbstractContextManager[None] = self._tms.region(tag, backup=backup)

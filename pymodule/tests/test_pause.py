@@ -387,7 +387,7 @@ def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:
     assert out == "100 True\n"
 
 
-@pytest.mark.parametrize("progress", [1, 0, None, "bar"])
+@pytest.mark.parametrize("progress", [1, 0, None, "bar", lambda done, total: None])
 @pytest.mark.parametrize("call", [tms.pause, tms.resume])
 def test_progress_is_a_bool_or_a_function(call: object, progress: object) -> None:
     with pytest.raises(TypeError, match="progress must be True, False or a function"):

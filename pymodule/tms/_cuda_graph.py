@@ -70,7 +70,7 @@ def _cuda_graph(
 @contextlib.contextmanager
 def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
     """`torch.cuda.graph`, also in a region: the graph's pool serves it, not the region's."""
-    import torch  # type: ignore[import-not-found]
+    import torch
 
     library = load()
     if not library.interposes:

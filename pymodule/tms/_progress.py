@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any, Callable, Union
@@ -24,16 +25,15 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
     Raises:
         ImportError: progress is True and there is no tqdm.
         NotSupportedError: this thread is in such a function: what it reports waits for it.
-        TypeError: progress is neither a bool nor a function.
+        TypeError: progress is neither a bool nor a function of four arguments.
     """
     if progress is False:
         yield
         return
     if progress is not True and not callable(progress):
-        raise TypeError(
-            "progress must be True, False or a function (device, operation, done, total), "
-            f"not {progress!r}"
-        )
+        raise TypeError(f"{_WANTED}, not {progress!r}")
+    if progress is not True and not _takes_reports(progress):
+        raise TypeError(f"{_WANTED}; {progress!r} cannot be called so")
     if getattr(_thread, "reporting", False):
         raise NotSupportedError(
             "A progress function must not pause or resume: the operation that calls it waits for "
@@ -56,6 +56,19 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
             yield
         finally:
             library.set_progress(None)
+
+
+_WANTED = "progress must be True, False or a function (device, operation, done, total)"
+
+
+def _takes_reports(progress: Callable[..., object]) -> bool:
+    try:
+        inspect.signature(progress).bind(0, "pause", 0, 0)
+    except TypeError:
+        return False
+    except ValueError:  # no signature is known, as for some functions of C
+        pass
+    return True
 
 
 def _bars(stack: contextlib.ExitStack) -> Callable[[int, str, int, int], None]:

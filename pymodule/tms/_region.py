@@ -76,7 +76,7 @@ class _Region(ThreadScope):
     def __init__(self, tag: str, backup: Backup, incremental: bool | None) -> None:
         super().__init__()
         self._tag = tag
-        self._backup = backup
+        self._backup: Backup = backup
         self._incremental = incremental
 
     def __str__(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, get_args
 
 import tms
@@ -13,7 +13,7 @@ from tms import _cuda_graph, _torch
 from tms._arguments import Backup, check_tag
 from tms._library import Library, attach, load
 from tms._region import pausable
-from tms._scope import ThreadScope
+from tms._scope import Scope, ThreadScope
 
 from ._mem_pools import Key, MemPools
 from .binary_wrapper import BinaryWrapper
@@ -35,15 +35,16 @@ class TorchMemorySaver:
         self._hook_mode: HookMode = "preload"
         self._impl: _TorchMemorySaverImpl | None = None
 
-    @contextlib.contextmanager
     def region(
         self,
         tag: str = "default",
         enable_cpu_backup: bool = False,
         enable_disk_backup: bool = False,
         cpu_backup_backend: CpuBackupBackend | None = None,
-    ) -> Iterator[None]:
+    ) -> Scope:
         """Makes the device memory that this thread allocates in the body pausable: `tms.region`.
+
+        As with `tms.region`, the same object can be used again and again.
 
         Args:
             tag: a name for `pause` and `resume`.
@@ -58,10 +59,8 @@ class TorchMemorySaver:
         """
         check_tag(tag)
         _check_backups(enable_cpu_backup, enable_disk_backup, cpu_backup_backend)
-        with self._initialized().region(
-            tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
-        ):
-            yield
+        settings = tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend
+        return _Initializing(f"region({tag!r})", lambda: self._initialized().region(*settings))
 
     @contextlib.contextmanager
     def cuda_graph(
@@ -91,14 +90,12 @@ class TorchMemorySaver:
         ):
             yield
 
-    @contextlib.contextmanager
-    def disable(self) -> Iterator[None]:
+    def disable(self) -> Scope:
         """Makes this thread's allocations in the body ordinary: `tms.disable`.
 
         What is free of them afterwards goes back to the device. Outside regions it does nothing.
         """
-        with self._initialized().disable():
-            yield
+        return _Initializing("disable()", lambda: self._initialized().disable())
 
     def pause(self, tag: str | None = None) -> None:
         """`tms.pause`; None or "": all tags."""
@@ -202,11 +199,13 @@ class _TorchMemorySaverImpl:
         enable_disk_backup: bool,
         cpu_backup_backend: CpuBackupBackend | None,
     ) -> ThreadScope:
-        backend = ""
-        if enable_cpu_backup:
-            default = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
-            backend = cpu_backup_backend or default.decode()
-        key = self._mem_pools.key(tag, enable_cpu_backup, enable_disk_backup, backend)
+        def key() -> Key:
+            backend = ""
+            if enable_cpu_backup:
+                default = self._binary_wrapper.cdll.tms_get_cpu_backup_backend()
+                backend = cpu_backup_backend or default.decode()
+            return self._mem_pools.key(tag, enable_cpu_backup, enable_disk_backup, backend)
+
         return _Region(tag, enable_cpu_backup, enable_disk_backup, cpu_backup_backend, key)
 
     @contextlib.contextmanager
@@ -253,11 +252,32 @@ class _TorchMemorySaverImpl:
         copy = cdll.tms_get_cpu_backup_pointer(ctypes.cast(x.data_ptr(), _BYTES), size)
         if not copy:
             return None
-        import torch  # type: ignore[import-not-found]
+        import torch
 
         memory = (ctypes.c_uint8 * size).from_address(ctypes.addressof(copy.contents))
         tensor = torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
         return tensor if zero_copy else tensor.clone()
+
+
+class _Initializing(Scope):
+    """A scope of the instance, which is initialized when the scope is first entered."""
+
+    def __init__(self, name: str, make: Callable[[], ThreadScope]) -> None:
+        self._name, self._make = name, make
+        self._scope: ThreadScope | None = None
+
+    def __str__(self) -> str:
+        return f"torch_memory_saver.{self._name}"
+
+    def __enter__(self) -> None:
+        if self._scope is None:
+            self._scope = self._make()
+        self._scope.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        if self._scope is None:
+            raise RuntimeError(f"{self} is left without having been entered.")
+        self._scope.__exit__(*exception)
 
 
 class _Region(ThreadScope):
@@ -267,7 +287,7 @@ class _Region(ThreadScope):
         cpu: bool,
         disk: bool,
         backend: CpuBackupBackend | None,
-        key: Key | None,
+        key: Callable[[], Key] | None,
     ) -> None:
         super().__init__()
         self._tag, self._cpu, self._disk, self._backend, self._key = tag, cpu, disk, backend, key
@@ -278,7 +298,7 @@ class _Region(ThreadScope):
     def route(self, library: Library) -> _torch.Route | None:
         if self._key is None:
             return None
-        return _torch.enter(self._key, plain_by_default=_plain_by_default(library))
+        return _torch.enter(self._key(), plain_by_default=_plain_by_default(library))
 
     def settings(self, library: Library) -> dict[str, Any]:
         incremental = self._cpu and library.incremental_by_default

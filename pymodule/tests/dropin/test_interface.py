@@ -305,6 +305,32 @@ assert len(pools) == 0
 
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
+def test_region_object_again_and_again(mode: str) -> None:
+    """Also as a decorator, and made before the instance is initialized."""
+    in_mode(
+        mode,
+        """
+region, disable = saver.region("t", enable_cpu_backup=True), saver.disable()
+made = []
+for number in (1, 2):
+    with region:
+        made.append((number, full(number)))
+        with disable:
+            plain = full(9)
+@region
+def make(number):
+    made.append((number, full(number)))
+make(3)
+make(4)
+saver.pause("t")
+assert holds(plain, 9)
+saver.resume("t")
+assert len(made) == 4 and all(holds(tensor, number) for number, tensor in made)
+""",
+    )
+
+
+@pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_same_region_again(mode: str) -> None:
     """Within itself, and in two threads at the same time."""
     in_mode(

@@ -202,6 +202,8 @@ def test_typed(python: Path, tmp_path: Path) -> None:
     program.write_text(
         "import tms\nfrom torch_memory_saver import torch_memory_saver\n"
         "tms.pause(1)\ntorch_memory_saver.pause(1)\ntms.pause('right')\n"
+        "tms.region('t', backup='hots')\ntms.region('t', backup='peer:1')\n"
+        "tms.resume(progress=3)\n"
     )
     done = subprocess.run(
         [sys.executable, "-m", "mypy", "--python-executable", python, "--cache-dir", tmp_path]
@@ -210,4 +212,9 @@ def test_typed(python: Path, tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    assert re.findall(r"program\.py:(\d+): error: .*\[arg-type\]", done.stdout) == ["3", "4"]
+    assert re.findall(r"program\.py:(\d+): error: .*\[arg-type\]", done.stdout) == [
+        "3",
+        "4",
+        "6",
+        "8",
+    ]

@@ -17,7 +17,7 @@ class HookUtilModeTorch(HookUtilBase):
     """The library as a `torch.cuda.memory.CUDAPluggableAllocator`."""
 
     def __init__(self) -> None:
-        from torch.cuda.memory import CUDAPluggableAllocator  # type: ignore[import-not-found]
+        from torch.cuda.memory import CUDAPluggableAllocator
 
         # A preloaded library is the one to use: pauses of another would not find its memory.
         preloaded = hasattr(ctypes.CDLL(None), "tms_torch_malloc")
