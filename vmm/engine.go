@@ -322,6 +322,14 @@ func (e *Engine) DeviceOf(address uintptr) int {
 	return -1
 }
 
+// OneReservation reports whether two addresses of segments lie in one reservation (cuMemAddressReserve): mappings
+// side by side in it are one range to a driver copy.
+func (e *Engine) OneReservation(low, high uintptr) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.space.OneArena(low, high)
+}
+
 // Shareable makes the memory of segments exportable as file descriptors, by cuMemRetainAllocationHandle and
 // cuMemExportToShareableHandle. Call it before anything else. Who imported it keeps the memory of before a
 // pause, which is then not free until that is let go; the segment itself gets other memory at the resume.

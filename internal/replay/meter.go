@@ -41,6 +41,12 @@ func (m *meter) Free(address uintptr, size uint64) error {
 	return err
 }
 
+// Coalesces is pool.Coalescer.Coalesces.
+func (m *meter) Coalesces(below, above uintptr) bool {
+	source, ok := m.Source.(pool.Coalescer)
+	return ok && source.Coalesces(below, above)
+}
+
 // bounded is a meter that is a pool.Memory too.
 type bounded struct{ *meter }
 

@@ -102,6 +102,8 @@ func (s pausable) Allocate(size uint64) (uintptr, error) {
 
 func (s pausable) Free(address uintptr, _ uint64) error { return s.engine.Free(address, false) }
 
+func (s pausable) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
+
 // refusal makes an error for want of memory one that pools know.
 func refusal(err error) error {
 	if errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrTooLarge) {

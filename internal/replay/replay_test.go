@@ -164,11 +164,11 @@ func TestDevices(t *testing.T) {
 	_, err := cudasim.Load()
 	require.NoError(t, err)
 	on := training(t)
-	_, want := run(t, on, Options{Kind: "bfc", Place: simulated(t, 0)})
+	_, want := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: simulated(t, 0)})
 	for _, name := range []string{"cuda", "vmm"} {
 		place, err := NewPlace(name, 0)
 		require.NoError(t, err, "with the simulator loaded the name libcuda.so.1 is its")
-		result, events := run(t, on, Options{Kind: "bfc", Place: place, Timeline: true})
+		result, events := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: place, Timeline: true})
 		require.Zero(t, result.Failures)
 		require.Equal(t, name, result.Source)
 		for i := range events {

@@ -55,6 +55,16 @@ func (s *Space[T]) Find(address uintptr) (owner *T, inside bool) {
 	return nil, false
 }
 
+// OneArena reports whether two addresses lie in the same arena, which is one reservation.
+func (s *Space[T]) OneArena(low, high uintptr) bool {
+	for _, a := range s.arenas {
+		if a.contains(low) {
+			return a.contains(high)
+		}
+	}
+	return false
+}
+
 // Owners goes through all granules that have an owner: the first address of each, and the owner.
 func (s *Space[T]) Owners() iter.Seq2[uintptr, *T] {
 	return func(yield func(uintptr, *T) bool) {

@@ -12,7 +12,6 @@ import (
 	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
-	"tms/vmm/pool/internal/ordered"
 )
 
 const (
@@ -24,10 +23,9 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu    sync.Mutex
-	table *chunks.Table
-
-	free ordered.Set // free chunks by size and address
+	mu     sync.Mutex
+	table  chunks.BestFit
+	joined func(below, above uintptr) bool // whether regions that touch are joined; nil: never
 
 	limit   uint64 // bytes that may be reserved
 	grows   bool
@@ -36,18 +34,12 @@ type Pool struct {
 	collect bool
 	largest uint64 // size of the largest block so far
 
-	counter  func() uint64 // nil: chunks are not stamped
-	frontier uint64
-	latest   uint64      // stamp so far
-	stamps   []uint64    // by handle: when the free chunk was freed, 0 for safe
-	stamped  ordered.Set // free chunks with a stamp, by stamp
-
 	patience time.Duration
 	freed    sync.Cond
 }
 
 // New makes an empty pool. Blocks are multiples of 256 bytes. Streams are ignored: in TensorFlow one
-// stream computes per device; see SetTimingCounter for reuse across streams.
+// stream computes per device. Regions that touch are joined where the source is a pool.Coalescer.
 //
 //	memory_limit            bytes the pool may reserve (what the source has)
 //	allow_growth            true: regions of 2 MiB and doubling; false: one region of memory_limit bytes
@@ -68,7 +60,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p := &Pool{
-		table:    chunks.New("bfc", source),
+		table:    chunks.NewBestFit("bfc", source),
 		limit:    limit &^ (granularity - 1),
 		grows:    grows,
 		padding:  maxPadding,
@@ -76,6 +68,9 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		patience: time.Duration(patience) * time.Millisecond,
 	}
 	p.freed.L = &p.mu
+	if s, ok := source.(pool.Coalescer); ok {
+		p.joined = s.Coalesces
+	}
 	if p.limit == 0 {
 		return nil, fmt.Errorf("%w: memory_limit=%d: give at least %d", pool.ErrOption, limit, granularity)
 	}
@@ -96,24 +91,16 @@ func (p *Pool) initialRegion() uint64 {
 	return p.limit
 }
 
-// Malloc is pool.Pool.Malloc. It may hand out a chunk whose stamp is not safe yet: only work in the
-// order of the stream that freed it may use it. See MallocFreedBefore.
+// Malloc is pool.Pool.Malloc.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
-	return p.MallocFreedBefore(size, 0)
-}
-
-// MallocFreedBefore is Malloc that hands out only memory which is safe, or was freed when the counter
-// was at most count: memory for a stream that has waited for the others up to there. 0 takes any.
-// (AllocationAttributes::freed_by_func)
-func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	block, err := p.malloc(size, count)
+	block, err := p.malloc(size)
 	if p.patience > 0 && errors.Is(err, pool.ErrOutOfMemory) {
-		block, err = p.retry(size, count, err)
+		block, err = p.retry(size, err)
 	}
 	if err != nil {
 		return pool.Block{}, p.table.Refuse(size, err, "")
@@ -121,42 +108,26 @@ func (p *Pool) MallocFreedBefore(size, count uint64) (pool.Block, error) {
 	return block, nil
 }
 
-// malloc goes up the ladder: a free chunk; a new region; chunks joined before they are safe, if the
-// caller does not mind; a new region in the place of idle ones.
-func (p *Pool) malloc(size, before uint64) (pool.Block, error) {
+// malloc goes up the ladder: a free chunk; a new region; a new region in the place of idle ones.
+func (p *Pool) malloc(size uint64) (pool.Block, error) {
 	if size > p.limit {
 		return pool.Block{}, fmt.Errorf("%w: memory_limit is %s; raise it",
 			pool.ErrTooLarge, readable.Bytes(p.limit))
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
-	if h := p.fit(rounded, before); h != chunks.None {
-		return p.take(h, rounded, size), nil
+	block, found := p.table.Serve(rounded, size, p.padding)
+	if !found {
+		err := p.extend(rounded)
+		if errors.Is(err, pool.ErrOutOfMemory) && p.giveBackIdle(rounded) {
+			err = p.extend(rounded)
+		}
+		if err != nil {
+			return pool.Block{}, err
+		}
+		block, _ = p.table.Serve(rounded, size, p.padding)
 	}
-	h, err := p.extend(rounded)
-	if errors.Is(err, pool.ErrOutOfMemory) && before == 0 && p.joinUnsafe(rounded) {
-		h, err = p.fit(rounded, before), nil
-	}
-	if errors.Is(err, pool.ErrOutOfMemory) && p.giveBackIdle(rounded) {
-		h, err = p.extend(rounded)
-	}
-	if err != nil {
-		return pool.Block{}, err
-	}
-	return p.take(h, rounded, size), nil
-}
-
-// take hands out a free chunk, less what is worth splitting off.
-func (p *Pool) take(h chunks.Handle, rounded, requested uint64) pool.Block {
-	p.unlist(h)
-	if size := p.table.At(h).Size; size >= 2*rounded || size-rounded >= p.padding {
-		rest := p.table.Split(h, rounded)
-		p.setStamp(rest, p.stamp(h))
-		p.list(rest)
-	}
-	p.setStamp(h, 0)
-	block := p.table.Take(h, requested)
 	p.largest = max(p.largest, block.Size)
-	return block
+	return block, nil
 }
 
 // Free is pool.Pool.Free.
@@ -166,67 +137,31 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h, err := p.table.Give(address)
-	if err != nil {
-		return err
-	}
-	p.mark(h)
-	p.list(p.coalesce(h, false))
 	p.freed.Broadcast()
-	return nil
-}
-
-// coalesce joins a free chunk, in no bin yet, with its free neighbours and returns what it became.
-// Chunks with a stamp are left alone, unless forced.
-func (p *Pool) coalesce(h chunks.Handle, forced bool) chunks.Handle {
-	joins := func(h chunks.Handle) bool { return p.table.IsFree(h) && (forced || p.stamp(h) == 0) }
-	if !forced && p.stamp(h) != 0 {
-		return h
-	}
-	if next := p.table.At(h).Next; joins(next) {
-		p.unlist(next)
-		p.join(h, next)
-	}
-	if previous := p.table.At(h).Previous; joins(previous) {
-		p.unlist(previous)
-		p.join(previous, h)
-		return previous
-	}
-	return h
-}
-
-func (p *Pool) join(h, next chunks.Handle) {
-	p.setStamp(h, max(p.stamp(h), p.stamp(next)))
-	p.setStamp(next, 0)
-	p.table.Join(h)
+	return p.table.Reclaim(address)
 }
 
 // Trim is pool.Pool.Trim. A pool that holds nothing afterwards grows again as a new one does.
 func (p *Pool) Trim() (uint64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.trim()
-}
-
-func (p *Pool) trim() (uint64, error) {
-	freed, err := p.table.GiveBack(p.forget)
-	if len(p.table.Segments()) == 0 {
-		p.region = p.initialRegion()
-	}
-	p.freed.Broadcast()
+	freed, err := p.table.Trim()
+	p.shrunk()
 	return freed, err
 }
 
-func (p *Pool) forget(h chunks.Handle) {
-	p.unlist(h)
-	p.setStamp(h, 0)
+func (p *Pool) shrunk() {
+	if p.table.Stats().Segments == 0 {
+		p.region = p.initialRegion()
+	}
+	p.freed.Broadcast()
 }
 
 // Destroy is pool.Pool.Destroy. What the source refuses stays as free memory of the pool.
 func (p *Pool) Destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.table.GiveAll(func(h chunks.Handle) { p.list(p.coalesce(h, true)) })
-	_, err := p.trim()
+	err := p.table.Clear()
+	p.shrunk()
 	return err
 }

@@ -113,12 +113,35 @@ func TestRegionsDouble(t *testing.T) {
 	require.Len(t, s.Asked, 4, "the limit is reached without asking")
 }
 
-func TestRegionsAreNotJoined(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(6*MiB), "")
-	low, high := pooltest.Malloc(t, p, 2*MiB), pooltest.Malloc(t, p, 4*MiB)
-	require.Equal(t, low.Address+2*MiB, high.Address, "the regions touch")
-	pooltest.Free(t, p, low, high)
-	require.EqualValues(t, 4*MiB, detail(p).LargestFreeBlockBytes)
+// 128 blocks of 4 MiB fill the limit; without the others' regions the last one's has no room for 508 MiB.
+func TestRegionsThatTouchAreJoinedWhereTheSourceCan(t *testing.T) {
+	for _, joins := range []bool{false, true} {
+		s := pooltest.NewSource(GiB)
+		s.Joins = joins
+		p := newPool(t, s, "memory_limit=512MiB")
+		var blocks []pool.Block
+		for range 128 {
+			blocks = append(blocks, pooltest.Malloc(t, p, 4*MiB))
+		}
+		require.Equal(t, []uint64{4 * MiB, 4 * MiB, 8 * MiB, 16 * MiB, 32 * MiB, 64 * MiB, 128 * MiB, 256 * MiB}, s.Asked)
+		pooltest.Free(t, p, blocks[:127]...)
+		check(t, p)
+		b, err := p.Malloc(508*MiB, 0)
+		if !joins {
+			require.ErrorIs(t, err, pool.ErrOutOfMemory)
+			require.EqualValues(t, 252*MiB, detail(p).LargestFreeBlockBytes)
+			require.Len(t, p.MemoryDump().Regions, 8)
+			continue
+		}
+		require.NoError(t, err)
+		require.Len(t, p.MemoryDump().Regions, 1)
+		pooltest.Free(t, p, b)
+		freed, err := p.Trim()
+		require.NoError(t, err)
+		require.EqualValues(t, 256*MiB, freed, "each region can be given back by itself")
+		pooltest.Free(t, p, blocks[127])
+		require.EqualValues(t, 256*MiB, detail(p).LargestFreeBlockBytes)
+	}
 }
 
 func TestAFailureDoesNotGrowTheNextRegion(t *testing.T) {
@@ -179,7 +202,14 @@ func TestBackOff(t *testing.T) {
 		p := newPool(t, s, "allow_growth=false,memory_limit=10MiB")
 		_, err := p.Malloc(8*MiB, 0)
 		require.ErrorIs(t, err, pool.ErrOutOfMemory)
-		require.Len(t, s.Asked, 3) // 10, 9, 8.1
+		require.Len(t, s.Asked, 4) // 10, 9, 8.1, and what is needed
+	})
+
+	t.Run("tries the exact size last", func(t *testing.T) {
+		s := pooltest.NewSource(7 * MiB)
+		p := newPool(t, s, "allow_growth=false,memory_limit=10MiB")
+		pooltest.Malloc(t, p, 7*MiB) // 7.29 is too much, and a tenth less is too little
+		require.EqualValues(t, 7*MiB, s.Asked[len(s.Asked)-1])
 	})
 
 	t.Run("ends at small sizes", func(t *testing.T) { // where a tenth is less than the rounding
@@ -233,20 +263,10 @@ func TestMallocWaitsForAFree(t *testing.T) {
 	pooltest.Malloc(t, p, 2*MiB)
 	require.Zero(t, p.Stats().Failures)
 
-	timed := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=60000")
-	timed.SetTimingCounter(func() uint64 { return 5 })
-	pooltest.Free(t, timed, pooltest.Malloc(t, timed, 2*MiB))
-	go func() {
-		time.Sleep(20 * time.Millisecond)
-		timed.SetSafeFrontier(6)
-	}()
-	_, err := timed.MallocFreedBefore(2*MiB, 4)
-	require.NoError(t, err, "or the frontier")
-
 	impatient := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=30")
 	pooltest.Malloc(t, impatient, 2*MiB)
 	begin := time.Now()
-	_, err = impatient.Malloc(1, 0)
+	_, err := impatient.Malloc(1, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
 	require.GreaterOrEqual(t, time.Since(begin), 30*time.Millisecond)
 	require.EqualValues(t, 1, impatient.Stats().Failures)
@@ -286,7 +306,6 @@ func TestDetail(t *testing.T) {
 
 func TestSteadyStateMakesNoGarbage(t *testing.T) {
 	p := newPool(t, pooltest.NewSource(GiB), "")
-	p.SetTimingCounter(counter())
 	blocks := make([]pool.Block, 1000)
 	random := rand.New(rand.NewPCG(1, 2))
 	churn := func() {
@@ -295,7 +314,6 @@ func TestSteadyStateMakesNoGarbage(t *testing.T) {
 			_ = p.Free(blocks[i].Address)
 			blocks[i], _ = p.Malloc(1+random.Uint64N(64*KiB), 0)
 		}
-		p.SetSafeFrontier(^uint64(0))
 	}
 	churn()
 	require.Zero(t, testing.AllocsPerRun(5, churn))

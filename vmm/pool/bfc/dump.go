@@ -26,7 +26,6 @@ type ChunkDump struct {
 	Size          uint64  `json:"size"`
 	RequestedSize uint64  `json:"requested_size"`
 	Bin           int     `json:"bin"` // that it is in, -1 for a chunk in use
-	FreedAtCount  uint64  `json:"freed_at_count,omitempty"`
 	InUse         bool    `json:"in_use"`
 }
 
@@ -50,7 +49,7 @@ func (p *Pool) MemoryDump() MemoryDump {
 	for b := range d.Bins {
 		d.Bins[b].Bin = b
 	}
-	for _, region := range p.table.Segments() {
+	for _, region := range p.table.Regions() {
 		d.Regions = append(d.Regions, RegionDump{region.Address, region.Size})
 		for h := range p.table.In(region) {
 			c := p.table.At(h)
@@ -58,13 +57,11 @@ func (p *Pool) MemoryDump() MemoryDump {
 			bin := &d.Bins[dumped.Bin]
 			bin.TotalChunksInBin++
 			bin.TotalBytesInBin += c.Size
-			if c.Live() {
+			if c.Taken() {
 				bin.TotalChunksInUse++
 				bin.TotalBytesInUse += c.Size
 				bin.TotalRequestedBytesInUse += c.Requested
 				dumped.InUse, dumped.Bin = true, -1
-			} else {
-				dumped.FreedAtCount = p.stamp(h)
 			}
 			d.Chunks = append(d.Chunks, dumped)
 		}

@@ -104,11 +104,8 @@ func (d *MemoryDump) writeStats(text *strings.Builder) {
 
 // String names the chunk in a line of a dump.
 func (c ChunkDump) String() string {
-	switch {
-	case c.InUse:
+	if c.InUse {
 		return fmt.Sprintf("used %#x of %d bytes, %d requested", c.Address, c.Size, c.RequestedSize)
-	case c.FreedAtCount > 0:
-		return fmt.Sprintf("free %#x of %d bytes, freed at %d", c.Address, c.Size, c.FreedAtCount)
 	}
 	return fmt.Sprintf("free %#x of %d bytes", c.Address, c.Size)
 }

@@ -8,7 +8,7 @@ import (
 )
 
 // retry tries again whenever something was freed, until patience ends.
-func (p *Pool) retry(size, count uint64, err error) (block pool.Block, _ error) {
+func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
 	expired := false
 	timer := time.AfterFunc(p.patience, func() {
 		p.mu.Lock()
@@ -19,7 +19,7 @@ func (p *Pool) retry(size, count uint64, err error) (block pool.Block, _ error) 
 	defer timer.Stop()
 	for !expired && errors.Is(err, pool.ErrOutOfMemory) {
 		p.freed.Wait()
-		block, err = p.malloc(size, count)
+		block, err = p.malloc(size)
 	}
 	return block, err
 }

@@ -36,7 +36,7 @@ func (p *Pool) detail() Detail {
 		LargestAllocSize:      p.largest,
 		BytesReserved:         s.Reserved,
 		PeakBytesReserved:     s.PeakReserved,
-		LargestFreeBlockBytes: p.largestFree(),
+		LargestFreeBlockBytes: p.table.Largest(),
 	}
 	if p.limit != unlimited {
 		d.BytesLimit = p.limit

@@ -89,7 +89,7 @@ func (c *Checked) enter(call string, block pool.Block, size uint64) {
 		c.fail(call, "served, although %d is the largest size", c.traits.Largest)
 	case uint64(block.Address)%c.traits.Alignment != 0:
 		c.fail(call, "%#x is not aligned to %d", block.Address, c.traits.Alignment)
-	case !within(c.source.held, s):
+	case !within(c.source.held, s, c.source.across):
 		c.fail(call, "%d bytes at %#x are in no segment", block.Size, block.Address)
 	case overlaps(c.live, s):
 		c.fail(call, "%d bytes at %#x overlap a live block", block.Size, block.Address)

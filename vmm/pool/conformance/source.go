@@ -20,6 +20,7 @@ type Source struct {
 	RefuseFree error
 
 	allocated, freed, refused uint64 // calls
+	across                    bool   // Coalesces was asked
 	wrong                     error  // the first call that no pool may make
 }
 
@@ -67,6 +68,12 @@ func (s *Source) Free(address uintptr, size uint64) error {
 	s.freed++
 	s.reserved -= size
 	return s.addresses.Free(address, size)
+}
+
+// Coalesces is pool.Coalescer.Coalesces. A pool that asks may have blocks that lie across segments.
+func (s *Source) Coalesces(_, _ uintptr) bool {
+	s.across = true
+	return true
 }
 
 // Held returns how many segments and bytes are out.

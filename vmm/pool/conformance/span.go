@@ -27,11 +27,19 @@ func overlaps(spans []span, s span) bool {
 		i < len(spans) && spans[i].start < s.start+s.size
 }
 
-// within says whether one of the spans holds all of s.
-func within(spans []span, s span) bool {
+// within says whether one of the spans, or with across several that touch, holds all of s.
+func within(spans []span, s span, across bool) bool {
 	i, found := find(spans, s.start)
 	if !found {
 		i--
 	}
-	return i >= 0 && s.size <= spans[i].size && s.start-spans[i].start <= spans[i].size-s.size
+	if i < 0 {
+		return false
+	}
+	end := spans[i].start + spans[i].size
+	for across && i+1 < len(spans) && spans[i+1].start == end {
+		i++
+		end += spans[i].size
+	}
+	return s.start <= end && s.size <= end-s.start
 }

@@ -13,6 +13,7 @@ type Source interface {
 	pool.Source
 	pool.Memory
 	pool.Events
+	pool.Coalescer
 	Ordinal() int // of its device
 	Close() error
 }

@@ -10,7 +10,6 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
-	"tms/vmm/pool/internal/ordered"
 )
 
 const granularity = 256 // chunk sizes are multiples of it
@@ -18,11 +17,9 @@ const granularity = 256 // chunk sizes are multiples of it
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
 	mu    sync.Mutex
-	table *chunks.Table
-	free  ordered.Set // free chunks by size and address
+	table chunks.BestFit
 
-	huge      map[uintptr]huge
-	hugeBytes uint64
+	huge, hugeBytes uint64 // live blocks above maximum, segments of their own
 
 	minimum, maximum uint64 // of a chunk that is cut from a refill
 	first, again     uint64 // bytes of a refill, of an empty pool and later
@@ -63,8 +60,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, fmt.Errorf("%w: max_chunk=%d is less than min_chunk=%d", pool.ErrOption, maximum, minimum)
 	}
 	p := &Pool{
-		table:      chunks.New("paddle", source),
-		huge:       map[uintptr]huge{},
+		table:      chunks.NewBestFit("paddle", source),
 		minimum:    minimum,
 		maximum:    maximum,
 		descriptor: descriptor,
@@ -96,7 +92,7 @@ func (p *Pool) advice(requested uint64) string {
 	switch {
 	case requested > p.maximum:
 		return "free something, or ask for less"
-	case len(p.table.Segments()) == 0:
+	case p.refills() == 0:
 		return "free something, ask for less, or give a smaller initial="
 	default:
 		return "free something, ask for less, or give a smaller reallocate="
@@ -109,96 +105,70 @@ func (p *Pool) malloc(requested uint64) (pool.Block, error) {
 	}
 	size := p.align(requested + p.descriptor)
 	if size > p.maximum {
-		return p.mallocHuge(size, requested)
+		h, err := p.table.Grow(size)
+		if err != nil {
+			return pool.Block{}, err
+		}
+		p.huge++
+		p.hugeBytes += size
+		return p.table.Take(h, requested), nil
 	}
-	if e, found := p.free.Ceiling(ordered.Fit(size, 0)); found {
-		return p.take(chunks.Handle(e.Value), size, requested), nil
+	block, found := p.table.Serve(size, requested, 0)
+	if !found {
+		h, err := p.table.Grow(p.refill(size))
+		if err != nil {
+			return pool.Block{}, err
+		}
+		p.table.Add(h)
+		block, _ = p.table.Serve(size, requested, 0)
 	}
-	h, err := p.refill(size)
-	if err != nil {
-		return pool.Block{}, err
-	}
-	return p.take(h, size, requested), nil
+	return block, nil
 }
 
-// refill adds a segment in which size bytes fit, and returns it as a free chunk.
-func (p *Pool) refill(size uint64) (chunks.Handle, error) {
-	amount := p.again
-	if len(p.table.Segments()) == 0 {
-		amount = p.first
+// refill returns how much the source is asked for, where size bytes are needed.
+func (p *Pool) refill(size uint64) uint64 {
+	if p.refills() == 0 {
+		return max(p.first, size)
 	}
-	h, err := p.table.Grow(max(amount, size))
-	if err != nil {
-		return chunks.None, err
-	}
-	p.list(h)
-	return h, nil
+	return max(p.again, size)
 }
 
-// take hands out the first size bytes of a free chunk; the rest becomes its right buddy.
-func (p *Pool) take(h chunks.Handle, size, requested uint64) pool.Block {
-	p.unlist(h)
-	if p.table.At(h).Size > size {
-		p.list(p.table.Split(h, size))
-	}
-	return p.table.Take(h, requested)
-}
+// refills returns how many segments there are that blocks are split off.
+func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// Free is pool.Pool.Free.
+// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; when that refuses, it
+// stays live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if block, found := p.huge[address]; found {
-		return p.freeHuge(address, block)
+	if p.huge > 0 {
+		if h, err := p.table.Find(address); err == nil && p.table.At(h).Size > p.maximum {
+			size := p.table.At(h).Size
+			if err := p.table.ReturnWhole(h); err != nil {
+				return err
+			}
+			p.huge--
+			p.hugeBytes -= size
+			return nil
+		}
 	}
-	h, err := p.table.Give(address)
-	if err != nil {
-		return err
-	}
-	p.coalesce(h)
-	return nil
-}
-
-// coalesce lists a free chunk, joined with its buddies where they are free.
-func (p *Pool) coalesce(h chunks.Handle) {
-	if right := p.table.At(h).Next; p.table.IsFree(right) {
-		p.unlist(right)
-		p.table.Join(h)
-	}
-	if left := p.table.At(h).Previous; p.table.IsFree(left) {
-		p.unlist(left)
-		p.table.Join(left)
-		h = left
-	}
-	p.list(h)
-}
-
-func (p *Pool) list(h chunks.Handle) {
-	c := p.table.At(h)
-	p.free.Insert(ordered.Fit(c.Size, c.Address), uint32(h))
-}
-
-func (p *Pool) unlist(h chunks.Handle) {
-	c := p.table.At(h)
-	p.free.Remove(ordered.Fit(c.Size, c.Address))
+	return p.table.Reclaim(address)
 }
 
 // Trim is pool.Pool.Trim. (BuddyAllocator::Release)
 func (p *Pool) Trim() (uint64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.table.GiveBack(p.unlist)
+	return p.table.Trim()
 }
 
 // Destroy is pool.Pool.Destroy. What the source refuses stays as free memory of the pool.
 func (p *Pool) Destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.endHuge()
-	p.table.GiveAll(p.coalesce)
-	_, err := p.table.GiveBack(p.unlist)
-	return err
+	p.huge, p.hugeBytes = 0, 0
+	return p.table.Clear()
 }

@@ -1,9 +1,6 @@
 package paddle
 
-import (
-	"tms/vmm/pool"
-	"tms/vmm/pool/internal/chunks"
-)
+import "tms/vmm/pool"
 
 // Detail is what the kind counts beyond pool.Stats, in bytes; used and free are of the refills only,
 // as Paddle's total_used_ and total_free_.
@@ -21,14 +18,13 @@ func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	stats := p.table.Stats()
-	_, largest, _ := p.free.Last()
 	stats.Detail = Detail{
 		Used:        stats.Live - p.hugeBytes,
 		Free:        stats.Reserved - stats.Live,
 		Huge:        p.hugeBytes,
-		HugeBlocks:  uint64(len(p.huge)),
-		FreeChunks:  uint64(p.free.Len()),
-		LargestFree: p.table.At(chunks.Handle(largest)).Size,
+		HugeBlocks:  p.huge,
+		FreeChunks:  uint64(p.table.FreeChunks()),
+		LargestFree: p.table.Largest(),
 	}
 	return stats
 }

@@ -54,6 +54,9 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	return address, p.outOfMemory(size, 0, err)
 }
 
+// Coalesces is pool.Coalescer.Coalesces. CUDA refuses a copy that reaches from one allocation into the next.
+func (p *Plain) Coalesces(_, _ uintptr) bool { return false }
+
 // Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:
 // then the memory goes at a later call.
 func (p *Plain) Free(address uintptr, size uint64) error {

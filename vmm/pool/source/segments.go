@@ -13,7 +13,7 @@ type State struct {
 
 // Segments is a pool.Source of pausable segments: what a pool holds is paused and resumed with its tag.
 // Blocks keep their addresses meanwhile, free ones too, and memory that a pool hands out while its tag
-// is paused can be used after the resume. It is also a pool.Memory and a pool.Events.
+// is paused can be used after the resume. It is also a pool.Memory, a pool.Events and a pool.Coalescer.
 type Segments struct {
 	device
 	engine  *vmm.Engine
@@ -39,6 +39,9 @@ func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	address, err := s.engine.Malloc(r)
 	return address, s.outOfMemory(size, state.Margin, err)
 }
+
+// Coalesces is pool.Coalescer.Coalesces: mappings side by side in one reservation are one range to the driver.
+func (s *Segments) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
 
 // Free is pool.Source.Free. While a stream is being captured it is put off to the end of that.
 func (s *Segments) Free(address uintptr, _ uint64) error {

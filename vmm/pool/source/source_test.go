@@ -1,6 +1,7 @@
 package source_test
 
 import (
+	"runtime"
 	"testing"
 	"unsafe"
 
@@ -11,6 +12,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
+	"tms/vmm/pool/bfc"
 	"tms/vmm/pool/source"
 )
 
@@ -216,4 +218,55 @@ func TestNoSuchDevice(t *testing.T) {
 	require.Error(t, err)
 	_, err = source.NewPlain(w.engine, w.driver, 3, nil, nil, nil)
 	require.Error(t, err)
+}
+
+// Regions of TensorFlow's allocator that touch are one where a block may lie across them: the limit, but for one
+// block, can be had again. What lies across is written, paused, resumed and read in one copy.
+func TestBlocksAcrossSegments(t *testing.T) {
+	for name, joins := range map[string]bool{"segments": true, "plain": false} {
+		t.Run(name, func(t *testing.T) {
+			runtime.LockOSThread() // whose context the copies are made in
+			defer runtime.UnlockOSThread()
+			w := newWorld(t)
+			from := map[string]func() all{"segments": w.segments, "plain": w.plain}[name]()
+			options, err := pool.ParseOptions("memory_limit=32MiB")
+			require.NoError(t, err)
+			p, err := bfc.New(from, options)
+			require.NoError(t, err)
+			var blocks []pool.Block
+			for range 8 {
+				b, err := p.Malloc(4*mib, 0)
+				require.NoError(t, err)
+				blocks = append(blocks, b)
+			}
+			for _, b := range blocks[:7] {
+				require.NoError(t, p.Free(b.Address))
+			}
+			large, err := p.Malloc(28*mib, 0)
+			if !joins {
+				require.ErrorIs(t, err, pool.ErrOutOfMemory)
+				require.NoError(t, p.Destroy())
+				return
+			}
+			require.NoError(t, err)
+			written := make([]byte, large.Size)
+			for i := range written {
+				written[i] = byte(i >> 12)
+			}
+			require.NoError(t, w.driver.MemcpyHtoDAsync(large.Address, uintptr(unsafe.Pointer(&written[0])), large.Size, 0))
+			_, err = w.engine.Pause(vmm.Options{})
+			require.NoError(t, err)
+			_, err = w.engine.Resume(vmm.Options{})
+			require.NoError(t, err)
+			read := make([]byte, large.Size)
+			require.NoError(t, w.driver.MemcpyDtoHAsync(uintptr(unsafe.Pointer(&read[0])), large.Address, large.Size, 0))
+			require.NoError(t, w.driver.CtxSynchronize())
+			require.Equal(t, written, read)
+			require.NoError(t, p.Destroy())
+			free, total, err := from.Memory()
+			require.NoError(t, err)
+			w.engine.Drain()
+			require.Equal(t, total, free)
+		})
+	}
 }

@@ -54,6 +54,12 @@ func (s *shared) Free(address uintptr, size uint64) error {
 	return nil
 }
 
+// Coalesces is pool.Coalescer.Coalesces. It may be false where it was true: that joins fewer.
+func (s *shared) Coalesces(below, above uintptr) bool {
+	under, ok := s.under.(pool.Coalescer)
+	return ok && under.Coalesces(below, above)
+}
+
 func (s *shared) reserved() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -1,7 +1,7 @@
 // Package chunks is the core of the pools that split and coalesce: chunks that tile the segments of a
-// source without gaps, each free or live as a whole and linked to its neighbours. Which free chunk
-// serves a request, and when neighbours are joined, is for the pool to say. Not locked; the pool's
-// mutex covers it.
+// source without gaps, each free or taken as a whole and linked to its neighbours. Which free chunk
+// serves a request, and when neighbours are joined, is for the pool to say; BestFit says it for most.
+// Not locked; the pool's mutex covers it.
 package chunks
 
 import (
@@ -16,44 +16,50 @@ import (
 // garbage, and hold no pointers for the collector to follow.
 type Handle uint32
 
-// None is no chunk.
+// None is no chunk; it counts as taken.
 const None Handle = 0
 
 // Chunk is a piece of a segment.
-type Chunk struct {
+type Chunk[T any] struct {
+	Own            T // what the kind keeps of it
 	Address        uintptr
 	Size           uint64
-	Requested      uint64 // what a live chunk was asked for with; 0 of a free one
+	Requested      uint64 // what a taken chunk was asked for with; 0 of a free one
 	Previous, Next Handle // neighbours in the segment, None at its ends; of a dropped one, the next dropped
 }
 
-// Live reports whether the chunk is handed out.
-func (c *Chunk) Live() bool { return c.Requested != 0 }
+// Taken reports whether the chunk is handed out, or not free yet.
+func (c *Chunk[T]) Taken() bool { return c.Requested != 0 }
+
+// Whole reports whether the chunk has no neighbours.
+func (c *Chunk[T]) Whole() bool { return c.Previous == None && c.Next == None }
 
 // End is where the chunk ends.
-func (c *Chunk) End() uintptr { return c.Address + uintptr(c.Size) }
+func (c *Chunk[T]) End() uintptr { return c.Address + uintptr(c.Size) }
 
 // Table is all chunks of a pool.
-type Table struct {
+type Table[T any] struct {
 	ledger.Account
-	chunks   []Chunk // chunks[0] is None
-	dropped  Handle  // first handle to use again
+	chunks   []Chunk[T] // chunks[0] is None
+	dropped  Handle     // first handle to use again
 	live     addresses.Table[Handle]
 	segments []Segment // by address
 }
 
 // New returns an empty table for a pool of this kind.
-func New(kind string, source pool.Source) *Table {
-	return &Table{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk, 1)}
+func New[T any](kind string, source pool.Source) *Table[T] {
+	t := &Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1)}
+	t.chunks[None].Requested = 1
+	return t
 }
 
 // At returns a chunk; the pointer is good until the next Adopt or Split.
-func (t *Table) At(h Handle) *Chunk { return &t.chunks[h] }
+func (t *Table[T]) At(h Handle) *Chunk[T] { return &t.chunks[h] }
 
 // IsFree reports whether h is a chunk, and free.
-func (t *Table) IsFree(h Handle) bool { return h != None && !t.chunks[h].Live() }
+func (t *Table[T]) IsFree(h Handle) bool { return !t.chunks[h].Taken() }
 
-func (t *Table) add(c Chunk) Handle {
+func (t *Table[T]) add(c Chunk[T]) Handle {
 	h := t.dropped
 	if h == None {
 		t.chunks = append(t.chunks, c)
@@ -64,25 +70,33 @@ func (t *Table) add(c Chunk) Handle {
 	return h
 }
 
-func (t *Table) drop(h Handle) {
-	t.chunks[h] = Chunk{Next: t.dropped}
+func (t *Table[T]) drop(h Handle) {
+	t.chunks[h] = Chunk[T]{Next: t.dropped}
 	t.dropped = h
 }
 
-// Split leaves the first size bytes to a chunk and returns the rest, a new free one.
-func (t *Table) Split(h Handle, size uint64) Handle {
-	c := t.chunks[h]
-	rest := t.add(Chunk{Address: c.Address + uintptr(size), Size: c.Size - size, Previous: h, Next: c.Next})
-	t.chunks[h].Size = size
-	t.chunks[h].Next = rest
-	if c.Next != None {
-		t.chunks[c.Next].Previous = rest
+// link makes two chunks, of which one may be None, neighbours.
+func (t *Table[T]) link(below, above Handle) {
+	if below != None {
+		t.chunks[below].Next = above
 	}
+	if above != None {
+		t.chunks[above].Previous = below
+	}
+}
+
+// Split leaves the first size bytes to a chunk and returns the rest, a new free one with the same Own.
+func (t *Table[T]) Split(h Handle, size uint64) Handle {
+	c := t.chunks[h]
+	rest := t.add(Chunk[T]{Own: c.Own, Address: c.Address + uintptr(size), Size: c.Size - size, Previous: h})
+	t.chunks[h].Size = size
+	t.link(rest, c.Next)
+	t.chunks[h].Next = rest
 	return rest
 }
 
-// Join adds to a free chunk the one behind it, free too, whose handle ends.
-func (t *Table) Join(h Handle) {
+// Join adds to a chunk the one behind it, whose handle ends.
+func (t *Table[T]) Join(h Handle) {
 	c := &t.chunks[h]
 	behind := c.Next
 	c.Size += t.chunks[behind].Size
@@ -93,8 +107,8 @@ func (t *Table) Join(h Handle) {
 	t.drop(behind)
 }
 
-// Take makes a free chunk live; requested is more than 0.
-func (t *Table) Take(h Handle, requested uint64) pool.Block {
+// Take makes a chunk live; requested is more than 0.
+func (t *Table[T]) Take(h Handle, requested uint64) pool.Block {
 	c := &t.chunks[h]
 	c.Requested = requested
 	t.live.Insert(c.Address, h)
@@ -102,32 +116,44 @@ func (t *Table) Take(h Handle, requested uint64) pool.Block {
 	return pool.Block{Address: c.Address, Size: c.Size}
 }
 
-// Give makes the live chunk that starts at address free. Errors: pool.ErrInvalidAddress.
-func (t *Table) Give(address uintptr) (Handle, error) {
+// Find returns the live chunk that starts at address. Errors: pool.ErrInvalidAddress.
+func (t *Table[T]) Find(address uintptr) (Handle, error) {
+	h, found := t.live.Find(address)
+	if !found {
+		return None, t.Invalid(address)
+	}
+	return h, nil
+}
+
+// Give ends the live chunk that starts at address; it is taken until Release.
+// Errors: pool.ErrInvalidAddress.
+func (t *Table[T]) Give(address uintptr) (Handle, error) {
 	h, found := t.live.Remove(address)
 	if !found {
 		return None, t.Invalid(address)
 	}
 	c := &t.chunks[h]
 	t.CountFree(c.Requested, c.Size)
-	c.Requested = 0
 	return h, nil
 }
 
-// GiveAll makes every live chunk free and hands it to give, which may join it with free neighbours.
-func (t *Table) GiveAll(give func(Handle)) {
-	for h := range Handle(len(t.chunks)) {
-		if t.chunks[h].Live() {
-			_, _ = t.Give(t.chunks[h].Address)
-			give(h)
-		}
+// Release makes a taken chunk, which is not live, free.
+func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
+
+// GiveAll ends every live chunk.
+func (t *Table[T]) GiveAll(give func(Handle)) {
+	for _, h := range t.live.All() {
+		c := &t.chunks[h]
+		t.CountFree(c.Requested, c.Size)
+		give(h)
 	}
+	t.live = addresses.Table[Handle]{}
 }
 
-// In yields the chunks of a segment by address. None may be dropped meanwhile but the one yielded last.
-func (t *Table) In(s Segment) iter.Seq[Handle] {
+// In yields the chunks of a region by address. None may be dropped meanwhile but the one yielded last.
+func (t *Table[T]) In(r Region) iter.Seq[Handle] {
 	return func(yield func(Handle) bool) {
-		for h := s.First; h != None; {
+		for h := r.First; h != None; {
 			next := t.chunks[h].Next
 			if !yield(h) {
 				return

@@ -19,6 +19,7 @@ type Source struct {
 	Asked []uint64
 	Err   error // when not nil, what Allocate answers
 	Keeps error // when not nil, what Free answers
+	Joins bool  // what Coalesces answers
 }
 
 // NewSource returns a source of capacity bytes.
@@ -42,6 +43,9 @@ func (s *Source) Free(address uintptr, size uint64) error {
 	}
 	return s.Range.Free(address, size)
 }
+
+// Coalesces is pool.Coalescer.Coalesces.
+func (s *Source) Coalesces(_, _ uintptr) bool { return s.Joins }
 
 // New makes a pool that is checked when the test ends, and must then give all back.
 func New[P pool.Pool](t *testing.T, kind func(pool.Source, *pool.Options) (P, error), check func(*testing.T, P),
@@ -77,19 +81,37 @@ func Free(t *testing.T, p pool.Pool, blocks ...pool.Block) {
 
 // Walk checks that the chunks of a table tile its segments and know their neighbours, and hands each to
 // visit with the one before it in the segment.
-func Walk(t *testing.T, table *chunks.Table, visit func(h, before chunks.Handle)) {
+func Walk[T any](t *testing.T, table *chunks.Table[T], visit func(h, before chunks.Handle)) {
 	t.Helper()
-	for _, s := range table.Segments() {
+	for _, s := range table.Regions() {
 		next, before := s.Address, chunks.None
 		for h := range table.In(s) {
 			c := table.At(h)
 			require.Equal(t, next, c.Address)
 			require.Equal(t, before, c.Previous)
 			require.Positive(t, c.Size)
-			require.Equal(t, !c.Live(), table.IsFree(h))
+			require.Equal(t, !c.Taken(), table.IsFree(h))
 			visit(h, before)
 			next, before = c.End(), h
 		}
 		require.Equal(t, s.Address+uintptr(s.Size), next)
 	}
+}
+
+// CheckBestFit walks all chunks: free neighbours were joined, and exactly the free ones can be found.
+func CheckBestFit(t *testing.T, b *chunks.BestFit) {
+	t.Helper()
+	free, largest := 0, uint64(0)
+	Walk(t, &b.Table, func(h, before chunks.Handle) {
+		c := b.At(h)
+		if c.Taken() {
+			return
+		}
+		free++
+		largest = max(largest, c.Size)
+		require.False(t, b.IsFree(before), "free neighbours at %#x not joined", c.Address)
+		require.True(t, b.IsListed(h))
+	})
+	require.Equal(t, free, b.FreeChunks())
+	require.Equal(t, largest, b.Largest())
 }

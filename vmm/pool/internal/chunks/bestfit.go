@@ -1,0 +1,93 @@
+package chunks
+
+import (
+	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ordered"
+)
+
+// BestFit is a Table in which a request gets the smallest free chunk that fits, the lowest of several, and
+// a freed chunk is joined with its free neighbours at once.
+type BestFit struct {
+	Table[struct{}]
+	free ordered.Set
+}
+
+// NewBestFit returns an empty one for a pool of this kind.
+func NewBestFit(kind string, source pool.Source) BestFit {
+	return BestFit{Table: *New[struct{}](kind, source)}
+}
+
+func (b *BestFit) list(h Handle) {
+	c := b.At(h)
+	b.free.Insert(ordered.Fit(c.Size, c.Address), uint32(h))
+}
+
+func (b *BestFit) unlist(h Handle) {
+	c := b.At(h)
+	b.free.Remove(ordered.Fit(c.Size, c.Address))
+}
+
+// Add makes a chunk free, joined with its free neighbours.
+func (b *BestFit) Add(h Handle) {
+	b.Release(h)
+	if above := b.At(h).Next; b.IsFree(above) {
+		b.unlist(above)
+		b.Join(h)
+	}
+	if below := b.At(h).Previous; b.IsFree(below) {
+		b.unlist(below)
+		b.Join(below)
+		h = below
+	}
+	b.list(h)
+}
+
+// Serve makes the first size bytes of a free chunk live. What it has beyond that stays with it when it is less than
+// as much again, and less than padding. It reports whether there was a chunk.
+func (b *BestFit) Serve(size, requested, padding uint64) (pool.Block, bool) {
+	e, found := b.free.Ceiling(ordered.Fit(size, 0))
+	if !found {
+		return pool.Block{}, false
+	}
+	b.free.Take(e)
+	h := Handle(e.Value)
+	if rest := b.At(h).Size - size; rest >= size || rest > 0 && rest >= padding {
+		b.list(b.Split(h, size))
+	}
+	return b.Take(h, requested), true
+}
+
+// Reclaim takes back the live chunk that starts at address. Errors: pool.ErrInvalidAddress.
+func (b *BestFit) Reclaim(address uintptr) error {
+	h, err := b.Give(address)
+	if err == nil {
+		b.Add(h)
+	}
+	return err
+}
+
+// Largest returns the size of the largest free chunk.
+func (b *BestFit) Largest() uint64 {
+	_, h, _ := b.free.Last()
+	return b.At(Handle(h)).Size
+}
+
+// IsListed reports whether a free chunk can be found.
+func (b *BestFit) IsListed(h Handle) bool {
+	c := b.At(h)
+	e, found := b.free.Ceiling(ordered.Fit(c.Size, c.Address))
+	return found && e.Value == uint32(h)
+}
+
+// FreeChunks returns how many chunks are free.
+func (b *BestFit) FreeChunks() int { return b.free.Len() }
+
+// Trim gives idle segments back, as GiveBack.
+func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
+
+// Clear ends all live chunks and gives back what the source takes.
+func (b *BestFit) Clear() error {
+	b.GiveAll(b.Add)
+	_, err := b.Trim()
+	return err
+}
