@@ -46,6 +46,19 @@ HIDDEN int pausable_malloc_here(void **pointer, size_t size)
 	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
+/* An allocation function's body: plain outside regions, ours in them; and the trace. */
+#define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
+	({                                                                                         \
+		int made_;                                                                         \
+		if (likely(!region_active() && !trace_on)) {                                                   \
+			made_ = plain;                                                             \
+		} else {                                                                           \
+			made_ = (in_region) ? (ours) : (plain);                                    \
+			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
+		}                                                                                  \
+		made_;                                                                             \
+	})
+
 EXPORT int cudaMalloc(void **pointer, size_t size)
 {
 	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cudaMalloc(pointer, size),
@@ -153,45 +166,50 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
  * captured the graph owns what it allocates, so that stays CUDA's. */
 #define OURS(is_capturing) (TAKING() && !is_captured(is_capturing, stream))
 
-#define RUNTIME(suffix, which)                                                                     \
-	EXPORT int cudaMallocAsync##suffix(void **pointer, size_t size, void *stream)              \
-	{                                                                                          \
-		return ALLOCATING(                                                                 \
-			pointer, size, which(stream),                                              \
-			OURS(forward_cudaStreamIsCapturing##suffix),                               \
-			forward_cudaMallocAsync##suffix(pointer, size, stream),                    \
-			pausable_malloc_here(pointer, size));                                      \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int cudaMallocFromPoolAsync##suffix(void **pointer, size_t size, void *pool,        \
-						   void *stream)                                   \
-	{                                                                                          \
-		return ALLOCATING(                                                                 \
-			pointer, size, which(stream),                                              \
-			OURS(forward_cudaStreamIsCapturing##suffix),                               \
-			forward_cudaMallocFromPoolAsync##suffix(pointer, size, pool, stream),      \
-			pausable_malloc_here(pointer, size));                                      \
-	}
+EXPORT int cudaMallocAsync(void **pointer, size_t size, void *stream)
+{
+	return ALLOCATING(pointer, size, stream, OURS(forward_cudaStreamIsCapturing),
+			  forward_cudaMallocAsync(pointer, size, stream), pausable_malloc_here(pointer, size));
+}
 
-#define DRIVER(suffix, which)                                                                      \
-	EXPORT int cuMemAllocAsync##suffix(uintptr_t *pointer, size_t size, void *stream)          \
-	{                                                                                          \
-		return ALLOCATING(                                                                 \
-			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
-			forward_cuMemAllocAsync##suffix(pointer, size, stream),                    \
-			pausable_driver_malloc(pointer, size));                                    \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int cuMemAllocFromPoolAsync##suffix(uintptr_t *pointer, size_t size, void *pool,    \
-						   void *stream)                                   \
-	{                                                                                          \
-		return ALLOCATING(                                                                 \
-			pointer, size, which(stream), OURS(forward_cuStreamIsCapturing##suffix),   \
-			forward_cuMemAllocFromPoolAsync##suffix(pointer, size, pool, stream),      \
-			pausable_driver_malloc(pointer, size));                                    \
-	}
+EXPORT int cudaMallocFromPoolAsync(void **pointer, size_t size, void *pool, void *stream)
+{
+	return ALLOCATING(pointer, size, stream, OURS(forward_cudaStreamIsCapturing),
+			  forward_cudaMallocFromPoolAsync(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
+}
 
-RUNTIME(, )
-RUNTIME(_ptsz, own_stream)
-DRIVER(, )
-DRIVER(_ptsz, own_stream)
+EXPORT int cudaMallocAsync_ptsz(void **pointer, size_t size, void *stream)
+{
+	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cudaStreamIsCapturing_ptsz),
+			  forward_cudaMallocAsync_ptsz(pointer, size, stream), pausable_malloc_here(pointer, size));
+}
+
+EXPORT int cudaMallocFromPoolAsync_ptsz(void **pointer, size_t size, void *pool, void *stream)
+{
+	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cudaStreamIsCapturing_ptsz),
+			  forward_cudaMallocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
+}
+
+EXPORT int cuMemAllocAsync(uintptr_t *pointer, size_t size, void *stream)
+{
+	return ALLOCATING(pointer, size, stream, OURS(forward_cuStreamIsCapturing),
+			  forward_cuMemAllocAsync(pointer, size, stream), pausable_driver_malloc(pointer, size));
+}
+
+EXPORT int cuMemAllocFromPoolAsync(uintptr_t *pointer, size_t size, void *pool, void *stream)
+{
+	return ALLOCATING(pointer, size, stream, OURS(forward_cuStreamIsCapturing),
+			  forward_cuMemAllocFromPoolAsync(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
+}
+
+EXPORT int cuMemAllocAsync_ptsz(uintptr_t *pointer, size_t size, void *stream)
+{
+	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cuStreamIsCapturing_ptsz),
+			  forward_cuMemAllocAsync_ptsz(pointer, size, stream), pausable_driver_malloc(pointer, size));
+}
+
+EXPORT int cuMemAllocFromPoolAsync_ptsz(uintptr_t *pointer, size_t size, void *pool, void *stream)
+{
+	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cuStreamIsCapturing_ptsz),
+			  forward_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
+}

@@ -117,50 +117,105 @@ HIDDEN void captures_forget(const void *context)
 	}
 }
 
-#define CAPTURE(api, version, suffix, which)                                                       \
-	EXPORT int api##StreamBeginCapture##version##suffix(void *stream, int mode)                \
-	{                                                                                          \
-		struct entry entry = enter();                                                      \
-		return entry.slot ? began(entry, which(stream),                                    \
-					  forward_##api##StreamBeginCapture##version##suffix(stream, mode)) \
-				  : no_memory();                                                   \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int api##StreamBeginCaptureToGraph##suffix(void *stream, void *graph,               \
-							  const void *dependencies,                \
-							  const void *edges, size_t count, int mode) \
-	{                                                                                          \
-		struct entry entry = enter();                                                      \
-		return entry.slot ? began(entry, which(stream),                                    \
-					  forward_##api##StreamBeginCaptureToGraph##suffix(        \
-						  stream, graph, dependencies, edges, count, mode)) \
-				  : no_memory();                                                   \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int api##StreamEndCapture##suffix(void *stream, void **graph)                       \
-	{                                                                                          \
-		struct entry entry = find(which(stream));                                          \
-		return ended(entry, forward_##api##StreamIsCapturing##suffix, stream,              \
-			     forward_##api##StreamEndCapture##suffix(stream, graph));              \
-	}
+/* A capture that begins has its entry before: whoever asks meanwhile is told that there is one. */
+#define CAPTURING(stream, plain)                                                                \
+	({                                                                                         \
+		struct entry entry_ = enter();                                                     \
+		entry_.slot ? began(entry_, stream, plain) : no_memory();                          \
+	})
 
-CAPTURE(cuda, , , )
-CAPTURE(cuda, , _ptsz, own_stream)
-CAPTURE(cu, _v2, , )
-CAPTURE(cu, _v2, _ptsz, own_stream)
+EXPORT int cudaStreamBeginCapture(void *stream, int mode)
+{
+	return CAPTURING(stream, forward_cudaStreamBeginCapture(stream, mode));
+}
+
+EXPORT int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
+					   size_t count, int mode)
+{
+	return CAPTURING(stream, forward_cudaStreamBeginCaptureToGraph(stream, graph, dependencies, edges,
+									       count, mode));
+}
+
+EXPORT int cudaStreamEndCapture(void *stream, void **graph)
+{
+	struct entry entry = find(stream);
+	return ended(entry, forward_cudaStreamIsCapturing, stream, forward_cudaStreamEndCapture(stream, graph));
+}
+
+EXPORT int cudaStreamBeginCapture_ptsz(void *stream, int mode)
+{
+	return CAPTURING(own_stream(stream), forward_cudaStreamBeginCapture_ptsz(stream, mode));
+}
+
+EXPORT int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges,
+					   size_t count, int mode)
+{
+	return CAPTURING(own_stream(stream), forward_cudaStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, edges,
+									       count, mode));
+}
+
+EXPORT int cudaStreamEndCapture_ptsz(void *stream, void **graph)
+{
+	struct entry entry = find(own_stream(stream));
+	return ended(entry, forward_cudaStreamIsCapturing_ptsz, stream, forward_cudaStreamEndCapture_ptsz(stream, graph));
+}
+
+EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
+{
+	return CAPTURING(stream, forward_cuStreamBeginCapture_v2(stream, mode));
+}
+
+EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
+					   size_t count, int mode)
+{
+	return CAPTURING(stream, forward_cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges,
+									       count, mode));
+}
+
+EXPORT int cuStreamEndCapture(void *stream, void **graph)
+{
+	struct entry entry = find(stream);
+	return ended(entry, forward_cuStreamIsCapturing, stream, forward_cuStreamEndCapture(stream, graph));
+}
+
+EXPORT int cuStreamBeginCapture_v2_ptsz(void *stream, int mode)
+{
+	return CAPTURING(own_stream(stream), forward_cuStreamBeginCapture_v2_ptsz(stream, mode));
+}
+
+EXPORT int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges,
+					   size_t count, int mode)
+{
+	return CAPTURING(own_stream(stream), forward_cuStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, edges,
+									       count, mode));
+}
+
+EXPORT int cuStreamEndCapture_ptsz(void *stream, void **graph)
+{
+	struct entry entry = find(own_stream(stream));
+	return ended(entry, forward_cuStreamIsCapturing_ptsz, stream, forward_cuStreamEndCapture_ptsz(stream, graph));
+}
 
 /* A stream that is destroyed takes its capture along. */
-#define DESTROY(name)                                                                              \
-	EXPORT int name(void *stream)                                                              \
-	{                                                                                          \
-		if (likely(!capturing()))                                           \
-			return forward_##name(stream);                                             \
-		struct entry entry = find(stream);                                                 \
-		int code = forward_##name(stream);                                                 \
-		if (code == SUCCESS)                                                               \
-			leave(entry);                                                              \
-		return code;                                                                       \
-	}
+static int destroyed(struct entry entry, int code)
+{
+	if (code == SUCCESS)
+		leave(entry);
+	return code;
+}
 
-DESTROY(cudaStreamDestroy)
-DESTROY(cuStreamDestroy_v2)
+EXPORT int cudaStreamDestroy(void *stream)
+{
+	if (likely(!capturing()))
+		return forward_cudaStreamDestroy(stream);
+	struct entry entry = find(stream);
+	return destroyed(entry, forward_cudaStreamDestroy(stream));
+}
+
+EXPORT int cuStreamDestroy_v2(void *stream)
+{
+	if (likely(!capturing()))
+		return forward_cuStreamDestroy_v2(stream);
+	struct entry entry = find(stream);
+	return destroyed(entry, forward_cuStreamDestroy_v2(stream));
+}

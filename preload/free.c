@@ -27,11 +27,44 @@ static int pausable_free_after(void *pointer, void *stream)
 	return code;
 }
 
-FREEING(cudaFree, (void *pointer), (pointer), pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
-	pausable_free(pointer))
+static inline bool watches(const void *pointer)
+{
+	return unlikely(arena_contains(pointer) || trace_on);
+}
 
-FREEING(cuMemFree_v2, (uintptr_t pointer), (pointer), (void *)pointer, TRACE_SAME_STREAM,
-	forward_cuMemFree_v2(pointer), pausable_free((void *)pointer))
+/* The rest of a function that frees what it watches. What it does not is passed on without a frame of ours, which
+ * WATCHED would need, so that is in a function of its own. */
+#define OUT_OF_LINE static __attribute__((noinline)) int
+#define WATCHED(pointer, stream, plain, ours)                                                      \
+	({                                                                                         \
+		struct trace_block block_ = trace_free(pointer, stream);                           \
+		int freed_ = arena_contains(pointer) ? (ours) : (plain);                           \
+		if (unlikely(freed_ != SUCCESS))                                                   \
+			trace_unfree(block_);                                                      \
+		freed_;                                                                            \
+	})
+
+OUT_OF_LINE watched_cudaFree(void *pointer)
+{
+	return WATCHED(pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
+		       pausable_free(pointer));
+}
+
+EXPORT int cudaFree(void *pointer)
+{
+	return watches(pointer) ? watched_cudaFree(pointer) : forward_cudaFree(pointer);
+}
+
+OUT_OF_LINE watched_cuMemFree_v2(uintptr_t pointer)
+{
+	return WATCHED((void *)pointer, TRACE_SAME_STREAM, forward_cuMemFree_v2(pointer),
+		       pausable_free((void *)pointer));
+}
+
+EXPORT int cuMemFree_v2(uintptr_t pointer)
+{
+	return watches((void *)pointer) ? watched_cuMemFree_v2(pointer) : forward_cuMemFree_v2(pointer);
+}
 
 /* Stream-ordered: what is freed goes when its stream has come to the free. */
 static int free_after(void *pointer, void *stream, bool captured)
@@ -42,19 +75,46 @@ static int free_after(void *pointer, void *stream, bool captured)
 	return pausable_free_after(pointer, stream);
 }
 
-#define FREE_RUNTIME(suffix, which)                                                               \
-	FREEING(cudaFreeAsync##suffix, (void *pointer, void *stream), (pointer, stream), pointer,  \
-		which(stream), forward_cudaFreeAsync##suffix(pointer, stream),                     \
-		free_after(pointer, which(stream),                                                 \
-			   is_captured(forward_cudaStreamIsCapturing##suffix, stream)))
+OUT_OF_LINE watched_cudaFreeAsync(void *pointer, void *stream)
+{
+	return WATCHED(pointer, stream, forward_cudaFreeAsync(pointer, stream),
+		       free_after(pointer, stream, is_captured(forward_cudaStreamIsCapturing, stream)));
+}
 
-#define FREE_DRIVER(suffix, which)                                                                \
-	FREEING(cuMemFreeAsync##suffix, (uintptr_t pointer, void *stream), (pointer, stream),      \
-		(void *)pointer, which(stream), forward_cuMemFreeAsync##suffix(pointer, stream),   \
-		free_after((void *)pointer, which(stream),                                         \
-			   is_captured(forward_cuStreamIsCapturing##suffix, stream)))
+EXPORT int cudaFreeAsync(void *pointer, void *stream)
+{
+	return watches(pointer) ? watched_cudaFreeAsync(pointer, stream) : forward_cudaFreeAsync(pointer, stream);
+}
 
-FREE_RUNTIME(, )
-FREE_RUNTIME(_ptsz, own_stream)
-FREE_DRIVER(, )
-FREE_DRIVER(_ptsz, own_stream)
+OUT_OF_LINE watched_cudaFreeAsync_ptsz(void *pointer, void *stream)
+{
+	return WATCHED(pointer, own_stream(stream), forward_cudaFreeAsync_ptsz(pointer, stream),
+		       free_after(pointer, own_stream(stream), is_captured(forward_cudaStreamIsCapturing_ptsz, stream)));
+}
+
+EXPORT int cudaFreeAsync_ptsz(void *pointer, void *stream)
+{
+	return watches(pointer) ? watched_cudaFreeAsync_ptsz(pointer, stream) : forward_cudaFreeAsync_ptsz(pointer, stream);
+}
+
+OUT_OF_LINE watched_cuMemFreeAsync(uintptr_t pointer, void *stream)
+{
+	return WATCHED((void *)pointer, stream, forward_cuMemFreeAsync(pointer, stream),
+		       free_after((void *)pointer, stream, is_captured(forward_cuStreamIsCapturing, stream)));
+}
+
+EXPORT int cuMemFreeAsync(uintptr_t pointer, void *stream)
+{
+	return watches((void *)pointer) ? watched_cuMemFreeAsync(pointer, stream) : forward_cuMemFreeAsync(pointer, stream);
+}
+
+OUT_OF_LINE watched_cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
+{
+	return WATCHED((void *)pointer, own_stream(stream), forward_cuMemFreeAsync_ptsz(pointer, stream),
+		       free_after((void *)pointer, own_stream(stream), is_captured(forward_cuStreamIsCapturing_ptsz, stream)));
+}
+
+EXPORT int cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
+{
+	return watches((void *)pointer) ? watched_cuMemFreeAsync_ptsz(pointer, stream) : forward_cuMemFreeAsync_ptsz(pointer, stream);
+}

@@ -144,22 +144,28 @@ EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, u
 }
 
 /* The version that cudaGetDriverEntryPoint means is libcudart's own: 12 or later. */
-#define RUNTIME(suffix)                                                                            \
-	EXPORT int cudaGetDriverEntryPoint##suffix(const char *name, void **function,              \
-						   unsigned long long flags, int *status)          \
-	{                                                                                          \
-		int code = forward_cudaGetDriverEntryPoint##suffix(name, function, flags, status); \
-		return found(code, name, function, PROC_ADDRESS_V2_SINCE);                         \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int cudaGetDriverEntryPointByVersion##suffix(const char *name, void **function,     \
-							    unsigned version,                      \
-							    unsigned long long flags, int *status) \
-	{                                                                                          \
-		int code = forward_cudaGetDriverEntryPointByVersion##suffix(name, function, version, flags, \
-									    status);               \
-		return found(code, name, function, (int)version);                                  \
-	}
+EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status)
+{
+	int code = forward_cudaGetDriverEntryPoint(name, function, flags, status);
+	return found(code, name, function, PROC_ADDRESS_V2_SINCE);
+}
 
-RUNTIME()
-RUNTIME(_ptsz)
+EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
+					 unsigned long long flags, int *status)
+{
+	int code = forward_cudaGetDriverEntryPointByVersion(name, function, version, flags, status);
+	return found(code, name, function, (int)version);
+}
+
+EXPORT int cudaGetDriverEntryPoint_ptsz(const char *name, void **function, unsigned long long flags, int *status)
+{
+	int code = forward_cudaGetDriverEntryPoint_ptsz(name, function, flags, status);
+	return found(code, name, function, PROC_ADDRESS_V2_SINCE);
+}
+
+EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **function, unsigned version,
+					 unsigned long long flags, int *status)
+{
+	int code = forward_cudaGetDriverEntryPointByVersion_ptsz(name, function, version, flags, status);
+	return found(code, name, function, (int)version);
+}

@@ -184,37 +184,6 @@ HIDDEN struct trace_block trace_free(const void *address, const void *stream);
 HIDDEN void trace_unfree(struct trace_block block);
 HIDDEN void trace_pool_destroyed(const void *pool);
 
-/* An allocation function's body: plain outside regions, ours in them; and the trace. */
-#define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
-	({                                                                                         \
-		int made_;                                                                         \
-		if (likely(!region_active() && !trace_on)) {                                                   \
-			made_ = plain;                                                             \
-		} else {                                                                           \
-			made_ = (in_region) ? (ours) : (plain);                                    \
-			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
-		}                                                                                  \
-		made_;                                                                             \
-	})
-
-/* A free function: what is of no interest is passed on without a frame of ours. */
-#define FREEING(name, parameters, arguments, pointer, stream, plain, ours)                         \
-	static __attribute__((noinline)) int watched_##name parameters                             \
-	{                                                                                          \
-		struct trace_block block_ = trace_free(pointer, stream);                           \
-		int freed_ = arena_contains(pointer) ? (ours) : (plain);                           \
-		if (unlikely(freed_ != SUCCESS))                                                   \
-			trace_unfree(block_);                                                      \
-		return freed_;                                                                     \
-	}                                                                                          \
-                                                                                                   \
-	EXPORT int name parameters                                                                 \
-	{                                                                                          \
-		if (likely(!arena_contains(pointer) && !trace_on))                                               \
-			return plain;                                                              \
-		return watched_##name arguments;                                                   \
-	}
-
 /* device.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
 extern int context_slots HIDDEN;
 HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: none there of the device */
