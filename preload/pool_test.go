@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/trace"
 	"tms/vmm/pool/kinds"
 )
 
@@ -89,8 +91,10 @@ func traced(t *testing.T, path string) []string {
 	t.Helper()
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
+	_, err = trace.Read(path, bytes.NewReader(text))
+	require.NoError(t, err)
 	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
-	require.Equal(t, "Thread,Time,Action,Pointer,Size,Stream", lines[0])
+	require.Equal(t, trace.Header, lines[0])
 	line := regexp.MustCompile(`^[1-9]\d*,[0-2]\d:[0-5]\d:[0-5]\d\.\d{6},((?:allocate|free|allocate failure),0x[0-9a-f]+,\d+,0x[0-9a-f]+)$`)
 	rows := []string{}
 	for _, row := range lines[1:] {

@@ -1,6 +1,19 @@
-// Package trace reads traces of allocations in the CSV format of RMM's logging_resource_adaptor, so that
-// they can be replayed.
+// Package trace has the format of traces of allocations, and reads them so that they can be replayed. It is the CSV
+// format of RMM's logging_resource_adaptor, which RMM's replay benchmark and its viewers read: a header, then a
+// line for each block that is made, freed or refused. Thread is the kernel's number, Time the local time to the
+// microsecond, Pointer and Stream are in hexadecimal, Size is what was asked for.
+//
+// Lines are in an order in which the calls can have happened: a block is freed before it is made again, whatever
+// threads do. Nothing is written where nothing happened: size 0, address 0, an address that was refused.
+//
+// Traces are written by wrap.Log, by preload/trace.c, which may not wake Go, and by tms.trace_from_memory_history.
 package trace
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+)
 
 // Header is the first line of a trace.
 const Header = "Thread,Time,Action,Pointer,Size,Stream"
@@ -19,6 +32,12 @@ var names = [...]string{Allocate: "allocate", Free: "free", Failure: "allocate f
 
 // String returns the action as traces spell it.
 func (a Action) String() string { return names[a] }
+
+// AppendLine appends the line of what the calling thread does now. The pointer of a Failure is 0.
+func AppendLine(to []byte, action Action, pointer, size, stream uint64) []byte {
+	return fmt.Appendf(to, "%d,%s,%s,%#x,%d,%#x\n", syscall.Gettid(), time.Now().Format("15:04:05.000000"), action,
+		pointer, size, stream)
+}
 
 // Event is one line of a trace, without what a replay has no use for.
 type Event struct {

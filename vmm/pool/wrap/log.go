@@ -1,25 +1,17 @@
 package wrap
 
 import (
-	"fmt"
 	"io"
 	"maps"
 	"slices"
 	"sync"
-	"syscall"
-	"time"
 
+	"tms/internal/trace"
 	"tms/vmm/pool"
 )
 
-// Log is a pool that writes down what is done with it, in the CSV format of RMM's
-// logging_resource_adaptor, which RMM's replay benchmark and its viewers read: a header, then a line for
-// each block that is made, freed or refused. Thread is the kernel's number, Time the local time to the
-// microsecond, Pointer and Stream are in hexadecimal, Size is what was asked for.
-//
-// Lines are in an order in which the calls can have happened: a block is freed before it is made again,
-// whatever threads do. Nothing is written where nothing happened: size 0, address 0, an address that was
-// refused. Destroy writes a free for each block that it ends.
+// Log is a pool that writes down what is done with it, as package trace says. Destroy writes a free for each
+// block that it ends.
 type Log struct {
 	pool.Pool
 	mu   sync.Mutex
@@ -38,7 +30,7 @@ type request struct {
 // need not be safe for several threads.
 func NewLog(p pool.Pool, to io.Writer) *Log {
 	l := &Log{Pool: p, to: to, live: map[uintptr]request{}}
-	l.write([]byte("Thread,Time,Action,Pointer,Size,Stream\n"))
+	l.write([]byte(trace.Header + "\n"))
 	return l
 }
 
@@ -55,9 +47,8 @@ func (l *Log) write(line []byte) {
 	}
 }
 
-func (l *Log) record(action string, address uintptr, r request) {
-	l.line = fmt.Appendf(l.line[:0], "%d,%s,%s,%#x,%d,%#x\n", syscall.Gettid(),
-		time.Now().Format("15:04:05.000000"), action, address, r.size, uintptr(r.stream))
+func (l *Log) record(action trace.Action, address uintptr, r request) {
+	l.line = trace.AppendLine(l.line[:0], action, uint64(address), r.size, uint64(r.stream))
 	l.write(l.line)
 }
 
@@ -69,10 +60,10 @@ func (l *Log) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	defer l.mu.Unlock()
 	switch {
 	case err != nil:
-		l.record("allocate failure", 0, r)
+		l.record(trace.Failure, 0, r)
 	case block.Address != 0:
 		l.live[block.Address] = r
-		l.record("allocate", block.Address, r)
+		l.record(trace.Allocate, block.Address, r)
 	}
 	return block, err
 }
@@ -84,7 +75,7 @@ func (l *Log) Free(address uintptr) error {
 	if err := l.Pool.Free(address); err != nil || address == 0 {
 		return err
 	}
-	l.record("free", address, l.live[address])
+	l.record(trace.Free, address, l.live[address])
 	delete(l.live, address)
 	return nil
 }
@@ -95,7 +86,7 @@ func (l *Log) Destroy() error {
 	defer l.mu.Unlock()
 	err := l.Pool.Destroy()
 	for _, address := range slices.Sorted(maps.Keys(l.live)) {
-		l.record("free", address, l.live[address])
+		l.record(trace.Free, address, l.live[address])
 	}
 	l.live = map[uintptr]request{}
 	return err
