@@ -1,4 +1,5 @@
-/* forward is the core of passing through: one pointer per CUDA function of the host process. */
+/* forward calls the CUDA functions of the host process, each by a pointer that is looked up at its first call. Which
+ * calls are passed on is left to the shim. */
 #ifndef TMS_FORWARD_H
 #define TMS_FORWARD_H
 

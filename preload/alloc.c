@@ -2,7 +2,7 @@
  * made is written down where TMS_TRACE asks for it (trace.c). Memory that a program maps itself is left to
  * mapping.c. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"

@@ -1,7 +1,7 @@
 /* api has the tms_* functions of regions, pauses and resumes, and what they tell; those of pools are in pool.c. No
  * setter wakes Go. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "region.h"
 #include "tms.h"

@@ -1,5 +1,5 @@
-/* arenas is the core of "is this pointer ours": two comparisons per reservation, without a lock. */
-#include "seam.h"
+/* arenas keeps the address ranges of the engine, for arena_contains: two comparisons for each, without a lock. */
+#include "shim.h"
 
 HIDDEN struct arena_range arena_ranges[ARENAS_MAX];
 HIDDEN _Atomic int arena_count;

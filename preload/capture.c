@@ -1,7 +1,7 @@
-/* capture is the core of knowing when nothing may synchronize: a device that waits while one of its
- * streams is being captured into a graph breaks the capture. It keeps the set of streams that captures
- * began in; those that join one need no entry, as only the first ends it. */
-#include "seam.h"
+/* capture knows when nothing may synchronize: a device that waits while one of its streams is being captured into a
+ * graph breaks the capture. It keeps the set of streams that captures began in; those that join one need no entry, as
+ * only the first ends it. What is put off meanwhile is left to the engine. */
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"

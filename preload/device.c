@@ -1,7 +1,7 @@
 /* device has what happens to devices and contexts: another device comes to use the memory of one, contexts are made
  * and destroyed, devices reset. Captures that end with a context are left to capture.c. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 

@@ -1,7 +1,7 @@
-/* exclude is the core of libraries whose allocations are never taken (TMS_EXCLUDE), told by the address
- * that an allocation function returns to. */
+/* exclude tells which libraries' allocations are never pausable (TMS_EXCLUDE), by the address that an allocation
+ * function returns to. Threads that are excluded are region's. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 
 #include <link.h>

@@ -1,6 +1,7 @@
-/* fork is the core of knowing that the process has forked. */
+/* fork tells whether the process has forked since a moment, by whatever call. What is then to be done is left to those
+ * who ask. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 
 #include <dlfcn.h>

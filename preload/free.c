@@ -1,6 +1,6 @@
 /* free has the functions that free: addresses of ours go to the engine, all others are CUDA's. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"
@@ -111,10 +111,12 @@ EXPORT int cuMemFreeAsync(uintptr_t pointer, void *stream)
 OUT_OF_LINE watched_cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
 {
 	return WATCHED((void *)pointer, own_stream(stream), forward_cuMemFreeAsync_ptsz(pointer, stream),
-		       free_after((void *)pointer, own_stream(stream), is_captured(forward_cuStreamIsCapturing_ptsz, stream)));
+		       free_after((void *)pointer, own_stream(stream),
+				  is_captured(forward_cuStreamIsCapturing_ptsz, stream)));
 }
 
 EXPORT int cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
 {
-	return watches((void *)pointer) ? watched_cuMemFreeAsync_ptsz(pointer, stream) : forward_cuMemFreeAsync_ptsz(pointer, stream);
+	return watches((void *)pointer) ? watched_cuMemFreeAsync_ptsz(pointer, stream)
+					: forward_cuMemFreeAsync_ptsz(pointer, stream);
 }

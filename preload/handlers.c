@@ -1,9 +1,9 @@
-/* handlers is the core of leaving the host's signals alone. The Go runtime is let install no handler
+/* handlers leaves the host's signals alone. The Go runtime is let install no handler
  * (scripts/build.sh gives it a sigaction of its own). For the faults that it turns into a panic the
  * handler is ours, and what the host sets and asks for goes by sigaction and signal below, as if ours
  * were not there. A signal that is the host's gets its action put back, and comes again. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 
 #include <dlfcn.h>
 #include <errno.h>

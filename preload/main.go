@@ -6,7 +6,7 @@ package main
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
 #cgo LDFLAGS: -lpthread
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 */
 import "C"

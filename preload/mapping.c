@@ -1,7 +1,8 @@
-/* mapping is the core of memory that a program makes and maps itself (PyTorch's expandable segments): in a
- * region the engine makes it, under numbers of its own, and pauses it like any other. */
+/* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments): in a
+ * region the engine makes it, under numbers of its own, and pauses it like any other. What is not the engine's is
+ * left to the driver. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"

@@ -1,7 +1,7 @@
 package main
 
 /*
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 */
 import "C"

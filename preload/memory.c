@@ -1,8 +1,8 @@
-/* memory is the core of what the Go runtime takes from the system. It aborts the process when it gets none,
- * so it is given what was had before, and more is had at the doors, where a refusal is a code. See
+/* memory is what the Go runtime gets for memory of the system's. It aborts the process when it gets none, so it is
+ * given what was had before, and more is had at the doors, where a refusal is a code (room.go). See
  * docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -2,7 +2,7 @@
  * texts. It never writes into a file of the host's, which may close any descriptor, and open something of its own
  * that gets the number. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 #include "tms.h"
 

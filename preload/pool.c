@@ -1,6 +1,7 @@
-/* pool is the core of the doors to sub-allocators: of C programs, and of PyTorch. */
+/* pool has the functions that C programs and PyTorch call for sub-allocators: tms_pool_*, tms_torch_*. The pools
+ * themselves are Go's (pool.go). */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"

@@ -2,7 +2,7 @@ package main
 
 /*
 #include <stdlib.h>
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 */
 import "C"

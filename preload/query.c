@@ -1,7 +1,7 @@
 /* query has what CUDA is asked about addresses and for functions: the attributes and IPC handle of memory of ours,
  * paused too; and for a function that this library stands in front of, ours. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 

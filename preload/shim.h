@@ -1,6 +1,7 @@
-/* seam is what the C files of preload share: codes, errors, the Go runtime's state, the arenas. */
-#ifndef TMS_SEAM_H
-#define TMS_SEAM_H
+/* shim is the C between the host's calls and the engine in Go: here is what its files use of each other, and what Go
+ * uses of them. What a file keeps to itself is not here. */
+#ifndef TMS_SHIM_H
+#define TMS_SHIM_H
 
 #include <semaphore.h>
 #include <signal.h>

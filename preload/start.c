@@ -1,7 +1,8 @@
-/* start is the core of the lazy start: the Go runtime wakes at the first call that needs the
- * engine, never at load. See docs/rationale.md, "The deferred start". */
+/* start wakes the Go runtime at the first call that needs the engine, never at load, and lets threads of the host in
+ * and out. The threads and memory of Go's own are left to threads.c and memory.c. See docs/rationale.md, "The
+ * deferred start". */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "_cgo_export.h"
 #include "region.h"
 

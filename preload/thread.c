@@ -1,6 +1,7 @@
-/* thread is the core of what is kept for one thread of the host, from its first need to its end. */
+/* thread makes what is kept for one thread of the host, at its first need, and frees it at the thread's end. What it is
+ * for is left to message.c and start.c. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 
 #include <pthread.h>
 #include <sys/auxv.h>

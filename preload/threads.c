@@ -1,7 +1,7 @@
-/* threads is the core of the Go runtime's threads. It aborts the process when it cannot make one, so they are
- * made ahead and wait here. See docs/rationale.md, "Limits". */
+/* threads makes the Go runtime's threads. It aborts the process when it cannot make one, so they are made ahead and
+ * wait here. See docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "forward.h"
 
 #include <pthread.h>

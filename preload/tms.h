@@ -96,8 +96,8 @@ int tms_prepare(const char *tag, bool wait);
 
 /* Has callback told, until it is NULL again, how a pause ("pause") or resume ("resume") comes on with
  * the contents of a device: bytes done of total, about 20 times a second and once at the end. It comes
- * from a thread of this library, never after tms_pause or tms_resume has returned. Called from it, what would wait for a pause or
- * resume is refused (801). For the process. */
+ * from a thread of this library, never after tms_pause or tms_resume has returned. Called from it, what
+ * would wait for a pause or resume is refused (801). For the process. */
 typedef void (*tms_progress_callback)(int device, const char *operation, uint64_t done, uint64_t total, void *user);
 void tms_set_progress_callback(tms_progress_callback callback, void *user);
 

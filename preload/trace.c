@@ -1,6 +1,6 @@
-/* trace is the core of recording: with TMS_TRACE=FILE every allocation and free of the process goes to
- * FILE, in the CSV format of RMM (vmm/pool/wrap/log.go says which), %p in FILE being the process's
- * number. It is C, and asleep Go stays asleep, so that any program can be recorded.
+/* trace records: with TMS_TRACE=FILE every allocation and free of the process goes to FILE, in the format that
+ * internal/trace documents and reads, %p in FILE being the process's number. What is an allocation is left to those
+ * who make them. It is C, and asleep Go stays asleep, so that any program can be recorded.
  *
  * The file is made at the first allocation: most processes that inherit the variable make none. It is
  * locked, so a second process that is given the same file does not write over the first. Lines are
@@ -11,7 +11,7 @@
  *
  * A forked child writes a file of its own where the name has %p in it, and else nothing. */
 #define _GNU_SOURCE
-#include "seam.h"
+#include "shim.h"
 #include "region.h"
 
 #include <errno.h>
