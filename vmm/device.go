@@ -61,8 +61,8 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	return d, nil
 }
 
-// free is the device's own figure of free memory, in bytes.
-func (d *device) free() (bytes uint64, err error) {
+// freeBytes is the device's own figure of free memory, in bytes.
+func (d *device) freeBytes() (bytes uint64, err error) {
 	err = d.driver.With(d.context, func() error {
 		bytes, _, err = d.driver.MemGetInfo()
 		return err

@@ -17,7 +17,8 @@
 //	transition.go, ticket.go     what pause and resume have in common; whose turn it is
 //	pause.go, resume.go          the two transactions
 //	prepare.go, reset.go         pinning ahead; the end of a device
-//	drain.go, access.go          waiting for a device; which devices have access
+//	quiesce.go, access.go        waiting for a device; which devices have access
+//	contexts.go                  contexts that the program made, and which of them can be waited for
 //	usermapped.go, ..._calls.go, ..._range.go
 //	                             memory that the program maps itself with the driver's calls
 //	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
@@ -36,5 +37,5 @@
 // newDevice and of the reservation of an arena; then those inside backup, cuda, digest and reclaim, which call
 // nobody above. What works on extents without mu marks them busy, and their segments where it changes those:
 // others wait for settled. None of these is held while anything of the program's is waited for: its streams and
-// contexts (drain), its callbacks (track), the streams of ordered frees (reap).
+// contexts (quiesce), its callbacks (track), the streams of ordered frees (reap).
 package vmm

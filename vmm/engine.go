@@ -259,7 +259,7 @@ func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 		defer func() { _, _ = e.driver.ThreadExchangeStreamCaptureMode(mode) }()
 	}
 	if r.Margin > 0 {
-		free, err := d.free()
+		free, err := d.freeBytes()
 		if err != nil {
 			return err
 		}

@@ -58,7 +58,7 @@ func (e *Engine) idle(address uintptr) error {
 	if !mapped {
 		return nil
 	}
-	return e.drainUsers(s.device)
+	return e.quiesceUsers(s.device)
 }
 
 // idleLate is idle for a segment that the program thinks is gone.
@@ -69,7 +69,7 @@ func (e *Engine) idleLate(s *segment) error {
 	if !mapped {
 		return nil
 	}
-	return e.drainUsers(s.device)
+	return e.quiesceUsers(s.device)
 }
 
 // claim marks the allocation at an address as being freed, once no pause or resume works on it. The caller

@@ -11,7 +11,7 @@ func (e *Engine) Reset(ordinal int) {
 		return
 	}
 	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
-	_ = e.drain(d.users()...)
+	_ = e.quiesce(d.users()...)
 	e.FreeDeferred()
 	e.waitOrdered([]*device{d})
 	e.transition.Lock()

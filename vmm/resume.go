@@ -164,7 +164,7 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 		}
 		need += x.size
 	}
-	free, err := b.device.free()
+	free, err := b.device.freeBytes()
 	if err != nil {
 		return cause
 	}

@@ -66,7 +66,7 @@ func (e *Engine) Stats() (Stats, error) {
 	for i, d := range devices {
 		var err error
 		own := &stats.Devices[i]
-		if own.FreeBytes, err = d.free(); err != nil {
+		if own.FreeBytes, err = d.freeBytes(); err != nil {
 			return Stats{}, err
 		}
 		own.BackupBytes = e.peer.Held(d.ordinal)

@@ -38,7 +38,7 @@ type Store struct {
 	warn        func(string)
 	directories map[string]*directory // by absolute path; each has been cleaned
 	current     *directory
-	request     uint64 // bytes of one read or write
+	chunkSize   uint64 // bytes of one read or write
 
 	staging *reclaim.Kind // buffers
 	removed *reclaim.Kind // files
@@ -52,7 +52,7 @@ func New(driver *cuda.Driver) *Store {
 	return &Store{
 		driver:      driver,
 		directories: map[string]*directory{},
-		request:     stagingSize,
+		chunkSize:   stagingSize,
 		staging:     driver.Reclaim.Kind("staging memory"),
 		removed:     driver.Reclaim.Kind("file"),
 	}
@@ -91,7 +91,7 @@ func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	}
 	d.current = d.directories[absolute]
 	d.current.setting.Store(&setting)
-	d.request = chunkBytes &^ (blockSize - 1)
+	d.chunkSize = chunkBytes &^ (blockSize - 1)
 	if d.warn != nil && inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
 			"%s", absolute, d.current.elsewhere(" on a disk")))
@@ -143,7 +143,7 @@ func (c *diskContents) replace(file *diskFile) {
 // directory was configured since), its contents move to a new one. It is always written whole.
 func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
 	d.mu.Lock()
-	where, request := d.current, d.request
+	where, chunkSize := d.current, d.chunkSize
 	d.mu.Unlock()
 	if where == nil {
 		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
@@ -185,7 +185,7 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 		}
 	}
 
-	saving := d.transfer(job, request, (*transfer).save)
+	saving := d.transfer(job, chunkSize, (*transfer).save)
 	for i, item := range items {
 		saving.add(item.Span, files[i], unix.O_WRONLY)
 	}
@@ -230,7 +230,7 @@ func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, e
 func (d *Store) Load(job backup.Job) backup.Loader {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return (*diskLoader)(d.transfer(job, d.request, (*transfer).load))
+	return (*diskLoader)(d.transfer(job, d.chunkSize, (*transfer).load))
 }
 
 type diskLoader transfer

@@ -639,7 +639,7 @@ func TestWithoutDirectIO(t *testing.T) {
 	// Buffered: what was written and read leaves nothing in the page cache.
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
-	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, pieces: 1}
+	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, chunks: 1}
 	require.NoError(t, open.write(backuptest.Bytes(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
 	require.Equal(t, backuptest.Bytes(spans[0])[:mib], buffer)
@@ -653,7 +653,7 @@ func TestWithoutDirectIO(t *testing.T) {
 		backuptest.Discard(contents)
 		t.Skip("no O_DIRECT here")
 	}
-	open = &openFile{file: file, fd: fd, pieces: 1}
+	open = &openFile{file: file, fd: fd, chunks: 1}
 	open.direct.Store(true)
 	require.NoError(t, open.read(buffer, 1))
 	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
@@ -678,7 +678,7 @@ func TestFileIsOpenedAgain(t *testing.T) {
 		half[i] = backuptest.Bytes(spans[0])[i*mib : (i+1)*mib]
 	}
 	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
-		open := &openFile{file: file, mode: mode, fd: -1, pieces: 2}
+		open := &openFile{file: file, mode: mode, fd: -1, chunks: 2}
 		move := open.write
 		if mode == unix.O_RDONLY {
 			backuptest.Wipe(spans)

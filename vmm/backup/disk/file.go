@@ -143,14 +143,14 @@ func (f *diskFile) unlink() error {
 
 func closeFile(fd int) { _ = unix.Close(fd) }
 
-// openFile is a file that a transfer's workers share, open from its first piece to its last.
+// openFile is a file that a transfer's workers share, open from its first chunk to its last.
 type openFile struct {
 	file *diskFile
 	mode int
 
 	mu     sync.Mutex
 	fd     int // -1: not open
-	pieces int // still to do
+	chunks int // still to do
 	direct atomic.Bool
 }
 
@@ -173,8 +173,8 @@ func (o *openFile) descriptor() (int, error) {
 
 func (o *openFile) done() {
 	o.mu.Lock()
-	o.pieces--
-	last := o.pieces == 0
+	o.chunks--
+	last := o.chunks == 0
 	o.mu.Unlock()
 	if last {
 		o.close()

@@ -19,34 +19,34 @@ const (
 	stagingSize = 32 << 20
 )
 
-// piece is one request to the disk.
-type piece struct {
+// chunk is one request to the disk.
+type chunk struct {
 	open   *openFile
 	offset uint64
 	device uintptr
 	size   uint64
 }
 
-// transfer moves pieces between device memory and files.
+// transfer moves chunks between device memory and files.
 type transfer struct {
-	disk    *Store
-	job     backup.Job
-	request uint64 // bytes of a piece, at most
-	move    func(*transfer, cuda.Stream, *pinned.Buffer, piece) error
+	disk      *Store
+	job       backup.Job
+	chunkSize uint64 // bytes of a chunk, at most
+	move      func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
 
 	mu      sync.Mutex
 	changed sync.Cond
-	pieces  []piece
+	chunks  []chunk
 	files   []*openFile
-	ended   bool // no more pieces come
+	ended   bool // no more chunks come
 	err     error
 	workers int
 	running sync.WaitGroup
 }
 
-func (d *Store) transfer(job backup.Job, request uint64,
-	move func(*transfer, cuda.Stream, *pinned.Buffer, piece) error) *transfer {
-	t := &transfer{disk: d, job: job, request: request, move: move}
+func (d *Store) transfer(job backup.Job, chunkSize uint64,
+	move func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error) *transfer {
+	t := &transfer{disk: d, job: job, chunkSize: chunkSize, move: move}
 	t.changed.L = &t.mu
 	return t
 }
@@ -57,14 +57,14 @@ func (t *transfer) add(span backup.Span, file *diskFile, mode int) {
 	defer t.mu.Unlock()
 	open := &openFile{file: file, mode: mode, fd: -1}
 	t.files = append(t.files, open)
-	for offset := uint64(0); offset < span.Size; offset += t.request {
-		t.pieces = append(t.pieces, piece{
+	for offset := uint64(0); offset < span.Size; offset += t.chunkSize {
+		t.chunks = append(t.chunks, chunk{
 			open:   open,
 			offset: offset,
 			device: span.Address + uintptr(offset),
-			size:   min(t.request, span.Size-offset),
+			size:   min(t.chunkSize, span.Size-offset),
 		})
-		open.pieces++
+		open.chunks++
 		if t.workers < inFlight {
 			t.workers++
 			t.running.Add(1)
@@ -84,7 +84,7 @@ func (t *transfer) fail(err error) {
 	t.changed.Broadcast()
 }
 
-// wait returns when all pieces are done, or after an error when no worker runs any more.
+// wait returns when all chunks are done, or after an error when no worker runs any more.
 func (t *transfer) wait() error {
 	t.mu.Lock()
 	t.ended = true
@@ -98,41 +98,41 @@ func (t *transfer) wait() error {
 	return t.err
 }
 
-func (t *transfer) next() (piece, bool) {
+func (t *transfer) next() (chunk, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for len(t.pieces) == 0 && !t.ended && t.err == nil {
+	for len(t.chunks) == 0 && !t.ended && t.err == nil {
 		t.changed.Wait()
 	}
-	if len(t.pieces) == 0 || t.err != nil {
-		return piece{}, false
+	if len(t.chunks) == 0 || t.err != nil {
+		return chunk{}, false
 	}
-	p := t.pieces[0]
-	t.pieces = t.pieces[1:]
-	return p, true
+	c := t.chunks[0]
+	t.chunks = t.chunks[1:]
+	return c, true
 }
 
-// work moves pieces on a thread and a stream of its own until there are none.
+// work moves chunks on a thread and a stream of its own until there are none.
 func (t *transfer) work() {
 	defer t.running.Done()
 	var staging *pinned.Buffer
 	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
-		for p, ok := t.next(); ok; p, ok = t.next() {
-			if staging == nil || staging.Size < p.size {
+		for c, ok := t.next(); ok; c, ok = t.next() {
+			if staging == nil || staging.Size < c.size {
 				t.disk.drop(staging)
 				var err error
-				if staging, err = pinned.New(t.disk.driver, t.job, p.size); err != nil {
+				if staging, err = pinned.New(t.disk.driver, t.job, c.size); err != nil {
 					return err
 				}
 				if err := staging.Register(0); err != nil {
 					return err
 				}
 			}
-			if err := t.move(t, stream, staging, p); err != nil {
+			if err := t.move(t, stream, staging, c); err != nil {
 				return err
 			}
-			p.open.done()
-			t.job.Report(p.size)
+			c.open.done()
+			t.job.Report(c.size)
 		}
 		return nil
 	})
@@ -142,29 +142,29 @@ func (t *transfer) work() {
 	}
 }
 
-func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, p piece) error {
-	file := p.open.file
-	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, p.device, p.size, stream); err != nil {
+func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
+	file := c.open.file
+	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.device, c.size, stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
 	// While the device copies.
-	if _, err := p.open.descriptor(); err != nil {
+	if _, err := c.open.descriptor(); err != nil {
 		return file.directory.failed("opening", file.path, err)
 	}
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
-	if err := p.open.write(staging.Bytes(0, p.size), int64(p.offset)); err != nil {
+	if err := c.open.write(staging.Bytes(0, c.size), int64(c.offset)); err != nil {
 		return file.directory.failed("writing", file.path, err)
 	}
 	return nil
 }
 
-func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, p piece) error {
-	if err := p.open.read(staging.Bytes(0, p.size), int64(p.offset)); err != nil {
-		return p.open.file.unreadable(p.device, err)
+func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
+	if err := c.open.read(staging.Bytes(0, c.size), int64(c.offset)); err != nil {
+		return c.open.file.unreadable(c.device, err)
 	}
-	if err := t.disk.driver.MemcpyHtoDAsync(p.device, staging.Base, p.size, stream); err != nil {
+	if err := t.disk.driver.MemcpyHtoDAsync(c.device, staging.Base, c.size, stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {

@@ -64,13 +64,13 @@ func (c *hostContents) Await(until time.Time) {
 	}
 }
 
-// jobs lists the copies between parts of a span and its place.
-func (c *hostContents) jobs(span backup.Span, parts ...backup.Range) []copyJob {
-	var jobs []copyJob
+// copies lists the copies between parts of a span and its place.
+func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []hostCopy {
+	var copies []hostCopy
 	for _, part := range parts {
 		for at, end := part.Offset, part.Offset+part.Size; at < end; {
 			size := min(end-at, maxRegistration-at%maxRegistration)
-			jobs = append(jobs, copyJob{
+			copies = append(copies, hostCopy{
 				device:       span.Address + uintptr(at),
 				host:         c.buffer.Base + uintptr(c.offset+at),
 				size:         size,
@@ -79,18 +79,18 @@ func (c *hostContents) jobs(span backup.Span, parts ...backup.Range) []copyJob {
 			at += size
 		}
 	}
-	return jobs
+	return copies
 }
 
-// copyJob is one copy that the driver takes: its host side lies in one registration.
-type copyJob struct {
+// hostCopy is one copy that the driver takes: its host side lies in one registration.
+type hostCopy struct {
 	device, host uintptr
 	size         uint64
 	registration int
 }
 
-func toHost(c *copying.Stream, jobs []copyJob) error {
-	for _, j := range jobs {
+func toHost(c *copying.Stream, copies []hostCopy) error {
+	for _, j := range copies {
 		if err := c.ToHost(j.host, j.device, j.size); err != nil {
 			return err
 		}
@@ -98,7 +98,7 @@ func toHost(c *copying.Stream, jobs []copyJob) error {
 	return nil
 }
 
-func toDevice(c *copying.Stream, j copyJob) error { return c.ToDevice(j.device, j.host, j.size) }
+func toDevice(c *copying.Stream, j hostCopy) error { return c.ToDevice(j.device, j.host, j.size) }
 
 // Save is backup.Store's Save.
 func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
@@ -106,14 +106,14 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	if err != nil {
 		return nil, err
 	}
-	var warm []copyJob // into memory that is pinned already
-	var cold [][]copyJob
+	var warm []hostCopy // into memory that is pinned already
+	var cold [][]hostCopy
 	if fresh != nil {
-		cold = make([][]copyJob, len(fresh.Registrations))
+		cold = make([][]hostCopy, len(fresh.Registrations))
 	}
 	for i, item := range items {
 		c := contents[i].(*hostContents)
-		for _, copy := range c.jobs(item.Span, item.Parts()...) {
+		for _, copy := range c.copies(item.Span, item.Parts()...) {
 			if c.buffer == fresh {
 				cold[copy.registration] = append(cold[copy.registration], copy)
 			} else {
@@ -141,7 +141,7 @@ func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents,
 	if err != nil || fresh == nil {
 		return contents, err
 	}
-	if err := h.copyAll(job, fresh, make([][]copyJob, len(fresh.Registrations)), nil); err != nil {
+	if err := h.copyAll(job, fresh, make([][]hostCopy, len(fresh.Registrations)), nil); err != nil {
 		fresh.Discard(h.garbage)
 		return nil, err
 	}
@@ -197,7 +197,7 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 
 // copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies.
 // It returns the first error after everything has stopped.
-func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copyJob, warm []copyJob) error {
+func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]hostCopy, warm []hostCopy) error {
 	var touched chan int
 	var touchers sync.WaitGroup
 	var failed atomic.Bool
@@ -273,5 +273,5 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copyJob, warm []
 
 // Load is backup.Store's Load.
 func (h *Store) Load(job backup.Job) backup.Loader {
-	return copying.NewLoader(h.driver, job, (*hostContents).jobs, toDevice)
+	return copying.NewLoader(h.driver, job, (*hostContents).copies, toDevice)
 }

@@ -34,18 +34,18 @@ func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 		c := contents[i].(*hostContents)
 		require.GreaterOrEqual(t, c.offset, used, "spans overlap")
 		used = c.offset + span.Size
-		jobs := c.jobs(span, backup.Range{Offset: 0, Size: span.Size})
+		copies := c.copies(span, backup.Range{Offset: 0, Size: span.Size})
 		if span.Size <= maxRegistration {
-			require.Len(t, jobs, 1)
+			require.Len(t, copies, 1)
 		}
 		var done uint64
-		for _, job := range jobs {
-			r := &fresh.Registrations[job.registration]
-			offset := uint64(job.host - fresh.Base)
+		for _, copy := range copies {
+			r := &fresh.Registrations[copy.registration]
+			offset := uint64(copy.host - fresh.Base)
 			require.GreaterOrEqual(t, offset, r.Offset)
-			require.LessOrEqual(t, offset+job.size, r.Offset+r.Size)
-			require.Equal(t, span.Address+uintptr(done), job.device)
-			done += job.size
+			require.LessOrEqual(t, offset+copy.size, r.Offset+r.Size)
+			require.Equal(t, span.Address+uintptr(done), copy.device)
+			done += copy.size
 		}
 		require.Equal(t, span.Size, done)
 	}
@@ -61,11 +61,11 @@ func TestPartsOfASpan(t *testing.T) {
 	contents, fresh, err := host.place(backup.Job{Node: -1}, backuptest.Items([]backup.Span{span}, nil, -1))
 	require.NoError(t, err)
 	c := contents[0].(*hostContents)
-	require.Empty(t, c.jobs(span))
-	jobs := c.jobs(span, backup.Range{Offset: 2 << 20, Size: 2 << 20}, backup.Range{Offset: maxRegistration - 2<<20, Size: 4 << 20})
-	require.Equal(t, []copyJob{
+	require.Empty(t, c.copies(span))
+	copies := c.copies(span, backup.Range{Offset: 2 << 20, Size: 2 << 20}, backup.Range{Offset: maxRegistration - 2<<20, Size: 4 << 20})
+	require.Equal(t, []hostCopy{
 		{span.Address + 2<<20, fresh.Base + 2<<20, 2 << 20, 0},
 		{span.Address + maxRegistration - 2<<20, fresh.Base + maxRegistration - 2<<20, 2 << 20, 0},
 		{span.Address + maxRegistration, fresh.Base + maxRegistration, 2 << 20, 1},
-	}, jobs)
+	}, copies)
 }
