@@ -107,14 +107,10 @@ class Training:
         free: int = torch.cuda.mem_get_info()[0]
         return free
 
-    def allocate(self, size: int) -> list[torch.Tensor]:
-        """Somebody else's tensor of `size` bytes, in use."""
-        tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
-        tensor.fill_(255)
-        assert tensor[-1].item() == 255
-        return [tensor]
 
-    def release(self, other: list[torch.Tensor]) -> None:
-        """Frees what `allocate` returned."""
-        other.clear()
-        torch.cuda.empty_cache()
+def use(size: int) -> torch.Tensor:
+    """A tensor of `size` bytes, written and read."""
+    tensor = torch.empty(size, dtype=torch.uint8, device="cuda")
+    tensor.fill_(255)
+    assert tensor[-1].item() == 255
+    return tensor

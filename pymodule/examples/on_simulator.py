@@ -31,7 +31,6 @@ class Runtime:
         # looked up in libcudart itself would bypass libtms.so.
         self._process = ctypes.CDLL(None)
         self._process.cudaMalloc.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_size_t]
-        self._process.cudaFree.argtypes = [ctypes.c_void_p]
         self._process.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
         self._process.cudaMemcpy.argtypes = [
             ctypes.c_void_p,
@@ -49,9 +48,6 @@ class Runtime:
         pointer = ctypes.c_void_p()
         self._call("cudaMalloc", ctypes.byref(pointer), size)
         return pointer.value or 0
-
-    def free(self, pointer: int) -> None:
-        self._call("cudaFree", pointer)
 
     def fill(self, pointer: int, value: int, size: int) -> None:
         self._call("cudaMemset", pointer, value, size)
@@ -94,7 +90,7 @@ class Training:
         runtime.write(self._state[0], array("d", (source.gauss(0, 0.5) for _ in range(WEIGHTS))))
         for moment in self._state[1:]:
             runtime.write(moment, array("d", bytes(8 * WEIGHTS)))
-        self._workspace_bytes = int(runtime.free_memory() * 0.6)
+        self._workspace_bytes = int(runtime.free_memory() * 0.8)
         with self._region("workspace", None):
             self._workspace = runtime.malloc(self._workspace_bytes)
 
@@ -143,15 +139,14 @@ class Training:
         """The device's free bytes (cudaMemGetInfo)."""
         return self._runtime.free_memory()
 
-    def allocate(self, size: int) -> int:
-        """Somebody else's memory of `size` bytes, in use."""
-        pointer = self._runtime.malloc(size)
-        self._runtime.fill(pointer, 255, size)
-        return pointer
 
-    def release(self, other: int) -> None:
-        """Frees what `allocate` returned."""
-        self._runtime.free(other)
+def use(size: int) -> tuple[Runtime, int]:
+    """`size` bytes of memory, written and read."""
+    runtime = Runtime()
+    pointer = runtime.malloc(size)
+    runtime.fill(pointer, 255, size)
+    assert runtime.read(pointer + size // 8 * 8 - 8, 1).tobytes() == bytes([255] * 8)
+    return runtime, pointer
 
 
 def loss_and_gradient(weights: array[float], samples: array[float]) -> tuple[float, list[float]]:

@@ -1,7 +1,8 @@
-"""Trains, pauses in the middle, lends the GPU's memory to somebody else, resumes, trains on.
+"""Trains, pauses in the middle, lends the GPU's memory to another process, resumes, trains on.
 
 Two trainings are run, each in a process of its own: one that pauses, under libtms.so, and one
-that knows nothing of tms, without libtms.so. Their losses have to be identical.
+that knows nothing of tms, without libtms.so. Their losses have to be identical. While the first is
+paused a third process, without libtms.so, uses more memory than was free before the pause.
 
     LD_PRELOAD=libtms.so python train.py --device gpu         with PyTorch
     LD_PRELOAD=libtms.so python train.py --device simulator   without anything
@@ -14,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -29,17 +31,24 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Training that lends its GPU memory out.")
     parser.add_argument("--device", choices=["gpu", "simulator"], required=True)
     parser.add_argument("--only", choices=["pausing", "plain"], help=argparse.SUPPRESS)
+    parser.add_argument("--borrow", type=int, metavar="BYTES", help=argparse.SUPPRESS)
+    parser.add_argument("--python", default=sys.executable, help=argparse.SUPPRESS)  # in emulators
     arguments = parser.parse_args()
+    if arguments.device == "simulator":
+        os.environ.setdefault("CUDASIM_SHARED", f"train-{os.getpid()}")  # one device for all
+    if arguments.borrow:
+        borrow(arguments.device, arguments.borrow)
+        return 0
     if arguments.only:
-        run(arguments.device, pausing=arguments.only == "pausing")
+        pausing = arguments.only == "pausing"
+        run(arguments.device, pausing=pausing, python=shlex.split(arguments.python))
         return 0
 
     print(f"training 1 of 2: {STEPS} steps, paused after step {PAUSE_AFTER}", flush=True)
     pausing = in_process(arguments.device, "pausing", dict(os.environ))
-    show(pausing["events"])
+    show(pausing["events"], pausing["result"])
     print(f"training 2 of 2: {STEPS} steps, never paused, without libtms.so", flush=True)
-    without = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
-    plain = in_process(arguments.device, "plain", without)
+    plain = in_process(arguments.device, "plain", without_libtms())
 
     result = {
         "device": pausing["device"],
@@ -59,6 +68,11 @@ def main() -> int:
     return 0 if all(result[name] for name in wanted) else 1
 
 
+def without_libtms() -> dict[str, str]:
+    """This process's environment, for one that is not interposed."""
+    return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
+
+
 def in_process(device: str, kind: str, environment: dict[str, str]) -> dict[str, Any]:
     """What `run` reports from a process of its own."""
     command = [sys.executable, __file__, "--device", device, "--only", kind]
@@ -69,7 +83,7 @@ def in_process(device: str, kind: str, environment: dict[str, str]) -> dict[str,
     return report
 
 
-def run(device: str, *, pausing: bool) -> None:
+def run(device: str, *, pausing: bool, python: list[str]) -> None:
     """One training; its report goes to stdout as JSON."""
     if device == "gpu":
         from on_gpu import Training
@@ -85,12 +99,28 @@ def run(device: str, *, pausing: bool) -> None:
         if step % 5 == 0:
             print(f"  step {step:2}  loss {loss:.6f}", file=sys.stderr, flush=True)
         if pausing and step == PAUSE_AFTER:
-            report["events"], report["result"] = lend(training, step)
+            program = [*python, __file__, "--device", device]
+            report["events"], report["result"] = lend(training, step, program)
     print(json.dumps(report))
 
 
-def lend(training: Any, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Pauses the training, uses its memory for something else, and resumes it."""
+def borrow(device: str, size: int) -> None:
+    """The process that the memory is lent to: uses `size` bytes until its standard input ends."""
+    if device == "gpu":
+        from on_gpu import use
+    else:
+        from on_simulator import use  # type: ignore[assignment]
+
+    memory = use(size)
+    print("in use", flush=True)
+    sys.stdin.read()
+    del memory
+
+
+def lend(
+    training: Any, step: int, program: list[str]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Pauses the training, has another process use its memory, and resumes it."""
     import tms
 
     events: list[dict[str, Any]] = []
@@ -118,15 +148,25 @@ def lend(training: Any, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]
     _, pause_seconds = event("pause", tms.pause)
     freed = training.free_memory() - free_before
     size = free_before + freed // 2  # more than there was before the pause
-    other, _ = event("somebody else takes it", lambda: training.allocate(size))
-    event("somebody else is done", lambda: training.release(other))
+    borrower = subprocess.Popen(
+        [*program, "--borrow", str(size)],
+        env=without_libtms(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    before = training.free_memory()
+    assert borrower.stdout
+    said, _ = event("another process takes it", borrower.stdout.readline)
+    taken = before - training.free_memory()
+    event("the other process ends", borrower.communicate)
     _, resume_seconds = event("resume", tms.resume)
     return events, {
         "address_kept": training.addresses() == addresses,
         "restored": training.contents() == contents,
         "freed": freed >= training.pausable_bytes,
         "freed_bytes": freed,
-        "lent": size > free_before,
+        "lent": said == "in use\n" and borrower.returncode == 0 and taken >= size > free_before,
         "lent_bytes": size,
         "free_before_bytes": free_before,
         "pause_seconds": round(pause_seconds, 6),
@@ -134,18 +174,24 @@ def lend(training: Any, step: int) -> tuple[list[dict[str, Any]], dict[str, Any]
     }
 
 
-def show(events: list[dict[str, Any]]) -> None:
-    """The events as a table."""
+def show(events: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    """The events as a table, and what was lent."""
     unit, name = (GiB, "GiB") if events[0]["free_after"] > 4 * GiB else (MiB, "MiB")
-    head = f"  {'step':>4}  {'event':<22}  {'free before':>14}  {'free after':>14}  {'took':>10}"
+    head = f"  {'step':>4}  {'event':<24}  {'free before':>14}  {'free after':>14}  {'took':>10}"
     print(f"{head}  weights at")
     for event in events:
         print(
-            f"  {event['step']:>4}  {event['event']:<22}  "
+            f"  {event['step']:>4}  {event['event']:<24}  "
             f"{event['free_before'] / unit:>10.2f} {name}  "
             f"{event['free_after'] / unit:>10.2f} {name}  "
             f"{event['seconds'] * 1e3:>7.1f} ms  {event['address']:#x}"
         )
+    lent, before = result["lent_bytes"] / unit, result["free_before_bytes"] / unit
+    print(
+        f"  {'lent' if result['lent'] else 'NOT LENT'} to another process: {lent:.2f} {name}, where "
+        f"{before:.2f} were free before the pause; contents and addresses are "
+        f"{'as before' if result['restored'] and result['address_kept'] else 'LOST'}"
+    )
 
 
 if __name__ == "__main__":

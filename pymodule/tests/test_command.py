@@ -65,6 +65,7 @@ def test_demo(folder: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["simulated"] is result["restored"] is result["losses_equal"] is True
+    assert result["lent"] is True  # to another process
 
 
 def test_demo_in_a_folder_with_a_colon(tmp_path: Path) -> None:

@@ -45,10 +45,9 @@ scripts/wheel.sh aarch64
 sim=$work/site/tms/sim
 
 # emulated PROGRAM... with only 16 GiB of addresses: qemu keeps a table of what is reserved.
-emulated() {
-	prlimit --as=40000000000 qemu-aarch64 -R 0x400000000 -L "$root" \
-		-E LD_LIBRARY_PATH="$sim:$root/usr/lib/aarch64-linux-gnu" -E CUDASIM_MEMORY=268435456 "$@"
-}
+emulator=(prlimit --as=40000000000 qemu-aarch64 -R 0x400000000 -L "$root"
+	-E LD_LIBRARY_PATH="$sim:$root/usr/lib/aarch64-linux-gnu" -E CUDASIM_MEMORY=268435456)
+emulated() { "${emulator[@]}" "$@"; }
 
 say "install"
 build/venv/bin/pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
@@ -64,7 +63,8 @@ done
 say "training"
 python=(-E PYTHONHOME="$root/usr" -E PYTHONPATH="$work/site" -E PYTHONDONTWRITEBYTECODE=1 "$root/usr/bin/python3")
 library=$(emulated "${python[@]}" -m tms --path)
-report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/examples/train.py" --device simulator --only pausing)
+report=$(emulated -E LD_PRELOAD="$library" "${python[@]}" "$work/site/tms/examples/train.py" --device simulator --only pausing \
+	--python "${emulator[*]} ${python[*]}")
 for fact in address_kept restored freed lent; do
 	grep -q "\"$fact\": true" <<<"$report" || { echo "not so on aarch64: $fact" >&2; exit 1; }
 done

@@ -42,8 +42,8 @@ static char suffix[48];		   // of file names: processes that see one another, wi
 // Returns false if there is no such process, or only what its parent has not waited for yet.
 static bool identify(pid_t process, struct identity *identity)
 {
-	char path[32], text[1024];
-	snprintf(path, sizeof path, "/proc/%d/stat", process);
+	char path[48], text[1024];
+	snprintf(path, sizeof path, "/proc/%d/task/%d/stat", process, process); // emulators make up /proc/PID/stat
 	*identity = (struct identity){.process = process};
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
