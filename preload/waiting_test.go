@@ -22,7 +22,7 @@ func TestContextsAreWaitedFor(t *testing.T) {
 
 func TestGatedStreams(t *testing.T) {
 	program := compile(t, "gated", majors[1])
-	for _, what := range []string{"malloc", "other", "pause"} {
+	for _, what := range []string{"malloc", "other", "pause", "captured"} {
 		t.Run(what, func(t *testing.T) {
 			run(t, program, []string{what}, "CUDASIM_DEVICES=2").succeeded(t)
 		})

@@ -24,7 +24,8 @@ type device struct {
 	peers       []int // devices that could have access to its memory
 	access      atomic.Pointer[[]int]
 	pools       int64       // bytes that NotePool was told of
-	reaped      uint64      // ordered frees so far
+	made        uint64      // pending frees so far
+	waiting     bool        // a thread waits for its users, for pending frees
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
 	progress    atomic.Pointer[progress]

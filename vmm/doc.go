@@ -13,7 +13,7 @@
 //	device.go, tag.go            what is known of a GPU; its segments by tag, and their slack
 //	segment.go, extent.go        a segment, its contents and their policy; an extent, step by step
 //	slabs.go                     which slabs have room
-//	free.go, ordered.go          frees: now, after a capture; after a stream
+//	free.go, pending.go          frees: now; those that wait for a capture, a stream or the driver
 //	transition.go, ticket.go     what pause and resume have in common; whose turn it is
 //	pause.go, resume.go          the two transactions
 //	prepare.go, reset.go         pinning ahead; the end of a device
@@ -37,5 +37,5 @@
 // newDevice and of the reservation of an arena; then those inside backup, cuda, digest and reclaim, which call
 // nobody above. What works on extents without mu marks them busy, and their segments where it changes those:
 // others wait for settled. None of these is held while anything of the program's is waited for: its streams and
-// contexts (quiesce), its callbacks (track), the streams of ordered frees (reap).
+// contexts (quiesce), its callbacks (track), what pending frees wait for (reap, awaitDevices).
 package vmm

@@ -39,17 +39,15 @@ type Engine struct {
 
 	// mu guards everything below. It is never held over a driver call, but for the first
 	// allocation of a device and the reservation of an arena.
-	mu       sync.Mutex
-	settled  sync.Cond // a pause or resume, or the loading of a kernel, has ended
-	devices  map[int]*device
-	space    *space.Space[segment]
-	deferred []allocation // frees that wait for the end of a stream capture
-	ordered  []*orderedFree
-	reaping  bool
-	reaped   sync.Cond       // an ordered free is done
-	loading  int             // kernels of the content hash
-	names    map[string]bool // tags that were ever used
-	unknown  map[string]bool // those that never were, as was told
+	mu      sync.Mutex
+	settled sync.Cond // a pause or resume, or the loading of a kernel, has ended
+	devices map[int]*device
+	space   *space.Space[segment]
+	pending []*pendingFree
+	reaping bool            // a thread makes those of them that are due
+	loading int             // kernels of the content hash
+	names   map[string]bool // tags that were ever used
+	unknown map[string]bool // those that never were, as was told
 
 	userMapped userMappings
 
@@ -75,7 +73,6 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	e.peer = peer.New(driver, e.host)
 	e.transition.init()
 	e.settled.L = &e.mu
-	e.reaped.L = &e.mu
 	return e
 }
 
@@ -130,19 +127,17 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 // to be made.
 func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
 	e.mu.Lock()
-	made := d.reaped
+	made := d.made
 	e.mu.Unlock()
 	err := take()
 	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
 		return err
 	}
-	if e.FreeDeferred() > 0 {
+	if e.renew() > 0 {
 		err = take()
 	}
-	for more := true; more && errors.Is(err, cuda.OutOfMemory); {
-		if made, more = e.awaitOrdered(d, made); more {
-			err = take()
-		}
+	for errors.Is(err, cuda.OutOfMemory) && e.awaitFree(d, &made) {
+		err = take()
 	}
 	return err
 }
@@ -174,7 +169,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 			s.state, s.extent = freeing, x
 			s.span.Enter(s)
 			t.add(s)
-			e.deferred = append(e.deferred, allocation{segment: s, late: true})
+			e.putOff(&pendingFree{allocation: allocation{segment: s}, why: refused, err: err})
 			return 0, err
 		}
 		if err != nil {
@@ -347,8 +342,8 @@ func (e *Engine) NotePool(ordinal int, bytes int64) {
 
 // Drain waits until what goes on in the background, most of it giving back device and host memory, is over.
 func (e *Engine) Drain() {
-	e.waitOrdered(e.known())
 	e.mu.Lock()
+	e.finish(slices.Clone(e.pending))
 	for e.loading > 0 {
 		e.settled.Wait()
 	}

@@ -12,7 +12,6 @@ type allocation struct {
 	segment *segment
 	small   bool    // a part of it:
 	offset  uintptr // where that begins
-	late    bool    // the caller was told that its free is done
 }
 
 // Free ends an allocation, on the calling thread, after the devices that have access have finished with it.
@@ -38,14 +37,76 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 		return err
 	}
 	if capturing && a.segment.mapped() {
-		a.late = true
-		e.deferred = append(e.deferred, a)
+		e.putOff(&pendingFree{allocation: a, why: inCapture})
 		return nil
 	}
 	if a.segment.contents != nil {
 		given.add(a.segment)
 	}
-	return e.free(a, nil)
+	return e.free(a)
+}
+
+// FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The
+// caller waits for none of that, only for a pause or resume that works on the segment at the
+// moment; a thread of ours looks now and then how far the stream is. The stream must not be being captured.
+// Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
+// (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
+func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
+	defer e.audit(&err)
+	e.mu.Lock()
+	s := e.around(address).segment
+	mapped := s != nil && s.mapped()
+	e.mu.Unlock()
+	var event cuda.Event
+	if mapped { // else no stream can be using it
+		// Before the claim, so that nothing is claimed if it cannot be had.
+		if event, err = e.mark(stream, address); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a, err := e.claim(address)
+	if err == nil && mapped && a.segment.mapped() {
+		e.putOff(&pendingFree{allocation: a, why: onStream, event: event})
+		return nil
+	}
+	if mapped {
+		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
+	}
+	if err != nil {
+		return err
+	}
+	return e.free(a)
+}
+
+// mark records an event in a stream, in the stream's own context: it may be another than the calling
+// thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
+func (e *Engine) mark(stream cuda.Stream, address uintptr) (event cuda.Event, err error) {
+	context, err := e.driver.StreamGetCtx(stream)
+	switch {
+	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call: of the memory's device
+		e.mu.Lock()
+		if s := e.segmentAt(address); s != nil {
+			context, err = s.device.context, nil
+		}
+		e.mu.Unlock()
+	case errors.Is(err, cuda.NotSupported): // of a green context
+		context, err = e.driver.CtxGetCurrent()
+	}
+	if err != nil {
+		return 0, err
+	}
+	err = e.driver.With(context, func() error {
+		if event, err = e.driver.EventCreate(); err != nil {
+			return err
+		}
+		if err = e.driver.EventRecord(event, stream); err != nil {
+			e.driver.DropEvent(event)
+		}
+		return err
+	})
+	return event, err
 }
 
 // idle waits until the devices have finished with a live allocation. Nothing is claimed meanwhile: what the
@@ -54,17 +115,6 @@ func (e *Engine) idle(address uintptr) error {
 	e.mu.Lock()
 	s := e.around(address).segment
 	mapped := s != nil && s.mapped()
-	e.mu.Unlock()
-	if !mapped {
-		return nil
-	}
-	return e.quiesceUsers(s.device)
-}
-
-// idleLate is idle for a segment that the program thinks is gone.
-func (e *Engine) idleLate(s *segment) error {
-	e.mu.Lock()
-	mapped := s.mapped()
 	e.mu.Unlock()
 	if !mapped {
 		return nil
@@ -102,22 +152,15 @@ func (e *Engine) segmentAt(address uintptr) *segment {
 	return e.overlapping(address, 1)
 }
 
-// free ends a claimed allocation, unless waiting for what used it has failed. After an error a late one is
-// put off once more, and any other is live again. The caller holds e.mu, which is let go for driver calls.
-func (e *Engine) free(a allocation, waited error) error {
-	err := waited
-	if err == nil {
-		err = e.drop(a)
+// free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
+// e.mu, which is let go for driver calls.
+func (e *Engine) free(a allocation) error {
+	err := e.drop(a)
+	if err != nil {
+		a.reinstate()
+		err = fmt.Errorf("freeing %#x: %w", a.address(), err)
 	}
-	switch {
-	case err == nil:
-		return nil
-	case a.late:
-		e.deferred = append(e.deferred, a)
-		return err
-	}
-	a.reinstate()
-	return fmt.Errorf("freeing %#x: %w", a.address(), err)
+	return err
 }
 
 func (a allocation) address() uintptr { return a.segment.address + a.offset }
@@ -231,23 +274,4 @@ func (e *Engine) dissolve(x *extent) {
 
 func captureForbids(err error) bool {
 	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
-}
-
-// FreeDeferred makes the frees that a stream capture, or the driver, held up, and gives back what else has been
-// refused. It returns how much of that succeeded; the rest stays, for the next time.
-func (e *Engine) FreeDeferred() int {
-	done := e.driver.Reclaim.Retry()
-	e.mu.Lock()
-	waiting := e.deferred
-	e.deferred = nil
-	e.mu.Unlock()
-	for _, a := range waiting {
-		waited := e.idleLate(a.segment)
-		e.mu.Lock()
-		if e.free(a, waited) == nil {
-			done++
-		}
-		e.mu.Unlock()
-	}
-	return done
 }

@@ -236,23 +236,20 @@ func (e *Engine) checkOwners() error {
 
 // checkWaiting checks the frees that callers were told are done.
 func (e *Engine) checkWaiting() error {
-	waiting := append([]allocation(nil), e.deferred...)
-	for _, o := range e.ordered {
-		if !o.making { // it may be over, or deferred
-			waiting = append(waiting, o.allocation)
-		}
-	}
 	seen := map[allocation]bool{}
-	for _, a := range waiting {
-		of := allocation{segment: a.segment, small: a.small, offset: a.offset}
+	for _, f := range e.pending {
+		a := f.allocation
+		if f.why == making || f.why == made {
+			continue
+		}
 		gone := !a.small && a.segment.state != freeing
 		if a.small {
 			gone = a.segment.slab != nil && !a.segment.slab.Freeing(a.offset)
 		}
-		if gone || seen[of] || !a.late {
+		if gone || seen[a] {
 			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)
 		}
-		seen[of] = true
+		seen[a] = true
 	}
 	return nil
 }

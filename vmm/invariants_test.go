@@ -57,8 +57,8 @@ func TestInvariants(t *testing.T) {
 		},
 		"listed": func() func() { small.listed = false; return func() { small.listed = true } },
 		"deferred": func() func() {
-			e.deferred = append(e.deferred, allocation{segment: s, late: true})
-			return func() { e.deferred = nil }
+			e.pending = append(e.pending, &pendingFree{allocation: allocation{segment: s}})
+			return func() { e.pending = nil }
 		},
 	} {
 		require.NoError(t, e.inspect(), "before %s", name)

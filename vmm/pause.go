@@ -35,11 +35,11 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
 	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.state == freeing })))
-	if err := e.quiesceAll(devices); err != nil {
+	// What was freed before the call is to be free too when pause returns.
+	if err := e.freeQuiesced(devices, func() error { return e.quiesceAll(devices) }); err != nil {
 		return 0, err
 	}
 	e.FreeDeferred()
-	e.waitOrdered(devices) // their memory is to be free too when pause returns
 	reported := func() {}
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()

@@ -10,10 +10,11 @@ func (e *Engine) Reset(ordinal int) {
 	if d == nil {
 		return
 	}
-	// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
-	_ = e.quiesce(d.users()...)
-	e.FreeDeferred()
-	e.waitOrdered([]*device{d})
+	_ = e.freeQuiesced([]*device{d}, func() error {
+		// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
+		_ = e.quiesce(d.users()...)
+		return nil
+	})
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	e.mu.Lock()
@@ -31,7 +32,10 @@ func (e *Engine) Reset(ordinal int) {
 		}
 	}
 	for _, s := range segments {
-		_ = e.free(allocation{segment: s, late: true}, nil)
+		a := allocation{segment: s}
+		if err := e.drop(a); err != nil {
+			e.putOff(&pendingFree{allocation: a, why: refused, err: err})
+		}
 	}
 	for _, s := range mapped {
 		e.lose(s)

@@ -62,6 +62,7 @@ func (e *Engine) Stats() (Stats, error) {
 	for _, d := range devices {
 		stats.Devices = append(stats.Devices, d.stats())
 	}
+	waiting := e.waitingFrees()
 	e.mu.Unlock()
 	for i, d := range devices {
 		var err error
@@ -75,7 +76,7 @@ func (e *Engine) Stats() (Stats, error) {
 		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
 	}
-	stats.Waiting = e.driver.Reclaim.Waiting()
+	stats.Waiting = append(e.driver.Reclaim.Waiting(), waiting...)
 	return stats, nil
 }
 

@@ -82,6 +82,7 @@ var silences = []struct {
 	{"", "(*Hasher).Trim", nil, "the same, where there is no context"},
 	{"", "loadHasher", nil, "the next pause loads it"},
 	{"", "(*Engine).reap", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
+	{"", "(*Engine).awaitDevices", nil, "the same"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
 	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
 	{"", "findPeers", nil, "the device is granted to no peer"},

@@ -1,5 +1,5 @@
 /* A stream that waits for a host thread (a gate) holds up nobody but who waits for that stream: no lock of the
- * library is held meanwhile. argument: malloc, pause, other */
+ * library is held meanwhile. argument: malloc, pause, other, captured */
 #include "host.h"
 
 #include <semaphore.h>
@@ -53,6 +53,27 @@ int main(int argc, char **argv)
 		/* And now it comes: an allocation waits for it. */
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 0);
 		EXPECT(cudaFree(pointer), 0);
+	} else if (!strcmp(what, "captured")) {
+		/* The stream is opened by the thread that allocates, and a capture has put off frees that would wait for it. */
+		void *freed = pausable(700 * MIB, "t", false), *paused_one = pausable(4 * MIB, "u", true), *graph = NULL;
+		EXPECT(tms_pause("u"), 0);
+		EXPECT(cudaStreamBeginCapture(second, 0), 0);
+		EXPECT(cudaFree(freed), 0);
+		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
+		double start = now();
+		EXPECT(cudaStreamEndCapture(second, &graph), 0);
+		EXPECT(tms_resume("u"), 0);
+		tms_set_interesting_region(true);
+		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
+		CHECK(now() - start < 10);
+		char stats[4096];
+		CHECK(tms_stats_json(stats, sizeof stats) > 0);
+		CHECK(strstr(stats, "the devices have not finished with it"));
+		sem_post(&gate);
+		/* And now it comes: an allocation waits for it. */
+		EXPECT(cudaMalloc(&pointer, 700 * MIB), 0);
+		EXPECT(cudaFree(pointer), 0);
+		EXPECT(cudaFree(paused_one), 0);
 	} else if (!strcmp(what, "other")) {
 		/* What another stream frees is not held up. */
 		void *held = pausable(400 * MIB, "t", false), *freed = pausable(400 * MIB, "t", false);
