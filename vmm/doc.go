@@ -9,10 +9,11 @@
 //
 // # Files
 //
-//	engine.go                    Engine: what it is made of, and what belongs to no other file
+//	engine.go                    Engine: what it is made of
 //	device.go, tag.go            what is known of a GPU; its segments by tag, and their slack
 //	segment.go, extent.go        a segment, its contents and their policy; an extent, step by step
 //	slabs.go                     which slabs have room
+//	malloc.go, lookup.go         an allocation is made; what is at an address
 //	free.go, pending.go          frees: now; those that wait for a capture, a stream or the driver
 //	transition.go, ticket.go     what pause and resume have in common; whose turn it is
 //	pause.go, resume.go          the two transactions

@@ -144,14 +144,6 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 	}
 }
 
-// segmentAt returns the segment of a granule. The caller holds e.mu.
-func (e *Engine) segmentAt(address uintptr) *segment {
-	if s, inside := e.space.Find(address); inside {
-		return s
-	}
-	return e.overlapping(address, 1)
-}
-
 // free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
 // e.mu, which is let go for driver calls.
 func (e *Engine) free(a allocation) error {

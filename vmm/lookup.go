@@ -1,0 +1,70 @@
+package vmm
+
+import "fmt"
+
+// BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
+// none now. Errors: ErrInvalidAddress when the range does not lie in one live segment.
+func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.around(address)
+	for a.segment != nil && a.segment.busy {
+		e.settled.Wait()
+		a = e.around(address)
+	}
+	s := a.segment
+	if s == nil {
+		return 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
+	}
+	if offset := uint64(address - a.address()); offset > a.size() || size > a.size()-offset {
+		return 0, fmt.Errorf("%w: %#x + %d bytes reaches past the end of its segment", ErrInvalidAddress, address, size)
+	}
+	if s.contents == nil || !s.current || s.contents.Host() == 0 {
+		return 0, nil
+	}
+	return s.contents.Host() + address - s.address, nil
+}
+
+// around returns the live allocation that an address lies in, or just behind; none has no segment. The
+// caller holds e.mu.
+func (e *Engine) around(address uintptr) allocation {
+	s := e.segmentAt(address)
+	switch {
+	case s == nil || s.state == freeing && !s.busy:
+		return allocation{}
+	case s.slab == nil:
+		return allocation{segment: s}
+	}
+	offset, ok := s.slab.Find(address - s.address)
+	if !ok || s.slab.Freeing(offset) {
+		return allocation{}
+	}
+	return allocation{segment: s, small: true, offset: offset}
+}
+
+// DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
+// -1 when there is none.
+func (e *Engine) DeviceOf(address uintptr) int {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.around(address).segment; s != nil {
+		return s.device.ordinal
+	}
+	return -1
+}
+
+// OneReservation reports whether two addresses of segments lie in one reservation (cuMemAddressReserve): mappings
+// side by side in it are one range to a driver copy.
+func (e *Engine) OneReservation(low, high uintptr) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.space.OneArena(low, high)
+}
+
+// segmentAt returns the segment of a granule. The caller holds e.mu.
+func (e *Engine) segmentAt(address uintptr) *segment {
+	if s, inside := e.space.Find(address); inside {
+		return s
+	}
+	return e.overlapping(address, 1)
+}

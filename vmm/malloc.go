@@ -1,0 +1,180 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+	"tms/vmm/small"
+)
+
+// Request is an allocation to make.
+type Request struct {
+	Size   uint64 // bytes
+	Device int    // CUDA ordinal
+	Tag    string
+	Backup BackupKind
+	// Incremental, of BackupHost: the next pauses copy only blocks whose contents have changed, so the
+	// host copy is kept from one to the next.
+	Incremental bool
+	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
+	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
+	Context     cuda.Context // current to the calling thread; 0: none, or not known
+	Capturing   bool         // a stream of the process is being captured
+	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
+}
+
+// Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
+// returns its address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current to
+// a thread that had none. Addresses are aligned to 512 bytes.
+// Errors: ErrTooLarge, ErrMargin, ErrContext, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
+func (e *Engine) Malloc(r Request) (address uintptr, err error) {
+	defer e.audit(&err)
+	if r.Size == 0 {
+		return 0, nil
+	}
+	e.mu.Lock()
+	d, err := e.device(r.Device)
+	e.mu.Unlock()
+	if err != nil {
+		return 0, err
+	}
+	if r.Size > d.total {
+		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, readable.Bytes(r.Size), readable.Bytes(d.total), r.Device)
+	}
+	if err := e.admit(d, r.Context); err != nil {
+		return 0, err
+	}
+	err = e.untilFreed(d, r, func() error {
+		address, err = e.malloc(d, r)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("allocating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
+	}
+	return address, nil
+}
+
+// untilFreed makes memory, and tries again when it is short and frees that the caller was told of were still
+// to be made.
+func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
+	e.mu.Lock()
+	made := d.made
+	e.mu.Unlock()
+	err := take()
+	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
+		return err
+	}
+	if e.renew() > 0 {
+		err = take()
+	}
+	for errors.Is(err, cuda.OutOfMemory) && e.awaitFree(d, &made) {
+		err = take()
+	}
+	return err
+}
+
+func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
+	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
+	inSlab := r.Size < d.granularity
+	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	t := d.tag(r.Tag)
+	if !e.names[r.Tag] {
+		e.names[r.Tag] = true
+	}
+	if inSlab {
+		if address, ok := t.mallocSmall(p, r.Size); ok {
+			return address, nil
+		}
+	}
+	s := t.takeSlack(granules)
+	if s == nil {
+		var err error
+		if s, err = e.newSegment(d, t, granules, inSlab); err != nil {
+			return 0, err
+		}
+		x := newExtent(d, s)
+		err = e.unlocked(func() error { return e.furnish(x, r) })
+		if err != nil && x.created { // nor could it be undone: that is a free to be made later
+			s.state, s.extent = freeing, x
+			s.span.Enter(s)
+			t.add(s)
+			e.putOff(&pendingFree{allocation: allocation{segment: s}, why: refused, err: err})
+			return 0, err
+		}
+		if err != nil {
+			s.vacate()
+			return 0, err
+		}
+		s.extent = x
+	}
+	_ = e.grantAll([]*extent{s.extent}) // a device that cannot be told can still not copy it: no worse than before
+	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
+	s.span.Enter(s)
+	t.add(s)
+	if s.incremental {
+		e.loadHasher(d)
+	}
+	if !inSlab {
+		return s.address, nil
+	}
+	s.slab = small.New(d.granularity)
+	t.listSlab(s)
+	offset, _ := s.slab.Allocate(r.Size)
+	return s.address + offset, nil
+}
+
+// newSegment finds addresses for a segment of a tag; inSlab: for one that small allocations are to share. The
+// caller holds e.mu.
+func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool) (*segment, error) {
+	span, err := t.ranges.Allocate(granules, inSlab)
+	if err != nil {
+		d.retire(t)
+		return nil, err
+	}
+	return &segment{device: d, tag: t, span: span, address: span.Address()}, nil
+}
+
+// vacate gives a segment's addresses back.
+func (s *segment) vacate() {
+	s.span.Release()
+	s.device.retire(s.tag)
+}
+
+// furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
+func (e *Engine) furnish(x *extent, r Request) error {
+	x.device.refreshUsers()
+	return e.withinMargin(x.device, r, func() error {
+		err := x.make()
+		if err != nil {
+			_ = x.unmake() // the cause is what the caller needs
+		}
+		return err
+	})
+}
+
+// withinMargin takes memory of a device, whole granules, if that leaves the margin, also while a stream is being
+// captured.
+func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
+	if r.Capturing {
+		mode, err := e.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
+		if err != nil {
+			return err
+		}
+		defer func() { _, _ = e.driver.ThreadExchangeStreamCaptureMode(mode) }()
+	}
+	if r.Margin > 0 {
+		free, err := d.freeBytes()
+		if err != nil {
+			return err
+		}
+		size := (r.Size + d.granularity - 1) / d.granularity * d.granularity
+		if free < size || free-size < r.Margin {
+			return fmt.Errorf("%w: %s free, margin %s", ErrMargin, readable.Bytes(free), readable.Bytes(r.Margin))
+		}
+	}
+	return take()
+}
