@@ -80,7 +80,7 @@ func (e *Engine) FreeDeferred() int {
 	done := e.renew()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for e.progress(func(f *pendingFree) bool { return f.why != onStream && f.coming() }) {
+	for e.awaitAny(func(f *pendingFree) bool { return f.why != onStream && f.coming() }) {
 	}
 	for _, f := range frees {
 		if f.why == made {
@@ -221,9 +221,9 @@ func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree)
 	return frees
 }
 
-// progress waits until one of the frees that are meant is made, or is not meant any more; false: there is none, or
+// awaitAny waits until one of the frees that are meant is made, or is not meant any more; false: there is none, or
 // none has come for too long. The caller holds e.mu.
-func (e *Engine) progress(meant func(*pendingFree) bool) bool {
+func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 	before := e.pendingOf(meant)
 	for start := time.Now(); len(before) > 0 && time.Since(start) < patience; {
 		_ = e.unlocked(func() error { clock.Sleep(lastLook / 4); return nil })
@@ -234,12 +234,12 @@ func (e *Engine) progress(meant func(*pendingFree) bool) bool {
 	return false
 }
 
-// awaitFree waits until more frees have been made on a device than there were, as progress does, and says whether
+// awaitFree waits until more frees have been made on a device than there were, as awaitAny does, and says whether
 // they have.
 func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for d.made == *were && e.progress(func(f *pendingFree) bool { return f.segment.device == d && f.coming() }) {
+	for d.made == *were && e.awaitAny(func(f *pendingFree) bool { return f.segment.device == d && f.coming() }) {
 	}
 	more := d.made != *were
 	*were = d.made
