@@ -132,6 +132,23 @@ EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
 	return give(text, buffer, capacity);
 }
 
+EXPORT size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity)
+{
+	char *text = NULL;
+	(void)IN_GO((text = tmsPoolSnapshot((uintptr_t)pool), SUCCESS));
+	return give(text, buffer, capacity);
+}
+
+EXPORT int tms_pool_reset_peak_stats(tms_pool *pool)
+{
+	return IN_GO(tmsPoolResetPeakStats((uintptr_t)pool));
+}
+
+EXPORT int tms_pool_reset_accumulated_stats(tms_pool *pool)
+{
+	return IN_GO(tmsPoolResetAccumulatedStats((uintptr_t)pool));
+}
+
 EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 {
 	/* Mapped for the whole device when the call returns, whatever the stream. */
@@ -290,4 +307,16 @@ EXPORT size_t tms_torch_pool_stats_json(char *buffer, size_t capacity)
 	char *text = NULL;
 	(void)IN_GO((text = tmsTorchPoolStats(), SUCCESS));
 	return give(text, buffer, capacity);
+}
+
+EXPORT size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity)
+{
+	char *text = NULL;
+	(void)IN_GO((text = tmsTorchPoolSnapshot(), SUCCESS));
+	return give(text, buffer, capacity);
+}
+
+EXPORT int tms_torch_pool_reset_peak_stats(void)
+{
+	return IN_GO(tmsTorchPoolResetPeakStats());
 }

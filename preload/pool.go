@@ -28,6 +28,11 @@ var (
 	torchPools = torch.New(torchSource, isCaptured)
 )
 
+var (
+	errSnapshot    = errors.New("a pool of this kind has no snapshot; caching and bfc have")
+	errAccumulated = errors.New("the statistics of a pool of this kind have no sums of all there was; those of caching have")
+)
+
 var errStreams = errors.New("a pool of this kind ignores streams, and holds nothing back for them; caching does")
 
 // reportPool is report for errors of pools too.
@@ -47,6 +52,9 @@ func reportPool(err error) C.int {
 		{torch.ErrNotChosen, cuda.InvalidValue},
 		{torch.ErrChosen, cuda.InvalidValue},
 		{errStreams, cuda.NotSupported},
+		{errSnapshot, cuda.NotSupported},
+		{errAccumulated, cuda.NotSupported},
+		{torch.ErrNoSnapshot, cuda.NotSupported},
 	} {
 		if errors.Is(err, known.err) {
 			return reportAs(err, C.int(known.code))
@@ -175,6 +183,44 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 	return text
 }
 
+// tmsPoolSnapshot returns a malloc'ed text, nil when there is no such pool, its kind has none, or no memory.
+//
+//export tmsPoolSnapshot
+func tmsPoolSnapshot(handle C.uintptr_t) (text *C.char) {
+	withPool(handle, func(p pool.Pool) error {
+		s, ok := p.(pool.Snapshotter)
+		if !ok {
+			return errSnapshot
+		}
+		snapshot, err := json.Marshal(s.Snapshot())
+		if err == nil {
+			text = handOver(snapshot)
+		}
+		return err
+	})
+	return text
+}
+
+//export tmsPoolResetPeakStats
+func tmsPoolResetPeakStats(handle C.uintptr_t) C.int {
+	return withPool(handle, func(p pool.Pool) error {
+		p.ResetPeakStats()
+		return nil
+	})
+}
+
+//export tmsPoolResetAccumulatedStats
+func tmsPoolResetAccumulatedStats(handle C.uintptr_t) C.int {
+	return withPool(handle, func(p pool.Pool) error {
+		a, ok := p.(pool.Accumulator)
+		if !ok {
+			return errAccumulated
+		}
+		a.ResetAccumulatedStats()
+		return nil
+	})
+}
+
 //export tmsPoolDestroy
 func tmsPoolDestroy(handle C.uintptr_t) C.int {
 	return reportPool(enter(func(*vmm.Engine) error { return handles.Destroy(uintptr(handle)) }))
@@ -266,4 +312,30 @@ func tmsTorchPoolStats() *C.char {
 		return err
 	})
 	return handOver(text)
+}
+
+// tmsTorchPoolSnapshot returns a malloc'ed text, nil when the kind has none, or no memory.
+//
+//export tmsTorchPoolSnapshot
+func tmsTorchPoolSnapshot() (text *C.char) {
+	forTorch(func() error {
+		all, err := torchPools.Snapshots()
+		if err != nil {
+			return err
+		}
+		snapshots, err := json.Marshal(all)
+		if err == nil {
+			text = handOver(snapshots)
+		}
+		return err
+	})
+	return text
+}
+
+//export tmsTorchPoolResetPeakStats
+func tmsTorchPoolResetPeakStats() C.int {
+	return forTorch(func() error {
+		torchPools.ResetPeakStats()
+		return nil
+	})
 }

@@ -123,7 +123,7 @@ uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
 void *tms_torch_malloc(ssize_t size, int device, void *stream);
 void tms_torch_free(void *address, ssize_t size, int device, void *stream);
 
-/* Pools: sub-allocators that carve many allocations out of few segments. kind is "naive", "freelist",
+/* Pools: sub-allocators that split few segments into many allocations. kind is "naive", "freelist",
  * "buddy", "slab", "caching", "bfc" or "paddle"; options are that kind's settings, k=v separated by
  * commas, NULL for none (vmm/pool/KIND documents them). A pool that is made while the calling thread is
  * in a region takes pausable segments, with the tag and backup that hold then: it is paused with its
@@ -150,6 +150,16 @@ int tms_pool_trim(tms_pool *pool, size_t *released);
 
 /* The pool's statistics as JSON, in the manner of tms_stats_json; 0 for a pool that there is not. */
 size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
+
+/* What every byte that the pool holds is used for, as JSON in the manner of tms_stats_json: of "caching" the list
+ * that torch.cuda.memory_snapshot returns, of "bfc" the fields of TensorFlow's bfc_memory_map.proto. 0 for other
+ * kinds and for a pool that there is not (tms_last_error tells). */
+size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity);
+
+/* Makes the peaks in the statistics what is there now (torch.cuda.reset_peak_memory_stats); or the sums of all there
+ * ever was in those of "caching" start again from 0 (torch.cuda.reset_accumulated_memory_stats), 801 for other kinds. */
+int tms_pool_reset_peak_stats(tms_pool *pool);
+int tms_pool_reset_accumulated_stats(tms_pool *pool);
 
 /* Gives back all segments, with what is still live in them, and ends the pool. Other threads may be
  * calling the pool: what they had of it is gone, and from here on they get 1 and "the pool was
@@ -192,6 +202,11 @@ void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id);
 /* The statistics of what serves PyTorch, as JSON in the manner of tms_stats_json: a list of objects with
  * device, tag (null: not pausable) and stats. */
 size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
+
+/* As tms_pool_snapshot_json and tms_pool_reset_peak_stats, for what serves PyTorch: the snapshot is a list of objects
+ * with device, tag and segments, and 0 for kinds other than "caching". */
+size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
+int tms_torch_pool_reset_peak_stats(void);
 
 /* Words for the calling thread's last failure in this library; "" if there was none. Valid until
  * the thread's next call of the library. */

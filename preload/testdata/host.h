@@ -43,6 +43,9 @@
 #pragma weak tms_pool_free
 #pragma weak tms_pool_malloc
 #pragma weak tms_pool_record_stream
+#pragma weak tms_pool_reset_accumulated_stats
+#pragma weak tms_pool_reset_peak_stats
+#pragma weak tms_pool_snapshot_json
 #pragma weak tms_pool_stats_json
 #pragma weak tms_pool_trim
 #pragma weak tms_torch_pool_begin_allocate_to_pool

@@ -51,6 +51,9 @@ def test_outside_regions(kind: str) -> None:
         assert stats["requested_bytes"] == 70100 + 3 * MiB
         for address in blocks:
             pool.free(address)
+        assert pool.stats()["peak_requested_bytes"] == 70100 + 3 * MiB
+        pool.reset_peak_stats()
+        assert pool.stats()["peak_requested_bytes"] == 0
         held = before - cuda.free_memory()
         assert pool.trim() == held
         assert cuda.free_memory() == before
@@ -74,6 +77,40 @@ def test_in_a_region(kind: str) -> None:
     assert cuda.read(address, 4000) == b"kept" * 1000
     pool.close()
     assert cuda.free_memory() == before
+
+
+def test_snapshot() -> None:
+    with tms.pool("caching") as pool:
+        address = pool.malloc(700)
+        (segment,) = pool.snapshot()
+        assert segment["address"] == address
+        assert segment["total_size"] == 2 * MiB
+        assert [block["state"] for block in segment["blocks"]] == ["active_allocated", "inactive"]
+        pool.free(address)
+        assert pool.stats()["detail"]["allocated_bytes"]["all"]["freed"] == 1024
+        pool.reset_accumulated_stats()
+        assert pool.stats()["detail"]["allocated_bytes"]["all"]["freed"] == 0
+    with pytest.raises(tms.TmsError, match="closed"):
+        pool.snapshot()
+    with tms.pool("bfc") as pool:
+        address = pool.malloc(700)
+        chunks = pool.snapshot()["chunk"]
+        assert [chunk["in_use"] for chunk in chunks] == [True, False]
+        with pytest.raises(tms.NotSupportedError, match="those of caching have"):
+            pool.reset_accumulated_stats()
+    with (
+        tms.pool("naive") as pool,
+        pytest.raises(tms.NotSupportedError, match="caching and bfc have"),
+    ):
+        pool.snapshot()
+
+
+def test_dump_on_failure(capfd: pytest.CaptureFixture[str]) -> None:
+    with tms.pool("bfc", memory_limit="4MiB", dump_log_on_failure="true") as pool:
+        pool.malloc(3 * MiB)
+        with pytest.raises(tms.OutOfMemoryError):
+            pool.malloc(2 * MiB)
+    assert "In use altogether: 4.0MiB" in capfd.readouterr().err
 
 
 def test_errors() -> None:
@@ -253,6 +290,8 @@ def test_use_allocator(model: Model) -> None:
     entries = {entry["tag"]: entry for entry in tms.allocator_stats()}
     assert entries[None]["stats"]["requested_bytes"] >= MiB
     assert entries["model"]["stats"]["requested_bytes"] == 3 * MiB
+    snapshots = {entry["tag"]: entry["segments"] for entry in tms.allocator_snapshot()}
+    assert [segment["requested_size"] for segment in snapshots["model"]] == [3 * MiB]
     before = cuda.free_memory()
     with tms.paused("model"):
         assert cuda.free_memory() > before
@@ -262,6 +301,9 @@ def test_use_allocator(model: Model) -> None:
     plugged.free(plain, MiB, 0, None)
     ctypes.CFUNCTYPE(None)(plugged.given["set_reset_fn"])()
     assert sum(entry["stats"]["reserved_bytes"] for entry in tms.allocator_stats()) == 0
+    assert sum(entry["stats"]["peak_reserved_bytes"] for entry in tms.allocator_stats()) > 0
+    tms.reset_allocator_peak_stats()
+    assert sum(entry["stats"]["peak_reserved_bytes"] for entry in tms.allocator_stats()) == 0
     with pytest.raises(tms.NotSupportedError, match="'pluggable' already"):
         tms.use_allocator("caching")
 

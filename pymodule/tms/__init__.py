@@ -42,7 +42,15 @@ from ._errors import (
     TmsError,
 )
 from ._library import library_path
-from ._pool import Pool, allocator, allocator_stats, pool, use_allocator
+from ._pool import (
+    Pool,
+    allocator,
+    allocator_snapshot,
+    allocator_stats,
+    pool,
+    reset_allocator_peak_stats,
+    use_allocator,
+)
 from ._progress import Progress
 from ._region import disable, exclude, region
 from ._subprocess import configure_subprocess
@@ -68,6 +76,7 @@ __all__ = [
     "TmsError",
     "WaitingStats",
     "allocator",
+    "allocator_snapshot",
     "allocator_stats",
     "configure_subprocess",
     "cuda_graph",
@@ -81,6 +90,7 @@ __all__ = [
     "pool",
     "prepare",
     "region",
+    "reset_allocator_peak_stats",
     "resume",
     "set_disk_backup_dir",
     "stats",

@@ -20,7 +20,7 @@ _SIZE, _POINTER, _TEXT, _CODE = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_
 
 
 def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
-    """Makes an empty pool, which carves allocations out of few large segments of device memory.
+    """Makes an empty pool, which splits few large segments of device memory into allocations.
 
     Made inside a `region` it takes pausable segments, with the region's tag and backup, wherever it
     is used later: what it has handed out is paused and resumed with the tag. Made outside it takes
@@ -110,6 +110,34 @@ class Pool:
         if not text:
             self._check(1, "reading a pool's statistics")
         return cast("dict[str, Any]", json.loads(text))
+
+    def snapshot(self) -> Any:
+        """What every byte that the pool holds is used for.
+
+        Of "caching" the list that torch.cuda.memory_snapshot returns: segments by address, with their
+        blocks. Of "bfc" a dict with the fields of TensorFlow's bfc_memory_map.proto.
+
+        Raises:
+            NotSupportedError: the pool is of another kind.
+        """
+        text = _read(self._functions.snapshot_json, self._handle)
+        if not text:
+            code = 1 if self._closed else 801
+            self._check(code, "taking a snapshot of a pool")
+        return json.loads(text)
+
+    def reset_peak_stats(self) -> None:
+        """Makes the peaks in `stats` what is there now, as torch.cuda.reset_peak_memory_stats does."""
+        self._check(self._functions.reset_peak_stats(self._handle), "resetting a pool's peaks")
+
+    def reset_accumulated_stats(self) -> None:
+        """Makes the sums in `stats` start again, as torch.cuda.reset_accumulated_memory_stats does.
+
+        Raises:
+            NotSupportedError: the kind is not "caching".
+        """
+        code = self._functions.reset_accumulated_stats(self._handle)
+        self._check(code, "resetting a pool's sums")
 
     def close(self) -> None:
         """Gives all segments back, with what is still live in them. Twice is fine."""
@@ -209,6 +237,28 @@ def allocator_stats() -> list[dict[str, Any]]:
     return cast("list[dict[str, Any]]", json.loads(_read(_functions(load()).torch_stats_json)))
 
 
+def allocator_snapshot() -> list[dict[str, Any]]:
+    """What the memory of what serves PyTorch is used for, where that is of kind "caching".
+
+    One dict for each device and each tag: "device", "tag" (None: not pausable) and "segments", which
+    are as torch.cuda.memory_snapshot returns them.
+
+    Raises:
+        NotSupportedError: the kind is another.
+    """
+    library = load()
+    text = _read(_functions(library).torch_snapshot_json)
+    if not text:
+        _check(library, 801, "taking a snapshot of PyTorch's allocator")
+    return cast("list[dict[str, Any]]", json.loads(text))
+
+
+def reset_allocator_peak_stats() -> None:
+    """Makes the peaks in `allocator_stats` what is there now."""
+    library = load()
+    _check(library, _functions(library).torch_reset_peak_stats(), "resetting the allocator's peaks")
+
+
 class _Functions:
     """tms.h, as far as it is about pools."""
 
@@ -221,8 +271,13 @@ class _Functions:
         self.trim = bind("tms_pool_trim", _CODE, _POINTER, _POINTER)
         self.destroy = bind("tms_pool_destroy", _CODE, _POINTER)
         self.stats_json = bind("tms_pool_stats_json", _SIZE, _POINTER, _TEXT, _SIZE)
+        self.snapshot_json = bind("tms_pool_snapshot_json", _SIZE, _POINTER, _TEXT, _SIZE)
+        self.reset_peak_stats = bind("tms_pool_reset_peak_stats", _CODE, _POINTER)
+        self.reset_accumulated_stats = bind("tms_pool_reset_accumulated_stats", _CODE, _POINTER)
         self.use = bind("tms_torch_pool_use", _CODE, _TEXT, _TEXT)
         self.torch_stats_json = bind("tms_torch_pool_stats_json", _SIZE, _TEXT, _SIZE)
+        self.torch_snapshot_json = bind("tms_torch_pool_snapshot_json", _SIZE, _TEXT, _SIZE)
+        self.torch_reset_peak_stats = bind("tms_torch_pool_reset_peak_stats", _CODE)
 
 
 _bound: dict[Library, _Functions] = {}

@@ -1,6 +1,6 @@
 """PyTorch's caching allocator, told which of its segments belong to which region.
 
-The allocator carves tensors out of segments that it once got from cudaMalloc, and keeps the
+The allocator splits segments that it once got from cudaMalloc into tensors, and keeps the
 segments of freed tensors for later ones. Left alone it would put a region's tensors into ordinary
 segments, and ordinary tensors into a region's. A `torch.cuda.MemPool` keeps segments apart. How
 the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:

@@ -1,5 +1,5 @@
 // Package pool holds what the sub-allocators have in common: the interface they satisfy, the source
-// they carve their allocations out of, and their errors. Each allocator is a package below this one;
+// they split into allocations, and their errors. Each allocator is a package below this one;
 // package kinds knows them all by name.
 //
 // Nothing here touches the memory that is managed: metadata live in ordinary Go memory, so a pool works
@@ -15,7 +15,7 @@ type Block struct {
 	Size    uint64 // bytes set aside for it, at least what was asked for
 }
 
-// Pool carves allocations out of the segments of a Source. All methods may be called by many threads.
+// Pool splits the segments of a Source into allocations. All methods may be called by many threads.
 // After any error the pool is as it was before the call.
 type Pool interface {
 	// Malloc returns a block of at least size bytes, usable in the order of stream. A size of 0 gets
@@ -32,6 +32,9 @@ type Pool interface {
 
 	// Stats returns the counters and sizes so far.
 	Stats() Stats
+
+	// ResetPeakStats makes the peaks in the statistics what is there now. (torch.cuda.reset_peak_memory_stats)
+	ResetPeakStats()
 
 	// Destroy gives everything back to the source, live blocks too. The pool is then empty and usable.
 	Destroy() error

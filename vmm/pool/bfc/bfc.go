@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"syscall"
 	"time"
 
 	"tms/internal/readable"
@@ -34,6 +35,8 @@ type Pool struct {
 	collect bool
 	largest uint64 // size of the largest block so far
 
+	dumps    bool              // out of memory, what the pool holds is logged
+	log      func(text string) // to stderr
 	patience time.Duration
 	freed    sync.Cond
 }
@@ -48,6 +51,7 @@ type Pool struct {
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
 //	retry_ms                milliseconds that a malloc waits for frees by other threads before it is out
 //	                        of memory (0; TensorFlow's own default is 10000)
+//	dump_log_on_failure     out of memory, all chunks and what they are used for go to stderr (false)
 //
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
@@ -55,6 +59,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	grows := options.Bool("allow_growth", true)
 	collect := options.Bool("garbage_collection", false)
 	fraction := options.Fraction("fragmentation_fraction", 0)
+	dumps := options.Bool("dump_log_on_failure", false)
 	patience := options.Int("retry_ms", 0)
 	if err := options.Err(); err != nil {
 		return nil, err
@@ -65,6 +70,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		grows:    grows,
 		padding:  maxPadding,
 		collect:  collect,
+		dumps:    dumps,
+		log:      func(text string) { _, _ = syscall.Write(2, []byte(text)) },
 		patience: time.Duration(patience) * time.Millisecond,
 	}
 	p.freed.L = &p.mu
@@ -96,16 +103,29 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
+	block, dump, err := p.mallocOrDump(size)
+	if dump != nil {
+		p.log(dump.Text(size)) // without the lock: whoever reads it may wait for a call of ours
+	}
+	return block, err
+}
+
+func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	block, err := p.malloc(size)
 	if p.patience > 0 && errors.Is(err, pool.ErrOutOfMemory) {
 		block, err = p.retry(size, err)
 	}
-	if err != nil {
-		return pool.Block{}, p.table.Refuse(size, err, "")
+	if err == nil {
+		return block, nil, nil
 	}
-	return block, nil
+	err = p.table.Refuse(size, err, "")
+	if p.dumps && errors.Is(err, pool.ErrOutOfMemory) {
+		held := p.memoryDump()
+		return pool.Block{}, &held, err
+	}
+	return pool.Block{}, nil, err
 }
 
 // malloc goes up the ladder: a free chunk; a new region; a new region in the place of idle ones.

@@ -130,11 +130,11 @@ func TestRegionsThatTouchAreJoinedWhereTheSourceCan(t *testing.T) {
 		if !joins {
 			require.ErrorIs(t, err, pool.ErrOutOfMemory)
 			require.EqualValues(t, 252*MiB, detail(p).LargestFreeBlockBytes)
-			require.Len(t, p.MemoryDump().Regions, 8)
+			require.Len(t, dump(p).Regions, 8)
 			continue
 		}
 		require.NoError(t, err)
-		require.Len(t, p.MemoryDump().Regions, 1)
+		require.Len(t, dump(p).Regions, 1)
 		pooltest.Free(t, p, b)
 		freed, err := p.Trim()
 		require.NoError(t, err)

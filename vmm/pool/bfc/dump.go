@@ -35,10 +35,14 @@ type RegionDump struct {
 	Size    uint64  `json:"size"`
 }
 
-// MemoryDump records the pool as it is. (BFCAllocator::RecordMemoryMap)
-func (p *Pool) MemoryDump() MemoryDump {
+// Snapshot is pool.Snapshotter.Snapshot; it returns a MemoryDump. (BFCAllocator::RecordMemoryMap)
+func (p *Pool) Snapshot() any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.memoryDump()
+}
+
+func (p *Pool) memoryDump() MemoryDump {
 	d := MemoryDump{
 		AllocatorName: "bfc",
 		Bins:          make([]BinSummary, binCount),

@@ -2,13 +2,13 @@ package bfc
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"tms/vmm/pool"
 	"tms/vmm/pool/internal/pooltest"
 )
 
@@ -18,7 +18,7 @@ func TestMemoryDump(t *testing.T) {
 	far := pooltest.Malloc(t, p, 3*MiB)
 	pooltest.Free(t, p, b)
 
-	d := p.MemoryDump()
+	d := dump(p)
 	require.Equal(t, []RegionDump{{pooltest.Base, 2 * MiB}, {pooltest.Base + 2*MiB, 4 * MiB}}, d.Regions)
 	require.Equal(t, []ChunkDump{
 		{Address: a.Address, Size: 1024, RequestedSize: 1000, Bin: -1, InUse: true},
@@ -32,9 +32,7 @@ func TestMemoryDump(t *testing.T) {
 	require.Equal(t, BinSummary{8, 0, 64 * KiB, 0, 1, 0}, d.Bins[8])
 	require.Equal(t, detail(p), d.Stats)
 
-	var written strings.Builder
-	require.NoError(t, d.WriteText(&written, 100*KiB))
-	text := written.String()
+	text := d.Text(100 * KiB)
 	for _, line := range []string{
 		"Bin 1.0KiB: 2 chunks, 2 in use; 2.0KiB in chunks, 2.0KiB in use, 2.0KiB requested",
 		"Free chunks in bin 64.0KiB, the first for 100.0KiB:",
@@ -50,23 +48,35 @@ func TestMemoryDump(t *testing.T) {
 	} {
 		require.Contains(t, text, line)
 	}
-	require.ErrorIs(t, d.WriteText(broken{}, 0), errBroken)
 }
 
-var errBroken = errors.New("disk full")
-
-type broken struct{}
-
-func (broken) Write([]byte) (int, error) { return 0, errBroken }
+func TestDumpOnFailure(t *testing.T) {
+	for options, dumps := range map[string]bool{"": false, ",dump_log_on_failure=true": true} {
+		p := newPool(t, pooltest.NewSource(GiB), "memory_limit=4MiB"+options)
+		var logged strings.Builder
+		p.log = func(text string) {
+			require.True(t, p.mu.TryLock(), "the lock is not held")
+			p.mu.Unlock()
+			logged.WriteString(text)
+		}
+		pooltest.Malloc(t, p, 3*MiB)
+		_, err := p.Malloc(5*MiB, 0)
+		require.ErrorIs(t, err, pool.ErrTooLarge)
+		require.Empty(t, logged.String())
+		_, err = p.Malloc(2*MiB, 0)
+		require.ErrorIs(t, err, pool.ErrOutOfMemory)
+		require.Equal(t, dumps, strings.Contains(logged.String(), "of 4194304 bytes, 3145728 requested\nIn use by size:"))
+	}
+}
 
 func TestMemoryDumpAsJSON(t *testing.T) {
 	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=1GiB")
-	empty, err := json.Marshal(p.MemoryDump())
+	empty, err := json.Marshal(dump(p))
 	require.NoError(t, err)
 	require.Contains(t, string(empty), `"chunk":[]`)
 
 	b := pooltest.Malloc(t, p, 1000)
-	text, err := json.Marshal(p.MemoryDump())
+	text, err := json.Marshal(dump(p))
 	require.NoError(t, err)
 	var got struct {
 		Name  string              `json:"allocator_name"`

@@ -2,27 +2,24 @@ package bfc
 
 import (
 	"fmt"
-	"io"
 	"iter"
 	"maps"
 	"slices"
 	"strings"
 )
 
-// WriteText writes the dump for reading: totals of each bin, the free chunks of the bin in which a
+// Text is the dump for reading: totals of each bin, the free chunks of the bin in which a
 // block of size bytes would be looked for first, all chunks of each region, the chunks in use summed up
 // by size, the statistics. (BFCAllocator::DumpMemoryLog)
-func (d *MemoryDump) WriteText(w io.Writer, size uint64) error {
+func (d MemoryDump) Text(size uint64) string {
 	var text strings.Builder
+	fmt.Fprintf(&text, "tms: bfc pool: out of memory for %s; it holds:\n", human(size))
 	d.writeBins(&text)
-	if size > 0 {
-		d.writeBinFor(&text, size)
-	}
+	d.writeBinFor(&text, size)
 	d.writeRegions(&text)
 	d.writeSizes(&text)
 	d.writeStats(&text)
-	_, err := io.WriteString(w, text.String())
-	return err
+	return text.String()
 }
 
 func (d *MemoryDump) writeBins(text *strings.Builder) {

@@ -20,4 +20,9 @@ func newPool(t *testing.T, source pool.Source, options string) *Pool {
 
 func detail(p *Pool) Detail { return p.Stats().Detail.(Detail) }
 
+func dump(p *Pool) *MemoryDump {
+	d := p.Snapshot().(MemoryDump)
+	return &d
+}
+
 func check(t *testing.T, p *Pool) { pooltest.CheckBestFit(t, &p.table) }

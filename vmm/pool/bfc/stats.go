@@ -27,6 +27,13 @@ func (p *Pool) Stats() pool.Stats {
 	return stats
 }
 
+// ResetPeakStats is pool.Pool.ResetPeakStats.
+func (p *Pool) ResetPeakStats() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.table.ResetPeakStats()
+}
+
 func (p *Pool) detail() Detail {
 	s := p.table.Stats()
 	d := Detail{

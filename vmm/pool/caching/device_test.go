@@ -156,6 +156,8 @@ func (b bench) free(addresses ...uintptr) {
 	}
 }
 
+func (b bench) snapshot() []Segment { return b.Snapshot().([]Segment) }
+
 func (b bench) detail() *Detail { return b.Stats().Detail.(*Detail) }
 
 // check walks all metadata: blocks tile their segments, no two neighbours are free, every free block

@@ -276,7 +276,7 @@ func (r *replay) statistics() string {
 
 func (r *replay) snapshot() string {
 	var text []string
-	for _, s := range r.Snapshot() {
+	for _, s := range r.bench.snapshot() {
 		text = append(text, fmt.Sprintf("%x %s %d %d %d %d %d %d", s.Address, s.Type, s.Stream, s.Size, s.Allocated,
 			s.Active, s.Requested, len(s.Blocks)))
 		for _, b := range s.Blocks {

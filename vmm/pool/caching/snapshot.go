@@ -27,9 +27,9 @@ type BlockInfo struct {
 	State     string `json:"state"`          // active_allocated, active_pending_free or inactive
 }
 
-// Snapshot describes all memory that the pool holds, by address, in the shape of
+// Snapshot is pool.Snapshotter.Snapshot; it returns a []Segment, by address, in the shape of
 // torch.cuda.memory_snapshot. It takes time in proportion to the number of blocks, under the lock.
-func (p *Pool) Snapshot() []Segment {
+func (p *Pool) Snapshot() any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []Segment{}

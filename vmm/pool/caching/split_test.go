@@ -54,7 +54,7 @@ func TestMerging(t *testing.T) {
 		for _, i := range order {
 			b.free(blocks[i])
 		}
-		snapshot := b.Snapshot()
+		snapshot := b.snapshot()
 		require.Len(t, snapshot, 1)
 		require.Equal(t, []BlockInfo{{Size: 20 * mib, State: "inactive"}}, snapshot[0].Blocks)
 	}

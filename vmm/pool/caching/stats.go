@@ -200,15 +200,14 @@ func (p *Pool) detail() *Detail {
 	return d
 }
 
-// ResetPeakStats makes the peaks the current values. (torch.cuda.reset_peak_memory_stats)
+// ResetPeakStats is pool.Pool.ResetPeakStats, and of the peaks in Detail.
 func (p *Pool) ResetPeakStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.eachStat(func(s *Stat) { s.Peak = s.Current })
 }
 
-// ResetAccumulatedStats makes the sums in Detail start again from 0; the other counters of Stats go
-// on. (torch.cuda.reset_accumulated_memory_stats)
+// ResetAccumulatedStats is pool.Accumulator.ResetAccumulatedStats.
 func (p *Pool) ResetAccumulatedStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -69,7 +69,7 @@ func TestSnapshot(t *testing.T) {
 				{Size: 1024, Requested: 700, State: "active_allocated"},
 				{Size: 2*mib - 1024, State: "inactive"},
 			}},
-	}, b.Snapshot())
+	}, b.snapshot())
 	b.malloc(10*mib, 0)
-	require.Equal(t, uint64(1), b.Snapshot()[0].Blocks[1].Age, "one search since")
+	require.Equal(t, uint64(1), b.snapshot()[0].Blocks[1].Age, "one search since")
 }

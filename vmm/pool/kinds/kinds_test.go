@@ -28,3 +28,24 @@ func TestEveryKindRefusesOptionsItDoesNotKnow(t *testing.T) {
 		require.Nil(t, p, name)
 	}
 }
+
+func TestPeaksAreReset(t *testing.T) {
+	for _, kind := range kinds.Names() {
+		p, err := kinds.New(kind, pool.NewRange(1<<40, 1<<40), nil)
+		require.NoError(t, err)
+		first, err := p.Malloc(10<<20, 0)
+		require.NoError(t, err)
+		second, err := p.Malloc(1000, 0)
+		require.NoError(t, err)
+		require.NoError(t, p.Free(first.Address))
+		before := p.Stats()
+		require.Greater(t, before.PeakLive, before.Live, kind)
+		p.ResetPeakStats()
+		after := p.Stats()
+		require.Equal(t, []uint64{after.Requested, after.Live, after.Reserved},
+			[]uint64{after.PeakRequested, after.PeakLive, after.PeakReserved}, kind)
+		require.Equal(t, before.Mallocs, after.Mallocs)
+		require.NoError(t, p.Free(second.Address))
+		require.NoError(t, p.Destroy())
+	}
+}

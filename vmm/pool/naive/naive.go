@@ -93,6 +93,13 @@ func (p *Pool) Stats() pool.Stats {
 	return p.ledger.Stats()
 }
 
+// ResetPeakStats is pool.Pool.ResetPeakStats.
+func (p *Pool) ResetPeakStats() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ledger.ResetPeakStats()
+}
+
 // Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
 func (p *Pool) Destroy() error {
 	p.mu.Lock()

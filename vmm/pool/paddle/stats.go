@@ -28,3 +28,10 @@ func (p *Pool) Stats() pool.Stats {
 	}
 	return stats
 }
+
+// ResetPeakStats is pool.Pool.ResetPeakStats.
+func (p *Pool) ResetPeakStats() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.table.ResetPeakStats()
+}

@@ -72,6 +72,12 @@ func (s *shared) limit(bytes uint64) {
 	s.limited, s.allowed = true, bytes
 }
 
+func (s *shared) resetPeak() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stats.PeakReserved = s.held
+}
+
 func (s *shared) count(stats *pool.Stats) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -286,6 +286,14 @@ func (p *Pool) Stats() pool.Stats {
 	return stats
 }
 
+// ResetPeakStats is pool.Pool.ResetPeakStats.
+func (p *Pool) ResetPeakStats() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stats.PeakRequested, p.stats.PeakLive = p.stats.Requested, p.stats.Live
+	p.source.resetPeak()
+}
+
 // Detail is Stats.Detail.
 type Detail struct {
 	Streams int `json:"streams"` // that have a pool

@@ -26,6 +26,9 @@ var (
 	ErrChosen = errors.New("it is one choice for the life of a process")
 )
 
+// ErrNoSnapshot: the kind cannot tell what its memory is used for where each stream has a pool of its own.
+var ErrNoSnapshot = errors.New("under PyTorch only a pool of kind caching has a snapshot")
+
 // Memory is what the segments of a pool are. It tells the pools apart.
 type Memory struct {
 	Device   int
@@ -249,16 +252,48 @@ type Stats struct {
 	Stats  pool.Stats `json:"stats"`
 }
 
+// tag is what statistics name a pool by, nil for memory that is not pausable.
+func (e entry) tag() *string {
+	if !e.Pausable {
+		return nil
+	}
+	tag := vmm.TagText(e.Request.Tag)
+	return &tag
+}
+
 // Stats lists the pools in the order in which they were made; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
 	for _, e := range p.made() {
-		s := Stats{Device: e.Device, Stats: e.pool.Stats()}
-		if e.Pausable {
-			tag := vmm.TagText(e.Request.Tag)
-			s.Tag = &tag
-		}
-		all = append(all, s)
+		all = append(all, Stats{Device: e.Device, Tag: e.tag(), Stats: e.pool.Stats()})
 	}
 	return all
+}
+
+// Snapshot is of one pool.
+type Snapshot struct {
+	Device   int     `json:"device"`
+	Tag      *string `json:"tag"` // nil: not pausable
+	Segments any     `json:"segments"`
+}
+
+// Snapshots lists what pool.Snapshotter.Snapshot says of the pools, in the order in which they were made; never
+// nil. Errors: ErrNoSnapshot for a kind other than caching.
+func (p *Pools) Snapshots() ([]Snapshot, error) {
+	all := []Snapshot{}
+	for _, e := range p.made() {
+		s, ok := e.pool.(pool.Snapshotter)
+		if !ok {
+			return nil, ErrNoSnapshot
+		}
+		all = append(all, Snapshot{e.Device, e.tag(), s.Snapshot()})
+	}
+	return all, nil
+}
+
+// ResetPeakStats is pool.Pool.ResetPeakStats, of all pools.
+func (p *Pools) ResetPeakStats() {
+	for _, e := range p.made() {
+		e.pool.ResetPeakStats()
+	}
 }

@@ -82,5 +82,11 @@ func (a *Account) Invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %w: %#x", a.stats.Kind, pool.ErrInvalidAddress, address)
 }
 
+// ResetPeakStats is pool.Pool.ResetPeakStats.
+func (a *Account) ResetPeakStats() {
+	s := &a.stats
+	s.PeakRequested, s.PeakLive, s.PeakReserved = s.Requested, s.Live, s.Reserved
+}
+
 // Stats returns the counters.
 func (a *Account) Stats() pool.Stats { return a.stats }

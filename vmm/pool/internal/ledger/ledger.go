@@ -11,7 +11,7 @@ import (
 type Block struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
-	Owner     uint32 // what it was carved from, in the numbering of the pool
+	Owner     uint32 // what it was split off, in the numbering of the pool
 }
 
 // Ledger is the account of a pool that knows no more of a live block than that.
