@@ -188,8 +188,8 @@ def show(events: list[dict[str, Any]], result: dict[str, Any]) -> None:
         )
     lent, before = result["lent_bytes"] / unit, result["free_before_bytes"] / unit
     print(
-        f"  {'lent' if result['lent'] else 'NOT LENT'} to another process: {lent:.2f} {name}, where "
-        f"{before:.2f} were free before the pause; contents and addresses are "
+        f"  {'lent' if result['lent'] else 'NOT LENT'} to another process: {lent:.2f} {name}, "
+        f"where {before:.2f} were free before the pause; contents and addresses are "
         f"{'as before' if result['restored'] and result['address_kept'] else 'LOST'}"
     )
 
