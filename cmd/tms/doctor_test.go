@@ -521,6 +521,12 @@ func TestPreloads(t *testing.T) {
 	ask(built(t, "sim", "libcudart.so.13")+":"+library).with(t, "error preload")
 	ask(library + ":" + built(t, "sim", "libcudart.so.13")).with(t)
 
+	driver := compile(t, "driver", "libquota.so", "-DRESULT=0")
+	for _, preload := range []string{driver + ":" + library, library + ":" + driver} {
+		require.Contains(t, ask(preload).with(t, "warning interposer").find(t, "warning", "interposer").What, "libquota.so is preloaded too and defines cu")
+	}
+	ask(library + ":" + built(t, "sim", "libcuda.so.1")).with(t) // the driver itself is none
+
 	stdout, stderr, code := execute(t, nil, []string{"doctor", "--json", program}, "LD_PRELOAD=/nowhere/libtms.so")
 	require.Contains(t, stderr, "ld.so") // its own loader's complaint
 	parse(t, stdout, "", code).with(t, "warning preload")
@@ -620,6 +626,59 @@ func TestAddressSpaceLimit(t *testing.T) {
 	limited[2] = `ulimit -v 41943040 && ulimit -d 524288 && exec "$0" "$@"`
 	stdout, stderr, code = execute(t, limited, []string{"doctor", "--json"})
 	parse(t, stdout, stderr, code).with(t, "warning address-space", "warning data-size")
+}
+
+// TestThreadLimit runs the command as a user whom the limit holds: root is above it.
+func TestThreadLimit(t *testing.T) {
+	t.Parallel()
+	limited := []string{"prlimit", "--nproc=40"}
+	if os.Getuid() != 0 {
+		t.Skip("only root can become a user who runs nothing else")
+	}
+	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
+	parse(t, stdout, stderr, code).with(t)
+
+	folder := filepath.Dir(tms) // its owner alone may read it otherwise
+	require.NoError(t, os.Chmod(folder, 0o755))
+	other := []string{"setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"}
+	stdout, _, _ = execute(t, append(other, limited...), []string{"doctor", "--json"})
+	var r report
+	require.NoError(t, json.Unmarshal([]byte(stdout), &r), stdout)
+	require.Regexp(t, "^user 54321 may have 40 processes and threads and has [0-9]+; pausable memory needs (48|60) threads more",
+		r.find(t, "warning", "threads").What)
+	limited[1] = "--nproc=200"
+	stdout, _, _ = execute(t, append(other, limited...), []string{"doctor", "--json"})
+	r = report{}
+	require.NoError(t, json.Unmarshal([]byte(stdout), &r), stdout)
+	r.lacks(t, "threads")
+}
+
+func TestMappingsThatAreNearlyUsedUp(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("/proc/sys/vm/max_map_count")
+	require.NoError(t, err)
+	if most, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || most > 1<<21 {
+		t.Skip("this machine has no limit that a program reaches")
+	}
+	preload := "LD_PRELOAD=" + built(t, "lib", "libtms.so")
+	r := examine(t, start(t, compile(t, "mappings", "mappings"), preload)).with(t, "warning mappings")
+	require.Contains(t, r.find(t, "warning", "mappings").What, "of the "+strings.TrimSpace(string(text))+" mappings")
+	examine(t, start(t, usual(t), preload)).with(t).lacks(t, "mappings")
+}
+
+// CUDA's pinned memory does not count, so only a machine with a network card that registers memory is warned.
+func TestLockedMemory(t *testing.T) {
+	t.Parallel()
+	adapters, err := filepath.Glob("/sys/class/infiniband/*")
+	require.NoError(t, err)
+	limited := []string{"/bin/sh", "-c", `ulimit -l 64 && exec "$0" "$@"`}
+	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
+	r := parse(t, stdout, stderr, code)
+	if len(adapters) == 0 {
+		r.with(t).lacks(t, "locked-memory")
+	} else {
+		require.Contains(t, r.with(t, "warning locked-memory").find(t, "warning", "locked-memory").What, "64 KiB")
+	}
 }
 
 // start runs a program until the test ends, and returns once it is up.

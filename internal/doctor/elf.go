@@ -26,8 +26,9 @@ type image struct {
 	runpath []string
 	filters []string // libraries that the loader takes in its place (DT_FILTER)
 
-	definesMalloc bool // exports a cudaMalloc
-	importsCudart bool // takes CUDA runtime functions from elsewhere
+	definesMalloc bool     // exports a cudaMalloc
+	definesCUDA   []string // exports of CUDA's functions
+	importsCudart bool     // takes CUDA runtime functions from elsewhere
 	importsDlopen bool
 	looksForCUDA  bool // by weak references to its functions
 
@@ -116,9 +117,10 @@ func (i *image) readSymbols(f *elf.File) {
 		}
 		switch {
 		case s.Section != elf.SHN_UNDEF:
-			if s.Name == "cudaMalloc" {
-				i.definesMalloc = true
+			if isCUDAFunction(s.Name) {
+				i.definesCUDA = append(i.definesCUDA, s.Name)
 			}
+			i.definesMalloc = i.definesMalloc || s.Name == "cudaMalloc"
 		case s.Name == "dlopen":
 			i.importsDlopen = true
 		case strings.HasPrefix(s.Name, "__cudaRegister") || isRuntimeFunction(s.Name):
@@ -138,6 +140,10 @@ func isCUDAFunction(name string) bool {
 }
 
 func (i *image) base() string { return filepath.Base(i.path) }
+
+func (i *image) isDriver() bool {
+	return strings.HasPrefix(i.base(), "libcuda.so") || strings.HasPrefix(i.soname, "libcuda.so")
+}
 
 func (i *image) isCudart() bool {
 	return strings.HasPrefix(i.base(), "libcudart.so") || strings.HasPrefix(i.soname, "libcudart.so")

@@ -28,43 +28,17 @@ func (h Host) String() string {
 	return text
 }
 
-// addressSpaceNeeded is what the driver itself takes (13 GiB were seen with one GPU; cuInit fails at
-// 8) and a little for memory. The engine's arenas shrink to what a limit leaves.
-const addressSpaceNeeded = 16 << 30
-
-// Below addressSpaceAmple the engine's threads do not take ahead what the driver keeps of each: C's allocator would
-// reserve 64 MiB for each. dataNeeded is what the engine's runtime maps at its start, and twice as much.
-const (
-	addressSpaceAmple = 64 << 30
-	dataNeeded        = 1 << 30
-)
-
-func (r *Report) examineHost(pid int) {
+func (r *Report) examineHost(p *process) {
 	self := "self"
-	if pid != 0 {
-		self = strconv.Itoa(pid)
+	if p != nil {
+		self = strconv.Itoa(p.pid)
 	}
 	h := &r.Host
 	h.MemoryAvailableBytes = memoryAvailable(self)
 	h.AddressSpaceLimitBytes = limitOf(self, "Max address space")
 	h.TransparentHugepages = transparentHugepages()
 
-	if limit := h.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceNeeded {
-		r.add(Error, "address-space",
-			fmt.Sprintf("the address space is limited to %s; the CUDA driver alone takes 13 GiB", size(limit)),
-			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
-	}
-	if limit := h.AddressSpaceLimitBytes; limit >= addressSpaceNeeded && limit < addressSpaceAmple {
-		r.add(Warning, "address-space",
-			fmt.Sprintf("the address space is limited to %s; when it is used up, a thread's first call of the driver ends "+
-				"the program", size(limit)),
-			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
-	}
-	if limit := limitOf(self, "Max data size"); limit != 0 && limit < dataNeeded {
-		r.add(Warning, "data-size",
-			fmt.Sprintf("the data size is limited to %s; pausable memory may be refused for want of it", size(limit)),
-			"start the program under ulimit -d unlimited")
-	}
+	r.examineLimits(self, p)
 	if h.TransparentHugepages == "never" {
 		r.add(Note, "hugepages", "transparent huge pages are off, so pinning host memory for backups takes nearly twice as long",
 			"as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
@@ -78,20 +52,6 @@ func (r *Report) examineHost(pid int) {
 			fmt.Sprintf("%s of host memory is available; backups of a full device need %s", size(h.MemoryAvailableBytes), size(most)),
 			"keep backups only of what cannot be made again")
 	}
-}
-
-// limitOf is a soft limit in bytes, 0 for none.
-func limitOf(process, name string) uint64 {
-	text, err := os.ReadFile("/proc/" + process + "/limits")
-	if err != nil {
-		return 0
-	}
-	found := regexp.MustCompile(`(?m)^` + name + `\s+(\d+)`).FindSubmatch(text)
-	if found == nil {
-		return 0 // unlimited
-	}
-	limit, _ := strconv.ParseUint(string(found[1]), 10, 64)
-	return limit
 }
 
 var chosen = regexp.MustCompile(`\[(\w+)\]`)

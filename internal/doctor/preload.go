@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -32,7 +33,16 @@ func (r *Report) findPreloads(l *loader) (found []*image) {
 	return found
 }
 
-// examinePreloads looks for others who interpose cudaMalloc; preloads are in the loader's order.
+// examples names the first of them.
+func examples(functions []string) string {
+	slices.Sort(functions)
+	if len(functions) > 2 {
+		return fmt.Sprintf("%s and %d more of CUDA's functions", functions[0], len(functions)-1)
+	}
+	return strings.Join(functions, " and ")
+}
+
+// examinePreloads looks for others who interpose CUDA's functions; preloads are in the loader's order.
 func (r *Report) examinePreloads(preloads []*image) {
 	position := len(preloads)
 	for n := len(preloads) - 1; n >= 0; n-- {
@@ -42,7 +52,10 @@ func (r *Report) examinePreloads(preloads []*image) {
 	}
 	for n, i := range preloads {
 		switch {
-		case i.isOurs() || !i.definesMalloc:
+		case i.isOurs() || i.isDriver() || len(i.definesCUDA) == 0:
+		case !i.definesMalloc:
+			r.add(Warning, "interposer", fmt.Sprintf("%s is preloaded too and defines %s: what it does with memory made in regions is not known",
+				i.path, examples(i.definesCUDA)), "preload only one of them")
 		case i.isCudart() && n < position && position < len(preloads):
 			r.add(Error, "preload", fmt.Sprintf("%s is preloaded before libtms.so, so its cudaMalloc is the one that is called", i.path),
 				"put libtms.so first in LD_PRELOAD")

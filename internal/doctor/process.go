@@ -15,9 +15,10 @@ type process struct {
 	pid         int
 	path        string // of the program
 	environment environment
-	mapped      []mapped
-	library     *mapped // libtms.so
-	secure      bool    // it was started in secure-execution mode
+	mapped      []mapped // files
+	mappings    int      // of all kinds
+	library     *mapped  // libtms.so
+	secure      bool     // it was started in secure-execution mode
 }
 
 // mapped is a file in a process's address space.
@@ -73,6 +74,7 @@ func openProcess(pid int) (*process, error) {
 
 func (p *process) readMaps(text string) {
 	known := map[string]bool{}
+	p.mappings = strings.Count(text, "\n")
 	for _, line := range strings.Split(text, "\n") {
 		// address permissions offset device inode path, which may have spaces
 		fields := strings.SplitN(line, " ", 6)

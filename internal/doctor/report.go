@@ -52,7 +52,7 @@ func Examine(target Target) (*Report, error) {
 	}
 
 	r.examineDriver()
-	r.examineHost(target.PID)
+	r.examineHost(process)
 	switch {
 	case process != nil:
 		r.examineProcess(process)

@@ -1,0 +1,138 @@
+package doctor
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+)
+
+// addressSpaceNeeded is what the driver itself takes (13 GiB were seen with one GPU; cuInit fails at
+// 8) and a little for memory. The engine's arenas shrink to what a limit leaves.
+const addressSpaceNeeded = 16 << 30
+
+// Below addressSpaceAmple the engine's threads do not take ahead what the driver keeps of each: C's allocator would
+// reserve 64 MiB for each. dataNeeded is what the engine's runtime maps at its start, and twice as much.
+const (
+	addressSpaceAmple = 64 << 30
+	dataNeeded        = 1 << 30
+)
+
+// What the engine's start takes: threads (preload/shim.h), and kernel mappings, 180 of which were seen, with 128 to
+// spare. A process has some hundreds itself, with PyTorch some thousands.
+const (
+	threadsAtStart   = 36
+	threadsPerDevice = 12
+	mappingsNeeded   = 512
+	mappingsFew      = 8 << 10
+)
+
+// examineLimits looks at what docs/rationale.md has under "Limits". A process is nil where none is running yet.
+func (r *Report) examineLimits(self string, p *process) {
+	if limit := r.Host.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceNeeded {
+		r.add(Error, "address-space",
+			fmt.Sprintf("the address space is limited to %s; the CUDA driver alone takes 13 GiB", size(limit)),
+			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
+	}
+	if limit := r.Host.AddressSpaceLimitBytes; limit >= addressSpaceNeeded && limit < addressSpaceAmple {
+		r.add(Warning, "address-space",
+			fmt.Sprintf("the address space is limited to %s; when it is used up, a thread's first call of the driver ends "+
+				"the program", size(limit)),
+			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
+	}
+	if limit := limitOf(self, "Max data size"); limit != 0 && limit < dataNeeded {
+		r.add(Warning, "data-size",
+			fmt.Sprintf("the data size is limited to %s; pausable memory may be refused for want of it", size(limit)),
+			"start the program under ulimit -d unlimited")
+	}
+	r.examineThreads(self)
+	most, ok := readNumber("/proc/sys/vm/max_map_count")
+	const raise = "as root: sysctl vm.max_map_count=262144"
+	if ok && p != nil && most < uint64(p.mappings)+mappingsNeeded {
+		r.add(Warning, "mappings",
+			fmt.Sprintf("the process has %d of the %d mappings that vm.max_map_count allows; pausable memory, whose start needs up to %d, "+
+				"may be refused", p.mappings, most, mappingsNeeded), raise)
+	} else if ok && most < mappingsFew {
+		r.add(Warning, "mappings", fmt.Sprintf("vm.max_map_count=%d is low: a program with PyTorch has thousands of mappings, and when "+
+			"there are no more, memory is refused", most), raise)
+	}
+	adapters, _ := filepath.Glob("/sys/class/infiniband/*")
+	r.examineLockedMemory(limitOf(self, "Max locked memory"), len(adapters))
+}
+
+// examineThreads counts as the kernel does: all threads of the user, of whom those are seen that /proc shows.
+func (r *Report) examineThreads(self string) {
+	limit := limitOf(self, "Max processes")
+	user, above := userOf(self)
+	if limit == 0 || above {
+		return
+	}
+	var running uint64
+	statuses, _ := filepath.Glob("/proc/[0-9]*/status")
+	for _, path := range statuses {
+		if status, err := os.ReadFile(path); err == nil && field(status, "Uid") == user {
+			threads, _ := strconv.ParseUint(field(status, "Threads"), 10, 64)
+			running += threads
+		}
+	}
+	needed := threadsAtStart + threadsPerDevice*uint64(max(1, len(r.Devices)))
+	if limit < running+needed {
+		r.add(Warning, "threads",
+			fmt.Sprintf("user %s may have %d processes and threads and has %d; pausable memory needs %d threads more and is refused without",
+				user, limit, running, needed),
+			"start the program under ulimit -u unlimited, or end others of this user")
+	}
+}
+
+// userOf is a process's user, and whether the kernel does not count the threads of that one: root and who may do as
+// root, but not in a user namespace (a rootless container).
+func userOf(process string) (user string, above bool) {
+	status, err := os.ReadFile("/proc/" + process + "/status")
+	if err != nil {
+		return "", true
+	}
+	const adminOrResource = 1<<21 | 1<<24 // CAP_SYS_ADMIN, CAP_SYS_RESOURCE
+	user = field(status, "Uid")
+	capabilities, _ := strconv.ParseUint(field(status, "CapEff"), 16, 64)
+	users, err := os.ReadFile("/proc/" + process + "/uid_map")
+	all := err == nil && strings.Join(strings.Fields(string(users)), " ") == "0 0 4294967295"
+	return user, all && (user == "0" || capabilities&adminOrResource != 0)
+}
+
+// field is the first word of a line of /proc/PID/status.
+func field(status []byte, name string) string {
+	for line := range bytes.Lines(status) {
+		if value, ok := bytes.CutPrefix(line, []byte(name+":")); ok {
+			word, _, _ := strings.Cut(strings.TrimSpace(string(value)), "\t")
+			return word
+		}
+	}
+	return ""
+}
+
+// examineLockedMemory: CUDA's pinned memory is not counted against RLIMIT_MEMLOCK, what a network card registers is.
+func (r *Report) examineLockedMemory(limit uint64, adapters int) {
+	if limit != 0 && adapters > 0 {
+		r.add(Warning, "locked-memory",
+			fmt.Sprintf("locked memory is limited to %s: registering more with the InfiniBand adapters fails (NCCL and UCX do); "+
+				"backups in pinned memory are not counted", size(limit)),
+			"start the program under ulimit -l unlimited")
+	}
+}
+
+// limitOf is a soft limit in bytes, 0 for none.
+func limitOf(process, name string) uint64 {
+	text, err := os.ReadFile("/proc/" + process + "/limits")
+	if err != nil {
+		return 0
+	}
+	found := regexp.MustCompile(`(?m)^` + name + `\s+(\d+)`).FindSubmatch(text)
+	if found == nil {
+		return 0 // unlimited
+	}
+	limit, _ := strconv.ParseUint(string(found[1]), 10, 64)
+	return limit
+}
