@@ -102,6 +102,18 @@ struct visit {
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);
 
+/* What a call of Go answers, or the code that kept it from being made. */
+#define IN_GO(call)                                                                                \
+	({                                                                                         \
+		struct visit saved_;                                                               \
+		int entered_ = go_enter(&saved_);                                                  \
+		if (entered_ == SUCCESS) {                                                         \
+			entered_ = call;                                                           \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		entered_;                                                                          \
+	})
+
 /* memory.c: the memory of the Go runtime, had before it asks. */
 HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
 HIDDEN void memory_release(void); /* before it has started */
@@ -150,7 +162,6 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
-HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
 HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int pausable_free(void *pointer);
 
