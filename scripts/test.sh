@@ -35,9 +35,9 @@ for file in preload/*.c region/*.c forward/*.c; do # the rest of the C is built 
 done
 for command in "check" "format --check"; do
 	build/venv/bin/ruff $command pymodule
-	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/torch-versions
+	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/picture scripts/picture.py scripts/torch-versions docs/examples
 done
-(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m pyright)
+(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/rollout.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
 
 say "kernels"
 scripts/generate-kernels.sh --check

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 
-from . import _C, cuda, version
+from . import _C, cuda, nn, version
 from .cuda._memory import OutOfMemoryError
 from .cuda._tensor import CpuTensor, Tensor, empty, full, zeros
 
@@ -25,6 +25,7 @@ __all__ = [
     "empty",
     "frombuffer",
     "full",
+    "nn",
     "uint8",
     "version",
     "zeros",

@@ -103,9 +103,9 @@ class Tensor:
         run(lambda: runtime.write(address, contents()))
 
 
-def empty(shape: tuple[int, ...], *, dtype: str, device: str) -> Tensor:
+def empty(shape: tuple[int, ...] | int, *, dtype: str, device: str) -> Tensor:
     assert (dtype, device) == ("torch.uint8", "cuda")
-    return Tensor(shape)
+    return Tensor((shape,) if isinstance(shape, int) else shape)
 
 
 def full(shape: tuple[int, ...], number: int, *, dtype: str, device: str) -> Tensor:

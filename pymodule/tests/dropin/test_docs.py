@@ -1,0 +1,196 @@
+"""What the documents show: programs and examples are run, links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import pytest
+from programs import output, run
+from simulator import BUILD, PYMODULE, environment
+
+ROOT = PYMODULE.parent
+EXAMPLES = ROOT / "docs" / "examples"
+DOCUMENTS = [ROOT / "README.md", PYMODULE / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_readme_example() -> None:
+    """With room for it, and with what it claims looked at in between."""
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = example.splitlines()
+    pause = lines.index(next(line for line in lines if line.startswith("tms.pause()")))
+    lines[pause] = """
+model.weight.fill_(7)
+cache.fill_(9)
+addresses = model.weight.data_ptr(), cache.data_ptr()
+before = torch.cuda.mem_get_info()[0]
+assert tms.pause() == 1280 << 20
+assert torch.cuda.mem_get_info()[0] == before + (1280 << 20)
+"""
+    lines.append("""
+assert addresses == (model.weight.data_ptr(), cache.data_ptr())
+import cuda
+assert cuda.read(model.weight.data_ptr(), 4096) == bytes([7]) * 4096
+assert cuda.read(cache.data_ptr(), 4096) != bytes([9]) * 4096
+print("as the README says")
+""")
+    assert output("\n".join(lines), CUDASIM_MEMORY="4G") == "as the README says\n"
+
+
+def test_python_readme_example() -> None:
+    """With what is the reader's own made up."""
+    readme = (PYMODULE / "README.md").read_text()
+    (example,) = re.findall(r"```python\n(import torch\n.*?)```", readme, re.DOTALL)
+    prelude = """
+import torch
+
+class Model:
+    def cuda(self):
+        self.weight = torch.full((4 << 20,), 7, dtype="torch.uint8", device="cuda")
+        return self
+
+def evaluate(model):
+    print(model.weight[:1].item(), torch.cuda.mem_get_info()[0] >> 30)
+
+class subprocess:
+    def run(command):
+        import os
+        print(os.environ["LD_PRELOAD"].endswith("libtms.so"))
+"""
+    assert output(prelude + example, CUDASIM_MEMORY="80G") == "7 79\nTrue\n"
+
+
+def test_rollout(tmp_path: Path) -> None:
+    """Trainer and server on one device that has not room for both."""
+    done = run(
+        str(EXAMPLES / "rollout.py"),
+        preloaded=True,
+        CUDASIM_DEVICES="1",
+        CUDASIM_MEMORY="64M",
+        CUDASIM_SHARED=f"test_rollout_{tmp_path.name}",
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [
+        *(f"step {step}: the server says {step} tokens" for step in (1, 2, 3)),
+        "weights 3, moments 6 after 3 steps",
+    ]
+
+
+def test_picture(tmp_path: Path) -> None:
+    """Drawn from a run, as the one in the README was."""
+    picture = tmp_path / "memory.svg"
+    command = [sys.executable, ROOT / "scripts" / "picture.py", picture]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    for drawn in (picture, ROOT / "docs" / "memory.svg"):
+        paths = {
+            path[0].text: path.get("d") or ""
+            for path in ElementTree.parse(drawn).iter("{http://www.w3.org/2000/svg}path")
+            if len(path)
+        }
+        assert set(paths) == {"weights", "optimizer", "gradients", "rollout weights", "kv cache"}
+        for tag, path in paths.items():  # each turn a rectangle; the last of the trainer's goes on
+            assert path.count("M") >= (3 if tag in ("rollout weights", "kv cache") else 4), (
+                tag,
+                path,
+            )
+
+
+@pytest.fixture
+def compiled(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    program = tmp_path / request.param
+    libraries = ["-L", BUILD / "lib", "-ltms"] if request.param == "linked" else ["-ldl"]
+    flags = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-I", BUILD / "lib"]
+    source = EXAMPLES / f"{request.param}.c"
+    cudart = ["-L", BUILD / "sim", "-lcudart"]
+    subprocess.run(["gcc", *flags, "-o", program, source, *libraries, *cudart], check=True)
+    return program
+
+
+def started(program: Path, preload: str) -> str:
+    variables = {
+        **environment(),
+        "LD_LIBRARY_PATH": f"{BUILD / 'lib'}:{BUILD / 'sim'}",
+        "LD_PRELOAD": preload,
+    }
+    return subprocess.run(
+        [program], env=variables, check=True, timeout=60, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.parametrize("compiled", ["linked"], indirect=True)
+def test_linked_program(compiled: Path) -> None:
+    assert started(compiled, "") == "64 MiB are free for others\nthe last byte is 42\n"
+
+
+@pytest.mark.parametrize("compiled", ["looked_up"], indirect=True)
+def test_program_that_looks_names_up(compiled: Path) -> None:
+    library = str(BUILD / "lib" / "libtms.so")
+    assert started(compiled, library) == "64 MiB are free for others\n"
+    assert started(compiled, "") == "not pausable\n"
+
+
+def test_touching_a_paused_pointer() -> None:
+    """As docs/symptoms.md has it for calls from C and from PyTorch."""
+    assert (
+        output("""
+import ctypes, cuda, tms
+cuda._runtime.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+with tms.region("t", backup="host"):
+    pointer = cuda.malloc(2 << 20)
+cuda.write(pointer, b"before")
+tms.pause()
+for touch in (lambda: cuda.read(pointer, 6), lambda: cuda.write(pointer, b"lost")):
+    try:
+        touch()
+    except cuda.CudaError as error:
+        print(error)
+print(cuda._runtime.cudaMemset(pointer, 0, 6))
+tms.resume()
+print(cuda.read(pointer, 6))
+""")
+        == "1\n1\n1\nb'before'\n"
+    )
+
+
+def test_error_codes() -> None:
+    """The table of docs/symptoms.md names the exceptions that are raised."""
+    from tms._errors import _STICKY, from_code
+
+    rows = re.findall(
+        r"^\| ([0-9, to]+) \| `(\w+)` \|", (ROOT / "docs" / "symptoms.md").read_text(), re.M
+    )
+    seen = set()
+    for codes, name in rows:
+        for first, last in re.findall(r"(\d+)(?: to (\d+))?", codes):
+            for code in range(int(first), int(last or first) + 1):
+                seen.add(code)
+                assert type(from_code(code, "", "")).__name__ == name, code
+    assert seen > _STICKY
+
+
+def anchors(document: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if "://" in link:
+            continue
+        name, _, anchor = link.partition("#")
+        target = (document.parent / name).resolve() if name else document
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+def test_scripts_that_are_named_exist() -> None:
+    for document in DOCUMENTS:
+        for path in re.findall(
+            r"`((?:scripts|preload|vmm|pymodule|internal|docs)/[\w./-]+)[` ]", document.read_text()
+        ):
+            found = (ROOT / path).exists() or list(ROOT.glob(path + ".*"))
+            assert found, f"{document.relative_to(ROOT)} names {path}"

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Draws docs/memory.svg: who held a device's memory, in a run of docs/examples/rollout.py.
+
+    scripts/picture.py [FILE]
+
+The run is real, over the simulator, with the tests' stand-in for PyTorch: 256 MiB of device memory
+that two processes share. What is drawn is what each process's tms.stats() said, every 5 ms.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MEMORY = 256 << 20
+TAGS = {  # from below, with their colours
+    "weights": "#1b5e9e",
+    "optimizer": "#4f93cf",
+    "gradients": "#a9cdec",
+    "rollout weights": "#b45f06",
+    "kv cache": "#f2b266",
+}
+WIDTH, HEIGHT, LEFT, TOP, BOTTOM = 720, 260, 64, 16, 66
+
+
+def run() -> list[tuple[float, dict[str, int]]]:
+    """Seconds since the first sample, and the bytes that each tag held, at every change."""
+    with tempfile.TemporaryDirectory() as folder:
+        tests = ROOT / "pymodule" / "tests"
+        paths = (ROOT / "scripts" / "picture", ROOT / "pymodule", tests, tests / "dropin" / "fake")
+        subprocess.run(
+            [sys.executable, ROOT / "docs" / "examples" / "rollout.py"],
+            env={
+                **os.environ,
+                "PYTHONPATH": ":".join(map(str, paths)),
+                "LD_PRELOAD": str(ROOT / "build" / "lib" / "libtms.so"),
+                "LD_LIBRARY_PATH": str(ROOT / "build" / "sim"),
+                "CUDASIM_DEVICES": "1",
+                "CUDASIM_MEMORY": str(MEMORY),
+                "CUDASIM_SHARED": f"picture{os.getpid()}",
+                "PICTURE": f"{folder}/process",
+            },
+            check=True,
+        )
+        samples = sorted(
+            (seconds, process, held)
+            for process, file in enumerate(Path(folder).iterdir())
+            for seconds, held in map(json.loads, file.read_text().splitlines())
+        )
+    held: dict[int, dict[str, int]] = {}
+    changes: list[tuple[float, dict[str, int]]] = []
+    for seconds, process, now in samples:
+        held[process] = now
+        every = {tag: size for one in held.values() for tag, size in one.items()}
+        assert sum(every.values()) <= MEMORY, every
+        if not changes or every != changes[-1][1]:
+            changes.append((seconds - samples[0][0], every))
+    changes.append((samples[-1][0] - samples[0][0], {}))
+    return changes
+
+
+def draw(changes: list[tuple[float, dict[str, int]]]) -> str:
+    """An SVG of stacked areas."""
+    bottom, right = HEIGHT - BOTTOM, WIDTH - 12
+    begin = next(seconds for seconds, held in changes if any(held.values()))
+    end = changes[-1][0]
+
+    def x(seconds: float) -> float:
+        return LEFT + (right - LEFT) * (seconds - begin) / (end - begin)
+
+    def y(size: float) -> float:
+        return bottom - (bottom - TOP) * size / MEMORY
+
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        'font-family="sans-serif" font-size="12">',
+        "<title>A trainer and a rollout server take turns on a simulated device</title>",
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
+    ]
+    for number, (tag, colour) in enumerate(TAGS.items()):
+        path = []
+        for (since, held), (until, _) in zip(changes, changes[1:]):
+            if since < begin or not held.get(tag):
+                continue
+            below = sum(held.get(other, 0) for other in list(TAGS)[:number])
+            top = y(below + held[tag])
+            path.append(f"M{x(since):.1f} {y(below):.1f}V{top:.1f}H{x(until):.1f}V{y(below):.1f}z")
+        out.append(f'<path d="{"".join(path)}" fill="{colour}"><title>{tag}</title></path>')
+        left = LEFT + 124 * number
+        out.append(f'<rect x="{left}" y="{HEIGHT - 24}" width="11" height="11" fill="{colour}"/>')
+        out.append(f'<text x="{left + 16}" y="{HEIGHT - 14}">{tag}</text>')
+    for size in (0, MEMORY // 2, MEMORY):
+        out.append(f'<path d="M{LEFT} {y(size):.1f}H{right}" stroke="#888" stroke-width=".6"/>')
+        out.append(
+            f'<text x="{LEFT - 6}" y="{y(size) + 4:.1f}" text-anchor="end">{size >> 20} MiB</text>'
+        )
+    step = next(step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10) if (end - begin) / step <= 10)
+    for tick in range(int((end - begin) / step) + 1):
+        out.append(
+            f'<text x="{x(begin + tick * step):.1f}" y="{bottom + 16}" text-anchor="middle">'
+            f"{tick * step:g} s</text>"
+        )
+    return "\n".join([*out, "</svg>"]) + "\n"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] in (["-h"], ["--help"]):
+        print(__doc__.strip())
+    else:
+        picture = Path(sys.argv[1]) if sys.argv[1:] else ROOT / "docs" / "memory.svg"
+        picture.write_text(draw(run()))
