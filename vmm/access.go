@@ -75,8 +75,8 @@ func (e *Engine) Grant() (err error) {
 func (e *Engine) grantAll(extents []*extent) error {
 	var stale []*extent
 	for _, x := range extents {
-		if !x.busy && x.stale() {
-			x.busy = true // its segments name it more than once
+		if x.owner == nobody && x.stale() {
+			x.owner = aCall // its segments name it more than once
 			stale = append(stale, x)
 		}
 	}
@@ -88,12 +88,12 @@ func (e *Engine) grantAll(extents []*extent) error {
 
 // stale tells that devices have come into use since the extent was mapped.
 func (x *extent) stale() bool {
-	return x.open && x.userMapped == nil && !slices.Equal(x.users, x.device.users())
+	return x.step == accessible && x.userMapped == nil && !slices.Equal(x.users, x.device.users())
 }
 
 func grantEach(extents []*extent) (first error) {
 	for _, x := range extents {
-		if err := x.grant(x.address); err != nil && first == nil {
+		if err := x.grant(); err != nil && first == nil {
 			first = err
 		}
 	}

@@ -31,12 +31,31 @@
 // The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
 // peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back).
 //
+// # The life of a segment
+//
+//	             Malloc              Pause
+//	           ---------->         --------->
+//	(addresses)             active             paused
+//	           <----------         <---------
+//	    ^        Free        |  ^    Resume      |
+//	    |     Free, where    |  |                |
+//	    |    others use the  v  | Malloc         |
+//	    |        extent     slack                |
+//	    |                    |                   |
+//	    +--------------------+-------------------+
+//	     Pause, or the others go       Free
+//
+// Its extent goes through the steps none, created, mapped, accessible and back. Whoever is not working on it sees
+// an active one at accessible, and a paused one at none, or after an error at created or mapped: the next pause,
+// resume or free goes on from there. Who works on a segment or an extent owns it: a pause or resume (aTransition),
+// a driver call (aCall), or a free, made or pending (aFree); with that owner it is not found any more.
+//
 // # Locks
 //
 // In the order in which they are taken: transition, of which pauses, resumes, preparations and resets
 // have turns; mu, over all records, space and small included, never held over a driver call but those of
 // newDevice and of the reservation of an arena; then those inside backup, cuda, digest and reclaim, which call
-// nobody above. What works on extents without mu marks them busy, and their segments where it changes those:
+// nobody above. What works on extents without mu owns them, and their segments where it changes those:
 // others wait for settled. None of these is held while anything of the program's is waited for: its streams and
 // contexts (quiesce), its callbacks (track), what pending frees wait for (reap, awaitDevices).
 package vmm

@@ -10,16 +10,24 @@ type extent struct {
 	device     *device
 	address    uintptr
 	size       uint64
-	segments   []*segment  // by address; those in slack are free, but cannot leave alone
-	live       int         // segments that are not in slack
-	busy       bool        // a transition, or a driver call, works on it
+	segments   []*segment // by address; those in slack are free, but cannot leave alone
+	live       int        // segments that are not in slack
+	owner      owner
+	step       step
 	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
 	handle     cuda.Handle
-	created    bool  // handle is valid
-	mapped     bool  // handle is mapped at address
-	open       bool  // the device has access
 	users      []int // devices that have access
 }
+
+// step is how far an extent has come.
+type step int
+
+const (
+	none       step = iota
+	created         // handle is valid
+	mapped          // and mapped at address
+	accessible      // and the device has access
+)
 
 // newExtent returns an extent, of nothing yet, for neighbouring segments in order of their addresses.
 func newExtent(d *device, segments ...*segment) *extent {
@@ -37,18 +45,18 @@ func (x *extent) make() error {
 	if err := x.create(); err != nil {
 		return err
 	}
-	return x.attach(x.address)
+	return x.attach()
 }
 
 func (x *extent) create() error {
-	if x.created {
+	if x.step >= created {
 		return nil
 	}
 	handle, err := x.memory()
 	if err != nil {
 		return err
 	}
-	x.handle, x.created = handle, true
+	x.handle, x.step = handle, created
 	return nil
 }
 
@@ -67,28 +75,28 @@ func (x *extent) memory() (cuda.Handle, error) {
 }
 
 // attach maps the handle and lets the device use it.
-func (x *extent) attach(at uintptr) error {
-	if !x.mapped {
-		if err := x.device.driver.MemMap(at, x.size, x.handle); err != nil {
+func (x *extent) attach() error {
+	if x.step < mapped {
+		if err := x.device.driver.MemMap(x.address, x.size, x.handle); err != nil {
 			return err
 		}
-		x.mapped = true
+		x.step = mapped
 	}
-	if !x.open {
-		if err := x.grant(at); err != nil {
+	if x.step < accessible {
+		if err := x.grant(); err != nil {
 			return err
 		}
-		x.open = true
+		x.step = accessible
 	}
 	return nil
 }
 
-func (x *extent) grant(at uintptr) error {
+func (x *extent) grant() error {
 	if f := x.userMapped; f != nil {
-		return x.device.driver.MemSetAccessOf(at, x.size, f.access)
+		return x.device.driver.MemSetAccessOf(x.address, x.size, f.access)
 	}
 	users := x.device.users()
-	err := x.device.driver.MemSetAccess(at, x.size, users...)
+	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
 	if err == nil {
 		x.users = users
 	}
@@ -96,32 +104,32 @@ func (x *extent) grant(at uintptr) error {
 }
 
 // detach unmaps. The device must be idle: the driver does not wait for work in flight.
-func (x *extent) detach(at uintptr) error {
-	if !x.mapped {
+func (x *extent) detach() error {
+	if x.step < mapped {
 		return nil
 	}
-	if err := x.device.driver.MemUnmap(at, x.size); err != nil {
+	if err := x.device.driver.MemUnmap(x.address, x.size); err != nil {
 		return err
 	}
-	x.mapped, x.open = false, false
+	x.step = created
 	return nil
 }
 
 // release gives the physical memory back; the extent must be detached.
 func (x *extent) release() error {
-	if !x.created {
+	if x.step == none {
 		return nil
 	}
 	if err := x.device.driver.MemRelease(x.handle); err != nil {
 		return err
 	}
-	x.handle, x.created = 0, false
+	x.handle, x.step = 0, none
 	return nil
 }
 
 // unmake takes the extent from wherever it is to nothing.
 func (x *extent) unmake() error {
-	if err := x.detach(x.address); err != nil {
+	if err := x.detach(); err != nil {
 		return err
 	}
 	return x.release()
@@ -132,12 +140,10 @@ func (x *extent) unmake() error {
 func (x *extent) undo() error {
 	undo := x.unmake
 	if x.segments[0].extent == x {
-		undo = func() error { return x.detach(x.address) }
+		undo = x.detach
 	}
 	err := undo()
-	if x.mapped {
-		x.open = false // its segments are paused: nobody is to be given a part of it
-	}
+	x.step = min(x.step, mapped) // its segments are paused: nobody is to be given a part of it
 	return err
 }
 
@@ -145,11 +151,11 @@ func (x *extent) undo() error {
 // which is let go meanwhile.
 func (e *Engine) engage(extents []*extent, call func() error) error {
 	for _, x := range extents {
-		x.busy = true
+		x.owner = aCall
 	}
 	err := e.unlocked(call)
 	for _, x := range extents {
-		x.busy = false
+		x.owner = nobody
 	}
 	e.settled.Broadcast()
 	return err

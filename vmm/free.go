@@ -131,14 +131,14 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 		if s == nil || a.address() != address || s.userMapped != nil {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
-		if s.busy {
+		if s.owner == aTransition {
 			e.settled.Wait()
 			continue
 		}
 		if a.small {
 			s.slab.SetFreeing(a.offset, true)
 		} else {
-			s.state = freeing
+			s.owner = aFree
 		}
 		return a, nil
 	}
@@ -176,9 +176,8 @@ func (a allocation) reinstate() {
 }
 
 func (s *segment) reinstate() {
-	s.state = active
-	if s.extent == nil || !s.extent.open {
-		s.state = paused // it was before
+	if s.owner = nobody; s.extent == nil || s.extent.step < accessible {
+		s.state = paused // it was before, or its extent is since a pause of others in it
 	}
 }
 
@@ -190,7 +189,7 @@ func (e *Engine) drop(a allocation) error {
 		return nil // a reset of the device took all of it
 	}
 	if a.small {
-		for s.slab != nil && s.busy && s.slab.Live() == 1 {
+		for s.slab != nil && s.owner == aTransition && s.slab.Live() == 1 {
 			e.settled.Wait()
 		}
 		if s.slab == nil {
@@ -201,10 +200,10 @@ func (e *Engine) drop(a allocation) error {
 			s.tag.listSlab(s)
 			return nil
 		}
-		s.state = freeing // nothing else is in it
+		s.owner = aFree // nothing else is in it
 		s.tag.unlistSlab(s)
 	}
-	for s.extent != nil && s.extent.busy {
+	for s.extent != nil && s.extent.owner != nobody {
 		e.settled.Wait()
 	}
 	if x := s.extent; x != nil && x.live > 1 {
@@ -230,7 +229,7 @@ func (e *Engine) drop(a allocation) error {
 // unmap ends an extent. Once it is unmapped what it held is gone, so a release that the driver refuses is made
 // later; the caller need not know.
 func (x *extent) unmap() error {
-	if err := x.detach(x.address); err != nil {
+	if err := x.detach(); err != nil {
 		return err
 	}
 	x.drop()
@@ -239,10 +238,10 @@ func (x *extent) unmap() error {
 
 // drop releases what an unmapped extent holds, at a later time if the driver refuses.
 func (x *extent) drop() {
-	if driver, handle := x.device.driver, x.handle; x.created {
+	if driver, handle := x.device.driver, x.handle; x.step == created {
 		driver.End("device memory", func() error { return driver.MemRelease(handle) })
 	}
-	x.handle, x.created = 0, false
+	x.handle, x.step = 0, none
 }
 
 // forget takes a segment out of what can be found, paused or resumed.

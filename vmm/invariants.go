@@ -109,8 +109,8 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			case err != nil:
 			case s.tag != t || s.index != n || s.span.Granules() != granules || !t.ranges.Holds(s.span):
 				err = errors.New("in a list of slack that is not its own")
-			case s.state != slack || s.extent == nil || s.busy || s.slab != nil || s.contents != nil:
-				err = fmt.Errorf("slack in state %d, with extent %v, busy %v", s.state, s.extent != nil, s.busy)
+			case s.state != slack || s.extent == nil || s.owner != nobody || s.slab != nil || s.contents != nil:
+				err = fmt.Errorf("slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
 			case e.segmentAt(s.address) != nil:
 				err = errors.New("slack that can be found")
 			}
@@ -137,8 +137,8 @@ func (i *inspection) segment(d *device, s *segment) error {
 	switch {
 	case s.device != d:
 		return errors.New("of another device")
-	case i.idle && s.busy:
-		return errors.New("busy, and no pause or resume goes on")
+	case i.idle && s.owner == aTransition:
+		return errors.New("in a pause or resume, and none goes on")
 	case s.userMapped != nil: // it has no span
 	case s.address != s.span.Address():
 		return errors.New("not where its span is")
@@ -147,20 +147,16 @@ func (i *inspection) segment(d *device, s *segment) error {
 	default:
 		i.owned[s.span] = true
 	}
-	x := s.extent
-	if x == nil {
-		if s.state == active && !s.busy {
-			return errors.New("active without memory")
+	step := none
+	if x := s.extent; x != nil {
+		i.extents[x] = true
+		if x.owner != nobody { // its step is not ours to read
+			return nil
 		}
-		return nil
+		step = x.step
 	}
-	i.extents[x] = true
-	switch {
-	case x.busy: // its other fields are not ours to read
-	case s.state == active && !s.busy && !x.open && s.userMapped == nil:
-		return errors.New("active in memory that cannot be reached")
-	case s.state == paused && !s.busy && x.open:
-		return errors.New("paused in memory that can be reached")
+	if s.owner == nobody && (s.state == active && step < accessible && s.userMapped == nil || s.state == paused && step == accessible) {
+		return fmt.Errorf("in state %d, and its memory at step %d", s.state, step)
 	}
 	return nil
 }
@@ -218,8 +214,8 @@ func (x *extent) check() error {
 		return fmt.Errorf("%d segments live, noted are %d", live, x.live)
 	case size != x.size:
 		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
-	case !x.busy && (!x.created || x.open && !x.mapped):
-		return fmt.Errorf("created %v, mapped %v, open %v", x.created, x.mapped, x.open)
+	case x.owner == nobody && x.step == none:
+		return errors.New("no memory")
 	}
 	return nil
 }
@@ -242,7 +238,7 @@ func (e *Engine) checkWaiting() error {
 		if f.why == making || f.why == made {
 			continue
 		}
-		gone := !a.small && a.segment.state != freeing
+		gone := !a.small && a.segment.owner != aFree
 		if a.small {
 			gone = a.segment.slab != nil && !a.segment.slab.Freeing(a.offset)
 		}

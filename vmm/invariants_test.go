@@ -39,7 +39,7 @@ func TestInvariants(t *testing.T) {
 	for name, damage := range map[string]func() (repair func()){
 		"index":     func() func() { s.index++; return func() { s.index-- } },
 		"tag":       func() func() { s.tag = s.device.newTag("u"); return func() { s.tag = tag } },
-		"busy":      func() func() { s.busy = true; return func() { s.busy = false } },
+		"busy":      func() func() { s.owner = aTransition; return func() { s.owner = nobody } },
 		"paused":    func() func() { s.state = paused; return func() { s.state = active } },
 		"no memory": func() func() { x := s.extent; s.extent = nil; return func() { s.extent = x } },
 		"address":   func() func() { s.address += granule; return func() { s.address -= granule } },
@@ -47,8 +47,8 @@ func TestInvariants(t *testing.T) {
 		"ghost":     func() func() { free.span.Enter(s); return func() { free.span.Enter(nil) } },
 		"live":      func() func() { s.extent.live++; return func() { s.extent.live-- } },
 		"size":      func() func() { s.extent.size++; return func() { s.extent.size-- } },
-		"closed":    func() func() { s.extent.open = false; return func() { s.extent.open = true } },
-		"created":   func() func() { s.extent.created = false; return func() { s.extent.created = true } },
+		"closed":    func() func() { s.extent.step = mapped; return func() { s.extent.step = accessible } },
+		"created":   func() func() { s.extent.step = none; return func() { s.extent.step = accessible } },
 		"slack":     func() func() { free.state = active; return func() { free.state = slack } },
 		"slab": func() func() {
 			other := *small.slab // of the same groups

@@ -8,7 +8,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a := e.around(address)
-	for a.segment != nil && a.segment.busy {
+	for a.segment != nil && a.segment.owner == aTransition {
 		e.settled.Wait()
 		a = e.around(address)
 	}
@@ -30,7 +30,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 func (e *Engine) around(address uintptr) allocation {
 	s := e.segmentAt(address)
 	switch {
-	case s == nil || s.state == freeing && !s.busy:
+	case s == nil || s.owner == aFree:
 		return allocation{}
 	case s.slab == nil:
 		return allocation{segment: s}

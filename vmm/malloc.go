@@ -98,8 +98,8 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		x := newExtent(d, s)
 		err = e.unlocked(func() error { return e.furnish(x, r) })
-		if err != nil && x.created { // nor could it be undone: that is a free to be made later
-			s.state, s.extent = freeing, x
+		if err != nil && x.step > none { // nor could it be undone: that is a free to be made later
+			s.state, s.owner, s.extent = paused, aFree, x
 			s.span.Enter(s)
 			t.add(s)
 			e.putOff(&pendingFree{allocation: allocation{segment: s}, why: refused, err: err})

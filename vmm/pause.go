@@ -31,10 +31,10 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	}
 	e.warnUnknown("pause", o.Tag)
 	start := time.Now()
-	wanted := func(s *segment) bool { return s.state == active && !s.stays() || s.state == paused && s.extent != nil }
+	wanted := func(s *segment) bool { return s.is(active) && !s.stays() || s.is(paused) && s.extent != nil }
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
-	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.state == freeing })))
+	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.owner == aFree })))
 	// What was freed before the call is to be free too when pause returns.
 	if err := e.freeQuiesced(devices, func() error { return e.quiesceAll(devices) }); err != nil {
 		return 0, err
@@ -87,7 +87,7 @@ func (e *Engine) pause(batches []*batch, verify bool) (freed uint64, first error
 
 // usesDisk tells whether a pause of the tag would write files.
 func (e *Engine) usesDisk(name *string) bool {
-	return len(e.choose(name, func(s *segment) bool { return s.state == active && s.backup == BackupDisk })) > 0
+	return len(e.choose(name, func(s *segment) bool { return s.is(active) && s.backup == BackupDisk })) > 0
 }
 
 // save copies the contents of the active segments that have a backup, or those of their blocks that are
@@ -158,10 +158,10 @@ func unmap(batches []*batch) error {
 	var undo []*extent
 	for _, b := range batches {
 		for _, x := range b.extents {
-			wasMapped := x.mapped
-			if err := x.detach(x.address); err != nil {
+			wasMapped := x.step >= mapped
+			if err := x.detach(); err != nil {
 				for _, u := range undo {
-					if u.attach(u.address) != nil {
+					if u.attach() != nil {
 						for _, s := range u.segments {
 							s.outcome.state = paused
 						}

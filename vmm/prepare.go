@@ -22,7 +22,7 @@ func (e *Engine) Prepare(name *string) (finish func() error) {
 
 func (e *Engine) prepare(name *string) error {
 	wants := func(s *segment) bool {
-		return s.state == active && s.backup == BackupHost && s.contents == nil && !s.stays()
+		return s.is(active) && s.backup == BackupHost && s.contents == nil && !s.stays()
 	}
 	var prepared []*segment
 	for device, segments := range e.choose(name, wants) {
@@ -51,7 +51,7 @@ func (e *Engine) unprepare(segments []*segment) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, s := range segments {
-		if s.state == active && s.contents != nil {
+		if s.is(active) && s.contents != nil {
 			s.discard()
 		}
 	}
@@ -63,7 +63,7 @@ func (e *Engine) Trim() {
 	defer e.auditQuietly()
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	holds := func(s *segment) bool { return s.state == active && s.contents != nil }
+	holds := func(s *segment) bool { return s.is(active) && s.contents != nil }
 	for _, segments := range e.choose(nil, holds) {
 		e.mu.Lock()
 		for _, s := range segments {

@@ -25,8 +25,8 @@ func (e *Engine) Reset(ordinal int) {
 			switch {
 			case s.userMapped != nil:
 				mapped = append(mapped, s)
-			case s.state != freeing:
-				s.state = freeing
+			case s.owner != aFree:
+				s.owner = aFree
 				segments = append(segments, s)
 			}
 		}

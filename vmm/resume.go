@@ -57,7 +57,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.state == paused && !s.stays() })
+	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && !s.stays() })
 	if len(batches) == 0 {
 		return 0, nil
 	}
@@ -138,7 +138,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			}
 			return err
 		}
-		if err := x.attach(x.address); err != nil {
+		if err := x.attach(); err != nil {
 			return err
 		}
 		for _, s := range x.segments {
@@ -180,7 +180,7 @@ func (b *batch) gather(limit uint64) {
 	flush := func() {
 		if len(group) > 0 {
 			x := newExtent(b.device, group...)
-			x.busy = true
+			x.owner = aTransition
 			extents = append(extents, x)
 			group, size = nil, 0
 		}

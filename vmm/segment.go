@@ -28,7 +28,7 @@ type segment struct {
 	index   int // in tag.segments, or in its list of slack
 	policy
 	state  state
-	busy   bool        // a pause or resume is working on it
+	owner  owner
 	extent *extent     // its memory; nil: none
 	slab   *small.Slab // the small allocations in it; nil: it is one allocation
 	listed bool        // in its tag's list of slabs with room
@@ -52,7 +52,9 @@ func (s *segment) backupSpan() backup.Span {
 }
 
 // mapped tells whether the device may be using it. The caller holds the engine's lock.
-func (s *segment) mapped() bool { return s.extent != nil && (s.extent.busy || s.extent.mapped) }
+func (s *segment) mapped() bool {
+	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
+}
 
 // policy is what becomes of a segment's contents while it is paused.
 type policy struct {
@@ -85,8 +87,20 @@ type outcome struct {
 type state int
 
 const (
-	active  state = iota
-	paused        // whatever its extent still holds after an error
-	freeing       // a free has it, or has deferred it
-	slack         // free, in an extent that others still use
+	active state = iota
+	paused       // whatever its extent still holds after an error
+	slack        // free, in an extent that others still use
 )
+
+// owner is who works on a segment, or an extent, also while e.mu is free. The others wait for settled.
+type owner int
+
+const (
+	nobody      owner = iota
+	aTransition       // a pause or resume, which others do not see yet: the outcome of a segment is what it comes to
+	aCall             // of the driver, on an extent
+	aFree             // of a segment, that is made or pending: it cannot be found any more
+)
+
+// is tells whether a segment is in a state, and not about to be freed.
+func (s *segment) is(state state) bool { return s.state == state && s.owner != aFree }

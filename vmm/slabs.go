@@ -12,7 +12,7 @@ func (t *tag) mallocSmall(p policy, size uint64) (uintptr, bool) {
 	list := t.slabs[p]
 	for i := len(list) - 1; i >= 0 && i >= len(list)-smallTries; i-- {
 		s := list[i]
-		if s.busy || s.state != active {
+		if s.owner != nobody || s.state != active {
 			continue
 		}
 		if offset, ok := s.slab.Allocate(size); ok {

@@ -95,7 +95,7 @@ func (d *device) stats() DeviceStats {
 			}
 			ts.LiveBytes += live
 			ts.SlackBytes += s.length() - live
-			if s.state != paused || !s.busy && s.extent != nil {
+			if s.state != paused || s.owner != aTransition && s.extent != nil {
 				ts.PhysicalBytes += s.length()
 				stats.LiveBytes += live
 				stats.SlackBytes += s.length() - live

@@ -59,7 +59,7 @@ func (t *tag) addSlack(s *segment) {
 func (t *tag) listSlack(s *segment) {
 	granules := s.span.Granules()
 	list := t.slack[granules]
-	s.state, s.index = slack, len(list)
+	s.state, s.owner, s.index = slack, nobody, len(list)
 	t.slack[granules] = append(list, s)
 }
 
@@ -84,7 +84,7 @@ func (t *tag) takeSlack(granules uint32) *segment {
 			continue
 		}
 		for _, s := range list {
-			if !s.extent.busy && s.extent.open {
+			if s.extent.owner == nobody && s.extent.step == accessible {
 				best = s
 				break
 			}

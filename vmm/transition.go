@@ -89,7 +89,7 @@ func (b *batch) sort() {
 func engaged(batches []*batch) bool {
 	for _, b := range batches {
 		for _, x := range b.extents {
-			if x.busy {
+			if x.owner != nobody {
 				return true
 			}
 		}
@@ -99,11 +99,11 @@ func engaged(batches []*batch) bool {
 
 func (b *batch) begin() {
 	for _, s := range b.segments {
-		s.busy = true
+		s.owner = aTransition
 		s.outcome = outcome{s.state, s.kept}
 	}
 	for _, x := range b.extents {
-		x.busy = true
+		x.owner = aTransition
 	}
 }
 
@@ -138,7 +138,7 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 		e.grantLate(b)
 		noted := map[*tag]bool{}
 		for _, s := range b.segments {
-			s.busy = false
+			s.owner = nobody
 			s.state, s.kept = s.outcome.state, s.outcome.kept
 			if !noted[s.tag] {
 				noted[s.tag] = true
@@ -146,8 +146,8 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 			}
 		}
 		for _, x := range b.extents {
-			x.busy = false
-			if !x.created {
+			x.owner = nobody
+			if x.step == none {
 				e.dissolve(x)
 				continue
 			}

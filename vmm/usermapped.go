@@ -52,12 +52,14 @@ func (e *Engine) byHandle(handle cuda.Handle) (*segment, error) {
 }
 
 // settled tells that no transition or other call works on user-mapped memory.
-func (s *segment) settled() bool { return !s.busy && (s.extent == nil || !s.extent.busy) }
+func (s *segment) settled() bool {
+	return s.owner == nobody && (s.extent == nil || s.extent.owner == nobody)
+}
 
 // unmapped notes that a mapping is no more. The caller holds e.mu.
 func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
-		x.mapped, x.open = false, false
+		x.step = min(x.step, created)
 	}
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
 	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)

@@ -89,7 +89,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 		}); err != nil {
 			return err
 		}
-		x.mapped = true
+		x.step = mapped
 	}
 	s.address, s.size, s.userMapped.mapped = address, size, true
 	if x != nil {
@@ -123,8 +123,10 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	}
 	return e.eachPart(address, size, set, func(s *segment) {
 		s.userMapped.noteAccess(descs)
-		if x := s.extent; x != nil && x.mapped {
-			x.open = s.accessible()
+		if x := s.extent; x != nil && x.step >= mapped {
+			if x.step = mapped; s.accessible() {
+				x.step = accessible
+			}
 		}
 	})
 }

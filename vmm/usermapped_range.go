@@ -68,7 +68,7 @@ again:
 }
 
 // onDevice tells that the driver has the mapping.
-func (s *segment) onDevice() bool { return s.extent != nil && s.extent.mapped }
+func (s *segment) onDevice() bool { return s.extent != nil && s.extent.step >= mapped }
 
 // overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.
 func (e *Engine) overlapping(address uintptr, size uint64) *segment {
