@@ -1,4 +1,6 @@
 // Ranges, handles, mappings: that they behave, and what is refused.
+#include <stdbool.h>
+
 #include "fixture.h"
 
 static void unmapped_memory_faults(void)
@@ -207,6 +209,96 @@ static void refusals_unmap_and_access(void)
 	CHECK(cudasim_stat("used:0") == GRANULE);
 }
 
+// Mappings of 1, 3 and 2 granules side by side, the last of device 1; a gap of one; one of 1. The rest is free.
+enum { SIDE_BY_SIDE = 6, GAP = 6, APART = 7, RANGE = 10 };
+static const size_t starts[] = {0, 1, 4, APART}, lengths[] = {1, 3, 2, 1};
+
+static CUdeviceptr four_mappings(void)
+{
+	CUdeviceptr at = reserve(RANGE * GRANULE);
+	for (int i = 0; i < 4; i++) {
+		CUmemAllocationProp prop = device_memory(i == 2);
+		CUmemGenericAllocationHandle handle;
+		OK(cuMemCreate(&handle, lengths[i] * GRANULE, &prop, 0));
+		OK(cuMemMap(at + starts[i] * GRANULE, lengths[i] * GRANULE, 0, handle, 0));
+		OK(cuMemRelease(handle));
+		allow(at + starts[i] * GRANULE, lengths[i] * GRANULE);
+		*bytes(at + starts[i] * GRANULE) = (char)(i + 1);
+	}
+	return at;
+}
+
+static unsigned long long access_at(CUdeviceptr at, int device)
+{
+	unsigned long long flags = 9;
+	CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device};
+	OK(cuMemGetAccess(&flags, &location, at));
+	return flags;
+}
+
+static void expect_all_four(CUdeviceptr at)
+{
+	CHECK(cudasim_stat("mappings") == 4 && cudasim_stat("mapped_bytes") == 7 * GRANULE);
+	CHECK(cudasim_stat("used:0") == 5 * GRANULE && cudasim_stat("used:1") == 2 * GRANULE);
+	for (int i = 0; i < 4; i++) {
+		CUdeviceptr start = at + starts[i] * GRANULE;
+		CHECK(access_at(start, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+		CHECK(access_at(start, 1) == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+		CHECK(!faults(start) && !faults(start + lengths[i] * GRANULE - 1) && *bytes(start) == i + 1);
+	}
+}
+
+static void several_mappings_or_nothing(void)
+{ // CUDASIM_DEVICES=2
+	start(0);
+	CUdeviceptr at = four_mappings();
+	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
+	// Every range that is not made of whole mappings is refused, and nothing has changed.
+	for (size_t first = 0; first < RANGE; first++)
+		for (size_t last = first + 1; last <= RANGE; last++) {
+			bool begins = first == 0 || first == 1 || first == 4, ends = last == 1 || last == 4 || last == 6;
+			if ((begins && ends) || (first == APART && last == APART + 1))
+				continue;
+			GIVES(1, cuMemUnmap(at + first * GRANULE, (last - first) * GRANULE));
+			GIVES(1, cuMemSetAccess(at + first * GRANULE, (last - first) * GRANULE, &none, 1));
+		}
+	GIVES(1, cuMemUnmap(at, 0));
+	GIVES(1, cuMemUnmap(at, -at)); // to the end of all addresses
+	GIVES(1, cuMemUnmap(at, GRANULE + 1));
+	CUmemAccessDesc wrong[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 7}}; // the second one
+	GIVES(1, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
+	wrong[1].location.id = 2;
+	GIVES(101, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
+	expect_all_four(at);
+
+	CUmemAccessDesc other[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, CU_MEM_ACCESS_FLAGS_PROT_READ}};
+	OK(cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, other, 2));
+	for (int i = 0; i < 3; i++) {
+		CHECK(access_at(at + starts[i] * GRANULE, 0) == CU_MEM_ACCESS_FLAGS_PROT_NONE);
+		CHECK(access_at(at + starts[i] * GRANULE, 1) == CU_MEM_ACCESS_FLAGS_PROT_READ);
+		CHECK(*bytes(at + starts[i] * GRANULE) == i + 1 && faults(at + starts[i] * GRANULE));
+	}
+	CHECK(access_at(at + APART * GRANULE, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
+
+	OK(cuMemUnmap(at + GRANULE, 5 * GRANULE)); // the second and third
+	CHECK(cudasim_stat("mappings") == 2 && cudasim_stat("mapped_bytes") == 2 * GRANULE);
+	CHECK(cudasim_stat("used:0") == 2 * GRANULE && cudasim_stat("used:1") == 0);
+	CHECK(*bytes(at) == 1 && *bytes(at + APART * GRANULE) == 4 && faults(at + GRANULE));
+	back(at + 2 * GRANULE, 2 * GRANULE); // the addresses can be mapped again, otherwise cut
+	CHECK(*bytes(at + 2 * GRANULE) == 0);
+}
+
+static void unmapping_several_does_not_wait(void)
+{ // CUDASIM_DEVICES=2
+	start(0);
+	CUdeviceptr at = four_mappings();
+	CUstream stream;
+	OK(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	OK(cuMemsetD8Async(at + 2 * GRANULE, 1, GRANULE, stream)); // in the second
+	OK(cuMemUnmap(at, SIDE_BY_SIDE * GRANULE));
+	GIVES(700, cuStreamSynchronize(stream));
+}
+
 static void memory_goes_with_the_last_mapping(void)
 {
 	start(0);
@@ -361,7 +453,8 @@ static void running_out_of_kernel_mappings_is_out_of_memory(void)
 MAIN(CASE(unmapped_memory_faults), CASE(read_only_memory_can_be_read), CASE(fresh_memory_is_zero),
      CASE(contents_stay_with_the_handle), CASE(one_handle_at_two_addresses), CASE(address_is_kept),
      CASE(ranges_of_many_terabytes), CASE(refusals_reserve_and_create), CASE(refusals_free),
-     CASE(refusals_map), CASE(refusals_unmap_and_access), CASE(memory_goes_with_the_last_mapping),
+     CASE(refusals_map), CASE(refusals_unmap_and_access), CASE(several_mappings_or_nothing),
+     CASE(unmapping_several_does_not_wait), CASE(memory_goes_with_the_last_mapping),
      CASE(retained_handles_are_counted), CASE(out_of_memory_and_recovery),
      CASE(released_memory_is_given_back), CASE(export_and_import), CASE(ten_thousand_handles),
      CASE(running_out_of_kernel_mappings_is_out_of_memory))
