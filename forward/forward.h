@@ -62,6 +62,7 @@ struct forward_extent {
 	  (pitched, extent))                                                                       \
 	X(cudaFree, (void *pointer), (pointer))                                                    \
 	X(cudaGetDevice, (int *device), (device))                                                  \
+	X(cudaRuntimeGetVersion, (int *version), (version))                                        \
 	X(cudaSetDevice, (int device), (device))                                                   \
 	X(cuMemCreate, (uint64_t *handle, size_t size, const void *prop, unsigned long long flags), \
 	  (handle, size, prop, flags))                                                             \

@@ -7,6 +7,8 @@
 #include "forward.h"
 #include "region.h"
 
+HIDDEN __thread bool alloc_below __attribute__((tls_model("initial-exec")));
+
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 {
 	struct region_settings settings = region_get();
@@ -37,7 +39,7 @@ HIDDEN int current_device(int *device)
 	return SUCCESS;
 }
 
-static int pausable_malloc_here(void **pointer, size_t size)
+HIDDEN int pausable_malloc_here(void **pointer, size_t size)
 {
 	int device = 0;
 	if (!pointer)
@@ -50,10 +52,10 @@ static int pausable_malloc_here(void **pointer, size_t size)
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !trace_on)) {                                                   \
+		if (likely(!region_active() && !trace_on) || alloc_below) {                        \
 			made_ = plain;                                                             \
 		} else {                                                                           \
-			made_ = (in_region) ? (ours) : (plain);                                    \
+			made_ = (in_region) ? (ours) : BELOW(plain);                               \
 			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
 		}                                                                                  \
 		made_;                                                                             \

@@ -54,7 +54,11 @@ static void leave(struct entry entry)
 	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
 	    __atomic_fetch_sub(&captures, 1, __ATOMIC_SEQ_CST) != 1 || go_now() != GO_AWAKE)
 		return;
-	(void)IN_GO((tmsCaptureEnded(), SUCCESS));
+	struct visit saved;
+	if (go_enter(&saved) == SUCCESS) {
+		tmsCaptureEnded();
+		go_leave(&saved);
+	}
 }
 
 static void *context_of(void *stream)

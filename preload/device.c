@@ -11,7 +11,13 @@
  * there are. */
 static int grant(void)
 {
-	return IN_GO(tmsGrant());
+	struct visit saved;
+	int code = go_enter(&saved);
+	if (code == SUCCESS) {
+		code = tmsGrant();
+		go_leave(&saved);
+	}
+	return code;
 }
 
 static bool segments_exist(void)
@@ -136,8 +142,11 @@ EXPORT int cuCtxDestroy_v2(void *context)
 
 static void drop(int device)
 {
-	if (go_now() == GO_AWAKE)
-		(void)IN_GO((tmsReset(device), SUCCESS));
+	struct visit saved;
+	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
+		tmsReset(device);
+		go_leave(&saved);
+	}
 }
 
 /* The device's context while it is there and captures may be going on in it; else NULL. */

@@ -30,7 +30,12 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
 	uint64_t number = 0;
-	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
+	struct visit saved;
+	int code = go_enter(&saved);
+	if (code == SUCCESS) {
+		code = tmsMemCreate(&number, size, (void *)prop, prop->location, &settings);
+		go_leave(&saved);
+	}
 	if (code == SUCCESS) {
 		atomic_store(&mapping_tracked, true);
 		*handle = number;
@@ -49,8 +54,12 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 #define TRACKED(ours, plain)                                                                       \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
-		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)))        \
-			answer_ = IN_GO(ours);                                                     \
+		struct visit saved_;                                                               \
+		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)) &&      \
+		    (answer_ = go_enter(&saved_)) == SUCCESS) {                                    \
+			answer_ = ours;                                                            \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
 		answer_ == NOT_OURS ? (plain) : answer_;                                           \
 	})
 

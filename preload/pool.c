@@ -27,7 +27,7 @@
 
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device)
 {
-	int code = ON_DEVICE(device, forward_cudaMalloc(pointer, size));
+	int code = ON_DEVICE(device, BELOW(forward_cudaMalloc(pointer, size)));
 	if (code != SUCCESS)
 		forward_cudaGetLastError(); /* the pool's answer tells of it */
 	return code;
@@ -43,6 +43,17 @@ HIDDEN bool pool_is_captured(uintptr_t stream)
 	int status = 0;
 	return forward_cudaStreamIsCapturing((void *)stream, &status) == SUCCESS && status != 0;
 }
+
+#define IN_GO(call)                                                                                \
+	({                                                                                         \
+		struct visit saved_;                                                               \
+		int entered_ = go_enter(&saved_);                                                  \
+		if (entered_ == SUCCESS) {                                                         \
+			entered_ = call;                                                           \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		entered_;                                                                          \
+	})
 
 EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device)
 {

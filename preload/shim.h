@@ -26,7 +26,7 @@ enum {
 	ERROR_NOT_SUPPORTED = 801,
 };
 
-/* enter.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
+/* thread.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
  * faults inside Go land on where the thread has none of its own for them. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
@@ -47,7 +47,7 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
 
-/* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
+/* fork.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 struct fork_mark {
 	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
@@ -77,7 +77,7 @@ HIDDEN void descriptor_load(void);
 extern const char __ehdr_start[] HIDDEN;
 extern const char etext[] HIDDEN;
 
-/* enter.c: the Go runtime, asleep until first need. */
+/* start.c: the Go runtime, asleep until first need. */
 enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
 extern _Atomic int go_state HIDDEN; /* but for forks: go_now */
 extern struct fork_mark go_process HIDDEN;
@@ -101,18 +101,6 @@ struct visit {
 };
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);
-
-/* What a call of Go answers, or the code that kept it from being made. */
-#define IN_GO(call)                                                                                \
-	({                                                                                         \
-		struct visit saved_;                                                               \
-		int entered_ = go_enter(&saved_);                                                  \
-		if (entered_ == SUCCESS) {                                                         \
-			entered_ = call;                                                           \
-			go_leave(&saved_);                                                         \
-		}                                                                                  \
-		entered_;                                                                          \
-	})
 
 /* memory.c: the memory of the Go runtime, had before it asks. */
 HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
@@ -162,6 +150,7 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
+HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
 HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int pausable_free(void *pointer);
 
@@ -174,9 +163,21 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
 /* exclude.c: whether an allocation function was called by a library of TMS_EXCLUDE. */
 HIDDEN bool excluded_caller(const void *address);
 
+/* Inside a call of CUDA's own that may call another function of ours below it, by libtms_reach.so: what the one has
+ * left to CUDA the other leaves too. */
+extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
+#define BELOW(call)                                                                                \
+	({                                                                                         \
+		bool was_ = alloc_below;                                                           \
+		alloc_below = true;                                                                \
+		int code_ = (call);                                                                \
+		alloc_below = was_;                                                                \
+		code_;                                                                             \
+	})
+
 /* Whether the allocation function that this stands in is to make pausable memory. */
 #define TAKING()                                                                                   \
-	(region_active() &&                                                                        \
+	(region_active() && !alloc_below &&                                                                        \
 	 (likely(!region_config.exclude) || !excluded_caller(__builtin_return_address(0))))
 
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */

@@ -89,6 +89,9 @@ GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay bu
 go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
+${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden -shared -Wl,-z,defs \
+	-Wl,-soname,libtms_reach.so -o $out/lib/libtms_reach.so.new reach/reach.c
+mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 
 if [ $out != build/sanitized ]; then

@@ -46,7 +46,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
 	})
-	root.AddCommand(doctorCommand(), replayCommand(), benchPoolsCommand())
+	root.AddCommand(runCommand(), doctorCommand(), replayCommand(), benchPoolsCommand())
 	root.SetArgs(arguments)
 	root.SetOut(stdout)
 	root.SetErr(stderr)

@@ -20,7 +20,7 @@ fi
 layout=build/wheel/$machine
 rm -rf "$layout"
 mkdir -p "$layout/tms/"{lib,bin,sim}
-cp $built/lib/libtms.so $built/lib/tms.h "$layout/tms/lib/"
+cp $built/lib/libtms.so $built/lib/libtms_reach.so $built/lib/tms.h "$layout/tms/lib/"
 cp $built/bin/tms "$layout/tms/bin/"
 cp $built/sim/lib{cuda.so.1,cudart.so.12,cudart.so.13} "$layout/tms/sim/"
 "${cc%gcc}strip" "$layout"/tms/sim/*
@@ -36,7 +36,7 @@ done
 rm "$layout/alias"
 
 # A manylinux wheel uses nothing but glibc, of the version that its name says.
-libraries=("$layout"/tms/lib/libtms.so "$layout"/tms/sim/*)
+libraries=("$layout"/tms/lib/libtms.so "$layout"/tms/lib/libtms_reach.so "$layout"/tms/sim/*)
 needed=$(readelf -dW "${libraries[@]}" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p' |
 	grep -vxE 'lib(c\.so\.6|pthread\.so\.0|dl\.so\.2)|ld-linux-.*' || true)
 [ -z "$needed" ] || { echo "wheel: a library needs $needed, which not every Linux has" >&2; exit 1; }

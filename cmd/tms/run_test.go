@@ -1,0 +1,77 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// staticProgram is a program of preload's tests that has a libcudart of its own in it.
+func staticProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "static")
+	simulator := filepath.Join("..", "..", "internal", "cudasim")
+	sources, err := filepath.Glob(filepath.Join(simulator, "runtime", "*.c"))
+	require.NoError(t, err)
+	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread", "-fvisibility=hidden",
+		"-I" + simulator, "-I" + filepath.Join(simulator, "driver"), "-I" + filepath.Join("..", "..", "vmm", "digest"), "-o", program,
+		filepath.Join("..", "..", "preload", "testdata", "static.c")}, sources...)
+	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return program
+}
+
+// under runs tms run with arguments, over the simulator.
+func under(t *testing.T, arguments ...string) (string, error) {
+	t.Helper()
+	command := exec.Command(tms, append([]string{"run"}, arguments...)...)
+	command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+		"TMS_EXCLUDE=libother.so:libnccl.so", "LD_PRELOAD=")
+	output, err := command.CombinedOutput()
+	return string(output), err
+}
+
+func TestRun(t *testing.T) {
+	program := staticProgram(t)
+	output, err := under(t, "--", program)
+	require.NoError(t, err, output)
+
+	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--trace", "/dev/null", "sh", "-c",
+		"env | grep -E '^(TMS_|LD_PRELOAD)' | sort; exit 7")
+	var exit *exec.ExitError
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, 7, exit.ExitCode())
+	library := built(t, "lib", "libtms.so")
+	require.Equal(t, "LD_PRELOAD="+library+":"+built(t, "lib", "libtms_reach.so")+`
+TMS_EXCLUDE=libnccl.so:libnvshmem_host.so:libnvshmem.so:libucp.so:libuct.so:libucs.so:libfabric.so:libother.so
+TMS_INIT_ENABLE=1
+TMS_INIT_ENABLE_CPU_BACKUP=1
+TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1
+TMS_INIT_TAG=all of it
+TMS_LIBRARY=`+library+`
+TMS_TRACE=/dev/null
+`, output)
+
+	_, err = under(t, "--", "sh", "-c", "kill -TERM $$")
+	require.ErrorAs(t, err, &exit)
+	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
+}
+
+func TestRunIsRefused(t *testing.T) {
+	for expected, arguments := range map[string][]string{
+		"name the command to run":                      nil,
+		"--backup ram: contents can wait":              {"--backup", "ram", "true"},
+		"--incremental is of --backup host":            {"--incremental", "true"},
+		"there-is-none cannot be run: executable file": {"--", "there-is-none"},
+	} {
+		output, err := under(t, arguments...)
+		var exit *exec.ExitError
+		require.True(t, errors.As(err, &exit) && exit.ExitCode() == exitUsage, "%v", err)
+		require.Contains(t, output, "tms: "+expected)
+	}
+}

@@ -1,0 +1,150 @@
+/* The ways in which a program comes to the driver's functions: each is led to the library, once, and gives memory that
+ * is paused and comes back. What is not the driver's, or not asked for by handle, goes the way that it had. */
+#include "host.h"
+
+enum { TAKEN = 4 * MIB };
+
+typedef int allocate_function(uintptr_t *, size_t);
+typedef int free_function(uintptr_t);
+typedef int find_function(const char *, void **, int, uint64_t, int *);
+typedef int allocate_async(uintptr_t *, size_t, void *);
+#pragma weak cuMemAlloc_v2
+#pragma weak cuMemFree_v2
+allocate_function cuMemAlloc_v2;
+free_function cuMemFree_v2;
+int cudaGetDriverEntryPoint(const char *, void **, unsigned long long, int *);
+#pragma weak cudaGetDriverEntryPoint
+
+static void *driver;
+
+/* The tag's live bytes. */
+static unsigned long live(const char *tag)
+{
+	static char json[1 << 16];
+	char key[64];
+	CHECK(tms_stats_json(json, sizeof json) < sizeof json);
+	snprintf(key, sizeof key, "\"tag\":\"%s\"", tag);
+	char *at = strstr(json, key);
+	return at && (at = strstr(at, "\"live_bytes\":")) ? strtoul(strchr(at, ':') + 1, NULL, 10) : 0;
+}
+
+static void goes_and_comes_back(const char *way, uintptr_t memory, bool pausable)
+{
+	unsigned char byte = 7;
+	fprintf(stderr, "%s\n", way);
+	EXPECT(live(way), pausable ? TAKEN : 0);
+	EXPECT(cudaMemset((void *)memory, 9, TAKEN), 0);
+	size_t before = free_bytes();
+	EXPECT(tms_pause(way), 0);
+	EXPECT(free_bytes() - before, pausable ? TAKEN : 0);
+	EXPECT(tms_resume(way), 0);
+	EXPECT(cudaMemcpy(&byte, (char *)memory + TAKEN - 1, 1, 2), 0);
+	EXPECT(byte, 9);
+}
+
+static void allocates(const char *way, allocate_function *allocate, free_function *release, bool pausable)
+{
+	uintptr_t memory = 0;
+	tms_set_current_tag(way);
+	EXPECT(allocate(&memory, TAKEN), 0);
+	goes_and_comes_back(way, memory, pausable);
+	EXPECT(release(memory), 0);
+	EXPECT(live(way), 0);
+}
+
+static void *of_handle(const char *name)
+{
+	void *found = dlsym(driver, name);
+	CHECK(found);
+	return found;
+}
+
+static void *by_name(find_function *find, const char *name, int version, uint64_t flags)
+{
+	void *found = NULL;
+	int status;
+	EXPECT(find(name, &found, version, flags, &status), 0);
+	CHECK(found);
+	return found;
+}
+
+static void is_of(void *function, const char *library)
+{
+	Dl_info info;
+	CHECK(dladdr(function, &info));
+	if (!strstr(info.dli_fname, library)) {
+		fprintf(stderr, "%s is in %s, not in %s\n", info.dli_sname, info.dli_fname, library);
+		_exit(1);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	bool reaching = argc > 1 && strcmp(argv[1], "reaching") == 0;
+	const char *theirs = reaching ? "libtms.so" : "libcuda.so";
+	driver = dlopen("libcuda.so.1", RTLD_NOW);
+	CHECK(driver);
+	EXPECT(cudaFree(NULL), 0);
+	tms_set_interesting_region(true);
+	tms_set_enable_cpu_backup(true);
+
+	allocates("bound", cuMemAlloc_v2, cuMemFree_v2, true);
+
+	allocates("handle", (allocate_function *)of_handle("cuMemAlloc_v2"), (free_function *)of_handle("cuMemFree_v2"),
+		  reaching);
+	void *versioned = dlvsym(driver, "cuMemAlloc_v2", "libcuda.so.1");
+	if (versioned) /* the simulator's functions may have no version */
+		is_of(versioned, theirs);
+
+	find_function *find = (find_function *)of_handle("cuGetProcAddress_v2");
+	is_of((void *)find, theirs);
+	allocates("by name", (allocate_function *)by_name(find, "cuMemAlloc", 12000, 0),
+		  (free_function *)by_name(find, "cuMemFree", 12000, 0), reaching);
+	is_of(by_name(find, "cuMemAllocAsync", 12000, 2), theirs); /* of per-thread streams */
+	if (reaching) {
+		CHECK(by_name(find, "cuMemAllocAsync", 12000, 2) == dlsym(RTLD_DEFAULT, "cuMemAllocAsync_ptsz"));
+		CHECK(by_name(find, "cuMemAllocAsync", 12000, 0) == dlsym(RTLD_DEFAULT, "cuMemAllocAsync"));
+		CHECK(by_name(find, "cuGetProcAddress", 12000, 0) == (void *)find);
+		CHECK(by_name(find, "cuCtxCreate", 3020, 0) == dlsym(RTLD_DEFAULT, "cuCtxCreate_v2"));
+	}
+	is_of(by_name(find, "cuMemGetInfo", 12000, 0), "libcuda.so"); /* not one of ours */
+
+	void *entry = NULL, *entry_of_free = NULL;
+	EXPECT(cudaGetDriverEntryPoint("cuMemAlloc", &entry, 0, NULL), 0);
+	EXPECT(cudaGetDriverEntryPoint("cuMemFree", &entry_of_free, 0, NULL), 0);
+	allocates("entry point", (allocate_function *)entry, (free_function *)entry_of_free, true);
+
+	/* A cudaMalloc that finds its driver by a handle, as the simulator's does, is taken once. */
+	void *runtime = NULL;
+	tms_set_current_tag("runtime");
+	EXPECT(cudaMalloc(&runtime, TAKEN), 0);
+	goes_and_comes_back("runtime", (uintptr_t)runtime, true);
+	EXPECT(cudaFree(runtime), 0);
+	/* And that of libcudart's own handle, below. */
+	void *cudart = dlopen(argv[2], RTLD_NOW);
+	CHECK(cudart);
+	int (*malloc_of_handle)(void **, size_t) = (int (*)(void **, size_t))dlsym(cudart, "cudaMalloc");
+	int (*free_of_handle)(void *) = (int (*)(void *))dlsym(cudart, "cudaFree");
+	tms_set_current_tag("runtime by handle");
+	EXPECT(malloc_of_handle(&runtime, TAKEN), 0);
+	goes_and_comes_back("runtime by handle", (uintptr_t)runtime, reaching);
+	EXPECT(free_of_handle(runtime), 0);
+	EXPECT(live("runtime by handle"), 0);
+
+	tms_set_excluded(true);
+	tms_set_current_tag("excluded");
+	EXPECT(cudaMalloc(&runtime, TAKEN), 0);
+	goes_and_comes_back("excluded", (uintptr_t)runtime, false);
+	EXPECT(cudaFree(runtime), 0);
+	tms_set_excluded(false);
+
+	/* What is not ours to answer. */
+	CHECK(dlsym(RTLD_DEFAULT, "malloc") == (void *)malloc);
+	CHECK(dlsym(RTLD_NEXT, "getpid") == (void *)getpid);
+	CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == (void *)cuMemAlloc_v2);
+	is_of(dlsym(RTLD_NEXT, "cuMemAlloc_v2"), "libtms.so");
+	CHECK(!dlsym(driver, "cuThereIsNoSuchThing"));
+	CHECK(strstr(dlerror(), "cuThereIsNoSuchThing"));
+	CHECK(!dlsym(driver, "cudaMalloc"));
+	return 0;
+}

@@ -1,0 +1,183 @@
+/* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
+ * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. Asked
+ * for one that libtms.so has a function for, it answers with that; which those are, libtms.so says
+ * (tms_driver_function). Every other call goes on to the next dlsym by a jump, so that who called can still be told
+ * from the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <string.h>
+
+#define HIDDEN __attribute__((visibility("hidden")))
+
+typedef void *find(void *handle, const char *name);
+typedef void *find_version(void *handle, const char *name, const char *version);
+typedef void *answer(const char *name, void *theirs, const void *caller);
+
+/* The functions that would be called if this library were not there. Read by the entries below. */
+HIDDEN find *_Atomic reach_dlsym;
+HIDDEN find_version *_Atomic reach_dlvsym;
+static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
+
+/* One library's dynamic symbols. */
+struct symbols {
+	uintptr_t base;
+	const ElfW(Sym) *table;
+	const char *names;
+	const uint32_t *hash;		/* DT_GNU_HASH */
+	const ElfW(Half) *versions; /* or NULL */
+};
+
+static bool read_symbols(const struct dl_phdr_info *info, struct symbols *symbols)
+{
+	*symbols = (struct symbols){.base = info->dlpi_addr};
+	const ElfW(Dyn) *entry = NULL;
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	for (; entry && entry->d_tag != DT_NULL; entry++) {
+		/* glibc has added the base here, musl has not. */
+		uintptr_t at = entry->d_un.d_ptr < info->dlpi_addr ? info->dlpi_addr + entry->d_un.d_ptr
+								    : entry->d_un.d_ptr;
+		if (entry->d_tag == DT_SYMTAB)
+			symbols->table = (const ElfW(Sym) *)at;
+		else if (entry->d_tag == DT_STRTAB)
+			symbols->names = (const char *)at;
+		else if (entry->d_tag == DT_GNU_HASH)
+			symbols->hash = (const uint32_t *)at;
+		else if (entry->d_tag == DT_VERSYM)
+			symbols->versions = (const ElfW(Half) *)at;
+	}
+	return symbols->table && symbols->names && symbols->hash;
+}
+
+/* The address of a function that the library defines, of its default version where there are several. */
+static void *defined(const struct symbols *symbols, const char *name)
+{
+	enum { OLD_VERSION = 0x8000 };
+	uint32_t sum = 5381;
+	for (const char *c = name; *c; c++)
+		sum = sum * 33 + (unsigned char)*c;
+	const uint32_t buckets = symbols->hash[0], first = symbols->hash[1], words = symbols->hash[2];
+	const uint32_t *bucket = symbols->hash + 4 + words * (sizeof(ElfW(Addr)) / 4), *chain = bucket + buckets;
+	void *found = NULL;
+	uint32_t i = buckets ? bucket[sum % buckets] : 0;
+	for (; i >= first && i; i++) {
+		const ElfW(Sym) *symbol = &symbols->table[i];
+		if ((chain[i - first] | 1) == (sum | 1) && symbol->st_shndx != SHN_UNDEF &&
+		    strcmp(symbols->names + symbol->st_name, name) == 0) {
+			if (!found || !symbols->versions || !(symbols->versions[i] & OLD_VERSION))
+				found = (void *)(symbols->base + symbol->st_value);
+		}
+		if (chain[i - first] & 1)
+			break;
+	}
+	return found;
+}
+
+struct search {
+	bool past_us;
+	find *dlsym;
+	find_version *dlvsym;
+	answer *answer;
+};
+
+static int look(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size;
+	struct search *search = data;
+	struct symbols symbols;
+	if (!read_symbols(info, &symbols))
+		return 0;
+	if (!search->answer)
+		search->answer = (answer *)defined(&symbols, "tms_driver_function");
+	void *mine = defined(&symbols, "dlsym");
+	if (mine == (void *)dlsym) {
+		search->past_us = true;
+		return 0;
+	}
+	if (search->past_us && !search->dlsym) {
+		search->dlsym = (find *)mine;
+		search->dlvsym = (find_version *)defined(&symbols, "dlvsym");
+	}
+	return search->dlsym && search->answer;
+}
+
+/* At the first call, which may come before any constructor of ours. */
+static void load(void)
+{
+	struct search search = {0};
+	dl_iterate_phdr(look, &search);
+	atomic_store(&ours, search.answer);
+	atomic_store(&reach_dlvsym, search.dlvsym);
+	atomic_store(&reach_dlsym, search.dlsym);
+}
+
+static inline bool of_driver(void *handle, const char *name)
+{
+	return name && name[0] == 'c' && name[1] == 'u' && name[2] >= 'A' && name[2] <= 'Z' && handle != RTLD_DEFAULT &&
+	       handle != RTLD_NEXT && atomic_load_explicit(&ours, memory_order_relaxed);
+}
+
+/* What the entries call first. NULL: go on to the next dlsym. */
+HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
+{
+	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
+		load();
+	if (!of_driver(handle, name))
+		return NULL;
+	void *theirs = reach_dlsym(handle, name);
+	return theirs ? ours(name, theirs, caller) : NULL;
+}
+
+HIDDEN void *reach_answer_version(void *handle, const char *name, const char *version, const void *caller)
+{
+	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
+		load();
+	if (!of_driver(handle, name))
+		return NULL;
+	void *theirs = reach_dlvsym(handle, name, version);
+	return theirs ? ours(name, theirs, caller) : NULL;
+}
+
+#if defined(__x86_64__)
+/* Four pushes and the return address keep the stack aligned to 16 bytes with eight more. */
+#define ENTRY(name, caller)                                                                                \
+	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n" #name ":\n"                         \
+		"	endbr64\n"                                                                         \
+		"	push %rdi\n	push %rsi\n	push %rdx\n"                                       \
+		"	mov 24(%rsp), %" #caller "\n"                                                      \
+		"	call reach_answer" CHOICE(name) "\n"                                               \
+		"	pop %rdx\n	pop %rsi\n	pop %rdi\n"                                        \
+		"	test %rax, %rax\n	jnz 1f\n"                                                  \
+		"	jmp *reach_" #name "(%rip)\n"                                                      \
+		"1:	ret\n.size " #name ", .-" #name "\n")
+#define CHOICE(name) CHOICE_##name
+#define CHOICE_dlsym
+#define CHOICE_dlvsym "_version"
+ENTRY(dlsym, rdx);
+ENTRY(dlvsym, rcx);
+#elif defined(__aarch64__)
+#define ENTRY(name, caller)                                                                                \
+	__asm__(".text\n.globl " #name "\n.type " #name ",%function\n" #name ":\n"                         \
+		"	hint #34\n"                                                                        \
+		"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"                                     \
+		"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"                                       \
+		"	mov " #caller ", x30\n"                                                            \
+		"	bl reach_answer" CHOICE(name) "\n"                                                 \
+		"	mov x16, x0\n"                                                                     \
+		"	ldr x2, [sp, #32]\n	ldp x0, x1, [sp, #16]\n	ldp x29, x30, [sp], #48\n"         \
+		"	cbnz x16, 1f\n"                                                                    \
+		"	adrp x16, reach_" #name "\n	ldr x16, [x16, #:lo12:reach_" #name "]\n	br x16\n"  \
+		"1:	mov x0, x16\n	ret\n.size " #name ", .-" #name "\n")
+#define CHOICE(name) CHOICE_##name
+#define CHOICE_dlsym
+#define CHOICE_dlvsym "_version"
+ENTRY(dlsym, x2);
+ENTRY(dlvsym, x3);
+#else
+#error "write the two entries for this processor"
+#endif
