@@ -26,29 +26,18 @@ const mib = 1 << 20
 
 // bench is a simulated device with a context, and a Store that has its own directory.
 type bench struct {
-	t       testing.TB
-	sim     *cudasim.Sim
-	driver  *cuda.Driver
-	context cuda.Context
-	disk    *Store
-	path    string
+	t      testing.TB
+	sim    *cudasim.Sim
+	driver *cuda.Driver
+	job    backup.Job
+	disk   *Store
+	path   string
 }
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	t.Setenv("CUDASIM_MEMORY", "4G")
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
-	library, err := cudasim.Library()
-	require.NoError(t, err)
-	driver, err := cuda.Open(library)
-	require.NoError(t, err)
-	device, err := driver.DeviceGet(0)
-	require.NoError(t, err)
-	context, err := driver.DevicePrimaryCtxRetain(device)
-	require.NoError(t, err)
-	b := &bench{t: t, sim: sim, driver: driver, context: context, disk: New(driver), path: t.TempDir()}
+	sim, driver, jobs := backuptest.Simulate(t, 1, "4G")
+	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver), path: t.TempDir()}
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 	t.Cleanup(func() { b.clean(0) })
 	return b
@@ -96,11 +85,11 @@ func (b *bench) trySave(spans []backup.Span, kept []backup.Contents) ([]backup.C
 	if kept == nil {
 		kept = make([]backup.Contents, len(spans))
 	}
-	return b.disk.Save(backup.Job{Context: b.context, Node: -1}, backuptest.Items(spans, kept, -1))
+	return b.disk.Save(b.job, backuptest.Items(spans, kept, -1))
 }
 
 func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
-	return backuptest.Load(backup.Job{Context: b.context, Node: -1}, spans, contents)
+	return backuptest.Load(b.job, spans, contents)
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -412,7 +401,7 @@ func TestDirectoryCannotBeUsed(t *testing.T) {
 	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
 		require.ErrorContains(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
-	_, err := New(b.driver).Save(backup.Job{Context: b.context}, nil)
+	_, err := New(b.driver).Save(b.job, nil)
 	require.ErrorIs(t, err, ErrFailed)
 }
 

@@ -35,24 +35,13 @@ var held = []string{"handles", "reservations", "mappings", "streams", "events", 
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
-	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
-	t.Setenv("CUDASIM_MEMORY", memory)
-	sim, err := cudasim.Load()
-	require.NoError(t, err)
-	sim.Reset()
-	driver, err := cuda.Open(sim.Path)
-	require.NoError(t, err)
-	p := &peers{t: t, sim: sim, driver: driver, host: host.New(driver)}
+	sim, driver, jobs := backuptest.Simulate(t, devices, memory)
+	p := &peers{t: t, sim: sim, driver: driver, jobs: jobs, host: host.New(driver)}
 	p.peer = New(driver, p.host)
 	p.peer.chunk = chunk
 	p.peer.Warn(func(note string) { p.notes = append(p.notes, note) })
-	for ordinal := range devices {
-		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(ordinal))
-		require.NoError(t, err)
-		p.jobs = append(p.jobs, backup.Job{
-			Device: ordinal, Context: context, Node: -1,
-			Copied: func(bytes uint64) { p.copied.Add(bytes) },
-		})
+	for ordinal := range jobs {
+		jobs[ordinal].Copied = func(bytes uint64) { p.copied.Add(bytes) }
 	}
 	p.remember()
 	return p

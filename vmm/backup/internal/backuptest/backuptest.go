@@ -3,15 +3,37 @@
 package backuptest
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/cudasim"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
+
+// Simulate returns the simulator, reset, with so many devices of so much memory ("4G"), its driver, and a job for
+// each device.
+func Simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, []backup.Job) {
+	t.Helper()
+	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
+	t.Setenv("CUDASIM_MEMORY", memory)
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	jobs := make([]backup.Job, devices)
+	for ordinal := range jobs {
+		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(ordinal))
+		require.NoError(t, err)
+		jobs[ordinal] = backup.Job{Device: ordinal, Context: context, Node: -1}
+	}
+	return sim, driver, jobs
+}
 
 // Spans maps memory of a device.
 func Spans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []backup.Span {

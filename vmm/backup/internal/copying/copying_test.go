@@ -1,0 +1,104 @@
+package copying
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm/backup"
+	"tms/vmm/backup/internal/backuptest"
+	"tms/vmm/cuda"
+)
+
+const mib = 1 << 20
+
+// bench is two spans of a device's memory, and what copies between them have reported.
+type bench struct {
+	sim      *cudasim.Sim
+	driver   *cuda.Driver
+	job      backup.Job
+	spans    []backup.Span
+	reported []uint64
+}
+
+func newBench(t *testing.T, size uint64) *bench {
+	t.Helper()
+	b := &bench{}
+	var jobs []backup.Job
+	b.sim, b.driver, jobs = backuptest.Simulate(t, 1, "2G")
+	b.job = jobs[0]
+	b.job.Copied = func(bytes uint64) { b.reported = append(b.reported, bytes) }
+	b.spans = backuptest.Spans(t, b.driver, 0, size, size)
+	return b
+}
+
+// Copies are reported every 256 MiB, and what is left at the end; nothing of the driver's stays.
+func TestCopiesAreReported(t *testing.T) {
+	b := newBench(t, 300*mib)
+	err := On(b.driver, b.job, func(c *Stream) error {
+		for at := uintptr(0); at < 300*mib; at += 100 * mib {
+			if err := c.Between(b.spans[1].Address+at, b.spans[0].Address+at, 100*mib); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	require.Equal(t, []uint64{300 * mib, 0}, b.reported)
+	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
+}
+
+// Where the driver gives no event, what was copied is told of at the end.
+func TestCopiesAreReportedWithoutEvents(t *testing.T) {
+	b := newBench(t, 256*mib)
+	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
+	require.NoError(t, On(b.driver, b.job, func(c *Stream) error {
+		return c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib)
+	}))
+	require.Equal(t, []uint64{256 * mib}, b.reported)
+}
+
+// An error ends the copies, and nothing of the driver's stays.
+func TestCopiesEndAfterAnError(t *testing.T) {
+	b := newBench(t, 256*mib)
+	wrong := errors.New("wrong")
+	require.ErrorIs(t, On(b.driver, b.job, func(c *Stream) error {
+		if err := c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib); err != nil {
+			return err
+		}
+		return wrong
+	}), wrong)
+	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
+}
+
+// contents are a span that others are loaded from.
+type contents struct {
+	backup.Contents
+	from backup.Span
+}
+
+// A loader restores in the order in which spans come; after an error it takes, and drops, what still comes.
+func TestLoader(t *testing.T) {
+	b := newBench(t, 2*mib)
+	backuptest.Fill(b.spans[:1], 1)
+	load := func(times int) error {
+		loader := NewLoader(b.driver, b.job, func(c contents, span backup.Span, parts ...backup.Range) (copies [][2]uintptr) {
+			for _, part := range parts {
+				copies = append(copies, [2]uintptr{span.Address + uintptr(part.Offset), c.from.Address + uintptr(part.Offset)})
+			}
+			return copies
+		}, func(c *Stream, copy [2]uintptr) error { return c.Between(copy[0], copy[1], 2*mib) })
+		for range times {
+			loader.Add(b.spans[1], contents{from: b.spans[0]})
+		}
+		return loader.Wait()
+	}
+	require.NoError(t, load(1))
+	backuptest.RequireFilled(t, b.spans[:1], 1)
+	require.Equal(t, backuptest.Bytes(b.spans[0]), backuptest.Bytes(b.spans[1]))
+	b.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
+	require.ErrorIs(t, load(5000), cuda.Unknown)
+	require.NoError(t, load(3))
+}
