@@ -39,7 +39,7 @@ HIDDEN int current_device(int *device)
 	return SUCCESS;
 }
 
-HIDDEN int pausable_malloc_here(void **pointer, size_t size)
+static int pausable_malloc_here(void **pointer, size_t size)
 {
 	int device = 0;
 	if (!pointer)

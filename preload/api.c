@@ -157,20 +157,15 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size
 		error_fail(ERROR_INVALID_VALUE, "%p is not in a segment of this library", (const void *)address);
 		return NULL;
 	}
-	struct visit saved;
-	if (go_enter(&saved) != SUCCESS)
-		return NULL;
-	uint8_t *copy = (uint8_t *)tmsBackupPointer((void *)address, size);
-	go_leave(&saved);
+	uint8_t *copy = NULL;
+	(void)IN_GO((copy = (uint8_t *)tmsBackupPointer((void *)address, size), SUCCESS));
 	return copy;
 }
 
 EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 {
-	struct visit saved;
-	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
-		char *text = tmsStats((char *)TMS_VERSION);
-		go_leave(&saved);
+	char *text = NULL;
+	if (go_now() == GO_AWAKE && IN_GO((text = tmsStats((char *)TMS_VERSION), SUCCESS)) == SUCCESS) {
 		int length = snprintf(buffer, buffer ? capacity : 0, "%s", text ? text : "{}");
 		free(text);
 		return (size_t)length;
@@ -348,13 +343,7 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 		return transition(OPERATION_PREPARE, tag, 0);
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
-	struct visit saved;
-	int code = go_enter(&saved);
-	if (code == SUCCESS) {
-		code = tmsPrepare((char *)tag);
-		go_leave(&saved);
-	}
-	return code;
+	return IN_GO(tmsPrepare((char *)tag));
 }
 
 EXPORT int tms_trim(void)

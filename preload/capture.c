@@ -54,11 +54,7 @@ static void leave(struct entry entry)
 	if (!entry.slot || !atomic_compare_exchange_strong(&entry.slot->state, &entry.state, (entry.state | 3) + 1) ||
 	    __atomic_fetch_sub(&captures, 1, __ATOMIC_SEQ_CST) != 1 || go_now() != GO_AWAKE)
 		return;
-	struct visit saved;
-	if (go_enter(&saved) == SUCCESS) {
-		tmsCaptureEnded();
-		go_leave(&saved);
-	}
+	(void)IN_GO((tmsCaptureEnded(), SUCCESS));
 }
 
 static void *context_of(void *stream)

@@ -11,13 +11,7 @@
  * there are. */
 static int grant(void)
 {
-	struct visit saved;
-	int code = go_enter(&saved);
-	if (code == SUCCESS) {
-		code = tmsGrant();
-		go_leave(&saved);
-	}
-	return code;
+	return IN_GO(tmsGrant());
 }
 
 static bool segments_exist(void)
@@ -142,11 +136,8 @@ EXPORT int cuCtxDestroy_v2(void *context)
 
 static void drop(int device)
 {
-	struct visit saved;
-	if (go_now() == GO_AWAKE && go_enter(&saved) == SUCCESS) {
-		tmsReset(device);
-		go_leave(&saved);
-	}
+	if (go_now() == GO_AWAKE)
+		(void)IN_GO((tmsReset(device), SUCCESS));
 }
 
 /* The device's context while it is there and captures may be going on in it; else NULL. */

@@ -7,24 +7,7 @@
 
 HIDDEN int pausable_free(void *pointer)
 {
-	struct visit saved;
-	int code = go_enter(&saved);
-	if (code == SUCCESS) {
-		code = tmsFree(pointer);
-		go_leave(&saved);
-	}
-	return code;
-}
-
-static int pausable_free_after(void *pointer, void *stream)
-{
-	struct visit saved;
-	int code = go_enter(&saved);
-	if (code == SUCCESS) {
-		code = tmsFreeAfter(pointer, stream);
-		go_leave(&saved);
-	}
-	return code;
+	return IN_GO(tmsFree(pointer));
 }
 
 static inline bool watches(const void *pointer)
@@ -72,7 +55,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	if (captured)
 		return error_fail(ERROR_NOT_SUPPORTED, "pausable memory cannot be freed by a captured stream; free it "
 						       "outside the capture");
-	return pausable_free_after(pointer, stream);
+	return IN_GO(tmsFreeAfter(pointer, stream));
 }
 
 OUT_OF_LINE watched_cudaFreeAsync(void *pointer, void *stream)

@@ -30,12 +30,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
 	uint64_t number = 0;
-	struct visit saved;
-	int code = go_enter(&saved);
-	if (code == SUCCESS) {
-		code = tmsMemCreate(&number, size, (void *)prop, prop->location, &settings);
-		go_leave(&saved);
-	}
+	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
 	if (code == SUCCESS) {
 		atomic_store(&mapping_tracked, true);
 		*handle = number;
@@ -54,12 +49,8 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 #define TRACKED(ours, plain)                                                                       \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
-		struct visit saved_;                                                               \
-		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)) &&      \
-		    (answer_ = go_enter(&saved_)) == SUCCESS) {                                    \
-			answer_ = ours;                                                            \
-			go_leave(&saved_);                                                         \
-		}                                                                                  \
+		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)))        \
+			answer_ = IN_GO(ours);                                                     \
 		answer_ == NOT_OURS ? (plain) : answer_;                                           \
 	})
 

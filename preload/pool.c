@@ -44,17 +44,6 @@ HIDDEN bool pool_is_captured(uintptr_t stream)
 	return forward_cudaStreamIsCapturing((void *)stream, &status) == SUCCESS && status != 0;
 }
 
-#define IN_GO(call)                                                                                \
-	({                                                                                         \
-		struct visit saved_;                                                               \
-		int entered_ = go_enter(&saved_);                                                  \
-		if (entered_ == SUCCESS) {                                                         \
-			entered_ = call;                                                           \
-			go_leave(&saved_);                                                         \
-		}                                                                                  \
-		entered_;                                                                          \
-	})
-
 EXPORT int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device)
 {
 	struct region_settings settings = region_get();

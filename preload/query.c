@@ -30,11 +30,7 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 	if (!attributes || (likely(!arena_contains(pointer)) && !is_paused_mapping(code, attributes)))
 		return code;
 	int device = -1;
-	struct visit saved;
-	if (go_enter(&saved) == SUCCESS) {
-		device = tmsDeviceOf((void *)pointer);
-		go_leave(&saved);
-	}
+	(void)IN_GO((device = tmsDeviceOf((void *)pointer), SUCCESS));
 	if (device < 0)
 		return code;
 	*(struct attributes *)attributes =

@@ -26,7 +26,7 @@ enum {
 	ERROR_NOT_SUPPORTED = 801,
 };
 
-/* thread.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
+/* enter.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
  * faults inside Go land on where the thread has none of its own for them. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
@@ -47,7 +47,7 @@ HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 HIDDEN void error_log(const char *text); /* one line on stderr */
 
-/* fork.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
+/* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
 struct fork_mark {
 	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
@@ -77,7 +77,7 @@ HIDDEN void descriptor_load(void);
 extern const char __ehdr_start[] HIDDEN;
 extern const char etext[] HIDDEN;
 
-/* start.c: the Go runtime, asleep until first need. */
+/* enter.c: the Go runtime, asleep until first need. */
 enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
 extern _Atomic int go_state HIDDEN; /* but for forks: go_now */
 extern struct fork_mark go_process HIDDEN;
@@ -101,6 +101,18 @@ struct visit {
 };
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);
+
+/* What a call of Go answers, or the code that kept it from being made. */
+#define IN_GO(call)                                                                                \
+	({                                                                                         \
+		struct visit saved_;                                                               \
+		int entered_ = go_enter(&saved_);                                                  \
+		if (entered_ == SUCCESS) {                                                         \
+			entered_ = call;                                                           \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		entered_;                                                                          \
+	})
 
 /* memory.c: the memory of the Go runtime, had before it asks. */
 HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
@@ -150,7 +162,6 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
-HIDDEN int pausable_malloc_here(void **pointer, size_t size); /* on the current device */
 HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int pausable_free(void *pointer);
 

@@ -1,7 +1,7 @@
 package main
 
 // faultRoom is what a fault takes of a goroutine's stack before it lands on one that is made for it
-// (handlers.c), and what leads to it. Stacks do not shrink (start.c).
+// (handlers.c), and what leads to it. Stacks do not shrink (enter.c).
 const faultRoom = 24 << 10 // bytes
 
 // growStack makes that room: a function that has a frame of this size is entered.

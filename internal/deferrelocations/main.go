@@ -1,5 +1,5 @@
 // Command deferrelocations edits libtms.so after linking: relocations of the Go data (section
-// .tms_godata) are taken from what the dynamic loader processes and left for start.c to apply when
+// .tms_godata) are taken from what the dynamic loader processes and left for enter.c to apply when
 // the Go runtime is first needed. A process that only inherits the library then touches none of
 // those pages. See docs/rationale.md, "The deferred start".
 //

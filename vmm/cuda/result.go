@@ -11,7 +11,6 @@ const (
 	Success                  Result = 0
 	InvalidValue             Result = 1
 	OutOfMemory              Result = 2
-	NotInitialized           Result = 3
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
 	FileNotFound             Result = 301
@@ -22,7 +21,6 @@ const (
 	IllegalAddress           Result = 700
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900
-	StreamCaptureInvalidated Result = 901
 	StreamCaptureImplicit    Result = 906
 	Unknown                  Result = 999
 )

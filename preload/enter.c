@@ -1,16 +1,102 @@
-/* start wakes the Go runtime at the first call that needs the engine, never at load, and lets threads of the host in
- * and out. The threads and memory of Go's own are left to threads.c and memory.c. See docs/rationale.md, "The
- * deferred start". */
+/* enter lets threads of the host into Go, and out. It wakes the runtime at the first call that needs the engine, never
+ * at load (docs/rationale.md, "The deferred start"), knows when a fork has left it behind, and keeps what there is for
+ * a thread. The threads and memory of Go's own are left to threads.c and memory.c, signals to handlers.c. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
 #include "region.h"
 
+#include <dlfcn.h>
 #include <elf.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/auxv.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+/* What glibc's pthread_atfork, which is linked into each library, calls. musl has none, and the loader there
+ * refuses a library that needs it. */
+extern int __register_atfork(void (*before)(void), void (*in_parent)(void), void (*in_child)(void), void *library)
+	__attribute__((weak));
+extern void *__dso_handle HIDDEN;
+
+AT_LOAD HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void))
+{
+	if (__register_atfork) {
+		__register_atfork(before, in_parent, in_child, &__dso_handle);
+		return;
+	}
+	int (*atfork)(void (*)(void), void (*)(void), void (*)(void)) =
+		(int (*)(void (*)(void), void (*)(void), void (*)(void)))dlsym(RTLD_DEFAULT, "pthread_atfork");
+	if (atfork)
+		atfork(before, in_parent, in_child);
+}
+
+/* _Fork and clone run no handlers, so the kernel is asked to empty a page in every child. One that does not
+ * know how leaves the number of the process, at a system call for each question. */
+HIDDEN void fork_mark_set(struct fork_mark *mark)
+{
+	volatile char *page = atomic_load(&mark->page);
+	if (!page) {
+		size_t size = (size_t)sysconf(_SC_PAGESIZE);
+		void *fresh = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		if (fresh != MAP_FAILED && madvise(fresh, size, MADV_WIPEONFORK) == 0)
+			page = fresh;
+		else if (fresh != MAP_FAILED)
+			munmap(fresh, size);
+	}
+	if (page)
+		*page = 1;
+	atomic_store(&mark->process, getpid());
+	atomic_store(&mark->page, page);
+}
+
+HIDDEN bool fork_other_process(struct fork_mark *mark)
+{
+	pid_t process = atomic_load(&mark->process);
+	return process != 0 && process != getpid();
+}
+
+/* A pointer, not the thing itself: static TLS is scarce when the library is dlopen'ed. */
+HIDDEN __thread struct thread *thread_known __attribute__((tls_model("initial-exec")));
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static size_t thread_size;
+
+/* Room for a handler of the host's too: it runs there when the driver faults below us. Memory only when
+ * something does fault. */
+enum { STACK_SIZE = 128 << 10 };
+
+/* A destructor of the host's may come later and call us: what it needs is then made anew. */
+static void forget(void *mine)
+{
+	thread_known = NULL;
+	munmap(((struct thread *)mine)->faults.ss_sp, thread_size);
+}
+
+static void prepare(void)
+{
+	if (pthread_key_create(&key, forget) != 0)
+		key = (pthread_key_t)-1; /* what ended threads had then leaks */
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	thread_size = (STACK_SIZE + getauxval(AT_MINSIGSTKSZ) + sizeof(struct thread) + page - 1) & ~(page - 1);
+}
+
+HIDDEN struct thread *thread_new(void)
+{
+	pthread_once(&once, prepare);
+	char *base = mmap(NULL, thread_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK,
+			  -1, 0);
+	if (base == MAP_FAILED)
+		return NULL;
+	struct thread *mine = (struct thread *)(base + thread_size) - 1; /* above the stack, which grows away from it */
+	mine->faults = (stack_t){.ss_sp = base, .ss_size = (size_t)((char *)mine - base)};
+	if (key != (pthread_key_t)-1)
+		pthread_setspecific(key, mine);
+	thread_known = mine;
+	return mine;
+}
 
 HIDDEN _Atomic int go_state = GO_ASLEEP;
 HIDDEN struct fork_mark go_process;
