@@ -24,37 +24,39 @@ func (e *Engine) admit(d *device, current cuda.Context) error {
 	if err != nil {
 		return err
 	}
-	if known, err := e.isPrimary(ordinal, context); known || err != nil {
-		return err
-	}
 	known := false
-	if err := e.contexts(ordinal, func(c cuda.Context) error {
+	look := func(c cuda.Context) error {
 		known = known || c == context
 		return nil
-	}); err != nil || known {
+	}
+	if err := e.withPrimary(ordinal, look); err != nil || known {
+		return err
+	}
+	if err := e.contexts(ordinal, look); err != nil || known {
 		return err
 	}
 	return ErrContext
 }
 
-func (e *Engine) isPrimary(ordinal int, context cuda.Context) (bool, error) {
+// withPrimary calls use with a device's primary context, if there is one: it is made neither by that nor kept by it.
+func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
 	e.mu.Lock()
 	d := e.devices[ordinal]
 	e.mu.Unlock()
 	if d != nil {
-		return d.context == context, nil
+		return use(d.context)
 	}
 	device, err := e.driver.DeviceGet(ordinal)
 	if err != nil {
-		return false, err
+		return err
 	}
 	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
-		return false, err // to retain it would make one
+		return err
 	}
-	primary, err := e.driver.DevicePrimaryCtxRetain(device)
+	context, err := e.driver.DevicePrimaryCtxRetain(device)
 	if err != nil {
-		return false, err
+		return err
 	}
-	e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
-	return primary == context, nil
+	defer e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
+	return use(context)
 }

@@ -14,34 +14,29 @@ const awaitTime = 20 * time.Millisecond
 type discarded struct {
 	start    time.Time // of the operation, or of its first discarding
 	contents []backup.Contents
-	prompt   []backup.Contents // of segments that want it back in any case
+	prompt   []bool // it is of a segment that wants it back in any case
 }
 
 func (d *discarded) add(s *segment) {
 	if d.start.IsZero() {
 		d.start = time.Now()
 	}
-	switch {
-	case s.contents == nil:
-	case s.prompt:
-		d.prompt = append(d.prompt, s.contents)
-	default:
-		d.contents = append(d.contents, s.contents)
-	}
+	d.contents, d.prompt = append(d.contents, s.contents), append(d.prompt, s.prompt)
 }
 
 // await waits, with no lock held, until what was discarded is back: what is prompt however long that
 // takes, the rest no longer than a tenth of the operation's time, or awaitTime; it then goes on in the
 // background.
 func (d *discarded) await() {
-	if len(d.contents)+len(d.prompt) == 0 {
+	if len(d.contents) == 0 {
 		return
 	}
 	until := time.Now().Add(max(awaitTime, time.Since(d.start)/10))
-	for _, contents := range d.contents {
-		contents.Await(until)
-	}
-	for _, contents := range d.prompt {
-		contents.Await(time.Time{})
+	for i, contents := range d.contents {
+		if d.prompt[i] {
+			contents.Await(time.Time{})
+		} else {
+			contents.Await(until)
+		}
 	}
 }

@@ -23,8 +23,8 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	given := &discarded{}
 	defer given.await() // when no lock is held
-	if !capturing {
-		err = e.idle(address)
+	if d := e.using(address); d != nil && !capturing {
+		err = e.quiesceUsers(d)
 		capturing = captureForbids(err) // one that nobody saw begin
 	}
 	if err != nil && !capturing {
@@ -53,25 +53,22 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 // (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
-	e.mu.Lock()
-	s := e.around(address).segment
-	mapped := s != nil && s.mapped()
-	e.mu.Unlock()
 	var event cuda.Event
-	if mapped { // else no stream can be using it
+	d := e.using(address)
+	if d != nil {
 		// Before the claim, so that nothing is claimed if it cannot be had.
-		if event, err = e.mark(stream, address); err != nil {
+		if event, err = d.mark(stream); err != nil {
 			return err
 		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
-	if err == nil && mapped && a.segment.mapped() {
+	if err == nil && d != nil && a.segment.mapped() {
 		e.putOff(&pendingFree{allocation: a, why: onStream, event: event})
 		return nil
 	}
-	if mapped {
+	if d != nil {
 		_ = e.unlocked(func() error { e.driver.DropEvent(event); return nil })
 	}
 	if err != nil {
@@ -80,46 +77,40 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	return e.free(a)
 }
 
-// mark records an event in a stream, in the stream's own context: it may be another than the calling
-// thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
-func (e *Engine) mark(stream cuda.Stream, address uintptr) (event cuda.Event, err error) {
-	context, err := e.driver.StreamGetCtx(stream)
+// using returns the device of the live allocation at an address, if it may be in use; nil: nobody can be using it.
+// Nothing is claimed: what the devices do may depend on the thread that frees something else, or pauses.
+func (e *Engine) using(address uintptr) *device {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.around(address).segment; s != nil && s.mapped() {
+		return s.device
+	}
+	return nil
+}
+
+// mark records an event in a stream that uses memory of the device, in the stream's own context: it may be another
+// than the calling thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
+func (d *device) mark(stream cuda.Stream) (event cuda.Event, err error) {
+	context, err := d.driver.StreamGetCtx(stream)
 	switch {
-	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call: of the memory's device
-		e.mu.Lock()
-		if s := e.segmentAt(address); s != nil {
-			context, err = s.device.context, nil
-		}
-		e.mu.Unlock()
+	case errors.Is(err, cuda.InvalidContext): // a default stream, on a thread's first call
+		context, err = d.context, nil
 	case errors.Is(err, cuda.NotSupported): // of a green context
-		context, err = e.driver.CtxGetCurrent()
+		context, err = d.driver.CtxGetCurrent()
 	}
 	if err != nil {
 		return 0, err
 	}
-	err = e.driver.With(context, func() error {
-		if event, err = e.driver.EventCreate(); err != nil {
+	err = d.driver.With(context, func() error {
+		if event, err = d.driver.EventCreate(); err != nil {
 			return err
 		}
-		if err = e.driver.EventRecord(event, stream); err != nil {
-			e.driver.DropEvent(event)
+		if err = d.driver.EventRecord(event, stream); err != nil {
+			d.driver.DropEvent(event)
 		}
 		return err
 	})
 	return event, err
-}
-
-// idle waits until the devices have finished with a live allocation. Nothing is claimed meanwhile: what the
-// devices do may depend on the thread that frees something else, or pauses.
-func (e *Engine) idle(address uintptr) error {
-	e.mu.Lock()
-	s := e.around(address).segment
-	mapped := s != nil && s.mapped()
-	e.mu.Unlock()
-	if !mapped {
-		return nil
-	}
-	return e.quiesceUsers(s.device)
 }
 
 // claim marks the allocation at an address as being freed, once no pause or resume works on it. The caller

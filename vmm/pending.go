@@ -37,18 +37,15 @@ const (
 	unwaited // waiting for what uses it failed
 )
 
-func (f *pendingFree) reason() string {
-	switch f.why {
-	case inCapture:
-		return "a stream was being captured"
-	case onDevices:
-		return "the devices have not finished with it"
-	case onStream:
-		return "its stream has not come to it"
-	case refused, unwaited:
-		return "refused: " + f.err.Error()
-	}
-	return "it is being made"
+// reasons are those that statistics give.
+var reasons = [...]string{
+	inCapture: "a stream was being captured",
+	onDevices: "the devices have not finished with it",
+	onStream:  "its stream has not come to it",
+	due:       "it is being made",
+	making:    "it is being made",
+	refused:   "refused: ",
+	unwaited:  "refused: ",
 }
 
 // Streams come to their frees in any order, and one that never does must not hold up the others: so they are
@@ -274,9 +271,14 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 // waitingFrees describes the pending frees for statistics. The caller holds e.mu.
 func (e *Engine) waitingFrees() (list []reclaim.Waiting) {
 	for _, f := range e.pending {
-		if f.why != made && (!f.small || f.segment.slab != nil) {
-			list = reclaim.Count(list, "free", f.reason(), f.size())
+		if f.why == made || f.small && f.segment.slab == nil {
+			continue
 		}
+		why := reasons[f.why]
+		if f.why == refused || f.why == unwaited {
+			why += f.err.Error()
+		}
+		list = reclaim.Count(list, "free", why, f.size())
 	}
 	return list
 }

@@ -25,36 +25,37 @@ func (e *Engine) prepare(name *string) error {
 		return s.is(active) && s.backup == BackupHost && s.contents == nil && !s.stays()
 	}
 	var prepared []*segment
-	for device, segments := range e.choose(name, wants) {
-		segments, spans := e.spans(segments, wants)
-		contents, err := e.host.Prepare(device.job(), spans)
-		if err != nil {
-			e.unprepare(prepared)
-			return fmt.Errorf("prepare: %w", err)
-		}
+	for _, d := range e.known() {
+		var spans []backup.Span
 		e.mu.Lock()
-		for i, s := range segments {
-			if wants(s) { // it may have been freed meanwhile
+		segments := e.matching(name, wants)[d]
+		for _, s := range segments {
+			spans = append(spans, s.backupSpan())
+		}
+		e.mu.Unlock()
+		contents, err := e.host.Prepare(d.job(), spans)
+		e.mu.Lock()
+		for i := range contents {
+			if s := segments[i]; wants(s) && s.backupSpan() == spans[i] { // it may have been freed, and used again
 				s.contents = contents[i]
 				prepared = append(prepared, s)
 			} else {
 				contents[i].Discard()
 			}
 		}
+		if err != nil {
+			for _, s := range prepared {
+				if s.is(active) {
+					s.discard()
+				}
+			}
+		}
 		e.mu.Unlock()
-	}
-	return nil
-}
-
-// unprepare takes back what was pinned for segments that still are as Prepare found them.
-func (e *Engine) unprepare(segments []*segment) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, s := range segments {
-		if s.is(active) && s.contents != nil {
-			s.discard()
+		if err != nil {
+			return fmt.Errorf("prepare: %w", err)
 		}
 	}
+	return nil
 }
 
 // Trim gives back host memory that holds nothing a paused segment needs: pinned ahead, kept for the
@@ -63,35 +64,19 @@ func (e *Engine) Trim() {
 	defer e.auditQuietly()
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	holds := func(s *segment) bool { return s.is(active) && s.contents != nil }
-	for _, segments := range e.choose(nil, holds) {
-		e.mu.Lock()
+	e.mu.Lock()
+	for _, segments := range e.matching(nil, func(s *segment) bool { return s.is(active) }) {
 		for _, s := range segments {
-			if holds(s) {
-				s.discard()
-			}
+			s.discard()
 		}
-		e.mu.Unlock()
 	}
+	e.mu.Unlock()
 	for _, d := range e.known() {
 		if d.hashed.Load() {
 			e.hasher.Trim(d.context)
 		}
 	}
 	e.driver.Reclaim.Drain()
-}
-
-// spans returns those of the segments that are still wanted, and where they are: the place of one that has
-// been freed says nothing.
-func (e *Engine) spans(segments []*segment, wanted func(*segment) bool) (still []*segment, spans []backup.Span) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, s := range segments {
-		if wanted(s) {
-			still, spans = append(still, s), append(spans, s.backupSpan())
-		}
-	}
-	return still, spans
 }
 
 // choose is matching for those that do not hold e.mu, and claim nothing: the segments may go at any time.

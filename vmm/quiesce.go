@@ -14,7 +14,7 @@ import (
 // call us. So the caller holds no lock and has claimed nothing. (cuCtxSynchronize)
 func (e *Engine) quiesce(ordinals ...int) error {
 	for _, ordinal := range ordinals {
-		if err := e.quiescePrimary(ordinal); err != nil {
+		if err := e.withPrimary(ordinal, e.synchronize); err != nil {
 			return err
 		}
 		if err := e.contexts(ordinal, e.synchronize); err != nil {
@@ -40,29 +40,6 @@ func (e *Engine) quiesceUsers(d *device) error {
 
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, e.driver.CtxSynchronize)
-}
-
-// quiescePrimary waits for a primary context, which is made neither by that nor kept by it.
-func (e *Engine) quiescePrimary(ordinal int) error {
-	e.mu.Lock()
-	d := e.devices[ordinal]
-	e.mu.Unlock()
-	if d != nil {
-		return e.synchronize(d.context)
-	}
-	device, err := e.driver.DeviceGet(ordinal)
-	if err != nil {
-		return err
-	}
-	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
-		return err
-	}
-	context, err := e.driver.DevicePrimaryCtxRetain(device)
-	if err != nil {
-		return err
-	}
-	defer e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
-	return e.synchronize(context)
 }
 
 // quiesceAll is quiesce of the devices that have access to memory of any of these.

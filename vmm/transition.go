@@ -45,66 +45,40 @@ func (e *Engine) transit(batches []*batch, work func() error, note func(*tag)) e
 	return err
 }
 
-// begin marks the segments of a transition, and their extents, busy and returns them, grouped by device.
+// begin makes a transition the owner of segments, and of their extents, and returns them, grouped by device.
 // What is to become of a segment is noted in its outcome meanwhile: others may read its state under the
 // lock. It waits for driver calls of others that concern the same extents: none of those waits for the device.
 func (e *Engine) begin(name *string, wanted func(*segment) bool) []*batch {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for {
-		batches := e.collect(name, wanted)
-		if !engaged(batches) {
-			for _, b := range batches {
-				b.begin()
-			}
-			return batches
-		}
-		e.settled.Wait()
-	}
-}
-
-func (e *Engine) collect(name *string, wanted func(*segment) bool) []*batch {
+again:
 	var batches []*batch
 	for d, segments := range e.matching(name, wanted) {
+		slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
 		b := &batch{device: d, segments: segments}
-		b.sort()
+		for _, s := range segments {
+			x := s.extent
+			if x == nil || len(b.extents) > 0 && x == b.extents[len(b.extents)-1] {
+				continue
+			}
+			if x.owner != nobody {
+				e.settled.Wait()
+				goto again
+			}
+			b.extents = append(b.extents, x)
+		}
 		batches = append(batches, b)
 	}
 	slices.SortFunc(batches, func(x, y *batch) int { return x.device.ordinal - y.device.ordinal })
-	return batches
-}
-
-// sort puts the segments in order and lists their extents.
-func (b *batch) sort() {
-	slices.SortFunc(b.segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
-	var last *extent
-	for _, s := range b.segments {
-		if s.extent != nil && s.extent != last {
-			last = s.extent
-			b.extents = append(b.extents, last)
-		}
-	}
-}
-
-func engaged(batches []*batch) bool {
 	for _, b := range batches {
+		for _, s := range b.segments {
+			s.owner, s.outcome = aTransition, outcome{s.state, s.kept}
+		}
 		for _, x := range b.extents {
-			if x.owner != nobody {
-				return true
-			}
+			x.owner = aTransition
 		}
 	}
-	return false
-}
-
-func (b *batch) begin() {
-	for _, s := range b.segments {
-		s.owner = aTransition
-		s.outcome = outcome{s.state, s.kept}
-	}
-	for _, x := range b.extents {
-		x.owner = aTransition
-	}
+	return batches
 }
 
 // matching lists the segments with the tag (nil: every tag) that are wanted, by device. The caller holds e.mu.

@@ -11,118 +11,73 @@ import (
 	"tms/vmm/reclaim"
 )
 
+// function is one of the driver's: its index in names.
 type function int
 
-const (
-	fnInit function = iota
-	fnDriverGetVersion
-	fnGetErrorName
-	fnGetErrorString
-	fnDeviceGet
-	fnDeviceGetCount
-	fnDeviceGetAttribute
-	fnDeviceTotalMem
-	fnDeviceCanAccessPeer
-	fnDevicePrimaryCtxRetain
-	fnDevicePrimaryCtxGetState
-	fnDevicePrimaryCtxRelease
-	fnCtxGetCurrent
-	fnCtxSetCurrent
-	fnCtxPushCurrent
-	fnCtxPopCurrent
-	fnCtxGetDevice
-	fnCtxSynchronize
-	fnThreadExchangeStreamCaptureMode
-	fnMemGetInfo
-	fnMemAlloc
-	fnMemFree
-	fnMemAddressReserve
-	fnMemAddressFree
-	fnMemGetAllocationGranularity
-	fnMemCreate
-	fnMemRelease
-	fnMemMap
-	fnMemUnmap
-	fnMemSetAccess
-	fnMemHostRegister
-	fnMemHostUnregister
-	fnMemHostGetDevicePointer
-	fnMemcpyDtoHAsync
-	fnMemcpyHtoDAsync
-	fnMemcpyDtoDAsync
-	fnStreamCreate
-	fnStreamSynchronize
-	fnStreamDestroy
-	fnStreamGetCtx
-	fnEventCreate
-	fnEventRecord
-	fnEventQuery
-	fnEventSynchronize
-	fnEventDestroy
-	fnLibraryLoadData
-	fnLibraryGetKernel
-	fnKernelGetFunction
-	fnLaunchKernel
-	fnMemsetD32Async
-	functions
+// names are those that libcuda exports: cuda.h maps the plain name to the versioned one.
+var names []string
+
+func named(name string) function {
+	names = append(names, name)
+	return function(len(names) - 1)
+}
+
+var (
+	fnInit                            = named("cuInit")
+	fnDriverGetVersion                = named("cuDriverGetVersion")
+	fnGetErrorName                    = named("cuGetErrorName")
+	fnGetErrorString                  = named("cuGetErrorString")
+	fnDeviceGet                       = named("cuDeviceGet")
+	fnDeviceGetCount                  = named("cuDeviceGetCount")
+	fnDeviceGetAttribute              = named("cuDeviceGetAttribute")
+	fnDeviceTotalMem                  = named("cuDeviceTotalMem_v2")
+	fnDeviceCanAccessPeer             = named("cuDeviceCanAccessPeer")
+	fnDevicePrimaryCtxRetain          = named("cuDevicePrimaryCtxRetain")
+	fnDevicePrimaryCtxGetState        = named("cuDevicePrimaryCtxGetState")
+	fnDevicePrimaryCtxRelease         = named("cuDevicePrimaryCtxRelease_v2")
+	fnCtxGetCurrent                   = named("cuCtxGetCurrent")
+	fnCtxSetCurrent                   = named("cuCtxSetCurrent")
+	fnCtxPushCurrent                  = named("cuCtxPushCurrent_v2")
+	fnCtxPopCurrent                   = named("cuCtxPopCurrent_v2")
+	fnCtxGetDevice                    = named("cuCtxGetDevice")
+	fnCtxSynchronize                  = named("cuCtxSynchronize")
+	fnThreadExchangeStreamCaptureMode = named("cuThreadExchangeStreamCaptureMode")
+	fnMemGetInfo                      = named("cuMemGetInfo_v2")
+	fnMemAlloc                        = named("cuMemAlloc_v2")
+	fnMemFree                         = named("cuMemFree_v2")
+	fnMemAddressReserve               = named("cuMemAddressReserve")
+	fnMemAddressFree                  = named("cuMemAddressFree")
+	fnMemGetAllocationGranularity     = named("cuMemGetAllocationGranularity")
+	fnMemCreate                       = named("cuMemCreate")
+	fnMemRelease                      = named("cuMemRelease")
+	fnMemMap                          = named("cuMemMap")
+	fnMemUnmap                        = named("cuMemUnmap")
+	fnMemSetAccess                    = named("cuMemSetAccess")
+	fnMemHostRegister                 = named("cuMemHostRegister_v2")
+	fnMemHostUnregister               = named("cuMemHostUnregister")
+	fnMemHostGetDevicePointer         = named("cuMemHostGetDevicePointer_v2")
+	fnMemcpyDtoHAsync                 = named("cuMemcpyDtoHAsync_v2")
+	fnMemcpyHtoDAsync                 = named("cuMemcpyHtoDAsync_v2")
+	fnMemcpyDtoDAsync                 = named("cuMemcpyDtoDAsync_v2")
+	fnStreamCreate                    = named("cuStreamCreate")
+	fnStreamSynchronize               = named("cuStreamSynchronize")
+	fnStreamDestroy                   = named("cuStreamDestroy_v2")
+	fnStreamGetCtx                    = named("cuStreamGetCtx")
+	fnEventCreate                     = named("cuEventCreate")
+	fnEventRecord                     = named("cuEventRecord")
+	fnEventQuery                      = named("cuEventQuery")
+	fnEventSynchronize                = named("cuEventSynchronize")
+	fnEventDestroy                    = named("cuEventDestroy_v2")
 )
 
 // A driver may lack the functions from here on: calling one is then an error that is NotSupported.
-const firstOptional = fnLibraryLoadData
-
-// Names as libcuda exports them: cuda.h maps the plain name to the versioned one.
-var names = [functions]string{
-	fnInit:                            "cuInit",
-	fnDriverGetVersion:                "cuDriverGetVersion",
-	fnGetErrorName:                    "cuGetErrorName",
-	fnGetErrorString:                  "cuGetErrorString",
-	fnDeviceGet:                       "cuDeviceGet",
-	fnDeviceGetCount:                  "cuDeviceGetCount",
-	fnDeviceGetAttribute:              "cuDeviceGetAttribute",
-	fnDeviceTotalMem:                  "cuDeviceTotalMem_v2",
-	fnDeviceCanAccessPeer:             "cuDeviceCanAccessPeer",
-	fnDevicePrimaryCtxRetain:          "cuDevicePrimaryCtxRetain",
-	fnDevicePrimaryCtxGetState:        "cuDevicePrimaryCtxGetState",
-	fnDevicePrimaryCtxRelease:         "cuDevicePrimaryCtxRelease_v2",
-	fnCtxGetCurrent:                   "cuCtxGetCurrent",
-	fnCtxSetCurrent:                   "cuCtxSetCurrent",
-	fnCtxPushCurrent:                  "cuCtxPushCurrent_v2",
-	fnCtxPopCurrent:                   "cuCtxPopCurrent_v2",
-	fnCtxGetDevice:                    "cuCtxGetDevice",
-	fnCtxSynchronize:                  "cuCtxSynchronize",
-	fnThreadExchangeStreamCaptureMode: "cuThreadExchangeStreamCaptureMode",
-	fnMemGetInfo:                      "cuMemGetInfo_v2",
-	fnMemAlloc:                        "cuMemAlloc_v2",
-	fnMemFree:                         "cuMemFree_v2",
-	fnMemAddressReserve:               "cuMemAddressReserve",
-	fnMemAddressFree:                  "cuMemAddressFree",
-	fnMemGetAllocationGranularity:     "cuMemGetAllocationGranularity",
-	fnMemCreate:                       "cuMemCreate",
-	fnMemRelease:                      "cuMemRelease",
-	fnMemMap:                          "cuMemMap",
-	fnMemUnmap:                        "cuMemUnmap",
-	fnMemSetAccess:                    "cuMemSetAccess",
-	fnMemHostRegister:                 "cuMemHostRegister_v2",
-	fnMemHostUnregister:               "cuMemHostUnregister",
-	fnMemHostGetDevicePointer:         "cuMemHostGetDevicePointer_v2",
-	fnMemcpyDtoHAsync:                 "cuMemcpyDtoHAsync_v2",
-	fnMemcpyHtoDAsync:                 "cuMemcpyHtoDAsync_v2",
-	fnMemcpyDtoDAsync:                 "cuMemcpyDtoDAsync_v2",
-	fnStreamCreate:                    "cuStreamCreate",
-	fnStreamSynchronize:               "cuStreamSynchronize",
-	fnStreamDestroy:                   "cuStreamDestroy_v2",
-	fnStreamGetCtx:                    "cuStreamGetCtx",
-	fnEventCreate:                     "cuEventCreate",
-	fnEventRecord:                     "cuEventRecord",
-	fnEventQuery:                      "cuEventQuery",
-	fnEventSynchronize:                "cuEventSynchronize",
-	fnEventDestroy:                    "cuEventDestroy_v2",
-	fnLibraryLoadData:                 "cuLibraryLoadData",
-	fnLibraryGetKernel:                "cuLibraryGetKernel",
-	fnKernelGetFunction:               "cuKernelGetFunction",
-	fnLaunchKernel:                    "cuLaunchKernel",
-	fnMemsetD32Async:                  "cuMemsetD32Async",
-}
+var (
+	fnLibraryLoadData   = named("cuLibraryLoadData")
+	fnLibraryGetKernel  = named("cuLibraryGetKernel")
+	fnKernelGetFunction = named("cuKernelGetFunction")
+	fnLaunchKernel      = named("cuLaunchKernel")
+	fnMemsetD32Async    = named("cuMemsetD32Async")
+)
 
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
@@ -130,7 +85,7 @@ type Driver struct {
 	// what the driver had to do with.
 	Reclaim reclaim.Queue
 
-	address [functions]uintptr
+	address []uintptr // by function
 }
 
 // Open loads the driver library at path (the loader searches for a bare name such as
@@ -140,9 +95,9 @@ func Open(path string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CUDA driver cannot be loaded: %w", err)
 	}
-	d := &Driver{}
+	d := &Driver{address: make([]uintptr, len(names))}
 	for f, name := range names {
-		if d.address[f], err = purego.Dlsym(library, name); err != nil && function(f) < firstOptional {
+		if d.address[f], err = purego.Dlsym(library, name); err != nil && function(f) < fnLibraryLoadData {
 			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed): %w", name, err)
 		}
 	}
