@@ -114,8 +114,8 @@ class Pool:
     def snapshot(self) -> Any:
         """What every byte that the pool holds is used for.
 
-        Of "caching" the list that torch.cuda.memory_snapshot returns: segments by address, with their
-        blocks. Of "bfc" a dict with the fields of TensorFlow's bfc_memory_map.proto.
+        Of "caching" the list that torch.cuda.memory_snapshot returns: segments by address, with
+        their blocks. Of "bfc" a dict with the fields of TensorFlow's bfc_memory_map.proto.
 
         Raises:
             NotSupportedError: the pool is of another kind.
@@ -127,11 +127,11 @@ class Pool:
         return json.loads(text)
 
     def reset_peak_stats(self) -> None:
-        """Makes the peaks in `stats` what is there now, as torch.cuda.reset_peak_memory_stats does."""
+        """Makes the peaks in `stats` what is there now (torch.cuda.reset_peak_memory_stats)."""
         self._check(self._functions.reset_peak_stats(self._handle), "resetting a pool's peaks")
 
     def reset_accumulated_stats(self) -> None:
-        """Makes the sums in `stats` start again, as torch.cuda.reset_accumulated_memory_stats does.
+        """Makes the sums in `stats` begin anew (torch.cuda.reset_accumulated_memory_stats).
 
         Raises:
             NotSupportedError: the kind is not "caching".
@@ -240,8 +240,8 @@ def allocator_stats() -> list[dict[str, Any]]:
 def allocator_snapshot() -> list[dict[str, Any]]:
     """What the memory of what serves PyTorch is used for, where that is of kind "caching".
 
-    One dict for each device and each tag: "device", "tag" (None: not pausable) and "segments", which
-    are as torch.cuda.memory_snapshot returns them.
+    One dict for each device and each tag: "device", "tag" (None: not pausable) and "segments",
+    which are as torch.cuda.memory_snapshot returns them.
 
     Raises:
         NotSupportedError: the kind is another.

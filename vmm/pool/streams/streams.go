@@ -11,6 +11,7 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/addresses"
 )
 
 // Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
@@ -24,19 +25,19 @@ type Pool struct {
 	pools    map[pool.Stream]pool.Pool
 	graphs   map[pool.GraphPoolID]*graph
 	captures []capture
-	live     map[uintptr]*block
-	waiting  []waiting          // freed, for the events of other streams
-	deferred map[uintptr]*block // freed during a capture, events to be recorded after it
+	live     addresses.Table[block]
+	uses     map[uintptr][]pool.Stream // of blocks that other streams use, until their events are recorded
+	waiting  []waiting                 // freed, for the events of other streams
+	deferred []waiting                 // freed during a capture, events to be recorded after it
 	stats    pool.Stats
 }
 
 // block is one that a caller holds.
 type block struct {
-	owner     pool.Pool
 	stream    pool.Stream
 	requested uint64
 	size      uint64
-	uses      []pool.Stream // others that use it
+	owner     pool.Pool
 }
 
 type waiting struct {
@@ -64,8 +65,7 @@ func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.P
 	}
 	return &Pool{
 		kind: own.Stats().Kind, fresh: fresh, events: events, source: &shared{under: source},
-		pools: map[pool.Stream]pool.Pool{}, graphs: map[pool.GraphPoolID]*graph{},
-		live: map[uintptr]*block{}, deferred: map[uintptr]*block{},
+		pools: map[pool.Stream]pool.Pool{}, graphs: map[pool.GraphPoolID]*graph{}, uses: map[uintptr][]pool.Stream{},
 	}, nil
 }
 
@@ -91,7 +91,7 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 		p.stats.Failures++
 		return pool.Block{}, err
 	}
-	p.live[made.Address] = &block{owner: owner, stream: stream, requested: size, size: made.Size}
+	p.live.Insert(made.Address, block{stream, size, made.Size, owner})
 	p.stats.Mallocs++
 	p.stats.Requested += size
 	p.stats.Live += made.Size
@@ -132,29 +132,30 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.live[address]
-	if b == nil {
+	b, found := p.live.Find(address)
+	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
+	w := waiting{address: address, owner: b.owner}
 	switch {
-	case len(b.uses) == 0:
-		if err := b.owner.Free(address); err != nil {
+	case len(p.uses) == 0 || len(p.uses[address]) == 0:
+		if err := w.owner.Free(address); err != nil {
 			return err
 		}
 	case len(p.captures) > 0: // events may not be recorded now
-		p.deferred[address] = b
+		p.deferred = append(p.deferred, w)
 	default:
-		if err := p.record(address, b); err != nil {
+		if err := p.record(w); err != nil {
 			return err
 		}
 	}
-	p.forget(address, b)
+	p.live.Remove(address)
+	p.forget(b)
 	p.stats.Frees++
 	return nil
 }
 
-func (p *Pool) forget(address uintptr, b *block) {
-	delete(p.live, address)
+func (p *Pool) forget(b block) {
 	p.stats.Requested -= b.requested
 	p.stats.Live -= b.size
 }
@@ -166,27 +167,27 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	b := p.live[address]
-	if b == nil {
+	b, found := p.live.Find(address)
+	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	if stream != b.stream && !slices.Contains(b.uses, stream) {
-		b.uses = append(b.uses, stream)
+	if stream != b.stream && !slices.Contains(p.uses[address], stream) {
+		p.uses[address] = append(p.uses[address], stream)
 	}
 	return nil
 }
 
 // record makes an event in each stream that used a block. After an error nothing has changed.
-func (p *Pool) record(address uintptr, b *block) error {
-	w := waiting{address: address, owner: b.owner}
-	for _, stream := range b.uses {
+func (p *Pool) record(w waiting) error {
+	for _, stream := range p.uses[w.address] {
 		event, err := p.events.Record(stream)
 		if err != nil {
 			p.end(w.events)
-			return fmt.Errorf("recording an event for %#x: %w", address, err)
+			return fmt.Errorf("recording an event for %#x: %w", w.address, err)
 		}
 		w.events = append(w.events, event)
 	}
+	delete(p.uses, w.address)
 	p.waiting = append(p.waiting, w)
 	return nil
 }
@@ -199,11 +200,11 @@ func (p *Pool) end(events []pool.Event) {
 
 // settle gives the blocks whose events are done back to their pools.
 func (p *Pool) settle(done func(pool.Event) (bool, error)) error {
-	for address, b := range p.deferred {
-		if err := p.record(address, b); err != nil {
+	for len(p.deferred) > 0 {
+		if err := p.record(p.deferred[0]); err != nil {
 			return err
 		}
-		delete(p.deferred, address)
+		p.deferred = p.deferred[1:]
 	}
 	var failed error
 	kept := p.waiting[:0]
@@ -280,7 +281,7 @@ func (p *Pool) Stats() pool.Stats {
 	defer p.mu.Unlock()
 	stats := p.stats
 	stats.Kind = p.kind
-	stats.Blocks = uint64(len(p.live))
+	stats.Blocks = uint64(p.live.Len())
 	p.source.count(&stats)
 	stats.Detail = Detail{Streams: len(p.pools), Graphs: len(p.graphs), Waiting: len(p.waiting) + len(p.deferred)}
 	return stats
@@ -310,7 +311,7 @@ func (p *Pool) Destroy() error {
 	for _, w := range p.waiting {
 		p.end(w.events)
 	}
-	p.waiting, p.deferred = nil, map[uintptr]*block{}
+	p.waiting, p.deferred, p.uses = nil, nil, map[uintptr][]pool.Stream{}
 	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
 		if failed := p.pools[stream].Destroy(); failed != nil {
 			err = errors.Join(err, failed)
@@ -322,8 +323,9 @@ func (p *Pool) Destroy() error {
 		g.uses = 0
 		err = errors.Join(err, g.pool.Destroy(), p.dissolve(id, g))
 	}
-	for address, b := range p.live {
-		p.forget(address, b)
+	for _, b := range p.live.All() {
+		p.forget(b)
 	}
+	p.live = addresses.Table[block]{}
 	return err
 }
