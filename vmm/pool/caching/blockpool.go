@@ -10,27 +10,27 @@ import (
 
 // blockPool holds the free blocks of the small or the large sizes, of a graph's or of all else.
 type blockPool struct {
-	shelves  []*shelf // by stream, of those that have segments
-	recent   *shelf   // one of them
-	small    bool
-	graph    *graphPool // nil: not of a graph
-	counters *counters
-	clock    uint64 // searches so far, while there is garbage collection
+	lists  []*freeList // by stream, of those that have segments
+	recent *freeList   // one of them
+	small  bool
+	graph  *graphPool // nil: not of a graph
+	clock  uint64     // searches so far, while there is garbage collection
 }
 
-// shelf holds the free blocks of one stream in a pool.
-type shelf struct {
+// freeList holds the free blocks of one stream in a pool.
+type freeList struct {
 	pool     *blockPool
 	stream   pool.Stream
-	number   uint32      // in Pool.shelves
+	number   uint32      // in Pool.lists
 	segments int         // of the stream in the pool
-	counters *counters   // the pool's
+	counters *counters   // of the small or the large pool
+	others   *counters   // of the other one
 	free     ordered.Set // by size and address
 }
 
 // poolFor returns where a block of a size comes from and goes back to.
 func (p *Pool) poolFor(size uint64, stream pool.Stream) *blockPool {
-	small, large := &p.small, &p.large
+	small, large := &p.smallPool, &p.largePool
 	if len(p.captures) > 0 {
 		if g := p.capturing(stream); g != nil {
 			small, large = &g.small, &g.large
@@ -43,13 +43,13 @@ func (p *Pool) poolFor(size uint64, stream pool.Stream) *blockPool {
 }
 
 func (f *blockPool) search(stream pool.Stream) (int, bool) {
-	return slices.BinarySearchFunc(f.shelves, stream, func(s *shelf, stream pool.Stream) int {
+	return slices.BinarySearchFunc(f.lists, stream, func(s *freeList, stream pool.Stream) int {
 		return cmp.Compare(s.stream, stream)
 	})
 }
 
-// of returns a stream's shelf, nil when it has no segments.
-func (f *blockPool) of(stream pool.Stream) *shelf {
+// of returns a stream's free list, nil when it has no segments.
+func (f *blockPool) of(stream pool.Stream) *freeList {
 	if f.recent != nil && f.recent.stream == stream {
 		return f.recent
 	}
@@ -57,42 +57,45 @@ func (f *blockPool) of(stream pool.Stream) *shelf {
 	if !found {
 		return nil
 	}
-	f.recent = f.shelves[at]
+	f.recent = f.lists[at]
 	return f.recent
 }
 
-// open returns a stream's shelf, a new one when it has none.
-func (p *Pool) open(f *blockPool, stream pool.Stream) *shelf {
+// open returns a stream's free list, a new one when it has none.
+func (p *Pool) open(f *blockPool, stream pool.Stream) *freeList {
 	s := f.of(stream)
 	if s == nil {
-		s = &shelf{pool: f, stream: stream, counters: f.counters}
+		s = &freeList{pool: f, stream: stream, counters: &p.stats.large, others: &p.stats.small}
+		if f.small {
+			s.counters, s.others = s.others, s.counters
+		}
 		at, _ := f.search(stream)
-		f.shelves = slices.Insert(f.shelves, at, s)
-		number := slices.Index(p.shelves, nil)
+		f.lists = slices.Insert(f.lists, at, s)
+		number := slices.Index(p.lists, nil)
 		if number < 0 {
-			number = len(p.shelves)
-			p.shelves = append(p.shelves, nil)
+			number = len(p.lists)
+			p.lists = append(p.lists, nil)
 		}
 		s.number = uint32(number)
-		p.shelves[number] = s
+		p.lists[number] = s
 	}
 	return s
 }
 
-func (p *Pool) close(s *shelf) {
-	p.shelves[s.number] = nil
+func (p *Pool) close(s *freeList) {
+	p.lists[s.number] = nil
 	f := s.pool
 	at, _ := f.search(s.stream)
-	f.shelves = slices.Delete(f.shelves, at, at+1)
+	f.lists = slices.Delete(f.lists, at, at+1)
 	f.recent = nil
 }
 
 // whole returns the free blocks that are entire segments, by stream, size and address.
 func (p *Pool) whole(f *blockPool) []handle {
 	var list []handle
-	for _, s := range f.shelves {
+	for _, s := range f.lists {
 		for _, h := range s.free.From(0) {
-			if !p.at(handle(h)).split() {
+			if p.at(handle(h)).Whole() {
 				list = append(list, handle(h))
 			}
 		}

@@ -9,7 +9,7 @@ import (
 	"sync"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/addresses"
+	"tms/vmm/pool/internal/chunks"
 	"tms/vmm/pool/internal/ordered"
 )
 
@@ -19,15 +19,13 @@ const maxRequest = 1 << 60
 // Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
 type Pool struct {
 	mu     sync.Mutex
-	source pool.Source
+	table  chunks.Table[state]
+	source pool.Source // of the table
 	events pool.Events // nil: the source has none
 	settings
 
-	small, large blockPool
-	shelves      []*shelf // of all pools; nil: the number is not in use
-	blocks       []block  // blocks[0] is none
-	spare        handle   // the first that is not in use
-	live         addresses.Table[handle]
+	smallPool, largePool blockPool
+	lists                []*freeList // of all pools; nil: the number is not in use
 
 	graphs   []*graphPool
 	captures []capture
@@ -61,7 +59,7 @@ type Pool struct {
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	p := &Pool{source: source, blocks: make([]block, 1), usages: make([]usage, 1)}
+	p := &Pool{table: chunks.New[state]("caching", source), source: source, usages: make([]usage, 1)}
 	p.events, _ = source.(pool.Events)
 	ordinal := 0
 	if known, ok := source.(interface{ Ordinal() int }); ok {
@@ -71,8 +69,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.small = blockPool{small: true, counters: &p.counters.small}
-	p.large = blockPool{counters: &p.counters.large}
+	p.smallPool.small = true
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
 			return nil, err
@@ -90,7 +87,7 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	defer p.mu.Unlock()
 	block, err := p.allocate(size, stream)
 	if err != nil {
-		p.failures++
+		p.table.CountFailure()
 	}
 	return block, err
 }
@@ -113,13 +110,10 @@ func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 			return pool.Block{}, err
 		}
 	}
-	p.carve(h, rounded)
-	b := p.at(h)
-	b.allocated = true
-	b.requested = size
-	p.live.Insert(b.address, h)
-	p.countMalloc(b)
-	return pool.Block{Address: b.address, Size: b.size}, nil
+	p.split(h, rounded)
+	made := p.table.Take(h, size)
+	p.countMalloc(p.at(h))
+	return made, nil
 }
 
 // fit takes the smallest free block that the size may have, none when there is none.
@@ -127,23 +121,22 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++
 	}
-	s := from.of(stream)
-	if s == nil {
+	l := from.of(stream)
+	if l == nil {
 		return none
 	}
-	found, _ := s.free.Ceiling(ordered.Fit(size, 0))
+	found, _ := l.free.Ceiling(ordered.Fit(size, 0))
 	h := handle(found.Value)
 	b := p.at(h)
 	switch {
 	case h == none:
 		return none
-	case size < p.maxSplit && b.size >= p.maxSplit: // large blocks are kept for large requests
+	case size < p.maxSplit && b.Size >= p.maxSplit: // large blocks are kept for large requests
 		return none
-	case size >= p.maxSplit && b.size >= size+largeSegment: // they are not split: bound what is lost
+	case size >= p.maxSplit && b.Size >= size+largeSegment: // they are not split: bound what is lost
 		return none
 	}
-	s.free.Take(found)
-	b.free = false
+	l.free.Take(found)
 	return h
 }
 
@@ -155,35 +148,34 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h, found := p.live.Remove(address)
-	if !found {
-		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
-	}
-	b := p.at(h)
-	if b.usage != 0 && p.events != nil && len(p.captures) == 0 {
-		if err := p.record(h); err != nil {
-			p.live.Insert(address, h)
+	if len(p.usages)-1 > len(p.unused) && p.events != nil && len(p.captures) == 0 {
+		h, err := p.table.Find(address)
+		if err == nil && p.at(h).Own.usage != 0 {
+			err = p.record(h)
+		}
+		if err != nil {
 			return err
 		}
 	}
-	p.drop(b)
-	p.frees++
-	switch {
-	case b.usage == 0:
+	h, err := p.table.Give(address)
+	if err != nil {
+		return err
+	}
+	b := p.at(h)
+	p.countFree(b)
+	if b.Own.usage == 0 {
 		p.retire(h)
-	case p.usages[b.usage].pending > 0:
+		return nil
+	}
+	b.Own.pending = true
+	switch {
+	case p.usages[b.Own.usage].pending > 0:
 	case p.events == nil:
 		p.parked = append(p.parked, h)
 	default:
 		p.deferred = append(p.deferred, h)
 	}
 	return nil
-}
-
-// drop ends a live block.
-func (p *Pool) drop(b *block) {
-	b.allocated = false
-	p.countFree(b)
 }
 
 // Trim is pool.Pool.Trim: it waits for the events of freed blocks and gives back every segment in
@@ -208,20 +200,14 @@ func (p *Pool) Destroy() error {
 		g.graphs = 0
 	}
 	err := p.abandonEvents()
-	for head := range p.heads {
-		for h := head; h != none; h = p.at(h).next {
-			if b := p.at(h); b.allocated {
-				p.drop(b)
-			}
-			if !p.at(h).free {
+	p.table.GiveAll(func(h handle) { p.countFree(p.at(h)) })
+	for _, r := range p.table.Regions() {
+		for h := r.First; h != none; h = p.at(h).Next {
+			if p.at(h).Taken() {
 				h = p.retire(h)
 			}
 		}
 	}
-	p.live = addresses.Table[handle]{}
 	_, refused := p.releaseEmpty()
-	if refused == nil {
-		p.blocks, p.spare = make([]block, 1), none
-	}
 	return errors.Join(err, refused)
 }

@@ -160,82 +160,76 @@ func (b bench) snapshot() []Segment { return b.Snapshot().([]Segment) }
 
 func (b bench) detail() *Detail { return b.Stats().Detail.(*Detail) }
 
-// check walks all metadata: blocks tile their segments, no two neighbours are free, every free block
-// is in its bins and every live one in the index, and the counters are the sums.
+// check walks all metadata: blocks tile their segments, no two neighbours are free, exactly the free ones are in
+// their lists and the live ones in the table, and the counters are the sums.
 func check(t *testing.T, p *Pool) {
 	t.Helper()
-	var want struct{ allocated, active, reserved, split, requested, blocks, splits, free int64 }
-	known, segments := 1, int64(0) // none is known
-	for h := p.spare; h != none; h = p.at(h).next {
-		require.Zero(t, p.at(h).size)
-		known++
-	}
-	for head := range p.heads {
-		segments++
-		end := p.at(head).address
-		for h := head; h != none; h = p.at(h).next {
-			known++
+	var want struct{ allocated, active, split, requested, blocks, splits, free int64 }
+	for _, r := range p.table.Regions() {
+		end := r.Address
+		for h := range p.table.In(r) {
 			b := p.at(h)
-			require.Equal(t, head, p.head(h))
-			require.Equal(t, end, b.address)
-			require.Positive(t, b.size)
-			require.Zero(t, b.size%minBlock)
-			require.Equal(t, p.at(head).shelf, b.shelf)
-			require.False(t, b.free && b.allocated)
-			end += uintptr(b.size)
-			want.reserved += int64(b.size)
-			if b.next != none {
-				require.Equal(t, h, p.at(b.next).previous)
-				require.False(t, b.free && p.at(b.next).free, "free neighbours at %#x", b.address)
+			require.Equal(t, r.First, p.head(h))
+			require.Equal(t, end, b.Address)
+			require.Positive(t, b.Size)
+			require.Zero(t, b.Size%minBlock)
+			require.Equal(t, p.at(r.First).Own.list, b.Own.list)
+			end = b.End()
+			if b.Next != none {
+				require.Equal(t, h, p.at(b.Next).Previous)
+				require.False(t, p.table.IsFree(h) && p.table.IsFree(b.Next), "free neighbours at %#x", b.Address)
 			}
-			if found, live := p.live.Find(b.address); b.allocated {
+			if found, err := p.table.Find(b.Address); b.Taken() && !b.Own.pending {
+				require.NoError(t, err)
 				require.Equal(t, h, found)
-				want.allocated += int64(b.size)
+				want.allocated += int64(b.Size)
 				want.blocks++
 			} else {
-				require.False(t, live)
+				require.Error(t, err)
 			}
-			if b.free {
+			if !b.Taken() {
+				require.False(t, b.Own.pending)
 				want.free++
-				if b.split() {
-					want.split += int64(b.size)
+				if !b.Whole() {
+					want.split += int64(b.Size)
 					want.splits++
 				}
 			} else {
-				want.active += int64(b.size)
-				want.requested += int64(b.requested)
+				want.active += int64(b.Size)
+				want.requested += int64(b.Requested)
 			}
 		}
+		require.Equal(t, r.Address+uintptr(r.Size), end)
 	}
-	pools := []*blockPool{&p.small, &p.large}
+	pools := []*blockPool{&p.smallPool, &p.largePool}
 	for _, g := range p.graphs {
 		pools = append(pools, &g.small, &g.large)
 	}
 	free := int64(0)
 	for _, from := range pools {
-		for i, s := range from.shelves {
-			require.Same(t, from, s.pool)
-			require.Same(t, s, p.shelves[s.number])
-			require.True(t, i == 0 || from.shelves[i-1].stream < s.stream)
-			for key, h := range s.free.From(0) {
+		for i, l := range from.lists {
+			require.Same(t, from, l.pool)
+			require.Same(t, l, p.lists[l.number])
+			require.True(t, i == 0 || from.lists[i-1].stream < l.stream)
+			for at, h := range l.free.From(0) {
 				b := p.at(handle(h))
-				require.True(t, b.free)
-				require.Same(t, s, p.shelfOf(b))
-				require.Equal(t, b.key(), key)
+				require.False(t, b.Taken())
+				require.Same(t, l, p.listOf(b))
+				require.Equal(t, key(b), at)
 				free++
 			}
 		}
 	}
-	all := &p.counters.all
+	d, stats := p.detail(), p.table.Stats()
 	require.Equal(t, want.free, free)
-	require.Equal(t, want.blocks, int64(p.live.Len()))
-	require.Equal(t, len(p.blocks), known)
-	require.Equal(t, want.blocks, all.allocation.Current)
-	require.Equal(t, want.allocated, all.allocatedBytes.Current)
-	require.Equal(t, want.active, all.activeBytes.Current)
-	require.Equal(t, want.requested, all.requestedBytes.Current)
-	require.Equal(t, want.reserved, all.reservedBytes.Current)
-	require.Equal(t, want.split, all.inactiveSplitBytes.Current)
-	require.Equal(t, want.splits, all.inactiveSplit.Current)
-	require.Equal(t, segments, all.segment.Current)
+	require.Equal(t, uint64(want.blocks), stats.Blocks)
+	require.Equal(t, want.blocks, d.Allocation.All.Current)
+	require.Equal(t, uint64(want.allocated), stats.Live)
+	require.Equal(t, want.allocated, d.AllocatedBytes.All.Current)
+	require.Equal(t, want.active, d.ActiveBytes.All.Current)
+	require.Equal(t, want.requested, d.RequestedBytes.All.Current)
+	require.Equal(t, stats.Reserved, p.reserved())
+	require.Equal(t, want.split, d.InactiveSplitBytes.All.Current)
+	require.Equal(t, want.splits, d.InactiveSplit.All.Current)
+	require.Equal(t, int64(stats.Segments), d.Segment.All.Current)
 }

@@ -29,8 +29,8 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	}
 	return &OutOfMemoryError{
 		Device: p.device, Tried: tried, Total: total, Free: free, Limited: p.limited, Allowed: p.allowed,
-		Allocated: uint64(p.counters.all.allocatedBytes.Current),
-		Reserved:  uint64(p.counters.all.reservedBytes.Current),
+		Allocated: uint64(p.all(allocatedBytes).Current),
+		Reserved:  p.reserved(),
 		Cause:     cause,
 	}
 }

@@ -40,20 +40,17 @@ func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle,
 
 // grow makes a segment, as a block that is not yet free.
 func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
-	if reserved := uint64(p.counters.all.reservedBytes.Current); p.limited && reserved+size > p.allowed {
+	if p.limited && p.reserved()+size > p.allowed {
 		return none, fmt.Errorf("%w: the memory fraction allows %s", pool.ErrOutOfMemory, readable.Bytes(p.allowed))
 	}
-	address, err := p.source.Allocate(size)
+	h, err := p.table.Grow(size)
 	if err != nil {
-		p.sourceFailures++
 		return none, fmt.Errorf("a segment of %s: %w", readable.Bytes(size), err)
 	}
-	p.sourceMallocs++
-	s := p.open(into, stream)
-	s.segments++
-	h := p.newBlock()
+	l := p.open(into, stream)
+	l.segments++
 	b := p.at(h)
-	b.address, b.size, b.shelf = address, size, s.number
+	b.Own.list = l.number
 	if into.graph != nil {
 		into.graph.segments++
 	}

@@ -33,6 +33,5 @@ func (p *Pool) memory() (free, total uint64, err error) {
 	if m, ok := p.source.(pool.Memory); ok {
 		return m.Memory()
 	}
-	reserved := uint64(p.counters.all.reservedBytes.Current)
-	return p.total - min(p.total, reserved), p.total, nil
+	return p.total - min(p.total, p.reserved()), p.total, nil
 }

@@ -14,19 +14,19 @@ func (p *Pool) collect() (err error) {
 		return nil
 	}
 	target := int64(p.threshold * float64(p.allowed))
-	if p.counters.all.reservedBytes.Current <= target {
+	if p.all(reservedBytes).Current <= target {
 		return nil
 	}
-	blocks := p.whole(&p.large)
+	blocks := p.whole(&p.largePool)
 	age := uint64(0)
 	for _, h := range blocks {
-		age += p.large.clock - p.at(h).born
+		age += p.largePool.clock - p.at(h).Own.born
 	}
-	for len(blocks) > 0 && p.counters.all.reservedBytes.Current > target {
+	for len(blocks) > 0 && p.all(reservedBytes).Current > target {
 		count, sum := uint64(len(blocks)), age
 		younger := blocks[:0]
 		for _, h := range blocks {
-			own := p.large.clock - p.at(h).born
+			own := p.largePool.clock - p.at(h).Own.born
 			if own*count < sum {
 				younger = append(younger, h)
 				continue

@@ -56,8 +56,7 @@ func (p *Pool) BeginAllocateToPool(id pool.GraphPoolID, filter func(pool.Stream)
 	g := p.findGraph(id)
 	if g == nil {
 		g = &graphPool{id: id}
-		g.small = blockPool{small: true, graph: g, counters: &p.counters.small}
-		g.large = blockPool{graph: g, counters: &p.counters.large}
+		g.small, g.large = blockPool{small: true, graph: g}, blockPool{graph: g}
 		p.graphs = append(p.graphs, g)
 	} else if g.graphs == 0 {
 		return fmt.Errorf("%w: %v was released and still holds memory", pool.ErrGraphPool, id)

@@ -2,7 +2,6 @@ package caching
 
 import (
 	"errors"
-	"fmt"
 	"math"
 
 	"tms/vmm/pool"
@@ -12,22 +11,19 @@ import (
 // release gives a free block that is an entire segment back to the source. After an error it is as it
 // was.
 func (p *Pool) release(h handle) error {
-	b := p.at(h)
-	if err := p.source.Free(b.address, b.size); err != nil {
-		p.sourceFailures++
-		return fmt.Errorf("giving back the segment at %#x: %w", b.address, err)
+	b := *p.at(h)
+	if err := p.table.ReturnWhole(h); err != nil {
+		return err
 	}
-	p.sourceFrees++
-	p.take(b)
-	p.countSegment(b, -1)
-	s := p.shelfOf(b)
-	if s.pool.graph != nil {
-		s.pool.graph.segments--
+	p.take(&b)
+	p.countSegment(&b, -1)
+	l := p.listOf(&b)
+	if l.pool.graph != nil {
+		l.pool.graph.segments--
 	}
-	if s.segments--; s.segments == 0 {
-		p.close(s)
+	if l.segments--; l.segments == 0 {
+		p.close(l)
 	}
-	p.recycle(h, b)
 	return nil
 }
 
@@ -47,10 +43,10 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 	for released := uint64(0); released < size; {
 		_, last, _ := s.free.Last()
 		h := handle(last)
-		if h == none || p.at(h).size < p.maxSplit {
+		if h == none || p.at(h).Size < p.maxSplit {
 			return false, nil
 		}
-		released += p.at(h).size
+		released += p.at(h).Size
 		if err := p.release(h); err != nil {
 			return false, err
 		}
@@ -68,8 +64,8 @@ func (p *Pool) releaseCached() (uint64, error) {
 
 // releaseEmpty gives back every segment that is free, but for those of graphs that still exist.
 func (p *Pool) releaseEmpty() (uint64, error) {
-	released, err := p.releaseWhole(&p.large)
-	n, failed := p.releaseWhole(&p.small)
+	released, err := p.releaseWhole(&p.largePool)
+	n, failed := p.releaseWhole(&p.smallPool)
 	released, err = released+n, errors.Join(err, failed)
 	kept := p.graphs[:0]
 	for _, g := range p.graphs {
@@ -90,7 +86,7 @@ func (p *Pool) releaseEmpty() (uint64, error) {
 
 func (p *Pool) releaseWhole(from *blockPool) (released uint64, err error) {
 	for _, h := range p.whole(from) {
-		size := p.at(h).size
+		size := p.at(h).Size
 		if failed := p.release(h); failed != nil {
 			err = errors.Join(err, failed)
 			continue

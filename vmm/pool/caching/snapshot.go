@@ -1,9 +1,8 @@
 package caching
 
 import (
-	"slices"
-
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/chunks"
 )
 
 // Segment is one of the pool's segments as Snapshot finds it. Sizes are in bytes.
@@ -33,39 +32,32 @@ func (p *Pool) Snapshot() any {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	all := []Segment{}
-	for head := range p.heads {
-		all = append(all, p.describe(head))
+	for _, r := range p.table.Regions() {
+		all = append(all, p.describe(r))
 	}
-	slices.SortFunc(all, func(x, y Segment) int {
-		if x.Address < y.Address {
-			return -1
-		}
-		return 1
-	})
 	return all
 }
 
-func (p *Pool) describe(head handle) Segment {
-	on := p.shelfOf(p.at(head))
-	s := Segment{Device: p.device, Address: p.at(head).address, Stream: on.stream, Type: "large"}
+func (p *Pool) describe(r chunks.Region) Segment {
+	on := p.listOf(p.at(r.First))
+	s := Segment{Device: p.device, Address: r.Address, Size: r.Size, Stream: on.stream, Type: "large"}
 	if on.pool.small {
 		s.Type = "small"
 	}
-	for h := head; h != none; h = p.at(h).next {
+	for h := range p.table.In(r) {
 		b := p.at(h)
-		info := BlockInfo{Size: b.size, Requested: b.requested, State: "active_pending_free"}
-		s.Size += b.size
+		info := BlockInfo{Size: b.Size, Requested: b.Requested, State: "active_pending_free"}
 		switch {
-		case b.allocated:
-			info.State = "active_allocated"
-			s.Allocated += b.size
-		case b.free:
+		case !b.Taken():
 			info.State = "inactive"
-			info.Age = on.pool.clock - b.born
+			info.Age = on.pool.clock - b.Own.born
+		case !b.Own.pending:
+			info.State = "active_allocated"
+			s.Allocated += b.Size
 		}
-		if !b.free {
-			s.Active += b.size
-			s.Requested += b.requested
+		if b.Taken() {
+			s.Active += b.Size
+			s.Requested += b.Requested
 		}
 		s.Blocks = append(s.Blocks, info)
 	}

@@ -2,37 +2,30 @@ package caching
 
 // divisible reports whether what a block has beyond size is worth a block of its own.
 func (p *Pool) divisible(b *block, size uint64) bool {
-	rest := b.size - size
-	if p.shelfOf(b).pool.small {
+	rest := b.Size - size
+	if p.listOf(b).pool.small {
 		return rest >= minBlock
 	}
 	return size < p.maxSplit && rest > smallSize
 }
 
-// carve makes a block that is about to be allocated as small as it may be.
-func (p *Pool) carve(h handle, size uint64) {
+// split makes a block that is about to be allocated as small as it may be.
+func (p *Pool) split(h handle, size uint64) {
 	b := p.at(h)
-	wasSplit := b.split()
+	whole := b.Whole()
 	if !p.divisible(b, size) {
-		if wasSplit {
-			p.countSplit(b, -1, -int64(b.size))
+		if !whole {
+			p.countSplit(b, -1, -int64(b.Size))
 		}
 		return
 	}
-	rest := p.newBlock()
-	b = p.at(h) // it may have moved
+	rest := p.table.Split(h, size)
 	r := p.at(rest)
-	r.address, r.size, r.shelf = b.address+uintptr(size), b.size-size, b.shelf
-	r.previous, r.next = h, b.next
-	if b.next != none {
-		p.at(b.next).previous = rest
-	}
-	b.size, b.next = size, rest
 	p.put(rest, r)
-	if wasSplit {
-		p.countSplit(b, 0, -int64(size))
+	if whole {
+		p.countSplit(r, 1, int64(r.Size))
 	} else {
-		p.countSplit(b, 1, int64(r.size))
+		p.countSplit(r, 0, -int64(size))
 	}
 }
 
@@ -43,40 +36,30 @@ func (p *Pool) retire(h handle) handle {
 	blocks, bytes := int64(0), int64(0)
 	p.countInactive(b)
 	p.disuse(b)
-	b.requested = 0
-	size := b.size
-	next, previous := b.next, b.previous
+	b.Requested = 0
+	size := b.Size
+	next, previous := b.Next, b.Previous
 	n, before := p.at(next), p.at(previous)
 	// Both are read before either is acted on, so that the processor waits for them together.
-	nextFree, previousFree := n.free, before.free
-	if nextFree {
+	nextTaken, previousTaken := n.Taken(), before.Taken()
+	if !nextTaken {
 		blocks--
-		bytes -= int64(n.size)
+		bytes -= int64(n.Size)
 		p.take(n)
-		p.join(h, b, next, n)
+		p.table.Join(h)
 	}
-	if previousFree {
+	if !previousTaken {
 		blocks--
-		bytes -= int64(before.size)
+		bytes -= int64(before.Size)
 		p.take(before)
-		p.join(previous, before, h, b)
+		p.table.Join(previous)
 		h, b = previous, before
 	}
-	if b.split() {
+	if !b.Whole() {
 		blocks++
 		bytes = int64(size)
 	}
 	p.put(h, b)
 	p.countSplit(b, blocks, bytes)
 	return h
-}
-
-// join makes one block of b and its neighbour n behind it, neither of which is on the shelf.
-func (p *Pool) join(h handle, b *block, next handle, n *block) {
-	b.size += n.size
-	b.next = n.next
-	if b.next != none {
-		p.at(b.next).previous = h
-	}
-	p.recycle(next, n)
 }

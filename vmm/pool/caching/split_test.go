@@ -91,7 +91,7 @@ func TestStreamsApart(t *testing.T) {
 	released, err := b.Trim()
 	require.NoError(t, err)
 	require.Equal(t, uint64(40*mib), released)
-	require.Empty(t, b.large.shelves, "nothing is kept for a stream without segments")
+	require.Empty(t, b.largePool.lists, "nothing is kept for a stream without segments")
 }
 
 func TestMaxSplitSize(t *testing.T) {

@@ -62,93 +62,90 @@ type Detail struct {
 	MaxSplitSize        int64 `json:"max_split_size"` // -1 when there is none
 }
 
-// counters are the quantities of one StatArray index, side by side because they change together.
-type counters struct {
-	allocation, allocatedBytes, requestedBytes, active, activeBytes Stat
-	inactiveSplit, inactiveSplitBytes, segment, reservedBytes       Stat
-}
+// What is counted of each pool.
+const (
+	allocation = iota
+	allocatedBytes
+	requestedBytes
+	active
+	activeBytes
+	inactiveSplit
+	inactiveSplitBytes
+	segment
+	reservedBytes
+	quantities
+)
 
+// counters are those of one pool.
+type counters [quantities]Stat
+
+// stats has no counters of both pools together but their peaks: the rest are sums.
 type stats struct {
-	counters       struct{ all, small, large counters }
-	oversize       struct{ allocations, segments Stat }
-	retries, ooms  int64
-	requested      Stat // of live blocks
-	mallocs, frees uint64
-	failures       uint64
-	sourceMallocs  uint64
-	sourceFrees    uint64
-	sourceFailures uint64
+	small, large  counters
+	peaks         [quantities]int64
+	oversize      struct{ allocations, segments Stat }
+	retries, ooms int64
 }
 
-// both returns the counters of all blocks and of those in a block's pool.
-func (p *Pool) both(b *block) (all, own *counters) {
-	return &p.counters.all, p.shelfOf(b).counters
+// rise adds to a quantity; others are the other pool's, peaks those of both.
+func (c *counters) rise(others *counters, peaks *[quantities]int64, quantity int, amount int64) {
+	c[quantity].rise(amount)
+	peaks[quantity] = max(peaks[quantity], c[quantity].Current+others[quantity].Current)
+}
+
+// change is rise, or the opposite.
+func (p *Pool) change(l *freeList, quantity int, amount int64) {
+	if amount > 0 {
+		l.counters.rise(l.others, &p.peaks, quantity, amount)
+	} else if amount < 0 {
+		l.counters[quantity].fall(-amount)
+	}
 }
 
 func (p *Pool) countMalloc(b *block) {
-	all, own := p.both(b)
-	all.malloc(b)
-	own.malloc(b)
-	if b.size >= p.maxSplit {
+	l := p.listOf(b)
+	own, others, peaks := l.counters, l.others, &p.peaks
+	size, requested := int64(b.Size), int64(b.Requested)
+	own.rise(others, peaks, allocation, 1)
+	own.rise(others, peaks, allocatedBytes, size)
+	own.rise(others, peaks, requestedBytes, requested)
+	own.rise(others, peaks, active, 1)
+	own.rise(others, peaks, activeBytes, size)
+	if b.Size >= p.maxSplit {
 		p.oversize.allocations.rise(1)
 	}
-	p.requested.rise(int64(b.requested))
-	p.mallocs++
-}
-
-func (c *counters) malloc(b *block) {
-	c.allocation.rise(1)
-	c.allocatedBytes.rise(int64(b.size))
-	c.requestedBytes.rise(int64(b.requested))
-	c.active.rise(1)
-	c.activeBytes.rise(int64(b.size))
 }
 
 // countFree is for a block that stops being allocated; it may stay active.
 func (p *Pool) countFree(b *block) {
-	all, own := p.both(b)
-	all.free(b)
-	own.free(b)
-	if b.size >= p.maxSplit {
+	own := p.listOf(b).counters
+	own[allocation].fall(1)
+	own[allocatedBytes].fall(int64(b.Size))
+	if b.Size >= p.maxSplit {
 		p.oversize.allocations.fall(1)
 	}
-	p.requested.fall(int64(b.requested))
-}
-
-func (c *counters) free(b *block) {
-	c.allocation.fall(1)
-	c.allocatedBytes.fall(int64(b.size))
 }
 
 func (p *Pool) countInactive(b *block) {
-	all, own := p.both(b)
-	all.inactive(b)
-	own.inactive(b)
-}
-
-func (c *counters) inactive(b *block) {
-	c.active.fall(1)
-	c.activeBytes.fall(int64(b.size))
-	c.requestedBytes.fall(int64(b.requested))
+	own := p.listOf(b).counters
+	own[active].fall(1)
+	own[activeBytes].fall(int64(b.Size))
+	own[requestedBytes].fall(int64(b.Requested))
 }
 
 // countSplit takes the net change of one call, to the pool of a block.
 func (p *Pool) countSplit(b *block, blocks, bytes int64) {
-	all, own := p.both(b)
-	all.inactiveSplit.change(blocks)
-	all.inactiveSplitBytes.change(bytes)
-	own.inactiveSplit.change(blocks)
-	own.inactiveSplitBytes.change(bytes)
+	l := p.listOf(b)
+	p.change(l, inactiveSplit, blocks)
+	p.change(l, inactiveSplitBytes, bytes)
 }
 
 // countSegment is for the block that is a segment, which comes (1) or goes (-1).
 func (p *Pool) countSegment(b *block, sign int64) {
-	all, own := p.both(b)
-	for _, c := range [...]*counters{all, own} {
-		c.segment.change(sign)
-		c.reservedBytes.change(sign * int64(b.size))
-	}
-	if b.size >= p.maxSplit {
+	l := p.listOf(b)
+	p.change(l, segment, sign)
+	p.change(l, reservedBytes, sign*int64(b.Size))
+	if b.Size >= p.maxSplit {
 		p.oversize.segments.change(sign)
 	}
 }
@@ -157,37 +154,34 @@ func (p *Pool) countSegment(b *block, sign int64) {
 func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := &p.counters.all
-	return pool.Stats{
-		Kind:          "caching",
-		Requested:     uint64(p.requested.Current),
-		Live:          uint64(all.allocatedBytes.Current),
-		Reserved:      uint64(all.reservedBytes.Current),
-		PeakRequested: uint64(p.requested.Peak),
-		PeakLive:      uint64(all.allocatedBytes.Peak),
-		PeakReserved:  uint64(all.reservedBytes.Peak),
-		Blocks:        uint64(all.allocation.Current),
-		Segments:      uint64(all.segment.Current),
-		Mallocs:       p.mallocs, Frees: p.frees, Failures: p.failures,
-		SourceMallocs: p.sourceMallocs, SourceFrees: p.sourceFrees, SourceFailures: p.sourceFailures,
-		Detail: p.detail(),
-	}
+	stats := p.table.Stats()
+	stats.Detail = p.detail()
+	return stats
+}
+
+// reserved returns how many bytes are held from the source.
+func (p *Pool) reserved() uint64 { return uint64(p.all(reservedBytes).Current) }
+
+// all is a quantity of both pools.
+func (p *Pool) all(quantity int) Stat {
+	s, l := p.stats.small[quantity], p.stats.large[quantity]
+	return Stat{s.Current + l.Current, p.peaks[quantity], s.Allocated + l.Allocated, s.Freed + l.Freed}
 }
 
 func (p *Pool) detail() *Detail {
-	array := func(of func(*counters) *Stat) StatArray {
-		return StatArray{*of(&p.counters.all), *of(&p.counters.small), *of(&p.counters.large)}
+	array := func(quantity int) StatArray {
+		return StatArray{p.all(quantity), p.stats.small[quantity], p.stats.large[quantity]}
 	}
 	d := &Detail{
-		Allocation:          array(func(c *counters) *Stat { return &c.allocation }),
-		Segment:             array(func(c *counters) *Stat { return &c.segment }),
-		Active:              array(func(c *counters) *Stat { return &c.active }),
-		InactiveSplit:       array(func(c *counters) *Stat { return &c.inactiveSplit }),
-		AllocatedBytes:      array(func(c *counters) *Stat { return &c.allocatedBytes }),
-		ReservedBytes:       array(func(c *counters) *Stat { return &c.reservedBytes }),
-		ActiveBytes:         array(func(c *counters) *Stat { return &c.activeBytes }),
-		InactiveSplitBytes:  array(func(c *counters) *Stat { return &c.inactiveSplitBytes }),
-		RequestedBytes:      array(func(c *counters) *Stat { return &c.requestedBytes }),
+		Allocation:          array(allocation),
+		Segment:             array(segment),
+		Active:              array(active),
+		InactiveSplit:       array(inactiveSplit),
+		AllocatedBytes:      array(allocatedBytes),
+		ReservedBytes:       array(reservedBytes),
+		ActiveBytes:         array(activeBytes),
+		InactiveSplitBytes:  array(inactiveSplitBytes),
+		RequestedBytes:      array(requestedBytes),
 		AllocRetries:        p.retries,
 		OutOfMemories:       p.ooms,
 		OversizeAllocations: p.oversize.allocations,
@@ -204,7 +198,11 @@ func (p *Pool) detail() *Detail {
 func (p *Pool) ResetPeakStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.table.ResetPeakStats()
 	p.eachStat(func(s *Stat) { s.Peak = s.Current })
+	for quantity := range p.peaks {
+		p.peaks[quantity] = p.all(quantity).Current
+	}
 }
 
 // ResetAccumulatedStats is pool.Accumulator.ResetAccumulatedStats.
@@ -216,13 +214,11 @@ func (p *Pool) ResetAccumulatedStats() {
 }
 
 func (p *Pool) eachStat(visit func(*Stat)) {
-	for _, c := range []*counters{&p.counters.all, &p.counters.small, &p.counters.large} {
-		for _, s := range []*Stat{&c.allocation, &c.allocatedBytes, &c.requestedBytes, &c.active, &c.activeBytes,
-			&c.inactiveSplit, &c.inactiveSplitBytes, &c.segment, &c.reservedBytes} {
-			visit(s)
+	for _, c := range []*counters{&p.stats.small, &p.stats.large} {
+		for quantity := range c {
+			visit(&c[quantity])
 		}
 	}
 	visit(&p.oversize.allocations)
 	visit(&p.oversize.segments)
-	visit(&p.requested)
 }

@@ -29,11 +29,11 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	h, found := p.live.Find(address)
-	if !found {
-		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
+	h, err := p.table.Find(address)
+	if err != nil {
+		return err
 	}
-	if b := p.at(h); stream != p.shelfOf(b).stream {
+	if b := p.at(h); stream != p.listOf(b).stream {
 		p.use(b, stream)
 	}
 	return nil
@@ -41,7 +41,7 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 
 // record makes an event in each stream that used a block. After an error nothing has changed.
 func (p *Pool) record(h handle) error {
-	used := &p.usages[p.at(h).usage]
+	used := &p.usages[p.at(h).Own.usage]
 	events := make([]pool.Event, len(used.streams))
 	for i, stream := range used.streams {
 		event, err := p.events.Record(stream)
@@ -49,7 +49,7 @@ func (p *Pool) record(h handle) error {
 			for _, event := range events[:i] {
 				_ = p.events.Destroy(event)
 			}
-			return fmt.Errorf("recording an event for %#x: %w", p.at(h).address, err)
+			return fmt.Errorf("recording an event for %#x: %w", p.at(h).Address, err)
 		}
 		events[i] = event
 	}
@@ -122,7 +122,7 @@ func (p *Pool) done(q *queue) {
 	first := q.waiting[0]
 	q.waiting = q.waiting[1:]
 	_ = p.events.Destroy(first.event)
-	used := &p.usages[p.at(first.block).usage]
+	used := &p.usages[p.at(first.block).Own.usage]
 	if used.pending--; used.pending == 0 {
 		p.retire(first.block)
 	}
@@ -138,10 +138,10 @@ func (p *Pool) unpark() {
 	for _, h := range p.parked {
 		head := p.head(h)
 		if _, known := idle[head]; !known {
-			graph := p.shelfOf(p.at(h)).pool.graph
+			graph := p.listOf(p.at(h)).pool.graph
 			idle[head] = graph == nil || graph.graphs == 0
-			for other := head; other != none; other = p.at(other).next {
-				idle[head] = idle[head] && !p.at(other).allocated
+			for other := head; other != none; other = p.at(other).Next {
+				idle[head] = idle[head] && (p.table.IsFree(other) || p.at(other).Own.pending)
 			}
 		}
 	}

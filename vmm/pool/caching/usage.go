@@ -14,26 +14,26 @@ type usage struct {
 
 // use notes that a stream has used a block.
 func (p *Pool) use(b *block, stream pool.Stream) {
-	if b.usage == 0 {
+	if b.Own.usage == 0 {
 		if last := len(p.unused) - 1; last >= 0 {
-			b.usage = p.unused[last]
+			b.Own.usage = p.unused[last]
 			p.unused = p.unused[:last]
 		} else {
 			p.usages = append(p.usages, usage{})
-			b.usage = uint32(len(p.usages) - 1)
+			b.Own.usage = uint32(len(p.usages) - 1)
 		}
 	}
-	if u := &p.usages[b.usage]; !slices.Contains(u.streams, stream) {
+	if u := &p.usages[b.Own.usage]; !slices.Contains(u.streams, stream) {
 		u.streams = append(u.streams, stream)
 	}
 }
 
 // disuse forgets what is kept of a block.
 func (p *Pool) disuse(b *block) {
-	if b.usage == 0 {
+	if b.Own.usage == 0 {
 		return
 	}
-	p.usages[b.usage] = usage{streams: p.usages[b.usage].streams[:0]}
-	p.unused = append(p.unused, b.usage)
-	b.usage = 0
+	p.usages[b.Own.usage] = usage{streams: p.usages[b.Own.usage].streams[:0]}
+	p.unused = append(p.unused, b.Own.usage)
+	b.Own.usage, b.Own.pending = 0, false
 }

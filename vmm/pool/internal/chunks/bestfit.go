@@ -14,7 +14,7 @@ type BestFit struct {
 
 // NewBestFit returns an empty one for a pool of this kind.
 func NewBestFit(kind string, source pool.Source) BestFit {
-	return BestFit{Table: *New[struct{}](kind, source)}
+	return BestFit{Table: New[struct{}](kind, source)}
 }
 
 func (b *BestFit) list(h Handle) {

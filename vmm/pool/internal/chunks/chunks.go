@@ -47,8 +47,8 @@ type Table[T any] struct {
 }
 
 // New returns an empty table for a pool of this kind.
-func New[T any](kind string, source pool.Source) *Table[T] {
-	t := &Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1)}
+func New[T any](kind string, source pool.Source) Table[T] {
+	t := Table[T]{Account: ledger.NewAccount(kind, source), chunks: make([]Chunk[T], 1)}
 	t.chunks[None].Requested = 1
 	return t
 }
@@ -59,19 +59,19 @@ func (t *Table[T]) At(h Handle) *Chunk[T] { return &t.chunks[h] }
 // IsFree reports whether h is a chunk, and free.
 func (t *Table[T]) IsFree(h Handle) bool { return !t.chunks[h].Taken() }
 
-func (t *Table[T]) add(c Chunk[T]) Handle {
+// fresh returns a handle whose chunk is to be filled in.
+func (t *Table[T]) fresh() Handle {
 	h := t.dropped
 	if h == None {
-		t.chunks = append(t.chunks, c)
+		t.chunks = append(t.chunks, Chunk[T]{})
 		return Handle(len(t.chunks) - 1)
 	}
 	t.dropped = t.chunks[h].Next
-	t.chunks[h] = c
 	return h
 }
 
 func (t *Table[T]) drop(h Handle) {
-	t.chunks[h] = Chunk[T]{Next: t.dropped}
+	t.chunks[h].Next = t.dropped
 	t.dropped = h
 }
 
@@ -87,11 +87,14 @@ func (t *Table[T]) link(below, above Handle) {
 
 // Split leaves the first size bytes to a chunk and returns the rest, a new free one with the same Own.
 func (t *Table[T]) Split(h Handle, size uint64) Handle {
-	c := t.chunks[h]
-	rest := t.add(Chunk[T]{Own: c.Own, Address: c.Address + uintptr(size), Size: c.Size - size, Previous: h})
-	t.chunks[h].Size = size
-	t.link(rest, c.Next)
-	t.chunks[h].Next = rest
+	rest := t.fresh()
+	c, r := &t.chunks[h], &t.chunks[rest]
+	r.Own, r.Address, r.Size, r.Requested = c.Own, c.Address+uintptr(size), c.Size-size, 0
+	r.Previous, r.Next = h, c.Next
+	if c.Next != None {
+		t.chunks[c.Next].Previous = rest
+	}
+	c.Size, c.Next = size, rest
 	return rest
 }
 
@@ -99,12 +102,13 @@ func (t *Table[T]) Split(h Handle, size uint64) Handle {
 func (t *Table[T]) Join(h Handle) {
 	c := &t.chunks[h]
 	behind := c.Next
-	c.Size += t.chunks[behind].Size
-	c.Next = t.chunks[behind].Next
+	b := &t.chunks[behind]
+	c.Size += b.Size
+	c.Next = b.Next
 	if c.Next != None {
 		t.chunks[c.Next].Previous = h
 	}
-	t.drop(behind)
+	b.Next, t.dropped = t.dropped, behind
 }
 
 // Take makes a chunk live; requested is more than 0.

@@ -48,34 +48,34 @@ func ignore(Handle) {}
 func TestSplitAndJoin(t *testing.T) {
 	table := New[uint8]("test", pool.NewRange(1<<20, 1<<20))
 	require.False(t, table.IsFree(None))
-	first := grow(t, table, 4096)
+	first := grow(t, &table, 4096)
 	table.At(first).Own = 7
 	require.True(t, table.At(first).Whole())
 	second := table.Split(first, 1024)
 	third := table.Split(second, 1024)
 	require.EqualValues(t, 7, table.At(third).Own)
 	require.False(t, table.At(third).Whole())
-	require.Equal(t, [][]int{{-1024, -1024, -2048}}, tiles(t, table))
+	require.Equal(t, [][]int{{-1024, -1024, -2048}}, tiles(t, &table))
 	block := table.Take(second, 1000)
 	require.Equal(t, pool.Block{Address: 1<<20 + 1024, Size: 1024}, block)
-	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, table))
+	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, &table))
 	h, err := table.Give(block.Address)
 	require.NoError(t, err)
 	require.Equal(t, second, h)
-	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, table), "taken until it is released")
+	require.Equal(t, [][]int{{-1024, 1024, -2048}}, tiles(t, &table), "taken until it is released")
 	require.Zero(t, table.Stats().Blocks)
 	table.Release(h)
 	table.Join(second)
-	require.Equal(t, [][]int{{-1024, -3072}}, tiles(t, table))
+	require.Equal(t, [][]int{{-1024, -3072}}, tiles(t, &table))
 	table.Join(first)
-	require.Equal(t, [][]int{{-4096}}, tiles(t, table))
+	require.Equal(t, [][]int{{-4096}}, tiles(t, &table))
 	require.Equal(t, second, table.Split(first, 256), "the handle dropped last is used again")
 	require.Equal(t, third, table.Split(second, 256))
 }
 
 func TestOnlyLiveChunksCanBeGiven(t *testing.T) {
 	table := New[uint8]("test", pool.NewRange(1<<20, 1<<20))
-	h := grow(t, table, 4096)
+	h := grow(t, &table, 4096)
 	for _, address := range []uintptr{0, 1 << 20, 1<<20 + 256} {
 		_, err := table.Give(address)
 		require.ErrorIs(t, err, pool.ErrInvalidAddress)
@@ -96,17 +96,17 @@ func TestOnlyLiveChunksCanBeGiven(t *testing.T) {
 func TestSegmentsStayInOrder(t *testing.T) {
 	source := pool.NewRange(1<<20, 1<<20)
 	table := New[uint8]("test", source)
-	grow(t, table, 1024)
-	grow(t, table, 2048)
+	grow(t, &table, 1024)
+	grow(t, &table, 2048)
 	_, err := table.GiveBack(ignore, ignore)
 	require.NoError(t, err)
 	require.Empty(t, table.Regions())
-	low := grow(t, table, 512)
-	high := grow(t, table, 4096)
+	low := grow(t, &table, 512)
+	high := grow(t, &table, 4096)
 	table.Take(low, 1)
 	table.Take(high, 1)
 	adopted := table.Adopt(1<<19, 256) // below the others
-	require.Equal(t, [][]int{{-256}, {512}, {4096}}, tiles(t, table))
+	require.Equal(t, [][]int{{-256}, {512}, {4096}}, tiles(t, &table))
 	require.Equal(t, adopted, table.Regions()[0].First)
 }
 
@@ -128,10 +128,10 @@ func (s *stubborn) Free(address uintptr, size uint64) error {
 func TestGiveBack(t *testing.T) {
 	source := &stubborn{Range: pool.NewRange(1<<20, 1<<20)}
 	table := New[uint8]("test", source)
-	grow(t, table, 1024)
-	kept := grow(t, table, 2048)
+	grow(t, &table, 1024)
+	kept := grow(t, &table, 2048)
 	source.address = table.At(kept).Address
-	live := grow(t, table, 4096)
+	live := grow(t, &table, 4096)
 	rest := table.Split(live, 1024)
 	table.Take(rest, 1)
 	require.EqualValues(t, 3072, table.Idle())
@@ -141,7 +141,7 @@ func TestGiveBack(t *testing.T) {
 	require.ErrorIs(t, err, errStubborn)
 	require.EqualValues(t, 1024, bytes)
 	require.Equal(t, 1, forgotten)
-	require.Equal(t, [][]int{{-2048}, {-1024, 3072}}, tiles(t, table))
+	require.Equal(t, [][]int{{-2048}, {-1024, 3072}}, tiles(t, &table))
 	require.ErrorIs(t, table.ReturnWhole(kept), errStubborn)
 
 	var given []Handle
@@ -151,7 +151,7 @@ func TestGiveBack(t *testing.T) {
 		table.Join(live)
 	})
 	require.Equal(t, []Handle{rest}, given)
-	require.Equal(t, [][]int{{-2048}, {-4096}}, tiles(t, table))
+	require.Equal(t, [][]int{{-2048}, {-4096}}, tiles(t, &table))
 	source.address = 0
 	bytes, err = table.GiveBack(ignore, ignore)
 	require.NoError(t, err)
@@ -164,7 +164,7 @@ func TestGiveBack(t *testing.T) {
 func TestAWholeSegmentIsReturned(t *testing.T) {
 	source := pool.NewRange(1<<20, 1<<20)
 	table := New[uint8]("test", source)
-	live, idle := grow(t, table, 1024), grow(t, table, 2048)
+	live, idle := grow(t, &table, 1024), grow(t, &table, 2048)
 	table.Take(live, 1000)
 	require.NoError(t, table.ReturnWhole(idle))
 	require.NoError(t, table.ReturnWhole(live))

@@ -47,7 +47,8 @@ func (t *Table[T]) Grow(size uint64) (Handle, error) {
 
 // Adopt makes memory that was had from Allocate a segment of one free chunk.
 func (t *Table[T]) Adopt(address uintptr, size uint64) Handle {
-	h := t.add(Chunk[T]{Address: address, Size: size})
+	h := t.fresh()
+	t.chunks[h] = Chunk[T]{Address: address, Size: size}
 	i, _ := t.segment(address)
 	t.segments = slices.Insert(t.segments, i, Segment{address, size, h})
 	return h

@@ -65,10 +65,13 @@ func (a *Account) CountFree(requested, size uint64) {
 	s.Live -= size
 }
 
+// CountFailure counts a malloc that failed.
+func (a *Account) CountFailure() { a.stats.Failures++ }
+
 // Refuse counts a malloc that failed and makes it a pool.Refusal; what a pool beneath said of itself is left
 // out. The advice is for shortages.
 func (a *Account) Refuse(size uint64, err error, advice string) error {
-	a.stats.Failures++
+	a.CountFailure()
 	var beneath *pool.Refusal
 	if errors.As(err, &beneath) {
 		err = beneath.Cause
@@ -79,7 +82,7 @@ func (a *Account) Refuse(size uint64, err error, advice string) error {
 
 // Invalid is the error for an address that no live block starts at.
 func (a *Account) Invalid(address uintptr) error {
-	return fmt.Errorf("%s pool: %w: %#x", a.stats.Kind, pool.ErrInvalidAddress, address)
+	return fmt.Errorf("%s pool: %#x: %w", a.stats.Kind, address, pool.ErrInvalidAddress)
 }
 
 // ResetPeakStats is pool.Pool.ResetPeakStats.
