@@ -171,6 +171,18 @@ def test_error_codes() -> None:
     assert seen > _STICKY
 
 
+def test_tests_that_are_named_exist() -> None:
+    """The rationale names for its claims the tests that fail when they are no longer so."""
+    named = {
+        name
+        for document in DOCUMENTS
+        for name in re.findall(r"`((?:Test|Fuzz)[A-Z]\w+)`", document.read_text())
+    }
+    sources = [*ROOT.glob("*/*_test.go"), *ROOT.glob("vmm/**/*_test.go")]
+    text = "\n".join(source.read_text() for source in sources)
+    assert named and not named - set(re.findall(r"func ((?:Test|Fuzz)\w+)\(", text))
+
+
 def anchors(document: Path) -> set[str]:
     headings = re.findall(r"^#+ (.*)$", document.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
