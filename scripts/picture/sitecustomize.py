@@ -1,4 +1,4 @@
-"""Each Python process of the example notes every few milliseconds what its tags hold."""
+"""Each Python process of the example notes what its tags hold, every 5 ms and at each pause."""
 
 import json
 import os
@@ -7,17 +7,30 @@ import time
 
 import tms
 
+pause = tms.pause
+lock = threading.Lock()
+
+
+def note() -> None:
+    with lock, open(f"{os.environ['PICTURE']}.{os.getpid()}", "a") as file:
+        devices = tms.stats()["devices"]
+        held = {tag["tag"]: tag["physical_bytes"] for tag in devices[0]["tags"]} if devices else {}
+        print(json.dumps([time.monotonic(), held]), file=file)
+
+
+def noted_pause() -> int:
+    note()
+    freed = pause()
+    note()  # before the other process can learn of it, so that no moment shows more than there is
+    return freed
+
 
 def sample() -> None:
-    with open(f"{os.environ['PICTURE']}.{os.getpid()}", "w") as file:
-        while True:
-            devices = tms.stats()["devices"]
-            held = (
-                {tag["tag"]: tag["physical_bytes"] for tag in devices[0]["tags"]} if devices else {}
-            )
-            print(json.dumps([time.monotonic(), held]), file=file, flush=True)
-            time.sleep(0.005)
+    while True:
+        note()
+        time.sleep(0.005)
 
 
 if "PICTURE" in os.environ:
+    tms.pause = noted_pause
     threading.Thread(target=sample, daemon=True).start()
