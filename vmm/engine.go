@@ -56,7 +56,6 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	e := &Engine{
 		driver:     driver,
 		host:       host.New(driver),
-		disk:       disk.New(driver),
 		hasher:     digest.New(driver),
 		space:      space.New[segment](driver, announce),
 		contexts:   func(int, func(cuda.Context) error) error { return nil },
@@ -66,7 +65,8 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		unknown:    map[string]bool{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 	}
-	e.peer = peer.New(driver, e.host)
+	told := func(line string) { e.warn(line) }
+	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)
 	e.transition.init()
 	e.settled.L = &e.mu
 	return e
@@ -129,8 +129,4 @@ func (e *Engine) known() []*device {
 func (e *Engine) Contexts(contexts Contexts) { e.contexts = contexts }
 
 // Warn sets what is called with a line for the user's log, rarely. Call it before anything else.
-func (e *Engine) Warn(warn func(string)) {
-	e.warn = warn
-	e.disk.Warn(warn)
-	e.peer.Warn(warn)
-}
+func (e *Engine) Warn(warn func(string)) { e.warn = warn }

@@ -33,9 +33,9 @@ const (
 // outlive the process.
 type Store struct {
 	driver *cuda.Driver
+	warn   func(string)
 
 	mu          sync.Mutex
-	warn        func(string)
 	directories map[string]*directory // by absolute path; each has been cleaned
 	current     *directory
 	chunkSize   uint64 // bytes of one read or write
@@ -47,22 +47,17 @@ type Store struct {
 // tmpfsWarned is of the process, not of a Store: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
-// New returns a store of files. Configure it before the first Save.
-func New(driver *cuda.Driver) *Store {
+// New returns a store of files. Configure it before the first Save. warn is called, at most once in a process,
+// with a line for the user's log.
+func New(driver *cuda.Driver, warn func(string)) *Store {
 	return &Store{
 		driver:      driver,
+		warn:        warn,
 		directories: map[string]*directory{},
 		chunkSize:   stagingSize,
 		staging:     driver.Reclaim.Kind("staging memory"),
 		removed:     driver.Reclaim.Kind("file"),
 	}
-}
-
-// Warn sets what is called, at most once in a process, with a line for the user's log.
-func (d *Store) Warn(warn func(string)) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.warn = warn
 }
 
 // Configure says where the next Save puts its files, and how many bytes one read or write has at
@@ -83,20 +78,25 @@ func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	if err := made.make(); err != nil {
 		return err
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.directories[absolute] == nil {
-		removeLeftovers(absolute)
-		d.directories[absolute] = made
-	}
-	d.current = d.directories[absolute]
-	d.current.setting.Store(&setting)
-	d.chunkSize = chunkBytes &^ (blockSize - 1)
-	if d.warn != nil && inMemory(absolute) && !tmpfsWarned.Swap(true) {
+	d.use(made, chunkBytes&^(blockSize-1))
+	if inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
-			"%s", absolute, d.current.elsewhere(" on a disk")))
+			"%s", absolute, made.elsewhere(" on a disk")))
 	}
 	return nil
+}
+
+func (d *Store) use(made *directory, chunkSize uint64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	known := d.directories[made.path]
+	if known == nil {
+		removeLeftovers(made.path)
+		known = made
+		d.directories[made.path] = made
+	}
+	known.setting.Store(made.setting.Load())
+	d.current, d.chunkSize = known, chunkSize
 }
 
 // diskContents is a span's file.

@@ -34,10 +34,12 @@ type bench struct {
 	path   string
 }
 
+func silent(string) {}
+
 func newBench(t testing.TB) *bench {
 	t.Helper()
 	sim, driver, jobs := backuptest.Simulate(t, 1, "4G")
-	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver), path: t.TempDir()}
+	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver, silent), path: t.TempDir()}
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
 	t.Cleanup(func() { b.clean(0) })
 	return b
@@ -401,7 +403,7 @@ func TestDirectoryCannotBeUsed(t *testing.T) {
 	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
 		require.ErrorContains(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
-	_, err := New(b.driver).Save(b.job, nil)
+	_, err := New(b.driver, silent).Save(b.job, nil)
 	require.ErrorIs(t, err, ErrFailed)
 }
 
@@ -457,11 +459,10 @@ func TestWarnsOfMemoryOnce(t *testing.T) {
 	b := newBench(t)
 	defer tmpfsWarned.Store(tmpfsWarned.Swap(false))
 	var lines []string
-	b.disk.Warn(func(line string) { lines = append(lines, line) })
+	b.disk.warn = func(line string) { lines = append(lines, line) }
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
-	other := New(b.driver)
-	other.Warn(func(line string) { lines = append(lines, line) })
+	other := New(b.driver, b.disk.warn)
 	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.Len(t, lines, 1)
 	require.Contains(t, lines[0], path)
@@ -515,7 +516,7 @@ func TestLeftovers(t *testing.T) {
 	require.NoError(t, unseen.lock(int(lock.Fd())))
 	require.NoError(t, hidden.lock(int(lock.Fd())))
 
-	d := New(new(cuda.Driver))
+	d := New(new(cuda.Driver), silent)
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
@@ -531,7 +532,7 @@ func TestLeftovers(t *testing.T) {
 	require.NoError(t, lock.Close())
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, New(new(cuda.Driver)).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, New(new(cuda.Driver), silent).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
 	require.False(t, exists(unseen.name(1)))
 }
 

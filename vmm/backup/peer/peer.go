@@ -21,36 +21,28 @@ type Store struct {
 	taking sync.Mutex // held while memory is taken
 
 	garbage *reclaim.Kind // chunks whose last contents were discarded
+	warn    func(string)
 
 	mu     sync.Mutex
-	warn   func(note string)
 	warned map[string]bool
 	held   map[int]uint64 // bytes by device
 }
 
-// New returns a store of other devices' memory. What finds no place there goes to host.
-func New(driver *cuda.Driver, host backup.Store) *Store {
-	return &Store{driver: driver, host: host, chunk: chunkSize, garbage: driver.Reclaim.Kind("memory of another device"),
+// New returns a store of other devices' memory. What finds no place there goes to host; warn is told why, in one
+// line and once for every reason.
+func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
+	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize, garbage: driver.Reclaim.Kind("memory of another device"),
 		warned: map[string]bool{}, held: map[int]uint64{}}
-}
-
-// Warn has f told, in one line and once for every reason, why contents have gone to the host store.
-func (p *Store) Warn(f func(note string)) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.warn = f
 }
 
 func (p *Store) note(reason string) {
 	p.mu.Lock()
-	warn := p.warn
-	if warn == nil || p.warned[reason] {
-		p.mu.Unlock()
-		return
-	}
+	told := p.warned[reason]
 	p.warned[reason] = true
 	p.mu.Unlock()
-	warn("peer backup: " + reason + "; contents wait in host memory instead")
+	if !told {
+		p.warn("peer backup: " + reason + "; contents wait in host memory instead")
+	}
 }
 
 // Save is backup.Store's Save. What goes wrong in obtaining memory sends the contents it was for to the host

@@ -37,9 +37,8 @@ func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
 	sim, driver, jobs := backuptest.Simulate(t, devices, memory)
 	p := &peers{t: t, sim: sim, driver: driver, jobs: jobs, host: host.New(driver)}
-	p.peer = New(driver, p.host)
+	p.peer = New(driver, p.host, func(note string) { p.notes = append(p.notes, note) })
 	p.peer.chunk = chunk
-	p.peer.Warn(func(note string) { p.notes = append(p.notes, note) })
 	for ordinal := range jobs {
 		jobs[ordinal].Copied = func(bytes uint64) { p.copied.Add(bytes) }
 	}
