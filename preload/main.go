@@ -132,14 +132,11 @@ func handOver(text []byte) *C.char {
 }
 
 // report is the code for err, whose words become the calling thread's last error.
-func report(err error) C.int { return reportAs(err, C.int(vmm.Code(err))) }
-
-// reportAs is report with a code of the caller's.
-func reportAs(err error, code C.int) C.int {
+func report(err error) C.int {
 	if err != nil {
 		C.error_set(words(err.Error()))
 	}
-	return code
+	return C.int(vmm.Code(err))
 }
 
 // tmsAwake returns once the Go runtime is up; that is all.

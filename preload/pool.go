@@ -9,7 +9,6 @@ import "C"
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"unsafe"
 
@@ -22,46 +21,18 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-// The pools of the process: of C programs, by what their tms_pool pointers hold; and of PyTorch.
+// handles has the pools of C programs, by what their tms_pool pointers hold.
+var handles lifetime.Handles
+
+// What a pool of another kind can do.
 var (
-	handles    lifetime.Handles
-	torchPools = torch.New(torchSource, isCaptured)
+	errStreams = pool.NewError(pool.NotSupported,
+		"a pool of this kind ignores streams, and holds nothing back for them; caching does")
+	errSnapshot = pool.NewError(pool.NotSupported,
+		"a pool of this kind has no snapshot; caching and bfc have")
+	errAccumulated = pool.NewError(pool.NotSupported,
+		"the statistics of a pool of this kind have no sums of all there was; those of caching have")
 )
-
-var (
-	errSnapshot    = errors.New("a pool of this kind has no snapshot; caching and bfc have")
-	errAccumulated = errors.New("the statistics of a pool of this kind have no sums of all there was; those of caching have")
-)
-
-var errStreams = errors.New("a pool of this kind ignores streams, and holds nothing back for them; caching does")
-
-// reportPool is report for errors of pools too.
-func reportPool(err error) C.int {
-	for _, known := range []struct {
-		err  error
-		code cuda.Result
-	}{
-		{pool.ErrDestroyed, cuda.InvalidValue},
-		{pool.ErrOutOfMemory, cuda.OutOfMemory},
-		{pool.ErrTooLarge, cuda.OutOfMemory},
-		{pool.ErrInvalidAddress, cuda.InvalidValue},
-		{pool.ErrOption, cuda.InvalidValue},
-		{pool.ErrGraphPool, cuda.InvalidValue},
-		{pool.ErrCapturing, cuda.StreamCaptureUnsupported},
-		{lifetime.ErrNoPool, cuda.InvalidValue},
-		{torch.ErrNotChosen, cuda.InvalidValue},
-		{torch.ErrChosen, cuda.InvalidValue},
-		{errStreams, cuda.NotSupported},
-		{errSnapshot, cuda.NotSupported},
-		{errAccumulated, cuda.NotSupported},
-		{torch.ErrNoSnapshot, cuda.NotSupported},
-	} {
-		if errors.Is(err, known.err) {
-			return reportAs(err, C.int(known.code))
-		}
-	}
-	return report(err)
-}
 
 // newSource makes the source of a pool's segments.
 func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
@@ -97,7 +68,7 @@ func failed(call string, code C.int) error {
 
 //export tmsPoolCreate
 func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, settings *C.struct_region_settings) C.int {
-	return reportPool(enter(func(e *vmm.Engine) error {
+	return report(enter(func(e *vmm.Engine) error {
 		memory, err := memoryOf(device, settings)
 		if err != nil {
 			return err
@@ -123,7 +94,7 @@ func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, set
 
 // withPool calls f with the pool that a handle stands for.
 func withPool(handle C.uintptr_t, f func(pool.Pool) error) C.int {
-	return reportPool(enter(func(*vmm.Engine) error {
+	return report(enter(func(*vmm.Engine) error {
 		p, err := handles.Pool(uintptr(handle))
 		if err != nil {
 			return err
@@ -223,119 +194,5 @@ func tmsPoolResetAccumulatedStats(handle C.uintptr_t) C.int {
 
 //export tmsPoolDestroy
 func tmsPoolDestroy(handle C.uintptr_t) C.int {
-	return reportPool(enter(func(*vmm.Engine) error { return handles.Destroy(uintptr(handle)) }))
-}
-
-func torchSource(m torch.Memory) (pool.Source, error) {
-	e, err := start()
-	if err != nil {
-		return nil, err
-	}
-	return newSource(e, m)
-}
-
-func isCaptured(stream pool.Stream) bool { return bool(C.pool_is_captured(C.uintptr_t(stream))) }
-
-// forTorch calls f.
-func forTorch(f func() error) C.int {
-	return reportPool(enter(func(*vmm.Engine) error { return f() }))
-}
-
-//export tmsTorchPoolUse
-func tmsTorchPoolUse(kind, options *C.char) C.int {
-	return forTorch(func() error { return torchPools.Use(C.GoString(kind), C.GoString(options)) })
-}
-
-//export tmsTorchPoolMalloc
-func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, settings *C.struct_region_settings) C.int {
-	return forTorch(func() error {
-		memory, err := memoryOf(device, settings)
-		if err == nil {
-			err = room()
-		}
-		if err != nil {
-			return err
-		}
-		block, err := torchPools.Malloc(memory, uint64(size), pool.Stream(stream))
-		*address = C.uintptr_t(block.Address)
-		return err
-	})
-}
-
-//export tmsTorchPoolFree
-func tmsTorchPoolFree(address C.uintptr_t) C.int {
-	return forTorch(func() error { return torchPools.Free(uintptr(address)) })
-}
-
-//export tmsTorchPoolRecordStream
-func tmsTorchPoolRecordStream(address, stream C.uintptr_t) C.int {
-	return forTorch(func() error { return torchPools.RecordStream(uintptr(address), pool.Stream(stream)) })
-}
-
-//export tmsTorchPoolReset
-func tmsTorchPoolReset() C.int { return forTorch(torchPools.Trim) }
-
-//export tmsTorchPoolMemoryFraction
-func tmsTorchPoolMemoryFraction(fraction C.double, device C.int) C.int {
-	return forTorch(func() error { return torchPools.SetMemoryFraction(int(device), float64(fraction)) })
-}
-
-func graphID(first, second C.uint64_t) pool.GraphPoolID {
-	return pool.GraphPoolID{uint64(first), uint64(second)}
-}
-
-//export tmsTorchPoolBegin
-func tmsTorchPoolBegin(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.BeginAllocateToPool(int(device), graphID(first, second)) })
-}
-
-//export tmsTorchPoolEnd
-func tmsTorchPoolEnd(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.EndAllocateToPool(int(device), graphID(first, second)) })
-}
-
-//export tmsTorchPoolRelease
-func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
-	return forTorch(func() error { return torchPools.ReleasePool(int(device), graphID(first, second)) })
-}
-
-// tmsTorchPoolStats returns a malloc'ed text, nil when there is no memory.
-//
-//export tmsTorchPoolStats
-func tmsTorchPoolStats() *C.char {
-	text := []byte("[]")
-	forTorch(func() error {
-		all, err := json.Marshal(torchPools.Stats())
-		if err == nil {
-			text = all
-		}
-		return err
-	})
-	return handOver(text)
-}
-
-// tmsTorchPoolSnapshot returns a malloc'ed text, nil when the kind has none, or no memory.
-//
-//export tmsTorchPoolSnapshot
-func tmsTorchPoolSnapshot() (text *C.char) {
-	forTorch(func() error {
-		all, err := torchPools.Snapshots()
-		if err != nil {
-			return err
-		}
-		snapshots, err := json.Marshal(all)
-		if err == nil {
-			text = handOver(snapshots)
-		}
-		return err
-	})
-	return text
-}
-
-//export tmsTorchPoolResetPeakStats
-func tmsTorchPoolResetPeakStats() C.int {
-	return forTorch(func() error {
-		torchPools.ResetPeakStats()
-		return nil
-	})
+	return report(enter(func(*vmm.Engine) error { return handles.Destroy(uintptr(handle)) }))
 }

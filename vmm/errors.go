@@ -39,6 +39,10 @@ func Code(err error) int {
 	if err == nil {
 		return int(cuda.Success)
 	}
+	var own interface{ Code() int } // of a pool's
+	if errors.As(err, &own) {
+		return own.Code()
+	}
 	for _, known := range []struct {
 		err  error
 		code cuda.Result

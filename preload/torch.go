@@ -1,0 +1,132 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+
+	"tms/vmm"
+	"tms/vmm/pool"
+	"tms/vmm/pool/torch"
+)
+
+// torchPools serves PyTorch.
+var torchPools = torch.New(torchSource, isCaptured)
+
+func torchSource(m torch.Memory) (pool.Source, error) {
+	e, err := start()
+	if err != nil {
+		return nil, err
+	}
+	return newSource(e, m)
+}
+
+func isCaptured(stream pool.Stream) bool { return bool(C.pool_is_captured(C.uintptr_t(stream))) }
+
+// forTorch calls f once there is an engine.
+func forTorch(f func() error) C.int {
+	return report(enter(func(*vmm.Engine) error { return f() }))
+}
+
+//export tmsTorchPoolUse
+func tmsTorchPoolUse(kind, options *C.char) C.int {
+	return forTorch(func() error { return torchPools.Use(C.GoString(kind), C.GoString(options)) })
+}
+
+//export tmsTorchPoolMalloc
+func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, settings *C.struct_region_settings) C.int {
+	return forTorch(func() error {
+		memory, err := memoryOf(device, settings)
+		if err == nil {
+			err = room()
+		}
+		if err != nil {
+			return err
+		}
+		block, err := torchPools.Malloc(memory, uint64(size), pool.Stream(stream))
+		*address = C.uintptr_t(block.Address)
+		return err
+	})
+}
+
+//export tmsTorchPoolFree
+func tmsTorchPoolFree(address C.uintptr_t) C.int {
+	return forTorch(func() error { return torchPools.Free(uintptr(address)) })
+}
+
+//export tmsTorchPoolRecordStream
+func tmsTorchPoolRecordStream(address, stream C.uintptr_t) C.int {
+	return forTorch(func() error { return torchPools.RecordStream(uintptr(address), pool.Stream(stream)) })
+}
+
+//export tmsTorchPoolReset
+func tmsTorchPoolReset() C.int { return forTorch(torchPools.Trim) }
+
+//export tmsTorchPoolMemoryFraction
+func tmsTorchPoolMemoryFraction(fraction C.double, device C.int) C.int {
+	return forTorch(func() error { return torchPools.SetMemoryFraction(int(device), float64(fraction)) })
+}
+
+func graphID(first, second C.uint64_t) pool.GraphPoolID {
+	return pool.GraphPoolID{uint64(first), uint64(second)}
+}
+
+//export tmsTorchPoolBegin
+func tmsTorchPoolBegin(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.BeginAllocateToPool(int(device), graphID(first, second)) })
+}
+
+//export tmsTorchPoolEnd
+func tmsTorchPoolEnd(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.EndAllocateToPool(int(device), graphID(first, second)) })
+}
+
+//export tmsTorchPoolRelease
+func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
+	return forTorch(func() error { return torchPools.ReleasePool(int(device), graphID(first, second)) })
+}
+
+// tmsTorchPoolStats returns a malloc'ed text, nil when there is no memory.
+//
+//export tmsTorchPoolStats
+func tmsTorchPoolStats() *C.char {
+	text := []byte("[]")
+	forTorch(func() error {
+		all, err := json.Marshal(torchPools.Stats())
+		if err == nil {
+			text = all
+		}
+		return err
+	})
+	return handOver(text)
+}
+
+// tmsTorchPoolSnapshot returns a malloc'ed text, nil when the kind has none, or no memory.
+//
+//export tmsTorchPoolSnapshot
+func tmsTorchPoolSnapshot() (text *C.char) {
+	forTorch(func() error {
+		all, err := torchPools.Snapshots()
+		if err != nil {
+			return err
+		}
+		snapshots, err := json.Marshal(all)
+		if err == nil {
+			text = handOver(snapshots)
+		}
+		return err
+	})
+	return text
+}
+
+//export tmsTorchPoolResetPeakStats
+func tmsTorchPoolResetPeakStats() C.int {
+	return forTorch(func() error {
+		torchPools.ResetPeakStats()
+		return nil
+	})
+}
