@@ -203,15 +203,20 @@ func TestCrashBelongsToTheHost(t *testing.T) {
 	}
 }
 
-// everyVariable lists what docs/settings.md has in its table, with nothing in it.
+// everyVariable lists what docs/settings.md has in its table, with nothing in it: all that the library knows.
 func everyVariable(t *testing.T) (entries []string) {
 	t.Helper()
-	text, err := os.ReadFile(filepath.Join("..", "docs", "settings.md"))
-	require.NoError(t, err)
-	for _, row := range regexp.MustCompile(`(?m)^\| (TMS_\w+) \|`).FindAllStringSubmatch(string(text), -1) {
-		entries = append(entries, row[1]+"=")
+	names := func(path, row string) (found []string) {
+		text, err := os.ReadFile(filepath.Join("..", filepath.FromSlash(path)))
+		require.NoError(t, err)
+		for _, match := range regexp.MustCompile(row).FindAllStringSubmatch(string(text), -1) {
+			found = append(found, match[1]+"=")
+		}
+		require.NotEmpty(t, found, path)
+		return found
 	}
-	require.Len(t, entries, 16)
+	entries = names("docs/settings.md", `(?m)^\| (TMS_\w+) \|`)
+	require.ElementsMatch(t, names("region/environment.c", `(?m)^\t"(TMS_\w+)",$`), entries)
 	return entries
 }
 
@@ -326,6 +331,9 @@ func TestHeaderDeclaresEveryExport(t *testing.T) {
 	require.NoError(t, err)
 	for _, line := range strings.Split(string(script), "\n") {
 		name := strings.TrimSuffix(strings.TrimSpace(line), ";")
+		if name == "tms_driver_function" { // libtms_reach.so alone calls it
+			continue
+		}
 		if strings.HasPrefix(name, "tms_") || strings.HasPrefix(name, "set_") {
 			require.Contains(t, string(header), fmt.Sprintf("%s(", name))
 		}

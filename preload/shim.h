@@ -188,7 +188,7 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 
 /* Whether the allocation function that this stands in is to make pausable memory. */
 #define TAKING()                                                                                   \
-	(region_active() && !alloc_below &&                                                                        \
+	(region_active() && !alloc_below &&                                                        \
 	 (likely(!region_config.exclude) || !excluded_caller(__builtin_return_address(0))))
 
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */

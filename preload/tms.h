@@ -31,8 +31,8 @@ bool tms_get_interesting_region(void);
 void tms_set_excluded(bool on);
 bool tms_get_excluded(void);
 
-/* Tag of the calling thread's next segments. NULL or "" is "default". The answer of get stays
- * valid for the life of the process. */
+/* Tag of the calling thread's next segments. NULL or "" is what threads begin with: TMS_INIT_TAG, or
+ * "default". The answer of get stays valid for the life of the process. */
 void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 

@@ -86,7 +86,7 @@ void region_set_peer(int device); /* that keeps contents; -1: any */
 void region_set_incremental(bool on);
 void region_set_mmap(bool on);
 
-/* NULL or "" means "default". Returns false when there is no memory to keep the name. */
+/* NULL or "" means the default. Returns false when there is no memory to keep the name. */
 bool region_set_tag(const char *tag);
 
 /* A copy of text that lives as long as the process; equal texts give the same pointer. NULL: no memory. */
