@@ -35,7 +35,7 @@ func (r *Report) examineHost(p *process) {
 	}
 	h := &r.Host
 	h.MemoryAvailableBytes = memoryAvailable(self)
-	h.AddressSpaceLimitBytes = limitOf(self, "Max address space")
+	h.AddressSpaceLimitBytes, _ = limitOf(self, "Max address space")
 	h.TransparentHugepages = transparentHugepages()
 
 	r.examineLimits(self, p)

@@ -43,7 +43,7 @@ func (r *Report) examineLimits(self string, p *process) {
 				"the program", size(limit)),
 			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
 	}
-	if limit := limitOf(self, "Max data size"); limit != 0 && limit < dataNeeded {
+	if limit, limited := limitOf(self, "Max data size"); limited && limit < dataNeeded {
 		r.add(Warning, "data-size",
 			fmt.Sprintf("the data size is limited to %s; pausable memory may be refused for want of it", size(limit)),
 			"start the program under ulimit -d unlimited")
@@ -60,14 +60,16 @@ func (r *Report) examineLimits(self string, p *process) {
 			"there are no more, memory is refused", most), raise)
 	}
 	adapters, _ := filepath.Glob("/sys/class/infiniband/*")
-	r.examineLockedMemory(limitOf(self, "Max locked memory"), len(adapters))
+	if limit, limited := limitOf(self, "Max locked memory"); limited {
+		r.examineLockedMemory(limit, len(adapters))
+	}
 }
 
 // examineThreads counts as the kernel does: all threads of the user, of whom those are seen that /proc shows.
 func (r *Report) examineThreads(self string) {
-	limit := limitOf(self, "Max processes")
+	limit, limited := limitOf(self, "Max processes")
 	user, above := userOf(self)
-	if limit == 0 || above {
+	if !limited || above {
 		return
 	}
 	var running uint64
@@ -115,7 +117,7 @@ func field(status []byte, name string) string {
 
 // examineLockedMemory: CUDA's pinned memory is not counted against RLIMIT_MEMLOCK, what a network card registers is.
 func (r *Report) examineLockedMemory(limit uint64, adapters int) {
-	if limit != 0 && adapters > 0 {
+	if adapters > 0 {
 		r.add(Warning, "locked-memory",
 			fmt.Sprintf("locked memory is limited to %s: registering more with the InfiniBand adapters fails (NCCL and UCX do); "+
 				"backups in pinned memory are not counted", size(limit)),
@@ -123,16 +125,16 @@ func (r *Report) examineLockedMemory(limit uint64, adapters int) {
 	}
 }
 
-// limitOf is a soft limit in bytes, 0 for none.
-func limitOf(process, name string) uint64 {
+// limitOf is a soft limit in bytes, or of what it counts; false: there is none.
+func limitOf(process, name string) (limit uint64, limited bool) {
 	text, err := os.ReadFile("/proc/" + process + "/limits")
 	if err != nil {
-		return 0
+		return 0, false
 	}
 	found := regexp.MustCompile(`(?m)^` + name + `\s+(\d+)`).FindSubmatch(text)
 	if found == nil {
-		return 0 // unlimited
+		return 0, false
 	}
-	limit, _ := strconv.ParseUint(string(found[1]), 10, 64)
-	return limit
+	limit, err = strconv.ParseUint(string(found[1]), 10, 64)
+	return limit, err == nil
 }

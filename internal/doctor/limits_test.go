@@ -14,7 +14,6 @@ func TestLockedMemory(t *testing.T) {
 	}{
 		{8 << 20, 2, 1},
 		{8 << 20, 0, 0}, // nothing but CUDA pins memory here
-		{0, 2, 0},       // unlimited
 	} {
 		r := &Report{}
 		r.examineLockedMemory(c.limit, c.adapters)

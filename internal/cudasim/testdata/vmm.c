@@ -210,7 +210,7 @@ static void refusals_unmap_and_access(void)
 }
 
 // Mappings of 1, 3 and 2 granules side by side, the last of device 1; a gap of one; one of 1. The rest is free.
-enum { SIDE_BY_SIDE = 6, GAP = 6, APART = 7, RANGE = 10 };
+enum { SIDE_BY_SIDE = 6, APART = 7, RANGE = 10 };
 static const size_t starts[] = {0, 1, 4, APART}, lengths[] = {1, 3, 2, 1};
 
 static CUdeviceptr four_mappings(void)
@@ -256,7 +256,8 @@ static void several_mappings_or_nothing(void)
 	// Every range that is not made of whole mappings is refused, and nothing has changed.
 	for (size_t first = 0; first < RANGE; first++)
 		for (size_t last = first + 1; last <= RANGE; last++) {
-			bool begins = first == 0 || first == 1 || first == 4, ends = last == 1 || last == 4 || last == 6;
+			bool begins = first == 0 || first == 1 || first == 4;
+			bool ends = last == 1 || last == 4 || last == SIDE_BY_SIDE;
 			if ((begins && ends) || (first == APART && last == APART + 1))
 				continue;
 			GIVES(1, cuMemUnmap(at + first * GRANULE, (last - first) * GRANULE));

@@ -44,7 +44,9 @@ void settings_read(void)
 	size_t length = shared ? strlen(shared) : 0;
 	*sim.settings.shared = 0;
 	if (length >= sizeof sim.settings.shared || (length && strchr(shared, '/')))
-		sim_complain("CUDASIM_SHARED=%s is not a name of up to 64 characters without /; sharing with nobody", shared);
+		sim_complain("CUDASIM_SHARED=%s is not a name of up to 64 characters without /; "
+			     "sharing with nobody",
+			     shared);
 	else if (length)
 		memcpy(sim.settings.shared, shared, length + 1);
 }
