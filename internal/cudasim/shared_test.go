@@ -228,6 +228,32 @@ func TestChildrenHoldNothing(t *testing.T) {
 	survivor.requireFree(60)
 }
 
+// A folder that another user has made ahead is not trusted.
+func TestTheFolderOfAnotherUser(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	const user = 54399
+	folder := fmt.Sprintf("/dev/shm/cudasim-%d", user)
+	require.NoError(t, os.Mkdir(folder, 0o700))
+	t.Cleanup(func() { os.Remove(folder) })
+	binary := compile(t, "shared", 0)
+	for path := filepath.Dir(binary); path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
+		require.NoError(t, os.Chmod(path, 0o755))
+	}
+	cmd := exec.Command(binary)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
+	cmd.Env = append(environment(t), "CUDASIM_SHARED=name")
+	cmd.Stdin = strings.NewReader("start 0\n")
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	require.NoError(t, err, stderr.String())
+	require.Equal(t, "304\n", string(out))
+	require.Contains(t, stderr.String(), "cudasim: CUDASIM_SHARED: "+folder)
+	require.Contains(t, stderr.String(), "can't be used: Operation not permitted; cuInit returns 304\n")
+}
+
 // What the killed have left is removed by the next that starts, whatever its name.
 func TestFilesOfTheKilledAreRemoved(t *testing.T) {
 	g := newGroup(t)
