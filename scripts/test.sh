@@ -10,6 +10,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 [ $# -eq 0 ] || refuse "$@"
+case $(pwd -P) in *[[:space:]:]*)
+	echo "LD_PRELOAD takes no path with a space or a colon, such as $(pwd -P): test a checkout elsewhere." >&2
+	exit 1
+	;;
+esac
 require_go
 require_cc
 require_command c++ g++

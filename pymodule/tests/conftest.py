@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 
 import pytest
@@ -18,6 +19,12 @@ from simulator import BUILD, environment
 def pytest_configure(config: pytest.Config) -> None:
     if hasattr(ctypes.CDLL(None), "tms_pause"):
         return
+    if re.search(r"[\s:]", str(BUILD)):
+        pytest.exit(
+            f"LD_PRELOAD takes no path with a space or a colon, such as {BUILD}: test a checkout "
+            "elsewhere",
+            returncode=2,
+        )
     for needed in (BUILD / "lib" / "libtms.so", BUILD / "sim" / "libcuda.so.1"):
         if not needed.exists():
             pytest.exit(f"{needed} does not exist: run scripts/build.sh first", returncode=2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -68,6 +69,16 @@ def test_unknown_arguments_are_refused(name: str) -> None:
     assert "--unknown" in done.stderr.splitlines()[0]
 
 
+def test_tests_refuse_a_path_that_cannot_be_preloaded(copy: Path) -> None:
+    """At once, by the script and by pytest."""
+    shutil.copytree(PYMODULE / "tests", copy / "pymodule" / "tests")
+    pytest_ = f"cd pymodule; {sys.executable} -m pytest tests/test_stats.py"
+    for command in ("scripts/test.sh", pytest_):
+        done = run(command, cwd=copy)
+        assert done.returncode != 0
+        assert f"LD_PRELOAD takes no path with a space or a colon, such as {copy}" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("require", "tools", "words"),
     [
@@ -115,6 +126,30 @@ def test_go_without_a_home(copy: Path) -> None:
     done = run("source scripts/require.sh; require_go; go env GOCACHE GOMODCACHE", cwd=copy)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split("\n")[:2] == [f"{copy}/build/_go/cache", f"{copy}/build/_go/pkg/mod"]
+
+
+def test_build_with_a_fetched_go_in_an_odd_path(copy: Path, tmp_path: Path) -> None:
+    """Go replaces no file below its module cache, where a toolchain lies that it has fetched."""
+    for source in ROOT.iterdir():
+        if source.name not in ("build", ".git") and not (copy / source.name).exists():
+            (copy / source.name).symlink_to(source)
+    go = shutil.which("go") or "/usr/local/go/bin/go"
+    goroot, modules = run(f"{go} env GOROOT GOMODCACHE", HOME=os.environ["HOME"]).stdout.split()
+    fetched = tmp_path / "modules" / "golang.org" / "toolchain"
+    fetched.parent.mkdir(parents=True)
+    fetched.symlink_to(goroot)
+    done = run(
+        "scripts/build.sh && scripts/demo.sh",
+        cwd=copy,
+        HOME=os.environ["HOME"],
+        PATH=f"{fetched}/bin:{os.environ['PATH']}",
+        GOMODCACHE=str(tmp_path / "modules"),
+        GOROOT=str(fetched),
+        GOPROXY=f"file://{modules}/cache/download",
+        GOFLAGS="-modcacherw",
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["losses_equal"] is True
 
 
 def test_odd_path_has_a_plain_name(copy: Path, tmp_path: Path) -> None:
