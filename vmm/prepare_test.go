@@ -40,3 +40,37 @@ func TestPrepareAllOrNothing(t *testing.T) {
 		require.NoError(t, engine.Free(a, false))
 	}
 }
+
+// Memory that is freed and used again, for something larger, while Prepare pins, is none that it has prepared.
+func TestPrepareBesideFrees(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	r := vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost}
+	a := mallocs(t, engine, 3, r)
+	require.NoError(t, engine.Free(a[1], false)) // it is to be made last: its place in host memory comes last then
+	require.Equal(t, a[1], mallocs(t, engine, 1, r)[0])
+	require.NoError(t, pause(engine, shared("t")))
+	require.NoError(t, resume(engine, shared("t"))) // into one extent
+	var larger uintptr
+	failpoint.Set(func(call string) error {
+		if call == "cuMemHostRegister_v2" && larger == 0 {
+			larger = 1
+			require.NoError(t, engine.Free(a[0], false))
+			require.NoError(t, engine.Free(a[1], false))
+			r.Size = 4 * mib
+			larger = mallocs(t, engine, 1, r)[0]
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	require.NoError(t, engine.Prepare(nil)())
+	require.Equal(t, a[0], larger, "it is the memory of both")
+	failpoint.Set(nil)
+	fill(larger, 4*mib, 1)
+	fill(a[2], 2*mib, 2)
+	require.NoError(t, pause(engine, shared("t")))
+	require.NoError(t, resume(engine, shared("t")))
+	requireFilled(t, larger, 4*mib, 1)
+	requireFilled(t, a[2], 2*mib, 2)
+	require.NoError(t, engine.Free(larger, false))
+	require.NoError(t, engine.Free(a[2], false))
+}
