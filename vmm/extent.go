@@ -29,14 +29,18 @@ const (
 	accessible      // and the device has access
 )
 
-// newExtent returns an extent, of nothing yet, for neighbouring segments in order of their addresses.
-func newExtent(d *device, segments ...*segment) *extent {
-	x := &extent{device: d, address: segments[0].address, segments: segments, live: len(segments),
-		userMapped: segments[0].userMapped}
-	for _, s := range segments {
-		x.size += s.length()
-	}
+// newExtent returns an extent, of nothing yet, for a segment.
+func newExtent(s *segment) *extent {
+	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped}
+	x.add(s)
 	return x
+}
+
+// add makes room for a segment that lies behind those of an extent of nothing.
+func (x *extent) add(s *segment) {
+	x.segments = append(x.segments, s)
+	x.live++
+	x.size += s.length()
 }
 
 // make takes the extent as far as it is from nothing to accessible. After an error it holds what

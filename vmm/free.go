@@ -37,7 +37,7 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 		return err
 	}
 	if capturing && a.segment.mapped() {
-		e.putOff(&pendingFree{allocation: a, why: inCapture})
+		e.putOff(pendingFree{allocation: a, stage: unwaited, why: captured})
 		return nil
 	}
 	if a.segment.contents != nil {
@@ -65,7 +65,7 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
 	if err == nil && d != nil && a.segment.mapped() {
-		e.putOff(&pendingFree{allocation: a, why: onStream, event: event})
+		e.putOff(pendingFree{allocation: a, stage: onStream, why: streamBehind, event: event})
 		return nil
 	}
 	if d != nil {

@@ -235,7 +235,7 @@ func (e *Engine) checkWaiting() error {
 	seen := map[allocation]bool{}
 	for _, f := range e.pending {
 		a := f.allocation
-		if f.why == making || f.why == made {
+		if f.stage == due || f.stage == made { // it may be in the making
 			continue
 		}
 		gone := !a.small && a.segment.owner != aFree

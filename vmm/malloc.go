@@ -96,13 +96,13 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		if s, err = e.newSegment(d, t, granules, inSlab); err != nil {
 			return 0, err
 		}
-		x := newExtent(d, s)
+		x := newExtent(s)
 		err = e.unlocked(func() error { return e.furnish(x, r) })
 		if err != nil && x.step > none { // nor could it be undone: that is a free to be made later
 			s.state, s.owner, s.extent = paused, aFree, x
 			s.span.Enter(s)
 			t.add(s)
-			e.putOff(&pendingFree{allocation: allocation{segment: s}, why: refused, err: err})
+			e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
 			return 0, err
 		}
 		if err != nil {

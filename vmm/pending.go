@@ -14,39 +14,37 @@ import (
 // pendingFree is a free that the caller was told is done, and that is still to be made.
 type pendingFree struct {
 	allocation
-	why   reason
+	stage stage
+	why   string     // it is not made yet, for statistics
 	event cuda.Event // of onStream: recorded in the stream at the free
-	err   error      // of refused and its kin
 }
 
-// reason is what a pending free waits for. It goes from one to another:
+// stage is how far a pending free is:
 //
-//	a free while a stream is captured: inCapture --renew--> onDevices --wait--> due --reap--> made
-//	a free that follows a stream:      onStream --reap--> due                    |
-//	after an error:                    unwaited --renew--> onDevices             +-----> refused --renew--> due
-type reason int
+//	unwaited --renew-->  onDevices --awaitDevices--> due --reap--> made
+//	                     onStream  -----reap-------> due --reap--> refused --renew--> due
+type stage int
 
 const (
-	inCapture reason = iota // nothing may wait for the devices while a stream is being captured
-	onDevices               // a thread waits until the devices have finished with it
-	onStream                // its stream has not come to it
-	due                     // nothing uses it: it is to be made
-	making
+	unwaited  stage = iota // nothing may wait for the devices while a stream is being captured; or that failed
+	onDevices              // a thread waits until the devices have finished with it
+	onStream               // its stream has not come to it
+	due                    // nothing uses it: it is to be made
+	refused                // by the driver
 	made
-	refused  // by the driver
-	unwaited // waiting for what uses it failed
 )
 
-// reasons are those that statistics give.
-var reasons = [...]string{
-	inCapture: "a stream was being captured",
-	onDevices: "the devices have not finished with it",
-	onStream:  "its stream has not come to it",
-	due:       "it is being made",
-	making:    "it is being made",
-	refused:   "refused: ",
-	unwaited:  "refused: ",
+// coming tells that a free is made without anybody's doing anything for it.
+func (f *pendingFree) coming() bool {
+	return f.stage == onDevices || f.stage == onStream || f.stage == due
 }
+
+const (
+	captured      = "a stream was being captured"
+	inUse         = "the devices have not finished with it"
+	streamBehind  = "its stream has not come to it"
+	refusedPrefix = "refused: "
+)
 
 // Streams come to their frees in any order, and one that never does must not hold up the others: so they are
 // asked, not waited for.
@@ -60,36 +58,20 @@ const (
 const patience = time.Second
 
 // putOff leaves a claimed allocation to be freed later. The caller holds e.mu.
-func (e *Engine) putOff(f *pendingFree) {
-	e.pending = append(e.pending, f)
-	if f.why == onStream {
-		e.startReaping()
-	}
+func (e *Engine) putOff(f pendingFree) {
+	e.pending = append(e.pending, &f)
+	e.startReaping()
 }
 
 // FreeDeferred has the frees made that a stream capture, or a refusal of the driver, has put off, and gives back what
-// else has been refused. It waits for that as long as one of them comes each second, and returns how much succeeded.
-// The rest is made as soon as the devices have finished with it, or stays for the next time.
-func (e *Engine) FreeDeferred() int {
-	e.mu.Lock()
-	frees := e.pendingOf(func(f *pendingFree) bool { return f.why != onStream })
-	e.mu.Unlock()
-	done := e.renew()
+// else has been refused. It waits for that as long as one of them comes each second; the rest is made as soon as the
+// devices have finished with it, or stays for the next time.
+func (e *Engine) FreeDeferred() {
+	e.renew()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for e.awaitAny(func(f *pendingFree) bool { return f.why != onStream && f.coming() }) {
+	for e.awaitAny(func(f *pendingFree) bool { return f.stage == onDevices || f.stage == due }) {
 	}
-	for _, f := range frees {
-		if f.why == made {
-			done++
-		}
-	}
-	return done
-}
-
-// coming tells that a free is made without anybody's doing anything for it.
-func (f *pendingFree) coming() bool {
-	return f.why == onDevices || f.why == onStream || f.why == due || f.why == making
 }
 
 // renew begins to make what was put off before, and returns how much of what else has been refused is back.
@@ -98,11 +80,11 @@ func (e *Engine) renew() (back int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, f := range e.pending {
-		switch f.why {
+		switch f.stage {
 		case refused:
-			f.why = due
-		case inCapture, unwaited:
-			f.why = onDevices
+			f.stage = due
+		case unwaited:
+			f.stage, f.why = onDevices, inUse
 			if d := f.segment.device; !d.waiting {
 				d.waiting = true
 				go func() { _ = guard.Call(func() error { return e.awaitDevices(d) }) }()
@@ -113,18 +95,18 @@ func (e *Engine) renew() (back int) {
 	return back
 }
 
-// awaitDevices waits for the devices on behalf of the frees of a device's memory, until there are none that need it. How long
-// that takes is the program's affair, so nobody waits for it without bound.
+// awaitDevices waits for the devices on behalf of the frees of a device's memory, until there are none that need it.
+// How long that takes is the program's affair, so nobody waits for it without bound.
 func (e *Engine) awaitDevices(d *device) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer func() { d.waiting = false }()
 	for {
-		waiting := e.pendingOf(func(f *pendingFree) bool { return f.why == onDevices && f.segment.device == d })
-		if len(waiting) == 0 {
+		frees := e.pendingOf(func(f *pendingFree) bool { return f.stage == onDevices && f.segment.device == d })
+		if len(frees) == 0 {
 			return nil
 		}
-		e.waited(waiting, e.unlocked(func() error { return e.quiesceUsers(d) }))
+		e.waited(frees, e.unlocked(func() error { return e.quiesceUsers(d) }))
 	}
 }
 
@@ -132,80 +114,71 @@ func (e *Engine) awaitDevices(d *device) error {
 func (e *Engine) waited(frees []*pendingFree, err error) {
 	for _, f := range frees {
 		switch {
-		case f.why == onStream || f.why == making || f.why == made: // reap sees, or has seen, to it
+		case f.stage == onStream || f.stage == made: // reap sees, or has seen, to it
 		case err == nil:
-			f.why = due
+			f.stage = due
 		case captureForbids(err):
-			f.why = inCapture
+			f.stage, f.why = unwaited, captured
 		default:
-			f.why, f.err = unwaited, err
+			f.stage, f.why = unwaited, refusedPrefix+err.Error()
 		}
 	}
 	e.startReaping()
+	e.settled.Broadcast()
 }
+
+func reapable(f *pendingFree) bool { return f.stage == due || f.stage == onStream }
 
 // startReaping has the frees made that are due, or that streams come to. The caller holds e.mu.
 func (e *Engine) startReaping() {
-	if !e.reaping && len(e.pendingOf(reapable)) > 0 {
+	if !e.reaping && slices.ContainsFunc(e.pending, reapable) {
 		e.reaping = true
 		go func() { _ = guard.Call(e.reap) }()
 	}
 }
-
-func reapable(f *pendingFree) bool { return f.why == due || f.why == onStream }
 
 // reap is the one place where pending frees are made.
 func (e *Engine) reap() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer func() { e.reaping = false }()
-	for pause := firstLook; ; pause = min(2*pause, lastLook) {
-		frees := e.pendingOf(reapable)
-		if len(frees) == 0 {
-			return nil
-		}
-		for _, f := range frees {
+	for pause := firstLook; slices.ContainsFunc(e.pending, reapable); pause = min(2*pause, lastLook) {
+		for _, f := range e.pendingOf(reapable) {
 			if e.makePending(f) {
 				pause = firstLook
+				e.settled.Broadcast()
 			}
 		}
-		e.pending = slices.DeleteFunc(e.pending, func(f *pendingFree) bool { return f.why == made })
+		e.pending = slices.DeleteFunc(e.pending, func(f *pendingFree) bool { return f.stage == made })
 		_ = e.unlocked(func() error { clock.Sleep(pause); return nil })
 	}
+	return nil
 }
 
 // makePending makes a free, unless its stream has not come to it; it returns whether that has changed anything.
 func (e *Engine) makePending(f *pendingFree) bool {
-	if f.why == onStream {
-		err := e.unlocked(func() error { return e.reached(f) })
+	if f.stage == onStream {
+		err := e.unlocked(func() error {
+			return e.driver.With(f.segment.device.context, func() error { return e.driver.EventQuery(f.event) })
+		})
 		if errors.Is(err, cuda.NotReady) {
 			return false
 		}
-		f.why = due
+		_ = e.unlocked(func() error { e.driver.DropEvent(f.event); return nil })
 		if err != nil {
-			f.why, f.err = unwaited, err
+			f.stage, f.why = unwaited, refusedPrefix+err.Error()
+			return true
 		}
+		f.stage = due
 	}
-	if f.why == due {
-		f.why = making
-		if f.err = guard.Call(func() error { return e.drop(f.allocation) }); f.err != nil {
-			f.why = refused
-		} else {
-			f.why = made
-			f.segment.device.made++
-		}
+	f.why = "it is being made"
+	if err := guard.Call(func() error { return e.drop(f.allocation) }); err != nil {
+		f.stage, f.why = refused, refusedPrefix+err.Error()
+	} else {
+		f.stage = made
+		f.segment.device.made++
 	}
-	e.settled.Broadcast()
 	return true
-}
-
-// reached returns nil when the stream has come to a free; NotReady: it has not.
-func (e *Engine) reached(f *pendingFree) error {
-	err := e.driver.With(f.segment.device.context, func() error { return e.driver.EventQuery(f.event) })
-	if !errors.Is(err, cuda.NotReady) {
-		e.driver.DropEvent(f.event)
-	}
-	return err
 }
 
 // pendingOf lists the pending frees that are meant. The caller holds e.mu.
@@ -271,14 +244,9 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 // waitingFrees describes the pending frees for statistics. The caller holds e.mu.
 func (e *Engine) waitingFrees() (list []reclaim.Waiting) {
 	for _, f := range e.pending {
-		if f.why == made || f.small && f.segment.slab == nil {
-			continue
+		if f.stage != made && (!f.small || f.segment.slab != nil) {
+			list = reclaim.Count(list, "free", f.why, f.size())
 		}
-		why := reasons[f.why]
-		if f.why == refused || f.why == unwaited {
-			why += f.err.Error()
-		}
-		list = reclaim.Count(list, "free", why, f.size())
 	}
 	return list
 }

@@ -34,7 +34,7 @@ func (e *Engine) Reset(ordinal int) {
 	for _, s := range segments {
 		a := allocation{segment: s}
 		if err := e.drop(a); err != nil {
-			e.putOff(&pendingFree{allocation: a, why: refused, err: err})
+			e.putOff(pendingFree{allocation: a, stage: refused, why: refusedPrefix + err.Error()})
 		}
 	}
 	for _, s := range mapped {

@@ -174,33 +174,23 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
 func (b *batch) gather(limit uint64) {
-	var extents []*extent
-	var group []*segment
-	var size uint64
-	flush := func() {
-		if len(group) > 0 {
-			x := newExtent(b.device, group...)
-			x.owner = aTransition
-			extents = append(extents, x)
-			group, size = nil, 0
-		}
-	}
-	for _, s := range b.segments {
-		if s.extent != nil {
-			flush()
-			if last := len(extents) - 1; last < 0 || extents[last] != s.extent {
-				extents = append(extents, s.extent)
-			}
+	b.extents = nil
+	var x *extent // the last
+	for n, s := range b.segments {
+		switch {
+		case x != nil && s.extent == x:
 			continue
+		case s.extent != nil:
+			x = s.extent
+		case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.size+s.length() <= limit:
+			x.add(s)
+			continue
+		default:
+			x = newExtent(s)
+			x.owner = aTransition
 		}
-		if n := len(group); n > 0 && (!s.follows(group[n-1]) || size+s.length() > limit) {
-			flush()
-		}
-		group = append(group, s)
-		size += s.length()
+		b.extents = append(b.extents, x)
 	}
-	flush()
-	b.extents = extents
 }
 
 // follows tells whether a segment can share an extent with the one before it: what is slack of it later can be

@@ -29,7 +29,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 		device: d, size: r.Size, userMapped: &userMapped{size: r.Size, prop: prop, references: 1},
 		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt},
 	}
-	s.extent = newExtent(d, s)
+	s.extent = newExtent(s)
 	err = e.untilFreed(d, r, func() error { return e.withinMargin(d, r, s.extent.create) })
 	if err != nil {
 		return 0, fmt.Errorf("creating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))

@@ -345,10 +345,10 @@ func TestUserMappedReleasedLate(t *testing.T) {
 	})
 	defer failpoint.Set(nil)
 	m.unmap(0, 1)
-	require.Zero(t, engine.FreeDeferred())
+	engine.FreeDeferred()
 	require.EqualValues(t, 1, sim.Stat("handles"))
 	failpoint.Set(nil)
-	require.Equal(t, 1, engine.FreeDeferred())
+	engine.FreeDeferred()
 	require.Zero(t, sim.Stat("handles"))
 	m.end()
 }
