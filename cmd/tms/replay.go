@@ -44,18 +44,7 @@ free is matched with its allocate by the pointer.
 KIND is ` + strings.Join(kinds.Names(), ", ") + `, or all, which compares them.
 
 The columns:
-  ns/op          nanoseconds per operation from an empty pool on, with the time of the source: the
-                 fastest of the passes of 200 ms, in which nothing is reported
-  again          the same for a pool that has been through the trace before
-  peak live      the most bytes in blocks, as the pool set them aside
-  peak reserved  the most bytes held from the source
-  reserved/live  the one over the other
-  internal       (live - requested) / live at the peak of live: what blocks have beyond what was asked for
-  external       (reserved - live) / reserved at the peak of reserved; where that lasts, at the
-                 operation there with most live: what is held, but in no block
-  source calls   to allocate and free segments
-  failures       operations that the pool refused
-
+` + replay.Legend() + `
 Exit status: 0 replayed, 2 not.`,
 		Example: `  tms replay --pool caching train.csv
   tms replay --pool all --html report.html train.csv.gz serve.csv.gz

@@ -105,6 +105,9 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 	if err != nil {
 		text := err.Error()
 		event.Error = &text
+		if ob.timeline != nil && e.Action != trace.Free {
+			ob.timeline.failed = append(ob.timeline.failed, [2]uint64{uint64(i), e.Size})
+		}
 	}
 	ob.sample()
 	return event

@@ -16,7 +16,8 @@ var page string
 const (
 	pagePoints  = 1000
 	pageColumns = 1000
-	pageBlocks  = 600 // that can be pointed at
+	pageBlocks  = 600  // that can be pointed at
+	pageFailed  = 1000 // marks
 )
 
 // panel is a pool's part of the page's data.
@@ -31,6 +32,7 @@ type panel struct {
 	Top       uint64      `json:"top"`
 	Map       string      `json:"map"`
 	Blocks    [][6]uint64 `json:"blocks"` // position, size, asked for, from, to, address
+	Failed    [][2]uint64 `json:"failed"` // operation, asked for; no more than there is room for, evenly chosen
 }
 
 // WritePage writes a page of HTML that needs nothing else: what the results say, memory over time and the
@@ -48,10 +50,17 @@ func WritePage(to io.Writer, results []*Result) error {
 		c := ramp(float64(i) / (sizes - 1))
 		colours = append(colours, fmt.Sprintf("#%02x%02x%02x", c.R, c.G, c.B))
 	}
+	means := map[string]string{"peak requested": "the most bytes live, as they were asked for"}
+	for _, c := range columns {
+		if c.means != "" {
+			means[c.title] = strings.ReplaceAll(c.means, "\n", " ")
+		}
+	}
 	data, err := json.Marshal(struct {
-		Panels  []panel  `json:"panels"`
-		Colours []string `json:"colours"`
-	}{panels, colours}) // escapes what would end a script
+		Panels  []panel           `json:"panels"`
+		Colours []string          `json:"colours"`
+		Means   map[string]string `json:"means"` // of the columns
+	}{panels, colours, means}) // escapes what would end a script
 	if err != nil {
 		return err
 	}
@@ -65,7 +74,11 @@ func newPanel(r *Result) (panel, error) {
 	if err != nil {
 		return panel{}, err
 	}
-	p := panel{Result: r, Top: t.top(), Map: "data:image/png;base64," + base64.StdEncoding.EncodeToString(picture), Blocks: [][6]uint64{}}
+	p := panel{Result: r, Top: t.top(), Map: "data:image/png;base64," + base64.StdEncoding.EncodeToString(picture),
+		Blocks: [][6]uint64{}, Failed: [][2]uint64{}}
+	for i := range min(len(t.failed), pageFailed) {
+		p.Failed = append(p.Failed, t.failed[i*len(t.failed)/min(len(t.failed), pageFailed)])
+	}
 	p.At, p.Requested, p.Live, p.Reserved = t.series(pagePoints)
 	for _, b := range t.largest(pageBlocks) {
 		p.Blocks = append(p.Blocks, [6]uint64{b.address, b.size, b.requested, uint64(b.from), uint64(b.to), b.offset})

@@ -269,6 +269,26 @@ func TestPage(t *testing.T) {
 	require.Equal(t, float64(result.PeakLive), peak)
 }
 
+func TestPageMarksFailures(t *testing.T) {
+	on := parse(t, "allocate,0x1,1000", "allocate,0x2,3000000000", "allocate,0x3,1000", "allocate failure,0x0,9000000000")
+	result, _ := run(t, on, Options{Kind: "naive", Place: simulated(t, 1<<30), Timeline: true})
+	panel, err := newPanel(result)
+	require.NoError(t, err)
+	require.Equal(t, [][2]uint64{{1, 3000000000}, {3, 9000000000}}, panel.Failed)
+	result.Timeline.failed = make([][2]uint64, 3*pageFailed)
+	result.Timeline.failed[3*pageFailed-3][0] = 7
+	panel, err = newPanel(result)
+	require.NoError(t, err)
+	require.Len(t, panel.Failed, pageFailed)
+	require.EqualValues(t, 7, panel.Failed[pageFailed-1][0], "evenly chosen")
+}
+
+func TestLegend(t *testing.T) {
+	for _, c := range columns[2:] {
+		require.Contains(t, Legend(), "  "+c.title+" ")
+	}
+}
+
 func TestTable(t *testing.T) {
 	result, _ := run(t, parse(t, "allocate,0x1,3000000"), Options{Kind: "caching", Place: simulated(t, 0)})
 	var text bytes.Buffer

@@ -9,6 +9,7 @@ import (
 type Timeline struct {
 	requested, live, reserved []uint64 // after each operation
 	blocks, segments          []rectangle
+	failed                    [][2]uint64           // operations, and what they asked for
 	open                      map[uintptr]rectangle // segments that are held
 }
 
