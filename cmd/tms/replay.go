@@ -25,6 +25,7 @@ type replayFlags struct {
 	events   bool
 	asJSON   bool
 	html     string
+	snapshot string
 }
 
 func replayCommand() *cobra.Command {
@@ -48,6 +49,7 @@ The columns:
 Exit status: 0 replayed, 2 not.`,
 		Example: `  tms replay --pool caching train.csv
   tms replay --pool all --html report.html train.csv.gz serve.csv.gz
+  tms replay --pool caching --snapshot train.pickle train.csv
   tms replay --pool bfc --option garbage_collection=true --memory 40GiB --events train.csv`,
 		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },
 		Args: func(_ *cobra.Command, paths []string) error {
@@ -65,6 +67,7 @@ Exit status: 0 replayed, 2 not.`,
 	flags.BoolVar(&f.events, "events", false, "print a JSON object a line for each operation, then that of the result")
 	flags.BoolVar(&f.asJSON, "json", false, "print the result as a JSON object a line, with the pool's full statistics")
 	flags.StringVar(&f.html, "html", "", "write a page with memory over time and the address map of each pool")
+	flags.StringVar(&f.snapshot, "snapshot", "", "write what one pool held at the end of one trace, and how it came to that, as torch.cuda.memory._dump_snapshot does: for pytorch.org/memory_viz")
 	return command
 }
 
@@ -72,6 +75,9 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 	selected, place, err := f.read()
 	if err != nil {
 		return err
+	}
+	if f.snapshot != "" && (len(selected) > 1 || len(paths) > 1) {
+		return errors.New("--snapshot is of one pool and one trace; name one with --pool, and give one trace")
 	}
 	var traces []*trace.Trace
 	for _, path := range paths {
@@ -87,7 +93,7 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 	for i, t := range traces {
 		var results []*replay.Result
 		for _, kind := range selected {
-			o := replay.Options{Kind: kind, Settings: f.settings, Place: place, Timeline: f.html != ""}
+			o := replay.Options{Kind: kind, Settings: f.settings, Place: place, Timeline: f.html != "", Snapshot: f.snapshot != ""}
 			if f.events {
 				o.Each = func(e replay.Event) error { return lines.Encode(e) }
 			}
@@ -114,7 +120,12 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 		all = append(all, results...)
 	}
 	if f.html != "" {
-		return f.page(all)
+		if err := f.write(f.html, func(to io.Writer) error { return replay.WritePage(to, all) }); err != nil {
+			return err
+		}
+	}
+	if f.snapshot != "" {
+		return f.write(f.snapshot, all[0].Snapshot.Write)
 	}
 	return nil
 }
@@ -158,10 +169,10 @@ func (f *replayFlags) table(out *bufio.Writer, i int, t *trace.Trace, results []
 	return out.Flush()
 }
 
-func (f *replayFlags) page(results []*replay.Result) error {
-	file, err := os.Create(f.html)
+func (f *replayFlags) write(path string, content func(io.Writer) error) error {
+	file, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	return errors.Join(replay.WritePage(file, results), file.Close())
+	return errors.Join(content(file), file.Close())
 }

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -104,6 +105,56 @@ func TestReplayPage(t *testing.T) {
 	}
 }
 
+// The snapshot is what Python reads, and ends as the trace does.
+func TestReplaySnapshot(t *testing.T) {
+	t.Parallel()
+	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x0\n1,t,allocate,0xb,9000000,0x0\n"+
+		"1,t,allocate,0xc,3000,0x5\n1,t,free,0xa,1000,0x0\n")
+	snapshot := filepath.Join(t.TempDir(), "a.pickle")
+	replayed(t, "--pool", "naive", "--memory", "4MiB", "--snapshot", snapshot, path)
+	output, err := exec.Command("python3", "-c", "import json, pickle, sys; print(json.dumps(pickle.load(open(sys.argv[1], 'rb'))))", snapshot).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	const base = 1 << 40
+	event := func(action string, address, size, stream int) map[string]any {
+		return map[string]any{"action": action, "addr": float64(address), "size": float64(size), "stream": float64(stream), "frames": []any{}}
+	}
+	oom := event("oom", 0, 9000000, 0)
+	oom["device_free"] = float64(4<<20 - 1000)
+	var got, want map[string]any
+	require.NoError(t, json.Unmarshal(output, &got))
+	require.Equal(t, []any{[]any{event("segment_alloc", base, 1000, 0), event("alloc", base, 1000, 0), oom,
+		event("segment_alloc", base+1024, 3000, 0), event("alloc", base+1024, 3000, 5),
+		event("free_requested", base, 1000, 0), event("free_completed", base, 1000, 0), event("segment_free", base, 1000, 0),
+	}}, got["device_traces"])
+	require.NoError(t, json.Unmarshal([]byte(`{"segments": [{"device": 0, "address": 1099511628800, "total_size": 3000,
+		"allocated_size": 3000, "active_size": 3000, "requested_size": 3000, "stream": 5, "segment_type": "large",
+		"is_expandable": false, "frames": [], "blocks": [{"size": 3000, "requested_size": 3000,
+		"state": "active_allocated", "frames": []}]}]}`), &want))
+	require.Equal(t, want["segments"], got["segments"])
+
+	replayed(t, "--pool", "caching", "--snapshot", snapshot, training)
+	output, err = exec.Command("python3", "-c", `
+import pickle, sys
+s = pickle.load(open(sys.argv[1], 'rb'))
+live, held = {}, {}
+for e in s["device_traces"][0]:
+    if e["action"] == "alloc": live[e["addr"]] = e["size"]
+    elif e["action"] == "free_completed": del live[e["addr"]]
+    elif e["action"] == "segment_alloc": held[e["addr"]] = e["size"]
+    elif e["action"] == "segment_free": del held[e["addr"]]
+assert held == {g["address"]: g["total_size"] for g in s["segments"]}
+seen = {}
+for g in s["segments"]:
+    at = g["address"]
+    for b in g["blocks"]:
+        if b["state"] == "active_allocated": seen[at] = b["requested_size"]
+        at += b["size"]
+    assert at == g["address"] + g["total_size"]
+assert seen == live and len(live) > 10
+`, snapshot).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+}
+
 func TestReplayRefuses(t *testing.T) {
 	t.Parallel()
 	bad := write(t, "bad.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,free,0xa,1,0x0\n")
@@ -120,6 +171,7 @@ func TestReplayRefuses(t *testing.T) {
 		"memory":          {[]string{"--pool", "bfc", "--memory", "much", training}, "--memory much"},
 		"no file":         {[]string{"--pool", "bfc", "none.csv"}, "none.csv"},
 		"malformed":       {[]string{"--pool", "bfc", training, bad}, "bad.csv:2: malformed trace: a free of pointer 0xa"},
+		"two snapshots":   {[]string{"--pool", "all", "--snapshot", "/none/a.pickle", training}, "one pool"},
 		"page":            {[]string{"--pool", "bfc", "--html", "/none/a.html", training}, "/none/a.html"},
 	} {
 		stdout, stderr, code := execute(t, nil, append([]string{"replay"}, c.arguments...))

@@ -13,7 +13,7 @@ type meter struct {
 	limit    uint64 // 0: none
 	reserved uint64
 	memory   func() (free, total uint64, err error)
-	changed  func(address uintptr, size uint64, held bool) // nil: nobody listens
+	changed  []func(address uintptr, size uint64, held bool) // listeners
 }
 
 func (m *meter) Allocate(size uint64) (uintptr, error) {
@@ -23,9 +23,7 @@ func (m *meter) Allocate(size uint64) (uintptr, error) {
 	address, err := m.Source.Allocate(size)
 	if err == nil {
 		m.reserved += size
-		if m.changed != nil {
-			m.changed(address, size, true)
-		}
+		m.tell(address, size, true)
 	}
 	return address, err
 }
@@ -34,12 +32,19 @@ func (m *meter) Free(address uintptr, size uint64) error {
 	err := m.Source.Free(address, size)
 	if err == nil {
 		m.reserved -= size
-		if m.changed != nil {
-			m.changed(address, size, false)
-		}
+		m.tell(address, size, false)
 	}
 	return err
 }
+
+func (m *meter) tell(address uintptr, size uint64, held bool) {
+	for _, changed := range m.changed {
+		changed(address, size, held)
+	}
+}
+
+// left is how many bytes the limit leaves; 0 when there is none.
+func (m *meter) left() uint64 { return m.limit - min(m.limit, m.reserved) }
 
 // Coalesces is pool.Coalescer.Coalesces.
 func (m *meter) Coalesces(below, above uintptr) bool {

@@ -25,6 +25,7 @@ type observer struct {
 	live      uint64     // bytes live, as set aside
 	meter     *meter
 	timeline  *Timeline // nil: not wanted
+	snapshot  *Snapshot // nil: not wanted
 
 	peakLive     uint64
 	peak         int // the operation at which live reached it
@@ -44,7 +45,12 @@ func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
 	ob := &observer{result: result, base: o.Place.base, at: make([]observed, t.Blocks+1), meter: meter, peak: -1}
 	if o.Timeline {
 		ob.timeline = &Timeline{}
-		meter.changed = ob.timeline.segment
+		meter.changed = append(meter.changed, ob.timeline.segment)
+	}
+	if o.Snapshot {
+		ob.snapshot = newSnapshot()
+		meter.changed = append(meter.changed, ob.snapshot.segment)
+		result.Snapshot = ob.snapshot
 	}
 	p, err := o.pool(meter.source())
 	if err != nil {
@@ -77,8 +83,14 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 		if block = b.Block; block.Address == 0 {
 			break // it was refused
 		}
+		if ob.snapshot != nil {
+			ob.snapshot.free(block.Address) // before its segment may go
+		}
 		if err = p.Free(block.Address); err != nil {
 			ob.result.FreeFailures++
+			if ob.snapshot != nil {
+				ob.snapshot.alloc(block, b.requested, pool.Stream(e.Stream))
+			}
 			break
 		}
 		ob.end(*b, i)
@@ -87,6 +99,9 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 		if block, err = p.Malloc(e.Size, pool.Stream(e.Stream)); err == nil && block.Address != 0 {
 			ob.at[e.Block] = observed{block, e.Size, i}
 			ob.begin(ob.at[e.Block], i)
+			if ob.snapshot != nil {
+				ob.snapshot.alloc(block, e.Size, pool.Stream(e.Stream))
+			}
 		}
 	case trace.Failure:
 		if block, err = p.Malloc(e.Size, pool.Stream(e.Stream)); err == nil && block.Address != 0 {
@@ -105,6 +120,9 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 	if err != nil {
 		text := err.Error()
 		event.Error = &text
+		if ob.snapshot != nil && e.Action != trace.Free {
+			ob.snapshot.oom(e.Size, pool.Stream(e.Stream), ob.meter.left())
+		}
 		if ob.timeline != nil && e.Action != trace.Free {
 			ob.timeline.failed = append(ob.timeline.failed, [2]uint64{uint64(i), e.Size})
 		}
@@ -147,6 +165,7 @@ func (ob *observer) sample() {
 }
 
 func (ob *observer) finish(p pool.Pool, operations int) {
+	ob.meter.changed = nil // what follows is not of the trace
 	if ob.timeline != nil {
 		for _, b := range ob.at {
 			if b.Size > 0 {

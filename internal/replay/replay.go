@@ -17,6 +17,7 @@ type Options struct {
 	Place    *Place
 	Each     func(Event) error // called for each operation; nil: for none
 	Timeline bool              // Result.Timeline is wanted
+	Snapshot bool              // Result.Snapshot is wanted
 }
 
 // Result is what came of a trace. Sizes are in bytes.
@@ -40,6 +41,7 @@ type Result struct {
 	Metadata        uint64  `json:"metadata_bytes"`         // of host memory, at the peak of live
 
 	Timeline *Timeline `json:"-"`
+	Snapshot *Snapshot `json:"-"`
 }
 
 // Check says whether a pool can be made like that. Errors: pool.ErrOption.
