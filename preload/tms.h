@@ -133,7 +133,8 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
  * "caching" orders reuse by stream; a pool of any other kind ignores streams, and what is freed must not
  * be in use by the device any more. Codes are as above: 1 also for an unknown kind, option, pool or
  * address, 2 when neither the pool nor the device has room, or the pool's options allow no allocation
- * of the size (tms_last_error names the option); after any error all is as it was. */
+ * of the size (tms_last_error names the option); after any error all is as it was. A function that a stream
+ * runs (cudaLaunchHostFunc) may call no pool, as it may call no CUDA function. */
 typedef struct tms_pool tms_pool;
 int tms_pool_create(tms_pool **pool, const char *kind, const char *options, int device);
 
