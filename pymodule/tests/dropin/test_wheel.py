@@ -22,6 +22,7 @@ ALIASES = [
 ]
 
 
+LIBRARIES = ("libtms.so", "libtms_reach.so")
 SIMULATOR = ("libcuda.so.1", "libcudart.so.12", "libcudart.so.13")
 
 
@@ -71,11 +72,12 @@ def test_contents(wheel: Path) -> None:
     files = zipfile.ZipFile(wheel)
     names = set(files.namelist())
     assert {name for name in names if "/" not in name} == set(ALIASES)
-    assert {"tms/lib/libtms.so", "tms/py.typed", "torch_memory_saver/py.typed"} <= names
+    assert {f"tms/lib/{name}" for name in LIBRARIES} < names
+    assert {"tms/py.typed", "torch_memory_saver/py.typed"} <= names
     assert files.read("tms/lib/tms.h") == (PYMODULE.parent / "preload" / "tms.h").read_bytes()
     assert {f"tms/sim/{name}" for name in SIMULATOR} < names
     libraries = [name for name in names if name.endswith(".so")]
-    assert len(libraries) == 7
+    assert len(libraries) == len(ALIASES) + len(LIBRARIES)
     assert sum(files.getinfo(name).file_size for name in ALIASES) < 64 << 10
     metadata = files.read(next(name for name in names if name.endswith("/METADATA"))).decode()
     for field in ("Name: libtms", "License-Expression: MIT", "Requires-Python: >=3.9"):
@@ -91,7 +93,7 @@ def test_platform_is_honest(wheel: Path, site: Path) -> None:
     versions = {
         int(minor)
         for library in [
-            site / "tms" / "lib" / "libtms.so",
+            *(site / "tms" / "lib" / name for name in LIBRARIES),
             *(site / name for name in ALIASES),
             *(site / "tms" / "sim" / name for name in SIMULATOR),
         ]
@@ -107,6 +109,8 @@ def test_command(python: Path, site: Path) -> None:
     tms = python.parent / "tms"
     assert checked(tms, "--path") == f"{path}\n"
     assert f"libtms.so  {path}\n" in checked(tms, "doctor", "/bin/true")
+    preloaded = ":".join(str(site / "tms" / "lib" / name) for name in LIBRARIES)
+    assert checked(tms, "run", "printenv", "LD_PRELOAD") == f"{preloaded}\n"
 
 
 def test_demo(python: Path) -> None:
