@@ -20,9 +20,11 @@ const (
 )
 
 // Driver is what reserves addresses: *cuda.Driver. (cuMemAddressReserve, cuMemAddressFree)
+// End is for those that cannot be used.
 type Driver interface {
 	MemAddressReserve(size, alignment uint64) (uintptr, error)
 	MemAddressFree(address uintptr, size uint64) error
+	End(what string, end func() error)
 }
 
 // Device is what matters of a GPU here.
@@ -155,7 +157,7 @@ func (s *Space[T]) reserve(d Device, size, need uint64) (*arena[T], error) {
 
 func (s *Space[T]) add(d Device, base uintptr, size uint64) (*arena[T], error) {
 	if err := s.announce(base, size); err != nil {
-		_ = s.driver.MemAddressFree(base, size)
+		s.driver.End("addresses", func() error { return s.driver.MemAddressFree(base, size) })
 		return nil, err
 	}
 	a := newArena[T](base, size, d)

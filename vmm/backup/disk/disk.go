@@ -178,7 +178,7 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 	}
 	for i, item := range items {
 		if files[i] == nil {
-			if files[i], err = where.create(item.Size); err != nil {
+			if files[i], err = where.create(item.Size, d.removed); err != nil {
 				return nil, err
 			}
 			fresh = append(fresh, files[i])

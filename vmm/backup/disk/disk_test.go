@@ -447,7 +447,7 @@ func TestIsSmall(t *testing.T) {
 	backuptest.RequireFilled(t, spans[:2], 5)
 
 	// What looked free is gone when it is reserved.
-	file, err := b.disk.current.create(1 << 40)
+	file, err := b.disk.current.create(1<<40, b.disk.removed)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
@@ -766,5 +766,28 @@ func BenchmarkDisk(b *testing.B) {
 		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
 		w.driver.Reclaim.Drain()
 		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")
+	}
+}
+
+// A file that came to nothing, and that the system refuses to remove for a while, is removed when it lets us.
+func TestUnmadeFilesGo(t *testing.T) {
+	for fails, nth := range map[string]int{"fallocate": 1, "fstat": 2} { // the first fstat is of the directory
+		b := newBench(t)
+		calls := 0
+		failpoint.Set(func(call string) error {
+			if call == fails {
+				calls++
+			}
+			if call == "unlink" || call == fails && calls == nth {
+				return unix.EIO
+			}
+			return nil
+		})
+		_, err := b.trySave(b.spans(2*mib), nil)
+		require.ErrorIs(t, err, ErrFailed)
+		b.driver.Reclaim.Drain()
+		require.Len(t, b.files(), 1, fails)
+		failpoint.Set(nil)
+		b.clean(0)
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"golang.org/x/sys/unix"
+
+	"tms/vmm/reclaim"
 )
 
 // blockSize is what O_DIRECT wants addresses, offsets and sizes to be multiples of; no disk has
@@ -24,8 +26,8 @@ type diskFile struct {
 	owner     int // user ID, of who made it
 }
 
-// create makes a file of size bytes that only its owner can read.
-func (d *directory) create(size uint64) (*diskFile, error) {
+// create makes a file of size bytes that only its owner can read. One that comes to nothing is removed as garbage.
+func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error) {
 	self, err := self()
 	if err != nil {
 		return nil, d.failed("looking up this process for", d.path, err)
@@ -50,27 +52,20 @@ func (d *directory) create(size uint64) (*diskFile, error) {
 	}
 	if err != nil {
 		closeFile(fd)
-		abandon(path)
+		garbage.Add(0, func() error { return unlink(path) })
 		return nil, d.failed("creating", path, err)
 	}
 	f := &diskFile{directory: d, path: path, size: size, identity: status.identity, owner: status.owner}
 	defer f.identity.close(fd)
-	if err := f.reserve(fd); err != nil {
-		abandon(path)
+	if err = d.hold(); err != nil {
+		garbage.Add(0, func() error { return unlink(path) })
 		return nil, err
 	}
-	if err := d.hold(); err != nil {
-		abandon(path)
+	if err = f.reserve(fd); err != nil {
+		garbage.Add(size, f.unlink)
 		return nil, err
 	}
 	return f, nil
-}
-
-// abandon removes a file that could not be made, in two tries at most: nothing will know of it.
-func abandon(path string) {
-	if unlink(path) != nil {
-		_ = unlink(path)
-	}
 }
 
 // reserve takes the space of the whole file, so that a full disk is known before copying starts.
