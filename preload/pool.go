@@ -77,7 +77,12 @@ func tmsPoolCreate(handle *C.uintptr_t, kind, options *C.char, device C.int, set
 		if err != nil {
 			return err
 		}
-		from, err := newSource(e, memory)
+		var from lifetime.Source
+		if of := parsed.Text("memory", "device"); of == "device" {
+			from, err = newSource(e, memory)
+		} else {
+			from, err = source.NewHost(driver, memory.Device, of, state)
+		}
 		if err != nil {
 			return err
 		}

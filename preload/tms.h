@@ -128,7 +128,8 @@ void tms_torch_free(void *address, ssize_t size, int device, void *stream);
  * commas, NULL for none (vmm/pool/KIND documents them). A pool that is made while the calling thread is
  * in a region takes pausable segments, with the tag and backup that hold then: it is paused with its
  * tag, and what it hands out while that is paused can be used after the resume. Outside regions it
- * takes CUDA's own memory. device -1 is the current one.
+ * takes CUDA's own memory. With the option memory=pinned or memory=host it takes host memory, which is never
+ * paused. device -1 is the current one.
  *
  * "caching" orders reuse by stream; a pool of any other kind ignores streams, and what is freed must not
  * be in use by the device any more. Codes are as above: 1 also for an unknown kind, option, pool or

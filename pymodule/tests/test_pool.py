@@ -79,6 +79,26 @@ def test_in_a_region(kind: str) -> None:
     assert cuda.free_memory() == before
 
 
+@KINDS
+@pytest.mark.parametrize("memory", ["pinned", "host"])
+def test_host_memory(kind: str, memory: str) -> None:
+    before = cuda.free_memory()
+    with tms.region("pool"):
+        pool = tms.pool(kind, memory=memory, **SMALL[kind])
+    address = pool.malloc(3 * MiB)
+    ctypes.memset(address, 7, 3 * MiB)
+    tms.pause("pool")
+    assert cuda.free_memory() == before
+    assert ctypes.string_at(address, 3 * MiB) == bytes([7]) * 3 * MiB
+    tms.resume("pool")
+    pool.free(address)
+    held = pool.stats()["reserved_bytes"]
+    assert pool.trim() == held
+    with pytest.raises(tms.OutOfMemoryError):
+        pool.malloc(1 << 56)
+    pool.close()
+
+
 def test_snapshot() -> None:
     with tms.pool("caching") as pool:
         address = pool.malloc(700)
@@ -118,6 +138,8 @@ def test_errors() -> None:
         tms.pool("heap")
     with pytest.raises(tms.TmsError, match="no option sise"):
         tms.pool("bfc", sise=1)
+    with pytest.raises(tms.TmsError, match='memory="disk": give device, pinned or host'):
+        tms.pool("bfc", memory="disk")
     with pytest.raises(ValueError, match="comma"):
         tms.pool("bfc", memory_limit="1,2")
     with pytest.raises(tms.TmsError) as raised:

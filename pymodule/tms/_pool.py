@@ -30,7 +30,8 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
         kind: "naive", "freelist", "buddy", "slab", "caching" (PyTorch's way), "bfc"
             (TensorFlow's) or "paddle" (PaddlePaddle's).
         device: the ordinal of a GPU; None: the current one.
-        options: the kind's settings, such as max_split_size="40MiB" for "caching".
+        options: the kind's settings, such as max_split_size="40MiB" for "caching". For all kinds:
+            memory="pinned" (cuMemHostAlloc) or "host", for host memory, which is never paused.
 
     Raises:
         TmsError: the kind, an option or the device does not exist; the message names those that do.

@@ -9,6 +9,18 @@ func (d *Driver) MemAlloc(size uint64) (uintptr, error) {
 	return address, err
 }
 
+// MemHostAlloc is cuMemHostAlloc with PORTABLE: size bytes of pinned host memory, for every context.
+func (d *Driver) MemHostAlloc(size uint64) (uintptr, error) {
+	var address uintptr
+	err := d.call(fnMemHostAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size), hostRegisterPortable)
+	return address, err
+}
+
+// MemFreeHost is cuMemFreeHost.
+func (d *Driver) MemFreeHost(address uintptr) error {
+	return d.call(fnMemFreeHost, address)
+}
+
 // MemFree is cuMemFree. It waits for the device's work.
 func (d *Driver) MemFree(address uintptr) error {
 	return d.call(fnMemFree, address)

@@ -53,6 +53,8 @@ var (
 	fnMemMap                          = named("cuMemMap")
 	fnMemUnmap                        = named("cuMemUnmap")
 	fnMemSetAccess                    = named("cuMemSetAccess")
+	fnMemHostAlloc                    = named("cuMemHostAlloc")
+	fnMemFreeHost                     = named("cuMemFreeHost")
 	fnMemHostRegister                 = named("cuMemHostRegister_v2")
 	fnMemHostUnregister               = named("cuMemHostUnregister")
 	fnMemHostGetDevicePointer         = named("cuMemHostGetDevicePointer_v2")

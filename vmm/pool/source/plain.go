@@ -10,11 +10,11 @@ import (
 // Plain is a pool.Source of memory of CUDA's own. It is also a pool.Memory and a pool.Events.
 type Plain struct {
 	device
-	engine *vmm.Engine
 	malloc func(size uint64) (uintptr, error)
 	free   func(address uintptr) error
 	state  func() State
-	late   []uintptr // freed while a stream was being captured
+	note   func(bytes int64) // tells the engine's statistics
+	late   []uintptr         // freed while a stream was being captured
 }
 
 // NewPlain makes a source over functions that act as cudaMalloc and cudaFree do, on the device with an
@@ -26,13 +26,14 @@ func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(
 	if err != nil {
 		return nil, err
 	}
-	return &Plain{device: d, engine: engine, malloc: malloc, free: free, state: state}, nil
+	return &Plain{device: d, malloc: malloc, free: free, state: state,
+		note: func(bytes int64) { engine.NotePool(ordinal, bytes) }}, nil
 }
 
 // Allocate is pool.Source.Allocate.
 func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
 	if address, err = p.allocate(size); err == nil {
-		p.engine.NotePool(p.ordinal, int64(size))
+		p.note(int64(size))
 	}
 	return address, err
 }
@@ -68,7 +69,7 @@ func (p *Plain) Free(address uintptr, size uint64) error {
 			return err
 		}
 	}
-	p.engine.NotePool(p.ordinal, -int64(size))
+	p.note(-int64(size))
 	return nil
 }
 

@@ -270,3 +270,48 @@ func TestBlocksAcrossSegments(t *testing.T) {
 		})
 	}
 }
+
+func TestHostMemory(t *testing.T) {
+	for _, kind := range []string{"pinned", "host"} {
+		t.Run(kind, func(t *testing.T) {
+			w := newWorld(t)
+			s, err := source.NewHost(w.driver, 0, kind, func() source.State { return w.state })
+			require.NoError(t, err)
+			device, _, err := w.plain().Memory()
+			require.NoError(t, err)
+			address, err := s.Allocate(2 * mib)
+			require.NoError(t, err)
+			memory := unsafe.Slice((*byte)(unsafe.Add(unsafe.Pointer(nil), address)), 2*mib)
+			memory[0], memory[2*mib-1] = 1, 2
+			still, _, err := w.plain().Memory()
+			require.NoError(t, err)
+			require.Equal(t, device, still)
+			held, total, err := s.Memory()
+			require.NoError(t, err)
+			require.Less(t, held, total)
+			_, err = s.Allocate(1 << 56)
+			require.ErrorIs(t, err, pool.ErrOutOfMemory)
+			require.ErrorContains(t, err, "of host memory")
+
+			stats, err := w.engine.Stats()
+			require.NoError(t, err)
+			for _, d := range stats.Devices {
+				require.Zero(t, d.PoolBytes, "that is of device memory")
+			}
+
+			w.state.Capturing = true
+			during, err := s.Allocate(mib)
+			require.NoError(t, err)
+			require.NoError(t, s.Free(during, mib))
+			require.ErrorIs(t, s.Close(), vmm.ErrCapturing, "it goes when the capture has ended")
+			w.state.Capturing = false
+			require.NoError(t, s.Free(address, 2*mib))
+			require.NoError(t, s.Close())
+		})
+	}
+	w := newWorld(t)
+	_, err := source.NewHost(w.driver, 0, "disk", nil)
+	require.ErrorIs(t, err, pool.ErrOption)
+	_, err = source.NewHost(w.driver, 3, "host", nil)
+	require.Error(t, err)
+}

@@ -1,0 +1,77 @@
+package source
+
+import (
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+)
+
+// Host is a pool.Source of host memory, pinned or ordinary: it is never paused. Its events are those of a device.
+// (Paddle's CUDAPinnedAllocator and CPUAllocator)
+type Host struct{ *Plain }
+
+// NewHost makes a source of host memory: "pinned", which is accessible to all devices (cuMemHostAlloc), or "host",
+// ordinary memory that takes room when it is written to (mmap).
+// Errors: pool.ErrOption for other words; *cuda.Error when there is no such device.
+func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State) (*Host, error) {
+	if memory != "pinned" && memory != "host" {
+		return nil, fmt.Errorf("%w: memory=%q: give device, pinned or host", pool.ErrOption, memory)
+	}
+	d, err := newDevice(driver, ordinal)
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{&Plain{device: d, state: state, note: func(int64) {}}}
+	if memory == "host" {
+		sizes := map[uintptr]uint64{}
+		h.malloc = func(size uint64) (uintptr, error) {
+			made, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+			if err != nil {
+				return 0, fmt.Errorf("%w: mmap: %w", cuda.OutOfMemory, err)
+			}
+			sizes[uintptr(made)] = size
+			return uintptr(made), nil
+		}
+		h.free = func(address uintptr) error {
+			err := unix.MunmapPtr(unsafe.Add(unsafe.Pointer(nil), address), uintptr(sizes[address])) // nothing of Go's is there
+			if err == nil {
+				delete(sizes, address)
+			}
+			return err
+		}
+		return h, nil
+	}
+	h.malloc = func(size uint64) (address uintptr, err error) {
+		err = h.with(func() error {
+			address, err = driver.MemHostAlloc(size)
+			return err
+		})
+		return address, err
+	}
+	h.free = func(address uintptr) error {
+		return h.with(func() error { return driver.MemFreeHost(address) })
+	}
+	return h, nil
+}
+
+// Allocate is pool.Source.Allocate.
+func (h *Host) Allocate(size uint64) (uintptr, error) {
+	address, err := h.Plain.Allocate(size)
+	if errors.Is(err, pool.ErrOutOfMemory) {
+		err = &shortage{fmt.Sprintf("%v: a segment of %s of host memory", pool.ErrOutOfMemory, readable.Bytes(size)), err}
+	}
+	return address, err
+}
+
+// Memory is pool.Memory.Memory, of the host. (sysinfo)
+func (h *Host) Memory() (free, total uint64, err error) {
+	var info unix.Sysinfo_t
+	err = unix.Sysinfo(&info)
+	return (info.Freeram + info.Bufferram) * uint64(info.Unit), info.Totalram * uint64(info.Unit), err
+}
