@@ -127,7 +127,7 @@ HIDDEN void memory_extend(void); /* as far as the limits let us */
 enum {
 	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
-	THREADS_PER_DEVICE = 12, /* what a pause or resume waits on: 8 for files, 4 for the rest */
+	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */

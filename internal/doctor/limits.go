@@ -25,7 +25,7 @@ const (
 // spare. A process has some hundreds itself, with PyTorch some thousands.
 const (
 	threadsAtStart   = 36
-	threadsPerDevice = 12
+	threadsPerDevice = 13
 	mappingsNeeded   = 512
 	mappingsFew      = 8 << 10
 )
