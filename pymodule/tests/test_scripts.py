@@ -62,6 +62,17 @@ def test_help(script: Path) -> None:
     assert done.stdout.startswith(first.removeprefix("# "))
 
 
+@pytest.mark.parametrize(
+    "script",
+    [ROOT / "scripts" / "picture.py", *sorted((ROOT / "scripts" / "bench").glob("*.py"))],
+    ids=lambda script: script.name,
+)
+def test_help_of_python_scripts(script: Path) -> None:
+    done = run(f"{sys.executable} {script} --help", cwd=Path("/"))
+    assert done.returncode == 0 and done.stderr == ""
+    assert done.stdout.splitlines()[0] in script.read_text()
+
+
 @pytest.mark.parametrize("name", ["build", "demo", "generate-kernels", "test", "wheel"])
 def test_unknown_arguments_are_refused(name: str) -> None:
     done = run(f"scripts/{name}.sh --unknown")

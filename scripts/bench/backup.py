@@ -19,6 +19,8 @@ import tempfile
 import time
 from typing import Any, Callable
 
+import usage  # noqa: F401
+
 ROUNDS = 5
 IDLE = 0.5  # seconds paused; the driver scrubs freed memory meanwhile, or else while resuming
 LAYERS, HIDDEN, MLP, HEADS_KV, VOCABULARY = 32, 4096, 14336, 1024, 128256

@@ -15,6 +15,8 @@ import sys
 import time
 from typing import Any, Callable
 
+import usage  # noqa: F401
+
 ROUNDS = 5
 IDLE = 0.5
 TENSORS, EACH = 16, 1 << 30  # of every device

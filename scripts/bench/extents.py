@@ -20,6 +20,7 @@ from layout import Bench, GiB, MiB, compiled
 SIZES = [16, 64, 256, 1024]
 
 TORCH = """
+import usage  # noqa: F401
 import random, sys, torch, tms
 MiB = 1 << 20
 random.seed(1)

@@ -16,6 +16,8 @@ import statistics
 import subprocess
 import sys
 
+import usage  # noqa: F401
+
 MiB = 1 << 20
 GiB = 1 << 30
 CYCLES = 6

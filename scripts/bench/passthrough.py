@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 
+import usage  # noqa: F401
+
 NAMES = ["cudaFree(NULL)", "cudaMalloc+cudaFree 512 B", "cudaMalloc+cudaFree 2 MiB"]
 
 

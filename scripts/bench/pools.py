@@ -18,6 +18,8 @@ import subprocess
 import sys
 from typing import Any
 
+import usage  # noqa: F401
+
 ROUNDS = 5  # the fastest counts: what else the machine does only ever adds
 TMS = os.path.join("build", "bin", "tms")
 GOALS = {"caching": 200.0, "bfc": 200.0}  # nanoseconds for a pair of malloc and free

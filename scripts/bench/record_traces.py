@@ -26,6 +26,8 @@ import threading
 from collections.abc import Iterable
 from typing import Any, Callable
 
+import usage  # noqa: F401
+
 LARGEST = 300_000  # bytes of a compressed trace; a longer one ends early
 HEADER = "Thread,Time,Action,Pointer,Size,Stream"
 
