@@ -37,6 +37,7 @@ var leaking = map[string]string{
 	"clones": "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
 	"local":  "LeakSanitizer cannot stop a process that has libraries loaded for itself alone",
 	"majors": "as local",
+	"nofds":  "LeakSanitizer needs a descriptor",
 	"vanish": "the record of an operation whose caller does not come back stays with the process",
 }
 
