@@ -1,3 +1,4 @@
+/* forward.c finds the functions: behind this library, or in any libcudart or libcuda that is loaded. */
 #define _GNU_SOURCE
 #include "forward.h"
 

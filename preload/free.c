@@ -1,9 +1,7 @@
 /* free has the functions that free: addresses of ours go to the engine, all others are CUDA's. */
-#define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "region.h"
 
 HIDDEN int pausable_free(void *pointer)
 {

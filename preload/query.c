@@ -1,11 +1,7 @@
-/* query has what CUDA is asked about addresses and for functions: the attributes and IPC handle of memory of ours,
- * paused too; and for a function that this library stands in front of, ours. */
-#define _GNU_SOURCE
+/* query has what CUDA is asked about addresses: the attributes and IPC handle of memory of ours, paused too. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-
-#include <string.h>
 
 /* The part of cudaPointerAttributes that 12 and 13 have in common. */
 struct attributes {
