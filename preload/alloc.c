@@ -61,10 +61,18 @@ static int pausable_malloc_here(void **pointer, size_t size)
 		made_;                                                                             \
 	})
 
-EXPORT int cudaMalloc(void **pointer, size_t size)
+/* Apart, so that what is passed on needs no frame. */
+OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *caller)
 {
-	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cudaMalloc(pointer, size),
+	return ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), forward_cudaMalloc(pointer, size),
 			  pausable_malloc_here(pointer, size));
+}
+
+HOT EXPORT int cudaMalloc(void **pointer, size_t size)
+{
+	if (likely(!region_active() && !trace_on))
+		return forward_cudaMalloc(pointer, size);
+	return watched_cudaMalloc(pointer, size, __builtin_return_address(0));
 }
 
 /* Rows start at multiples of this, as CUDA's do on every current device. */

@@ -15,7 +15,6 @@ static inline bool watches(const void *pointer)
 
 /* The rest of a function that frees what it watches. What it does not is passed on without a frame of ours, which
  * WATCHED would need, so that is in a function of its own. */
-#define OUT_OF_LINE static __attribute__((noinline)) int
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
 		struct trace_block block_ = trace_free(pointer, stream);                           \
@@ -25,18 +24,18 @@ static inline bool watches(const void *pointer)
 		freed_;                                                                            \
 	})
 
-OUT_OF_LINE watched_cudaFree(void *pointer)
+OUT_OF_LINE int watched_cudaFree(void *pointer)
 {
 	return WATCHED(pointer, TRACE_SAME_STREAM, forward_cudaFree(pointer),
 		       pausable_free(pointer));
 }
 
-EXPORT int cudaFree(void *pointer)
+HOT EXPORT int cudaFree(void *pointer)
 {
 	return watches(pointer) ? watched_cudaFree(pointer) : forward_cudaFree(pointer);
 }
 
-OUT_OF_LINE watched_cuMemFree_v2(uintptr_t pointer)
+OUT_OF_LINE int watched_cuMemFree_v2(uintptr_t pointer)
 {
 	return WATCHED((void *)pointer, TRACE_SAME_STREAM, forward_cuMemFree_v2(pointer),
 		       pausable_free((void *)pointer));
@@ -56,7 +55,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	return IN_GO(tmsFreeAfter(pointer, stream));
 }
 
-OUT_OF_LINE watched_cudaFreeAsync(void *pointer, void *stream)
+OUT_OF_LINE int watched_cudaFreeAsync(void *pointer, void *stream)
 {
 	return WATCHED(pointer, stream, forward_cudaFreeAsync(pointer, stream),
 		       free_after(pointer, stream, is_captured(forward_cudaStreamIsCapturing, stream)));
@@ -67,7 +66,7 @@ EXPORT int cudaFreeAsync(void *pointer, void *stream)
 	return watches(pointer) ? watched_cudaFreeAsync(pointer, stream) : forward_cudaFreeAsync(pointer, stream);
 }
 
-OUT_OF_LINE watched_cudaFreeAsync_ptsz(void *pointer, void *stream)
+OUT_OF_LINE int watched_cudaFreeAsync_ptsz(void *pointer, void *stream)
 {
 	return WATCHED(pointer, own_stream(stream), forward_cudaFreeAsync_ptsz(pointer, stream),
 		       free_after(pointer, own_stream(stream), is_captured(forward_cudaStreamIsCapturing_ptsz, stream)));
@@ -78,7 +77,7 @@ EXPORT int cudaFreeAsync_ptsz(void *pointer, void *stream)
 	return watches(pointer) ? watched_cudaFreeAsync_ptsz(pointer, stream) : forward_cudaFreeAsync_ptsz(pointer, stream);
 }
 
-OUT_OF_LINE watched_cuMemFreeAsync(uintptr_t pointer, void *stream)
+OUT_OF_LINE int watched_cuMemFreeAsync(uintptr_t pointer, void *stream)
 {
 	return WATCHED((void *)pointer, stream, forward_cuMemFreeAsync(pointer, stream),
 		       free_after((void *)pointer, stream, is_captured(forward_cuStreamIsCapturing, stream)));
@@ -89,7 +88,7 @@ EXPORT int cuMemFreeAsync(uintptr_t pointer, void *stream)
 	return watches((void *)pointer) ? watched_cuMemFreeAsync(pointer, stream) : forward_cuMemFreeAsync(pointer, stream);
 }
 
-OUT_OF_LINE watched_cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
+OUT_OF_LINE int watched_cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
 {
 	return WATCHED((void *)pointer, own_stream(stream), forward_cuMemFreeAsync_ptsz(pointer, stream),
 		       free_after((void *)pointer, own_stream(stream),

@@ -13,6 +13,8 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define HIDDEN __attribute__((visibility("hidden")))
+#define OUT_OF_LINE static __attribute__((noinline))
+#define HOT __attribute__((aligned(64))) /* its cost is not where the linker puts it */
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -187,9 +189,9 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 	})
 
 /* Whether the allocation function that this stands in is to make pausable memory. */
-#define TAKING()                                                                                   \
-	(region_active() && !alloc_below &&                                                        \
-	 (likely(!region_config.exclude) || !excluded_caller(__builtin_return_address(0))))
+#define TAKING() TAKING_FOR(__builtin_return_address(0))
+#define TAKING_FOR(caller)                                                                         \
+	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
 extern bool trace_on HIDDEN; /* from load on */
