@@ -32,7 +32,8 @@ def main() -> int:
     parser.add_argument("--device", choices=["gpu", "simulator"], required=True)
     parser.add_argument("--only", choices=["pausing", "plain"], help=argparse.SUPPRESS)
     parser.add_argument("--borrow", type=int, metavar="BYTES", help=argparse.SUPPRESS)
-    parser.add_argument("--python", default=sys.executable, help=argparse.SUPPRESS)  # in emulators
+    python = shlex.quote(sys.executable)
+    parser.add_argument("--python", default=python, help=argparse.SUPPRESS)  # in emulators
     arguments = parser.parse_args()
     if arguments.device == "simulator":
         os.environ.setdefault("CUDASIM_SHARED", f"train-{os.getpid()}")  # one device for all

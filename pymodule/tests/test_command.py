@@ -14,9 +14,11 @@ import pytest
 import tms
 
 
-def command(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def command(
+    *arguments: str, python: str = sys.executable, **variables: str
+) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tms", *arguments],
+        [python, "-m", "tms", *arguments],
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
@@ -55,13 +57,15 @@ def test_other_commands() -> None:
     )
 
 
-@pytest.mark.parametrize("folder", ["plain", "with a space"])
+@pytest.mark.parametrize("folder", ["plain", "it's a space"])
 def test_demo(folder: str, tmp_path: Path) -> None:
-    """Also where LD_PRELOAD cannot hold the library's path."""
-    library = tmp_path / folder / "libtms.so"
+    """Also where LD_PRELOAD cannot hold the library's path, and with a Python in such a folder."""
+    library, python = tmp_path / folder / "libtms.so", tmp_path / folder / "python"
     library.parent.mkdir()
     library.symlink_to(tms.library_path())
-    done = command("demo", TMS_LIBRARY=str(library), LD_PRELOAD="", CUDA_VISIBLE_DEVICES="")
+    python.symlink_to(os.path.realpath(sys.executable))
+    variables = {"TMS_LIBRARY": str(library), "LD_PRELOAD": "", "CUDA_VISIBLE_DEVICES": ""}
+    done = command("demo", python=str(python), **variables)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])
     assert result["simulated"] is result["restored"] is result["losses_equal"] is True
