@@ -34,49 +34,49 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Size == 0 {
 		return 0, nil
 	}
-	e.mu.Lock()
-	d, err := e.device(r.Device)
-	e.mu.Unlock()
-	if err != nil {
-		return 0, err
-	}
-	if r.Size > d.total {
-		return 0, fmt.Errorf("%w: %s of %s on device %d", ErrTooLarge, readable.Bytes(r.Size), readable.Bytes(d.total), r.Device)
-	}
-	if err := e.admit(d, r.Context); err != nil {
-		return 0, err
-	}
-	err = e.untilFreed(d, r, func() error {
+	err = e.obtain(r, "allocating", func(d *device) error {
+		if r.Size > d.total {
+			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
+		}
 		address, err = e.malloc(d, r)
 		return err
 	})
 	if err != nil {
-		return 0, fmt.Errorf("allocating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
+		return 0, err
 	}
 	return address, nil
 }
 
-// untilFreed makes memory, and tries again when it is short and frees that the caller was told of were still
-// to be made.
-func (e *Engine) untilFreed(d *device, r Request, take func() error) error {
+// obtain has memory of a device made, and made again when it is short and frees that the caller was told of were still
+// to be made. doing says in errors what that is for.
+func (e *Engine) obtain(r Request, doing string, take func(*device) error) error {
 	e.mu.Lock()
-	made := d.made
-	e.mu.Unlock()
-	err := take()
-	if r.Capturing || !errors.Is(err, cuda.OutOfMemory) {
+	d, err := e.device(r.Device)
+	if err != nil {
+		e.mu.Unlock()
 		return err
 	}
-	if e.renew() > 0 {
-		err = take()
+	made := d.made
+	e.mu.Unlock()
+	if err := e.admit(d, r.Context); err != nil {
+		return err
 	}
-	for errors.Is(err, cuda.OutOfMemory) && e.awaitFree(d, &made) {
-		err = take()
+	short := func() bool { return !r.Capturing && errors.Is(err, cuda.OutOfMemory) }
+	err = take(d)
+	if short() && e.renew() > 0 {
+		err = take(d)
 	}
-	return err
+	for short() && e.awaitFree(d, &made) {
+		err = take(d)
+	}
+	if err != nil {
+		return fmt.Errorf("%s %s on device %d: %w%s", doing, readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
+	}
+	return nil
 }
 
 func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
-	p := policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
+	p := r.policy()
 	inSlab := r.Size < d.granularity
 	granules := uint32((r.Size + d.granularity - 1) / d.granularity)
 	e.mu.Lock()

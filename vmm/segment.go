@@ -64,6 +64,10 @@ type policy struct {
 	prompt      bool // discarded contents are waited for
 }
 
+func (r Request) policy() policy {
+	return policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt}
+}
+
 // kept is where a segment's contents are, or can be, kept.
 type kept struct {
 	contents backup.Contents // nil: nowhere

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -16,30 +15,20 @@ var ErrNotOurs = errors.New("no memory of a region")
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
 // Errors: ErrMargin, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
-	e.mu.Lock()
-	d, err := e.device(r.Device)
-	e.mu.Unlock()
-	if err != nil {
+	s := &segment{size: r.Size, policy: r.policy(), userMapped: &userMapped{size: r.Size, prop: prop, references: 1}}
+	if err := e.obtain(r, "creating", func(d *device) error {
+		s.device = d
+		s.extent = newExtent(s)
+		return e.withinMargin(d, r, s.extent.create)
+	}); err != nil {
 		return 0, err
-	}
-	if err := e.admit(d, r.Context); err != nil {
-		return 0, err
-	}
-	s := &segment{
-		device: d, size: r.Size, userMapped: &userMapped{size: r.Size, prop: prop, references: 1},
-		policy: policy{r.Backup, r.Incremental && r.Backup == BackupHost, r.Target, r.Prompt},
-	}
-	s.extent = newExtent(s)
-	err = e.untilFreed(d, r, func() error { return e.withinMargin(d, r, s.extent.create) })
-	if err != nil {
-		return 0, fmt.Errorf("creating %s on device %d: %w%s", readable.Bytes(r.Size), r.Device, err, e.slackNote(d, err))
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s.tag = d.newTag(r.Tag)
+	s.tag = s.device.newTag(r.Tag)
 	e.names[r.Tag] = true
 	if s.incremental {
-		e.loadHasher(d)
+		e.loadHasher(s.device)
 	}
 	e.userMapped.made++
 	s.userMapped.handle = handlePrefix<<handleShift | cuda.Handle(e.userMapped.made)
