@@ -8,6 +8,7 @@ import (
 	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/reclaim"
 )
 
 // No two names look the same, and nearly all look as they are.
@@ -57,4 +58,28 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 	stats, err := engine.Stats()
 	require.NoError(t, err)
 	require.Empty(t, stats.Waiting)
+}
+
+// So is a free that is still to be made, with what it waits for.
+func TestStatsTellOfPendingFrees(t *testing.T) {
+	sim, _, engine := simulated(t, 1)
+	waiting := func() []reclaim.Waiting {
+		stats, err := engine.Stats()
+		require.NoError(t, err)
+		return stats.Waiting
+	}
+	a := mallocs(t, engine, 2, vmm.Request{Size: 3 * mib, Tag: "t"})
+	small := mallocs(t, engine, 1, vmm.Request{Size: 700, Tag: "t"})[0]
+	for _, address := range append(a, small) {
+		require.NoError(t, engine.Free(address, true))
+	}
+	require.Equal(t, []reclaim.Waiting{{What: "free", Why: "a stream was being captured", Count: 3, Bytes: 6*mib + 700}}, waiting())
+	sim.Fail("cuMemUnmap", 1, 999)
+	engine.FreeDeferred()
+	require.Len(t, waiting(), 1)
+	require.Equal(t, 1, waiting()[0].Count)
+	require.Contains(t, waiting()[0].Why, "refused: cuMemUnmap")
+	engine.FreeDeferred()
+	require.Empty(t, waiting())
+	require.Zero(t, sim.Stat("handles"))
 }
