@@ -1,5 +1,3 @@
-// Package replay does with a pool what a recorded program did with its allocator, and says what that cost:
-// time, memory and fragmentation.
 package replay
 
 import (

@@ -1,6 +1,3 @@
-// Package caching is PyTorch 2.0.0's native allocator (c10/cuda/CUDACachingAllocator.cpp) as a pool:
-// freed blocks are kept for their stream, split and merged within their segments, and given back to
-// the source only at out of memory, by garbage collection or by Trim.
 package caching
 
 import (

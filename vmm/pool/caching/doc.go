@@ -1,0 +1,17 @@
+// Package caching is PyTorch 2.0.0's native allocator (c10/cuda/CUDACachingAllocator.cpp) as a pool:
+// freed blocks are kept for their stream, split and merged within their segments, and given back to
+// the source only at out of memory, by garbage collection or by Trim.
+//
+// The files, by the functions of PyTorch that they follow:
+//
+//	caching.go    malloc, get_free_block, free
+//	round.go      round_size, roundup_power2_divisions, get_allocation_size
+//	extend.go     alloc_block and the steps before a malloc fails
+//	split.go      should_split, free_block, try_merge_blocks
+//	release.go    release_available_cached_blocks, release_cached_blocks, release_block
+//	gc.go         garbage_collect_cached_blocks
+//	stream.go     recordStream, insert_events, process_events
+//	graph.go      notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy
+//	blockpool.go  BlockPool, get_pool
+//	stats.go      DeviceStats; snapshot.go: SegmentInfo, BlockInfo
+package caching
