@@ -99,6 +99,29 @@ def test_host_memory(kind: str, memory: str) -> None:
     pool.close()
 
 
+def test_regions_of_bfc_that_touch() -> None:
+    def but_one(pool: tms.Pool) -> int:
+        blocks = [pool.malloc(4 * MiB) for _ in range(32)]
+        for address in blocks[:-1]:
+            pool.free(address)
+        return pool.malloc(124 * MiB)
+
+    with tms.region("pool", backup="host"):
+        pausable = tms.pool("bfc", memory_limit="128MiB")
+    address = but_one(pausable)
+    contents = bytes(range(256)) * 4096 * 124
+    cuda.write(address, contents)
+    with tms.paused("pool"):
+        pass
+    assert cuda.read(address, len(contents)) == contents
+    pausable.close()
+    with (
+        tms.pool("bfc", memory_limit="128MiB") as plain,
+        pytest.raises(tms.OutOfMemoryError, match="the largest free chunk has 60.00 MiB"),
+    ):
+        but_one(plain)
+
+
 def test_snapshot() -> None:
     with tms.pool("caching") as pool:
         address = pool.malloc(700)
