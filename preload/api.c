@@ -195,6 +195,10 @@ static struct progress progress_now(void)
 EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user)
 {
 	struct progress *fresh = NULL;
+	if (unlikely(go_now() == GO_DEAD)) { /* as in run; no operation will be reported here */
+		go_start();
+		return;
+	}
 	if (callback) {
 		fresh = malloc(sizeof *fresh);
 		if (!fresh) {
@@ -260,12 +264,15 @@ static int run(const struct operation *asked)
 		return error_fail(ERROR_NOT_SUPPORTED,
 				  "called from a progress callback, whose own operation has not ended; call it when "
 				  "that has returned");
+	int code = go_start(); /* in a child another thread's lock of malloc may be held for ever */
+	if (code != SUCCESS)
+		return code;
 	struct operation *operation = malloc(sizeof *operation);
 	if (!operation)
 		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for the operation; nothing has changed");
 	*operation = *asked;
 	struct visit saved;
-	int code = go_enter(&saved);
+	code = go_enter(&saved);
 	if (code != SUCCESS) {
 		free(operation);
 		return code;
