@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>
+#include <malloc.h>
 #include <stddef.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -78,6 +79,7 @@ static void refuse_to_wipe(void)
 int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
+	mallopt(M_ARENA_MAX, 1); /* malloc's lock is held at many of the forks */
 	bool raw = strcmp(argv[1], "callback") != 0;
 	if (strcmp(argv[1], "refused") == 0)
 		refuse_to_wipe();
