@@ -8,8 +8,8 @@
 #include <link.h>
 #include <stdatomic.h>
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
-#include <string.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
@@ -31,17 +31,13 @@ struct symbols {
 	const ElfW(Half) *versions; /* or NULL */
 };
 
-static bool read_symbols(const struct dl_phdr_info *info, struct symbols *symbols)
+/* entry: of the dynamic section, or NULL. */
+static bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
 {
-	*symbols = (struct symbols){.base = info->dlpi_addr};
-	const ElfW(Dyn) *entry = NULL;
-	for (int i = 0; i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-			entry = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	*symbols = (struct symbols){.base = base};
 	for (; entry && entry->d_tag != DT_NULL; entry++) {
 		/* glibc has added the base here, musl has not. */
-		uintptr_t at = entry->d_un.d_ptr < info->dlpi_addr ? info->dlpi_addr + entry->d_un.d_ptr
-								    : entry->d_un.d_ptr;
+		uintptr_t at = entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr;
 		if (entry->d_tag == DT_SYMTAB)
 			symbols->table = (const ElfW(Sym) *)at;
 		else if (entry->d_tag == DT_STRTAB)
@@ -52,6 +48,14 @@ static bool read_symbols(const struct dl_phdr_info *info, struct symbols *symbol
 			symbols->versions = (const ElfW(Half) *)at;
 	}
 	return symbols->table && symbols->names && symbols->hash;
+}
+
+/* Not strcmp: see load. */
+static bool equal(const char *one, const char *other)
+{
+	while (*one && *one == *other)
+		one++, other++;
+	return *one == *other;
 }
 
 /* The address of a function that the library defines, of its default version where there are several. */
@@ -68,7 +72,7 @@ static void *defined(const struct symbols *symbols, const char *name)
 	for (; i >= first && i; i++) {
 		const ElfW(Sym) *symbol = &symbols->table[i];
 		if ((chain[i - first] | 1) == (sum | 1) && symbol->st_shndx != SHN_UNDEF &&
-		    strcmp(symbols->names + symbol->st_name, name) == 0) {
+		    equal(symbols->names + symbol->st_name, name)) {
 			if (!found || !symbols->versions || !(symbols->versions[i] & OLD_VERSION))
 				found = (void *)(symbols->base + symbol->st_value);
 		}
@@ -85,32 +89,48 @@ struct search {
 	answer *answer;
 };
 
-static int look(struct dl_phdr_info *info, size_t size, void *data)
+/* Whether all has been found. */
+static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search)
 {
-	(void)size;
-	struct search *search = data;
 	struct symbols symbols;
-	if (!read_symbols(info, &symbols))
-		return 0;
+	if (!read_symbols(base, dynamic, &symbols))
+		return false;
 	if (!search->answer)
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
 	void *mine = defined(&symbols, "dlsym");
 	if (mine == (void *)dlsym) {
 		search->past_us = true;
-		return 0;
-	}
-	if (search->past_us && !search->dlsym) {
+	} else if (search->past_us && !search->dlsym) {
 		search->dlsym = (find *)mine;
 		search->dlvsym = (find_version *)defined(&symbols, "dlvsym");
 	}
 	return search->dlsym && search->answer;
 }
 
-/* At the first call, which may come before any constructor of ours. */
-static void load(void)
+static int look_into(struct dl_phdr_info *info, size_t size, void *search)
+{
+	(void)size;
+	const ElfW(Dyn) *dynamic = NULL;
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	return look(info->dlpi_addr, dynamic, search);
+}
+
+/* The loader's list for debuggers, which musl has not. */
+extern struct r_debug _r_debug __attribute__((weak));
+
+/* At the first call, or as the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
+ * what it stands in front of works (dl_iterate_phdr, strcmp), so the loader's list is read, without a call. */
+__attribute__((constructor)) static void load(void)
 {
 	struct search search = {0};
-	dl_iterate_phdr(look, &search);
+	if (&_r_debug) {
+		for (const struct link_map *l = _r_debug.r_map; l && !look(l->l_addr, l->l_ld, &search); l = l->l_next)
+			;
+	} else {
+		dl_iterate_phdr(look_into, &search);
+	}
 	atomic_store(&ours, search.answer);
 	atomic_store(&reach_dlvsym, search.dlvsym);
 	atomic_store(&reach_dlsym, search.dlsym);
@@ -144,7 +164,7 @@ HIDDEN void *reach_answer_version(void *handle, const char *name, const char *ve
 }
 
 #if defined(__x86_64__)
-/* Four pushes and the return address keep the stack aligned to 16 bytes with eight more. */
+/* Three pushes and the return address keep the stack aligned to 16 bytes. */
 #define ENTRY(name, caller)                                                                                \
 	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n" #name ":\n"                         \
 		"	endbr64\n"                                                                         \
