@@ -1,4 +1,4 @@
-// Package pairs is the core of measuring a pool among many live blocks: what a free and a malloc cost
+// Package pairs measures a pool among many live blocks: what a free and a malloc cost
 // together, and how much of that is the machine's, waiting for memory that its caches do not hold.
 package pairs
 

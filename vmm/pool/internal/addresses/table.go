@@ -1,4 +1,4 @@
-// Package addresses is the core of finding what an address stands for: a hash table with linear probing
+// Package addresses finds what an address stands for: a hash table with linear probing
 // (Knuth, The Art of Computer Programming, volume 3, 6.4, algorithms L and R). A pair of malloc and free
 // would spend most of its time in a Go map.
 package addresses

@@ -1,4 +1,4 @@
-// Package chunks is the core of the pools that split and coalesce: chunks that tile the segments of a
+// Package chunks has what pools that split and coalesce work on: chunks that tile the segments of a
 // source without gaps, each free or taken as a whole and linked to its neighbours. Which free chunk
 // serves a request, and when neighbours are joined, is for the pool to say; BestFit says it for most.
 // Not locked; the pool's mutex covers it.

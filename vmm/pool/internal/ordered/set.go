@@ -1,4 +1,4 @@
-// Package ordered is the core of best fit: a set of keys in order, from which the first key not below
+// Package ordered has what best fit searches: a set of keys in order, from which the first key not below
 // a wanted one is found, taken out and put back, without garbage and without pointers for the collector
 // to follow. The high bits of a key choose a bin, and each bin is a B+ tree; the nodes of all lie in one
 // slice.
