@@ -33,7 +33,7 @@ The command takes the place of tms: its exit status and the signals that reach i
 		Example: `  tms run -- python train.py
   tms run --backup host --incremental --tag model -- python serve.py`,
 		Args: func(_ *cobra.Command, arguments []string) error {
-			if len(arguments) == 0 {
+			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
 			}
 			return nil

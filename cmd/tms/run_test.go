@@ -64,6 +64,7 @@ TMS_TRACE=/dev/null
 
 func TestRunIsRefused(t *testing.T) {
 	for expected, arguments := range map[string][]string{
+		"name the command to run: tms run --":          {""},
 		"name the command to run":                      nil,
 		"--backup ram: contents can wait":              {"--backup", "ram", "true"},
 		"--incremental is of --backup host":            {"--incremental", "true"},

@@ -111,6 +111,11 @@ int main(int argc, char **argv)
 	CALL(cuDeviceGet, &device, 0);
 	CALL(cuDevicePrimaryCtxRetain, &context, device);
 	CALL(cuCtxSetCurrent, context);
+	for (int i = 1; i < argc; i++)
+		if (atoi(argv[i]) <= 0) {
+			fprintf(stderr, "%s is no size; usage: handles [GIB [MIB...]]\n", argv[i]);
+			return 2;
+		}
 	size_t total = (size_t)(argc > 1 ? atoi(argv[1]) : 60) << 30;
 	static const int sizes[] = {2, 16, 64, 256, 1024};
 	if (argc > 2)
