@@ -29,6 +29,7 @@ var unsanitized = map[string]string{
 	"TestMusl":                        "there is no AddressSanitizer for musl",
 	"TestOtherMallocs":                "AddressSanitizer is a malloc of its own",
 	"TestNoLimitEndsTheProcess":       "as TestLimits",
+	"TestBookkeepingIsFull":           "it leaves no memory, which AddressSanitizer ends the process for when it is the one that asks",
 	"TestOrdinaryPrograms":            "not all programs bear AddressSanitizer",
 	"TestLimits":                      "it limits the address space, of which AddressSanitizer takes 16 TiB",
 }
