@@ -235,9 +235,8 @@ static int start_if_possible(void)
  * place when there is one; Go wants to see it there when it meets the thread. */
 static void enter(struct visit *visit, struct thread *mine)
 {
-	sigset_t all, but_faults;
-	sigfillset(&all);
-	but_faults = all;
+	sigset_t but_faults;
+	sigfillset(&but_faults);
 	sigdelset(&but_faults, SIGSEGV);
 	sigdelset(&but_faults, SIGBUS);
 	sigdelset(&but_faults, SIGFPE);

@@ -106,6 +106,8 @@ static void hand_over(int signal, siginfo_t *info)
 	syscall(SYS_rt_tgsigqueueinfo, getpid(), getpid(), signal, info);
 }
 
+enum { AUTODISARM = (int)(1u << 31) }; /* SS_AUTODISARM: in a handler there is no alternate stack; Go wants one */
+
 /* The first fault of a visit comes on the stack that the thread had. Its own alternate one does for Go; a
  * goroutine's has room for this much. With ours in place, which the kernel sees to as this handler returns, the
  * fault happens anew. (On an alternate stack it does not: that is in use until the handler has returned.) */
@@ -113,7 +115,7 @@ static bool on_its_stack(int i, ucontext_t *context)
 {
 	struct visit *visit = thread_known ? thread_known->visit : NULL;
 	stack_t *stack = &context->uc_stack;
-	if (visit && stack->ss_flags & SS_DISABLE) {
+	if (visit && stack->ss_flags & (SS_DISABLE | AUTODISARM)) {
 		visit->stack = *stack;
 		visit->has_faulted = true;
 		*stack = thread_known->faults;

@@ -33,14 +33,16 @@ static void open_fault_signals(bool open)
 
 static const struct access *const bad[] = {(void *)16, (void *)0x123456789000, (void *)-4096};
 
-enum { BLOCKED = 1, WITH_A_STACK = 2 };
+enum { BLOCKED = 1, WITH_A_STACK = 2, DISARMED = 4 };
 
-/* BLOCKED: with every signal blocked, faults too. WITH_A_STACK: an alternate one of the thread's own. */
+/* BLOCKED: with every signal blocked, faults too. WITH_A_STACK: an alternate one of the thread's own; DISARMED: that
+ * is none while a handler runs. */
 static void *fault(void *how)
 {
 	bool blocked = (intptr_t)how & BLOCKED;
 	char *stack = (intptr_t)how & WITH_A_STACK ? malloc(64 << 10) : NULL;
-	stack_t before = {.ss_sp = stack, .ss_size = 64 << 10}, now;
+	int flags = (intptr_t)how & DISARMED ? (int)(1u << 31) /* SS_AUTODISARM */ : 0;
+	stack_t before = {.ss_sp = stack, .ss_size = 64 << 10, .ss_flags = flags}, now;
 	if (stack)
 		EXPECT(sigaltstack(&before, NULL), 0);
 	open_fault_signals(!blocked);
@@ -48,7 +50,7 @@ static void *fault(void *how)
 		EXPECT(cuMemSetAccess(address, 2 * MIB, bad[i], 1), PANIC);
 		CHECK(strstr(tms_last_error(), "internal error"));
 		EXPECT(sigaltstack(NULL, &now), 0);
-		EXPECT(now.ss_flags, stack ? 0 : SS_DISABLE);
+		EXPECT(now.ss_flags, stack ? flags : SS_DISABLE);
 		CHECK(now.ss_sp == stack);
 	}
 	if (stack) {
