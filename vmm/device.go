@@ -28,6 +28,7 @@ type device struct {
 	waiting     bool        // a thread waits for its users, for pending frees
 	hashing     bool        // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool // the hash has been used
+	streamed    atomic.Bool // the driver has had to make streams
 	progress    atomic.Pointer[progress]
 }
 
@@ -85,6 +86,32 @@ func (d *device) retire(t *tag) {
 	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
 		delete(d.tags, t.name)
 	}
+}
+
+// streams is how many a pause or resume uses at once, and some for those that the program makes meanwhile.
+const streams = 16
+
+// haveStreams makes the driver take the device memory that streams need, which it keeps: at the first allocation
+// with contents, since a pause and a resume are to leave as much in use as they found. An error comes again where a
+// stream is needed. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
+func (d *device) haveStreams() {
+	if d.streamed.Swap(true) {
+		return
+	}
+	made := make([]cuda.Stream, 0, streams)
+	_ = d.driver.With(d.context, func() error {
+		for range streams {
+			stream, err := d.driver.StreamCreate()
+			if err != nil {
+				break
+			}
+			made = append(made, stream)
+		}
+		for _, stream := range made {
+			d.driver.DropStream(stream)
+		}
+		return nil
+	})
 }
 
 // job is what a backup store needs to know of the device; what it copies counts as progress.

@@ -34,6 +34,9 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	if r.Size == 0 {
 		return 0, nil
 	}
+	if address, ok := e.mallocSmall(r); ok {
+		return address, nil
+	}
 	err = e.obtain(r, "allocating", func(d *device) error {
 		if r.Size > d.total {
 			return fmt.Errorf("%w, %s", ErrTooLarge, readable.Bytes(d.total))
@@ -45,6 +48,21 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 		return 0, err
 	}
 	return address, nil
+}
+
+// mallocSmall serves a request from memory that its tag has, for a thread whose context is the device's primary one.
+func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d := e.devices[r.Device]
+	if d == nil || r.Size >= d.granularity || r.Context != d.context {
+		return 0, false
+	}
+	t := d.tags[r.Tag]
+	if t == nil {
+		return 0, false
+	}
+	return t.mallocSmall(r.policy(), r.Size)
 }
 
 // obtain has memory of a device made, and made again when it is short and frees that the caller was told of were still
@@ -82,14 +100,12 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	t := d.tag(r.Tag)
-	if !e.names[r.Tag] {
-		e.names[r.Tag] = true
-	}
 	if inSlab {
 		if address, ok := t.mallocSmall(p, r.Size); ok {
 			return address, nil
 		}
 	}
+	e.names[r.Tag] = true
 	s := t.takeSlack(granules)
 	if s == nil {
 		var err error
@@ -147,6 +163,9 @@ func (s *segment) vacate() {
 // furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
 func (e *Engine) furnish(x *extent, r Request) error {
 	x.device.refreshUsers()
+	if r.Backup != BackupNone && !r.Capturing {
+		x.device.haveStreams()
+	}
 	return e.withinMargin(x.device, r, func() error {
 		err := x.make()
 		if err != nil {

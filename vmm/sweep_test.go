@@ -85,6 +85,7 @@ var silences = []struct {
 	{"", "(*Engine).awaitDevices", nil, "the same"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
 	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
+	{"", "haveStreams", nil, "the driver makes them when they are needed"},
 	{"", "findPeers", nil, "the device is granted to no peer"},
 	{"", "refreshUsers", nil, "the next grant asks again"},
 	{"cuMemAddressReserve", "(*Space[...]).reserve", nil, "a smaller arena follows"},

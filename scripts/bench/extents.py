@@ -17,7 +17,7 @@ import sys
 
 from layout import Bench, GiB, MiB, compiled
 
-SIZES = [16, 64, 256, 1024]
+SIZES = [16, 64, 96, 128, 256, 1024]
 
 TORCH = """
 import usage  # noqa: F401

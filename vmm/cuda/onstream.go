@@ -17,8 +17,13 @@ func (d *Driver) onStream(f func(Stream) error) error {
 	if waited := d.StreamSynchronize(stream); err == nil {
 		err = waited
 	}
-	d.End("stream", func() error { return destroyed(d.StreamDestroy(stream)) })
+	d.DropStream(stream)
 	return err
+}
+
+// DropStream is cuStreamDestroy, and again later when it is refused. (cuStreamDestroy)
+func (d *Driver) DropStream(stream Stream) {
+	d.End("stream", func() error { return destroyed(d.StreamDestroy(stream)) })
 }
 
 // DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
