@@ -17,10 +17,9 @@ import sys
 
 from layout import Bench, GiB, MiB, compiled
 
-SIZES = [16, 64, 96, 128, 256, 1024]
+SIZES = [16, 64, 96, 128, 192, 256, 1024]
 
 TORCH = """
-import usage  # noqa: F401
 import random, sys, torch, tms
 MiB = 1 << 20
 random.seed(1)
