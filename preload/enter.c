@@ -10,6 +10,7 @@
 #include <elf.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <time.h>
@@ -294,12 +295,21 @@ HIDDEN int go_enter(struct visit *visit)
 	return SUCCESS;
 }
 
+AT_LOAD static void leave_environment(void)
+{
+	Dl_info info;
+	const char *name = dladdr(__ehdr_start, &info) && info.dli_fname ? info.dli_fname : "libtms.so";
+	const char *slash = strrchr(name, '/');
+	region_leave_environment((const char *const[]){slash ? slash + 1 : name, "libtms_reach.so", NULL});
+}
+
 /* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */
 __attribute__((constructor)) static void at_load(void)
 {
 	descriptor_load();
 	region_load_environment();
 	trace_load();
+	leave_environment();
 	if (&tms_goinit_start[0] == &tms_goinit_end[0]) {
 		fork_mark_set(&go_process);
 		atomic_store(&go_state, GO_AWAKE);

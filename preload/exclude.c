@@ -7,13 +7,27 @@
 #include <link.h>
 #include <string.h>
 
-/* Whether the file is one of the list: by its name, or that without the version behind .so. */
+/* Whether a file's name is this one, or this with a version behind .so, or with the hash that auditwheel puts before
+ * the first dot of what it copies into a wheel (libucp-1f2e3d4c.so.0.0.0). */
+static bool is_named(const char *file, const char *name, size_t length)
+{
+	enum { HASH = 8 };
+	size_t stem = strcspn(name, ".:");
+	if (strncmp(file, name, stem) != 0)
+		return false;
+	file += stem;
+	if (*file == '-' && strspn(file + 1, "0123456789abcdef") == HASH)
+		file += 1 + HASH;
+	return strncmp(file, name + stem, length - stem) == 0 && (!file[length - stem] || file[length - stem] == '.');
+}
+
+/* Whether the file is one of the list. */
 static bool listed(const char *path, const char *list)
 {
 	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 	while (*list) {
 		size_t length = strcspn(list, ":");
-		if (length && strncmp(name, list, length) == 0 && (name[length] == 0 || name[length] == '.'))
+		if (length && is_named(name, list, length))
 			return true;
 		list += length + (list[length] == ':');
 	}

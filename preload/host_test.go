@@ -227,27 +227,30 @@ func TestEnvironment(t *testing.T) {
 		want        string
 		complaints  []string
 	}{
-		{nil, "0 0 0 0 pinned 0 default", nil},
-		{[]string{"TMS_INIT_ENABLE=", "TMS_INIT_ENABLE_CPU_BACKUP=0"}, "0 0 0 0 pinned 0 default", nil},
+		{nil, "0 0 0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=", "TMS_INIT_ENABLE_CPU_BACKUP=0"}, "0 0 0 0 0 pinned 0 default", nil},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=TRUE", "TMS_INIT_CPU_BACKUP_BACKEND=mmap",
-			"TMS_RETAIN_CPU_BACKUP=Yes"}, "1 1 0 0 mmap 1 default", nil},
-		{[]string{"TMS_INIT_ENABLE=yes", "TMS_INIT_ENABLE_DISK_BACKUP=true"}, "1 0 1 0 pinned 0 default", nil},
-		{[]string{"TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1"}, "0 0 0 1 pinned 0 default", nil},
-		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
+			"TMS_RETAIN_CPU_BACKUP=Yes"}, "1 1 0 0 0 mmap 1 default", nil},
+		{[]string{"TMS_INIT_ENABLE=yes", "TMS_INIT_ENABLE_DISK_BACKUP=true"}, "1 0 1 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1"}, "0 0 0 0 1 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE=maybe"}, "0 0 0 0 0 pinned 0 default", []string{"TMS_INIT_ENABLE=maybe"}},
 		{[]string{"TMS_INIT_ENABLE=1", "TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"},
-			"1 0 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
-		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
-		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 0 pinned 0 default",
+			"1 0 0 0 0 pinned 0 default", []string{"TMS_INIT_CPU_BACKUP_BACKEND=paper", "TMS_DISK_BACKUP_CHUNK_MB=-3"}},
+		{[]string{"TMS_HOST_POOL_BYTES=2GB"}, "0 0 0 0 0 pinned 0 default", []string{"TMS_HOST_POOL_BYTES=2GB"}},
+		{[]string{"TMS_INIT_ENABLE_CPU_BACKUP=1", "TMS_INIT_ENABLE_DISK_BACKUP=1"}, "0 1 0 0 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1"}},
-		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=33"}, "0 0 0 0 pinned 0 default", []string{"from 1 to 32; using 32"}},
-		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=32"}, "0 0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}, "0 0 0 1 0 pinned 0 default", nil},
+		{[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1", "TMS_INIT_ENABLE_PEER_BACKUP=1"}, "0 0 1 0 0 pinned 0 default",
+			[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}},
+		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=33"}, "0 0 0 0 0 pinned 0 default", []string{"from 1 to 32; using 32"}},
+		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=32"}, "0 0 0 0 0 pinned 0 default", nil},
 		{[]string{"TMS_INIT_ENABEL=1", "TMS_VERIFY_=1", "TMS_=", "TMS", "XTMS_A=1", "TMSA=1", "tms_verify=1"},
-			"0 0 0 0 pinned 0 default", []string{
+			"0 0 0 0 0 pinned 0 default", []string{
 				"tms: TMS_INIT_ENABEL is no variable of this library and does nothing; the nearest is TMS_INIT_ENABLE\n",
 				"tms: TMS_VERIFY_ is no variable of this library and does nothing; the nearest is TMS_VERIFY\n",
 				"tms: TMS_ is no variable of this library"}},
-		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},
-		{everyVariable(t), "0 0 0 0 pinned 0 default", nil},
+		{[]string{"TMS_" + strings.Repeat("X", 1000) + "=1"}, "0 0 0 0 0 pinned 0 default", []string{"tms: TMS_XXXX"}},
+		{everyVariable(t), "0 0 0 0 0 pinned 0 default", nil},
 	} {
 		o := run(t, program, nil, c.environment...)
 		o.succeeded(t)

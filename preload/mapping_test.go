@@ -21,19 +21,29 @@ func TestExportedSegments(t *testing.T) {
 }
 
 func TestExcluded(t *testing.T) {
-	library := filepath.Join(t.TempDir(), "libkeeper.so.1")
-	output, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", library,
-		filepath.Join("testdata", "keeper.c")).CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	program := compile(t, "excluded", majors[1])
-	for list, listed := range map[string]string{
-		"":                              "free",
-		"libother.so:libkeep.so":        "free",
-		"libkeeper.so.1":                "listed",
-		"libother.so.2:libkeeper.so":    "listed",
-		"::libkeeper.so.1:libother.so:": "listed",
-		"libkeeper.so.2":                "free",
+	program, folder := compile(t, "excluded", majors[1]), t.TempDir()
+	for _, file := range []string{"libkeeper.so.1", "libkeeper-1f2e3d4c.so.1.0.0"} {
+		output, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(folder, file),
+			filepath.Join("testdata", "keeper.c")).CombinedOutput()
+		require.NoError(t, err, "%s", output)
+	}
+	for _, c := range []struct{ file, list, listed string }{
+		{"libkeeper.so.1", "", "free"},
+		{"libkeeper.so.1", "libother.so:libkeep.so", "free"},
+		{"libkeeper.so.1", "libkeeper.so.1", "listed"},
+		{"libkeeper.so.1", "libother.so.2:libkeeper.so", "listed"},
+		{"libkeeper.so.1", "::libkeeper.so.1:libother.so:", "listed"},
+		{"libkeeper.so.1", "libkeeper:libother.so", "listed"},
+		{"libkeeper.so.1", "libkeeper.so.2", "free"},
+		{"libkeeper.so.1", "libkeeper-1f2e3d4c.so", "free"},
+		// As auditwheel renames it.
+		{"libkeeper-1f2e3d4c.so.1.0.0", "libother.so:libkeeper.so", "listed"},
+		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper-1f2e3d4c.so", "listed"},
+		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper-2f2e3d4c.so", "free"},
+		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper.so.2:libkeep.so", "free"},
 	} {
-		run(t, program, []string{library, listed}, "TMS_EXCLUDE="+list).succeeded(t)
+		t.Run(c.file+" "+c.list, func(t *testing.T) {
+			run(t, program, []string{filepath.Join(folder, c.file), c.listed}, "TMS_EXCLUDE="+c.list).succeeded(t)
+		})
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -112,7 +113,7 @@ redis-server --version
 nginx -v
 `
 
-// A program that has nothing to do with CUDA does not notice.
+// A program that has nothing to do with CUDA does not notice; nor, with TMS_NO_INHERIT, what it starts.
 func TestOrdinaryPrograms(t *testing.T) {
 	tried := 0
 	for line := range strings.Lines(strings.TrimSpace(ordinary)) {
@@ -122,10 +123,42 @@ func TestOrdinaryPrograms(t *testing.T) {
 		}
 		tried++
 		expected, err := exec.Command("bash", "-c", command+" 2>&1").CombinedOutput()
-		o := run(t, "/bin/bash", []string{"-c", command + " 2>&1"}, reaching(t))
-		require.Equal(t, string(expected), o.stdout, command)
-		require.Empty(t, o.stderr, command)
-		require.Equal(t, err == nil, o.state.Success(), command)
+		for _, more := range []string{"TMS_INIT_ENABLE=1", "TMS_NO_INHERIT=1"} {
+			o := run(t, "/bin/bash", []string{"-c", command + " 2>&1"}, reaching(t), more)
+			require.Equal(t, string(expected), o.stdout, command)
+			require.Empty(t, o.stderr, command)
+			require.Equal(t, err == nil, o.state.Success(), command)
+		}
 	}
 	require.Greater(t, tried, 30)
+}
+
+// What the host sees of the environment and hands on, in its order.
+func TestEnvironmentIsLeft(t *testing.T) {
+	if sanitized {
+		t.Skip("a sanitizer is in LD_PRELOAD too")
+	}
+	program := compile(t, "inherited", "")
+	ours := built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
+	for _, c := range []struct {
+		environment []string
+		want        string
+	}{
+		{[]string{"TMS_NO_INHERIT=0", "LD_PRELOAD=" + ours}, "TMS_NO_INHERIT=0\nLD_PRELOAD=" + ours + "\n"},
+		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=" + ours, "TMS_INIT_ENABLE=1", "TMS_UNKNOWN=1"}, ""},
+		{[]string{"TMS_NO_INHERIT=1", "X=1", "LD_PRELOAD=" + strings.Replace(ours, ":", " libc.so.6 ", 1), "Y=2"},
+			"X=1\nLD_PRELOAD=libc.so.6 \nY=2\n"},
+		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=libc.so.6:" + ours + ":libm.so.6"}, "LD_PRELOAD=libc.so.6:libm.so.6\n"},
+		// What tms run has set aside comes back.
+		{[]string{"A=1", "TMS_BEFORE_LD_PRELOAD=", "TMS_BEFORE_TMS_EXCLUDE=libmine.so", "B=2", "LD_PRELOAD=" + ours, "TMS_EXCLUDE=all",
+			"TMS_NO_INHERIT=1", "TMS_TRACE=/dev/null"}, "A=1\nLD_PRELOAD=\nTMS_EXCLUDE=libmine.so\nB=2\n"},
+		{[]string{"TMS_BEFORE_LD_PRELOAD=libm.so.6 ", "LD_PRELOAD=" + ours + ":libm.so.6", "TMS_NO_INHERIT=1"},
+			"LD_PRELOAD=libm.so.6 \n"},
+	} {
+		o := run(t, program, nil, c.environment...)
+		o.succeeded(t)
+		about := regexp.MustCompile(`(?m)^(TMS_|LD_PRELOAD=|[A-Z]=).*\n`)
+		require.Equal(t, c.want, strings.Join(about.FindAllString(o.stdout, -1), ""), "%v", c.environment)
+		require.Empty(t, o.stderr)
+	}
 }

@@ -34,6 +34,7 @@ static const char *const variables[] = {
 	"TMS_INIT_ENABLE_CPU_BACKUP",
 	"TMS_INIT_ENABLE_INCREMENTAL_BACKUP",
 	"TMS_INIT_ENABLE_DISK_BACKUP",
+	"TMS_INIT_ENABLE_PEER_BACKUP",
 	"TMS_INIT_CPU_BACKUP_BACKEND",
 	"TMS_RETAIN_CPU_BACKUP",
 	"TMS_HOST_POOL_BYTES",
@@ -46,8 +47,12 @@ static const char *const variables[] = {
 	"TMS_TRACE",
 	"TMS_EXCLUDE",
 	"TMS_LIBRARY",
+	"TMS_NO_INHERIT",
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };
+
+/* What a variable's name begins with that waits for region_leave_environment: tms run has set it anew. */
+static const char set_aside[] = "TMS_BEFORE_";
 
 /* How many characters to put in, leave out or exchange make one name the other. (Levenshtein) */
 static int distance(const char *from, const char *to)
@@ -90,6 +95,8 @@ AT_LOAD static void environment_names(void)
 			continue;
 		size_t length = strcspn(*entry, "=");
 		int i = 0;
+		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)
+			continue;
 		while (i < VARIABLES && (strncmp(variables[i], *entry, length) != 0 || variables[i][length]))
 			i++;
 		if (i == VARIABLES)
@@ -160,17 +167,34 @@ AT_LOAD static const char *environment_text(const char *variable)
 	return value && *value ? region_intern(value) : NULL;
 }
 
+/* Contents are kept in one place: the first that is asked for. */
+AT_LOAD static void environment_backup(void)
+{
+	static const struct {
+		const char *variable, *refused;
+		enum region_backup kind;
+	} kinds[] = {
+		{"TMS_INIT_ENABLE_CPU_BACKUP", NULL, REGION_CPU_BACKUP},
+		{"TMS_INIT_ENABLE_DISK_BACKUP", "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0", REGION_DISK_BACKUP},
+		{"TMS_INIT_ENABLE_PEER_BACKUP", "0 while the backup of another kind is set; using 0", REGION_PEER_BACKUP},
+	};
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+		if (!environment_bool(kinds[i].variable))
+			continue;
+		if (region_defaults.backup == REGION_NO_BACKUP)
+			region_defaults.backup = kinds[i].kind;
+		else
+			complain(kinds[i].variable, getenv(kinds[i].variable), kinds[i].refused);
+	}
+}
+
 AT_LOAD static void load(void)
 {
 	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
 	const char *tag = getenv("TMS_INIT_TAG");
 	if (tag && *tag && (tag = region_intern(tag)))
 		region_defaults.tag = tag;
-	bool cpu = environment_bool("TMS_INIT_ENABLE_CPU_BACKUP"), disk = environment_bool("TMS_INIT_ENABLE_DISK_BACKUP");
-	region_defaults.backup = cpu ? REGION_CPU_BACKUP : disk ? REGION_DISK_BACKUP : REGION_NO_BACKUP;
-	if (cpu && disk)
-		complain("TMS_INIT_ENABLE_DISK_BACKUP", getenv("TMS_INIT_ENABLE_DISK_BACKUP"),
-			 "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0");
+	environment_backup();
 	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
 	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
 	if (value && *value && !region_parse_backend(value, &region_defaults.mmap))
@@ -206,6 +230,51 @@ AT_LOAD HIDDEN void region_load_environment(void)
 	}
 	while (atomic_load_explicit(&state, memory_order_acquire) != 2)
 		sched_yield();
+}
+
+/* Takes the named libraries out of a list for the loader, in place. Returns whether others are left. */
+AT_LOAD static bool without(char *list, const char *const *libraries)
+{
+	static const char separators[] = " :\t\n";
+	char *kept = list;
+	for (const char *next = list; *next;) {
+		size_t length = strcspn(next, separators), gap = next[length] != 0;
+		bool ours = length == 0;
+		for (const char *const *library = libraries; *library && !ours; library++) {
+			size_t most = strlen(*library);
+			ours = length >= most && strncmp(next + length - most, *library, most) == 0 &&
+			       (length == most || next[length - most - 1] == '/');
+		}
+		if (!ours) {
+			memmove(kept, next, length + gap);
+			kept += length + gap;
+		}
+		next += length + gap;
+	}
+	bool any = kept > list;
+	*kept = 0;
+	return any;
+}
+
+/* The array is changed where it lies: a program may have its address from main, or from its start. */
+AT_LOAD HIDDEN void region_leave_environment(const char *const *libraries)
+{
+	static const char preload[] = "LD_PRELOAD=";
+	char **kept = environ, **entry = environ;
+	bool is_kept = getenv("TMS_BEFORE_LD_PRELOAD"); /* whole */
+	if (!environ || !environment_bool("TMS_NO_INHERIT"))
+		return;
+	for (; *entry; entry++) {
+		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)
+			*kept++ = *entry + sizeof set_aside - 1;
+		else if (strncmp(*entry, preload, sizeof preload - 1) == 0 &&
+			 (is_kept || !without(*entry + sizeof preload - 1, libraries)))
+			continue;
+		else if (strncmp(*entry, "TMS_", 4) != 0)
+			*kept++ = *entry;
+	}
+	while (kept < entry)
+		*kept++ = NULL;
 }
 
 HIDDEN void region_report_environment(void (*log)(const char *))

@@ -68,6 +68,10 @@ extern struct region_process region_process __attribute__((visibility("hidden"))
  * variable is set. */
 void region_load_environment(void);
 
+/* With TMS_NO_INHERIT, once all has been read: takes what was for this library out of the environment, these libraries
+ * (a list that ends with NULL) out of LD_PRELOAD, and puts back what tms run has kept under TMS_BEFORE_. */
+void region_leave_environment(const char *const *libraries);
+
 /* Tells log one line per environment variable that could not be understood; the first call only. */
 void region_report_environment(void (*log)(const char *));
 

@@ -3,22 +3,27 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
 )
 
-// notTaken are libraries that hand their buffers to network cards and to other processes, which a pause would
-// pull them away from.
-var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "libnvshmem.so", "libucp.so", "libuct.so", "libucs.so", "libfabric.so"}
+// notTaken are libraries that hand buffers which they allocate themselves to network cards and to other processes, which
+// a pause would pull them away from. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and NIXL 1.5:
+// of UCX, parts that are loaded by libuct allocate. Not libucm_cuda, through which UCX leads everybody's cudaMalloc.
+var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so", "nvshmem_transport_ibdevx.so",
+	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",
+	"libuct_ib_mlx5_gda.so", "libuct_ib_mlx5_gdp.so", "libfabric.so"}
 
 func runCommand() *cobra.Command {
 	var tag, backup, trace string
-	var incremental bool
+	var incremental, noInherit bool
 	command := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program with all of its CUDA memory pausable",
@@ -27,11 +32,15 @@ of a static libcudart, of libraries that find CUDA's functions by name (JAX, CuP
 The program, or a library in it, pauses and resumes by tms.pause and tms.resume, or tms_pause and
 tms_resume of tms.h.
 
-Memory of ` + strings.Join(notTaken, ", ") + ` stays CUDA's own; TMS_EXCLUDE names more.
+What libraries of NCCL, NVSHMEM, UCX and libfabric allocate themselves stays CUDA's own; TMS_EXCLUDE names more.
+
+With --no-inherit the programs that it starts are not preloaded and see the environment that tms was started with:
+then name the program itself, not a script that starts it.
 
 The command takes the place of tms: its exit status and the signals that reach it are its own.`,
 		Example: `  tms run -- python train.py
-  tms run --backup host --incremental --tag model -- python serve.py`,
+  tms run --backup host --incremental --tag model -- python serve.py
+  tms run --no-inherit -- ./simulation`,
 		Args: func(_ *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
 				return errors.New("name the command to run: tms run -- python train.py")
@@ -46,8 +55,11 @@ The command takes the place of tms: its exit status and the signals that reach i
 				set["TMS_INIT_ENABLE_CPU_BACKUP"] = "1"
 			case "disk":
 				set["TMS_INIT_ENABLE_DISK_BACKUP"] = "1"
+			case "peer":
+				set["TMS_INIT_ENABLE_PEER_BACKUP"] = "1"
 			default:
-				return fmt.Errorf("--backup %s: contents can wait in host memory (host) or in files (disk), or not be kept (none)", backup)
+				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the free memory "+
+					"of other GPUs (peer), or not be kept (none)", backup)
 			}
 			if incremental {
 				if backup != "host" {
@@ -65,26 +77,50 @@ The command takes the place of tms: its exit status and the signals that reach i
 			if err != nil {
 				return err
 			}
-			set["LD_PRELOAD"] = joined(append(libraries, strings.FieldsFunc(os.Getenv("LD_PRELOAD"), separates)...))
+			set["LD_PRELOAD"] = strings.Join(libraries, ":")
+			if noInherit {
+				set["TMS_NO_INHERIT"] = "1"
+			}
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
 			program, err := exec.LookPath(arguments[0])
 			if err != nil {
 				return fmt.Errorf("%s cannot be run: %w", arguments[0], errors.Unwrap(err))
 			}
-			for name, value := range set {
-				if err := os.Setenv(name, value); err != nil {
-					return err
-				}
-			}
-			return fmt.Errorf("%s cannot be run: %w", program, syscall.Exec(program, arguments, os.Environ()))
+			return fmt.Errorf("%s cannot be run: %w", program, syscall.Exec(program, arguments, environment(os.Environ(), set)))
 		},
 	}
 	command.Flags().SetInterspersed(false)
 	command.Flags().StringVar(&tag, "tag", "", "the tag of what it allocates (default \"default\")")
-	command.Flags().StringVar(&backup, "backup", "none", "where contents wait while paused: host, disk or none")
+	command.Flags().StringVar(&backup, "backup", "none", "where contents wait while paused: host, disk, peer or none")
 	command.Flags().BoolVar(&incremental, "incremental", false, "of host copies, make only those anew whose contents have changed")
+	command.Flags().BoolVar(&noInherit, "no-inherit", false, "leave the programs that it starts as they are")
 	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations in (%p: the process)")
 	return command
+}
+
+// setAside is what the name of a variable begins with that libtms.so puts back under TMS_NO_INHERIT.
+const setAside = "TMS_BEFORE_"
+
+// environment is what the program starts with: own, with what is to be set.
+func environment(own []string, set map[string]string) []string {
+	var made []string
+	for _, entry := range own {
+		name, value, _ := strings.Cut(entry, "=")
+		if name == "LD_PRELOAD" {
+			set[name] = joined(append(strings.Split(set[name], ":"), strings.FieldsFunc(value, separates)...))
+		}
+		_, ours := set[name]
+		if !ours {
+			made = append(made, entry)
+		}
+		if set["TMS_NO_INHERIT"] != "" && (ours || strings.HasPrefix(name, "TMS_")) {
+			made = append(made, setAside+entry)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(set)) {
+		made = append(made, name+"="+set[name])
+	}
+	return made
 }
 
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -41,6 +42,10 @@ func TestRun(t *testing.T) {
 	output, err := under(t, "--", program)
 	require.NoError(t, err, output)
 
+	output, err = under(t, "--backup", "peer", "--", "sh", "-c", "echo $TMS_INIT_ENABLE_PEER_BACKUP")
+	require.NoError(t, err, output)
+	require.Equal(t, "1\n", output)
+
 	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--trace", "/dev/null", "sh", "-c",
 		"env | grep -E '^(TMS_|LD_PRELOAD)' | sort; exit 7")
 	var exit *exec.ExitError
@@ -48,7 +53,7 @@ func TestRun(t *testing.T) {
 	require.Equal(t, 7, exit.ExitCode())
 	library := built(t, "lib", "libtms.so")
 	require.Equal(t, "LD_PRELOAD="+library+":"+built(t, "lib", "libtms_reach.so")+`
-TMS_EXCLUDE=libnccl.so:libnvshmem_host.so:libnvshmem.so:libucp.so:libuct.so:libucs.so:libfabric.so:libother.so
+TMS_EXCLUDE=`+strings.Join(notTaken, ":")+`:libother.so
 TMS_INIT_ENABLE=1
 TMS_INIT_ENABLE_CPU_BACKUP=1
 TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1
@@ -75,4 +80,18 @@ func TestRunIsRefused(t *testing.T) {
 		require.True(t, errors.As(err, &exit) && exit.ExitCode() == exitUsage, "%v", err)
 		require.Contains(t, output, "tms: "+expected)
 	}
+}
+
+// What the program starts has what tms was started with.
+func TestRunWithoutInheritance(t *testing.T) {
+	command := exec.Command(tms, "run", "--backup", "peer", "--no-inherit", "--", "timeout", "60", "env")
+	command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "TMS_EXCLUDE=libother.so", "LD_PRELOAD=", "TMS_VERIFY=1",
+		"LD_LIBRARY_PATH="+built(t, "sim"))
+	output, err := command.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	plain := exec.Command("env")
+	plain.Env = command.Env
+	expected, err := plain.Output()
+	require.NoError(t, err)
+	require.Equal(t, string(expected), string(output))
 }

@@ -1,0 +1,21 @@
+/* The environment as a program may have it, by four ways that must agree: environ, main's third argument, what lies
+ * behind its arguments, and getenv; and as its children have it, whose words these are. */
+#include "host.h"
+
+extern char **environ;
+
+int main(int argc, char **argv, char **environment)
+{
+	int count = 0;
+	EXPECT(environment == environ, true);
+	for (char **entry = environ; *entry; entry++, count++) {
+		char name[256];
+		snprintf(name, sizeof name, "%.*s", (int)strcspn(*entry, "="), *entry);
+		CHECK(getenv(name));
+		EXPECT(argv[argc + 1 + count] == *entry, true);
+		CHECK(strncmp(name, "TMS_BEFORE_", 11) != 0);
+	}
+	EXPECT(argv[argc + 1 + count] == NULL, true);
+	execl("/usr/bin/env", "env", (char *)NULL);
+	return 1;
+}
