@@ -210,7 +210,7 @@ AT_LOAD static void load(void)
 							    "a number of MiB from 1 to 32; using 32")
 					 << 20;
 	region_config.extent_bytes = environment_number(
-		"TMS_EXTENT_BYTES", 64 << 20, 0, UINT64_MAX, "a number of bytes; using 67108864");
+		"TMS_EXTENT_BYTES", 80 << 20, 0, UINT64_MAX, "a number of bytes; using 83886080"); /* four of PyTorch's blocks */
 	region_config.host_pool_bytes = environment_number(
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 	environment_names();

@@ -17,7 +17,7 @@ import sys
 
 from layout import Bench, GiB, MiB, compiled
 
-SIZES = [16, 64, 96, 128, 192, 256, 1024]
+SIZES = [16, 64, 80, 96, 128, 256, 1024]
 
 TORCH = """
 import random, sys, torch, tms

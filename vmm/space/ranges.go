@@ -10,7 +10,7 @@ import (
 // however much it allocates, few addresses where that is little. A tag of small allocations begins with the
 // granule that they share.
 const (
-	firstRange   = 64 << 20
+	firstRange   = 80 << 20
 	largestRange = 16 << 30
 )
 

@@ -120,7 +120,7 @@ func TestRanges(t *testing.T) {
 	require.True(t, small.Empty())
 	first := take(t, small, 1, true)
 	var all []*owner
-	for range 32 + 32 + 64 {
+	for range 40 + 40 + 80 {
 		all = append(all, take(t, large, 1, false))
 	}
 	require.Equal(t, first.span.Address()+2*mib, all[0].span.Address(), "nothing is left between")
@@ -128,8 +128,8 @@ func TestRanges(t *testing.T) {
 		require.Equal(t, all[0].span.Address()+uintptr(i)*2*mib, o.span.Address())
 		require.True(t, large.Holds(o.span))
 		require.False(t, small.Holds(o.span))
-		require.Equal(t, i < 32, o.span.SameRange(all[0].span), "64 MiB, then as much again, then 128 MiB")
-		require.Equal(t, i >= 64, o.span.SameRange(all[127].span))
+		require.Equal(t, i < 40, o.span.SameRange(all[0].span), "80 MiB, then as much again, then 160 MiB")
+		require.Equal(t, i >= 80, o.span.SameRange(all[159].span))
 	}
 	for _, o := range append(all, first) {
 		o.release()
