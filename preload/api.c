@@ -218,7 +218,7 @@ static __thread bool reporting __attribute__((tls_model("initial-exec")));
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
 {
 	struct progress now = progress_now();
-	if (!now.callback)
+	if (!now.callback || gate_is_shut()) /* it may wait for a lock of a thread that is held up */
 		return;
 	reporting = true;
 	now.callback(device, kind, done, total, now.user);
@@ -311,6 +311,7 @@ static int transition(int kind, const char *tag, double wait)
 		.tag = tag,
 		.retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup),
 		.wait = wait,
+		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
 		.report = progress_now().callback != NULL,
 	};
 	operation.disk_dir = disk_directory(&operation.disk_setting);
@@ -330,6 +331,16 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 EXPORT int tms_pause(const char *tag)
 {
 	return transition(OPERATION_PAUSE, tag, 0);
+}
+
+EXPORT int tms_pause_gated(const char *tag, double timeout)
+{
+	if (!(timeout >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", timeout);
+	const char *unusable = gate_unusable();
+	if (unusable)
+		return error_fail(ERROR_NOT_SUPPORTED, "gated pause: %s; nothing has changed", unusable);
+	return transition(OPERATION_PAUSE_GATED, tag, timeout);
 }
 
 EXPORT int tms_resume(const char *tag)

@@ -4,6 +4,7 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
+#include "gate.h"
 #include "region.h"
 
 #include <stdlib.h>
@@ -116,8 +117,12 @@ HIDDEN void captures_forget(const void *context)
 /* A capture that begins has its entry before: whoever asks meanwhile is told that there is one. */
 #define CAPTURING(stream, plain)                                                                \
 	({                                                                                         \
+		static const struct gate_call call_ = {.name = __func__, .kind = CAPTURE};         \
+		struct gate_mark *mark_ = gate_enter_capture(&call_, stream);                      \
 		struct entry entry_ = enter();                                                     \
-		entry_.slot ? began(entry_, stream, plain) : no_memory();                          \
+		int code_ = entry_.slot ? began(entry_, stream, plain) : no_memory();              \
+		gate_leave_capture(mark_);                                                         \
+		code_;                                                                             \
 	})
 
 EXPORT int cudaStreamBeginCapture(void *stream, int mode)

@@ -143,11 +143,11 @@ EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **functi
 	return found(code, name, function, (int)version, flags & LEGACY ? 0 : PER_THREAD);
 }
 
-/* What dlsym is to answer caller with, who asked for name and would get theirs; NULL: that. */
+/* What dlsym is to answer caller with, who asked for name and would get theirs; NULL: nothing of ours. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)
 {
 	if ((const char *)caller >= __ehdr_start && (const char *)caller < etext)
-		return NULL; /* we need the driver's own */
+		return theirs; /* we need the driver's own, which passes no gate */
 	for (const struct entry *e = entries; e < entries + ENTRIES_COUNT; e++) {
 		Dl_info info;
 		if (strcmp(e->symbol, name) != 0)

@@ -4,7 +4,7 @@
 package main
 
 /*
-#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward -I${SRCDIR}/../reach
 #cgo LDFLAGS: -lpthread
 #include "shim.h"
 #include "region.h"
@@ -66,6 +66,7 @@ func start() (*vmm.Engine, error) {
 	})
 	made.Warn(logLine)
 	made.Contexts(eachContext)
+	made.WhenUngated(openGate)
 	made.Shareable(bool(C.region_config.shareable))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	engine.Store(made)
@@ -278,7 +279,7 @@ func tmsOperation(operation *C.struct_operation) {
 		tag := C.GoString(operation.tag)
 		options.Tag = &tag
 	}
-	kind := operation.kind
+	kind, force := operation.kind, bool(operation.force)
 	go func() {
 		var bytes uint64
 		err := enter(func(e *vmm.Engine) (err error) {
@@ -286,8 +287,11 @@ func tmsOperation(operation *C.struct_operation) {
 			case C.OPERATION_PAUSE:
 				bytes, err = e.Pause(options)
 				return err
+			case C.OPERATION_PAUSE_GATED:
+				bytes, err = pauseGated(e, options, options.Wait, force)
+				return err
 			case C.OPERATION_RESUME:
-				bytes, err = e.Resume(options)
+				bytes, err = resumeGated(e, options)
 				return err
 			case C.OPERATION_PREPARE:
 				return e.Prepare(options.Tag)()

@@ -248,13 +248,15 @@ enum operation_kind {
 	OPERATION_RESUME,
 	OPERATION_PREPARE,
 	OPERATION_TRIM,
+	OPERATION_PAUSE_GATED,
 };
 struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
-	double wait; /* seconds */
+	double wait; /* seconds: of a resume for memory, of a gated pause for the program */
+	bool force;  /* of a gated pause */
 	bool report; /* to operation_progress */
 	int code;
 	char error[THREAD_TEXT_SIZE]; /* "": none */
@@ -264,6 +266,29 @@ struct operation {
 };
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
+
+/* gate.c: the gate of libtms_reach.so, for gate.go; the states are its gate.h's. */
+enum { GATE_OPENED, GATE_SHUT_FOR_CAPTURES, GATE_SHUT, GATE_SHUT_FOR_NAMING };
+struct gate_user { /* a thread's last call, or one that it is in */
+	pid_t thread;
+	bool lives;
+	bool works, destroys; /* it is inside one that gives the device work, that ends streams */
+	const char *call;
+	uintptr_t stream;
+};
+HIDDEN const char *gate_unusable(void);	 /* the words for why there is none; NULL: there is */
+HIDDEN const char *gate_not_gated(void); /* a function in use that passes by it; NULL: none */
+HIDDEN int gate_set(int state);		 /* an errno */
+HIDDEN bool gate_is_shut(void);
+HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
+HIDDEN uintptr_t gate_exported(size_t index); /* an address whose memory was given to others; 0: no more */
+HIDDEN const char *gate_self_starting(void); /* a library loaded that starts work by itself; NULL: none */
+
+/* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
+struct gate_call;
+struct gate_mark;
+HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream);
+HIDDEN void gate_leave_capture(struct gate_mark *mark);
 
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);

@@ -81,6 +81,19 @@ void tms_set_disk_backup_dir(const char *path);
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
+/* As tms_pause, of a program that goes on giving its devices work meanwhile: its threads are held up before their
+ * next launch, copy, fill, or whatever else gives a device work, what they have given is waited for, and they go on
+ * when all that gated pauses have paused is resumed or freed. Streams that are being captured are waited for, too,
+ * and nobody begins a capture meanwhile. Allocating, freeing and synchronizing go on. Needs libtms_reach.so, preloaded
+ * behind libtms.so (tms run does). A progress callback is not called while threads are held up.
+ *
+ * timeout is in seconds, for all that comes before contents are saved. When it is over the threads go on, nothing has
+ * changed, and tms_last_error names the thread and call, or the stream, that was waited for.
+ * 909 (cudaErrorTimeout) then; 801 where there is no gate, where the kernel has no membarrier, and where the gate could
+ * not hold all work: libnvshmem_host.so is loaded, pausable memory was exported, or the program was given a function of
+ * the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
+int tms_pause_gated(const char *tag, double timeout);
+
 /* How many bytes of device memory the calling thread's last tms_pause freed, or tms_resume mapped; 0 when
  * there was nothing to do. */
 uint64_t tms_last_bytes(void);

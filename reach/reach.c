@@ -2,25 +2,21 @@
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. Asked
  * for one that libtms.so has a function for, it answers with that; which those are, libtms.so says
  * (tms_driver_function). Every other call goes on to the next dlsym by a jump, so that who called can still be told
- * from the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. */
+ * from the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. What passes the gate is in calls.c. */
 #define _GNU_SOURCE
+#include "reach.h"
+
 #include <dlfcn.h>
 #include <link.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
+#include <string.h>
 
-#define HIDDEN __attribute__((visibility("hidden")))
-
-typedef void *find(void *handle, const char *name);
-typedef void *find_version(void *handle, const char *name, const char *version);
 typedef void *answer(const char *name, void *theirs, const void *caller);
 
-/* The functions that would be called if this library were not there. Read by the entries below. */
-HIDDEN find *_Atomic reach_dlsym;
-HIDDEN find_version *_Atomic reach_dlvsym;
+/* Read by the entries below. */
+HIDDEN reach_find *_Atomic reach_dlsym;
+HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
+static bool behind;	     /* libtms.so */
 
 /* One library's dynamic symbols. */
 struct symbols {
@@ -83,9 +79,9 @@ static void *defined(const struct symbols *symbols, const char *name)
 }
 
 struct search {
-	bool past_us;
-	find *dlsym;
-	find_version *dlvsym;
+	bool past_us, behind;
+	reach_find *dlsym;
+	reach_find_version *dlvsym;
 	answer *answer;
 };
 
@@ -95,14 +91,16 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 	struct symbols symbols;
 	if (!read_symbols(base, dynamic, &symbols))
 		return false;
-	if (!search->answer)
+	if (!search->answer) {
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
+		search->behind = search->answer && !search->past_us;
+	}
 	void *mine = defined(&symbols, "dlsym");
 	if (mine == (void *)dlsym) {
 		search->past_us = true;
 	} else if (search->past_us && !search->dlsym) {
-		search->dlsym = (find *)mine;
-		search->dlvsym = (find_version *)defined(&symbols, "dlvsym");
+		search->dlsym = (reach_find *)mine;
+		search->dlvsym = (reach_find_version *)defined(&symbols, "dlvsym");
 	}
 	return search->dlsym && search->answer;
 }
@@ -131,6 +129,7 @@ __attribute__((constructor)) static void load(void)
 	} else {
 		dl_iterate_phdr(look_into, &search);
 	}
+	behind = search.behind;
 	atomic_store(&ours, search.answer);
 	atomic_store(&reach_dlvsym, search.dlvsym);
 	atomic_store(&reach_dlsym, search.dlsym);
@@ -142,6 +141,43 @@ static inline bool of_driver(void *handle, const char *name)
 	       handle != RTLD_NEXT && atomic_load_explicit(&ours, memory_order_relaxed);
 }
 
+HIDDEN bool reach_is_behind(void)
+{
+	return behind;
+}
+
+HIDDEN void *reach_in_driver(const char *symbol)
+{
+	static void *_Atomic driver;
+	if (!atomic_load(&driver)) /* kept: it is there as long as the process */
+		atomic_store(&driver, dlopen("libcuda.so.1", RTLD_LAZY | RTLD_NOLOAD));
+	return atomic_load(&driver) ? atomic_load(&reach_dlsym)(atomic_load(&driver), symbol) : NULL;
+}
+
+HIDDEN void *reach_next(const char *name)
+{
+	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
+		load();
+	void *found = atomic_load(&reach_dlsym)(RTLD_NEXT, name); /* as this library: no jump */
+	return found ? found : reach_in_driver(name);
+}
+
+HIDDEN bool reach_is_drivers(void *function)
+{
+	Dl_info info;
+	if (!dladdr(function, &info) || !info.dli_fname)
+		return false;
+	const char *slash = strrchr(info.dli_fname, '/');
+	return strncmp(slash ? slash + 1 : info.dli_fname, "libcuda.so", 10) == 0;
+}
+
+/* libtms.so answers itself with theirs. */
+static void *chosen(const char *name, void *theirs, const void *caller)
+{
+	void *found = theirs ? ours(name, theirs, caller) : NULL;
+	return found || !theirs ? found : calls_entry(name, theirs);
+}
+
 /* What the entries call first. NULL: go on to the next dlsym. */
 HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
@@ -149,8 +185,7 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 		load();
 	if (!of_driver(handle, name))
 		return NULL;
-	void *theirs = reach_dlsym(handle, name);
-	return theirs ? ours(name, theirs, caller) : NULL;
+	return chosen(name, reach_dlsym(handle, name), caller);
 }
 
 HIDDEN void *reach_answer_version(void *handle, const char *name, const char *version, const void *caller)
@@ -159,8 +194,7 @@ HIDDEN void *reach_answer_version(void *handle, const char *name, const char *ve
 		load();
 	if (!of_driver(handle, name))
 		return NULL;
-	void *theirs = reach_dlvsym(handle, name, version);
-	return theirs ? ours(name, theirs, caller) : NULL;
+	return chosen(name, reach_dlvsym(handle, name, version), caller);
 }
 
 #if defined(__x86_64__)

@@ -46,6 +46,7 @@ static const char *const variables[] = {
 	"TMS_SHAREABLE",
 	"TMS_TRACE",
 	"TMS_EXCLUDE",
+	"TMS_PAUSE_FORCE",
 	"TMS_LIBRARY",
 	"TMS_NO_INHERIT",
 };
@@ -203,6 +204,7 @@ AT_LOAD static void load(void)
 	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
 	region_config.verify = environment_bool("TMS_VERIFY");
 	region_config.shareable = environment_bool("TMS_SHAREABLE");
+	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
 	environment_debug();
 	region_config.exclude = environment_text("TMS_EXCLUDE");
 	region_process.disk_backup_dir = region_config.disk_backup_dir = environment_text("TMS_DISK_BACKUP_DIR");

@@ -50,6 +50,7 @@ struct region_config {
 	bool shareable;
 	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
+	bool pause_force;
 };
 extern struct region_config region_config __attribute__((visibility("hidden")));
 

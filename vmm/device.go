@@ -30,6 +30,7 @@ type device struct {
 	hashed      atomic.Bool // the hash has been used
 	streamed    atomic.Bool // the driver has had to make streams
 	progress    atomic.Pointer[progress]
+	gated       int // segments that are paused by a gated pause
 }
 
 func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {

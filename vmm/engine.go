@@ -27,6 +27,8 @@ type Engine struct {
 
 	shareable bool
 
+	whenUngated func() // called under mu
+
 	cannotHash sync.Once // the note of it
 
 	// transition is held through what works on many segments at once: a pause, a resume, a preparation, a
@@ -47,6 +49,10 @@ type Engine struct {
 
 	userMapped userMappings
 
+	gating bool // something is paused, or was when whenUngated was last called, by a pause that was gated
+
+	waitingAside atomic.Bool // a thread is in awaitContextAside
+
 	checking atomic.Bool // see CheckInvariants
 }
 
@@ -54,12 +60,15 @@ type Engine struct {
 // each new arena; an error from it fails the allocation.
 func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *Engine {
 	e := &Engine{
-		driver:     driver,
-		host:       host.New(driver),
-		hasher:     digest.New(driver),
-		space:      space.New[segment](driver, announce),
-		contexts:   func(int, func(cuda.Context) error) error { return nil },
-		warn:       func(string) {},
+		driver:   driver,
+		host:     host.New(driver),
+		hasher:   digest.New(driver),
+		space:    space.New[segment](driver, announce),
+		contexts: func(int, func(cuda.Context) error) error { return nil },
+		warn:     func(string) {},
+
+		whenUngated: func() {},
+
 		devices:    map[int]*device{},
 		names:      map[string]bool{},
 		unknown:    map[string]bool{},

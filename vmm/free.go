@@ -241,6 +241,7 @@ func (e *Engine) forget(s *segment) {
 	s.tag.remove(s)
 	s.discard()
 	s.slab = nil
+	e.tellUngated()
 }
 
 // dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.

@@ -59,6 +59,17 @@ func (e *Engine) check() error {
 		defer e.transition.Unlock()
 	}
 	for _, d := range e.devices {
+		gated := d.gated
+		for _, t := range d.tags {
+			for _, s := range t.segments {
+				if s.gated {
+					gated--
+				}
+			}
+		}
+		if gated != 0 {
+			return fmt.Errorf("device %d: %d paused through the gate, %d fewer are noted so", d.ordinal, d.gated, gated)
+		}
 		for name, t := range d.tags {
 			if err := e.checkTag(i, d, t); err != nil {
 				return fmt.Errorf("device %d, tag %q: %w", d.ordinal, name, err)
@@ -157,6 +168,9 @@ func (i *inspection) segment(d *device, s *segment) error {
 	}
 	if s.owner == nobody && (s.state == active && step < accessible && s.userMapped == nil || s.state == paused && step == accessible) {
 		return fmt.Errorf("in state %d, and its memory at step %d", s.state, step)
+	}
+	if s.gated && s.state != paused {
+		return fmt.Errorf("in state %d, and noted as paused through the gate", s.state)
 	}
 	return nil
 }

@@ -55,16 +55,16 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	}
 	reported = track(batches, "pause", o.Progress)
 	err = e.transit(batches, func() error {
-		freed, err = e.pause(batches, o.Verify)
+		freed, err = e.pause(batches, o)
 		return err
 	}, func(t *tag) { t.lastPause = time.Since(start).Seconds() })
 	return freed, err
 }
 
-func (e *Engine) pause(batches []*batch, verify bool) (freed uint64, first error) {
-	err := parallel(batches, func(b *batch) error { return e.save(b, verify) })
+func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
+	err := parallel(batches, func(b *batch) error { return e.save(b, o.Verify) })
 	if err == nil {
-		err = unmap(batches)
+		err = unmap(batches, o.Gated)
 	}
 	if err != nil {
 		dropSaved(batches)
@@ -72,7 +72,7 @@ func (e *Engine) pause(batches []*batch, verify bool) (freed uint64, first error
 	}
 	for _, b := range batches {
 		for _, s := range b.segments {
-			s.outcome.state = paused
+			s.comesToPaused(o.Gated)
 		}
 		for _, x := range b.extents {
 			if err := x.release(); err == nil {
@@ -154,7 +154,7 @@ func dropSaved(batches []*batch) {
 
 // unmap detaches all, or after an error maps again what it had detached. What could not be mapped again
 // is left paused, its memory still held, so nothing is lost.
-func unmap(batches []*batch) error {
+func unmap(batches []*batch, gated bool) error {
 	var undo []*extent
 	for _, b := range batches {
 		for _, x := range b.extents {
@@ -163,7 +163,7 @@ func unmap(batches []*batch) error {
 				for _, u := range undo {
 					if u.attach() != nil {
 						for _, s := range u.segments {
-							s.outcome.state = paused
+							s.comesToPaused(gated)
 						}
 					}
 				}

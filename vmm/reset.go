@@ -40,6 +40,7 @@ func (e *Engine) Reset(ordinal int) {
 	for _, s := range mapped {
 		e.lose(s)
 	}
+	e.tellUngated()
 	e.mu.Unlock()
 	e.hasher.Forget(d.context)
 	e.driver.Reclaim.Drain() // unpinning needs the context

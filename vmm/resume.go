@@ -90,7 +90,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	room := o.PoolBytes
 	for _, b := range batches {
 		for _, s := range b.segments {
-			s.outcome.state = active
+			s.outcome.state, s.outcome.gated = active, false
 			switch {
 			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Host() != 0:
 			case s.contents.Host() != 0 && s.contents.Bytes() <= room:

@@ -35,6 +35,7 @@ type segment struct {
 	// userMapped is what a program made and mapped itself; nil: what Malloc made. It has no span.
 	userMapped *userMapped
 	kept
+	gated   bool    // it is paused, by a pause that shut the gate
 	outcome outcome // of the transition that works on it
 }
 
@@ -86,6 +87,7 @@ func (s *segment) discard() {
 type outcome struct {
 	state state
 	kept
+	gated bool
 }
 
 type state int

@@ -29,11 +29,17 @@ func (d *device) newTag(name string) *tag {
 }
 
 func (t *tag) add(s *segment) {
+	if s.gated {
+		s.device.gated++
+	}
 	s.tag, s.index = t, len(t.segments)
 	t.segments = append(t.segments, s)
 }
 
 func (t *tag) remove(s *segment) {
+	if s.gated {
+		s.device.gated--
+	}
 	t.segments = removeAt(t.segments, s.index)
 }
 

@@ -23,6 +23,7 @@ type Options struct {
 	Poison       bool           // fill memory that a resume brings back without contents with NaNs
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
+	Gated        bool           // nobody can give the devices work; see WhenUngated
 	discarded    *discarded     // by a resume
 }
 
@@ -72,7 +73,7 @@ again:
 	slices.SortFunc(batches, func(x, y *batch) int { return x.device.ordinal - y.device.ordinal })
 	for _, b := range batches {
 		for _, s := range b.segments {
-			s.owner, s.outcome = aTransition, outcome{s.state, s.kept}
+			s.owner, s.outcome = aTransition, outcome{s.state, s.kept, s.gated}
 		}
 		for _, x := range b.extents {
 			x.owner = aTransition
@@ -114,6 +115,7 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 		for _, s := range b.segments {
 			s.owner = nobody
 			s.state, s.kept = s.outcome.state, s.outcome.kept
+			s.setGated(s.outcome.gated)
 			if !noted[s.tag] {
 				noted[s.tag] = true
 				note(s.tag)
@@ -130,6 +132,7 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 			}
 		}
 	}
+	e.tellUngated()
 	e.settled.Broadcast()
 }
 

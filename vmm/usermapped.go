@@ -65,6 +65,7 @@ func (e *Engine) unmapped(s *segment) {
 	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)
 	s.tag.remove(s)
 	s.device.retire(s.tag)
+	e.tellUngated()
 	s.userMapped.mapped, s.userMapped.access = false, nil
 	if s.state == active {
 		s.discard() // the memory itself has what it holds

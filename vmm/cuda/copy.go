@@ -79,6 +79,17 @@ func (d *Driver) EventRecord(event Event, stream Stream) error {
 	return d.call(fnEventRecord, uintptr(event), uintptr(stream))
 }
 
+// CtxRecordEvent is cuCtxRecordEvent: the event comes when the context has done all that it was given so far. The
+// event's context must be that one. NotSupported before CUDA 12.5.
+func (d *Driver) CtxRecordEvent(context Context, event Event) error {
+	return d.call(fnCtxRecordEvent, uintptr(context), uintptr(event))
+}
+
+// StreamQuery is cuStreamQuery; an error that is NotReady means that the stream has work left.
+func (d *Driver) StreamQuery(stream Stream) error {
+	return d.call(fnStreamQuery, uintptr(stream))
+}
+
 // EventQuery is cuEventQuery; an error that is NotReady means that the work goes on.
 func (d *Driver) EventQuery(event Event) error {
 	return d.call(fnEventQuery, uintptr(event))

@@ -63,6 +63,7 @@ var (
 	fnMemcpyDtoDAsync                 = named("cuMemcpyDtoDAsync_v2")
 	fnStreamCreate                    = named("cuStreamCreate")
 	fnStreamSynchronize               = named("cuStreamSynchronize")
+	fnStreamQuery                     = named("cuStreamQuery")
 	fnStreamDestroy                   = named("cuStreamDestroy_v2")
 	fnStreamGetCtx                    = named("cuStreamGetCtx")
 	fnEventCreate                     = named("cuEventCreate")
@@ -79,6 +80,7 @@ var (
 	fnKernelGetFunction = named("cuKernelGetFunction")
 	fnLaunchKernel      = named("cuLaunchKernel")
 	fnMemsetD32Async    = named("cuMemsetD32Async")
+	fnCtxRecordEvent    = named("cuCtxRecordEvent")
 )
 
 // Driver is a loaded and initialised CUDA driver.

@@ -22,6 +22,7 @@ const (
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900
 	StreamCaptureImplicit    Result = 906
+	Timeout                  Result = 909
 	Unknown                  Result = 999
 )
 

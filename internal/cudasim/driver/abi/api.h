@@ -48,6 +48,7 @@ EXPORT CUresult cuCtxGetDevice(CUdevice *device);
 EXPORT CUresult cuCtxGetFlags(unsigned *flags);
 EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
 EXPORT CUresult cuCtxSynchronize(void);
+EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent event);
 EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
 EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer);
 
@@ -145,6 +146,8 @@ EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
 EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
 			       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
 			       CUstream stream, void **parameters, void **extra);
+EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
+				 void **extra);
 EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
 EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
 					    const CUgraphEdgeData *edges, size_t count,

@@ -44,6 +44,7 @@
 	X(cuCtxGetFlags, cuCtxGetFlags, 7000, INIT)                                                          \
 	X(cuCtxGetStreamPriorityRange, cuCtxGetStreamPriorityRange, 5050, CTX)                               \
 	X(cuCtxSynchronize, cuCtxSynchronize, 2000, CTX)                                                     \
+	X(cuCtxRecordEvent, cuCtxRecordEvent, 12050, INIT)                                                   \
 	X(cuCtxEnablePeerAccess, cuCtxEnablePeerAccess, 4000, CTX)                                           \
 	X(cuCtxDisablePeerAccess, cuCtxDisablePeerAccess, 4000, CTX)                                         \
 	X(cuMemAddressReserve, cuMemAddressReserve, 10020, INIT)                                             \
@@ -119,6 +120,7 @@
 	X(cuLibraryGetKernel, cuLibraryGetKernel, 12000, INIT)                                               \
 	X(cuKernelGetFunction, cuKernelGetFunction, 12000, CTX)                                              \
 	X(cuLaunchKernel, cuLaunchKernel, 4000, INIT)                                                        \
+	X(cuLaunchKernelEx, cuLaunchKernelEx, 11060, INIT)                                                   \
 	X(cuStreamBeginCapture, cuStreamBeginCapture_v2, 10010, INIT)                                        \
 	X(cuStreamBeginCaptureToGraph, cuStreamBeginCaptureToGraph, 12030, INIT)                             \
 	X(cuStreamEndCapture, cuStreamEndCapture, 10000, INIT)                                               \
@@ -180,6 +182,7 @@
 	X(cuEventRecord, ptsz)                                                                               \
 	X(cuLaunchHostFunc, ptsz)                                                                            \
 	X(cuLaunchKernel, ptsz)                                                                              \
+	X(cuLaunchKernelEx, ptsz)                                                                            \
 	X(cuGraphLaunch, ptsz)
 
 #endif

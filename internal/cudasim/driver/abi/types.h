@@ -222,4 +222,11 @@ _Static_assert(sizeof(CUmemAllocationProp) == 32, "ABI");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "ABI");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "ABI");
 
+typedef struct {
+	unsigned gridDimX, gridDimY, gridDimZ, blockDimX, blockDimY, blockDimZ, sharedMemBytes;
+	CUstream hStream;
+	void *attrs;
+	unsigned numAttrs;
+} CUlaunchConfig;
+
 #endif

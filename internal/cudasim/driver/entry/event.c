@@ -43,6 +43,24 @@ static CUresult record(CUevent handle, CUstream stream_handle)
 	TRY(queue_push(stream, &(struct operation){.type = RECORD, .event = {.event = handle}}, &sequence));
 	event->capture = NULL;
 	event->recorded = sequence;
+	event->whole = event->complete = false;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle)
+{
+	ENTER(cuCtxRecordEvent);
+	struct context *context = object_find(context_handle, CONTEXT);
+	struct event *event;
+	if (!context)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	TRY(resolve(handle, &event));
+	if (event->context != context)
+		return CUDA_ERROR_INVALID_HANDLE;
+	TRY(capture_forbids_context(context));
+	event->capture = NULL;
+	event->recorded = queue_last();
+	event->whole = true;
 	event->complete = false;
 	return CUDA_SUCCESS;
 }
@@ -77,7 +95,8 @@ CUresult cuEventQuery(CUevent handle)
 	TRY(resolve_to_wait(handle, &event));
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
-	bool done = queue_event_done(event->recorded);
+	bool done = event->whole ? queue_context_done(event->context, event->recorded)
+				 : queue_event_done(event->recorded);
 	TRY(event->context->sticky);
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
@@ -90,7 +109,10 @@ CUresult cuEventSynchronize(CUevent handle)
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
 	struct context *context = event->context;
-	queue_wait_event(event->recorded);
+	if (event->whole)
+		queue_wait_context_until(context, event->recorded);
+	else
+		queue_wait_event(event->recorded);
 	return context->sticky;
 }
 
@@ -107,6 +129,8 @@ CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flag
 		return capture_join(stream, event);
 	if (!event->recorded || event->complete)
 		return CUDA_SUCCESS;
+	if (event->whole)
+		return CUDA_ERROR_NOT_SUPPORTED;
 	if (stream->capture) { // what is captured can't depend on what is not
 		capture_invalidate(stream->capture);
 		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;

@@ -119,11 +119,10 @@ static bool valid_block(unsigned x, unsigned y, unsigned z)
 	return x && y && z && x <= 1024 && y <= 1024 && z <= 64 && (uint64_t)x * y * z <= 1024;
 }
 
-CUresult cuLaunchKernel(CUfunction function_handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-			unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-			CUstream stream_handle, void **parameters, void **extra)
+static CUresult launch(CUfunction function_handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+		       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+		       CUstream stream_handle, void **parameters, void **extra)
 {
-	ENTER(cuLaunchKernel);
 	struct stream *stream;
 	struct function *function = object_find(function_handle, FUNCTION);
 	struct kernel *kernel = function ? function->kernel : object_find(function_handle, KERNEL);
@@ -145,4 +144,25 @@ CUresult cuLaunchKernel(CUfunction function_handle, unsigned grid_x, unsigned gr
 		memcpy(operation.launch.parameters + emulation->parameters[i].offset, parameters[i],
 		       emulation->parameters[i].size);
 	return stream_submit(stream, &operation);
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
+			unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
+			CUstream stream, void **parameters, void **extra)
+{
+	ENTER(cuLaunchKernel);
+	return launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters,
+		      extra);
+}
+
+CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
+{
+	ENTER(cuLaunchKernelEx);
+	if (!config)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (config->numAttrs)
+		return CUDA_ERROR_NOT_SUPPORTED; // the emulation knows none
+	return launch(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
+		      config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, parameters,
+		      extra);
 }

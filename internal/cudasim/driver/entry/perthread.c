@@ -179,6 +179,16 @@ CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned grid_x, unsigned grid
 			      mine(stream), parameters, extra);
 }
 
+CUresult cuLaunchKernelEx_ptsz(const CUlaunchConfig *config, CUfunction function, void **parameters,
+			       void **extra)
+{
+	if (!config)
+		return cuLaunchKernelEx(config, function, parameters, extra);
+	CUlaunchConfig own = *config;
+	own.hStream = mine(own.hStream);
+	return cuLaunchKernelEx(&own, function, parameters, extra);
+}
+
 CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
 	return cuGraphLaunch(exec, mine(stream));

@@ -37,6 +37,7 @@ struct event {
 	struct context *context;
 	unsigned flags;
 	uint64_t recorded; // sequence number of the last record, 0 if never
+	bool whole;	   // of all that the context had been given until then
 	bool complete;
 	double time; // ms
 	struct capture *capture;
@@ -126,6 +127,9 @@ void queue_run_free(void); // runs all that no host function is needed for; neve
 // Queries: run what they can, have host functions called by threads of their own, never wait.
 bool queue_stream_done(struct stream *stream);
 bool queue_event_done(uint64_t sequence);
+bool queue_context_done(struct context *context, uint64_t until);
+void queue_wait_context_until(struct context *context, uint64_t until);
+uint64_t queue_last(void); // the sequence number that was given last
 void queue_poison(uint64_t address, uint64_t size); // unmapped under operations in flight
 void queue_drop(const struct stream *stream); // NULL: all
 uint64_t queue_pending(void);
@@ -145,7 +149,7 @@ struct emulation { // of a kernel, in C
 	CUresult (*run)(const struct context *context, unsigned grid, const void *parameters,
 			uint64_t mapped_before);
 };
-enum { EMULATIONS = 1 };
+enum { EMULATIONS = 2 };
 extern const struct emulation emulations[EMULATIONS];
 
 struct kernel {

@@ -80,7 +80,40 @@ static CUresult run_digest(const struct context *context, unsigned grid, const v
 	return CUDA_SUCCESS;
 }
 
+// Adds a number to each of some words, so that each launch that is lost, or made twice, shows.
+struct add_parameters {
+	uint32_t *words;
+	uint64_t count;
+	uint32_t number;
+};
+static const struct parameter add_parameters[] = {
+	{offsetof(struct add_parameters, words), sizeof(uint32_t *)},
+	{offsetof(struct add_parameters, count), sizeof(uint64_t)},
+	{offsetof(struct add_parameters, number), sizeof(uint32_t)},
+};
+
+static CUresult run_add(const struct context *context, unsigned grid, const void *raw, uint64_t mapped_before)
+{
+	(void)grid;
+	const struct add_parameters *parameters = raw;
+	uint64_t address = (uint64_t)parameters->words;
+	if (address % sizeof(uint32_t))
+		return CUDA_ERROR_MISALIGNED_ADDRESS;
+	if (!reachable(context, address, parameters->count * sizeof(uint32_t), true, mapped_before))
+		return CUDA_ERROR_ILLEGAL_ADDRESS;
+	for (uint64_t i = 0; i < parameters->count; i++)
+		parameters->words[i] += parameters->number;
+	return CUDA_SUCCESS;
+}
+
 const struct emulation emulations[EMULATIONS] = {
+	{
+		.name = "cudasim_add",
+		.block = {1, 1, 1},
+		.parameters = add_parameters,
+		.count = sizeof add_parameters / sizeof *add_parameters,
+		.run = run_add,
+	},
 	{
 		.name = "tms_digest",
 		.block = {DIGEST_THREADS, 1, 1},

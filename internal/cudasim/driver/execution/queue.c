@@ -308,13 +308,18 @@ static enum progress run(const struct target *target, enum host_functions host)
 	return progress;
 }
 
-static void wait_for(struct target target)
+static void wait_until(struct target target)
 {
 	enum progress progress;
-	target.until = last_sequence;
 	while ((progress = run(&target, CALL)) != DONE)
 		if (progress == HELD_UP)
 			pthread_cond_wait(&returned, &sim.lock);
+}
+
+static void wait_for(struct target target)
+{
+	target.until = last_sequence;
+	wait_until(target);
 }
 
 static bool done(struct target target)
@@ -364,6 +369,21 @@ void queue_wait_event(uint64_t sequence)
 bool queue_event_done(uint64_t sequence)
 {
 	return done((struct target){.sequence = sequence});
+}
+
+bool queue_context_done(struct context *context, uint64_t until)
+{
+	return run(&(struct target){.context = context, .until = until}, HELP) == DONE;
+}
+
+void queue_wait_context_until(struct context *context, uint64_t until)
+{
+	wait_until((struct target){.context = context, .until = until});
+}
+
+uint64_t queue_last(void)
+{
+	return last_sequence;
 }
 
 void queue_wait_frees(int device)

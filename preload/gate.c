@@ -1,0 +1,117 @@
+/* gate has what a gated pause needs of C: the gate of libtms_reach.so, where that is preloaded too, and what a gate
+ * cannot hold. The order in which things are done is gate.go's. */
+#define _GNU_SOURCE
+#include "shim.h"
+#include "gate.h"
+#include "region.h"
+#include "tms.h"
+
+#include <errno.h>
+#include <link.h>
+#include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+_Static_assert(GATE_OPENED == (int)GATE_OPEN && GATE_SHUT_FOR_CAPTURES == (int)GATE_NO_CAPTURES &&
+		       GATE_SHUT == (int)GATE_CLOSED && GATE_SHUT_FOR_NAMING == (int)GATE_NAMING,
+	       "Go has the states by these names");
+
+static bool is_there(void)
+{
+	return &tms_reach_gate != NULL;
+}
+
+HIDDEN const char *gate_unusable(void)
+{
+	if (!is_there())
+		return "libtms_reach.so is not preloaded, so the program's calls cannot be held up: start the program with "
+		       "tms run, or preload libtms_reach.so behind libtms.so";
+	return tms_reach_gate.unusable();
+}
+
+HIDDEN const char *gate_not_gated(void)
+{
+	return tms_reach_gate.not_gated();
+}
+
+static _Atomic bool shut;
+
+HIDDEN bool gate_is_shut(void)
+{
+	return atomic_load_explicit(&shut, memory_order_relaxed);
+}
+
+HIDDEN int gate_set(int state)
+{
+	if (state != GATE_OPEN)
+		atomic_store(&shut, true);
+	int error = tms_reach_gate.set((enum gate_state)state, atomic_load(&go_process.page));
+	if (state == GATE_OPEN || error != 0)
+		atomic_store(&shut, false);
+	return error;
+}
+
+/* The number of a thread that has ended may be another process's thread's by now: the process is asked for too. */
+static bool lives(pid_t thread)
+{
+	return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
+}
+
+HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
+{
+	const struct gate_mark *mark = *cursor;
+	while ((mark = tms_reach_gate.next(mark))) {
+		uint32_t inside = atomic_load_explicit(&mark->inside, memory_order_acquire);
+		const struct gate_call *call = atomic_load_explicit(&mark->call, memory_order_acquire);
+		if (!call)
+			continue;
+		*cursor = mark;
+		*user = (struct gate_user){
+			.thread = (pid_t)atomic_load(&mark->thread),
+			.call = call->name,
+			.stream = atomic_load(&mark->stream),
+			.works = inside != OUT && (call->kind == WORK || call->kind == CAPTURE),
+			.destroys = inside != OUT && call->kind == DESTROY,
+		};
+		user->lives = atomic_load(&mark->taken) && lives(user->thread);
+		return true;
+	}
+	return false;
+}
+
+HIDDEN uintptr_t gate_exported(size_t index)
+{
+	return tms_reach_gate.exported(index);
+}
+
+/* Libraries that have the GPU or a network card start work that no call of the process gives. */
+static const char *const self_starting[] = {"libnvshmem_host.so"};
+
+static int look_at(struct dl_phdr_info *info, size_t size, void *found)
+{
+	(void)size;
+	const char *base = strrchr(info->dlpi_name, '/');
+	base = base ? base + 1 : info->dlpi_name;
+	for (size_t i = 0; i < sizeof self_starting / sizeof *self_starting; i++)
+		if (strncmp(base, self_starting[i], strlen(self_starting[i])) == 0)
+			*(const char **)found = self_starting[i];
+	return *(const char **)found != NULL;
+}
+
+HIDDEN const char *gate_self_starting(void)
+{
+	const char *found = NULL;
+	dl_iterate_phdr(look_at, &found);
+	return found;
+}
+
+HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream)
+{
+	return is_there() ? tms_reach_gate.enter(call, (uintptr_t)stream) : NULL;
+}
+
+HIDDEN void gate_leave_capture(struct gate_mark *mark)
+{
+	if (mark)
+		tms_reach_gate.leave(mark);
+}

@@ -1,0 +1,271 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/clock"
+	"tms/internal/rawfile"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// gate is whether the threads of the program are held up; reach/gate.c does it. It is shut from the time that a
+// gated pause begins until it has failed, or until nothing is left that gated pauses have paused.
+var gate struct {
+	sync.Mutex      // held while the state changes, and while nothing is waited for
+	pausing    bool // a gated pause goes on
+	shut       bool
+	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
+}
+
+// refused is an error of a gated pause that has changed nothing.
+type refused struct {
+	code  cuda.Result
+	words string
+}
+
+func (r *refused) Error() string {
+	return "gated pause: " + r.words + "; nothing has changed, and the program runs on"
+}
+
+func (r *refused) Code() int { return int(r.code) }
+
+func late(format string, arguments ...any) error {
+	return &refused{cuda.Timeout, fmt.Sprintf(format, arguments...)}
+}
+
+func unsupported(format string, arguments ...any) error {
+	return &refused{cuda.NotSupported, fmt.Sprintf(format, arguments...)}
+}
+
+// pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described: shut the gate, wait until
+// nobody is past it and the devices are idle, pause. force: also where the gate cannot hold all work. Whatever fails
+// opens the gate again. It runs on a thread of ours, and calls nothing of the program's.
+// Errors: those of Pause, cuda.Timeout, cuda.NotSupported.
+func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool) (uint64, error) {
+	deadline := time.Now().Add(timeout)
+	if words := C.gate_unusable(); words != nil {
+		return 0, unsupported("%s", C.GoString(words))
+	}
+	if err := holds(e); err != nil && !force {
+		return 0, err
+	}
+	if !poll(deadline, gate.turn.TryLock) {
+		return 0, late("another gated pause has not ended within %v", timeout)
+	}
+	defer gate.turn.Unlock()
+	gate.Lock()
+	gate.pausing = true
+	gate.Unlock()
+	defer func() {
+		gate.Lock()
+		gate.pausing = false
+		gate.Unlock()
+		if !e.Gated() {
+			openGate()
+		}
+	}()
+	if err := shutGate(deadline, timeout); err != nil {
+		return 0, err
+	}
+	blame := func(device int, busy func(cuda.Stream) bool) error { return blamed(device, busy, timeout) }
+	if err := e.AwaitIdle(deadline, blame); err != nil {
+		return 0, err
+	}
+	options.Gated, options.Capturing, options.Progress = true, false, nil
+	return e.Pause(options)
+}
+
+// resumeGated is Resume. The gate opens when it leaves nothing that a gated pause has paused, as after any resume.
+func resumeGated(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	return e.Resume(options)
+}
+
+// openGate lets the program's threads go on, unless a gated pause goes on.
+func openGate() {
+	gate.Lock()
+	defer gate.Unlock()
+	if !gate.pausing && gate.shut {
+		C.gate_set(C.GATE_OPENED)
+		gate.shut = false
+	}
+}
+
+// holds tells why the gate could not hold all that uses pausable memory, as far as that can be known.
+func holds(e *vmm.Engine) error {
+	if name := C.gate_not_gated(); name != nil {
+		return unsupported("the program was given %s, which this version does not know and cannot hold up; use a newer "+
+			"one (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
+	}
+	if name := C.gate_self_starting(); name != nil {
+		return unsupported("%s is loaded, with which GPUs and network cards start work by themselves, which cannot be held "+
+			"up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
+	}
+	for index := C.size_t(0); ; index++ {
+		address := uintptr(C.gate_exported(index))
+		if address == 0 {
+			return nil
+		}
+		if e.DeviceOf(address) >= 0 {
+			return unsupported("the memory at %#x was exported, and whoever imported it cannot be held up "+
+				"(TMS_PAUSE_FORCE=1 pauses all the same)", address)
+		}
+	}
+}
+
+// setGate shuts the gate, or shuts it in another way.
+func setGate(state C.int) error {
+	gate.Lock()
+	defer gate.Unlock()
+	if errno := C.gate_set(state); errno != 0 {
+		gate.shut = false
+		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be "+
+			"held up: %v", unix.Errno(errno))
+	}
+	gate.shut = true
+	return nil
+}
+
+// shutGate returns when nobody is in a call that gives a device work, and nobody gets into one, and no stream is
+// being captured.
+func shutGate(deadline time.Time, timeout time.Duration) error {
+	gate.Lock()
+	shut := gate.shut
+	gate.Unlock()
+	for !shut { // else by a gated pause before this one
+		// Whoever captures needs his calls to come to the end of it. Nobody else begins.
+		if err := setGate(C.GATE_SHUT_FOR_CAPTURES); err != nil {
+			return err
+		}
+		if !poll(deadline, func() bool { return !state().Capturing }) {
+			return late("a stream is being captured into a CUDA graph, and that has not ended within %v", timeout)
+		}
+		if err := setGate(C.GATE_SHUT); err != nil {
+			return err
+		}
+		var inside *gateUser
+		if !poll(deadline, func() bool { inside = nobodyInside(); return inside == nil }) {
+			return late("thread %s has not come back from %s within %v", inside.name(), inside.call, timeout)
+		}
+		// One that had passed the gate may have begun a capture since.
+		shut = !state().Capturing
+	}
+	return nil
+}
+
+// poll asks until the answer is yes, or it is too late.
+func poll(deadline time.Time, ready func() bool) bool {
+	for pause := 20 * time.Microsecond; !ready(); pause = min(2*pause, time.Millisecond) {
+		left := time.Until(deadline)
+		if left <= 0 {
+			return false
+		}
+		clock.Sleep(min(pause, left))
+	}
+	return true
+}
+
+// gateUser is what a thread shows of its calls.
+type gateUser struct {
+	thread          int
+	lives           bool
+	works, destroys bool // it is inside a call of this kind
+	call            string
+	stream          cuda.Stream
+}
+
+// gateUsers lists all that were ever past the gate, and calls look with each until that is false.
+func gateUsers(look func(gateUser) bool) {
+	var cursor unsafe.Pointer
+	var user C.struct_gate_user
+	for C.gate_look(&cursor, &user) {
+		if !look(gateUser{int(user.thread), bool(user.lives), bool(user.works), bool(user.destroys),
+			C.GoString(user.call), cuda.Stream(user.stream)}) {
+			return
+		}
+	}
+}
+
+// nobodyInside returns somebody who gives a device work, nil when there is nobody.
+func nobodyInside() (found *gateUser) {
+	gateUsers(func(user gateUser) bool {
+		if user.works && user.lives {
+			found = &user
+		}
+		return found == nil
+	})
+	return found
+}
+
+// name is the thread's number, and what it is called where it lives.
+func (u gateUser) name() string {
+	if !u.lives {
+		return fmt.Sprintf("%d, which has ended", u.thread)
+	}
+	name, err := rawfile.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", u.thread))
+	if err != nil {
+		return fmt.Sprint(u.thread)
+	}
+	return fmt.Sprintf("%d (%s)", u.thread, strings.TrimSpace(string(name)))
+}
+
+// perThread tells whether the stream is the thread's own default one, which others cannot ask about.
+func (u gateUser) perThread() bool {
+	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(u.call, "_ptsz") || strings.HasSuffix(u.call, "_ptds"))
+}
+
+const legacyStream = 1
+
+// blamed is the error for a device that is not idle in time: what stream it is, if that can be told. A stream that
+// has been destroyed must not be asked for: who destroys one has it forgotten first, and waits meanwhile.
+func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) error {
+	if err := setGate(C.GATE_SHUT_FOR_NAMING); err != nil {
+		return err
+	}
+	destroying := func() (found bool) {
+		gateUsers(func(user gateUser) bool { found = user.destroys && user.lives; return !found })
+		return found
+	}
+	var words string
+	if poll(time.Now().Add(patience), func() bool { return !destroying() }) {
+		gateUsers(func(user gateUser) bool {
+			if user.stream > 2 && busy(user.stream) {
+				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(), user.call)
+			}
+			return words == ""
+		})
+		if words == "" {
+			gateUsers(func(user gateUser) bool {
+				switch {
+				case user.stream > 2:
+				case user.perThread():
+					words = fmt.Sprintf("perhaps the own default stream of thread %s, which called %s last", user.name(), user.call)
+				case busy(legacyStream):
+					words = fmt.Sprintf("the default stream, to which thread %s gave work last, with %s", user.name(), user.call)
+				}
+				return words == ""
+			})
+		}
+	}
+	if err := setGate(C.GATE_SHUT); err != nil {
+		return err
+	}
+	if words == "" {
+		words = "no stream that it could be is known"
+	}
+	return late("device %d has not finished within %v: %s", device, timeout, words)
+}
+
+// patience is how long is waited for a thread that destroys a stream.
+const patience = 100 * time.Millisecond

@@ -1,0 +1,284 @@
+/* calls has the functions in front of the driver's that pass the gate: bound by the loader, found with dlsym (reach.c
+ * asks here), or asked for by cuGetProcAddress. Where libtms.so has a function of the name too, that one is called
+ * first, and comes here by the loader's order when it goes on to CUDA. */
+#define _GNU_SOURCE
+#include "reach.h"
+#include "calls.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { NOT_FOUND = 302, NO_MEMORY = 2 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
+
+enum {
+#define X(symbol, words, stream, kind, since) AT_##symbol,
+	GATED_CALLS(X)
+#undef X
+		CALLS
+};
+static struct gate_call calls[CALLS];
+
+static __attribute__((noinline, cold)) void *find_real(struct gate_call *call)
+{
+	void *real = reach_next(call->name);
+	void *none = NULL;
+	if (real && !atomic_compare_exchange_strong(&call->real, &none, real))
+		real = none;
+	return real;
+}
+
+/* Memory that the program has taken a handle of, or given away by one. Entries are not taken out: who has it is not
+ * known. */
+enum { LENT_MAX = 1024 };
+static struct {
+	_Atomic uintptr_t address; /* 0: not written yet */
+	uint64_t handle;
+	_Atomic bool exported;
+} lent[LENT_MAX];
+static _Atomic size_t lent_count;
+
+static void note(uintptr_t address, uint64_t handle, bool exported)
+{
+	size_t at = atomic_fetch_add(&lent_count, 1);
+	if (at >= LENT_MAX)
+		return;
+	lent[at].handle = handle;
+	atomic_store(&lent[at].exported, exported);
+	atomic_store(&lent[at].address, address);
+}
+
+static void note_lent(int call, uintptr_t first, uintptr_t second)
+{
+	size_t count = atomic_load(&lent_count);
+	if (call == AT_cuMemRetainAllocationHandle) {
+		note(second, *(const uint64_t *)first, false);
+	} else if (call == AT_cuMemGetHandleForAddressRange) {
+		note(second, 0, true);
+	} else {
+		for (size_t i = 0; i < count && i < LENT_MAX; i++)
+			if (atomic_load(&lent[i].address) && lent[i].handle == second)
+				atomic_store(&lent[i].exported, true);
+	}
+}
+
+HIDDEN uintptr_t calls_exported(size_t index)
+{
+	size_t count = atomic_load(&lent_count);
+	for (size_t i = 0; i < count && i < LENT_MAX; i++) {
+		uintptr_t address = atomic_load(&lent[i].address);
+		if (address && atomic_load(&lent[i].exported) && index-- == 0)
+			return address;
+	}
+	return 0;
+}
+
+#define WORDS_1 uintptr_t a
+#define WORDS_2 WORDS_1, uintptr_t b
+#define WORDS_3 WORDS_2, uintptr_t c
+#define WORDS_4 WORDS_3, uintptr_t d
+#define WORDS_5 WORDS_4, uintptr_t e
+#define WORDS_6 WORDS_5, uintptr_t f
+#define WORDS_7 WORDS_6, uintptr_t g
+#define WORDS_8 WORDS_7, uintptr_t h
+#define WORDS_9 WORDS_8, uintptr_t i
+#define WORDS_10 WORDS_9, uintptr_t j
+#define WORDS_11 WORDS_10, uintptr_t k
+#define SECOND_1 0
+#define SECOND_2 b
+#define SECOND_3 b
+#define SECOND_4 b
+#define SECOND_5 b
+#define SECOND_6 b
+#define SECOND_7 b
+#define SECOND_8 b
+#define SECOND_9 b
+#define SECOND_10 b
+#define SECOND_11 b
+#define PASS_1 a
+#define PASS_2 PASS_1, b
+#define PASS_3 PASS_2, c
+#define PASS_4 PASS_3, d
+#define PASS_5 PASS_4, e
+#define PASS_6 PASS_5, f
+#define PASS_7 PASS_6, g
+#define PASS_8 PASS_7, h
+#define PASS_9 PASS_8, i
+#define PASS_10 PASS_9, j
+#define PASS_11 PASS_10, k
+#define WORD_0 a
+#define WORD_1 b
+#define WORD_2 c
+#define WORD_3 d
+#define WORD_4 e
+#define WORD_5 f
+#define WORD_6 g
+#define WORD_7 h
+#define WORD_8 i
+#define WORD_NONE 0
+
+/* Each argument goes on as the word that it came as. */
+#define X(symbol, words, stream, kind, since)                                                              \
+	EXPORT int symbol(WORDS_##words);                                                                  \
+	EXPORT int symbol(WORDS_##words)                                                                   \
+	{                                                                                                  \
+		struct gate_call *call = &calls[AT_##symbol];                                              \
+		int (*real)(WORDS_##words) =                                                               \
+			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
+		if (unlikely(!real) && !(real = (int (*)(WORDS_##words))find_real(call)))                  \
+			return NOT_FOUND;                                                                  \
+		struct gate_mark *mark = gate_enter(call, WORD_##stream);                                  \
+		if (unlikely(mark == NO_MARK))                                                             \
+			return NO_MEMORY;                                                                  \
+		if (kind == DESTROY)                                                                       \
+			gate_forget_stream(WORD_##stream);                                                 \
+		int code = real(PASS_##words);                                                             \
+		if (kind == LEND && code == 0)                                                             \
+			note_lent(AT_##symbol, a, SECOND_##words);                                         \
+		gate_leave(mark);                                                                          \
+		return code;                                                                               \
+	}
+GATED_CALLS(X)
+#undef X
+
+static struct gate_call calls[CALLS] = {
+#define X(symbol, words, stream, kind, since) {#symbol, kind, since, (void *)symbol, NULL},
+	GATED_CALLS(X)
+#undef X
+};
+
+static void *entry_of(struct gate_call *call, void *real)
+{
+	void *none = NULL;
+	if (real != call->entry)
+		atomic_compare_exchange_strong(&call->real, &none, real);
+	return call->entry;
+}
+
+static struct gate_call *find(const char *symbol)
+{
+	for (struct gate_call *call = calls; call < calls + CALLS; call++)
+		if (strcmp(call->name, symbol) == 0)
+			return call;
+	return NULL;
+}
+
+HIDDEN void *calls_entry(const char *symbol, void *theirs)
+{
+	struct gate_call *call = find(symbol);
+	return call && reach_is_drivers(theirs) ? entry_of(call, theirs) : NULL;
+}
+
+/* One that the program was given and that does not pass the gate, as it is newer than calls.h. */
+static char unknown[64];
+static atomic_flag unknown_taken = ATOMIC_FLAG_INIT;
+static _Atomic bool unknown_set;
+
+HIDDEN const char *calls_unknown(void)
+{
+	return atomic_load(&unknown_set) ? unknown : NULL;
+}
+
+static void note_unknown(const char *name, int version)
+{
+	if (atomic_flag_test_and_set(&unknown_taken))
+		return;
+	snprintf(unknown, sizeof unknown, "%.40s of CUDA %d.%d", name, version / 1000, version % 1000 / 10);
+	atomic_store(&unknown_set, true);
+}
+
+/* Symbols are a name, "_v" and a digit or nothing, "_ptsz" or "_ptds" or nothing. */
+static bool is_symbol_of(const char *symbol, const char *name, bool per_thread)
+{
+	size_t length = strlen(name);
+	if (strncmp(symbol, name, length) != 0)
+		return false;
+	symbol += length;
+	if (symbol[0] == '_' && symbol[1] == 'v' && symbol[2] >= '2' && symbol[2] <= '9')
+		symbol += 3;
+	return per_thread ? strcmp(symbol, "_ptsz") == 0 || strcmp(symbol, "_ptds") == 0 : !*symbol;
+}
+
+/* The call of a name that a version of CUDA has, for per-thread streams where there is one; NULL: none. */
+static struct gate_call *call_of(const char *name, int version, bool per_thread)
+{
+	struct gate_call *best = NULL;
+	for (struct gate_call *call = calls; call < calls + CALLS; call++)
+		if (call->since <= version && is_symbol_of(call->name, name, per_thread) &&
+		    (!best || call->since > best->since))
+			best = call;
+	return best || !per_thread ? best : call_of(name, version, false);
+}
+
+/* Whether the driver has a later function of the name, with a signature that is not known here. */
+static bool has_later(const struct gate_call *call, const char *name)
+{
+	const char *rest = call->name + strlen(name);
+	int version = rest[0] == '_' && rest[1] == 'v' ? rest[2] - '0' : 1;
+	char later[96];
+	snprintf(later, sizeof later, "%s_v%d%s", name, version + 1, version > 1 ? rest + 3 : rest);
+	return !find(later) && reach_in_driver(later);
+}
+
+/* Where the driver's own functions are, looked up once: that tells which of the versions of a name it has answered. */
+static void *_Atomic in_driver[CALLS];
+
+static void look_up_all(void)
+{
+	static _Atomic bool done;
+	if (atomic_load(&done))
+		return;
+	for (int i = 0; i < CALLS; i++)
+		atomic_store(&in_driver[i], reach_in_driver(calls[i].name));
+	atomic_store(&done, true);
+}
+
+enum { PER_THREAD = 2 }; /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+
+static int answered(int code, const char *name, void **function, int version, uint64_t flags)
+{
+	if (code != 0 || !name || strncmp(name, "cu", 2) != 0 || !function || !*function)
+		return code;
+	struct gate_call *named = NULL; /* one of the name */
+	look_up_all();
+	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
+		if (!is_symbol_of(call->name, name, false) && !is_symbol_of(call->name, name, true))
+			continue;
+		named = call;
+		if (*function == atomic_load_explicit(&in_driver[call - calls], memory_order_relaxed) ||
+		    *function == call->entry) {
+			*function = entry_of(call, *function);
+			return code;
+		}
+	}
+	if (!named)
+		return code;
+	struct gate_call *call = call_of(name, version, flags & PER_THREAD);
+	if (call && !has_later(call, name))
+		*function = entry_of(call, *function);
+	else
+		note_unknown(name, version);
+	return code;
+}
+
+typedef int get_proc_address(const char *, void **, int, uint64_t);
+typedef int get_proc_address_v2(const char *, void **, int, uint64_t, int *);
+EXPORT get_proc_address cuGetProcAddress;
+EXPORT get_proc_address_v2 cuGetProcAddress_v2;
+
+int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
+{
+	static get_proc_address *_Atomic real;
+	if (!atomic_load(&real))
+		atomic_store(&real, (get_proc_address *)reach_next(__func__));
+	return atomic_load(&real) ? answered(real(name, function, version, flags), name, function, version, flags)
+				  : NOT_FOUND;
+}
+
+int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
+{
+	static get_proc_address_v2 *_Atomic real;
+	if (!atomic_load(&real))
+		atomic_store(&real, (get_proc_address_v2 *)reach_next(__func__));
+	return atomic_load(&real) ? answered(real(name, function, version, flags, status), name, function, version, flags)
+				  : NOT_FOUND;
+}

@@ -1,0 +1,212 @@
+/* gate knows which threads are inside a call that gives the device work, and keeps others out.
+ *
+ * A thread that wants in writes its mark, then reads the state; who closes writes the state, then reads the marks. So
+ * that one of the two sees the other there must be a full barrier between the two steps on both sides. The thread has
+ * none: it would cost more than all the rest. Who closes has membarrier put one into every running thread of the
+ * process (one that does not run passes one when it does). It falls either before the thread has read the state,
+ * which then reads as closed, or after it, and then the mark was written before it, and is seen. In the first case
+ * the thread takes its mark back and sleeps. So once all marks have been seen OUT after the barrier, each at a moment
+ * of its own, nobody is inside, and nobody gets in until the gate opens.
+ *
+ * A signal handler may give the device work in the middle of this. When it finds INSIDE it passes: its thread was let
+ * in, and is waited for. When it finds TRYING nothing is known yet: it passes the gate as if it were the thread and
+ * leaves TRYING behind, as it found it; whoever has seen TRYING goes on looking.
+ *
+ * Marks are never unmapped. One that a dead thread had is taken again; what it says of its last stream stays until
+ * then, for the words of a pause that is refused. The mark of a thread that ends inside (it is cancelled) goes with
+ * the thread's key; where that was too late for a key, who looks asks whether the thread lives. */
+#define _GNU_SOURCE
+#include "reach.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <linux/membarrier.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+HIDDEN __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec")));
+HIDDEN _Atomic uint32_t gate_state;
+
+enum { MARKS = 63 }; /* with the pointer a page */
+struct marks {
+	_Alignas(64) _Atomic(struct marks *) next;
+	struct gate_mark mark[MARKS];
+};
+static struct marks first;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static bool has_key;
+
+/* The thread ends. A destructor that comes later may still give the device work: with another mark. */
+static void leave_for_good(void *mark)
+{
+	struct gate_mark *mine = mark;
+	gate_mine = NULL;
+	atomic_store_explicit(&mine->inside, OUT, memory_order_release);
+	atomic_store_explicit(&mine->taken, false, memory_order_release);
+}
+
+static void make_key(void)
+{
+	has_key = pthread_key_create(&key, leave_for_good) == 0;
+}
+
+static struct gate_mark *take(void)
+{
+	for (struct marks *marks = &first;;) {
+		for (int i = 0; i < MARKS; i++) {
+			bool taken = false;
+			if (!atomic_load_explicit(&marks->mark[i].taken, memory_order_relaxed) &&
+			    atomic_compare_exchange_strong(&marks->mark[i].taken, &taken, true))
+				return &marks->mark[i];
+		}
+		struct marks *next = atomic_load(&marks->next);
+		if (!next) {
+			struct marks *fresh = mmap(NULL, sizeof *fresh, PROT_READ | PROT_WRITE,
+						   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+			if (fresh == MAP_FAILED)
+				return NULL;
+			if (atomic_compare_exchange_strong(&marks->next, &next, fresh))
+				next = fresh;
+			else
+				munmap(fresh, sizeof *fresh);
+		}
+		marks = next;
+	}
+}
+
+/* A signal handler may do the same in the middle: one of the two marks is then not used any more. */
+static struct gate_mark *mine_new(void)
+{
+	pthread_once(&once, make_key);
+	struct gate_mark *mine = take();
+	if (!mine)
+		return NULL;
+	atomic_store_explicit(&mine->thread, (uint32_t)syscall(SYS_gettid), memory_order_relaxed);
+	if (has_key)
+		pthread_setspecific(key, mine);
+	gate_mine = mine;
+	return mine;
+}
+
+/* Of the process that closed the gate: a byte that its children read as 0, or NULL, and its number. */
+static const volatile char *_Atomic alive;
+static _Atomic pid_t process;
+
+static bool is_child(void)
+{
+	const volatile char *byte = atomic_load(&alive);
+	return byte ? !*byte : (pid_t)syscall(SYS_getpid) != atomic_load(&process);
+}
+
+static bool is_open(uint32_t state, enum gate_kind kind)
+{
+	static const bool passes[][LEND + 1] = {
+		[GATE_OPEN] = {true, true, true, true},
+		[GATE_NO_CAPTURES] = {[WORK] = true, [DESTROY] = true, [LEND] = true},
+		[GATE_CLOSED] = {[DESTROY] = true, [LEND] = true},
+		[GATE_NAMING] = {[LEND] = true},
+	};
+	return passes[state][kind] || is_child();
+}
+
+/* By a bare system call: a thread that was cancelled must not go here, in the middle of a call of the program's. */
+static void wait_while(uint32_t state)
+{
+	int error = errno;
+	syscall(SYS_futex, &gate_state, FUTEX_WAIT_PRIVATE, state, NULL, NULL, 0);
+	errno = error;
+}
+
+HIDDEN struct gate_mark *gate_enter_slowly(const struct gate_call *call, uintptr_t stream)
+{
+	struct gate_mark *mine = gate_mine ? gate_mine : mine_new();
+	if (!mine)
+		return NO_MARK;
+	uint32_t was = atomic_load_explicit(&mine->inside, memory_order_relaxed);
+	if (was == INSIDE)
+		return NULL;
+	for (;;) {
+		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
+		atomic_signal_fence(memory_order_seq_cst);
+		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
+		if (is_open(state, call->kind))
+			break;
+		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
+		wait_while(state);
+	}
+	if (was == TRYING) /* this is a handler */
+		return NULL;
+	atomic_store_explicit(&mine->call, call, memory_order_relaxed);
+	atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
+	atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
+	atomic_signal_fence(memory_order_seq_cst);
+	return mine;
+}
+
+HIDDEN void gate_forget_stream(uintptr_t stream)
+{
+	for (struct marks *marks = &first; marks; marks = atomic_load(&marks->next))
+		for (int i = 0; i < MARKS; i++)
+			if (!stream || atomic_load_explicit(&marks->mark[i].stream, memory_order_relaxed) == stream)
+				atomic_store_explicit(&marks->mark[i].stream, 0, memory_order_relaxed);
+}
+
+static int set(enum gate_state state, const volatile char *byte)
+{
+	static _Atomic bool registered;
+	atomic_store(&alive, byte);
+	atomic_store(&process, (pid_t)syscall(SYS_getpid));
+	if (state != GATE_OPEN && !atomic_load(&registered)) {
+		if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0) != 0)
+			return errno;
+		atomic_store(&registered, true);
+	}
+	atomic_store(&gate_state, state);
+	if (state == GATE_OPEN || syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0) == 0) {
+		syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+		return 0;
+	}
+	int error = errno;
+	set(GATE_OPEN, byte);
+	return error;
+}
+
+static const struct gate_mark *next(const struct gate_mark *mark)
+{
+	if (!mark)
+		return first.mark;
+	for (struct marks *marks = &first; marks; marks = atomic_load(&marks->next))
+		if (mark >= marks->mark && mark < marks->mark + MARKS - 1)
+			return mark + 1;
+		else if (mark == marks->mark + MARKS - 1)
+			return (marks = atomic_load(&marks->next)) ? marks->mark : NULL;
+	return NULL;
+}
+
+/* Without a mark the call itself, below, is refused. */
+static struct gate_mark *enter(const struct gate_call *call, uintptr_t stream)
+{
+	struct gate_mark *mark = gate_enter(call, stream);
+	return mark == NO_MARK ? NULL : mark;
+}
+
+static const char *unusable(void)
+{
+	return reach_is_behind() ? NULL
+				 : "libtms_reach.so stands before libtms.so in LD_PRELOAD, and must stand behind it";
+}
+
+EXPORT const struct gate tms_reach_gate = {
+	.unusable = unusable,
+	.not_gated = calls_unknown,
+	.set = set,
+	.next = next,
+	.enter = enter,
+	.leave = gate_leave,
+	.exported = calls_exported,
+};

@@ -1,0 +1,54 @@
+/* gate is what libtms.so closes while it takes memory away, and what every call that gives the device work passes in
+ * libtms_reach.so. libtms.so finds it by the one name below, which is NULL where libtms_reach.so is not preloaded. */
+#ifndef REACH_GATE_H
+#define REACH_GATE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+enum gate_kind { WORK, CAPTURE, DESTROY, LEND };
+
+/* Who waits: nobody; who begins a capture; who gives the device work too; who ends streams too. */
+enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING };
+
+/* A function of the driver. */
+struct gate_call {
+	const char *name;
+	enum gate_kind kind;
+	int since; /* the first CUDA version with it */
+	void *entry;	      /* ours */
+	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet */
+};
+
+enum { OUT, TRYING, INSIDE };
+
+/* What a thread shows of itself. Only it writes here, but for stream, which who destroys that sets to 0, and taken. */
+struct gate_mark {
+	_Alignas(64) _Atomic uint32_t inside; /* OUT, TRYING: it looks at the gate, INSIDE: the call has begun */
+	_Atomic uint32_t thread;	      /* as gettid has it */
+	/* Of the last call; they stay when it, or the thread, has ended. */
+	_Atomic(const struct gate_call *) call; /* NULL: none yet */
+	_Atomic uintptr_t stream;
+	_Atomic bool taken; /* by a thread that lives */
+};
+
+struct gate {
+	const char *(*unusable)(void);	/* the words for why there is no gate; NULL: there is */
+	const char *(*not_gated)(void); /* a function that is in use and passes by it; NULL: none */
+	/* 0, or the errno that keeps it from being shut. alive: a byte that is 0 in a child, or NULL. Who is past it
+	 * when this returns has a mark that can be seen. Opening cannot fail. */
+	int (*set)(enum gate_state state, const volatile char *alive);
+	/* The marks, one after the other; NULL: the first; the last has NULL after it. None goes away. */
+	const struct gate_mark *(*next)(const struct gate_mark *mark);
+	/* Around a call of the runtime. NULL from enter: the thread is inside already; leave takes that too. */
+	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
+	void (*leave)(struct gate_mark *mark);
+	/* Addresses of memory that the program has given to others by a handle; 0 ends them. */
+	uintptr_t (*exported)(size_t index);
+};
+
+extern const struct gate tms_reach_gate __attribute__((weak, visibility("default")));
+
+#endif

@@ -1,0 +1,62 @@
+/* reach is what the files of libtms_reach.so use of each other. */
+#ifndef REACH_H
+#define REACH_H
+
+#include "gate.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define HIDDEN __attribute__((visibility("hidden")))
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* reach.c: what dlsym would answer if this library were not there. */
+typedef void *reach_find(void *handle, const char *name);
+typedef void *reach_find_version(void *handle, const char *name, const char *version);
+extern reach_find *_Atomic reach_dlsym HIDDEN;
+extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
+HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
+HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
+HIDDEN bool reach_is_drivers(void *function);
+HIDDEN bool reach_is_behind(void); /* this library stands behind libtms.so */
+
+/* calls.c: what the gate stands in front of. */
+HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for the driver's own, or NULL */
+HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
+HIDDEN uintptr_t calls_exported(size_t index);
+
+/* gate.c: the marks. */
+extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;
+extern _Atomic uint32_t gate_state HIDDEN;
+
+/* For a thread without memory for a mark. */
+#define NO_MARK ((struct gate_mark *)1)
+HIDDEN struct gate_mark *gate_enter_slowly(const struct gate_call *call, uintptr_t stream);
+
+/* NULL: the thread is inside already. gate_leave must follow, but on NO_MARK. */
+static inline struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream)
+{
+	struct gate_mark *mine = gate_mine;
+	if (likely(mine) && likely(atomic_load_explicit(&mine->inside, memory_order_relaxed) == OUT)) {
+		atomic_store_explicit(&mine->call, call, memory_order_relaxed);
+		atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
+		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
+		atomic_signal_fence(memory_order_seq_cst);
+		if (likely(atomic_load_explicit(&gate_state, memory_order_relaxed) == GATE_OPEN)) {
+			atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
+			atomic_signal_fence(memory_order_seq_cst);
+			return mine;
+		}
+		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
+	}
+	return gate_enter_slowly(call, stream);
+}
+
+static inline void gate_leave(struct gate_mark *mark)
+{
+	if (likely(mark))
+		atomic_store_explicit(&mark->inside, OUT, memory_order_release);
+}
+
+HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to go; 0: all */
+
+#endif
