@@ -228,6 +228,13 @@ func TestChildrenHoldNothing(t *testing.T) {
 	survivor.requireFree(60)
 }
 
+// makeReadable lets other users reach a program of this test.
+func makeReadable(t *testing.T, binary string) {
+	for path := filepath.Dir(binary); path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
+		require.NoError(t, os.Chmod(path, 0o755))
+	}
+}
+
 // A folder that another user has made ahead is not trusted.
 func TestTheFolderOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -238,9 +245,7 @@ func TestTheFolderOfAnotherUser(t *testing.T) {
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	t.Cleanup(func() { os.Remove(folder) })
 	binary := compile(t, "shared", 0)
-	for path := filepath.Dir(binary); path != filepath.Clean(os.TempDir()) && path != "/"; path = filepath.Dir(path) {
-		require.NoError(t, os.Chmod(path, 0o755))
-	}
+	makeReadable(t, binary)
 	cmd := exec.Command(binary)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: user, Gid: user}}
 	cmd.Env = append(environment(t), "CUDASIM_SHARED=name")

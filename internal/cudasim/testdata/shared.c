@@ -1,5 +1,6 @@
 // A process that does what it reads: one command a line, one answer a line. Several of them share a device.
 #include <fcntl.h>
+#include <pthread.h>
 #include <sched.h>
 #include <sys/file.h>
 #include <sys/wait.h>
@@ -74,9 +75,42 @@ static int join_and_leave(int times)
 	return collisions;
 }
 
+static void sleep_in_host_function(void *milliseconds)
+{
+	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+}
+
+// Inside a call of the driver for so many milliseconds.
+static void *busy(void *milliseconds)
+{
+	CUcontext context;
+	OK(cuDevicePrimaryCtxRetain(&context, 0));
+	OK(cuCtxSetCurrent(context));
+	CUstream stream;
+	OK(cuStreamCreate(&stream, 1));
+	OK(cuLaunchHostFunc(stream, sleep_in_host_function, milliseconds));
+	OK(cuStreamSynchronize(stream));
+	OK(cuStreamDestroy_v2(stream));
+	return NULL;
+}
+
+static CUresult checkpoint(const char *command, int process, unsigned timeout)
+{
+	CUcheckpointLockArgs arguments = {.timeoutMs = timeout};
+	if (!strcmp(command, "lock"))
+		return cuCheckpointProcessLock(process, &arguments);
+	if (!strcmp(command, "checkpoint"))
+		return cuCheckpointProcessCheckpoint(process, NULL);
+	if (!strcmp(command, "restore"))
+		return cuCheckpointProcessRestore(process, NULL);
+	return cuCheckpointProcessUnlock(process, NULL);
+}
+
 int main(int argc, char **argv)
 {
 	char command[16];
+	unsigned timeout = 0;
+	pthread_t thread;
 	unsigned long number;
 	(void)argc;
 	setvbuf(stdout, NULL, _IOLBF, 0);
@@ -113,6 +147,33 @@ int main(int argc, char **argv)
 			printf("%d\n", child);
 		} else if (!strcmp(command, "wait")) {
 			printf("%d\n", wait(NULL) > 0);
+		} else if (!strcmp(command, "timeout")) { // of locks, in milliseconds
+			timeout = (unsigned)number;
+			puts("0");
+		} else if (!strcmp(command, "state")) {
+			CUprocessState state = 99;
+			int code = (int)cuCheckpointProcessGetState((int)number, &state);
+			printf("%d %d\n", code, code ? -1 : (int)state);
+		} else if (!strcmp(command, "restorer")) {
+			int found = 0;
+			OK(cuCheckpointProcessGetRestoreThreadId((int)number, &found));
+			printf("%d\n", found);
+		} else if (!strcmp(command, "lock") || !strcmp(command, "checkpoint") || !strcmp(command, "restore") ||
+			   !strcmp(command, "unlock")) {
+			printf("%d\n", checkpoint(command, (int)number, timeout));
+		} else if (!strcmp(command, "busy")) {
+			CHECK(!pthread_create(&thread, NULL, busy, (void *)number));
+			pthread_detach(thread);
+			puts("0");
+		} else if (!strcmp(command, "fill")) {
+			printf("%d\n", cuMemsetD8_v2(held[0], (unsigned char)number, sizes[0]));
+		} else if (!strcmp(command, "value")) {
+			unsigned char value = 0;
+			int code = (int)cuMemcpyDtoH_v2(&value, held[0] + sizes[0] - 1, 1);
+			printf("%d %d\n", code, value);
+		} else if (!strcmp(command, "export")) {
+			CUipcMemHandle handle;
+			printf("%d\n", cuIpcGetMemHandle(&handle, held[0]));
 		} else if (!strcmp(command, "exec")) {
 			execv(argv[0], argv);
 		}

@@ -15,6 +15,13 @@ EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int versio
 EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
 				    CUdriverProcAddressQueryResult *status);
 
+EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
+EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
+EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
+EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
+EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
+EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
+
 EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal);
 EXPORT CUresult cuDeviceGetCount(int *count);
 EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device);

@@ -14,6 +14,12 @@
 	X(cuGetErrorString, cuGetErrorString, 6000, ANY)                                                     \
 	X(cuGetProcAddress, cuGetProcAddress, 11030, ANY)                                                    \
 	X(cuGetProcAddress, cuGetProcAddress_v2, 12000, ANY)                                                 \
+	X(cuCheckpointProcessGetState, cuCheckpointProcessGetState, 12080, ANY)                              \
+	X(cuCheckpointProcessGetRestoreThreadId, cuCheckpointProcessGetRestoreThreadId, 12080, ANY)          \
+	X(cuCheckpointProcessLock, cuCheckpointProcessLock, 12080, ANY)                                      \
+	X(cuCheckpointProcessCheckpoint, cuCheckpointProcessCheckpoint, 12080, ANY)                          \
+	X(cuCheckpointProcessRestore, cuCheckpointProcessRestore, 12080, ANY)                                \
+	X(cuCheckpointProcessUnlock, cuCheckpointProcessUnlock, 12080, ANY)                                  \
 	X(cuDeviceGet, cuDeviceGet, 2000, INIT)                                                              \
 	X(cuDeviceGetCount, cuDeviceGetCount, 2000, INIT)                                                    \
 	X(cuDeviceGetName, cuDeviceGetName, 2000, INIT)                                                      \

@@ -218,6 +218,25 @@ typedef struct {
 	int result_out;
 } CUDA_GRAPH_INSTANTIATE_PARAMS;
 
+typedef enum {
+	CU_PROCESS_STATE_RUNNING = 0,
+	CU_PROCESS_STATE_LOCKED = 1,
+	CU_PROCESS_STATE_CHECKPOINTED = 2,
+	CU_PROCESS_STATE_FAILED = 3,
+} CUprocessState;
+
+typedef struct {
+	unsigned timeoutMs; // 0: none
+	unsigned reserved0;
+	uint64_t reserved1[7];
+} CUcheckpointLockArgs;
+
+// Of these the simulator accepts only the defaults.
+typedef struct {
+	uint64_t reserved[8];
+} CUcheckpointCheckpointArgs, CUcheckpointRestoreArgs, CUcheckpointUnlockArgs;
+
+_Static_assert(sizeof(CUcheckpointLockArgs) == 64, "ABI");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "ABI");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "ABI");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "ABI");

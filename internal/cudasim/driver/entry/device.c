@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/process.h"
 #include "entry/gate.h"
 
 #define DRIVER_VERSION 13000
@@ -14,6 +15,10 @@ CUresult cuInit(unsigned flags)
 	if (!sim.settings.device_count)
 		return CUDA_ERROR_NO_DEVICE;
 	TRY(budget_join());
+	if (!process_publish()) {
+		sim_complain("no memfd is to be had; cuInit returns 304");
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
 	sim.initialized = true;
 	return CUDA_SUCCESS;
 }

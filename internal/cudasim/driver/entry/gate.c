@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "cudasim.h"
+#include "base/process.h"
 #include "entry/gate.h"
 
 enum needs { ANY, INIT, CTX };
@@ -169,12 +170,23 @@ static CUresult enter(enum driver_function function)
 	return needs == CTX ? context_health() : CUDA_SUCCESS;
 }
 
+// A host function's calls are part of the call that waits for it.
+static __thread bool counted;
+
 CUresult gate_enter(enum driver_function function)
 {
+	bool count = functions[function].needs != ANY && !counted;
+	if (count && !process_enter())
+		return CUDA_ERROR_UNKNOWN;
 	pthread_mutex_lock(&sim.lock);
 	CUresult result = enter(function);
-	if (result != CUDA_SUCCESS)
-		pthread_mutex_unlock(&sim.lock);
+	if (result == CUDA_SUCCESS) {
+		counted |= count;
+		return CUDA_SUCCESS;
+	}
+	pthread_mutex_unlock(&sim.lock);
+	if (count)
+		process_leave();
 	return result;
 }
 
@@ -182,6 +194,11 @@ void gate_leave(const int *guard)
 {
 	(void)guard;
 	pthread_mutex_unlock(&sim.lock);
+	// Inside the call that waits for a host function, that is one that the function makes.
+	if (counted && !thread_state()->in_host_function) {
+		counted = false;
+		process_leave();
+	}
 }
 
 uint64_t gate_calls(const char *name)

@@ -2,6 +2,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "entry/gate.h"
 
 enum { PITCH = 512 };
@@ -209,5 +210,6 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 	uint64_t description[4] = {(uint64_t)getpid(), mapping->node.key, mapping->size, mapping->id};
 	memset(handle, 0, sizeof *handle);
 	memcpy(handle, description, sizeof description);
+	process_shares();
 	return CUDA_SUCCESS;
 }

@@ -1,5 +1,6 @@
 // cudasim_reset, and what a fork leaves.
 #include "cudasim.h"
+#include "base/process.h"
 #include "entry/gate.h"
 
 // CUDA does not survive fork: the child of an initialised process gets errors only. No other
@@ -17,6 +18,7 @@ static void in_parent(void)
 static void in_child(void)
 {
 	sim.forked = sim.forked || sim.initialized;
+	process_forget();
 	pthread_mutex_unlock(&sim.lock);
 }
 
@@ -55,6 +57,7 @@ EXPORT void cudasim_reset(void)
 		sim.initialized = false;
 		sim.epoch++;
 		gate_start();
+		process_withdraw();
 	}
 	pthread_mutex_unlock(&sim.lock);
 }

@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "entry/gate.h"
 
 static bool aligned(uint64_t value)
@@ -333,6 +334,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	*(int *)shareable = fd;
+	process_shares();
 	return CUDA_SUCCESS;
 }
 
@@ -346,6 +348,7 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
 	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.device))
 		return CUDA_ERROR_INVALID_VALUE;
+	process_shares();
 	if (export.process == getpid()) {
 		struct allocation *allocation = allocation_find(export.handle);
 		return allocation ? retain(allocation->block, handle) : CUDA_ERROR_INVALID_VALUE;

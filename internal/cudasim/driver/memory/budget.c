@@ -28,6 +28,7 @@ struct identity {
 struct member {
 	struct identity identity;
 	uint64_t used[MAX_DEVICES];
+	bool lent; // to the others: it is checkpointed
 };
 
 static struct segment {
@@ -219,6 +220,7 @@ static CUresult join(void)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	memset(own->used, 0, sizeof own->used);
+	own->lent = false;
 	own->identity.started = identity.started;
 	own->identity.stack = identity.stack;
 	__atomic_store_n(&own->identity.process, identity.process, __ATOMIC_RELEASE);
@@ -265,13 +267,18 @@ __attribute__((destructor)) static void leave(void)
 	pthread_mutex_unlock(&sim.lock);
 }
 
-static uint64_t available(int device)
+static uint64_t held(const struct segment *of, int device)
 {
 	uint64_t used = 0;
-	for (int i = 0; segment && i < MEMBERS; i++)
-		if (segment->members[i].identity.process)
-			used += segment->members[i].used[device];
-	return memory.devices[device].total - (segment ? used : memory.devices[device].used);
+	for (int i = 0; i < MEMBERS; i++)
+		if (of->members[i].identity.process && !of->members[i].lent)
+			used += of->members[i].used[device];
+	return used;
+}
+
+static uint64_t available(int device)
+{
+	return memory.devices[device].total - (segment ? held(segment, device) : memory.devices[device].used);
 }
 
 bool budget_take(int device, uint64_t size)
@@ -312,4 +319,43 @@ uint64_t budget_free(int device)
 	if (segment)
 		pthread_mutex_unlock(&segment->lock);
 	return result;
+}
+
+// Of another process's segment, which need not be this one's.
+static CUresult set_lent(int process, const char *shared, bool lent)
+{
+	char path[sizeof file];
+	CUresult result = CUDA_ERROR_OPERATING_SYSTEM;
+	if (!*shared)
+		return CUDA_SUCCESS; // it has its devices for itself
+	if (!find_folder())
+		return result;
+	snprintf(path, sizeof path, "%s/%s%s", folder, shared, suffix);
+	struct segment *of = attach(path, true);
+	if (!of)
+		return result;
+	drop_dead(of);
+	for (int i = 0; i < MEMBERS; i++) {
+		struct member *member = &of->members[i];
+		if (member->identity.process != process)
+			continue;
+		result = CUDA_SUCCESS;
+		for (int device = 0; !lent && member->lent && device < MAX_DEVICES; device++)
+			if (held(of, device) + member->used[device] > of->memory)
+				result = CUDA_ERROR_OUT_OF_MEMORY;
+		if (result == CUDA_SUCCESS)
+			member->lent = lent;
+	}
+	detach(of, path);
+	return result;
+}
+
+CUresult budget_lend(int process, const char *shared)
+{
+	return set_lent(process, shared, true);
+}
+
+CUresult budget_claim(int process, const char *shared)
+{
+	return set_lent(process, shared, false);
 }

@@ -86,6 +86,10 @@ void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
+// What another process holds, by its number and CUDASIM_SHARED: others may have it meanwhile, until it is claimed
+// again. CUDA_ERROR_OUT_OF_MEMORY: they do.
+CUresult budget_lend(int process, const char *shared);
+CUresult budget_claim(int process, const char *shared);
 
 // --- physical memory (block.c)
 struct block *block_new(int device, uint64_t size, CUresult *result);

@@ -1,0 +1,204 @@
+// The page of process.h: how it is made and found, and the lock that other processes put on the calls of this one.
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/process.h"
+
+#define MEMFD "cudasim-process"
+static const char magic[16] = "cudasim-process";
+
+static struct process_page *own; // NULL: calls are never held up
+
+static uint64_t now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
+}
+
+// Returns when the word has been woken, is not the value, or after 20 ms: what has become of a process that was
+// to change it, nobody tells.
+static void wait_on(_Atomic uint32_t *word, uint32_t value)
+{
+	struct timespec most = {.tv_nsec = 20000000};
+	syscall(SYS_futex, word, FUTEX_WAIT, value, &most, NULL, 0);
+}
+
+static void wake(_Atomic uint32_t *word)
+{
+	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+bool process_publish(void)
+{
+	if (own) {
+		atomic_store(&own->initialized, 1);
+		return true;
+	}
+	int fd = memfd_create(MEMFD, MFD_CLOEXEC);
+	if (fd < 0)
+		return false;
+	struct process_page *page = MAP_FAILED;
+	if (!ftruncate(fd, sizeof *page))
+		page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (page == MAP_FAILED) {
+		close(fd);
+		return false;
+	}
+	page->process = getpid(); // the descriptor stays: by it the page is found
+	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
+	memcpy(page->magic, magic, sizeof magic);
+	atomic_store(&page->initialized, 1);
+	own = page;
+	return true;
+}
+
+void process_withdraw(void)
+{
+	if (!own)
+		return;
+	atomic_store(&own->initialized, 0);
+	atomic_store(&own->shares, 0);
+	memcpy(own->shared, sim.settings.shared, sizeof own->shared);
+}
+
+void process_forget(void)
+{
+	if (own)
+		munmap(own, sizeof *own); // the parent's
+	own = NULL;
+}
+
+void process_shares(void)
+{
+	if (own)
+		atomic_store(&own->shares, 1);
+}
+
+// What the deadline, or the death of who locks, makes of a lock that is being put.
+static uint32_t settled(struct process_page *page)
+{
+	uint32_t state = atomic_load(&page->state);
+	if (state != LOCKING)
+		return state;
+	uint64_t deadline = atomic_load(&page->deadline);
+	if (!atomic_load(&page->inside))
+		process_move(page, LOCKING, CU_PROCESS_STATE_LOCKED);
+	else if (deadline && now() >= deadline)
+		process_move(page, LOCKING, CU_PROCESS_STATE_RUNNING);
+	return atomic_load(&page->state);
+}
+
+bool process_enter(void)
+{
+	struct process_page *page = own;
+	if (!page)
+		return true;
+	for (;;) {
+		atomic_fetch_add(&page->inside, 1);
+		uint32_t state = atomic_load(&page->state);
+		if (state == CU_PROCESS_STATE_RUNNING)
+			return true;
+		process_leave();
+		if (state == CU_PROCESS_STATE_FAILED)
+			return false;
+		wait_on(&page->state, settled(page));
+	}
+}
+
+void process_leave(void)
+{
+	struct process_page *page = own;
+	if (page && atomic_fetch_sub(&page->inside, 1) == 1 && atomic_load(&page->state) != CU_PROCESS_STATE_RUNNING)
+		wake(&page->inside);
+}
+
+static struct process_page *page_of(int process, const char *descriptor)
+{
+	char path[PATH_MAX], target[64] = "";
+	snprintf(path, sizeof path, "/proc/%d/fd/%s", process, descriptor);
+	if (readlink(path, target, sizeof target - 1) < 0 || !strstr(target, MEMFD))
+		return NULL;
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return NULL;
+	struct process_page *page = NULL;
+	if (lseek(fd, 0, SEEK_END) == sizeof *page) {
+		page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		page = page == MAP_FAILED ? NULL : page;
+	}
+	close(fd);
+	// A child has its parent's descriptors.
+	if (page && (memcmp(page->magic, magic, sizeof magic) || page->process != process)) {
+		process_release(page);
+		page = NULL;
+	}
+	return page;
+}
+
+CUresult process_find(int process, struct process_page **page)
+{
+	char path[32];
+	*page = NULL;
+	if (process <= 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	snprintf(path, sizeof path, "/proc/%d/fd", process);
+	DIR *listing = opendir(path);
+	if (!listing)
+		return errno == EACCES || errno == EPERM ? CUDA_ERROR_NOT_PERMITTED : CUDA_ERROR_INVALID_VALUE;
+	for (struct dirent *entry; !*page && (entry = readdir(listing));)
+		*page = page_of(process, entry->d_name);
+	closedir(listing);
+	if (*page && atomic_load(&(*page)->initialized))
+		return CUDA_SUCCESS;
+	if (*page)
+		process_release(*page);
+	return CUDA_ERROR_NOT_INITIALIZED;
+}
+
+void process_release(struct process_page *page)
+{
+	munmap(page, sizeof *page);
+}
+
+CUprocessState process_state(struct process_page *page)
+{
+	uint32_t state = settled(page);
+	return state == LOCKING ? CU_PROCESS_STATE_RUNNING : (CUprocessState)state;
+}
+
+bool process_move(struct process_page *page, uint32_t from, uint32_t to)
+{
+	bool moved = atomic_compare_exchange_strong(&page->state, &from, to);
+	if (moved)
+		wake(&page->state);
+	return moved;
+}
+
+CUresult process_lock(struct process_page *page, unsigned timeout_ms)
+{
+	if (settled(page) != CU_PROCESS_STATE_RUNNING)
+		return CUDA_ERROR_ILLEGAL_STATE;
+	atomic_store(&page->deadline, timeout_ms ? now() + (uint64_t)timeout_ms * 1000000 : 0);
+	if (!process_move(page, CU_PROCESS_STATE_RUNNING, LOCKING))
+		return CUDA_ERROR_ILLEGAL_STATE; // somebody else was first
+	for (;;) {
+		uint32_t state = settled(page), inside = atomic_load(&page->inside);
+		if (state == CU_PROCESS_STATE_LOCKED)
+			return CUDA_SUCCESS;
+		if (state != LOCKING)
+			return CUDA_ERROR_NOT_READY;
+		if (inside)
+			wait_on(&page->inside, inside);
+	}
+}

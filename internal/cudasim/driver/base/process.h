@@ -1,0 +1,40 @@
+// What other processes see of this one, and do to it: its state as the checkpoint functions have it. A page in a memfd
+// that they find among the descriptors of the process, so only those who may look there (the same user), and it goes
+// with the process.
+#ifndef CUDASIM_PROCESS_H
+#define CUDASIM_PROCESS_H
+
+#include <stdatomic.h>
+
+#include "base/simulator.h"
+
+struct process_page {
+	char magic[16];
+	int process;
+	_Atomic uint32_t initialized;
+	_Atomic uint32_t state; // CUprocessState, or LOCKING; calls that wait sleep on it
+	_Atomic uint32_t inside; // calls of the process that have begun; who locks sleeps on it
+	_Atomic uint32_t shares; // memory was shared with other processes, which can't be checkpointed
+	_Atomic uint64_t deadline; // of LOCKING, CLOCK_MONOTONIC in ns; 0: none
+	char shared[65]; // CUDASIM_SHARED
+};
+
+enum { LOCKING = 64 }; // running for those who ask, with calls that come held up already
+
+bool process_publish(void); // at cuInit; false: it can't be
+void process_withdraw(void); // at a reset
+void process_forget(void); // in a forked child
+void process_shares(void);
+// Around each call that a lock holds up. The first waits while the process is locked; false: it has failed.
+bool process_enter(void);
+void process_leave(void);
+
+// Of any process: its page, mapped. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED:
+// it has not called cuInit; CUDA_ERROR_NOT_PERMITTED: it is another user's.
+CUresult process_find(int process, struct process_page **page);
+void process_release(struct process_page *page);
+CUprocessState process_state(struct process_page *page);
+bool process_move(struct process_page *page, uint32_t from, uint32_t to); // from one state to another
+CUresult process_lock(struct process_page *page, unsigned timeout_ms);
+
+#endif
