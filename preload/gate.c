@@ -84,8 +84,9 @@ HIDDEN uintptr_t gate_exported(size_t index)
 	return tms_reach_gate.exported(index);
 }
 
-/* Libraries that have the GPU or a network card start work that no call of the process gives. */
-static const char *const self_starting[] = {"libnvshmem_host.so"};
+/* Libraries that have the GPU or a network card start work that no call of the process gives. libnvshmem_host.so is
+ * not one: PyTorch and JAX load it and need not use it. It loads these when it is initialized. */
+static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_"};
 
 static int look_at(struct dl_phdr_info *info, size_t size, void *found)
 {
@@ -94,7 +95,7 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *found)
 	base = base ? base + 1 : info->dlpi_name;
 	for (size_t i = 0; i < sizeof self_starting / sizeof *self_starting; i++)
 		if (strncmp(base, self_starting[i], strlen(self_starting[i])) == 0)
-			*(const char **)found = self_starting[i];
+			*(const char **)found = base;
 	return *(const char **)found != NULL;
 }
 

@@ -109,8 +109,8 @@ func holds(e *vmm.Engine) error {
 			"one (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
 	}
 	if name := C.gate_self_starting(); name != nil {
-		return unsupported("%s is loaded, with which GPUs and network cards start work by themselves, which cannot be held "+
-			"up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
+		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by themselves, "+
+			"which cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
 	}
 	for index := C.size_t(0); ; index++ {
 		address := uintptr(C.gate_exported(index))

@@ -90,7 +90,7 @@ int tms_resume(const char *tag);
  * timeout is in seconds, for all that comes before contents are saved. When it is over the threads go on, nothing has
  * changed, and tms_last_error names the thread and call, or the stream, that was waited for.
  * 909 (cudaErrorTimeout) then; 801 where there is no gate, where the kernel has no membarrier, and where the gate could
- * not hold all work: libnvshmem_host.so is loaded, pausable memory was exported, or the program was given a function of
+ * not hold all work: NVSHMEM is in use, pausable memory was exported, or the program was given a function of
  * the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
