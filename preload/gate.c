@@ -70,8 +70,8 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 			.thread = (pid_t)atomic_load(&mark->thread),
 			.call = call->name,
 			.stream = atomic_load(&mark->stream),
-			.works = inside != OUT && (call->kind == WORK || call->kind == CAPTURE),
-			.destroys = inside != OUT && call->kind == DESTROY,
+			.works = inside == TRYING || inside == INSIDE,
+			.inside = inside != OUT,
 		};
 		user->lives = atomic_load(&mark->taken) && lives(user->thread);
 		return true;

@@ -6,6 +6,7 @@ package main
 import "C"
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -81,6 +82,10 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 	}
 	blame := func(device int, busy func(cuda.Stream) bool) error { return blamed(device, busy, timeout) }
 	if err := e.AwaitIdle(deadline, blame); err != nil {
+		var ours *refused
+		if !errors.As(err, &ours) {
+			err = fmt.Errorf("gated pause: waiting for the devices: %w; nothing has changed", err)
+		}
 		return 0, err
 	}
 	options.Gated, options.Capturing, options.Progress = true, false, nil
@@ -130,8 +135,8 @@ func setGate(state C.int) error {
 	defer gate.Unlock()
 	if errno := C.gate_set(state); errno != 0 {
 		gate.shut = false
-		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be "+
-			"held up: %v", unix.Errno(errno))
+		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
+			"cannot be held up: %v", unix.Errno(errno))
 	}
 	gate.shut = true
 	return nil
@@ -178,11 +183,11 @@ func poll(deadline time.Time, ready func() bool) bool {
 
 // gateUser is what a thread shows of its calls.
 type gateUser struct {
-	thread          int
-	lives           bool
-	works, destroys bool // it is inside a call of this kind
-	call            string
-	stream          cuda.Stream
+	thread        int
+	lives         bool
+	works, inside bool // it gives a device work now; or it is inside any call
+	call          string
+	stream        cuda.Stream
 }
 
 // gateUsers lists all that were ever past the gate, and calls look with each until that is false.
@@ -190,7 +195,7 @@ func gateUsers(look func(gateUser) bool) {
 	var cursor unsafe.Pointer
 	var user C.struct_gate_user
 	for C.gate_look(&cursor, &user) {
-		if !look(gateUser{int(user.thread), bool(user.lives), bool(user.works), bool(user.destroys),
+		if !look(gateUser{int(user.thread), bool(user.lives), bool(user.works), bool(user.inside),
 			C.GoString(user.call), cuda.Stream(user.stream)}) {
 			return
 		}
@@ -233,12 +238,12 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 	if err := setGate(C.GATE_SHUT_FOR_NAMING); err != nil {
 		return err
 	}
-	destroying := func() (found bool) {
-		gateUsers(func(user gateUser) bool { found = user.destroys && user.lives; return !found })
+	inside := func() (found bool) {
+		gateUsers(func(user gateUser) bool { found = user.inside && user.lives; return !found })
 		return found
 	}
 	var words string
-	if poll(time.Now().Add(patience), func() bool { return !destroying() }) {
+	if poll(time.Now().Add(patience), func() bool { return !inside() }) {
 		gateUsers(func(user gateUser) bool {
 			if user.stream > 2 && busy(user.stream) {
 				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(), user.call)

@@ -1,12 +1,54 @@
 package main
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
 )
 
 func TestGate(t *testing.T) {
 	for _, cudart := range majors {
 		program := compileWithDriver(t, "gate", cudart)
-		t.Run("basic "+cudart, func(t *testing.T) { run(t, program, []string{"basic"}, reaching(t)).succeeded(t) })
+		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "nested", "forked", "cancelled",
+			"tags", "failing"} {
+			t.Run(part+" "+cudart, func(t *testing.T) {
+				run(t, program, []string{part}, reaching(t), "TMS_DEBUG=invariants").succeeded(t)
+			})
+		}
 	}
+}
+
+func TestGateHoldsNotAll(t *testing.T) {
+	program := compileWithDriver(t, "gate", majors[1])
+	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
+	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
+
+	library := filepath.Join(t.TempDir(), "libnvshmem_host.so.3")
+	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	run(t, program, []string{"library", library}, reaching(t)).succeeded(t)
+}
+
+func TestGateIsNotThere(t *testing.T) {
+	program := compileWithDriver(t, "gate", majors[1])
+	run(t, program, []string{"no gate", "start the program with tms run, or preload libtms_reach.so"}).succeeded(t)
+	run(t, program, []string{"no gate", "libtms_reach.so stands before libtms.so in LD_PRELOAD"},
+		"LD_PRELOAD="+built(t, "lib", "libtms_reach.so")+" "+built(t, "lib", "libtms.so")).succeeded(t)
+}
+
+// TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.
+func TestGateStorm(t *testing.T) {
+	pauses, given := os.LookupEnv("TMS_GATE_PAUSES")
+	if !given {
+		pauses = "300"
+	}
+	program := compileWithDriver(t, "gatestorm", majors[1])
+	o := runWithin(t, 2*time.Hour, program, []string{pauses, os.Getenv("TMS_GATE_SEED")}, reaching(t))
+	o.succeeded(t)
+	require.Empty(t, o.findings)
+	t.Log(o.stdout)
 }

@@ -272,7 +272,7 @@ enum { GATE_OPENED, GATE_SHUT_FOR_CAPTURES, GATE_SHUT, GATE_SHUT_FOR_NAMING };
 struct gate_user { /* a thread's last call, or one that it is in */
 	pid_t thread;
 	bool lives;
-	bool works, destroys; /* it is inside one that gives the device work, that ends streams */
+	bool works, inside; /* it gives the device work now; or it is inside any call, such as one that ends a stream */
 	const char *call;
 	uintptr_t stream;
 };

@@ -85,7 +85,8 @@ int tms_resume(const char *tag);
  * next launch, copy, fill, or whatever else gives a device work, what they have given is waited for, and they go on
  * when all that gated pauses have paused is resumed or freed. Streams that are being captured are waited for, too,
  * and nobody begins a capture meanwhile. Allocating, freeing and synchronizing go on. Needs libtms_reach.so, preloaded
- * behind libtms.so (tms run does). A progress callback is not called while threads are held up.
+ * behind libtms.so (tms run does). A progress callback is not called while threads are held up. They keep what locks
+ * they hold, so the thread that is to resume must need none of those; in Python that is the interpreter's.
  *
  * timeout is in seconds, for all that comes before contents are saved. When it is over the threads go on, nothing has
  * changed, and tms_last_error names the thread and call, or the stream, that was waited for.

@@ -18,10 +18,12 @@ enum {
 };
 static struct gate_call calls[CALLS];
 
-static __attribute__((noinline, cold)) void *find_real(struct gate_call *call)
+static void *real_of(struct gate_call *call)
 {
-	void *real = reach_next(call->name);
-	void *none = NULL;
+	void *real = atomic_load_explicit(&call->real, memory_order_relaxed), *none = NULL;
+	if (real)
+		return real;
+	real = reach_next(call->name);
 	if (real && !atomic_compare_exchange_strong(&call->real, &none, real))
 		real = none;
 	return real;
@@ -47,12 +49,12 @@ static void note(uintptr_t address, uint64_t handle, bool exported)
 	atomic_store(&lent[at].address, address);
 }
 
-static void note_lent(int call, uintptr_t first, uintptr_t second)
+static void note_lent(const struct gate_call *call, uintptr_t first, uintptr_t second)
 {
 	size_t count = atomic_load(&lent_count);
-	if (call == AT_cuMemRetainAllocationHandle) {
+	if (call == &calls[AT_cuMemRetainAllocationHandle]) {
 		note(second, *(const uint64_t *)first, false);
-	} else if (call == AT_cuMemGetHandleForAddressRange) {
+	} else if (call == &calls[AT_cuMemGetHandleForAddressRange]) {
 		note(second, 0, true);
 	} else {
 		for (size_t i = 0; i < count && i < LENT_MAX; i++)
@@ -116,6 +118,36 @@ HIDDEN uintptr_t calls_exported(size_t index)
 #define WORD_8 i
 #define WORD_NONE 0
 
+/* The call, by the whole way through the gate: out of line, so that the short one keeps arguments in registers. */
+#define SLOWLY(words)                                                                                      \
+	static __attribute__((noinline, cold)) int slowly_##words(struct gate_call *call, uintptr_t stream,  \
+								  WORDS_##words)                           \
+	{                                                                                                  \
+		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
+		if (!real)                                                                                 \
+			return NOT_FOUND;                                                                  \
+		struct gate_mark *mark = gate_enter(call, stream);                                         \
+		if (mark == NO_MARK)                                                                       \
+			return NO_MEMORY;                                                                  \
+		if (call->kind == DESTROY)                                                                 \
+			gate_forget_stream(stream);                                                        \
+		int code = real(PASS_##words);                                                             \
+		if (call->kind == LEND && code == 0)                                                       \
+			note_lent(call, a, SECOND_##words);                                                \
+		gate_leave(mark);                                                                          \
+		return code;                                                                               \
+	}
+SLOWLY(1)
+SLOWLY(2)
+SLOWLY(3)
+SLOWLY(4)
+SLOWLY(5)
+SLOWLY(6)
+SLOWLY(8)
+SLOWLY(9)
+SLOWLY(10)
+SLOWLY(11)
+
 /* Each argument goes on as the word that it came as. */
 #define X(symbol, words, stream, kind, since)                                                              \
 	EXPORT int symbol(WORDS_##words);                                                                  \
@@ -124,16 +156,10 @@ HIDDEN uintptr_t calls_exported(size_t index)
 		struct gate_call *call = &calls[AT_##symbol];                                              \
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
-		if (unlikely(!real) && !(real = (int (*)(WORDS_##words))find_real(call)))                  \
-			return NOT_FOUND;                                                                  \
-		struct gate_mark *mark = gate_enter(call, WORD_##stream);                                  \
-		if (unlikely(mark == NO_MARK))                                                             \
-			return NO_MEMORY;                                                                  \
-		if (kind == DESTROY)                                                                       \
-			gate_forget_stream(WORD_##stream);                                                 \
+		struct gate_mark *mark;                                                                    \
+		if (kind > CAPTURE || unlikely(!real) || unlikely(!(mark = gate_try(call, WORD_##stream)))) \
+			return slowly_##words(call, WORD_##stream, PASS_##words);                          \
 		int code = real(PASS_##words);                                                             \
-		if (kind == LEND && code == 0)                                                             \
-			note_lent(AT_##symbol, a, SECOND_##words);                                         \
 		gate_leave(mark);                                                                          \
 		return code;                                                                               \
 	}

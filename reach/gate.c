@@ -10,7 +10,11 @@
  *
  * A signal handler may give the device work in the middle of this. When it finds INSIDE it passes: its thread was let
  * in, and is waited for. When it finds TRYING nothing is known yet: it passes the gate as if it were the thread and
- * leaves TRYING behind, as it found it; whoever has seen TRYING goes on looking.
+ * leaves TRYING behind, as it found it; whoever has seen TRYING goes on looking. What a thread is inside of stands in
+ * the one word that is read, so that a handler between two of its stores changes nothing.
+ *
+ * Calls that end streams go on while the gate is shut; their mark is PASSING. Streams are asked about only after the
+ * gate has been shut for those too, and all marks were OUT.
  *
  * Marks are never unmapped. One that a dead thread had is taken again; what it says of its last stream stays until
  * then, for the words of a pause that is refused. The mark of a thread that ends inside (it is cancelled) goes with
@@ -122,28 +126,31 @@ static void wait_while(uint32_t state)
 	errno = error;
 }
 
-HIDDEN struct gate_mark *gate_enter_slowly(const struct gate_call *call, uintptr_t stream)
+HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream)
 {
 	struct gate_mark *mine = gate_mine ? gate_mine : mine_new();
 	if (!mine)
 		return NO_MARK;
+	/* Not OUT: this is a handler, or a call below another. */
 	uint32_t was = atomic_load_explicit(&mine->inside, memory_order_relaxed);
-	if (was == INSIDE)
+	bool passes = call->kind == DESTROY || call->kind == LEND;
+	if (was == INSIDE || (was == PASSING && passes))
 		return NULL;
 	for (;;) {
-		atomic_store_explicit(&mine->inside, TRYING, memory_order_relaxed);
+		atomic_store_explicit(&mine->call, call, memory_order_relaxed);
+		atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
+		atomic_store_explicit(&mine->inside, was == OUT && passes ? PASSING : TRYING, memory_order_relaxed);
 		atomic_signal_fence(memory_order_seq_cst);
 		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
 		if (is_open(state, call->kind))
 			break;
-		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
+		atomic_store_explicit(&mine->inside, was == PASSING ? PASSING : OUT, memory_order_release);
 		wait_while(state);
 	}
-	if (was == TRYING) /* this is a handler */
-		return NULL;
-	atomic_store_explicit(&mine->call, call, memory_order_relaxed);
-	atomic_store_explicit(&mine->stream, stream, memory_order_relaxed);
-	atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
+	if (was != OUT)
+		return NULL; /* and TRYING is left, to whom it was, or until he leaves who was PASSING */
+	if (!passes)
+		atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
 	return mine;
 }

@@ -22,12 +22,14 @@ struct gate_call {
 	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet */
 };
 
-enum { OUT, TRYING, INSIDE };
+/* Of a mark. TRYING: it looks at the gate; INSIDE: the call has begun, or is about to; PASSING: one that goes on while
+ * the gate is shut, but for GATE_NAMING. */
+enum { OUT, TRYING, INSIDE, PASSING };
 
 /* What a thread shows of itself. Only it writes here, but for stream, which who destroys that sets to 0, and taken. */
 struct gate_mark {
-	_Alignas(64) _Atomic uint32_t inside; /* OUT, TRYING: it looks at the gate, INSIDE: the call has begun */
-	_Atomic uint32_t thread;	      /* as gettid has it */
+	_Alignas(64) _Atomic uint32_t inside;
+	_Atomic uint32_t thread; /* as gettid has it */
 	/* Of the last call; they stay when it, or the thread, has ended. */
 	_Atomic(const struct gate_call *) call; /* NULL: none yet */
 	_Atomic uintptr_t stream;

@@ -28,12 +28,13 @@ HIDDEN uintptr_t calls_exported(size_t index);
 extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;
 extern _Atomic uint32_t gate_state HIDDEN;
 
-/* For a thread without memory for a mark. */
+/* The whole way in. NULL: the thread is inside already. gate_leave must follow, but on NO_MARK, which a thread without
+ * memory for a mark gets. */
 #define NO_MARK ((struct gate_mark *)1)
-HIDDEN struct gate_mark *gate_enter_slowly(const struct gate_call *call, uintptr_t stream);
+HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
 
-/* NULL: the thread is inside already. gate_leave must follow, but on NO_MARK. */
-static inline struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream)
+/* The short way in; NULL: it takes the whole one. */
+static inline __attribute__((always_inline)) struct gate_mark *gate_try(const struct gate_call *call, uintptr_t stream)
 {
 	struct gate_mark *mine = gate_mine;
 	if (likely(mine) && likely(atomic_load_explicit(&mine->inside, memory_order_relaxed) == OUT)) {
@@ -48,7 +49,7 @@ static inline struct gate_mark *gate_enter(const struct gate_call *call, uintptr
 		}
 		atomic_store_explicit(&mine->inside, OUT, memory_order_release);
 	}
-	return gate_enter_slowly(call, stream);
+	return NULL;
 }
 
 static inline void gate_leave(struct gate_mark *mark)

@@ -89,14 +89,13 @@ GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay bu
 go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
-# reach.c stands below the sanitizers' own start.
-for file in reach calls gate; do
+mkdir -p $out/_reach
+for file in reach calls gate; do # reach.c is called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
-		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/lib/$file.o reach/$file.c
+		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
-	-o $out/lib/libtms_reach.so.new $out/lib/{reach,calls,gate}.o
-rm $out/lib/{reach,calls,gate}.o
+	-o $out/lib/libtms_reach.so.new $out/_reach/{reach,calls,gate}.o
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 

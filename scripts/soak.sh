@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
-# hundred thousand, a host of threads and forks, and chaos: random operations with failures and limits. Hours; run
-# scripts/build.sh first.
-#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [chaos]     (all, unless some are named)
-# SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target) and
-# CHAOS_SECONDS (600, for each of seven runs) may be set.
+# hundred thousand, a host of threads and forks, gated pauses beside submitting threads, and chaos: random operations
+# with failures and limits. Hours; run scripts/build.sh first.
+#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos]     (all, unless some are named)
+# SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target),
+# GATE_PAUSES (10000) and CHAOS_SECONDS (600, for each of seven runs) may be set.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -21,7 +21,7 @@ engine() { # test pattern
 	go test -count=1 -v -timeout 12h -run "$1" ./vmm
 }
 
-for part in "${@:-sweep model fuzz cycles host chaos}"; do
+for part in "${@:-sweep model fuzz cycles host gate chaos}"; do
 	for what in $part; do
 		echo "== $what"
 		case $what in
@@ -45,6 +45,10 @@ for part in "${@:-sweep model fuzz cycles host chaos}"; do
 				TMS_DEBUG=invariants LD_PRELOAD=$PWD/build/lib/libtms.so LD_LIBRARY_PATH=build/sim \
 					CUDASIM_MEMORY=1G timeout 2h build/soak/soak "$((operations / 20))" "$seed"
 			done
+			;;
+		gate)
+			TMS_GATE_PAUSES=${GATE_PAUSES:-10000} TMS_GATE_SEED=$seed \
+				go test -count=1 -v -timeout 3h -run '^TestGateStorm$' ./preload
 			;;
 		chaos)
 			for build in build build/sanitized; do

@@ -8,27 +8,15 @@
 #include <sys/syscall.h>
 
 typedef uintptr_t address;
-int cuCtxCreate_v2(void **, unsigned, int);
-int cuCtxDestroy_v2(void *);
-int cuCtxPopCurrent_v2(void **);
-int cuCtxSetCurrent(void *);
-int cuCtxSynchronize(void);
+int cudaDeviceReset(void);
 int cuGraphDestroy(void *);
 int cuGraphExecDestroy(void *);
 int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
 int cuGraphLaunch(void *, void *);
-int cuKernelGetFunction(void **, void *);
 int cuLaunchHostFunc(void *, void (*)(void *), void *);
-int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
-int cuLibraryGetKernel(void **, void *, const char *);
-int cuLibraryLoadData(void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
-int cuMemAllocAsync(address *, size_t, void *);
 int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
-int cuMemFreeAsync(address, void *);
-int cuMemGetInfo_v2(size_t *, size_t *);
 int cuMemRelease(uint64_t);
 int cuMemRetainAllocationHandle(uint64_t *, void *);
-int cuMemcpyDtoHAsync_v2(void *, address, size_t, void *);
 int cuMemcpyDtoH_v2(void *, address, size_t);
 int cuMemcpyHtoD_v2(address, const void *, size_t);
 int cuMemsetD32Async(address, unsigned, size_t, void *);
@@ -153,11 +141,498 @@ static void basic(void)
 	EXPECT(cudaFree(memory), 0);
 }
 
+
+static sem_t door;
+
+static void wait_at(void *semaphore)
+{
+	while (sem_wait(semaphore) != 0)
+		;
+}
+
+static void *open_later(void *unused)
+{
+	(void)unused;
+	usleep(100000);
+	sem_post(&door);
+	return NULL;
+}
+
+static void *stream;
+
+/* A synchronous copy that lasts until the door is opened. */
+static int copy_slowly(void *target)
+{
+	unsigned words[WORDS] = {7};
+	EXPECT(cuLaunchHostFunc(stream, wait_at, &door), 0);
+	return cuMemcpyHtoD_v2((address)target, words, sizeof words);
+}
+
+static void inside(void)
+{
+	void *memory = pausable(SIZE, "t", true);
+	char words[200];
+	struct worker w;
+	pthread_t opener;
+	give(&w, copy_slowly, memory);
+	held_up(&w);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	snprintf(words, sizeof words, "thread %d (a worker) has not come back from cuMemcpyHtoD_v2 within 200ms; nothing",
+		 w.number);
+	says(words);
+	EXPECT(tms_pause_gated(NULL, 0), TIMEOUT);
+	sem_post(&door);
+	ended(&w, 0);
+	EXPECT(word_of(memory), 7);
+	is_open(memory);
+	/* One that comes back in time is waited for. */
+	give(&w, copy_slowly, memory);
+	held_up(&w);
+	start(open_later, NULL, &opener);
+	EXPECT(tms_pause_gated(NULL, 10), 0);
+	CHECK(w.done);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+	EXPECT(pthread_join(opener, NULL), 0);
+	EXPECT(word_of(memory), 7);
+}
+
+static _Atomic bool capturing;
+
+static int capture_a_while(void *target)
+{
+	void *graph = NULL, *exec = NULL;
+	EXPECT(cuStreamBeginCapture_v2(stream, 2), 0);
+	capturing = true;
+	for (int i = 0; i < 100; i++) {
+		EXPECT(cuMemsetD32Async((address)target, 5, WORDS, stream), 0);
+		usleep(1000);
+	}
+	EXPECT(cuStreamEndCapture(stream, &graph), 0);
+	EXPECT(cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
+	usleep(50000);
+	EXPECT(cuGraphLaunch(exec, stream), 0); /* held up until the resume */
+	EXPECT(cuStreamSynchronize(stream), 0);
+	EXPECT(cuGraphExecDestroy(exec), 0);
+	return cuGraphDestroy(graph);
+}
+
+static int begin_and_end(void *unused)
+{
+	void *graph = NULL;
+	(void)unused;
+	EXPECT(cudaStreamBeginCapture(stream, 2), 0);
+	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+	return cuGraphDestroy(graph);
+}
+
+static void captured(void)
+{
+	void *memory = pausable(SIZE, "t", true), *graph = NULL;
+	struct worker w;
+	EXPECT(cuStreamBeginCapture_v2(stream, 2), 0);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("a stream is being captured into a CUDA graph, and that has not ended within 200ms; nothing has changed");
+	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
+	EXPECT(cuStreamEndCapture(stream, &graph), 0);
+	EXPECT(cuGraphDestroy(graph), 0);
+	/* The end of one is waited for; its thread goes on until then. */
+	give(&w, capture_a_while, memory);
+	while (!capturing)
+		sched_yield();
+	EXPECT(tms_pause_gated(NULL, 10), 0);
+	usleep(50000);
+	held_up(&w);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+	EXPECT(word_of(memory), 5);
+	/* Who waits at the gate to begin one does not capture: neither a resume nor a pause is refused. */
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	give(&w, begin_and_end, NULL);
+	held_up(&w);
+	void *other = pausable(SIZE, "u", true);
+	EXPECT(tms_pause_gated("u", 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+	EXPECT(cudaFree(other), 0);
+	is_open(memory);
+}
+
+static void busy(void)
+{
+	void *memory = pausable(SIZE, "t", true), *second, *third;
+	char words[200];
+	EXPECT(cuStreamCreate(&second, 0), 0);
+	EXPECT(cuStreamCreate(&third, 1), 0);
+	/* That a stream was destroyed is noticed: it is asked for no more. */
+	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, second), 0);
+	EXPECT(cuStreamDestroy_v2(second), 0);
+	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
+	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	snprintf(words, sizeof words,
+		 "device 0 has not finished within 200ms: stream %p, to which thread %d (gate) gave work last, with "
+		 "cuLaunchHostFunc; nothing has changed",
+		 third, getpid());
+	says(words);
+	is_open(memory);
+	sem_post(&door);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cuLaunchHostFunc(NULL, wait_at, &door), 0);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("the default stream, to which thread ");
+	sem_post(&door);
+	EXPECT(cuLaunchHostFunc((void *)2, wait_at, &door), 0);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("perhaps the own default stream of thread ");
+	sem_post(&door);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	/* A driver that cannot be asked is waited for by a thread, which is left behind. */
+	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
+	sim_fail("cuCtxRecordEvent", 1, 801);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("device 0 has not finished within 200ms: stream ");
+	sim_fail("cuCtxRecordEvent", 1, 801);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	sem_post(&door);
+	sim_fail("cuCtxRecordEvent", 1, 801);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	is_open(memory);
+}
+
+/* A callback waits for a lock that a thread holds which is held up. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic bool locked;
+
+static void lock_once(void *unused)
+{
+	(void)unused;
+	pthread_mutex_lock(&lock);
+	pthread_mutex_unlock(&lock);
+}
+
+static _Atomic bool go_on = true;
+
+static int fill_under_lock(void *target)
+{
+	int code = 0;
+	pthread_mutex_lock(&lock);
+	locked = true;
+	while (go_on && code == 0)
+		code = fill_words(target);
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+static void callback(void)
+{
+	void *memory = pausable(SIZE, "t", true), *apart;
+	struct worker w;
+	EXPECT(cuStreamCreate(&apart, 1), 0);
+	give(&w, fill_under_lock, memory);
+	while (!locked)
+		sched_yield();
+	EXPECT(cuLaunchHostFunc(apart, lock_once, NULL), 0);
+	EXPECT(tms_pause_gated(NULL, 0.3), TIMEOUT);
+	says("has not finished within 300ms: stream ");
+	CHECK(!w.done);
+	go_on = false;
+	ended(&w, 0);
+	EXPECT(cuStreamSynchronize(apart), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	is_open(memory);
+}
+
+static void *nested_target;
+static _Atomic int nested_calls;
+
+static void on_signal(int number)
+{
+	(void)number;
+	cuMemsetD32Async((address)nested_target, 9, WORDS, stream);
+	nested_calls++;
+}
+
+static struct worker copier;
+
+static void *disturb(void *unused)
+{
+	(void)unused;
+	usleep(100000);
+	EXPECT(pthread_kill(copier.thread, SIGUSR1), 0);
+	while (nested_calls < 1)
+		sched_yield();
+	sem_post(&door);
+	return NULL;
+}
+
+/* A handler gives the device work in the middle of a call that is waited for, and in a thread that is held up. */
+static void nested(void)
+{
+	pthread_t thread;
+	nested_target = pausable(SIZE, "t", true);
+	signal(SIGUSR1, on_signal);
+	give(&copier, copy_slowly, nested_target);
+	held_up(&copier);
+	start(disturb, NULL, &thread);
+	EXPECT(tms_pause_gated(NULL, 10), 0);
+	EXPECT(nested_calls, 1);
+	EXPECT(pthread_join(thread, NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&copier, 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	give(&copier, fill_words, nested_target);
+	held_up(&copier);
+	EXPECT(pthread_kill(copier.thread, SIGUSR1), 0);
+	held_up(&copier);
+	EXPECT(nested_calls, 1); /* the handler is held up too */
+	EXPECT(tms_resume(NULL), 0);
+	ended(&copier, 0);
+	while (nested_calls < 2)
+		sched_yield();
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	is_open(nested_target);
+}
+
+/* The gate is no matter to a child. */
+static void forked(void)
+{
+	void *memory = pausable(SIZE, "t", true);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	for (int how = 0; how < 2; how++) {
+		pid_t child = how ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
+		if (child == 0) {
+			alarm(10);
+			_exit(fill_words(memory) == 3 && cuStreamBeginCapture_v2(stream, 2) == 3 ? 0 : 1);
+		}
+		int status = -1;
+		EXPECT(waitpid(child, &status, 0), child);
+		if (!how) /* a bare clone tells the simulator of nothing */
+			EXPECT(status, 0);
+		CHECK(WIFEXITED(status));
+	}
+	struct worker w;
+	give(&w, fill_words, memory);
+	held_up(&w);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+}
+
+static int fill_to_be_cancelled(void *target)
+{
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+	return fill_words(target);
+}
+
+static int wait_to_be_cancelled(void *unused)
+{
+	(void)unused;
+	pthread_setcanceltype(PTHREAD_CANCEL_ASYNCHRONOUS, NULL);
+	while (cuLaunchHostFunc(stream, wait_at, &door) == 0)
+		cuMemcpyHtoD_v2((address)nested_target, "1234", 4);
+	return 0;
+}
+
+static pthread_key_t last_words;
+
+static void fill_at_the_end(void *target)
+{
+	EXPECT(fill_words(target), 0);
+	if (word_of(target) != 6)
+		pthread_setspecific(last_words, target);
+	EXPECT(cuMemsetD32_v2((address)target, 6, WORDS), 0);
+}
+
+static void *end_working(void *target)
+{
+	EXPECT(cudaFree(NULL), 0);
+	EXPECT(pthread_setspecific(last_words, target), 0);
+	EXPECT(fill_words(target), 0);
+	return NULL;
+}
+
+/* A thread that ends harms nobody, wherever it ends. */
+static void cancelled(void)
+{
+	void *memory = nested_target = pausable(SIZE, "t", true);
+	struct worker w[100];
+	pthread_t thread;
+	EXPECT(pthread_key_create(&last_words, fill_at_the_end), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	for (int i = 0; i < 100; i++)
+		give(&w[i], fill_to_be_cancelled, memory);
+	held_up(&w[99]);
+	for (int i = 0; i < 100; i++)
+		EXPECT(pthread_cancel(w[i].thread), 0);
+	for (int i = 0; i < 100; i++)
+		EXPECT(pthread_join(w[i].thread, NULL), 0);
+	give(&w[0], fill_words, memory); /* has one of their marks */
+	held_up(&w[0]);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w[0], 0);
+	is_open(memory);
+	for (int i = 0; i < 200; i++) {
+		start(end_working, memory, &thread);
+		EXPECT(pthread_join(thread, NULL), 0);
+	}
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	/* Inside: what it gave the device is left, and is what is waited for, not the thread. */
+	give(&w[0], wait_to_be_cancelled, NULL);
+	held_up(&w[0]);
+	EXPECT(pthread_cancel(w[0].thread), 0);
+	EXPECT(pthread_join(w[0].thread, NULL), 0);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("device 0 has not finished");
+	_exit(0); /* the simulator has lost a thread in its middle */
+}
+
+static void tags(void)
+{
+	void *a = pausable(SIZE, "a", true), *b = pausable(SIZE, "b", true), *own = pausable(SIZE, "own", true);
+	struct worker w;
+	EXPECT(tms_pause("own"), 0);
+	EXPECT(tms_pause_gated("a", 5), 0);
+	EXPECT(tms_pause_gated("b", 5), 0);
+	give(&w, fill_words, a);
+	held_up(&w);
+	EXPECT(tms_resume("a"), 0);
+	held_up(&w);
+	EXPECT(tms_resume("own"), 0);
+	held_up(&w);
+	EXPECT(tms_pause("own"), 0);
+	EXPECT(tms_resume("b"), 0);
+	ended(&w, 0); /* what the program has paused itself is its own affair */
+	is_open(b);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	give(&w, fill_words, a);
+	EXPECT(tms_resume("a"), 0);
+	held_up(&w);
+	EXPECT(cudaFree(b), 0); /* the last that was paused so */
+	ended(&w, 0);
+	EXPECT(tms_resume("own"), 0);
+	EXPECT(cudaFree(own), 0);
+	is_open(a);
+	/* A reset of the device leaves nothing. */
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(cudaDeviceReset(), 0);
+	is_open(pausable(SIZE, "a", true));
+}
+
+static void failing(void)
+{
+	static const struct {
+		const char *function;
+		int code;
+	} calls[] = {{"cuCtxRecordEvent", 999}, {"cuEventQuery", 999},	 {"cuEventCreate", 2},
+		     {"cuMemUnmap", 999},	{"cuCtxSynchronize", 999}, {"cuMemHostRegister", 304},
+		     {"cuMemcpyDtoHAsync", 999}, {"cuDeviceGetCount", 3},  {"cuCtxPushCurrent", 201}};
+	void *memory = pausable(SIZE, "t", true);
+	struct worker w;
+	fill(memory, SIZE, 3);
+	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+		sim_fail(calls[i].function, 1, calls[i].code);
+		int code = tms_pause_gated("t", 5);
+		sim_fail(calls[i].function, 1, 0);
+		if (code == 0) /* tried again, or not called */
+			EXPECT(tms_resume("t"), 0);
+		else
+			fprintf(stderr, "%s: %d %s\n", calls[i].function, code, tms_last_error());
+		give(&w, (int (*)(void *))cuStreamQuery, NULL);
+		ended(&w, 0);
+		CHECK(filled(memory, SIZE, 3)); /* by copies, which the gate would hold up */
+	}
+	EXPECT(tms_pause_gated("t", 5), 0);
+	give(&w, fill_words, memory);
+	sim_fail("cuMemCreate", 1, 2);
+	EXPECT(tms_resume("t"), 2);
+	held_up(&w);
+	EXPECT(tms_resume("t"), 0);
+	ended(&w, 0);
+}
+
+static void exported(bool forced)
+{
+	void *memory = pausable(SIZE, "t", true);
+	uint64_t handle = 0;
+	int descriptor = -1;
+	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0); /* a handle alone lends nothing */
+	EXPECT(cuMemRelease(handle), 0);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
+	EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), 0);
+	EXPECT(cuMemRelease(handle), 0);
+	EXPECT(tms_pause_gated(NULL, 5), forced ? 0 : NOT_SUPPORTED);
+	if (forced)
+		EXPECT(tms_resume(NULL), 0);
+	else
+		says("was exported, and whoever imported it cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same); nothing has");
+	is_open(memory);
+	close(descriptor);
+	EXPECT(cudaFree(memory), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+}
+
+static void library(const char *path)
+{
+	void *memory = pausable(SIZE, "t", true);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(dlopen(path, RTLD_NOW));
+	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
+	says("libnvshmem_host.so is loaded");
+	is_open(memory);
+}
+
+static void no_gate(const char *words)
+{
+	void *memory = pausable(SIZE, "t", true);
+	EXPECT(tms_pause_gated("t", 5), NOT_SUPPORTED);
+	says(words);
+	is_open(memory);
+	EXPECT(tms_pause("t"), 0);
+	EXPECT(tms_resume("t"), 0);
+}
+
 int main(int argc, char **argv)
 {
-	const char *part = argc > 1 ? argv[1] : "basic";
+	const char *part = argc > 1 ? argv[1] : "", *more = argc > 2 ? argv[2] : "";
 	EXPECT(cudaFree(NULL), 0);
+	sem_init(&door, 0, 0);
+	EXPECT(cuStreamCreate(&stream, 0), 0);
 	if (!strcmp(part, "basic"))
 		basic();
+	else if (!strcmp(part, "inside"))
+		inside();
+	else if (!strcmp(part, "captured"))
+		captured();
+	else if (!strcmp(part, "busy"))
+		busy();
+	else if (!strcmp(part, "callback"))
+		callback();
+	else if (!strcmp(part, "nested"))
+		nested();
+	else if (!strcmp(part, "forked"))
+		forked();
+	else if (!strcmp(part, "cancelled"))
+		cancelled();
+	else if (!strcmp(part, "tags"))
+		tags();
+	else if (!strcmp(part, "failing"))
+		failing();
+	else if (!strcmp(part, "exported"))
+		exported(*more);
+	else if (!strcmp(part, "library"))
+		library(more);
+	else if (!strcmp(part, "no gate"))
+		no_gate(more);
+	else
+		CHECK(!"a part of that name");
 	return 0;
 }

@@ -42,6 +42,81 @@ static void goes_and_comes_back(const char *way, uintptr_t memory, bool pausable
 	EXPECT(byte, 9);
 }
 
+typedef int memset_function(uintptr_t, unsigned, size_t);
+typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+			    void **, void **);
+#pragma weak cuMemsetD32_v2
+#pragma weak cuLaunchKernel
+memset_function cuMemsetD32_v2;
+launch_function cuLaunchKernel;
+#define KERNEL                                                                                     \
+	".version 6.0 .target sm_50 .entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) { ret; }"
+
+static struct {
+	memset_function *memset;
+	launch_function *launch;
+	void *kernel;
+	uintptr_t memory;
+	_Atomic int done;
+} work;
+
+static void *do_it(void *unused)
+{
+	uint64_t count = 1;
+	unsigned number = 1;
+	void *parameters[] = {&work.memory, &count, &number};
+	EXPECT(cudaFree(unused), 0);
+	if (work.memset)
+		EXPECT(work.memset(work.memory, 5, 4), 0);
+	if (work.launch)
+		EXPECT(work.launch(work.kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL), 0);
+	work.done++;
+	return NULL;
+}
+
+/* Whichever way the functions were found, they pass one gate. */
+static void passes_the_gate(const char *way, memset_function *set, launch_function *launch)
+{
+	static void *library;
+	unsigned word = 0;
+	fprintf(stderr, "the gate: %s\n", way);
+	if (!library) {
+		int (*load)(void **, const char *, void *, void *, unsigned, void *, void *, unsigned) =
+			(int (*)(void **, const char *, void *, void *, unsigned, void *, void *, unsigned))dlsym(
+				driver, "cuLibraryLoadData");
+		int (*get)(void **, void *, const char *) =
+			(int (*)(void **, void *, const char *))dlsym(driver, "cuLibraryGetKernel");
+		EXPECT(load(&library, KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
+		EXPECT(get(&work.kernel, library, "cudasim_add"), 0);
+	}
+	work.memory = (uintptr_t)pausable(TAKEN, "gated", true);
+	for (int which = 0; which < 2; which++) {
+		pthread_t thread;
+		work.memset = which == 0 ? set : NULL;
+		work.launch = which == 1 ? launch : NULL;
+		work.done = 0;
+		EXPECT(tms_pause_gated("gated", 5), 0);
+		EXPECT(pthread_create(&thread, NULL, do_it, NULL), 0);
+		usleep(30000);
+		CHECK(!work.done);
+		EXPECT(tms_resume("gated"), 0);
+		EXPECT(pthread_join(thread, NULL), 0);
+	}
+	EXPECT(cudaMemcpy(&word, (void *)work.memory, 4, 2), 0);
+	EXPECT(word, 6);
+	EXPECT(cudaFree((void *)work.memory), 0);
+	tms_set_interesting_region(true);
+	tms_set_enable_cpu_backup(true);
+}
+
+static int runtime_memset(uintptr_t memory, unsigned value, size_t count)
+{
+	unsigned words[16];
+	for (size_t i = 0; i < count; i++)
+		words[i] = value;
+	return cudaMemcpy((void *)memory, words, count * 4, 1);
+}
+
 static void allocates(const char *way, allocate_function *allocate, free_function *release, bool pausable)
 {
 	uintptr_t memory = 0;
@@ -97,6 +172,28 @@ int main(int argc, char **argv)
 		is_of(versioned, theirs);
 
 	find_function *find = (find_function *)of_handle("cuGetProcAddress_v2");
+	if (reaching) {
+		void *entries[2] = {NULL};
+		passes_the_gate("bound", cuMemsetD32_v2, cuLaunchKernel);
+		passes_the_gate("handle", (memset_function *)of_handle("cuMemsetD32_v2"),
+				(launch_function *)of_handle("cuLaunchKernel"));
+		passes_the_gate("by name", (memset_function *)by_name(find, "cuMemsetD32", 12000, 0),
+				(launch_function *)by_name(find, "cuLaunchKernel", 12000, 0));
+		passes_the_gate("by name, per thread", (memset_function *)by_name(find, "cuMemsetD32", 12000, 2),
+				(launch_function *)by_name(find, "cuLaunchKernel", 12000, 2));
+		EXPECT(cudaGetDriverEntryPoint("cuMemsetD32", &entries[0], 0, NULL), 0);
+		EXPECT(cudaGetDriverEntryPoint("cuLaunchKernel", &entries[1], 0, NULL), 0);
+		passes_the_gate("entry point", (memset_function *)entries[0], (launch_function *)entries[1]);
+		passes_the_gate("the runtime's", runtime_memset, cuLaunchKernel);
+		is_of(by_name(find, "cuMemsetD32", 12000, 0), "libtms_reach.so");
+		CHECK(by_name(find, "cuMemsetD32", 12000, 2) == dlsym(RTLD_DEFAULT, "cuMemsetD32_v2_ptds"));
+		CHECK(by_name(find, "cuLaunchKernelEx", 12000, 2) == dlsym(RTLD_DEFAULT, "cuLaunchKernelEx_ptsz"));
+		is_of(by_name(find, "cuStreamBeginCapture", 12000, 0), "libtms.so");
+		is_of(of_handle("cuMemAllocAsync"), "libtms.so");
+		is_of(of_handle("cuGetProcAddress_v2"), "libtms.so");
+		tms_set_interesting_region(true);
+		tms_set_enable_cpu_backup(true);
+	}
 	is_of((void *)find, theirs);
 	allocates("by name", (allocate_function *)by_name(find, "cuMemAlloc", 12000, 0),
 		  (free_function *)by_name(find, "cuMemFree", 12000, 0), reaching);

@@ -1,0 +1,262 @@
+/* Gated pauses at any moment, beside threads that give the device all kinds of work and know of none of them: each
+ * launch is to count once, and none may meet paused memory. arguments: pauses, seed */
+#include "host.h"
+
+#include <time.h>
+
+typedef uintptr_t address;
+int cuCtxCreate_v2(void **, unsigned, int);
+int cuCtxDestroy_v2(void *);
+int cuGraphDestroy(void *);
+int cuGraphExecDestroy(void *);
+int cuGraphInstantiateWithFlags(void **, void *, unsigned long long);
+int cuGraphLaunch(void *, void *);
+int cuLaunchHostFunc(void *, void (*)(void *), void *);
+int cuLaunchKernel(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+		   void **);
+int cuLibraryGetKernel(void **, void *, const char *);
+int cuLibraryLoadData(void **, const void *, void *, void **, unsigned, void *, void **, unsigned);
+int cuMemAlloc_v2(address *, size_t);
+int cuMemFree_v2(address);
+int cuMemcpyDtoDAsync_v2(address, address, size_t, void *);
+int cuMemcpyDtoH_v2(void *, address, size_t);
+int cuMemcpyHtoDAsync_v2(address, const void *, size_t, void *);
+int cuMemsetD32Async(address, unsigned, size_t, void *);
+int cuMemsetD32_v2(address, unsigned, size_t);
+int cuStreamBeginCapture_v2(void *, int);
+int cuStreamCreate(void **, unsigned);
+int cuStreamDestroy_v2(void *);
+int cuStreamEndCapture(void *, void **);
+int cuStreamSynchronize(void *);
+
+enum { SUBMITTERS = 16, WORDS = 4096, ROUNDS = 6, GRAPH = 3, RELAXED = 2, CAPTURING = 900 };
+
+static const char kernels[] =
+	".version 6.0 .target sm_50 .entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) { ret; }";
+static void *add;
+static _Atomic bool over;
+static _Atomic unsigned long rounds, launches, callbacks, threads_made, cancelled;
+
+static address words_of(const char *tag, size_t count)
+{
+	address memory = 0;
+	tms_set_interesting_region(true);
+	tms_set_enable_cpu_backup(true);
+	tms_set_current_tag(tag);
+	EXPECT(cuMemAlloc_v2(&memory, count * 4), 0);
+	return memory;
+}
+
+static address words(const char *tag)
+{
+	address memory = words_of(tag, WORDS);
+	EXPECT(cuMemsetD32_v2(memory, 0, WORDS), 0);
+	return memory;
+}
+
+static void launch(address memory, void *stream, unsigned number)
+{
+	uint64_t count = WORDS;
+	void *parameters[] = {&memory, &count, &number};
+	EXPECT(cuLaunchKernel(add, 1, 1, 1, 1, 1, 1, 0, stream, parameters, NULL), 0);
+	launches++;
+}
+
+static void all_are(address memory, void *stream, unsigned expected)
+{
+	static __thread unsigned host[WORDS];
+	EXPECT(cuStreamSynchronize(stream), 0);
+	EXPECT(cuMemcpyDtoH_v2(host, memory, sizeof host), 0);
+	for (int i = 0; i < WORDS; i++)
+		EXPECT(host[i], expected);
+}
+
+static void count_callback(void *unused)
+{
+	(void)unused;
+	callbacks++;
+}
+
+static unsigned kernel_round(address memory, void *stream, struct random *r, unsigned sum)
+{
+	for (int i = 0; i < ROUNDS; i++) {
+		unsigned number = draw(r, 100);
+		launch(memory, stream, number);
+		sum += number;
+	}
+	EXPECT(cuLaunchHostFunc(stream, count_callback, NULL), 0);
+	return sum;
+}
+
+static unsigned copy_round(address memory, address other, void *stream, struct random *r, unsigned sum)
+{
+	static __thread unsigned host[WORDS];
+	unsigned number = draw(r, 1000);
+	(void)sum;
+	for (int i = 0; i < WORDS; i++)
+		host[i] = number;
+	EXPECT(cuMemcpyHtoDAsync_v2(other, host, sizeof host, stream), 0);
+	EXPECT(cuMemcpyDtoDAsync_v2(memory, other, sizeof host, stream), 0);
+	EXPECT(cuMemsetD32Async(other, number + 1, WORDS, stream), 0);
+	launch(other, stream, 1);
+	all_are(other, stream, number + 2);
+	return number;
+}
+
+static unsigned graph_round(address memory, void *stream, struct random *r, unsigned sum)
+{
+	void *graph = NULL, *exec = NULL;
+	unsigned number = draw(r, 100);
+	EXPECT(cuStreamBeginCapture_v2(stream, RELAXED), 0);
+	launch(memory, stream, number);
+	launch(memory, stream, 1);
+	EXPECT(cuStreamEndCapture(stream, &graph), 0);
+	EXPECT(cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
+	for (int i = 0; i < GRAPH; i++)
+		EXPECT(cuGraphLaunch(exec, stream), 0);
+	EXPECT(cuStreamSynchronize(stream), 0);
+	EXPECT(cuGraphExecDestroy(exec), 0);
+	EXPECT(cuGraphDestroy(graph), 0);
+	return sum + GRAPH * (number + 1);
+}
+
+/* Its memory outlives the threads of a parent: a free that does not see a capture of another thread yet breaks it. */
+struct life {
+	int kind;
+	struct random random;
+	address memory, other;
+	unsigned sum;
+};
+
+/* One thread's life: a few rounds of its kind. */
+static void live(struct life *life)
+{
+	int kind = life->kind;
+	struct random *r = &life->random;
+	address memory = life->memory, other = life->other;
+	void *stream = NULL, *context = NULL;
+	if (kind == 3)
+		EXPECT(cuCtxCreate_v2(&context, 0, 0), 0);
+	EXPECT(cuStreamCreate(&stream, kind == 2 || draw(r, 2)), 0); /* a capture forbids what waits for blocking ones */
+	unsigned sum = life->sum, length = 5 + draw(r, 20);
+	for (unsigned i = 0; i < length && !over; i++) {
+		if (kind == 1)
+			sum = copy_round(memory, other, stream, r, sum);
+		else if (kind == 2)
+			sum = graph_round(memory, stream, r, sum);
+		else
+			sum = kernel_round(memory, stream, r, sum);
+		all_are(memory, stream, sum);
+		rounds++;
+	}
+	life->sum = sum;
+	EXPECT(cuStreamDestroy_v2(stream), 0);
+	if (context)
+		EXPECT(cuCtxDestroy_v2(context), 0);
+}
+
+static void *be_submitter(void *argument)
+{
+	struct life *life = argument;
+	if (life->kind != 3)
+		EXPECT(cudaFree(NULL), 0);
+	live(life);
+	return NULL;
+}
+
+/* It has no memory of its own, for nobody would free it. */
+static address common;
+static void *common_stream;
+
+static void *be_cancelled(void *unused)
+{
+	(void)unused;
+	EXPECT(cudaFree(NULL), 0);
+	for (;;) {
+		launch(common, common_stream, 0);
+		pthread_testcancel();
+	}
+}
+
+/* Has one thread after the other. */
+static void *be_parent(void *argument)
+{
+	struct life *life = argument;
+	EXPECT(cudaFree(NULL), 0);
+	while (!over) {
+		pthread_t thread;
+		threads_made++;
+		if (life->kind == 4) {
+			EXPECT(pthread_create(&thread, NULL, be_cancelled, NULL), 0);
+			usleep(draw(&life->random, 3000));
+			EXPECT(pthread_cancel(thread), 0);
+			cancelled++;
+		} else {
+			EXPECT(pthread_create(&thread, NULL, be_submitter, life), 0);
+		}
+		EXPECT(pthread_join(thread, NULL), 0);
+	}
+	return NULL;
+}
+
+static double now(void)
+{
+	struct timespec t;
+	clock_gettime(CLOCK_MONOTONIC, &t);
+	return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+int main(int argc, char **argv)
+{
+	static const char *const tags[] = {NULL, "a", "b"};
+	int pauses = argc > 1 ? atoi(argv[1]) : 300;
+	struct random r = {argc > 2 ? strtoull(argv[2], NULL, 10) | 1 : 88172645463325252u};
+	void *library;
+	EXPECT(cudaFree(NULL), 0);
+	EXPECT(cuLibraryLoadData(&library, kernels, NULL, NULL, 0, NULL, NULL, 0), 0);
+	EXPECT(cuLibraryGetKernel(&add, library, "cudasim_add"), 0);
+	EXPECT(cuStreamCreate(&common_stream, 0), 0);
+	common = words("b");
+	static struct life lives[SUBMITTERS];
+	pthread_t parents[SUBMITTERS];
+	for (int i = 0; i < SUBMITTERS; i++) {
+		lives[i] = (struct life){i % 5, {draw(&r, 1u << 30) | 1}, words(draw(&r, 2) ? "a" : "b"), words("a"), 0};
+		EXPECT(pthread_create(&parents[i], NULL, be_parent, &lives[i]), 0);
+	}
+	double longest = 0;
+	address kept = 0;
+	for (int i = 0; i < pauses; i++) {
+		const char *tag = tags[draw(&r, 3)];
+		double begin = now();
+		EXPECT(tms_pause_gated(tag, 60), 0);
+		double took = now() - begin;
+		longest = took > longest ? took : longest;
+		if (draw(&r, 4) == 0)
+			EXPECT(tms_pause_gated(NULL, 60), 0);
+		unsigned long before = launches;
+		address fresh = words_of("c", 1 + draw(&r, 100000)), old = fresh;
+		if (draw(&r, 2)) {
+			old = kept;
+			kept = fresh;
+		}
+		if (old)
+			EXPECT(cuMemFree_v2(old), 0);
+		usleep(draw(&r, 500));
+		/* Each submitter may have counted the one that it is in. */
+		CHECK(launches - before <= SUBMITTERS);
+		if (draw(&r, 2))
+			EXPECT(tms_resume("a"), 0);
+		while ((before = (unsigned long)tms_resume(NULL)) == CAPTURING) /* "a" was all, and the gate is open */
+			;
+		EXPECT(before, 0);
+		usleep(draw(&r, 1000));
+	}
+	over = true;
+	for (int i = 0; i < SUBMITTERS; i++)
+		EXPECT(pthread_join(parents[i], NULL), 0);
+	all_are(common, common_stream, 0);
+	printf("%lu rounds, %lu launches, %lu callbacks, %lu threads, %lu cancelled; longest pause %.1f ms\n", rounds,
+	       launches, callbacks, threads_made, cancelled, longest * 1e3);
+	CHECK(rounds > 0 && callbacks > 0 && cancelled > 0);
+	return 0;
+}
