@@ -69,6 +69,7 @@ func start() (*vmm.Engine, error) {
 	made.WhenUngated(openGate)
 	made.Shareable(bool(C.region_config.shareable))
 	made.CheckInvariants(bool(C.region_config.invariants))
+	programPools = newProgramPools(made)
 	engine.Store(made)
 	return made, nil
 }
@@ -189,6 +190,9 @@ func state() source.State {
 //export tmsMalloc
 func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer, settings *C.struct_region_settings) C.int {
 	return report(enter(func(e *vmm.Engine) error {
+		if programPools != nil {
+			return poolMalloc(e, address, size, device, context, settings)
+		}
 		request, err := newRequest(device, settings)
 		if err != nil {
 			return err
@@ -204,6 +208,9 @@ func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context uns
 //export tmsFree
 func tmsFree(address unsafe.Pointer) C.int {
 	return report(enter(func(e *vmm.Engine) error {
+		if programPools != nil {
+			return programPools.Free(uintptr(address))
+		}
 		return e.Free(uintptr(address), state().Capturing)
 	}))
 }
@@ -211,6 +218,9 @@ func tmsFree(address unsafe.Pointer) C.int {
 //export tmsFreeAfter
 func tmsFreeAfter(address, stream unsafe.Pointer) C.int {
 	return report(enter(func(e *vmm.Engine) error {
+		if programPools != nil {
+			return programPools.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
+		}
 		return e.FreeAfter(uintptr(address), cuda.Stream(uintptr(stream)))
 	}))
 }
@@ -231,6 +241,9 @@ func tmsDeviceOf(address unsafe.Pointer) C.int {
 func tmsReset(device C.int) {
 	_ = enter(func(e *vmm.Engine) error {
 		e.Reset(int(device))
+		if programPools != nil {
+			programPools.Reset(int(device))
+		}
 		return nil
 	})
 }
@@ -238,6 +251,9 @@ func tmsReset(device C.int) {
 //export tmsCaptureEnded
 func tmsCaptureEnded() {
 	_ = enter(func(e *vmm.Engine) error {
+		if programPools != nil {
+			programPools.FreeDeferred()
+		}
 		e.FreeDeferred()
 		return nil
 	})
@@ -356,6 +372,9 @@ func tmsStats(version *C.char) *C.char {
 			return err
 		}
 		stats.Version = C.GoString(version)
+		if programPools != nil {
+			stats.Pools = programPools.Stats()
+		}
 		text, err = json.Marshal(stats)
 		return err
 	})

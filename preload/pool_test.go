@@ -186,3 +186,23 @@ func TestTraceOfProcessesThatDoNotAllocate(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 	run(t, compile(t, "asleep", majors[1]), nil, "TMS_TRACE="+path).succeeded(t)
 }
+
+func TestPoolUnderAProgramThatKnowsNone(t *testing.T) {
+	program := compileWithDriver(t, "unaware", majors[1])
+	for _, kind := range kinds.Names() {
+		setting := "TMS_INIT_POOL=" + strings.TrimSuffix(kind+":"+small[kind], ":")
+		t.Run(kind, func(t *testing.T) {
+			o := run(t, program, []string{kind}, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1", setting)
+			o.succeeded(t)
+			require.Empty(t, o.stderr)
+		})
+	}
+	for setting, words := range map[string]string{
+		"heap":       `no kind of pool is named "heap"`,
+		"caching:x=": "TMS_INIT_POOL=caching:x= is not understood",
+	} {
+		o := run(t, compile(t, "edges", majors[1]), nil, "TMS_INIT_POOL="+setting)
+		o.succeeded(t)
+		require.Contains(t, o.stderr, words)
+	}
+}

@@ -36,6 +36,7 @@ static const char *const variables[] = {
 	"TMS_INIT_ENABLE_DISK_BACKUP",
 	"TMS_INIT_ENABLE_PEER_BACKUP",
 	"TMS_INIT_CPU_BACKUP_BACKEND",
+	"TMS_INIT_POOL",
 	"TMS_RETAIN_CPU_BACKUP",
 	"TMS_HOST_POOL_BYTES",
 	"TMS_DISK_BACKUP_DIR",
@@ -206,6 +207,7 @@ AT_LOAD static void load(void)
 	region_config.shareable = environment_bool("TMS_SHAREABLE");
 	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
 	environment_debug();
+	region_config.pool = environment_text("TMS_INIT_POOL");
 	region_config.exclude = environment_text("TMS_EXCLUDE");
 	region_process.disk_backup_dir = region_config.disk_backup_dir = environment_text("TMS_DISK_BACKUP_DIR");
 	region_config.disk_chunk_bytes = environment_number("TMS_DISK_BACKUP_CHUNK_MB", 32, 1, 32,

@@ -45,6 +45,7 @@ struct region_config {
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;
 	const char *disk_backup_dir; /* NULL: unset; interned */
+	const char *pool;	     /* a kind of pool for allocations, ":" and its options; NULL: none */
 	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
 	bool verify;
 	bool shareable;

@@ -7,6 +7,18 @@ import "tms/vmm/cuda"
 // primary context is not one of them.
 type Contexts func(ordinal int, use func(cuda.Context) error) error
 
+// Admit refuses a caller whose context could not be waited for, as Malloc does; current is that context, 0 if it is not
+// known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
+func (e *Engine) Admit(ordinal int, current cuda.Context) error {
+	e.mu.Lock()
+	d, err := e.device(ordinal)
+	e.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	return e.admit(d, current)
+}
+
 // admit refuses to make memory in a context that could not be waited for, and gives a thread without a context
 // the device's primary one, as the first runtime call of a thread does. (cuCtxGetCurrent, cuCtxSetCurrent)
 func (e *Engine) admit(d *device, current cuda.Context) error {

@@ -20,16 +20,21 @@ type allocation struct {
 // After any other error the allocation is still there, and the free can be tried again.
 // Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
-	defer e.audit(&err)
-	given := &discarded{}
-	defer given.await() // when no lock is held
-	if d := e.using(address); d != nil && !capturing {
-		err = e.quiesceUsers(d)
-		capturing = captureForbids(err) // one that nobody saw begin
+	if !capturing {
+		err = e.Quiesce(address)
+		capturing = errors.Is(err, ErrCapturing) // one that nobody saw begin
 	}
 	if err != nil && !capturing {
 		return fmt.Errorf("freeing %#x: %w", address, err)
 	}
+	return e.FreeIdle(address, capturing)
+}
+
+// FreeIdle is Free of memory that nobody uses any more, as the caller knows: it waits for no device.
+func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
+	defer e.audit(&err)
+	given := &discarded{}
+	defer given.await() // when no lock is held
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
@@ -75,6 +80,41 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 		return err
 	}
 	return e.free(a)
+}
+
+// Quiesce waits until the devices that have access to the memory at an address have done the work they hold now, as
+// Free does before it frees; not for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error.
+// (cuCtxSynchronize)
+func (e *Engine) Quiesce(address uintptr) error {
+	d := e.using(address)
+	if d == nil {
+		return nil
+	}
+	err := e.quiesceUsers(d)
+	if captureForbids(err) {
+		return fmt.Errorf("%w: %w", ErrCapturing, err)
+	}
+	return err
+}
+
+// Mark makes an event of the work that a stream holds now which may use the memory at an address; 0 for memory that
+// nobody can be using. IsDone ends it. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
+func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
+	d := e.using(address)
+	if d == nil {
+		return 0, nil
+	}
+	return d.mark(stream)
+}
+
+// IsDone tells whether the work that Mark saw is done, or has gone with its context; the event is then no more.
+// (cuEventQuery)
+func (e *Engine) IsDone(event cuda.Event) bool {
+	if errors.Is(e.driver.EventQuery(event), cuda.NotReady) {
+		return false
+	}
+	e.driver.DropEvent(event)
+	return true
 }
 
 // using returns the device of the live allocation at an address, if it may be in use; nil: nobody can be using it.

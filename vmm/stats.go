@@ -18,6 +18,8 @@ type Stats struct {
 	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
 	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
 	Waiting []reclaim.Waiting `json:"waiting"`
+	// Pools is what the pools hold that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil: none do.
+	Pools any `json:"pools,omitempty"`
 }
 
 // DeviceStats is one device's part of Stats.

@@ -12,6 +12,9 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"tms/vmm/pool/kinds"
+	"tms/vmm/pool/program"
 )
 
 // notTaken are libraries that hand buffers which they allocate themselves to network cards and to other processes, which
@@ -22,7 +25,7 @@ var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_g
 	"libuct_ib_mlx5_gda.so", "libuct_ib_mlx5_gdp.so", "libfabric.so"}
 
 func runCommand() *cobra.Command {
-	var tag, backup, trace string
+	var tag, backup, kind, trace string
 	var incremental, noInherit bool
 	command := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
@@ -70,6 +73,13 @@ The command takes the place of tms: its exit status and the signals that reach i
 			if tag != "" {
 				set["TMS_INIT_TAG"] = tag
 			}
+			if kind != "" {
+				name, options, _ := strings.Cut(kind, ":")
+				if _, err := program.New(name, options, nil, nil, nil); err != nil {
+					return fmt.Errorf("--pool %s: %w", kind, err)
+				}
+				set["TMS_INIT_POOL"] = kind
+			}
 			if trace != "" {
 				set["TMS_TRACE"] = trace
 			}
@@ -82,17 +92,19 @@ The command takes the place of tms: its exit status and the signals that reach i
 				set["TMS_NO_INHERIT"] = "1"
 			}
 			set["TMS_EXCLUDE"] = joined(append(notTaken, strings.Split(os.Getenv("TMS_EXCLUDE"), ":")...))
-			program, err := exec.LookPath(arguments[0])
+			path, err := exec.LookPath(arguments[0])
 			if err != nil {
 				return fmt.Errorf("%s cannot be run: %w", arguments[0], errors.Unwrap(err))
 			}
-			return fmt.Errorf("%s cannot be run: %w", program, syscall.Exec(program, arguments, environment(os.Environ(), set)))
+			return fmt.Errorf("%s cannot be run: %w", path, syscall.Exec(path, arguments, environment(os.Environ(), set)))
 		},
 	}
 	command.Flags().SetInterspersed(false)
 	command.Flags().StringVar(&tag, "tag", "", "the tag of what it allocates (default \"default\")")
 	command.Flags().StringVar(&backup, "backup", "none", "where contents wait while paused: host, disk, peer or none")
 	command.Flags().BoolVar(&incremental, "incremental", false, "of host copies, make only those anew whose contents have changed")
+	command.Flags().StringVar(&kind, "pool", "", "serve what it allocates from a pool: "+strings.Join(kinds.Names(), ", ")+
+		", with a colon and its options behind it")
 	command.Flags().BoolVar(&noInherit, "no-inherit", false, "leave the programs that it starts as they are")
 	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations in (%p: the process)")
 	return command

@@ -39,14 +39,17 @@ func under(t *testing.T, arguments ...string) (string, error) {
 
 func TestRun(t *testing.T) {
 	program := staticProgram(t)
-	output, err := under(t, "--", program)
-	require.NoError(t, err, output)
+	for _, flags := range [][]string{nil, {"--pool", "naive"}} {
+		output, err := under(t, append(flags, "--", program)...)
+		require.NoError(t, err, output)
+	}
 
-	output, err = under(t, "--backup", "peer", "--", "sh", "-c", "echo $TMS_INIT_ENABLE_PEER_BACKUP")
+	output, err := under(t, "--backup", "peer", "--", "sh", "-c", "echo $TMS_INIT_ENABLE_PEER_BACKUP")
 	require.NoError(t, err, output)
 	require.Equal(t, "1\n", output)
 
-	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--trace", "/dev/null", "sh", "-c",
+	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--pool", "caching:memory_fraction=0.5",
+		"--trace", "/dev/null", "sh", "-c",
 		"env | grep -E '^(TMS_|LD_PRELOAD)' | sort; exit 7")
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit)
@@ -57,6 +60,7 @@ TMS_EXCLUDE=`+strings.Join(notTaken, ":")+`:libother.so
 TMS_INIT_ENABLE=1
 TMS_INIT_ENABLE_CPU_BACKUP=1
 TMS_INIT_ENABLE_INCREMENTAL_BACKUP=1
+TMS_INIT_POOL=caching:memory_fraction=0.5
 TMS_INIT_TAG=all of it
 TMS_LIBRARY=`+library+`
 TMS_TRACE=/dev/null
@@ -69,11 +73,12 @@ TMS_TRACE=/dev/null
 
 func TestRunIsRefused(t *testing.T) {
 	for expected, arguments := range map[string][]string{
-		"name the command to run: tms run --":          {""},
-		"name the command to run":                      nil,
-		"--backup ram: contents can wait":              {"--backup", "ram", "true"},
-		"--incremental is of --backup host":            {"--incremental", "true"},
-		"there-is-none cannot be run: executable file": {"--", "there-is-none"},
+		"name the command to run: tms run --":                        {""},
+		"name the command to run":                                    nil,
+		"--backup ram: contents can wait":                            {"--backup", "ram", "true"},
+		"--pool heap: invalid pool option: no kind of pool is named": {"--pool", "heap", "true"},
+		"--incremental is of --backup host":                          {"--incremental", "true"},
+		"there-is-none cannot be run: executable file":               {"--", "there-is-none"},
 	} {
 		output, err := under(t, arguments...)
 		var exit *exec.ExitError

@@ -8,6 +8,7 @@ package torch
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 
@@ -45,7 +46,7 @@ type Pools struct {
 	kind      string // "": not chosen yet
 	options   string
 	byMemory  map[Memory]pool.Pool
-	all       []entry // in the order in which they were made; only appended to
+	all       []entry // in the order in which they were made; what is in it never changes
 	fractions map[int]float64
 	captures  map[int][]pool.GraphPoolID // being allocated to, by device
 }
@@ -157,6 +158,14 @@ func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, e
 	return of.Malloc(size, stream)
 }
 
+// Forget drops the pools of a device, whose segments are gone. (cudaDeviceReset)
+func (p *Pools) Forget(device int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.byMemory, func(m Memory, _ pool.Pool) bool { return m.Device == device })
+	p.all = slices.DeleteFunc(slices.Clone(p.all), func(e entry) bool { return e.Device == device })
+}
+
 // made lists the pools.
 func (p *Pools) made() []entry {
 	p.mu.RLock()
@@ -166,7 +175,7 @@ func (p *Pools) made() []entry {
 
 // whose calls f for the pools in turn until one knows the address.
 func (p *Pools) whose(f func(pool.Pool) error) error {
-	err := fmt.Errorf("PyTorch has no pool yet: %w", pool.ErrInvalidAddress)
+	err := fmt.Errorf("there is no pool yet: %w", pool.ErrInvalidAddress)
 	for _, e := range p.made() {
 		if err = f(e.pool); !errors.Is(err, pool.ErrInvalidAddress) {
 			break

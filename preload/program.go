@@ -1,0 +1,53 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"unsafe"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/pool/lifetime"
+	"tms/vmm/pool/program"
+	"tms/vmm/pool/torch"
+)
+
+// programPools serves the program's cudaMalloc and cudaFree in regions, if TMS_INIT_POOL asks for that; else nil.
+// Written before the engine is there.
+var programPools *program.Pools
+
+func newProgramPools(e *vmm.Engine) *program.Pools {
+	if C.region_config.pool == nil {
+		return nil
+	}
+	setting := C.GoString(C.region_config.pool)
+	kind, options, _ := strings.Cut(setting, ":")
+	source := func(m torch.Memory) (lifetime.Source, error) { return newSource(e, m) }
+	made, err := program.New(kind, options, e, source, func() bool { return state().Capturing })
+	if err != nil {
+		logLine(fmt.Sprintf("TMS_INIT_POOL=%s is not understood: %v; no pool is used", setting, err))
+		return nil
+	}
+	return made
+}
+
+// poolMalloc is tmsMalloc from the pool of what the settings ask for.
+func poolMalloc(e *vmm.Engine, address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
+	settings *C.struct_region_settings) error {
+	memory, err := memoryOf(device, settings)
+	if err != nil {
+		return err
+	}
+	if err := e.Admit(int(device), cuda.Context(uintptr(context))); err != nil {
+		return err
+	}
+	made, err := programPools.Malloc(memory, uint64(size))
+	*(*uintptr)(unsafe.Pointer(address)) = made
+	return err
+}

@@ -1,0 +1,283 @@
+// Package program serves what a program takes from cudaMalloc and gives to cudaFree from pools, of one kind, one for
+// each way of being pausable. The program knows nothing of that: memory that it is handed may be used at once in every
+// stream and context, so a block is given back to its pool once the devices, or the stream of a cudaFreeAsync, are done
+// with it. What a pool does is the affair of the kind.
+package program
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"tms/internal/clock"
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/pool"
+	"tms/vmm/pool/lifetime"
+	"tms/vmm/pool/torch"
+)
+
+// anyStream is of all blocks: a pool has one order for them, that of the calls.
+const anyStream = pool.Stream(math.MaxUint64)
+
+// How long an allocation for which there is no memory waits for the next block that a stream is to come to, and how
+// often it looks. A stream may also wait for the very thread that allocates, so it ends.
+const (
+	patience = time.Second
+	lookOnce = time.Millisecond
+)
+
+// Engine is a *vmm.Engine.
+type Engine interface {
+	Quiesce(address uintptr) error
+	Mark(address uintptr, stream cuda.Stream) (cuda.Event, error)
+	IsDone(event cuda.Event) bool
+	Free(address uintptr, capturing bool) error
+	FreeIdle(address uintptr, capturing bool) error
+	FreeAfter(address uintptr, stream cuda.Stream) error
+}
+
+// Pools is safe for use by many threads.
+type Pools struct {
+	engine    Engine
+	capturing func() bool
+	pools     *torch.Pools
+
+	mu       sync.Mutex      // never held while anything else is called
+	live     map[uintptr]int // blocks: ordinals of devices, by address
+	segments map[uintptr]int // likewise
+	ordered  []freed         // by cudaFreeAsync, the oldest first
+	deferred []freed         // while a stream was being captured
+}
+
+// freed is a block on its way back to its pool.
+type freed struct {
+	address uintptr
+	device  int
+	stream  cuda.Stream
+	event   cuda.Event // 0: it is done
+}
+
+// New has no pools yet. source makes what a pool takes its segments from; capturing tells whether a stream of the
+// process is being captured. Errors: pool.ErrOption for a kind that there is not, or its options.
+func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error), capturing func() bool) (*Pools, error) {
+	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]int{}, segments: map[uintptr]int{}}
+	p.pools = torch.New(func(m torch.Memory) (pool.Source, error) {
+		from, err := source(m)
+		if err != nil {
+			return nil, err
+		}
+		return &segments{from, p}, nil
+	}, func(pool.Stream) bool { return false })
+	if err := p.pools.Use(kind, options); err != nil {
+		return nil, err
+	}
+	return p, nil
+}
+
+// segments is a source whose segments are known, and go back without anybody waiting under a pool's lock: no block in
+// them is in use.
+type segments struct {
+	lifetime.Source
+	of *Pools
+}
+
+// Allocate is pool.Source.Allocate.
+func (s *segments) Allocate(size uint64) (uintptr, error) {
+	address, err := s.Source.Allocate(size)
+	if err == nil {
+		s.of.mu.Lock()
+		s.of.segments[address] = s.Ordinal()
+		s.of.mu.Unlock()
+	}
+	return address, err
+}
+
+// Free is pool.Source.Free.
+func (s *segments) Free(address uintptr, _ uint64) error {
+	err := s.of.engine.FreeIdle(address, s.of.capturing())
+	if err == nil {
+		s.of.mu.Lock()
+		delete(s.of.segments, address)
+		s.of.mu.Unlock()
+	}
+	return err
+}
+
+// Malloc returns the address of at least so many bytes; 0 for none. Where memory is short it takes back what
+// cudaFreeAsync has freed, and what other pools do not need. Errors: those of pool.Pool.Malloc.
+func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
+	p.settle()
+	made, err := p.pools.Malloc(m, size, anyStream)
+	for errors.Is(err, pool.ErrOutOfMemory) && !p.capturing() && p.recover() {
+		made, err = p.pools.Malloc(m, size, anyStream)
+	}
+	if err != nil || made.Address == 0 {
+		return 0, err
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.live[made.Address] = m.Device
+	return made.Address, nil
+}
+
+// recover tells whether there is more memory than there was.
+func (p *Pools) recover() bool {
+	before := p.reserved()
+	_ = p.pools.Trim()
+	if p.reserved() < before {
+		return true
+	}
+	for start := time.Now(); time.Since(start) < patience; clock.Sleep(lookOnce) {
+		back, left := p.settle()
+		if back || left == 0 {
+			return back
+		}
+	}
+	return false
+}
+
+func (p *Pools) reserved() (bytes uint64) {
+	for _, s := range p.pools.Stats() {
+		bytes += s.Stats.Reserved
+	}
+	return bytes
+}
+
+// claim takes a block out of those that can be freed; false: there is none at the address. Errors:
+// pool.ErrInvalidAddress for a segment of a pool in which no block begins.
+func (p *Pools) claim(address uintptr) (device int, ours bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if device, ours = p.live[address]; ours {
+		delete(p.live, address)
+	} else if _, held := p.segments[address]; held {
+		err = fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
+	}
+	return device, ours, err
+}
+
+func (p *Pools) unclaim(address uintptr, device int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.live[address] = device
+}
+
+func (p *Pools) putOff(list *[]freed, f freed) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	*list = append(*list, f)
+}
+
+// Free gives a block back once the devices that have access to it have done what they hold now; what is no block is
+// the engine's. While a stream is being captured the free is put off. Errors: pool.ErrInvalidAddress, those of
+// vmm.Engine.Free, or the source's; what was to be freed is then still there.
+func (p *Pools) Free(address uintptr) error {
+	device, ours, err := p.claim(address)
+	if err != nil {
+		return err
+	}
+	capturing := p.capturing()
+	switch {
+	case !ours:
+		return p.engine.Free(address, capturing)
+	case !capturing:
+		err = p.engine.Quiesce(address)
+		if err == nil {
+			err = p.pools.Free(address)
+		}
+		capturing = errors.Is(err, vmm.ErrCapturing) // one that nobody saw begin
+	}
+	if capturing {
+		p.putOff(&p.deferred, freed{address: address, device: device})
+		return nil
+	}
+	if err != nil {
+		p.unclaim(address, device)
+	}
+	return err
+}
+
+// FreeAfter gives a block back once a stream has done the work it holds now, as seen at a later call; what is no block
+// is the engine's. The stream must not be being captured. Errors: as Free, and those of vmm.Engine.FreeAfter.
+func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
+	device, ours, err := p.claim(address)
+	if err != nil {
+		return err
+	}
+	if !ours {
+		return p.engine.FreeAfter(address, stream)
+	}
+	event, err := p.engine.Mark(address, stream)
+	if err != nil {
+		p.unclaim(address, device)
+		return err
+	}
+	p.putOff(&p.ordered, freed{address, device, stream, event})
+	p.settle()
+	return nil
+}
+
+// settle gives back the blocks whose streams have come to their frees. It returns whether there were any, and how many
+// are left.
+func (p *Pools) settle() (back bool, left int) {
+	p.mu.Lock()
+	if len(p.ordered) == 0 || p.capturing() { // which forbids to ask
+		left = len(p.ordered)
+		p.mu.Unlock()
+		return false, left
+	}
+	list := p.ordered
+	p.ordered = nil
+	p.mu.Unlock()
+	var kept []freed
+	behind := map[cuda.Stream]bool{} // what was freed later in a stream is not done before
+	for _, f := range list {
+		if f.event != 0 && (behind[f.stream] || !p.engine.IsDone(f.event)) {
+			behind[f.stream] = true
+			kept = append(kept, f)
+			continue
+		}
+		f.event = 0
+		if p.pools.Free(f.address) != nil {
+			kept = append(kept, f) // the source has refused; it is asked again
+			continue
+		}
+		back = true
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ordered = append(kept, p.ordered...)
+	return back, len(p.ordered)
+}
+
+// FreeDeferred makes the frees that captures have put off, after the last of these.
+func (p *Pools) FreeDeferred() {
+	p.mu.Lock()
+	list := p.deferred
+	p.deferred = nil
+	p.mu.Unlock()
+	for _, f := range list {
+		p.unclaim(f.address, f.device)
+		_ = p.Free(f.address) // after an error it is live
+	}
+}
+
+// Reset forgets all of a device, whose segments are gone. (cudaDeviceReset)
+func (p *Pools) Reset(device int) {
+	p.pools.Forget(device)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	isGone := func(_ uintptr, of int) bool { return of == device }
+	maps.DeleteFunc(p.live, isGone)
+	maps.DeleteFunc(p.segments, isGone)
+	p.ordered = slices.DeleteFunc(p.ordered, func(f freed) bool { return f.device == device })
+	p.deferred = slices.DeleteFunc(p.deferred, func(f freed) bool { return f.device == device })
+}
+
+// Stats is torch.Pools.Stats.
+func (p *Pools) Stats() []torch.Stats { return p.pools.Stats() }
