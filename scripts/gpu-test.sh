@@ -1,6 +1,7 @@
 #!/bin/sh
 # The tests that need a GPU and PyTorch, the demo, and what passing through costs; with build/ as
 # it is, no Go needed. Logs go to $OUT, or build/gpu-results. Fails where there is no GPU.
+# TMS_TEST_PAUSES=1000 pauses a training so often from outside; 30 times else.
 set -eu
 . "$(dirname "$0")/usage.sh"
 [ $# -eq 0 ] || refuse "$@"
@@ -39,7 +40,9 @@ step machine nvidia-smi
 step passthrough scripts/bench/passthrough.sh
 step start scripts/bench/start.sh
 step tests env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider \
-	--durations=5
+	--durations=5 --ignore=pymodule/tests/gpu/test_reach.py
+step reach env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu/test_reach.py -v -p no:cacheprovider \
+	--durations=0
 step demo scripts/demo.sh
 
 if [ -n "$failed" ]; then

@@ -1,0 +1,36 @@
+"""Tensors of so many bytes with contents, a little of which changes now and then."""
+
+from __future__ import annotations
+
+import time
+
+import steps
+import torch
+
+PIECE = 256 << 20  # bytes
+
+
+def main() -> None:
+    arguments = steps.parser(__doc__)
+    arguments.add_argument("bytes", type=int)
+    options = arguments.parse_args()
+    torch.manual_seed(1)
+    pieces = [
+        torch.empty(PIECE >> 3, dtype=torch.int64, device="cuda").random_()
+        for _ in range(options.bytes // PIECE)
+    ]
+    weights = torch.arange(1, (PIECE >> 3) + 1, device="cuda")
+    run = steps.Run(options.steps)
+    for number in run.steps():
+        pieces[number % len(pieces)][::4096] += number
+        if number == 0:
+            torch.cuda.synchronize()
+            run.ready(torch.cuda.memory_reserved())
+        time.sleep(0.01)
+    for piece in pieces:
+        run.note(int((piece * weights).sum()))
+    run.end()
+
+
+if __name__ == "__main__":
+    main()

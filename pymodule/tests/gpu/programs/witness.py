@@ -1,0 +1,88 @@
+"""Another process on the device: says what is free there, and takes memory for a while and uses it.
+
+A line of JSON for each request on standard input, and one for each answer. {"op": "free"} answers
+{"free": bytes, "total": bytes}. {"op": "use", "bytes": N, "seconds": S} takes N bytes, keeps them
+filled for so long, and answers {"used": bytes, "wrong": words that had changed}.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import sys
+import time
+from typing import Any
+
+PIECE = 256 << 20  # bytes
+driver: Any = ctypes.CDLL("libcuda.so.1")
+
+
+def call(name: str, *arguments: Any) -> None:
+    code = driver[name](*arguments)
+    if code != 0:
+        raise RuntimeError(f"{name}: {code}")
+
+
+def memory() -> tuple[int, int]:
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    call("cuMemGetInfo_v2", ctypes.byref(free), ctypes.byref(total))
+    return free.value, total.value
+
+
+def pattern(number: int) -> int:
+    return 0xA5A50000 + number
+
+
+def is_filled(address: int, size: int, value: int) -> bool:
+    """Whether what lies at the beginning, in the middle and at the end is the value."""
+    word = ctypes.c_uint32()
+    for offset in (0, size // 8 * 4, size - 4):
+        call(
+            "cuMemcpyDtoH_v2",
+            ctypes.byref(word),
+            ctypes.c_uint64(address + offset),
+            ctypes.c_size_t(4),
+        )
+        if word.value != value:
+            return False
+    return True
+
+
+def use(size: int, seconds: float) -> dict[str, int]:
+    pieces: list[tuple[int, int]] = []
+    while size >= 4:
+        piece = min(size, PIECE) // 4 * 4
+        address = ctypes.c_uint64()
+        call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(piece))
+        call(
+            "cuMemsetD32_v2",
+            address,
+            ctypes.c_uint(pattern(len(pieces))),
+            ctypes.c_size_t(piece // 4),
+        )
+        pieces.append((address.value, piece))
+        size -= piece
+    call("cuCtxSynchronize")
+    time.sleep(seconds)
+    wrong = sum(not is_filled(*of, pattern(i)) for i, of in enumerate(pieces))
+    for address, _ in pieces:
+        call("cuMemFree_v2", ctypes.c_uint64(address))
+    return {"used": sum(piece for _, piece in pieces), "wrong": wrong}
+
+
+def main() -> None:
+    call("cuInit", 0)
+    context = ctypes.c_void_p()
+    call("cuDevicePrimaryCtxRetain", ctypes.byref(context), 0)
+    call("cuCtxSetCurrent", context)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["op"] == "use":
+            answer = use(request["bytes"], request["seconds"])
+        else:
+            answer = dict(zip(("free", "total"), memory()))
+        print(json.dumps(answer), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Programs that know nothing of tms, under `tms run`, paused and resumed by pid at random moments.
+
+Each is compared with an undisturbed run of as many steps, bit for bit. TMS_TEST_PAUSES (30) is how
+often the training is paused. What was measured is printed, also where all passes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import pytest
+from device import MiB, torch_on_gpu
+from reaching import (
+    PROGRAMS,
+    Program,
+    Times,
+    Witness,
+    disturb,
+    equal,
+    pausable,
+    started,
+    steer,
+    undisturbed,
+    witness,
+)
+
+torch = torch_on_gpu()
+
+GiB = 1024 * MiB
+PAUSES = int(os.environ.get("TMS_TEST_PAUSES", "30"))
+
+Say = Callable[[str], None]
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Witness]:
+    with witness() as made:
+        yield made
+
+
+@pytest.fixture
+def say(capsys: pytest.CaptureFixture[str]) -> Say:
+    def say(words: str) -> None:
+        with capsys.disabled():
+            print(f"\n    {words}", flush=True)
+
+    return say
+
+
+def python(name: str) -> Callable[[Path], list[str | Path]]:
+    return lambda _: [sys.executable, PROGRAMS / name]
+
+
+def with_module(module: str, name: str) -> Callable[[Path], list[str | Path]]:
+    def command(_: Path) -> list[str | Path]:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"there is no {module} here")
+        return [sys.executable, PROGRAMS / name]
+
+    return command
+
+
+def static_runtime(folder: Path) -> list[str | Path]:
+    nvcc = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
+    if not Path(nvcc).exists():
+        pytest.skip("there is no nvcc here")
+    program = folder / "with_runtime"
+    build([nvcc, "-cudart", "static", "-O2", "-o", program, PROGRAMS / "with_runtime.cu"])
+    return [program]
+
+
+def driver(folder: Path) -> list[str | Path]:
+    """Linked with the driver that PyTorch has loaded here: a machine may have it nowhere else."""
+    torch.cuda.init()
+    mapped = Path("/proc/self/maps").read_text().splitlines()
+    (library, *_) = (line.split()[-1] for line in mapped if "/libcuda.so" in line)
+    program = folder / "with_driver"
+    build(["cc", "-std=gnu11", "-O2", "-o", program, PROGRAMS / "with_driver.c", library])
+    return [program]
+
+
+def build(call: list[str | Path]) -> None:
+    done = subprocess.run(
+        call, capture_output=True, text=True, timeout=120, check=False, env=undisturbed()
+    )
+    assert done.returncode == 0, f"{call}\n{done.stdout}{done.stderr}"
+
+
+def host_room() -> int:
+    """Bytes of host memory that can be had, by the machine and by a control group."""
+    with open("/proc/meminfo") as file:
+        fields = dict(line.split(":") for line in file)
+    room = int(fields["MemAvailable"].split()[0]) << 10
+    with contextlib.suppress(OSError, ValueError):
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        room = min(room, limit - used)
+    return room
+
+
+def part_for_jax() -> dict[str, str]:
+    """JAX's default of three quarters, or what the host can hold a copy of beside 8 GiB."""
+    part = (host_room() - 8 * GiB) / torch.cuda.mem_get_info()[1]
+    return {} if part >= 0.75 else {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{part:.2f}"}
+
+
+@dataclass(frozen=True)
+class Case:
+    command: Callable[[Path], list[str | Path]]
+    arguments: tuple[str, ...] = ()
+    options: tuple[str, ...] = ("--backup", "host")
+    environment: Callable[[], dict[str, str]] = dict
+    pauses: int = 10
+    gap: float = 0.3
+    wait: float = 20  # seconds that one pause or resume may take
+    seconds: float = 30
+
+
+CASES = {
+    "torch": Case(
+        python("train_torch.py"),
+        ("--filler", str((2 * GiB) if PAUSES <= 100 else 256 * MiB)),
+        pauses=PAUSES,
+        gap=0.3 if PAUSES <= 100 else 0.1,
+        seconds=60 if PAUSES <= 30 else 60 + PAUSES,
+    ),
+    "torch.compile": Case(python("train_torch.py"), ("--compile",), seconds=180),
+    # Its memory is copied whole the first time only.
+    "jax": Case(
+        with_module("jax", "train_jax.py"),
+        options=("--backup", "host", "--incremental"),
+        environment=part_for_jax,
+        pauses=4,
+        wait=60,
+        seconds=180,
+    ),
+    "cupy": Case(with_module("cupy", "with_cupy.py"), seconds=60),
+    "static cudart": Case(static_runtime),
+    "driver": Case(driver),
+    "triton": Case(with_module("triton", "with_triton.py"), seconds=60),
+    "numba": Case(with_module("numba", "with_numba.py"), seconds=60),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("programs")
+
+
+@pytest.fixture(params=list(CASES))
+def case(request: pytest.FixtureRequest) -> Case:
+    return CASES[request.param]
+
+
+def environment(of: Case, folder: Path) -> dict[str, str]:
+    """What torch.compile and CuPy have compiled serves the runs that come after it."""
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "CUPY_CACHE_DIR": str(folder / "cupy"),
+        **of.environment(),
+    }
+
+
+def test_unmodified(case: Case, folder: Path, say: Say) -> None:
+    """It computes what it does alone, and nine tenths of what it takes could be paused."""
+    command, variables = case.command(folder), environment(case, folder)
+    begin = time.monotonic()
+    with started(
+        command,
+        0,
+        case.arguments,
+        options=case.options,
+        seconds=case.seconds,
+        environment=variables,
+    ) as program:
+        taken = program.ready()
+        could = pausable(program)
+        if could < 0.9 * taken:
+            raise program.failure(
+                f"of {taken >> 20} MiB that the program has taken {could >> 20} MiB are pausable"
+            )
+        time.sleep(1)
+        program.check()
+        said = program.end()
+    equal(command, said, case.arguments, seconds=case.seconds, environment=variables)
+    say(
+        f"{could >> 20} MiB pausable of {taken >> 20} MiB taken; {said[0]} steps; both runs "
+        f"{time.monotonic() - begin:.0f} s"
+    )
+
+
+def test_paused_by_pid(case: Case, folder: Path, other: Witness, say: Say) -> None:
+    command, variables = case.command(folder), environment(case, folder)
+    with started(
+        command,
+        0,
+        case.arguments,
+        options=case.options,
+        seconds=case.seconds,
+        environment=variables,
+    ) as program:
+        taken = program.ready()
+        times = disturb(program, other, case.pauses, gap=case.gap, wait=case.wait)
+        said = program.end()
+    equal(command, said, case.arguments, seconds=case.seconds, environment=variables)
+    say(f"{taken >> 20} MiB; {said[0]} steps; {times}")
+
+
+def checkpointed(program: Program) -> tuple[float, float] | str:
+    """Seconds of the driver's own checkpoint of a process and of its restore; or why not."""
+    with subprocess.Popen(
+        [sys.executable, PROGRAMS / "checkpoint.py", str(program.pid)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=undisturbed(),
+    ) as driver:
+        assert driver.stdin is not None and driver.stdout is not None
+        answer = json.loads(driver.stdout.readline())
+        if "refused" in answer:
+            return str(answer["refused"])
+        time.sleep(1)
+        output, _ = driver.communicate("\n", timeout=60)
+        back = json.loads(output)
+    if "refused" in back:
+        raise program.failure(f"it was checkpointed and cannot be restored: {back['refused']}")
+    return answer["out"], back["back"]
+
+
+def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
+    size = 16 * GiB
+    command, arguments = [sys.executable, PROGRAMS / "contents.py"], [str(size)]
+    with started(command, 0, arguments, options=["--backup", "host"], seconds=60) as program:
+        assert program.ready() >= size
+        times = disturb(program, other, 5, looks=1)
+        said = program.end()
+    equal(command, said, arguments, seconds=60)
+
+    with started(command, 0, arguments, seconds=90) as program:
+        program.ready()
+        driver = checkpointed(program)
+        program.end()
+    say(table(times, driver))
+    # Within twice the goals of 0.5 and 0.4 s: other work on the machine counts too.
+    assert min(times.out) <= 1.0
+    assert min(times.back) <= 0.8
+
+
+def table(times: Times, driver: tuple[float, float] | str) -> str:
+    lines = ["16 GiB with contents, by pid        out       back"]
+    rows = [("tms, the first", times.out[0], times.back[0])]
+    middle = len(times.out) // 2
+    best = sorted(times.out)[middle], sorted(times.back)[middle]
+    rows.append(("tms, the median of all", *best))
+    if isinstance(driver, str):
+        lines.append(f"the driver's checkpoint: {driver}")
+    else:
+        rows.append(("the driver's checkpoint", *driver))
+    lines += [f"{name:30} {out:8.3f} s {back:8.3f} s" for name, out, back in rows]
+    if not isinstance(driver, str):
+        ratios = driver[0] / best[0], driver[1] / best[1]
+        lines.append(f"{'times as fast':30} {ratios[0]:8.1f}   {ratios[1]:8.1f}")
+    lines.append(f"every pause: {' '.join(f'{value:.3f}' for value in times.out)}")
+    lines.append(f"every resume: {' '.join(f'{value:.3f}' for value in times.back)}")
+    return "\n    ".join(lines)
+
+
+def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
+    """Each of them larger than half of the device.
+
+    The larger part of each is memory whose contents need not be kept: two copies of half a device
+    may be more than the host has.
+    """
+    command = [sys.executable, PROGRAMS / "train_torch.py"]
+    filler = ["--filler", str(int(0.55 * other.total)), "--filler-tag", "filler"]
+    times = Times()
+
+    def pause(program: Program) -> None:
+        times.out.append(steer(program, "pause", "--timeout", "30", seconds=30))
+
+    def resume(program: Program) -> None:
+        times.back.append(steer(program, "resume", "--wait", "30", seconds=30))
+
+    def start(seed: str) -> contextlib.AbstractContextManager[Program]:
+        return started(
+            command,
+            0,
+            ["--seed", seed, *filler],
+            options=["--backup", "host"],
+            seconds=120,
+        )
+
+    with start("1") as first:
+        taken = [first.ready()]
+        pause(first)
+        with start("2") as second:
+            taken.append(second.ready())
+            for _ in range(5):
+                time.sleep(0.7)
+                pause(second)
+                resume(first)
+                time.sleep(0.7)
+                pause(first)
+                resume(second)
+            first.check()
+            said_second = second.end()
+        resume(first)
+        time.sleep(0.5)
+        said_first = first.end()
+    assert min(taken) > other.total // 2
+    equal(command, said_first, ["--seed", "1"], seconds=60)
+    equal(command, said_second, ["--seed", "2"], seconds=60)
+    say(f"{taken[0] >> 30} and {taken[1] >> 30} GiB of {other.total >> 30} GiB; {times}")

@@ -1,0 +1,293 @@
+"""Programs under `tms run` that others pause and resume by pid, and what is seen of that outside.
+
+What the programs say is steps.py's in gpu/programs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from simulator import BUILD
+
+TMS = BUILD / "bin" / "tms"
+PROGRAMS = Path(__file__).resolve().parent / "gpu" / "programs"
+
+
+def undisturbed() -> dict[str, str]:
+    """The environment without what the tests themselves were started with."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TMS_")}
+    own.pop("LD_PRELOAD", None)
+    return own
+
+
+class Program:
+    """One that was started, undisturbed or, with options, under `tms run`."""
+
+    def __init__(
+        self,
+        command: Sequence[str | Path],
+        steps: int,
+        arguments: Sequence[str] = (),
+        *,
+        options: Sequence[str] | None = None,
+        seconds: float,
+        environment: dict[str, str] | None = None,
+    ) -> None:
+        call = [*map(str, command), str(steps), *arguments]
+        if options is not None:
+            call = [str(TMS), "run", *options, "--", *call]
+        self._words = " ".join(call)
+        self._until = time.monotonic() + seconds
+        self._seconds = seconds
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        self._lines: list[str] = []
+        self._heard = threading.Condition()
+        self._process = subprocess.Popen(
+            call,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**undisturbed(), **(environment or {})},
+        )
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            with self._heard:
+                self._lines.append(line.rstrip("\n"))
+                self._heard.notify_all()
+        with self._heard:
+            self._heard.notify_all()
+
+    def failure(self, what: str) -> AssertionError:
+        """What happened, with all that the program has said; the program is ended."""
+        self.kill()
+        self._errors.seek(0)
+        return AssertionError(
+            f"{what}\nprogram: {self._words}\nexit status: {self._process.returncode}\n"
+            f"its standard output:\n{os.linesep.join(self._lines)}\n"
+            f"its standard error:\n{self._errors.read()}"
+        )
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def check(self) -> None:
+        """Raises if the program has ended or has run longer than it may."""
+        if self._process.poll() is not None:
+            self._listener.join(10)
+            raise self.failure("the program ended before its time")
+        if time.monotonic() > self._until:
+            raise self.failure(f"the program has not ended in {self._seconds} s")
+
+    def ready(self) -> int:
+        """Waits until it has begun; returns the bytes that it has taken."""
+        while True:
+            with self._heard:
+                for line in self._lines:
+                    if line.startswith("ready "):
+                        return int(line.split()[1])
+                self._heard.wait(0.2)
+            self.check()
+
+    def end(self) -> tuple[int, str]:
+        """Tells it to end, if it does not by itself; returns its steps and its digest."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(max(1.0, self._until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise self.failure(f"the program has not ended in {self._seconds} s") from None
+        self._listener.join(10)
+        said = dict(line.split(maxsplit=1) for line in self._lines if " " in line)
+        if self._process.returncode != 0 or not {"steps", "digest"} <= said.keys():
+            raise self.failure("the program failed")
+        return int(said["steps"]), said["digest"]
+
+
+@contextlib.contextmanager
+def started(*arguments: Any, **settings: Any) -> Iterator[Program]:
+    """A Program that is ended whatever happens."""
+    program = Program(*arguments, **settings)
+    try:
+        yield program
+    finally:
+        program.kill()
+
+
+def tms(*arguments: str, seconds: float) -> list[dict[str, Any]]:
+    """What a command of tms prints as JSON, which must succeed."""
+    done = subprocess.run(
+        [TMS, *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+        env=undisturbed(),
+    )
+    if done.returncode != 0:
+        raise AssertionError(
+            f"tms {' '.join(arguments)}: exit status {done.returncode}\n{done.stdout}{done.stderr}"
+        )
+    answer: list[dict[str, Any]] = json.loads(done.stdout)
+    return answer
+
+
+def pausable(program: Program) -> int:
+    """Bytes of the program's memory that a pause would take, as tms ps tells."""
+    for _ in range(5):  # a busy process may not answer within a second
+        try:
+            listed = [p for p in tms("ps", seconds=30) if p["pid"] == program.pid]
+        except AssertionError as failed:
+            raise program.failure(str(failed)) from None
+        if len(listed) == 1 and "error" not in listed[0]:
+            break
+    else:
+        raise program.failure(f"tms ps lists {listed}")
+    devices = listed[0]["stats"]["devices"]
+    return sum(tag["live_bytes"] for device in devices for tag in device["tags"])
+
+
+def steer(program: Program, *arguments: str, seconds: float) -> float:
+    """Pauses or resumes it; returns how long that took, seen from outside."""
+    begin = time.monotonic()
+    try:
+        (answer,) = tms(arguments[0], str(program.pid), *arguments[1:], seconds=seconds + 10)
+    except (AssertionError, subprocess.TimeoutExpired) as failed:
+        raise program.failure(str(failed)) from None
+    took = time.monotonic() - begin
+    if not answer["ok"] or answer["pid"] != program.pid:
+        raise program.failure(f"tms {arguments[0]} answers {answer}")
+    return took
+
+
+class Witness:
+    """Another process on the device."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, PROGRAMS / "witness.py"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=undisturbed(),
+        )
+        self.total = self._ask({"op": "free"})["total"]
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, int]:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, f"the other process ended on {request}: its words are above"
+        answer: dict[str, int] = json.loads(line)
+        return answer
+
+    def free(self) -> int:
+        """The device's free bytes."""
+        return self._ask({"op": "free"})["free"]
+
+    def use(self, size: int, seconds: float) -> None:
+        """Takes so many bytes, and finds what it has written there so much later."""
+        answer = self._ask({"op": "use", "bytes": size, "seconds": seconds})
+        assert answer["wrong"] == 0, answer
+        assert answer["used"] >= size - 4, answer
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+
+@contextlib.contextmanager
+def witness() -> Iterator[Witness]:
+    made = Witness()
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@dataclass
+class Times:
+    """Seconds of each pause and resume."""
+
+    out: list[float] = field(default_factory=list)
+    back: list[float] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        def words(of: list[float]) -> str:
+            return f"{sorted(of)[len(of) // 2]:.3f} s, at most {max(of):.3f} s"
+
+        return f"{len(self.out)} pauses; out {words(self.out)}; back {words(self.back)}"
+
+
+def disturb(
+    program: Program,
+    other: Witness,
+    pauses: int,
+    *,
+    gap: float = 0.3,
+    looks: int = 2,
+    seconds: float = 2.0,
+    wait: float = 30,
+) -> Times:
+    """Pauses and resumes a program at random moments, at most `gap` seconds apart.
+
+    `looks` of the pauses, the first among them, are looked at from another process: the device's
+    free memory has risen by what the program has taken, and can be used for so many seconds.
+    """
+    taken = program.ready()
+    moments = random.Random(pauses)
+    times = Times()
+    for number in range(pauses):
+        time.sleep(moments.uniform(0, gap))
+        program.check()
+        before = other.free()
+        times.out.append(steer(program, "pause", "--timeout", str(wait), seconds=wait))
+        if number % max(1, pauses // looks) == 0:
+            gained = other.free() - before
+            if gained < 0.9 * taken:
+                raise program.failure(
+                    f"pause {number} has freed {gained >> 20} MiB of the {taken >> 20} MiB that "
+                    "the program has taken"
+                )
+            other.use(int(0.9 * gained), seconds)
+        times.back.append(steer(program, "resume", "--wait", str(wait), seconds=wait))
+    program.check()
+    return times
+
+
+def equal(
+    command: Sequence[str | Path],
+    said: tuple[int, str],
+    arguments: Sequence[str] = (),
+    *,
+    seconds: float,
+    environment: dict[str, str] | None = None,
+) -> None:
+    """That an undisturbed run of as many steps comes to the same."""
+    with started(command, said[0], arguments, seconds=seconds, environment=environment) as alone:
+        expected = alone.end()
+        if expected != said:
+            raise alone.failure(f"undisturbed {expected}, disturbed {said}")
