@@ -8,6 +8,7 @@
 
 #include <errno.h>
 #include <link.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -88,22 +89,26 @@ HIDDEN uintptr_t gate_exported(size_t index)
  * not one: PyTorch and JAX load it and need not use it. It loads these when it is initialized. */
 static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_"};
 
-static int look_at(struct dl_phdr_info *info, size_t size, void *found)
+struct seen {
+	char *name;
+	size_t size;
+};
+
+static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 {
 	(void)size;
+	struct seen *seen = data;
 	const char *base = strrchr(info->dlpi_name, '/');
 	base = base ? base + 1 : info->dlpi_name;
 	for (size_t i = 0; i < sizeof self_starting / sizeof *self_starting; i++)
 		if (strncmp(base, self_starting[i], strlen(self_starting[i])) == 0)
-			*(const char **)found = base;
-	return *(const char **)found != NULL;
+			return snprintf(seen->name, seen->size, "%s", base);
+	return 0;
 }
 
-HIDDEN const char *gate_self_starting(void)
+HIDDEN bool gate_self_starting(char *name, size_t size)
 {
-	const char *found = NULL;
-	dl_iterate_phdr(look_at, &found);
-	return found;
+	return dl_iterate_phdr(look_at, &(struct seen){name, size}) != 0;
 }
 
 HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream)

@@ -113,9 +113,10 @@ func holds(e *vmm.Engine) error {
 		return unsupported("the program was given %s, which this version does not know and cannot hold up; use a newer "+
 			"one (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
 	}
-	if name := C.gate_self_starting(); name != nil {
+	var library [256]C.char
+	if C.gate_self_starting(&library[0], C.size_t(len(library))) {
 		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by themselves, "+
-			"which cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
+			"which cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(&library[0]))
 	}
 	for index := C.size_t(0); ; index++ {
 		address := uintptr(C.gate_exported(index))

@@ -27,7 +27,7 @@ func TestGateHoldsNotAll(t *testing.T) {
 	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
 
-	library := filepath.Join(t.TempDir(), "libnvshmem_host.so.3")
+	library := filepath.Join(t.TempDir(), "nvshmem_bootstrap_uid.so.3")
 	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	run(t, program, []string{"library", library}, reaching(t)).succeeded(t)
@@ -38,6 +38,14 @@ func TestGateIsNotThere(t *testing.T) {
 	run(t, program, []string{"no gate", "start the program with tms run, or preload libtms_reach.so"}).succeeded(t)
 	run(t, program, []string{"no gate", "libtms_reach.so stands before libtms.so in LD_PRELOAD"},
 		"LD_PRELOAD="+built(t, "lib", "libtms_reach.so")+" "+built(t, "lib", "libtms.so")).succeeded(t)
+}
+
+func TestGateAndAnotherDriver(t *testing.T) {
+	program, folder := compile(t, "unknown", ""), t.TempDir()
+	output, err := exec.Command("cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(folder, "libcuda.so.1"), "testdata/otherdriver.c").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	run(t, program, nil, reaching(t), "LD_LIBRARY_PATH="+folder).succeeded(t)
 }
 
 // TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.

@@ -282,7 +282,7 @@ HIDDEN int gate_set(int state);		 /* an errno */
 HIDDEN bool gate_is_shut(void);
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN uintptr_t gate_exported(size_t index); /* an address whose memory was given to others; 0: no more */
-HIDDEN const char *gate_self_starting(void); /* a library loaded that starts work by itself; NULL: none */
+HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
 
 /* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
 struct gate_call;

@@ -2,6 +2,7 @@
 # Benchmarks on a GPU machine, each beside its baseline or peer in one run:
 #   scripts/bench.sh passthrough        cudaMalloc and cudaFree outside regions
 #   scripts/bench.sh gate [RUNS]        what the gate of gated pauses adds to a launch; needs no GPU
+#   scripts/bench.sh gatestorm [PAUSES] [LIBCUDART]  gated pauses beside sixteen submitting threads
 #   scripts/bench.sh start              starting a program that does not use the library
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
@@ -18,6 +19,7 @@ what=${1:-}
 case $what in
 passthrough) exec scripts/bench/passthrough.sh "$@" ;;
 gate) exec scripts/bench/gate.sh "$@" ;;
+gatestorm) exec scripts/bench/gatestorm.sh "$@" ;;
 start) exec scripts/bench/start.sh "$@" ;;
 backup)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"

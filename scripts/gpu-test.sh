@@ -39,6 +39,8 @@ fi
 step machine nvidia-smi
 step passthrough scripts/bench/passthrough.sh
 step start scripts/bench/start.sh
+step gate scripts/bench/gate.sh
+step gatestorm scripts/bench/gatestorm.sh
 step tests env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu -v -p no:cacheprovider \
 	--durations=5 --ignore=pymodule/tests/gpu/test_reach.py
 step reach env LD_PRELOAD="$library" "$python" -m pytest pymodule/tests/gpu/test_reach.py -v -p no:cacheprovider \

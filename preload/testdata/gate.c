@@ -584,10 +584,13 @@ static void library(const char *path)
 	void *memory = pausable(SIZE, "t", true);
 	EXPECT(tms_pause_gated(NULL, 5), 0);
 	EXPECT(tms_resume(NULL), 0);
-	CHECK(dlopen(path, RTLD_NOW));
+	void *plugin = dlopen(path, RTLD_NOW);
+	CHECK(plugin);
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
-	says("libnvshmem_host.so is loaded");
+	says("nvshmem_bootstrap_uid.so.3 is loaded, so NVSHMEM is in use");
 	is_open(memory);
+	EXPECT(dlclose(plugin), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
 }
 
 static void no_gate(const char *words)

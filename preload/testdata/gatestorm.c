@@ -1,5 +1,5 @@
 /* Gated pauses at any moment, beside threads that give the device all kinds of work and know of none of them: each
- * launch is to count once, and none may meet paused memory. arguments: pauses, seed */
+ * launch is to count once, and none may meet paused memory. It runs on a GPU too. arguments: pauses, seed */
 #include "host.h"
 
 #include <time.h>
@@ -31,8 +31,6 @@ int cuStreamSynchronize(void *);
 
 enum { SUBMITTERS = 16, WORDS = 4096, ROUNDS = 6, GRAPH = 3, RELAXED = 2, CAPTURING = 900 };
 
-static const char kernels[] =
-	".version 6.0 .target sm_50 .entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) { ret; }";
 static void *add;
 static _Atomic bool over;
 static _Atomic unsigned long rounds, launches, callbacks, threads_made, cancelled;
@@ -213,7 +211,7 @@ int main(int argc, char **argv)
 	struct random r = {argc > 2 ? strtoull(argv[2], NULL, 10) | 1 : 88172645463325252u};
 	void *library;
 	EXPECT(cudaFree(NULL), 0);
-	EXPECT(cuLibraryLoadData(&library, kernels, NULL, NULL, 0, NULL, NULL, 0), 0);
+	EXPECT(cuLibraryLoadData(&library, ADD_KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
 	EXPECT(cuLibraryGetKernel(&add, library, "cudasim_add"), 0);
 	EXPECT(cuStreamCreate(&common_stream, 0), 0);
 	common = words("b");

@@ -111,6 +111,20 @@ int cuCtxGetCurrent(void **);
 		}                                                                                  \
 	} while (0)
 
+/* A kernel that adds a number to so many words, in one thread; the simulator has it by its name. */
+#define ADD_KERNEL                                                                                 \
+	".version 6.0\n.target sm_70\n.address_size 64\n"                                          \
+	".visible .entry cudasim_add(.param .u64 words, .param .u64 count, .param .u32 number)\n"  \
+	"{\n"                                                                                      \
+	"	.reg .pred %p<2>;\n	.reg .b32 %r<3>;\n	.reg .b64 %d<3>;\n"                         \
+	"	ld.param.u64 %d1, [words];\n	ld.param.u64 %d2, [count];\n"                       \
+	"	ld.param.u32 %r1, [number];\n	cvta.to.global.u64 %d1, %d1;\n"                      \
+	"more:	setp.eq.u64 %p1, %d2, 0;\n	@%p1 bra done;\n"                                    \
+	"	ld.global.u32 %r2, [%d1];\n	add.u32 %r2, %r2, %r1;\n	st.global.u32 [%d1], %r2;\n" \
+	"	add.u64 %d1, %d1, 4;\n	sub.u64 %d2, %d2, 1;\n	bra more;\n"                        \
+	"done:	ret;\n"                                                                            \
+	"}\n"
+
 /* The simulator's own functions, from the libcuda that libtms or libcudart loaded. */
 static inline void *simulator(const char *name)
 {

@@ -49,9 +49,6 @@ typedef int launch_function(void *, unsigned, unsigned, unsigned, unsigned, unsi
 #pragma weak cuLaunchKernel
 memset_function cuMemsetD32_v2;
 launch_function cuLaunchKernel;
-#define KERNEL                                                                                     \
-	".version 6.0 .target sm_50 .entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) { ret; }"
-
 static struct {
 	memset_function *memset;
 	launch_function *launch;
@@ -86,7 +83,7 @@ static void passes_the_gate(const char *way, memset_function *set, launch_functi
 				driver, "cuLibraryLoadData");
 		int (*get)(void **, void *, const char *) =
 			(int (*)(void **, void *, const char *))dlsym(driver, "cuLibraryGetKernel");
-		EXPECT(load(&library, KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
+		EXPECT(load(&library, ADD_KERNEL, NULL, NULL, 0, NULL, NULL, 0), 0);
 		EXPECT(get(&work.kernel, library, "cudasim_add"), 0);
 	}
 	work.memory = (uintptr_t)pausable(TAKEN, "gated", true);

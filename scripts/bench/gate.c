@@ -15,7 +15,7 @@ extern int cuModuleGetFunction(void **function, void *module, const char *name);
 extern int cuLaunchKernel(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
 			  void *stream, void **parameters, void **extra);
 
-static const char nothing[] = ".version 6.0\n.target sm_50\n.address_size 64\n.visible .entry nothing() { ret; }\n";
+static const char nothing[] = ".version 6.0\n.target sm_70\n.address_size 64\n.visible .entry nothing() { ret; }\n";
 
 static double now(void)
 {

@@ -325,6 +325,36 @@ static void unmapping_other_memory_is_fine(void)
 	CHECK(*(number *)(pinned + 1024) == digest((unsigned *)bytes(memory), GRANULE / 16, &keys.lane[0]));
 }
 
-MAIN(CASE(digests_are_right), CASE(launches_wait_their_turn), CASE(graphs_replay_launches),
+// The kernel that counts launches, by cuLaunchKernelEx too.
+static void every_launch_counts(void)
+{
+	start(0);
+	CUlibrary library;
+	CUkernel kernel;
+	const char *image = ".version 6.0\n.target sm_70\n.entry cudasim_add(.param .u64 a, .param .u64 b, .param .u32 c) {}";
+	OK(cuLibraryLoadData(&library, image, NULL, NULL, 0, NULL, NULL, 0));
+	OK(cuLibraryGetKernel(&kernel, library, "cudasim_add"));
+	CUdeviceptr words = allocate(16);
+	uint64_t count = 3;
+	unsigned number = 5;
+	void *parameters[] = {&words, &count, &number};
+	CUlaunchConfig config = {1, 1, 1, 1, 1, 1, 0, NULL, NULL, 0};
+	OK(cuMemsetD32_v2(words, 1, 4));
+	OK(cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL));
+	OK(cuLaunchKernelEx_ptsz(&config, (CUfunction)kernel, parameters, NULL));
+	OK(cuLaunchKernel((CUfunction)kernel, 1, 1, 1, 1, 1, 1, 0, NULL, parameters, NULL));
+	OK(cuCtxSynchronize());
+	const unsigned *found = (const unsigned *)bytes(words);
+	CHECK(found[0] == 16 && found[2] == 16 && found[3] == 1);
+	GIVES(1, cuLaunchKernelEx(NULL, (CUfunction)kernel, parameters, NULL));
+	config.numAttrs = 1;
+	GIVES(801, cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL));
+	config.numAttrs = 0;
+	words += 2;
+	GIVES(0, cuLaunchKernelEx(&config, (CUfunction)kernel, parameters, NULL));
+	GIVES(716, cuCtxSynchronize()); // a misaligned address
+}
+
+MAIN(CASE(digests_are_right), CASE(every_launch_counts), CASE(launches_wait_their_turn), CASE(graphs_replay_launches),
      CASE(images_and_names), CASE(launches_are_checked), CASE(bad_memory_kills_the_context),
      CASE(unmapping_other_memory_is_fine))

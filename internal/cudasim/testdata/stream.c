@@ -44,6 +44,38 @@ static void work_waits_to_be_waited_for(void)
 	CHECK(cudasim_stat("streams") == 0);
 }
 
+static void a_context_can_be_asked(void)
+{
+	start(0);
+	CUstream one = stream_new(CU_STREAM_NON_BLOCKING), other = stream_new(0);
+	CUdeviceptr at = allocate(MIB);
+	CUcontext context;
+	CUevent event;
+	OK(cuCtxGetCurrent(&context));
+	OK(cuEventCreate(&event, 2));
+	OK(cuCtxRecordEvent(context, event)); // of nothing
+	OK(cuEventQuery(event));
+	OK(cuMemsetD8Async(at, 1, 1, one));
+	OK(cuMemsetD8Async(at + 1, 1, 1, other));
+	OK(cuCtxRecordEvent(context, event));
+	OK(cuMemsetD8Async(at + 2, 1, 1, one));
+	OK(cuEventSynchronize(event));
+	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 1 && bytes(at)[2] == 0);
+	OK(cuEventQuery(event));
+	OK(cuCtxRecordEvent(context, event));
+	CHECK(cuStreamWaitEvent(other, event, 0) == CUDA_ERROR_NOT_SUPPORTED);
+	OK(cuEventQuery(event)); // asking makes the work happen
+	CHECK(bytes(at)[2] == 1 && cudasim_stat("pending") == 0);
+	CHECK(cuCtxRecordEvent(NULL, event) == CUDA_ERROR_INVALID_CONTEXT);
+	CUcontext second;
+	OK(cuCtxCreate_v2(&second, 0, 0));
+	CHECK(cuCtxRecordEvent(second, event) == CUDA_ERROR_INVALID_HANDLE);
+	OK(cuCtxDestroy_v2(second));
+	OK(cuStreamBeginCapture_v2(one, CU_STREAM_CAPTURE_MODE_RELAXED));
+	CHECK(cuCtxRecordEvent(context, event) == CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+	OK(cuEventDestroy_v2(event));
+}
+
 static void only_what_is_needed_runs(void)
 {
 	start(0);
@@ -594,7 +626,7 @@ static void gates_over_fork_and_reset(void)
 	CHECK(bytes(at)[0] == 2);
 }
 
-MAIN(CASE(work_waits_to_be_waited_for), CASE(only_what_is_needed_runs),
+MAIN(CASE(work_waits_to_be_waited_for), CASE(only_what_is_needed_runs), CASE(a_context_can_be_asked),
      CASE(the_legacy_stream_waits_for_blocking_ones), CASE(events_order_streams), CASE(host_functions),
      CASE(two_threads_wait), CASE(pinned_copies_are_late_pageable_ones_are_not),
      CASE(unmapping_does_not_wait), CASE(mapping_again_does_not_hide_it), CASE(synchronizing_first_is_right),
