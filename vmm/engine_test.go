@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -129,7 +130,8 @@ func TestStatsAddUp(t *testing.T) {
 	tags := stats.Devices[0].Tags
 	require.Len(t, tags, 2)
 	require.Positive(t, tags[0].LastPauseSeconds)
-	tags[0].LastPauseSeconds = 0
+	require.WithinDuration(t, time.Now(), time.UnixMilli(int64(tags[0].PausedSince*1000)), time.Minute)
+	tags[0].LastPauseSeconds, tags[0].PausedSince = 0, 0
 	require.Equal(t, vmm.TagStats{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
 		SlackBytes: mib, BackupBytes: 4 * mib}, tags[0])
 	require.Equal(t, vmm.TagStats{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,

@@ -57,7 +57,9 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	err = e.transit(batches, func() error {
 		freed, err = e.pause(batches, o)
 		return err
-	}, func(t *tag) { t.lastPause = time.Since(start).Seconds() })
+	}, func(t *tag) {
+		t.lastPause, t.pausedSince = time.Since(start).Seconds(), float64(time.Now().UnixMilli())/1000
+	})
 	return freed, err
 }
 

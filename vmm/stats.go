@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
@@ -48,6 +49,7 @@ type TagStats struct {
 	PausedBytes       uint64  `json:"paused_bytes"`   // device memory given up by pausing
 	SlackBytes        uint64  `json:"slack_bytes"`    // held beyond that: rounding, freed parts of shared extents
 	BackupBytes       uint64  `json:"backup_bytes"`   // host memory, files or memory of other devices that hold contents
+	PausedSince       float64 `json:"paused_since"`   // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
 }
@@ -108,6 +110,9 @@ func (d *device) stats() DeviceStats {
 				ts.BackupBytes += s.contents.Bytes()
 			}
 		}
+		if ts.PausedBytes > 0 {
+			ts.PausedSince = t.pausedSince
+		}
 		bytes := t.slackBytes(d.granularity)
 		ts.SlackBytes += bytes
 		ts.PhysicalBytes += bytes
@@ -138,4 +143,26 @@ func TagText(name string) string {
 		name = name[size:]
 	}
 	return text.String()
+}
+
+// TagName is the name of which TagText made text.
+func TagName(text string) string {
+	if !strings.Contains(text, `\x`) {
+		return text
+	}
+	var name strings.Builder
+	for len(text) > 0 {
+		size := 1
+		if value, err := strconv.ParseUint(text[min(2, len(text)):min(4, len(text))], 16, 8); err == nil && strings.HasPrefix(text, `\x`) {
+			name.WriteByte(byte(value))
+			size = 4
+		} else {
+			name.WriteByte(text[0])
+			if strings.HasPrefix(text, `\\`) {
+				size = 2
+			}
+		}
+		text = text[size:]
+	}
+	return name.String()
 }

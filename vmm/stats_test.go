@@ -21,6 +21,7 @@ func TestTagText(t *testing.T) {
 	seen := map[string]bool{}
 	for name, want := range shown {
 		require.Equal(t, want, vmm.TagText(name))
+		require.Equal(t, name, vmm.TagName(want))
 		require.False(t, seen[want], "%q looks like another", name)
 		seen[want] = true
 	}

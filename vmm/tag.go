@@ -14,13 +14,14 @@ import (
 
 // tag is the segments of one device that are paused and resumed together.
 type tag struct {
-	name       string
-	segments   []*segment
-	ranges     *space.Ranges[segment]
-	slack      map[uint32][]*segment // by granules
-	slabs      map[policy][]*segment // with room for more small allocations, as far as is known
-	lastPause  float64               // seconds
-	lastResume float64
+	name        string
+	segments    []*segment
+	ranges      *space.Ranges[segment]
+	slack       map[uint32][]*segment // by granules
+	slabs       map[policy][]*segment // with room for more small allocations, as far as is known
+	lastPause   float64               // seconds
+	lastResume  float64
+	pausedSince float64 // seconds since 1970
 }
 
 func (d *device) newTag(name string) *tag {

@@ -37,7 +37,8 @@ def test_shape() -> None:
             if name == "tag":
                 assert isinstance(value, str)
             else:
-                assert isinstance(value, (int, float) if name.endswith("seconds") else int), name
+                floats = name.endswith("seconds") or name == "paused_since"
+                assert isinstance(value, (int, float) if floats else int), name
                 assert value >= 0, name
     cuda.free(pointer)
 

@@ -32,6 +32,8 @@ class TagStats(TypedDict):
     """Held beyond what was asked for: rounding, and freed parts of shared extents."""
     backup_bytes: int
     """Host memory, files or memory of other devices that hold contents."""
+    paused_since: float
+    """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float
     last_resume_seconds: float
 
@@ -227,6 +229,21 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
         ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     load().prepare(None if tag is None else check_tag(tag), wait)
+
+
+def serve() -> None:
+    """Lets `tms ps`, `tms pause` and `tms resume` of the same user reach this process.
+
+    As TMS_CONTROL=1 does from the first pausable allocation on: the process listens on a Unix
+    socket in a directory that is the user's alone. A thread of the library serves it; a child of
+    fork() has none. Calling it again does nothing.
+
+    Raises:
+        ForkedError: the process was forked after tms had been used.
+        NotPreloadedError: libtms.so is not in this process.
+        TmsError: the socket cannot be made (code 304): the message says why.
+    """
+    load().serve()
 
 
 def trim() -> None:
