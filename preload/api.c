@@ -233,17 +233,19 @@ EXPORT uint64_t tms_last_bytes(void)
 	return last_bytes;
 }
 
-static const char *disk_directory(const char **setting)
+HIDDEN void operation_settings(struct operation *operation, const char *temporary)
 {
 	const char *set = atomic_load(&region_process.disk_backup_dir);
+	operation->retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup);
 	if (set) {
 		bool environment = set == region_config.disk_backup_dir;
-		*setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
-		return set;
+		operation->disk_setting = environment ? "TMS_DISK_BACKUP_DIR" : "tms_set_disk_backup_dir";
+		operation->disk_dir = set;
+		return;
 	}
-	set = getenv("TMPDIR");
-	*setting = set && *set ? "TMPDIR" : "";
-	return set && *set ? set : "/tmp";
+	bool named = temporary && *temporary;
+	operation->disk_setting = named ? "TMPDIR" : "";
+	operation->disk_dir = named ? temporary : "/tmp";
 }
 
 static _Atomic int running; /* operations */
@@ -309,12 +311,11 @@ static int transition(int kind, const char *tag, double wait)
 	struct operation operation = {
 		.kind = kind,
 		.tag = tag,
-		.retain_cpu_backup = atomic_load(&region_process.retain_cpu_backup),
 		.wait = wait,
 		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
 		.report = progress_now().callback != NULL,
 	};
-	operation.disk_dir = disk_directory(&operation.disk_setting);
+	operation_settings(&operation, getenv("TMPDIR"));
 	return run(&operation);
 }
 
@@ -362,6 +363,15 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
 	return IN_GO(tmsPrepare((char *)tag));
+}
+
+EXPORT int tms_serve(void)
+{
+	if (go_now() != GO_DEAD) /* run says why not */
+		control_load();
+	struct operation operation = {.kind = OPERATION_SERVE};
+	operation_settings(&operation, NULL);
+	return run(&operation);
 }
 
 EXPORT int tms_trim(void)

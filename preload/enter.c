@@ -174,6 +174,10 @@ static void start(void)
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
+	if (region_config.control) {
+		control_load();
+		tmsServe();
+	}
 }
 
 static int reserve(void)

@@ -269,12 +269,9 @@ func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
 }
 
-// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
-// ends it.
-//
-//export tmsOperation
-func tmsOperation(operation *C.struct_operation) {
-	options := vmm.Options{
+// optionsOf is what an operation is to do, but for its tag.
+func optionsOf(operation *C.struct_operation) vmm.Options {
+	return vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),
 		Capturing:    state().Capturing,
 		PoolBytes:    uint64(C.region_config.host_pool_bytes),
@@ -286,6 +283,14 @@ func tmsOperation(operation *C.struct_operation) {
 		Verify:       bool(C.region_config.verify),
 		Poison:       bool(C.region_config.poison),
 	}
+}
+
+// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
+// ends it.
+//
+//export tmsOperation
+func tmsOperation(operation *C.struct_operation) {
+	options := optionsOf(operation)
 	if operation.report {
 		options.Progress = func(p vmm.Progress) {
 			C.operation_progress(C.int(p.Device), words(p.Operation), C.uint64_t(p.Done), C.uint64_t(p.Total))
@@ -298,24 +303,30 @@ func tmsOperation(operation *C.struct_operation) {
 	kind, force := operation.kind, bool(operation.force)
 	go func() {
 		var bytes uint64
-		err := enter(func(e *vmm.Engine) (err error) {
-			switch kind {
-			case C.OPERATION_PAUSE:
-				bytes, err = e.Pause(options)
-				return err
-			case C.OPERATION_PAUSE_GATED:
-				bytes, err = pauseGated(e, options, options.Wait, force)
-				return err
-			case C.OPERATION_RESUME:
-				bytes, err = resumeGated(e, options)
-				return err
-			case C.OPERATION_PREPARE:
-				return e.Prepare(options.Tag)()
-			default:
-				e.Trim()
-				return nil
-			}
-		})
+		var err error
+		if kind == C.OPERATION_SERVE { // the only one that needs no driver
+			growStack(false)
+			err = guard.Call(serve)
+		} else {
+			err = enter(func(e *vmm.Engine) (err error) {
+				switch kind {
+				case C.OPERATION_PAUSE:
+					bytes, err = e.Pause(options)
+					return err
+				case C.OPERATION_PAUSE_GATED:
+					bytes, err = pauseGated(e, options, options.Wait, force)
+					return err
+				case C.OPERATION_RESUME:
+					bytes, err = resumeGated(e, options)
+					return err
+				case C.OPERATION_PREPARE:
+					return e.Prepare(options.Tag)()
+				default:
+					e.Trim()
+					return nil
+				}
+			})
+		}
 		text := ""
 		if err != nil {
 			text = err.Error()

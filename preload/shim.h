@@ -131,8 +131,10 @@ enum {
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
+	THREADS_OF_CONTROL = 4,	 /* the socket's, and what it hands on: an operation, which waits on two, and a status */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
+HIDDEN bool threads_reserve_control(void); /* and those for control.go; stays so */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
 HIDDEN void threads_run(void *(*run)(void *), void *argument);
@@ -249,6 +251,7 @@ enum operation_kind {
 	OPERATION_PREPARE,
 	OPERATION_TRIM,
 	OPERATION_PAUSE_GATED,
+	OPERATION_SERVE,
 };
 struct operation {
 	int kind;
@@ -264,6 +267,8 @@ struct operation {
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 };
+/* Fills in what holds for the process; temporary is TMPDIR. */
+HIDDEN void operation_settings(struct operation *operation, const char *temporary);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
@@ -289,6 +294,15 @@ struct gate_call;
 struct gate_mark;
 HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream);
 HIDDEN void gate_leave_capture(struct gate_mark *mark);
+
+/* control.c: the socket by which others steer the process. */
+struct control_environment {
+	const char *runtime_dir, *temporary; /* XDG_RUNTIME_DIR and TMPDIR; NULL: unset; interned */
+};
+extern struct control_environment control_environment HIDDEN;
+HIDDEN void control_load(void);
+HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
+extern const char *tms_version(void);
 
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);

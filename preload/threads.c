@@ -174,6 +174,21 @@ static bool make(void)
 	return true;
 }
 
+static int of_control;
+
+HIDDEN bool threads_reserve_control(void)
+{
+	pthread_mutex_lock(&lock);
+	of_control = THREADS_OF_CONTROL;
+	pthread_mutex_unlock(&lock);
+	if (threads_reserve(1, 0))
+		return true;
+	pthread_mutex_lock(&lock);
+	of_control = 0;
+	pthread_mutex_unlock(&lock);
+	return false;
+}
+
 HIDDEN bool threads_reserve(int devices, int operations)
 {
 	static int most_devices = 1, most_operations;
@@ -182,7 +197,7 @@ HIDDEN bool threads_reserve(int devices, int operations)
 		devices = most_devices;
 	if (operations < most_operations)
 		operations = most_operations;
-	int wanted = THREADS_AT_START + THREADS_PER_DEVICE * devices +
+	int wanted = THREADS_AT_START + of_control + THREADS_PER_DEVICE * devices +
 		     (operations > OPERATIONS_AT_START ? 2 * (operations - OPERATIONS_AT_START) : 0);
 	if (made == 0)
 		find_processors();

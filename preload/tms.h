@@ -95,6 +95,11 @@ int tms_resume(const char *tag);
  * the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
+/* Has the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same
+ * user. Starts the library's threads, and returns when it listens; a second call does nothing. 304: the socket
+ * cannot be made, and tms_last_error says why. */
+int tms_serve(void);
+
 /* How many bytes of device memory the calling thread's last tms_pause freed, or tms_resume mapped; 0 when
  * there was nothing to do. */
 uint64_t tms_last_bytes(void);

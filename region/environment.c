@@ -45,6 +45,7 @@ static const char *const variables[] = {
 	"TMS_VERIFY",
 	"TMS_DEBUG",
 	"TMS_SHAREABLE",
+	"TMS_CONTROL",
 	"TMS_TRACE",
 	"TMS_EXCLUDE",
 	"TMS_PAUSE_FORCE",
@@ -206,6 +207,7 @@ AT_LOAD static void load(void)
 	region_config.verify = environment_bool("TMS_VERIFY");
 	region_config.shareable = environment_bool("TMS_SHAREABLE");
 	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
+	region_config.control = environment_bool("TMS_CONTROL");
 	environment_debug();
 	region_config.pool = environment_text("TMS_INIT_POOL");
 	region_config.exclude = environment_text("TMS_EXCLUDE");

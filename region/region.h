@@ -49,6 +49,7 @@ struct region_config {
 	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
 	bool verify;
 	bool shareable;
+	bool control; /* TMS_CONTROL */
 	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
 	bool pause_force;

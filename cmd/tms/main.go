@@ -13,14 +13,19 @@ import (
 // version is that of libtms.so and the Python package: one release has them all.
 var version = "0.1.0"
 
-// The exit codes, also for scripts: 1 is the answer "no", 2 a command that cannot be carried out.
+// The exit codes, also for scripts: 1 is the answer "no", 2 a command that cannot be carried out, 3 that there is no
+// process to carry it out on.
 const (
-	exitNo    = 1
-	exitUsage = 2
+	exitNo        = 1
+	exitUsage     = 2
+	exitNoProcess = 3
 )
 
-// errNo ends a command whose answer is "no", which it has printed.
-var errNo = errors.New("no")
+// Each ends a command that has said why.
+var (
+	errNo        = errors.New("no")
+	errNoProcess = errors.New("no process")
+)
 
 func main() {
 	os.Exit(run(os.Args[1:], os.Stdout, os.Stderr))
@@ -46,7 +51,7 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
 	})
-	root.AddCommand(runCommand(), doctorCommand(), replayCommand(), benchPoolsCommand())
+	root.AddCommand(runCommand(), psCommand(), pauseCommand(), resumeCommand(), doctorCommand(), replayCommand(), benchPoolsCommand())
 	root.SetArgs(arguments)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -56,6 +61,8 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		return 0
 	case errors.Is(err, errNo):
 		return exitNo
+	case errors.Is(err, errNoProcess):
+		return exitNoProcess
 	default:
 		fmt.Fprintf(stderr, "tms: %v\n", err)
 		return exitUsage

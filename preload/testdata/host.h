@@ -29,6 +29,7 @@
 #pragma weak tms_trim
 #pragma weak tms_resume
 #pragma weak tms_resume_within
+#pragma weak tms_serve
 #pragma weak tms_set_cpu_backup_backend
 #pragma weak tms_set_current_tag
 #pragma weak tms_set_disk_backup_dir

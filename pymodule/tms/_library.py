@@ -98,6 +98,7 @@ class Library:
         self._last_bytes = bind("tms_last_bytes", ctypes.c_uint64)
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
         self._trim = bind("tms_trim", ctypes.c_int)
+        self._serve = bind("tms_serve", ctypes.c_int)
         self._set_disk_directory = bind("tms_set_disk_backup_dir", None, ctypes.c_char_p)
         self._set_progress = bind("tms_set_progress_callback", None, PROGRESS, ctypes.c_void_p)
         self._last_error = bind("tms_last_error", ctypes.c_char_p)
@@ -215,6 +216,12 @@ class Library:
     def trim(self) -> None:
         """tms_trim, its error code raised."""
         self._check(self._trim(), "trimming", None)
+
+    def serve(self) -> None:
+        """tms_serve, its error code raised."""
+        code = self._serve()
+        if code:
+            raise from_code(code, "listening", self.last_error)
 
     def set_disk_directory(self, path: bytes) -> None:
         """tms_set_disk_backup_dir."""

@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"sync"
+	"time"
+	"unicode"
+	"unicode/utf8"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/vmm"
+)
+
+// process is a row's process, or why it has told nothing.
+type process struct {
+	control.ProcessState
+	Error string `json:"error,omitempty"`
+}
+
+// statuses asks all processes at once.
+func statuses(within time.Duration) []process {
+	pids, _ := client.List() // a directory that is not ours has nothing for us
+	found := make([]process, len(pids))
+	var all sync.WaitGroup
+	for i, pid := range pids {
+		all.Go(func() {
+			state, err := status(pid, within)
+			found[i] = process{ProcessState: state}
+			if err != nil {
+				found[i].Error = err.Error()
+			}
+			found[i].PID = pid
+		})
+	}
+	all.Wait()
+	return found
+}
+
+func status(pid int, within time.Duration) (control.ProcessState, error) {
+	connection, err := client.Dial(pid)
+	if err != nil {
+		return control.ProcessState{}, err
+	}
+	defer connection.Close()
+	return connection.Status(context.Background(), within)
+}
+
+func psCommand() *cobra.Command {
+	var asJSON bool
+	command := &cobra.Command{
+		Use:   "ps",
+		Short: "List the processes that can be paused from outside",
+		Long: `Lists the processes of this user that listen (those of tms run, and with TMS_CONTROL=1 or tms.serve(), from
+their first pausable allocation on), with a row for each tag on each device:
+  LIVE    what the program has allocated, active and paused
+  HELD    device memory that it has now
+  STATE   active; paused, and since when; partly, if a part of the tag is paused; pausing, resuming
+  BACKUP  what holds the contents: host memory, files, or memory of other devices
+A process that does not answer within a second is listed as such.
+
+Exit status: 0.`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			found := statuses(time.Second)
+			if asJSON {
+				if found == nil {
+					found = []process{}
+				}
+				return writeJSON(command.OutOrStdout(), found)
+			}
+			if len(found) == 0 {
+				fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens; see tms ps --help")
+				return nil
+			}
+			return writeProcesses(command.OutOrStdout(), found, time.Now())
+		},
+	}
+	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with the statistics of each process")
+	return command
+}
+
+// columns of the table; those with room give way when it is wider than a terminal.
+const (
+	columnCommand = 1
+	columnTag     = 3
+	tableWidth    = 80
+	leastWidth    = 7
+)
+
+func writeProcesses(to io.Writer, found []process, now time.Time) error {
+	table := [][]string{{"PID", "COMMAND", "DEVICE", "TAG", "LIVE", "HELD", "STATE", "BACKUP"}}
+	for _, p := range found {
+		table = append(table, rows(p, now)...)
+	}
+	width := make([]int, len(table[0]))
+	total := len(width) - 1
+	for column := range width {
+		for _, row := range table {
+			if column < len(row)-1 || len(row) == len(width) {
+				width[column] = max(width[column], utf8.RuneCountInString(row[column]))
+			}
+		}
+		total += width[column]
+	}
+	for ; total > tableWidth; total-- {
+		wider := columnCommand
+		if width[columnTag] > width[columnCommand] {
+			wider = columnTag
+		}
+		if width[wider] <= leastWidth {
+			break
+		}
+		width[wider]--
+	}
+	var text strings.Builder
+	for _, row := range table {
+		var line strings.Builder
+		for column, cell := range row {
+			if len(row) < len(width) && column == len(row)-1 { // words to the end
+				line.WriteString(cell)
+				break
+			}
+			cell = cut(cell, width[column])
+			space := strings.Repeat(" ", width[column]-utf8.RuneCountInString(cell))
+			if column == columnCommand || column == columnTag || table[0][column] == "STATE" {
+				line.WriteString(cell + space + " ")
+			} else {
+				line.WriteString(space + cell + " ")
+			}
+		}
+		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
+	}
+	_, err := io.WriteString(to, text.String())
+	return err
+}
+
+func rows(p process, now time.Time) (table [][]string) {
+	pid, command := fmt.Sprint(p.PID), printable(p.Command)
+	if p.Error != "" {
+		return [][]string{{pid, printable(p.Error)}}
+	}
+	for _, d := range p.Stats.Devices {
+		for _, tag := range d.Tags {
+			table = append(table, []string{pid, command, fmt.Sprint(d.Device), printable(tag.Tag), short(tag.LiveBytes),
+				short(tag.PhysicalBytes), stateOf(p, d, tag, now), short(tag.BackupBytes)})
+		}
+	}
+	if table == nil {
+		table = [][]string{{pid, command, "-", "-", "0", "0", "-", "0"}}
+	}
+	return table
+}
+
+func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) string {
+	switch {
+	case p.Doing != "" && d.Progress != nil:
+		return strings.TrimSuffix(d.Progress.Operation, "e") + "ing"
+	case tag.PausedBytes == 0:
+		return "active"
+	}
+	word := "paused"
+	if tag.PhysicalBytes > 0 {
+		word = "partly"
+	}
+	return word + " " + age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
+}
+
+// age is a time in at most three characters, but for years.
+func age(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < 100*time.Second:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 100*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}
+
+// short is a number of bytes in three digits: 512, 1.50 GiB, 15.0 GiB, 150 GiB.
+func short(bytes uint64) string {
+	value, unit := float64(bytes), 0
+	units := []string{"", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"}
+	for math.Round(value) >= 1000 {
+		value /= 1 << 10
+		unit++
+	}
+	digits := 0
+	if unit > 0 && value < 99.95 {
+		digits = 1
+		if value < 9.995 {
+			digits = 2
+		}
+	}
+	return fmt.Sprintf("%.*f%s", digits, value, units[unit])
+}
+
+// printable is text that does nothing to a terminal.
+func printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, text)
+}
+
+// cut shortens text to so many characters.
+func cut(text string, width int) string {
+	if characters := []rune(text); len(characters) > width {
+		return string(characters[:width-1]) + "…"
+	}
+	return text
+}

@@ -1,0 +1,245 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os/signal"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/readable"
+)
+
+// answerTime is how long a process may take to say how it is: one that is stopped never does.
+const answerTime = 5 * time.Second
+
+// outcome is what came of one process.
+type outcome struct {
+	PID     int     `json:"pid"`
+	OK      bool    `json:"ok"`
+	Bytes   uint64  `json:"bytes"`
+	Seconds float64 `json:"seconds"`
+	Code    int     `json:"code"`
+	Error   string  `json:"error,omitempty"`
+
+	unreachable bool
+}
+
+// steering are the flags that pause and resume share.
+type steering struct {
+	all    bool
+	asJSON bool
+	tag    string
+}
+
+const steeringStatus = `
+Exit status: 0 done, by every process; 1 some failed, the others are done; 2 the command line is wrong;
+3 a process is not there or does not listen, and none failed.`
+
+func (s *steering) add(command *cobra.Command) {
+	flags := command.Flags()
+	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
+	flags.StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
+	flags.BoolVar(&s.asJSON, "json", false, "print one JSON array")
+	command.ValidArgsFunction = completeProcesses
+	command.Args = func(command *cobra.Command, arguments []string) error {
+		if command.Flags().Changed("tag") && s.tag == "" {
+			return errors.New("the tag is empty: leave --tag out for all")
+		}
+		if s.all == (len(arguments) > 0) {
+			return fmt.Errorf("name the processes by number, or give --all (tms ps lists them)")
+		}
+		_, err := processes(arguments)
+		return err
+	}
+}
+
+func processes(arguments []string) (found []int, err error) {
+	for _, argument := range arguments {
+		pid, err := strconv.Atoi(argument)
+		if err != nil || pid <= 0 {
+			return nil, fmt.Errorf("%q is no process: give the number that tms ps shows", argument)
+		}
+		if !slices.Contains(found, pid) {
+			found = append(found, pid)
+		}
+	}
+	return found, nil
+}
+
+func (s *steering) request(op string) control.Request {
+	request := control.Request{Op: op}
+	if s.tag != "" {
+		request.Tag = &s.tag
+	}
+	return request
+}
+
+// run asks all processes at once, and tells of each when it is done.
+func (s *steering) run(command *cobra.Command, arguments []string, request control.Request, say func(outcome) string) error {
+	pids, err := processes(arguments)
+	if s.all {
+		pids, err = client.List()
+	}
+	if err != nil {
+		return err
+	}
+	if len(pids) == 0 {
+		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	outcomes := make([]outcome, len(pids))
+	var telling sync.Mutex
+	var all sync.WaitGroup
+	for i, pid := range pids {
+		all.Go(func() {
+			o := ask(ctx, pid, request)
+			telling.Lock()
+			defer telling.Unlock()
+			outcomes[i] = o
+			if !o.OK {
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, o.Error)
+			} else if !s.asJSON {
+				fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, say(o))
+			}
+		})
+	}
+	all.Wait()
+	if s.asJSON {
+		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
+			return err
+		}
+	}
+	switch {
+	case slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.OK && !o.unreachable }):
+		return errNo
+	case len(pids) == 0 || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.unreachable }):
+		return errNoProcess
+	}
+	return nil
+}
+
+func writeJSON(to io.Writer, value any) error {
+	return json.NewEncoder(to).Encode(value)
+}
+
+// ask has one process do a request. What it has paused is kept only once that is done: until then it is resumed if this
+// command ends.
+func ask(ctx context.Context, pid int, request control.Request) outcome {
+	o := outcome{PID: pid, Code: exitNo}
+	failed := func(err error) outcome {
+		o.Error, o.unreachable = err.Error(), errors.Is(err, client.ErrUnreachable)
+		if errors.Is(err, context.Canceled) {
+			o.Error = "interrupted: what had not begun is withdrawn, and a pause that had is undone"
+		}
+		return o
+	}
+	process, err := client.Dial(pid)
+	if err != nil {
+		return failed(err)
+	}
+	defer process.Close()
+	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+		return failed(err)
+	}
+	reply, err := process.Do(ctx, request)
+	if err == nil && reply.OK && request.Op == control.Pause {
+		var kept control.Reply
+		if kept, err = process.Do(ctx, control.Request{Op: control.Keep}); err == nil && !kept.OK {
+			reply = kept
+		}
+	}
+	if err != nil {
+		return failed(err)
+	}
+	return outcome{PID: pid, OK: reply.OK, Bytes: reply.Bytes, Seconds: reply.Seconds, Code: reply.Code, Error: reply.Error}
+}
+
+// completeProcesses completes the numbers of processes that listen, with their commands.
+func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
+	for _, p := range statuses(300 * time.Millisecond) {
+		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
+			found = append(found, number+"\t"+printable(p.Command))
+		}
+	}
+	return found, cobra.ShellCompDirectiveNoFileComp
+}
+
+func pauseCommand() *cobra.Command {
+	var s steering
+	var timeout float64
+	var force bool
+	command := &cobra.Command{
+		Use:   "pause PID...",
+		Short: "Give the GPU memory of running processes back to the device",
+		Long: `Has processes give their pausable GPU memory back, while every address in them stays valid. Contents wait
+where the program said (tms run --backup), or are lost. Several processes are paused at the same time; when one
+fails, the others stay paused.
+
+The program's threads are not held meanwhile, and a kernel that uses paused memory ends the program: so --force is
+needed, which says that it is known to do nothing on the device.
+
+If this command is interrupted, what it has not finished is undone.
+` + steeringStatus,
+		Example: `  tms pause 12345
+  tms pause --all --tag weights`,
+		RunE: func(command *cobra.Command, arguments []string) error {
+			if timeout < 0 || timeout > control.MaxSeconds {
+				return fmt.Errorf("--timeout %g: give seconds, from 0 to %d", timeout, control.MaxSeconds)
+			}
+			request := s.request(control.Pause)
+			request.Timeout, request.Force = &timeout, force
+			return s.run(command, arguments, request, func(o outcome) string {
+				if o.Bytes == 0 {
+					return "nothing to pause"
+				}
+				return fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+			})
+		},
+	}
+	s.add(command)
+	command.Flags().Float64Var(&timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
+	command.Flags().BoolVar(&force, "force", false, "pause also where it is not known to be safe: the program is known to do nothing on the device")
+	return command
+}
+
+func resumeCommand() *cobra.Command {
+	var s steering
+	var wait float64
+	command := &cobra.Command{
+		Use:   "resume PID...",
+		Short: "Take the GPU memory of paused processes again",
+		Long: `Has processes take their GPU memory again, at the same addresses and with the contents that were kept. It
+resumes whatever is paused, also what the program has paused itself.
+` + steeringStatus,
+		Example: `  tms resume 12345
+  tms resume 12345 --wait 60`,
+		RunE: func(command *cobra.Command, arguments []string) error {
+			if wait < 0 || wait > control.MaxSeconds {
+				return fmt.Errorf("--wait %g: give seconds, from 0 to %d", wait, control.MaxSeconds)
+			}
+			request := s.request(control.Resume)
+			request.Wait = wait
+			return s.run(command, arguments, request, func(o outcome) string {
+				if o.Bytes == 0 {
+					return "nothing to resume"
+				}
+				return fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+			})
+		},
+	}
+	s.add(command)
+	command.Flags().Float64Var(&wait, "wait", 0, "seconds to try again while others hold the memory")
+	return command
+}

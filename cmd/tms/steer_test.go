@@ -1,0 +1,271 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/vmm"
+)
+
+// steered is a program of preload's tests that listens, and does what it is told on its standard input.
+type steered struct {
+	*exec.Cmd
+	t       *testing.T
+	say     io.Writer
+	answers *bufio.Reader
+}
+
+func steeredProgram(t *testing.T) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "steered")
+	output, err := exec.Command("cc", "-std=gnu11", "-O1", "-pthread", "-o", program, filepath.Join("..", "..", "preload", "testdata", "steered.c"),
+		"-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return program
+}
+
+func startSteered(t *testing.T, program string, environment ...string) *steered {
+	t.Helper()
+	s := &steered{t: t, Cmd: exec.Command(program)}
+	s.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=256M",
+		"TMS_CONTROL=1")
+	s.Env = append(s.Env, environment...)
+	stdin, err := s.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := s.StdoutPipe()
+	require.NoError(t, err)
+	s.Stderr = os.Stderr
+	s.say, s.answers = stdin, bufio.NewReader(stdout)
+	require.NoError(t, s.Start())
+	t.Cleanup(func() {
+		_ = s.Process.Kill()
+		_ = s.Wait()
+	})
+	s.do("allocate")
+	s.do("serve") // it returns when the process listens
+	return s
+}
+
+func (s *steered) do(words string) string {
+	s.t.Helper()
+	_, err := io.WriteString(s.say, words+"\n")
+	require.NoError(s.t, err)
+	line, err := s.answers.ReadString('\n')
+	require.NoError(s.t, err)
+	return strings.TrimSuffix(line, "\n")
+}
+
+// command runs tms: what it writes, and its exit code.
+func command(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
+	t.Helper()
+	c := exec.Command(tms, arguments...)
+	var out, errors_ bytes.Buffer
+	c.Stdout, c.Stderr = &out, &errors_
+	err := c.Run()
+	var exit *exec.ExitError
+	require.True(t, err == nil || errors.As(err, &exit), "%v", err)
+	return out.String(), errors_.String(), c.ProcessState.ExitCode()
+}
+
+func ownSockets(t *testing.T) {
+	t.Helper()
+	directory, err := os.MkdirTemp("/tmp", "tms-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(directory) })
+	t.Setenv("XDG_RUNTIME_DIR", directory)
+	t.Setenv("TMPDIR", directory)
+}
+
+func TestSteering(t *testing.T) {
+	ownSockets(t)
+	out, words, code := command(t, "ps")
+	require.Empty(t, out)
+	require.Contains(t, words, "no process of this user listens")
+	require.Zero(t, code)
+	out, _, _ = command(t, "ps", "--json")
+	require.Equal(t, "[]\n", out)
+	_, words, code = command(t, "pause", "--all", "--force")
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, words, "no process of this user listens")
+
+	program := steeredProgram(t)
+	one, other := startSteered(t, program), startSteered(t, program)
+	first, second := fmt.Sprint(one.Process.Pid), fmt.Sprint(other.Process.Pid)
+
+	out, words, code = command(t, "pause", first)
+	require.Empty(t, out)
+	require.Equal(t, exitNo, code)
+	require.Regexp(t, "^tms: "+first+": the program's threads cannot be held .*\n$", words)
+
+	out, words, code = command(t, "pause", "--force", first, first)
+	require.Zero(t, code, words)
+	require.Regexp(t, "^"+first+`: paused, 32\.00 MiB freed in \d+\.\d\d s`+"\n$", out)
+	out, _, _ = command(t, "pause", "--force", "--tag", "cache", first)
+	require.Equal(t, first+": nothing to pause\n", out)
+
+	out, words, code = command(t, "ps")
+	require.Zero(t, code)
+	require.Empty(t, words)
+	lines := strings.Split(strings.TrimSpace(out), "\n")
+	require.Len(t, lines, 5)
+	require.Regexp(t, `^ *PID COMMAND +DEVICE TAG +LIVE +HELD STATE +BACKUP$`, lines[0])
+	for _, line := range lines {
+		require.LessOrEqual(t, len([]rune(line)), tableWidth)
+	}
+	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB$`, out)
+	require.Regexp(t, `(?m)^ *`+second+` \S+ +0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
+
+	// Several at once: what can be done is done.
+	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
+	require.Equal(t, exitNoProcess, code)
+	require.Equal(t, "tms: 999999999: cannot be asked: there is no such process\n", words)
+	var outcomes []outcome
+	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	require.Len(t, outcomes, 2)
+	require.True(t, outcomes[0].OK)
+	require.Equal(t, uint64(24<<20), outcomes[0].Bytes)
+	require.Positive(t, outcomes[0].Seconds)
+	require.False(t, outcomes[1].OK)
+	require.NotEmpty(t, outcomes[1].Error)
+
+	one.do("hog")
+	_, words, code = command(t, "resume", first, second)
+	require.Equal(t, exitNo, code)
+	require.Contains(t, words, "tms: "+first+": resume: ")
+	require.NotContains(t, words, second)
+	go func() {
+		time.Sleep(200 * time.Millisecond)
+		one.do("unhog")
+	}()
+	out, words, code = command(t, "resume", "--all", "--wait", "30")
+	require.Zero(t, code, words)
+	require.Regexp(t, "(?m)^"+first+`: resumed, 32\.00 MiB in 0\.\d\d s$`, out)
+	require.Regexp(t, "(?m)^"+second+`: nothing to resume$`, out)
+	require.Equal(t, "ok", one.do("check"))
+	require.Equal(t, "ok", other.do("check"))
+
+	out, _, _ = command(t, "ps", "--json")
+	var states []control.ProcessState
+	require.NoError(t, json.Unmarshal([]byte(out), &states))
+	require.Len(t, states, 2)
+	require.ElementsMatch(t, []int{one.Process.Pid, other.Process.Pid}, []int{states[0].PID, states[1].PID})
+	require.Equal(t, program, states[0].Command)
+	require.Len(t, states[1].Stats.Devices[0].Tags, 2)
+
+	out, _, _ = command(t, "__complete", "pause", first, "")
+	require.Contains(t, out, second+"\t"+program)
+	require.NotContains(t, out, first+"\t")
+
+	// One that is stopped: named within a second or so, and nothing is asked of it.
+	require.NoError(t, one.Process.Signal(syscall.SIGSTOP))
+	start := time.Now()
+	out, _, code = command(t, "ps")
+	require.Less(t, time.Since(start), 4*time.Second)
+	require.Zero(t, code)
+	require.Regexp(t, `(?m)^ *`+first+` cannot be asked: it does not answer \(stopped\?\)$`, out)
+	require.Contains(t, out, second)
+	_, words, code = command(t, "pause", "--force", first)
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, words, "does not answer")
+	require.NoError(t, one.Process.Signal(syscall.SIGCONT))
+	out, _, _ = command(t, "pause", "--force", first)
+	require.Contains(t, out, "paused, 32.00 MiB")
+	command(t, "resume", first)
+
+	// Interrupted while it waits, and in the middle of a pause: as if nothing had been asked.
+	other.do("pause")
+	other.do("hog")
+	waiting := exec.Command(tms, "resume", second, "--wait", "600")
+	var said bytes.Buffer
+	waiting.Stderr = &said
+	require.NoError(t, waiting.Start())
+	time.Sleep(200 * time.Millisecond)
+	require.NoError(t, waiting.Process.Signal(os.Interrupt))
+	require.Error(t, waiting.Wait())
+	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
+	require.Contains(t, said.String(), "interrupted")
+	other.do("unhog")
+	other.do("resume")
+	for i := range 20 {
+		pausing := exec.Command(tms, "pause", "--force", second)
+		require.NoError(t, pausing.Start())
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		_ = pausing.Process.Kill()
+		_ = pausing.Wait()
+	}
+	require.Eventually(t, func() bool {
+		command(t, "resume", second) // where the command had ended already
+		out, _, _ := command(t, "ps")
+		return regexp.MustCompile(second+`.*active`).MatchString(out) && !strings.Contains(out, "paused")
+	}, 20*time.Second, 10*time.Millisecond)
+	require.Equal(t, "ok", other.do("check"))
+}
+
+func TestSteeringIsRefused(t *testing.T) {
+	ownSockets(t)
+	for words, arguments := range map[string][]string{
+		"name the processes by number, or give --all": {"pause"},
+		"or give --all":              {"resume", "--all", "1"},
+		`"x" is no process`:          {"pause", "x"},
+		`"0" is no process`:          {"resume", "0"},
+		"--timeout -1: give seconds": {"pause", "1", "--timeout", "-1"},
+		"--wait -0.5: give seconds":  {"resume", "1", "--wait", "-0.5"},
+		"the tag is empty":           {"pause", "1", "--tag", ""},
+		"unknown command":            {"ps", "1"},
+	} {
+		_, stderr, code := command(t, arguments...)
+		require.Equal(t, exitUsage, code, "%v", arguments)
+		require.Contains(t, stderr, words)
+	}
+	// A process that does not listen.
+	_, stderr, code := command(t, "pause", fmt.Sprint(os.Getpid()))
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, stderr, "it does not listen. It does from its first pausable allocation on")
+}
+
+// The table keeps to its width, and says nothing to a terminal but text.
+func TestProcessTable(t *testing.T) {
+	now := time.Unix(2_000_000, 0)
+	long := strings.Repeat("long", 30)
+	tag := func(name string, physical, paused uint64, since time.Duration) vmm.TagStats {
+		return vmm.TagStats{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
+			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused}
+	}
+	devices := []vmm.DeviceStats{
+		{Device: 0, Tags: []vmm.TagStats{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
+		{Device: 7, Progress: &vmm.Progress{Operation: "pause"}, Tags: []vmm.TagStats{tag("\x1b[2J", 0, 15<<30, 0)}},
+		{Device: 8, Tags: []vmm.TagStats{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
+	}
+	var out strings.Builder
+	require.NoError(t, writeProcesses(&out, []process{
+		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: vmm.Stats{Devices: devices}}},
+		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
+		{ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"},
+	}, now))
+	require.Equal(t, `    PID COMMAND      DEVICE TAG              LIVE     HELD STATE          BACKUP
+      1 short             0 größe        0.98 KiB 0.98 KiB active              0
+      1 short             0 longlonglon… 1.00 TiB 1.00 GiB partly 99m   1.00 TiB
+      1 short             7 �[2J         15.0 GiB        0 pausing      15.0 GiB
+      1 short             8 a            16.0 EiB        0 paused 4000d 16.0 EiB
+4194304 longlonglon…      - -                   0        0 -                   0
+     12 cannot be asked: it does not answer
+`, out.String())
+	for line := range strings.Lines(out.String()) {
+		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
+	}
+}

@@ -1,0 +1,215 @@
+// Package client asks processes over their control sockets, and finds those that have one.
+package client
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+)
+
+// ErrUnreachable: the process cannot be asked: there is none of this number, it is another user's, it does not
+// listen, or it does not answer.
+var ErrUnreachable = errors.New("cannot be asked")
+
+// busyTime is how long a process is tried whose queue of clients is full.
+const busyTime = time.Second
+
+// maxReply is the most bytes of a reply: the statistics of a hundred thousand tags are less.
+const maxReply = 256 << 20
+
+// Conn is a connection to a process. One goroutine uses it at a time.
+type Conn struct {
+	connection net.Conn
+	replies    *bufio.Reader
+	id         uint64
+}
+
+func directories(user int) []string {
+	return control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
+}
+
+// List returns the processes of this user that listen, by number. Sockets of the dead are removed.
+// Errors: of directories that cannot be read, beside what is in the others.
+func List() ([]int, error) {
+	var found []int
+	var failed []error
+	for _, directory := range directories(os.Geteuid()) {
+		err := control.CheckDirectory(directory, os.Geteuid())
+		var entries []os.DirEntry
+		if err == nil {
+			entries, err = os.ReadDir(directory)
+		}
+		if err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission) {
+			failed = append(failed, err)
+		}
+		for _, entry := range entries {
+			pid, ok := control.PID(entry.Name())
+			if !ok || slices.Contains(found, pid) {
+				continue
+			}
+			connection, err := dial(directory, pid)
+			if err == nil {
+				_ = connection.Close()
+			}
+			switch {
+			case errors.Is(err, unix.ECONNREFUSED):
+				sweep(directory, pid)
+			case !errors.Is(err, fs.ErrNotExist):
+				found = append(found, pid)
+			}
+		}
+	}
+	slices.Sort(found)
+	return found, errors.Join(failed...)
+}
+
+// dial connects to the socket of a process in a directory. What is there alone is known when it returns: a process
+// that is stopped can be connected to.
+func dial(directory string, pid int) (net.Conn, error) {
+	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	return net.Dial("unix", control.Address(directory, descriptor, pid))
+}
+
+// sweep removes the socket of a process that is dead, unless another of the same number comes to listen there: that
+// binds and listens under the lock of the directory. (flock)
+func sweep(directory string, pid int) {
+	lock, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer func() { _ = unix.Close(lock) }()
+	if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
+		return
+	}
+	connection, err := dial(directory, pid)
+	if err == nil {
+		_ = connection.Close()
+	} else if errors.Is(err, unix.ECONNREFUSED) {
+		_ = os.Remove(filepath.Join(directory, control.Name(pid)))
+	}
+}
+
+// Dial connects to a process.
+// Errors: ErrUnreachable, wrapped, with the reason.
+func Dial(pid int) (*Conn, error) {
+	user := os.Geteuid()
+	var process syscall.Stat_t
+	unknown := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) != nil // in another container, perhaps
+	if !unknown {
+		user = int(process.Uid)
+	}
+	if os.Geteuid() != 0 && user != os.Geteuid() {
+		return nil, fmt.Errorf("%w: it is a process of user %d", ErrUnreachable, user)
+	}
+	for _, directory := range directories(user) {
+		if err := control.CheckDirectory(directory, user); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+			continue
+		} else if err != nil {
+			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		}
+		connection, err := dial(directory, pid)
+		for start := time.Now(); errors.Is(err, unix.EAGAIN) && time.Since(start) < busyTime; { // too many at once
+			time.Sleep(time.Millisecond)
+			connection, err = dial(directory, pid)
+		}
+		switch {
+		case err == nil:
+			return &Conn{connection: connection, replies: bufio.NewReader(connection)}, nil
+		case errors.Is(err, unix.ECONNREFUSED):
+			sweep(directory, pid)
+		case !errors.Is(err, fs.ErrNotExist):
+			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		}
+	}
+	if unknown && errors.Is(syscall.Kill(pid, 0), unix.ESRCH) {
+		return nil, fmt.Errorf("%w: there is no such process", ErrUnreachable)
+	}
+	return nil, fmt.Errorf("%w: it does not listen. It does from its first pausable allocation on when it was started by tms run "+
+		"or with TMS_CONTROL=1, or when it has called tms.serve()", ErrUnreachable)
+}
+
+// Close ends the connection. What was paused over it and not kept is resumed by the process.
+func (c *Conn) Close() { _ = c.connection.Close() }
+
+// Do sends a request and returns the reply, also one that refuses it. When the context ends first the connection is
+// closed, so that the process withdraws or undoes what was asked.
+// Errors: ErrUnreachable, wrapped, if the process ends or does not answer in time; of the context.
+func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, error) {
+	c.id++
+	request.Version, request.ID = control.Version, c.id
+	stop := context.AfterFunc(ctx, c.Close)
+	defer stop()
+	_, failed := c.connection.Write(control.Line(request)) // a process that sends clients away answers all the same
+	reply, err := c.reply()
+	switch {
+	case ctx.Err() != nil:
+		return reply, ctx.Err()
+	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
+		return reply, fmt.Errorf("%w: it has ended, or closed the connection", ErrUnreachable)
+	case err != nil:
+		return reply, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	case reply.ID != c.id && reply.OK:
+		return reply, fmt.Errorf("%w: it answers what was not asked", ErrUnreachable)
+	case failed != nil && reply.Error == "":
+		return reply, fmt.Errorf("%w: %w", ErrUnreachable, failed)
+	}
+	return reply, nil
+}
+
+func (c *Conn) reply() (reply control.Reply, err error) {
+	var line []byte
+	for {
+		part, err := c.replies.ReadSlice('\n')
+		line = append(line, part...)
+		if err == nil {
+			break
+		}
+		if !errors.Is(err, bufio.ErrBufferFull) {
+			return reply, err
+		}
+		if len(line) > maxReply {
+			return reply, fmt.Errorf("its reply is longer than %d bytes", maxReply)
+		}
+	}
+	if err := json.Unmarshal(line, &reply); err != nil {
+		return reply, fmt.Errorf("its reply is not understood: %w", err)
+	}
+	return reply, nil
+}
+
+// Status asks a process for its state, and waits for so long.
+// Errors: ErrUnreachable, wrapped; what the process says.
+func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {
+	limited, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	reply, err := c.Do(limited, control.Request{Op: control.Status})
+	switch {
+	case errors.Is(err, context.DeadlineExceeded):
+		return state, fmt.Errorf("%w: it does not answer (stopped?)", ErrUnreachable)
+	case err != nil:
+		return state, err
+	case !reply.OK:
+		return state, errors.New(reply.Error)
+	}
+	err = json.Unmarshal(reply.Process, &state)
+	return state, err
+}

@@ -1,0 +1,151 @@
+// Package control is what a process that can be steered from outside and those who steer it say to each other over a
+// Unix socket: a line of JSON for each request, and one for each reply. preload/control.go answers, package client
+// asks. Nothing here waits, or keeps a descriptor.
+//
+// A client has one request that changes something on its way at a time; status and cancel may come meanwhile.
+// Requests that change something are done one after another, whoever asks. What a client has paused is resumed
+// when its connection ends, unless it has said that it is to be kept; a request that has not begun is then
+// withdrawn. A client that shuts down its side of the connection for writing gets the replies that are due.
+package control
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"strings"
+	"unicode/utf8"
+
+	"tms/vmm"
+)
+
+// Version is that of the protocol. A field or operation more is a version more: what is asked for and not
+// understood is refused, not left out.
+const Version = 1
+
+// Limits of a process that answers.
+const (
+	MaxLine    = 64 << 10 // bytes of a request
+	MaxClients = 16       // more are told so, and sent away
+)
+
+// The operations.
+const (
+	Status = "status" // what the process has, and does
+	Pause  = "pause"  // gives the memory of a tag, or of all, back to the device
+	Resume = "resume" // takes it again
+	Keep   = "keep"   // what this client has paused stays so when it goes
+	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
+)
+
+// MaxSeconds is the most that a request may have a process wait: a year.
+const MaxSeconds = 365 * 24 * 3600
+
+// DefaultTimeout is that of a pause which names none, in seconds.
+const DefaultTimeout = 30
+
+// Request is what a client asks.
+type Request struct {
+	Version int     `json:"version"`
+	ID      uint64  `json:"id,omitempty"` // comes back in the reply
+	Op      string  `json:"op"`
+	Tag     *string `json:"tag,omitempty"` // as vmm.TagText writes it; nil: all
+	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
+	Timeout *float64 `json:"timeout,omitempty"`
+	Force   bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
+	Keep    bool     `json:"keep,omitempty"`  // the pause stays when the client goes, even before it is done
+	Wait    float64  `json:"wait,omitempty"`  // how many seconds a resume tries again while memory is short
+}
+
+// Reply answers one request.
+type Reply struct {
+	Version int             `json:"version"`
+	ID      uint64          `json:"id,omitempty"`
+	OK      bool            `json:"ok"`
+	Code    int             `json:"code"` // a cudaError_t number; of a failure never 0
+	Error   string          `json:"error,omitempty"`
+	Bytes   uint64          `json:"bytes"`             // of device memory that were freed, or taken
+	Seconds float64         `json:"seconds"`           // that it took
+	Process json.RawMessage `json:"process,omitempty"` // of a status: a ProcessState
+}
+
+// ProcessState is what a process says of itself.
+type ProcessState struct {
+	PID     int       `json:"pid"` // as the process knows it
+	Command string    `json:"command"`
+	Doing   string    `json:"doing"` // Pause or Resume while it does one that was asked for here; else ""
+	Gated   bool      `json:"gated"` // its threads can be held during a pause
+	Stats   vmm.Stats `json:"stats"`
+}
+
+// ParseRequest reads a line, without its end. Of one that is refused the ID is set as far as it was understood.
+func ParseRequest(line []byte) (Request, error) {
+	var r Request
+	if !utf8.Valid(line) {
+		return r, errors.New("a request is a line of JSON, and this one is not even UTF-8")
+	}
+	decoder := json.NewDecoder(bytes.NewReader(line))
+	decoder.DisallowUnknownFields()
+	if err := decoder.Decode(&r); err != nil {
+		if r.Version > Version { // its fields may be others
+			return r, wrongVersion(r.Version)
+		}
+		return r, fmt.Errorf("a request is a line of JSON, and this one is not understood: %w", err)
+	}
+	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
+		return r, errors.New("a request is one JSON object a line; here is more behind it")
+	}
+	if r.Version != Version {
+		return r, wrongVersion(r.Version)
+	}
+	return r, r.check()
+}
+
+func wrongVersion(version int) error {
+	return fmt.Errorf("the request is of version %d of the protocol, and this process speaks version %d", version, Version)
+}
+
+func (r *Request) check() error {
+	switch r.Op {
+	case Status, Pause, Resume, Keep, Cancel:
+	default:
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep and cancel", r.Op)
+	}
+	if (r.Timeout != nil || r.Force || r.Keep) && r.Op != Pause {
+		return fmt.Errorf("timeout, force and keep are of a pause, not of %s", r.Op)
+	}
+	if r.Wait != 0 && r.Op != Resume {
+		return fmt.Errorf("wait is of a resume, not of %s", r.Op)
+	}
+	if r.Tag != nil && r.Op != Pause && r.Op != Resume {
+		return fmt.Errorf("a tag is of a pause or resume, not of %s", r.Op)
+	}
+	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
+		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)
+	}
+	for name, seconds := range map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait} {
+		if math.IsNaN(seconds) || seconds < 0 || seconds > MaxSeconds {
+			return fmt.Errorf("%s is %g; it is seconds, from 0 to %d", name, seconds, MaxSeconds)
+		}
+	}
+	return nil
+}
+
+// TimeoutSeconds is Timeout, or its default.
+func (r *Request) TimeoutSeconds() float64 {
+	if r.Timeout == nil {
+		return DefaultTimeout
+	}
+	return *r.Timeout
+}
+
+// Line is a request or reply as it is sent.
+func Line(message any) []byte {
+	line, err := json.Marshal(message)
+	if err != nil { // no field of either can make one
+		line = fmt.Appendf(nil, `{"version":%d,"ok":false,"code":999,"error":%q}`, Version, err)
+	}
+	return append(line, '\n')
+}

@@ -1,0 +1,88 @@
+package control_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+)
+
+// Whatever comes in, what is taken for a request is one: within all bounds, and the same when it is sent again.
+func FuzzParseRequest(f *testing.F) {
+	tag, timeout := "weights", 2.5
+	for _, r := range []control.Request{
+		{Version: 1, Op: control.Status}, {Version: 1, ID: 1 << 63, Op: control.Pause, Tag: &tag, Timeout: &timeout, Force: true, Keep: true},
+		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep}, {Version: 2, Op: control.Cancel},
+	} {
+		f.Add(bytes.TrimSuffix(control.Line(r), []byte("\n")))
+	}
+	f.Fuzz(func(t *testing.T, line []byte) {
+		r, err := control.ParseRequest(line)
+		if err != nil {
+			require.NotEmpty(t, err.Error())
+			return
+		}
+		require.Equal(t, control.Version, r.Version)
+		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep, control.Cancel}, r.Op)
+		for _, seconds := range []float64{r.Wait, r.TimeoutSeconds()} {
+			require.True(t, seconds >= 0 && seconds <= control.MaxSeconds)
+		}
+		if r.Tag != nil {
+			require.NotEmpty(t, *r.Tag)
+			require.NotContains(t, *r.Tag, "\x00")
+		}
+		again, err := control.ParseRequest(bytes.TrimSuffix(control.Line(r), []byte("\n")))
+		require.NoError(t, err)
+		require.Equal(t, r, again)
+	})
+}
+
+func TestLine(t *testing.T) {
+	line := control.Line(control.Reply{Version: 1, ID: 3, OK: true, Process: json.RawMessage(`{"pid":1}`)})
+	require.Equal(t, `{"version":1,"id":3,"ok":true,"code":0,"bytes":0,"seconds":0,"process":{"pid":1}}`+"\n", string(line))
+	line = control.Line(control.Reply{Process: json.RawMessage("{")})
+	require.True(t, json.Valid(line), "%s", line)
+	require.Contains(t, string(line), `"ok":false`)
+}
+
+func TestDirectories(t *testing.T) {
+	require.Equal(t, []string{"/run/x/tms", "/tmp/tms-7"}, control.Directories("/run/x", "", 7))
+	require.Equal(t, []string{"/var/tmp/tms-7"}, control.Directories("", "/var/tmp", 7))
+	require.Equal(t, []string{"/tmp/tms-7"}, control.Directories("relative", "../tmp", 7))
+	require.Equal(t, []string{"/run/user/7/tms", "/a/tms-7", "/tmp/tms-7"}, control.AllDirectories("/run/user/7", "/a", 7))
+}
+
+func TestMakeDirectory(t *testing.T) {
+	user := os.Geteuid()
+	above := t.TempDir()
+	made := filepath.Join(above, "tms")
+	require.ErrorIs(t, control.CheckDirectory(made, user), unix.ENOENT)
+	require.NoError(t, control.MakeDirectory(made, user))
+	require.NoError(t, control.MakeDirectory(made, user))
+	require.ErrorContains(t, control.MakeDirectory(made, user+1), "belongs to user")
+	require.ErrorContains(t, control.CheckDirectory(made, user+1), "belongs to user")
+	require.NoError(t, os.Chmod(made, 0o750))
+	require.ErrorContains(t, control.MakeDirectory(made, user), "chmod 700")
+	require.NoError(t, os.Remove(made))
+	require.NoError(t, os.Symlink(above, made))
+	require.ErrorContains(t, control.MakeDirectory(made, user), "is no directory")
+	require.ErrorIs(t, control.MakeDirectory(filepath.Join(above, "none", "tms-1"), user), unix.ENOENT)
+}
+
+func TestNames(t *testing.T) {
+	pid, ok := control.PID(control.Name(123))
+	require.True(t, ok && pid == 123)
+	for _, name := range []string{"", ".sock", "0.sock", "-1.sock", "+1.sock", "01.sock", "1", "1.sock.old", "x.sock"} {
+		_, ok := control.PID(name)
+		require.False(t, ok, name)
+	}
+	require.Equal(t, "/run/tms/1.sock", control.Address("/run/tms", 9, 1))
+	require.Equal(t, "/proc/thread-self/fd/9/1.sock", control.Address("/"+strings.Repeat("x", 101), 9, 1))
+}

@@ -1,0 +1,93 @@
+package control
+
+import (
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// maxAddress is how long the path of a socket can be. (sockaddr_un)
+const maxAddress = 107
+
+// Directories are those in which a process of a user puts its socket: the first that it can use. runtime is
+// XDG_RUNTIME_DIR, temporary is TMPDIR, either may be "".
+func Directories(runtime, temporary string, uid int) (found []string) {
+	if filepath.IsAbs(runtime) {
+		found = append(found, filepath.Join(runtime, "tms"))
+	}
+	if !filepath.IsAbs(temporary) {
+		temporary = "/tmp"
+	}
+	return append(found, filepath.Join(temporary, fmt.Sprint("tms-", uid)))
+}
+
+// AllDirectories are those in which processes of a user may have theirs, with other variables than these.
+func AllDirectories(runtime, temporary string, uid int) (found []string) {
+	login := fmt.Sprint("/run/user/", uid)
+	for _, directory := range append(Directories(runtime, temporary, uid), Directories(login, "/tmp", uid)...) {
+		if !slices.Contains(found, directory) {
+			found = append(found, directory)
+		}
+	}
+	return found
+}
+
+// MakeDirectory makes a directory for sockets of the user, or says why it cannot be one. (mkdir)
+func MakeDirectory(directory string, uid int) error {
+	parent := filepath.Dir(directory)
+	if filepath.Base(directory) == "tms" { // of XDG_RUNTIME_DIR, which sudo and su may hand to another user
+		var above unix.Stat_t
+		if err := unix.Stat(parent, &above); err != nil {
+			return fmt.Errorf("%s: %w", parent, err)
+		}
+		if above.Uid != uint32(uid) {
+			return fmt.Errorf("%s belongs to user %d, not to %d", parent, above.Uid, uid)
+		}
+	}
+	if err := unix.Mkdir(directory, 0o700); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("%s cannot be made: %w", directory, err)
+	}
+	return CheckDirectory(directory, uid)
+}
+
+// CheckDirectory says why a directory cannot hold sockets of the user: it is not his alone. (lstat)
+// Errors: unix.ENOENT, wrapped, when there is none.
+func CheckDirectory(directory string, uid int) error {
+	var found unix.Stat_t
+	if err := unix.Lstat(directory, &found); err != nil {
+		return fmt.Errorf("%s: %w", directory, err)
+	}
+	switch {
+	case found.Mode&unix.S_IFMT != unix.S_IFDIR:
+		return fmt.Errorf("%s is no directory; remove it", directory)
+	case found.Uid != uint32(uid):
+		return fmt.Errorf("%s belongs to user %d, not to %d: sockets in it could be anybody's", directory, found.Uid, uid)
+	case found.Mode&0o077 != 0:
+		return fmt.Errorf("%s can be entered by other users (mode %#o); chmod 700 it", directory, found.Mode&0o777)
+	}
+	return nil
+}
+
+// Name is what the socket of a process is called in its directory.
+func Name(pid int) string { return strconv.Itoa(pid) + ".sock" }
+
+// PID is the process whose socket is called so; false: it is none.
+func PID(name string) (int, bool) {
+	number, ok := strings.CutSuffix(name, ".sock")
+	pid, err := strconv.Atoi(number)
+	return pid, ok && err == nil && pid > 0 && Name(pid) == name
+}
+
+// Address is the path by which to bind or connect a process's socket: one that is too long goes by the directory's
+// descriptor, in the calling thread's table.
+func Address(directory string, descriptor, pid int) string {
+	if path := filepath.Join(directory, Name(pid)); len(path) <= maxAddress {
+		return path
+	}
+	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", descriptor, Name(pid))
+}

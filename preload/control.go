@@ -1,0 +1,219 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/clock"
+	"tms/internal/control"
+	"tms/internal/guard"
+	"tms/internal/rawfile"
+	"tms/vmm/cuda"
+)
+
+// The socket by which others steer this process (internal/control has what is said over it). One thread has it, and
+// a descriptor table of its own (docs/rationale.md, "Control"): nothing here may be done on that thread that opens
+// descriptors for the process, such as a call of the driver, and no other thread can use a descriptor of its.
+// server.go has what the thread does then, task.go what other threads do for it.
+
+// refusal is an error with a code of its own, for vmm.Code.
+type refusal struct {
+	words string
+	code  cuda.Result
+}
+
+func (r *refusal) Error() string { return r.words }
+func (r *refusal) Code() int     { return int(r.code) }
+
+// listener is what starts the thread, once.
+var listener struct {
+	sync.Mutex
+	asked  chan chan error // the thread waits here until it is to listen; nil: there is none
+	listen bool
+}
+
+// tmsServe has the process listen, without waiting for that: a failure is a line on stderr.
+//
+//export tmsServe
+func tmsServe() {
+	go func() {
+		growStack(false)
+		if err := guard.Call(serve); err != nil {
+			logPanic(err)
+			logLine(fmt.Sprintf("the process cannot be steered from outside: %v", err))
+		}
+	}()
+}
+
+// serve returns when the process listens. Errors: a refusal.
+func serve() error {
+	listener.Lock()
+	defer listener.Unlock()
+	if listener.listen {
+		return nil
+	}
+	if listener.asked == nil {
+		if !C.threads_reserve_control() {
+			return &refusal{fmt.Sprintf("it needs %d more threads, which the process cannot make; raise ulimit -u or the pids limit",
+				C.THREADS_OF_CONTROL), cuda.OperatingSystem}
+		}
+		asked := make(chan chan error)
+		began := make(chan error)
+		go controlThread(began, asked)
+		if err := <-began; err != nil {
+			return err
+		}
+		listener.asked = asked
+	}
+	answer := make(chan error)
+	listener.asked <- answer
+	err := <-answer
+	listener.listen = err == nil
+	return err
+}
+
+// controlThread never returns once it has its own table: the thread would be used for other goroutines.
+func controlThread(began chan<- error, asked <-chan chan error) {
+	runtime.LockOSThread()
+	growStack(false)
+	if err := ownTable(); err != nil {
+		runtime.UnlockOSThread()
+		began <- err
+		return
+	}
+	began <- nil
+	for answer := range asked {
+		s := server{socket: -1}
+		err := guard.Call(s.listen)
+		answer <- err
+		for err == nil {
+			err := guard.Call(s.loop) // it ends by a panic alone
+			go logPanic(err)          // descriptor 2 is another here
+			for _, c := range s.clients {
+				c.gone = true
+			}
+			clock.Sleep(backOff)
+		}
+	}
+}
+
+// ownTable gives the calling thread a descriptor table of its own, with nothing in it. In the table of the process
+// nothing is closed, also not the locks on its files. (close_range, Linux 5.9; or unshare)
+// Errors: a refusal; the thread is as before.
+func ownTable() error {
+	err := unix.CloseRange(0, ^uint(0), unix.CLOSE_RANGE_UNSHARE)
+	if err == nil {
+		return nil
+	}
+	own := "/proc/thread-self/fd"
+	descriptors, unlisted := rawfile.Names(own)
+	if unlisted != nil {
+		return &refusal{fmt.Sprintf("a thread cannot have descriptors of its own (close_range: %v; %s: %v)", err, own, unlisted), cuda.OperatingSystem}
+	}
+	if refused := unix.Unshare(unix.CLONE_FILES); refused != nil {
+		return &refusal{fmt.Sprintf("a thread cannot have descriptors of its own (close_range, of Linux 5.9: %v; unshare: %v)", err, refused),
+			cuda.OperatingSystem}
+	}
+	if now, err := rawfile.Names(own); err == nil {
+		descriptors = now
+	}
+	for _, name := range descriptors {
+		if descriptor, err := strconv.Atoi(name); err == nil {
+			_ = unix.Close(descriptor)
+		}
+	}
+	return nil
+}
+
+// listen makes the socket. What another process of the same number has left there is removed. (socket, bind, listen)
+// Errors: a refusal.
+func (s *server) listen() error {
+	user := unix.Geteuid()
+	var refused []error
+	for _, directory := range control.Directories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
+		err := control.MakeDirectory(directory, user)
+		if err == nil {
+			if err = s.bind(directory); err == nil {
+				return nil
+			}
+		}
+		refused = append(refused, err)
+	}
+	return &refusal{strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "), cuda.OperatingSystem}
+}
+
+// bind makes the socket in a directory, whose lock keeps those away who remove what the dead have left.
+func (s *server) bind(directory string) error {
+	lock, err := lockDirectory(directory)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(lock) }()
+	path := directory + "/" + control.Name(unix.Getpid())
+	address := &unix.SockaddrUnix{Name: control.Address(directory, lock, unix.Getpid())}
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return fmt.Errorf("a socket cannot be made: %w", err)
+	}
+	if err = unix.Bind(socket, address); errors.Is(err, unix.EADDRINUSE) {
+		if answered(address) {
+			err = errors.New("another process answers there (of the same number, in another container?)")
+		} else if err = unix.Unlink(address.Name); err == nil {
+			err = unix.Bind(socket, address)
+		}
+	}
+	if err == nil {
+		err = unix.Listen(socket, unix.SOMAXCONN)
+	}
+	var made unix.Stat_t
+	if err == nil {
+		err = unix.Lstat(address.Name, &made)
+	}
+	if err != nil {
+		_ = unix.Close(socket)
+		return fmt.Errorf("%s cannot be bound: %w", path, err)
+	}
+	s.socket = socket
+	C.control_bound(words(path), C.dev_t(made.Dev), C.ino_t(made.Ino))
+	return nil
+}
+
+// lockDirectory opens a directory and has its lock, or gives up. (flock)
+func lockDirectory(directory string) (int, error) {
+	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("%s cannot be opened: %w", directory, err)
+	}
+	for start := time.Now(); ; clock.Sleep(10 * time.Millisecond) {
+		if err = unix.Flock(descriptor, unix.LOCK_EX|unix.LOCK_NB); err == nil {
+			return descriptor, nil
+		}
+		if time.Since(start) > clientPatience {
+			_ = unix.Close(descriptor)
+			return -1, fmt.Errorf("%s cannot be locked: %w", directory, err)
+		}
+	}
+}
+
+// answered tells whether somebody listens at an address.
+func answered(address unix.Sockaddr) bool {
+	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return true
+	}
+	defer func() { _ = unix.Close(probe) }()
+	return !errors.Is(unix.Connect(probe, address), unix.ECONNREFUSED)
+}

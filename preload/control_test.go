@@ -1,0 +1,824 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+)
+
+// Processes that are steered from outside: testdata/steered.c does what a test says, and is paused and resumed over
+// its socket, mostly through the package that cmd/tms uses.
+
+const mib = 1 << 20
+
+// steered is a running host.
+type steered struct {
+	t       *testing.T
+	command *exec.Cmd
+	stdin   io.WriteCloser
+	stdout  *bufio.Reader
+	stderr  *bytes.Buffer
+	reports string
+}
+
+// sockets is a fresh directory for them, short enough, that this process looks into too.
+func sockets(t *testing.T) string {
+	t.Helper()
+	directory, err := os.MkdirTemp("/tmp", "tms-test-")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = os.RemoveAll(directory) })
+	t.Setenv("XDG_RUNTIME_DIR", directory)
+	t.Setenv("TMPDIR", t.TempDir())
+	return filepath.Join(directory, "tms")
+}
+
+func steer(t *testing.T, program []string, environment ...string) *steered {
+	t.Helper()
+	command := exec.Command(program[0], program[1:]...)
+	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
+	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+		"CUDASIM_MEMORY=256M", "EXPECT_CHILD=3")
+	command.Env = append(command.Env, environment...)
+	h := &steered{t: t, command: command, stderr: new(bytes.Buffer), reports: filepath.Join(t.TempDir(), "report")}
+	if sanitized {
+		command.Env = sanitizedEnvironment(t, command.Env, program[len(program)-1], h.reports)
+	}
+	command.Stderr = h.stderr
+	var err error
+	h.stdin, err = command.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := command.StdoutPipe()
+	require.NoError(t, err)
+	h.stdout = bufio.NewReader(stdout)
+	require.NoError(t, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+	return h
+}
+
+// controlled is a host with memory that listens.
+func controlled(t *testing.T, environment ...string) *steered {
+	t.Helper()
+	h := steer(t, []string{compile(t, "steered", majors[1])}, append(environment, "TMS_CONTROL=1")...)
+	require.Equal(t, "ok", h.do("allocate"))
+	h.listens()
+	return h
+}
+
+func (h *steered) pid() int { return h.command.Process.Pid }
+
+// do has the host do something, and returns what it answers.
+func (h *steered) do(words string) string {
+	h.t.Helper()
+	_, err := io.WriteString(h.stdin, words+"\n")
+	require.NoError(h.t, err, "%s: %s", words, h.stderr)
+	line, err := h.stdout.ReadString('\n')
+	require.NoError(h.t, err, "%s: %s", words, h.stderr)
+	return strings.TrimSuffix(line, "\n")
+}
+
+func (h *steered) listens() {
+	h.t.Helper()
+	require.Eventually(h.t, func() bool {
+		pids, err := client.List()
+		return err == nil && slices.Contains(pids, h.pid())
+	}, 20*time.Second, 5*time.Millisecond, "%s", h.stderr)
+}
+
+// ends has the host end by itself, without a word.
+func (h *steered) ends() {
+	h.t.Helper()
+	require.NoError(h.t, h.stdin.Close())
+	require.NoError(h.t, h.command.Wait(), "%s", h.stderr)
+	require.Empty(h.t, h.stderr.String())
+	require.Empty(h.t, findings(h.t, h.reports))
+}
+
+func (h *steered) dial() *client.Conn {
+	h.t.Helper()
+	connection, err := client.Dial(h.pid())
+	require.NoError(h.t, err)
+	h.t.Cleanup(connection.Close)
+	return connection
+}
+
+func request(t *testing.T, c *client.Conn, r control.Request) control.Reply {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	reply, err := c.Do(ctx, r)
+	require.NoError(t, err)
+	return reply
+}
+
+func pauseOf(tag string) control.Request {
+	r := control.Request{Op: control.Pause, Force: true}
+	if tag != "" {
+		r.Tag = &tag
+	}
+	return r
+}
+
+func resumeOf(tag string) control.Request {
+	r := control.Request{Op: control.Resume}
+	if tag != "" {
+		r.Tag = &tag
+	}
+	return r
+}
+
+// paused is how many bytes of each tag are.
+func (h *steered) paused() map[string]uint64 {
+	h.t.Helper()
+	found, err := h.pausedNow()
+	require.NoError(h.t, err)
+	return found
+}
+
+func (h *steered) pausedNow() (map[string]uint64, error) {
+	c, err := client.Dial(h.pid())
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	state, err := c.Status(context.Background(), time.Minute)
+	found := map[string]uint64{}
+	for _, d := range state.Stats.Devices {
+		for _, tag := range d.Tags {
+			if tag.PausedBytes > 0 {
+				found[tag.Tag] += tag.PausedBytes
+			}
+		}
+	}
+	return found, err
+}
+
+func (h *steered) eventually(want map[string]uint64) {
+	h.t.Helper()
+	var found map[string]uint64
+	var err error
+	for start := time.Now(); time.Since(start) < 20*time.Second; time.Sleep(5 * time.Millisecond) {
+		if found, err = h.pausedNow(); err == nil && maps.Equal(found, want) {
+			return
+		}
+	}
+	require.Equal(h.t, want, found, "%v", err)
+}
+
+var (
+	bothPaused  = map[string]uint64{"weights": 24 * mib, "cache": 8 * mib}
+	nonePaused  = map[string]uint64{}
+	cachePaused = map[string]uint64{"cache": 8 * mib}
+)
+
+func TestPausedFromOutside(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	before := h.do("free")
+	c := h.dial()
+	state, err := c.Status(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.Equal(t, h.pid(), state.PID)
+	require.Equal(t, h.command.Args[0], state.Command)
+	require.Empty(t, state.Doing)
+	require.Equal(t, uint64(32*mib), state.Stats.Devices[0].LiveBytes)
+
+	refused := request(t, c, control.Request{Op: control.Pause})
+	require.Equal(t, 801, refused.Code)
+	require.Contains(t, refused.Error, "force the pause while it is known")
+
+	reply := request(t, c, pauseOf(""))
+	require.True(t, reply.OK, reply.Error)
+	require.Equal(t, uint64(32*mib), reply.Bytes)
+	require.Positive(t, reply.Seconds)
+	require.NotEqual(t, before, h.do("free"))
+	require.Equal(t, bothPaused, h.paused())
+	require.Zero(t, request(t, c, pauseOf("")).Bytes)
+
+	reply = request(t, c, resumeOf("weights"))
+	require.True(t, reply.OK, reply.Error)
+	require.Equal(t, uint64(24*mib), reply.Bytes)
+	require.Equal(t, cachePaused, h.paused())
+	require.Equal(t, "ok", h.do("check"))
+	require.Equal(t, uint64(8*mib), request(t, c, resumeOf("")).Bytes)
+	require.Equal(t, before, h.do("free"))
+
+	// Memory that is short: refused, then waited for, then withdrawn while it is waited for.
+	request(t, c, pauseOf(""))
+	h.do("hog")
+	reply = request(t, c, resumeOf(""))
+	require.Equal(t, 2, reply.Code)
+	require.Equal(t, bothPaused, h.paused())
+	waiting := resumeOf("")
+	waiting.Wait = 60
+	done := make(chan control.Reply)
+	go func() { done <- request(t, c, waiting) }()
+	time.Sleep(100 * time.Millisecond)
+	h.do("unhog")
+	reply = <-done
+	require.True(t, reply.OK, reply.Error)
+	h.ends()
+}
+
+// What a client has paused lasts as long as the client, unless it says otherwise.
+func TestClientsVanish(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	pauser := func(r control.Request) *client.Conn {
+		c := h.dial()
+		reply := request(t, c, r)
+		require.True(t, reply.OK, reply.Error)
+		return c
+	}
+	pauser(pauseOf("")).Close()
+	h.eventually(nonePaused)
+	require.Equal(t, "ok", h.do("check"))
+
+	kept := pauseOf("")
+	kept.Keep = true
+	pauser(kept).Close()
+	c := pauser(pauseOf("")) // which finds nothing to pause, and undoes nothing
+	c.Close()
+	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, bothPaused, h.paused())
+	pauser(resumeOf("")).Close()
+	require.Equal(t, nonePaused, h.paused())
+
+	c = pauser(pauseOf("cache"))
+	require.True(t, request(t, c, control.Request{Op: control.Keep}).OK)
+	c.Close()
+	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, cachePaused, h.paused())
+	// What was paused before is so after.
+	pauser(pauseOf("")).Close()
+	h.eventually(cachePaused)
+	pauser(resumeOf("")).Close()
+	h.do("pause cache")
+	pauser(pauseOf("")).Close()
+	h.eventually(cachePaused)
+	h.do("resume")
+
+	// Two have paused the same: it stays while either is there.
+	one, other := pauser(pauseOf("cache")), pauser(pauseOf("cache"))
+	one.Close()
+	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, cachePaused, h.paused())
+	other.Close()
+	h.eventually(nonePaused)
+
+	// In the middle of it, again and again; whatever had begun is undone, the rest withdrawn.
+	for i := range 30 {
+		raw := h.connect()
+		_, err := raw.Write(control.Line(control.Request{Version: 1, Op: control.Pause, Force: true}))
+		require.NoError(t, err)
+		time.Sleep(time.Duration(i) * time.Millisecond)
+		require.NoError(t, raw.Close())
+	}
+	h.eventually(nonePaused)
+	require.Equal(t, "ok", h.do("check"))
+
+	// It cannot be resumed at once: then as soon as there is memory.
+	c = pauser(pauseOf(""))
+	h.do("hog")
+	c.Close()
+	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "cannot be resumed yet: ") }, 10*time.Second, time.Millisecond)
+	require.Equal(t, bothPaused, h.paused())
+	h.do("unhog")
+	h.eventually(nonePaused)
+	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
+	require.Equal(t, "ok", h.do("check"))
+}
+
+// connect is a connection of bytes.
+func (h *steered) connect() *net.UnixConn {
+	h.t.Helper()
+	path := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", control.Name(h.pid()))
+	connection, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
+	require.NoError(h.t, err)
+	h.t.Cleanup(func() { _ = connection.Close() })
+	require.NoError(h.t, connection.SetDeadline(time.Now().Add(time.Minute)))
+	return connection
+}
+
+// replies reads all that comes until the connection ends.
+func replies(t *testing.T, from io.Reader) (found []control.Reply) {
+	t.Helper()
+	text, err := io.ReadAll(from)
+	require.True(t, err == nil || errors.Is(err, syscall.ECONNRESET), "%v", err)
+	for line := range bytes.Lines(text) {
+		var reply control.Reply
+		require.NoError(t, json.Unmarshal(line, &reply), "%s", line)
+		require.Equal(t, control.Version, reply.Version)
+		found = append(found, reply)
+	}
+	return found
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	long := strings.Repeat("x", control.MaxLine+1)
+	for _, c := range []struct {
+		sent    string
+		refused []string // words of the replies before the last
+		closed  bool     // there is no reply to what comes behind it
+	}{
+		{"{}\n", []string{"version 0"}, false},
+		{`{"version":2,"op":"status","more":1}` + "\n", []string{"version 2"}, false},
+		{`{"version":1,"op":"explode"}` + "\n", []string{`no operation "explode"`}, false},
+		{`{"version":1,"op":"pause","everything":true}` + "\n", []string{"unknown field"}, false},
+		{`{"version":1,"op":"status","tag":"a"}` + "\n", []string{"a tag is of a pause"}, false},
+		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},
+		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
+		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n", []string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
+		{`{"version":1,"op":"cancel","id":7}` + "\n", []string{"nothing to withdraw"}, false},
+		{`{"version":1,"op":"keep"}` + "\n", []string{""}, false},
+		{long + "\n", []string{"longer than"}, true},
+		{long + long + long + long, []string{"longer than"}, true},
+	} {
+		raw := h.connect()
+		go func() {
+			_, _ = io.WriteString(raw, c.sent)
+			_, _ = io.WriteString(raw, `{"version":1,"op":"status","id":9}`+"\n")
+			_ = raw.CloseWrite()
+		}()
+		got := replies(t, raw)
+		if !c.closed {
+			require.NotEmpty(t, got, "%.50q", c.sent)
+			last := got[len(got)-1]
+			require.True(t, last.OK && last.ID == 9, "%.50q: %v", c.sent, got)
+			got = got[:len(got)-1]
+		}
+		require.Len(t, got, len(c.refused), "%.50q", c.sent)
+		for i, words := range c.refused {
+			require.Contains(t, got[i].Error, words)
+			require.Equal(t, words == "", got[i].OK)
+		}
+	}
+	// A line that has no end, by the end of the connection, and by time.
+	raw := h.connect()
+	_, err := io.WriteString(raw, `{"version":1,`)
+	require.NoError(t, err)
+	require.NoError(t, raw.CloseWrite())
+	got := replies(t, raw)
+	require.Len(t, got, 1)
+	require.Contains(t, got[0].Error, "no end")
+	raw = h.connect()
+	start := time.Now()
+	_, err = io.WriteString(raw, `{"version":1,`)
+	require.NoError(t, err)
+	got = replies(t, raw)
+	require.Len(t, got, 1)
+	require.Contains(t, got[0].Error, "not ended for 5s")
+	require.Greater(t, time.Since(start), 4*time.Second)
+	h.ends()
+}
+
+func TestManyClients(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	var first []*client.Conn
+	for range control.MaxClients {
+		c := h.dial()
+		_, err := c.Status(context.Background(), time.Minute)
+		require.NoError(t, err)
+		first = append(first, c)
+	}
+	require.Contains(t, request(t, h.dial(), control.Request{Op: control.Status}).Error, "16 clients are connected already")
+	// All at once: each is answered, and what changes something comes one after another.
+	var all sync.WaitGroup
+	for i, c := range first {
+		all.Go(func() {
+			for n := range 20 {
+				r := []control.Request{pauseOf("cache"), resumeOf("cache"), pauseOf(""), resumeOf(""), {Op: control.Status}}[(i+n)%5]
+				reply, err := c.Do(context.Background(), r)
+				if err != nil || !reply.OK {
+					t.Errorf("%v: %v %v", r.Op, reply.Error, err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	for _, c := range first {
+		c.Close()
+	}
+	h.eventually(nonePaused)
+	require.Equal(t, "ok", h.do("check"))
+	h.ends()
+}
+
+// A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes others meanwhile.
+func TestCancel(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	holder := h.dial()
+	require.True(t, request(t, holder, pauseOf("")).OK)
+	h.do("hog")
+	waiting := h.connect() // what the other waits for
+	long := control.Request{Version: 1, ID: 1, Op: control.Resume, Wait: 600}
+	_, err := waiting.Write(control.Line(long))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		state, err := h.dial().Status(context.Background(), time.Minute)
+		return err == nil && state.Doing == control.Resume
+	}, 10*time.Second, 10*time.Millisecond)
+
+	queued := h.connect()
+	answers := bufio.NewReader(queued)
+	send := func(r control.Request) {
+		r.Version = 1
+		_, err := queued.Write(control.Line(r))
+		require.NoError(t, err)
+	}
+	next := func() (reply control.Reply) {
+		line, err := answers.ReadBytes('\n')
+		require.NoError(t, err)
+		require.NoError(t, json.Unmarshal(line, &reply))
+		return reply
+	}
+	send(control.Request{Op: control.Pause, ID: 1, Force: true})
+	send(control.Request{Op: control.Resume, ID: 2})
+	reply := next()
+	require.EqualValues(t, 2, reply.ID)
+	require.Contains(t, reply.Error, "the pause before is not done yet")
+	send(control.Request{Op: control.Status, ID: 3})
+	reply = next()
+	require.True(t, reply.OK && reply.ID == 3)
+	send(control.Request{Op: control.Cancel, ID: 4})
+	reply = next()
+	require.EqualValues(t, 1, reply.ID)
+	require.Contains(t, reply.Error, "withdrawn before it began")
+	reply = next()
+	require.True(t, reply.OK && reply.ID == 4)
+
+	_, err = waiting.Write(control.Line(control.Request{Version: 1, ID: 2, Op: control.Cancel}))
+	require.NoError(t, err)
+	require.NoError(t, waiting.CloseWrite())
+	got := replies(t, waiting)
+	require.Len(t, got, 2)
+	require.True(t, got[0].OK && got[0].ID == 2)
+	require.Equal(t, 2, got[1].Code)
+	require.Equal(t, bothPaused, h.paused())
+	h.do("unhog")
+	holder.Close()
+	h.eventually(nonePaused)
+	h.ends()
+}
+
+// Garbage, floods and sudden ends, while the program allocates and is paused and resumed.
+func TestControlIsRobust(t *testing.T) {
+	directory := sockets(t)
+	h := controlled(t)
+	socket := filepath.Join(directory, control.Name(h.pid()))
+	descriptors := h.do("descriptors")
+	h.do("churn")
+	until := time.Now().Add(4 * time.Second)
+	var all sync.WaitGroup
+	for seed := range 6 {
+		all.Go(func() {
+			r := rand.New(rand.NewPCG(uint64(seed), 1))
+			for time.Now().Before(until) {
+				raw, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: socket, Net: "unix"})
+				if errors.Is(err, syscall.EAGAIN) { // too many at once
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				_ = raw.SetDeadline(time.Now().Add(100 * time.Millisecond))
+				switch r.IntN(5) {
+				case 0: // bytes
+					garbage := make([]byte, r.IntN(200_000))
+					for i := range garbage {
+						garbage[i] = byte(r.Uint32())
+					}
+					_, _ = raw.Write(garbage)
+				case 1: // many requests, of which no reply is read
+					_, _ = raw.Write(bytes.Repeat(control.Line(control.Request{Version: 1, Op: control.Status}), 2000))
+				case 2: // half a line
+					line := control.Line(control.Request{Version: 1, Op: control.Pause, Force: true})
+					_, _ = raw.Write(line[:r.IntN(len(line))])
+				case 3: // lines with a byte that is another
+					line := control.Line(control.Request{Version: 1, Op: control.Resume, Wait: 1e-9})
+					for range 50 {
+						other := slices.Clone(line)
+						other[r.IntN(len(other))] = byte(r.Uint32())
+						_, _ = raw.Write(other)
+					}
+				case 4:
+					_ = raw.CloseRead()
+				}
+				_ = raw.Close()
+			}
+		})
+	}
+	paused := 0
+	for time.Now().Before(until) {
+		c, err := client.Dial(h.pid())
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		reply, err := c.Do(ctx, pauseOf("weights")) // sent away now and then: there are many
+		if err == nil && reply.OK {
+			reply, err = c.Do(ctx, resumeOf("weights"))
+			require.NoError(t, err)
+			require.True(t, reply.OK, reply.Error)
+			paused++
+		}
+		cancel()
+		c.Close()
+	}
+	all.Wait()
+	require.Greater(t, paused, 10)
+	h.eventually(nonePaused)
+	cycles, err := strconv.Atoi(h.do("calm"))
+	require.NoError(t, err)
+	require.Positive(t, cycles)
+	require.Equal(t, "ok", h.do("check"))
+	require.Equal(t, descriptors, h.do("descriptors"))
+	h.ends()
+}
+
+// Nothing of the socket is in the process's descriptor table, and what the host does there does not reach it.
+func TestControlAndDescriptors(t *testing.T) {
+	sockets(t)
+	program := compile(t, "steered", majors[1])
+	file := filepath.Join(t.TempDir(), "file")
+	h := steer(t, []string{program})
+	h.do("allocate")
+	h.do("lock " + file)
+	before := h.do("descriptors")
+	threads := h.do("threads")
+	require.Equal(t, "0 ", h.do("serve"))
+	require.Equal(t, "0 ", h.do("serve"))
+	require.Equal(t, before, h.do("descriptors"))
+	h.do("locked " + file)
+	after, err := strconv.Atoi(h.do("threads"))
+	require.NoError(t, err)
+	require.Equal(t, threads, fmt.Sprint(after-4))
+	c := h.dial()
+	require.True(t, request(t, c, pauseOf("")).OK)
+	require.Equal(t, before, h.do("descriptors"))
+	h.do("close")
+	require.True(t, request(t, c, resumeOf("")).OK)
+	h.do("limit 5") // fewer than there are clients
+	require.Equal(t, nonePaused, h.paused())
+	require.Equal(t, "ok", h.do("check"))
+	h.do("limit 1024")
+	require.Equal(t, nonePaused, h.paused())
+	h.ends()
+}
+
+func TestControlWithoutCloseRange(t *testing.T) {
+	sockets(t)
+	program, sandbox := compile(t, "steered", majors[1]), compile(t, "seccomp", "")
+	h := steer(t, []string{sandbox, "old", program})
+	h.do("allocate")
+	before := h.do("descriptors")
+	require.Equal(t, "0 ", h.do("serve"))
+	require.Equal(t, before, h.do("descriptors"))
+	require.Equal(t, nonePaused, h.paused())
+	own := 0
+	for task, err := range entries(fmt.Sprintf("/proc/%d/task", h.pid())) {
+		require.NoError(t, err)
+		var open []string
+		for descriptor := range entries(fmt.Sprintf("/proc/%d/task/%s/fd", h.pid(), task)) {
+			if link, err := os.Readlink(fmt.Sprintf("/proc/%d/task/%s/fd/%s", h.pid(), task, descriptor)); err == nil {
+				open = append(open, link)
+			}
+		}
+		if count, err := strconv.Atoi(before); err == nil && len(open) < count-3 { // ".", ".." and that of the count itself
+			own++
+			for _, link := range open {
+				require.Regexp(t, "^socket:", link)
+			}
+		}
+	}
+	require.Equal(t, 1, own)
+	h.ends()
+
+	h = steer(t, []string{sandbox, "forbidden", program}, "TMS_CONTROL=1")
+	h.do("allocate")
+	require.Regexp(t, "^304 a thread cannot have descriptors of its own", h.do("serve"))
+	require.Equal(t, "ok", h.do("check"))
+	require.NoError(t, h.stdin.Close())
+	require.NoError(t, h.command.Wait(), "%s", h.stderr)
+	require.Regexp(t, "^tms: the process cannot be steered from outside: a thread cannot have descriptors of its own .*\n$", h.stderr.String())
+}
+
+func entries(directory string) func(func(string, error) bool) {
+	return func(yield func(string, error) bool) {
+		found, err := os.ReadDir(directory)
+		if err != nil {
+			yield("", err)
+		}
+		for _, entry := range found {
+			if !yield(entry.Name(), nil) {
+				return
+			}
+		}
+	}
+}
+
+func TestControlOfWhoDidNotAsk(t *testing.T) {
+	directory := sockets(t)
+	program := compile(t, "steered", majors[1])
+	h := steer(t, []string{program})
+	h.do("allocate")
+	require.NoDirExists(t, directory)
+	_, err := client.Dial(h.pid())
+	require.ErrorIs(t, err, client.ErrUnreachable)
+	require.ErrorContains(t, err, "does not listen")
+	plain := h.do("threads")
+	require.NoError(t, h.stdin.Close())
+	h = controlled(t)
+	with := h.do("threads")
+	h.ends()
+	require.NotEqual(t, plain, with)
+
+	// One that asked, and has not used the library.
+	h = steer(t, []string{program}, "TMS_CONTROL=1")
+	require.Equal(t, "1", h.do("threads"))
+	pids, err := client.List()
+	require.NoError(t, err)
+	require.Empty(t, pids)
+	require.NoError(t, h.stdin.Close())
+}
+
+func TestControlAndProcesses(t *testing.T) {
+	directory := sockets(t)
+	h := controlled(t)
+	socket := filepath.Join(directory, control.Name(h.pid()))
+	// A child has nothing, and takes nothing away.
+	require.Equal(t, "3", h.do("fork"))
+	require.FileExists(t, socket)
+	require.Equal(t, nonePaused, h.paused())
+	// Another program in the same process: the number is the same, the socket another.
+	_, err := io.WriteString(h.stdin, "exec\n")
+	require.NoError(t, err)
+	require.Equal(t, "ok", h.do("allocate"))
+	h.listens()
+	require.Equal(t, nonePaused, h.paused())
+	// One that ends as it should removes it; of the others the next client does.
+	ending := controlled(t)
+	require.FileExists(t, filepath.Join(directory, control.Name(ending.pid())))
+	ending.ends()
+	require.NoFileExists(t, filepath.Join(directory, control.Name(ending.pid())))
+	require.NoError(t, h.command.Process.Kill())
+	_ = h.command.Wait()
+	require.FileExists(t, socket)
+	_, err = client.Dial(h.pid())
+	require.ErrorIs(t, err, client.ErrUnreachable)
+	require.ErrorContains(t, err, "no such process")
+	require.NoFileExists(t, socket)
+	require.NoError(t, os.WriteFile(filepath.Join(directory, "1.sock.old"), nil, 0o600))
+	pids, err := client.List()
+	require.NoError(t, err)
+	require.Empty(t, pids)
+	require.FileExists(t, filepath.Join(directory, "1.sock.old"))
+
+	// A daemon, which became one before it used the library, and one after.
+	program := compile(t, "steered", majors[1])
+	h = steer(t, []string{program}, "TMS_CONTROL=1")
+	daemon, err := strconv.Atoi(h.do("daemon"))
+	require.NoError(t, err)
+	h.do("close")
+	h.do("allocate")
+	require.Eventually(t, func() bool { c, err := client.Dial(daemon); return err == nil && closed(c) }, 10*time.Second, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(daemon, syscall.SIGKILL))
+
+	h = controlled(t)
+	daemon, err = strconv.Atoi(h.do("daemon"))
+	require.NoError(t, err)
+	require.Equal(t, "3", strings.Fields(h.do("serve"))[0])
+	_, err = client.Dial(daemon)
+	require.ErrorIs(t, err, client.ErrUnreachable)
+	require.NoError(t, syscall.Kill(daemon, syscall.SIGKILL))
+}
+
+func closed(c *client.Conn) bool {
+	c.Close()
+	return true
+}
+
+// Directories that are not the user's alone are not used.
+func TestControlDirectory(t *testing.T) {
+	directory := sockets(t)
+	program := compile(t, "steered", majors[1])
+	refused := func(words string, environment ...string) {
+		t.Helper()
+		h := steer(t, []string{program}, environment...)
+		answer := h.do("serve")
+		require.True(t, strings.HasPrefix(answer, "304 "), answer)
+		require.Contains(t, answer, words)
+		require.NoError(t, h.stdin.Close())
+	}
+	temporary := os.Getenv("TMPDIR")
+	second := filepath.Join(temporary, fmt.Sprint("tms-", os.Geteuid()))
+	elsewhere := t.TempDir()
+	require.NoError(t, os.Symlink(elsewhere, directory))
+	require.NoError(t, os.Symlink(elsewhere, second))
+	refused("is no directory")
+	require.NoError(t, os.Remove(directory))
+	require.NoError(t, os.Mkdir(directory, 0o755))
+	refused("chmod 700 it")
+	require.NoError(t, os.Remove(directory))
+	require.NoError(t, os.Remove(second))
+	if os.Geteuid() == 0 {
+		require.NoError(t, os.Mkdir(second, 0o700))
+		require.NoError(t, os.Chown(second, 54321, -1))
+		refused("belongs to user 54321", "XDG_RUNTIME_DIR=")
+		require.NoError(t, os.Remove(second))
+	}
+	// The second is used where the first cannot be; a path that is too long for a socket is no hindrance.
+	long := filepath.Join(temporary, strings.Repeat("long", 40))
+	require.NoError(t, os.Mkdir(long, 0o700))
+	for _, variables := range [][]string{
+		{"XDG_RUNTIME_DIR=/nowhere", "TMPDIR=" + temporary}, {"XDG_RUNTIME_DIR=relative", "TMPDIR=" + temporary},
+		{"XDG_RUNTIME_DIR=" + long, "TMPDIR=/nowhere"}, {"XDG_RUNTIME_DIR=", "TMPDIR=" + long},
+	} {
+		for _, variable := range variables {
+			name, value, _ := strings.Cut(variable, "=")
+			t.Setenv(name, value)
+		}
+		h := steer(t, []string{program})
+		require.Equal(t, "0 ", h.do("serve"), variables)
+		h.listens()
+		require.Equal(t, nonePaused, h.paused())
+		h.ends()
+		pids, err := client.List()
+		require.NoError(t, err)
+		require.NotContains(t, pids, h.pid())
+	}
+	// Somebody answers there already.
+	t.Setenv("XDG_RUNTIME_DIR", filepath.Dir(directory))
+	t.Setenv("TMPDIR", "/nowhere")
+	h := steer(t, []string{program})
+	require.NoError(t, os.Mkdir(directory, 0o700))
+	other, err := net.Listen("unix", filepath.Join(directory, control.Name(h.pid())))
+	require.NoError(t, err)
+	require.Contains(t, h.do("serve"), "another process answers there")
+	require.NoError(t, other.Close())
+	require.Equal(t, "0 ", h.do("serve"))
+	h.listens()
+	h.ends()
+}
+
+// Only processes of the same user are heard, even where the directory lets others in.
+func TestControlOfOthers(t *testing.T) {
+	if address := os.Getenv("STRANGER"); address != "" {
+		connection, err := net.Dial("unix", address)
+		require.NoError(t, err)
+		_, _ = connection.Write(control.Line(control.Request{Version: 1, Op: control.Pause, Force: true}))
+		text, _ := io.ReadAll(connection)
+		fmt.Printf("%s\n", text)
+		return
+	}
+	if os.Geteuid() != 0 {
+		t.Skip("only root can become another user")
+	}
+	directory := sockets(t)
+	h := controlled(t)
+	socket := filepath.Join(directory, control.Name(h.pid()))
+	program := filepath.Join(filepath.Dir(directory), "stranger")
+	content, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, content, 0o755))
+	for _, path := range []string{directory, filepath.Dir(directory), socket} {
+		require.NoError(t, os.Chmod(path, 0o777))
+	}
+	command := exec.Command(program, "-test.run=^TestControlOfOthers$")
+	command.Env = []string{"STRANGER=" + socket}
+	command.Dir = "/"
+	command.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54321}}
+	output, err := command.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	require.Contains(t, string(output), "the process is another user's")
+	require.NoError(t, os.Chmod(directory, 0o700))
+	require.Equal(t, nonePaused, h.paused())
+	h.ends()
+}

@@ -1,0 +1,451 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/clock"
+	"tms/internal/control"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+const (
+	clientPatience = 5 * time.Second      // with a client that neither ends its line nor reads its reply
+	glance         = 2 * time.Millisecond // between looks whether another thread is done
+	firstRetry     = time.Second          // of what a client that has gone left to be resumed; then twice as long
+	lastRetry      = time.Minute
+	backOff        = 100 * time.Millisecond // when the kernel has no room
+)
+
+// hold is a pause that its client has not said to keep.
+type hold struct {
+	tag  *string
+	undo []*string
+}
+
+func sameTag(x, y *string) bool { return x == y || x != nil && y != nil && *x == *y }
+
+// server is what the thread knows. Other threads reach the last two alone.
+type server struct {
+	socket  int
+	clients []*connection
+	queue   []*task
+	running *task
+	asking  bool      // a status is being read
+	orphans []*string // tags that a client which has gone had paused; nil for all
+	retryAt time.Time
+	retry   time.Duration // 0: it was not tried yet
+	full    time.Time     // until then no client is taken: the kernel had no room
+
+	done   atomic.Pointer[control.Reply] // of running
+	status atomic.Pointer[control.Reply]
+}
+
+// connection is one client.
+type connection struct {
+	descriptor int
+	in         []byte    // not a whole line yet, or more than is looked at for now
+	since      time.Time // its first byte
+	out        []byte
+	written    time.Time
+	ended      bool // it sends no more
+	closing    bool // it is let go when it has read its reply
+	gone       bool
+	task       *task
+	status     uint8 // one of the below
+	statusID   uint64
+	holds      []hold
+}
+
+// What has become of a client's status.
+const (
+	noStatus uint8 = iota
+	statusWanted
+	statusAsked
+)
+
+// loop serves until something is wrong that should not be; what is known by then is kept.
+func (s *server) loop() error {
+	events := make([]unix.PollFd, 0, control.MaxClients+1)
+	for {
+		now := time.Now()
+		events = append(events[:0], unix.PollFd{Fd: int32(s.socket), Events: unix.POLLIN})
+		if now.Before(s.full) {
+			events[0].Fd = -1
+		}
+		for _, c := range s.clients {
+			event := unix.PollFd{Fd: int32(c.descriptor)}
+			if c.reads() {
+				event.Events |= unix.POLLIN
+			}
+			if len(c.out) > 0 {
+				event.Events |= unix.POLLOUT
+			}
+			events = append(events, event)
+		}
+		if _, err := unix.Poll(events, s.timeout(now)); err != nil {
+			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
+				clock.Sleep(backOff)
+			}
+			continue
+		}
+		now = time.Now()
+		s.collect()
+		for i, c := range s.clients {
+			if events[i+1].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
+				c.gone = true
+			} else if events[i+1].Revents&unix.POLLIN != 0 {
+				c.read()
+			}
+		}
+		for _, c := range s.clients {
+			s.hear(c, now)
+			c.expire(now)
+		}
+		if events[0].Revents != 0 {
+			s.accept(now)
+		}
+		s.leave()
+		s.begin(now)
+		for _, c := range s.clients {
+			c.write(now)
+		}
+		s.leave()
+	}
+}
+
+// timeout is how long to wait for something to happen, in milliseconds; -1: for ever.
+func (s *server) timeout(now time.Time) int {
+	if s.running != nil || s.asking {
+		return int(glance / time.Millisecond)
+	}
+	next := time.Time{}
+	until := func(at time.Time) {
+		if next.IsZero() || at.Before(next) {
+			next = at
+		}
+	}
+	if now.Before(s.full) {
+		until(s.full)
+	}
+	if len(s.orphans) > 0 {
+		until(s.retryAt)
+	}
+	for _, c := range s.clients {
+		if c.ready() {
+			return 0
+		}
+		if len(c.out) > 0 {
+			until(c.written.Add(clientPatience))
+		}
+		if c.reads() && len(c.in) > 0 {
+			until(c.since.Add(clientPatience))
+		}
+	}
+	if next.IsZero() {
+		return -1
+	}
+	return int(max(0, next.Sub(now)).Milliseconds()) + 1
+}
+
+// reads tells whether more is taken of the client now: its replies go first.
+func (c *connection) reads() bool {
+	return !c.ended && !c.closing && !c.gone && c.status == noStatus && len(c.out) == 0
+}
+
+// ready tells whether there is something to do for the client already.
+func (c *connection) ready() bool {
+	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
+		return false
+	}
+	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || len(c.holds) == 0)
+}
+
+func (c *connection) read() {
+	buffer := make([]byte, 16<<10)
+	n, err := unix.Read(c.descriptor, buffer)
+	switch {
+	case err == nil && n == 0:
+		c.ended = true
+	case err == nil:
+		if len(c.in) == 0 {
+			c.since = time.Now()
+		}
+		c.in = append(c.in, buffer[:n]...)
+	case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
+		c.gone = true
+	}
+}
+
+// hear acts on the lines that a client has sent.
+func (s *server) hear(c *connection, now time.Time) {
+	for !c.gone && !c.closing && c.status == noStatus && len(c.out) == 0 {
+		line, rest, whole := bytes.Cut(c.in, []byte{'\n'})
+		if len(line) > control.MaxLine {
+			c.fail(fmt.Errorf("the line is longer than %d bytes", control.MaxLine))
+			return
+		}
+		if !whole {
+			break
+		}
+		c.in, c.since = slices.Clone(rest), now
+		if line = bytes.TrimSpace(line); len(line) > 0 {
+			s.request(c, line)
+		}
+	}
+	if !c.ended || c.closing || len(c.out) > 0 || c.status != noStatus || c.task != nil {
+		return
+	}
+	if len(c.in) > 0 {
+		c.fail(errors.New("the line has no end"))
+	} else if len(c.holds) == 0 {
+		c.gone = true
+	}
+}
+
+// expire gives up a client that takes too long.
+func (c *connection) expire(now time.Time) {
+	if len(c.out) > 0 && now.Sub(c.written) > clientPatience {
+		c.gone = true
+	}
+	if c.reads() && len(c.in) > 0 && now.Sub(c.since) > clientPatience {
+		c.fail(fmt.Errorf("the line was not ended for %v", clientPatience))
+	}
+}
+
+// fail lets a client go with words: where its next request would begin is not known.
+func (c *connection) fail(err error) {
+	c.refuse(0, err)
+	c.closing, c.in = true, nil
+}
+
+func (c *connection) refuse(id uint64, err error) {
+	c.answer(control.Reply{ID: id, Code: int(cuda.InvalidValue), Error: err.Error()})
+}
+
+func (c *connection) answer(reply control.Reply) {
+	reply.Version = control.Version
+	c.written = time.Now()
+	c.since = c.written
+	c.out = append(c.out, control.Line(reply)...)
+}
+
+func (c *connection) write(now time.Time) {
+	for len(c.out) > 0 && !c.gone {
+		n, err := unix.SendmsgN(c.descriptor, c.out, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		switch {
+		case err == nil:
+			c.out, c.written = c.out[n:], now
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case !errors.Is(err, unix.EINTR):
+			c.gone = true
+		}
+	}
+	c.gone = c.gone || c.closing && len(c.out) == 0
+}
+
+// accept takes new clients: those of the same user, and root.
+func (s *server) accept(now time.Time) {
+	for {
+		descriptor, _, err := unix.Accept4(s.socket, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
+		if err != nil {
+			switch err {
+			case unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM:
+				s.full = now.Add(backOff)
+			case unix.EINTR, unix.ECONNABORTED:
+				continue
+			}
+			return
+		}
+		c := &connection{descriptor: descriptor}
+		peer, err := unix.GetsockoptUcred(descriptor, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		switch {
+		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
+			c.fail(errors.New("the process is another user's"))
+		case len(s.clients) >= control.MaxClients:
+			c.fail(fmt.Errorf("%d clients are connected already; try again when one has gone", len(s.clients)))
+		default:
+			s.clients = append(s.clients, c)
+			continue
+		}
+		c.write(now)
+		_ = unix.Close(descriptor)
+	}
+}
+
+// request does what a line asks for, or puts it in the queue.
+func (s *server) request(c *connection, line []byte) {
+	r, err := control.ParseRequest(line)
+	if err != nil {
+		c.refuse(r.ID, err)
+		return
+	}
+	switch r.Op {
+	case control.Status:
+		c.status, c.statusID = statusWanted, r.ID
+	case control.Keep:
+		for _, h := range slices.Clone(c.holds) {
+			s.unhold(h.tag)
+		}
+		c.answer(control.Reply{ID: r.ID, OK: true})
+	case control.Cancel:
+		s.cancel(c, r.ID)
+	default:
+		if c.task != nil {
+			c.refuse(r.ID, fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.request.Op))
+			return
+		}
+		c.task = &task{client: c, request: r}
+		if r.Tag != nil {
+			name := vmm.TagName(*r.Tag)
+			c.task.tag = &name
+		}
+		s.queue = append(s.queue, c.task)
+	}
+}
+
+func (s *server) cancel(c *connection, id uint64) {
+	switch {
+	case c.task == nil:
+		c.refuse(id, errors.New("there is nothing to withdraw"))
+	case c.task != s.running:
+		s.withdraw(c)
+		c.answer(control.Reply{ID: id, OK: true})
+	case c.task.request.Op == control.Resume && c.task.request.Wait > 0:
+		c.task.withdrawn.Store(true)
+		c.answer(control.Reply{ID: id, OK: true})
+	default:
+		c.refuse(id, fmt.Errorf("the %s has begun and is carried through", c.task.request.Op))
+	}
+}
+
+// withdraw takes a client's request out of the queue.
+func (s *server) withdraw(c *connection) {
+	s.queue = slices.DeleteFunc(s.queue, func(t *task) bool { return t == c.task })
+	c.refuse(c.task.request.ID, errors.New("withdrawn before it began; nothing has changed"))
+	c.task = nil
+}
+
+// unhold forgets that a tag is to be resumed when a client goes; nil: that any is.
+func (s *server) unhold(tag *string) {
+	for _, c := range s.clients {
+		c.holds = slices.DeleteFunc(c.holds, func(h hold) bool { return tag == nil || sameTag(h.tag, tag) })
+	}
+	s.orphans = slices.DeleteFunc(s.orphans, func(o *string) bool { return tag == nil || sameTag(o, tag) })
+}
+
+// leave lets those go who have gone.
+func (s *server) leave() {
+	for i := 0; i < len(s.clients); {
+		c := s.clients[i]
+		if !c.gone {
+			i++
+			continue
+		}
+		s.clients = slices.Delete(s.clients, i, i+1)
+		_ = unix.Close(c.descriptor)
+		if c.task != nil && c.task == s.running {
+			c.task.client = nil
+			c.task.withdrawn.Store(true)
+		} else if c.task != nil {
+			s.withdraw(c)
+		}
+		for _, h := range c.holds {
+			s.abandon(h)
+		}
+	}
+}
+
+// abandon has a pause undone whose client has gone, or leaves that to another client with the same pause.
+func (s *server) abandon(h hold) {
+	for _, c := range s.clients {
+		for i := range c.holds {
+			if sameTag(c.holds[i].tag, h.tag) {
+				c.holds[i].undo = append(c.holds[i].undo, h.undo...)
+				return
+			}
+		}
+	}
+	s.orphans = append(s.orphans, h.undo...)
+	s.retryAt, s.retry = time.Time{}, 0
+}
+
+// begin hands work to other threads, which have the process's descriptors.
+func (s *server) begin(now time.Time) {
+	if !s.asking {
+		for _, c := range s.clients {
+			if c.status == statusWanted {
+				c.status, s.asking = statusAsked, true
+			}
+		}
+		if s.asking {
+			s.ask()
+		}
+	}
+	if s.running != nil {
+		return
+	}
+	if len(s.queue) > 0 {
+		s.running = s.queue[0]
+		s.queue = slices.Delete(s.queue, 0, 1)
+	} else if len(s.orphans) > 0 && !now.Before(s.retryAt) {
+		s.running = &task{request: control.Request{Op: control.Resume}, tag: s.orphans[0], orphan: true}
+	} else {
+		return
+	}
+	t := s.running
+	hand(func() { s.done.Store(t.perform()) })
+}
+
+// collect takes what other threads have done.
+func (s *server) collect() {
+	if reply := s.status.Swap(nil); reply != nil {
+		s.asking = false
+		for _, c := range s.clients {
+			if c.status == statusAsked {
+				reply.ID = c.statusID
+				c.status = noStatus
+				c.answer(*reply)
+			}
+		}
+	}
+	reply := s.done.Swap(nil)
+	if reply == nil {
+		return
+	}
+	t := s.running
+	s.running = nil
+	if t.request.Op == control.Pause && t.request.Keep && reply.OK {
+		s.unhold(t.tag)
+	} else if t.request.Op == control.Pause && (reply.OK || reply.Bytes > 0) {
+		h := hold{t.tag, t.undo}
+		if t.client != nil {
+			t.client.holds = append(t.client.holds, h)
+		} else {
+			s.abandon(h)
+		}
+	} else if t.request.Op == control.Resume && reply.OK {
+		s.unhold(t.tag)
+	} else if len(s.orphans) > 0 && t.orphan {
+		if s.retry == 0 {
+			// On another thread: descriptor 2 is another here.
+			go logLine("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
+		}
+		s.retry = min(max(firstRetry, 2*s.retry), lastRetry)
+		s.retryAt = time.Now().Add(s.retry)
+		s.orphans = append(s.orphans[1:], s.orphans[0])
+	}
+	if t.client != nil {
+		t.client.task = nil
+		reply.ID = t.request.ID
+		t.client.answer(*reply)
+	}
+}

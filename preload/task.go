@@ -1,0 +1,183 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"encoding/json"
+	"errors"
+	"runtime"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/guard"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+const (
+	commandMost = 512                    // bytes of the command that are told
+	tryFor      = 250 * time.Millisecond // a resume that waits for memory then looks whether it is withdrawn
+)
+
+// task is a request that changes something.
+type task struct {
+	client    *connection // nil: it has gone
+	orphan    bool        // it resumes what a client that has gone had paused
+	request   control.Request
+	tag       *string     // its tag, by its name
+	withdrawn atomic.Bool // what waits for memory is to end
+	undo      []*string   // set by a pause: tags by whose resume it is undone, nil for all
+}
+
+// hand runs work on another thread, and has it begin at once: see tmsOperation.
+func hand(work func()) {
+	if atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0 {
+		C.memory_extend()
+	}
+	go work()
+	runtime.Gosched()
+}
+
+// perform does a request, on another thread.
+func (t *task) perform() *control.Reply {
+	growStack(false)
+	start := time.Now()
+	var reply control.Reply
+	err := guard.Call(func() (err error) {
+		e := engine.Load()
+		if e == nil { // nothing pausable was ever made
+			return nil
+		}
+		var operation C.struct_operation
+		C.operation_settings(&operation, C.control_environment.temporary)
+		options := optionsOf(&operation)
+		options.Tag = t.tag
+		if t.request.Op == control.Resume {
+			reply.Bytes, err = t.resume(e, options)
+			return err
+		}
+		undo := t.undoing(e)
+		reply.Bytes, err = pauseFromOutside(e, options, t.request.TimeoutSeconds(), t.request.Force)
+		if reply.Bytes > 0 {
+			t.undo = undo
+		}
+		return err
+	})
+	reply.Seconds = time.Since(start).Seconds()
+	if reply.OK = err == nil; !reply.OK {
+		logPanic(err)
+		reply.Code, reply.Error = vmm.Code(err), err.Error()
+	}
+	return &reply
+}
+
+// resume tries again while memory is short, unless it is withdrawn.
+func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	until := time.Now().Add(time.Duration(t.request.Wait * float64(time.Second)))
+	for {
+		left := time.Until(until)
+		options.Wait = max(0, min(left, tryFor))
+		bytes, err := resumeGated(e, options)
+		if !errors.Is(err, cuda.OutOfMemory) || left <= 0 || t.withdrawn.Load() {
+			return bytes, err
+		}
+	}
+}
+
+// undoing lists the tags by whose resume the pause will be undone: not those that the program has paused itself.
+func (t *task) undoing(e *vmm.Engine) []*string {
+	if t.tag != nil {
+		return []*string{t.tag}
+	}
+	stats, err := e.Stats()
+	var active []*string
+	own := false
+	for _, d := range stats.Devices {
+		for _, tag := range d.Tags {
+			name := vmm.TagName(tag.Tag)
+			if tag.PausedBytes > 0 {
+				own = true
+			}
+			if tag.PhysicalBytes > 0 && !slices.ContainsFunc(active, func(a *string) bool { return *a == name }) {
+				active = append(active, &name)
+			}
+		}
+	}
+	if err != nil || !own {
+		return []*string{nil}
+	}
+	return active
+}
+
+// pauseFromOutside holds the program's threads meanwhile, where they can be held. force: also where not all can be.
+func pauseFromOutside(e *vmm.Engine, options vmm.Options, timeout float64, force bool) (uint64, error) {
+	force = force || bool(C.region_config.pause_force)
+	words := C.gate_unusable()
+	if words == nil {
+		return pauseGated(e, options, time.Duration(timeout*float64(time.Second)), force)
+	}
+	if !force {
+		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",
+			cuda.NotSupported}
+	}
+	return e.Pause(options)
+}
+
+// ask reads the status. Of the command, the process may have made something else (setproctitle).
+func (s *server) ask() {
+	state := control.ProcessState{PID: unix.Getpid(), Command: command()}
+	if s.running != nil {
+		state.Doing = s.running.request.Op
+	}
+	hand(func() { s.status.Store(statusOf(state)) })
+}
+
+// statusOf completes a status, on another thread.
+func statusOf(state control.ProcessState) *control.Reply {
+	growStack(false)
+	reply := control.Reply{OK: true}
+	err := guard.Call(func() (err error) {
+		state.Gated = C.gate_unusable() == nil
+		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
+		if e := engine.Load(); e != nil {
+			if err = room(); err == nil {
+				state.Stats, err = e.Stats()
+			}
+		}
+		if err == nil {
+			state.Stats.Version = C.GoString(C.tms_version())
+			reply.Process, err = json.Marshal(state)
+		}
+		return err
+	})
+	if err != nil {
+		logPanic(err)
+		return &control.Reply{Code: vmm.Code(err), Error: err.Error()}
+	}
+	return &reply
+}
+
+func command() string {
+	descriptor, err := unix.Open("/proc/self/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	text := make([]byte, commandMost)
+	n, err := unix.Read(descriptor, text)
+	if err != nil {
+		return ""
+	}
+	arguments := strings.ReplaceAll(strings.TrimRight(string(text[:n]), "\x00"), "\x00", " ")
+	return strings.ToValidUTF8(arguments, "\uFFFD")
+}

@@ -1,0 +1,169 @@
+/* A host that is steered from outside (control_test.go). It does what the lines of its standard input say, and answers
+ * each with one. */
+#include "host.h"
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+
+enum { WEIGHTS = 24, CACHE = 8, CHURNERS = 3, FIRST = 3, MOST = 1024 }; /* MiB; threads; descriptors */
+
+static void *weights, *cache, *hog;
+
+static void allocate(void)
+{
+	weights = pausable(WEIGHTS * MIB, "weights", true);
+	cache = pausable(CACHE * MIB, "cache", false);
+	fill(weights, WEIGHTS * MIB, 1);
+}
+
+/* Threads that allocate all the time. */
+static _Atomic bool stop;
+static _Atomic long cycles;
+static pthread_t churners[CHURNERS];
+
+static void *churn(void *unused)
+{
+	(void)unused;
+	while (!stop) {
+		void *memory = pausable(3 * MIB, "churn", false);
+		EXPECT(cudaFree(memory), 0);
+		cycles++;
+	}
+	return NULL;
+}
+
+static bool is_device(int fd)
+{
+	char link[64], text[256];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+	ssize_t length = readlink(link, text, sizeof text - 1);
+	text[length > 0 ? length : 0] = 0;
+	return strstr(text, "cudasim");
+}
+
+/* As a daemon does; then files of the host's have the numbers that the kernel gives next. */
+static void close_all(void)
+{
+	for (int fd = FIRST; fd < MOST; fd++)
+		if (!is_device(fd))
+			close(fd);
+	for (int fd = FIRST, opened; fd < 20; fd++) {
+		while (is_device(fd))
+			fd++;
+		EXPECT((opened = open("/dev/null", O_RDWR)), fd);
+	}
+	for (int fd = FIRST; fd < 20; fd++)
+		if (!is_device(fd))
+			EXPECT(close(fd), 0);
+}
+
+/* A lock of the process on a file ends when the process closes any descriptor of it. */
+static int lock_file(const char *path)
+{
+	int fd = open(path, O_CREAT | O_RDWR, 0600);
+	struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+	EXPECT(fcntl(fd, F_SETLK, &whole), 0);
+	return fd;
+}
+
+static bool is_locked(const char *path)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		struct flock whole = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+		_exit(fcntl(open(path, O_RDWR), F_SETLK, &whole) == 0);
+	}
+	EXPECT(waitpid(child, &status, 0), child);
+	return WEXITSTATUS(status) == 0;
+}
+
+static int in_child(void)
+{
+	int status;
+	pid_t child = fork();
+	if (child == 0) {
+		int code = tms_serve();
+		if (threads() != 1 || (code != 3 && atoi(getenv("EXPECT_CHILD")) == 3))
+			_exit(100);
+		exit(code);
+	}
+	EXPECT(waitpid(child, &status, 0), child);
+	CHECK(WIFEXITED(status));
+	return WEXITSTATUS(status);
+}
+
+static const char *run(char *line, char *const *argv)
+{
+	static char answer[200];
+	char *word = strtok(line, " \n"), *rest = strtok(NULL, "\n");
+	CHECK(word);
+	snprintf(answer, sizeof answer, "ok");
+	if (strcmp(word, "allocate") == 0)
+		allocate();
+	else if (strcmp(word, "serve") == 0) {
+		int code = tms_serve();
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "pause") == 0)
+		EXPECT(tms_pause(rest), 0);
+	else if (strcmp(word, "resume") == 0)
+		EXPECT(tms_resume(rest), 0);
+	else if (strcmp(word, "check") == 0)
+		CHECK(filled(weights, WEIGHTS * MIB, 1));
+	else if (strcmp(word, "free") == 0)
+		snprintf(answer, sizeof answer, "%zu", free_bytes() / MIB);
+	else if (strcmp(word, "hog") == 0)
+		EXPECT(cudaMalloc(&hog, free_bytes()), 0);
+	else if (strcmp(word, "unhog") == 0)
+		EXPECT(cudaFree(hog), 0);
+	else if (strcmp(word, "descriptors") == 0)
+		snprintf(answer, sizeof answer, "%d", descriptors());
+	else if (strcmp(word, "threads") == 0)
+		snprintf(answer, sizeof answer, "%d", threads());
+	else if (strcmp(word, "close") == 0)
+		close_all();
+	else if (strcmp(word, "lock") == 0)
+		lock_file(rest);
+	else if (strcmp(word, "locked") == 0)
+		CHECK(is_locked(rest));
+	else if (strcmp(word, "limit") == 0)
+		EXPECT(setrlimit(RLIMIT_NOFILE, &(struct rlimit){(rlim_t)atoi(rest), MOST}), 0);
+	else if (strcmp(word, "fork") == 0)
+		snprintf(answer, sizeof answer, "%d", in_child());
+	else if (strcmp(word, "daemon") == 0) {
+		if (fork() != 0)
+			_exit(0); /* without what ends a process */
+		CHECK(setsid() > 0);
+		snprintf(answer, sizeof answer, "%d", getpid());
+	} else if (strcmp(word, "exec") == 0)
+		execv("/proc/self/exe", argv);
+	else if (strcmp(word, "churn") == 0)
+		for (int i = 0; i < CHURNERS; i++)
+			EXPECT(pthread_create(&churners[i], NULL, churn, NULL), 0);
+	else if (strcmp(word, "calm") == 0) {
+		stop = true;
+		for (int i = 0; i < CHURNERS; i++)
+			EXPECT(pthread_join(churners[i], NULL), 0);
+		snprintf(answer, sizeof answer, "%ld", (long)cycles);
+	} else
+		CHECK(!"a word that is known");
+	return answer;
+}
+
+int main(int argc, char **argv)
+{
+	(void)argc;
+	char line[5000];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	setvbuf(stdin, NULL, _IONBF, 0); /* nothing is read ahead, and lost by an exec */
+	while (fgets(line, sizeof line, stdin)) {
+		printf("%s\n", run(line, argv));
+		fflush(stdout);
+	}
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaFree(cache), 0);
+	EXPECT(cudaFree(weights), 0);
+	return 0;
+}
