@@ -209,7 +209,8 @@ func TestPausedFromOutside(t *testing.T) {
 
 	refused := request(t, c, control.Request{Op: control.Pause})
 	require.Equal(t, 801, refused.Code)
-	require.Contains(t, refused.Error, "force the pause while it is known")
+	require.Contains(t, refused.Error, "start the program with tms run")
+	require.Contains(t, refused.Error, "or force the pause, while it is known")
 
 	reply := request(t, c, pauseOf(""))
 	require.True(t, reply.OK, reply.Error)
@@ -241,6 +242,40 @@ func TestPausedFromOutside(t *testing.T) {
 	h.do("unhog")
 	reply = <-done
 	require.True(t, reply.OK, reply.Error)
+	h.ends()
+}
+
+// Threads that go on giving the device work are held up, where they can be, and find all as it was.
+func TestPausedWhileItWorks(t *testing.T) {
+	sockets(t)
+	h := controlled(t, reaching(t))
+	h.do("work")
+	c := h.dial()
+	state, err := c.Status(context.Background(), time.Minute)
+	require.NoError(t, err)
+	require.True(t, state.Gated)
+	unforced := pauseOf("")
+	unforced.Force = false
+	for i := range 50 {
+		if i == 25 { // the client that has paused it goes
+			other := h.dial()
+			require.True(t, request(t, other, unforced).OK)
+			other.Close()
+			h.eventually(nonePaused)
+		}
+		before := h.do("cycles")
+		require.Eventually(t, func() bool { return h.do("cycles") != before }, 10*time.Second, time.Millisecond)
+		reply := request(t, c, unforced)
+		require.True(t, reply.OK, reply.Error)
+		require.GreaterOrEqual(t, reply.Bytes, uint64(32*mib))
+		before = h.do("cycles")
+		time.Sleep(2 * time.Millisecond)
+		require.Equal(t, before, h.do("cycles"))
+		reply = request(t, c, resumeOf(""))
+		require.True(t, reply.OK, reply.Error)
+	}
+	h.do("calm")
+	require.Equal(t, "ok", h.do("check"))
 	h.ends()
 }
 

@@ -51,7 +51,7 @@ The command takes the place of tms: its exit status and the signals that reach i
 			return nil
 		},
 		RunE: func(_ *cobra.Command, arguments []string) error {
-			set := map[string]string{"TMS_INIT_ENABLE": "1"}
+			set := map[string]string{"TMS_INIT_ENABLE": "1", "TMS_CONTROL": "1"}
 			switch backup {
 			case "none":
 			case "host":

@@ -56,6 +56,7 @@ func TestRun(t *testing.T) {
 	require.Equal(t, 7, exit.ExitCode())
 	library := built(t, "lib", "libtms.so")
 	require.Equal(t, "LD_PRELOAD="+library+":"+built(t, "lib", "libtms_reach.so")+`
+TMS_CONTROL=1
 TMS_EXCLUDE=`+strings.Join(notTaken, ":")+`:libother.so
 TMS_INIT_ENABLE=1
 TMS_INIT_ENABLE_CPU_BACKUP=1

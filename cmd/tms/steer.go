@@ -187,8 +187,10 @@ func pauseCommand() *cobra.Command {
 where the program said (tms run --backup), or are lost. Several processes are paused at the same time; when one
 fails, the others stay paused.
 
-The program's threads are not held meanwhile, and a kernel that uses paused memory ends the program: so --force is
-needed, which says that it is known to do nothing on the device.
+A program that was started by tms run is paused between two CUDA calls: its threads go on until they give the
+device work, and then wait for the resume. If it does not come to such a moment in time (a stream that is captured, a
+kernel that does not end), it goes on as before, and the error says what was waited for. Other programs' threads
+cannot be held up, so they are paused with --force alone: a kernel that uses paused memory ends the program.
 
 If this command is interrupted, what it has not finished is undone.
 ` + steeringStatus,
@@ -210,7 +212,7 @@ If this command is interrupted, what it has not finished is undone.
 	}
 	s.add(command)
 	command.Flags().Float64Var(&timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
-	command.Flags().BoolVar(&force, "force", false, "pause also where it is not known to be safe: the program is known to do nothing on the device")
+	command.Flags().BoolVar(&force, "force", false, "pause also where not all work of the program can be held up: you know that there is none")
 	return command
 }
 

@@ -110,7 +110,7 @@ func TestSteering(t *testing.T) {
 	out, words, code = command(t, "pause", first)
 	require.Empty(t, out)
 	require.Equal(t, exitNo, code)
-	require.Regexp(t, "^tms: "+first+": the program's threads cannot be held .*\n$", words)
+	require.Regexp(t, "^tms: "+first+": libtms_reach.so is not preloaded, .*\n$", words)
 
 	out, words, code = command(t, "pause", "--force", first, first)
 	require.Zero(t, code, words)

@@ -34,6 +34,24 @@ static void *churn(void *unused)
 	return NULL;
 }
 
+/* Threads that give the device work all the time, on memory of their own, and find there what they have written. */
+static void *work(void *unused)
+{
+	(void)unused;
+	unsigned *memory = pausable(MIB, "working", true);
+	for (unsigned i = 0; !stop; i++, cycles++) {
+		unsigned read = ~i;
+		EXPECT(cudaMemset(memory + 1, (int)(i & 0xff), 64), 0);
+		EXPECT(cudaMemcpy(memory, &i, sizeof i, 1), 0);
+		EXPECT(cudaMemcpy(&read, memory, sizeof read, 2), 0);
+		EXPECT(read, i);
+		EXPECT(cudaMemcpy(&read, memory + 16, sizeof read, 2), 0);
+		EXPECT(read, (i & 0xff) * 0x01010101u);
+	}
+	EXPECT(cudaFree(memory), 0);
+	return NULL;
+}
+
 static bool is_device(int fd)
 {
 	char link[64], text[256];
@@ -142,6 +160,11 @@ static const char *run(char *line, char *const *argv)
 	else if (strcmp(word, "churn") == 0)
 		for (int i = 0; i < CHURNERS; i++)
 			EXPECT(pthread_create(&churners[i], NULL, churn, NULL), 0);
+	else if (strcmp(word, "work") == 0)
+		for (int i = 0; i < CHURNERS; i++)
+			EXPECT(pthread_create(&churners[i], NULL, work, NULL), 0);
+	else if (strcmp(word, "cycles") == 0)
+		snprintf(answer, sizeof answer, "%ld", (long)cycles);
 	else if (strcmp(word, "calm") == 0) {
 		stop = true;
 		for (int i = 0; i < CHURNERS; i++)
