@@ -588,7 +588,7 @@ func TestControlIsRobust(t *testing.T) {
 		c.Close()
 	}
 	all.Wait()
-	require.Greater(t, paused, 10)
+	require.Positive(t, paused)
 	h.eventually(nonePaused)
 	cycles, err := strconv.Atoi(h.do("calm"))
 	require.NoError(t, err)
