@@ -37,6 +37,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, a
     "tms_get_cpu_backup_backend": (_TEXT,),
     "tms_set_disk_backup_dir": (None, _TEXT),
     "tms_pause": (_CODE, _TEXT),
+    "tms_pause_gated": (_CODE, _TEXT, ctypes.c_double),
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
