@@ -241,7 +241,8 @@ def checkpointed(program: Program) -> tuple[float, float] | str:
 
 def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
     size = 16 * GiB
-    command, arguments = [sys.executable, PROGRAMS / "contents.py"], [str(size)]
+    command: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
+    arguments = [str(size)]
     with started(command, 0, arguments, options=["--backup", "host"], seconds=60) as program:
         assert program.ready() >= size
         times = disturb(program, other, 5, looks=1)
@@ -283,7 +284,7 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     The larger part of each is memory whose contents need not be kept: two copies of half a device
     may be more than the host has.
     """
-    command = [sys.executable, PROGRAMS / "train_torch.py"]
+    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
     filler = ["--filler", str(int(0.55 * other.total)), "--filler-tag", "filler"]
     times = Times()
 

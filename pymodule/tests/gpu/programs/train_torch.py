@@ -30,7 +30,7 @@ class Filler:
 
     def __init__(self, size: int, tag: str) -> None:
         self._keeps = not tag
-        region = contextlib.nullcontext()
+        region: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if tag:
             import tms
 

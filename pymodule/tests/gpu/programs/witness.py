@@ -64,9 +64,9 @@ def use(size: int, seconds: float) -> dict[str, int]:
         size -= piece
     call("cuCtxSynchronize")
     time.sleep(seconds)
-    wrong = sum(not is_filled(*of, pattern(i)) for i, of in enumerate(pieces))
-    for address, _ in pieces:
-        call("cuMemFree_v2", ctypes.c_uint64(address))
+    wrong = sum(not is_filled(*piece, pattern(i)) for i, piece in enumerate(pieces))
+    for of, _ in pieces:
+        call("cuMemFree_v2", ctypes.c_uint64(of))
     return {"used": sum(piece for _, piece in pieces), "wrong": wrong}
 
 
