@@ -32,8 +32,8 @@ func runCommand() *cobra.Command {
 		Short: "Run a program with all of its CUDA memory pausable",
 		Long: `Runs a program with libtms.so and libtms_reach.so preloaded and every allocation in a region, also those
 of a static libcudart, of libraries that find CUDA's functions by name (JAX, CuPy), and of its children.
-The program, or a library in it, pauses and resumes by tms.pause and tms.resume, or tms_pause and
-tms_resume of tms.h.
+tms pause and tms resume pause and resume it by its number, which tms ps tells, without its cooperation. It can
+do so itself, by tms.pause and tms.resume, or tms_pause and tms_resume of tms.h.
 
 What libraries of NCCL, NVSHMEM, UCX and libfabric allocate themselves stays CUDA's own; TMS_EXCLUDE names more.
 
