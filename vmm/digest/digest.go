@@ -249,13 +249,21 @@ func (h *Hasher) give(b *buffer) {
 	h.buffers = append(h.buffers, b)
 }
 
-// release unpins and unmaps a buffer. After an error it can be called again.
+// release unpins and unmaps a buffer. It can be called again, after an error, or after one of what it was called in:
+// the addresses may be another's by then.
 func (b *buffer) release() error {
+	if b.mapping == nil {
+		return nil
+	}
 	if b.registered {
 		if err := b.driver.MemHostUnregister(uintptr(unsafe.Pointer(&b.mapping[0]))); err != nil {
 			return err
 		}
 		b.registered = false
 	}
-	return unix.Munmap(b.mapping)
+	err := unix.Munmap(b.mapping)
+	if err == nil {
+		b.mapping = nil
+	}
+	return err
 }

@@ -198,6 +198,27 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// A buffer that is given back when the thread's context cannot be put back is not given back twice: its addresses may
+// be another's by then.
+func TestReleasedOnce(t *testing.T) {
+	if os.Getenv("TMS_TEST_DRIVER") != "" {
+		t.Skip("failures are the simulator's")
+	}
+	driver, context := open(t)
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	m := newMemory(t, driver, context, BlockSize)
+	hasher := New(driver)
+	_, err = hasher.Sums(context, []Span{m.Span})
+	require.NoError(t, err)
+	fired := sim.FailuresFired()
+	sim.Fail("cuCtxPopCurrent_v2", 1, 999)
+	sim.Fail("cuCtxSetCurrent", 1, 999)
+	hasher.Trim(context)
+	require.Equal(t, fired+2, sim.FailuresFired())
+	require.Empty(t, driver.Reclaim.Waiting())
+}
+
 // BenchmarkSums hashes 1 GiB on a GPU (256 MiB on the simulator).
 func BenchmarkSums(b *testing.B) {
 	driver, context := open(b)
