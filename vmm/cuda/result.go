@@ -11,6 +11,7 @@ const (
 	Success                  Result = 0
 	InvalidValue             Result = 1
 	OutOfMemory              Result = 2
+	NotInitialized           Result = 3
 	NoDevice                 Result = 100
 	InvalidContext           Result = 201
 	FileNotFound             Result = 301

@@ -1,0 +1,154 @@
+package checkpoint
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm/cuda"
+)
+
+// open loads the simulator as the driver of this process.
+func open(t *testing.T) (*Driver, *cudasim.Sim) {
+	t.Helper()
+	sim, err := cudasim.Load() // by its name it is found again
+	require.NoError(t, err)
+	sim.Reset()
+	t.Cleanup(sim.Reset)
+	driver, err := Open()
+	require.NoError(t, err)
+	return driver, sim
+}
+
+// target is a process that does what it is told, by the simulator's own fixture.
+type target struct {
+	t       *testing.T
+	pid     int
+	stdin   io.Writer
+	answers *bufio.Reader
+}
+
+func start(t *testing.T) *target {
+	t.Helper()
+	library, err := cudasim.Library()
+	require.NoError(t, err)
+	binary := filepath.Join(t.TempDir(), "target")
+	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-o", binary,
+		filepath.Join("..", "cudasim", "testdata", "shared.c"), library).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library))
+	cmd.Stderr = os.Stderr
+	stdin, err := cmd.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() { cmd.Process.Kill(); cmd.Wait() })
+	return &target{t, cmd.Process.Pid, stdin, bufio.NewReader(stdout)}
+}
+
+func (p *target) do(command string, number int) string {
+	p.t.Helper()
+	_, err := fmt.Fprintf(p.stdin, "%s %d\n", command, number)
+	require.NoError(p.t, err)
+	line, err := p.answers.ReadString('\n')
+	require.NoError(p.t, err)
+	return strings.TrimSpace(line)
+}
+
+func (p *target) uses(t *testing.T) {
+	require.Equal(t, "0", p.do("start", 0))
+	require.Equal(t, "0", p.do("allocate", 1<<20))
+	require.Equal(t, "0", p.do("fill", 7))
+}
+
+func requireState(t *testing.T, driver *Driver, pid int, want State) {
+	t.Helper()
+	state, err := driver.State(pid)
+	require.NoError(t, err)
+	require.Equal(t, want, state)
+}
+
+func TestThereAndBack(t *testing.T) {
+	driver, sim := open(t)
+	p := start(t)
+	_, err := driver.State(p.pid)
+	require.ErrorIs(t, err, ErrNoCUDA)
+	p.uses(t)
+	for range 3 {
+		requireState(t, driver, p.pid, Running)
+		require.NoError(t, driver.Lock(p.pid, time.Second))
+		requireState(t, driver, p.pid, Locked)
+		require.ErrorIs(t, driver.Lock(p.pid, time.Second), cuda.IllegalState)
+		require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
+		requireState(t, driver, p.pid, Checkpointed)
+		require.NoError(t, driver.Restore(p.pid, time.Minute))
+		requireState(t, driver, p.pid, Locked)
+		require.NoError(t, driver.Unlock(p.pid))
+		require.Equal(t, "0 7", p.do("value", 0))
+	}
+	require.Zero(t, sim.Stat("contexts"), "whoever asks holds no device memory")
+}
+
+func TestALockThatIsLate(t *testing.T) {
+	driver, _ := open(t)
+	p := start(t)
+	p.uses(t)
+	require.Equal(t, "0", p.do("busy", 2000))
+	time.Sleep(50 * time.Millisecond)
+	err := driver.Lock(p.pid, 100*time.Millisecond)
+	require.ErrorIs(t, err, ErrLate)
+	require.ErrorContains(t, err, "has not ended within 100ms")
+	requireState(t, driver, p.pid, Running)
+}
+
+func TestFailures(t *testing.T) {
+	driver, sim := open(t)
+	p := start(t)
+	p.uses(t)
+	require.NoError(t, driver.Lock(p.pid, time.Second))
+	sim.Fail("cuCheckpointProcessCheckpoint", 1, 801)
+	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "managed memory")
+	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))
+	sim.Fail("cuCheckpointProcessRestore", 1, int(cuda.OutOfMemory))
+	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.OutOfMemory)
+	require.NoError(t, driver.Restore(p.pid, time.Minute))
+	sim.Fail("cuCheckpointProcessUnlock", 1, int(cuda.Unknown))
+	require.ErrorIs(t, driver.Unlock(p.pid), cuda.Unknown)
+	require.NoError(t, driver.Unlock(p.pid))
+	sim.Fail("cuCheckpointProcessGetState", 1, int(cuda.NotSupported))
+	_, err := driver.State(p.pid)
+	require.ErrorIs(t, err, ErrUnsupported)
+	sim.Fail("cuCheckpointProcessGetState", 1, int(cuda.NotInitialized)) // some drivers want cuInit first
+	requireState(t, driver, p.pid, Running)
+	_, err = driver.State(1 << 30)
+	require.ErrorIs(t, err, ErrNoCUDA)
+}
+
+func TestWhatTheDriverLosesIsSaid(t *testing.T) {
+	driver, _ := open(t)
+	p := start(t)
+	p.uses(t)
+	require.Equal(t, "0", p.do("export", 0))
+	require.NoError(t, driver.Lock(p.pid, time.Second))
+	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "shared with other processes")
+	requireState(t, driver, p.pid, Failed)
+}
+
+func TestWithin(t *testing.T) {
+	ended := make(chan bool)
+	defer close(ended)
+	err := within(20*time.Millisecond, func() error { <-ended; return nil })
+	require.ErrorIs(t, err, ErrLate)
+	require.ErrorContains(t, err, "20ms were not enough")
+}
