@@ -23,6 +23,7 @@
 //	usermapped.go, ..._calls.go, ..._range.go
 //	                             memory that the program maps itself with the driver's calls
 //	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
+//	move.go                      contents from host memory to disk, and back
 //	discarded.go, lost.go        contents given up, and waiting for them; contents that are lost
 //	progress.go, stats.go        how far a transition is; what there is
 //	errors.go, unknown.go        what is refused; tags that never were

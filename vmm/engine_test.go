@@ -133,7 +133,7 @@ func TestStatsAddUp(t *testing.T) {
 	require.WithinDuration(t, time.Now(), time.UnixMilli(int64(tags[0].PausedSince*1000)), time.Minute)
 	tags[0].LastPauseSeconds, tags[0].PausedSince = 0, 0
 	require.Equal(t, vmm.TagStats{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
-		SlackBytes: mib, BackupBytes: 4 * mib}, tags[0])
+		SlackBytes: mib, BackupBytes: 4 * mib, HostBytes: 4 * mib}, tags[0])
 	require.Equal(t, vmm.TagStats{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,
 		SlackBytes: mib}, tags[1])
 	require.NoError(t, engine.Free(a, false))

@@ -136,7 +136,11 @@ func (m *model) step() {
 		tag := m.tag()
 		m.try("prepare", func() error { return m.engine.Prepare(&tag)() })
 	case 22:
-		switch m.next() % 6 {
+		switch m.next() % 8 {
+		case 6:
+			m.move(vmm.BackupDisk)
+		case 7:
+			m.move(vmm.BackupHost)
 		case 0:
 			m.engine.Trim()
 		case 1:
@@ -278,6 +282,13 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 		}
 	}
 	m.look(name)
+}
+
+// move leaves what is paused, and what it holds, as it is, whatever happens.
+func (m *model) move(to vmm.BackupKind) {
+	tag := m.tag()
+	m.try("move", func() error { _, err := m.engine.Move(m.options(tag), to); return err })
+	m.look("move")
 }
 
 // look compares everything with what it should be.

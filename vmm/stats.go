@@ -49,6 +49,8 @@ type TagStats struct {
 	PausedBytes       uint64  `json:"paused_bytes"`   // device memory given up by pausing
 	SlackBytes        uint64  `json:"slack_bytes"`    // held beyond that: rounding, freed parts of shared extents
 	BackupBytes       uint64  `json:"backup_bytes"`   // host memory, files or memory of other devices that hold contents
+	HostBytes         uint64  `json:"host_bytes"`     // of that: pinned host memory
+	DiskBytes         uint64  `json:"disk_bytes"`     // of that: files
 	PausedSince       float64 `json:"paused_since"`   // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
@@ -64,7 +66,7 @@ func (e *Engine) Stats() (Stats, error) {
 	}
 	slices.SortFunc(devices, func(x, y *device) int { return x.ordinal - y.ordinal })
 	for _, d := range devices {
-		stats.Devices = append(stats.Devices, d.stats())
+		stats.Devices = append(stats.Devices, e.statsOf(d))
 	}
 	waiting := e.waitingFrees()
 	e.mu.Unlock()
@@ -84,7 +86,8 @@ func (e *Engine) Stats() (Stats, error) {
 	return stats, nil
 }
 
-func (d *device) stats() DeviceStats {
+// statsOf is what is known of a device without asking the driver. The caller holds e.mu.
+func (e *Engine) statsOf(d *device) DeviceStats {
 	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress(),
 		PoolBytes: uint64(max(0, d.pools))}
 	for _, t := range d.tags {
@@ -107,7 +110,14 @@ func (d *device) stats() DeviceStats {
 				ts.PausedBytes += s.length()
 			}
 			if s.contents != nil {
-				ts.BackupBytes += s.contents.Bytes()
+				bytes := s.contents.Bytes()
+				ts.BackupBytes += bytes
+				switch s.contents.Store() {
+				case e.host:
+					ts.HostBytes += bytes
+				case e.disk:
+					ts.DiskBytes += bytes
+				}
 			}
 		}
 		if ts.PausedBytes > 0 {

@@ -373,6 +373,11 @@ func (s *scene) resume(tag string) {
 	s.check("resumed", true)
 }
 
+func (s *scene) move(tag string, to vmm.BackupKind) {
+	s.do("move "+tag, func() error { _, err := s.engine.Move(s.options(tag), to); return err })
+	s.check("moved", true)
+}
+
 // free frees what wanted says, by position.
 func (s *scene) free(wanted func(int) bool) {
 	for i, p := range slices.Clone(s.all) {
@@ -424,6 +429,9 @@ func (s *scene) everything() {
 	}
 	s.pause("")
 	s.free(func(i int) bool { return i%7 == 3 })
+	s.move("b", vmm.BackupDisk)
+	s.move("", vmm.BackupDisk)
+	s.move("c", vmm.BackupHost)
 	s.resume("")
 	for i, p := range s.all {
 		if i%4 == 0 {

@@ -32,6 +32,10 @@ class TagStats(TypedDict):
     """Held beyond what was asked for: rounding, and freed parts of shared extents."""
     backup_bytes: int
     """Host memory, files or memory of other devices that hold contents."""
+    host_bytes: int
+    """Of that: pinned host memory."""
+    disk_bytes: int
+    """Of that: files."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float

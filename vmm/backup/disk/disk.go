@@ -142,48 +142,28 @@ func (c *diskContents) replace(file *diskFile) {
 // overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
 // directory was configured since), its contents move to a new one. It is always written whole.
 func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
-	d.mu.Lock()
-	where, chunkSize := d.current, d.chunkSize
-	d.mu.Unlock()
-	if where == nil {
-		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
-	}
-	if err := where.hold(); err != nil {
+	where, chunkSize, err := d.target()
+	if err != nil {
 		return nil, err
 	}
 	defer where.drop()
 
-	files := make([]*diskFile, len(items))
-	var needed uint64
+	files, sizes := make([]*diskFile, len(items)), make([]uint64, len(items))
 	for i, item := range items {
 		if files[i], err = reusable(item.Kept, where, item.Size); err != nil {
 			return nil, err
 		}
-		if files[i] == nil {
-			needed += item.Size
-		}
+		sizes[i] = item.Size
 	}
-	var fresh []*diskFile
+	fresh, err := d.create(where, files, sizes)
+	if err != nil {
+		return nil, err
+	}
 	defer func() {
 		if err != nil {
 			d.remove(fresh...)
 		}
 	}()
-	if needed > 0 {
-		// Also where there is room for both: what the backup takes is to stay the same.
-		d.removed.Drain()
-		if err := where.enough(needed); err != nil {
-			return nil, err
-		}
-	}
-	for i, item := range items {
-		if files[i] == nil {
-			if files[i], err = where.create(item.Size, d.removed); err != nil {
-				return nil, err
-			}
-			fresh = append(fresh, files[i])
-		}
-	}
 
 	saving := d.transfer(job, chunkSize, (*transfer).save)
 	for i, item := range items {
@@ -202,6 +182,91 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 		contents[i] = c
 	}
 	return contents, nil
+}
+
+// target is the directory that is configured, held, and the bytes of one write.
+func (d *Store) target() (*directory, uint64, error) {
+	d.mu.Lock()
+	where, chunkSize := d.current, d.chunkSize
+	d.mu.Unlock()
+	if where == nil {
+		return nil, 0, fmt.Errorf("%w: no directory is configured", ErrFailed)
+	}
+	return where, chunkSize, where.hold()
+}
+
+// create makes the files that are missing, with space for all of them, or none.
+func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fresh []*diskFile, err error) {
+	var needed uint64
+	for i, size := range sizes {
+		if files[i] == nil {
+			needed += size
+		}
+	}
+	if needed == 0 {
+		return nil, nil
+	}
+	// Also where there is room for both: what the backup takes is to stay the same.
+	d.removed.Drain()
+	if err := where.enough(needed); err != nil {
+		return nil, err
+	}
+	for i, size := range sizes {
+		if files[i] != nil {
+			continue
+		}
+		if files[i], err = where.create(size, d.removed); err != nil {
+			d.remove(fresh...)
+			return nil, err
+		}
+		fresh = append(fresh, files[i])
+	}
+	return fresh, nil
+}
+
+// Take writes copies that are in host memory to files, without a call of the driver: each of the sources has all
+// of its span at Host, at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them.
+// Errors: ErrFailed.
+func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Contents, err error) {
+	where, chunkSize, err := d.target()
+	if err != nil {
+		return nil, err
+	}
+	defer where.drop()
+	files, sizes := make([]*diskFile, len(sources)), make([]uint64, len(sources))
+	for i, source := range sources {
+		sizes[i] = source.Bytes()
+	}
+	fresh, err := d.create(where, files, sizes)
+	if err != nil {
+		return nil, err
+	}
+	writing := d.transfer(job, chunkSize, (*transfer).write)
+	writing.hostOnly = true
+	contents := make([]backup.Contents, len(sources))
+	for i, source := range sources {
+		writing.add(backup.Span{Address: source.Host(), Size: sizes[i]}, files[i], unix.O_WRONLY)
+		contents[i] = &diskContents{disk: d, size: sizes[i], file: files[i]}
+	}
+	if err := writing.wait(); err != nil {
+		d.remove(fresh...)
+		return nil, err
+	}
+	return contents, nil
+}
+
+// Give reads contents of this store into host memory: that of targets, of which each has the size and a Host as
+// those of Take. Errors: a *Lost, as of a Load; the files stay as they are.
+func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error {
+	d.mu.Lock()
+	chunkSize := d.chunkSize
+	d.mu.Unlock()
+	reading := d.transfer(job, chunkSize, (*transfer).read)
+	reading.hostOnly = true
+	for i, c := range contents {
+		(*diskLoader)(reading).Add(backup.Span{Address: targets[i].Host(), Size: c.Bytes()}, c)
+	}
+	return reading.wait()
 }
 
 // reusable returns the file of kept contents with its space reserved, nil if a new one is due.

@@ -1,6 +1,7 @@
 package disk
 
 import (
+	"bytes"
 	"fmt"
 	"math/rand/v2"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -123,6 +125,72 @@ func TestRoundTrip(t *testing.T) {
 			backuptest.Discard(contents)
 			contents[0].Discard() // harmless
 		})
+	}
+}
+
+// inHost is contents in ordinary memory of this process.
+type inHost struct {
+	backup.Contents
+	memory []byte
+}
+
+func (c inHost) Bytes() uint64 { return uint64(len(c.memory)) }
+func (c inHost) Host() uintptr { return uintptr(unsafe.Pointer(&c.memory[0])) }
+
+func newInHost(t *testing.T, size int, seed uint64) inHost {
+	t.Helper()
+	memory, err := unix.Mmap(-1, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, unix.Munmap(memory)) })
+	if seed != 0 {
+		_, _ = rand.NewChaCha8([32]byte{byte(seed)}).Read(memory)
+	}
+	return inHost{memory: memory}
+}
+
+func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
+	b := newBench(t)
+	sizes := []int{2 * mib, 34 * mib, 64 << 10}
+	var sources, targets []backup.Contents
+	for i, size := range sizes {
+		sources = append(sources, newInHost(t, size, uint64(i+1)))
+		targets = append(targets, newInHost(t, size, 0))
+	}
+	calls := b.sim.Stat("calls:cuMemcpyDtoHAsync") + b.sim.Stat("calls:cuMemHostRegister")
+	taken, err := b.disk.Take(b.job, sources)
+	require.NoError(t, err)
+	b.clean(len(sizes))
+	require.NoError(t, b.disk.Give(b.job, taken, targets))
+	for i := range sizes {
+		require.Equal(t, uint64(sizes[i]), taken[i].Bytes())
+		require.True(t, bytes.Equal(sources[i].(inHost).memory, targets[i].(inHost).memory))
+	}
+	require.Equal(t, calls, b.sim.Stat("calls:cuMemcpyDtoHAsync")+b.sim.Stat("calls:cuMemHostRegister"), "the driver is not called")
+	spans := b.spans(2*mib, 34*mib)
+	require.NoError(t, b.load(spans, taken[:2]), "and it is as what Save has written")
+	for i, span := range spans {
+		require.True(t, bytes.Equal(sources[i].(inHost).memory, backuptest.Bytes(span)))
+	}
+	require.NoError(t, os.Truncate(b.files()[0], 1))
+	err = b.disk.Give(b.job, taken, targets)
+	require.ErrorIs(t, err, ErrContentsLost)
+	backuptest.Discard(taken)
+	b.clean(0)
+	defer failpoint.Set(nil)
+	for _, failing := range []string{"open", "fallocate", "pwrite"} {
+		reached := 0
+		failpoint.Set(func(call string) error {
+			if call == failing {
+				if reached++; reached == 2 {
+					return unix.EIO
+				}
+			}
+			return nil
+		})
+		_, err = b.disk.Take(b.job, sources)
+		require.ErrorIs(t, err, ErrFailed, failing)
+		failpoint.Set(nil)
+		b.clean(0)
 	}
 }
 

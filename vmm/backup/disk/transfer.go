@@ -3,7 +3,9 @@ package disk
 import (
 	"fmt"
 	"sync"
+	"unsafe"
 
+	"tms/internal/guard"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/pinned"
 	"tms/vmm/cuda"
@@ -23,15 +25,16 @@ const (
 type chunk struct {
 	open   *openFile
 	offset uint64
-	device uintptr
+	memory uintptr // of the device, or of the host
 	size   uint64
 }
 
-// transfer moves chunks between device memory and files.
+// transfer moves chunks between memory and files.
 type transfer struct {
 	disk      *Store
 	job       backup.Job
 	chunkSize uint64 // bytes of a chunk, at most
+	hostOnly  bool   // the memory is the host's: nothing is staged, and the driver not called
 	move      func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
 
 	mu      sync.Mutex
@@ -61,7 +64,7 @@ func (t *transfer) add(span backup.Span, file *diskFile, mode int) {
 		t.chunks = append(t.chunks, chunk{
 			open:   open,
 			offset: offset,
-			device: span.Address + uintptr(offset),
+			memory: span.Address + uintptr(offset),
 			size:   min(t.chunkSize, span.Size-offset),
 		})
 		open.chunks++
@@ -115,6 +118,12 @@ func (t *transfer) next() (chunk, bool) {
 // work moves chunks on a thread and a stream of its own until there are none.
 func (t *transfer) work() {
 	defer t.running.Done()
+	if t.hostOnly {
+		if err := guard.Call(t.workInHost); err != nil {
+			t.fail(err)
+		}
+		return
+	}
 	var staging *pinned.Buffer
 	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
 		for c, ok := t.next(); ok; c, ok = t.next() {
@@ -142,9 +151,42 @@ func (t *transfer) work() {
 	}
 }
 
+func (t *transfer) workInHost() error {
+	for c, ok := t.next(); ok; c, ok = t.next() {
+		if err := t.move(t, 0, nil, c); err != nil {
+			return err
+		}
+		c.open.done()
+		t.job.Report(c.size)
+	}
+	return nil
+}
+
+func (c chunk) inHost() []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&c.memory))), c.size)
+}
+
+func (t *transfer) write(_ cuda.Stream, _ *pinned.Buffer, c chunk) error {
+	file := c.open.file
+	if _, err := c.open.descriptor(); err != nil {
+		return file.directory.failed("opening", file.path, err)
+	}
+	if err := c.open.write(c.inHost(), int64(c.offset)); err != nil {
+		return file.directory.failed("writing", file.path, err)
+	}
+	return nil
+}
+
+func (t *transfer) read(_ cuda.Stream, _ *pinned.Buffer, c chunk) error {
+	if err := c.open.read(c.inHost(), int64(c.offset)); err != nil {
+		return c.open.file.unreadable(c.memory, err)
+	}
+	return nil
+}
+
 func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
 	file := c.open.file
-	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.device, c.size, stream); err != nil {
+	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.memory, c.size, stream); err != nil {
 		return fmt.Errorf("copying device memory to the host: %w", err)
 	}
 	// While the device copies.
@@ -162,9 +204,9 @@ func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) err
 
 func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
 	if err := c.open.read(staging.Bytes(0, c.size), int64(c.offset)); err != nil {
-		return c.open.file.unreadable(c.device, err)
+		return c.open.file.unreadable(c.memory, err)
 	}
-	if err := t.disk.driver.MemcpyHtoDAsync(c.device, staging.Base, c.size, stream); err != nil {
+	if err := t.disk.driver.MemcpyHtoDAsync(c.memory, staging.Base, c.size, stream); err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
 	if err := t.disk.driver.StreamSynchronize(stream); err != nil {

@@ -1,0 +1,109 @@
+package vmm
+
+import (
+	"fmt"
+	"time"
+
+	"tms/vmm/backup"
+)
+
+// Move moves the contents of paused segments with the tag from host memory to files, or from there back to
+// pinned host memory, and returns how many bytes that was. The segments stay paused. Contents that are to be on
+// disk (BackupDisk) stay there, those in the memory of another device stay too, and moving what is there already
+// does nothing. When it returns, what the contents had before is free.
+//
+// It is a transaction: after an error all contents are where they were.
+// Errors: backup.ErrHostMemory, disk.ErrFailed, disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to
+// host memory; cuMemHostUnregister)
+func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
+	defer e.audit(&err)
+	if to != BackupHost && to != BackupDisk {
+		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
+	}
+	old := discarded{start: time.Now()}
+	if moved, err = e.move(o, to, &old); err != nil {
+		return 0, fmt.Errorf("move: %w", err)
+	}
+	for _, contents := range old.contents {
+		contents.Await(time.Time{})
+	}
+	return moved, nil
+}
+
+func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, err error) {
+	e.warnUnknown("move", o.Tag)
+	reported := func() {}
+	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	if to == BackupDisk {
+		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
+			return 0, err
+		}
+	}
+	from := backup.Store(e.host)
+	if to == BackupHost {
+		from = e.disk
+	}
+	batches := e.begin(o.Tag, func(s *segment) bool {
+		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
+			(to == BackupDisk || s.backup != BackupDisk)
+	})
+	if len(batches) == 0 {
+		return 0, nil
+	}
+	reported = track(batches, "move", o.Progress)
+	err = e.transit(batches, func() error {
+		if err := parallel(batches, func(b *batch) error { return e.moveBatch(b, to) }); err != nil {
+			for _, b := range batches {
+				for _, s := range b.segments {
+					if s.outcome.contents != s.contents {
+						s.outcome.contents.Discard()
+						s.outcome.contents = s.contents
+					}
+				}
+			}
+			return err
+		}
+		for _, b := range batches {
+			for _, s := range b.segments {
+				moved += s.contents.Bytes()
+				old.add(s)
+				s.contents.Discard()
+			}
+		}
+		return nil
+	}, func(*tag) {})
+	return moved, err
+}
+
+// moveBatch leaves the contents as they are; the copies become those of the outcome.
+func (e *Engine) moveBatch(b *batch, to BackupKind) error {
+	contents := make([]backup.Contents, len(b.segments))
+	spans := make([]backup.Span, len(b.segments))
+	total := uint64(0)
+	for i, s := range b.segments {
+		contents[i], spans[i] = s.contents, s.backupSpan()
+		total += s.contents.Bytes()
+	}
+	b.device.copying(total)
+	job := b.device.job()
+	var copies []backup.Contents
+	var err error
+	if to == BackupDisk {
+		copies, err = e.disk.Take(job, contents)
+	} else if copies, err = e.host.Prepare(job, spans); err == nil {
+		if err = e.disk.Give(job, contents, copies); err != nil {
+			for _, c := range copies {
+				c.Discard()
+			}
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for i, s := range b.segments {
+		s.outcome.contents = copies[i]
+	}
+	return nil
+}
