@@ -198,6 +198,21 @@ func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 	}
 }
 
+// Who is killed before a step has done those before it, and no more.
+func TestPlannedDeaths(t *testing.T) {
+	_, other, pid := pair(t)
+	for _, step := range []struct{ call, state string }{{"Lock", "0 0"}, {"Checkpoint", "0 1"}, {"GetState", "0 2"}} {
+		cmd := exec.Command(other.cmd.Path)
+		cmd.Env = append(environment(t), fmt.Sprintf("CUDASIM_FAIL=cuCheckpointProcess%s:1:kill", step.call))
+		cmd.Stdin = strings.NewReader(fmt.Sprintf("lock %d\ncheckpoint %d\nstate %d\n", pid, pid, pid))
+		require.ErrorContains(t, cmd.Run(), "signal: killed", step.call)
+		require.Equal(t, step.state, other.do("state", pid), step.call)
+		for _, command := range []string{"restore", "unlock"} {
+			other.do(command, pid)
+		}
+	}
+}
+
 // Whoever ends while it is checkpointed leaves nothing, and its calls never return meanwhile.
 func TestACheckpointedProcessIsKilled(t *testing.T) {
 	target, other, pid := pair(t)

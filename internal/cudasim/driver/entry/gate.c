@@ -1,8 +1,10 @@
 // The gate every driver function passes: call counting, planned failures, preconditions. What a
 // function does is its own affair.
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cudasim.h"
 #include "base/process.h"
@@ -24,6 +26,8 @@ static const struct {
 static int family_of[FUNCTION_COUNT];
 static uint64_t calls[FUNCTION_COUNT];
 static int planned[FUNCTION_COUNT];
+
+#define KILLED ((CUresult)-1) // as a code: the process is
 
 struct failure {
 	struct failure *next;
@@ -61,6 +65,8 @@ static CUresult planned_failure(int family)
 		free(failure);
 		planned[family]--;
 		fired++;
+		if (code == KILLED)
+			kill(getpid(), SIGKILL);
 	}
 	return code;
 }
@@ -109,8 +115,11 @@ static void failures_parse(const char *text)
 		const char *colon = memchr(text, ':', length);
 		long nth = 0, code = 0;
 		int used = 0;
-		if (colon && sscanf(colon, ":%ld:%ld%n", &nth, &code, &used) == 2 &&
-		    colon + used == text + length && code > 0)
+		if (colon && sscanf(colon, ":%ld:kill%n", &nth, &used) == 1 && used > 0 &&
+		    colon + used == text + length)
+			plan(text, (size_t)(colon - text), nth, (long)KILLED);
+		else if (colon && sscanf(colon, ":%ld:%ld%n", &nth, &code, &used) == 2 &&
+			 colon + used == text + length && code > 0)
 			plan(text, (size_t)(colon - text), nth, code);
 		else
 			sim_complain("CUDASIM_FAIL: %.*s is not function:nth:code; ignored", (int)length,
