@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	clientPatience = 5 * time.Second      // with a client that neither ends its line nor reads its reply
-	glance         = 2 * time.Millisecond // between looks whether another thread is done
-	firstRetry     = time.Second          // of what a client that has gone left to be resumed; then twice as long
+	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
+	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of the time that it takes
+	lastGlance     = 20 * time.Millisecond
+	firstRetry     = time.Second // of what a client that has gone left to be resumed; then twice as long
 	lastRetry      = time.Minute
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 )
@@ -39,6 +40,7 @@ type server struct {
 	queue   []*task
 	running *task
 	asking  bool      // a status is being read
+	handed  time.Time // when work was last given to another thread
 	orphans []*string // tags that a client which has gone had paused; nil for all
 	retryAt time.Time
 	retry   time.Duration // 0: it was not tried yet
@@ -124,7 +126,7 @@ func (s *server) loop() error {
 // timeout is how long to wait for something to happen, in milliseconds; -1: for ever.
 func (s *server) timeout(now time.Time) int {
 	if s.running != nil || s.asking {
-		return int(glance / time.Millisecond)
+		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
 	next := time.Time{}
 	until := func(at time.Time) {
@@ -387,6 +389,7 @@ func (s *server) begin(now time.Time) {
 			}
 		}
 		if s.asking {
+			s.handed = now
 			s.ask()
 		}
 	}
@@ -402,6 +405,7 @@ func (s *server) begin(now time.Time) {
 		return
 	}
 	t := s.running
+	s.handed = now
 	hand(func() { s.done.Store(t.perform()) })
 }
 

@@ -108,25 +108,27 @@ func sweep(directory string, pid int) {
 	}
 }
 
-// Dial connects to a process.
+// Dial connects to a process: one of this user, or for root of any.
 // Errors: ErrUnreachable, wrapped, with the reason.
 func Dial(pid int) (*Conn, error) {
-	user := os.Geteuid()
+	own := os.Geteuid()
+	places := directories(own)
 	var process syscall.Stat_t
-	unknown := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) != nil // in another container, perhaps
-	if !unknown {
-		user = int(process.Uid)
+	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) == nil // else it is in another container, perhaps
+	owner := int(process.Uid)                                          // root, too, of one that lets nobody look into it
+	if own == 0 && known && owner != own {
+		places = append(places, directories(owner)...)
 	}
-	if os.Geteuid() != 0 && user != os.Geteuid() {
-		return nil, fmt.Errorf("%w: it is a process of user %d", ErrUnreachable, user)
-	}
-	for _, directory := range directories(user) {
-		if err := control.CheckDirectory(directory, user); errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
-			continue
-		} else if err != nil {
-			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+	var refused error
+	for _, directory := range places {
+		err := control.CheckDirectory(directory, own)
+		if err != nil && own == 0 && known {
+			err = control.CheckDirectory(directory, owner)
 		}
-		connection, err := dial(directory, pid)
+		var connection net.Conn
+		if err == nil {
+			connection, err = dial(directory, pid)
+		}
 		for start := time.Now(); errors.Is(err, unix.EAGAIN) && time.Since(start) < busyTime; { // too many at once
 			time.Sleep(time.Millisecond)
 			connection, err = dial(directory, pid)
@@ -136,12 +138,17 @@ func Dial(pid int) (*Conn, error) {
 			return &Conn{connection: connection, replies: bufio.NewReader(connection)}, nil
 		case errors.Is(err, unix.ECONNREFUSED):
 			sweep(directory, pid)
-		case !errors.Is(err, fs.ErrNotExist):
-			return nil, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission):
+			refused = err
 		}
 	}
-	if unknown && errors.Is(syscall.Kill(pid, 0), unix.ESRCH) {
+	switch {
+	case refused != nil:
+		return nil, fmt.Errorf("%w: %w", ErrUnreachable, refused)
+	case !known && errors.Is(syscall.Kill(pid, 0), unix.ESRCH):
 		return nil, fmt.Errorf("%w: there is no such process", ErrUnreachable)
+	case known && owner != own && own != 0:
+		return nil, fmt.Errorf("%w: it is a process of user %d", ErrUnreachable, owner)
 	}
 	return nil, fmt.Errorf("%w: it does not listen. It does from its first pausable allocation on when it was started by tms run "+
 		"or with TMS_CONTROL=1, or when it has called tms.serve()", ErrUnreachable)
