@@ -14,7 +14,7 @@ func TestGate(t *testing.T) {
 	for _, cudart := range majors {
 		program := compileWithDriver(t, "gate", cudart)
 		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "nested", "forked", "cancelled",
-			"tags", "failing"} {
+			"tags", "failing", "two at once", "sandboxed"} {
 			t.Run(part+" "+cudart, func(t *testing.T) {
 				run(t, program, []string{part}, reaching(t), "TMS_DEBUG=invariants").succeeded(t)
 			})
@@ -26,6 +26,8 @@ func TestGateHoldsNotAll(t *testing.T) {
 	program := compileWithDriver(t, "gate", majors[1])
 	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
+
+	run(t, program, []string{"sandboxed", "after one"}, reaching(t)).succeeded(t)
 
 	library := filepath.Join(t.TempDir(), "nvshmem_bootstrap_uid.so.3")
 	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()

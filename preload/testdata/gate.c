@@ -2,6 +2,8 @@
  * the part needs. */
 #include "host.h"
 
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <sched.h>
 #include <semaphore.h>
 #include <sys/prctl.h>
@@ -556,6 +558,56 @@ static void failing(void)
 	ended(&w, 0);
 }
 
+static void *pause_with_patience(void *unused)
+{
+	(void)unused;
+	EXPECT(tms_pause_gated(NULL, 10), 0);
+	return NULL;
+}
+
+static void two_at_once(void)
+{
+	void *memory = pausable(SIZE, "t", true);
+	pthread_t first;
+	EXPECT(cuLaunchHostFunc(stream, wait_at, &door), 0);
+	start(pause_with_patience, NULL, &first);
+	usleep(100000);
+	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
+	says("another gated pause has not ended within 200ms; nothing has changed");
+	EXPECT(tms_resume(NULL), 0); /* of nothing yet: the other goes on */
+	sem_post(&door);
+	EXPECT(pthread_join(first, NULL), 0);
+	struct worker w;
+	give(&w, fill_words, memory);
+	held_up(&w);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+}
+
+/* A sandbox that knows no membarrier. */
+static void sandboxed(bool registered)
+{
+	void *memory = pausable(SIZE, "t", true);
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_membarrier, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog filter = {sizeof code / sizeof *code, code};
+	if (registered) {
+		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(tms_resume(NULL), 0);
+	}
+	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
+	EXPECT(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter), 0);
+	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
+	says("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be held up");
+	is_open(memory);
+	EXPECT(tms_pause("t"), 0);
+	EXPECT(tms_resume("t"), 0);
+}
+
 static void exported(bool forced)
 {
 	void *memory = pausable(SIZE, "t", true);
@@ -629,6 +681,10 @@ int main(int argc, char **argv)
 		tags();
 	else if (!strcmp(part, "failing"))
 		failing();
+	else if (!strcmp(part, "two at once"))
+		two_at_once();
+	else if (!strcmp(part, "sandboxed"))
+		sandboxed(*more);
 	else if (!strcmp(part, "exported"))
 		exported(*more);
 	else if (!strcmp(part, "library"))

@@ -20,7 +20,7 @@ for program in gate gatestorm; do
 		"$cudart" "$driver" -Wl,-rpath,"$(dirname "$cudart")" -ldl
 done
 export LD_PRELOAD="$PWD/build/lib/libtms.so $PWD/build/lib/libtms_reach.so"
-for part in basic inside captured callback forked tags; do
+for part in basic inside captured callback forked tags "two at once"; do
 	echo "== $part"
 	timeout 120 "$out/gate-host" "$part"
 done
