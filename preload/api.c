@@ -344,6 +344,11 @@ EXPORT int tms_pause_gated(const char *tag, double timeout)
 	return transition(OPERATION_PAUSE_GATED, tag, timeout);
 }
 
+EXPORT int tms_discard(const char *tag)
+{
+	return transition(OPERATION_DISCARD, tag, 0);
+}
+
 EXPORT int tms_resume(const char *tag)
 {
 	return transition(OPERATION_RESUME, tag, 0);

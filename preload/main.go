@@ -310,7 +310,8 @@ func tmsOperation(operation *C.struct_operation) {
 		} else {
 			err = enter(func(e *vmm.Engine) (err error) {
 				switch kind {
-				case C.OPERATION_PAUSE:
+				case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
+					options.Discard = kind == C.OPERATION_DISCARD
 					bytes, err = e.Pause(options)
 					return err
 				case C.OPERATION_PAUSE_GATED:

@@ -247,6 +247,7 @@ HIDDEN char *text_copy(const char *text, size_t length);
  * the caller waits with its signals open and its CUDA context untouched. */
 enum operation_kind {
 	OPERATION_PAUSE,
+	OPERATION_DISCARD,
 	OPERATION_RESUME,
 	OPERATION_PREPARE,
 	OPERATION_TRIM,

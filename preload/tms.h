@@ -100,7 +100,12 @@ int tms_pause_gated(const char *tag, double timeout);
  * cannot be made, and tms_last_error says why. */
 int tms_serve(void);
 
-/* How many bytes of device memory the calling thread's last tms_pause freed, or tms_resume mapped; 0 when
+/* As tms_pause, but contents are lost whatever backup the segments have: nothing is copied, and the host memory
+ * that is kept or prepared for them is given up. After the resume they read as fresh memory (unspecified bytes).
+ * What is paused already stays as it is, with its contents. */
+int tms_discard(const char *tag);
+
+/* How many bytes of device memory the calling thread's last tms_pause or tms_discard freed, or tms_resume mapped; 0 when
  * there was nothing to do. */
 uint64_t tms_last_bytes(void);
 

@@ -350,6 +350,76 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	}
 }
 
+// A discarding pause copies nothing, gives up what is kept, and leaves what is paused already as it is.
+func TestDiscard(t *testing.T) {
+	sim, _, engine := simulated(t, 2)
+	const size = 8 * mib
+	discard := func(tag string) {
+		t.Helper()
+		o := name(tag)
+		o.Discard = true
+		o.DiskDir = "/nowhere/to/be/found" // is not looked for
+		freed, err := engine.Pause(o)
+		require.NoError(t, err)
+		require.EqualValues(t, 5*size, freed)
+	}
+	var all []uintptr
+	for i, r := range []vmm.Request{{}, {Backup: vmm.BackupHost}, {Backup: vmm.BackupHost, Incremental: true},
+		{Backup: vmm.BackupDisk}, {Backup: vmm.BackupPeer, Target: -1}} {
+		r.Size, r.Tag = size, "t"
+		a, err := engine.Malloc(r)
+		require.NoError(t, err)
+		fill(a, size, uint64(i))
+		all = append(all, a)
+	}
+	require.NoError(t, engine.Prepare(nil)())
+	require.Positive(t, sim.Stat("registered_bytes"))
+	copies := sim.Stat("calls:cuMemcpyDtoHAsync_v2")
+	hashes := sim.Stat("calls:cuLaunchKernel")
+	discard("t")
+	engine.Drain()
+	require.Zero(t, sim.Stat("registered_bytes"))
+	require.Zero(t, sim.Stat("handles"))
+	require.NoError(t, resume(engine, name("t")))
+	require.Equal(t, copies, sim.Stat("calls:cuMemcpyDtoHAsync_v2"))
+	require.Equal(t, hashes, sim.Stat("calls:cuLaunchKernel"))
+	for i, a := range all {
+		require.Zero(t, bytesAt(a, 1)[0], "contents of %d are back", i)
+		fill(a, size, uint64(10+i))
+	}
+
+	// The incremental one's copy is gone with the discarding, and made anew by the pause after that.
+	o := name("t")
+	o.DiskDir, o.DiskChunk = t.TempDir(), 1*mib
+	require.NoError(t, pause(engine, o))
+	o.Discard = true
+	require.NoError(t, pause(engine, o)) // of what is paused: nothing
+	require.NoError(t, resume(engine, name("t")))
+	for i, a := range all {
+		if i > 0 {
+			requireFilled(t, a, size, uint64(10+i))
+		}
+	}
+
+	// When it fails all is as before; what is kept of the incremental one counts as changed.
+	sim.Fail("cuMemUnmap", 2, 999)
+	require.Error(t, pause(engine, o))
+	for i, a := range all {
+		if i > 0 {
+			requireFilled(t, a, size, uint64(10+i))
+		}
+	}
+	o.Discard = false
+	require.NoError(t, pause(engine, o))
+	require.NoError(t, resume(engine, name("t")))
+	for i, a := range all {
+		if i > 0 {
+			requireFilled(t, a, size, uint64(10+i))
+		}
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
 // A pause that fails half way may have overwritten part of the kept copy: the next one copies it all.
 func TestIncrementalAfterAFailedPause(t *testing.T) {
 	sim, _, engine := simulated(t, 1)

@@ -126,8 +126,13 @@ func (m *model) step() {
 		m.transition("pause", "", pause)
 	case 14:
 		m.transition("resume", "", resume)
-	case 15, 16:
+	case 15:
 		m.transition("pause", m.tag(), pause)
+	case 16:
+		m.transition("discard", m.tag(), func(e *vmm.Engine, o vmm.Options) error {
+			o.Discard = true
+			return pause(e, o)
+		})
 	case 17, 18:
 		m.transition("resume", m.tag(), resume)
 	case 19:
@@ -229,7 +234,7 @@ func (m *model) free(index int, operation func(*piece) error) {
 	}
 	if m.try("free", func() error { return operation(p) }) != nil {
 		p.paused, p.lost = m.engine.PausedAt(p.address), true // it may have got half way
-		m.resync(fired, func(p *piece) bool { return true })
+		m.resync(fired, func(p *piece) bool { return true }, false)
 		return
 	}
 	m.all[index] = m.all[len(m.all)-1]
@@ -264,15 +269,15 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 	concerned := func(p *piece) bool { return tag == "" || p.request.Tag == tag }
 	fired := m.firedSoFar()
 	if m.try(name, func() error { return operation(m.engine, o) }) != nil {
-		m.resync(fired, concerned)
+		m.resync(fired, concerned, name == "discard")
 		return
 	}
 	for _, p := range m.all {
 		switch {
 		case !concerned(p):
-		case name == "pause" && !p.paused:
+		case name != "resume" && !p.paused:
 			p.paused = true
-			p.lost = p.lost || p.request.Backup == vmm.BackupNone
+			p.lost = p.lost || name == "discard" || p.request.Backup == vmm.BackupNone
 		case name == "resume" && p.paused:
 			p.paused = false
 			if p.lost {
@@ -306,8 +311,8 @@ func (m *model) anyPaused() bool {
 }
 
 // resync looks, after an operation that failed, what is paused now: only what it concerned may be. What it
-// has paused without a backup may have lost its contents.
-func (m *model) resync(fired int, concerned func(*piece) bool) {
+// has paused without a backup, or discarding, may have lost its contents.
+func (m *model) resync(fired int, concerned func(*piece) bool, discarding bool) {
 	for _, p := range m.all {
 		paused := m.engine.PausedAt(p.address)
 		if paused == p.paused {
@@ -317,7 +322,7 @@ func (m *model) resync(fired int, concerned func(*piece) bool) {
 			m.fail("operation %d: %#x of tag %s is paused: %v", m.operations, p.address, p.request.Tag, paused)
 		}
 		p.paused = paused
-		if paused && p.request.Backup == vmm.BackupNone {
+		if paused && (discarding || p.request.Backup == vmm.BackupNone) {
 			p.lost = true
 		}
 		if !paused && p.lost {

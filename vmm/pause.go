@@ -10,8 +10,9 @@ import (
 )
 
 // Pause releases the physical memory of every active segment with the tag, on all devices, after
-// saving the contents of those that have a backup, and returns how many bytes that was. When it returns the
-// memory is free for others.
+// saving the contents of those that have a backup (unless Options.Discard), and returns how many bytes that was.
+// When it returns the memory is free for others; memory of contents that are discarded is back, unless that takes
+// long: see discarded.
 //
 // It is a transaction: wait for the devices; save contents; unmap all; release all. An error in
 // one of the first three leaves every segment active; one while releasing leaves them paused, with
@@ -19,9 +20,11 @@ import (
 // Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
+	o.discarded = &discarded{}
 	if freed, err = e.tryPause(o); err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
+	o.discarded.await()
 	return freed, nil
 }
 
@@ -44,7 +47,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	if e.usesDisk(o.Tag) {
+	if !o.Discard && e.usesDisk(o.Tag) {
 		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
 			return 0, err
 		}
@@ -64,7 +67,10 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 }
 
 func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
-	err := parallel(batches, func(b *batch) error { return e.save(b, o.Verify) })
+	var err error
+	if !o.Discard {
+		err = parallel(batches, func(b *batch) error { return e.save(b, o.Verify) })
+	}
 	if err == nil {
 		err = unmap(batches, o.Gated)
 	}
@@ -74,6 +80,11 @@ func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) 
 	}
 	for _, b := range batches {
 		for _, s := range b.segments {
+			if o.Discard && s.state == active && s.contents != nil {
+				o.discarded.add(s)
+				s.contents.Discard()
+				s.outcome.kept = kept{}
+			}
 			s.comesToPaused(o.Gated)
 		}
 		for _, x := range b.extents {

@@ -13,6 +13,7 @@ import (
 type Options struct {
 	Tag          *string        // nil: every tag
 	RetainBackup bool           // keep host copies after resume
+	Discard      bool           // a pause saves no contents, and gives up what is kept of earlier ones
 	PoolBytes    uint64         // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string         // where a pause puts files
 	DiskSetting  string         // what that came from, for error texts; "": it is the default
@@ -24,7 +25,7 @@ type Options struct {
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
 	Gated        bool           // nobody can give the devices work; see WhenUngated
-	discarded    *discarded     // by a resume
+	discarded    *discarded     // by a resume, or by such a pause
 }
 
 // batch is a device's part in a transition: a pause or resume. From begin to end its segments and extents are

@@ -25,6 +25,7 @@
 #pragma weak tms_last_error
 #pragma weak tms_pause
 #pragma weak tms_pause_gated
+#pragma weak tms_discard
 #pragma weak tms_prepare
 #pragma weak tms_trim
 #pragma weak tms_resume

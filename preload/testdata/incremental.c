@@ -73,6 +73,23 @@ int main(void)
 	fill(p, 8 * MIB, 1);
 	EXPECT(pause_and_resume(), 2 * MIB);
 	CHECK(filled(p, 8 * MIB, 1));
+
+	/* Discarding copies nothing and gives the copy up: the next pause copies it all. */
+	size_t before = free_bytes();
+	memset(&seen, 0, sizeof seen);
+	EXPECT(tms_discard("t"), 0);
+	EXPECT(seen.calls, 0);
+	EXPECT(tms_last_bytes(), 8 * MIB);
+	EXPECT(free_bytes(), before + 8 * MIB);
+	CHECK(!tms_get_cpu_backup_pointer(p, 4));
+	EXPECT(tms_discard("t"), 0);
+	EXPECT(tms_last_bytes(), 0);
+	EXPECT(tms_resume("t"), 0);
+	EXPECT(cudaMemcpy(&one, (char *)p + 3 * MIB, 4, 2), 0);
+	EXPECT(one, 0);
+	fill(p, 8 * MIB, 1);
+	EXPECT(pause_and_resume(), 8 * MIB);
+	CHECK(filled(p, 8 * MIB, 1));
 	tms_set_progress_callback(NULL, NULL);
 	EXPECT(cudaFree(p), 0);
 

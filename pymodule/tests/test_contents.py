@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import children
 import cuda
@@ -38,6 +39,23 @@ def test_incremental_copies_what_changed() -> None:
     contents[-1] ^= 1
     cuda.write(pointer, bytes(contents))
     assert cycle() == 4 * MiB
+    cuda.free(pointer)
+
+
+@pytest.mark.parametrize("backup", ["host", "disk", "peer"])
+def test_discard(backup: Any) -> None:
+    """Contents are lost at that pause, and kept again at the next; what is paused keeps its own."""
+    with tms.region("discarded", backup=backup, incremental=backup == "host"):
+        pointer = cuda.malloc(SIZE)
+    contents = os.urandom(SIZE)
+    for lost in (False, True, False):
+        cuda.write(pointer, contents)
+        assert tms.pause("discarded", discard=lost) == SIZE
+        assert tms.pause("discarded", discard=not lost) == 0
+        held = sum(t["backup_bytes"] for d in tms.stats()["devices"] for t in d["tags"])
+        assert held == (0 if lost else SIZE)
+        tms.resume("discarded")
+        assert cuda.read(pointer, SIZE) == (bytes(SIZE) if lost else contents)
     cuda.free(pointer)
 
 

@@ -96,7 +96,7 @@ class Stats(TypedDict):
     """Given up, and not back with the driver or the system yet."""
 
 
-def pause(tag: str | None = None, *, progress: Progress = False) -> int:
+def pause(tag: str | None = None, *, discard: bool = False, progress: Progress = False) -> int:
     """Gives the physical memory of a tag back to the device; every address stays reserved.
 
     Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
@@ -107,6 +107,8 @@ def pause(tag: str | None = None, *, progress: Progress = False) -> int:
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
+        discard: contents are lost, whatever backup the region has: nothing is copied, and host
+            memory that is kept or prepared for them is given up. (tms_discard)
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
             in all, about 20 times a second and at the end. It comes from another thread, which the
@@ -126,7 +128,7 @@ def pause(tag: str | None = None, *, progress: Progress = False) -> int:
     library = load()
     checked = None if tag is None else check_tag(tag)
     with reported(library, progress):
-        return library.pause(checked)
+        return library.discard(checked) if discard else library.pause(checked)
 
 
 def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = False) -> int:

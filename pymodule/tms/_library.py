@@ -94,6 +94,7 @@ class Library:
         self._set_backend = bind("tms_set_cpu_backup_backend", None, ctypes.c_char_p)
         self._get_backend = bind("tms_get_cpu_backup_backend", ctypes.c_char_p)
         self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
+        self._discard = bind("tms_discard", ctypes.c_int, ctypes.c_char_p)
         self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
         self._last_bytes = bind("tms_last_bytes", ctypes.c_uint64)
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
@@ -202,6 +203,11 @@ class Library:
     def pause(self, tag: str | None) -> int:
         """tms_pause, its error code raised; the bytes of device memory that it freed."""
         self._check(self._pause(_encoded(tag)), "pausing", tag)
+        return int(self._last_bytes())
+
+    def discard(self, tag: str | None) -> int:
+        """tms_discard, as `pause`."""
+        self._check(self._discard(_encoded(tag)), "discarding", tag)
         return int(self._last_bytes())
 
     def resume(self, tag: str | None) -> int:
