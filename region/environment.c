@@ -50,6 +50,7 @@ static const char *const variables[] = {
 	"TMS_EXCLUDE",
 	"TMS_PAUSE_FORCE",
 	"TMS_LIBRARY",
+	"TMS_VLLM",
 	"TMS_NO_INHERIT",
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any, NamedTuple
 
 from ._errors import NotSupportedError
@@ -65,6 +66,31 @@ def segments(torch: Any) -> list[Segment]:
         ]
     except KeyError as error:
         raise _missing(torch, f"{error.args[0]} in torch.cuda.memory_snapshot()") from None
+
+
+def settings(torch: Any) -> str:
+    """The settings of PyTorch's allocator: those in force, else those of the environment."""
+    try:
+        found = torch.cuda.memory._snapshot()["allocator_settings"]
+        for variable in _VARIABLES:
+            if found.get(variable) is not None:
+                return str(found[variable])
+    except (AttributeError, KeyError):
+        pass
+    return next((os.environ[name] for name in _VARIABLES if os.environ.get(name)), "")
+
+
+def set_settings(torch: Any, text: str) -> None:
+    """Makes `text` the settings of PyTorch's allocator; what it does not name is as by default.
+
+    Raises:
+        NotSupportedError: this PyTorch has no function for it.
+    """
+    general = getattr(torch._C, "_accelerator_setAllocatorSettings", None)
+    (general or private(torch, "cuda.memory._set_allocator_settings"))(text)
+
+
+_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # the first wins, as in PyTorch
 
 
 def _missing(torch: Any, what: str) -> NotSupportedError:

@@ -23,17 +23,19 @@ the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import re
 import sys
 import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any, Callable, Optional
 
 from ._errors import NotSupportedError
 from ._library import load
-from ._private import private, segments
+from ._private import private, segments, set_settings, settings
 
 PoolKey = Optional[tuple[object, ...]]
 """What a region's memory has in common, its tag first; None: memory that is not pausable."""
@@ -65,6 +67,8 @@ def enter(key: PoolKey, *, plain_by_default: bool) -> Route | None:
     torch = _torch_with_cuda()
     if torch is None or _serves_all or torch.cuda.is_current_stream_capturing() or load().excluded:
         return None
+    if not load().interposes:
+        refuse_expandable_segments()
     pools = _pools_of(torch)
     if not _thread.routes:
         _thread.plain_by_default = plain_by_default
@@ -85,6 +89,8 @@ def enter_own(key: tuple[object, ...], allocator: object) -> Route:
     torch = _torch_with_cuda()
     if torch is None:
         raise NotSupportedError("PyTorch has no CUDA device here, so there is no memory to serve.")
+    if not load().interposes:
+        refuse_expandable_segments()
     return _serve_from(_pools_of(torch).take(key, _entered_pools(), allocator))
 
 
@@ -393,19 +399,56 @@ def refuse_expandable_segments() -> None:
     Regions then use pools with an allocator of their own, where most versions of PyTorch refuse
     expandable segments (c10/cuda/CUDACachingAllocator.cpp, `alloc_block`).
     """
+    if _without.depth:
+        return
     for variable in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
-        settings = os.environ.get(variable, "")
-        if re.search(r"expandable_segments\s*:\s*True", settings, re.IGNORECASE):
+        text = os.environ.get(variable, "")
+        if _EXPANDABLE.search(text):
             raise NotSupportedError(
-                f"{variable} is {settings!r}: expandable_segments is not supported with hook_mode "
+                f"{variable} is {text!r}: expandable_segments is not supported with hook_mode "
                 "'torch', because then PyTorch maps its memory itself. Start the process with "
                 "LD_PRELOAD and hook_mode 'preload', or without expandable_segments:True.",
             )
 
 
+class _Without:
+    """Who is in `without_expandable_segments`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.depth = 0
+        self.before = ""
+
+
+_without = _Without()
+
+
+@contextlib.contextmanager
+def without_expandable_segments(torch: Any) -> Iterator[None]:
+    """PyTorch's expandable_segments setting is off in the body, for the whole process.
+
+    What is mapped already stays as it is. PyTorch takes its settings as one text and resets those
+    that it does not name, so all of it is given back afterwards.
+    """
+    with _without.lock:
+        if not _without.depth:
+            _without.before = settings(torch)
+            if _EXPANDABLE.search(_without.before):
+                set_settings(torch, _EXPANDABLE.sub(r"\1False", _without.before))
+        _without.depth += 1
+    try:
+        yield
+    finally:
+        with _without.lock:
+            _without.depth -= 1
+            if not _without.depth and _EXPANDABLE.search(_without.before):
+                set_settings(torch, _without.before)
+
+
+_EXPANDABLE = re.compile(r"(expandable_segments\s*:\s*)(?:True|1)\b", re.IGNORECASE)
+
+
 def _refuse_what_cannot_be_paused(torch: Any) -> None:
-    if not load().interposes:
-        refuse_expandable_segments()
     if not hasattr(torch.cuda, "MemPool"):
         raise NotSupportedError(
             f"PyTorch {torch.__version__} has no memory pools to keep pausable and ordinary "

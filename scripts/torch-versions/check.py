@@ -45,9 +45,16 @@ def private_names() -> str:
     accepts(_private.private(torch, "cuda.memory._CUDAAllocator"), made)
     accepts(torch.cuda.memory._record_memory_history, max_entries=1, stacks="python")
     accepts(torch.cuda.memory._snapshot)
+    _private.set_settings(torch, "expandable_segments:False")
     # What a snapshot says is seen only on a GPU; the names are in the binary.
     text = (Path(torch.__file__).parent / "lib" / "libtorch_python.so").read_bytes()
-    for field in ("segment_pool_id", "total_size", "active_size", "is_expandable"):
+    for field in (
+        "segment_pool_id",
+        "total_size",
+        "active_size",
+        "is_expandable",
+        "allocator_settings",
+    ):
         assert b"\0" + field.encode() + b"\0" in text, f"no {field} in snapshots"
     return "per thread" if "Thread" in functions.begin.__name__ else "for all threads"
 

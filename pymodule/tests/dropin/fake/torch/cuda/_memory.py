@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ reserved: dict[int, int] = defaultdict(int)
 segments: dict[int, tuple[Id, int]] = {}
 """The pool and the size of each, by address."""
 _device = 0
+settings = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 _numbers = iter(range(1, 1 << 30))
 
 
@@ -129,6 +131,8 @@ def _raw_allocate(size: int, device: int, pool: Id) -> int:
     allocator = allocators.get(pool)
     if allocator is None:
         return runtime.malloc(size)
+    if "expandable_segments:True" in settings:
+        raise RuntimeError("MemPool with an allocator, and expandable_segments is on")
     address = allocator.malloc(size, device, None)
     if not address:
         raise runtime.CudaError(2)
@@ -153,6 +157,11 @@ def empty_cache() -> None:
             else:
                 allocator.free(address, size, device, None)
             reserved[device] -= size
+
+
+def set_settings(text: str) -> None:
+    global settings
+    settings = text
 
 
 def memory_snapshot() -> list[dict[str, object]]:

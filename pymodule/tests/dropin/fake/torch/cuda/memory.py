@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
+
+from . import _memory
 
 _MALLOC = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
 _FREE = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p)
@@ -21,3 +24,7 @@ class CUDAPluggableAllocator:
 
     def allocator(self) -> _Allocator:
         return self._allocator
+
+
+def _snapshot() -> dict[str, Any]:
+    return {"allocator_settings": {"PYTORCH_CUDA_ALLOC_CONF": _memory.settings}}

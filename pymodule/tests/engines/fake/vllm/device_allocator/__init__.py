@@ -1,0 +1,9 @@
+from __future__ import annotations
+
+from typing import Any
+
+
+def get_mem_allocator_instance() -> Any:
+    from vllm.device_allocator.cumem import CuMemAllocator
+
+    return CuMemAllocator.get_instance()

@@ -1,0 +1,73 @@
+"""What the worker does about memory, in the order in which it does it."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from common import SIZE, full
+
+from vllm.device_allocator import get_mem_allocator_instance
+from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory
+from vllm.plugins import load_general_plugins
+from vllm.v1.worker.worker_base import WorkerBase
+
+
+class Worker(WorkerBase):
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._backend: Any = None
+
+    def _pool(self, tag: str) -> Any:
+        if not self.model_config.enable_sleep_mode:
+            return contextlib.nullcontext()
+        allocator = get_mem_allocator_instance()
+        if tag == "weights":
+            assert allocator.get_current_usage() == 0
+        return allocator.use_memory_pool(tag=tag)
+
+    def load_model(self) -> None:
+        with self._pool("weights"):
+            temporary = full(9, 2 * SIZE)
+            self.weights = full(3)
+            del temporary
+
+    def initialize_from_config(self) -> None:
+        with self._pool("kv_cache"):
+            self.cache = full(4, 2 * SIZE)
+
+    def sleep(self, level: int = 1) -> None:
+        torch.cuda.synchronize()
+        before = torch.cuda.mem_get_info()[0]
+        self.backend.suspend(level)
+        torch.cuda.synchronize()
+        assert torch.cuda.mem_get_info()[0] >= before, "Memory usage increased after sleeping."
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        self.backend.resume(tags)
+
+    @property
+    def backend(self) -> Any:
+        if self._backend is None:
+            self._backend = SleepModeBackendFactory.create_backend(self.model_config)
+        return self._backend
+
+    def shutdown(self) -> None:
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        self.weights = self.cache = None
+        if CuMemAllocator.instance is not None:
+            CuMemAllocator.instance.release_pools()
+
+
+def start(*, sleep_mode: bool = True, load: bool = True, **config: str) -> Worker:
+    """A worker as vLLM's wrapper makes it; `config` is the rest of the ModelConfig."""
+    load_general_plugins()
+    chosen = {"sleep_mode_backend": "cumem", "enable_sleep_mode": sleep_mode, **config}
+    worker = Worker(SimpleNamespace(model_config=SimpleNamespace(**chosen)), 0, 0, "")
+    if load:
+        worker.load_model()
+        worker.initialize_from_config()
+    return worker

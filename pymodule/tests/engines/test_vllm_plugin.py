@@ -1,0 +1,388 @@
+"""The plugin for vLLM, in workers made as vLLM makes them (fake/vllm), over the simulator."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulator import PYMODULE, environment
+
+from tms import _vllm
+
+HERE = Path(__file__).resolve().parent
+FAKE = HERE / "fake"
+DROPIN = HERE.parent / "dropin"
+
+PRELUDE = """
+import sys, torch, tms, cuda
+from common import SIZE, free, full, holds
+from vllm.v1.worker.gpu_worker import start
+torch.cuda.synchronize()
+initial = free()
+"""
+
+
+@pytest.fixture(scope="module")
+def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which libtms looks installed, with its entry points."""
+    folder: Path = tmp_path_factory.mktemp("installed")
+    info = folder / "libtms-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libtms\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(entry_points())
+    return folder
+
+
+def entry_points() -> str:
+    """Those for vLLM in pyproject.toml, as an installer writes them."""
+    group = "vllm.general_plugins"
+    text = (PYMODULE / "pyproject.toml").read_text()
+    found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
+    assert found
+    return f"[{group}]\n{found[1]} = {found[2]}\n"
+
+
+class Worker:
+    """Runs code in a process in which vLLM's plugins are found."""
+
+    def __init__(self, metadata: Path, preloaded: bool) -> None:
+        self._preloaded = preloaded
+        self._paths = [PYMODULE, HERE.parent, DROPIN / "fake", DROPIN / "clients", FAKE, metadata]
+
+    def run(
+        self, code: str, prelude: str = PRELUDE, **variables: str
+    ) -> subprocess.CompletedProcess[str]:
+        inherited = environment()
+        if not self._preloaded:
+            del inherited["LD_PRELOAD"]
+        for name in ("TMS_VLLM", "VLLM_PLUGINS"):
+            inherited.pop(name, None)
+        paths = ":".join(map(str, self._paths))
+        return subprocess.run(
+            [sys.executable, "-c", prelude + textwrap.dedent(code)],
+            env={**inherited, "PYTHONPATH": paths, **variables},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    def output(self, code: str, **variables: str) -> str:
+        done = self.run(code, **variables)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stderr == "", done.stderr
+        return done.stdout
+
+    def error(self, code: str, **variables: str) -> str:
+        """The last line of the traceback that it ends with."""
+        done = self.run(code, **variables)
+        assert done.returncode == 1, done.stdout + done.stderr
+        return done.stderr.splitlines()[-1]
+
+
+@pytest.fixture(params=[True, False], ids=["preloaded", "not preloaded"])
+def worker(metadata: Path, request: pytest.FixtureRequest) -> Worker:
+    return Worker(metadata, request.param)
+
+
+def test_levels(worker: Worker) -> None:
+    """Level 1 keeps weights, and copies only what has changed; level 2 keeps nothing."""
+    worker.output("""
+    worker = start(sleep_mode_backend="tms")
+    allocator = worker.backend._allocator
+    def copies():
+        return cuda.calls("cuMemcpyDtoHAsync_v2")
+    def kept():
+        return sum(t["backup_bytes"] for d in tms.stats()["devices"] for t in d["tags"])
+    assert initial - free() == 3 * SIZE == allocator.get_current_usage()  # not what was temporary
+    for cycle in range(3):
+        before = copies()
+        worker.sleep(level=1)
+        assert free() == initial and worker.backend.state() == "SUSPENDED"
+        assert (copies() > before) == (cycle == 0)
+        worker.sleep(level=2)  # what sleeps stays as it is
+        worker.wake_up()
+        assert worker.backend.state() == "RUNNING" and initial - free() == 3 * SIZE
+        assert holds(worker.weights, 3) and holds(worker.cache, 0) and kept() == SIZE
+    worker.sleep(level=2)
+    assert free() == initial and kept() == 0 and not copies() > before
+    worker.wake_up()
+    assert holds(worker.weights, 0)
+    worker.weights.fill_(5)
+    worker.sleep()
+    worker.wake_up()
+    assert holds(worker.weights, 5)
+    """)
+
+
+@pytest.mark.parametrize("order", [["weights", "kv_cache"], ["kv_cache", "weights"]])
+def test_tags(worker: Worker, order: list[str]) -> None:
+    worker.output(f"""
+    sizes = dict(weights=SIZE, kv_cache=2 * SIZE)
+    worker = start(sleep_mode_backend="tms")
+    for level in (1, 2):
+        worker.sleep(level)
+        first, second = {order}
+        worker.wake_up([first])
+        assert initial - free() == sizes[first] and worker.backend.state() == "SUSPENDED"
+        worker.wake_up([first])
+        worker.wake_up([second])
+        assert initial - free() == 3 * SIZE and worker.backend.state() == "RUNNING"
+        assert holds(worker.weights, 3 if level == 1 else 0)
+    worker.backend._allocator.discard(("kv_cache",))  # of newer versions
+    assert initial - free() == SIZE
+    worker.wake_up(["kv_cache"])
+    assert initial - free() == 3 * SIZE
+    worker.sleep(1)
+    worker.wake_up([])
+    assert free() == initial
+    worker.wake_up()
+    """)
+
+
+def test_pools(worker: Worker) -> None:
+    """Tags may nest and come again; others than vLLM's two always wake; the default tag is kept."""
+    worker.output("""
+    import threading
+    worker = start(sleep_mode_backend="tms")
+    allocator = worker.backend._allocator
+    ordinary = full(8)
+    with allocator.use_memory_pool(tag="runtime"):
+        runtime = full(1)
+        with allocator.use_memory_pool(tag="kv_cache"):
+            more = full(2)
+            with allocator.use_memory_pool(tag="runtime"):
+                again = full(6)
+        last = full(7)
+        pointer = cuda.malloc(SIZE)  # as a library would, for itself: it stays
+        others = []
+        thread = threading.Thread(target=lambda: others.append(full(1)))
+        thread.start()
+        thread.join()
+    with allocator.use_memory_pool():
+        default = full(9)
+    allocator.sleep(("weights", "runtime"))
+    assert initial - free() == 3 * SIZE
+    assert holds(ordinary, 8) and holds(others[0], 1)
+    cuda.write(pointer, b"x")
+    allocator.wake_up(["weights"])
+    assert initial - free() == 3 * SIZE + 5 * SIZE
+    assert holds(runtime, 1) and holds(again, 6) and holds(last, 7) and holds(default, 0)
+    allocator.wake_up()
+    default.fill_(9)
+    allocator.sleep()
+    allocator.wake_up()
+    assert holds(default, 9) and holds(runtime, 0)
+    cuda.free(pointer)
+    """)
+
+
+def test_expandable_segments_may_stay_on(worker: Worker) -> None:
+    """They are off while memory is made that can sleep, and other settings stay as they are."""
+    settings = "max_split_size_mb:512,expandable_segments:True,roundup_power2_divisions:4"
+    worker.output(
+        f"""
+    from torch.cuda import _memory
+    worker = start(sleep_mode_backend="tms", load=False)
+    from vllm.device_allocator import get_mem_allocator_instance
+    allocator = get_mem_allocator_instance()
+    try:
+        with allocator.use_memory_pool("weights"):
+            assert _memory.settings == {settings.replace("True", "False")!r}
+            _memory.set_settings("max_split_size_mb:20")  # as vLLM does in the body
+            with allocator.use_memory_pool("kv_cache"):
+                kept = full(3)
+            assert _memory.settings == "max_split_size_mb:20"
+            1 / 0
+    except ZeroDivisionError:
+        assert _memory.settings == {settings!r}
+    worker.initialize_from_config()
+    worker.sleep()
+    worker.wake_up()
+    assert _memory.settings == {settings!r} and holds(kept, 0)
+    """,
+        PYTORCH_CUDA_ALLOC_CONF=settings,
+    )
+
+
+def test_nothing_changes_unless_it_is_chosen(worker: Worker) -> None:
+    """With another backend, without sleep mode, and when the plugin is not to be loaded."""
+    code = """
+    import tms._vllm
+    from vllm.device_allocator.cumem import CuMemAllocator
+    from vllm.v1.worker.worker_base import WorkerBase
+    tms._vllm.register()
+    init = WorkerBase.__init__
+    tms._vllm.register()
+    assert WorkerBase.__init__ is init
+    worker = start(**CONFIG)
+    if worker.model_config.enable_sleep_mode:
+        worker.sleep()
+        worker.wake_up(["weights"])
+        asked = ["use_memory_pool", "use_memory_pool", "sleep", "wake_up"]
+        assert [name for name, _ in CuMemAllocator.instance.seen] == asked
+    else:
+        assert CuMemAllocator.instance is None
+    from tms import _library, _torch
+    assert _library._loaded is None and _torch._pools is None
+    """
+    worker.output(code.replace("CONFIG", "{}"))
+    worker.output(code.replace("CONFIG", "{'sleep_mode': False}"), TMS_VLLM="1")
+    worker.output(code.replace("CONFIG", "{}"), VLLM_PLUGINS="another", TMS_VLLM="0")
+
+
+def test_chosen_by_the_environment(worker: Worker) -> None:
+    """Where vLLM has no argument for it. What is neither on nor off is off, and said once."""
+    code = """
+    from vllm.device_allocator.cumem import CuMemAllocator
+    worker = start()
+    print(worker.model_config.sleep_mode_backend, type(worker.backend).__name__)
+    """
+    assert worker.output(code, TMS_VLLM="1") == "tms TmsBackend\n"
+    assert worker.output(code, TMS_VLLM=" True ") == "tms TmsBackend\n"
+    done = worker.run(code, TMS_VLLM="tms")
+    assert done.stdout == "cumem CuMemBackend\n"
+    assert "TMS_VLLM is 'tms', which is taken for 0: use 1 or 0" in done.stderr
+
+
+def test_one_engine_after_another(worker: Worker) -> None:
+    """In one process: what the first had is the device's again, whatever backend comes next."""
+    worker.output("""
+    from vllm.device_allocator.cumem import CuMemAllocator
+    for _ in range(2):
+        worker = start(sleep_mode_backend="tms")
+        worker.sleep()
+        worker.wake_up(["weights"])
+        worker.shutdown()
+        assert free() == initial
+    worker = start()
+    assert type(CuMemAllocator.instance) is CuMemAllocator
+    CuMemAllocator.instance.usage = 1
+    try:
+        start(sleep_mode_backend="tms")
+    except tms.NotSupportedError as error:
+        assert "processes of their own" in str(error)
+    """)
+
+
+def test_failures(worker: Worker) -> None:
+    """A sleep that finds no host memory changes nothing, a wake-up without memory is repeatable."""
+    worker.output("""
+    worker = start(sleep_mode_backend="tms")
+    cuda.fail("cuMemHostRegister_v2", 2, 2)  # the first is of the hashes
+    try:
+        worker.sleep()
+        raise AssertionError("slept")
+    except tms.BackupError:
+        pass
+    assert worker.backend.state() == "RUNNING"
+    assert holds(worker.weights, 3) and holds(worker.cache, 4)
+    worker.sleep()
+    room = free() - 2 * SIZE
+    pointer = cuda.malloc(room)
+    try:
+        worker.wake_up()
+        raise AssertionError("woke up")
+    except tms.OutOfMemoryError:
+        pass
+    assert worker.backend.state() == "SUSPENDED"
+    cuda.free(pointer)
+    worker.wake_up()
+    assert holds(worker.weights, 3) and worker.backend.state() == "RUNNING"
+    """)
+
+
+def test_refusals(worker: Worker) -> None:
+    """In words, and only where tms was chosen."""
+    chosen = "start(sleep_mode_backend='tms')"
+    said = worker.error(chosen, FAKE_PLATFORM="cpu")
+    assert "needs an NVIDIA GPU, and vLLM runs on 'cpu' here" in said
+    worker.output("start(load=False)", FAKE_PLATFORM="cpu")
+    registered = """
+    from vllm.device_allocator.sleep_mode_backend import SleepModeBackendFactory as factory
+    factory.register_backend("tms", "tms._vllm_backend", "TmsBackend")
+    start(sleep_mode_backend="tms").sleep()
+    """
+    said = worker.error(registered, VLLM_PLUGINS="another")
+    assert "NotSupportedError" in said and "If VLLM_PLUGINS is set it must name tms" in said
+
+
+def test_versions_without_backends(worker: Worker) -> None:
+    code = "import vllm, tms._vllm; tms._vllm.register()"
+    assert worker.run(code, prelude="", FAKE_OLD="1").returncode == 0
+    said = worker.error(code, prelude="", FAKE_OLD="1", TMS_VLLM="1")
+    assert "vLLM 0.26.0 has no sleep-mode backends" in said and "or unset TMS_VLLM" in said
+
+
+def test_like_the_vllm_that_is_installed() -> None:
+    """Names and signatures, read from its files; VLLM_SOURCES may name another folder of them."""
+    named = os.environ.get("VLLM_SOURCES")
+    spec = importlib.util.find_spec("vllm")
+    if not named and not (spec and spec.origin):
+        pytest.skip("vLLM is not installed, and VLLM_SOURCES names no folder with it")
+    real = Path(named) / "vllm" if named else Path(spec.origin).parent  # type: ignore[union-attr, arg-type]
+    cumem, fake_cumem = (
+        methods(root / "device_allocator" / "cumem.py", "CuMemAllocator")
+        for root in (real, FAKE / "vllm")
+    )
+    ours = methods(PYMODULE / "tms" / "_vllm.py", "Allocator")
+    left_out = {"get_instance", "cudagraph_pool"}  # the class's own; of the backend "cumem" alone
+    public = {name for name in cumem if not name.startswith("_")} - left_out
+    assert public <= set(ours), "CuMemAllocator can do more"
+    for name in public:
+        assert ours[name] == cumem[name], name
+    for name in public & set(fake_cumem):
+        assert fake_cumem[name] == cumem[name], name
+    backends = real / "device_allocator" / "sleep_mode_backend.py"
+    theirs = methods(backends, "SleepModeBackend")
+    for name, found in methods(PYMODULE / "tms" / "_vllm_backend.py", "TmsBackend").items():
+        assert found == theirs[name], name
+    for file, name in [
+        ("device_allocator/sleep_mode_backend.py", "SleepModeBackend"),
+        ("device_allocator/sleep_mode_backend.py", "CuMemBackend"),
+        ("device_allocator/sleep_mode_backend.py", "SleepModeBackendFactory"),
+        ("v1/worker/worker_base.py", "WorkerBase"),
+    ]:
+        there = methods(real / file, name)
+        for method, found in methods(FAKE / "vllm" / file, name).items():
+            assert found == there[method], f"{name}.{method}"
+    # What else is leaned on: the instance is an attribute of the class, which the worker's base
+    # knows its configuration before.
+    assert "instance" in (real / "device_allocator" / "cumem.py").read_text()
+    worker = (real / "v1" / "worker" / "gpu_worker.py").read_text()
+    assert "CuMemAllocator.instance.release_pools()" in worker
+    assert re.search(r"class Worker\(WorkerBase\)", worker)
+    assert "super().__init__(" in worker and "get_mem_allocator_instance()" in worker
+    config = (real / "config" / "model.py").read_text()
+    assert re.search(r"sleep_mode_backend: str", config)
+    assert re.search(r"enable_sleep_mode: bool", config)
+    assert f'"{_vllm.NAME}"' not in backends.read_text(), "vLLM has a backend of that name itself"
+
+
+def methods(file: Path, name: str) -> dict[str, list[tuple[str, Any]]]:
+    """Of a class in a file: the parameters of each method, and their defaults."""
+    (found,) = (
+        node
+        for node in ast.parse(file.read_text()).body
+        if isinstance(node, ast.ClassDef) and node.name == name
+    )
+    signatures = {}
+    for node in found.body:
+        if isinstance(node, ast.FunctionDef):
+            names = [argument.arg for argument in node.args.args]
+            defaults = [ast.unparse(default) for default in node.args.defaults]
+            required = [""] * (len(names) - len(defaults))
+            signatures[node.name] = list(zip(names, required + defaults))
+        elif isinstance(node, ast.Assign) and isinstance(node.value, ast.Name):
+            for target in node.targets:  # another name of a method
+                if isinstance(target, ast.Name) and node.value.id in signatures:
+                    signatures[target.id] = signatures[node.value.id]
+    return signatures

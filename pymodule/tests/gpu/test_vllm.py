@@ -1,0 +1,159 @@
+"""vLLM's sleep mode by tms, beside vLLM's own, in one run: tokens, weights, memory and times.
+
+TMS_TEST_VLLM names the runs to make, with commas between; all of them take about four minutes.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import torch_on_gpu
+
+torch_on_gpu()
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("vLLM is not installed", allow_module_level=True)
+
+HERE = Path(__file__).resolve().parent
+PYMODULE = HERE.parent.parent
+GIB = 1 << 30
+CACHE = float(os.environ.get("TMS_TEST_VLLM_GIB", "68"))
+WEIGHTS = 2.18
+
+RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "cumem": (["--backend", "cumem", "--short"], {}),
+    "tms": (["--backend", "tms"], {}),
+    "preloaded": (
+        ["--backend", "tms"],
+        {
+            "LD_PRELOAD": os.environ["LD_PRELOAD"],
+            "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+        },
+    ),
+}
+"""Arguments and environment of the driver. Only the last is preloaded."""
+
+ASKED = os.environ.get("TMS_TEST_VLLM", ",".join(RUNS)).split(",")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """What the driver says of each run; they share the GPU one after the other."""
+    folder = tmp_path_factory.mktemp("vllm")
+    paths = [str(folder), str(PYMODULE), str(HERE), *os.environ.get("PYTHONPATH", "").split(":")]
+    installed(folder)
+    inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    processes = {}
+    for name in ASKED:
+        arguments, variables = RUNS[name]
+        processes[name] = subprocess.Popen(  # they import meanwhile
+            [sys.executable, str(HERE / "vllm_driver.py"), *arguments]
+            + ["--cache-gib", str(CACHE), "--after", str(folder / name)],
+            env={**inherited, **variables, "PYTHONPATH": ":".join(filter(None, paths))},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+    said = {}
+    try:
+        for name, process in processes.items():
+            (folder / name).touch()
+            out, _ = process.communicate(timeout=250)
+            said[name] = json.loads(out.splitlines()[-1]) if out.strip() else {"ok": False}
+            said[name]["status"] = process.returncode
+        yield said
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+
+
+def installed(folder: Path) -> None:
+    """Makes libtms look installed there, with the entry point for vLLM."""
+    text = (PYMODULE / "pyproject.toml").read_text()
+    group = "vllm.general_plugins"
+    found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
+    assert found
+    info = folder / "libtms-0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: libtms\nVersion: 0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{found[1]} = {found[2]}\n")
+
+
+def phases(results: dict[str, Any], run: str) -> list[dict[str, Any]]:
+    assert results[run]["ok"] and results[run]["status"] == 0, results[run]
+    found: list[dict[str, Any]] = results[run]["phases"]
+    return found
+
+
+@pytest.mark.parametrize("run", ASKED)
+def test_tokens_and_weights_are_as_before(results: dict[str, Any], run: str) -> None:
+    who = results[run].get("who", {})
+    assert who.get("backend") == ("CuMemBackend" if run == "cumem" else "TmsBackend"), results[run]
+    assert who["tms"] == (run != "cumem"), "libtms.so is there, or is not"
+    assert results[run]["repeatable"]
+    checked = [phase for phase in phases(results, run) if "tokens" in phase]
+    assert len(checked) >= 2
+    for phase in checked:
+        assert phase["tokens"] and phase["weights"], phase["name"]
+
+
+@pytest.mark.parametrize("run", ASKED)
+def test_memory(results: dict[str, Any], run: str) -> None:
+    """All that vLLM's own frees, and tags come back alone."""
+    found = phases(results, run)
+    for phase in found:
+        assert phase["before"] - phase["asleep"] >= (CACHE + WEIGHTS - 0.1) * GIB, phase["name"]
+        assert phase["used"][-1] - phase["asleep"] >= (CACHE + WEIGHTS - 0.1) * GIB
+        assert phase["asleep"] - found[0]["asleep"] < GIB / 4, "it grows"
+    for phase in found:
+        size = {"weights, then": WEIGHTS, "cache, then": CACHE}.get(
+            " ".join(phase["name"].removeprefix("level 2, ").split()[:2])
+        )
+        if size:
+            assert abs(phase["used"][0] - phase["asleep"] - size * GIB) < GIB / 2, phase["name"]
+
+
+@pytest.mark.parametrize("run", [name for name in ASKED if name != "cumem"])
+def test_what_is_kept_in_host_memory(results: dict[str, Any], run: str) -> None:
+    """Weights at level 1, nothing at level 2, the cache never."""
+    for phase in phases(results, run):
+        kept = {tag: found["backup_bytes"] for tag, found in phase["tags"].items()}
+        assert kept["vllm.kv_cache"] == 0
+        if phase["name"].startswith("level 2"):
+            assert kept["vllm.weights"] == 0
+        else:
+            assert kept["vllm.weights"] >= (WEIGHTS - 0.1) * GIB
+
+
+def figures(found: list[dict[str, Any]]) -> dict[str, float]:
+    later = [phase for phase in found if phase["name"].startswith("later")]
+    return {
+        "first sleep": found[0]["sleep_s"],
+        "later sleeps": statistics.median(phase["sleep_s"] for phase in later),
+        "first wake-up": found[0]["wake_s"],
+        "later wake-ups": statistics.median(phase["wake_s"] for phase in later),
+        "level 2": next((p["sleep_s"] for p in found if p["name"] == "level 2"), float("nan")),
+    }
+
+
+def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints them; ours are the shorter ones."""
+    table = {run: figures(phases(results, run)) for run in ASKED}
+    with capsys.disabled():
+        version = results[ASKED[0]]["vllm"]
+        print(f"\nvLLM {version}, {WEIGHTS:.1f} GiB of weights, {CACHE:.0f} GiB of cache, seconds:")
+        print("".join(f"{name:>16}" for name in ["", *ASKED]))
+        for row in table[ASKED[0]]:
+            print(f"{row:>16}" + "".join(f"{table[run][row]:16.3f}" for run in ASKED))
+    if "cumem" in table and "tms" in table:
+        for row in ("first sleep", "later sleeps", "later wake-ups"):
+            assert table["tms"][row] < table["cumem"][row], row

@@ -1,0 +1,261 @@
+"""A vLLM engine through cycles of sleep and wake-up: what it frees, how long it takes, whether
+tokens and weights are as before. Run by test_vllm.py; by hand with a vLLM that finds the plugin:
+
+    PYTHONPATH=$PWD python vllm_driver.py --backend tms --cache-gib 8
+
+Weights are made up, and no file is fetched. The last line on stdout is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import faulthandler
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+MODEL = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-05,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "torch_dtype": "bfloat16",
+}
+"""1.1 billion parameters, 2.2 GB."""
+
+BEGUN = time.perf_counter()
+
+
+def say(*words: object) -> None:
+    print(f"[{time.perf_counter() - BEGUN:7.2f}]", *words, file=sys.stderr, flush=True)
+
+
+class Probe:
+    """Methods that vLLM adds to its worker (worker_extension_cls)."""
+
+    model_runner: Any
+
+    def probe_who(self) -> dict[str, Any]:
+        backend = getattr(self, "sleep_mode_backend", None) or self._get_sleep_mode_backend()  # type: ignore[attr-defined]
+        maps = Path("/proc/self/maps").read_text()
+        return {"backend": type(backend).__name__, "pid": os.getpid(), "tms": "libtms.so" in maps}
+
+    def probe_used(self) -> int:
+        """Bytes of the device that are in use, by anyone."""
+        import torch
+
+        torch.cuda.synchronize()
+        free, total = torch.cuda.mem_get_info()
+        return int(total - free)
+
+    def probe_sums(self) -> list[int]:
+        """A sum of every weight and buffer, to which each element's place counts."""
+        import torch
+
+        model, piece, sums = self.model_runner.get_model(), 1 << 22, []
+        places = torch.arange(1, piece + 1, device="cuda")
+        tensors = dict([*model.named_parameters(), *model.named_buffers()])
+        for _, tensor in sorted(tensors.items()):
+            words = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+            parts = [
+                (words[at : at + piece] * places[: len(words[at : at + piece])]).sum()
+                for at in range(0, len(words), piece)
+            ]
+            sums.append(int(torch.stack(parts).sum()))
+        return sums
+
+    def probe_keep(self) -> None:
+        """Has the weights at hand, as a trainer has them."""
+        parameters = self.model_runner.get_model().named_parameters()
+        self.kept = {name: parameter.detach().cpu() for name, parameter in parameters}
+
+    def probe_load(self) -> None:
+        """Writes them in place, as after a sleep of level 2."""
+        import torch
+
+        with torch.no_grad():
+            for name, parameter in self.model_runner.get_model().named_parameters():
+                parameter.copy_(self.kept[name])
+
+    def probe_change(self, delta: float) -> None:
+        """Adds to the elements of one small weight."""
+        import torch
+
+        with torch.no_grad():
+            self.model_runner.get_model().model.norm.weight.add_(delta)
+
+    def probe_tags(self) -> dict[str, Any]:
+        """What tms says of its tags; {} without it."""
+        if "tms" not in sys.modules:
+            return {}
+        import tms
+
+        devices = tms.stats()["devices"] if self.probe_who()["tms"] else []
+        return {tag["tag"]: dict(tag) for device in devices for tag in device["tags"]}
+
+
+class Engine:
+    def __init__(self, backend: str, cache: float) -> None:
+        from vllm import LLM, SamplingParams
+        from vllm.engine.arg_utils import EngineArgs
+
+        folder = Path(tempfile.mkdtemp())
+        (folder / "config.json").write_text(json.dumps(MODEL))
+        settings: dict[str, Any] = {}
+        if backend != "cumem":
+            if any(field.name == "sleep_mode_backend" for field in dataclasses.fields(EngineArgs)):
+                settings["sleep_mode_backend"] = backend
+            else:
+                os.environ["TMS_VLLM"] = "1"
+        self.llm: Any = LLM(
+            model=str(folder),
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            seed=42,
+            enable_sleep_mode=True,
+            gpu_memory_utilization=0.9,
+            kv_cache_memory_bytes=int(cache * 2**30),
+            max_model_len=2048,
+            max_num_seqs=16,
+            enable_prefix_caching=False,  # each time all is computed anew
+            generation_config="vllm",
+            worker_extension_cls="vllm_driver.Probe",
+            compilation_config={
+                "mode": 0,
+                "cudagraph_mode": "FULL_DECODE_ONLY",
+                "cudagraph_capture_sizes": [1, 2, 4],
+            },
+            **settings,
+        )
+        made = random.Random(1)
+        self._prompts = [
+            {"prompt_token_ids": [1, *(made.randrange(3, 32000) for _ in range(16 + 5 * i))]}
+            for i in range(3)
+        ]
+        self._sampling = SamplingParams(
+            temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False
+        )
+        self.phases: list[dict[str, Any]] = []
+        self.ask("probe_keep")
+        self.generate()  # what is made at the first use
+        self.tokens = self.generate()
+        self.sums = self.ask("probe_sums")
+
+    def ask(self, method: str, *arguments: Any) -> Any:
+        return self.llm.collective_rpc(method, args=arguments)[0]
+
+    def generate(self) -> list[list[int]]:
+        """One prompt at a time: the same shapes each time, so that tokens repeat exactly."""
+        return [
+            list(answer.outputs[0].token_ids)
+            for prompt in self._prompts
+            for answer in self.llm.generate([prompt], self._sampling, use_tqdm=False)
+        ]
+
+    def cycle(self, name: str, level: int, *wakes: list[str] | None, check: bool = True) -> None:
+        """`wakes`: the tags of each call of wake_up, None for all."""
+        phase: dict[str, Any] = {"name": name, "before": self.ask("probe_used")}
+        begun = time.perf_counter()
+        self.llm.sleep(level=level)
+        phase["sleep_s"] = time.perf_counter() - begun
+        phase["asleep"] = self.ask("probe_used")
+        phase["tags"] = self.ask("probe_tags")
+        phase["wake_s"], phase["used"] = 0.0, []
+        for tags in wakes:
+            begun = time.perf_counter()
+            self.llm.wake_up(tags)
+            phase["wake_s"] += time.perf_counter() - begun
+            phase["used"].append(self.ask("probe_used"))
+            if level == 2 and (tags is None or "weights" in tags):
+                self.ask("probe_load")
+        if check:
+            phase["tokens"] = self.generate() == self.tokens
+            phase["weights"] = self.ask("probe_sums") == self.sums
+        self.phases.append(phase)
+        brief = {key: value for key, value in phase.items() if key != "tags"}
+        say(name, {k: round(v, 4) if isinstance(v, float) else v for k, v in brief.items()})
+
+
+def drive(engine: Engine, short: bool) -> None:
+    weights, cache = ["weights"], ["kv_cache"]
+    engine.cycle("first", 1, None)
+    for i in range(5):
+        engine.cycle(f"later {i}", 1, None, check=i == 4)
+    if short:
+        return
+    engine.cycle("weights, then cache", 1, weights, cache)
+    engine.cycle("cache, then weights", 1, cache, weights)
+    engine.cycle("both in one call", 1, [*weights, *cache])
+    # vLLM 0.26.0 restores buffers at the first wake-up after level 2, so weights come first.
+    engine.cycle("level 2, weights, then cache", 2, weights, cache)
+    engine.cycle("level 2", 2, None)
+    engine.cycle("level 1 after level 2", 1, None)
+    engine.cycle("and later", 1, None)
+    for delta in (1.0, -1.0):
+        engine.ask("probe_change", delta)
+        engine.cycle(f"a weight changed by {delta}", 1, None, check=delta < 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--backend", default="tms", help="tms or cumem, which is vLLM's own")
+    parser.add_argument("--cache-gib", type=float, default=68, help="size of the KV cache")
+    parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
+    parser.add_argument("--after", type=Path, help="begin when this file is there")
+    parser.add_argument("--timeout", type=int, default=200, help="seconds")
+    asked = parser.parse_args()
+    for name, value in {
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+        "VLLM_HOST_IP": "127.0.0.1",
+    }.items():
+        os.environ.setdefault(name, value)
+    result: dict[str, Any] = {"backend": asked.backend, "ok": False}
+    import vllm
+
+    result["vllm"] = vllm.__version__
+    while asked.after and not asked.after.exists():
+        time.sleep(0.05)
+    faulthandler.dump_traceback_later(asked.timeout, exit=True)
+    say("begins")
+    begun = time.perf_counter()
+    engine = Engine(asked.backend, asked.cache_gib)
+    result["start_s"] = time.perf_counter() - begun
+    result["who"] = engine.ask("probe_who")
+    say("up", result)
+    try:
+        result["distinct"] = len({token for answer in engine.tokens for token in answer})
+        result["repeatable"] = engine.generate() == engine.tokens
+        drive(engine, asked.short)
+        result["ok"] = True
+    finally:
+        result["phases"] = engine.phases
+        print(json.dumps(result), flush=True)
+        engine.llm.llm_engine.engine_core.shutdown()
+        faulthandler.cancel_dump_traceback_later()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator of its memory.
+
+vLLM (0.26.0) has two places for this. A *sleep-mode backend* is what a worker asks to sleep and
+wake up; `register` adds one called "tms" (tms._vllm_backend). That alone changes nothing about
+where memory lies: weights and KV cache are made inside `use_memory_pool(tag)` of the process's
+one `CuMemAllocator`, whichever backend there is. So in a worker whose backend is "tms" this
+module's `Allocator` takes that one's place, before the worker makes anything; `CuMemAllocator`
+itself then hands it to whoever asks (`vllm.device_allocator.get_mem_allocator_instance`, which
+modules of vLLM import by name).
+
+What is in it of vLLM is read in 0.26.0 and 0.33.0; tests/test_vllm.py compares the names and
+signatures with the vLLM that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import gc
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from . import _torch
+from ._control import TagStats, pause, resume, stats
+from ._errors import NotPreloadedError, NotSupportedError
+from ._library import Library, attach, library_path, load
+from ._private import private
+from ._region import pausable
+from ._scope import ThreadScope
+
+NAME = "tms"
+"""Of the backend, as in `vllm serve --sleep-mode-backend tms`."""
+
+PREFIX = "vllm."
+"""Tags of vLLM are tags of tms with this before them: `tms.pause("vllm.weights")`."""
+
+_VARIABLE = "TMS_VLLM"
+_DEFERRABLE = ("weights", "kv_cache")
+"""Tags that a wake-up of some tags may leave asleep; vLLM's callers know of no others."""
+
+_logger = logging.getLogger("vllm.tms")  # below vLLM's own, so that it is shown as vLLM's are
+
+
+def register() -> None:
+    """The entry point (group vllm.general_plugins); vLLM calls it in each of its processes.
+
+    Raises:
+        NotSupportedError: TMS_VLLM asks for tms, and this vLLM has no sleep-mode backends.
+    """
+    try:
+        backends = importlib.import_module("vllm.device_allocator.sleep_mode_backend")
+        factory = backends.SleepModeBackendFactory
+        worker = importlib.import_module("vllm.v1.worker.worker_base").WorkerBase
+    except (ImportError, AttributeError) as error:
+        if not _asked_for():
+            _logger.debug("no sleep-mode backend by tms: %s", error)
+            return
+        raise NotSupportedError(
+            f"{_VARIABLE}=1 asks for tms in vLLM's sleep mode, but vLLM {_version()} has no "
+            f"sleep-mode backends ({error}). Use vLLM 0.26.0 or later, or unset {_VARIABLE}."
+        ) from error
+    with contextlib.suppress(ValueError):  # registered already
+        factory.register_backend(NAME, "tms._vllm_backend", "TmsBackend")
+    if not hasattr(worker.__init__, "_chooses_tms"):
+        worker.__init__ = _choosing(worker.__init__)
+
+
+def _choosing(init: Any) -> Any:
+    """A worker's __init__ that chooses the process's allocator when the configuration is known."""
+
+    @functools.wraps(init)
+    def chosen(self: Any, *arguments: Any, **named: Any) -> None:
+        init(self, *arguments, **named)
+        _choose(self.vllm_config.model_config)
+
+    chosen._chooses_tms = True  # type: ignore[attr-defined]
+    return chosen
+
+
+def _choose(config: Any) -> None:
+    if not config.enable_sleep_mode:
+        return
+    if _asked_for():
+        config.sleep_mode_backend = NAME
+    cumem = sys.modules.get("vllm.device_allocator.cumem")
+    if config.sleep_mode_backend != NAME:
+        ours = cumem and cumem.CuMemAllocator.instance
+        if isinstance(ours, Allocator) and not ours.get_current_usage():
+            cumem.CuMemAllocator.instance = None  # type: ignore[union-attr]
+        return
+    platform = importlib.import_module("vllm.platforms").current_platform
+    if not platform.is_cuda():
+        raise NotSupportedError(
+            f"The sleep-mode backend {NAME!r} needs an NVIDIA GPU, and vLLM runs on "
+            f"{platform.device_name or type(platform).__name__!r} here. Choose another with "
+            f"--sleep-mode-backend, and unset {_VARIABLE}."
+        )
+    allocators = importlib.import_module("vllm.device_allocator.cumem").CuMemAllocator
+    if isinstance(allocators.instance, Allocator):
+        return
+    if allocators.instance is not None and allocators.instance.get_current_usage():
+        raise NotSupportedError(
+            f"The sleep-mode backend {NAME!r} cannot be used: an engine with another one has "
+            "memory in this process. Start the engines in processes of their own, or the other one "
+            "with this backend too."
+        )
+    allocators.instance = Allocator()
+
+
+class Allocator:
+    """What vLLM takes a CuMemAllocator for: memory by tag, that can sleep.
+
+    All of it keeps its contents in host memory, incrementally, if it is told to; what is to be
+    discarded is decided by each `sleep`.
+
+    Raises:
+        LibraryNotFoundError: there is no libtms.so.
+        NotSupportedError: PyTorch lacks what is needed.
+    """
+
+    def __init__(self) -> None:
+        self._library = _library()
+        torch = importlib.import_module("torch")
+        self._torch = torch
+        self._pluggable = private(torch, "_C._cuda_customAllocator")(
+            self._library.address_of("tms_torch_malloc"),
+            self._library.address_of("tms_torch_free"),
+        )
+        if not self._library.interposes:
+            _torch.allocate_with(self._pluggable)  # for regions of the program's own
+        self._tags: list[str] = []
+
+    @contextlib.contextmanager
+    def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
+        """Serves this thread's CUDA tensors from memory with a tag, for the body. Nests.
+
+        What is free of it after the body goes back to the device. expandable_segments is off in
+        PyTorch's settings meanwhile, for the whole process, as with vLLM's own allocator.
+        """
+        tag = self.default_tag if tag is None else tag
+        if tag not in self._tags:
+            self._tags.append(tag)
+        with _torch.without_expandable_segments(self._torch), _Pool(tag, self._pluggable):
+            yield
+
+    default_tag = "default"
+
+    def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
+        """Frees the memory of all tags. What sleeps already stays as it is.
+
+        Args:
+            offload_tags: keep their contents in host memory, which copies what has changed since
+                the last time; the others lose them. None: the default tag does.
+
+        Raises:
+            BackupError: host memory is too short for the contents. All is awake then.
+        """
+        begun = time.perf_counter()
+        kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
+        tags = self._present()
+        offloaded = sum(pause(PREFIX + tag) for tag in tags if tag in kept)
+        at = time.perf_counter()
+        discarded = self._discard(tag for tag in tags if tag not in kept)
+        done = time.perf_counter()
+        gc.collect()
+        self._torch.cuda.empty_cache()
+        _logger.info(
+            "tms: sleep freed %.2f GiB with contents kept (%.3f s) and %.2f GiB without (%.3f s); "
+            "giving back PyTorch's cache took %.3f s.",
+            offloaded / 2**30,
+            at - begun,
+            discarded / 2**30,
+            done - at,
+            time.perf_counter() - done,
+        )
+
+    def discard(self, tags: tuple[str, ...] | str) -> None:
+        """Frees the memory of tags, whose contents are lost. What sleeps already stays as it is."""
+        self._discard(tag for tag in self._present() if tag in _names(tags))
+
+    def _discard(self, tags: Iterable[str]) -> int:
+        return sum(pause(PREFIX + tag, discard=True) for tag in tags)
+
+    def wake_up(self, tags: list[str] | None = None) -> None:
+        """Brings the memory of tags back, with the contents that were kept. What is awake stays so.
+
+        Args:
+            tags: None: all. "weights" and "kv_cache" may be left out; other tags always wake.
+
+        Raises:
+            OutOfMemoryError: the device has too little free memory. Tags before it are awake, the
+                rest sleeps with its contents, and the call can be repeated.
+        """
+        for tag in self._present():
+            if tags is None or tag in tags or tag not in _DEFERRABLE:
+                begun = time.perf_counter()
+                mapped = resume(PREFIX + tag)
+                if mapped:
+                    seconds = time.perf_counter() - begun
+                    _logger.info(
+                        "tms: %.2f GiB of %s awake (%.3f s).", mapped / 2**30, tag, seconds
+                    )
+
+    def asleep(self) -> bool:
+        """Whether memory of some tag is away."""
+        return any(found["paused_bytes"] for found in _found())
+
+    def get_current_usage(self) -> int:
+        """Bytes that are allocated, awake and asleep, in use or cached."""
+        return sum(found["live_bytes"] for found in _found())
+
+    def release_pools(self) -> None:
+        """Gives what is free by now back to the device; when a worker shuts down."""
+        if self._tags:
+            gc.collect()
+            self._torch.cuda.empty_cache()
+
+    close = release_pools
+
+    def _present(self) -> list[str]:
+        """The tags that have memory, in the order in which they came."""
+        present = {found["tag"] for found in _found()}
+        return [tag for tag in self._tags if PREFIX + tag in present]
+
+
+class _Pool(ThreadScope):
+    """Serves the tensors that a thread makes from memory with a tag; not what calls cudaMalloc."""
+
+    def __init__(self, tag: str, pluggable: Any) -> None:
+        super().__init__()
+        self._tag = PREFIX + tag
+        self._pluggable = pluggable
+
+    def __str__(self) -> str:
+        return f"use_memory_pool({self._tag!r})"
+
+    def route(self, library: Library) -> _torch.Route:
+        return _torch.enter_own(("vllm", self._tag), self._pluggable)
+
+    def settings(self, library: Library) -> dict[str, Any]:
+        # Not active: what NCCL or cuBLAS take for themselves meanwhile must not be discarded.
+        return {**pausable(self._tag, "host", incremental=True), "active": False}
+
+    def left(self, route: _torch.Route | None) -> None:
+        if route and route.pool:
+            _torch.dispose(route.pool)
+
+
+def _found() -> list[TagStats]:
+    """What is known of vLLM's tags, on each device."""
+    devices = stats()["devices"]
+    return [tag for device in devices for tag in device["tags"] if tag["tag"].startswith(PREFIX)]
+
+
+def _library() -> Library:
+    try:
+        return load()
+    except NotPreloadedError:
+        return attach(ctypes.CDLL(library_path()))
+
+
+def _names(tags: Iterable[str] | str) -> tuple[str, ...]:
+    return (tags,) if isinstance(tags, str) else tuple(tags)
+
+
+_ON, _OFF = ("1", "true", "yes"), ("", "0", "false", "no")
+
+
+def _asked_for() -> bool:
+    value = os.environ.get(_VARIABLE, "").strip().lower()
+    if value not in _ON + _OFF:
+        _logger.warning("%s is %r, which is taken for 0: use 1 or 0", _VARIABLE, value)
+    return value in _ON
+
+
+def _version() -> str:
+    module = sys.modules.get("vllm")
+    return str(getattr(module, "__version__", "as it is installed"))

@@ -1,0 +1,53 @@
+"""The sleep-mode backend "tms", for vLLM alone to import (tms._vllm.register)."""
+
+from __future__ import annotations
+
+from vllm.device_allocator import get_mem_allocator_instance
+from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+from vllm.platforms import current_platform
+
+from ._errors import NotSupportedError
+from ._vllm import Allocator
+
+
+class TmsBackend(CuMemBackend):  # type: ignore[misc]
+    """What each level of sleep keeps is as in vLLM's own backend; who does it is `Allocator`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        allocator = get_mem_allocator_instance()
+        if not isinstance(allocator, Allocator):
+            raise NotSupportedError(
+                "The sleep-mode backend 'tms' was chosen, but this worker's memory was not made by "
+                "it: the plugin 'tms' was not loaded when the worker began. If VLLM_PLUGINS is set "
+                "it must name tms, and the worker's class must derive from vLLM's WorkerBase."
+            )
+        self._allocator = allocator
+
+    _state: str
+
+    def suspend(self, level: int = 1) -> None:
+        before = self._state
+        try:
+            super().suspend(level)
+        except BaseException:
+            self._state = before
+            raise
+
+    def resume(self, tags: list[str] | None = None) -> None:
+        try:
+            super().resume(tags)
+        finally:  # some tags may sleep on
+            self._state = "SUSPENDED" if self._allocator.asleep() else "RUNNING"
+
+    @classmethod
+    def is_supported(cls) -> bool:
+        return bool(current_platform.is_cuda())
+
+    @classmethod
+    def preserves_compiled_artifacts(cls) -> bool:
+        return True
+
+    @classmethod
+    def preserves_graphs_with_communicators(cls) -> bool:
+        return True  # graphs, and what communicators have, are not in memory that sleeps
