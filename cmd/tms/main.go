@@ -32,6 +32,25 @@ func main() {
 }
 
 func run(arguments []string, stdout, stderr io.Writer) int {
+	root := rootCommand()
+	root.SetArgs(arguments)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+
+	switch err := root.Execute(); {
+	case err == nil:
+		return 0
+	case errors.Is(err, errNo):
+		return exitNo
+	case errors.Is(err, errNoProcess):
+		return exitNoProcess
+	default:
+		fmt.Fprintf(stderr, "tms: %v\n", err)
+		return exitUsage
+	}
+}
+
+func rootCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "tms",
 		Short:         "Pausable GPU memory",
@@ -52,19 +71,5 @@ func run(arguments []string, stdout, stderr io.Writer) int {
 		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), pauseCommand(), resumeCommand(), doctorCommand(), replayCommand(), benchPoolsCommand())
-	root.SetArgs(arguments)
-	root.SetOut(stdout)
-	root.SetErr(stderr)
-
-	switch err := root.Execute(); {
-	case err == nil:
-		return 0
-	case errors.Is(err, errNo):
-		return exitNo
-	case errors.Is(err, errNoProcess):
-		return exitNoProcess
-	default:
-		fmt.Fprintf(stderr, "tms: %v\n", err)
-		return exitUsage
-	}
+	return root
 }
