@@ -17,6 +17,10 @@ struct forward_pitched {
 struct forward_extent {
 	size_t width, height, depth;
 };
+/* cudaIpcMemHandle_t and CUipcMemHandle, which are passed by value. */
+struct forward_ipc {
+	char reserved[64];
+};
 
 /* Functions that CUDA has once more, with _ptsz behind the name, for programs compiled with
  * --default-stream per-thread: there the stream 0 means the thread's own. */
@@ -78,6 +82,14 @@ struct forward_extent {
 	  (void *shareable, uint64_t handle, int type, unsigned long long flags),                  \
 	  (shareable, handle, type, flags))                                                        \
 	X(cuMemGetAllocationPropertiesFromHandle, (void *prop, uint64_t handle), (prop, handle))   \
+	X(cuMemImportFromShareableHandle, (uint64_t *handle, void *shareable, int type),           \
+	  (handle, shareable, type))                                                               \
+	X(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags)) \
+	X(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags)) \
+	X(cuIpcOpenMemHandle_v2, (uintptr_t *pointer, struct forward_ipc handle, unsigned flags),   \
+	  (pointer, handle, flags))                                                                \
+	X(cudaIpcOpenMemHandle, (void **pointer, struct forward_ipc handle, unsigned flags),       \
+	  (pointer, handle, flags))                                                                \
 	X(cuMemRetainAllocationHandle, (uint64_t *handle, void *address), (handle, address))       \
 	X(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),      \
 	  (name, function, version, flags))                                                        \

@@ -258,14 +258,19 @@ static void release(struct operation *operation)
 	free(operation);
 }
 
+static int refuse_reporting(void)
+{
+	return error_fail(ERROR_NOT_SUPPORTED,
+			  "called from a progress callback, whose own operation has not ended; call it when "
+			  "that has returned");
+}
+
 /* Runs the operation on a thread of the Go runtime, and waits. The caller may never come back from waiting (it
  * is cancelled, or a handler jumps out), so what both know is not on its stack; some hundred bytes then stay. */
 static int run(const struct operation *asked)
 {
 	if (reporting)
-		return error_fail(ERROR_NOT_SUPPORTED,
-				  "called from a progress callback, whose own operation has not ended; call it when "
-				  "that has returned");
+		return refuse_reporting();
 	int code = go_start(); /* in a child another thread's lock of malloc may be held for ever */
 	if (code != SUCCESS)
 		return code;
@@ -349,16 +354,30 @@ EXPORT int tms_discard(const char *tag)
 	return transition(OPERATION_DISCARD, tag, 0);
 }
 
-EXPORT int tms_resume(const char *tag)
+EXPORT int tms_pause_everything(double timeout)
 {
-	return transition(OPERATION_RESUME, tag, 0);
+	last_bytes = 0;
+	if (reporting)
+		return refuse_reporting();
+	uint64_t bytes = 0;
+	int code = everything_pause(timeout, &bytes);
+	last_bytes = bytes;
+	return code;
 }
 
 EXPORT int tms_resume_within(const char *tag, double seconds)
 {
 	if (!(seconds >= 0))
 		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
-	return transition(OPERATION_RESUME, tag, seconds);
+	if (reporting)
+		return refuse_reporting();
+	int code = everything_restore(seconds); /* any call of the driver would wait for that */
+	return code == SUCCESS ? transition(OPERATION_RESUME, tag, seconds) : code;
+}
+
+EXPORT int tms_resume(const char *tag)
+{
+	return tms_resume_within(tag, 0);
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)

@@ -20,12 +20,14 @@
 	X(cuGetProcAddress, 11030, false, cuGetProcAddress)                                                \
 	X(cuGetProcAddress, 12000, false, cuGetProcAddress_v2)                                             \
 	X(cuIpcGetMemHandle, 4010, false, cuIpcGetMemHandle)                                               \
+	X(cuIpcOpenMemHandle, 11000, false, cuIpcOpenMemHandle_v2)                                         \
 	X(cuMemAddressFree, 10020, false, cuMemAddressFree)                                                \
 	X(cuMemAlloc, 3020, false, cuMemAlloc_v2)                                                          \
 	X(cuMemAllocAsync, 11020, false, cuMemAllocAsync)                                                  \
 	X(cuMemAllocAsync, 11020, true, cuMemAllocAsync_ptsz)                                              \
 	X(cuMemAllocFromPoolAsync, 11020, false, cuMemAllocFromPoolAsync)                                  \
 	X(cuMemAllocFromPoolAsync, 11020, true, cuMemAllocFromPoolAsync_ptsz)                              \
+	X(cuMemAllocManaged, 6000, false, cuMemAllocManaged)                                               \
 	X(cuMemAllocPitch, 3020, false, cuMemAllocPitch_v2)                                                \
 	X(cuMemCreate, 10020, false, cuMemCreate)                                                          \
 	X(cuMemExportToShareableHandle, 10020, false, cuMemExportToShareableHandle)                        \
@@ -33,6 +35,7 @@
 	X(cuMemFreeAsync, 11020, false, cuMemFreeAsync)                                                    \
 	X(cuMemFreeAsync, 11020, true, cuMemFreeAsync_ptsz)                                                \
 	X(cuMemGetAllocationPropertiesFromHandle, 10020, false, cuMemGetAllocationPropertiesFromHandle)    \
+	X(cuMemImportFromShareableHandle, 10020, false, cuMemImportFromShareableHandle)                    \
 	X(cuMemMap, 10020, false, cuMemMap)                                                                \
 	X(cuMemRelease, 10020, false, cuMemRelease)                                                        \
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \

@@ -379,7 +379,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 func tmsStats(version *C.char) *C.char {
 	var text []byte
 	err := enter(func(e *vmm.Engine) error {
-		stats, err := e.Stats()
+		stats, err := statsOf(e)
 		if err != nil {
 			return err
 		}

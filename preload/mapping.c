@@ -104,8 +104,8 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
-	return TRACKED(type ? tmsMemUse(handle, true, &use) : NOT_OURS,
-		       forward_cuMemExportToShareableHandle(shareable, handle, type, flags));
+	return everything_note(__func__, TRACKED(type ? tmsMemUse(handle, true, &use) : NOT_OURS,
+						 forward_cuMemExportToShareableHandle(shareable, handle, type, flags)));
 }
 
 EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)

@@ -43,13 +43,13 @@ static int refuse_ipc(void)
 EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
 {
 	if (likely(!arena_contains(pointer)))
-		return forward_cudaIpcGetMemHandle(handle, pointer);
+		return everything_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
 	return refuse_ipc();
 }
 
 EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
 {
 	if (likely(!arena_contains((void *)pointer)))
-		return forward_cuIpcGetMemHandle(handle, pointer);
+		return everything_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
 	return refuse_ipc();
 }

@@ -405,6 +405,11 @@ func (s *server) begin(now time.Time) {
 		return
 	}
 	t := s.running
+	if t.request.Op == control.Undo {
+		for _, h := range t.client.holds {
+			t.undo = append(t.undo, h.undo...)
+		}
+	}
 	s.handed = now
 	hand(func() { s.done.Store(t.perform()) })
 }
@@ -436,6 +441,8 @@ func (s *server) collect() {
 		} else {
 			s.abandon(h)
 		}
+	} else if t.request.Op == control.Undo && reply.OK && t.client != nil {
+		t.client.holds = nil
 	} else if t.request.Op == control.Resume && reply.OK {
 		s.unhold(t.tag)
 	} else if len(s.orphans) > 0 && t.orphan {

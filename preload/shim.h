@@ -305,6 +305,15 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
+/* everything.c: the driver's checkpoint of this process. */
+HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
+HIDDEN void everything_set(bool now);
+HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: none was called */
+HIDDEN int everything_note(const char *call, int code); /* that one was, if it has worked; the code */
+HIDDEN int everything_pause(double timeout, uint64_t *bytes);
+HIDDEN int everything_restore(double wait); /* the driver's part undone; nothing where it was not asked for */
+extern int tms_serve(void);
+
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
 HIDDEN int pool_cuda_free(uintptr_t pointer, int device);

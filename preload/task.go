@@ -36,7 +36,7 @@ type task struct {
 	request   control.Request
 	tag       *string     // its tag, by its name
 	withdrawn atomic.Bool // what waits for memory is to end
-	undo      []*string   // set by a pause: tags by whose resume it is undone, nil for all
+	undo      []*string   // tags by whose resume a pause is undone, nil for all: set by the pause, done by an undo
 }
 
 // hand runs work on another thread, and has it begin at once: see tmsOperation.
@@ -54,22 +54,15 @@ func (t *task) perform() *control.Reply {
 	start := time.Now()
 	var reply control.Reply
 	err := guard.Call(func() (err error) {
-		e := engine.Load()
-		if e == nil { // nothing pausable was ever made
-			return nil
-		}
-		var operation C.struct_operation
-		C.operation_settings(&operation, C.control_environment.temporary)
-		options := optionsOf(&operation)
-		options.Tag = t.tag
-		if t.request.Op == control.Resume {
-			reply.Bytes, err = t.resume(e, options)
+		if err := t.everything(); err != nil {
 			return err
 		}
-		undo := t.undoing(e)
-		reply.Bytes, err = pauseFromOutside(e, options, t.request.TimeoutSeconds(), t.request.Force)
-		if reply.Bytes > 0 {
-			t.undo = undo
+		e := engine.Load()
+		if e != nil {
+			reply.Bytes, err = t.carryOut(e)
+		}
+		if t.request.Everything && t.request.Op == control.Pause {
+			C.everything_set(C.bool(err == nil))
 		}
 		return err
 	})
@@ -79,6 +72,40 @@ func (t *task) perform() *control.Reply {
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
 	}
 	return &reply
+}
+
+// carryOut does what the engine has to.
+func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
+	var operation C.struct_operation
+	C.operation_settings(&operation, C.control_environment.temporary)
+	options := optionsOf(&operation)
+	options.Tag = t.tag
+	switch t.request.Op {
+	case control.Resume:
+		return t.resume(e, options)
+	case control.Undo:
+		for _, tag := range t.undo {
+			options.Tag = tag
+			resumed, err := t.resume(e, options)
+			if bytes += resumed; err != nil {
+				return bytes, err
+			}
+		}
+		return bytes, nil
+	case control.Move:
+		to := vmm.BackupHost
+		if t.request.To == control.ToDisk {
+			to = vmm.BackupDisk
+		}
+		return e.Move(options, to)
+	default:
+		undo := t.undoing(e)
+		bytes, err = pauseFromOutside(e, options, t.request.TimeoutSeconds(), t.request.Force)
+		if bytes > 0 {
+			t.undo = undo
+		}
+		return bytes, err
+	}
 }
 
 // resume tries again while memory is short, unless it is withdrawn.
@@ -151,7 +178,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
 		if e := engine.Load(); e != nil {
 			if err = room(); err == nil {
-				state.Stats, err = e.Stats()
+				state.Stats, err = statsOf(e)
 			}
 		}
 		if err == nil {

@@ -95,6 +95,17 @@ int tms_resume(const char *tag);
  * the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
+/* Pauses all, as tms_pause_gated where there is a gate and as tms_pause where there is none, and then has the driver take
+ * what is left of this process on its devices: contexts, code, graphs, CUDA's own memory (cuCheckpointProcessLock and
+ * Checkpoint, of driver 570 or later). When it returns, all CUDA calls of the process wait until tms_resume (of any tag)
+ * or tms resume PID has brought that back. No process can do this to itself: the command tms is started, which is
+ * looked for beside the library and on the path, or named by TMS_COMMAND, and which the process serves (tms_serve).
+ *
+ * timeout is in seconds, for the program's threads and for work on the devices to come to an end. After an error all is
+ * as before, or tms_last_error says what is not. 909 when it is late; 801 where the driver cannot do it, or could not
+ * but would lose the process: managed memory, memory shared with other processes, a part of a GPU (MIG). */
+int tms_pause_everything(double timeout);
+
 /* Has the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same
  * user. Starts the library's threads, and returns when it listens; a second call does nothing. 304: the socket
  * cannot be made, and tms_last_error says why. */

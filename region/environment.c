@@ -45,6 +45,7 @@ static const char *const variables[] = {
 	"TMS_VERIFY",
 	"TMS_DEBUG",
 	"TMS_SHAREABLE",
+	"TMS_COMMAND",
 	"TMS_CONTROL",
 	"TMS_TRACE",
 	"TMS_EXCLUDE",

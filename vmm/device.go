@@ -130,3 +130,19 @@ func (d *device) copying(bytes uint64) {
 		p.total.Store(bytes)
 	}
 }
+
+// DeviceNames lists the names of all devices, by ordinal. (cuDeviceGetName)
+func (e *Engine) DeviceNames() ([]string, error) {
+	count, err := e.driver.DeviceCount()
+	names := make([]string, count)
+	for ordinal := range names {
+		var device cuda.Device
+		if device, err = e.driver.DeviceGet(ordinal); err == nil {
+			names[ordinal], err = e.driver.DeviceName(device)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	return names, err
+}

@@ -12,7 +12,7 @@ import (
 // Progress is how far a pause or resume has come with the contents of a device.
 type Progress struct {
 	Device    int    `json:"-"`
-	Operation string `json:"operation"`   // "pause" or "resume"
+	Operation string `json:"operation"`   // "pause", "resume" or "move"
 	Done      uint64 `json:"done_bytes"`  // copied so far
 	Total     uint64 `json:"total_bytes"` // to be copied
 }

@@ -2,12 +2,15 @@ package vmm
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 	"unicode/utf8"
 
+	"tms/internal/clock"
 	"tms/vmm/reclaim"
 )
 
@@ -16,6 +19,9 @@ type Stats struct {
 	Version string        `json:"version"`
 	Started bool          `json:"started"`
 	Devices []DeviceStats `json:"devices"`
+	// Everything tells that all was paused for the driver's checkpoint, while which the driver is not asked:
+	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
+	Everything bool `json:"everything"`
 	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
 	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
 	Waiting []reclaim.Waiting `json:"waiting"`
@@ -56,19 +62,28 @@ type TagStats struct {
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
 }
 
+// KnownStats reads the statistics without a call of the driver, which would wait while the process is checkpointed.
+// Errors: of another thread's, made meanwhile, nothing can be known.
+func (e *Engine) KnownStats() (Stats, error) {
+	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); clock.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			return Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all of the process's CUDA calls " +
+				"do until everything of it is resumed")
+		}
+	}
+	defer e.mu.Unlock()
+	stats, _ := e.recorded()
+	stats.Everything = true
+	return stats, nil
+}
+
+// knownWithin is how long is waited for a thread that has the records.
+const knownWithin = time.Second
+
 // Stats reads the statistics. A segment that a pause or resume works on counts as before it.
 func (e *Engine) Stats() (Stats, error) {
 	e.mu.Lock()
-	stats := Stats{Started: true, Devices: []DeviceStats{}}
-	devices := make([]*device, 0, len(e.devices))
-	for _, d := range e.devices {
-		devices = append(devices, d)
-	}
-	slices.SortFunc(devices, func(x, y *device) int { return x.ordinal - y.ordinal })
-	for _, d := range devices {
-		stats.Devices = append(stats.Devices, e.statsOf(d))
-	}
-	waiting := e.waitingFrees()
+	stats, devices := e.recorded()
 	e.mu.Unlock()
 	for i, d := range devices {
 		var err error
@@ -82,8 +97,22 @@ func (e *Engine) Stats() (Stats, error) {
 		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
 	}
-	stats.Waiting = append(e.driver.Reclaim.Waiting(), waiting...)
 	return stats, nil
+}
+
+// recorded is what the records say. The caller holds e.mu.
+func (e *Engine) recorded() (Stats, []*device) {
+	stats := Stats{Started: true, Devices: []DeviceStats{}}
+	devices := make([]*device, 0, len(e.devices))
+	for _, d := range e.devices {
+		devices = append(devices, d)
+	}
+	slices.SortFunc(devices, func(x, y *device) int { return x.ordinal - y.ordinal })
+	for _, d := range devices {
+		stats.Devices = append(stats.Devices, e.statsOf(d))
+	}
+	stats.Waiting = append(e.driver.Reclaim.Waiting(), e.waitingFrees()...)
+	return stats, devices
 }
 
 // statsOf is what is known of a device without asking the driver. The caller holds e.mu.

@@ -61,8 +61,9 @@ func psCommand() *cobra.Command {
 their first pausable allocation on), with a row for each tag on each device:
   LIVE    what the program has allocated, active and paused
   HELD    device memory that it has now
-  STATE   active; paused, and since when; partly, if a part of the tag is paused; pausing, resuming
-  BACKUP  what holds the contents: host memory, files, or memory of other devices
+  STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
+          take all of the process (tms pause --everything); pausing, resuming, moving
+  BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
 A process that does not answer within a second is listed as such.
 
 Exit status: 0.`,
@@ -149,7 +150,7 @@ func rows(p process, now time.Time) (table [][]string) {
 	for _, d := range p.Stats.Devices {
 		for _, tag := range d.Tags {
 			table = append(table, []string{pid, command, fmt.Sprint(d.Device), printable(tag.Tag), short(tag.LiveBytes),
-				short(tag.PhysicalBytes), stateOf(p, d, tag, now), short(tag.BackupBytes)})
+				short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
 		}
 	}
 	if table == nil {
@@ -166,10 +167,30 @@ func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) stri
 		return "active"
 	}
 	word := "paused"
+	if p.Stats.Everything {
+		word = "out" // the driver has the rest
+	}
 	if tag.PhysicalBytes > 0 {
 		word = "partly"
 	}
 	return word + " " + age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
+}
+
+// backup is how many bytes hold contents, and where.
+func backup(tag vmm.TagStats) string {
+	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
+	where := " mixed"
+	switch tag.BackupBytes {
+	case 0:
+		where = ""
+	case tag.HostBytes:
+		where = " host"
+	case tag.DiskBytes:
+		where = " disk"
+	case peer:
+		where = " peer"
+	}
+	return short(tag.BackupBytes) + where
 }
 
 // age is a time in at most three characters, but for years.

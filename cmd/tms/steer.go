@@ -31,6 +31,9 @@ type outcome struct {
 	Seconds float64 `json:"seconds"`
 	Code    int     `json:"code"`
 	Error   string  `json:"error,omitempty"`
+	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
+	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
+	DriverSeconds float64 `json:"driver_seconds,omitempty"`
 
 	unreachable bool
 }
@@ -39,6 +42,7 @@ type outcome struct {
 type steering struct {
 	all    bool
 	asJSON bool
+	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
 }
 
@@ -51,6 +55,8 @@ func (s *steering) add(command *cobra.Command) {
 	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
 	flags.StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
 	flags.BoolVar(&s.asJSON, "json", false, "print one JSON array")
+	flags.BoolVar(&s.report, "report", false, "")
+	_ = flags.MarkHidden("report")
 	command.ValidArgsFunction = completeProcesses
 	command.Args = func(command *cobra.Command, arguments []string) error {
 		if command.Flags().Changed("tag") && s.tag == "" {
@@ -86,7 +92,7 @@ func (s *steering) request(op string) control.Request {
 }
 
 // run asks all processes at once, and tells of each when it is done.
-func (s *steering) run(command *cobra.Command, arguments []string, request control.Request, say func(outcome) string) error {
+func (s *steering) run(command *cobra.Command, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
 	pids, err := processes(arguments)
 	if s.all {
 		pids, err = client.List()
@@ -104,11 +110,13 @@ func (s *steering) run(command *cobra.Command, arguments []string, request contr
 	var all sync.WaitGroup
 	for i, pid := range pids {
 		all.Go(func() {
-			o := ask(ctx, pid, request)
+			o := ask(ctx, pid)
 			telling.Lock()
 			defer telling.Unlock()
 			outcomes[i] = o
-			if !o.OK {
+			if s.report {
+				fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", o.Code, o.Bytes, o.Error)
+			} else if !o.OK {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, o.Error)
 			} else if !s.asJSON {
 				fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, say(o))
@@ -134,38 +142,6 @@ func writeJSON(to io.Writer, value any) error {
 	return json.NewEncoder(to).Encode(value)
 }
 
-// ask has one process do a request. What it has paused is kept only once that is done: until then it is resumed if this
-// command ends.
-func ask(ctx context.Context, pid int, request control.Request) outcome {
-	o := outcome{PID: pid, Code: exitNo}
-	failed := func(err error) outcome {
-		o.Error, o.unreachable = err.Error(), errors.Is(err, client.ErrUnreachable)
-		if errors.Is(err, context.Canceled) {
-			o.Error = "interrupted: what had not begun is withdrawn, and a pause that had is undone"
-		}
-		return o
-	}
-	process, err := client.Dial(pid)
-	if err != nil {
-		return failed(err)
-	}
-	defer process.Close()
-	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
-		return failed(err)
-	}
-	reply, err := process.Do(ctx, request)
-	if err == nil && reply.OK && request.Op == control.Pause {
-		var kept control.Reply
-		if kept, err = process.Do(ctx, control.Request{Op: control.Keep}); err == nil && !kept.OK {
-			reply = kept
-		}
-	}
-	if err != nil {
-		return failed(err)
-	}
-	return outcome{PID: pid, OK: reply.OK, Bytes: reply.Bytes, Seconds: reply.Seconds, Code: reply.Code, Error: reply.Error}
-}
-
 // completeProcesses completes the numbers of processes that listen, with their commands.
 func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
 	for _, p := range statuses(300 * time.Millisecond) {
@@ -179,7 +155,8 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 func pauseCommand() *cobra.Command {
 	var s steering
 	var timeout float64
-	var force bool
+	var force, everything bool
+	var to string
 	command := &cobra.Command{
 		Use:   "pause PID...",
 		Short: "Give the GPU memory of running processes back to the device",
@@ -192,26 +169,37 @@ device work, and then wait for the resume. If it does not come to such a moment 
 kernel that does not end), it goes on as before, and the error says what was waited for. Other programs' threads
 cannot be held up, so they are paused with --force alone: a kernel that uses paused memory ends the program.
 
+With --everything the driver then takes what is left of a process on its devices: contexts, code, graphs, CUDA's own
+memory (driver 570 or later; a few MiB stay). All CUDA calls of the process wait until tms resume. What the driver
+cannot checkpoint is refused: managed memory, memory shared with other processes, parts of GPUs (MIG).
+
+With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP_DIR of the process), also of what is
+paused already; with --to host back to host memory, for a faster resume.
+
 If this command is interrupted, what it has not finished is undone.
 ` + steeringStatus,
 		Example: `  tms pause 12345
-  tms pause --all --tag weights`,
+  tms pause --all --tag weights
+  tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if timeout < 0 || timeout > control.MaxSeconds {
 				return fmt.Errorf("--timeout %g: give seconds, from 0 to %d", timeout, control.MaxSeconds)
 			}
-			request := s.request(control.Pause)
-			request.Timeout, request.Force = &timeout, force
-			return s.run(command, arguments, request, func(o outcome) string {
-				if o.Bytes == 0 {
-					return "nothing to pause"
-				}
-				return fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
-			})
+			if to != "" && to != control.ToDisk && to != control.ToHost {
+				return fmt.Errorf("--to %s: contents can be moved to disk or to host", to)
+			}
+			if everything && s.tag != "" {
+				return errors.New("--everything is of a whole process: leave --tag out")
+			}
+			p := pausing{request: s.request(control.Pause), to: to}
+			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
+			return s.run(command, arguments, p.pause, func(o outcome) string { return p.say(o) })
 		},
 	}
 	s.add(command)
 	command.Flags().Float64Var(&timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
+	command.Flags().BoolVar(&everything, "everything", false, "have the driver take what is left of the process on its devices, too")
+	command.Flags().StringVar(&to, "to", "", "where contents are to wait: disk, or host (memory)")
 	command.Flags().BoolVar(&force, "force", false, "pause also where not all work of the program can be held up: you know that there is none")
 	return command
 }
@@ -219,11 +207,13 @@ If this command is interrupted, what it has not finished is undone.
 func resumeCommand() *cobra.Command {
 	var s steering
 	var wait float64
+	var driverOnly bool
 	command := &cobra.Command{
 		Use:   "resume PID...",
 		Short: "Take the GPU memory of paused processes again",
 		Long: `Has processes take their GPU memory again, at the same addresses and with the contents that were kept. It
-resumes whatever is paused, also what the program has paused itself.
+resumes whatever is paused, also what the program has paused itself. What the driver has taken (tms pause --everything)
+comes back first, also when that pause was interrupted.
 ` + steeringStatus,
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
@@ -233,15 +223,22 @@ resumes whatever is paused, also what the program has paused itself.
 			}
 			request := s.request(control.Resume)
 			request.Wait = wait
-			return s.run(command, arguments, request, func(o outcome) string {
-				if o.Bytes == 0 {
-					return "nothing to resume"
+			r := resuming{request, driverOnly}
+			return s.run(command, arguments, r.resume, func(o outcome) string {
+				text := "nothing to resume"
+				if o.Bytes > 0 {
+					text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
 				}
-				return fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+				if o.DriverSeconds > 0 {
+					text += fmt.Sprintf("; what the driver had in %.2f s", o.DriverSeconds)
+				}
+				return text
 			})
 		},
 	}
 	s.add(command)
 	command.Flags().Float64Var(&wait, "wait", 0, "seconds to try again while others hold the memory")
+	command.Flags().BoolVar(&driverOnly, "driver", false, "") // for libtms.so, which does the rest itself
+	_ = command.Flags().MarkHidden("driver")
 	return command
 }

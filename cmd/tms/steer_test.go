@@ -127,7 +127,7 @@ func TestSteering(t *testing.T) {
 	for _, line := range lines {
 		require.LessOrEqual(t, len([]rune(line)), tableWidth)
 	}
-	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB$`, out)
+	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB host$`, out)
 	require.Regexp(t, `(?m)^ *`+second+` \S+ +0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
 
 	// Several at once: what can be done is done.
@@ -244,7 +244,7 @@ func TestProcessTable(t *testing.T) {
 	long := strings.Repeat("long", 30)
 	tag := func(name string, physical, paused uint64, since time.Duration) vmm.TagStats {
 		return vmm.TagStats{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
-			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused}
+			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused, HostBytes: paused}
 	}
 	devices := []vmm.DeviceStats{
 		{Device: 0, Tags: []vmm.TagStats{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
@@ -257,12 +257,12 @@ func TestProcessTable(t *testing.T) {
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"},
 	}, now))
-	require.Equal(t, `    PID COMMAND      DEVICE TAG              LIVE     HELD STATE          BACKUP
-      1 short             0 größe        0.98 KiB 0.98 KiB active              0
-      1 short             0 longlonglon… 1.00 TiB 1.00 GiB partly 99m   1.00 TiB
-      1 short             7 �[2J         15.0 GiB        0 pausing      15.0 GiB
-      1 short             8 a            16.0 EiB        0 paused 4000d 16.0 EiB
-4194304 longlonglon…      - -                   0        0 -                   0
+	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
+      1 short          0 größe      0.98 KiB 0.98 KiB active                   0
+      1 short          0 longlongl… 1.00 TiB 1.00 GiB partly 99m   1.00 TiB host
+      1 short          7 �[2J       15.0 GiB        0 pausing      15.0 GiB host
+      1 short          8 a          16.0 EiB        0 paused 4000d 16.0 EiB host
+4194304 longlong…      - -                 0        0 -                        0
      12 cannot be asked: it does not answer
 `, out.String())
 	for line := range strings.Lines(out.String()) {

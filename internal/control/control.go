@@ -38,6 +38,14 @@ const (
 	Resume = "resume" // takes it again
 	Keep   = "keep"   // what this client has paused stays so when it goes
 	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
+	Undo   = "undo"   // resumes what this client has paused and not kept
+	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
+)
+
+// Where a move can take contents.
+const (
+	ToDisk = "disk"
+	ToHost = "host"
 )
 
 // MaxSeconds is the most that a request may have a process wait: a year.
@@ -57,6 +65,12 @@ type Request struct {
 	Force   bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
 	Keep    bool     `json:"keep,omitempty"`  // the pause stays when the client goes, even before it is done
 	Wait    float64  `json:"wait,omitempty"`  // how many seconds a resume tries again while memory is short
+	// Everything, of a pause without a tag: the client will take the rest by the driver's checkpoint, which the
+	// process then cannot see, so it refuses what the driver cannot checkpoint and remembers that it was asked. Of a
+	// move: that client's, before the driver does it. Of a resume: the client has undone it. Other requests than these
+	// that change something are refused while it is remembered.
+	Everything bool   `json:"everything,omitempty"`
+	To         string `json:"to,omitempty"` // of a move: ToDisk or ToHost
 }
 
 // Reply answers one request.
@@ -75,7 +89,7 @@ type Reply struct {
 type ProcessState struct {
 	PID     int       `json:"pid"` // as the process knows it
 	Command string    `json:"command"`
-	Doing   string    `json:"doing"` // Pause or Resume while it does one that was asked for here; else ""
+	Doing   string    `json:"doing"` // the operation while it does one that was asked for here; else ""
 	Gated   bool      `json:"gated"` // its threads can be held during a pause
 	Stats   vmm.Stats `json:"stats"`
 }
@@ -109,9 +123,15 @@ func wrongVersion(version int) error {
 
 func (r *Request) check() error {
 	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel:
+	case Status, Pause, Resume, Keep, Cancel, Undo, Move:
 	default:
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep and cancel", r.Op)
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo and move", r.Op)
+	}
+	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
+		return errors.New("everything is of a resume, a move, or a pause without a tag")
+	}
+	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" {
+		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move", r.To)
 	}
 	if (r.Timeout != nil || r.Force || r.Keep) && r.Op != Pause {
 		return fmt.Errorf("timeout, force and keep are of a pause, not of %s", r.Op)
@@ -119,8 +139,8 @@ func (r *Request) check() error {
 	if r.Wait != 0 && r.Op != Resume {
 		return fmt.Errorf("wait is of a resume, not of %s", r.Op)
 	}
-	if r.Tag != nil && r.Op != Pause && r.Op != Resume {
-		return fmt.Errorf("a tag is of a pause or resume, not of %s", r.Op)
+	if r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move {
+		return fmt.Errorf("a tag is of a pause, resume or move, not of %s", r.Op)
 	}
 	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)

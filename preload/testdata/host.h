@@ -24,6 +24,7 @@
 #pragma weak tms_last_bytes
 #pragma weak tms_last_error
 #pragma weak tms_pause
+#pragma weak tms_pause_everything
 #pragma weak tms_pause_gated
 #pragma weak tms_discard
 #pragma weak tms_prepare

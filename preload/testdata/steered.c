@@ -113,9 +113,40 @@ static int in_child(void)
 	return WEXITSTATUS(status);
 }
 
+int cudaLaunchHostFunc(void *, void (*)(void *), void *);
+int cudaStreamDestroy(void *);
+int cudaIpcGetMemHandle(void *, void *);
+
+/* Inside a call of CUDA for so many milliseconds. */
+static void nap(void *milliseconds)
+{
+	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+}
+
+static pthread_t busy_thread;
+static void *own; /* what is not pausable */
+
+static void *busy(void *milliseconds)
+{
+	void *stream;
+	EXPECT(cudaStreamCreate(&stream), 0);
+	EXPECT(cudaLaunchHostFunc(stream, nap, milliseconds), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	EXPECT(cudaStreamDestroy(stream), 0);
+	return NULL;
+}
+
+static _Atomic int children;
+
+static void count_child(int signal)
+{
+	(void)signal;
+	children++;
+}
+
 static const char *run(char *line, char *const *argv)
 {
-	static char answer[200];
+	static char answer[2000];
 	char *word = strtok(line, " \n"), *rest = strtok(NULL, "\n");
 	CHECK(word);
 	snprintf(answer, sizeof answer, "ok");
@@ -128,7 +159,30 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(tms_pause(rest), 0);
 	else if (strcmp(word, "resume") == 0)
 		EXPECT(tms_resume(rest), 0);
-	else if (strcmp(word, "check") == 0)
+	else if (strcmp(word, "everything") == 0) {
+		int code = tms_pause_everything(atof(rest));
+		snprintf(answer, sizeof answer, "%d %llu %s", code, (unsigned long long)tms_last_bytes(),
+			 code ? tms_last_error() : "");
+	} else if (strcmp(word, "again") == 0) { /* a resume that may fail */
+		int code = tms_resume(NULL);
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "own") == 0) {
+		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
+		EXPECT(cudaMemset(own, 7, MIB), 0);
+	} else if (strcmp(word, "export") == 0) {
+		char handle[64];
+		EXPECT(cudaIpcGetMemHandle(handle, own), 0);
+	} else if (strcmp(word, "busy") == 0) {
+		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
+		pthread_detach(busy_thread);
+	} else if (strcmp(word, "signal") == 0) { /* for SIGCHLD, and how often it came */
+		signal(SIGCHLD, count_child);
+		snprintf(answer, sizeof answer, "%d", children);
+	} else if (strcmp(word, "stats") == 0) {
+		char text[4000];
+		CHECK(tms_stats_json(text, sizeof text) < sizeof text);
+		snprintf(answer, sizeof answer, "%d", strstr(text, "\"everything\":true") != NULL);
+	} else if (strcmp(word, "check") == 0)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
 	else if (strcmp(word, "free") == 0)
 		snprintf(answer, sizeof answer, "%zu", free_bytes() / MIB);

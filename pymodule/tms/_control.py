@@ -43,10 +43,10 @@ class TagStats(TypedDict):
 
 
 class ProgressStats(TypedDict):
-    """Of a pause or resume that is running."""
+    """Of a pause, resume or move that is running."""
 
     operation: str
-    """"pause" or "resume"."""
+    """"pause", "resume" or "move"."""
     done_bytes: int
     """Contents copied so far."""
     total_bytes: int
@@ -94,9 +94,19 @@ class Stats(TypedDict):
     devices: list[DeviceStats]
     waiting: list[WaitingStats]
     """Given up, and not back with the driver or the system yet."""
+    everything: bool
+    """Whether all was paused for the driver's checkpoint (pause(everything=True)). The driver is not
+    asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are then 0."""
 
 
-def pause(tag: str | None = None, *, discard: bool = False, progress: Progress = False) -> int:
+def pause(
+    tag: str | None = None,
+    *,
+    discard: bool = False,
+    progress: Progress = False,
+    everything: bool = False,
+    timeout: float = 30,
+) -> int:
     """Gives the physical memory of a tag back to the device; every address stays reserved.
 
     Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
@@ -112,10 +122,15 @@ def pause(tag: str | None = None, *, discard: bool = False, progress: Progress =
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
             in all, about 20 times a second and at the end. It comes from another thread, which the
-            pause waits for: pausing or resuming in it raises NotSupportedError.
+            pause waits for: pausing or resuming in it raises NotSupportedError. Not with everything.
+        everything: then has the driver take what is left of this process on all devices: contexts,
+            code, graphs, CUDA's own memory; a few MiB stay (cuCheckpointProcessCheckpoint, driver 570
+            or later). All CUDA calls of the process, in every thread, wait until `resume`, or
+            `tms resume PID` of another process. The tms command is started for it.
+        timeout: with everything: seconds for work on the devices, and calls of other threads, to end.
 
     Returns:
-        How many bytes of device memory were freed.
+        How many bytes of device memory were freed; with everything not counting what the driver took.
 
     Raises:
         BackupError: host memory is too short for the contents (backup="host"), or their files
@@ -123,10 +138,19 @@ def pause(tag: str | None = None, *, discard: bool = False, progress: Progress =
         CaptureError: a stream is being captured into a CUDA graph.
         ForkedError: the process was forked after tms had been used.
         NotPreloadedError: libtms.so is not in this process.
-        TmsError: anything else that CUDA reports; `code` is the cudaError_t.
+        NotSupportedError: with everything: the driver cannot do it, or would lose the process: managed
+            memory, memory shared with other processes, a part of a GPU (MIG).
+        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout.
+        ValueError: everything with a tag, discard or progress, or a timeout that is no number of seconds.
     """
     library = load()
     checked = None if tag is None else check_tag(tag)
+    if everything:
+        if checked is not None or progress or discard:
+            raise ValueError("everything is paused without a tag, discard and progress")
+        if not timeout >= 0:
+            raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
+        return library.pause_everything(timeout)
     with reported(library, progress):
         return library.discard(checked) if discard else library.pause(checked)
 

@@ -100,6 +100,7 @@ class Library:
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
         self._trim = bind("tms_trim", ctypes.c_int)
         self._serve = bind("tms_serve", ctypes.c_int)
+        self._pause_everything = bind("tms_pause_everything", ctypes.c_int, ctypes.c_double)
         self._set_disk_directory = bind("tms_set_disk_backup_dir", None, ctypes.c_char_p)
         self._set_progress = bind("tms_set_progress_callback", None, PROGRESS, ctypes.c_void_p)
         self._last_error = bind("tms_last_error", ctypes.c_char_p)
@@ -222,6 +223,13 @@ class Library:
     def trim(self) -> None:
         """tms_trim, its error code raised."""
         self._check(self._trim(), "trimming", None)
+
+    def pause_everything(self, timeout: float) -> int:
+        """tms_pause_everything, its error code raised; the bytes that it freed (tms_last_bytes)."""
+        code = self._pause_everything(timeout)
+        if code:
+            raise from_code(code, "pausing everything", self.last_error)
+        return int(self._last_bytes())
 
     def serve(self) -> None:
         """tms_serve, its error code raised."""

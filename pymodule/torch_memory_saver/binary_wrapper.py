@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, a
     "tms_set_progress_callback": (None, PROGRESS, ctypes.c_void_p),
     "tms_trim": (_CODE,),
     "tms_serve": (_CODE,),
+    "tms_pause_everything": (_CODE, ctypes.c_double),
     "set_memory_margin_bytes": (None, ctypes.c_uint64),
     "tms_set_retain_cpu_backup": (None, _BOOL),
     "tms_get_retain_cpu_backup": (_BOOL,),

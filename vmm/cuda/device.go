@@ -1,6 +1,9 @@
 package cuda
 
-import "unsafe"
+import (
+	"strings"
+	"unsafe"
+)
 
 // Device is a CUdevice.
 type Device int32
@@ -37,6 +40,14 @@ func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error
 	var value int32
 	err := d.call(fnDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), uintptr(attribute), uintptr(device))
 	return int(value), err
+}
+
+// DeviceName is cuDeviceGetName; that of a part of a GPU ends with " MIG " and what part.
+func (d *Driver) DeviceName(device Device) (string, error) {
+	text := make([]byte, 256)
+	err := d.call(fnDeviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
+	name, _, _ := strings.Cut(string(text), "\x00")
+	return name, err
 }
 
 // DeviceTotalMem is cuDeviceTotalMem, in bytes.

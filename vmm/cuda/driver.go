@@ -30,6 +30,7 @@ var (
 	fnDeviceGet                       = named("cuDeviceGet")
 	fnDeviceGetCount                  = named("cuDeviceGetCount")
 	fnDeviceGetAttribute              = named("cuDeviceGetAttribute")
+	fnDeviceGetName                   = named("cuDeviceGetName")
 	fnDeviceTotalMem                  = named("cuDeviceTotalMem_v2")
 	fnDeviceCanAccessPeer             = named("cuDeviceCanAccessPeer")
 	fnDevicePrimaryCtxRetain          = named("cuDevicePrimaryCtxRetain")

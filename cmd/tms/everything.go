@@ -1,0 +1,304 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"tms/internal/checkpoint"
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+)
+
+// A process is paused over its socket, then by the driver where all of it is to go, and resumed the other way round.
+// Nothing is written down of what has been done: the driver knows its part and the process its own, so that a resume
+// goes on from wherever a pause has ended. Until all is done the pause is not kept: should this command end, the
+// process undoes its part, as soon as the driver lets it.
+
+// driverTime is how long the driver may take for a checkpoint or a restore: it copies what is left of a process.
+const driverTime = 2 * time.Minute
+
+// undoTime is how long a process may take to resume what could not be paused as was asked.
+const undoTime = 10 * time.Minute
+
+const otherwise = "; without --everything, what is pausable can be paused"
+
+// pausing is what is asked of each process.
+type pausing struct {
+	request control.Request
+	to      string // where contents go then; "": they stay
+}
+
+func (p pausing) say(o outcome) string {
+	text := "nothing to pause"
+	if o.Bytes > 0 {
+		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+	}
+	if o.MovedBytes > 0 {
+		text += fmt.Sprintf("; %s moved to %s", readable.Bytes(o.MovedBytes), p.to)
+	}
+	if o.DriverSeconds > 0 {
+		text += fmt.Sprintf("; the rest by the driver in %.2f s", o.DriverSeconds)
+	}
+	return text
+}
+
+// pause has one process pause.
+func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
+	var driver *checkpoint.Driver
+	if p.request.Everything {
+		var done bool
+		var err error
+		if driver, done, err = free(pid); err != nil || done {
+			return ended(outcome{PID: pid, OK: done}, err)
+		}
+	}
+	process, err := client.Dial(pid)
+	if err != nil {
+		return ended(outcome{PID: pid}, err)
+	}
+	defer process.Close()
+	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+		return ended(outcome{PID: pid}, err)
+	}
+	o = outcome{PID: pid}
+	reply, err := process.Do(ctx, p.request)
+	o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
+	if err = failure(reply, err); err != nil {
+		return ended(o, err)
+	}
+	if p.to != "" {
+		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to, Everything: p.request.Everything})
+		o.MovedBytes = reply.Bytes
+		if err != nil { // of the connection: without it the process undoes the pause
+			return ended(o, err)
+		}
+		if err = failure(reply, nil); err != nil && driver == nil {
+			err = fmt.Errorf("paused, but its contents are where they were: %w", err)
+		}
+	}
+	if err == nil && driver != nil {
+		start := time.Now()
+		err = take(ctx, driver, pid, time.Duration(p.request.TimeoutSeconds()*float64(time.Second)))
+		o.DriverSeconds = time.Since(start).Seconds()
+	}
+	if err != nil && driver != nil {
+		return ended(o, p.undone(driver, process, pid, err))
+	}
+	kept, failed := process.Do(context.WithoutCancel(ctx), control.Request{Op: control.Keep})
+	if failed = failure(kept, failed); failed != nil {
+		err = failed
+		if driver != nil {
+			err = p.undone(driver, process, pid, failed)
+		}
+	}
+	return ended(o, err)
+}
+
+// free tells whether a process can be checkpointed; done: it is.
+func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
+	if driver, err = checkpoint.Open(); err != nil {
+		return nil, false, fmt.Errorf("%w%s", err, otherwise)
+	}
+	state, err := driver.State(pid)
+	switch {
+	case err != nil:
+		return nil, false, fmt.Errorf("%w%s", err, otherwise)
+	case state == checkpoint.Checkpointed:
+		return driver, true, nil
+	case state != checkpoint.Running:
+		return nil, false, &stateError{state, fmt.Sprintf("the driver has it %v already; tms resume %d lets it go on", state, pid)}
+	}
+	return driver, false, nil
+}
+
+type stateError struct {
+	state checkpoint.State
+	words string
+}
+
+func (e *stateError) Error() string { return e.words }
+
+// take has the driver lock a process and checkpoint it.
+func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.Duration) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := driver.Lock(pid, timeout); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if err := driver.Checkpoint(pid, driverTime); err != nil {
+		return err
+	}
+	state, err := driver.State(pid)
+	if err == nil && state != checkpoint.Checkpointed {
+		err = &stateError{state, fmt.Sprintf("the driver has it %v after a checkpoint that it did not refuse", state)}
+	}
+	if err == nil {
+		err = ctx.Err()
+	}
+	return err
+}
+
+// undone takes back all that was done, and says what came of that.
+func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error) error {
+	cause = interrupted(cause)
+	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
+		return fmt.Errorf("%w; the driver has lost the CUDA state of the process with that, and it must be ended", cause)
+	}
+	if _, err := giveBack(context.Background(), driver, pid, 0); err != nil {
+		return fmt.Errorf("%w; nor can the driver let it go on (%w): its CUDA calls wait; tms resume %d tries again", cause, err, pid)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
+	defer cancel()
+	reply, err := process.Do(ctx, control.Request{Op: control.Undo})
+	if err = failure(reply, err); err != nil {
+		return fmt.Errorf("%w; it is paused without the driver's part, since it cannot be resumed (%w): tms resume %d tries again",
+			cause, err, pid)
+	}
+	return fmt.Errorf("%w; it goes on as before", cause)
+}
+
+// giveBack has a process run again as far as the driver is concerned, from whatever state it is in, and tells whether
+// there was anything to do. Memory that is short is waited for. Of two who do this at once, each does what is left.
+func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration) (did bool, err error) {
+	until, late := time.Now().Add(wait), time.Now().Add(wait+driverTime)
+	for tries := 0; tries < 10; {
+		state, err := driver.State(pid)
+		if err != nil {
+			return did, err
+		}
+		switch state {
+		case checkpoint.Running:
+			return did, nil
+		case checkpoint.Locked:
+			err = driver.Unlock(pid)
+		case checkpoint.Checkpointed:
+			err = driver.Restore(pid, driverTime)
+		case checkpoint.Failed:
+			return did, &stateError{state, "the driver has lost the CUDA state of the process in a checkpoint, and it must be ended"}
+		default: // on its way
+			if time.Now().After(late) {
+				return did, fmt.Errorf("%w: the driver has it %v", checkpoint.ErrLate, state)
+			}
+			time.Sleep(retryTime)
+		}
+		did = true
+		switch {
+		case errors.Is(err, cuda.OutOfMemory) && time.Now().Before(until):
+			if ctx.Err() != nil {
+				return did, ctx.Err()
+			}
+			time.Sleep(retryTime)
+		case errors.Is(err, cuda.OutOfMemory):
+			return did, fmt.Errorf("others hold the memory that the driver needs for it: %w", err)
+		case errors.Is(err, cuda.IllegalState): // somebody else was first
+			tries++
+		case err != nil:
+			return did, err
+		}
+	}
+	return did, &stateError{checkpoint.Locked, "somebody else has the driver lock it again and again"}
+}
+
+const retryTime = 50 * time.Millisecond
+
+// resuming is what is asked of each process.
+type resuming struct {
+	request    control.Request
+	driverOnly bool
+}
+
+// resume has the driver give a process back, where it has it, and then the process resume. Without a driver here it
+// is asked all the same: it knows whether there is something that only a driver can undo.
+func (r resuming) resume(ctx context.Context, pid int) outcome {
+	o := outcome{PID: pid}
+	driver, err := checkpoint.Open()
+	if err == nil {
+		start := time.Now()
+		var did bool
+		did, err = giveBack(ctx, driver, pid, time.Duration(r.request.Wait*float64(time.Second)))
+		if did {
+			o.DriverSeconds = time.Since(start).Seconds()
+		}
+		r.request.Everything = err == nil || errors.Is(err, checkpoint.ErrNoCUDA)
+	}
+	unknown := errors.Is(err, checkpoint.ErrUnsupported) || errors.Is(err, checkpoint.ErrNoCUDA)
+	if err != nil && (!unknown || r.driverOnly) {
+		return ended(o, err)
+	}
+	if r.driverOnly {
+		return ended(o, nil)
+	}
+	process, err := client.Dial(pid)
+	if err != nil {
+		return ended(o, err)
+	}
+	defer process.Close()
+	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
+		return ended(o, err)
+	}
+	reply, err := process.Do(ctx, r.request)
+	o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
+	return ended(o, failure(reply, err))
+}
+
+// refusal is what a process has answered.
+type refusal struct {
+	words string
+	code  int
+}
+
+func (r *refusal) Error() string { return r.words }
+
+func failure(reply control.Reply, err error) error {
+	if err == nil && !reply.OK {
+		return &refusal{reply.Error, reply.Code}
+	}
+	return err
+}
+
+func interrupted(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return errors.New("interrupted")
+	}
+	return err
+}
+
+// ended is the outcome with an error, or without one.
+func ended(o outcome, err error) outcome {
+	if err == nil {
+		o.OK = true
+		return o
+	}
+	o.OK, o.Error, o.Code = false, err.Error(), code(err)
+	o.unreachable = errors.Is(err, client.ErrUnreachable)
+	if errors.Is(err, context.Canceled) {
+		o.Error = "interrupted: what had not begun is withdrawn, and a pause that had is undone"
+	}
+	return o
+}
+
+// code is the number of an error, as of a cudaError_t.
+func code(err error) int {
+	var refused *refusal
+	var failed *cuda.Error
+	switch {
+	case errors.As(err, &refused):
+		return refused.code
+	case errors.Is(err, checkpoint.ErrLate):
+		return int(cuda.Timeout)
+	case errors.Is(err, checkpoint.ErrUnsupported):
+		return int(cuda.NotSupported)
+	case errors.As(err, &failed):
+		return int(failed.Result)
+	default:
+		return int(cuda.OperatingSystem)
+	}
+}

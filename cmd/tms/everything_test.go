@@ -1,0 +1,294 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees what is
+// free of the 128 MiB of their device.
+type whole struct {
+	*steered
+	other *steered
+	pid   string
+}
+
+func startWhole(t *testing.T, environment ...string) *whole {
+	t.Helper()
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
+	program := steeredProgram(t)
+	shared := []string{"CUDASIM_SHARED=" + filepath.Base(filepath.Dir(program)), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	w := &whole{steered: startSteered(t, program, append(shared, environment...)...)}
+	w.pid = strconv.Itoa(w.Process.Pid)
+	w.do("own 40")
+	w.other = startSteered(t, program, append(shared, "TMS_CONTROL=0")...)
+	w.other.do("pause")
+	w.requireFree(56)
+	return w
+}
+
+// requireFree tells how many MiB others could have.
+func (w *whole) requireFree(mebibytes int) {
+	w.t.Helper()
+	require.Equal(w.t, strconv.Itoa(mebibytes), w.other.do("free"))
+}
+
+// asBefore tells that the process has all that it had, and can use it.
+func (w *whole) asBefore() {
+	w.t.Helper()
+	w.do("check")
+	w.requireFree(56)
+	require.Equal(w.t, "0", w.do("stats"))
+}
+
+func (w *whole) refused(words string, arguments ...string) {
+	w.t.Helper()
+	_, stderr, code := command(w.t, arguments...)
+	require.Equal(w.t, exitNo, code)
+	require.Contains(w.t, stderr, words)
+}
+
+func (w *whole) resumed() {
+	w.t.Helper()
+	_, stderr, code := command(w.t, "resume", w.pid)
+	require.Zero(w.t, code, stderr)
+	w.asBefore()
+}
+
+func TestEverythingIsPausedAndResumed(t *testing.T) {
+	w := startWhole(t)
+	for range 3 {
+		out, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
+		require.Zero(t, code, stderr)
+		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s; the rest by the driver in \d+\.\d\d s\n$`, out)
+		w.requireFree(128)
+		began := time.Now()
+		out, _, _ = command(t, "ps")
+		require.Less(t, time.Since(began), 900*time.Millisecond)
+		require.Regexp(t, w.pid+` .*weights +24.0 MiB +0 out \d+s +24.0 MiB host`, out)
+		require.Equal(t, "1", w.do("stats"), "without a call of the driver")
+		out, _, code = command(t, "pause", w.pid, "--everything", "--force")
+		require.Zero(t, code)
+		require.Contains(t, out, "nothing to pause")
+		w.refused("everything of this process is paused", "pause", w.pid, "--force")
+		w.refused("everything of this process is paused", "pause", w.pid, "--tag", "weights", "--to", "disk")
+		out, stderr, code = command(t, "resume", w.pid)
+		require.Zero(t, code, stderr)
+		require.Regexp(t, `resumed, 32.00 MiB in .* s; what the driver had in`, out)
+		w.asBefore()
+		out, _, _ = command(t, "resume", w.pid)
+		require.Contains(t, out, "nothing to resume")
+	}
+}
+
+// Wherever the command dies, the process is as before, or a resume brings that about.
+func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
+	w := startWhole(t)
+	die := func(at string, arguments ...string) {
+		t.Helper()
+		c := exec.Command(tms, arguments...)
+		c.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":kill")
+		require.ErrorContains(t, c.Run(), "signal: killed", at)
+	}
+	pause := []string{"pause", w.pid, "--everything", "--force"}
+	die("GetState:1", pause...)
+	w.asBefore()
+	die("Lock:1", pause...) // after our pause: the process undoes it by itself
+	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, 10*time.Second, 10*time.Millisecond)
+	w.do("check")
+	w.resumed()
+	die("Checkpoint:1", pause...) // while it is locked
+	command(t, "ps")              // answers
+	w.resumed()
+	die("GetState:2", pause...) // checkpointed, and not kept
+	w.requireFree(128)
+	w.resumed()
+	for _, at := range []string{"GetState:1", "Restore:1", "GetState:2", "Unlock:1", "GetState:3"} {
+		_, stderr, code := command(t, pause...)
+		require.Zero(t, code, stderr)
+		die(at, "resume", w.pid)
+		w.resumed()
+	}
+}
+
+func TestWhatFailsIsTakenBack(t *testing.T) {
+	w := startWhole(t)
+	w.do("pause cache") // by the program: stays so
+	fail := func(planned, words string) {
+		t.Helper()
+		t.Setenv("CUDASIM_FAIL", planned)
+		w.refused(words, "pause", w.pid, "--everything", "--force", "--timeout", "1")
+		t.Setenv("CUDASIM_FAIL", "")
+	}
+	for planned, words := range map[string]string{
+		"cuCheckpointProcessGetState:1:999":   "CUDA_ERROR_UNKNOWN",
+		"cuCheckpointProcessLock:1:600":       "has not ended within 1s",
+		"cuCheckpointProcessLock:1:999":       "CUDA_ERROR_UNKNOWN (999): unknown error; it goes on as before",
+		"cuCheckpointProcessCheckpoint:1:2":   "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory; it goes on as before",
+		"cuCheckpointProcessCheckpoint:1:801": "managed memory, memory shared with other processes, or a part of a GPU (MIG); it goes on as before",
+		"cuCheckpointProcessGetState:2:999":   "it goes on as before",
+	} {
+		fail(planned, words)
+		w.do("check")
+		w.requireFree(64) // the cache stays paused
+		require.Equal(t, "0", w.do("stats"))
+	}
+	// What cannot be taken back is said, and a resume does it.
+	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999", "its CUDA calls wait; tms resume "+w.pid+" tries again")
+	w.resumed()
+	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:2", "its CUDA calls wait")
+	w.requireFree(128)
+	w.resumed()
+}
+
+func TestAResumeWithoutMemory(t *testing.T) {
+	w := startWhole(t)
+	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
+	require.Zero(t, code, stderr)
+	w.other.do("hog")
+	w.refused("others hold the memory that the driver needs", "resume", w.pid)
+	waiting := exec.Command(tms, "resume", w.pid, "--wait", "60")
+	require.NoError(t, waiting.Start())
+	time.Sleep(100 * time.Millisecond)
+	w.other.do("unhog")
+	require.NoError(t, waiting.Wait())
+	w.asBefore()
+	// The driver gets its part, and there is none for ours.
+	_, stderr, code = command(t, "pause", w.pid, "--everything", "--force")
+	require.Zero(t, code, stderr)
+	w.other.do("own 70")
+	w.refused("out of memory", "resume", w.pid)
+	w.requireFree(18)
+	require.Equal(t, "0", w.do("stats"), "its CUDA calls do not wait")
+}
+
+func TestAnInterruptedCommand(t *testing.T) {
+	w := startWhole(t)
+	c := exec.Command(tms, "pause", w.pid, "--everything", "--force")
+	var said strings.Builder
+	c.Stderr = &said
+	w.do("busy 1000")
+	time.Sleep(50 * time.Millisecond)
+	require.NoError(t, c.Start())
+	time.Sleep(300 * time.Millisecond)
+	require.NoError(t, c.Process.Signal(syscall.SIGINT))
+	require.Error(t, c.Wait())
+	require.Contains(t, said.String(), "interrupted")
+	w.asBefore()
+}
+
+func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
+	w := startWhole(t)
+	w.refused("cannot be held up", "pause", w.pid, "--everything") // no gate, and not forced
+	w.asBefore()
+	w.do("export")
+	w.refused("it has called cudaIpcGetMemHandle, and managed memory, or memory that processes share, cannot be checkpointed; "+
+		"without --everything, what is pausable can be paused", "pause", w.pid, "--everything", "--force")
+	require.Equal(t, "801 0 ", w.do("everything 5")[:6])
+	w.asBefore()
+	t.Setenv("LD_LIBRARY_PATH", "")
+	w.refused("the driver's checkpoint is not to be had", "pause", w.pid, "--everything", "--force")
+	w.asBefore()
+	_, stderr, code := command(t, "resume", w.pid)
+	require.Zero(t, code, stderr)
+	for words, arguments := range map[string][]string{
+		"--everything is of a whole process": {"pause", "1", "--everything", "--tag", "a"},
+		"contents can be moved to disk or":   {"pause", "1", "--to", "tape"},
+	} {
+		_, stderr, code := command(t, arguments...)
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, words)
+	}
+}
+
+func TestFromInside(t *testing.T) {
+	w := startWhole(t)
+	w.do("signal")
+	descriptors := w.do("descriptors")
+	for i := range 3 {
+		require.Equal(t, fmt.Sprint("0 ", 32<<20, " "), w.do("everything 5"))
+		w.requireFree(128)
+		require.Equal(t, "1", w.do("stats"))
+		if i == 1 {
+			w.resumed()
+		} else {
+			require.Equal(t, "0 ", w.do("again"))
+			w.asBefore()
+		}
+	}
+	require.Equal(t, descriptors, w.do("descriptors"))
+	require.Equal(t, "0 0 ", w.do("everything 5")[:2]+w.do("everything 5")[2:4], "twice is no harm")
+	w.other.do("hog")
+	require.Contains(t, w.do("again"), "2 others hold the memory")
+	w.other.do("unhog")
+	require.Equal(t, "0 ", w.do("again"))
+	w.asBefore()
+	require.Contains(t, w.do("everything -1"), "1 0 -1 is no number of seconds")
+}
+
+// No command, one that is something else, one that dies: the words say so, and nothing is lost.
+func TestFromInsideWithoutACommand(t *testing.T) {
+	for _, c := range []struct{ command, words string }{
+		{"/nonexistent/tms", "/nonexistent/tms cannot be started (No such file or directory)"},
+		{"/bin/echo", "/bin/echo ended before it was done, tms resume"},
+		{"/bin/false", "/bin/false ended before it was done"},
+	} {
+		w := startWhole(t, "TMS_COMMAND="+c.command)
+		require.Contains(t, w.do("everything 5"), "304 0 "+c.words)
+		w.asBefore()
+	}
+	w := startWhole(t, "CUDASIM_FAIL=cuCheckpointProcessGetState:2:kill") // the helper has the host's environment
+	require.Contains(t, w.do("everything 5"), "ended before it was done")
+	w.requireFree(128)
+	w.resumed()
+}
+
+func TestContentsMoveToDisk(t *testing.T) {
+	directory := t.TempDir()
+	w := startWhole(t, "TMS_DISK_BACKUP_DIR="+directory)
+	files := func() int {
+		found, err := filepath.Glob(filepath.Join(directory, "*.bak"))
+		require.NoError(t, err)
+		return len(found)
+	}
+	for _, everything := range []bool{false, true} {
+		arguments := []string{"pause", w.pid, "--force", "--to", "disk"}
+		if everything {
+			arguments = append(arguments, "--everything")
+		}
+		out, stderr, code := command(t, arguments...)
+		require.Zero(t, code, stderr)
+		require.Contains(t, out, "; 24.00 MiB moved to disk")
+		require.Equal(t, 1, files())
+		out, _, _ = command(t, "ps")
+		require.Regexp(t, `weights .* 24.0 MiB disk`, out)
+		if !everything {
+			out, stderr, code = command(t, "pause", w.pid, "--force", "--to", "host")
+			require.Zero(t, code, stderr)
+			require.Contains(t, out, "nothing to pause; 24.00 MiB moved to host")
+			require.Zero(t, files())
+			_, stderr, code = command(t, arguments...)
+			require.Zero(t, code, stderr)
+		}
+		w.resumed()
+		require.Zero(t, files())
+	}
+	// A directory that cannot be written to.
+	require.NoError(t, os.RemoveAll(directory))
+	require.NoError(t, os.WriteFile(directory, nil, 0o600))
+	w.refused("paused, but its contents are where they were", "pause", w.pid, "--force", "--to", "disk")
+	w.requireFree(88)
+	w.resumed()
+	w.refused("it goes on as before", "pause", w.pid, "--force", "--to", "disk", "--everything")
+	w.asBefore()
+}

@@ -1,0 +1,261 @@
+/* everything has what tms_pause_everything needs beside a pause: a process that makes the driver's checkpoint of this
+ * one, for no process can make its own; that it was asked for, while which the process's CUDA calls wait; and notes of
+ * what the driver cannot checkpoint. everything.go refuses with them; cmd/tms, which is run here, does the rest, over
+ * the socket of control.go. */
+#define _GNU_SOURCE
+#include "shim.h"
+#include "forward.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static _Atomic bool asked;
+
+HIDDEN bool everything_asked(void)
+{
+	return atomic_load(&asked);
+}
+
+HIDDEN void everything_set(bool now)
+{
+	atomic_store(&asked, now);
+}
+
+/* Managed memory, and memory that processes share: the driver may lose a process that has any (NVIDIA's notes on
+ * cuda-checkpoint). When all of it is gone is not known here. */
+static const char *_Atomic obstacle;
+
+HIDDEN const char *everything_obstacle(void)
+{
+	return atomic_load(&obstacle);
+}
+
+HIDDEN int everything_note(const char *call, int code)
+{
+	if (code == SUCCESS)
+		atomic_store(&obstacle, call);
+	return code;
+}
+
+#define NOTED(call, arguments) everything_note(#call, forward_##call arguments)
+
+EXPORT int cudaMallocManaged(void **pointer, size_t size, unsigned flags)
+{
+	return NOTED(cudaMallocManaged, (pointer, size, flags));
+}
+
+EXPORT int cuMemAllocManaged(uintptr_t *pointer, size_t size, unsigned flags)
+{
+	return NOTED(cuMemAllocManaged, (pointer, size, flags));
+}
+
+EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
+{
+	return NOTED(cudaIpcOpenMemHandle, (pointer, handle, flags));
+}
+
+EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
+{
+	return NOTED(cuIpcOpenMemHandle_v2, (pointer, handle, flags));
+}
+
+EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type)
+{
+	return NOTED(cuMemImportFromShareableHandle, (handle, shareable, type));
+}
+
+/* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
+static const char *command(char path[4096])
+{
+	const char *named = getenv("TMS_COMMAND");
+	if (named && *named)
+		return named;
+	Dl_info self;
+	if (dladdr((void *)command, &self) && self.dli_fname) {
+		const char *slash = strrchr(self.dli_fname, '/');
+		int length = slash ? (int)(slash - self.dli_fname) : 0;
+		static const char *const beside[] = {"../bin/tms", "tms"};
+		for (size_t i = 0; slash && i < sizeof beside / sizeof *beside; i++) {
+			int written = snprintf(path, 4096, "%.*s/%s", length, self.dli_fname, beside[i]);
+			if (written < 4096 && access(path, X_OK) == 0)
+				return path;
+		}
+	}
+	return "tms";
+}
+
+extern char **environ;
+
+static bool is(const char *entry, const char *name)
+{
+	size_t length = strlen(name);
+	return strncmp(entry, name, length) == 0 && entry[length] == '=';
+}
+
+/* This process's, without what would have libraries of it loaded there, and with the directories of its socket.
+ * text: room for those. NULL: no memory. */
+static char **helper_environment(char text[2][4096])
+{
+	size_t count = 0, kept = 0;
+	while (environ && environ[count])
+		count++;
+	char **result = malloc((count + 3) * sizeof *result);
+	for (size_t i = 0; result && i < count; i++)
+		if (!is(environ[i], "LD_PRELOAD") && !is(environ[i], "LD_AUDIT") && !is(environ[i], "XDG_RUNTIME_DIR") &&
+		    !is(environ[i], "TMPDIR"))
+			result[kept++] = environ[i];
+	if (!result)
+		return NULL;
+	const char *const directories[] = {control_environment.runtime_dir, control_environment.temporary};
+	static const char *const names[] = {"XDG_RUNTIME_DIR", "TMPDIR"};
+	for (int i = 0; i < 2; i++)
+		if (directories[i] && snprintf(text[i], 4096, "%s=%s", names[i], directories[i]) < 4096)
+			result[kept++] = text[i];
+	result[kept] = NULL;
+	return result;
+}
+
+/* Signals as a new program has them, and none of our descriptors but the pipe, where glibc (2.34) can close them: the
+ * child has no atfork handlers, and shares our memory until it is another program. */
+static int start_helper(pid_t *helper, char *const arguments[], char *const environment[], int out)
+{
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	sigset_t all, none;
+	sigfillset(&all);
+	sigemptyset(&none);
+	if (posix_spawn_file_actions_init(&actions) != 0)
+		return ENOMEM;
+	if (posix_spawnattr_init(&attributes) != 0) {
+		posix_spawn_file_actions_destroy(&actions);
+		return ENOMEM;
+	}
+	int (*close_from)(posix_spawn_file_actions_t *, int) = (int (*)(posix_spawn_file_actions_t *, int))dlsym(
+		RTLD_DEFAULT, "posix_spawn_file_actions_addclosefrom_np");
+	int error = posix_spawn_file_actions_adddup2(&actions, out, 1);
+	if (!error)
+		error = posix_spawn_file_actions_adddup2(&actions, out, 2);
+	if (!error)
+		error = posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
+	if (!error && close_from)
+		error = close_from(&actions, 3);
+	posix_spawnattr_setsigdefault(&attributes, &all);
+	posix_spawnattr_setsigmask(&attributes, &none);
+	posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK);
+	if (!error)
+		error = posix_spawnp(helper, arguments[0], &actions, &attributes, arguments, environment);
+	posix_spawnattr_destroy(&attributes);
+	posix_spawn_file_actions_destroy(&actions);
+	return error;
+}
+
+/* All that the helper says, to its end; that it has ended is what counts, not who of the host waits for it. */
+static void listen_to(pid_t helper, int in, char *words, size_t capacity)
+{
+	size_t length = 0;
+	for (;;) {
+		char rest[256];
+		bool room = length < capacity - 1;
+		ssize_t got = read(in, room ? words + length : rest, room ? capacity - 1 - length : sizeof rest);
+		if (got > 0)
+			length += room ? (size_t)got : 0;
+		else if (got == 0 || errno != EINTR)
+			break;
+	}
+	while (length > 0 && words[length - 1] == '\n')
+		length--;
+	words[length] = 0;
+	while (waitpid(helper, NULL, 0) < 0 && errno == EINTR)
+		;
+}
+
+struct exchange { /* too much for the stack of a host's thread */
+	char path[4096], text[2][4096], words[THREAD_TEXT_SIZE];
+};
+
+static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes)
+{
+	int pipes[2];
+	pid_t helper;
+	arguments[0] = (char *)command(with->path);
+	char **environment = helper_environment(with->text);
+	if (!environment)
+		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to start %s; nothing has changed", arguments[0]);
+	if (pipe2(pipes, O_CLOEXEC) != 0) {
+		free(environment);
+		return error_fail(ERROR_OPERATING_SYSTEM, "no pipe to %s: %s; nothing has changed", arguments[0],
+				  strerror(errno));
+	}
+	int error = start_helper(&helper, arguments, environment, pipes[1]);
+	close(pipes[1]);
+	free(environment);
+	if (!error)
+		listen_to(helper, pipes[0], with->words, sizeof with->words);
+	close(pipes[0]);
+	if (error)
+		return error_fail(ERROR_OPERATING_SYSTEM,
+				  "%s cannot be started (%s), and no process can make the driver's checkpoint of itself; "
+				  "name the command in TMS_COMMAND",
+				  arguments[0], strerror(error));
+	int code, read = 0;
+	unsigned long long count;
+	if (sscanf(with->words, "%d %llu%n", &code, &count, &read) != 2 || !strchr("\n", with->words[read]))
+		return error_fail(ERROR_OPERATING_SYSTEM, "%s ended before it was done, tms resume %d goes on from there%s%s",
+				  arguments[0], (int)getpid(), *with->words ? ": " : "", with->words);
+	*bytes = count;
+	if (code != SUCCESS)
+		error_set(with->words[read] ? with->words + read + 1 : "");
+	return code;
+}
+
+/* Runs the command with these arguments behind its name. Told to --report, it writes a line "CODE BYTES", then words. */
+static int run_helper(char *arguments[], uint64_t *bytes)
+{
+	struct exchange *with = malloc(sizeof *with);
+	if (!with)
+		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory to start a process; nothing has changed");
+	int cancellation;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancellation);
+	int code = exchange(with, arguments, bytes);
+	free(with);
+	pthread_setcancelstate(cancellation, NULL);
+	return code;
+}
+
+HIDDEN int everything_pause(double timeout, uint64_t *bytes)
+{
+	if (!(timeout >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", timeout);
+	int code = tms_serve();
+	if (code != SUCCESS)
+		return code;
+	char process[16], seconds[32];
+	snprintf(process, sizeof process, "%d", (int)getpid());
+	snprintf(seconds, sizeof seconds, "%.17g", timeout);
+	char *arguments[] = {NULL, "pause", process, "--everything", "--force", "--timeout", seconds, "--report", NULL};
+	return run_helper(arguments, bytes);
+}
+
+HIDDEN int everything_restore(double wait)
+{
+	if (!everything_asked() || go_now() != GO_AWAKE) /* of a child, which has not the parent's CUDA, others say so */
+		return SUCCESS;
+	char process[16], seconds[32];
+	uint64_t none;
+	snprintf(process, sizeof process, "%d", (int)getpid());
+	snprintf(seconds, sizeof seconds, "%.17g", wait);
+	char *arguments[] = {NULL, "resume", process, "--driver", "--wait", seconds, "--report", NULL};
+	int code = run_helper(arguments, &none);
+	if (code == SUCCESS)
+		everything_set(false);
+	return code;
+}
