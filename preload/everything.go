@@ -41,7 +41,7 @@ func notCheckpointed() error {
 		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: it has called %s, and managed memory, or memory "+
 			"that processes share, cannot be checkpointed%s", C.GoString(call), otherwise), cuda.NotSupported}
 	}
-	if address := exported(); address != 0 {
+	if address := lent(); address != 0 {
 		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: its memory at %#x was exported, and memory that "+
 			"processes share cannot be checkpointed%s", address, otherwise), cuda.NotSupported}
 	}
@@ -67,8 +67,8 @@ func statsOf(e *vmm.Engine) (vmm.Stats, error) {
 	return e.Stats()
 }
 
-// exported is an address whose memory was given to others by a route that libtms_reach.so alone sees; 0: none.
-func exported() uintptr {
+// lent is an address whose memory was given to others by a route that libtms_reach.so alone sees; 0: none.
+func lent() uintptr {
 	if C.gate_unusable() != nil {
 		return 0
 	}

@@ -95,8 +95,8 @@ class Stats(TypedDict):
     waiting: list[WaitingStats]
     """Given up, and not back with the driver or the system yet."""
     everything: bool
-    """Whether all was paused for the driver's checkpoint (pause(everything=True)). The driver is not
-    asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are then 0."""
+    """Whether all was paused for the driver's checkpoint (pause(everything=True)). The driver is
+    not asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
 
 
 def pause(
@@ -122,15 +122,17 @@ def pause(
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
             in all, about 20 times a second and at the end. It comes from another thread, which the
-            pause waits for: pausing or resuming in it raises NotSupportedError. Not with everything.
+            pause waits for: pausing or resuming in it raises NotSupportedError. Not with
+            everything.
         everything: then has the driver take what is left of this process on all devices: contexts,
-            code, graphs, CUDA's own memory; a few MiB stay (cuCheckpointProcessCheckpoint, driver 570
-            or later). All CUDA calls of the process, in every thread, wait until `resume`, or
+            code, graphs, CUDA's own memory; a few MiB stay (cuCheckpointProcessCheckpoint, driver
+            570 or later). All CUDA calls of the process, in every thread, wait until `resume`, or
             `tms resume PID` of another process. The tms command is started for it.
-        timeout: with everything: seconds for work on the devices, and calls of other threads, to end.
+        timeout: with everything: seconds for work on the devices, and calls of other threads, to
+            end.
 
     Returns:
-        How many bytes of device memory were freed; with everything not counting what the driver took.
+        How many bytes of device memory were freed, not counting what the driver took.
 
     Raises:
         BackupError: host memory is too short for the contents (backup="host"), or their files
@@ -138,8 +140,8 @@ def pause(
         CaptureError: a stream is being captured into a CUDA graph.
         ForkedError: the process was forked after tms had been used.
         NotPreloadedError: libtms.so is not in this process.
-        NotSupportedError: with everything: the driver cannot do it, or would lose the process: managed
-            memory, memory shared with other processes, a part of a GPU (MIG).
+        NotSupportedError: with everything: the driver cannot do it, or would lose the process:
+            managed memory, memory shared with other processes, a part of a GPU (MIG).
         TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout.
         ValueError: everything with a tag, discard or progress, or a timeout that is no number of seconds.
     """

@@ -1,0 +1,87 @@
+"""pause(everything=True): the driver takes the rest, by the command, and resume brings it back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import children
+from simulator import BUILD
+
+TMS = BUILD / "bin" / "tms"
+
+ALLOCATE = """
+    import os, subprocess, threading, time, tms, cuda
+    with tms.region("weights", backup="host"):
+        pointer = cuda.malloc(8 << 20)
+    cuda.write(pointer, b"contents")
+"""
+
+
+def said(code: str, runtime: Path, **variables: str) -> str:
+    return children.output(
+        ALLOCATE + code, XDG_RUNTIME_DIR=str(runtime), TMPDIR=str(runtime), **variables
+    )
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    """By itself, and by another process; a thread's CUDA call waits meanwhile."""
+    code = """
+    for outside in (False, True):
+        assert tms.pause(everything=True, timeout=5) == 8 << 20
+        stats = tms.stats()
+        assert stats["everything"] and stats["devices"][0]["free_bytes"] == 0, stats
+        assert stats["devices"][0]["tags"][0]["host_bytes"] == 8 << 20
+        called = []
+        thread = threading.Thread(target=lambda: called.append(cuda.malloc(1 << 20)))
+        thread.start()
+        time.sleep(0.1)
+        assert not called
+        if outside:
+            subprocess.run([os.environ["COMMAND"], "resume", str(os.getpid())], check=True)
+        else:
+            assert tms.resume() == 8 << 20
+        thread.join(10)
+        cuda.free(called[0])
+        assert cuda.read(pointer, 8) == b"contents"
+        assert not tms.stats()["everything"]
+    cuda.free(pointer)
+    print("done")
+    """
+    assert said(code, tmp_path, COMMAND=str(TMS)).endswith("done\n")
+
+
+def test_errors(tmp_path: Path) -> None:
+    code = """
+    nan = float("nan")
+    for arguments in ({"tag": "a"}, {"progress": True}, {"timeout": -1}, {"timeout": nan}):
+        try:
+            tms.pause(everything=True, **arguments)
+        except ValueError as error:
+            print(error)
+    os.environ["LD_LIBRARY_PATH"] = ""
+    try:
+        tms.pause(everything=True)
+    except tms.NotSupportedError as error:
+        print(error)
+    os.environ["TMS_COMMAND"] = "/nonexistent"
+    try:
+        tms.pause(everything=True)
+    except tms.TmsError as error:
+        print(error.code, error)
+    assert cuda.read(pointer, 8) == b"contents"
+    cuda.free(pointer)
+    child = os.fork()
+    if child == 0:
+        try:
+            tms.pause(everything=True)
+        except tms.ForkedError:
+            os._exit(7)
+        os._exit(8)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    """
+    lines = said(code, tmp_path).splitlines()
+    assert len(lines) == 6, lines
+    assert lines[0] == lines[1] == "everything is paused without a tag and without progress"
+    assert lines[2].startswith("timeout must be a number of seconds, 0 or more, not -1")
+    assert "the driver's checkpoint is not to be had" in lines[4]
+    assert lines[5].startswith("304 ") and "/nonexistent cannot be started" in lines[5]
