@@ -113,6 +113,21 @@ def test_command(python: Path, site: Path) -> None:
     assert checked(tms, "run", "printenv", "LD_PRELOAD") == f"{preloaded}\n"
 
 
+def test_plugin_of_vllm(python: Path) -> None:
+    """vLLM finds it, and calling it without vLLM does no harm."""
+    said = checked(
+        python,
+        "-c",
+        """if True:
+        from importlib.metadata import entry_points
+        (plugin,) = entry_points(group="vllm.general_plugins")
+        plugin.load()()
+        print(plugin.name, plugin.value)
+        """,
+    )
+    assert said == "tms tms._vllm:register\n"
+
+
 def test_demo(python: Path) -> None:
     """Without a GPU, a compiler and the repository."""
     out = checked(python.parent / "tms", "demo", PATH=str(python.parent), LD_LIBRARY_PATH="")
