@@ -67,6 +67,10 @@ func TestCompatibilityTable(t *testing.T) {
 			continue
 		}
 		require.Contains(t, interposed, line.function)
+		if line.outside == "noted" { // see everything_test.go of cmd/tms
+			require.Equal(t, line.outside, line.inside)
+			continue
+		}
 		for _, major := range line.majors {
 			t.Run(line.function+" "+major, func(t *testing.T) {
 				for where, want := range map[string]string{"out": line.outside, "in": line.inside} {

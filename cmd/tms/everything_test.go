@@ -292,3 +292,30 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.refused("it goes on as before", "pause", w.pid, "--force", "--to", "disk", "--everything")
 	w.asBefore()
 }
+
+// Of a program that goes on giving its device work, on threads that are held up and then wait in the driver.
+func TestEverythingOfAProgramThatWorks(t *testing.T) {
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	s := startSteered(t, steeredProgram(t), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	pid := strconv.Itoa(s.Process.Pid)
+	s.do("work")
+	cycles := 0
+	for range 20 {
+		_, stderr, code := command(t, "pause", pid, "--everything")
+		require.Zero(t, code, stderr)
+		before := s.do("cycles")
+		time.Sleep(10 * time.Millisecond)
+		require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
+		_, stderr, code = command(t, "resume", pid)
+		require.Zero(t, code, stderr)
+		require.Eventually(t, func() bool {
+			now, err := strconv.Atoi(s.do("cycles"))
+			went := err == nil && now > cycles
+			cycles = now
+			return went
+		}, 10*time.Second, time.Millisecond)
+	}
+	s.do("calm")
+	s.do("check")
+}
