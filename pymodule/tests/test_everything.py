@@ -81,7 +81,7 @@ def test_errors(tmp_path: Path) -> None:
     """
     lines = said(code, tmp_path).splitlines()
     assert len(lines) == 6, lines
-    assert lines[0] == lines[1] == "everything is paused without a tag and without progress"
+    assert lines[0] == lines[1] == "everything is paused without a tag, discard and progress"
     assert lines[2].startswith("timeout must be a number of seconds, 0 or more, not -1")
     assert "the driver's checkpoint is not to be had" in lines[4]
     assert lines[5].startswith("304 ") and "/nonexistent cannot be started" in lines[5]

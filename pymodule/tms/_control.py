@@ -143,7 +143,8 @@ def pause(
         NotSupportedError: with everything: the driver cannot do it, or would lose the process:
             managed memory, memory shared with other processes, a part of a GPU (MIG).
         TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout.
-        ValueError: everything with a tag, discard or progress, or a timeout that is no number of seconds.
+        ValueError: everything with a tag, discard or progress, or a timeout that is no number of
+            seconds.
     """
     library = load()
     checked = None if tag is None else check_tag(tag)
