@@ -171,7 +171,8 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 		return (size_t)length;
 	}
 	int length = snprintf(buffer, buffer ? capacity : 0,
-			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"devices\":[],\"waiting\":[]}");
+			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"everything\":false,"
+			      "\"devices\":[],\"waiting\":[]}");
 	return (size_t)length;
 }
 

@@ -393,7 +393,8 @@ func tmsStats(version *C.char) *C.char {
 	if err != nil {
 		report(err)
 		text, _ = json.Marshal(map[string]any{
-			"version": C.GoString(version), "started": true, "devices": []int{}, "waiting": []int{}, "error": err.Error(),
+			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()), "devices": []int{},
+			"waiting": []int{}, "error": err.Error(),
 		})
 	}
 	return handOver(text)

@@ -227,7 +227,9 @@ func TestFromInside(t *testing.T) {
 		}
 	}
 	require.Equal(t, descriptors, w.do("descriptors"))
-	require.Equal(t, "0 0 ", w.do("everything 5")[:2]+w.do("everything 5")[2:4], "twice is no harm")
+	w.do("ignore") // whoever else reaps the command
+	require.Equal(t, fmt.Sprint("0 ", 32<<20, " "), w.do("everything 5"))
+	require.Equal(t, "0 0 ", w.do("everything 5"), "twice is no harm")
 	w.other.do("hog")
 	require.Contains(t, w.do("again"), "2 others hold the memory")
 	w.other.do("unhog")

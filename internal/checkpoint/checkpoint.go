@@ -92,9 +92,7 @@ func Open() (*Driver, error) {
 // Errors: ErrNoCUDA, ErrUnsupported, *cuda.Error.
 func (d *Driver) State(pid int) (State, error) {
 	state := Failed
-	err := d.initialized(func() error {
-		return d.call(fnGetState, pid, unsafe.Pointer(&state))
-	})
+	err := d.initialized(fnGetState, pid, unsafe.Pointer(&state))
 	if errors.Is(err, cuda.InvalidValue) || errors.Is(err, cuda.NotInitialized) {
 		return Failed, fmt.Errorf("%w: %w", ErrNoCUDA, err)
 	}
@@ -113,7 +111,7 @@ type lockArguments struct {
 func (d *Driver) Lock(pid int, timeout time.Duration) error {
 	milliseconds := max(1, min(timeout.Milliseconds(), math.MaxUint32)) // 0 would be for ever
 	arguments := &lockArguments{timeoutMs: uint32(milliseconds)}
-	err := within(timeout+grace, func() error { return d.call(fnLock, pid, unsafe.Pointer(arguments)) })
+	err := within(timeout+grace, func() error { return d.initialized(fnLock, pid, unsafe.Pointer(arguments)) })
 	if errors.Is(err, cuda.NotReady) {
 		return fmt.Errorf("%w: a CUDA call, or work on a device, has not ended within %v (%w)", ErrLate, timeout, err)
 	}
@@ -123,7 +121,7 @@ func (d *Driver) Lock(pid int, timeout time.Duration) error {
 // Checkpoint moves what a locked process has on its devices to host memory. (cuCheckpointProcessCheckpoint)
 // Errors: ErrLate, *cuda.Error: of NotSupported, the process has what this driver cannot move.
 func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
-	err := within(timeout, func() error { return d.call(fnCheckpoint, pid, nil) })
+	err := within(timeout, func() error { return d.initialized(fnCheckpoint, pid, nil) })
 	if errors.Is(err, cuda.NotSupported) {
 		return fmt.Errorf("%w: the process has what this driver cannot checkpoint: managed memory, memory shared with "+
 			"other processes, or a part of a GPU (MIG)", err)
@@ -135,17 +133,19 @@ func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
 // Errors: ErrLate, *cuda.Error: of OutOfMemory, others have the memory, and nothing has changed.
 func (d *Driver) Restore(pid int, timeout time.Duration) error {
 	return within(timeout, func() error {
-		if err := d.initialize(); err != nil {
-			return err
+		unusable := d.initialize() // without devices of its own, perhaps (CUDA_VISIBLE_DEVICES)
+		err := d.call(fnRestore, pid, nil)
+		if errors.Is(err, cuda.NotInitialized) && unusable != nil { // else the driver is in persistence mode
+			return unusable
 		}
-		return d.call(fnRestore, pid, nil)
+		return err
 	})
 }
 
 // Unlock lets the CUDA calls of a locked process go on. (cuCheckpointProcessUnlock)
 // Errors: *cuda.Error.
 func (d *Driver) Unlock(pid int) error {
-	return within(grace, func() error { return d.call(fnUnlock, pid, nil) })
+	return within(grace, func() error { return d.initialized(fnUnlock, pid, nil) })
 }
 
 // grace is for what should take no time.
@@ -170,15 +170,12 @@ func (d *Driver) initialize() error {
 
 // initialized makes a call, and once more after cuInit where the driver wants that. Of most it does not, and cuInit
 // takes longer than they.
-func (d *Driver) initialized(call func() error) error {
-	err := call()
-	if !errors.Is(err, cuda.NotInitialized) {
-		return err
+func (d *Driver) initialized(function, pid int, arguments unsafe.Pointer) error {
+	err := d.call(function, pid, arguments)
+	if errors.Is(err, cuda.NotInitialized) && d.initialize() == nil {
+		err = d.call(function, pid, arguments)
 	}
-	if d.initialize() != nil {
-		return err
-	}
-	return call()
+	return err
 }
 
 func (d *Driver) call(function, pid int, arguments unsafe.Pointer) error {

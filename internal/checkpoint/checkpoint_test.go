@@ -117,6 +117,8 @@ func TestFailures(t *testing.T) {
 	p := start(t)
 	p.uses(t)
 	require.NoError(t, driver.Lock(p.pid, time.Second))
+	sim.Fail("cuInit", 1, int(cuda.NoDevice))
+	require.ErrorIs(t, driver.Restore(p.pid, time.Minute), cuda.NoDevice)
 	sim.Fail("cuCheckpointProcessCheckpoint", 1, 801)
 	require.ErrorContains(t, driver.Checkpoint(p.pid, time.Minute), "managed memory")
 	require.NoError(t, driver.Checkpoint(p.pid, time.Minute))

@@ -50,6 +50,51 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert said(code, tmp_path, COMMAND=str(TMS)).endswith("done\n")
 
 
+def test_a_resume_without_memory_calls_no_cuda(tmp_path: Path) -> None:
+    """PyTorch's cache cannot be given back while all calls of CUDA wait."""
+    code = """
+    from tms import _torch
+    def never():
+        raise AssertionError("a call of CUDA")
+    _torch.release_cache = never
+    tms.pause(everything=True)
+    for fails, wait in (("1", 0), ("1", 10)):
+        os.environ["CUDASIM_FAIL"] = f"cuCheckpointProcessRestore:{fails}:2"
+        if wait:
+            threading.Timer(0.3, os.environ.pop, ["CUDASIM_FAIL"]).start()
+        try:
+            tms.resume(wait=wait)
+            print("resumed")
+        except tms.OutOfMemoryError as error:
+            print(error)
+    assert cuda.read(pointer, 8) == b"contents"
+    cuda.free(pointer)
+    """
+    lines = said(code, tmp_path).splitlines()
+    assert len(lines) == 2, lines
+    assert "others hold the memory that the driver needs" in lines[0]
+    assert lines[1] == "resumed"
+
+
+def test_before_anything_pausable(tmp_path: Path) -> None:
+    """Contexts and ordinary memory go too; and before CUDA there is nothing that could."""
+    code = """
+    import os, tms, cuda
+    assert tms.stats()["everything"] is False
+    try:
+        tms.pause(everything=True)
+    except tms.TmsError as error:
+        print(error)
+    cuda.free(cuda.malloc(8))
+    assert tms.pause(everything=True) == 0
+    assert tms.stats()["everything"]
+    assert tms.resume() == 0
+    assert not tms.stats()["everything"]
+    """
+    line = children.output(code, XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
+    assert "no process that uses CUDA" in line
+
+
 def test_errors(tmp_path: Path) -> None:
     code = """
     nan = float("nan")

@@ -190,7 +190,9 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
         try:
             return library.resume(checked)
         except OutOfMemoryError:
-            if not _torch.release_cache() and not wait:
+            # While the driver has the rest of the process, PyTorch's calls of CUDA would wait.
+            released = not library.everything and _torch.release_cache()
+            if not released and not wait:
                 raise
         # Waits here, not in the library (tms_resume_within), where no signal would end it.
         until, pause = time.monotonic() + wait, _FIRST_RETRY

@@ -201,6 +201,11 @@ class Library:
         """Whether the library has been needed in this process."""
         return bool(json.loads(self.stats_json())["started"])
 
+    @property
+    def everything(self) -> bool:
+        """Whether all is paused, the driver's part too: calls of CUDA wait."""
+        return bool(json.loads(self.stats_json())["everything"])
+
     def pause(self, tag: str | None) -> int:
         """tms_pause, its error code raised; the bytes of device memory that it freed."""
         self._check(self._pause(_encoded(tag)), "pausing", tag)
