@@ -64,6 +64,9 @@ func (t *task) perform() *control.Reply {
 		if t.request.Everything && t.request.Op == control.Pause {
 			C.everything_set(C.bool(err == nil))
 		}
+		if t.orphan && err == nil && reply.Bytes > 0 { // its calls of the driver have come back
+			C.everything_set(false)
+		}
 		return err
 	})
 	reply.Seconds = time.Since(start).Seconds()

@@ -106,6 +106,9 @@ func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	die("Lock:1", pause...) // after our pause: the process undoes it by itself
 	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, 10*time.Second, 10*time.Millisecond)
 	w.do("check")
+	require.Eventually(t, func() bool { return w.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+	_, stderr, code := command(t, "pause", w.pid, "--force") // it is as others
+	require.Zero(t, code, stderr)
 	w.resumed()
 	die("Checkpoint:1", pause...) // while it is locked
 	command(t, "ps")              // answers

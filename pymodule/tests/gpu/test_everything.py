@@ -73,7 +73,7 @@ def inside():
 
 outputs()
 torch.cuda.synchronize()
-torch.cuda.empty_cache()
+tms.empty_cache()
 tms.serve()
 print("ready", flush=True)
 for line in sys.stdin:
@@ -223,7 +223,7 @@ def test_from_inside(program: Program) -> None:
         words = program.ask("inside").split()
         out.append(float(words[0]))
         back.append(float(words[1]))
-        assert int(words[2]) == int(words[3]) >= GIB << 30
+        assert int(words[2]) >= int(words[3]) >= GIB << 30  # what was slack is not taken again
         assert program.ask("outputs") == expected
     print(f"\ntms.pause(everything=True) {median(out)} s, tms.resume() {median(back)} s")
 
