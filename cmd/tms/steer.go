@@ -53,14 +53,13 @@ Exit status: 0 done, by every process; 1 some failed, the others are done; 2 the
 func (s *steering) add(command *cobra.Command) {
 	flags := command.Flags()
 	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
-	flags.StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
-	flags.BoolVar(&s.asJSON, "json", false, "print one JSON array")
 	flags.BoolVar(&s.report, "report", false, "")
 	_ = flags.MarkHidden("report")
+	s.addTag(command)
 	command.ValidArgsFunction = completeProcesses
 	command.Args = func(command *cobra.Command, arguments []string) error {
-		if command.Flags().Changed("tag") && s.tag == "" {
-			return errors.New("the tag is empty: leave --tag out for all")
+		if err := s.check(command); err != nil {
+			return err
 		}
 		if s.all == (len(arguments) > 0) {
 			return fmt.Errorf("name the processes by number, or give --all (tms ps lists them)")
@@ -68,6 +67,34 @@ func (s *steering) add(command *cobra.Command) {
 		_, err := processes(arguments)
 		return err
 	}
+}
+
+func (s *steering) addTag(command *cobra.Command) {
+	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
+	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
+}
+
+func (s *steering) check(command *cobra.Command) error {
+	if command.Flags().Changed("tag") && s.tag == "" {
+		return errors.New("the tag is empty: leave --tag out for all")
+	}
+	return nil
+}
+
+func addTimeout(command *cobra.Command, timeout *float64, force *bool) {
+	command.Flags().Float64Var(timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
+	command.Flags().BoolVar(force, "force", false, "pause also where not all work of the program can be held up: you know that there is none")
+}
+
+func addWait(command *cobra.Command, wait *float64) {
+	command.Flags().Float64Var(wait, "wait", 0, "seconds to try again while others hold the memory")
+}
+
+func checkSeconds(flag string, seconds float64) error {
+	if seconds >= 0 && seconds <= control.MaxSeconds { // not of NaN
+		return nil
+	}
+	return fmt.Errorf("--%s %g: give seconds, from 0 to %d", flag, seconds, control.MaxSeconds)
 }
 
 func processes(arguments []string) (found []int, err error) {
@@ -129,10 +156,15 @@ func (s *steering) run(command *cobra.Command, arguments []string, ask func(cont
 			return err
 		}
 	}
+	return verdict(outcomes)
+}
+
+// verdict is the error by which a command ends, or nil.
+func verdict(outcomes []outcome) error {
 	switch {
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.OK && !o.unreachable }):
 		return errNo
-	case len(pids) == 0 || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.unreachable }):
+	case len(outcomes) == 0 || slices.ContainsFunc(outcomes, func(o outcome) bool { return o.unreachable }):
 		return errNoProcess
 	}
 	return nil
@@ -182,8 +214,8 @@ If this command is interrupted, what it has not finished is undone.
   tms pause --all --tag weights
   tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if timeout < 0 || timeout > control.MaxSeconds {
-				return fmt.Errorf("--timeout %g: give seconds, from 0 to %d", timeout, control.MaxSeconds)
+			if err := checkSeconds("timeout", timeout); err != nil {
+				return err
 			}
 			if to != "" && to != control.ToDisk && to != control.ToHost {
 				return fmt.Errorf("--to %s: contents can be moved to disk or to host", to)
@@ -197,11 +229,21 @@ If this command is interrupted, what it has not finished is undone.
 		},
 	}
 	s.add(command)
-	command.Flags().Float64Var(&timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
+	addTimeout(command, &timeout, &force)
 	command.Flags().BoolVar(&everything, "everything", false, "have the driver take what is left of the process on its devices, too")
 	command.Flags().StringVar(&to, "to", "", "where contents are to wait: disk, or host (memory)")
-	command.Flags().BoolVar(&force, "force", false, "pause also where not all work of the program can be held up: you know that there is none")
 	return command
+}
+
+func sayResumed(o outcome) string {
+	text := "nothing to resume"
+	if o.Bytes > 0 {
+		text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+	}
+	if o.DriverSeconds > 0 {
+		text += fmt.Sprintf("; what the driver had in %.2f s", o.DriverSeconds)
+	}
+	return text
 }
 
 func resumeCommand() *cobra.Command {
@@ -218,26 +260,17 @@ comes back first, also when that pause was interrupted.
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
-			if wait < 0 || wait > control.MaxSeconds {
-				return fmt.Errorf("--wait %g: give seconds, from 0 to %d", wait, control.MaxSeconds)
+			if err := checkSeconds("wait", wait); err != nil {
+				return err
 			}
 			request := s.request(control.Resume)
 			request.Wait = wait
 			r := resuming{request, driverOnly}
-			return s.run(command, arguments, r.resume, func(o outcome) string {
-				text := "nothing to resume"
-				if o.Bytes > 0 {
-					text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
-				}
-				if o.DriverSeconds > 0 {
-					text += fmt.Sprintf("; what the driver had in %.2f s", o.DriverSeconds)
-				}
-				return text
-			})
+			return s.run(command, arguments, r.resume, sayResumed)
 		},
 	}
 	s.add(command)
-	command.Flags().Float64Var(&wait, "wait", 0, "seconds to try again while others hold the memory")
+	addWait(command, &wait)
 	command.Flags().BoolVar(&driverOnly, "driver", false, "") // for libtms.so, which does the rest itself
 	_ = command.Flags().MarkHidden("driver")
 	return command

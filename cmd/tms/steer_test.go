@@ -227,6 +227,10 @@ func TestSteeringIsRefused(t *testing.T) {
 		"--wait -0.5: give seconds":  {"resume", "1", "--wait", "-0.5"},
 		"the tag is empty":           {"pause", "1", "--tag", ""},
 		"unknown command":            {"ps", "1"},
+		"name two processes":         {"swap", "1"},
+		"name two different":         {"swap", "1", "1"},
+		`"y" is no process`:          {"swap", "1", "y"},
+		"--wait NaN: give seconds":   {"swap", "1", "2", "--wait", "NaN"},
 	} {
 		_, stderr, code := command(t, arguments...)
 		require.Equal(t, exitUsage, code, "%v", arguments)

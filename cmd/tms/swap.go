@@ -1,0 +1,174 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/vmm/cuda"
+)
+
+// swapSlice is a part of a wait for memory, between looks whether the command is interrupted.
+const swapSlice = 500 * time.Millisecond
+
+// swapping is one swap. OUT's pause is kept only when IN is resumed: until then it is undone, by OUT itself, when the
+// connection ends.
+type swapping struct {
+	steering
+	timeout, wait float64
+	force         bool
+}
+
+func swapCommand() *cobra.Command {
+	var s swapping
+	command := &cobra.Command{
+		Use:   "swap OUT IN",
+		Short: "Pause one process and resume another in its place",
+		Long: `Pauses the process OUT and then resumes the process IN, as tms pause and tms resume do. If IN cannot be
+resumed, OUT is resumed again: one of them has the device's memory in the end.
+
+If this command is interrupted, it ends what IN has begun, and either both are done or neither is; at once by a
+second signal. If it is killed, OUT resumes itself, as soon as there is memory for it.
+
+Exit status: 0 done; 1 it failed, and OUT is resumed, or the words say why it is not; 2 the command line is wrong;
+3 a process is not there or does not listen.`,
+		Example: `  tms swap 12345 23456
+  tms swap 12345 23456 --tag weights --wait 60`,
+		ValidArgsFunction: completeProcesses,
+		Args: func(command *cobra.Command, arguments []string) error {
+			if len(arguments) != 2 {
+				return errors.New("name two processes by number: the one to pause and the one to resume (tms ps lists them)")
+			}
+			if pids, err := processes(arguments); err != nil {
+				return err
+			} else if len(pids) != 2 {
+				return errors.New("name two different processes: the one to pause and the one to resume")
+			}
+			return s.check(command)
+		},
+		RunE: func(command *cobra.Command, arguments []string) error {
+			pids, _ := processes(arguments)
+			return s.run(command, pids[0], pids[1])
+		},
+	}
+	s.addTag(command)
+	addTimeout(command, &s.timeout, &s.force)
+	addWait(command, &s.wait)
+	return command
+}
+
+func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
+	if err := errors.Join(checkSeconds("timeout", s.timeout), checkSeconds("wait", s.wait)); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the command
+	outcomes := s.swap(ctx, outPID, inPID)
+	for i, say := range []func(outcome) string{pausing{}.say, sayResumed} {
+		o := outcomes[i]
+		if !o.OK {
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
+		} else if !s.asJSON {
+			fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
+		}
+	}
+	if s.asJSON {
+		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
+			return err
+		}
+	}
+	return verdict(outcomes)
+}
+
+// swap tells what came of OUT, and of IN.
+func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
+	out, in := outcome{PID: outPID}, outcome{PID: inPID}
+	failed := func(outError, inError error) []outcome {
+		return []outcome{ended(out, outError), ended(in, inError)}
+	}
+	leaving, _, err := reach(ctx, outPID)
+	if err != nil {
+		return failed(err, because(err, "left as it was: %d cannot be paused", outPID))
+	}
+	defer leaving.Close()
+	coming, state, err := reach(ctx, inPID)
+	if err != nil {
+		return failed(because(err, "left as it was: %d cannot be resumed", inPID), err)
+	}
+	defer coming.Close()
+
+	request := s.request(control.Pause)
+	request.Timeout, request.Force = &s.timeout, s.force
+	reply, err := leaving.Do(ctx, request)
+	out.Bytes, out.Seconds = reply.Bytes, reply.Seconds
+	if err = failure(reply, err); err != nil { // what is paused all the same, the end of the connection undoes
+		return failed(err, because(err, "left as it was: %d was not paused", outPID))
+	}
+	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
+		undone, err := leaving.Do(context.Background(), control.Request{Op: control.Undo})
+		if err = failure(undone, err); err != nil {
+			out = ended(out, fmt.Errorf("paused, since it cannot be resumed (%w): it tries again by itself", err))
+		} else {
+			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code, in.unreachable
+		}
+		return []outcome{out, in}
+	}
+	kept, err := leaving.Do(context.Background(), control.Request{Op: control.Keep})
+	return []outcome{ended(out, failure(kept, err)), in}
+}
+
+func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, error) {
+	connection, err := client.Dial(pid)
+	if err != nil {
+		return nil, control.ProcessState{}, err
+	}
+	state, err := connection.Status(ctx, answerTime)
+	if err != nil {
+		connection.Close()
+	}
+	return connection, state, err
+}
+
+// resume is carried through once it has begun, so that it is known what came of it.
+func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, everything bool) outcome {
+	until := time.Now().Add(time.Duration(s.wait * float64(time.Second)))
+	for {
+		if ctx.Err() != nil {
+			return ended(o, errors.New("interrupted: it was not resumed"))
+		}
+		left := time.Until(until)
+		request := s.request(control.Resume)
+		request.Wait = max(0, min(left, swapSlice)).Seconds()
+		if everything {
+			o = resuming{request, false}.resume(context.Background(), o.PID)
+		} else {
+			reply, err := in.Do(context.Background(), request)
+			o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
+			o = ended(o, failure(reply, err))
+		}
+		if o.OK || o.Code != int(cuda.OutOfMemory) || left <= 0 {
+			return o
+		}
+	}
+}
+
+// because is what the failure of the other means for a process, in words.
+func because(err error, format string, other int) error {
+	return consequence{fmt.Sprintf(format, other), err}
+}
+
+type consequence struct {
+	words string
+	cause error
+}
+
+func (c consequence) Error() string { return c.words }
+func (c consequence) Unwrap() error { return c.cause }

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"strconv"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// pair starts two programs on one device that holds one of them, 64 and 32 MiB; the first is paused.
+func pair(t *testing.T) (large, small *steered, start func(environment ...string) *steered) {
+	t.Helper()
+	ownSockets(t)
+	program := steeredProgram(t)
+	gated := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
+	device := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
+	start = func(environment ...string) *steered {
+		t.Helper()
+		return startSteered(t, program, append([]string{device, "CUDASIM_MEMORY=70M"}, environment...)...)
+	}
+	large = start(gated)
+	large.do("allocate") // as much again
+	_, words, code := command(t, "pause", large.number())
+	require.Zero(t, code, words)
+	return large, start(gated), start
+}
+
+func (s *steered) number() string { return strconv.Itoa(s.Process.Pid) }
+
+// held is what a process has of the device now.
+func held(t *testing.T, s *steered) (bytes uint64) {
+	t.Helper()
+	state, err := status(s.Process.Pid, answerTime)
+	require.NoError(t, err)
+	for _, d := range state.Stats.Devices {
+		for _, tag := range d.Tags {
+			bytes += tag.PhysicalBytes
+		}
+	}
+	return bytes
+}
+
+const largeBytes, smallBytes = 64 << 20, 32 << 20
+
+// TMS_SWAPS sets how many (20).
+func TestSwap(t *testing.T) {
+	swaps := 20
+	if text := os.Getenv("TMS_SWAPS"); text != "" {
+		var err error
+		swaps, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	in, out, start := pair(t)
+	for i := range swaps {
+		words, errors_, code := command(t, "swap", out.number(), in.number())
+		require.Zero(t, code, "swap %d: %s", i, errors_)
+		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s`+"\n"+
+			in.number()+`: resumed, \d\d\.00 MiB in \d+\.\d\d s`+"\n$", words)
+		require.Equal(t, "ok", in.do("check"))
+		in, out = out, in
+	}
+	small, large := out, in
+	if held(t, small) == 0 {
+		small, large = in, out
+		_, words, code := command(t, "swap", large.number(), small.number())
+		require.Zero(t, code, words)
+	}
+
+	// What IN needs a third has: OUT is resumed.
+	third := start() // without the reach: it can do things while it is paused
+	third.do("pause")
+	third.do("hog")
+	words, errors_, code := command(t, "swap", small.number(), large.number(), "--json")
+	require.Equal(t, exitNo, code)
+	require.Contains(t, errors_, "tms: "+small.number()+": resumed again: "+large.number()+" could not be\n")
+	require.Contains(t, errors_, "tms: "+large.number()+": resume: ")
+	var outcomes []outcome
+	require.NoError(t, json.Unmarshal([]byte(words), &outcomes))
+	require.Len(t, outcomes, 2)
+	require.Equal(t, []int{small.Process.Pid, large.Process.Pid}, []int{outcomes[0].PID, outcomes[1].PID})
+	require.False(t, outcomes[0].OK || outcomes[1].OK)
+	require.Equal(t, 2, outcomes[1].Code) // cudaErrorMemoryAllocation
+	require.Equal(t, "ok", small.do("check"))
+	require.EqualValues(t, smallBytes, held(t, small))
+	require.Zero(t, held(t, large))
+
+	// Interrupted while it waits for that.
+	waiting := exec.Command(tms, "swap", small.number(), large.number(), "--wait", "600")
+	var said bytes.Buffer
+	waiting.Stderr = &said
+	require.NoError(t, waiting.Start())
+	require.Eventually(t, func() bool { return held(t, small) == 0 }, 20*time.Second, time.Millisecond)
+	require.NoError(t, waiting.Process.Signal(os.Interrupt))
+	require.Error(t, waiting.Wait())
+	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
+	require.Contains(t, said.String(), "tms: "+large.number()+": interrupted: it was not resumed\n")
+	require.EqualValues(t, smallBytes, held(t, small))
+
+	// The wait ends well.
+	go func() {
+		time.Sleep(200 * time.Millisecond)
+		third.do("unhog")
+	}()
+	_, errors_, code = command(t, "swap", small.number(), large.number(), "--wait", "60")
+	require.Zero(t, code, errors_)
+	require.EqualValues(t, largeBytes, held(t, large))
+
+	// One tag: the other stays. And what is paused already, or not, is no failure.
+	words, errors_, code = command(t, "swap", large.number(), small.number(), "--tag", "cache")
+	require.Zero(t, code, errors_)
+	require.Contains(t, words, large.number()+": paused, 16.00 MiB")
+	require.Contains(t, words, small.number()+": resumed, 8.00 MiB")
+	words, errors_, code = command(t, "swap", large.number(), small.number(), "--tag", "cache")
+	require.Zero(t, code, errors_)
+	require.Equal(t, large.number()+": nothing to pause\n"+small.number()+": nothing to resume\n", words)
+
+	// A process that cannot be asked: nothing is done.
+	_, errors_, code = command(t, "swap", large.number(), "999999999")
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, errors_, "tms: 999999999: cannot be asked: there is no such process\n")
+	require.Contains(t, errors_, "tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
+	_, errors_, code = command(t, "swap", third.number(), large.number()) // it is refused without --force
+	require.Equal(t, exitNo, code)
+	require.Contains(t, errors_, third.number()+": libtms_reach.so is not preloaded")
+	require.EqualValues(t, largeBytes-16<<20, held(t, large))
+
+	// What the driver has of IN comes back, too.
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver
+	_, errors_, code = command(t, "pause", small.number(), "--everything")
+	require.Zero(t, code, errors_)
+	words, errors_, code = command(t, "swap", large.number(), small.number())
+	require.Zero(t, code, errors_)
+	require.Regexp(t, small.number()+`: resumed, 32\.00 MiB in .* s; what the driver had in`, words)
+	require.Equal(t, "ok", small.do("check"))
+}
+
+// However a swap is ended, one of the two has the device, as soon as the processes are done.
+func TestSwapIsEnded(t *testing.T) {
+	in, out, _ := pair(t)
+	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
+	done := map[bool]int{}
+	for i := range 40 {
+		swap := exec.Command(tms, "swap", out.number(), in.number(), "--wait", "5")
+		require.NoError(t, swap.Start())
+		time.Sleep(time.Duration(i/2) * 2 * time.Millisecond)
+		require.NoError(t, swap.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
+		_ = swap.Wait()
+		var swapped bool
+		require.Eventually(t, func() bool {
+			x, y := held(t, in), held(t, out)
+			swapped = x > 0
+			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
+		}, 20*time.Second, time.Millisecond)
+		if i%2 == 1 && swap.ProcessState.Exited() { // interrupted, and it had begun: it says which
+			require.Equal(t, swapped, swap.ProcessState.Success(), "%v", swap.ProcessState)
+		}
+		done[swapped]++
+		if swapped {
+			in, out = out, in
+		}
+		require.Equal(t, "ok", out.do("check"))
+	}
+	t.Logf("carried through: %d, undone: %d", done[true], done[false])
+	require.Positive(t, done[false])
+}
