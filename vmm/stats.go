@@ -50,14 +50,15 @@ type DeviceStats struct {
 type TagStats struct {
 	Tag               string  `json:"tag"` // as TagText writes it
 	Segments          int     `json:"segments"`
-	LiveBytes         uint64  `json:"live_bytes"`     // as asked for, active and paused
-	PhysicalBytes     uint64  `json:"physical_bytes"` // device memory held now
-	PausedBytes       uint64  `json:"paused_bytes"`   // device memory given up by pausing
-	SlackBytes        uint64  `json:"slack_bytes"`    // held beyond that: rounding, freed parts of shared extents
-	BackupBytes       uint64  `json:"backup_bytes"`   // host memory, files or memory of other devices that hold contents
-	HostBytes         uint64  `json:"host_bytes"`     // of that: pinned host memory
-	DiskBytes         uint64  `json:"disk_bytes"`     // of that: files
-	PausedSince       float64 `json:"paused_since"`   // when the last pause was done, in seconds since 1970; 0: nothing is paused
+	LiveBytes         uint64  `json:"live_bytes"`       // as asked for, active and paused
+	PhysicalBytes     uint64  `json:"physical_bytes"`   // device memory held now
+	PausedBytes       uint64  `json:"paused_bytes"`     // device memory given up by pausing
+	SlackBytes        uint64  `json:"slack_bytes"`      // held beyond that: rounding, freed parts of shared extents
+	BackupBytes       uint64  `json:"backup_bytes"`     // host memory, files or memory of other devices that hold contents
+	HostBytes         uint64  `json:"host_bytes"`       // of that: pinned host memory
+	DiskBytes         uint64  `json:"disk_bytes"`       // of that: files
+	PauseHostBytes    uint64  `json:"pause_host_bytes"` // pinned host memory that a pause would take beyond that
+	PausedSince       float64 `json:"paused_since"`     // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
 }
@@ -137,6 +138,9 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 				stats.SlackBytes += s.length() - live
 			} else {
 				ts.PausedBytes += s.length()
+			}
+			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {
+				ts.PauseHostBytes += s.length()
 			}
 			if s.contents != nil {
 				bytes := s.contents.Bytes()

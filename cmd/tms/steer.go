@@ -42,6 +42,7 @@ type outcome struct {
 type steering struct {
 	all    bool
 	asJSON bool
+	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
 	tag    string
 }
@@ -49,6 +50,12 @@ type steering struct {
 const steeringStatus = `
 Exit status: 0 done, by every process; 1 some failed, the others are done; 2 the command line is wrong;
 3 a process is not there or does not listen, and none failed.`
+
+const dryRunHelp = `
+With --dry-run nothing is done, and what would happen is told by what the processes say of themselves now: device
+memory freed or taken, and host memory needed for contents, of that which the machine and the control group have. It
+exits with 0 if that fits.
+`
 
 func (s *steering) add(command *cobra.Command) {
 	flags := command.Flags()
@@ -72,6 +79,7 @@ func (s *steering) add(command *cobra.Command) {
 func (s *steering) addTag(command *cobra.Command) {
 	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
 	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
+	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "do nothing, but say what would happen, and whether it fits")
 }
 
 func (s *steering) check(command *cobra.Command) error {
@@ -118,17 +126,23 @@ func (s *steering) request(op string) control.Request {
 	return request
 }
 
-// run asks all processes at once, and tells of each when it is done.
-func (s *steering) run(command *cobra.Command, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
+// named are the processes that the command is for.
+func (s *steering) named(command *cobra.Command, arguments []string) ([]int, error) {
 	pids, err := processes(arguments)
 	if s.all {
 		pids, err = client.List()
 	}
+	if err == nil && len(pids) == 0 {
+		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
+	}
+	return pids, err
+}
+
+// run asks all processes at once, and tells of each when it is done.
+func (s *steering) run(command *cobra.Command, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
+	pids, err := s.named(command, arguments)
 	if err != nil {
 		return err
-	}
-	if len(pids) == 0 {
-		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
@@ -157,6 +171,24 @@ func (s *steering) run(command *cobra.Command, arguments []string, ask func(cont
 		}
 	}
 	return verdict(outcomes)
+}
+
+// plan tells what would happen to each process.
+func (s *steering) plan(command *cobra.Command, op string, force bool, arguments []string) error {
+	pids, err := s.named(command, arguments)
+	if err != nil {
+		return err
+	}
+	plans, ending := s.planning(force).run(command.OutOrStdout(), command.ErrOrStderr(), op, pids...)
+	if s.asJSON {
+		if plans == nil {
+			plans = []plan{}
+		}
+		if err := writeJSON(command.OutOrStdout(), plans); err != nil {
+			return err
+		}
+	}
+	return ending
 }
 
 // verdict is the error by which a command ends, or nil.
@@ -209,7 +241,7 @@ With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP
 paused already; with --to host back to host memory, for a faster resume.
 
 If this command is interrupted, what it has not finished is undone.
-` + steeringStatus,
+` + dryRunHelp + steeringStatus,
 		Example: `  tms pause 12345
   tms pause --all --tag weights
   tms pause 12345 --everything --to disk`,
@@ -222,6 +254,12 @@ If this command is interrupted, what it has not finished is undone.
 			}
 			if everything && s.tag != "" {
 				return errors.New("--everything is of a whole process: leave --tag out")
+			}
+			if s.dryRun {
+				if everything || to != "" {
+					return errors.New("--dry-run is of what is pausable: leave --everything and --to out")
+				}
+				return s.plan(command, control.Pause, force, arguments)
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
 			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
@@ -256,12 +294,15 @@ func resumeCommand() *cobra.Command {
 		Long: `Has processes take their GPU memory again, at the same addresses and with the contents that were kept. It
 resumes whatever is paused, also what the program has paused itself. What the driver has taken (tms pause --everything)
 comes back first, also when that pause was interrupted.
-` + steeringStatus,
+` + dryRunHelp + steeringStatus,
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if err := checkSeconds("wait", wait); err != nil {
 				return err
+			}
+			if s.dryRun {
+				return s.plan(command, control.Resume, false, arguments)
 			}
 			request := s.request(control.Resume)
 			request.Wait = wait

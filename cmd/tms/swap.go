@@ -36,7 +36,7 @@ resumed, OUT is resumed again: one of them has the device's memory in the end.
 
 If this command is interrupted, it ends what IN has begun, and either both are done or neither is; at once by a
 second signal. If it is killed, OUT resumes itself, as soon as there is memory for it.
-
+` + dryRunHelp + `
 Exit status: 0 done; 1 it failed, and OUT is resumed, or the words say why it is not; 2 the command line is wrong;
 3 a process is not there or does not listen.`,
 		Example: `  tms swap 12345 23456
@@ -66,6 +66,20 @@ Exit status: 0 done; 1 it failed, and OUT is resumed, or the words say why it is
 
 func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	if err := errors.Join(checkSeconds("timeout", s.timeout), checkSeconds("wait", s.wait)); err != nil {
+		return err
+	}
+	if s.dryRun {
+		p := s.planning(s.force)
+		plans, err := p.run(command.OutOrStdout(), command.ErrOrStderr(), control.Pause, outPID)
+		then, failed := p.run(command.OutOrStdout(), command.ErrOrStderr(), control.Resume, inPID)
+		if s.asJSON {
+			if err := writeJSON(command.OutOrStdout(), append(plans, then...)); err != nil {
+				return err
+			}
+		}
+		if errors.Is(failed, errNo) || err == nil {
+			return failed
+		}
 		return err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)

@@ -36,6 +36,8 @@ class TagStats(TypedDict):
     """Of that: pinned host memory."""
     disk_bytes: int
     """Of that: files."""
+    pause_host_bytes: int
+    """Pinned host memory that a pause would take beyond that."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float

@@ -9,6 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
+	"tms/internal/hostmemory"
+	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/reclaim"
@@ -166,4 +168,14 @@ func munmap(memory []byte) error {
 		return err
 	}
 	return unix.Munmap(memory)
+}
+
+// checkHostMemory refuses a backup that the machine, or the control group, has no memory for:
+// touching memory that is not there ends in the kernel killing a process, most likely this one.
+func checkHostMemory(need uint64) error {
+	available := min(hostmemory.Machine(), hostmemory.Group("self"))
+	if need > available {
+		return noMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
+	}
+	return nil
 }

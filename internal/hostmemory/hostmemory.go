@@ -1,7 +1,7 @@
-package pinned
+// Package hostmemory tells how much host memory can be had.
+package hostmemory
 
 import (
-	"fmt"
 	"math"
 	"path/filepath"
 	"slices"
@@ -9,17 +9,14 @@ import (
 	"strings"
 
 	"tms/internal/rawfile"
-	"tms/internal/readable"
 )
 
-// checkHostMemory refuses a backup that the machine, or the control group, has no memory for:
-// touching memory that is not there ends in the kernel killing a process, most likely this one.
-func checkHostMemory(need uint64) error {
-	available := min(machineAvailable("/proc/meminfo"), groupAvailable("/proc/self/cgroup", "/sys/fs/cgroup"))
-	if need > available {
-		return noMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
-	}
-	return nil
+// Machine is how many bytes this machine has for whoever asks; math.MaxUint64: that is not known, or as many as it needs.
+func Machine() uint64 { return machineAvailable("/proc/meminfo") }
+
+// Group is how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no limit.
+func Group(process string) uint64 {
+	return groupAvailable(filepath.Join("/proc", process, "cgroup"), "/sys/fs/cgroup")
 }
 
 // machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or

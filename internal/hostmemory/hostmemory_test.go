@@ -1,4 +1,4 @@
-package pinned
+package hostmemory
 
 import (
 	"math"

@@ -1,0 +1,179 @@
+package main
+
+import (
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"strconv"
+	"strings"
+
+	"tms/internal/control"
+	"tms/internal/hostmemory"
+	"tms/internal/readable"
+)
+
+// plan is what a pause or resume of a process would do, by what its status says now.
+type plan struct {
+	PID     int          `json:"pid"`
+	Op      string       `json:"op"`
+	Fits    bool         `json:"fits"`
+	Bytes   uint64       `json:"bytes"` // of device memory, freed or taken
+	Devices []planDevice `json:"devices"`
+	// Of a pause with contents in host memory: what it takes of that, and what it can have; nil: not known, or no limit.
+	HostBytes          uint64  `json:"host_bytes"`
+	HostAvailableBytes *uint64 `json:"host_available_bytes"`
+	Error              string  `json:"error,omitempty"` // why it would not be done
+
+	unreachable bool
+}
+
+// planDevice is a device's part of a plan.
+type planDevice struct {
+	Device int       `json:"device"`
+	Bytes  uint64    `json:"bytes"`
+	Free   *uint64   `json:"free_bytes"` // of a resume: what is free for it; nil: not known
+	Tags   []planTag `json:"tags"`
+}
+
+type planTag struct {
+	Tag   string `json:"tag"`
+	Bytes uint64 `json:"bytes"`
+}
+
+// planning makes plans for one process after another, each with what those before leave.
+type planning struct {
+	steering
+	force bool
+	host  uint64           // taken by pauses
+	freed map[string]int64 // by device, as the driver counts them; below 0: taken
+}
+
+func (s steering) planning(force bool) *planning {
+	return &planning{steering: s, force: force, freed: map[string]int64{}}
+}
+
+// run tells the plan of each process.
+func (p *planning) run(stdout, stderr io.Writer, op string, pids ...int) (plans []plan, err error) {
+	var outcomes []outcome
+	for _, pid := range pids {
+		made := plan{PID: pid, Op: op, Devices: []planDevice{}}
+		if state, err := status(pid, answerTime); err != nil {
+			o := ended(outcome{PID: pid}, err)
+			made.Error, made.unreachable = o.Error, o.unreachable
+		} else {
+			p.plan(&made, state)
+		}
+		made.Fits = made.Error == ""
+		plans = append(plans, made)
+		outcomes = append(outcomes, outcome{OK: made.Fits, unreachable: made.unreachable})
+		if !p.asJSON {
+			fmt.Fprint(stdout, made.text())
+		}
+		if !made.Fits {
+			fmt.Fprintf(stderr, "tms: %d: %s\n", pid, made.Error)
+		}
+	}
+	return plans, verdict(outcomes)
+}
+
+func (p *planning) plan(made *plan, state control.ProcessState) {
+	resume := made.Op == control.Resume
+	for _, d := range state.Stats.Devices {
+		part := planDevice{Device: d.Device, Tags: []planTag{}}
+		for _, tag := range d.Tags {
+			bytes := tag.PhysicalBytes
+			if resume {
+				bytes = tag.PausedBytes
+			}
+			if p.tag != "" && p.tag != tag.Tag || bytes == 0 {
+				continue
+			}
+			part.Tags = append(part.Tags, planTag{tag.Tag, bytes})
+			part.Bytes += bytes
+			if !resume {
+				made.HostBytes += tag.PauseHostBytes
+			}
+		}
+		if part.Bytes == 0 {
+			continue
+		}
+		device := visible(made.PID, d.Device)
+		if resume {
+			if !state.Stats.Everything { // else the driver cannot be asked
+				free := uint64(max(0, int64(d.FreeBytes)+p.freed[device]))
+				part.Free = &free
+				if free < part.Bytes {
+					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed", d.Device,
+						readable.Bytes(free), readable.Bytes(part.Bytes))
+				}
+			}
+			p.freed[device] -= int64(part.Bytes)
+		} else {
+			p.freed[device] += int64(part.Bytes)
+		}
+		made.Bytes += part.Bytes
+		made.Devices = append(made.Devices, part)
+	}
+	if resume || made.Bytes == 0 {
+		return
+	}
+	if machine, group := hostmemory.Machine(), hostmemory.Group(strconv.Itoa(made.PID)); min(machine, group) < math.MaxUint64 {
+		available := min(machine-min(machine, p.host), group)
+		made.HostAvailableBytes = &available
+		if available < made.HostBytes {
+			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for contents",
+				readable.Bytes(available), readable.Bytes(made.HostBytes))
+		}
+	}
+	p.host += made.HostBytes
+	if !state.Gated && !p.force {
+		made.Error = "its threads cannot be held up: it was not started by tms run, and takes --force"
+	}
+}
+
+func (m *plan) text() string {
+	var text strings.Builder
+	verb, done := "free", "pause"
+	if m.Op == control.Resume {
+		verb, done = "take", "resume"
+	}
+	if m.Bytes == 0 && m.Error == "" {
+		return fmt.Sprintf("%d: nothing to %s\n", m.PID, done)
+	}
+	for _, d := range m.Devices {
+		var tags []string
+		for _, tag := range d.Tags {
+			tags = append(tags, fmt.Sprintf("%s of %s", readable.Bytes(tag.Bytes), printable(tag.Tag)))
+		}
+		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device, strings.Join(tags, ", "))
+		if d.Free != nil {
+			fmt.Fprintf(&text, "; %s free", readable.Bytes(*d.Free))
+		} else if m.Op == control.Resume {
+			text.WriteString("; what is free is not known while the driver has the process")
+		}
+		text.WriteByte('\n')
+	}
+	if m.HostBytes > 0 {
+		available := ""
+		if m.HostAvailableBytes != nil {
+			available = fmt.Sprintf("; %s available", readable.Bytes(*m.HostAvailableBytes))
+		}
+		fmt.Fprintf(&text, "%d: would take %s of host memory for contents%s\n", m.PID, readable.Bytes(m.HostBytes), available)
+	}
+	return text.String()
+}
+
+// visible names a device of a process as others count it: CUDA_VISIBLE_DEVICES, as the process was started with it,
+// may have its own order.
+func visible(pid, ordinal int) string {
+	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	for entry := range strings.SplitSeq(string(environment), "\x00") {
+		if list, ok := strings.CutPrefix(entry, "CUDA_VISIBLE_DEVICES="); ok {
+			if devices := strings.Split(list, ","); ordinal < len(devices) {
+				return strings.TrimSpace(devices[ordinal])
+			}
+		}
+	}
+	return strconv.Itoa(ordinal)
+}

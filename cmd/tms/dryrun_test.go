@@ -1,0 +1,114 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/vmm"
+)
+
+// What is told comes true, and nothing is done before.
+func TestDryRun(t *testing.T) {
+	large, small, start := pair(t)
+	one, other := small.number(), large.number()
+	out, errors_, code := command(t, "pause", "--dry-run", one)
+	require.Zero(t, code, errors_)
+	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
+		one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
+	out, _, code = command(t, "resume", "--dry-run", "--tag", "cache", one)
+	require.Zero(t, code)
+	require.Equal(t, one+": nothing to resume\n", out)
+
+	out, errors_, code = command(t, "resume", "--dry-run", other)
+	require.Equal(t, exitNo, code)
+	require.Contains(t, out, other+": would take 64.00 MiB of device 0: 16.00 MiB of cache, 48.00 MiB of weights; 38.00 MiB free\n")
+	require.Equal(t, "tms: "+other+": it does not fit: device 0 would have 38.00 MiB free and 64.00 MiB are needed\n", errors_)
+	out, _, code = command(t, "resume", "--dry-run", other, "--tag", "cache")
+	require.Zero(t, code)
+	require.Contains(t, out, "16.00 MiB of cache; 38.00 MiB free\n")
+
+	out, errors_, code = command(t, "swap", "--dry-run", one, other)
+	require.Zero(t, code, errors_)
+	require.Contains(t, out, "; 70.00 MiB free\n")
+	out, _, code = command(t, "swap", "--dry-run", "--json", one, other)
+	require.Zero(t, code)
+	var plans []plan
+	require.NoError(t, json.Unmarshal([]byte(out), &plans))
+	require.Len(t, plans, 2)
+	require.True(t, plans[0].Fits && plans[1].Fits)
+	require.Equal(t, []string{control.Pause, control.Resume}, []string{plans[0].Op, plans[1].Op})
+	require.EqualValues(t, smallBytes, held(t, small))
+	require.Zero(t, held(t, large))
+
+	out, errors_, code = command(t, "swap", "--json", one, other)
+	require.Zero(t, code, errors_)
+	var outcomes []outcome
+	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	require.Equal(t, []uint64{plans[0].Bytes, plans[1].Bytes}, []uint64{outcomes[0].Bytes, outcomes[1].Bytes})
+	state, err := status(small.Process.Pid, answerTime)
+	require.NoError(t, err)
+	var host uint64
+	for _, tag := range state.Stats.Devices[0].Tags {
+		host += tag.HostBytes
+		require.Zero(t, tag.PauseHostBytes)
+	}
+	require.Equal(t, host, plans[0].HostBytes)
+	require.EqualValues(t, 24<<20, host)
+
+	_, errors_, code = command(t, "swap", other, one) // makes room
+	require.Zero(t, code, errors_)
+	third := start()
+	_, errors_, code = command(t, "pause", "--dry-run", third.number(), "999999999")
+	require.Equal(t, exitNo, code)
+	require.Contains(t, errors_, third.number()+": its threads cannot be held up")
+	require.Contains(t, errors_, "999999999: cannot be asked: there is no such process")
+	_, _, code = command(t, "swap", "--dry-run", "--force", third.number(), "999999999")
+	require.Equal(t, exitNoProcess, code)
+	_, errors_, code = command(t, "pause", "--dry-run", "--everything", third.number())
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, errors_, "--dry-run is of what is pausable")
+}
+
+// Each plan has what those before it leave, of devices as the driver counts them.
+func TestPlans(t *testing.T) {
+	sleeping := exec.Command("sleep", "100")
+	sleeping.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=3,1")
+	require.NoError(t, sleeping.Start())
+	t.Cleanup(func() {
+		_ = sleeping.Process.Kill()
+		_ = sleeping.Wait()
+	})
+	state := func(device int, tag vmm.TagStats) control.ProcessState {
+		return control.ProcessState{Gated: true, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
+			{Device: device, FreeBytes: 10, Tags: []vmm.TagStats{tag}}}}}
+	}
+	p := steering{}.planning(false)
+	make := func(pid int, op string, state control.ProcessState) plan {
+		made := plan{PID: pid, Op: op}
+		p.plan(&made, state)
+		return made
+	}
+	own := os.Getpid()
+	require.Empty(t, make(own, control.Pause, state(3, vmm.TagStats{PhysicalBytes: 100})).Error)
+	require.Empty(t, make(sleeping.Process.Pid, control.Resume, state(0, vmm.TagStats{PausedBytes: 60})).Error)
+	require.Contains(t, make(own, control.Resume, state(3, vmm.TagStats{PausedBytes: 60})).Error,
+		"device 3 would have 50 bytes free and 60 bytes are needed")
+	require.Contains(t, make(own, control.Resume, state(1, vmm.TagStats{PausedBytes: 11})).Error, "would have 10 bytes free")
+	checkpointed := state(0, vmm.TagStats{PausedBytes: 11})
+	checkpointed.Stats.Everything = true
+	made := make(own, control.Resume, checkpointed)
+	require.Empty(t, made.Error)
+	require.Contains(t, made.text(), "what is free is not known while the driver has the process")
+
+	made = make(own, control.Pause, state(0, vmm.TagStats{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))
+	if made.HostAvailableBytes != nil { // else this machine gets memory as it uses it
+		require.Contains(t, made.Error, "4.00 EiB are needed for contents")
+		made = make(own, control.Pause, state(0, vmm.TagStats{PhysicalBytes: 1, PauseHostBytes: 1}))
+		require.Contains(t, made.Error, "it does not fit: 0 bytes of host memory are available")
+	}
+}
