@@ -333,6 +333,7 @@ func TestClientsVanish(t *testing.T) {
 		time.Sleep(time.Duration(i) * time.Millisecond)
 		require.NoError(t, raw.Close())
 	}
+	pauser(resumeOf("")).Close() // when its turn comes, all of them have begun, or been withdrawn
 	h.eventually(nonePaused)
 	require.Equal(t, "ok", h.do("check"))
 

@@ -48,13 +48,13 @@ say "kernels"
 scripts/generate-kernels.sh --check
 
 say "Go tests"
-go test -count=1 ./...
+go test -count=1 -timeout 30m ./... # ./preload takes minutes, and on a busy machine more than the ten that are Go's limit
 say "Go tests of the engine, with the race detector"
 go test -count=1 -race ./vmm/... ./internal/...
 
 say "C under AddressSanitizer and UndefinedBehaviorSanitizer"
 scripts/build.sh --sanitized
-TMS_TEST_BUILD=build/sanitized go test -count=1 ./preload
+TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 30m ./preload
 # The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
 TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
