@@ -88,6 +88,7 @@ def test_disk(tmp_path: Path) -> None:
     with pytest.raises(tms.BackupError, match="/proc/nowhere"):
         tms.pause("disk")
     assert cuda.read(pointer, SIZE) == contents
+    tms.set_disk_backup_dir(tmp_path)  # of the process: for the tests that follow
     cuda.free(pointer)
     with pytest.raises(ValueError, match="directory"):
         tms.set_disk_backup_dir("")
