@@ -1,10 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
 	"math"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -21,10 +24,11 @@ import (
 // process is a row's process, or why it has told nothing.
 type process struct {
 	control.ProcessState
+	container
 	Error string `json:"error,omitempty"`
 }
 
-// statuses asks all processes at once.
+// statuses asks all processes at once. Who holds most comes first.
 func statuses(within time.Duration) []process {
 	pids, _ := client.List() // a directory that is not ours has nothing for us
 	found := make([]process, len(pids))
@@ -32,7 +36,7 @@ func statuses(within time.Duration) []process {
 	for i, pid := range pids {
 		all.Go(func() {
 			state, err := status(pid, within)
-			found[i] = process{ProcessState: state}
+			found[i] = process{ProcessState: state, container: containerOf(fmt.Sprintf("/proc/%d/cgroup", pid))}
 			if err != nil {
 				found[i].Error = err.Error()
 			}
@@ -40,7 +44,18 @@ func statuses(within time.Duration) []process {
 		})
 	}
 	all.Wait()
+	slices.SortStableFunc(found, func(x, y process) int { return cmp.Compare(y.held(), x.held()) })
 	return found
+}
+
+// held is the device memory that a pause of the process would free.
+func (p *process) held() (bytes uint64) {
+	for _, d := range p.Stats.Devices {
+		for _, tag := range d.Tags {
+			bytes += tag.PhysicalBytes
+		}
+	}
+	return bytes
 }
 
 func status(pid int, within time.Duration) (control.ProcessState, error) {
@@ -54,11 +69,13 @@ func status(pid int, within time.Duration) (control.ProcessState, error) {
 
 func psCommand() *cobra.Command {
 	var asJSON bool
+	var watch float64
 	command := &cobra.Command{
-		Use:   "ps",
+		Use:   "ps [--watch [SECONDS]]",
 		Short: "List the processes that can be paused from outside",
 		Long: `Lists the processes of this user that listen (those of tms run, and with TMS_CONTROL=1 or tms.serve(), from
-their first pausable allocation on), with a row for each tag on each device:
+their first pausable allocation on), with a row for each tag on each device. Who holds most comes first.
+  COMMAND behind the first digits of the number of its pod or container, where its control group names one
   LIVE    what the program has allocated, active and paused
   HELD    device memory that it has now
   STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
@@ -66,25 +83,52 @@ their first pausable allocation on), with a row for each tag on each device:
   BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
 A process that does not answer within a second is listed as such.
 
+With --watch this goes on every two seconds, or as many as are given, until it is interrupted: on a terminal in one
+place, and elsewhere one table, or with --json one line, after another.
+
 Exit status: 0.`,
-		Args: cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			found := statuses(time.Second)
-			if asJSON {
-				if found == nil {
-					found = []process{}
+		Args: func(command *cobra.Command, arguments []string) error {
+			if command.Flags().Changed("watch") && len(arguments) == 1 {
+				seconds, err := strconv.ParseFloat(arguments[0], 64)
+				if err != nil {
+					return fmt.Errorf("--watch %s: give seconds", arguments[0])
 				}
-				return writeJSON(command.OutOrStdout(), found)
+				watch = seconds
+				arguments = nil
 			}
-			if len(found) == 0 {
-				fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens; see tms ps --help")
-				return nil
+			if command.Flags().Changed("watch") && !(watch >= shortestWatch && watch <= control.MaxSeconds) {
+				return fmt.Errorf("--watch %g: give seconds, from %g to %d", watch, shortestWatch, control.MaxSeconds)
 			}
-			return writeProcesses(command.OutOrStdout(), found, time.Now())
+			return cobra.NoArgs(command, arguments)
+		},
+		RunE: func(command *cobra.Command, _ []string) error {
+			if watch == 0 {
+				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), asJSON)
+			}
+			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON, func(to io.Writer) error {
+				return showProcesses(to, to, asJSON)
+			})
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with the statistics of each process")
+	command.Flags().Float64Var(&watch, "watch", 0, "go on, every so many seconds (2, if it is not said)")
+	command.Flags().Lookup("watch").NoOptDefVal = "2"
 	return command
+}
+
+func showProcesses(to, aside io.Writer, asJSON bool) error {
+	found := statuses(time.Second)
+	if asJSON {
+		if found == nil {
+			found = []process{}
+		}
+		return writeJSON(to, found)
+	}
+	if len(found) == 0 {
+		fmt.Fprintln(aside, "tms: no process of this user listens; see tms ps --help")
+		return nil
+	}
+	return writeProcesses(to, found, time.Now())
 }
 
 // columns of the table; those with room give way when it is wider than a terminal.
@@ -144,6 +188,9 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 
 func rows(p process, now time.Time) (table [][]string) {
 	pid, command := fmt.Sprint(p.PID), printable(p.Command)
+	if short := p.short(); short != "" {
+		command = short + ": " + command
+	}
 	if p.Error != "" {
 		return [][]string{{pid, printable(p.Error)}}
 	}

@@ -227,6 +227,9 @@ func TestSteeringIsRefused(t *testing.T) {
 		"--wait -0.5: give seconds":  {"resume", "1", "--wait", "-0.5"},
 		"the tag is empty":           {"pause", "1", "--tag", ""},
 		"unknown command":            {"ps", "1"},
+		"--watch 0: give seconds":    {"ps", "--watch=0"},
+		"--watch x: give seconds":    {"ps", "--watch", "x"},
+		"--watch NaN: give seconds":  {"ps", "--watch", "nan"},
 		"name two processes":         {"swap", "1"},
 		"name two different":         {"swap", "1", "1"},
 		`"y" is no process`:          {"swap", "1", "y"},
@@ -246,6 +249,7 @@ func TestSteeringIsRefused(t *testing.T) {
 func TestProcessTable(t *testing.T) {
 	now := time.Unix(2_000_000, 0)
 	long := strings.Repeat("long", 30)
+	boxed := container{Container: strings.Repeat("0123456789abcdef", 4)}
 	tag := func(name string, physical, paused uint64, since time.Duration) vmm.TagStats {
 		return vmm.TagStats{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
 			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused, HostBytes: paused}
@@ -259,6 +263,7 @@ func TestProcessTable(t *testing.T) {
 	require.NoError(t, writeProcesses(&out, []process{
 		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: vmm.Stats{Devices: devices}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
+		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"},
 	}, now))
 	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
@@ -267,6 +272,7 @@ func TestProcessTable(t *testing.T) {
       1 short          7 �[2J       15.0 GiB        0 pausing      15.0 GiB host
       1 short          8 a          16.0 EiB        0 paused 4000d 16.0 EiB host
 4194304 longlong…      - -                 0        0 -                        0
+     13 01234567…      - -                 0        0 -                        0
      12 cannot be asked: it does not answer
 `, out.String())
 	for line := range strings.Lines(out.String()) {

@@ -1,0 +1,48 @@
+package main
+
+import (
+	"os"
+	"regexp"
+	"strings"
+)
+
+// container is where a process runs, by its control group; "" where that names none.
+type container struct {
+	Container string `json:"container,omitempty"` // 64 hexadecimal digits, as container runtimes number them
+	Pod       string `json:"pod,omitempty"`       // the UID of a Kubernetes pod
+}
+
+var (
+	containerNumber = regexp.MustCompile(`(?:^|[/:-])([0-9a-f]{64})(?:\.scope)?(?:/|$)`)
+	podNumber       = regexp.MustCompile(`[/-]pod([0-9a-f]{8}(?:[_-][0-9a-f]{4}){3}[_-][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?(?:[/:]|$)`)
+)
+
+// containerOf reads /proc/PID/cgroup: of Docker, Podman, containerd and CRI-O, below either version of control groups.
+func containerOf(membership string) (found container) {
+	text, _ := os.ReadFile(membership)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.SplitN(strings.TrimSpace(line), ":", 3) // hierarchy, controllers, path
+		if len(fields) < 3 {
+			continue
+		}
+		if number := containerNumber.FindStringSubmatch(fields[2]); number != nil && found.Container == "" {
+			found.Container = number[1]
+		}
+		if number := podNumber.FindStringSubmatch(fields[2]); number != nil && found.Pod == "" {
+			found.Pod = strings.ReplaceAll(number[1], "_", "-") // systemd has - for what is below something
+		}
+	}
+	return found
+}
+
+// short is enough to tell it from others.
+func (c container) short() string {
+	const digits = 8
+	switch {
+	case c.Pod != "":
+		return c.Pod[:digits]
+	case c.Container != "":
+		return c.Container[:digits]
+	}
+	return ""
+}
