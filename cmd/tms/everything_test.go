@@ -187,6 +187,8 @@ func TestAnInterruptedCommand(t *testing.T) {
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
 	require.Error(t, c.Wait())
 	require.Contains(t, said.String(), "interrupted")
+	time.Sleep(time.Second) // the pause that had begun is carried through, and then undone
+	require.Eventually(t, func() bool { return w.other.do("free") == "56" && w.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
 	w.asBefore()
 }
 
