@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -178,12 +179,10 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	b.clean(0)
 	defer failpoint.Set(nil)
 	for _, failing := range []string{"open", "fallocate", "pwrite"} {
-		reached := 0
+		var reached atomic.Int64
 		failpoint.Set(func(call string) error {
-			if call == failing {
-				if reached++; reached == 2 {
-					return unix.EIO
-				}
+			if call == failing && reached.Add(1) == 2 {
+				return unix.EIO
 			}
 			return nil
 		})
