@@ -1,0 +1,173 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os/signal"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/spf13/cobra"
+
+	"tms/vmm"
+)
+
+const (
+	scrapesAtOnce = 4 // more are refused
+	headerTime    = 5 * time.Second
+)
+
+func metricsCommand() *cobra.Command {
+	var listen string
+	command := &cobra.Command{
+		Use:   "metrics",
+		Short: "Serve the state of all processes to Prometheus",
+		Long: `Serves at /metrics what tms ps tells of the processes of this user, as Prometheus reads it. They are asked at
+each scrape; one that does not answer within a second has tms_process_up 0 and nothing else. It goes on until it is
+interrupted. Whoever can reach the address can read it: commands are among the labels.
+
+Exit status: 0 interrupted, 2 it cannot listen.`,
+		Example: `  tms metrics
+  tms metrics --listen 127.0.0.1:9500`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			listener, err := net.Listen("tcp", listen)
+			if err != nil {
+				return fmt.Errorf("--listen %s: %w", listen, err)
+			}
+			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
+				return err
+			}
+			return serveMetrics(listener)
+		},
+	}
+	command.Flags().StringVar(&listen, "listen", "127.0.0.1:9400", "address and port; port 0 is any that is free")
+	return command
+}
+
+func serveMetrics(listener net.Listener) error {
+	registry := prometheus.NewPedanticRegistry()
+	if err := registry.Register(newCollector()); err != nil {
+		return err
+	}
+	paths := http.NewServeMux()
+	paths.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// collector asks all processes at each scrape.
+type collector struct {
+	up, info, doing                                     *prometheus.Desc
+	size, free, untracked                               *prometheus.Desc
+	live, held, paused, slack, backup                   *prometheus.Desc
+	segments, state, since, pauseSeconds, resumeSeconds *prometheus.Desc
+	unanswered                                          prometheus.Counter
+}
+
+func newCollector() *collector {
+	process := []string{"pid", "container", "pod"}
+	of := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("tms_"+name, help, append(append([]string{}, process...), labels...), nil)
+	}
+	device := func(name, help string) *prometheus.Desc { return of("device_"+name, help, "device") }
+	tag := func(name, help string, labels ...string) *prometheus.Desc {
+		return of("tag_"+name, help, append([]string{"device", "tag"}, labels...)...)
+	}
+	return &collector{
+		up:            of("process_up", "Whether the process has answered."),
+		info:          of("process_info", "1, with the command of the process and the version of its library.", "command", "version"),
+		doing:         of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
+		size:          device("size_bytes", "Memory of the device."),
+		free:          device("free_bytes", "Memory of the device that is free, whoever may use it."),
+		untracked:     device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
+		live:          tag("live_bytes", "What the program has allocated, active and paused."),
+		held:          tag("held_bytes", "Device memory held now."),
+		paused:        tag("paused_bytes", "Device memory given up by pauses."),
+		slack:         tag("slack_bytes", "Device memory held beyond what was asked for."),
+		backup:        tag("backup_bytes", "Memory or files that hold contents, by where: host, disk or peer.", "store"),
+		segments:      tag("segments", "Allocations."),
+		state:         tag("state", "1 for the state that the tag is in: active, partly (paused) or paused.", "state"),
+		since:         tag("paused_timestamp_seconds", "When the last pause was done, of what is paused now."),
+		pauseSeconds:  tag("last_pause_duration_seconds", "How long the last pause took; 0: there was none."),
+		resumeSeconds: tag("last_resume_duration_seconds", "How long the last resume took; 0: there was none."),
+		unanswered: prometheus.NewCounter(prometheus.CounterOpts{Name: "tms_unanswered_total",
+			Help: "How often a process did not answer a scrape."}),
+	}
+}
+
+func (c *collector) Describe(to chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup,
+		c.segments, c.state, c.since, c.pauseSeconds, c.resumeSeconds} {
+		to <- d
+	}
+	c.unanswered.Describe(to)
+}
+
+func (c *collector) Collect(to chan<- prometheus.Metric) {
+	for _, p := range statuses(time.Second) {
+		gauge := func(d *prometheus.Desc, value float64, labels ...string) {
+			labels = append([]string{strconv.Itoa(p.PID), p.Container, p.Pod}, labels...)
+			to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
+		}
+		gauge(c.up, one(p.Error == ""))
+		if p.Error != "" {
+			c.unanswered.Inc()
+			continue
+		}
+		gauge(c.info, 1, p.Command, p.Stats.Version)
+		gauge(c.doing, one(p.Doing != ""))
+		for _, d := range p.Stats.Devices {
+			device := strconv.Itoa(d.Device)
+			if !p.Stats.Everything { // else the driver cannot be asked
+				gauge(c.size, float64(d.TotalBytes), device)
+				gauge(c.free, float64(d.FreeBytes), device)
+				gauge(c.untracked, float64(d.UntrackedBytes), device)
+			}
+			for _, t := range d.Tags {
+				c.tag(t, func(d *prometheus.Desc, value float64, labels ...string) {
+					gauge(d, value, append([]string{device, t.Tag}, labels...)...)
+				})
+			}
+		}
+	}
+	c.unanswered.Collect(to)
+}
+
+func (c *collector) tag(t vmm.TagStats, gauge func(*prometheus.Desc, float64, ...string)) {
+	gauge(c.live, float64(t.LiveBytes))
+	gauge(c.held, float64(t.PhysicalBytes))
+	gauge(c.paused, float64(t.PausedBytes))
+	gauge(c.slack, float64(t.SlackBytes))
+	gauge(c.backup, float64(t.HostBytes), "host")
+	gauge(c.backup, float64(t.DiskBytes), "disk")
+	gauge(c.backup, float64(t.BackupBytes-t.HostBytes-t.DiskBytes), "peer")
+	gauge(c.segments, float64(t.Segments))
+	gauge(c.state, one(t.PausedBytes == 0), "active")
+	gauge(c.state, one(t.PausedBytes > 0 && t.PhysicalBytes > 0), "partly")
+	gauge(c.state, one(t.PausedBytes > 0 && t.PhysicalBytes == 0), "paused")
+	if t.PausedBytes > 0 {
+		gauge(c.since, t.PausedSince)
+	}
+	gauge(c.pauseSeconds, t.LastPauseSeconds)
+	gauge(c.resumeSeconds, t.LastResumeSeconds)
+}
+
+func one(yes bool) float64 {
+	if yes {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+	"github.com/stretchr/testify/require"
+)
+
+// scraped is what Prometheus would read.
+type scraped struct {
+	t        *testing.T
+	families map[string]*dto.MetricFamily
+}
+
+func scrape(t *testing.T, address string) scraped {
+	t.Helper()
+	reply, err := http.Get(address)
+	require.NoError(t, err)
+	defer reply.Body.Close()
+	text, err := io.ReadAll(reply.Body)
+	require.NoError(t, err)
+	require.Equal(t, http.StatusOK, reply.StatusCode, "%s", text)
+	problems, err := promlint.New(bytes.NewReader(text)).Lint() // what promtool check metrics does
+	require.NoError(t, err)
+	require.Empty(t, problems)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	require.NoError(t, err)
+	return scraped{t, families}
+}
+
+// values are those of the metrics of a family that have labels like these, NAME=VALUE.
+func (s scraped) values(family string, labels ...string) (found []float64) {
+	s.t.Helper()
+	require.Contains(s.t, s.families, family)
+metrics:
+	for _, m := range s.families[family].Metric {
+		for _, wanted := range labels {
+			name, value, _ := strings.Cut(wanted, "=")
+			has := false
+			for _, l := range m.Label {
+				has = has || l.GetName() == name && l.GetValue() == value
+			}
+			if !has {
+				continue metrics
+			}
+		}
+		found = append(found, m.GetGauge().GetValue()+m.GetCounter().GetValue())
+	}
+	return found
+}
+
+func TestMetrics(t *testing.T) {
+	large, small, _ := pair(t)
+	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
+	stdout, err := server.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, server.Start())
+	t.Cleanup(func() { _ = server.Process.Kill() })
+	address, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	address = strings.TrimSpace(address)
+
+	one, other := "pid="+small.number(), "pid="+large.number()
+	const mib = 1 << 20
+	s := scrape(t, address)
+	require.Equal(t, []float64{1, 1}, s.values("tms_process_up"))
+	require.Equal(t, []float64{1}, s.values("tms_process_info", one, "command="+small.Path, "version="+version))
+	require.Equal(t, []float64{24 * mib}, s.values("tms_tag_held_bytes", one, "device=0", "tag=weights"))
+	require.Equal(t, []float64{0}, s.values("tms_tag_held_bytes", other, "device=0", "tag=weights"))
+	require.Equal(t, []float64{48 * mib}, s.values("tms_tag_paused_bytes", other, "tag=weights"))
+	require.Equal(t, []float64{48 * mib}, s.values("tms_tag_backup_bytes", other, "tag=weights", "store=host"))
+	require.Equal(t, []float64{70 * mib}, s.values("tms_device_size_bytes", one))
+	require.Equal(t, []float64{38 * mib}, s.values("tms_device_free_bytes", one))
+	require.Equal(t, []float64{1}, s.values("tms_tag_state", one, "tag=cache", "state=active"))
+	require.Equal(t, []float64{1}, s.values("tms_tag_state", other, "tag=cache", "state=paused"))
+	require.Equal(t, []float64{0}, s.values("tms_tag_state", other, "tag=cache", "state=active"))
+	require.Len(t, s.values("tms_tag_paused_timestamp_seconds"), 2)
+	require.Equal(t, []float64{0}, s.values("tms_unanswered_total"))
+
+	_, words, code := command(t, "swap", small.number(), large.number())
+	require.Zero(t, code, words)
+	require.NoError(t, small.Process.Signal(syscall.SIGSTOP))
+	s = scrape(t, address)
+	require.NoError(t, small.Process.Signal(syscall.SIGCONT))
+	require.Equal(t, []float64{0}, s.values("tms_process_up", one))
+	require.Empty(t, s.values("tms_tag_held_bytes", one))
+	require.Equal(t, []float64{1}, s.values("tms_tag_state", other, "tag=weights", "state=active"))
+	require.Equal(t, []float64{1}, s.values("tms_unanswered_total"))
+
+	reply, err := http.Get(strings.TrimSuffix(address, "/metrics") + "/other")
+	require.NoError(t, err)
+	require.NoError(t, reply.Body.Close())
+	require.Equal(t, http.StatusNotFound, reply.StatusCode)
+	taken := strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/metrics")
+	_, words, code = command(t, "metrics", "--listen", taken)
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, words, "tms: --listen "+taken+": ")
+	require.Contains(t, words, "address already in use")
+	require.NoError(t, server.Process.Signal(os.Interrupt))
+	require.NoError(t, server.Wait())
+}
