@@ -2,9 +2,12 @@ package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -83,6 +86,10 @@ func TestPlans(t *testing.T) {
 		_ = sleeping.Process.Kill()
 		_ = sleeping.Wait()
 	})
+	require.Eventually(t, func() bool { // its environment is there a moment after it has started
+		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
+		return err == nil && strings.Contains(string(environment), "CUDA_VISIBLE_DEVICES=3,1")
+	}, 10*time.Second, time.Millisecond)
 	state := func(device int, tag vmm.TagStats) control.ProcessState {
 		return control.ProcessState{Gated: true, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
 			{Device: device, FreeBytes: 10, Tags: []vmm.TagStats{tag}}}}}
