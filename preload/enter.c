@@ -10,6 +10,7 @@
 #include <elf.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -302,6 +303,8 @@ HIDDEN int go_enter(struct visit *visit)
 AT_LOAD static void leave_environment(void)
 {
 	Dl_info info;
+	if (!getenv("TMS_NO_INHERIT"))
+		return;
 	const char *name = dladdr(__ehdr_start, &info) && info.dli_fname ? info.dli_fname : "libtms.so";
 	const char *slash = strrchr(name, '/');
 	region_leave_environment((const char *const[]){slash ? slash + 1 : name, "libtms_reach.so", NULL});
