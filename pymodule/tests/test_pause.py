@@ -284,6 +284,7 @@ def test_keyboard_interrupt() -> None:
         """
         import os, signal, threading, time
         import cuda, tms
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited, it may be ignored
         SIZE = 600 << 20
         with tms.region(backup="host"):
             pointer = cuda.malloc(SIZE)
@@ -344,6 +345,7 @@ def test_waiting_for_memory_can_be_interrupted() -> None:
         """
         import os, signal, threading, time
         import cuda, tms
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited, it may be ignored
         with tms.region(backup="host"):
             pointer = cuda.malloc(100 << 20)
         cuda.write(pointer, b"kept")
