@@ -74,17 +74,19 @@ HIDDEN uintptr_t calls_exported(size_t index)
 	return 0;
 }
 
+/* What comes on the stack is volatile, so that it is read when the call is made: in a register, which must be saved
+ * first, it would cost more than the gate. */
 #define WORDS_1 uintptr_t a
 #define WORDS_2 WORDS_1, uintptr_t b
 #define WORDS_3 WORDS_2, uintptr_t c
 #define WORDS_4 WORDS_3, uintptr_t d
 #define WORDS_5 WORDS_4, uintptr_t e
 #define WORDS_6 WORDS_5, uintptr_t f
-#define WORDS_7 WORDS_6, uintptr_t g
-#define WORDS_8 WORDS_7, uintptr_t h
-#define WORDS_9 WORDS_8, uintptr_t i
-#define WORDS_10 WORDS_9, uintptr_t j
-#define WORDS_11 WORDS_10, uintptr_t k
+#define WORDS_7 WORDS_6, volatile uintptr_t g
+#define WORDS_8 WORDS_7, volatile uintptr_t h
+#define WORDS_9 WORDS_8, volatile uintptr_t i
+#define WORDS_10 WORDS_9, volatile uintptr_t j
+#define WORDS_11 WORDS_10, volatile uintptr_t k
 #define SECOND_1 0
 #define SECOND_2 b
 #define SECOND_3 b
@@ -118,38 +120,26 @@ HIDDEN uintptr_t calls_exported(size_t index)
 #define WORD_8 i
 #define WORD_NONE 0
 
-/* The call, by the whole way through the gate: out of line, so that the short one keeps arguments in registers. */
-#define SLOWLY(words)                                                                                      \
-	static __attribute__((noinline, cold)) int slowly_##words(struct gate_call *call, uintptr_t stream,  \
-								  WORDS_##words)                           \
+/* Each argument goes on as the word that it came as. The whole way through the gate has a function of the same kind for
+ * itself, so that the short one can jump there and need not keep the arguments anywhere else. */
+#define X(symbol, words, stream, kind, since)                                                              \
+	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
 	{                                                                                                  \
+		struct gate_call *call = &calls[AT_##symbol];                                              \
 		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
-		struct gate_mark *mark = gate_enter(call, stream);                                         \
+		struct gate_mark *mark = gate_enter(call, WORD_##stream);                                  \
 		if (mark == NO_MARK)                                                                       \
 			return NO_MEMORY;                                                                  \
-		if (call->kind == DESTROY)                                                                 \
-			gate_forget_stream(stream);                                                        \
+		if (kind == DESTROY)                                                                       \
+			gate_forget_stream(WORD_##stream);                                                 \
 		int code = real(PASS_##words);                                                             \
-		if (call->kind == LEND && code == 0)                                                       \
+		if (kind == LEND && code == 0)                                                             \
 			note_lent(call, a, SECOND_##words);                                                \
 		gate_leave(mark);                                                                          \
 		return code;                                                                               \
-	}
-SLOWLY(1)
-SLOWLY(2)
-SLOWLY(3)
-SLOWLY(4)
-SLOWLY(5)
-SLOWLY(6)
-SLOWLY(8)
-SLOWLY(9)
-SLOWLY(10)
-SLOWLY(11)
-
-/* Each argument goes on as the word that it came as. */
-#define X(symbol, words, stream, kind, since)                                                              \
+	}                                                                                                  \
 	EXPORT int symbol(WORDS_##words);                                                                  \
 	EXPORT int symbol(WORDS_##words)                                                                   \
 	{                                                                                                  \
@@ -158,7 +148,7 @@ SLOWLY(11)
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
 		struct gate_mark *mark;                                                                    \
 		if (kind > CAPTURE || unlikely(!real) || unlikely(!(mark = gate_try(call, WORD_##stream)))) \
-			return slowly_##words(call, WORD_##stream, PASS_##words);                          \
+			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
 		gate_leave(mark);                                                                          \
 		return code;                                                                               \

@@ -95,12 +95,12 @@ class Probe:
             for name, parameter in self.model_runner.get_model().named_parameters():
                 parameter.copy_(self.kept[name])
 
-    def probe_change(self, delta: float) -> None:
-        """Adds to the elements of one small weight."""
+    def probe_change(self, factor: float) -> None:
+        """Multiplies one small weight; by a power of two nothing is rounded."""
         import torch
 
         with torch.no_grad():
-            self.model_runner.get_model().model.norm.weight.add_(delta)
+            self.model_runner.get_model().model.norm.weight.mul_(factor)
 
     def probe_tags(self) -> dict[str, Any]:
         """What tms says of its tags; {} without it."""
@@ -210,9 +210,9 @@ def drive(engine: Engine, short: bool) -> None:
     engine.cycle("level 2", 2, None)
     engine.cycle("level 1 after level 2", 1, None)
     engine.cycle("and later", 1, None)
-    for delta in (1.0, -1.0):
-        engine.ask("probe_change", delta)
-        engine.cycle(f"a weight changed by {delta}", 1, None, check=delta < 0)
+    for factor in (2.0, 0.5):
+        engine.ask("probe_change", factor)
+        engine.cycle(f"a weight times {factor}", 1, None, check=factor < 1)
 
 
 def main() -> None:
