@@ -204,6 +204,10 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	t.Setenv("LD_LIBRARY_PATH", "")
 	w.refused("the driver's checkpoint is not to be had", "pause", w.pid, "--everything", "--force")
 	w.asBefore()
+	t.Setenv("LD_LIBRARY_PATH", oldDriver(t))
+	w.refused("this one has no cuCheckpointProcessGetState, which came with driver 570; without --everything, what is pausable can be paused",
+		"pause", w.pid, "--everything", "--force")
+	w.asBefore()
 	_, stderr, code := command(t, "resume", w.pid)
 	require.Zero(t, code, stderr)
 	for words, arguments := range map[string][]string{
@@ -213,6 +217,53 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 		_, stderr, code := command(t, arguments...)
 		require.Equal(t, exitUsage, code)
 		require.Contains(t, stderr, words)
+	}
+}
+
+// oldDriver is a directory with a driver that has no checkpoint functions.
+func oldDriver(t *testing.T) string {
+	t.Helper()
+	directory := t.TempDir()
+	source := filepath.Join(directory, "driver.c")
+	require.NoError(t, os.WriteFile(source, []byte("int cuInit(unsigned f) { return (int)f; } int cuGetErrorName(void) { return 0; } "+
+		"int cuGetErrorString(void) { return 0; }"), 0o600))
+	output, err := exec.Command("cc", "-shared", "-fPIC", "-o", filepath.Join(directory, "libcuda.so.1"), source).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return directory
+}
+
+// Each is refused before the driver is asked, which would lose the process, and the process runs on.
+func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
+	const shared = ", and managed memory, or memory that processes share, cannot be checkpointed; without --everything, what is pausable can be paused"
+	for _, c := range []struct {
+		name, environment, words string
+		use                      func(w *whole, other *steered)
+	}{
+		{"managed memory", "", "it has called cudaMallocManaged" + shared, func(w *whole, _ *steered) { w.do("managed") }},
+		{"IPC import", "", "it has called cudaIpcOpenMemHandle" + shared, func(w *whole, other *steered) { w.do("open " + other.do("export")) }},
+		{"import of a descriptor", "", "it has called cuMemImportFromShareableHandle" + shared,
+			func(w *whole, other *steered) {
+				w.do(fmt.Sprint("import /proc/", other.Process.Pid, "/fd/", other.do("share")))
+			}},
+		{"a part of a GPU", "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb",
+			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint; without --everything", nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			w := startWhole(t, c.environment)
+			if c.use != nil {
+				other := startSteered(t, w.Path)
+				other.do("own 2")
+				c.use(w, other)
+			}
+			w.refused(c.words, "pause", w.pid, "--everything", "--force")
+			require.Contains(t, w.do("everything 5"), "801 0 ")
+			require.Contains(t, w.do("everything 5"), c.words)
+			w.asBefore()
+			_, stderr, code := command(t, "pause", w.pid, "--force") // as was offered
+			require.Zero(t, code, stderr)
+			w.requireFree(88)
+			w.resumed()
+		})
 	}
 }
 

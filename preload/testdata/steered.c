@@ -115,7 +115,43 @@ static int in_child(void)
 
 int cudaLaunchHostFunc(void *, void (*)(void *), void *);
 int cudaStreamDestroy(void *);
-int cudaIpcGetMemHandle(void *, void *);
+struct ipc_handle {
+	unsigned char bytes[64];
+};
+int cudaIpcGetMemHandle(struct ipc_handle *, void *);
+int cudaIpcOpenMemHandle(void **, struct ipc_handle, unsigned);
+int cudaIpcCloseMemHandle(void *);
+int cudaMallocManaged(void **, size_t, unsigned);
+
+/* Of what can be exported as a descriptor, which it becomes. */
+static int exported(void)
+{
+	struct {
+		int type, handles, where, device;
+		void *none;
+		unsigned char flags[8];
+	} properties = {1, 1, 1, 0, NULL, {0}};
+	int (*create)(uint64_t *, size_t, void *, unsigned long long) =
+		(int (*)(uint64_t *, size_t, void *, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemCreate");
+	int (*export)(void *, uint64_t, int, unsigned long long) =
+		(int (*)(void *, uint64_t, int, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemExportToShareableHandle");
+	uint64_t handle;
+	int fd;
+	EXPECT(create(&handle, 2 * MIB, &properties, 0), 0);
+	EXPECT(export(&fd, handle, 1, 0), 0);
+	return fd;
+}
+
+static void import(const char *path)
+{
+	int (*import)(uint64_t *, void *, int) =
+		(int (*)(uint64_t *, void *, int))dlsym(RTLD_DEFAULT, "cuMemImportFromShareableHandle");
+	uint64_t handle;
+	int fd = open(path, O_RDONLY);
+	CHECK(fd >= 0);
+	EXPECT(import(&handle, (void *)(intptr_t)fd, 1), 0);
+	close(fd);
+}
 
 /* Inside a call of CUDA for so many milliseconds. */
 static void nap(void *milliseconds)
@@ -170,8 +206,28 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
 	} else if (strcmp(word, "export") == 0) {
-		char handle[64];
-		EXPECT(cudaIpcGetMemHandle(handle, own), 0);
+		struct ipc_handle handle;
+		EXPECT(cudaIpcGetMemHandle(&handle, own), 0);
+		for (size_t i = 0; i < sizeof handle.bytes; i++)
+			sprintf(answer + 2 * i, "%02x", handle.bytes[i]);
+	} else if (strcmp(word, "open") == 0) { /* what another has exported */
+		struct ipc_handle handle;
+		unsigned char *opened, byte;
+		for (size_t i = 0; i < sizeof handle.bytes; i++)
+			CHECK(sscanf(rest + 2 * i, "%2hhx", &handle.bytes[i]) == 1);
+		EXPECT(cudaIpcOpenMemHandle((void **)&opened, handle, 1), 0);
+		EXPECT(cudaMemcpy(&byte, opened, 1, 2), 0);
+		EXPECT(byte, 7);
+		EXPECT(cudaIpcCloseMemHandle(opened), 0);
+	} else if (strcmp(word, "share") == 0) {
+		snprintf(answer, sizeof answer, "%d", exported());
+	} else if (strcmp(word, "import") == 0) {
+		import(rest);
+	} else if (strcmp(word, "managed") == 0) {
+		unsigned char *managed;
+		EXPECT(cudaMallocManaged((void **)&managed, MIB, 1), 0);
+		managed[MIB - 1] = 7;
+		EXPECT(cudaFree(managed), 0);
 	} else if (strcmp(word, "busy") == 0) {
 		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
 		pthread_detach(busy_thread);

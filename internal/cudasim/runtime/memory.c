@@ -42,10 +42,8 @@ EXPORT cudaError_t cudaMalloc3D(struct cudaPitchedPtr *pitched, struct cudaExten
 
 EXPORT cudaError_t cudaMallocManaged(void **pointer, size_t size, unsigned flags)
 {
-	(void)pointer;
-	(void)size;
-	(void)flags;
-	return result(cudaErrorNotSupported);
+	READY();
+	return result(cu.cuMemAllocManaged((CUdeviceptr *)pointer, size, flags));
 }
 
 EXPORT cudaError_t cudaMallocAsync(void **pointer, size_t size, cudaStream_t stream)
@@ -209,19 +207,19 @@ EXPORT cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t *handle, void *pointer
 
 EXPORT cudaError_t cudaIpcOpenMemHandle(void **pointer, cudaIpcMemHandle_t handle, unsigned flags)
 {
-	(void)pointer;
-	(void)handle;
-	(void)flags;
-	return result(cudaErrorNotSupported);
+	READY();
+	CUipcMemHandle same;
+	memcpy(&same, &handle, sizeof same);
+	return result(cu.cuIpcOpenMemHandle_v2((CUdeviceptr *)pointer, same, flags));
 }
 
 EXPORT cudaError_t cudaIpcCloseMemHandle(void *pointer)
 {
-	(void)pointer;
-	return result(cudaErrorNotSupported);
+	READY();
+	return result(cu.cuIpcCloseMemHandle((CUdeviceptr)pointer));
 }
 
-// Advice and prefetching are for managed memory, which there is none of.
+// Advice and prefetching are for managed memory, which stays where it is here.
 #if CUDART_MAJOR >= 13
 #define ADVISE cudaMemAdvise
 #define PREFETCH cudaMemPrefetchAsync

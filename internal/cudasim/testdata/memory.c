@@ -195,6 +195,10 @@ static void pointer_attributes(void)
 	CUipcMemHandle handle;
 	OK(cuIpcGetMemHandle(&handle, plain));
 	GIVES(1, cuIpcGetMemHandle(&handle, vmm));
+	CUdeviceptr opened;
+	GIVES(201, cuIpcOpenMemHandle_v2(&opened, handle, 1)); // one's own
+	GIVES(1, cuIpcOpenMemHandle_v2(&opened, handle, 0));
+	GIVES(1, cuIpcCloseMemHandle(plain));
 }
 
 static void memory_info_is_honest(void)

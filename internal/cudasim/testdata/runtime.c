@@ -126,7 +126,12 @@ static void memory(void)
 	cudaArray_t array;
 	OK(cudaMallocArray(&array, &(struct cudaChannelFormatDesc){32, 0, 0, 0, 2}, 64, 64, 0));
 	OK(cudaFreeArray(array));
-	GIVES(801, cudaMallocManaged((void **)&at, 100, 1));
+	GIVES(1, cudaMallocManaged((void **)&at, 100, 0));
+	OK(cudaMallocManaged((void **)&at, 100, 1));
+	at[99] = 7;
+	OK(cudaMemcpy(text, at + 99, 1, cudaMemcpyDeviceToHost));
+	CHECK(text[0] == 7);
+	OK(cudaFree(at));
 }
 
 static void errors(void)

@@ -91,6 +91,8 @@ EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute,
 EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data,
 				       CUdeviceptr address);
 EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
+EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags);
+EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address);
 EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream);
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
 					CUstream stream);

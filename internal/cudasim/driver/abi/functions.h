@@ -75,6 +75,8 @@
 	X(cuPointerGetAttribute, cuPointerGetAttribute, 4000, INIT)                                          \
 	X(cuPointerGetAttributes, cuPointerGetAttributes, 7000, INIT)                                        \
 	X(cuIpcGetMemHandle, cuIpcGetMemHandle, 4010, CTX)                                                   \
+	X(cuIpcOpenMemHandle, cuIpcOpenMemHandle_v2, 11000, CTX)                                             \
+	X(cuIpcCloseMemHandle, cuIpcCloseMemHandle, 4010, CTX)                                               \
 	X(cuMemAllocAsync, cuMemAllocAsync, 11020, INIT)                                                     \
 	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, INIT)                                     \
 	X(cuMemFreeAsync, cuMemFreeAsync, 11020, INIT)                                                       \

@@ -2,6 +2,7 @@
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,6 +41,8 @@ void settings_read(void)
 		sim.settings.granularity = 2ull << 20;
 	}
 	sim.settings.peers = read_number("CUDASIM_PEERS", 1, 0, 1);
+	const char *name = getenv("CUDASIM_NAME");
+	snprintf(sim.settings.name, sizeof sim.settings.name, "%s", name && *name ? name : "cudasim");
 	const char *shared = getenv("CUDASIM_SHARED");
 	size_t length = shared ? strlen(shared) : 0;
 	*sim.settings.shared = 0;

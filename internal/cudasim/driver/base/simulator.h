@@ -15,6 +15,7 @@ struct settings { // the environment's
 	int device_count;
 	uint64_t memory, granularity;
 	bool peers; // devices can access one another's memory
+	char name[64];	 // of the devices, as cuDeviceGetName has it
 	char shared[65]; // the name of those who share the devices, or empty
 };
 

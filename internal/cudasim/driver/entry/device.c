@@ -59,7 +59,7 @@ CUresult cuDeviceGetName(char *name, int length, CUdevice device)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	snprintf(name, (size_t)length, "cudasim");
+	snprintf(name, (size_t)length, "%s", sim.settings.name);
 	return CUDA_SUCCESS;
 }
 

@@ -1,4 +1,7 @@
 // cuMemAlloc and its kind, and what can be asked about an address. Where the memory comes from: memory/heap.c.
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -37,13 +40,27 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 	return CUDA_SUCCESS;
 }
 
+// The host can read and write all device memory here, so this stays where it is.
+enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
 CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 {
 	ENTER(cuMemAllocManaged);
-	(void)address;
-	(void)size;
-	(void)flags;
-	return CUDA_ERROR_NOT_SUPPORTED;
+	if (!address || !size || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
+		return CUDA_ERROR_INVALID_VALUE;
+	TRY(allocate(address, size));
+	mapping_at(*address)->managed = true;
+	process_shares();
+	return CUDA_SUCCESS;
+}
+
+static CUresult free_when_done(struct mapping *mapping, CUdeviceptr address)
+{
+	struct context *owner = object_find((void *)mapping->context, CONTEXT);
+	TRY(capture_forbids_context(owner));
+	queue_wait_device(mapping->block->device);
+	if (current_context()->sticky)
+		return current_context()->sticky;
+	return memory_free(address); // looked up again: the wait ran operations
 }
 
 CUresult cuMemFree_v2(CUdeviceptr address)
@@ -52,14 +69,18 @@ CUresult cuMemFree_v2(CUdeviceptr address)
 	if (!address)
 		return CUDA_SUCCESS;
 	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
-	if (!mapping || !mapping->context)
+	if (!mapping || !mapping->context || mapping->block->foreign_fd >= 0)
 		return CUDA_ERROR_INVALID_VALUE;
-	struct context *owner = object_find((void *)mapping->context, CONTEXT);
-	TRY(capture_forbids_context(owner));
-	queue_wait_device(mapping->block->device);
-	if (current_context()->sticky)
-		return current_context()->sticky;
-	return memory_free(address); // looked up again: the wait ran operations
+	return free_when_done(mapping, address);
+}
+
+CUresult cuIpcCloseMemHandle(CUdeviceptr address)
+{
+	ENTER(cuIpcCloseMemHandle);
+	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	if (!mapping || !mapping->context || mapping->block->foreign_fd < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	return free_when_done(mapping, address);
 }
 
 CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
@@ -164,8 +185,8 @@ static bool attribute_of(uint64_t address, CUpointer_attribute attribute, uint64
 	case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
 		*value = mapping ? (uint64_t)object_handle(mapping->pool) : 0;
 		break;
+	case CU_POINTER_ATTRIBUTE_IS_MANAGED: *value = mapping && mapping->managed; break;
 	case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-	case CU_POINTER_ATTRIBUTE_IS_MANAGED:
 	case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE: break;
 	}
 	return true;
@@ -201,15 +222,61 @@ CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes,
 	return CUDA_SUCCESS;
 }
 
+// What an IPC handle says, in its 64 bytes.
+struct shared_memory {
+	int process, fd, device;
+	uint64_t address, offset, size, id;
+};
+
 CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 {
 	ENTER(cuIpcGetMemHandle);
 	struct mapping *mapping = mapping_at(address);
-	if (!handle || !mapping || !mapping->context || mapping->pool)
+	if (!handle || !mapping || !mapping->context || mapping->pool || mapping->managed || mapping->block->foreign_fd >= 0)
 		return CUDA_ERROR_INVALID_VALUE; // handles and pools are shared by other means
-	uint64_t description[4] = {(uint64_t)getpid(), mapping->node.key, mapping->size, mapping->id};
+	int device = mapping->block->device;
+	struct shared_memory shared = {.process = getpid(),
+				       .fd = memory.devices[device].fd,
+				       .device = device,
+				       .address = mapping->node.key,
+				       .offset = mapping->block->offset,
+				       .size = mapping->size,
+				       .id = mapping->id};
 	memset(handle, 0, sizeof *handle);
-	memcpy(handle, description, sizeof description);
+	memcpy(handle, &shared, sizeof shared);
+	process_shares();
+	return CUDA_SUCCESS;
+}
+
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+{
+	ENTER(cuIpcOpenMemHandle_v2);
+	enum { LAZY_ENABLE_PEER_ACCESS = 1 };
+	struct shared_memory shared;
+	memcpy(&shared, &handle, sizeof shared);
+	if (!address || flags != LAZY_ENABLE_PEER_ACCESS || !shared.size || !device_valid(shared.device))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (shared.process == getpid())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	struct context *context = current_context();
+	struct block *block = calloc(1, sizeof *block);
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.process, shared.fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (!block || fd < 0) {
+		free(block);
+		if (fd >= 0)
+			close(fd);
+		return fd < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY; // of one who is gone
+	}
+	*block = (struct block){.device = shared.device,
+				.offset = shared.offset,
+				.size = shared.size,
+				.references = 1,
+				.foreign_fd = fd};
+	uint64_t at;
+	TRY(memory_show(block, context->object.node.key, shared.size, NULL, &at));
+	*address = at;
 	process_shares();
 	return CUDA_SUCCESS;
 }

@@ -79,22 +79,17 @@ void memory_forget_addresses(struct device *device)
 	}
 }
 
-CUresult memory_allocate(int index, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address)
+CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address)
 {
+	int index = block->device;
 	struct device *device = &memory.devices[index];
-	uint64_t rounded = (size + PAGE - 1) & ~(uint64_t)(PAGE - 1), at;
-	if (rounded < size)
-		return CUDA_ERROR_OUT_OF_MEMORY;
-	CUresult result;
-	struct block *block = block_new(index, rounded, &result);
-	if (!block)
-		return result;
+	uint64_t rounded = block->size, at;
 	struct mapping *mapping = NULL;
 	if (!addresses_take(device, rounded, &at)) {
 		block_release(block);
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	}
-	result = mapping_new(at, rounded, block, &mapping);
+	CUresult result = mapping_new(at, rounded, block, &mapping);
 	block_release(block); // the mapping holds it now
 	if (result == CUDA_SUCCESS && mprotect((void *)at, rounded, PROT_READ | PROT_WRITE)) {
 		addresses_clear(at, rounded);
@@ -115,6 +110,16 @@ CUresult memory_allocate(int index, uint64_t context, uint64_t size, struct pool
 	sim.statistics.allocation_bytes += rounded;
 	*address = at;
 	return CUDA_SUCCESS;
+}
+
+CUresult memory_allocate(int index, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address)
+{
+	uint64_t rounded = (size + PAGE - 1) & ~(uint64_t)(PAGE - 1);
+	if (rounded < size)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	CUresult result;
+	struct block *block = block_new(index, rounded, &result);
+	return block ? memory_show(block, context, size, pool, address) : result;
 }
 
 static CUresult release(struct mapping *mapping)

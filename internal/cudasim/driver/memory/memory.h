@@ -26,6 +26,7 @@ struct mapping {
 	uint64_t id;
 	struct pool *pool;
 	bool freeing; // given to cuMemFreeAsync
+	bool managed; // by cuMemAllocManaged
 };
 
 struct reservation {
@@ -112,6 +113,7 @@ enum place memory_place(struct reach reach, uint64_t address, uint64_t size, boo
 void memory_populate(uint64_t address, uint64_t size);
 
 // --- allocations of cuMemAlloc's kind (heap.c)
+CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address); // takes the block
 CUresult memory_allocate(int device, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address);
 CUresult memory_free(uint64_t address);
 void memory_forget_context(uint64_t context);
