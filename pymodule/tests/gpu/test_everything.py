@@ -61,7 +61,8 @@ def outputs():
     for graph, result in graphs:
         graph.replay()
         sums.append(int((result.view(torch.int16).to(torch.int64) * places).sum()))
-    sums.append(int(rest.view(torch.int64).sum()))  # of bytes it would make a copy eight times as large
+    # A sum of bytes would make a copy eight times as large, which stays in PyTorch's cache.
+    sums.append(int(rest.view(torch.int64).sum()))
     return " ".join(map(str, sums))
 
 def inside():

@@ -7,7 +7,6 @@ often the training is paused. What was measured is printed, also where all passe
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 import shutil
@@ -64,8 +63,15 @@ def python(name: str) -> Callable[[Path], list[str | Path]]:
 
 def with_module(module: str, name: str) -> Callable[[Path], list[str | Path]]:
     def command(_: Path) -> list[str | Path]:
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"there is no {module} here")
+        tried = subprocess.run(
+            [sys.executable, "-c", f"import {module}"],
+            env=undisturbed(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if tried.returncode != 0:
+            pytest.skip(f"there is no {module} here: {tried.stderr.splitlines()[-1]}")
         return [sys.executable, PROGRAMS / name]
 
     return command
@@ -149,7 +155,7 @@ CASES = {
     "static cudart": Case(static_runtime),
     "driver": Case(driver),
     "triton": Case(with_module("triton", "with_triton.py"), seconds=60),
-    "numba": Case(with_module("numba", "with_numba.py"), seconds=60),
+    "numba": Case(with_module("numba.cuda.np.arrayobj", "with_numba.py"), seconds=60),
 }
 
 
@@ -243,38 +249,49 @@ def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
     size = 16 * GiB
     command: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
     arguments = [str(size)]
-    with started(command, 0, arguments, options=["--backup", "host"], seconds=60) as program:
-        assert program.ready() >= size
-        times = disturb(program, other, 5, looks=1)
-        said = program.end()
-    equal(command, said, arguments, seconds=60)
+    found: dict[str, Times] = {}
+    for name, retained in {"tms": "0", "tms, host memory kept": "1"}.items():
+        with started(
+            command,
+            0,
+            arguments,
+            options=["--backup", "host"],
+            environment={"TMS_RETAIN_CPU_BACKUP": retained},
+            seconds=60,
+        ) as program:
+            assert program.ready() >= size
+            found[name] = disturb(program, other, 5, looks=1)
+            said = program.end()
+        equal(command, said, arguments, seconds=60)
 
     with started(command, 0, arguments, seconds=90) as program:
         program.ready()
         driver = checkpointed(program)
         program.end()
-    say(table(times, driver))
+    say(table(found, driver))
     # Within twice the goals of 0.5 and 0.4 s: other work on the machine counts too.
-    assert min(times.out) <= 1.0
-    assert min(times.back) <= 0.8
+    for times in found.values():
+        assert min(times.out) <= 1.0
+        assert min(times.back) <= 0.8
 
 
-def table(times: Times, driver: tuple[float, float] | str) -> str:
-    lines = ["16 GiB with contents, by pid        out       back"]
-    rows = [("tms, the first", times.out[0], times.back[0])]
-    middle = len(times.out) // 2
-    best = sorted(times.out)[middle], sorted(times.back)[middle]
-    rows.append(("tms, the median of all", *best))
+def table(found: dict[str, Times], driver: tuple[float, float] | str) -> str:
+    lines = ["16 GiB with contents, by pid, s      out: first  median   back: median"]
+    for name, times in found.items():
+        out, back = sorted(times.out), sorted(times.back)
+        middle = len(out) // 2
+        figures = times.out[0], out[middle], back[middle]
+        lines.append(f"{name:30} {figures[0]:14.3f} {figures[1]:7.3f} {figures[2]:14.3f}")
+        if not isinstance(driver, str):
+            ratios = driver[0] / out[middle], driver[1] / back[middle]
+            lines.append(f"{'  times as fast':45} {ratios[0]:7.1f} {ratios[1]:14.1f}")
     if isinstance(driver, str):
         lines.append(f"the driver's checkpoint: {driver}")
     else:
-        rows.append(("the driver's checkpoint", *driver))
-    lines += [f"{name:30} {out:8.3f} s {back:8.3f} s" for name, out, back in rows]
-    if not isinstance(driver, str):
-        ratios = driver[0] / best[0], driver[1] / best[1]
-        lines.append(f"{'times as fast':30} {ratios[0]:8.1f}   {ratios[1]:8.1f}")
-    lines.append(f"every pause: {' '.join(f'{value:.3f}' for value in times.out)}")
-    lines.append(f"every resume: {' '.join(f'{value:.3f}' for value in times.back)}")
+        lines.append(f"{'the driver alone':30} {driver[0]:14.3f} {'':7} {driver[1]:14.3f}")
+    for name, times in found.items():
+        lines.append(f"{name}: every pause {' '.join(f'{value:.3f}' for value in times.out)}")
+        lines.append(f"{name}: every resume {' '.join(f'{value:.3f}' for value in times.back)}")
     return "\n    ".join(lines)
 
 

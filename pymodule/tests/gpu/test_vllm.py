@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 from device import torch_on_gpu
+from llama import WEIGHTS
 
 torch_on_gpu()
 if importlib.util.find_spec("vllm") is None:
@@ -27,7 +28,6 @@ HERE = Path(__file__).resolve().parent
 PYMODULE = HERE.parent.parent
 GIB = 1 << 30
 CACHE = float(os.environ.get("TMS_TEST_VLLM_GIB", "68"))
-WEIGHTS = 2.18
 
 RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "cumem": (["--backend", "cumem", "--short"], {}),
@@ -136,11 +136,13 @@ def test_what_is_kept_in_host_memory(results: dict[str, Any], run: str) -> None:
 
 def figures(found: list[dict[str, Any]]) -> dict[str, float]:
     later = [phase for phase in found if phase["name"].startswith("later")]
+    at_once = [phase for phase in found if phase["name"].startswith("at once")]
     return {
         "first sleep": found[0]["sleep_s"],
         "later sleeps": statistics.median(phase["sleep_s"] for phase in later),
         "first wake-up": found[0]["wake_s"],
         "later wake-ups": statistics.median(phase["wake_s"] for phase in later),
+        "wake-ups at once": statistics.median(phase["wake_s"] for phase in at_once),
         "level 2": next((p["sleep_s"] for p in found if p["name"] == "level 2"), float("nan")),
     }
 
@@ -151,9 +153,9 @@ def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
     with capsys.disabled():
         version = results[ASKED[0]]["vllm"]
         print(f"\nvLLM {version}, {WEIGHTS:.1f} GiB of weights, {CACHE:.0f} GiB of cache, seconds:")
-        print("".join(f"{name:>16}" for name in ["", *ASKED]))
+        print(f"{'':17}" + "".join(f"{name:>16}" for name in ASKED))
         for row in table[ASKED[0]]:
-            print(f"{row:>16}" + "".join(f"{table[run][row]:16.3f}" for run in ASKED))
+            print(f"{row:>17}" + "".join(f"{table[run][row]:16.3f}" for run in ASKED))
     if "cumem" in table and "tms" in table:
         for row in ("first sleep", "later sleeps", "later wake-ups"):
             assert table["tms"][row] < table["cumem"][row], row

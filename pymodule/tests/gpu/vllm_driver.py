@@ -13,33 +13,12 @@ import dataclasses
 import faulthandler
 import json
 import os
-import random
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-MODEL = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-05,
-    "rope_theta": 10000.0,
-    "tie_word_embeddings": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "torch_dtype": "bfloat16",
-}
-"""1.1 billion parameters, 2.2 GB."""
+import llama
 
 BEGUN = time.perf_counter()
 
@@ -117,8 +96,6 @@ class Engine:
         from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
 
-        folder = Path(tempfile.mkdtemp())
-        (folder / "config.json").write_text(json.dumps(MODEL))
         settings: dict[str, Any] = {}
         if backend != "cumem":
             if any(field.name == "sleep_mode_backend" for field in dataclasses.fields(EngineArgs)):
@@ -126,7 +103,7 @@ class Engine:
             else:
                 os.environ["TMS_VLLM"] = "1"
         self.llm: Any = LLM(
-            model=str(folder),
+            model=llama.folder(),
             load_format="dummy",
             skip_tokenizer_init=True,
             dtype="bfloat16",
@@ -146,11 +123,7 @@ class Engine:
             },
             **settings,
         )
-        made = random.Random(1)
-        self._prompts = [
-            {"prompt_token_ids": [1, *(made.randrange(3, 32000) for _ in range(16 + 5 * i))]}
-            for i in range(3)
-        ]
+        self._prompts = [{"prompt_token_ids": prompt} for prompt in llama.prompts()]
         self._sampling = SamplingParams(
             temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False
         )
@@ -171,14 +144,17 @@ class Engine:
             for answer in self.llm.generate([prompt], self._sampling, use_tqdm=False)
         ]
 
-    def cycle(self, name: str, level: int, *wakes: list[str] | None, check: bool = True) -> None:
-        """`wakes`: the tags of each call of wake_up, None for all."""
+    def cycle(
+        self, name: str, level: int, *wakes: list[str] | None, check: bool = True, nap: float = 0
+    ) -> None:
+        """`wakes`: the tags of each call of wake_up, None for all. `nap`: seconds asleep."""
         phase: dict[str, Any] = {"name": name, "before": self.ask("probe_used")}
         begun = time.perf_counter()
         self.llm.sleep(level=level)
         phase["sleep_s"] = time.perf_counter() - begun
         phase["asleep"] = self.ask("probe_used")
         phase["tags"] = self.ask("probe_tags")
+        time.sleep(nap)
         phase["wake_s"], phase["used"] = 0.0, []
         for tags in wakes:
             begun = time.perf_counter()
@@ -199,7 +175,9 @@ def drive(engine: Engine, short: bool) -> None:
     weights, cache = ["weights"], ["kv_cache"]
     engine.cycle("first", 1, None)
     for i in range(5):
-        engine.cycle(f"later {i}", 1, None, check=i == 4)
+        engine.cycle(f"later {i}", 1, None, check=i == 4, nap=1)
+    for i in range(3):  # while the driver scrubs what has just been freed
+        engine.cycle(f"at once {i}", 1, None, check=False)
     if short:
         return
     engine.cycle("weights, then cache", 1, weights, cache)
