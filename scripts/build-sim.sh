@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the simulated GPU (internal/cudasim): libcuda.so.1, libcudart.so.12 and .13.
+# Builds the simulated GPU (internal/cudasim): libcuda.so.1, libcudart.so.12 and .13, libnvidia-ml.so.1.
 #   scripts/build-sim.sh [FOLDER [COMPILER FLAG...]]     (build/sim, and none more, unless given)
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
@@ -28,6 +28,7 @@ for major in 12 13; do
 	build "libcudart.so.$major" "$source/runtime/libcudart.$major.map" -DCUDART_MAJOR=$major \
 		"$source"/runtime/*.c -ldl
 done
+build libnvidia-ml.so.1 "$source/nvml/libnvidia-ml.map" "$source"/nvml/nvml.c "$source"/driver/base/*.c
 ln -s libcuda.so.1 "$staging/libcuda.so"
 ln -s libcudart.so.13 "$staging/libcudart.so"
 mv -f "$staging"/* "$out/"

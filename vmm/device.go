@@ -14,6 +14,7 @@ type device struct {
 	driver      *cuda.Driver
 	ordinal     int
 	context     cuda.Context // the primary one, retained for good
+	uuid        string       // "": the driver does not tell
 	granularity uint64
 	total       uint64
 	node        int  // NUMA node of the nearest host memory; -1: unknown
@@ -50,6 +51,9 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the question
 	if d.node, err = driver.DeviceAttribute(cuda.AttributeHostNUMAID, handle); err != nil {
 		d.node = -1 // drivers before CUDA 12.2 do not know the question
+	}
+	if d.uuid, err = driver.DeviceUUID(handle); err != nil {
+		d.uuid = ""
 	}
 	if d.total, err = driver.DeviceTotalMem(handle); err != nil {
 		return nil, err

@@ -32,6 +32,7 @@ type Stats struct {
 // DeviceStats is one device's part of Stats.
 type DeviceStats struct {
 	Device     int    `json:"device"`
+	UUID       string `json:"uuid"` // as NVML has it, "GPU-…"; "": the driver does not tell
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
 	// What is used: by live allocations, by slack, by pools of this library that took theirs from cudaMalloc,
@@ -118,7 +119,7 @@ func (e *Engine) recorded() (Stats, []*device) {
 
 // statsOf is what is known of a device without asking the driver. The caller holds e.mu.
 func (e *Engine) statsOf(d *device) DeviceStats {
-	stats := DeviceStats{Device: d.ordinal, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress(),
+	stats := DeviceStats{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []TagStats{}, Progress: d.readProgress(),
 		PoolBytes: uint64(max(0, d.pools))}
 	for _, t := range d.tags {
 		ts := TagStats{Tag: TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}

@@ -84,6 +84,7 @@ var silences = []struct {
 	{"", "(*Engine).reap", nil, "the caller was told that it is done: tried again by the next pause, or FreeDeferred"},
 	{"", "(*Engine).awaitDevices", nil, "the same"},
 	{"cuDeviceGetAttribute", "newDevice", nil, "older drivers do not know the question"},
+	{"cuDeviceGetUuid", "", nil, "the device has none to show"},
 	{"cuStreamGetCtx", "", cuda.NotSupported, "of a green context's stream: the current context is taken"},
 	{"", "haveStreams", nil, "the driver makes them when they are needed"},
 	{"", "findPeers", nil, "the device is granted to no peer"},

@@ -29,6 +29,7 @@ def test_shape() -> None:
     assert stats["started"] is True
     device = next(device for device in stats["devices"] if device["device"] == 0)
     assert device.keys() == tms.DeviceStats.__annotations__.keys()
+    assert device["uuid"] == "GPU-63756461-7369-6d2d-6465-766963652d00"
     assert device["total_bytes"] == DEVICE_MEMORY
     assert device["free_bytes"] == cuda.free_memory()
     for tag in device["tags"]:

@@ -59,6 +59,8 @@ class DeviceStats(TypedDict):
     """Of one device. Sizes in bytes, as cudaMemGetInfo gives them."""
 
     device: int
+    uuid: str
+    """"GPU-…", as NVML and nvidia-smi -L have it; "" where the driver does not tell."""
     total_bytes: int
     free_bytes: int
     live_bytes: int

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"fmt"
 	"strings"
 	"unsafe"
 )
@@ -48,6 +49,13 @@ func (d *Driver) DeviceName(device Device) (string, error) {
 	err := d.call(fnDeviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
 	name, _, _ := strings.Cut(string(text), "\x00")
 	return name, err
+}
+
+// DeviceUUID is cuDeviceGetUuid, as NVML writes it: of a part of a GPU that of the GPU.
+func (d *Driver) DeviceUUID(device Device) (string, error) {
+	var n [16]byte
+	err := d.call(fnDeviceGetUUID, uintptr(unsafe.Pointer(&n)), uintptr(device))
+	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", n[:4], n[4:6], n[6:8], n[8:10], n[10:]), err
 }
 
 // DeviceTotalMem is cuDeviceTotalMem, in bytes.

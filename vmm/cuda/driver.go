@@ -82,6 +82,7 @@ var (
 	fnLaunchKernel      = named("cuLaunchKernel")
 	fnMemsetD32Async    = named("cuMemsetD32Async")
 	fnCtxRecordEvent    = named("cuCtxRecordEvent")
+	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which of a part of a GPU gives the part's
 )
 
 // Driver is a loaded and initialised CUDA driver.

@@ -39,9 +39,11 @@ static void wake(_Atomic uint32_t *word)
 	syscall(SYS_futex, word, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-bool process_publish(void)
+bool process_publish(uint64_t memory)
 {
 	if (own) {
+		own->devices = sim.settings.device_count;
+		own->memory = memory;
 		atomic_store(&own->initialized, 1);
 		return true;
 	}
@@ -57,6 +59,8 @@ bool process_publish(void)
 	}
 	page->process = getpid(); // the descriptor stays: by it the page is found
 	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
+	page->devices = sim.settings.device_count;
+	page->memory = memory;
 	memcpy(page->magic, magic, sizeof magic);
 	atomic_store(&page->initialized, 1);
 	own = page;
@@ -83,6 +87,12 @@ void process_shares(void)
 {
 	if (own)
 		atomic_store(&own->shares, 1);
+}
+
+void process_holds(int device, uint64_t bytes)
+{
+	if (own)
+		atomic_store(&own->held[device], bytes);
 }
 
 // What the deadline, or the death of who locks, makes of a lock that is being put.

@@ -1,6 +1,6 @@
-// What other processes see of this one, and do to it: its state as the checkpoint functions have it. A page in a memfd
-// that they find among the descriptors of the process, so only those who may look there (the same user), and it goes
-// with the process.
+// What other processes see of this one, and do to it: its state as the checkpoint functions have it, and what it holds,
+// for NVML. A page in a memfd that they find among the descriptors of the process, so only those who may look there (the
+// same user), and it goes with the process.
 #ifndef CUDASIM_PROCESS_H
 #define CUDASIM_PROCESS_H
 
@@ -17,14 +17,18 @@ struct process_page {
 	_Atomic uint32_t shares; // memory was shared with other processes, which can't be checkpointed
 	_Atomic uint64_t deadline; // of LOCKING, CLOCK_MONOTONIC in ns; 0: none
 	char shared[65]; // CUDASIM_SHARED
+	int devices;
+	uint64_t memory; // of each device
+	_Atomic uint64_t held[MAX_DEVICES];
 };
 
 enum { LOCKING = 64 }; // running for those who ask, with calls that come held up already
 
-bool process_publish(void); // at cuInit; false: it can't be
+bool process_publish(uint64_t memory); // of each device; at cuInit. false: it can't be
 void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
 void process_shares(void);
+void process_holds(int device, uint64_t bytes);
 // Around each call that a lock holds up. The first waits while the process is locked; false: it has failed.
 bool process_enter(void);
 void process_leave(void);

@@ -15,7 +15,7 @@ CUresult cuInit(unsigned flags)
 	if (!sim.settings.device_count)
 		return CUDA_ERROR_NO_DEVICE;
 	TRY(budget_join());
-	if (!process_publish()) {
+	if (!process_publish(memory.devices[0].total)) {
 		sim_complain("no memfd is to be had; cuInit returns 304");
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}

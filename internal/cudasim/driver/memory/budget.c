@@ -15,6 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "memory/memory.h"
 
 enum { MEMBERS = 256 };
@@ -292,6 +293,7 @@ bool budget_take(int device, uint64_t size)
 	}
 	if (fits) {
 		memory.devices[device].used += size;
+		process_holds(device, memory.devices[device].used);
 		if (segment)
 			own->used[device] += size;
 	}
@@ -303,6 +305,7 @@ bool budget_take(int device, uint64_t size)
 void budget_give(int device, uint64_t size)
 {
 	memory.devices[device].used -= size;
+	process_holds(device, memory.devices[device].used);
 	if (segment && lock(segment, true)) {
 		own->used[device] -= size;
 		pthread_mutex_unlock(&segment->lock);

@@ -1,0 +1,233 @@
+// The simulated devices as NVML shows them: the functions that package internal/nvml calls, with NVML's own names,
+// numbers and layouts. What a process holds is on its page (driver/base/process.h), so this library is told by all
+// processes of the user, and is no CUDA process itself. It shows those with this process's CUDASIM_SHARED; without one,
+// those that share with nobody, as if they did: their devices are shown as one, which can then be more than full.
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/process.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef int nvmlReturn_t;
+enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_UNKNOWN = 999,
+};
+
+typedef struct device *nvmlDevice_t; // its index, and 1
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlMemory_t;
+
+typedef struct {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+typedef struct {
+	unsigned pid;
+	unsigned long long used;
+	unsigned gpu_instance, compute_instance;
+} nvmlProcessInfo_v2_t;
+
+EXPORT nvmlReturn_t nvmlInit_v2(void);
+EXPORT nvmlReturn_t nvmlShutdown(void);
+EXPORT const char *nvmlErrorString(nvmlReturn_t result);
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length);
+EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length);
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+							    nvmlProcessInfo_v2_t *processes);
+
+static int initialized; // how often
+
+// Calls a function with the page of each process, which it may read.
+static void each(void (*see)(struct process_page *, void *), void *with)
+{
+	DIR *listing = opendir("/proc");
+	for (struct dirent *entry; listing && (entry = readdir(listing));) {
+		struct process_page *page;
+		if (process_find(atoi(entry->d_name), &page) != CUDA_SUCCESS)
+			continue;
+		if (!strcmp(page->shared, sim.settings.shared))
+			see(page, with);
+		process_release(page);
+	}
+	if (listing)
+		closedir(listing);
+}
+
+static void see_devices(struct process_page *page, void *seen)
+{
+	struct settings *devices = seen;
+	if (page->devices > devices->device_count)
+		devices->device_count = page->devices;
+	if (page->memory > devices->memory)
+		devices->memory = page->memory;
+}
+
+// As many and as large as the processes have; without any, as the environment says.
+static struct settings devices(void)
+{
+	struct settings seen = {0};
+	each(see_devices, &seen);
+	return seen.device_count ? seen : sim.settings;
+}
+
+struct holders {
+	int device;
+	unsigned count, room;
+	nvmlProcessInfo_v2_t *list;
+	uint64_t bytes;
+};
+
+static void see_holder(struct process_page *page, void *with)
+{
+	struct holders *holders = with;
+	if (holders->device >= page->devices || process_state(page) == CU_PROCESS_STATE_CHECKPOINTED)
+		return;
+	uint64_t bytes = atomic_load(&page->held[holders->device]);
+	holders->bytes += bytes;
+	if (holders->count < holders->room)
+		holders->list[holders->count] = (nvmlProcessInfo_v2_t){
+			.pid = (unsigned)page->process,
+			.used = bytes,
+			.gpu_instance = UINT32_MAX,
+			.compute_instance = UINT32_MAX,
+		};
+	holders->count++;
+}
+
+static nvmlReturn_t check(nvmlDevice_t device, const void *result)
+{
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!result || !device || (uintptr_t)device > (uintptr_t)devices().device_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	return NVML_SUCCESS;
+}
+
+static int index_of(nvmlDevice_t device)
+{
+	return (int)(uintptr_t)device - 1;
+}
+
+nvmlReturn_t nvmlInit_v2(void)
+{
+	settings_read();
+	initialized++;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlShutdown(void)
+{
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	initialized--;
+	return NVML_SUCCESS;
+}
+
+const char *nvmlErrorString(nvmlReturn_t result)
+{
+	switch (result) {
+	case NVML_SUCCESS: return "Success";
+	case NVML_ERROR_UNINITIALIZED: return "Uninitialized";
+	case NVML_ERROR_INVALID_ARGUMENT: return "Invalid Argument";
+	case NVML_ERROR_INSUFFICIENT_SIZE: return "Insufficient Size";
+	}
+	return "Unknown Error";
+}
+
+nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+{
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*count = (unsigned)devices().device_count;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
+{
+	nvmlDevice_t found = (nvmlDevice_t)(uintptr_t)(index + 1ul);
+	nvmlReturn_t result = check(found, device);
+	if (result == NVML_SUCCESS)
+		*device = found;
+	return result;
+}
+
+static nvmlReturn_t write_text(nvmlDevice_t device, char *text, unsigned length, const char *written)
+{
+	nvmlReturn_t result = check(device, text);
+	if (result == NVML_SUCCESS && strlen(written) >= length)
+		result = NVML_ERROR_INSUFFICIENT_SIZE;
+	if (result == NVML_SUCCESS)
+		memcpy(text, written, strlen(written) + 1);
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
+{
+	char bytes[17] = "cudasim-device-", written[64] = "GPU-"; // as cuDeviceGetUuid
+	bytes[15] = (char)index_of(device);
+	for (int i = 0; i < 16; i++)
+		sprintf(written + strlen(written), "%s%02x", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "", bytes[i]);
+	return write_text(device, text, length, written);
+}
+
+nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
+{
+	return write_text(device, text, length, "cudasim");
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
+{
+	nvmlReturn_t result = check(device, info);
+	if (result == NVML_SUCCESS && info->version != (sizeof *info | 2u << 24))
+		result = NVML_ERROR_INVALID_ARGUMENT;
+	if (result != NVML_SUCCESS)
+		return result;
+	struct holders holders = {.device = index_of(device)};
+	each(see_holder, &holders);
+	info->total = devices().memory;
+	info->reserved = 0;
+	info->used = holders.bytes < info->total ? holders.bytes : info->total;
+	info->free = info->total - info->used;
+	return NVML_SUCCESS;
+}
+
+nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
+{
+	nvmlMemory_v2_t newer = {.version = sizeof newer | 2u << 24};
+	nvmlReturn_t result = check(device, info);
+	if (result == NVML_SUCCESS)
+		result = nvmlDeviceGetMemoryInfo_v2(device, &newer);
+	if (result == NVML_SUCCESS)
+		*info = (nvmlMemory_t){newer.total, newer.free, newer.used};
+	return result;
+}
+
+nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+						     nvmlProcessInfo_v2_t *processes)
+{
+	nvmlReturn_t result = check(device, count);
+	if (result == NVML_SUCCESS && *count && !processes)
+		result = NVML_ERROR_INVALID_ARGUMENT;
+	if (result != NVML_SUCCESS)
+		return result;
+	struct holders holders = {.device = index_of(device), .room = *count, .list = processes};
+	each(see_holder, &holders);
+	*count = holders.count;
+	return holders.count > holders.room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}

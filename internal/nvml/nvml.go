@@ -1,0 +1,204 @@
+// Package nvml asks NVIDIA's management library (libnvidia-ml.so.1, which comes with the driver) what is on each
+// device: the only source for what processes hold that do not use libtms.so, and for all that one holds. No context is
+// made, so who asks holds no device memory. What of it is whose is the business of those who ask.
+package nvml
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"unsafe"
+
+	"github.com/ebitengine/purego"
+)
+
+// Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510 what is reserved counts as used)
+type Device struct {
+	Index         int    // NVML's, by PCI bus: not always the ordinal that a process has for it
+	UUID          string // as of vmm.DeviceStats
+	Name          string
+	TotalBytes    uint64
+	ReservedBytes uint64 // the driver's and the firmware's own, which nobody can have
+	UsedBytes     uint64
+	FreeBytes     uint64
+	Processes     []Process // those that use CUDA on it, in NVML's order
+}
+
+// Process is what one process has on one device. (nvmlDeviceGetComputeRunningProcesses_v2)
+type Process struct {
+	// PID is its number as the driver has it: in a container with process numbers of its own, it may be another's.
+	PID int
+	// UsedBytes is all that it has there: contexts, code and local memory too.
+	UsedBytes uint64
+	// Known is false where NVML has no figure for it; UsedBytes is then 0.
+	Known bool
+}
+
+// ErrUnavailable says that there is no NVML to ask.
+var ErrUnavailable = errors.New("NVML, which comes with NVIDIA's driver, is not to be had")
+
+// Error is a call that has failed.
+type Error struct {
+	Call string
+	Code int    // an nvmlReturn_t
+	Text string // NVML's words for it
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("%s: NVML error %d: %s", e.Call, e.Code, e.Text) }
+
+// memoryInfo is an nvmlMemory_v2_t, oldMemoryInfo an nvmlMemory_t.
+type (
+	memoryInfo struct {
+		version                     uint32
+		total, reserved, free, used uint64
+	}
+	oldMemoryInfo struct{ total, free, used uint64 }
+)
+
+// processInfo is an nvmlProcessInfo_v2_t.
+type processInfo struct {
+	pid  uint32
+	used uint64
+	_, _ uint32 // the part of a GPU
+}
+
+const (
+	insufficientSize = 7          // NVML_ERROR_INSUFFICIENT_SIZE
+	notAvailable     = ^uint64(0) // NVML_VALUE_NOT_AVAILABLE
+	textLength       = 96         // of any name and UUID
+	fewProcesses     = 8          // room for so many, and for so many more that come meanwhile
+)
+
+// Library is NVML, loaded and initialised. Several goroutines may use it.
+type Library struct {
+	initialize, shutdown func() int32
+	errorString          func(int32) string
+	count                func(*uint32) int32
+	handle               func(uint32, *uintptr) int32
+	uuid, name           func(uintptr, *byte, uint32) int32
+	oldMemory            func(uintptr, *oldMemoryInfo) int32
+	memory               func(uintptr, *memoryInfo) int32 // nil before driver 510
+	processes            func(uintptr, *uint32, *processInfo) int32
+}
+
+// The functions. Of those that list processes this is the one whose layout no driver has changed: in some of 535 _v3
+// has a longer record.
+const (
+	nvmlInit         = "nvmlInit_v2"
+	nvmlShutdown     = "nvmlShutdown"
+	nvmlErrorString  = "nvmlErrorString"
+	nvmlGetCount     = "nvmlDeviceGetCount_v2"
+	nvmlGetHandle    = "nvmlDeviceGetHandleByIndex_v2"
+	nvmlGetUUID      = "nvmlDeviceGetUUID"
+	nvmlGetName      = "nvmlDeviceGetName"
+	nvmlGetOldMemory = "nvmlDeviceGetMemoryInfo"
+	nvmlGetMemory    = "nvmlDeviceGetMemoryInfo_v2"
+	nvmlGetProcesses = "nvmlDeviceGetComputeRunningProcesses_v2"
+)
+
+// Open loads NVML and initialises it; where no process uses a device that can take a second. (nvmlInit_v2)
+// Errors: ErrUnavailable, wrapped; *Error.
+func Open() (*Library, error) {
+	loaded, err := purego.Dlopen("libnvidia-ml.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
+	if err != nil {
+		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
+	}
+	var l Library
+	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown, nvmlErrorString: &l.errorString,
+		nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid, nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory,
+		nvmlGetMemory: &l.memory, nvmlGetProcesses: &l.processes} {
+		address, err := purego.Dlsym(loaded, name)
+		switch {
+		case err == nil:
+			purego.RegisterFunc(function, address)
+		case name != nvmlGetMemory:
+			return nil, fmt.Errorf("%w: the one that is here has no %s: 11.2 or newer is needed", ErrUnavailable, name)
+		}
+	}
+	return &l, l.failure(nvmlInit, l.initialize())
+}
+
+// Close ends the use of it. (nvmlShutdown)
+func (l *Library) Close() { _ = l.shutdown() }
+
+// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says.
+// Errors: *Error, joined: of devices that cannot be asked, which are left out, or whose processes cannot.
+func (l *Library) Devices() ([]Device, error) {
+	var count uint32
+	if err := l.failure(nvmlGetCount, l.count(&count)); err != nil {
+		return nil, err
+	}
+	var found []Device
+	var failed []error
+	for index := range int(count) {
+		device := Device{Index: index}
+		handle, err := l.describe(&device)
+		if err == nil {
+			device.Processes, err = l.list(handle)
+			found = append(found, device)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("device %d: %w", index, err))
+		}
+	}
+	return found, errors.Join(failed...)
+}
+
+// describe finds out all but the processes.
+func (l *Library) describe(d *Device) (handle uintptr, err error) {
+	if err = l.failure(nvmlGetHandle, l.handle(uint32(d.Index), &handle)); err != nil {
+		return handle, err
+	}
+	var uuid, name [textLength]byte
+	if err = l.failure(nvmlGetUUID, l.uuid(handle, &uuid[0], textLength)); err != nil {
+		return handle, err
+	}
+	if err = l.failure(nvmlGetName, l.name(handle, &name[0], textLength)); err != nil {
+		return handle, err
+	}
+	d.UUID, d.Name = text(uuid), text(name)
+	if l.memory == nil {
+		var info oldMemoryInfo
+		err = l.failure(nvmlGetOldMemory, l.oldMemory(handle, &info))
+		d.TotalBytes, d.FreeBytes, d.UsedBytes = info.total, info.free, info.used
+		return handle, err
+	}
+	info := memoryInfo{version: uint32(unsafe.Sizeof(memoryInfo{})) | 2<<24}
+	err = l.failure(nvmlGetMemory, l.memory(handle, &info))
+	d.TotalBytes, d.ReservedBytes, d.FreeBytes, d.UsedBytes = info.total, info.reserved, info.free, info.used
+	return handle, err
+}
+
+func text(buffer [textLength]byte) string {
+	text, _, _ := bytes.Cut(buffer[:], []byte{0})
+	return string(text)
+}
+
+func (l *Library) list(handle uintptr) ([]Process, error) {
+	for room := uint32(fewProcesses); ; {
+		count, list := room, make([]processInfo, room)
+		result := l.processes(handle, &count, &list[0])
+		if result == insufficientSize {
+			room = max(count, room) + fewProcesses
+			continue
+		}
+		if err := l.failure(nvmlGetProcesses, result); err != nil {
+			return nil, err
+		}
+		found := make([]Process, count)
+		for i, p := range list[:count] {
+			found[i].PID = int(p.pid)
+			if p.used != notAvailable {
+				found[i].UsedBytes, found[i].Known = p.used, true
+			}
+		}
+		return found, nil
+	}
+}
+
+func (l *Library) failure(call string, result int32) error {
+	if result == 0 {
+		return nil
+	}
+	return &Error{Call: call, Code: int(result), Text: l.errorString(result)}
+}

@@ -1,0 +1,180 @@
+package nvml
+
+import (
+	"bufio"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/ebitengine/purego"
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+)
+
+const mib = 1 << 20
+
+// user is a process that uses devices, by the simulator's own fixture.
+type user struct {
+	*exec.Cmd
+	t       *testing.T
+	stdin   io.Writer
+	answers *bufio.Reader
+}
+
+// users starts so many, which share their devices with one another and with this process's NVML.
+func users(t *testing.T, count int, environment ...string) []*user {
+	t.Helper()
+	library, err := cudasim.Library()
+	require.NoError(t, err)
+	binary := filepath.Join(t.TempDir(), "user")
+	out, err := exec.Command("cc", "-std=gnu11", "-D_GNU_SOURCE", "-pthread", "-o", binary,
+		filepath.Join("..", "cudasim", "testdata", "shared.c"), library).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid()))
+	started := make([]*user, count)
+	for i := range started {
+		u := &user{Cmd: exec.Command(binary), t: t}
+		u.Env = append(append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library)), environment...)
+		u.Stderr = os.Stderr
+		u.stdin, err = u.StdinPipe()
+		require.NoError(t, err)
+		stdout, err := u.StdoutPipe()
+		require.NoError(t, err)
+		u.answers = bufio.NewReader(stdout)
+		require.NoError(t, u.Start())
+		t.Cleanup(u.end)
+		require.Equal(t, "0", u.do("start", 0))
+		started[i] = u
+	}
+	return started
+}
+
+func (u *user) end() {
+	_ = u.Process.Kill()
+	_ = u.Wait()
+}
+
+func (u *user) do(command string, number int) string {
+	u.t.Helper()
+	_, err := fmt.Fprintf(u.stdin, "%s %d\n", command, number)
+	require.NoError(u.t, err)
+	line, err := u.answers.ReadString('\n')
+	require.NoError(u.t, err)
+	return strings.TrimSpace(line)
+}
+
+// open has the simulated NVML in the place of NVIDIA's: by its name the loader finds it again.
+func open(t *testing.T) *Library {
+	t.Helper()
+	library, err := cudasim.Library()
+	require.NoError(t, err)
+	_, err = purego.Dlopen(filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1"), purego.RTLD_NOW|purego.RTLD_LOCAL)
+	require.NoError(t, err)
+	l, err := Open()
+	require.NoError(t, err)
+	t.Cleanup(l.Close)
+	return l
+}
+
+func devices(t *testing.T, l *Library) []Device {
+	t.Helper()
+	found, err := l.Devices()
+	require.NoError(t, err)
+	for _, d := range found {
+		slices.SortFunc(d.Processes, func(x, y Process) int { return x.PID - y.PID })
+	}
+	return found
+}
+
+func TestWhatEachProcessHas(t *testing.T) {
+	all := users(t, 2, "CUDASIM_DEVICES=2", "CUDASIM_MEMORY=64M")
+	slices.SortFunc(all, func(x, y *user) int { return x.Process.Pid - y.Process.Pid })
+	one, other := all[0], all[1]
+	require.Equal(t, "0", one.do("allocate", 40*mib))
+	require.Equal(t, "0", other.do("allocate", 8*mib))
+	l := open(t)
+	has := func(u *user, mebibytes uint64) Process { return Process{u.Process.Pid, mebibytes * mib, true} }
+	found := devices(t, l)
+	require.Equal(t, []Device{
+		{0, "GPU-63756461-7369-6d2d-6465-766963652d00", "cudasim", 64 * mib, 0, 48 * mib, 16 * mib,
+			[]Process{has(one, 40), has(other, 8)}},
+		{1, "GPU-63756461-7369-6d2d-6465-766963652d01", "cudasim", 64 * mib, 0, 0, 64 * mib,
+			[]Process{has(one, 0), has(other, 0)}},
+	}, found)
+
+	l.memory = nil // as of an older driver
+	require.Equal(t, found, devices(t, l))
+
+	require.Equal(t, "0", one.do("free", 0))
+	require.Equal(t, []Process{has(one, 0), has(other, 8)}, devices(t, l)[0].Processes)
+	// A process that is checkpointed has nothing, and is on no device.
+	for _, step := range []string{"lock", "checkpoint"} {
+		require.Equal(t, "0", one.do(step, other.Process.Pid))
+	}
+	require.Equal(t, []Process{has(one, 0)}, devices(t, l)[0].Processes)
+	require.Equal(t, uint64(64*mib), devices(t, l)[0].FreeBytes)
+	for _, step := range []string{"restore", "unlock"} {
+		require.Equal(t, "0", one.do(step, other.Process.Pid))
+	}
+	one.end()
+	require.Equal(t, []Process{has(other, 8)}, devices(t, l)[0].Processes)
+}
+
+// More processes than there is room for at first, and devices that nobody uses.
+func TestManyProcessesAndNone(t *testing.T) {
+	const count = 2*fewProcesses + 1
+	all := users(t, count, "CUDASIM_MEMORY=64M")
+	for _, u := range all {
+		require.Equal(t, "0", u.do("allocate", mib))
+	}
+	l := open(t)
+	found := devices(t, l)
+	require.Len(t, found[0].Processes, count)
+	require.Equal(t, uint64(count*mib), found[0].UsedBytes)
+	for _, u := range all {
+		u.end()
+	}
+	require.Empty(t, devices(t, l)[0].Processes)
+	t.Setenv("CUDASIM_DEVICES", "3")
+	t.Setenv("CUDASIM_MEMORY", "2G")
+	found = devices(t, open(t)) // the environment is read when it starts
+	require.Len(t, found, 3)
+	require.Equal(t, uint64(2<<30), found[2].TotalBytes)
+}
+
+func TestErrors(t *testing.T) {
+	l := open(t)
+	_, err := l.describe(&Device{Index: 16})
+	require.EqualError(t, err, "nvmlDeviceGetHandleByIndex_v2: NVML error 2: Invalid Argument")
+	_, err = l.list(17)
+	require.EqualError(t, err, "nvmlDeviceGetComputeRunningProcesses_v2: NVML error 2: Invalid Argument")
+	l.name = func(uintptr, *byte, uint32) int32 { return 15 } // a GPU that has fallen off the bus
+	found, err := l.Devices()
+	require.Empty(t, found)
+	require.EqualError(t, err, "device 0: nvmlDeviceGetName: NVML error 15: Unknown Error")
+}
+
+// A process of its own, since this one has an NVML loaded.
+func TestWithoutNVML(t *testing.T) {
+	if words := os.Getenv("EXPECTED_WORDS"); words != "" {
+		_, err := Open()
+		require.ErrorIs(t, err, ErrUnavailable)
+		require.ErrorContains(t, err, words)
+		return
+	}
+	none, old := t.TempDir(), t.TempDir()
+	out, err := exec.Command("cc", "-shared", "-x", "c", "-o", filepath.Join(old, "libnvidia-ml.so.1"), "/dev/null").CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for folder, words := range map[string]string{none: "cannot open shared object file", old: "11.2 or newer is needed"} {
+		c := exec.Command(os.Args[0], "-test.run=^TestWithoutNVML$")
+		c.Env = append(os.Environ(), "EXPECTED_WORDS="+words, "LD_LIBRARY_PATH="+folder)
+		out, err := c.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+	}
+}
