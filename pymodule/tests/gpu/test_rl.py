@@ -1,0 +1,93 @@
+"""A step of reinforcement learning: a trainer and an sglang engine by turns on one GPU, 20 rounds.
+
+TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
+too, and every token must be the same with it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from device import MiB, torch_on_gpu
+
+torch_on_gpu()
+if importlib.util.find_spec("sglang") is None:
+    pytest.skip("sglang is not installed", allow_module_level=True)
+
+HERE = Path(__file__).resolve().parent
+PYMODULE = HERE.parent.parent
+SAVERS = {"tms": str(PYMODULE)}
+if "TMS_TEST_PEER" in os.environ:
+    SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
+ROUNDS = 20
+
+
+@pytest.fixture(scope="module")
+def rounds() -> dict[str, list[dict[str, Any]]]:
+    inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+    found = {}
+    for name, saver in SAVERS.items():
+        others = [p for p in inherited.get("PYTHONPATH", "").split(":") if p != str(PYMODULE)]
+        done = subprocess.run(
+            [sys.executable, str(HERE / "rl_driver.py"), "--rounds", str(ROUNDS)],
+            env={**inherited, "PYTHONPATH": ":".join(filter(None, [saver, str(HERE), *others]))},
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+        assert lines, f"{name} ended with {done.returncode}"
+        said = json.loads(lines[-1])
+        assert said["ok"] and said["saver"].startswith(saver), {**said, "rounds": None}
+        found[name] = said["rounds"]
+        assert len(found[name]) == ROUNDS
+    return found
+
+
+def test_weights_arrive(rounds: dict[str, list[dict[str, Any]]]) -> None:
+    ours = [found["tokens"] for found in rounds["tms"]]
+    assert len({str(tokens) for tokens in ours}) > ROUNDS // 2, "each round's weights are new"
+    if "peer" in rounds:
+        assert ours == [found["tokens"] for found in rounds["peer"]]
+
+
+def test_nothing_grows(rounds: dict[str, list[dict[str, Any]]]) -> None:
+    ours = rounds["tms"]
+    for what, limit in {"training": 64 * MiB, "rollout": 64 * MiB, "resident": 512 * MiB}.items():
+        grown = ours[-1][what] - max(found[what] for found in ours[2:6])
+        assert grown <= limit, f"{what}: {grown / MiB:.0f} MiB"
+
+
+def test_times(rounds: dict[str, list[dict[str, Any]]], capsys: pytest.CaptureFixture[str]) -> None:
+    """Prints them: medians from the second round on."""
+    with capsys.disabled():
+        print(f"\n{'seconds':15}" + "".join(f"{name:>10}" for name in rounds))
+        table = {
+            what: [
+                statistics.median(found["seconds"][what] for found in rounds[name][1:])
+                for name in rounds
+            ]
+            for what in rounds["tms"][0]["seconds"]
+        }
+        parts = [what for what in table if what not in ("step", "rollout")]
+        table["hand-overs"] = [sum(table[what][i] for what in parts) for i in range(len(rounds))]
+        for what, figures in table.items():
+            print(f"{what:15}" + "".join(f"{figure:10.3f}" for figure in figures))
+        for name, found in rounds.items():
+            print(
+                f"{name}: {found[-1]['training'] / MiB:.0f} MiB in use while training, "
+                f"{found[-1]['rollout'] / MiB:.0f} in the rollout, "
+                f"{found[-1]['resident'] / MiB:.0f} resident on the host"
+            )
+    assert table["hand-overs"][0] > 0
+    if "peer" in rounds:
+        assert table["hand-overs"][0] < table["hand-overs"][1]
