@@ -131,7 +131,8 @@ def pause(
         everything: then has the driver take what is left of this process on all devices: contexts,
             code, graphs, CUDA's own memory; a few MiB stay (cuCheckpointProcessCheckpoint, driver
             570 or later). All CUDA calls of the process, in every thread, wait until `resume`, or
-            `tms resume PID` of another process. The tms command is started for it.
+            `tms resume PID` of another process. The tms command is started for it. What PyTorch
+            only caches the driver copies too, at 2 GiB/s or so: call `empty_cache` first.
         timeout: with everything: seconds for work on the devices, and calls of other threads, to
             end.
 
