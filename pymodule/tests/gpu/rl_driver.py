@@ -78,9 +78,10 @@ class Trainer:
                     moments = [torch.zeros(shape, device="cuda") for _ in range(2)]
                     made[name] = [full.to(torch.bfloat16), full, *moments]
                 self.state.append(made)
-        most = max(sum(w[0].numel() for w in part.values()) for part in self.state)
-        # Not pausable: what is handed over by CUDA IPC must stay where it is.
-        self.bucket = torch.empty(most, dtype=torch.bfloat16, device="cuda")
+        # Not pausable: what another process maps by CUDA IPC must stay. All of the weights, since
+        # nothing tells when the engine has read a part.
+        every = sum(w[0].numel() for part in self.state for w in part.values())
+        self.bucket = torch.empty(every, dtype=torch.bfloat16, device="cuda")
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
@@ -97,11 +98,12 @@ class Trainer:
         torch.cuda.synchronize()
 
     def parts(self) -> Iterator[bytes]:
-        """Each as what opens it in another process; good until the next is asked for."""
+        """Each as what opens it in another process."""
         from sglang.srt.utils import MultiprocessingSerializer
 
+        at = 0
         for part in self.state:
-            at, views = 0, []
+            views = []
             for name, (weight, *_) in part.items():
                 view = self.bucket[at : at + weight.numel()].view(weight.shape)
                 view.copy_(weight)
