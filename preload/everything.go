@@ -7,9 +7,11 @@ import "C"
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"tms/internal/control"
+	"tms/internal/hostmemory"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -59,12 +61,22 @@ func notCheckpointed() error {
 	return err
 }
 
-// statsOf reads the statistics, without a call of the driver where those may wait.
-func statsOf(e *vmm.Engine) (vmm.Stats, error) {
+// statsOf reads the statistics, with what the host and the settings add to the engine's, and without a call of the
+// driver where those may wait. temporary is TMPDIR.
+func statsOf(e *vmm.Engine, temporary *C.char) (stats vmm.Stats, err error) {
 	if C.everything_asked() {
-		return e.KnownStats()
+		stats, err = e.KnownStats()
+	} else {
+		stats, err = e.Stats()
 	}
-	return e.Stats()
+	stats.Capturing = state().Capturing
+	if available := min(hostmemory.Machine(), hostmemory.Group("self")); available < math.MaxUint64 {
+		stats.HostAvailableBytes = &available
+	}
+	var operation C.struct_operation
+	C.operation_settings(&operation, temporary)
+	stats.DiskDirectory = C.GoString(operation.disk_dir)
+	return stats, err
 }
 
 // lent is an address whose memory was given to others by a route that libtms_reach.so alone sees; 0: none.

@@ -373,13 +373,13 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 	return C.uintptr_t(host)
 }
 
-// tmsStats returns a malloc'ed text, nil when there is no memory.
+// tmsStats returns a malloc'ed text, nil when there is no memory. temporary is TMPDIR.
 //
 //export tmsStats
-func tmsStats(version *C.char) *C.char {
+func tmsStats(version, temporary *C.char) *C.char {
 	var text []byte
 	err := enter(func(e *vmm.Engine) error {
-		stats, err := statsOf(e)
+		stats, err := statsOf(e, temporary)
 		if err != nil {
 			return err
 		}
@@ -394,7 +394,7 @@ func tmsStats(version *C.char) *C.char {
 		report(err)
 		text, _ = json.Marshal(map[string]any{
 			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()), "devices": []int{},
-			"waiting": []int{}, "error": err.Error(),
+			"waiting": []int{}, "capturing": false, "host_available_bytes": nil, "disk_directory": "", "error": err.Error(),
 		})
 	}
 	return handOver(text)

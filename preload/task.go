@@ -181,7 +181,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
 		if e := engine.Load(); e != nil {
 			if err = room(); err == nil {
-				state.Stats, err = statsOf(e)
+				state.Stats, err = statsOf(e, C.control_environment.temporary)
 			}
 		}
 		if err == nil {

@@ -22,6 +22,12 @@ type Stats struct {
 	// Everything tells that all was paused for the driver's checkpoint, while which the driver is not asked:
 	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
 	Everything bool `json:"everything"`
+	// Capturing tells that a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
+	Capturing bool `json:"capturing"`
+	// HostAvailableBytes is the host memory that the machine and the control group leave; nil: not known, or no limit.
+	HostAvailableBytes *uint64 `json:"host_available_bytes"`
+	// DiskDirectory is where the next pause puts files; it may not be there yet.
+	DiskDirectory string `json:"disk_directory"`
 	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
 	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
 	Waiting []reclaim.Waiting `json:"waiting"`
@@ -59,6 +65,7 @@ type TagStats struct {
 	HostBytes         uint64  `json:"host_bytes"`       // of that: pinned host memory
 	DiskBytes         uint64  `json:"disk_bytes"`       // of that: files
 	PauseHostBytes    uint64  `json:"pause_host_bytes"` // pinned host memory that a pause would take beyond that
+	PauseDiskBytes    uint64  `json:"pause_disk_bytes"` // in files
 	PausedSince       float64 `json:"paused_since"`     // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
@@ -142,6 +149,9 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 			}
 			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {
 				ts.PauseHostBytes += s.length()
+			}
+			if s.state == active && s.backup == BackupDisk {
+				ts.PauseDiskBytes += s.length()
 			}
 			if s.contents != nil {
 				bytes := s.contents.Bytes()

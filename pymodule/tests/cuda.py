@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
-ctypes.CDLL("libcudart.so.13", ctypes.RTLD_GLOBAL)
+ctypes.CDLL(os.environ.get("TESTS_CUDART", "libcudart.so.13"), ctypes.RTLD_GLOBAL)
 _runtime = ctypes.CDLL(None)  # the process's own symbols: cudaMalloc is the interposed one
 _driver = ctypes.CDLL("libcuda.so.1")
 

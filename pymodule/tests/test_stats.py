@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import children
 import cuda
 from cuda import MiB
@@ -93,3 +95,32 @@ def test_odd_tag_names() -> None:
 def test_before_anything_was_used() -> None:
     out = children.output("import tms; s = tms.stats(); print(s['started'], s['devices'])")
     assert out == "False []\n"
+
+
+def test_what_a_pause_needs() -> None:
+    with tms.region("needs host", backup="host"):
+        host = cuda.malloc(3 * MiB)
+    with tms.region("needs disk", backup="disk"):
+        disk = cuda.malloc(3 * MiB)
+    assert of_tag("needs host")["pause_host_bytes"] == 4 * MiB
+    assert of_tag("needs host")["pause_disk_bytes"] == 0
+    assert of_tag("needs disk")["pause_host_bytes"] == 0
+    assert of_tag("needs disk")["pause_disk_bytes"] == 4 * MiB
+    tms.pause("needs disk")
+    assert of_tag("needs disk")["pause_disk_bytes"] == 0
+    tms.resume("needs disk")
+    assert tms.stats()["capturing"] is False
+    with cuda.Capture():
+        assert tms.stats()["capturing"] is True
+    available = tms.stats()["host_available_bytes"]
+    assert available is None or available > MiB
+    cuda.free(host)
+    cuda.free(disk)
+
+
+def test_where_files_go(tmp_path: Path) -> None:
+    code = (
+        "import cuda, tms\nwith tms.region(): cuda.malloc(1)\nprint(tms.stats()['disk_directory'])"
+    )
+    assert children.output(code, TMPDIR=str(tmp_path), TMS_DISK_BACKUP_DIR="") == f"{tmp_path}\n"
+    assert children.output(code, TMS_DISK_BACKUP_DIR=str(tmp_path)) == f"{tmp_path}\n"

@@ -38,6 +38,8 @@ class TagStats(TypedDict):
     """Of that: files."""
     pause_host_bytes: int
     """Pinned host memory that a pause would take beyond that."""
+    pause_disk_bytes: int
+    """Room for files that a pause would take beyond that."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float
@@ -101,6 +103,12 @@ class Stats(TypedDict):
     everything: bool
     """Whether all was paused for the driver's checkpoint (pause(everything=True)). The driver is
     not asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
+    capturing: bool
+    """Whether a stream is being captured into a CUDA graph: pause and resume are refused."""
+    host_available_bytes: int | None
+    """Host memory that the machine and the control groups leave; None: not known, or no limit."""
+    disk_directory: str
+    """Where files of backup="disk" go at the next pause; it may not be there yet."""
 
 
 def pause(

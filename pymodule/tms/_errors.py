@@ -50,6 +50,22 @@ class ContentsError(TmsError):
     """
 
 
+class GroupError(TmsError):
+    """What several processes were to do together, one of them could not; see `tms.distributed`.
+
+    Attributes:
+        rank: the first of those that could not: in `tms.ray` the actor's place in the list.
+        host: the machine it runs on, "" where that is not known.
+    """
+
+    def __init__(
+        self, message: str, *, code: int = 0, cause: str = "", rank: int = -1, host: str = ""
+    ) -> None:
+        super().__init__(message, code=code, cause=cause)
+        self.rank = rank
+        self.host = host
+
+
 class CaptureError(TmsError):
     """A stream is being captured into a CUDA graph (code 900)."""
 

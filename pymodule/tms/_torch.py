@@ -193,13 +193,24 @@ def release_cache() -> bool:
 
     False where there is no PyTorch that uses CUDA.
     """
-    torch = _torch_with_cuda()
-    if torch is None or not torch.cuda.is_initialized():
+    if not works():
         return False
     if _pools is not None:
         _pools.retire_idle()
-    torch.cuda.empty_cache()
+    sys.modules["torch"].cuda.empty_cache()
     return True
+
+
+def works() -> bool:
+    """Whether PyTorch has used a CUDA device in this process."""
+    torch = _torch_with_cuda()
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def synchronize(devices: set[int]) -> None:
+    """Waits for all that was given to devices by now. (torch.cuda.synchronize)"""
+    for device in sorted(devices):
+        sys.modules["torch"].cuda.synchronize(device)
 
 
 def _torch_with_cuda() -> Any:

@@ -1,0 +1,319 @@
+"""tms.distributed: one pause over all ranks or none, whoever fails, and when."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "together"))
+
+from ranks import Ranks, Told
+
+HOST = socket.gethostname()
+MiB = 1 << 20
+
+ALLOCATE = f"""
+with tms.region("weights", backup="host"):
+    weights = cuda.malloc(8 * {MiB})
+with tms.region("cache"):
+    cache = cuda.malloc(4 * {MiB})
+cuda.write(weights, b"weights %d" % rank)
+"""
+HELD = "sum(t['physical_bytes'] for d in tms.stats()['devices'] for t in d['tags'])"
+CONTENTS = "cuda.read(weights, 9) == b'weights %d' % rank"
+
+
+def as_before(ranks: Ranks, count: int = 4) -> None:
+    """All that live have their memory, with its contents, and can be paused."""
+    living = len(ranks.living)
+    assert ranks.all(HELD) == [12 * MiB] * living
+    assert ranks.all(CONTENTS) == [True] * living
+    if living == count:
+        assert ranks.all("together.pause('weights')") == [8 * MiB] * count
+        assert ranks.all("together.resume('weights')") == [8 * MiB] * count
+
+
+def same_error(outcomes: list[Any], *words: str) -> str:
+    """All are the same GroupError, in these words."""
+    assert all(isinstance(each, Told) and each.kind == "GroupError" for each in outcomes), outcomes
+    said = {str(each) for each in outcomes}
+    assert len(said) == 1, said
+    for each in words:
+        assert each in str(outcomes[0]), outcomes[0]
+    return str(outcomes[0])
+
+
+def test_pause_and_resume() -> None:
+    with Ranks(4) as ranks:
+        ranks.all(ALLOCATE)
+        for _ in range(3):
+            assert ranks.all("together.pause('weights')") == [8 * MiB] * 4
+            assert ranks.all(HELD) == [4 * MiB] * 4
+            assert ranks.all("together.pause()") == [4 * MiB] * 4
+            assert ranks.all("together.pause()") == [0] * 4
+            assert ranks.all(HELD) == [0] * 4
+            assert ranks.all("together.resume('weights')") == [8 * MiB] * 4
+            assert ranks.all("together.resume()") == [4 * MiB] * 4
+        as_before(ranks)
+        stats = ranks.all("together.stats()")
+        assert stats[0] == stats[3]
+        assert [(each["rank"], each["host"]) for each in stats[0]] == [(i, HOST) for i in range(4)]
+        assert stats[0][2]["stats"]["devices"][0]["live_bytes"] == 12 * MiB
+        body = f"""
+            with together.paused("weights"):
+                held = {HELD}
+            held
+        """
+        import textwrap
+
+        assert ranks.all(textwrap.dedent(body)) == [4 * MiB] * 4
+        as_before(ranks)
+        # A group of two of them: the others are not asked, and may not.
+        ranks.all("pair = dist.new_group([1, 3])")
+        ranks.living = [1, 3]
+        assert ranks.all("together.pause(group=pair)") == [12 * MiB] * 2
+        assert ranks.all("[s['rank'] for s in together.stats(pair)]") == [[1, 3]] * 2
+        assert ranks.all("together.resume(group=pair)") == [12 * MiB] * 2
+        ranks.living = [0, 1, 2, 3]
+        assert ranks.one(0, HELD) == 12 * MiB
+        with pytest.raises(Told, match="this process is not in the group"):
+            ranks.one(0, "together.pause(group=pair)")
+        # What a call leaves in the store, the next takes away.
+        server = ranks.server
+        assert server is not None
+        before = server.num_keys()
+        for _ in range(5):
+            ranks.all("together.pause()")
+            ranks.all("together.stats()")
+            ranks.all("together.resume()")
+        assert server.num_keys() <= before + 6
+
+
+REFUSALS = {
+    "captured": (
+        "capture = cuda.Capture(); capture.__enter__()",
+        "capture.__exit__()",
+        "a stream is being captured into a CUDA graph (cudaError 900)",
+    ),
+    "failing": (
+        "cuda.fail('cuMemUnmap', 1, 999)",
+        "cuda.forget_failures()",
+        "(cudaError 999)",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+@pytest.mark.parametrize("fan", [8, 1])
+def test_one_that_cannot(name: str, fan: int) -> None:
+    """By its check, or in the middle of the pause: all are as before, and all say who and why."""
+    spoil, mend, words = REFUSALS[name]
+    with Ranks(4) as ranks:
+        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
+        ranks.one(2, spoil)
+        outcomes = ranks.all("together.pause('weights', timeout=20)")
+        ranks.one(2, mend)
+        said = same_error(outcomes, "pausing tag 'weights' on 4 ranks failed, and all", words)
+        assert f"rank 2 on {HOST}: " in said
+        as_before(ranks)
+        ranks.all("together.pause()")
+        if name == "failing":  # and a resume: what was resumed is paused again
+            ranks.one(2, "cuda.fail('cuMemCreate', 1, 2)")
+            outcomes = ranks.all("together.resume(timeout=20)")
+            same_error(outcomes, "resuming all tags on 4 ranks failed", f"rank 2 on {HOST}: ")
+            assert ranks.all(HELD) == [0] * 4
+        assert ranks.all("together.resume()") == [12 * MiB] * 4
+        as_before(ranks)
+
+
+@pytest.mark.parametrize("other", ["pause('cache')", "pause()", "resume('weights')", "stats()"])
+def test_ranks_that_ask_for_different_things(other: str) -> None:
+    with Ranks(3) as ranks:
+        ranks.all(ALLOCATE)
+        for rank in ranks.living:
+            ranks.tell(rank, f"together.{other}" if rank == 2 else "together.pause('weights')")
+        words = f"rank 2: it asks for {other} while rank 0 asks for pause('weights'): all ranks of"
+        for rank in ranks.living:
+            with pytest.raises(Told) as caught:
+                ranks.answer(rank)
+            assert caught.value.kind == "GroupError" and words in str(caught.value)
+        as_before(ranks, 3)
+
+
+def test_what_was_paused_before_stays_paused() -> None:
+    with Ranks(2) as ranks:
+        ranks.all(ALLOCATE + "tms.pause('cache')")
+        ranks.one(1, "cuda.fail('cuMemUnmap', 1, 999)")
+        same_error(ranks.all("together.pause(timeout=20)"), "rank 1 on ")
+        assert ranks.all(HELD) == [8 * MiB] * 2
+        assert ranks.all(CONTENTS) == [True] * 2
+
+
+def test_host_memory_is_counted_once_for_a_machine() -> None:
+    """Each rank alone would fit."""
+    with Ranks(4) as ranks:
+        ranks.all(ALLOCATE)
+        real = ranks.all("tms.stats()['host_available_bytes']")
+        assert all(each is None or each > 1 << 20 for each in real)
+        ranks.all(
+            f"whole = _together._control.stats\n"
+            f"room = {20 * MiB} + rank\n"
+            "_together._control.stats = lambda: {**whole(), 'host_available_bytes': room}"
+        )
+        same_error(
+            ranks.all("together.pause(timeout=20)"),
+            "failed, and all are as before. ",
+            f"rank 0 on {HOST}: {32 * MiB:,} bytes of host memory are needed by its 4 ranks "
+            f"together, and {20 * MiB:,} are available (cudaError 304)",
+        )
+        assert ranks.all(HELD) == [12 * MiB] * 4
+        ranks.all("pair = dist.new_group([1, 3])")
+        ranks.living = [1, 3]
+        assert ranks.all("together.pause(group=pair)") == [12 * MiB] * 2
+        assert ranks.all("together.resume(group=pair)") == [12 * MiB] * 2
+        ranks.one(3, f"room = {7 * MiB}")
+        same_error(ranks.all("together.pause(group=pair)"), "rank 1 on ", "by its 2 ranks together")
+        ranks.living = [0, 1, 2, 3]
+        ranks.all(f"room = {40 * MiB}")
+        as_before(ranks)
+
+
+def test_room_for_files(tmp_path: Path) -> None:
+    where = tmp_path / "not" / "there"
+    with Ranks(2, CUDASIM_MEMORY="64T", TMS_DISK_BACKUP_DIR=str(where)) as ranks:
+        found = os.statvfs(tmp_path)
+        size = found.f_bavail * found.f_frsize * 3 // 4 // (2 * MiB) * 2 * MiB
+        ranks.all(f"with tms.region('large', backup='disk'): large = cuda.malloc({size})")
+        same_error(ranks.all("together.pause(timeout=20)"), f"bytes of room in {where} are needed")
+        assert ranks.all(HELD) == [size] * 2
+
+
+def test_a_rank_without_the_library() -> None:
+    with Ranks(2, own={1: {"LD_PRELOAD": ""}}) as ranks:
+        outcomes = ranks.all("together.pause(timeout=20)")
+        same_error(outcomes, f"rank 1 on {HOST}: libtms.so is not loaded into this process")
+        same_error(ranks.all("together.stats(timeout=20)"), f"rank 1 on {HOST}: libtms.so is not")
+
+
+DEATHS = {
+    "before it": "os.kill(os.getpid(), signal.SIGKILL)",
+    "in phase one": (
+        "_together.Part.check = lambda self: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "together.pause('weights')"
+    ),
+    "in phase two": "cuda.fail('cuMemUnmap', 1, -1)\ntogether.pause('weights')",
+    "after its pause": (
+        "do = _together.Part.do\n"
+        "_together.Part.do = lambda self: (do(self), os.kill(os.getpid(), signal.SIGKILL))\n"
+        "together.pause('weights')"
+    ),
+}
+
+
+@pytest.mark.parametrize(("victim", "fan"), [(0, 8), (2, 8), (2, 1)])
+@pytest.mark.parametrize("when", DEATHS)
+def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
+    """The others come back to one state within the time, and name the one that is missing."""
+    own = {victim: {"CUDASIM_FAIL": "cuMemUnmap:1:kill"}} if when == "in phase two" else {}
+    death = DEATHS[when].replace("cuda.fail('cuMemUnmap', 1, -1)\n", "")
+    timeout = 1.5
+    with Ranks(4, own=own) as ranks:
+        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
+        ranks.all("len(together.stats())")  # so that all know where each is
+        start = time.monotonic()
+        for rank in ranks.living:
+            code = death if rank == victim else f"together.pause('weights', timeout={timeout})"
+            ranks.tell(rank, code)
+        ranks.dead(victim)
+        outcomes = [ranks.outcome(rank) for rank in ranks.living]
+        took = time.monotonic() - start
+        same_error(
+            outcomes,
+            "all are as before",
+            f"rank {victim} on {HOST}: it has not answered in time",
+            "(cudaError 909)",
+        )
+        assert took < 3 * timeout + 5
+        as_before(ranks)
+
+
+def test_one_that_comes_late() -> None:
+    """It gets the others' answer, and can take part again."""
+    with Ranks(4) as ranks:
+        ranks.all(ALLOCATE)
+        ranks.living = [0, 1, 3]
+        first = ranks.all("together.pause(timeout=1)")
+        same_error(first, "rank 2: it has not answered in time")
+        second = ranks.all("together.pause(timeout=1)")
+        same_error(second, "rank 2: it has not answered in time")
+        ranks.living = [0, 1, 2, 3]
+        for before in first, second:
+            with pytest.raises(Told) as caught:
+                ranks.one(2, "together.pause(timeout=1)")
+            assert str(caught.value) == str(before[0])
+        as_before(ranks)
+
+
+def test_the_store_is_lost() -> None:
+    """Its process is killed while the others wait in the first phase, or in the second."""
+    for spoil in (
+        "together.pause('weights', timeout=20)",
+        "do = _together.Part.do\n"
+        "_together.Part.do = lambda self: (do(self), os.kill(os.getpid(), signal.SIGKILL))\n"
+        "together.pause('weights', timeout=20)",
+    ):
+        with Ranks(3, store_of=0) as ranks:
+            ranks.all(ALLOCATE)
+            ranks.tell(0, spoil)
+            ranks.tell(1, "together.pause('weights', timeout=20)")
+            if "Part.do" in spoil:
+                ranks.tell(2, "together.pause('weights', timeout=20)")
+            else:
+                time.sleep(0.5)
+                os.kill(ranks.pid(0), signal.SIGKILL)
+                ranks.tell(2, "together.pause('weights', timeout=20)")
+            ranks.dead(0)
+            for rank in ranks.living:
+                with pytest.raises(Told, match="store does not answer") as caught:
+                    ranks.answer(rank)
+                assert caught.value.kind == "GroupError"
+                assert "rank is as before" in str(caught.value) or "changed" in str(caught.value)
+            as_before(ranks)
+
+
+def test_interrupted() -> None:
+    """Ctrl-C on one rank while it waits for another: all are told, and are as before."""
+    with Ranks(3) as ranks:
+        ranks.all(ALLOCATE + "_meeting._SLICE = 0.1")
+        for rank in (0, 1):
+            ranks.tell(rank, "together.pause(timeout=50)")
+        time.sleep(0.5)
+        os.kill(ranks.pid(1), signal.SIGINT)
+        with pytest.raises(Told) as caught:
+            ranks.answer(1)
+        assert caught.value.kind == "KeyboardInterrupt"
+        with pytest.raises(Told, match=f"rank 1 on {HOST}: KeyboardInterrupt"):
+            ranks.answer(0)
+        with pytest.raises(Told, match=f"rank 1 on {HOST}: KeyboardInterrupt"):
+            ranks.one(2, "together.pause(timeout=50)")
+        as_before(ranks, 3)
+
+
+def test_arguments() -> None:
+    with Ranks(1) as ranks:
+        for code, words in {
+            "together.pause(timeout=0)": "timeout must be a number of seconds above 0, not 0",
+            "together.pause(timeout=float('nan'))": "timeout must be",
+            "together.pause('')": "tag must not be empty",
+            "dist.destroy_process_group(); together.pause()": "there is no process group",
+        }.items():
+            with pytest.raises(Told, match=words) as caught:
+                ranks.one(0, code)
+            assert caught.value.kind == "ValueError"

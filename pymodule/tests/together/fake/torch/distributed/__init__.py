@@ -1,0 +1,214 @@
+"""A process group that can do nothing but name its ranks, and a store as TCPStore is one."""
+
+from __future__ import annotations
+
+import datetime
+import pickle
+import socket
+import socketserver
+import struct
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+from . import distributed_c10d
+
+
+class DistError(RuntimeError):
+    """What the real one raises, by its real base."""
+
+
+class _State:
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.changed = threading.Condition()
+
+
+class _Handler(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        state: _State = self.server.state  # type: ignore[attr-defined]
+        while True:
+            try:
+                name, arguments = _receive(self.request)
+            except (OSError, EOFError):
+                return
+            with state.changed:
+                answer = getattr(self, name)(state, *arguments)
+                state.changed.notify_all()
+            _send(self.request, answer)
+
+    def set(self, state: _State, key: str, value: bytes) -> None:
+        state.values[key] = value
+
+    def compare_set(self, state: _State, key: str, expected: bytes, desired: bytes) -> bytes:
+        if state.values.get(key, b"") == expected:
+            state.values[key] = desired
+        return state.values.get(key, expected)
+
+    def delete_key(self, state: _State, key: str) -> bool:
+        return state.values.pop(key, None) is not None
+
+    def check(self, state: _State, keys: list[str]) -> bool:
+        return all(key in state.values for key in keys)
+
+    def wait(self, state: _State, keys: list[str], seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while not self.check(state, keys):
+            if not state.changed.wait(until - time.monotonic()) and time.monotonic() >= until:
+                return False
+        return True
+
+    def multi_get(self, state: _State, keys: list[str]) -> list[bytes]:
+        assert self.wait(state, keys, 300)
+        return [state.values[key] for key in keys]
+
+    def num_keys(self, state: _State) -> int:
+        return len(state.values)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, port: int) -> None:
+        self.state = _State()
+        super().__init__(("127.0.0.1", port), _Handler)
+
+
+def _send(to: socket.socket, message: Any) -> None:
+    text = pickle.dumps(message)
+    to.sendall(struct.pack("!I", len(text)) + text)
+
+
+def _receive(of: socket.socket) -> Any:
+    def exactly(length: int) -> bytes:
+        text = b""
+        while len(text) < length:
+            part = of.recv(length - len(text))
+            if not part:
+                raise EOFError
+            text += part
+        return text
+
+    return pickle.loads(exactly(struct.unpack("!I", exactly(4))[0]))
+
+
+class TCPStore:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        wait_for_workers: bool = True,
+    ) -> None:
+        self.host = host
+        if is_master:
+            server = _Server(port)
+            port = server.server_address[1]
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.port = port
+        self._lock = threading.Lock()  # one who waits keeps others out, as with the real one
+        self._connection = socket.create_connection((host, port))
+
+    def clone(self) -> TCPStore:
+        return TCPStore(self.host, self.port)
+
+    def _ask(self, name: str, *arguments: Any) -> Any:
+        try:
+            with self._lock:
+                _send(self._connection, (name, arguments))
+                return _receive(self._connection)
+        except (OSError, EOFError) as lost:
+            raise DistError(f"connection was lost: {lost}") from lost
+        except KeyboardInterrupt:  # before the answer: the next would be taken for it
+            self._connection = socket.create_connection((self.host, self.port))
+            raise
+
+    def set(self, key: str, value: str) -> None:
+        self._ask("set", key, value.encode())
+
+    def get(self, key: str) -> bytes:
+        return self.multi_get([key])[0]
+
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        return self._ask("compare_set", key, expected.encode(), desired.encode())  # type: ignore[no-any-return]
+
+    def delete_key(self, key: str) -> bool:
+        return bool(self._ask("delete_key", key))
+
+    def check(self, keys: list[str]) -> bool:
+        return bool(self._ask("check", keys))
+
+    def wait(self, keys: list[str], timeout: datetime.timedelta) -> None:
+        if not self._ask("wait", keys, timeout.total_seconds()):
+            raise DistError(f"wait timeout after {timeout}, keys: {keys}")
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        return self._ask("multi_get", keys)  # type: ignore[no-any-return]
+
+    def num_keys(self) -> int:
+        return int(self._ask("num_keys"))
+
+
+class PrefixStore:
+    def __init__(self, prefix: str, store: Any) -> None:
+        self.underlying_store = store
+        self._prefix = prefix
+
+    def clone(self) -> PrefixStore:
+        return PrefixStore(self._prefix, self.underlying_store.clone())
+
+    def __getattr__(self, name: str) -> Any:
+        function = getattr(self.underlying_store, name)
+
+        def prefixed(keys: Any, *arguments: Any) -> Any:
+            if isinstance(keys, list):
+                return function([f"{self._prefix}/{key}" for key in keys], *arguments)
+            return function(f"{self._prefix}/{keys}", *arguments)
+
+        return prefixed
+
+
+class ProcessGroup(NamedTuple):
+    group_name: str
+    ranks: list[int]
+    rank: int
+
+
+group = SimpleNamespace(WORLD=None)
+_made = 0
+
+
+def is_available() -> bool:
+    return True
+
+
+def is_initialized() -> bool:
+    return group.WORLD is not None
+
+
+def init_process_group(backend: str, store: Any, rank: int, world_size: int) -> None:
+    assert backend == "gloo"
+    distributed_c10d.default_store = PrefixStore("default_pg", store)
+    group.WORLD = ProcessGroup("0", list(range(world_size)), rank)
+
+
+def destroy_process_group() -> None:
+    group.WORLD = None
+
+
+def new_group(ranks: list[int]) -> ProcessGroup:
+    global _made
+    _made += 1
+    return ProcessGroup(str(_made), ranks, group.WORLD.rank)
+
+
+def get_rank(of: ProcessGroup) -> int:
+    return of.ranks.index(of.rank) if of.rank in of.ranks else -1
+
+
+def get_process_group_ranks(of: ProcessGroup) -> list[int]:
+    return of.ranks

@@ -1,0 +1,194 @@
+"""Ranks of a group as processes over the simulator, each of which does what it is told.
+
+With PyTorch where that is installed, else with what is in fake/.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TESTS = HERE.parent
+if __name__ != "__main__":
+    from simulator import PYMODULE, environment
+
+    if importlib.util.find_spec("torch") is None:
+        sys.path.insert(0, str(HERE / "fake"))
+
+WITHIN = 60
+"""Seconds in which a rank must answer what it was told."""
+
+
+class Told(Exception):
+    """What a rank raised. `kind` is the name of its class."""
+
+    def __init__(self, kind: str, words: str) -> None:
+        super().__init__(words)
+        self.kind = kind
+
+
+class Ranks:
+    """So many ranks of one group. `own` has environment variables of single ranks.
+
+    Args:
+        store_of: the rank that has the store's server; -1: none, but this process.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        store_of: int = -1,
+        own: dict[int, dict[str, str]] | None = None,
+        **variables: str,
+    ) -> None:
+        import torch.distributed as dist
+
+        self.server = None
+        port = 0
+        if store_of < 0:
+            self.server = dist.TCPStore(
+                "127.0.0.1", 0, world_size=None, is_master=True, wait_for_workers=False
+            )
+            port = self.server.port
+        self._processes: list[subprocess.Popen[str]] = []
+        inherited = environment()
+        paths = [str(PYMODULE), str(TESTS), str(HERE)]
+        if str(HERE / "fake") in sys.path:
+            paths.append(str(HERE / "fake"))
+        for rank in range(count):
+            self._processes.append(
+                subprocess.Popen(
+                    [sys.executable, str(HERE / "ranks.py"), str(rank), str(count), str(store_of)],
+                    env={
+                        **inherited,
+                        "PYTHONPATH": ":".join(paths),
+                        "LOCAL_RANK": str(rank),
+                        "TESTS_CUDART": "libcudart.so.12",
+                        "TORCH_CPP_LOG_LEVEL": "ERROR",
+                        **variables,
+                        **(own or {}).get(rank, {}),
+                    },
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        if store_of >= 0:
+            self.tell(store_of, "0")
+            port = int(self._answer(store_of)["port"])
+        self.living = list(range(count))
+        for rank in self.living:
+            if rank != store_of:
+                self.tell(rank, str(port))
+        for rank in self.living:
+            assert self._answer(rank) == {"ready": True}
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for process in self._processes:
+            process.kill()
+            process.communicate()
+
+    def pid(self, rank: int) -> int:
+        return self._processes[rank].pid
+
+    def tell(self, rank: int, code: str) -> None:
+        """Has a rank begin to run Python code."""
+        stdin = self._processes[rank].stdin
+        assert stdin
+        stdin.write(json.dumps(code) + "\n")
+        stdin.flush()
+
+    def answer(self, rank: int) -> Any:
+        """What the last line of the code gave, if it is an expression. Raises: Told."""
+        answer = self._answer(rank)
+        if "kind" in answer:
+            raise Told(answer["kind"], answer["words"])
+        return answer["value"]
+
+    def all(self, code: str) -> list[Any]:
+        """Has all ranks that live run the code at once; a Told is an answer too."""
+        for rank in self.living:
+            self.tell(rank, code)
+        return [self.outcome(rank) for rank in self.living]
+
+    def outcome(self, rank: int) -> Any:
+        try:
+            return self.answer(rank)
+        except Told as told:
+            return told
+
+    def one(self, rank: int, code: str) -> Any:
+        self.tell(rank, code)
+        return self.answer(rank)
+
+    def dead(self, rank: int) -> None:
+        """Waits for a rank that was to be killed."""
+        assert self._processes[rank].wait(WITHIN) == -signal.SIGKILL
+        self.living.remove(rank)
+
+    def _answer(self, rank: int) -> dict[str, Any]:
+        process = self._processes[rank]
+        assert process.stdout
+        timer = __import__("threading").Timer(WITHIN, process.kill)
+        timer.start()
+        line = process.stdout.readline()
+        timer.cancel()
+        assert line, f"rank {rank} ended with {process.wait(WITHIN)}"
+        return dict(json.loads(line))
+
+
+def _rank() -> None:
+    """The program of a rank."""
+    import ast
+
+    import cuda  # noqa: F401  # before torch, which brings a runtime of another name with it
+    import torch.distributed as dist
+
+    rank, count, store_of = (int(each) for each in sys.argv[1:])
+    answers, sys.stdout = sys.stdout, sys.stderr
+
+    def say(answer: dict[str, Any]) -> None:
+        print(json.dumps(answer), file=answers, flush=True)
+
+    port = int(json.loads(sys.stdin.readline()))
+    store = dist.TCPStore(
+        "127.0.0.1", port, world_size=None, is_master=rank == store_of, wait_for_workers=False
+    )
+    if rank == store_of:
+        say({"port": store.port})
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    say({"ready": True})
+    names: dict[str, Any] = {"rank": rank, "dist": dist}
+    exec(  # noqa: S102
+        "import os, signal, cuda, tms, tms.distributed as together\n"
+        "from tms import _meeting, _together",
+        names,
+    )
+    for line in sys.stdin:
+        try:
+            tree = ast.parse(json.loads(line))
+            last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+            exec(compile(tree, "told", "exec"), names)  # noqa: S102
+            value = None
+            if last is not None:
+                value = eval(compile(ast.Expression(last.value), "told", "eval"), names)  # type: ignore[attr-defined]  # noqa: S307
+            say({"value": value})
+        except BaseException as error:
+            if os.environ.get("TESTS_TRACE"):
+                traceback.print_exc()
+            say({"kind": type(error).__name__, "words": str(error)})
+
+
+if __name__ == "__main__":
+    _rank()

@@ -1,0 +1,311 @@
+"""How the ranks of a group come to one decision: over a store, without a collective.
+
+A collective of a rank that has died never ends; a key that it did not write is known to be missing
+when time is over. In each phase every rank says something (a vote), a rank adds to its own what up
+to `FAN` others said, writes that for the next, and so rank 0 has all after log n steps. What is
+decided is one key that is written once (compare_set): whoever's time is over before there is a
+decision writes that it failed, and whoever comes later, rank 0 too, reads that. So all that can
+reach the store have the same answer, whoever dies.
+
+Keys of a call are removed when the next has been decided: then all ranks have come to that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Callable
+
+from ._errors import GroupError
+from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
+
+FAN = 8
+"""Ranks that one rank hears."""
+
+_SLICE = 5.0
+"""Seconds that one wait in the store takes at most: Ctrl-C is noticed so late."""
+
+
+class StoreLost(Exception):
+    """The store does not answer."""
+
+
+class Meeting:
+    """What one rank knows of a group. Calls are made in the same order by all of its ranks.
+
+    Args:
+        store: of torch.distributed, this rank's own connection.
+        rank: of this process in the group.
+        names: the number by which each rank of the group is called.
+    """
+
+    def __init__(self, store: Any, rank: int, names: list[int]) -> None:
+        self.store = store
+        self.rank = rank
+        self.names = names
+        self._number = 0
+        self._written: list[str] = []
+        self._lock = threading.Lock()
+
+    def transact(self, part: Part, timeout: float) -> int:
+        """Has every rank do its part, or none; the bytes of this rank's.
+
+        Raises:
+            GroupError: on every rank, in the same words; all is as before.
+        """
+        with self._lock:
+            call = _Call(self, doing(part.operation, part.tag, self._ranks()), timeout)
+            with call.told(1, 2):  # what others decide meanwhile they cannot finish either
+                refused = call.agree(1, part.check(), merged, refusals)
+            if refused:
+                raise error(call.doing, refused, "all are as before")
+            return self._do(call, part)
+
+    def gather(self, one: Callable[[], Any], what: str, timeout: float) -> list[Any]:
+        """What `one` gives on each rank, in their order.
+
+        Raises:
+            GroupError: on every rank: one has failed, or not come in time.
+        """
+        with self._lock:
+            call = _Call(self, f"{what} of {self._ranks()}", timeout)
+            vote: dict[str, Any] = {"asks": ["stats", None, self.name], "failures": [], "all": []}
+            try:
+                vote["all"] = [[self.rank, one()]]
+            except Exception as own:
+                vote["failures"] = [failure(self.name, own)]
+
+            def joined(votes: list[dict[str, Any]]) -> dict[str, Any]:
+                return {
+                    **merged(votes),
+                    "all": [each for vote in votes for each in vote.get("all", [])],
+                }
+
+            with call.told(1):
+                failures = call.agree(1, vote, joined, _failures)
+            if failures:
+                raise error(call.doing, failures, "nothing was changed")
+            self.remove_before(call.number)
+            return [each for _, each in sorted(call.agreed["all"])]
+
+    def _do(self, call: _Call, part: Part) -> int:
+        done, state = 0, "all are as before"
+        interrupted: BaseException | None = None
+        try:
+            vote: dict[str, Any] = {"failures": []}
+            try:
+                done = part.do()
+            except Exception as own:
+                vote["failures"] = [failure(self.name, own)]
+            call.restart()  # the work is not counted
+            failures = call.agree(2, vote, _joined, _failures)
+        except StoreLost as lost:
+            failures = [failure(self.name, lost)]
+            state = "this rank is as before, and so are those that had not heard that all was done"
+        except BaseException as ending:
+            call.tell(ending, 2)
+            if call.went_well(2):  # all had done it before
+                raise
+            failures, interrupted = [failure(self.name, ending)], ending
+        if not failures:
+            return done
+        try:
+            part.take_back()  # of one that failed there may be something to take back, too
+        except Exception as own:
+            state = f"rank {self.name}, this one, cannot be taken back ({own}), while others are"
+        if interrupted is not None:
+            raise interrupted
+        raise error(call.doing, failures, state)
+
+    def remove_before(self, number: int) -> None:
+        """Drops this rank's keys of calls before one that all ranks have come to."""
+        kept = [key for key in self._written if int(key.split("/")[0]) >= number]
+        for key in self._written:
+            if key not in kept:
+                with contextlib.suppress(StoreLost):
+                    self.ask("delete_key", key)
+        self._written = kept
+
+    def begin(self) -> int:
+        """The number of the next call."""
+        if self._number == 0:
+            self.ask("set", f"host/{self.rank}", socket.gethostname())
+        self._number += 1
+        return self._number
+
+    @property
+    def name(self) -> int:
+        return self.names[self.rank]
+
+    def write(self, key: str, value: Any) -> None:
+        self._written.append(key)
+        self.ask("set", key, json.dumps(value))
+
+    def settle(self, key: str, value: Any) -> Any:
+        """Writes a decision, unless there is one; returns what then is there."""
+        if self.rank == 0:
+            self._written.append(key)
+        return json.loads(self.ask("compare_set", key, "", json.dumps(value)))
+
+    def there(self, *keys: str) -> bool:
+        return bool(self.ask("check", list(keys)))
+
+    def read(self, keys: list[str]) -> list[Any]:
+        return [json.loads(value) for value in self.ask("multi_get", keys)]
+
+    def ask(self, name: str, *arguments: Any) -> Any:
+        """Calls the store. Raises: StoreLost."""
+        try:
+            return getattr(self.store, name)(*arguments)
+        except (RuntimeError, OSError) as lost:
+            raise StoreLost(f"the group's store does not answer ({lost})") from lost
+
+    def wait(self, keys: list[str], until: float, unless: str | None = None) -> bool:
+        """Waits for all keys; False when the time is over, or the key `unless` is there."""
+        while True:
+            left = until - time.monotonic()
+            try:
+                self.store.wait(keys, datetime.timedelta(seconds=min(max(left, _LEAST), _SLICE)))
+                return True
+            except RuntimeError:  # its time is over, or the store is lost: the next call tells
+                if self.there(*keys):
+                    return True
+            if left <= 0 or unless is not None and self.there(unless):
+                return False
+
+    def absent(self, key: str) -> list[Failure]:
+        """Who of all has not written in a phase although all that it hears have."""
+        found = []
+        look = [0]
+        while look:
+            rank = look.pop()
+            late = [each for each in self.heard(rank) if not self.there(f"{key}/{each}")]
+            look += late
+            if not late and rank != self.rank:
+                found.append(rank)
+        return [
+            Failure(self.names[rank], self._host(rank), _ABSENT, TIMEOUT) for rank in sorted(found)
+        ]
+
+    def heard(self, rank: int) -> range:
+        """The ranks that one hears."""
+        first = FAN * rank + 1
+        return range(min(first, len(self.names)), min(first + FAN, len(self.names)))
+
+    def _host(self, rank: int) -> str:
+        key = f"host/{rank}"
+        return bytes(self.ask("get", key)).decode() if self.there(key) else ""
+
+    def _ranks(self) -> str:
+        return f"{len(self.names)} ranks" if len(self.names) > 1 else "1 rank"
+
+
+_LEAST = 0.001
+_ABSENT = "it has not answered in time: it has ended, is stuck, or did not make this call"
+
+
+class _Call:
+    """One call that all ranks make."""
+
+    def __init__(self, meeting: Meeting, doing: str, timeout: float) -> None:
+        self.doing = doing
+        self.agreed: Any = None
+        self._meeting = meeting
+        self._timeout = timeout
+        try:
+            self.number = meeting.begin()
+        except StoreLost as lost:
+            raise self._lost(lost) from lost
+        self.restart()
+
+    def restart(self) -> None:
+        """From here on the time is counted."""
+        self._until = time.monotonic() + self._timeout
+
+    def agree(
+        self,
+        phase: int,
+        vote: dict[str, Any],
+        merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
+        judged: Callable[[dict[str, Any]], list[Failure]],
+    ) -> list[Failure]:
+        """What all ranks have decided of a phase: why it failed, or nothing. `agreed` has all."""
+        meeting, key = self._meeting, self._key(phase)
+        heard = [f"{key}/{rank}" for rank in meeting.heard(meeting.rank)]
+        if heard and not meeting.wait(heard, self._until, unless=key):
+            return self._take(meeting.settle(key, {"failures": self._late(key)}))
+        if heard:
+            vote = merged([vote, *meeting.read(heard)])
+        decision = None
+        if meeting.rank == 0:
+            decision = meeting.settle(key, {**vote, "failures": judged(vote)})
+        else:
+            meeting.write(f"{key}/{meeting.rank}", vote)
+        if phase == 2:  # all have come to this call, and who waits has the time
+            meeting.remove_before(self.number)
+        if meeting.rank == 0:
+            return self._take(decision)
+        if meeting.wait([key], self._until):
+            return self._take(meeting.read([key])[0])
+        return self._take(meeting.settle(key, {"failures": self._late(key)}))
+
+    def went_well(self, phase: int) -> bool:
+        """Whether that is what all have decided. False where it cannot be known."""
+        try:
+            return not self._meeting.settle(self._key(phase), {"failures": _UNKNOWN})["failures"]
+        except StoreLost:
+            return False
+
+    @contextlib.contextmanager
+    def told(self, *phases: int) -> Iterator[None]:
+        """For a body that changes nothing: what ends it is told to the others."""
+        try:
+            yield
+        except StoreLost as lost:
+            raise self._lost(lost) from lost
+        except BaseException as ending:
+            self.tell(ending, *phases)
+            raise
+
+    def tell(self, ending: BaseException, *phases: int) -> None:
+        """Decides that phases have failed, unless that is decided."""
+        why = [failure(self._meeting.name, ending)]
+        with contextlib.suppress(StoreLost):
+            for phase in phases:
+                self._meeting.settle(self._key(phase), {"failures": why})
+
+    def _lost(self, lost: BaseException) -> GroupError:
+        return error(self.doing, [failure(self._meeting.name, lost)], "this rank is as before")
+
+    def _late(self, key: str) -> list[Failure]:
+        return self._meeting.absent(key) or [
+            Failure(
+                self._meeting.name,
+                socket.gethostname(),
+                f"there was no answer from all within {self._timeout:g} s",
+                TIMEOUT,
+            )
+        ]
+
+    def _take(self, decision: Any) -> list[Failure]:
+        self.agreed = decision
+        return [Failure(*each) for each in decision["failures"]]
+
+    def _key(self, phase: int) -> str:
+        return f"{self.number}/{phase}"
+
+
+_UNKNOWN = [[-1, "", "it is not known what came of it", 0]]
+
+
+def _joined(votes: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"failures": [each for vote in votes for each in vote["failures"]]}
+
+
+def _failures(vote: dict[str, Any]) -> list[Failure]:
+    return [Failure(*each) for each in vote["failures"]]

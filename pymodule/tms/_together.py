@@ -1,0 +1,281 @@
+"""What each of several processes does of a pause or resume that all of them make, or none.
+
+`Part` is one process's share: whether it can, doing it, and taking it back. What they say is plain
+data, which `merged` adds up and `refusals` judges. `_meeting.py` carries it over the store of
+torch.distributed, `ray.py` over Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from . import _control, _torch
+from ._errors import GroupError, TmsError
+from ._library import load
+
+TIMEOUT, CAPTURED, NO_MEMORY, REFUSED = 909, 900, 2, 304
+"""cudaError_t numbers."""
+
+MOST_NAMED = 4
+"""Failures that a message tells in full."""
+
+
+class Failure(NamedTuple):
+    """Why one rank could not."""
+
+    rank: int
+    host: str
+    """"" where that is not known."""
+    cause: str
+    code: int
+    """A cudaError_t number, 0 where it is none."""
+
+    def __str__(self) -> str:
+        where = f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+        return f"{where}: {self.cause}" + (f" (cudaError {self.code})" if self.code else "")
+
+
+class Part:
+    """One rank's share of a pause or resume of a tag, None: of all."""
+
+    def __init__(self, operation: str, tag: str | None, rank: int, timeout: float) -> None:
+        self.operation = operation
+        """"pause" or "resume"."""
+        self.tag = tag
+        self.rank = rank
+        self._timeout = timeout
+        self._undo: list[str | None] = []
+
+    def check(self) -> dict[str, Any]:
+        """Whether this rank can, and what of its machine it needs; see `merged`."""
+        vote: dict[str, Any] = {"asks": [self.operation, self.tag, self.rank], "needs": {}}
+        vote["failures"] = []
+        try:
+            vote["needs"] = self._needs()
+        except Exception as error:
+            vote["failures"] = [failure(self.rank, error)]
+        return vote
+
+    def do(self) -> int:
+        """Does it; the bytes of device memory that were freed, or mapped, here."""
+        return (_control.pause if self.operation == "pause" else _control.resume)(self.tag)
+
+    def take_back(self) -> None:
+        """Undoes it."""
+        for tag in self._undo:
+            (_control.resume if self.operation == "pause" else _control.pause)(tag)
+
+    def _needs(self) -> dict[str, Any]:
+        load()
+        stats = _control.stats()
+        if stats["everything"]:
+            raise TmsError("the driver has all of the process (pause(everything=True)): resume it")
+        if stats["capturing"]:
+            raise TmsError("a stream is being captured into a CUDA graph", code=CAPTURED)
+        pausing = self.operation == "pause"
+        entries = [
+            (device, entry)
+            for device in stats["devices"]
+            for entry in device["tags"]
+            if self.tag is None or _name(entry["tag"]) == self.tag
+        ]
+
+        def has(entry: _control.TagStats) -> int:
+            return entry["physical_bytes"] if pausing else entry["paused_bytes"]
+
+        changing = {_name(entry["tag"]) for _, entry in entries if has(entry)}
+        whole = self.tag is None and changing == {_name(entry["tag"]) for _, entry in entries}
+        self._undo = [None] if whole else [*sorted(changing)]
+        if not pausing:
+            self._check_devices(stats)
+            return {}
+        self._wait_for_devices({device["device"] for device, entry in entries if has(entry)})
+        found: dict[str, Any] = {}
+        machine, host = _machine(), socket.gethostname()
+        memory = sum(entry["pause_host_bytes"] for _, entry in entries)
+        available = stats["host_available_bytes"]
+        if memory and available is not None:
+            found[f"memory of {machine}"] = ["host memory", host, [self.rank], memory, available]
+        room = sum(entry["pause_disk_bytes"] for _, entry in entries)
+        if room:
+            disk, free = _disk(stats["disk_directory"])
+            if free is not None:
+                what = f"room in {stats['disk_directory']}"
+                found[f"disk {disk} of {machine}"] = [what, host, [self.rank], room, free]
+        return found
+
+    def _check_devices(self, stats: _control.Stats) -> None:
+        for again in (False, True):
+            short = ""
+            for device in stats["devices"]:
+                need = sum(
+                    entry["paused_bytes"]
+                    for entry in device["tags"]
+                    if self.tag is None or _name(entry["tag"]) == self.tag
+                )
+                if need > device["free_bytes"]:
+                    short = (
+                        f"device {device['device']} has {device['free_bytes']:,} bytes free, and "
+                        f"{need:,} are needed"
+                    )
+            if not short:
+                return
+            if again or not _torch.release_cache():
+                raise TmsError(short, code=NO_MEMORY)
+            stats = _control.stats()
+
+    def _wait_for_devices(self, devices: set[int]) -> None:
+        """In a thread of its own: a collective that another rank never launched does not end."""
+        failed: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                _torch.synchronize(devices)
+            except Exception as error:
+                failed.append(error)
+
+        if not _torch.works():
+            return
+        waiting = threading.Thread(target=wait, daemon=True, name="tms.distributed")
+        waiting.start()
+        waiting.join(_SHARE * self._timeout)
+        if waiting.is_alive():
+            raise TmsError(
+                f"the work that it has given its devices has not ended within "
+                f"{_SHARE * self._timeout:g} s: a collective that not every rank has launched?",
+                code=TIMEOUT,
+            )
+        if failed:
+            raise TmsError(f"its devices cannot be waited for: {failed[0]}")
+
+
+_SHARE = 0.75
+"""Of the timeout, for the devices: what is left lets the rank say so before the others go."""
+
+
+def failure(rank: int, error: BaseException) -> Failure:
+    """A rank's own failure, in the words of an exception."""
+    cause = error.cause if isinstance(error, TmsError) and error.cause else str(error)
+    code = error.code if isinstance(error, TmsError) else 0
+    return Failure(rank, socket.gethostname(), cause.strip().rstrip(".") or repr(error), code)
+
+
+def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
+    """What several ranks say, as if it were one."""
+    needs: dict[str, Any] = {}
+    for vote in votes:
+        for key, (what, host, ranks, need, available) in vote.get("needs", {}).items():
+            if key in needs:
+                _, _, others, sum_, least = needs[key]
+                ranks, need, available = others + ranks, sum_ + need, min(least, available)
+            needs[key] = [what, host, ranks, need, available]
+    failures = [each for vote in votes for each in vote["failures"]] + _differences(votes)
+    return {"asks": votes[0]["asks"], "needs": needs, "failures": failures[:_MOST_KEPT]}
+
+
+def _differences(votes: list[dict[str, Any]]) -> list[Failure]:
+    asked, other, by = votes[0]["asks"]
+    return [
+        Failure(
+            rank,
+            "",
+            f"it asks for {operation}({_text(tag)}) while rank {by} asks for "
+            f"{asked}({_text(other)}): all ranks of a group make the same calls",
+            0,
+        )
+        for operation, tag, rank in (vote["asks"] for vote in votes)
+        if [operation, tag] != [asked, other]
+    ]
+
+
+_MOST_KEPT = 16
+
+
+def refusals(vote: dict[str, Any]) -> list[Failure]:
+    """Why the ranks whose vote it is cannot do it; none: they can."""
+    found = [Failure(*each) for each in vote["failures"]]
+    for what, host, ranks, need, available in vote["needs"].values():
+        if need > available:
+            by = f"by its {len(ranks)} ranks together" if len(ranks) > 1 else "for its contents"
+            cause = f"{need:,} bytes of {what} are needed {by}, and {available:,} are available"
+            found.append(Failure(min(ranks), host, cause, REFUSED))
+    return found
+
+
+def error(doing: str, failures: list[Failure], state: str) -> GroupError:
+    """The exception that every rank raises.
+
+    Args:
+        doing: what failed, as in "pausing tag 'weights' on 4 ranks".
+        state: what has become of the ranks, as in "all are as before".
+    """
+    told = "; ".join(str(each) for each in failures[:MOST_NAMED])
+    if len(failures) > MOST_NAMED:
+        told += "; and others"
+    first = failures[0]
+    return GroupError(
+        f"{doing} failed, and {state}. {told}.",
+        code=first.code,
+        cause=first.cause,
+        rank=first.rank,
+        host=first.host,
+    )
+
+
+def doing(operation: str, tag: str | None, ranks: str) -> str:
+    """What is being done, in words."""
+    what = "all tags" if tag is None else f"tag {tag!r}"
+    return f"{operation.removesuffix('e')}ing {what} on {ranks}"
+
+
+def _text(tag: str | None) -> str:
+    return "" if tag is None else repr(tag)
+
+
+def _name(text: str) -> str:
+    r"""A tag as given to `region`, of what the statistics call it (TagStats.tag)."""
+    return text.replace("\\\\", "\\") if "\\x" in text else text
+
+
+def _machine() -> str:
+    """Names what this process's host memory is of: the machine, or its part for a container."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            machine = file.read().strip()
+        return f"{machine}/{os.stat('/proc/self/ns/cgroup').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def _disk(directory: str) -> tuple[str, int | None]:
+    """The file system of a directory, which may not be there yet, and the bytes free in it."""
+    while directory and not os.path.isdir(directory):
+        above = os.path.dirname(directory)
+        if above == directory:
+            break
+        directory = above
+    try:
+        found = os.statvfs(directory)
+        return str(os.stat(directory).st_dev), found.f_bavail * found.f_frsize
+    except OSError:
+        return "", None
+
+
+def module(name: str, purpose: str) -> Any:
+    """A module that this package does not need to be imported.
+
+    Raises:
+        NotSupportedError: it cannot be imported.
+    """
+    import importlib
+
+    from ._errors import NotSupportedError
+
+    try:
+        return sys.modules.get(name) or importlib.import_module(name)
+    except ImportError as missing:
+        raise NotSupportedError(f"{purpose} needs {name}, which is not there: {missing}") from None

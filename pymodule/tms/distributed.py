@@ -1,0 +1,180 @@
+"""One pause or resume over all ranks of a torch.distributed group: every rank does it, or none.
+
+    import tms.distributed as together
+
+    together.pause("weights")  # on every rank, at the same point of the program
+    together.resume("weights")
+
+Every function here is to be called by every rank of the group, in the same order, like a
+collective. It is none: the ranks meet over the group's store (TCPStore), whatever its backend, so
+that one that has died is noticed and named. docs/distributed.md says what is promised when which
+part fails. PyTorch is needed when a function is called, not before.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import zlib
+from typing import Any, TypedDict
+
+from . import _control
+from ._arguments import check_tag
+from ._errors import GroupError, NotSupportedError
+from ._meeting import Meeting, StoreLost
+from ._private import private
+from ._scope import Scope
+from ._together import Part, failure, module
+from ._together import error as _error
+
+__all__ = ["GroupError", "RankStats", "pause", "paused", "resume", "stats"]
+
+_TIMEOUT = 60.0
+
+
+class RankStats(TypedDict):
+    """Of one rank."""
+
+    rank: int
+    """Its number in the default group."""
+    host: str
+    """The name of its machine."""
+    stats: _control.Stats
+
+
+def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
+    """Pauses a tag on every rank of a group, or on none.
+
+    First every rank says whether it can: that no stream is being captured, that the work that it
+    has given its devices ends, and what host memory and room on disk it needs, which is added up
+    for all ranks of a machine and compared with what that has. Then all do it (`tms.pause`). When
+    one cannot, or fails, or is not heard of in time, all others resume what they have paused.
+
+    Args:
+        tag: as given to `tms.region`; None: all tags. The same on all ranks.
+        group: a process group that this process is in; None: the default one.
+        timeout: seconds for the other ranks: to come to this call, and again to be done when this
+            one is. So long after that at most all have returned.
+
+    Returns:
+        How many bytes of device memory were freed, on this rank.
+
+    Raises:
+        GroupError: on all ranks that live, in the same words: the rank, its host and the cause.
+            All are as before, unless the message says otherwise.
+        NotSupportedError: there is no PyTorch, or its group has no store (as with MPI).
+        ValueError: this process is not in the group, or there is no group; the timeout.
+    """
+    return _transact("pause", tag, group, timeout)
+
+
+def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
+    """Resumes a tag on every rank of a group, or on none.
+
+    Every rank first looks whether its devices have the memory free; what PyTorch only caches is
+    given back for it. When one rank then fails, all others pause again what they have resumed: of
+    regions without a backup that loses nothing that the pause had not lost.
+
+    Args and Raises: as for `pause`.
+
+    Returns:
+        How many bytes of device memory were mapped, on this rank.
+    """
+    return _transact("resume", tag, group, timeout)
+
+
+def paused(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> Scope:
+    """Pauses a tag on every rank for the body and resumes it afterwards, also if the body raised.
+
+    A context manager, and a decorator of functions. All ranks enter it, and leave it.
+
+    Args and Raises: as for `pause` on entering and `resume` on leaving.
+    """
+    return _Paused(None if tag is None else check_tag(tag), group, timeout)
+
+
+class _Paused(Scope):
+    def __init__(self, tag: str | None, group: Any, timeout: float) -> None:
+        self._tag = tag
+        self._group = group
+        self._timeout = timeout
+
+    def __str__(self) -> str:
+        return f"tms.distributed.paused({'' if self._tag is None else repr(self._tag)})"
+
+    def __enter__(self) -> None:
+        pause(self._tag, self._group, self._timeout)
+
+    def __exit__(self, *exception: object) -> None:
+        resume(self._tag, self._group, self._timeout)
+
+
+def stats(group: Any = None, timeout: float = _TIMEOUT) -> list[RankStats]:
+    """The statistics of all ranks (`tms.stats`), in the order of the group; on every rank.
+
+    Args and Raises: as for `pause`.
+    """
+    meeting = _meeting(group)
+
+    def own() -> RankStats:
+        return {"rank": meeting.name, "host": socket.gethostname(), "stats": _control.stats()}
+
+    return meeting.gather(own, "statistics", _seconds(timeout))
+
+
+def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> int:
+    tag = None if tag is None else check_tag(tag)
+    timeout = _seconds(timeout)
+    meeting = _meeting(group)
+    return meeting.transact(Part(operation, tag, meeting.name, timeout), timeout)
+
+
+def _seconds(timeout: float) -> float:
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    return timeout
+
+
+_meetings: dict[tuple[object, ...], Meeting] = {}
+
+
+def _meeting(group: Any) -> Meeting:
+    distributed = module("torch.distributed", "tms.distributed")
+    if not distributed.is_available() or not distributed.is_initialized():
+        raise ValueError("there is no process group: call torch.distributed.init_process_group")
+    group = distributed.group.WORLD if group is None else group
+    rank = distributed.get_rank(group)
+    if rank < 0:
+        raise ValueError("this process is not in the group, whose ranks alone can make the call")
+    names = [int(name) for name in distributed.get_process_group_ranks(group)]
+    torch = module("torch", "tms.distributed")
+    store = private(torch, "distributed.distributed_c10d._get_default_store")()
+    if store is None:
+        raise NotSupportedError("the process group has no store to meet over: use gloo or nccl")
+    # A group that is made anew over the same store finds the keys of the one before: the numbers
+    # of its calls go on.
+    place = (_place(store), str(group.group_name), *names)
+    found = _meetings.get(place)
+    if found is None:
+        prefix = f"tms/{group.group_name}/{zlib.crc32(repr(names).encode())}"
+        own = _own(store, names[rank])
+        found = Meeting(distributed.PrefixStore(prefix, own), rank, names)
+        _meetings[place] = found
+    return found
+
+
+def _own(store: Any, name: int) -> Any:
+    """The same store by a connection of its own: a connection serves one who waits at a time."""
+    try:
+        store.check(["tms"])  # a clone of one that is lost would try to connect for minutes
+        return store.clone() if hasattr(store, "clone") else store  # of PyTorch from 2.7 on
+    except RuntimeError as lost:
+        why = StoreLost(f"the group's store does not answer ({lost})")
+        raise _error("meeting", [failure(name, why)], "nothing was changed") from lost
+
+
+def _place(store: Any) -> tuple[object, ...]:
+    """Tells stores apart, however often they are wrapped."""
+    while hasattr(store, "underlying_store"):
+        store = store.underlying_store
+    return tuple(getattr(store, name, None) for name in ("host", "port", "path"))
