@@ -1,7 +1,7 @@
 """A step of reinforcement learning: a trainer and an sglang engine by turns on one GPU, 20 rounds.
 
 TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
-too, and every token must be the same with it.
+too, for four rounds, and every token must be the same with it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PYMODULE = HERE.parent.parent
 SAVERS = {"tms": str(PYMODULE)}
 if "TMS_TEST_PEER" in os.environ:
     SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
-ROUNDS = 20
+ROUNDS = {"tms": 20, "peer": 4}
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +37,7 @@ def rounds() -> dict[str, list[dict[str, Any]]]:
     for name, saver in SAVERS.items():
         others = [p for p in inherited.get("PYTHONPATH", "").split(":") if p != str(PYMODULE)]
         done = subprocess.run(
-            [sys.executable, str(HERE / "rl_driver.py"), "--rounds", str(ROUNDS)],
+            [sys.executable, str(HERE / "rl_driver.py"), "--rounds", str(ROUNDS[name])],
             env={**inherited, "PYTHONPATH": ":".join(filter(None, [saver, str(HERE), *others]))},
             stdout=subprocess.PIPE,
             text=True,
@@ -49,15 +49,16 @@ def rounds() -> dict[str, list[dict[str, Any]]]:
         said = json.loads(lines[-1])
         assert said["ok"] and said["saver"].startswith(saver), {**said, "rounds": None}
         found[name] = said["rounds"]
-        assert len(found[name]) == ROUNDS
+        assert len(found[name]) == ROUNDS[name]
     return found
 
 
 def test_weights_arrive(rounds: dict[str, list[dict[str, Any]]]) -> None:
     ours = [found["tokens"] for found in rounds["tms"]]
-    assert len({str(tokens) for tokens in ours}) > ROUNDS // 2, "each round's weights are new"
+    assert len({str(tokens) for tokens in ours}) > len(ours) // 2, "each round's weights are new"
     if "peer" in rounds:
-        assert ours == [found["tokens"] for found in rounds["peer"]]
+        theirs = [found["tokens"] for found in rounds["peer"]]
+        assert ours[: len(theirs)] == theirs
 
 
 def test_nothing_grows(rounds: dict[str, list[dict[str, Any]]]) -> None:
