@@ -120,6 +120,9 @@ struct forward_ipc {
 	X(cuDevicePrimaryCtxRelease_v2, (int device), (device))                                    \
 	X(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active),                  \
 	  (device, flags, active))                                                                 \
+	X(cuDeviceGetMemPool, (void **pool, int device), (pool, device))                           \
+	X(cuMemPoolDestroy, (void *pool), (pool))                                                  \
+	X(cudaMemPoolDestroy, (void *pool), (pool))                                                \
 	X(cuStreamGetCtx, (void *stream, void **context), (stream, context))                       \
 	X(cuStreamDestroy_v2, (void *stream), (stream))                                            \
 	X(cudaStreamDestroy, (void *stream), (stream))                                             \

@@ -48,29 +48,46 @@ static int pausable_malloc_here(void **pointer, size_t size)
 	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
-/* An allocation function's body: plain outside regions, ours in them; and the trace. */
-#define ALLOCATING(pointer, size, stream, in_region, plain, ours)                                  \
+HIDDEN bool alloc_watched;
+
+/* An allocation function's body: plain outside regions, ours in them; and, where that is asked for, the trace and the
+ * account, for which before and after are done where the plain one is. */
+#define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !trace_on) || alloc_below) {                        \
+		if (likely(!region_active() && !alloc_watched) || alloc_below) {                   \
 			made_ = plain;                                                             \
 		} else {                                                                           \
-			made_ = (in_region) ? (ours) : BELOW(plain);                               \
+			if (in_region) {                                                           \
+				made_ = ours;                                                      \
+			} else {                                                                   \
+				before;                                                            \
+				made_ = BELOW(plain);                                              \
+				if (made_ == SUCCESS)                                              \
+					after;                                                     \
+			}                                                                          \
 			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
 		}                                                                                  \
 		made_;                                                                             \
 	})
 
+/* One whose memory is its own; bytes: that it has got. */
+#define ALLOCATING_FOR(caller, pointer, size, bytes, plain, ours)                                  \
+	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
+		   account_malloc(*(void **)(pointer), bytes, caller))
+#define ALLOCATING_ONE(pointer, size, bytes, plain, ours)                                          \
+	ALLOCATING_FOR(__builtin_return_address(0), pointer, size, bytes, plain, ours)
+
 /* Apart, so that what is passed on needs no frame. */
 OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *caller)
 {
-	return ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), forward_cudaMalloc(pointer, size),
-			  pausable_malloc_here(pointer, size));
+	return ALLOCATING_FOR(caller, pointer, size, size, forward_cudaMalloc(pointer, size),
+			      pausable_malloc_here(pointer, size));
 }
 
 HOT EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	if (likely(!region_active() && !trace_on))
+	if (likely(!region_active() && !alloc_watched))
 		return forward_cudaMalloc(pointer, size);
 	return watched_cudaMalloc(pointer, size, __builtin_return_address(0));
 }
@@ -102,9 +119,9 @@ static int pausable_malloc_pitch(void **pointer, size_t *pitch, size_t width, si
 
 EXPORT int cudaMallocPitch(void **pointer, size_t *pitch, size_t width, size_t height)
 {
-	return ALLOCATING(pointer, width * height, NULL, TAKING(),
-			  forward_cudaMallocPitch(pointer, pitch, width, height),
-			  pausable_malloc_pitch(pointer, pitch, width, height));
+	return ALLOCATING_ONE(pointer, width * height, *pitch * height,
+			      forward_cudaMallocPitch(pointer, pitch, width, height),
+			      pausable_malloc_pitch(pointer, pitch, width, height));
 }
 
 static int pausable_malloc_3d(struct forward_pitched *pitched, struct forward_extent extent)
@@ -124,9 +141,8 @@ static int pausable_malloc_3d(struct forward_pitched *pitched, struct forward_ex
 EXPORT int cudaMalloc3D(struct forward_pitched *pitched, struct forward_extent extent)
 {
 	size_t size = extent.width * extent.height * extent.depth;
-	return ALLOCATING(&pitched->pointer, size, NULL, TAKING(),
-			  forward_cudaMalloc3D(pitched, extent),
-			  pausable_malloc_3d(pitched, extent));
+	return ALLOCATING_ONE(&pitched->pointer, size, pitched->pitch * extent.height * extent.depth,
+			      forward_cudaMalloc3D(pitched, extent), pausable_malloc_3d(pitched, extent));
 }
 
 static int pausable_driver_malloc(uintptr_t *pointer, size_t size)
@@ -147,8 +163,8 @@ static int pausable_driver_malloc(uintptr_t *pointer, size_t size)
 
 EXPORT int cuMemAlloc_v2(uintptr_t *pointer, size_t size)
 {
-	return ALLOCATING(pointer, size, NULL, TAKING(), forward_cuMemAlloc_v2(pointer, size),
-			  pausable_driver_malloc(pointer, size));
+	return ALLOCATING_ONE(pointer, size, size, forward_cuMemAlloc_v2(pointer, size),
+			      pausable_driver_malloc(pointer, size));
 }
 
 static int pausable_driver_pitch(uintptr_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element)
@@ -167,59 +183,61 @@ static int pausable_driver_pitch(uintptr_t *pointer, size_t *pitch, size_t width
 EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, size_t height,
 			      unsigned element)
 {
-	return ALLOCATING(pointer, width * height, NULL, TAKING(),
-			  forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element),
-			  pausable_driver_pitch(pointer, pitch, width, height, element));
+	return ALLOCATING_ONE(pointer, width * height, *pitch * height,
+			      forward_cuMemAllocPitch_v2(pointer, pitch, width, height, element),
+			      pausable_driver_pitch(pointer, pitch, width, height, element));
 }
 
 /* Stream-ordered: memory made in a region is there at once, which every order allows. While the stream is being
  * captured the graph owns what it allocates, so that stays CUDA's. */
-#define OURS(is_capturing) (TAKING() && !is_captured(is_capturing, stream))
+#define ORDERED(stream_id, is_capturing, pool, plain, ours)                                        \
+	ALLOCATING(pointer, size, stream_id, TAKING() && !is_captured(is_capturing, stream), plain, ours, \
+		   account_pool(pool, __builtin_return_address(0)), (void)0)
 
 EXPORT int cudaMallocAsync(void **pointer, size_t size, void *stream)
 {
-	return ALLOCATING(pointer, size, stream, OURS(forward_cudaStreamIsCapturing),
-			  forward_cudaMallocAsync(pointer, size, stream), pausable_malloc_here(pointer, size));
+	return ORDERED(stream, forward_cudaStreamIsCapturing, NULL,
+		       forward_cudaMallocAsync(pointer, size, stream), pausable_malloc_here(pointer, size));
 }
 
 EXPORT int cudaMallocFromPoolAsync(void **pointer, size_t size, void *pool, void *stream)
 {
-	return ALLOCATING(pointer, size, stream, OURS(forward_cudaStreamIsCapturing),
-			  forward_cudaMallocFromPoolAsync(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
+	return ORDERED(stream, forward_cudaStreamIsCapturing, pool,
+		       forward_cudaMallocFromPoolAsync(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
 }
 
 EXPORT int cudaMallocAsync_ptsz(void **pointer, size_t size, void *stream)
 {
-	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cudaStreamIsCapturing_ptsz),
-			  forward_cudaMallocAsync_ptsz(pointer, size, stream), pausable_malloc_here(pointer, size));
+	return ORDERED(own_stream(stream), forward_cudaStreamIsCapturing_ptsz, NULL,
+		       forward_cudaMallocAsync_ptsz(pointer, size, stream), pausable_malloc_here(pointer, size));
 }
 
 EXPORT int cudaMallocFromPoolAsync_ptsz(void **pointer, size_t size, void *pool, void *stream)
 {
-	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cudaStreamIsCapturing_ptsz),
-			  forward_cudaMallocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
+	return ORDERED(own_stream(stream), forward_cudaStreamIsCapturing_ptsz, pool,
+		       forward_cudaMallocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
 }
 
 EXPORT int cuMemAllocAsync(uintptr_t *pointer, size_t size, void *stream)
 {
-	return ALLOCATING(pointer, size, stream, OURS(forward_cuStreamIsCapturing),
-			  forward_cuMemAllocAsync(pointer, size, stream), pausable_driver_malloc(pointer, size));
+	return ORDERED(stream, forward_cuStreamIsCapturing, NULL,
+		       forward_cuMemAllocAsync(pointer, size, stream), pausable_driver_malloc(pointer, size));
 }
 
 EXPORT int cuMemAllocFromPoolAsync(uintptr_t *pointer, size_t size, void *pool, void *stream)
 {
-	return ALLOCATING(pointer, size, stream, OURS(forward_cuStreamIsCapturing),
-			  forward_cuMemAllocFromPoolAsync(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
+	return ORDERED(stream, forward_cuStreamIsCapturing, pool,
+		       forward_cuMemAllocFromPoolAsync(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
 }
 
 EXPORT int cuMemAllocAsync_ptsz(uintptr_t *pointer, size_t size, void *stream)
 {
-	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cuStreamIsCapturing_ptsz),
-			  forward_cuMemAllocAsync_ptsz(pointer, size, stream), pausable_driver_malloc(pointer, size));
+	return ORDERED(own_stream(stream), forward_cuStreamIsCapturing_ptsz, NULL,
+		       forward_cuMemAllocAsync_ptsz(pointer, size, stream), pausable_driver_malloc(pointer, size));
 }
 
 EXPORT int cuMemAllocFromPoolAsync_ptsz(uintptr_t *pointer, size_t size, void *pool, void *stream)
 {
-	return ALLOCATING(pointer, size, own_stream(stream), OURS(forward_cuStreamIsCapturing_ptsz),
-			  forward_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
+	return ORDERED(own_stream(stream), forward_cuStreamIsCapturing_ptsz, pool,
+		       forward_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
 }

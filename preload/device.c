@@ -124,7 +124,9 @@ EXPORT int cuCtxDestroy_v2(void *context)
 	}
 	while (found && atomic_load(&found->users) > 0)
 		sched_yield();
+	account_context_leaves(context);
 	int code = forward_cuCtxDestroy_v2(context);
+	account_context_left(context, code == SUCCESS);
 	if (code == SUCCESS)
 		captures_forget(context);
 	if (found)
@@ -140,12 +142,16 @@ static void drop(int device)
 		(void)IN_GO((tmsReset(device), SUCCESS));
 }
 
-/* The device's context while it is there and captures may be going on in it; else NULL. */
-static void *captured_context(int device)
+/* The device's context while it is there, and captures may be going on in it or its memory is counted; else NULL. */
+static void *context_to_end(int device)
 {
 	void *context = NULL;
-	if (capturing() && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
+	unsigned flags = 0;
+	int active = 0;
+	if ((capturing() || account_on) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && active &&
+	    forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
 		forward_cuDevicePrimaryCtxRelease_v2(device);
+	account_context_leaves(context);
 	return context;
 }
 
@@ -159,12 +165,14 @@ static void forget(int device, const void *context)
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
-	if ((go_now() != GO_AWAKE && !capturing()) ||
+	if ((go_now() != GO_AWAKE && !capturing() && !account_on) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
 		return forward_cudaDeviceReset();
 	drop(device);
-	void *context = captured_context(device);
+	void *context = context_to_end(device);
+	account_device_resets(device);
 	int code = forward_cudaDeviceReset();
+	account_context_left(context, code == SUCCESS);
 	if (code == SUCCESS)
 		forget(device, context);
 	return code;
@@ -173,8 +181,10 @@ EXPORT int cudaDeviceReset(void)
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
 	drop(device);
-	void *context = captured_context(device);
+	void *context = context_to_end(device);
+	account_device_resets(device);
 	int code = forward_cuDevicePrimaryCtxReset_v2(device);
+	account_context_left(context, code == SUCCESS);
 	if (code == SUCCESS)
 		forget(device, context);
 	return code;
@@ -183,10 +193,12 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 /* The last reference is never a host's where we have segments: the engine keeps one of its own. */
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
-	void *context = captured_context(device);
+	void *context = context_to_end(device);
 	int code = forward_cuDevicePrimaryCtxRelease_v2(device), active = 1;
 	unsigned flags = 0;
-	if (code == SUCCESS && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && !active)
+	bool gone = code == SUCCESS && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && !active;
+	account_context_left(context, gone);
+	if (gone)
 		forget(device, context);
 	return code;
 }

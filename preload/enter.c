@@ -316,6 +316,7 @@ __attribute__((constructor)) static void at_load(void)
 	descriptor_load();
 	region_load_environment();
 	trace_load();
+	account_load();
 	leave_environment();
 	if (&tms_goinit_start[0] == &tms_goinit_end[0]) {
 		fork_mark_set(&go_process);

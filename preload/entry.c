@@ -37,6 +37,7 @@
 	X(cuMemGetAllocationPropertiesFromHandle, 10020, false, cuMemGetAllocationPropertiesFromHandle)    \
 	X(cuMemImportFromShareableHandle, 10020, false, cuMemImportFromShareableHandle)                    \
 	X(cuMemMap, 10020, false, cuMemMap)                                                                \
+	X(cuMemPoolDestroy, 11020, false, cuMemPoolDestroy)                                                \
 	X(cuMemRelease, 10020, false, cuMemRelease)                                                        \
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \

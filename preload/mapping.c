@@ -7,7 +7,7 @@
 #include "forward.h"
 #include "region.h"
 
-HIDDEN _Atomic bool mapping_tracked;
+HIDDEN _Atomic bool mapping_tracked, mapping_watched;
 
 /* The beginning of CUmemAllocationProp. */
 struct prop {
@@ -33,41 +33,57 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
 	if (code == SUCCESS) {
 		atomic_store(&mapping_tracked, true);
+		atomic_store(&mapping_watched, true);
 		*handle = number;
 	}
 	return code;
 }
 
+static int device_of(const struct prop *prop)
+{
+	return prop && prop->location_type == LOCATION_DEVICE ? prop->location : -1;
+}
+
 EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags)
 {
-	if (likely(!TAKING()) || !handle || flags || !can_be_paused(prop))
+	const void *caller = __builtin_return_address(0);
+	if (likely(!(region_active() | account_on)))
 		return forward_cuMemCreate(handle, size, prop, flags);
-	return create(handle, size, prop);
+	if (TAKING_FOR(caller) && handle && !flags && can_be_paused(prop))
+		return create(handle, size, prop);
+	return account_on && !alloc_below ? account_create(handle, size, prop, flags, device_of(prop), caller)
+					  : forward_cuMemCreate(handle, size, prop, flags);
 }
 
 /* The engine's answer; the driver's where nothing of a region is concerned. */
-#define TRACKED(ours, plain)                                                                       \
+#define TRACKED_OR(ours, plain, counted)                                                           \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
-		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)))        \
-			answer_ = IN_GO(ours);                                                     \
-		answer_ == NOT_OURS ? (plain) : answer_;                                           \
+		bool counts_ = false;                                                              \
+		if (unlikely(atomic_load_explicit(&mapping_watched, memory_order_acquire))) {      \
+			if (atomic_load_explicit(&mapping_tracked, memory_order_acquire))          \
+				answer_ = IN_GO(ours);                                             \
+			counts_ = account_on;                                                      \
+		}                                                                                  \
+		answer_ != NOT_OURS ? answer_ : unlikely(counts_) ? (counted) : (plain);           \
 	})
+#define TRACKED(ours, plain) TRACKED_OR(ours, plain, plain)
 
 EXPORT int cuMemRelease(uint64_t handle)
 {
-	return TRACKED(tmsMemRelease(handle), forward_cuMemRelease(handle));
+	return TRACKED_OR(tmsMemRelease(handle), forward_cuMemRelease(handle), account_release(handle));
 }
 
 EXPORT int cuMemMap(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
 {
-	return TRACKED(tmsMemMap(address, size, offset, handle, flags),
-		       forward_cuMemMap(address, size, offset, handle, flags));
+	return TRACKED_OR(tmsMemMap(address, size, offset, handle, flags),
+			  forward_cuMemMap(address, size, offset, handle, flags),
+			  account_map(address, size, offset, handle, flags));
 }
 
 EXPORT int cuMemUnmap(uintptr_t address, size_t size)
 {
-	return TRACKED(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size));
+	return TRACKED_OR(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size), account_unmap(address, size));
 }
 
 EXPORT int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count)
@@ -83,8 +99,8 @@ EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
-	return TRACKED(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
-		       forward_cuMemRetainAllocationHandle(handle, address));
+	return TRACKED_OR(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
+			  forward_cuMemRetainAllocationHandle(handle, address), account_retain(handle, address));
 }
 
 /* What is to be done with the driver's handle. */

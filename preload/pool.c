@@ -75,7 +75,7 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 
 EXPORT int tms_pool_free(tms_pool *pool, void *address)
 {
-	struct trace_block block = trace_free(address, TRACE_SAME_STREAM);
+	struct block block = trace_free(address, TRACE_SAME_STREAM);
 	int code = IN_GO(tmsPoolFree((uintptr_t)pool, (uintptr_t)address));
 	if (code != SUCCESS)
 		trace_unfree(block);
@@ -155,7 +155,7 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 {
 	(void)size;
 	(void)device;
-	struct trace_block block = trace_free(address, stream); /* which waits for the whole device */
+	struct block block = trace_free(address, stream); /* which waits for the whole device */
 	int code = SUCCESS;
 	if (arena_contains(address))
 		code = pausable_free(address);
@@ -245,7 +245,7 @@ EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *s
 	(void)device;
 	if (!address)
 		return;
-	struct trace_block block = trace_free(address, stream);
+	struct block block = trace_free(address, stream);
 	int code = IN_GO(tmsTorchPoolFree((uintptr_t)address));
 	if (code != SUCCESS)
 		trace_unfree(block);

@@ -171,11 +171,15 @@ HIDDEN int pausable_free(void *pointer);
 
 /* mapping.c: memory that the program makes and maps itself. */
 extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
+extern _Atomic bool mapping_watched HIDDEN; /* that, or it is counted by account.c */
 enum { NOT_OURS = -1 };
 struct mapping_use;
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
 
-/* exclude.c: whether an allocation function was called by a library of TMS_EXCLUDE. */
+/* caller.c: the file, without folders, that a function was called by, "" for the program; false: none. And whether it is
+ * a library of TMS_EXCLUDE. */
+enum { CALLER_NAME_SIZE = 256 };
+HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
 HIDDEN bool excluded_caller(const void *address);
 
 /* Inside a call of CUDA's own that may call another function of ours below it, by libtms_reach.so: what the one has
@@ -195,22 +199,80 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
+/* table.c: blocks by address. Who has the table has a lock for it. */
+struct account_owner;
+struct block {
+	const void *address; /* or a handle, whose memory it is; NULL: none */
+	size_t size;
+	union {
+		const void *stream;	     /* of trace.c */
+		struct account_owner *owner; /* of account.c */
+		uint64_t handle;	     /* of account.c, that is mapped there */
+	};
+	union {
+		const void *pool;    /* of trace.c */
+		const void *context; /* of account.c */
+		struct {
+			uint32_t references, mappings; /* of account.c, of a handle */
+		};
+	};
+};
+struct table {
+	struct block *slots;
+	size_t slot_count, live;
+};
+HIDDEN struct block *table_find(const struct table *table, const void *address); /* until it is changed; NULL: none */
+HIDDEN bool table_put(struct table *table, struct block block);	/* in place of one that is there; false: no memory */
+HIDDEN struct block table_take(struct table *table, const void *address); /* of address NULL: there was none */
+HIDDEN void table_clear(struct table *table);
+
+/* alloc.c: what CUDA itself gives is looked at too, by trace.c or account.c; from load on. */
+extern bool alloc_watched HIDDEN;
+
 /* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
-extern bool trace_on HIDDEN; /* from load on */
 HIDDEN void trace_load(void);
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-struct trace_block {
-	const void *address; /* NULL: none */
-	size_t size;
-	const void *stream, *pool;
-};
 /* A free is written down before it is made, when nobody else can have the address yet, and taken back
  * when it failed. */
 #define TRACE_SAME_STREAM ((void *)-1) /* as the allocation */
-HIDDEN struct trace_block trace_free(const void *address, const void *stream);
-HIDDEN void trace_unfree(struct trace_block block);
+HIDDEN struct block trace_free(const void *address, const void *stream);
+HIDDEN void trace_unfree(struct block block);
 HIDDEN void trace_pool_destroyed(const void *pool);
+
+/* account.c: what CUDA itself gives to each library, where TMS_ACCOUNT asks for it; nothing happens without it. */
+extern bool account_on HIDDEN; /* from load on */
+enum { ACCOUNT_OWNERS_MAX = 512, ACCOUNT_POOLS_MAX = 64 };
+struct account_owner {
+	const char *library; /* a file's name; interned */
+	int device;
+	uint64_t bytes, allocations;
+};
+struct account_pool {
+	void *pool; /* CUmemoryPool */
+	const char *library; /* the first that took memory from it; interned */
+	int device;
+};
+HIDDEN void account_load(void);
+HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after it was made */
+HIDDEN struct block account_free(const void *address);				  /* before */
+HIDDEN void account_unfree(struct block block);					  /* it has failed */
+/* Before a context is destroyed; after; before a device is reset. */
+HIDDEN void account_context_leaves(const void *context);
+HIDDEN void account_context_left(const void *context, bool gone);
+HIDDEN void account_device_resets(int device);
+/* As the driver's functions. device: -1: it is no memory of a device. */
+HIDDEN int account_create(uint64_t *handle, size_t size, const void *prop, unsigned long long flags, int device,
+			  const void *caller);
+HIDDEN int account_retain(uint64_t *handle, void *address);
+HIDDEN int account_release(uint64_t handle);
+HIDDEN int account_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
+HIDDEN int account_unmap(uintptr_t address, size_t size);
+HIDDEN void account_pool(void *pool, const void *caller); /* before memory is taken from it; NULL: the device's current */
+/* All, and how many allocations found no room. Between begin and end no pool that is told is destroyed. */
+HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
+HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX]);
+HIDDEN void account_pools_end(void);
 
 /* device.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
 extern int context_slots HIDDEN;

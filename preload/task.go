@@ -184,6 +184,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 				state.Stats, err = statsOf(e, C.control_environment.temporary)
 			}
 		}
+		state.Account = accountOf()
 		if err == nil {
 			state.Stats.Version = C.GoString(C.tms_version())
 			reply.Process, err = json.Marshal(state)

@@ -25,9 +25,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160, FIRST_SLOTS = 1 << 10 };
+enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160 };
 
-HIDDEN bool trace_on;
 static const char *pattern; /* TMS_TRACE; NULL: nothing is recorded */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
@@ -41,9 +40,7 @@ static bool unbuffered; /* the process is exiting */
 static time_t written;
 static long utc_offset; /* seconds, as at the start */
 
-/* Live blocks by address: open addressing, linear probing. */
-static struct trace_block *slots;
-static size_t slot_count, live;
+static struct table live;
 
 static void close_file(void)
 {
@@ -122,12 +119,10 @@ static void open_file(void)
 	if (ftruncate(number, 0) != 0)
 		errno = 0;
 	buffer = malloc(BUFFER_SIZE);
-	slots = calloc(FIRST_SLOTS, sizeof *slots);
-	if (!buffer || !slots) {
+	if (!buffer) {
 		stop("there is no host memory", strerror(ENOMEM));
 		return;
 	}
-	slot_count = FIRST_SLOTS;
 	fork_mark_set(&process);
 	time_t now = time(NULL);
 	struct tm local;
@@ -137,7 +132,7 @@ static void open_file(void)
 	filled = (size_t)snprintf(buffer, BUFFER_SIZE, "Thread,Time,Action,Pointer,Size,Stream\n");
 }
 
-static void print(const char *action, struct trace_block block)
+static void print(const char *action, struct block block)
 {
 	struct timespec now;
 	clock_gettime(CLOCK_REALTIME, &now);
@@ -154,50 +149,6 @@ static void print(const char *action, struct trace_block block)
 	}
 }
 
-static size_t home(const void *address)
-{
-	return (size_t)(((uintptr_t)address >> 8) * 0x9E3779B97F4A7C15u >> 32) & (slot_count - 1);
-}
-
-/* The slot of an address, or the empty one where it would be. */
-static struct trace_block *slot_of(const void *address)
-{
-	size_t i = home(address);
-	while (slots[i].address && slots[i].address != address)
-		i = (i + 1) & (slot_count - 1);
-	return &slots[i];
-}
-
-static bool grow(void)
-{
-	struct trace_block *before = slots;
-	size_t count = slot_count;
-	struct trace_block *larger = calloc(2 * count, sizeof *larger);
-	if (!larger)
-		return false;
-	slots = larger;
-	slot_count = 2 * count;
-	for (size_t i = 0; i < count; i++)
-		if (before[i].address)
-			*slot_of(before[i].address) = before[i];
-	free(before);
-	return true;
-}
-
-static void empty(struct trace_block *slot)
-{
-	size_t hole = (size_t)(slot - slots);
-	for (size_t i = (hole + 1) & (slot_count - 1); slots[i].address; i = (i + 1) & (slot_count - 1)) {
-		/* What lies between its home and here may move back into the hole. */
-		if (((i - home(slots[i].address)) & (slot_count - 1)) >= ((i - hole) & (slot_count - 1))) {
-			slots[hole] = slots[i];
-			hole = i;
-		}
-	}
-	slots[hole].address = NULL;
-	live--;
-}
-
 /* Whether there is a trace to write to; lock is then held. */
 static bool begin(void)
 {
@@ -212,19 +163,15 @@ static bool begin(void)
 	return false;
 }
 
-static void made(struct trace_block block)
+static void made(struct block block)
 {
-	struct trace_block *slot = slot_of(block.address);
-	if (slot->address) /* freed where we do not look: by a reset of the device, say */
-		print("free", *slot);
-	else if (++live > slot_count / 2) {
-		if (!grow()) {
-			stop("there is no host memory", strerror(ENOMEM));
-			return;
-		}
-		slot = slot_of(block.address);
+	struct block *before = table_find(&live, block.address);
+	if (before) /* freed where we do not look: by a reset of the device, say */
+		print("free", *before);
+	if (!table_put(&live, block)) {
+		stop("there is no host memory", strerror(ENOMEM));
+		return;
 	}
-	*slot = block;
 	print("allocate", block);
 }
 
@@ -233,9 +180,9 @@ HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const 
 	if (!begin())
 		return;
 	if (code != SUCCESS)
-		print("allocate failure", (struct trace_block){NULL, size, stream, pool});
+		print("allocate failure", (struct block){.size = size, .stream = stream});
 	else if (address)
-		made((struct trace_block){address, size, stream, pool});
+		made((struct block){.address = address, .size = size, .stream = stream, .pool = pool});
 	pthread_mutex_unlock(&lock);
 }
 
@@ -244,16 +191,14 @@ HIDDEN void trace_malloc(int code, const void *address, size_t size, const void 
 	trace_pool_malloc(code, address, size, stream, NULL);
 }
 
-HIDDEN struct trace_block trace_free(const void *address, const void *stream)
+HIDDEN struct block trace_free(const void *address, const void *stream)
 {
-	struct trace_block block = {NULL, 0, NULL, NULL};
+	struct block block = {0};
 	if (!address || !begin())
 		return block;
-	struct trace_block *slot = slot_of(address);
-	if (slot->address) {
-		block = *slot;
-		empty(slot);
-		struct trace_block line = block;
+	block = table_take(&live, address);
+	if (block.address) {
+		struct block line = block;
 		if (stream != TRACE_SAME_STREAM)
 			line.stream = stream;
 		print("free", line);
@@ -262,7 +207,7 @@ HIDDEN struct trace_block trace_free(const void *address, const void *stream)
 	return block;
 }
 
-HIDDEN void trace_unfree(struct trace_block block)
+HIDDEN void trace_unfree(struct block block)
 {
 	if (!block.address || !begin())
 		return;
@@ -272,8 +217,8 @@ HIDDEN void trace_unfree(struct trace_block block)
 
 static int by_address(const void *x, const void *y)
 {
-	uintptr_t a = (uintptr_t)((const struct trace_block *)x)->address;
-	uintptr_t b = (uintptr_t)((const struct trace_block *)y)->address;
+	uintptr_t a = (uintptr_t)((const struct block *)x)->address;
+	uintptr_t b = (uintptr_t)((const struct block *)y)->address;
 	return (a > b) - (a < b);
 }
 
@@ -281,17 +226,17 @@ HIDDEN void trace_pool_destroyed(const void *pool)
 {
 	if (!begin())
 		return;
-	struct trace_block *ended = live ? malloc(live * sizeof *ended) : NULL;
+	struct block *ended = live.live ? malloc(live.live * sizeof *ended) : NULL;
 	size_t count = 0;
-	for (size_t i = 0; ended && i < slot_count; i++)
-		if (slots[i].address && slots[i].pool == pool)
-			ended[count++] = slots[i];
-	if (live && !ended)
+	for (size_t i = 0; ended && i < live.slot_count; i++)
+		if (live.slots[i].address && live.slots[i].pool == pool)
+			ended[count++] = live.slots[i];
+	if (live.live && !ended)
 		stop("there is no host memory", strerror(ENOMEM));
 	else if (count > 0)
 		qsort(ended, count, sizeof *ended, by_address);
 	for (size_t i = 0; i < count; i++) {
-		empty(slot_of(ended[i].address));
+		table_take(&live, ended[i].address);
 		print("free", ended[i]);
 	}
 	free(ended);
@@ -314,10 +259,8 @@ static void after_fork_in_child(void)
 	filled = 0;
 	close_file();
 	free(buffer);
-	free(slots);
 	buffer = NULL;
-	slots = NULL;
-	slot_count = live = 0;
+	table_clear(&live);
 	if (state == OPEN)
 		state = strstr(pattern, "%p") ? UNOPENED : STOPPED;
 	fork_mark_set(&process);
@@ -334,7 +277,7 @@ AT_LOAD HIDDEN void trace_load(void)
 	pattern = region_intern(pattern); /* the environment is the host's to change */
 	if (!pattern)
 		return;
-	trace_on = true;
+	alloc_watched = true;
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 

@@ -48,6 +48,7 @@ static const char *const variables[] = {
 	"TMS_COMMAND",
 	"TMS_CONTROL",
 	"TMS_TRACE",
+	"TMS_ACCOUNT",
 	"TMS_EXCLUDE",
 	"TMS_PAUSE_FORCE",
 	"TMS_LIBRARY",
@@ -209,6 +210,7 @@ AT_LOAD static void load(void)
 	region_config.verify = environment_bool("TMS_VERIFY");
 	region_config.shareable = environment_bool("TMS_SHAREABLE");
 	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
+	region_config.account = environment_bool("TMS_ACCOUNT");
 	region_config.control = environment_bool("TMS_CONTROL");
 	environment_debug();
 	region_config.pool = environment_text("TMS_INIT_POOL");

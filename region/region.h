@@ -53,6 +53,7 @@ struct region_config {
 	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
 	bool pause_force;
+	bool account; /* TMS_ACCOUNT */
 };
 extern struct region_config region_config __attribute__((visibility("hidden")));
 

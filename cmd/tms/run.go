@@ -26,7 +26,7 @@ var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_g
 
 func runCommand() *cobra.Command {
 	var tag, backup, kind, trace string
-	var incremental, noInherit bool
+	var incremental, noInherit, account bool
 	command := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program with all of its CUDA memory pausable",
@@ -83,6 +83,9 @@ The command takes the place of tms: its exit status and the signals that reach i
 			if trace != "" {
 				set["TMS_TRACE"] = trace
 			}
+			if account {
+				set["TMS_ACCOUNT"] = "1"
+			}
 			libraries, err := libraries()
 			if err != nil {
 				return err
@@ -106,6 +109,7 @@ The command takes the place of tms: its exit status and the signals that reach i
 	command.Flags().StringVar(&kind, "pool", "", "serve what it allocates from a pool: "+strings.Join(kinds.Names(), ", ")+
 		", with a colon and its options behind it")
 	command.Flags().BoolVar(&noInherit, "no-inherit", false, "leave the programs that it starts as they are")
+	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, by library, for tms ps --bytes")
 	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations in (%p: the process)")
 	return command
 }

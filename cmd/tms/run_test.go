@@ -49,13 +49,14 @@ func TestRun(t *testing.T) {
 	require.Equal(t, "1\n", output)
 
 	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--pool", "caching:memory_fraction=0.5",
-		"--trace", "/dev/null", "sh", "-c",
+		"--trace", "/dev/null", "--account", "sh", "-c",
 		"env | grep -E '^(TMS_|LD_PRELOAD)' | sort; exit 7")
 	var exit *exec.ExitError
 	require.ErrorAs(t, err, &exit)
 	require.Equal(t, 7, exit.ExitCode())
 	library := built(t, "lib", "libtms.so")
 	require.Equal(t, "LD_PRELOAD="+library+":"+built(t, "lib", "libtms_reach.so")+`
+TMS_ACCOUNT=1
 TMS_CONTROL=1
 TMS_EXCLUDE=`+strings.Join(notTaken, ":")+`:libother.so
 TMS_INIT_ENABLE=1

@@ -92,6 +92,33 @@ type ProcessState struct {
 	Doing   string    `json:"doing"` // the operation while it does one that was asked for here; else ""
 	Gated   bool      `json:"gated"` // its threads can be held during a pause
 	Stats   vmm.Stats `json:"stats"`
+	Account *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+}
+
+// Account is the device memory of a process that is not pausable, as far as it was asked of CUDA by functions that
+// libtms.so stands in front of.
+type Account struct {
+	Others []Other `json:"others"`
+	// Uncounted is how many allocations, since the start, found no room in the account, or were of no known device.
+	Uncounted uint64 `json:"uncounted"`
+}
+
+// What CUDA has given for.
+const (
+	Allocations = "allocations" // cudaMalloc, cuMemAlloc, cuMemCreate and their kind: the sum of what was asked for
+	Pool        = "pool"        // a memory pool, of cudaMallocAsync and its kind: what it has reserved
+	Graphs      = "graphs"      // allocations of CUDA graphs: what is reserved for them
+)
+
+// Other is what CUDA itself has given on one device.
+type Other struct {
+	Device int `json:"device"`
+	// Library is the file, without folders, that asked for it; of a pool that first took memory from it; "": not known,
+	// as of the graphs of a device.
+	Library string `json:"library"`
+	Kind    string `json:"kind"`  // one of the above
+	Bytes   uint64 `json:"bytes"` // of device memory
+	Count   uint64 `json:"count"` // of allocations or pools; 0: of graphs
 }
 
 // ParseRequest reads a line, without its end. Of one that is refused the ID is set as far as it was understood.

@@ -301,6 +301,18 @@ int main(int argc, char **argv)
 			CHECK(a.device_pointer == (char *)pointer + 100 && !a.host_pointer);
 		}
 		puts(in ? "device memory" : "forwarded");
+	} else if (strstr(name, "PoolDestroy")) { /* of a pool that is paused with the rest, which it is not */
+		struct {
+			struct prop prop;
+			unsigned char rest[56];
+		} props = {.prop = {1, 0, 1, 0, {0, 0}}};
+		void *pool = NULL, *memory = NULL;
+		EXPECT(((int (*)(void **, const void *))function("cudaMemPoolCreate"))(&pool, &props), 0);
+		EXPECT(((int (*)(void **, size_t, void *, void *))function("cudaMallocFromPoolAsync"))(&memory, SIZE, pool, stream), 0);
+		EXPECT(release("cudaFreeAsync", memory), 0);
+		EXPECT(((int (*)(void *))function(name))(pool), 0);
+		EXPECT(((int (*)(void *))function(name))(pool), 1);
+		puts("forwarded");
 	} else if (strstr(name, "IpcGetMemHandle")) {
 		char handle[64];
 		int code = ((int (*)(void *, void *))function(name))(handle, pointer);

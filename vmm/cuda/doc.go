@@ -8,6 +8,7 @@
 //	memory.go, alloc.go               handles, mappings, access; plain allocations
 //	copy.go, peer.go, onstream.go     streams, events, copies; between devices; work with a fresh stream
 //	library.go                        kernels
+//	pool.go                           what pools and graphs hold
 //
 // What the driver refuses to take back is kept by End, in the queue of package reclaim, and tried again later.
 // A Driver is safe for use by many threads.

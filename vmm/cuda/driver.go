@@ -83,6 +83,10 @@ var (
 	fnMemsetD32Async    = named("cuMemsetD32Async")
 	fnCtxRecordEvent    = named("cuCtxRecordEvent")
 	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which of a part of a GPU gives the part's
+
+	fnDeviceGetDefaultMemPool    = named("cuDeviceGetDefaultMemPool")
+	fnMemPoolGetAttribute        = named("cuMemPoolGetAttribute")
+	fnDeviceGetGraphMemAttribute = named("cuDeviceGetGraphMemAttribute")
 )
 
 // Driver is a loaded and initialised CUDA driver.

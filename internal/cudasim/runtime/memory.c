@@ -112,6 +112,18 @@ EXPORT cudaError_t cudaDeviceSetMemPool(int device, cudaMemPool_t pool)
 	return result(cu.cuDeviceSetMemPool(device, pool));
 }
 
+EXPORT cudaError_t cudaMemPoolCreate(cudaMemPool_t *pool, const CUmemPoolProps *props)
+{
+	STARTED();
+	return result(cu.cuMemPoolCreate(pool, props));
+}
+
+EXPORT cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
+{
+	STARTED();
+	return result(cu.cuMemPoolDestroy(pool));
+}
+
 EXPORT cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep)
 {
 	STARTED();

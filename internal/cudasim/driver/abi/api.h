@@ -97,6 +97,8 @@ EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stre
 EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
 					CUstream stream);
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
+EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
+EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool);
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);

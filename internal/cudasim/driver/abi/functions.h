@@ -80,6 +80,8 @@
 	X(cuMemAllocAsync, cuMemAllocAsync, 11020, INIT)                                                     \
 	X(cuMemAllocFromPoolAsync, cuMemAllocFromPoolAsync, 11020, INIT)                                     \
 	X(cuMemFreeAsync, cuMemFreeAsync, 11020, INIT)                                                       \
+	X(cuMemPoolCreate, cuMemPoolCreate, 11020, INIT)                                                     \
+	X(cuMemPoolDestroy, cuMemPoolDestroy, 11020, INIT)                                                   \
 	X(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, INIT)                                                     \
 	X(cuMemPoolGetAttribute, cuMemPoolGetAttribute, 11020, INIT)                                         \
 	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, INIT)                                         \

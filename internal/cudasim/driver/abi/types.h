@@ -185,6 +185,16 @@ typedef enum {
 } CUmemPool_attribute;
 
 typedef struct {
+	CUmemAllocationType allocType;
+	CUmemAllocationHandleType handleTypes;
+	CUmemLocation location;
+	void *win32SecurityAttributes;
+	size_t maxSize;
+	unsigned short usage;
+	unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
 
@@ -238,6 +248,7 @@ typedef struct {
 
 _Static_assert(sizeof(CUcheckpointLockArgs) == 64, "ABI");
 _Static_assert(sizeof(CUmemAllocationProp) == 32, "ABI");
+_Static_assert(sizeof(CUmemPoolProps) == 88, "ABI");
 _Static_assert(sizeof(CUmemAccessDesc) == 12, "ABI");
 _Static_assert(sizeof(CUDA_MEMCPY2D) == 128, "ABI");
 

@@ -1,51 +1,96 @@
-// Stream-ordered allocation from each device's default pool. Memory is there at once;
+// Stream-ordered allocation from pools, which hold what is in use of them. Memory is there at once;
 // freeing waits its turn on the stream, in execution/queue.c.
 #include "entry/gate.h"
+
+static struct pool *pool_find(CUmemoryPool handle)
+{
+	struct pool *pool = object_find(handle, POOL);
+	return pool && !pool->ended ? pool : NULL;
+}
+
+static struct pool *pool_new(int index)
+{
+	struct pool *pool = object_new(POOL, sizeof *pool);
+	if (pool) {
+		pool->device = index;
+		for (int i = 0; i < 3; i++)
+			pool->reuse[i] = 1;
+	}
+	return pool;
+}
 
 static struct pool *pool_default(int index)
 {
 	struct device *device = &memory.devices[index];
-	if (!device->pool) {
-		device->pool = object_new(POOL, sizeof *device->pool);
-		if (device->pool) {
-			device->pool->device = index;
-			for (int i = 0; i < 3; i++)
-				device->pool->reuse[i] = 1;
-		}
-	}
+	if (!device->pool)
+		device->pool = pool_new(index);
 	return device->pool;
 }
 
-static CUresult get_pool(CUmemoryPool *pool, CUdevice device)
+static struct pool *pool_current(int index)
+{
+	struct device *device = &memory.devices[index];
+	return device->current ? device->current : pool_default(index);
+}
+
+static CUresult get_pool(CUmemoryPool *pool, CUdevice device, struct pool *(*of)(int))
 {
 	if (!pool)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	*pool = object_handle(pool_default(device));
+	*pool = object_handle(of(device));
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
 {
 	ENTER(cuDeviceGetDefaultMemPool);
-	return get_pool(pool, device);
+	return get_pool(pool, device, pool_default);
 }
 
 CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
 {
 	ENTER(cuDeviceGetMemPool);
-	return get_pool(pool, device);
+	return get_pool(pool, device, pool_current);
 }
 
-// There is only the default pool to set.
 CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 {
 	ENTER(cuDeviceSetMemPool);
-	struct pool *pool = object_find(handle, POOL);
+	struct pool *pool = pool_find(handle);
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	return pool && pool->device == device ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	if (!pool || pool->device != device)
+		return CUDA_ERROR_INVALID_VALUE;
+	memory.devices[device].current = pool;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
+{
+	ENTER(cuMemPoolCreate);
+	if (!handle || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
+	    props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
+		return CUDA_ERROR_INVALID_VALUE;
+	*handle = object_handle(pool_new(props->location.id));
+	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+// What is in use of it stays until it is freed.
+CUresult cuMemPoolDestroy(CUmemoryPool handle)
+{
+	ENTER(cuMemPoolDestroy);
+	struct pool *pool = pool_find(handle);
+	if (!pool || pool == memory.devices[pool->device].pool)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (memory.devices[pool->device].current == pool)
+		memory.devices[pool->device].current = NULL;
+	if (pool->used)
+		pool->ended = true;
+	else
+		object_delete(&pool->object);
+	return CUDA_SUCCESS;
 }
 
 static CUresult take(const struct stream *stream, size_t size, struct pool *pool, uint64_t *address)
@@ -80,7 +125,7 @@ CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
 	ENTER(cuMemAllocAsync);
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
-	struct pool *pool = pool_default(stream->context->device);
+	struct pool *pool = pool_current(stream->context->device);
 	if (!address || !size)
 		return CUDA_ERROR_INVALID_VALUE;
 	return pool ? allocate(address, size, pool, stream) : CUDA_ERROR_OUT_OF_MEMORY;
@@ -91,7 +136,7 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool
 	ENTER(cuMemAllocFromPoolAsync);
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
-	struct pool *pool = object_find(pool_handle, POOL);
+	struct pool *pool = pool_find(pool_handle);
 	if (!address || !size || !pool || pool->device != stream->context->device)
 		return CUDA_ERROR_INVALID_VALUE;
 	return allocate(address, size, pool, stream);
@@ -118,13 +163,13 @@ CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
 {
 	ENTER(cuMemPoolTrimTo);
 	(void)keep; // nothing is kept beyond what is in use
-	return object_find(pool, POOL) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	return pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	ENTER(cuMemPoolGetAttribute);
-	struct pool *pool = object_find(handle, POOL);
+	struct pool *pool = pool_find(handle);
 	if (!pool || !value)
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (attribute) {
@@ -145,7 +190,7 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
 	ENTER(cuMemPoolSetAttribute);
-	struct pool *pool = object_find(handle, POOL);
+	struct pool *pool = pool_find(handle);
 	if (!pool || !value)
 		return CUDA_ERROR_INVALID_VALUE;
 	switch (attribute) {

@@ -128,8 +128,8 @@ static CUresult release(struct mapping *mapping)
 	struct device *device = &memory.devices[mapping->block->device];
 	if (!addresses_clear(address, size))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	if (mapping->pool)
-		mapping->pool->used -= size;
+	if (mapping->pool && !(mapping->pool->used -= size) && mapping->pool->ended)
+		object_delete(&mapping->pool->object);
 	sim.statistics.allocations--;
 	sim.statistics.allocation_bytes -= size;
 	mapping_delete(mapping);

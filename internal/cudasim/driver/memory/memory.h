@@ -54,6 +54,7 @@ struct pool {
 	int device;
 	uint64_t threshold, used, high;
 	int reuse[3];
+	bool ended; // by its owner, while it has memory in use
 };
 
 struct device {
@@ -62,7 +63,7 @@ struct device {
 	uint64_t next_offset;
 	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
 	struct tree free_addresses; // stacks of freed cuMemAlloc ranges, keyed by size
-	struct pool *pool;
+	struct pool *pool, *current; // the default one; what cuMemAllocAsync takes from, NULL: that
 };
 
 enum { PAGE = 4096 }; // of the host; cuMemAlloc is accounted in them

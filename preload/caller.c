@@ -1,10 +1,12 @@
-/* exclude tells which libraries' allocations are never pausable (TMS_EXCLUDE), by the address that an allocation
- * function returns to. Threads that are excluded are region's. */
+/* caller tells which library called a function, by the address that it returns to: one whose allocations are never
+ * pausable (TMS_EXCLUDE; threads that are excluded are region's), and for account.c. Asked anew each time, microseconds
+ * beside an allocation's hundred: a table would have to know of every dlclose. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "region.h"
 
 #include <link.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Whether a file's name is this one, or this with a version behind .so, or with the hash that auditwheel puts before
@@ -22,9 +24,8 @@ static bool is_named(const char *file, const char *name, size_t length)
 }
 
 /* Whether the file is one of the list. */
-static bool listed(const char *path, const char *list)
+static bool listed(const char *name, const char *list)
 {
-	const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
 	while (*list) {
 		size_t length = strcspn(list, ":");
 		if (length && is_named(name, list, length))
@@ -36,7 +37,7 @@ static bool listed(const char *path, const char *list)
 
 struct query {
 	uintptr_t address;
-	bool excluded;
+	char *name;
 };
 
 static int look(struct dl_phdr_info *info, size_t size, void *data)
@@ -46,18 +47,21 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
 		if (part->p_type == PT_LOAD && query->address - info->dlpi_addr - part->p_vaddr < part->p_memsz) {
-			query->excluded = listed(info->dlpi_name, region_config.exclude);
+			const char *slash = strrchr(info->dlpi_name, '/');
+			snprintf(query->name, CALLER_NAME_SIZE, "%s", slash ? slash + 1 : info->dlpi_name);
 			return 1;
 		}
 	}
 	return 0;
 }
 
-/* Asked anew each time, microseconds beside an allocation's hundred: a table would have to know of every
- * dlclose. */
+HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE])
+{
+	return dl_iterate_phdr(look, &(struct query){(uintptr_t)address, name}) != 0;
+}
+
 HIDDEN bool excluded_caller(const void *address)
 {
-	struct query query = {.address = (uintptr_t)address};
-	dl_iterate_phdr(look, &query);
-	return query.excluded;
+	char name[CALLER_NAME_SIZE];
+	return caller_library(address, name) && listed(name, region_config.exclude);
 }

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// accounting starts testdata/account.c with two libraries, and an account.
+func accounting(t *testing.T, cudart string, environment ...string) *steered {
+	t.Helper()
+	sockets(t)
+	one := shared(t, "accounted")
+	text, err := os.ReadFile(one)
+	require.NoError(t, err)
+	paths := []string{filepath.Join(filepath.Dir(one), "libone.so.1"), filepath.Join(filepath.Dir(one), "libtwo.so")}
+	for _, path := range paths {
+		require.NoError(t, os.WriteFile(path, text, 0o755))
+	}
+	h := steer(t, []string{compileWithDriver(t, "account", cudart)}, append([]string{"TMS_ACCOUNT=1", "CUDASIM_DEVICES=2",
+		"LIBRARIES=" + strings.Join(paths, ":")}, environment...)...)
+	line, err := h.stdout.ReadString('\n')
+	require.NoError(t, err, "%s", h.stderr)
+	require.Equal(t, "0\n", line)
+	return h
+}
+
+// account asks the process for it: "DEVICE LIBRARY KIND" and its MiB and how many.
+func (h *steered) account() (uncounted uint64, others map[string]string) {
+	h.t.Helper()
+	c := h.dial()
+	defer c.Close()
+	state, err := c.Status(context.Background(), 20*time.Second)
+	require.NoError(h.t, err)
+	require.NotNil(h.t, state.Account)
+	others = map[string]string{}
+	for _, o := range state.Account.Others {
+		name := fmt.Sprint(o.Device, " ", o.Library, " ", o.Kind)
+		require.NotContains(h.t, others, name)
+		others[name] = fmt.Sprint(float64(o.Bytes)/mib, " ", o.Count)
+	}
+	return state.Account.Uncounted, others
+}
+
+// What each library has, after every call, whatever the way that the runtime has to the driver.
+func TestAccount(t *testing.T) {
+	const one, two, pool, own = "0 libone.so.1 allocations", "0 libtwo.so allocations", "0 libtwo.so pool", "0 libone.so.1 pool"
+	type has map[string]string
+	steps := []struct {
+		does string
+		has  has // nil: as before
+	}{
+		{"0 malloc 3", has{one: "3 1"}},
+		{"1 driver 5", has{one: "3 1", two: "5 1"}},
+		{"0 pitch 2", has{one: "5 2", two: "5 1"}},
+		{"fail cuMemFree", nil},
+		{"0 refused", nil},
+		{"0 free", has{one: "3 1", two: "5 1"}},
+		{"1 driverfree", has{one: "3 1"}},
+		{"1 malloc 4", has{one: "3 1", two: "4 1"}},
+		{"1 driverfree", has{one: "3 1"}}, // the one's memory may be freed by the other's function
+		{"0 free", has{}},
+
+		{"region 1", has{}}, // pausable memory is not of the account
+		{"1 malloc 2", has{}},
+		{"1 free", has{}},
+		{"region 0", has{}},
+
+		// Memory goes with the last of its handles and mappings.
+		{"1 reserve", has{}},
+		{"1 create 0", has{two: "4 1"}},
+		{"1 create 1", has{two: "8 2"}},
+		{"1 map 0", nil},
+		{"1 map 1", nil},
+		{"1 release 0", nil},
+		{"1 release 1", nil},
+		{"fail cuMemUnmap", nil},
+		{"1 unmapboth=999", nil},
+		{"1 unmapboth", has{}},
+		{"1 create 1", has{two: "4 1"}},
+		{"1 map 1", nil},
+		{"1 retain 1", nil},
+		{"1 release 1", nil},
+		{"1 unmap 1", nil},
+		{"fail cuMemRelease", nil},
+		{"1 release 1=999", nil},
+		{"1 release 1", has{}},
+		{"1 release 1=1", has{}},
+		{"1 create 0", has{two: "4 1"}},
+		{"fail cuMemMap", nil},
+		{"1 map 0=999", nil},
+		{"1 map 0", nil},
+		{"1 map 1=1", nil},
+		{"1 release 0", nil},
+		{"1 unmap 0", has{}},
+
+		// A pool counts as what it holds, and as that of who first took from it.
+		{"1 async 3", has{pool: "3 1"}},
+		{"0 async 2", has{pool: "5 1"}},
+		{"1 asyncfree", has{pool: "2 1"}},
+		{"0 asyncfree", has{}},
+		{"0 pool", has{}},
+		{"0 frompool 6", has{own: "6 1"}},
+		{"0 asyncfree", has{}},
+		{"0 current", has{}},
+		{"1 async 7", has{own: "7 1"}},
+		{"fail cuMemPoolDestroy", nil},
+		{"0 destroy=999", nil},
+		{"0 destroy", has{}}, // which nobody can be asked about
+		{"0 destroy=1", has{}},
+		{"1 asyncfree", has{}},
+
+		{"device 1", has{}},
+		{"0 malloc 2", has{"1 libone.so.1 allocations": "2 1"}},
+		{"1 create 1", has{"1 libone.so.1 allocations": "2 1", "1 libtwo.so allocations": "4 1"}},
+		{"1 async 1", has{"1 libone.so.1 allocations": "2 1", "1 libtwo.so allocations": "4 1", "1 libtwo.so pool": "1 1"}},
+		{"1 asyncfree", has{"1 libone.so.1 allocations": "2 1", "1 libtwo.so allocations": "4 1"}},
+		{"1 release 1", has{"1 libone.so.1 allocations": "2 1"}},
+		{"0 free", has{}},
+		{"device 0", has{}},
+
+		{"1 malloc 1", has{two: "1 1"}},
+		{"context ends", nil},
+		{"context fails", has{two: "1 1", one: "6 3"}},
+		{"storm", nil},
+		{"fork", nil},
+		{"0 free", has{two: "1 1", one: "4 2"}},
+		{"0 free", has{two: "1 1", one: "2 1"}},
+		{"0 free", has{two: "1 1"}},
+	}
+	for _, cudart := range majors {
+		for name, preload := range map[string]string{"the runtime's own way": "NONE=", "all ways": reaching(t)} {
+			t.Run(cudart+" "+name, func(t *testing.T) {
+				h := accounting(t, cudart, preload)
+				want := has{}
+				for _, step := range steps {
+					does, code, refused := strings.Cut(step.does, "=")
+					if !refused {
+						code = "0"
+					}
+					require.Equal(t, code, h.do(does), "%s: %s", step.does, h.stderr)
+					if step.has != nil {
+						want = step.has
+					}
+					uncounted, got := h.account()
+					require.Equal(t, want, has(got), step.does)
+					require.Zero(t, uncounted, step.does)
+				}
+				h.ends()
+			})
+		}
+	}
+}
+
+// A reset takes a device's contexts with their memory, whoever's it was.
+func TestAccountOfADeviceThatIsReset(t *testing.T) {
+	h := accounting(t, majors[1])
+	for _, does := range []string{"0 malloc 3", "1 driver 2", "1 async 1", "device 1", "0 malloc 4", "device 0"} {
+		require.Equal(t, "0", h.do(does))
+	}
+	_, others := h.account()
+	require.Equal(t, map[string]string{"0 libone.so.1 allocations": "3 1", "0 libtwo.so allocations": "2 1", "0 libtwo.so pool": "1 1",
+		"1 libone.so.1 allocations": "4 1"}, others)
+	require.Equal(t, "0", h.do("fail cuDevicePrimaryCtxReset"))
+	require.Equal(t, "999", h.do("reset"))
+	_, others = h.account()
+	require.Equal(t, "3 1", others["0 libone.so.1 allocations"])
+	require.Equal(t, "0", h.do("reset"))
+	_, others = h.account()
+	require.Equal(t, map[string]string{"1 libone.so.1 allocations": "4 1"}, others)
+}
+
+// Not asked for, nothing is kept, and the status says so.
+func TestNoAccount(t *testing.T) {
+	h := accounting(t, majors[1], "TMS_ACCOUNT=0")
+	require.Equal(t, "0", h.do("0 malloc 3"))
+	c := h.dial()
+	state, err := c.Status(context.Background(), 20*time.Second)
+	require.NoError(t, err)
+	require.Nil(t, state.Account)
+	h.ends()
+}
