@@ -141,7 +141,13 @@ CASES = {
         gap=0.3 if PAUSES <= 100 else 0.1,
         seconds=60 if PAUSES <= 30 else 60 + PAUSES,
     ),
-    "torch.compile": Case(python("train_torch.py"), ("--compile",), seconds=180),
+    "torch.compile": Case(
+        python("train_torch.py"),
+        ("--compile",),
+        pauses=10 if PAUSES <= 100 else PAUSES,
+        gap=0.3 if PAUSES <= 100 else 0.1,
+        seconds=180 if PAUSES <= 100 else 180 + PAUSES,
+    ),
     # Its memory is copied whole the first time only.
     "jax": Case(
         with_module("jax", "train_jax.py"),
