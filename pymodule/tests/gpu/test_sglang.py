@@ -32,12 +32,15 @@ CACHE_TOKENS = int(os.environ.get("TMS_TEST_SGLANG_TOKENS", "830000"))
 CACHE = CACHE_TOKENS * 22 * 2 * 8 * 128 * 2 / GIB
 """GiB: layers, keys and values, heads, size of a head, bytes."""
 
-RUNS: dict[str, list[str]] = {
-    "tms": [],
-    "graphs": ["--graphs", "--cycles", "10"],
-    "two": ["--tp", "2", "--cycles", "10"],
-    "peer": ["--short"],
+RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
+    "tms": ([], {}),
+    "kept": (["--short"], {"TMS_RETAIN_CPU_BACKUP": "1"}),
+    "graphs": (["--graphs", "--cycles", "10"], {}),
+    "two": (["--tp", "2", "--cycles", "10"], {}),
+    "peer": (["--short"], {}),
 }
+"""Arguments of the driver and its environment. "kept": host memory, from one cycle to the next."""
+
 ASKED = os.environ.get("TMS_TEST_SGLANG", ",".join(RUNS)).split(",")
 
 
@@ -67,11 +70,11 @@ def results() -> dict[str, Any]:
             [
                 sys.executable,
                 str(HERE / "sglang_driver.py"),
-                *RUNS[name],
+                *RUNS[name][0],
                 "--tokens",
                 str(CACHE_TOKENS),
             ],
-            env={**inherited, "PYTHONPATH": path},
+            env={**inherited, **RUNS[name][1], "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -103,7 +106,7 @@ def test_tokens_and_weights_are_as_before(run: dict[str, Any]) -> None:
     assert len(checked) >= 2
     for phase in checked:
         assert phase["tokens"] and phase["weights"], phase["name"]
-    if run["run"] != "peer":
+    if "--short" not in RUNS[run["run"]][0]:
         assert run["updated"] == [True, True], "weights that are written between count"
         for words in run.get("mistakes", {}).values():
             assert "released" in words
@@ -124,8 +127,8 @@ def test_memory(run: dict[str, Any]) -> None:
 
 
 def test_beside_running_requests(run: dict[str, Any]) -> None:
-    if run["run"] == "peer":
-        pytest.skip("the peer runs for its times")
+    if "--short" in RUNS[run["run"]][0]:
+        pytest.skip("this one runs for its times")
     assert run["cycles"] == (10 if run["run"] in ("two", "graphs") else 100)
     assert run["grown"] < GIB / 4
 
