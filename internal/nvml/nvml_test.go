@@ -149,6 +149,7 @@ func TestManyProcessesAndNone(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
+	t.Setenv("CUDASIM_DEVICES", "1")
 	l := open(t)
 	_, err := l.describe(&Device{Index: 16})
 	require.EqualError(t, err, "nvmlDeviceGetHandleByIndex_v2: NVML error 2: Invalid Argument")
