@@ -14,6 +14,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 	struct region_settings settings = region_get();
 	void *address = NULL, *context = NULL;
 	struct visit saved;
+	gate_before_allocation();
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)

@@ -279,6 +279,68 @@ func TestPausedWhileItWorks(t *testing.T) {
 	h.ends()
 }
 
+// Whether there is work is seen, and who waits for the resume.
+func TestPausedWhileItIsIdle(t *testing.T) {
+	sockets(t)
+	h := controlled(t, reaching(t))
+	c := h.dial()
+	await := control.Request{Op: control.Await, Wait: 0.1}
+	require.True(t, request(t, c, await).OK)
+	pause := func(idle float64) control.Reply {
+		r := pauseOf("")
+		r.Force, r.Idle = false, &idle
+		return request(t, c, r)
+	}
+	state := func() control.ProcessState {
+		state, err := c.Status(context.Background(), time.Minute)
+		require.NoError(t, err)
+		return state
+	}
+	reply := pause(60)
+	require.Equal(t, 600, reply.Code)
+	require.Regexp(t, "a device was given work .* ago, less than 1m0s; nothing has changed", reply.Error)
+	h.do("work")
+	for range 50 { // it makes the same call again and again, too
+		require.Equal(t, 600, pause(1).Code)
+		require.Less(t, *state().IdleSeconds, 1.0)
+		time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond)
+	}
+	h.do("calm")
+	state()
+	before := *state().IdleSeconds
+	require.Eventually(t, func() bool { return pause(0.3).OK }, 20*time.Second, time.Millisecond)
+	require.True(t, state().HeldUp)
+	require.Greater(t, *state().IdleSeconds, max(before, 0.3))
+	require.Equal(t, bothPaused, h.paused())
+
+	reply = request(t, c, await)
+	require.Equal(t, 600, reply.Code)
+	require.Equal(t, "no thread waits for the resume", reply.Error)
+	checked := make(chan string)
+	go func() { checked <- h.do("check") }()
+	await.Wait = 60
+	start := time.Now()
+	require.True(t, request(t, c, await).OK)
+	require.Less(t, time.Since(start), 30*time.Second)
+	require.True(t, request(t, c, await).OK, "it still waits")
+	require.True(t, request(t, c, resumeOf("")).OK)
+	require.Equal(t, "ok", <-checked)
+	require.True(t, pause(0).OK, "idle or not")
+	leaving := h.connect() // before it is answered
+	_, err := leaving.Write(control.Line(control.Request{Version: 1, Op: control.Await, Wait: 600}))
+	require.NoError(t, err)
+	require.NoError(t, leaving.Close())
+	require.True(t, request(t, c, resumeOf("")).OK)
+	require.True(t, request(t, c, await).OK)
+	h.ends()
+
+	h = controlled(t)
+	c = h.dial()
+	require.Nil(t, state().IdleSeconds)
+	idle := 1.0
+	require.Equal(t, 801, request(t, c, control.Request{Op: control.Pause, Idle: &idle, Force: true}).Code, "without a gate it is not known")
+}
+
 // What a client has paused lasts as long as the client, unless it says otherwise.
 func TestClientsVanish(t *testing.T) {
 	sockets(t)
@@ -392,6 +454,9 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		{`{"version":1,"op":"move","to":"tape"}` + "\n", []string{"nowhere to move contents"}, false},
 		{`{"version":1,"op":"resume","to":"disk"}` + "\n", []string{"nowhere to move contents"}, false},
 		{`{"version":1,"op":"resume","wait":-1}` + "\n", []string{"wait is -1"}, false},
+		{`{"version":1,"op":"pause","idle":-1}` + "\n", []string{"idle is -1"}, false},
+		{`{"version":1,"op":"resume","idle":0}` + "\n", []string{"timeout, idle, force and keep are of a pause"}, false},
+		{`{"version":1,"op":"await"}` + "\n", []string{""}, false}, // nothing is held up
 		{`{"version":1,"op":"pause","tag":"a\u0000b"}` + "\n", []string{"is no tag"}, false},
 		{"\r\n\n{ \n\xff\xfe\n[[[[\nnull 1\n", []string{"not understood", "not even UTF-8", "not understood", "more behind it"}, false},
 		{`{"version":1,"op":"cancel","id":7}` + "\n", []string{"nothing to withdraw"}, false},

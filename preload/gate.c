@@ -36,6 +36,7 @@ HIDDEN const char *gate_not_gated(void)
 }
 
 static _Atomic bool shut;
+static _Atomic bool holds_allocations;
 
 HIDDEN bool gate_is_shut(void)
 {
@@ -47,9 +48,28 @@ HIDDEN int gate_set(int state)
 	if (state != GATE_OPEN)
 		atomic_store(&shut, true);
 	int error = tms_reach_gate.set((enum gate_state)state, atomic_load(&go_process.page));
-	if (state == GATE_OPEN || error != 0)
+	if (state == GATE_OPEN || error != 0) {
 		atomic_store(&shut, false);
+		atomic_store(&holds_allocations, false);
+	}
 	return error;
+}
+
+HIDDEN void gate_hold_allocations(void)
+{
+	atomic_store(&holds_allocations, true);
+}
+
+HIDDEN void gate_before_allocation(void)
+{
+	static const struct gate_call call = {.name = "an allocation", .kind = WORK};
+	if (unlikely(atomic_load_explicit(&holds_allocations, memory_order_relaxed)))
+		gate_leave_capture(gate_enter_capture(&call, NULL));
+}
+
+HIDDEN bool gate_is_waited_for(void)
+{
+	return tms_reach_gate.waited();
 }
 
 /* The number of a thread that has ended may be another process's thread's by now: the process is asked for too. */
@@ -58,12 +78,39 @@ static bool lives(pid_t thread)
 	return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
 }
 
+/* Of a mark's call: it was seen here. The thread's next call is written without, whichever it is, and by no more than
+ * the store that it makes anyway. */
+enum { SEEN = 1 };
+
+static const struct gate_call *with_seen(const struct gate_call *call, uintptr_t seen)
+{
+	return (const struct gate_call *)(((uintptr_t)call & ~(uintptr_t)SEEN) | seen);
+}
+
+HIDDEN bool gate_has_worked(void)
+{
+	bool worked = false;
+	for (struct gate_mark *mark = NULL; (mark = tms_reach_gate.next(mark));) {
+		const struct gate_call *call = atomic_load(&mark->call);
+		if (!call)
+			continue;
+		if (!((uintptr_t)call & SEEN)) {
+			worked = true; /* and if it is another by now, that is for the next look */
+			atomic_compare_exchange_strong(&mark->call, &call, with_seen(call, SEEN));
+		}
+		uint32_t inside = atomic_load(&mark->inside);
+		worked = worked || ((inside == TRYING || inside == INSIDE) && atomic_load(&mark->taken) &&
+				    lives((pid_t)atomic_load(&mark->thread)));
+	}
+	return worked;
+}
+
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 {
 	const struct gate_mark *mark = *cursor;
 	while ((mark = tms_reach_gate.next(mark))) {
 		uint32_t inside = atomic_load_explicit(&mark->inside, memory_order_acquire);
-		const struct gate_call *call = atomic_load_explicit(&mark->call, memory_order_acquire);
+		const struct gate_call *call = with_seen(atomic_load_explicit(&mark->call, memory_order_acquire), 0);
 		if (!call)
 			continue;
 		*cursor = mark;

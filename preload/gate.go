@@ -27,8 +27,12 @@ var gate struct {
 	sync.Mutex      // held while the state changes, and while nothing is waited for
 	pausing    bool // a gated pause goes on
 	shut       bool
+	worked     time.Time  // when a look last found that a device was given work; zero: there was none
 	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
 }
+
+// notIdle is that a pause does not ask for how long there was no work.
+const notIdle time.Duration = -1
 
 // refused is an error of a gated pause that has changed nothing.
 type refused struct {
@@ -51,15 +55,19 @@ func unsupported(format string, arguments ...any) error {
 }
 
 // pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described: shut the gate, wait until
-// nobody is past it and the devices are idle, pause. force: also where the gate cannot hold all work. Whatever fails
-// opens the gate again. It runs on a thread of ours, and calls nothing of the program's.
-// Errors: those of Pause, cuda.Timeout, cuda.NotSupported.
-func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool) (uint64, error) {
+// nobody is past it and the devices are idle, pause. force: also where the gate cannot hold all work. idle: only if no
+// device was given work for so long, unless it is below 0; what refuses that counts as work. Whatever fails opens the gate
+// again. It runs on a thread of ours, and calls nothing of the program's.
+// Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
+func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool, idle time.Duration) (bytes uint64, err error) {
 	deadline := time.Now().Add(timeout)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
 	if err := holds(e); err != nil && !force {
+		return 0, err
+	}
+	if err := beenIdle(idle); err != nil {
 		return 0, err
 	}
 	if !poll(deadline, gate.turn.TryLock) {
@@ -68,16 +76,25 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 	defer gate.turn.Unlock()
 	gate.Lock()
 	gate.pausing = true
+	if idle >= 0 {
+		C.gate_hold_allocations() // others may have the memory by then
+	}
 	gate.Unlock()
 	defer func() {
 		gate.Lock()
 		gate.pausing = false
+		if err != nil && idle >= 0 {
+			gate.worked = time.Now()
+		}
 		gate.Unlock()
 		if !e.Gated() {
 			openGate()
 		}
 	}()
 	if err := shutGate(deadline, timeout); err != nil {
+		return 0, err
+	}
+	if err := beenIdle(idle); err != nil {
 		return 0, err
 	}
 	blame := func(device int, busy func(cuda.Stream) bool) error { return blamed(device, busy, timeout) }
@@ -90,6 +107,27 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 	}
 	options.Gated, options.Capturing, options.Progress = true, false, nil
 	return e.Pause(options)
+}
+
+// idleFor is how long no thread has given a device work, as far as it was looked: what is new counts as of now.
+func idleFor() time.Duration {
+	gate.Lock()
+	defer gate.Unlock()
+	if bool(C.gate_has_worked()) || gate.worked.IsZero() {
+		gate.worked = time.Now()
+	}
+	return time.Since(gate.worked)
+}
+
+// beenIdle tells if that is shorter than asked for.
+func beenIdle(idle time.Duration) error {
+	if idle <= 0 {
+		return nil
+	}
+	if found := idleFor(); found < idle {
+		return &refused{cuda.NotReady, fmt.Sprintf("a device was given work %v ago, less than %v", found.Round(time.Millisecond), idle)}
+	}
+	return nil
 }
 
 // resumeGated is Resume. The gate opens when it leaves nothing that a gated pause has paused, as after any resume.

@@ -315,7 +315,7 @@ func tmsOperation(operation *C.struct_operation) {
 					bytes, err = e.Pause(options)
 					return err
 				case C.OPERATION_PAUSE_GATED:
-					bytes, err = pauseGated(e, options, options.Wait, force)
+					bytes, err = pauseGated(e, options, options.Wait, force, notIdle)
 					return err
 				case C.OPERATION_RESUME:
 					bytes, err = resumeGated(e, options)

@@ -30,6 +30,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
 	uint64_t number = 0;
+	gate_before_allocation();
 	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
 	if (code == SUCCESS) {
 		atomic_store(&mapping_tracked, true);

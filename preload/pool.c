@@ -66,6 +66,7 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 	uintptr_t made = 0;
 	if (!address)
 		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
+	gate_before_allocation(); /* for memory of the pool that is there, too: it may have to be taken first */
 	int code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
 	trace_pool_malloc(code, (void *)made, size, stream, pool);
 	if (code == SUCCESS)

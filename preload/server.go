@@ -1,5 +1,10 @@
 package main
 
+/*
+#include "shim.h"
+*/
+import "C"
+
 import (
 	"bytes"
 	"errors"
@@ -23,6 +28,7 @@ const (
 	firstRetry     = time.Second // of what a client that has gone left to be resumed; then twice as long
 	lastRetry      = time.Minute
 	backOff        = 100 * time.Millisecond // when the kernel has no room
+	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, if a client wants to know
 )
 
 // hold is a pause that its client has not said to keep.
@@ -45,6 +51,7 @@ type server struct {
 	retryAt time.Time
 	retry   time.Duration // 0: it was not tried yet
 	full    time.Time     // until then no client is taken: the kernel had no room
+	glanced time.Time     // at the gate
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
@@ -63,14 +70,16 @@ type connection struct {
 	task       *task
 	status     uint8 // one of the below
 	statusID   uint64
+	awaits     time.Time // of gateAwaited: how long
 	holds      []hold
 }
 
-// What has become of a client's status.
+// What has become of a client's status; or it waits for somebody who waits at the gate.
 const (
 	noStatus uint8 = iota
 	statusWanted
 	statusAsked
+	gateAwaited
 )
 
 // loop serves until something is wrong that should not be; what is known by then is kept.
@@ -111,6 +120,7 @@ func (s *server) loop() error {
 			s.hear(c, now)
 			c.expire(now)
 		}
+		s.glance(now)
 		if events[0].Revents != 0 {
 			s.accept(now)
 		}
@@ -143,6 +153,9 @@ func (s *server) timeout(now time.Time) int {
 	for _, c := range s.clients {
 		if c.ready() {
 			return 0
+		}
+		if c.status == gateAwaited {
+			until(s.glanced.Add(gateGlance))
 		}
 		if len(c.out) > 0 {
 			until(c.written.Add(clientPatience))
@@ -293,6 +306,8 @@ func (s *server) request(c *connection, line []byte) {
 	switch r.Op {
 	case control.Status:
 		c.status, c.statusID = statusWanted, r.ID
+	case control.Await:
+		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(seconds(r.Wait))
 	case control.Keep:
 		for _, h := range slices.Clone(c.holds) {
 			s.unhold(h.tag)
@@ -326,6 +341,28 @@ func (s *server) cancel(c *connection, id uint64) {
 		c.answer(control.Reply{ID: id, OK: true})
 	default:
 		c.refuse(id, fmt.Errorf("the %s has begun and is carried through", c.task.request.Op))
+	}
+}
+
+// glance answers those who wait for somebody who waits at the gate. Threads do not tell: it would cost those that go
+// through it.
+func (s *server) glance(now time.Time) {
+	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients, func(c *connection) bool { return c.status == gateAwaited }) {
+		return
+	}
+	s.glanced = now
+	come := !bool(C.gate_is_shut()) || bool(C.gate_is_waited_for())
+	for _, c := range s.clients {
+		if c.status != gateAwaited {
+			continue
+		}
+		if come {
+			c.status = noStatus
+			c.answer(control.Reply{ID: c.statusID, OK: true})
+		} else if now.After(c.awaits) {
+			c.status = noStatus
+			c.answer(control.Reply{ID: c.statusID, Code: int(cuda.NotReady), Error: "no thread waits for the resume"})
+		}
 	}
 }
 

@@ -348,6 +348,11 @@ HIDDEN const char *gate_unusable(void);	 /* the words for why there is none; NUL
 HIDDEN const char *gate_not_gated(void); /* a function in use that passes by it; NULL: none */
 HIDDEN int gate_set(int state);		 /* an errno */
 HIDDEN bool gate_is_shut(void);
+/* Since the last of these a thread has given the device work, or it does now. */
+HIDDEN bool gate_has_worked(void);
+HIDDEN bool gate_is_waited_for(void);	  /* while it is shut */
+HIDDEN void gate_hold_allocations(void);  /* until it opens */
+HIDDEN void gate_before_allocation(void); /* waits for that, where allocations are held */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN uintptr_t gate_exported(size_t index); /* an address whose memory was given to others; 0: no more */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */

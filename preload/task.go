@@ -103,7 +103,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		return e.Move(options, to)
 	default:
 		undo := t.undoing(e)
-		bytes, err = pauseFromOutside(e, options, t.request.TimeoutSeconds(), t.request.Force)
+		bytes, err = pauseFromOutside(e, options, &t.request)
 		if bytes > 0 {
 			t.undo = undo
 		}
@@ -113,7 +113,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 
 // resume tries again while memory is short, unless it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
-	until := time.Now().Add(time.Duration(t.request.Wait * float64(time.Second)))
+	until := time.Now().Add(seconds(t.request.Wait))
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))
@@ -149,14 +149,16 @@ func (t *task) undoing(e *vmm.Engine) []*string {
 	return active
 }
 
-// pauseFromOutside holds the program's threads meanwhile, where they can be held. force: also where not all can be.
-func pauseFromOutside(e *vmm.Engine, options vmm.Options, timeout float64, force bool) (uint64, error) {
-	force = force || bool(C.region_config.pause_force)
+func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
+
+// pauseFromOutside holds the program's threads meanwhile, where they can be held. Forced, also where not all can be.
+func pauseFromOutside(e *vmm.Engine, options vmm.Options, request *control.Request) (uint64, error) {
+	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		return pauseGated(e, options, time.Duration(timeout*float64(time.Second)), force)
+		return pauseGated(e, options, seconds(request.TimeoutSeconds()), force, seconds(request.IdleSeconds()))
 	}
-	if !force {
+	if !force || request.Idle != nil { // whether it has work is then not seen
 		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",
 			cuda.NotSupported}
 	}
@@ -177,7 +179,10 @@ func statusOf(state control.ProcessState) *control.Reply {
 	growStack(false)
 	reply := control.Reply{OK: true}
 	err := guard.Call(func() (err error) {
-		state.Gated = C.gate_unusable() == nil
+		if state.Gated = C.gate_unusable() == nil; state.Gated {
+			idle := idleFor().Seconds()
+			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
+		}
 		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
 		if e := engine.Load(); e != nil {
 			if err = room(); err == nil {

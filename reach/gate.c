@@ -183,16 +183,22 @@ static int set(enum gate_state state, const volatile char *byte)
 	return error;
 }
 
-static const struct gate_mark *next(const struct gate_mark *mark)
+static struct gate_mark *next(const struct gate_mark *mark)
 {
 	if (!mark)
 		return first.mark;
 	for (struct marks *marks = &first; marks; marks = atomic_load(&marks->next))
 		if (mark >= marks->mark && mark < marks->mark + MARKS - 1)
-			return mark + 1;
+			return &marks->mark[mark - marks->mark + 1];
 		else if (mark == marks->mark + MARKS - 1)
 			return (marks = atomic_load(&marks->next)) ? marks->mark : NULL;
 	return NULL;
+}
+
+/* The kernel knows who sleeps, also when a thread has died there. One that is woken looks, and sleeps again. */
+static bool waited(void)
+{
+	return syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;
 }
 
 /* Without a mark the call itself, below, is refused. */
@@ -215,5 +221,6 @@ EXPORT const struct gate tms_reach_gate = {
 	.next = next,
 	.enter = enter,
 	.leave = gate_leave,
+	.waited = waited,
 	.exported = calls_exported,
 };

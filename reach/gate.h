@@ -26,7 +26,8 @@ struct gate_call {
  * the gate is shut, but for GATE_NAMING. */
 enum { OUT, TRYING, INSIDE, PASSING };
 
-/* What a thread shows of itself. Only it writes here, but for stream, which who destroys that sets to 0, and taken. */
+/* What a thread shows of itself. Only it writes here, but for stream, which who destroys that sets to 0, taken, and the
+ * lowest bit of call, which libtms.so sets when it has seen it. */
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
@@ -43,10 +44,11 @@ struct gate {
 	 * when this returns has a mark that can be seen. Opening cannot fail. */
 	int (*set)(enum gate_state state, const volatile char *alive);
 	/* The marks, one after the other; NULL: the first; the last has NULL after it. None goes away. */
-	const struct gate_mark *(*next)(const struct gate_mark *mark);
+	struct gate_mark *(*next)(const struct gate_mark *mark);
 	/* Around a call of the runtime. NULL from enter: the thread is inside already; leave takes that too. */
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
+	bool (*waited)(void); /* a thread waits for the gate to open, or to be shut in another way */
 	/* Addresses of memory that the program has given to others by a handle; 0 ends them. */
 	uintptr_t (*exported)(size_t index);
 };

@@ -39,6 +39,7 @@ const (
 	Keep   = "keep"   // what this client has paused stays so when it goes
 	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
 	Undo   = "undo"   // resumes what this client has paused and not kept
+	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
 )
 
@@ -62,9 +63,13 @@ type Request struct {
 	Tag     *string `json:"tag,omitempty"` // as vmm.TagText writes it; nil: all
 	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
 	Timeout *float64 `json:"timeout,omitempty"`
-	Force   bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
-	Keep    bool     `json:"keep,omitempty"`  // the pause stays when the client goes, even before it is done
-	Wait    float64  `json:"wait,omitempty"`  // how many seconds a resume tries again while memory is short
+	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or the Timeout of a device
+	// that works on). Until the resume such a pause holds up allocations, too.
+	Idle  *float64 `json:"idle,omitempty"`
+	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
+	Keep  bool     `json:"keep,omitempty"`  // the pause stays when the client goes, even before it is done
+	// Wait is how many seconds a resume tries again while memory is short, or an await waits.
+	Wait float64 `json:"wait,omitempty"`
 	// Everything, of a pause without a tag: the client will take the rest by the driver's checkpoint, which the
 	// process then cannot see, so it refuses what the driver cannot checkpoint and remembers that it was asked. Of a
 	// move: that client's, before the driver does it. Of a resume: the client has undone it. Other requests than these
@@ -87,12 +92,16 @@ type Reply struct {
 
 // ProcessState is what a process says of itself.
 type ProcessState struct {
-	PID     int       `json:"pid"` // as the process knows it
-	Command string    `json:"command"`
-	Doing   string    `json:"doing"` // the operation while it does one that was asked for here; else ""
-	Gated   bool      `json:"gated"` // its threads can be held during a pause
-	Stats   vmm.Stats `json:"stats"`
-	Account *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+	PID     int    `json:"pid"` // as the process knows it
+	Command string `json:"command"`
+	Doing   string `json:"doing"`   // the operation while it does one that was asked for here; else ""
+	Gated   bool   `json:"gated"`   // its threads can be held during a pause
+	HeldUp  bool   `json:"held_up"` // and now those are that give a device work
+	// IdleSeconds is how long no thread has given a device work, as far as it was looked: each status looks, and what
+	// is new since the last one counts as of now. nil: that cannot be seen.
+	IdleSeconds *float64  `json:"idle_seconds"`
+	Stats       vmm.Stats `json:"stats"`
+	Account     *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
 }
 
 // Account is the device memory of a process that is not pausable, as far as it was asked of CUDA by functions that
@@ -150,9 +159,9 @@ func wrongVersion(version int) error {
 
 func (r *Request) check() error {
 	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel, Undo, Move:
+	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move:
 	default:
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo and move", r.Op)
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await and move", r.Op)
 	}
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
 		return errors.New("everything is of a resume, a move, or a pause without a tag")
@@ -160,11 +169,11 @@ func (r *Request) check() error {
 	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" {
 		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move", r.To)
 	}
-	if (r.Timeout != nil || r.Force || r.Keep) && r.Op != Pause {
-		return fmt.Errorf("timeout, force and keep are of a pause, not of %s", r.Op)
+	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep) && r.Op != Pause {
+		return fmt.Errorf("timeout, idle, force and keep are of a pause, not of %s", r.Op)
 	}
-	if r.Wait != 0 && r.Op != Resume {
-		return fmt.Errorf("wait is of a resume, not of %s", r.Op)
+	if r.Wait != 0 && r.Op != Resume && r.Op != Await {
+		return fmt.Errorf("wait is of a resume or an await, not of %s", r.Op)
 	}
 	if r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move {
 		return fmt.Errorf("a tag is of a pause, resume or move, not of %s", r.Op)
@@ -172,7 +181,11 @@ func (r *Request) check() error {
 	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)
 	}
-	for name, seconds := range map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait} {
+	given := map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait}
+	if r.Idle != nil {
+		given["idle"] = *r.Idle
+	}
+	for name, seconds := range given {
 		if math.IsNaN(seconds) || seconds < 0 || seconds > MaxSeconds {
 			return fmt.Errorf("%s is %g; it is seconds, from 0 to %d", name, seconds, MaxSeconds)
 		}
@@ -186,6 +199,14 @@ func (r *Request) TimeoutSeconds() float64 {
 		return DefaultTimeout
 	}
 	return *r.Timeout
+}
+
+// IdleSeconds is Idle, or below 0 where there is none.
+func (r *Request) IdleSeconds() float64 {
+	if r.Idle == nil {
+		return -1
+	}
+	return *r.Idle
 }
 
 // Line is a request or reply as it is sent.

@@ -172,6 +172,11 @@ static void *busy(void *milliseconds)
 	return NULL;
 }
 
+int cudaStreamBeginCapture(void *, int);
+int cudaStreamEndCapture(void *, void **);
+int cudaGraphDestroy(void *);
+static void *captured;
+
 static _Atomic int children;
 
 static void count_child(int signal)
@@ -231,6 +236,16 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "busy") == 0) {
 		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
 		pthread_detach(busy_thread);
+	} else if (strcmp(word, "more") == 0) {
+		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
+	} else if (strcmp(word, "capture") == 0) {
+		EXPECT(cudaStreamCreate(&captured), 0);
+		EXPECT(cudaStreamBeginCapture(captured, 2), 0);
+	} else if (strcmp(word, "captured") == 0) { /* and nothing has broken it */
+		void *graph;
+		EXPECT(cudaStreamEndCapture(captured, &graph), 0);
+		EXPECT(cudaGraphDestroy(graph), 0);
+		EXPECT(cudaStreamDestroy(captured), 0);
 	} else if (strcmp(word, "signal") == 0) { /* for SIGCHLD, and how often it came */
 		signal(SIGCHLD, count_child);
 		snprintf(answer, sizeof answer, "%d", children);

@@ -1,0 +1,352 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/readable"
+	"tms/vmm/cuda"
+)
+
+const (
+	shortestIdle = 50 * time.Millisecond
+	rarestLook   = 5 * time.Second        // at whether a process is idle; oftener where --after is short
+	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls are held up
+	awaitSlice   = 500 * time.Millisecond // a part of a wait, between looks whether the command is interrupted
+	undoPatience = 30 * time.Second       // when it is
+)
+
+// idling is what all processes are watched with.
+type idling struct {
+	steering
+	after time.Duration
+	file  string
+
+	telling sync.Mutex
+}
+
+func idleCommand() *cobra.Command {
+	var s idling
+	command := &cobra.Command{
+		Use:   "idle PID...",
+		Short: "Pause processes while they are idle, and resume them at their next call",
+		Long: `Watches processes, and pauses one that has given its devices no work for so long (--after). Its next call that does,
+or that allocates pausable memory, waits while the process is resumed. It takes programs that were started by tms run.
+A device that still works is not idle, however long ago the call was: to see that, calls are held up for at most
+0.1 s, and the next try comes after as long again. Nor is a program that captures a stream.
+
+Who is resumed when:
+  without --lock  a process is resumed as soon as a call of it waits. While others have the memory it is tried again
+                  until there is enough; the call waits as long, and does not fail.
+  with --lock     processes share a device that holds one of them. A process runs only while its watch has the flock
+                  of FILE, whichever command watches it, and gives it up when it is paused. One whose call waits has to
+                  get it first: so it waits until who runs is idle, and two are not there at once. If a process runs as
+                  the watch begins (or somebody else resumes it), and another has the lock, it is paused then, idle or
+                  not. The kernel wakes all who wait when the lock is given up, first who has waited longest, and who
+                  runs first has it: mostly in that order, but that is not guaranteed. flock(1) can take part, too.
+What somebody else has paused is left to him.
+
+It goes on until the processes have ended, or until it is interrupted. However it ends, also by kill -9, each process
+that it has paused is resumed; while memory is short for that, it stays paused and tries again by itself.
+
+Exit status: 0 interrupted, and all processes run, or they have ended; 1 one cannot be paused, or could not be resumed;
+2 the command line is wrong; 3 a process is not there or does not listen.`,
+		Example: `  tms idle 12345 --after 5m
+  tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock`,
+		ValidArgsFunction: completeProcesses,
+		Args: func(command *cobra.Command, arguments []string) error {
+			if len(arguments) == 0 {
+				return errors.New("name the processes by number (tms ps lists them)")
+			}
+			if _, err := processes(arguments); err != nil {
+				return err
+			}
+			if s.after < shortestIdle || s.after > control.MaxSeconds*time.Second {
+				return fmt.Errorf("--after %v: give a time from %v to a year, such as 30s or 5m", s.after, shortestIdle)
+			}
+			return s.check(command)
+		},
+		RunE: func(command *cobra.Command, arguments []string) error {
+			pids, _ := processes(arguments)
+			return s.run(command, pids)
+		},
+	}
+	command.Flags().DurationVar(&s.after, "after", 5*time.Minute, "without work, such as 30s or 5m")
+	command.Flags().StringVar(&s.file, "lock", "", "one process at a time of those that are watched with this `FILE` (it is made)")
+	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
+	return command
+}
+
+func (s *idling) run(command *cobra.Command, pids []int) error {
+	turns := make([]*turn, len(pids))
+	for i := range pids {
+		if s.file != "" {
+			// Each has a lock of its own: it is that of the open file.
+			file, err := os.OpenFile(s.file, os.O_RDWR|os.O_CREATE, 0o666)
+			if err != nil {
+				return fmt.Errorf("--lock %s: %w", s.file, err)
+			}
+			turns[i] = &turn{file: file}
+		}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	context.AfterFunc(ctx, stop) // a second signal ends the command
+	outcomes := make([]outcome, len(pids))
+	var all sync.WaitGroup
+	for i, pid := range pids {
+		all.Go(func() {
+			w := watch{idling: s, pid: pid, turn: turns[i], say: func(format string, arguments ...any) {
+				s.telling.Lock()
+				defer s.telling.Unlock()
+				fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, fmt.Sprintf(format, arguments...))
+			}}
+			err := w.begin(ctx)
+			if outcomes[i] = ended(outcome{PID: pid}, err); err != nil {
+				s.telling.Lock()
+				defer s.telling.Unlock()
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pid, err)
+			}
+		})
+	}
+	all.Wait()
+	return verdict(outcomes)
+}
+
+// watch is that of one process.
+type watch struct {
+	*idling
+	pid     int
+	process *client.Conn // what ends with it is resumed by the process
+	turn    *turn        // nil: nobody has to wait for one
+	say     func(format string, arguments ...any)
+}
+
+func (w *watch) begin(ctx context.Context) error {
+	process, state, err := reach(ctx, w.pid)
+	if ctx.Err() != nil {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer process.Close()
+	defer w.turn.leave()
+	w.process = process
+	switch {
+	case !state.Gated:
+		return errors.New("its threads cannot be held up: it was not started by tms run")
+	case state.IdleSeconds == nil:
+		return fmt.Errorf("its libtms.so is older than this command (%s), and does not tell whether it is idle", version)
+	}
+	err = w.attend(ctx)
+	if errors.Is(err, client.ErrUnreachable) {
+		w.say("has ended")
+		return nil
+	}
+	return err
+}
+
+// attend pauses the process whenever that is due, until the command is interrupted.
+func (w *watch) attend(ctx context.Context) error {
+	tryAt := time.Time{} // nothing is paused before
+	for {
+		state, err := w.process.Status(ctx, control.MaxSeconds*time.Second) // one that is stopped answers when it goes on
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		idle := time.Duration(*state.IdleSeconds * float64(time.Second))
+		look := min(max(w.after/10, shortestIdle), rarestLook)
+		paused := false
+		switch {
+		case state.Doing != "":
+		case state.HeldUp || state.Stats.Everything: // by somebody else
+			w.turn.leave()
+			look = min(look, time.Second)
+		case time.Now().Before(tryAt):
+		case !w.turn.tryTake():
+			paused, err = w.pause(ctx, 0, control.DefaultTimeout*time.Second)
+		case idle >= w.after:
+			paused, err = w.pause(ctx, w.after, idlePatience)
+			if !paused && err == nil {
+				tryAt = time.Now().Add(w.after)
+			}
+		default:
+			look = min(look, max(w.after-idle, shortestIdle))
+		}
+		if paused {
+			err = w.rest(ctx)
+		} else if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(look):
+		}
+	}
+}
+
+// pause is false if the process goes on, as it has work, or has nothing to give.
+func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, error) {
+	request := w.request(control.Pause)
+	idleSeconds, timeoutSeconds := idle.Seconds(), timeout.Seconds()
+	request.Idle, request.Timeout = &idleSeconds, &timeoutSeconds
+	reply, err := w.process.Do(ctx, request) // interrupted, it is undone
+	if err != nil {
+		return false, err
+	}
+	switch {
+	case reply.OK:
+		if reply.Bytes > 0 {
+			w.say("paused, %s freed in %.2f s", readable.Bytes(reply.Bytes), reply.Seconds)
+		}
+		return reply.Bytes > 0, nil
+	case reply.Code == int(cuda.NotReady) || reply.Code == int(cuda.Timeout):
+		return false, nil
+	case reply.Code == int(cuda.NotSupported):
+		return false, failure(reply, nil)
+	}
+	w.say("not paused: %s; it is tried again", reply.Error)
+	return false, nil
+}
+
+// rest ends when the process has been resumed.
+func (w *watch) rest(ctx context.Context) error {
+	w.turn.leave()
+	for {
+		reply, err := w.process.Do(context.Background(), control.Request{Op: control.Await, Wait: awaitSlice.Seconds()})
+		if err != nil {
+			return err
+		}
+		if reply.OK {
+			break
+		}
+		if reply.Code != int(cuda.NotReady) {
+			return failure(reply, nil)
+		}
+		if ctx.Err() != nil {
+			return w.undo()
+		}
+	}
+	came := time.Now()
+	alive := func() error {
+		_, err := w.process.Status(context.Background(), control.MaxSeconds*time.Second)
+		return err
+	}
+	if err := w.turn.take(ctx, alive); ctx.Err() != nil {
+		return w.undo()
+	} else if err != nil {
+		return err
+	}
+	request := w.request(control.Resume)
+	request.Wait = awaitSlice.Seconds()
+	for short := false; ; short = true {
+		reply, err := w.process.Do(context.Background(), request)
+		if err != nil {
+			return err
+		}
+		if reply.OK {
+			w.say("called, and resumed after %.2f s: %s in %.2f s", time.Since(came).Seconds(), readable.Bytes(reply.Bytes), reply.Seconds)
+			return nil
+		}
+		if reply.Code != int(cuda.OutOfMemory) {
+			return failure(reply, nil)
+		}
+		if ctx.Err() != nil {
+			return w.undo()
+		}
+		if !short {
+			w.say("called, and waits for memory: %s", reply.Error)
+		}
+	}
+}
+
+// undo resumes what is paused, without a turn: nobody would give it one when this command has ended.
+func (w *watch) undo() error {
+	limited, cancel := context.WithTimeout(context.Background(), undoPatience)
+	defer cancel()
+	reply, err := w.process.Do(limited, control.Request{Op: control.Undo})
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = errors.New("it does not answer (stopped?)")
+	}
+	if err = failure(reply, err); err != nil {
+		return fmt.Errorf("paused, since it cannot be resumed (%w): it tries again by itself", err)
+	}
+	w.say("resumed, %s in %.2f s", readable.Bytes(reply.Bytes), reply.Seconds)
+	return nil
+}
+
+// turn is a process's lock of the file that only one of those has which run; nil: all may.
+type turn struct {
+	file *os.File
+	has  bool
+}
+
+func (t *turn) tryTake() bool {
+	if t != nil && !t.has {
+		t.has = unix.Flock(int(t.file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+	}
+	return t == nil || t.has
+}
+
+// take waits for the lock, until the command is interrupted or the process is not there any more.
+func (t *turn) take(ctx context.Context, alive func() error) error {
+	if t == nil {
+		return nil
+	}
+	taken := make(chan error, 1)
+	go func() {
+		err := error(unix.EINTR)
+		for errors.Is(err, unix.EINTR) {
+			err = unix.Flock(int(t.file.Fd()), unix.LOCK_EX)
+		}
+		taken <- err
+	}()
+	given := func(err error) error { // what comes then is for nobody
+		go func() {
+			<-taken
+			_ = t.file.Close()
+		}()
+		return err
+	}
+	for {
+		select {
+		case err := <-taken:
+			if t.has = err == nil; !t.has {
+				return fmt.Errorf("flock %s: %w", t.file.Name(), err)
+			}
+			return nil
+		case <-ctx.Done():
+			return given(ctx.Err())
+		case <-time.After(time.Second):
+			if err := alive(); err != nil {
+				return given(err)
+			}
+		}
+	}
+}
+
+func (t *turn) leave() {
+	if t != nil && t.has {
+		t.has = false
+		_ = unix.Flock(int(t.file.Fd()), unix.LOCK_UN)
+	}
+}

@@ -1,0 +1,277 @@
+package main
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// sharing starts programs on one device, each of which holds 32 MiB.
+func sharing(t *testing.T, device string) (start func() *steered) {
+	t.Helper()
+	ownSockets(t)
+	program := steeredProgram(t)
+	shared := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
+	return func() *steered {
+		t.Helper()
+		return startSteered(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+			shared, "CUDASIM_MEMORY="+device)
+	}
+}
+
+// watcher is a running tms idle.
+type watcher struct {
+	*exec.Cmd
+	t      *testing.T
+	mutex  sync.Mutex
+	text   bytes.Buffer
+	errors bytes.Buffer
+}
+
+func (w *watcher) Write(text []byte) (int, error) {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.text.Write(text)
+}
+
+func (w *watcher) said() string {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	return w.text.String()
+}
+
+func idle(t *testing.T, arguments ...string) *watcher {
+	t.Helper()
+	w := &watcher{Cmd: exec.Command(tms, append([]string{"idle"}, arguments...)...), t: t}
+	w.Stdout, w.Stderr = w, &w.errors
+	require.NoError(t, w.Start())
+	t.Cleanup(func() {
+		_ = w.Process.Kill()
+		_ = w.Wait()
+	})
+	return w
+}
+
+// interrupted ends it, and it ends well.
+func (w *watcher) interrupted() {
+	w.t.Helper()
+	require.NoError(w.t, w.Process.Signal(os.Interrupt))
+	require.NoError(w.t, w.Wait(), "%s", &w.errors)
+	require.Empty(w.t, w.errors.String())
+}
+
+// background has a program do something, which may wait.
+func (s *steered) background(words string) <-chan string {
+	answer := make(chan string, 1)
+	go func() {
+		defer close(answer) // also when it has ended
+		answer <- s.do(words)
+	}()
+	return answer
+}
+
+func (s *steered) comesTo(bytes uint64) {
+	s.t.Helper()
+	require.Eventually(s.t, func() bool { return held(s.t, s) == bytes }, 20*time.Second, 5*time.Millisecond)
+}
+
+func waits(t *testing.T, answer <-chan string) {
+	t.Helper()
+	select {
+	case words := <-answer:
+		require.Fail(t, "it has not waited", words)
+	case <-time.After(300 * time.Millisecond):
+	}
+}
+
+// TMS_IDLE_ROUNDS sets how often it is paused and woken (50).
+func TestIdle(t *testing.T) {
+	rounds := 50
+	if text := os.Getenv("TMS_IDLE_ROUNDS"); text != "" {
+		var err error
+		rounds, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	start := sharing(t, "44M")
+	one := start()
+	watch := idle(t, one.number(), "--after", "100ms")
+	one.comesTo(0)
+	other := start() // for which there would be no memory
+	require.Equal(t, "ok", other.do("check"))
+	answer := one.background("check")
+	waits(t, answer)
+	require.Eventually(t, func() bool { return strings.Contains(watch.said(), one.number()+": called, and waits for memory: ") },
+		20*time.Second, time.Millisecond)
+	_, words, code := command(t, "pause", other.number())
+	require.Zero(t, code, words)
+	require.Equal(t, "ok", <-answer)
+	for range rounds {
+		one.comesTo(0)
+		require.Equal(t, "ok", one.do("check"))
+	}
+	require.Equal(t, rounds+1, strings.Count(watch.said(), one.number()+": called, and resumed after "))
+
+	// A process that works, if only now and then, is not paused.
+	for range 40 {
+		require.Equal(t, "ok", one.do("check"))
+		require.EqualValues(t, smallBytes, held(t, one))
+		time.Sleep(10 * time.Millisecond)
+	}
+
+	// An allocation, too, waits where it would be refused.
+	one.comesTo(0)
+	_, words, code = command(t, "resume", other.number())
+	require.Zero(t, code, words)
+	other.do("own 6")
+	answer = one.background("more 8")
+	waits(t, answer)
+	require.NoError(t, other.Process.Kill())
+	require.Equal(t, "ok", <-answer)
+	require.Equal(t, "ok", one.do("check"))
+
+	// What somebody else has paused is left to him.
+	one.comesTo(0)
+	require.Equal(t, "ok", one.do("check"))
+	_, words, code = command(t, "pause", one.number())
+	require.Zero(t, code, words)
+	answer = one.background("check")
+	waits(t, answer)
+	_, words, code = command(t, "resume", one.number())
+	require.Zero(t, code, words)
+	require.Equal(t, "ok", <-answer)
+
+	one.comesTo(0)
+	watch.interrupted()
+	require.Regexp(t, one.number()+`: resumed, 40\.00 MiB in \d+\.\d\d s\n$`, watch.said())
+	require.EqualValues(t, 40<<20, held(t, one))
+
+	watch = idle(t, one.number(), "--after", "100ms")
+	one.comesTo(0)
+	require.NoError(t, one.Process.Kill())
+	require.NoError(t, watch.Wait(), "%s", &watch.errors)
+	require.Regexp(t, one.number()+`: has ended\n$`, watch.said())
+}
+
+// Killed, it leaves no process held up.
+func TestIdleIsKilled(t *testing.T) {
+	start := sharing(t, "44M")
+	one := start()
+	for range 3 {
+		watch := idle(t, one.number(), "--after", "50ms")
+		one.comesTo(0)
+		require.NoError(t, watch.Process.Kill())
+		one.comesTo(smallBytes)
+		require.Equal(t, "ok", one.do("check"))
+	}
+	watch := idle(t, one.number(), "--after", "50ms")
+	one.comesTo(0)
+	other := start()
+	answer := one.background("check")
+	waits(t, answer)
+	require.NoError(t, watch.Process.Signal(os.Interrupt))
+	require.Error(t, watch.Wait())
+	require.Equal(t, exitNo, watch.ProcessState.ExitCode())
+	require.Regexp(t, "^tms: "+one.number()+": paused, since it cannot be resumed \\(.*\\): it tries again by itself\n$", watch.errors.String())
+	waits(t, answer)
+	require.NoError(t, other.Process.Kill())
+	require.Equal(t, "ok", <-answer)
+}
+
+// A device at work and a capture are not idleness, and not disturbed.
+func TestIdleIsNotBusy(t *testing.T) {
+	one := sharing(t, "44M")()
+	watch := idle(t, one.number(), "--after", "100ms")
+	for words, end := range map[string]string{"capture": "captured", "busy 1500": "free"} {
+		one.comesTo(0)
+		require.Equal(t, "ok", one.do("check"))
+		require.Equal(t, "ok", one.do(words))
+		for begin := time.Now(); time.Since(begin) < time.Second; time.Sleep(5 * time.Millisecond) {
+			require.EqualValues(t, smallBytes, held(t, one), words)
+		}
+		one.do(end)
+	}
+	one.comesTo(0)
+	require.Equal(t, "ok", one.do("check"))
+	watch.interrupted()
+}
+
+// With a lock, two are never there at once, whoever calls, and however they are watched.
+func TestIdleWithLock(t *testing.T) {
+	for name, apart := range map[string]bool{"one command": false, "two commands": true} {
+		t.Run(name, func(t *testing.T) {
+			start := sharing(t, "256M")
+			one, other, third := start(), start(), start()
+			file := filepath.Join(t.TempDir(), "lock")
+			arguments := []string{"--after", "100ms", "--lock", file}
+			if apart {
+				idle(t, append(arguments, one.number())...)
+				idle(t, append(arguments, other.number())...)
+			} else {
+				idle(t, append(arguments, one.number(), other.number())...)
+			}
+			free := func() int {
+				free, err := strconv.Atoi(third.do("free"))
+				require.NoError(t, err)
+				return free
+			}
+			const together = 256 - 3*32
+			require.Eventually(t, func() bool { return free() > together }, 20*time.Second, time.Millisecond, "both run as it begins")
+			for range 10 {
+				x, y := one.background("check"), other.background("check")
+				for x != nil || y != nil {
+					select {
+					case answer := <-x:
+						require.Equal(t, "ok", answer)
+						x = nil
+					case answer := <-y:
+						require.Equal(t, "ok", answer)
+						y = nil
+					default:
+						require.Greater(t, free(), together)
+					}
+				}
+			}
+			lock, err := os.Open(file)
+			require.NoError(t, err)
+			defer func() { _ = lock.Close() }()
+			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: when both are idle
+			require.Equal(t, 256-32, free())
+			answer := one.background("check")
+			waits(t, answer)
+			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+			require.Equal(t, "ok", <-answer)
+		})
+	}
+}
+
+func TestIdleIsRefused(t *testing.T) {
+	ownSockets(t)
+	ungated := startSteered(t, steeredProgram(t))
+	for words, c := range map[string]struct {
+		arguments []string
+		code      int
+	}{
+		"name the processes by number":   {nil, exitUsage},
+		"--after 1ms: give a time from":  {[]string{"1", "--after", "1ms"}, exitUsage},
+		"--after 8761h0m0s: give a time": {[]string{"1", "--after", "8761h"}, exitUsage},
+		"the tag is empty":               {[]string{"1", "--tag", ""}, exitUsage},
+		"--lock /nowhere/f: ":            {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
+		"there is no such process":       {[]string{"999999999"}, exitNoProcess},
+		"it was not started by tms run":  {[]string{ungated.number()}, exitNo},
+		`"x" is no process`:              {[]string{"x"}, exitUsage},
+	} {
+		_, stderr, code := command(t, append([]string{"idle"}, c.arguments...)...)
+		require.Equal(t, c.code, code, stderr)
+		require.Contains(t, stderr, words)
+	}
+}
