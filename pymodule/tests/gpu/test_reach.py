@@ -1,7 +1,8 @@
 """Programs that know nothing of tms, under `tms run`, paused and resumed by pid at random moments.
 
 Each is compared with an undisturbed run of as many steps, bit for bit. TMS_TEST_PAUSES (30) is how
-often the training is paused. What was measured is printed, also where all passes.
+often the training is paused, TMS_TEST_SWAPS (20) how often two processes are swapped. What was
+measured is printed, also where all passes.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from reaching import (
     pausable,
     started,
     steer,
+    tms,
     undisturbed,
     witness,
 )
@@ -38,6 +40,7 @@ torch = torch_on_gpu()
 
 GiB = 1024 * MiB
 PAUSES = int(os.environ.get("TMS_TEST_PAUSES", "30"))
+SWAPS = int(os.environ.get("TMS_TEST_SWAPS", "20"))
 
 Say = Callable[[str], None]
 
@@ -347,3 +350,45 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     equal(command, said_first, ["--seed", "1"], seconds=60)
     equal(command, said_second, ["--seed", "2"], seconds=60)
     say(f"{taken[0] >> 30} and {taken[1] >> 30} GiB of {other.total >> 30} GiB; {times}")
+
+
+def test_swaps(other: Witness, say: Say) -> None:
+    """Two processes with 15 GiB of contents each, in turn by `tms swap`; host memory is kept."""
+    command: list[str | Path] = [sys.executable, PROGRAMS / "contents.py"]
+    arguments = [str(15 * GiB)]
+    limit = 60 + 2 * SWAPS
+
+    def start() -> contextlib.AbstractContextManager[Program]:
+        return started(
+            command,
+            0,
+            arguments,
+            options=["--backup", "host"],
+            environment={"TMS_RETAIN_CPU_BACKUP": "1"},
+            seconds=limit,
+        )
+
+    took = []
+    with start() as first, start() as second:
+        for program in (first, second):
+            assert program.ready() >= 15 * GiB
+        steer(first, "pause", seconds=30)
+        programs = second, first
+        for number in range(SWAPS):
+            begin = time.monotonic()
+            answer = tms("swap", *(str(program.pid) for program in programs), seconds=60)
+            took.append(time.monotonic() - begin)
+            assert all(outcome["ok"] for outcome in answer), (number, answer)
+            for program in programs:
+                program.check()
+            programs = programs[::-1]
+            time.sleep(0.2)
+        steer(programs[1], "resume", seconds=30)
+        said = [program.end() for program in (first, second)]
+    equal(command, said[0], arguments, seconds=limit)
+    equal(command, said[1], arguments, seconds=limit)
+    later = sorted(took[1:])  # the first makes a host copy
+    say(
+        f"{SWAPS} swaps of 2 x 15 GiB: the first {took[0]:.3f} s, then "
+        f"{later[len(later) // 2]:.3f} s, at most {later[-1]:.3f} s"
+    )
