@@ -13,9 +13,29 @@ import (
 	"tms/vmm/cuda"
 )
 
-// accountOf reads what CUDA itself has given to whom (account.c); nil where that is not asked for. Pools and graphs are
-// asked of the driver, unless all of the process was paused: it would wait.
-func accountOf() *control.Account {
+// devicesOf lists the devices on which the process has the context that the runtime uses.
+func devicesOf() []control.Device {
+	found := []control.Device{}
+	count, _ := driver.DeviceCount()
+	for ordinal := range count {
+		device, err := driver.DeviceGet(ordinal)
+		if err != nil {
+			continue
+		}
+		if active, err := driver.DevicePrimaryCtxGetState(device); err == nil && active {
+			uuid, err := driver.DeviceUUID(device)
+			if err != nil {
+				uuid = ""
+			}
+			found = append(found, control.Device{Device: ordinal, UUID: uuid})
+		}
+	}
+	return found
+}
+
+// accountOf reads what CUDA itself has given to whom (account.c); nil where that is not asked for. Pools and graphs of
+// the devices are asked of the driver.
+func accountOf(devices []control.Device) *control.Account {
 	if !C.account_on {
 		return nil
 	}
@@ -27,15 +47,15 @@ func accountOf() *control.Account {
 			Bytes: uint64(o.bytes), Count: uint64(o.allocations)})
 	}
 	made.Uncounted = uint64(uncounted)
-	if engine.Load() != nil && !C.everything_asked() { // with the engine there is a driver
-		made.Others = append(made.Others, poolsAndGraphs()...)
+	if len(devices) > 0 {
+		made.Others = append(made.Others, poolsAndGraphs(devices)...)
 	}
 	return &made
 }
 
 // poolsAndGraphs asks each pool that memory was taken from, each device's own, and each device for its graphs. What
 // cannot be asked, of an older driver, is left out.
-func poolsAndGraphs() (found []control.Other) {
+func poolsAndGraphs(devices []control.Device) (found []control.Other) {
 	pools := make([]C.struct_account_pool, C.ACCOUNT_POOLS_MAX)
 	pools = pools[:C.account_pools_begin(unsafe.SliceData(pools))]
 	defer C.account_pools_end()
@@ -57,21 +77,17 @@ func poolsAndGraphs() (found []control.Other) {
 		bytes, err := driver.MemPoolReserved(pool)
 		add(C.GoString(p.library), control.Pool, int(p.device), 1, bytes, err)
 	}
-	devices, _ := driver.DeviceCount()
-	for ordinal := range devices {
-		device, err := driver.DeviceGet(ordinal)
+	for _, d := range devices {
+		device, err := driver.DeviceGet(d.Device)
 		if err != nil {
-			continue
-		}
-		if active, err := driver.DevicePrimaryCtxGetState(device); err != nil || !active {
 			continue
 		}
 		if pool, err := driver.DefaultMemPool(device); err == nil && !known[pool] {
 			bytes, err := driver.MemPoolReserved(pool)
-			add("", control.Pool, ordinal, 1, bytes, err)
+			add("", control.Pool, d.Device, 1, bytes, err)
 		}
 		bytes, err := driver.GraphMemReserved(device)
-		add("", control.Graphs, ordinal, 0, bytes, err)
+		add("", control.Graphs, d.Device, 0, bytes, err)
 	}
 	return found
 }

@@ -189,7 +189,11 @@ func statusOf(state control.ProcessState) *control.Reply {
 				state.Stats, err = statsOf(e, C.control_environment.temporary)
 			}
 		}
-		state.Account = accountOf()
+		state.Devices, state.Account = []control.Device{}, nil
+		if engine.Load() != nil && !C.everything_asked() { // else there is no driver, or it would wait
+			state.Devices = devicesOf()
+		}
+		state.Account = accountOf(state.Devices)
 		if err == nil {
 			state.Stats.Version = C.GoString(C.tms_version())
 			reply.Process, err = json.Marshal(state)

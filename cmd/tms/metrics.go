@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/spf13/cobra"
 
+	"tms/internal/control"
 	"tms/vmm"
 )
 
@@ -73,6 +74,7 @@ type collector struct {
 	up, info, doing                                     *prometheus.Desc
 	size, free, untracked                               *prometheus.Desc
 	live, held, paused, slack, backup                   *prometheus.Desc
+	other, used, unnamed                                *prometheus.Desc
 	segments, state, since, pauseSeconds, resumeSeconds *prometheus.Desc
 	unanswered                                          prometheus.Counter
 }
@@ -87,12 +89,18 @@ func newCollector() *collector {
 		return of("tag_"+name, help, append([]string{"device", "tag"}, labels...)...)
 	}
 	return &collector{
-		up:            of("process_up", "Whether the process has answered."),
-		info:          of("process_info", "1, with the command of the process and the version of its library.", "command", "version"),
-		doing:         of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
-		size:          device("size_bytes", "Memory of the device."),
-		free:          device("free_bytes", "Memory of the device that is free, whoever may use it."),
-		untracked:     device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
+		up:        of("process_up", "Whether the process has answered."),
+		info:      of("process_info", "1, with the command of the process and the version of its library.", "command", "version"),
+		doing:     of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
+		size:      device("size_bytes", "Memory of the device."),
+		free:      device("free_bytes", "Memory of the device that is free, whoever may use it."),
+		untracked: device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
+		other: of("device_library_bytes", "Device memory that CUDA itself gave, by the library that asked for it, of a process with TMS_ACCOUNT.",
+			"device", "library", "kind"),
+		used: of("device_process_bytes", "All that the process has on the device, by NVML; source tells how its figure was found.",
+			"device", "uuid", "source"),
+		unnamed: of("device_unnamed_bytes", "Of that, what no tag, pool or library has: contexts, modules, local memory, what was not counted.",
+			"device", "uuid"),
 		live:          tag("live_bytes", "What the program has allocated, active and paused."),
 		held:          tag("held_bytes", "Device memory held now."),
 		paused:        tag("paused_bytes", "Device memory given up by pauses."),
@@ -110,6 +118,7 @@ func newCollector() *collector {
 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup,
+		c.other, c.used, c.unnamed,
 		c.segments, c.state, c.since, c.pauseSeconds, c.resumeSeconds} {
 		to <- d
 	}
@@ -117,7 +126,10 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 }
 
 func (c *collector) Collect(to chan<- prometheus.Metric) {
-	for _, p := range statuses(time.Second) {
+	found := statuses(time.Second)
+	shown, _ := gpus() // without NVML there is no figure of all
+	measure(found, shown)
+	for _, p := range found {
 		gauge := func(d *prometheus.Desc, value float64, labels ...string) {
 			labels = append([]string{strconv.Itoa(p.PID), p.Container, p.Pod}, labels...)
 			to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, value, labels...)
@@ -142,8 +154,26 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 				})
 			}
 		}
+		c.bytes(p, gauge)
 	}
 	c.unanswered.Collect(to)
+}
+
+// bytes is what tms ps --bytes tells beside tags.
+func (c *collector) bytes(p process, gauge func(*prometheus.Desc, float64, ...string)) {
+	for _, d := range p.Bytes {
+		device := strconv.Itoa(d.Device)
+		for _, part := range d.Parts {
+			switch part.Kind {
+			case control.Allocations, control.Pool, control.Graphs:
+				gauge(c.other, float64(part.Bytes), device, part.Name, part.Kind)
+			}
+		}
+		if d.Source != fromNobody {
+			gauge(c.used, float64(d.UsedBytes), device, d.UUID, d.Source)
+			gauge(c.unnamed, float64(d.RestBytes), device, d.UUID)
+		}
+	}
 }
 
 func (c *collector) tag(t vmm.TagStats, gauge func(*prometheus.Desc, float64, ...string)) {

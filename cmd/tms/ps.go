@@ -18,6 +18,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/nvml"
 	"tms/vmm"
 )
 
@@ -25,7 +26,8 @@ import (
 type process struct {
 	control.ProcessState
 	container
-	Error string `json:"error,omitempty"`
+	Error string        `json:"error,omitempty"`
+	Bytes []deviceBytes `json:"bytes,omitempty"` // where they are asked for
 }
 
 // statuses asks all processes at once. Who holds most comes first.
@@ -68,10 +70,10 @@ func status(pid int, within time.Duration) (control.ProcessState, error) {
 }
 
 func psCommand() *cobra.Command {
-	var asJSON bool
+	var asJSON, inBytes bool
 	var watch float64
 	command := &cobra.Command{
-		Use:   "ps [--watch [SECONDS]]",
+		Use:   "ps [--bytes] [--watch [SECONDS]]",
 		Short: "List the processes that can be paused from outside",
 		Long: `Lists the processes of this user that listen (those of tms run, and with TMS_CONTROL=1 or tms.serve(), from
 their first pausable allocation on), with a row for each tag on each device. Who holds most comes first.
@@ -82,6 +84,13 @@ their first pausable allocation on), with a row for each tag on each device. Who
           take all of the process (tms pause --everything); pausing, resuming, moving
   BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
 A process that does not answer within a second is listed as such.
+
+With --bytes it names all that a process has on each device, as far as that is known: tags with what is live, paused,
+slack, and backed up on host, disk or peers; what CUDA itself gave to each library, where the program was started with
+tms run --account; and as the difference to NVML's figure for the process what no function was asked for: contexts,
+modules, local memory, what allocations are rounded up to. The last line tells how much the difference is not. In a
+container NVML may have other numbers of processes, or show none: then a figure is taken where it can be only one
+process's, and the line of the device says so.
 
 With --watch this goes on every two seconds, or as many as are given, until it is interrupted: on a terminal in one
 place, and elsewhere one table, or with --json one line, after another.
@@ -103,21 +112,28 @@ Exit status: 0.`,
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if watch == 0 {
-				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), asJSON)
+				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), asJSON, inBytes)
 			}
 			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON, func(to io.Writer) error {
-				return showProcesses(to, to, asJSON)
+				return showProcesses(to, to, asJSON, inBytes)
 			})
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with the statistics of each process")
+	command.Flags().BoolVar(&inBytes, "bytes", false, "name what each process has on each device")
 	command.Flags().Float64Var(&watch, "watch", 0, "go on, every so many seconds (2, if it is not said)")
 	command.Flags().Lookup("watch").NoOptDefVal = "2"
 	return command
 }
 
-func showProcesses(to, aside io.Writer, asJSON bool) error {
+func showProcesses(to, aside io.Writer, asJSON, inBytes bool) error {
 	found := statuses(time.Second)
+	var unavailable error
+	if inBytes && len(found) > 0 {
+		var shown []nvml.Device
+		shown, unavailable = gpus()
+		measure(found, shown)
+	}
 	if asJSON {
 		if found == nil {
 			found = []process{}
@@ -127,6 +143,9 @@ func showProcesses(to, aside io.Writer, asJSON bool) error {
 	if len(found) == 0 {
 		fmt.Fprintln(aside, "tms: no process of this user listens; see tms ps --help")
 		return nil
+	}
+	if inBytes {
+		return writeBytes(to, found, unavailable)
 	}
 	return writeProcesses(to, found, time.Now())
 }

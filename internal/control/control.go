@@ -101,7 +101,15 @@ type ProcessState struct {
 	// is new since the last one counts as of now. nil: that cannot be seen.
 	IdleSeconds *float64  `json:"idle_seconds"`
 	Stats       vmm.Stats `json:"stats"`
-	Account     *Account  `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+	// Devices are those that the process has a context on, in its own order.
+	Devices []Device `json:"devices"`
+	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+}
+
+// Device is one of a process's.
+type Device struct {
+	Device int    `json:"device"` // its ordinal in the process
+	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…"; "": the driver does not tell
 }
 
 // Account is the device memory of a process that is not pausable, as far as it was asked of CUDA by functions that

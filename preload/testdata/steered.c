@@ -210,6 +210,9 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
+	} else if (strcmp(word, "unseen") == 0) { /* as what the driver takes for itself */
+		uintptr_t unseen;
+		EXPECT(((int (*)(uintptr_t *, size_t))simulator("cuMemAlloc_v2"))(&unseen, (size_t)atoi(rest) * MIB), 0);
 	} else if (strcmp(word, "export") == 0) {
 		struct ipc_handle handle;
 		EXPECT(cudaIpcGetMemHandle(&handle, own), 0);

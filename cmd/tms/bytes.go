@@ -1,0 +1,295 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	"tms/internal/control"
+	"tms/internal/nvml"
+	"tms/vmm"
+)
+
+// deviceBytes is what one process has on one device, by name.
+type deviceBytes struct {
+	Device int    `json:"device"` // as the process numbers it; -1: it has not told of it
+	UUID   string `json:"uuid"`
+	Name   string `json:"name"` // of the GPU; "": NVML does not show it
+	// UsedBytes is all that the process has there, of which Source tells; 0 without one.
+	UsedBytes uint64 `json:"used_bytes"`
+	Source    string `json:"source"` // one of the below
+	// Parts is what was allocated, by whom; NamedBytes their sum. RestBytes is what of UsedBytes is in none: contexts,
+	// modules, local memory, and what was not counted.
+	Parts      []part `json:"parts"`
+	NamedBytes uint64 `json:"named_bytes"`
+	RestBytes  uint64 `json:"rest_bytes"`
+}
+
+// Where UsedBytes is from.
+const (
+	fromNVML   = "nvml"   // its figure for the process
+	fromAlone  = "alone"  // its figure for the only process there, which it has under another number
+	fromDevice = "device" // what is used of the device, where it shows no process and tms knows of this one alone
+	fromNobody = ""       // there is none
+)
+
+// The kinds of parts beside control's.
+const (
+	kindTag   = "tag"
+	kindPools = "pools"
+	kindPeers = "peer backup"
+)
+
+// part has a name. Sizes are of device memory.
+type part struct {
+	Name    string `json:"name"`
+	Kind    string `json:"kind"`
+	Bytes   uint64 `json:"bytes"`
+	Count   uint64 `json:"count,omitempty"` // of allocations or pools
+	details string // a line of its own
+}
+
+// partsOf is what a process says that it has, by device.
+func partsOf(state control.ProcessState) (found []deviceBytes) {
+	at := func(device int, uuid string) *deviceBytes {
+		i := slices.IndexFunc(found, func(d deviceBytes) bool { return d.Device == device })
+		if i < 0 {
+			i = len(found)
+			found = append(found, deviceBytes{Device: device, Parts: []part{}})
+		}
+		found[i].UUID = cmp.Or(found[i].UUID, uuid)
+		return &found[i]
+	}
+	for _, d := range state.Devices {
+		at(d.Device, d.UUID)
+	}
+	for _, d := range state.Stats.Devices {
+		on := at(d.Device, d.UUID)
+		for _, tag := range d.Tags {
+			on.add(part{Name: tag.Tag, Kind: kindTag, Bytes: tag.PhysicalBytes, details: detailsOf(tag)})
+		}
+		if d.PoolBytes > 0 {
+			on.add(part{Name: "pools over cudaMalloc", Kind: kindPools, Bytes: d.PoolBytes})
+		}
+		if d.BackupBytes > 0 {
+			on.add(part{Name: "contents of other devices", Kind: kindPeers, Bytes: d.BackupBytes})
+		}
+	}
+	if state.Account != nil {
+		for _, o := range state.Account.Others {
+			on := at(o.Device, "")
+			on.add(part{Name: o.Library, Kind: o.Kind, Bytes: o.Bytes, Count: o.Count})
+		}
+	}
+	for i := range found {
+		slices.SortStableFunc(found[i].Parts, func(x, y part) int { return cmp.Compare(y.Bytes, x.Bytes) })
+	}
+	slices.SortFunc(found, func(x, y deviceBytes) int { return cmp.Compare(x.Device, y.Device) })
+	return found
+}
+
+func (d *deviceBytes) add(p part) {
+	d.Parts = append(d.Parts, p)
+	d.NamedBytes += p.Bytes
+}
+
+func detailsOf(tag vmm.TagStats) string {
+	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
+	var words []string
+	for _, w := range []struct {
+		what  string
+		bytes uint64
+	}{{"live", tag.LiveBytes}, {"paused", tag.PausedBytes}, {"slack", tag.SlackBytes}, {"on host", tag.HostBytes},
+		{"on disk", tag.DiskBytes}, {"on peers", peer}} {
+		if w.bytes > 0 {
+			words = append(words, w.what+" "+short(w.bytes))
+		}
+	}
+	return strings.Join(words, ", ")
+}
+
+// openNVML opens it once: where no process uses a device that takes a second.
+var openNVML = sync.OnceValues(nvml.Open)
+
+// gpus are those that NVML shows. Errors: nvml.ErrUnavailable, wrapped; of GPUs that cannot be asked, beside the others.
+func gpus() ([]nvml.Device, error) {
+	library, err := openNVML()
+	if err != nil {
+		return nil, err
+	}
+	return library.Devices()
+}
+
+// initialNamespace is the namespace of process numbers that the driver's are of. (PROC_PID_INIT_INO of Linux)
+const initialNamespace = "pid:[4026531836]"
+
+// measure has NVML say how much each process has in all on each of its devices.
+func measure(found []process, shown []nvml.Device) {
+	namespace, _ := os.Readlink("/proc/self/ns/pid")
+	ours := map[string]int{} // how many of the processes are on a device
+	for i := range found {
+		found[i].Bytes = partsOf(found[i].ProcessState)
+		for _, d := range found[i].Bytes {
+			ours[d.UUID]++
+		}
+	}
+	for i := range found {
+		p := &found[i]
+		for _, gpu := range shown {
+			known := slices.ContainsFunc(p.Bytes, func(d deviceBytes) bool { return d.UUID == gpu.UUID })
+			if !known && namespace == initialNamespace && p.Error == "" && has(gpu, p.PID) {
+				p.Bytes = append(p.Bytes, deviceBytes{Device: -1, UUID: gpu.UUID, Parts: []part{}})
+			}
+		}
+		for j := range p.Bytes {
+			d := &p.Bytes[j]
+			if k := slices.IndexFunc(shown, func(gpu nvml.Device) bool { return gpu.UUID == d.UUID }); k >= 0 {
+				d.measure(shown[k], p.PID, ours[d.UUID] == 1, namespace == initialNamespace)
+			}
+		}
+	}
+}
+
+func has(gpu nvml.Device, pid int) bool {
+	return slices.ContainsFunc(gpu.Processes, func(p nvml.Process) bool { return p.PID == pid && p.Known })
+}
+
+// measure takes the figure that is the process's. alone: tms knows of no other there; same: NVML has the numbers that
+// tms has of processes. Else a number may be another process's, which shows where it has less than this one says.
+func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
+	d.Name = gpu.Name
+	switch {
+	case has(gpu, pid):
+		for _, p := range gpu.Processes {
+			if p.PID == pid {
+				d.UsedBytes += p.UsedBytes
+			}
+		}
+		d.Source = fromNVML
+	case len(gpu.Processes) == 1 && gpu.Processes[0].Known && alone && !same:
+		d.UsedBytes, d.Source = gpu.Processes[0].UsedBytes, fromAlone
+	case len(gpu.Processes) == 0 && alone && !same:
+		d.UsedBytes, d.Source = gpu.UsedBytes, fromDevice
+	}
+	if !same && d.UsedBytes < d.NamedBytes {
+		d.UsedBytes, d.Source = 0, fromNobody
+	}
+	d.RestBytes = d.UsedBytes - min(d.UsedBytes, d.NamedBytes)
+}
+
+// writeBytes is the table of each process on each device. unavailable: why NVML could not be asked, or nil.
+func writeBytes(to io.Writer, found []process, unavailable error) error {
+	var text strings.Builder
+	for i, p := range found {
+		if i > 0 {
+			text.WriteString("\n")
+		}
+		command := printable(p.Command)
+		if short := p.short(); short != "" {
+			command = short + ": " + command
+		}
+		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(printable(p.Error), command)))
+		for _, d := range p.Bytes {
+			d.write(&text, p)
+		}
+	}
+	if unavailable != nil {
+		words := "NVML has no figure of some devices: " + unavailable.Error()
+		if errors.Is(unavailable, nvml.ErrUnavailable) {
+			words = unavailable.Error() + "; so what a process has in all is not known"
+		}
+		fmt.Fprintln(&text, words)
+	}
+	_, err := io.WriteString(to, text.String())
+	return err
+}
+
+// line writes one that fits the width.
+func line(to *strings.Builder, words string) {
+	to.WriteString(strings.TrimRight(cut(words, tableWidth), " ") + "\n")
+}
+
+func (d *deviceBytes) write(to *strings.Builder, p process) {
+	device := fmt.Sprint("device ", d.Device)
+	if d.Device < 0 {
+		device = d.UUID
+	}
+	if d.Name != "" {
+		device += ", " + d.Name
+	}
+	line(to, "  "+device+": "+map[string]string{
+		fromNVML:   short(d.UsedBytes) + " by NVML",
+		fromAlone:  short(d.UsedBytes) + " by NVML, of the only process there",
+		fromDevice: short(d.UsedBytes) + " used of it, on which NVML shows nobody",
+		fromNobody: "NVML has no figure for the process",
+	}[d.Source])
+	width := 0
+	rest := "context, modules and other"
+	if p.Account == nil {
+		rest = "what is not pausable"
+	}
+	names := []string{rest}
+	for _, part := range d.Parts {
+		names = append(names, part.title())
+	}
+	for _, name := range names {
+		width = max(width, min(utf8.RuneCountInString(name), 40))
+	}
+	row := func(name string, bytes uint64, details string) {
+		share := "-"
+		if d.UsedBytes > 0 {
+			share = fmt.Sprintf("%.1f%%", 100*float64(bytes)/float64(d.UsedBytes))
+		}
+		name = cut(name, width)
+		space := strings.Repeat(" ", width-utf8.RuneCountInString(name))
+		line(to, fmt.Sprintf("    %s%s %8s %6s  %s", name, space, short(bytes), share, details))
+	}
+	for _, part := range d.Parts {
+		row(part.title(), part.Bytes, part.note())
+		if part.details != "" {
+			line(to, "        "+part.details)
+		}
+	}
+	if d.Source != fromNobody {
+		row(rest, d.RestBytes, "the difference")
+		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation", 100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), short(d.UsedBytes))
+		to.WriteString("\n")
+	}
+	switch {
+	case p.Account == nil:
+		line(to, "    libraries are not counted: tms run --account starts a program so that they are")
+	case p.Account.Uncounted > 0:
+		line(to, fmt.Sprintf("    %d allocations are not counted: there are too many", p.Account.Uncounted))
+	}
+}
+
+// title is the name with what it is of, where that is not plain.
+func (p part) title() string {
+	switch name := printable(p.Name); p.Kind {
+	case kindTag:
+		return "tag " + name
+	case control.Pool:
+		return strings.TrimSpace(name + " memory pool")
+	case control.Graphs:
+		return "allocations of graphs"
+	default:
+		return name
+	}
+}
+
+func (p part) note() string {
+	if p.Kind == control.Allocations {
+		word := "allocations"
+		if p.Count == 1 {
+			word = "allocation"
+		}
+		return fmt.Sprintf("%d %s", p.Count, word)
+	}
+	return ""
+}

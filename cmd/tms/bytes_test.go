@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/nvml"
+	"tms/vmm"
+)
+
+// onOneDevice has programs that are started, and the command, see one simulated device, and its NVML.
+func onOneDevice(t *testing.T) {
+	t.Helper()
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
+	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid()))
+	t.Setenv("CUDASIM_MEMORY", "256M")
+}
+
+// bytesOf is what tms ps --bytes --json tells of a process on one device.
+func bytesOf(t *testing.T, s *steered) (deviceBytes, map[string]uint64) {
+	t.Helper()
+	out, words, code := command(t, "ps", "--bytes", "--json")
+	require.Zero(t, code, words)
+	var found []process
+	require.NoError(t, json.Unmarshal([]byte(out), &found))
+	for _, p := range found {
+		if p.PID == s.Process.Pid {
+			require.Len(t, p.Bytes, 1)
+			parts := map[string]uint64{}
+			for _, part := range p.Bytes[0].Parts {
+				parts[part.Kind+" "+part.Name] = part.Bytes / (1 << 20)
+			}
+			return p.Bytes[0], parts
+		}
+	}
+	require.Fail(t, "the process is not there", out)
+	return deviceBytes{}, nil
+}
+
+// Every byte that NVML has of a process has a name, or is in the difference.
+func TestBytes(t *testing.T) {
+	const mib = 1 << 20
+	onOneDevice(t)
+	program := steeredProgram(t)
+	counted, plain := startSteered(t, program, "TMS_ACCOUNT=1"), startSteered(t, program)
+	require.Equal(t, "ok", counted.do("own 16"))
+	require.Equal(t, "ok", counted.do("unseen 6"))
+	require.Equal(t, "ok", plain.do("own 5"))
+
+	all, parts := bytesOf(t, counted)
+	require.Equal(t, map[string]uint64{"allocations steered": 16, "tag weights": 24, "tag cache": 8}, parts)
+	require.Equal(t, fromNVML, all.Source)
+	require.Equal(t, []uint64{54 * mib, 48 * mib, 6 * mib}, []uint64{all.UsedBytes, all.NamedBytes, all.RestBytes})
+	all, parts = bytesOf(t, plain)
+	require.Equal(t, map[string]uint64{"tag weights": 24, "tag cache": 8}, parts)
+	require.Equal(t, []uint64{37 * mib, 32 * mib, 5 * mib}, []uint64{all.UsedBytes, all.NamedBytes, all.RestBytes})
+
+	_, words, code := command(t, "pause", "--force", "--tag", "weights", counted.number())
+	require.Zero(t, code, words)
+	out, words, code := command(t, "ps", "--bytes")
+	require.Zero(t, code)
+	require.Empty(t, words)
+	require.Contains(t, out, counted.number()+" "+cut(program, tableWidth-len(counted.number())-1)+`
+  device 0, cudasim: 30.0 MiB by NVML
+    steered                    16.0 MiB  53.3%  1 allocation
+    tag cache                  8.00 MiB  26.7%
+        live 8.00 MiB
+    tag weights                       0   0.0%
+        live 24.0 MiB, paused 24.0 MiB, on host 24.0 MiB
+    context, modules and other 6.00 MiB  20.0%  the difference
+    80.0% of 30.0 MiB is named by an allocation
+`)
+	require.Regexp(t, `(?m)^    what is not pausable 5\.00 MiB  13\.5%  the difference
+    86\.5% of 37\.0 MiB is named by an allocation
+    libraries are not counted: .*$`, out)
+	for line := range strings.Lines(out) {
+		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
+	}
+
+	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
+	stdout, err := server.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, server.Start())
+	t.Cleanup(func() { _ = server.Process.Kill() })
+	address, err := bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	s := scrape(t, strings.TrimSpace(address))
+	one, other := "pid="+counted.number(), "pid="+plain.number()
+	require.Equal(t, []float64{16 * mib}, s.values("tms_device_library_bytes", one, "device=0", "library=steered", "kind=allocations"))
+	require.Empty(t, s.values("tms_device_library_bytes", other))
+	require.Equal(t, []float64{30 * mib}, s.values("tms_device_process_bytes", one, "source=nvml"))
+	require.Equal(t, []float64{6 * mib}, s.values("tms_device_unnamed_bytes", one, "device=0"))
+	require.Equal(t, []float64{5 * mib}, s.values("tms_device_unnamed_bytes", other, "device=0"))
+}
+
+// Without NVML the names are told all the same.
+func TestBytesWithoutNVML(t *testing.T) {
+	onOneDevice(t)
+	s := startSteered(t, steeredProgram(t), "TMS_ACCOUNT=1")
+	require.Equal(t, "ok", s.do("own 16"))
+	none := t.TempDir()
+	output, err := exec.Command("cc", "-shared", "-x", "c", "-o", filepath.Join(none, "libnvidia-ml.so.1"), "/dev/null").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	t.Setenv("LD_LIBRARY_PATH", none)
+	out, words, code := command(t, "ps", "--bytes")
+	require.Zero(t, code, words)
+	require.Contains(t, out, "\n  device 0: NVML has no figure for the process\n")
+	require.Regexp(t, `(?m)^    steered +16\.0 MiB      -  1 allocation$`, out)
+	require.Contains(t, out, "NVML, which comes with NVIDIA's driver, is not to be had: ")
+	require.Contains(t, out, "; so what a process has in all is not known\n")
+	require.NotContains(t, out, "the difference")
+}
+
+// Which of NVML's figures is a process's, where the numbers of processes are the driver's and where they need not be.
+func TestWhoseFigureItIs(t *testing.T) {
+	const pid = 40
+	has := func(pid int, used uint64) nvml.Process { return nvml.Process{PID: pid, UsedBytes: used, Known: true} }
+	gpu := func(processes ...nvml.Process) nvml.Device {
+		return nvml.Device{UUID: "GPU-1", Name: "GPU", UsedBytes: 900, Processes: processes}
+	}
+	for _, c := range []struct {
+		gpu         nvml.Device
+		alone, same bool
+		used, rest  uint64
+		source      string
+	}{
+		{gpu(has(pid, 700), has(41, 100)), true, true, 700, 200, fromNVML},
+		{gpu(has(pid, 700), has(41, 100)), false, false, 700, 200, fromNVML},
+		{gpu(has(pid, 300), has(pid, 400)), false, true, 700, 200, fromNVML}, // on two parts of it
+		{gpu(has(pid, 400)), true, true, 400, 0, fromNVML},                   // memory comes and goes meanwhile
+		{gpu(has(pid, 400)), true, false, 0, 0, fromNobody},                  // it is another's, of this number
+		{gpu(nvml.Process{PID: pid}), true, true, 0, 0, fromNobody},
+		{gpu(has(7, 700)), true, false, 700, 200, fromAlone},
+		{gpu(has(7, 400)), true, false, 0, 0, fromNobody},
+		{gpu(has(7, 700)), true, true, 0, 0, fromNobody},
+		{gpu(has(7, 700)), false, false, 0, 0, fromNobody},
+		{gpu(has(7, 700), has(8, 100)), true, false, 0, 0, fromNobody},
+		{gpu(), true, false, 900, 400, fromDevice},
+		{gpu(), true, true, 0, 0, fromNobody},
+		{gpu(), false, false, 0, 0, fromNobody},
+	} {
+		d := deviceBytes{UUID: "GPU-1", NamedBytes: 500}
+		d.measure(c.gpu, pid, c.alone, c.same)
+		require.Equal(t, deviceBytes{UUID: "GPU-1", Name: "GPU", NamedBytes: 500, UsedBytes: c.used, RestBytes: c.rest, Source: c.source}, d, c)
+	}
+}
+
+// What is told keeps to its width, and says nothing to a terminal but text.
+func TestTableOfBytes(t *testing.T) {
+	long := strings.Repeat("long", 30)
+	state := control.ProcessState{PID: 1, Command: long, Devices: []control.Device{{Device: 1, UUID: "GPU-2"}},
+		Stats: vmm.Stats{Devices: []vmm.DeviceStats{{Device: 0, UUID: "GPU-1", PoolBytes: 5 << 20, BackupBytes: 6 << 20, Tags: []vmm.TagStats{
+			{Tag: long, LiveBytes: 999 << 30, PhysicalBytes: 10 << 20, PausedBytes: 999 << 30, SlackBytes: 999 << 30, BackupBytes: 999 << 30,
+				HostBytes: 999 << 30}}}}},
+		Account: &control.Account{Uncounted: 3, Others: []control.Other{
+			{Device: 0, Library: "lib\x1b[2J.so", Kind: control.Allocations, Bytes: 2 << 20, Count: 4},
+			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1}, {Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},
+			{Device: 0, Kind: control.Graphs, Bytes: 4 << 20}}}}
+	found := []process{{ProcessState: state}, {ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"}}
+	measure(found, []nvml.Device{{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
+		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
+	var out strings.Builder
+	require.NoError(t, writeBytes(&out, found, nil))
+	require.Equal(t, `1 longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglonglongl…
+  device 0, GPU: 62.0 MiB by NVML
+    tag longlonglonglonglonglonglonglonglon… 10.0 MiB  16.1%
+        live 999 GiB, paused 999 GiB, slack 999 GiB, on host 999 GiB
+    contents of other devices                6.00 MiB   9.7%
+    pools over cudaMalloc                    5.00 MiB   8.1%
+    allocations of graphs                    4.00 MiB   6.5%
+    memory pool                              3.00 MiB   4.8%
+    lib�[2J.so                               2.00 MiB   3.2%  4 allocations
+    libcublas.so.12 memory pool              1.00 MiB   1.6%
+    context, modules and other               31.0 MiB  50.0%  the difference
+    50.0% of 62.0 MiB is named by an allocation
+    3 allocations are not counted: there are too many
+  device 1, GPU: 500 MiB by NVML
+    context, modules and other  500 MiB 100.0%  the difference
+    0.0% of 500 MiB is named by an allocation
+    3 allocations are not counted: there are too many
+
+12 cannot be asked: it does not answer
+`, out.String())
+	for line := range strings.Lines(out.String()) {
+		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
+	}
+}
