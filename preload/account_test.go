@@ -176,6 +176,28 @@ func TestAccountOfADeviceThatIsReset(t *testing.T) {
 	require.Equal(t, map[string]string{"1 libone.so.1 allocations": "4 1"}, others)
 }
 
+// The account is bounded. What finds no room in it is told, and its end is no matter.
+func TestAccountThatIsFull(t *testing.T) {
+	const room, more = 64, 3 // pools; ACCOUNT_POOLS_MAX
+	h := accounting(t, majors[1])
+	for range room + more {
+		require.Equal(t, "0", h.do("0 pool"))
+		require.Equal(t, "0", h.do("0 frompool 1"))
+		require.Equal(t, "0", h.do("0 asyncfree"))
+		require.Equal(t, "0", h.do("1 malloc 1"))
+		require.Equal(t, "0", h.do("0 frompool 1"))
+	}
+	uncounted, others := h.account()
+	require.Equal(t, map[string]string{"0 libone.so.1 pool": fmt.Sprint(room, " ", room),
+		"0 libtwo.so allocations": fmt.Sprint(room+more, " ", room+more)}, others)
+	require.EqualValues(t, 2*more, uncounted) // each time that memory is taken from one
+	require.Equal(t, "0", h.do("0 destroy"))
+	require.Equal(t, "0", h.do("1 free"))
+	_, after := h.account()
+	require.Equal(t, others["0 libone.so.1 pool"], after["0 libone.so.1 pool"])
+	require.Equal(t, fmt.Sprint(room+more-1, " ", room+more-1), after["0 libtwo.so allocations"])
+}
+
 // Not asked for, nothing is kept, and the status says so.
 func TestNoAccount(t *testing.T) {
 	h := accounting(t, majors[1], "TMS_ACCOUNT=0")

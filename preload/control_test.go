@@ -113,7 +113,7 @@ func (h *steered) listens() {
 func (h *steered) ends() {
 	h.t.Helper()
 	require.NoError(h.t, h.stdin.Close())
-	require.NoError(h.t, h.command.Wait(), "%s", h.stderr)
+	require.NoError(h.t, h.command.Wait(), "%s%s", h.stderr, findings(h.t, h.reports))
 	require.Empty(h.t, h.stderr.String())
 	require.Empty(h.t, findings(h.t, h.reports))
 }

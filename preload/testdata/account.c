@@ -127,11 +127,12 @@ int main(void)
 {
 	char line[200], *paths = strdup(getenv("LIBRARIES"));
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	paths = strtok(paths, ":");
-	for (int i = 0; paths; paths = strtok(NULL, ":"), i++) {
-		void *library = dlopen(paths, RTLD_NOW | RTLD_LOCAL);
+	char *path = strtok(paths, ":");
+	for (int i = 0; path; path = strtok(NULL, ":"), i++) {
+		void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
 		CHECK(library && (libraries[i] = (accounted *)dlsym(library, "accounted")));
 	}
+	free(paths);
 	first = pausable(4 * MIB, "first", false);
 	EXPECT(tms_serve(), 0);
 	puts("0");

@@ -24,7 +24,7 @@ int cudaMemPoolDestroy(void *);
 int cudaDeviceSetMemPool(int, void *);
 int cudaGetDevice(int *);
 
-enum { MIB = 1 << 20, PIECE = 4 * MIB, MOST = 64 };
+enum { MIB = 1 << 20, PIECE = 4 * MIB, MOST = 128 };
 static struct {
 	int type, handle_types, location_type, location;
 	char rest[72];
