@@ -136,7 +136,8 @@ def started(
             processes.append(process)
         for process in processes:
             assert process.stdout is not None
-            assert process.stdout.readline().strip() == "ready", process.wait()
+            said = iter(process.stdout.readline, "")
+            assert any(words.strip() == "ready" for words in said), process.wait()
         yield [process.pid for process in processes]
 
 
