@@ -56,16 +56,20 @@ func unsupported(format string, arguments ...any) error {
 
 // pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described: shut the gate, wait until
 // nobody is past it and the devices are idle, pause. force: also where the gate cannot hold all work. idle: only if no
-// device was given work for so long, unless it is below 0; what refuses that counts as work. Whatever fails opens the gate
-// again. It runs on a thread of ours, and calls nothing of the program's.
+// device was given work for so long, unless it is below 0; what refuses that counts as work. also: NCCL is suspended
+// before, where it can be; nil: not. Whatever fails opens the gate again. It runs on a thread of ours, and calls nothing
+// of the program's but NCCL.
 // Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
-func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool, idle time.Duration) (bytes uint64, err error) {
+func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool, idle time.Duration, also *everything) (freed uint64, err error) {
 	deadline := time.Now().Add(timeout)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
 	if err := holds(e); err != nil && !force {
 		return 0, err
+	}
+	if err := refuseRegistered(e, options.Tag); err != nil && !force {
+		return 0, &refused{cuda.NotSupported, err.Error()}
 	}
 	if err := beenIdle(idle); err != nil {
 		return 0, err
@@ -87,10 +91,16 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 			gate.worked = time.Now()
 		}
 		gate.Unlock()
-		if !e.Gated() {
+		if err != nil && !e.Gated() {
+			if failed := resumeNCCL(); failed != nil {
+				err = fmt.Errorf("%w; %w", err, failed)
+			}
+		}
+		if !e.Gated() && !nccl.suspended.Load() {
 			openGate()
 		}
 	}()
+	held := also != nil && holdNCCL(deadline)
 	if err := shutGate(deadline, timeout); err != nil {
 		return 0, err
 	}
@@ -105,7 +115,28 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 		}
 		return 0, err
 	}
+	if held {
+		if err := suspendNCCL(deadline, timeout); err != nil {
+			return 0, err
+		}
+	}
 	options.Gated, options.Capturing, options.Progress = true, false, nil
+	if freed, err = e.Pause(options); err == nil && also != nil {
+		also.nccl = tellNCCL(held)
+	}
+	return freed, err
+}
+
+// everything is what a pause of everything has to say beside its result.
+type everything struct {
+	nccl string // of NCCL's memory
+}
+
+// pauseUngated is a pause while the program does nothing on the devices. force: also of what NCCL has registered.
+func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error) {
+	if err := refuseRegistered(e, options.Tag); err != nil && !force {
+		return 0, err
+	}
 	return e.Pause(options)
 }
 
@@ -131,15 +162,35 @@ func beenIdle(idle time.Duration) error {
 }
 
 // resumeGated is Resume. The gate opens when it leaves nothing that a gated pause has paused, as after any resume.
-func resumeGated(e *vmm.Engine, options vmm.Options) (uint64, error) {
-	return e.Resume(options)
+func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	nccl.resuming.Add(1)
+	bytes, err = e.Resume(options)
+	nccl.resuming.Add(-1)
+	if e.Gated() {
+		return bytes, err
+	}
+	if failed := resumeNCCL(); err == nil {
+		err = failed
+	}
+	openGate()
+	return bytes, err
 }
 
 // openGate lets the program's threads go on, unless a gated pause goes on.
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
-	if !gate.pausing && gate.shut {
+	if gate.pausing {
+		return
+	}
+	if nccl.suspended.Load() {
+		if nccl.resuming.Load() == 0 {
+			go resumeNCCLLater() // memory that is paused was freed
+		}
+		return
+	}
+	C.nccl_hold(false)
+	if gate.shut {
 		C.gate_set(C.GATE_OPENED)
 		gate.shut = false
 	}

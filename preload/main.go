@@ -312,10 +312,10 @@ func tmsOperation(operation *C.struct_operation) {
 				switch kind {
 				case C.OPERATION_PAUSE, C.OPERATION_DISCARD:
 					options.Discard = kind == C.OPERATION_DISCARD
-					bytes, err = e.Pause(options)
+					bytes, err = pauseUngated(e, options, bool(C.region_config.pause_force))
 					return err
 				case C.OPERATION_PAUSE_GATED:
-					bytes, err = pauseGated(e, options, options.Wait, force, notIdle)
+					bytes, err = pauseGated(e, options, options.Wait, force, notIdle, nil)
 					return err
 				case C.OPERATION_RESUME:
 					bytes, err = resumeGated(e, options)

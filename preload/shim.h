@@ -3,6 +3,8 @@
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
+#include "communicators.h"
+
 #include <semaphore.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -356,6 +358,15 @@ HIDDEN void gate_before_allocation(void); /* waits for that, where allocations a
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN uintptr_t gate_exported(size_t index); /* an address whose memory was given to others; 0: no more */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
+
+/* nccl.c: NCCL, as libtms_reach.so sees it (its gate.h), for nccl.go. The last four after a look that found something. */
+HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to);
+HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to);
+HIDDEN void nccl_hold(bool on);
+HIDDEN bool nccl_is_used(void);
+HIDDEN bool nccl_begin(bool suspend);
+HIDDEN bool nccl_is_busy(void);
+HIDDEN void nccl_give_up(void);
 
 /* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
 struct gate_call;

@@ -36,7 +36,8 @@ type task struct {
 	request   control.Request
 	tag       *string     // its tag, by its name
 	withdrawn atomic.Bool // what waits for memory is to end
-	undo      []*string   // tags by whose resume a pause is undone, nil for all: set by the pause, done by an undo
+	also      everything
+	undo      []*string // tags by whose resume a pause is undone, nil for all: set by the pause, done by an undo
 }
 
 // hand runs work on another thread, and has it begin at once: see tmsOperation.
@@ -69,7 +70,7 @@ func (t *task) perform() *control.Reply {
 		}
 		return err
 	})
-	reply.Seconds = time.Since(start).Seconds()
+	reply.Seconds, reply.NCCL = time.Since(start).Seconds(), t.also.nccl
 	if reply.OK = err == nil; !reply.OK {
 		logPanic(err)
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
@@ -103,8 +104,8 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		return e.Move(options, to)
 	default:
 		undo := t.undoing(e)
-		bytes, err = pauseFromOutside(e, options, &t.request)
-		if bytes > 0 {
+		bytes, err = t.pause(e, options)
+		if bytes > 0 || nccl.suspended.Load() {
 			t.undo = undo
 		}
 		return bytes, err
@@ -151,18 +152,23 @@ func (t *task) undoing(e *vmm.Engine) []*string {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// pauseFromOutside holds the program's threads meanwhile, where they can be held. Forced, also where not all can be.
-func pauseFromOutside(e *vmm.Engine, options vmm.Options, request *control.Request) (uint64, error) {
+// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be.
+func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	request := &t.request
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		return pauseGated(e, options, seconds(request.TimeoutSeconds()), force, seconds(request.IdleSeconds()))
+		var also *everything
+		if request.Everything {
+			also = &t.also
+		}
+		return pauseGated(e, options, seconds(request.TimeoutSeconds()), force, seconds(request.IdleSeconds()), also)
 	}
 	if !force || request.Idle != nil { // whether it has work is then not seen
 		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",
 			cuda.NotSupported}
 	}
-	return e.Pause(options)
+	return pauseUngated(e, options, force)
 }
 
 // ask reads the status. Of the command, the process may have made something else (setproctitle).

@@ -3,6 +3,8 @@
 #ifndef REACH_GATE_H
 #define REACH_GATE_H
 
+#include "communicators.h"
+
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -37,6 +39,20 @@ struct gate_mark {
 	_Atomic bool taken; /* by a thread that lives */
 };
 
+/* What libtms_reach.so sees of NCCL (nccl.c). Of those who hold and begin there is one at a time. */
+struct gate_nccl {
+	void (*hold)(bool on);	/* threads wait before they enter NCCL */
+	bool (*is_used)(void);	/* somebody is inside, or in the middle of a group */
+	/* One after the other, from *cursor 0; false: there are no more. ask: NCCL is asked too, while nobody is inside. */
+	bool (*look)(size_t *cursor, bool ask, struct gate_communicator *to);
+	bool (*look_at_memory)(size_t *cursor, struct gate_registration *to);
+	/* Suspends all that can be, or resumes all that this has suspended; false: there were no threads for that, and
+	 * nothing is begun. Only while nobody is inside. */
+	bool (*begin)(bool suspend);
+	bool (*is_busy)(void);	/* that goes on */
+	void (*give_up)(void);	/* what is suspended late is resumed at once */
+};
+
 struct gate {
 	const char *(*unusable)(void);	/* the words for why there is no gate; NULL: there is */
 	const char *(*not_gated)(void); /* a function that is in use and passes by it; NULL: none */
@@ -51,6 +67,7 @@ struct gate {
 	bool (*waited)(void); /* a thread waits for the gate to open, or to be shut in another way */
 	/* Addresses of memory that the program has given to others by a handle; 0 ends them. */
 	uintptr_t (*exported)(size_t index);
+	const struct gate_nccl *nccl;
 };
 
 extern const struct gate tms_reach_gate __attribute__((weak, visibility("default")));

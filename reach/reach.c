@@ -1,7 +1,7 @@
 /* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. Asked
  * for one that libtms.so has a function for, it answers with that; which those are, libtms.so says
- * (tms_driver_function). Every other call goes on to the next dlsym by a jump, so that who called can still be told
+ * (tms_driver_function). Functions of NCCL are answered by nccl.c. Every other call goes on to the next dlsym by a jump, so that who called can still be told
  * from the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. What passes the gate is in calls.c. */
 #define _GNU_SOURCE
 #include "reach.h"
@@ -141,6 +141,12 @@ static inline bool of_driver(void *handle, const char *name)
 	       handle != RTLD_NEXT && atomic_load_explicit(&ours, memory_order_relaxed);
 }
 
+static inline bool of_nccl(void *handle, const char *name)
+{
+	return name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c' && name[3] == 'l' && handle != RTLD_DEFAULT &&
+	       handle != RTLD_NEXT;
+}
+
 HIDDEN bool reach_is_behind(void)
 {
 	return behind;
@@ -183,6 +189,10 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
 		load();
+	if (of_nccl(handle, name)) {
+		void *theirs = reach_dlsym(handle, name);
+		return theirs ? nccl_entry(name, theirs) : NULL;
+	}
 	if (!of_driver(handle, name))
 		return NULL;
 	return chosen(name, reach_dlsym(handle, name), caller);

@@ -24,6 +24,10 @@ HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for the driv
 HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
 HIDDEN uintptr_t calls_exported(size_t index);
 
+/* nccl.c */
+HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */
+extern const struct gate_nccl nccl_gate HIDDEN;
+
 /* gate.c: the marks. */
 extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;
 extern _Atomic uint32_t gate_state HIDDEN;
@@ -32,6 +36,7 @@ extern _Atomic uint32_t gate_state HIDDEN;
  * memory for a mark gets. */
 #define NO_MARK ((struct gate_mark *)1)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
+HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
 
 /* The short way in; NULL: it takes the whole one. */
 static inline __attribute__((always_inline)) struct gate_mark *gate_try(const struct gate_call *call, uintptr_t stream)

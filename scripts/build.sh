@@ -81,7 +81,7 @@ export GOROOT=$PWD/build/_overlay/go GOTOOLCHAIN=local
 PATH=$GOROOT/bin:$PATH
 overlay
 # Go does not look whether headers outside a package have changed: their checksum is among the flags, which it does.
-export CGO_CFLAGS="-g $optimize ${sanitizers[*]} -DTMS_HEADERS=$(cat region/*.h forward/*.h reach/gate.h | cksum | tr -dc 0-9)"
+export CGO_CFLAGS="-g $optimize ${sanitizers[*]} -DTMS_HEADERS=$(cat region/*.h forward/*.h reach/*.h | cksum | tr -dc 0-9)"
 wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
 	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
@@ -90,12 +90,12 @@ go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
 mkdir -p $out/_reach
-for file in reach calls gate; do # reach.c is called before a sanitizer has started
+for file in reach calls gate nccl; do # reach.c is called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
 		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
-	-o $out/lib/libtms_reach.so.new $out/_reach/{reach,calls,gate}.o
+	-o $out/lib/libtms_reach.so.new $out/_reach/{reach,calls,gate,nccl}.o
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 

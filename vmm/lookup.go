@@ -53,6 +53,15 @@ func (e *Engine) DeviceOf(address uintptr) int {
 	return -1
 }
 
+// Holds tells whether a segment of a tag (nil: of any) that is not paused reaches into size bytes at an address.
+func (e *Engine) Holds(tag *string, address uintptr, size uint64) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return len(e.matching(tag, func(s *segment) bool {
+		return s.state == active && s.address < address+uintptr(size) && address < s.address+uintptr(s.size)
+	})) > 0
+}
+
 // OneReservation reports whether two addresses of segments lie in one reservation (cuMemAddressReserve): mappings
 // side by side in it are one range to a driver copy.
 func (e *Engine) OneReservation(low, high uintptr) bool {

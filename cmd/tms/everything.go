@@ -40,6 +40,9 @@ func (p pausing) say(o outcome) string {
 	if o.MovedBytes > 0 {
 		text += fmt.Sprintf("; %s moved to %s", readable.Bytes(o.MovedBytes), p.to)
 	}
+	if o.NCCL != "" {
+		text += "; " + o.NCCL
+	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; the rest by the driver in %.2f s", o.DriverSeconds)
 	}
@@ -66,7 +69,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	}
 	o = outcome{PID: pid}
 	reply, err := process.Do(ctx, p.request)
-	o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
+	o.Bytes, o.Seconds, o.NCCL = reply.Bytes, reply.Seconds, reply.NCCL
 	if err = failure(reply, err); err != nil {
 		return ended(o, err)
 	}

@@ -34,6 +34,7 @@ type outcome struct {
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
+	NCCL          string  `json:"nccl,omitempty"` // of --everything: what became of NCCL's memory
 
 	unreachable bool
 }

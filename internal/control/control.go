@@ -87,6 +87,7 @@ type Reply struct {
 	Error   string          `json:"error,omitempty"`
 	Bytes   uint64          `json:"bytes"`             // of device memory that were freed, or taken
 	Seconds float64         `json:"seconds"`           // that it took
+	NCCL    string          `json:"nccl,omitempty"`    // of a pause of everything: what became of NCCL's memory
 	Process json.RawMessage `json:"process,omitempty"` // of a status: a ProcessState
 }
 

@@ -1,0 +1,45 @@
+/* nccl asks libtms_reach.so about NCCL, for nccl.go. Where that is not preloaded there is nothing to see. */
+#define _GNU_SOURCE
+#include "shim.h"
+#include "gate.h"
+
+static const struct gate_nccl *there(void)
+{
+	return gate_unusable() ? NULL : tms_reach_gate.nccl;
+}
+
+HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to)
+{
+	return there() && there()->look(cursor, ask, to);
+}
+
+HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to)
+{
+	return there() && there()->look_at_memory(cursor, to);
+}
+
+HIDDEN void nccl_hold(bool on)
+{
+	if (there())
+		there()->hold(on);
+}
+
+HIDDEN bool nccl_is_used(void)
+{
+	return there()->is_used();
+}
+
+HIDDEN bool nccl_begin(bool suspend)
+{
+	return there()->begin(suspend);
+}
+
+HIDDEN bool nccl_is_busy(void)
+{
+	return there()->is_busy();
+}
+
+HIDDEN void nccl_give_up(void)
+{
+	there()->give_up();
+}

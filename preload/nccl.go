@@ -1,0 +1,228 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"tms/internal/guard"
+	"tms/internal/readable"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// What NCCL holds for its communicators is given back with everything of a process where NCCL can do that, and memory
+// that is registered with NCCL is not paused. libtms_reach.so sees both (reach/nccl.c).
+
+// nccl is the state of what is suspended. It is resumed before the gate opens.
+var nccl struct {
+	turn      sync.Mutex // of who suspends or resumes; nobody waits in Lock for it
+	suspended atomic.Bool
+	resuming  atomic.Int32 // resumes that go on, and will see to it
+}
+
+const (
+	ncclDrains  = time.Second      // for threads to come out of NCCL
+	ncclResumes = 30 * time.Second // for all communicators
+)
+
+// ncclVersion is a version as NCCL writes it. (NCCL_VERSION)
+func ncclVersion(code C.int) string {
+	if code < 10000 {
+		return fmt.Sprintf("NCCL %d.%d.%d", code/1000, code/100%10, code%100)
+	}
+	return fmt.Sprintf("NCCL %d.%d.%d", code/10000, code/100%100, code%100)
+}
+
+// eachCommunicator looks at all; ask: also at what NCCL says of them, while threads are held out of it.
+func eachCommunicator(ask bool, look func(*C.struct_gate_communicator)) {
+	var cursor C.size_t
+	var c C.struct_gate_communicator
+	for C.nccl_look(&cursor, C.bool(ask), &c) {
+		look(&c)
+	}
+}
+
+// communicators counts those for which something is so, without a call of NCCL.
+func communicators(is func(*C.struct_gate_communicator) bool) (count int) {
+	eachCommunicator(false, func(c *C.struct_gate_communicator) {
+		if is(c) {
+			count++
+		}
+	})
+	return count
+}
+
+func anyOf(*C.struct_gate_communicator) bool          { return true }
+func isSuspended(c *C.struct_gate_communicator) bool  { return bool(c.suspended) }
+func isLost(c *C.struct_gate_communicator) bool       { return bool(c.lost) }
+func isUnfinished(c *C.struct_gate_communicator) bool { return bool(c.busy) }
+func hasFailed(c *C.struct_gate_communicator) bool    { return c.code != 0 && !bool(c.lost) }
+
+// holdNCCL keeps threads out of NCCL, and tells whether that is so: there is an NCCL, and nobody is inside. The gate is
+// still open, so that those who are inside come out. What they wait for is not known, so it is tried for a moment only.
+func holdNCCL(deadline time.Time) bool {
+	if communicators(anyOf) == 0 {
+		return false
+	}
+	C.nccl_hold(true)
+	if until := time.Now().Add(ncclDrains); until.Before(deadline) {
+		deadline = until
+	}
+	if poll(deadline, func() bool { return !bool(C.nccl_is_used()) }) {
+		return true
+	}
+	C.nccl_hold(false)
+	return false
+}
+
+// suspendNCCL has NCCL give its memory back, while nobody is inside and the devices are idle. What NCCL refuses is left
+// as it was. Errors: a refusal, with cuda.Timeout; *refused.
+func suspendNCCL(deadline time.Time, timeout time.Duration) error {
+	if !poll(deadline, nccl.turn.TryLock) {
+		return late("NCCL is being resumed, and that has not ended within %v", timeout)
+	}
+	failed := communicators(hasFailed)
+	nccl.suspended.Store(true)
+	begun := bool(C.nccl_begin(true))
+	settled := begun && poll(deadline, func() bool { return !bool(C.nccl_is_busy()) })
+	unfinished := communicators(isUnfinished)
+	if begun && !settled {
+		C.nccl_give_up()
+	}
+	nccl.turn.Unlock()
+	switch {
+	case begun && !settled:
+		failed := resumeNCCL()
+		words := fmt.Sprintf("ncclCommSuspend has not come back within %v for %s of NCCL, which may be of no use now; "+
+			"all else is as before, and the program runs on", timeout, counted(unfinished))
+		if failed != nil {
+			words += "; " + failed.Error()
+		}
+		return &refusal{words, cuda.Timeout}
+	case communicators(isSuspended) == 0 || communicators(hasFailed) > failed:
+		return resumeNCCL()
+	}
+	return nil
+}
+
+func counted(communicators int) string {
+	if communicators == 1 {
+		return "1 communicator"
+	}
+	return fmt.Sprintf("%d communicators", communicators)
+}
+
+// resumeNCCL has NCCL take its memory again, before the gate opens. Errors: a refusal; it is not tried again then.
+func resumeNCCL() error {
+	deadline := time.Now().Add(ncclResumes)
+	if !nccl.suspended.Load() {
+		return nil
+	}
+	if !poll(deadline, nccl.turn.TryLock) {
+		return &refusal{fmt.Sprintf("NCCL is being resumed already, and that has not ended within %v", ncclResumes), cuda.Timeout}
+	}
+	defer nccl.turn.Unlock()
+	if !nccl.suspended.Load() {
+		return nil
+	}
+	defer nccl.suspended.Store(false)
+	lost := communicators(isLost)
+	const useless = ", which can be used no more; all else is resumed"
+	if !bool(C.nccl_begin(false)) {
+		return &refusal{"there are no threads to resume " + counted(communicators(isSuspended)) + " of NCCL" + useless, cuda.OperatingSystem}
+	}
+	if !poll(deadline, func() bool { return !bool(C.nccl_is_busy()) }) {
+		unfinished := communicators(isUnfinished)
+		C.nccl_give_up()
+		return &refusal{fmt.Sprintf("ncclCommResume has not come back within %v for %s of NCCL%s", ncclResumes, counted(unfinished), useless),
+			cuda.Timeout}
+	}
+	if now := communicators(isLost); now > lost {
+		return &refusal{fmt.Sprintf("ncclCommResume has failed for %s of NCCL%s", counted(now-lost), useless), cuda.NotSupported}
+	}
+	return nil
+}
+
+// resumeNCCLLater is for whoever may not wait.
+func resumeNCCLLater() {
+	growStack(false)
+	err := guard.Call(resumeNCCL)
+	logPanic(err)
+	if err != nil {
+		logLine(err.Error())
+	}
+	openGate()
+}
+
+// tellNCCL says what became of NCCL's memory in a pause of everything; "": there is no NCCL.
+func tellNCCL(held bool) string {
+	type kind struct{ version, stays string }
+	var kinds []kind // in the order in which they were found
+	counts, sizes := map[kind]int{}, map[kind]uint64{}
+	eachCommunicator(held, func(c *C.struct_gate_communicator) {
+		k := kind{version: ncclVersion(c.version)}
+		switch {
+		case isLost(c) || isUnfinished(c):
+			k.stays = "suspended before, and not resumed since"
+		case c.obstacle != nil:
+			k.stays = C.GoString(c.obstacle)
+		case !isSuspended(c) && !held:
+			k.stays = "threads of the program are inside NCCL"
+		case !isSuspended(c):
+			k.stays = "no threads to suspend it with, or another rank has failed"
+		}
+		if counts[k] == 0 {
+			kinds = append(kinds, k)
+		}
+		counts[k]++
+		if k.stays == "" {
+			sizes[k] += uint64(c.suspendable)
+		} else {
+			sizes[k] += uint64(c.total)
+		}
+	})
+	var words []string
+	for _, k := range kinds {
+		what := counted(counts[k])
+		if sizes[k] > 0 {
+			what += " with " + readable.Bytes(sizes[k])
+		}
+		if k.stays == "" {
+			words = append(words, fmt.Sprintf("%s: %s suspended", k.version, what))
+		} else {
+			words = append(words, fmt.Sprintf("%s: %s left to the driver (%s)", k.version, what, k.stays))
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
+// ncclShares is a hint at who shares memory, where there is an NCCL.
+func ncclShares() (words string) {
+	eachCommunicator(false, func(c *C.struct_gate_communicator) {
+		words = fmt.Sprintf(" (%s shares memory between ranks on one host)", ncclVersion(c.version))
+	})
+	return words
+}
+
+// refuseRegistered tells of memory that a pause of a tag, nil for all, would take from under NCCL: it and network cards
+// know the physical memory, and use that after a resume too. Errors: a refusal.
+func refuseRegistered(e *vmm.Engine, tag *string) error {
+	var cursor C.size_t
+	var r C.struct_gate_registration
+	for C.nccl_look_at_memory(&cursor, &r) {
+		if e.Holds(tag, uintptr(r.address), uint64(r.size)) {
+			return &refusal{fmt.Sprintf("the memory at %#x is registered with %s by %s, and a registration does not survive a pause: "+
+				"call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)",
+				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by)), cuda.NotSupported}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,261 @@
+/* As much of NCCL as communicators need that are made, used, suspended and left in one process: what it gives back in
+ * a suspend is memory of its own, and its ranks wait for one another. FAKE_NCCL=fail, hang: what a suspend does. */
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+int cudaMalloc(void **, size_t);
+int cudaFree(void *);
+int cudaMemcpy(void *, const void *, size_t, int);
+int cudaMemset(void *, int, size_t);
+int cudaSetDevice(int);
+int cudaGetDevice(int *);
+int cudaDeviceSynchronize(void);
+
+enum { OK, CUDA_ERROR, INVALID_USAGE = 5 };
+enum { HELD = 4 << 20, KEPT = 4096 }; /* bytes of a rank; those of them whose contents matter */
+struct id {
+	char internal[128];
+};
+
+struct clique {
+	struct id id;
+	struct clique *next;
+	int waiting;
+	unsigned round;
+};
+struct comm {
+	struct clique *clique;
+	int rank, ranks, device;
+	unsigned char *memory, *saved;
+	unsigned used; /* so often */
+};
+static struct clique *cliques;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct clique *clique_of(struct id id)
+{
+	struct clique *c;
+	pthread_mutex_lock(&lock);
+	for (c = cliques; c && memcmp(&c->id, &id, sizeof id) != 0; c = c->next)
+		;
+	if (!c) {
+		c = calloc(1, sizeof *c);
+		c->id = id, c->next = cliques, cliques = c;
+	}
+	pthread_mutex_unlock(&lock);
+	return c;
+}
+
+static int make(struct comm **comm, int ranks, struct id id, int rank, int device)
+{
+	struct comm *made = calloc(1, sizeof *made);
+	*made = (struct comm){.clique = clique_of(id), .rank = rank, .ranks = ranks, .device = device};
+	cudaSetDevice(device);
+	if (cudaMalloc((void **)&made->memory, HELD) || cudaMemset(made->memory, 0, HELD))
+		return CUDA_ERROR;
+	*comm = made;
+	return OK;
+}
+
+/* What a group has begun is made at its end. */
+static __thread struct {
+	int depth, count;
+	struct {
+		struct comm **comm;
+		int ranks, rank, device;
+		struct id id;
+		void **window;
+	} begun[16];
+} group;
+
+int ncclGroupStart(void)
+{
+	group.depth++;
+	return OK;
+}
+
+int ncclGroupEnd(void)
+{
+	int code = group.depth ? OK : INVALID_USAGE;
+	if (code || --group.depth)
+		return code;
+	for (int i = 0; i < group.count && !code; i++)
+		if (group.begun[i].window)
+			*group.begun[i].window = malloc(1);
+		else
+			code = make(group.begun[i].comm, group.begun[i].ranks, group.begun[i].id, group.begun[i].rank, group.begun[i].device);
+	group.count = 0;
+	return code;
+}
+
+int ncclCommInitRank(struct comm **comm, int ranks, struct id id, int rank)
+{
+	int device;
+	cudaGetDevice(&device);
+	if (!group.depth)
+		return make(comm, ranks, id, rank, device);
+	int at = group.count++;
+	group.begun[at].comm = comm, group.begun[at].ranks = ranks, group.begun[at].rank = rank, group.begun[at].id = id;
+	group.begun[at].device = device, group.begun[at].window = NULL;
+	return OK;
+}
+
+static struct id fresh(void)
+{
+	static _Atomic int made;
+	struct id id = {{0}};
+	int now = ++made;
+	memcpy(id.internal, &now, sizeof now);
+	id.internal[127] = 1;
+	return id;
+}
+
+int ncclCommInitRankConfig(struct comm **comm, int ranks, struct id id, int rank, void *config)
+{
+	(void)config;
+	return ncclCommInitRank(comm, ranks, id, rank);
+}
+
+int ncclCommInitAll(struct comm **comm, int ranks, const int *devices)
+{
+	int code = OK;
+	struct id id = fresh();
+	for (int i = 0; i < ranks && !code; i++)
+		code = make(&comm[i], ranks, id, i, devices ? devices[i] : i);
+	return code;
+}
+
+/* All ranks have the same id for the new one: who asks first makes it. */
+int ncclCommSplit(struct comm *comm, int color, int key, struct comm **new, void *config)
+{
+	(void)config;
+	struct id id = comm->clique->id;
+	id.internal[64]++, id.internal[65] = (char)color;
+	return color < 0 ? (*new = NULL, OK) : make(new, comm->ranks, id, key, comm->device);
+}
+
+int ncclCommCount(struct comm *comm, int *count)
+{
+	*count = comm->ranks;
+	return OK;
+}
+
+int ncclCommFinalize(struct comm *comm)
+{
+	return comm->memory ? OK : INVALID_USAGE;
+}
+
+int ncclCommDestroy(struct comm *comm)
+{
+	int code = comm->memory ? cudaFree(comm->memory) : INVALID_USAGE;
+	free(comm);
+	return code;
+}
+
+int ncclCommAbort(struct comm *comm)
+{
+	return ncclCommDestroy(comm);
+}
+
+/* It counts in the memory that must come back. */
+int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, struct comm *comm, void *stream)
+{
+	(void)from, (void)to, (void)count, (void)type, (void)operation, (void)stream;
+	unsigned before, now = comm->used + 1;
+	if (!comm->memory || cudaSetDevice(comm->device) || cudaMemcpy(&before, comm->memory, sizeof before, 2) ||
+	    before != comm->used || cudaMemcpy(comm->memory, &now, sizeof now, 1))
+		return CUDA_ERROR;
+	comm->used++;
+	return OK;
+}
+
+int ncclCommRegister(struct comm *comm, void *memory, size_t size, void **handle)
+{
+	(void)comm, (void)memory;
+	*handle = size ? malloc(1) : NULL; /* NCCL_LOCAL_REGISTER=0 gives NULL */
+	return OK;
+}
+
+int ncclCommDeregister(struct comm *comm, void *handle)
+{
+	(void)comm;
+	free(handle);
+	return OK;
+}
+
+int ncclCommWindowRegister(struct comm *comm, void *memory, size_t size, void **window, int flags)
+{
+	(void)comm, (void)memory, (void)size, (void)flags;
+	if (group.depth)
+		group.begun[group.count++].window = window;
+	else
+		*window = malloc(1);
+	return OK;
+}
+
+int ncclCommWindowDeregister(struct comm *comm, void *window)
+{
+	return ncclCommDeregister(comm, window);
+}
+
+int ncclGetVersion(int *version)
+{
+	*version = VERSION;
+	return OK;
+}
+
+#if VERSION >= 22907
+static pthread_cond_t came = PTHREAD_COND_INITIALIZER;
+
+static void barrier(struct comm *comm)
+{
+	struct clique *c = comm->clique;
+	pthread_mutex_lock(&lock);
+	unsigned round = c->round;
+	if (++c->waiting == comm->ranks)
+		c->waiting = 0, c->round++, pthread_cond_broadcast(&came);
+	while (c->round == round)
+		pthread_cond_wait(&came, &lock);
+	pthread_mutex_unlock(&lock);
+}
+
+int ncclCommSuspend(struct comm *comm, int flags)
+{
+	const char *how = getenv("FAKE_NCCL");
+	if (flags != 1 || !comm->memory || (how && strcmp(how, "fail") == 0))
+		return INVALID_USAGE;
+	if (how && strncmp(how, "hang", 4) == 0)
+		usleep((useconds_t)(how[4] ? atoi(how + 4) : 1000000) * 1000);
+	cudaSetDevice(comm->device);
+	comm->saved = malloc(KEPT);
+	if (cudaDeviceSynchronize())
+		return CUDA_ERROR;
+	barrier(comm);
+	if (cudaMemcpy(comm->saved, comm->memory, KEPT, 2) || cudaFree(comm->memory))
+		return CUDA_ERROR;
+	comm->memory = NULL;
+	return OK;
+}
+
+int ncclCommResume(struct comm *comm)
+{
+	if (comm->memory)
+		return INVALID_USAGE;
+	cudaSetDevice(comm->device);
+	if (cudaMalloc((void **)&comm->memory, HELD) || cudaMemcpy(comm->memory, comm->saved, KEPT, 1))
+		return CUDA_ERROR;
+	free(comm->saved);
+	barrier(comm);
+	const char *how = getenv("FAKE_NCCL");
+	return how && strcmp(how, "lose") == 0 ? CUDA_ERROR : OK;
+}
+
+int ncclCommMemStats(struct comm *comm, int stat, uint64_t *value)
+{
+	*value = stat == 1 ? !comm->memory : stat == 2 ? 0 : HELD;
+	return OK;
+}
+#endif

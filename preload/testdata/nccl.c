@@ -1,0 +1,236 @@
+/* A host that uses NCCL, and does what the lines of its standard input say (cmd/tms/nccl_test.go). It comes to NCCL by
+ * its first argument: linked (built with LINKED), handle PATH, default PATH; or local LIBRARY, this file as a library
+ * that is linked with NCCL, loaded with RTLD_LOCAL. */
+#include "host.h"
+
+#include <sys/prctl.h>
+
+int cudaIpcGetMemHandle(void *, void *);
+
+struct id {
+	char internal[128];
+};
+typedef struct comm comm;
+#define FUNCTIONS(X)                                                                                       \
+	X(ncclGroupStart, (void))                                                                          \
+	X(ncclGroupEnd, (void))                                                                            \
+	X(ncclCommInitRank, (comm **, int, struct id, int))                                                \
+	X(ncclCommInitAll, (comm **, int, const int *))                                                    \
+	X(ncclCommSplit, (comm *, int, int, comm **, void *))                                              \
+	X(ncclCommFinalize, (comm *))                                                                      \
+	X(ncclCommDestroy, (comm *))                                                                       \
+	X(ncclAllReduce, (const void *, void *, size_t, int, int, comm *, void *))                         \
+	X(ncclCommRegister, (comm *, void *, size_t, void **))                                             \
+	X(ncclCommDeregister, (comm *, void *))                                                            \
+	X(ncclCommWindowRegister, (comm *, void *, size_t, void **, int))                                  \
+	X(ncclCommWindowDeregister, (comm *, void *))                                                      \
+	X(ncclGetVersion, (int *))
+
+#ifdef LINKED
+#define X(name, parameters) int name parameters;
+FUNCTIONS(X)
+#undef X
+static const struct {
+#define X(name, parameters) int(*name) parameters;
+	FUNCTIONS(X)
+} nccl = {
+#undef X
+#define X(name, parameters) name,
+	FUNCTIONS(X)
+#undef X
+};
+#else
+static struct {
+#define X(name, parameters) int(*name) parameters;
+	FUNCTIONS(X)
+#undef X
+} nccl;
+static void look_up(void *where)
+{
+#define X(name, parameters)                                                                                \
+	nccl.name = (int(*) parameters)dlsym(where, #name);                                                \
+	CHECK(nccl.name);
+	FUNCTIONS(X)
+#undef X
+	CHECK(!dlsym(where, "ncclNothing"));
+}
+#endif
+
+enum { WEIGHTS = 16, CACHE = 8, MOST = 16 };
+static void *weights, *cache, *handles[MOST];
+static comm *comms[MOST];
+static int count, first, handle_count; /* those from the first are used */
+static _Atomic bool stop;
+static _Atomic long cycles;
+
+static void reduce(void)
+{
+	EXPECT(nccl.ncclGroupStart(), 0);
+	for (int i = first; i < count; i++)
+		EXPECT(nccl.ncclAllReduce(weights, weights, 1, 0, 0, comms[i], NULL), 0);
+	EXPECT(nccl.ncclGroupEnd(), 0);
+	cycles++;
+}
+
+static void *reduce_all_the_time(void *unused)
+{
+	(void)unused;
+	while (!stop)
+		reduce();
+	return NULL;
+}
+
+static void *stay_inside(void *milliseconds)
+{
+	EXPECT(nccl.ncclGroupStart(), 0);
+	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+	EXPECT(nccl.ncclGroupEnd(), 0);
+	return NULL;
+}
+
+static void start(void *(*what)(void *), int number)
+{
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, what, (void *)(uintptr_t)number), 0);
+	pthread_detach(thread);
+}
+
+/* Some of the ranks of a communicator. */
+static void make_ranks(int here, int ranks)
+{
+	static char last;
+	struct id id = {{++last}};
+	EXPECT(nccl.ncclGroupStart(), 0);
+	for (int i = 0; i < here; i++)
+		EXPECT(nccl.ncclCommInitRank(&comms[count + i], ranks, id, i), 0);
+	EXPECT(nccl.ncclGroupEnd(), 0);
+	count += here;
+}
+
+static const char *run(char *line)
+{
+	static char answer[2000];
+	char *word = strtok(line, " \n"), *rest = strtok(NULL, "\n");
+	int number = rest ? atoi(rest) : 0;
+	CHECK(word);
+	snprintf(answer, sizeof answer, "ok");
+	if (strcmp(word, "allocate") == 0) {
+		weights = pausable(WEIGHTS * MIB, "weights", true);
+		fill(weights, WEIGHTS * MIB, 1);
+		cache = pausable(CACHE * MIB, "cache", false);
+	} else if (strcmp(word, "serve") == 0) {
+		EXPECT(tms_serve(), 0);
+	} else if (strcmp(word, "all") == 0) { /* on the one device */
+		static const int zeros[MOST];
+		EXPECT(nccl.ncclCommInitAll(&comms[count], number, zeros), 0);
+		count += number;
+	} else if (strcmp(word, "ranks") == 0) {
+		int here, ranks;
+		CHECK(sscanf(rest, "%d %d", &here, &ranks) == 2);
+		make_ranks(here, ranks);
+	} else if (strcmp(word, "split") == 0) {
+		int were = count;
+		for (int i = 0; i < were; i++)
+			EXPECT(nccl.ncclCommSplit(comms[i], 3, i, &comms[count++], NULL), 0);
+#ifndef LINKED
+	} else if (strcmp(word, "other") == 0) { /* NCCL, from now on */
+		void *library = dlopen(rest, RTLD_NOW | RTLD_LOCAL);
+		CHECK(library);
+		look_up(library);
+		first = count;
+#endif
+	} else if (strcmp(word, "reduce") == 0) {
+		reduce();
+	} else if (strcmp(word, "work") == 0) {
+		stop = false;
+		start(reduce_all_the_time, 0);
+	} else if (strcmp(word, "calm") == 0) {
+		stop = true;
+	} else if (strcmp(word, "cycles") == 0) {
+		snprintf(answer, sizeof answer, "%ld", (long)cycles);
+	} else if (strcmp(word, "inside") == 0) {
+		start(stay_inside, number);
+		usleep(50000);
+	} else if (strcmp(word, "register") == 0) {
+		EXPECT(nccl.ncclCommRegister(comms[0], (char *)weights + number * MIB, number < WEIGHTS ? MIB : 0,
+					     &handles[handle_count]), 0);
+		handle_count++;
+	} else if (strcmp(word, "deregister") == 0) {
+		EXPECT(nccl.ncclCommDeregister(comms[0], handles[--handle_count]), 0);
+	} else if (strcmp(word, "window") == 0) {
+		EXPECT(nccl.ncclGroupStart(), 0);
+		EXPECT(nccl.ncclCommWindowRegister(comms[0], weights, MIB, &handles[handle_count], 0), 0);
+		EXPECT(nccl.ncclGroupEnd(), 0);
+		handle_count++;
+	} else if (strcmp(word, "close") == 0) {
+		EXPECT(nccl.ncclCommWindowDeregister(comms[0], handles[--handle_count]), 0);
+	} else if (strcmp(word, "destroy") == 0) { /* the last so many */
+		for (int i = 0; i < number; i++) {
+			EXPECT(nccl.ncclCommFinalize(comms[--count]), 0);
+			EXPECT(nccl.ncclCommDestroy(comms[count]), 0);
+		}
+	} else if (strcmp(word, "pause") == 0) {
+		int code = tms_pause(rest);
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "resume") == 0) {
+		int code = tms_resume(rest);
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "everything") == 0) {
+		int code = tms_pause_everything(atof(rest));
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "fork") == 0) { /* a child finds NCCL open, whatever is held in the parent */
+		int status, version;
+		pid_t child = fork();
+		if (child == 0)
+			_exit(nccl.ncclGetVersion(&version) || nccl.ncclGroupStart() || nccl.ncclGroupEnd());
+		EXPECT(waitpid(child, &status, 0), child);
+		EXPECT(status, 0);
+	} else if (strcmp(word, "export") == 0) {
+		static void *own;
+		EXPECT(cudaMalloc(&own, MIB), 0);
+		EXPECT(cudaIpcGetMemHandle(answer, own), 0);
+		snprintf(answer, sizeof answer, "ok");
+	} else if (strcmp(word, "stats") == 0) {
+		char text[4000];
+		CHECK(tms_stats_json(text, sizeof text) < sizeof text);
+		snprintf(answer, sizeof answer, "%d", strstr(text, "\"everything\":true") != NULL);
+	} else if (strcmp(word, "check") == 0) {
+		CHECK(filled(weights, WEIGHTS * MIB, 1));
+	} else if (strcmp(word, "free") == 0) {
+		snprintf(answer, sizeof answer, "%zu", free_bytes() / MIB);
+	} else {
+		CHECK(!"a word that is known");
+	}
+	return answer;
+}
+
+int converse(void);
+int converse(void)
+{
+	char line[5000];
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
+	while (fgets(line, sizeof line, stdin)) {
+		printf("%s\n", run(line));
+		fflush(stdout);
+	}
+	return 0;
+}
+
+int main(int argc, char **argv)
+{
+	const char *way = argc > 1 ? argv[1] : "linked";
+	if (strcmp(way, "local") == 0) {
+		void *library = dlopen(argv[2], RTLD_NOW | RTLD_LOCAL);
+		int (*there)(void) = library ? (int (*)(void))dlsym(library, "converse") : NULL;
+		if (!there)
+			fprintf(stderr, "%s\n", dlerror());
+		CHECK(there && there != converse);
+		return there();
+	}
+#ifndef LINKED
+	void *library = dlopen(argv[2], RTLD_NOW | (strcmp(way, "default") == 0 ? RTLD_GLOBAL : RTLD_LOCAL));
+	CHECK(library);
+	look_up(strcmp(way, "default") == 0 ? RTLD_DEFAULT : library);
+#endif
+	return converse();
+}

@@ -1,0 +1,26 @@
+/* communicators has what libtms_reach.so tells libtms.so of NCCL (gate.h), for Go too. */
+#ifndef REACH_COMMUNICATORS_H
+#define REACH_COMMUNICATORS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct gate_communicator {
+	int version;	      /* of its NCCL, as 22907; 0: unknown */
+	bool suspended, busy; /* by begin; or begin has not come back */
+	bool lost;	      /* it was suspended, and could not be resumed */
+	int code;	      /* of a suspend or resume that has failed, an ncclResult_t; else 0 */
+	const char *obstacle; /* why it cannot be suspended; NULL: it can, or is */
+	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
+};
+
+/* Memory that is registered with a communicator. */
+struct gate_registration {
+	uintptr_t address;
+	size_t size;
+	const char *call, *undone_by;
+	int version;
+};
+
+#endif

@@ -1,0 +1,32 @@
+/* words has the parameters of functions whose arguments are words all, as they are declared and as they are passed on. */
+#ifndef REACH_WORDS_H
+#define REACH_WORDS_H
+
+#include <stdint.h>
+
+/* What comes on the stack is volatile, so that it is read when the call is made: in a register, which must be saved
+ * first, it would cost more than the gate. */
+#define WORDS_1 uintptr_t a
+#define WORDS_2 WORDS_1, uintptr_t b
+#define WORDS_3 WORDS_2, uintptr_t c
+#define WORDS_4 WORDS_3, uintptr_t d
+#define WORDS_5 WORDS_4, uintptr_t e
+#define WORDS_6 WORDS_5, uintptr_t f
+#define WORDS_7 WORDS_6, volatile uintptr_t g
+#define WORDS_8 WORDS_7, volatile uintptr_t h
+#define WORDS_9 WORDS_8, volatile uintptr_t i
+#define WORDS_10 WORDS_9, volatile uintptr_t j
+#define WORDS_11 WORDS_10, volatile uintptr_t k
+#define PASS_1 a
+#define PASS_2 PASS_1, b
+#define PASS_3 PASS_2, c
+#define PASS_4 PASS_3, d
+#define PASS_5 PASS_4, e
+#define PASS_6 PASS_5, f
+#define PASS_7 PASS_6, g
+#define PASS_8 PASS_7, h
+#define PASS_9 PASS_8, i
+#define PASS_10 PASS_9, j
+#define PASS_11 PASS_10, k
+
+#endif
