@@ -91,8 +91,9 @@ int tms_resume(const char *tag);
  * timeout is in seconds, for all that comes before contents are saved. When it is over the threads go on, nothing has
  * changed, and tms_last_error names the thread and call, or the stream, that was waited for.
  * 909 (cudaErrorTimeout) then; 801 where there is no gate, where the kernel has no membarrier, and where the gate could
- * not hold all work: NVSHMEM is in use, pausable memory was exported, or the program was given a function of
- * the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
+ * not hold all work: NVSHMEM is in use, pausable memory was exported, or is registered with NCCL (this in any
+ * pause), or the program was given a function of the driver that this library does not know. TMS_PAUSE_FORCE=1 in the
+ * environment makes the pause all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
 /* Pauses all, as tms_pause_gated where there is a gate and as tms_pause where there is none, and then has the driver take
