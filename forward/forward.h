@@ -85,6 +85,7 @@ struct forward_ipc {
 	X(cuMemImportFromShareableHandle, (uint64_t *handle, void *shareable, int type),           \
 	  (handle, shareable, type))                                                               \
 	X(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags)) \
+	X(cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties)) \
 	X(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags)) \
 	X(cuIpcOpenMemHandle_v2, (uintptr_t *pointer, struct forward_ipc handle, unsigned flags),   \
 	  (pointer, handle, flags))                                                                \

@@ -42,6 +42,7 @@
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \
 	X(cuMemUnmap, 10020, false, cuMemUnmap)                                                            \
+	X(cuMulticastCreate, 12010, false, cuMulticastCreate)                                              \
 	X(cuStreamBeginCapture, 10010, false, cuStreamBeginCapture_v2)                                     \
 	X(cuStreamBeginCapture, 10010, true, cuStreamBeginCapture_v2_ptsz)                                 \
 	X(cuStreamBeginCaptureToGraph, 12030, false, cuStreamBeginCaptureToGraph)                          \

@@ -30,8 +30,8 @@ HIDDEN void everything_set(bool now)
 	atomic_store(&asked, now);
 }
 
-/* Managed memory, and memory that processes share: the driver may lose a process that has any (NVIDIA's notes on
- * cuda-checkpoint). When all of it is gone is not known here. */
+/* Managed memory, multicast objects, and memory that processes share: the driver may lose a process that has any
+ * (NVIDIA's notes on cuda-checkpoint), or not come back (multicast: NCCL's issues 2117 and 2337). When all of it is gone is not known here. */
 static const char *_Atomic obstacle;
 
 HIDDEN const char *everything_obstacle(void)
@@ -71,6 +71,11 @@ EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, 
 EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type)
 {
 	return NOTED(cuMemImportFromShareableHandle, (handle, shareable, type));
+}
+
+EXPORT int cuMulticastCreate(uint64_t *handle, const void *properties)
+{
+	return NOTED(cuMulticastCreate, (handle, properties));
 }
 
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */

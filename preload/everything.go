@@ -40,8 +40,8 @@ func (t *task) everything() error {
 func notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
-		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: it has called %s, and managed memory, or memory "+
-			"that processes share, cannot be checkpointed%s%s", C.GoString(call), ncclShares(), otherwise), cuda.NotSupported}
+		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: it has called %s, and managed memory, multicast "+
+			"objects, or memory that processes share cannot be checkpointed%s%s", C.GoString(call), ncclShares(), otherwise), cuda.NotSupported}
 	}
 	if address := lent(); address != 0 {
 		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: its memory at %#x was exported, and memory that "+

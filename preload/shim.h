@@ -3,7 +3,7 @@
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
-#include "communicators.h"
+#include "../reach/communicators.h"
 
 #include <semaphore.h>
 #include <signal.h>

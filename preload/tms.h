@@ -104,7 +104,7 @@ int tms_pause_gated(const char *tag, double timeout);
  *
  * timeout is in seconds, for the program's threads and for work on the devices to come to an end. After an error all is
  * as before, or tms_last_error says what is not. 909 when it is late; 801 where the driver cannot do it, or could not
- * but would lose the process: managed memory, memory shared with other processes, a part of a GPU (MIG). */
+ * but would lose the process: managed memory, multicast, memory shared with other processes, a part of a GPU (MIG). */
 int tms_pause_everything(double timeout);
 
 /* Has the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same

@@ -678,6 +678,8 @@ static void *carry_out(void *rank)
 	int now = suspended ? SUSPENDED : code != DONE && !job.suspend ? LOST : RUNNING;
 	atomic_store(&c->code, code);
 	atomic_store(&c->phase, now);
+	if (!c->comm) /* destroyed meanwhile: see goes */
+		atomic_store(&c->state, FREE);
 	return NULL;
 }
 

@@ -197,7 +197,7 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	w.refused("cannot be held up", "pause", w.pid, "--everything") // no gate, and not forced
 	w.asBefore()
 	w.do("export")
-	w.refused("it has called cudaIpcGetMemHandle, and managed memory, or memory that processes share, cannot be checkpointed; "+
+	w.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed; "+
 		"without --everything, what is pausable can be paused", "pause", w.pid, "--everything", "--force")
 	require.Equal(t, "801 0 ", w.do("everything 5")[:6])
 	w.asBefore()
@@ -234,7 +234,7 @@ func oldDriver(t *testing.T) string {
 
 // Each is refused before the driver is asked, which would lose the process, and the process runs on.
 func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
-	const shared = ", and managed memory, or memory that processes share, cannot be checkpointed; without --everything, what is pausable can be paused"
+	const shared = ", and managed memory, multicast objects, or memory that processes share cannot be checkpointed; without --everything, what is pausable can be paused"
 	for _, c := range []struct {
 		name, environment, words string
 		use                      func(w *whole, other *steered)
@@ -245,6 +245,7 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 			func(w *whole, other *steered) {
 				w.do(fmt.Sprint("import /proc/", other.Process.Pid, "/fd/", other.do("share")))
 			}},
+		{"a multicast object", "", "it has called cuMulticastCreate" + shared, func(w *whole, _ *steered) { w.do("multicast") }},
 		{"a part of a GPU", "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb",
 			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint; without --everything", nil},
 	} {

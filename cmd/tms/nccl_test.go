@@ -174,7 +174,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 		c := startNCCL(t, "linked", ncclNew)
 		c.do("ranks 1 2")
 		c.do("export")
-		c.refused("it has called cudaIpcGetMemHandle, and managed memory, or memory that processes share, cannot be checkpointed "+
+		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed "+
 			"(NCCL 2.29.7 shares memory between ranks on one host); without --everything", "pause", c.pid, "--everything")
 		c.do("reduce")
 	})

@@ -142,6 +142,20 @@ static int exported(void)
 	return fd;
 }
 
+static void multicast(void)
+{
+	struct {
+		unsigned devices;
+		size_t size;
+		unsigned long long handles, flags;
+	} properties = {1, 2 * MIB, 0, 0};
+	int (*create)(uint64_t *, void *) = (int (*)(uint64_t *, void *))dlsym(RTLD_DEFAULT, "cuMulticastCreate");
+	int (*release)(uint64_t) = (int (*)(uint64_t))dlsym(RTLD_DEFAULT, "cuMemRelease");
+	uint64_t handle;
+	EXPECT(create(&handle, &properties), 0);
+	EXPECT(release(handle), 0);
+}
+
 static void import(const char *path)
 {
 	int (*import)(uint64_t *, void *, int) =
@@ -231,6 +245,8 @@ static const char *run(char *line, char *const *argv)
 		snprintf(answer, sizeof answer, "%d", exported());
 	} else if (strcmp(word, "import") == 0) {
 		import(rest);
+	} else if (strcmp(word, "multicast") == 0) {
+		multicast();
 	} else if (strcmp(word, "managed") == 0) {
 		unsigned char *managed;
 		EXPECT(cudaMallocManaged((void **)&managed, MIB, 1), 0);

@@ -66,6 +66,7 @@
 	X(cuMemRetainAllocationHandle, cuMemRetainAllocationHandle, 11000, INIT)                             \
 	X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, 10020, INIT)                           \
 	X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020, INIT)                       \
+	X(cuMulticastCreate, cuMulticastCreate, 12010, INIT)                                                 \
 	X(cuMemAlloc, cuMemAlloc_v2, 3020, CTX)                                                              \
 	X(cuMemAllocPitch, cuMemAllocPitch_v2, 3020, CTX)                                                    \
 	X(cuMemAllocManaged, cuMemAllocManaged, 6000, CTX)                                                   \

@@ -198,6 +198,12 @@ typedef struct {
 	char reserved[64];
 } CUipcMemHandle;
 
+typedef struct {
+	unsigned numDevices;
+	size_t size;
+	unsigned long long handleTypes, flags;
+} CUmulticastObjectProp;
+
 // cuCtxCreate_v4 takes this; the simulator accepts only its defaults.
 typedef struct {
 	void *execAffinityParams;

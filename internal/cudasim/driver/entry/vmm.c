@@ -102,6 +102,24 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 	return result;
 }
 
+// A group that has no members yet, and cannot be given any here.
+CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
+{
+	ENTER(cuMulticastCreate);
+	if (!handle || !prop || !prop->numDevices || !prop->size || !aligned(prop->size) || prop->flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	struct block *block = calloc(1, sizeof *block);
+	if (!block)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*block = (struct block){.references = 1, .foreign_fd = -1}; // of no memory
+	CUresult result = allocation_new(block, handle);
+	if (result != CUDA_SUCCESS)
+		block_release(block);
+	else
+		process_shares();
+	return result;
+}
+
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
 	ENTER(cuMemRelease);
