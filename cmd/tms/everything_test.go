@@ -27,7 +27,7 @@ func startWhole(t *testing.T, environment ...string) *whole {
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
 	program := steeredProgram(t)
-	shared := []string{"CUDASIM_SHARED=" + filepath.Base(filepath.Dir(program)), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
+	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
 	w := &whole{steered: startSteered(t, program, append(shared, environment...)...)}
 	w.pid = strconv.Itoa(w.Process.Pid)
 	w.do("own 40")

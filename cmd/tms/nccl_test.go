@@ -59,7 +59,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
-	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(filepath.Dir(c.libraries)), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
+	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
 		"TMS_CONTROL=1")
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
 	c.Env = append(append(shared, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so")), environment...)
