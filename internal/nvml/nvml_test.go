@@ -149,7 +149,7 @@ func TestManyProcessesAndNone(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	t.Setenv("CUDASIM_DEVICES", "1")
+	t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid())) // other processes have other devices
 	l := open(t)
 	_, err := l.describe(&Device{Index: 16})
 	require.EqualError(t, err, "nvmlDeviceGetHandleByIndex_v2: NVML error 2: Invalid Argument")
