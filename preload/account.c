@@ -479,7 +479,8 @@ AT_LOAD HIDDEN void account_load(void)
 	path[length > 0 ? length : 0] = 0;
 	const char *slash = strrchr(path, '/');
 	snprintf(program, sizeof program, "%s", slash ? slash + 1 : "unknown");
-	account_on = alloc_watched = true;
+	account_on = true;
+	atomic_store(&alloc_watched, true);
 	atomic_store(&mapping_watched, true);
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }

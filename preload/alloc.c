@@ -1,5 +1,5 @@
 /* alloc has the functions that allocate: CUDA's own outside regions, in them memory of the engine. What was
- * made is written down where TMS_TRACE asks for it (trace.c). Memory that a program maps itself is left to
+ * made is written down where that is asked for (trace.c). Memory that a program maps itself is left to
  * mapping.c. */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -49,17 +49,18 @@ static int pausable_malloc_here(void **pointer, size_t size)
 	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
-HIDDEN bool alloc_watched;
+HIDDEN _Atomic bool alloc_watched;
 
 /* An allocation function's body: plain outside regions, ours in them; and, where that is asked for, the trace and the
  * account, for which before and after are done where the plain one is. */
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !alloc_watched) || alloc_below) {                   \
+		if (likely(!region_active() && !alloc_is_watched()) || alloc_below) {              \
 			made_ = plain;                                                             \
 		} else {                                                                           \
-			if (in_region) {                                                           \
+			bool taking_ = (in_region);                                                \
+			if (taking_) {                                                             \
 				made_ = ours;                                                      \
 			} else {                                                                   \
 				before;                                                            \
@@ -67,7 +68,7 @@ HIDDEN bool alloc_watched;
 				if (made_ == SUCCESS)                                              \
 					after;                                                     \
 			}                                                                          \
-			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream); \
+			trace_malloc(made_, made_ == SUCCESS ? *(void **)(pointer) : NULL, size, stream, taking_); \
 		}                                                                                  \
 		made_;                                                                             \
 	})
@@ -88,7 +89,7 @@ OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *call
 
 HOT EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	if (likely(!region_active() && !alloc_watched))
+	if (likely(!region_active() && !alloc_is_watched()))
 		return forward_cudaMalloc(pointer, size);
 	return watched_cudaMalloc(pointer, size, __builtin_return_address(0));
 }

@@ -10,19 +10,19 @@ HIDDEN int pausable_free(void *pointer)
 
 static inline bool watches(const void *pointer)
 {
-	return unlikely(arena_contains(pointer) || alloc_watched);
+	return unlikely(arena_contains(pointer) || alloc_is_watched());
 }
 
 /* The rest of a function that frees what it watches. What it does not is passed on without a frame of ours, which
  * WATCHED would need, so that is in a function of its own. */
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
-		struct block traced_ = trace_free(pointer, stream), counted_ = account_free(pointer); \
+		trace_free(pointer, stream);                                                       \
+		struct block counted_ = account_free(pointer);                                     \
 		int freed_ = arena_contains(pointer) ? (ours) : (plain);                           \
-		if (unlikely(freed_ != SUCCESS)) {                                                 \
-			trace_unfree(traced_);                                                     \
+		trace_freed(freed_, pointer);                                                      \
+		if (unlikely(freed_ != SUCCESS))                                                   \
 			account_unfree(counted_);                                                  \
-		}                                                                                  \
 		freed_;                                                                            \
 	})
 

@@ -120,7 +120,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 			return 0, err
 		}
 	}
-	options.Gated, options.Capturing, options.Progress = true, false, nil
+	options.Gated, options.Capturing, options.Progress, options.Asked = true, false, nil, deadline.Add(-timeout)
 	if freed, err = e.Pause(options); err == nil && also != nil {
 		also.nccl = tellNCCL(held)
 	}

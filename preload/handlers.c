@@ -25,7 +25,7 @@ static struct {
 	__typeof__(signal) *signal, *sysv_signal;
 } next;
 
-static void find_next(void)
+HIDDEN void handlers_find(void)
 {
 	static atomic_bool found;
 	if (likely(atomic_load_explicit(&found, memory_order_acquire)))
@@ -133,6 +133,8 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 {
 	int i = fault_number(signal);
 	bool happened = info->si_code > 0 && !(signal == SIGBUS && info->si_code == BUS_MCEERR_AO);
+	if (happened && signal == SIGBUS && trace_faulted(info->si_addr))
+		return;
 	if (happened && in_go(program_counter(context))) {
 		if (on_its_stack(i, context))
 			go_action[i].sa_sigaction(signal, info, context);
@@ -174,13 +176,15 @@ HIDDEN void handlers_arm(void)
 	/* Go's own flags, and its mask: every signal. */
 	static const struct sigaction ours = {
 		.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART, .sa_mask = {{-1ul}}};
-	find_next();
+	handlers_find();
 	sigset_t saved;
 	lock(&saved);
 	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
 		next.sigaction(faults[i], NULL, &now);
-		if (go_action[i].sa_sigaction && replaceable(i, &now)) /* none in a test binary, which has Go's own */
+		/* None of Go's while it is asleep, or in a test binary, which has its own. */
+		bool wanted = go_action[i].sa_sigaction || (faults[i] == SIGBUS && trace_is_on());
+		if (wanted && replaceable(i, &now))
 			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
 	}
 	atomic_store(&handlers_armed, HANDLERS_ALL);
@@ -192,7 +196,7 @@ HIDDEN void handlers_arm(void)
 HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *old)
 {
 	if (atomic_load(&go_state) != GO_STARTING) {
-		find_next();
+		handlers_find();
 		return next.sigaction(signal, action, old);
 	}
 	int i = fault_number(signal);
@@ -203,11 +207,11 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 	return 0;
 }
 
-/* A call that is no concern of ours; asleep none is. */
+/* A call that is no concern of ours; asleep none is, but for a trace. */
 static bool passed_on(int signal)
 {
-	find_next();
-	return likely(fault_number(signal) < 0 || atomic_load(&go_state) == GO_ASLEEP);
+	handlers_find();
+	return likely(fault_number(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !trace_is_on()));
 }
 
 /* The host's action has replaced ours; handlers_arm takes it from there. */

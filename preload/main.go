@@ -67,6 +67,7 @@ func start() (*vmm.Engine, error) {
 	made.Warn(logLine)
 	made.Contexts(eachContext)
 	made.WhenUngated(openGate)
+	made.Observe(recordTransition)
 	made.Shareable(bool(C.region_config.shareable))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)

@@ -62,8 +62,10 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 		int answer_ = NOT_OURS;                                                            \
 		bool counts_ = false;                                                              \
 		if (unlikely(atomic_load_explicit(&mapping_watched, memory_order_acquire))) {      \
-			if (atomic_load_explicit(&mapping_tracked, memory_order_acquire))          \
+			if (atomic_load_explicit(&mapping_tracked, memory_order_acquire)) {        \
 				answer_ = IN_GO(ours);                                             \
+				trace_changed();                                                   \
+			}                                                                          \
 			counts_ = account_on;                                                      \
 		}                                                                                  \
 		answer_ != NOT_OURS ? answer_ : unlikely(counts_) ? (counted) : (plain);           \

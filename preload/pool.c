@@ -76,10 +76,9 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 
 EXPORT int tms_pool_free(tms_pool *pool, void *address)
 {
-	struct block block = trace_free(address, TRACE_SAME_STREAM);
+	trace_free(address, TRACE_SAME_STREAM);
 	int code = IN_GO(tmsPoolFree((uintptr_t)pool, (uintptr_t)address));
-	if (code != SUCCESS)
-		trace_unfree(block);
+	trace_freed(code, address);
 	return code;
 }
 
@@ -148,7 +147,7 @@ EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 		return NULL;
 	}
 	int code = pausable_malloc(&pointer, (size_t)size, device);
-	trace_malloc(code, pointer, (size_t)size, stream);
+	trace_malloc(code, pointer, (size_t)size, stream, true);
 	return code == SUCCESS ? pointer : NULL;
 }
 
@@ -156,14 +155,13 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 {
 	(void)size;
 	(void)device;
-	struct block block = trace_free(address, stream); /* which waits for the whole device */
+	trace_free(address, stream); /* which waits for the whole device */
 	int code = SUCCESS;
 	if (arena_contains(address))
 		code = pausable_free(address);
 	else if (address)
 		code = forward_cudaFree(address);
-	if (code != SUCCESS)
-		trace_unfree(block);
+	trace_freed(code, address);
 }
 
 typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
@@ -198,7 +196,7 @@ static int torch_pool_malloc(void **address, ssize_t size, int device, void *str
 	if (size < 0)
 		return error_fail(ERROR_INVALID_VALUE, "tms_torch_pool_malloc: %zd is no size", size);
 	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream, &settings));
-	trace_malloc(code, (void *)made, (size_t)size, stream);
+	trace_pool_malloc(code, (void *)made, (size_t)size, stream, NULL);
 	*address = (void *)made;
 	return code;
 }
@@ -246,10 +244,9 @@ EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *s
 	(void)device;
 	if (!address)
 		return;
-	struct block block = trace_free(address, stream);
+	trace_free(address, stream);
 	int code = IN_GO(tmsTorchPoolFree((uintptr_t)address));
-	if (code != SUCCESS)
-		trace_unfree(block);
+	trace_freed(code, address);
 	log_failure(__func__, code);
 }
 

@@ -89,11 +89,14 @@ func TestPoolOfPyTorch(t *testing.T) {
 // thread and time.
 func traced(t *testing.T, path string) []string {
 	t.Helper()
-	text, err := os.ReadFile(path)
+	_, err := trace.ReadFile(path)
 	require.NoError(t, err)
-	_, err = trace.Read(path, bytes.NewReader(text))
+	records, file, err := trace.OpenRecords(path)
 	require.NoError(t, err)
-	lines := strings.Split(strings.TrimSuffix(string(text), "\n"), "\n")
+	defer file.Close()
+	var text bytes.Buffer
+	require.NoError(t, trace.WriteLines(&text, records))
+	lines := strings.Split(strings.TrimSuffix(text.String(), "\n"), "\n")
 	require.Equal(t, trace.Header, lines[0])
 	line := regexp.MustCompile(`^[1-9]\d*,[0-2]\d:[0-5]\d:[0-5]\d\.\d{6},((?:allocate|free|allocate failure),0x[0-9a-f]+,\d+,0x[0-9a-f]+)$`)
 	rows := []string{}
@@ -162,7 +165,7 @@ func TestTraceThatCannotBeWritten(t *testing.T) {
 	program := compile(t, "trace", majors[1])
 	for path, why := range map[string]string{
 		filepath.Join(t.TempDir(), "missing", "trace.csv"): "No such file or directory",
-		"/dev/full": "No space left on device",
+		"/dev/full": "it is no plain file",
 	} {
 		o := run(t, program, []string{"calls", path}, "TMS_TRACE="+path)
 		o.succeeded(t)

@@ -72,6 +72,7 @@ type connection struct {
 	statusID   uint64
 	awaits     time.Time // of gateAwaited: how long
 	holds      []hold
+	recording  int // which one it has asked for and not ended; 0: none
 }
 
 // What has become of a client's status; or it waits for somebody who waits at the gate.
@@ -180,7 +181,7 @@ func (c *connection) ready() bool {
 	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
 		return false
 	}
-	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || len(c.holds) == 0)
+	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !c.keeps())
 }
 
 func (c *connection) read() {
@@ -220,10 +221,13 @@ func (s *server) hear(c *connection, now time.Time) {
 	}
 	if len(c.in) > 0 {
 		c.fail(errors.New("the line has no end"))
-	} else if len(c.holds) == 0 {
+	} else if !c.keeps() {
 		c.gone = true
 	}
 }
+
+// keeps tells whether something lasts as long as the client is there, also one that sends no more.
+func (c *connection) keeps() bool { return len(c.holds) > 0 || c.recording > 0 }
 
 // expire gives up a client that takes too long.
 func (c *connection) expire(now time.Time) {
@@ -320,7 +324,11 @@ func (s *server) request(c *connection, line []byte) {
 			c.refuse(r.ID, fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.request.Op))
 			return
 		}
-		c.task = &task{client: c, request: r}
+		if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
+			c.refuse(r.ID, errors.New("a client has one recording at a time, which it ends by a record without a file"))
+			return
+		}
+		c.task = &task{client: c, request: r, recording: c.recording}
 		if r.Tag != nil {
 			name := vmm.TagName(*r.Tag)
 			c.task.tag = &name
@@ -400,6 +408,9 @@ func (s *server) leave() {
 		for _, h := range c.holds {
 			s.abandon(h)
 		}
+		if c.recording > 0 {
+			abandonRecording(c.recording)
+		}
 	}
 }
 
@@ -469,7 +480,13 @@ func (s *server) collect() {
 	}
 	t := s.running
 	s.running = nil
-	if t.request.Op == control.Pause && t.request.Keep && reply.OK {
+	if t.request.Op == control.Record {
+		if t.client != nil && (reply.OK || t.request.File == "") {
+			t.client.recording = t.recording
+		} else if t.client == nil && t.recording > 0 {
+			abandonRecording(t.recording)
+		}
+	} else if t.request.Op == control.Pause && t.request.Keep && reply.OK {
 		s.unhold(t.tag)
 	} else if t.request.Op == control.Pause && (reply.OK || reply.Bytes > 0) {
 		h := hold{t.tag, t.undo}

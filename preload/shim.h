@@ -144,8 +144,9 @@ HIDDEN int threads_processors(void); /* for Go, called on one of them */
 
 /* handlers.c: signal dispositions once the Go runtime has started. */
 extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
-enum { HANDLERS_ALL = 7 };
+enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
+HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64
@@ -201,21 +202,19 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* table.c: blocks by address. Who has the table has a lock for it. */
+/* table.c: blocks of account.c's by address. */
 struct account_owner;
 struct block {
 	const void *address; /* or a handle, whose memory it is; NULL: none */
 	size_t size;
 	union {
-		const void *stream;	     /* of trace.c */
-		struct account_owner *owner; /* of account.c */
-		uint64_t handle;	     /* of account.c, that is mapped there */
+		struct account_owner *owner;
+		uint64_t handle; /* that is mapped there */
 	};
 	union {
-		const void *pool;    /* of trace.c */
-		const void *context; /* of account.c */
+		const void *context;
 		struct {
-			uint32_t references, mappings; /* of account.c, of a handle */
+			uint32_t references, mappings; /* of a handle */
 		};
 	};
 };
@@ -228,19 +227,52 @@ HIDDEN bool table_put(struct table *table, struct block block);	/* in place of o
 HIDDEN struct block table_take(struct table *table, const void *address); /* of address NULL: there was none */
 HIDDEN void table_clear(struct table *table);
 
-/* alloc.c: what CUDA itself gives is looked at too, by trace.c or account.c; from load on. */
-extern bool alloc_watched HIDDEN;
+/* alloc.c: what CUDA itself gives is looked at too, by trace.c or account.c. */
+extern _Atomic bool alloc_watched HIDDEN;
+static inline bool alloc_is_watched(void)
+{
+	return atomic_load_explicit(&alloc_watched, memory_order_relaxed);
+}
 
-/* trace.c: the record of allocations that TMS_TRACE asks for; nothing happens without it. */
+/* trace.c: what TMS_TRACE, or tms record, has recorded; nothing happens without it. */
+extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
-HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream);
+HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-/* A free is written down before it is made, when nobody else can have the address yet, and taken back
- * when it failed. */
+/* A free is written down before it is made, when nobody else can have the address yet, and taken back when it failed. */
 #define TRACE_SAME_STREAM ((void *)-1) /* as the allocation */
-HIDDEN struct block trace_free(const void *address, const void *stream);
-HIDDEN void trace_unfree(struct block block);
+HIDDEN void trace_free(const void *address, const void *stream);
+HIDDEN void trace_freed(int code, const void *address);
+HIDDEN void trace_changed(void); /* memory that is no allocation: the figures of its tag are of interest */
 HIDDEN void trace_pool_destroyed(const void *pool);
+HIDDEN bool trace_faulted(const void *address); /* in a handler: it was the file's memory, and the instruction can go on */
+HIDDEN int trace_recording(void); /* which one it is, from 1 on */
+HIDDEN const char *trace_start(const char *file); /* for tms record; NULL, or why not */
+HIDDEN const char *trace_end(int recording);	  /* that; NULL, or why it had ended before */
+static inline bool trace_is_on(void)
+{
+	return atomic_load_explicit(&trace_on, memory_order_relaxed);
+}
+
+/* What recording.go tells. Tags are interned; NULL: all, or none. */
+enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE };
+struct trace_operation {
+	bool over; /* else it begins, and what follows the tag is 0 */
+	enum trace_kind kind;
+	const char *tag;
+	int code;
+	uint64_t bytes, copied;		/* of device memory given back or taken; of contents */
+	uint64_t took, waited, copying; /* nanoseconds: in all, and of that */
+};
+struct trace_figures { /* of a tag on a device, in bytes */
+	int device;
+	const char *tag;
+	uint64_t live, physical, host, disk, peer;
+};
+HIDDEN void trace_operation(const struct trace_operation *operation);
+HIDDEN void trace_figures(const struct trace_figures *figures);
+HIDDEN void trace_earlier(int device, uintptr_t address, uint64_t size, const char *tag); /* an allocation of before */
+HIDDEN void trace_sample_after(uint64_t pause); /* nanoseconds, until tmsTraceFigures is called again */
 
 /* account.c: what CUDA itself gives to each library, where TMS_ACCOUNT asks for it; nothing happens without it. */
 extern bool account_on HIDDEN; /* from load on */

@@ -37,6 +37,7 @@ type task struct {
 	tag       *string     // its tag, by its name
 	withdrawn atomic.Bool // what waits for memory is to end
 	also      everything
+	recording int       // of a record: which one it has begun, or is to end
 	undo      []*string // tags by whose resume a pause is undone, nil for all: set by the pause, done by an undo
 }
 
@@ -55,6 +56,9 @@ func (t *task) perform() *control.Reply {
 	start := time.Now()
 	var reply control.Reply
 	err := guard.Call(func() (err error) {
+		if t.request.Op == control.Record {
+			return t.record()
+		}
 		if err := t.everything(); err != nil {
 			return err
 		}
@@ -110,6 +114,20 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return bytes, err
 	}
+}
+
+// record begins a recording, or ends the client's.
+func (t *task) record() error {
+	which := t.recording
+	t.recording = 0
+	if t.request.File == "" {
+		return stopRecording(which)
+	}
+	err := startRecording(t.request.File)
+	if err == nil {
+		t.recording = int(C.trace_recording())
+	}
+	return err
 }
 
 // resume tries again while memory is short, unless it is withdrawn.

@@ -1,246 +1,521 @@
-/* trace records: with TMS_TRACE=FILE every allocation and free of the process goes to FILE, in the format that
- * internal/trace documents and reads, %p in FILE being the process's number. What is an allocation is left to those
- * who make them. It is C, and asleep Go stays asleep, so that any program can be recorded.
+/* trace records what the process does with device memory, to the file that TMS_TRACE names (%p: the process) or that
+ * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags. internal/trace
+ * reads it, and documents the records. What is an allocation is left to those who make them. It is C, and asleep Go
+ * stays asleep, so that any program can be recorded.
  *
- * The file is made at the first allocation: most processes that inherit the variable make none. It is
- * locked, so a second process that is given the same file does not write over the first. Lines are
- * buffered, and written out by the first of each second and at exit: who is killed loses the last.
+ * The file is made at the first allocation: most processes that inherit the variable make none. It is written through a
+ * mapping, a window at a time, so that a record is the file's as soon as it is made, whatever ends the process. The
+ * blocks behind a window are had before (fallocate), so a full disk is an error and no fault. Nobody can keep the
+ * file from being cut short: the fault comes to trace_faulted, which puts other memory there.
  *
- * The host may close the descriptor, and open a file of its own that gets the number: which file it is of is
- * asked before each write, and a trace whose descriptor is gone ends.
+ * No descriptor is kept, for a host may close any, and open something of its own that gets the number: the file is
+ * opened by its name for each window, and is the same if its inode is. A mapping that nobody touches keeps the lock that
+ * a second process meets which is given the same file.
  *
- * A forked child writes a file of its own where the name has %p in it, and else nothing. */
+ * A forked child has neither mapping. It writes a file of its own where the name has %p in it, and else nothing. */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "_cgo_export.h"
+#include "forward.h"
 #include "region.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER_SIZE = 64 << 10, LINE_SIZE = 160 };
+/* As internal/trace/records.go has them. */
+enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault */
+enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
+enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8 };
+enum { TEXT_TAG, TEXT_COMMAND };
+struct header {
+	char magic[8];
+	uint32_t version, process;
+	uint64_t monotonic, realtime; /* nanoseconds, at the same moment */
+	int64_t utc_offset;	      /* seconds */
+	uint64_t reserved[3];
+};
+struct record {
+	_Atomic uint8_t kind; /* written last */
+	uint8_t flags;
+	int16_t device; /* -1: not known */
+	uint32_t thread;
+	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
+	uint64_t address, size, stream, pool, tag, other;
+};
+_Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as internal/trace reads them");
 
-static const char *pattern; /* TMS_TRACE; NULL: nothing is recorded */
+enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
+
+HIDDEN _Atomic bool trace_on;
+static const char *pattern; /* TMS_TRACE; NULL: unset */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
+static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
-/* All below is guarded by lock. */
+/* All below is guarded by lock, but for window and lost, which trace_faulted has too. */
 static enum { UNOPENED, OPEN, STOPPED } state;
-static struct descriptor file = {-1, 0, 0};
-static char *buffer;
-static size_t filled;
-static bool unbuffered; /* the process is exiting */
-static time_t written;
-static long utc_offset; /* seconds, as at the start */
+static bool from_outside;     /* it was tms record that asked */
+static char asked[PATH_MAX];  /* the file's name, as it was given */
+static char path[PATH_MAX];   /* and from the root, by which it is opened again */
+static dev_t device;
+static ino_t inode;
+static void *lock_kept;	      /* the mapping that keeps the file's lock */
+static char *_Atomic window;  /* NULL: there is none yet, at offset */
+static _Atomic bool lost;
+static off_t offset;	      /* of the window in the file */
+static size_t filled;	      /* of the window */
+static size_t touched;	      /* of the window has its pages, so that not each record meets a fault */
+static _Atomic uint64_t last;	 /* the time of the last record */
+static _Atomic uint64_t sampled; /* when recording.go is to be asked for figures again; both are read without lock */
+static const char *named[TAGS]; /* tags whose names are in the file, some of them */
+static _Atomic int recordings; /* so far */
+static char complaint[512];   /* why it stopped; "": it was told to */
 
-static struct table live;
-
-static void close_file(void)
+AT_LOAD static void turn(bool on)
 {
-	if (descriptor_is_still(file))
-		close(file.number);
-	file.number = -1;
+	atomic_store(&trace_on, on);
+	atomic_store(&alloc_watched, on || account_on);
 }
 
-static void stop(const char *what, const char *why)
+static int opened(const char *name, int flags)
 {
-	char message[512];
-	snprintf(message, sizeof message, "TMS_TRACE=%.300s: %s: %s; no more is recorded", pattern, what, why);
-	error_log(message);
-	close_file();
-	state = STOPPED;
-}
-
-static void flush(void)
-{
-	size_t done = 0;
-	while (state == OPEN && done < filled) {
-		if (!descriptor_is_still(file)) {
-			stop("cannot be written", "the program has closed its descriptor");
-			break;
-		}
-		ssize_t count = descriptor_write(file.number, buffer + done, filled - done);
-		if (count >= 0)
-			done += (size_t)count;
-		else if (errno != EINTR)
-			stop("cannot be written", strerror(errno));
-	}
-	filled = 0;
-}
-
-/* The pattern with the process's number for each %p. false: too long. */
-static bool file_name(char *name, size_t size)
-{
-	size_t length = 0;
-	for (const char *p = pattern; *p && length < size; p++) {
-		if (p[0] == '%' && p[1] == 'p') {
-			length += (size_t)snprintf(name + length, size - length, "%d", (int)getpid());
-			p++;
-		} else {
-			name[length++] = *p;
-		}
-	}
-	if (length >= size)
-		return false;
-	name[length] = 0;
-	return true;
-}
-
-static void open_file(void)
-{
-	char name[4096];
-	if (!file_name(name, sizeof name)) {
-		stop("cannot be made", strerror(ENAMETOOLONG));
-		return;
-	}
-	int number = open(name, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+	int number = open(name, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
 	if (number >= 0 && number <= STDERR_FILENO) { /* which the host has closed, and still writes to */
 		int above = fcntl(number, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
 		close(number);
 		number = above;
 	}
-	file = descriptor_of(number);
-	if (file.number < 0) {
+	return number;
+}
+
+/* The file again; -1: what its name leads to is another by now, or nothing. */
+static int reopened(void)
+{
+	struct stat found;
+	int number = opened(path, 0);
+	if (number >= 0 && (fstat(number, &found) != 0 || found.st_dev != device || found.st_ino != inode)) {
+		close(number);
+		errno = ENOENT;
+		number = -1;
+	}
+	return number;
+}
+
+static void close_window(void)
+{
+	char *was = atomic_exchange(&window, NULL);
+	if (was)
+		munmap(was, WINDOW);
+	offset += (off_t)filled;
+	filled = 0;
+}
+
+/* Gives back what of the file is not written to. */
+static void close_file(void)
+{
+	close_window();
+	int number = atomic_load(&lost) ? -1 : reopened();
+	if (number >= 0) {
+		if (ftruncate(number, offset) != 0)
+			errno = 0; /* zeros behind the last record do no harm */
+		close(number);
+	}
+	if (lock_kept)
+		munmap(lock_kept, sizeof(struct header));
+	lock_kept = NULL;
+}
+
+static void stop(const char *what, const char *why)
+{
+	const char *by = from_outside ? "the recording to " : "TMS_TRACE=";
+	snprintf(complaint, sizeof complaint, "%s%.300s: %s: %s; no more is recorded", by, asked, what, why);
+	if (!from_outside || state == OPEN) /* who asks from outside is answered */
+		error_log(complaint);
+	close_file();
+	state = STOPPED;
+	turn(false);
+}
+
+HIDDEN bool trace_faulted(const void *address)
+{
+	char *mine = atomic_load(&window);
+	if (!mine || (uintptr_t)address - (uintptr_t)mine >= WINDOW)
+		return false;
+	atomic_store(&lost, true);
+	return mmap(mine, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+}
+
+/* What is past the limit of a file (ulimit -f) is an error, not a signal that ends the host. */
+static bool without_signal(bool (*call)(int, off_t), int number, off_t from)
+{
+	sigset_t one, pending, saved;
+	sigemptyset(&one);
+	sigaddset(&one, SIGXFSZ);
+	sigemptyset(&pending);
+	sigpending(&pending);
+	pthread_sigmask(SIG_BLOCK, &one, &saved);
+	bool done = call(number, from);
+	int error = errno;
+	if (!done && error == EFBIG && !sigismember(&pending, SIGXFSZ))
+		sigtimedwait(&one, NULL, &(struct timespec){0, 0});
+	pthread_sigmask(SIG_SETMASK, &saved, NULL);
+	errno = error;
+	return done;
+}
+
+/* Blocks for a window at the offset, whole pages. Not every file system can say; zeros that are written do it too. */
+static bool have_blocks(int number, off_t from)
+{
+	static const char zeros[4096];
+	if (fallocate(number, 0, from, WINDOW) == 0)
+		return true;
+	if (errno != EOPNOTSUPP && errno != ENOSYS)
+		return false;
+	for (off_t at = offset; at < from + WINDOW;) { /* not over what is written */
+		size_t most = (size_t)(from + WINDOW - at) < sizeof zeros ? (size_t)(from + WINDOW - at) : sizeof zeros;
+		ssize_t count = pwrite(number, zeros, most, at);
+		if (count <= 0)
+			return false;
+		at += count;
+	}
+	return true;
+}
+
+static bool map_window(int number)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	off_t from = offset / (off_t)page * (off_t)page;
+	if (!without_signal(have_blocks, number, from))
+		return false;
+	void *mapped = mmap(NULL, WINDOW, PROT_READ | PROT_WRITE, MAP_SHARED, number, from);
+	if (mapped == MAP_FAILED)
+		return false;
+	madvise(mapped, WINDOW, MADV_DONTFORK);
+	filled = (size_t)(offset - from);
+	offset = from;
+	touched = filled / TOUCHED * TOUCHED;
+	atomic_store(&window, mapped);
+	return true;
+}
+
+static bool next_window(void)
+{
+	close_window();
+	int number = reopened();
+	if (number < 0) {
+		stop("the file was removed, or another has its name", strerror(errno));
+		return false;
+	}
+	bool mapped = map_window(number);
+	int error = errno;
+	close(number);
+	if (!mapped)
+		stop("cannot be written", strerror(error));
+	return mapped;
+}
+
+static uint64_t nanoseconds(clockid_t clock)
+{
+	struct timespec now;
+	clock_gettime(clock, &now);
+	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
+}
+
+/* Room for so much; NULL: it has stopped. */
+static char *room(size_t bytes)
+{
+	if (unlikely(filled + bytes > WINDOW || !atomic_load_explicit(&window, memory_order_relaxed)) && !next_window())
+		return NULL;
+	char *to = atomic_load_explicit(&window, memory_order_relaxed) + filled;
+	filled += bytes;
+	if (unlikely(filled > touched)) {
+		madvise(to - (filled - bytes) + touched, TOUCHED, POPULATE_WRITE);
+		touched += TOUCHED;
+	}
+	return to;
+}
+
+/* The text behind the record is there before the record is. */
+static void put(enum kind kind, struct record r, const char *text)
+{
+	size_t length = text ? strnlen(text, TEXT_MOST) : 0;
+	size_t slots = 1 + (length + sizeof r - 1) / sizeof r;
+	struct record *to = state == OPEN ? (struct record *)room(slots * sizeof r) : NULL;
+	if (!to)
+		return;
+	if (unlikely(!thread))
+		thread = (pid_t)syscall(SYS_gettid);
+	r.thread = (uint32_t)thread;
+	r.time = nanoseconds(CLOCK_MONOTONIC);
+	atomic_store_explicit(&last, r.time, memory_order_relaxed);
+	if (text) {
+		r.size = length;
+		memcpy(to + 1, text, length);
+	}
+	*to = r;
+	atomic_store_explicit(&to->kind, kind, memory_order_release);
+	if (unlikely(atomic_load_explicit(&lost, memory_order_relaxed)))
+		stop("cannot be written", "it was cut short, or its disk fails");
+}
+
+/* Names never end, so a tag's number is where its name lies. One whose place another has got is named again. */
+static uint64_t tag_number(const char *tag)
+{
+	if (!tag)
+		return 0;
+	const char **place = &named[((uintptr_t)tag * 0x9E3779B97F4A7C15u >> 32) % TAGS];
+	if (unlikely(*place != tag)) {
+		*place = tag;
+		put(TEXT, (struct record){.tag = (uintptr_t)tag, .other = TEXT_TAG}, tag);
+	}
+	return (uintptr_t)tag;
+}
+
+static void put_command(void)
+{
+	char command[TEXT_MOST];
+	int number = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
+	ssize_t length = number < 0 ? 0 : read(number, command, sizeof command - 1);
+	if (number >= 0)
+		close(number);
+	for (ssize_t i = 0; i + 1 < length; i++)
+		if (!command[i])
+			command[i] = ' ';
+	command[length < 0 ? 0 : length] = 0;
+	put(TEXT, (struct record){.other = TEXT_COMMAND}, command);
+}
+
+static bool take_file(int number)
+{
+	struct stat found;
+	if (fstat(number, &found) != 0 || !S_ISREG(found.st_mode)) {
+		stop("cannot be recorded to", "it is no plain file");
+		return false;
+	}
+	if (flock(number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+		stop("another process records to it; a %p in the name gives each its own", strerror(errno));
+		return false;
+	}
+	device = found.st_dev;
+	inode = found.st_ino;
+	char link[32];
+	snprintf(link, sizeof link, "/proc/self/fd/%d", number);
+	ssize_t length = readlink(link, path, sizeof path - 1);
+	snprintf(path + (length < 0 ? 0 : length), length < 0 ? sizeof path : 1, "%s", length < 0 ? asked : "");
+	offset = 0;
+	filled = 0;
+	atomic_store(&lost, false);
+	memset(named, 0, sizeof named);
+	lock_kept = NULL;
+	if (ftruncate(number, 0) == 0 && map_window(number)) {
+		lock_kept = mmap(NULL, sizeof(struct header), PROT_READ, MAP_SHARED, number, 0);
+		if (lock_kept == MAP_FAILED)
+			lock_kept = NULL;
+		else
+			madvise(lock_kept, sizeof(struct header), MADV_DONTFORK);
+	}
+	if (!lock_kept)
+		stop("cannot be written", strerror(errno));
+	return lock_kept;
+}
+
+/* The file of the name in asked. */
+static void open_file(void)
+{
+	int number = opened(asked, O_CREAT);
+	if (number < 0) {
 		stop("cannot be made", strerror(errno));
 		return;
 	}
-	/* A pipe or /dev/stderr cannot be locked or truncated, and need not be. */
-	if (flock(number, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-		stop("another process records to it; a %p in the name gives each its own", strerror(errno));
+	bool taken = take_file(number);
+	close(number);
+	if (!taken)
 		return;
-	}
-	if (ftruncate(number, 0) != 0)
-		errno = 0;
-	buffer = malloc(BUFFER_SIZE);
-	if (!buffer) {
-		stop("there is no host memory", strerror(ENOMEM));
-		return;
-	}
-	fork_mark_set(&process);
 	time_t now = time(NULL);
 	struct tm local;
-	utc_offset = localtime_r(&now, &local) ? local.tm_gmtoff : 0;
-	written = now;
+	struct header header = {
+		.magic = "TMSTRACE",
+		.version = 1,
+		.process = (uint32_t)getpid(),
+		.monotonic = nanoseconds(CLOCK_MONOTONIC),
+		.realtime = nanoseconds(CLOCK_REALTIME),
+		.utc_offset = localtime_r(&now, &local) ? local.tm_gmtoff : 0,
+	};
+	memcpy(room(sizeof header), &header, sizeof header);
+	fork_mark_set(&process);
 	state = OPEN;
-	filled = (size_t)snprintf(buffer, BUFFER_SIZE, "Thread,Time,Action,Pointer,Size,Stream\n");
+	sampled = 0;
+	atomic_fetch_add(&recordings, 1);
+	put_command();
 }
 
-static void print(const char *action, struct block block)
+/* The pattern with the process's number for each %p. */
+static void open_pattern(void)
 {
-	struct timespec now;
-	clock_gettime(CLOCK_REALTIME, &now);
-	long second = (long)((now.tv_sec + utc_offset) % (24 * 60 * 60));
-	if (BUFFER_SIZE - filled < LINE_SIZE)
-		flush();
-	filled += (size_t)snprintf(buffer + filled, LINE_SIZE, "%ld,%02ld:%02ld:%02ld.%06ld,%s,0x%lx,%zu,0x%lx\n",
-				   syscall(SYS_gettid), second / 3600, second / 60 % 60, second % 60,
-				   now.tv_nsec / 1000, action, (unsigned long)block.address, block.size,
-				   (unsigned long)block.stream);
-	if (unbuffered || now.tv_sec != written) {
-		flush();
-		written = now.tv_sec;
+	size_t length = 0;
+	for (const char *p = pattern; *p && length < sizeof asked; p++) {
+		if (p[0] == '%' && p[1] == 'p') {
+			length += (size_t)snprintf(asked + length, sizeof asked - length, "%d", (int)getpid());
+			p++;
+		} else {
+			asked[length++] = *p;
+		}
+	}
+	from_outside = false;
+	if (length < sizeof asked) {
+		asked[length] = 0;
+		open_file();
+	} else {
+		asked[sizeof asked - 1] = 0;
+		stop("cannot be made", strerror(ENAMETOOLONG));
 	}
 }
 
-/* Whether there is a trace to write to; lock is then held. */
+/* Whether there is a trace to write to; lock is then held. What looks functions up may not be done under it. */
 static bool begin(void)
 {
-	if (likely(!pattern) || fork_happened(&process))
+	if (likely(!trace_is_on()) || fork_happened(&process))
 		return false;
+	if (unlikely(!(atomic_load_explicit(&handlers_armed, memory_order_relaxed) & HANDLERS_BUS)))
+		handlers_arm();
 	pthread_mutex_lock(&lock);
-	if (state == UNOPENED)
-		open_file();
+	if (state == UNOPENED && pattern)
+		open_pattern();
 	if (state == OPEN)
 		return true;
 	pthread_mutex_unlock(&lock);
 	return false;
 }
 
-static void made(struct block block)
+/* After what the host's own thread has done, with no lock held: now and then the figures of the tags follow. */
+static void sample(void)
 {
-	struct block *before = table_find(&live, block.address);
-	if (before) /* freed where we do not look: by a reset of the device, say */
-		print("free", *before);
-	if (!table_put(&live, block)) {
-		stop("there is no host memory", strerror(ENOMEM));
+	bool due = atomic_load_explicit(&last, memory_order_relaxed) >= atomic_load_explicit(&sampled, memory_order_relaxed);
+	if (unlikely(due) && go_now() == GO_AWAKE && !(thread_known && thread_known->visit))
+		(void)IN_GO((tmsTraceFigures(), SUCCESS));
+}
+
+static void end(void)
+{
+	pthread_mutex_unlock(&lock);
+	sample();
+}
+
+HIDDEN void trace_sample_after(uint64_t pause)
+{
+	atomic_store(&sampled, nanoseconds(CLOCK_MONOTONIC) + pause);
+}
+
+static bool write_down(enum kind kind, struct record r, const char *tag)
+{
+	if (!begin())
+		return false;
+	r.tag = tag_number(tag);
+	put(kind, r, NULL);
+	return true;
+}
+
+static void made(int code, struct record r, const char *tag)
+{
+	if (code != SUCCESS) {
+		r.address = 0;
+		r.other = (uint64_t)code;
+	} else if (!r.address) {
 		return;
 	}
-	print("allocate", block);
+	if (write_down(code == SUCCESS ? ALLOCATE : FAILURE, r, tag))
+		end();
 }
 
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool)
 {
-	if (!begin())
+	made(code, (struct record){.flags = FLAG_BLOCK, .device = -1, .address = (uintptr_t)address, .size = size,
+				   .stream = (uintptr_t)stream, .pool = (uintptr_t)pool}, NULL);
+}
+
+HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable)
+{
+	int ordinal = -1;
+	if (!trace_is_on())
 		return;
-	if (code != SUCCESS)
-		print("allocate failure", (struct block){.size = size, .stream = stream});
-	else if (address)
-		made((struct block){.address = address, .size = size, .stream = stream, .pool = pool});
-	pthread_mutex_unlock(&lock);
+	if (code == SUCCESS && forward_cuCtxGetDevice(&ordinal) != SUCCESS)
+		ordinal = -1;
+	made(code, (struct record){.flags = pausable ? FLAG_PAUSABLE : 0, .device = (int16_t)ordinal, .address = (uintptr_t)address,
+				   .size = size, .stream = (uintptr_t)stream}, pausable ? region_get().tag : NULL);
 }
 
-HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream)
+HIDDEN void trace_free(const void *address, const void *stream)
 {
-	trace_pool_malloc(code, address, size, stream, NULL);
-}
-
-HIDDEN struct block trace_free(const void *address, const void *stream)
-{
-	struct block block = {0};
-	if (!address || !begin())
-		return block;
-	block = table_take(&live, address);
-	if (block.address) {
-		struct block line = block;
-		if (stream != TRACE_SAME_STREAM)
-			line.stream = stream;
-		print("free", line);
+	struct record r = {.device = -1, .address = (uintptr_t)address};
+	if (stream != TRACE_SAME_STREAM) {
+		r.flags = FLAG_STREAM;
+		r.stream = (uintptr_t)stream;
 	}
-	pthread_mutex_unlock(&lock);
-	return block;
+	if (address && write_down(FREE, r, NULL))
+		pthread_mutex_unlock(&lock); /* who frees next may need what is freed now: no figures yet */
 }
 
-HIDDEN void trace_unfree(struct block block)
+HIDDEN void trace_freed(int code, const void *address)
 {
-	if (!block.address || !begin())
+	if (!address || !trace_is_on())
 		return;
-	made(block);
-	pthread_mutex_unlock(&lock);
+	if (code == SUCCESS)
+		sample();
+	else if (write_down(UNFREE, (struct record){.device = -1, .address = (uintptr_t)address}, NULL))
+		end();
 }
 
-static int by_address(const void *x, const void *y)
+HIDDEN int trace_recording(void)
 {
-	uintptr_t a = (uintptr_t)((const struct block *)x)->address;
-	uintptr_t b = (uintptr_t)((const struct block *)y)->address;
-	return (a > b) - (a < b);
+	return atomic_load(&recordings);
+}
+
+HIDDEN void trace_changed(void)
+{
+	if (begin()) {
+		atomic_store(&last, nanoseconds(CLOCK_MONOTONIC));
+		end();
+	}
 }
 
 HIDDEN void trace_pool_destroyed(const void *pool)
 {
-	if (!begin())
-		return;
-	struct block *ended = live.live ? malloc(live.live * sizeof *ended) : NULL;
-	size_t count = 0;
-	for (size_t i = 0; ended && i < live.slot_count; i++)
-		if (live.slots[i].address && live.slots[i].pool == pool)
-			ended[count++] = live.slots[i];
-	if (live.live && !ended)
-		stop("there is no host memory", strerror(ENOMEM));
-	else if (count > 0)
-		qsort(ended, count, sizeof *ended, by_address);
-	for (size_t i = 0; i < count; i++) {
-		table_take(&live, ended[i].address);
-		print("free", ended[i]);
-	}
-	free(ended);
-	pthread_mutex_unlock(&lock);
+	if (write_down(POOL_DESTROYED, (struct record){.device = -1, .pool = (uintptr_t)pool}, NULL))
+		end();
+}
+
+HIDDEN void trace_earlier(int ordinal, uintptr_t address, uint64_t size, const char *tag)
+{
+	struct record r = {.flags = FLAG_PAUSABLE | FLAG_EARLIER, .device = (int16_t)ordinal, .address = address, .size = size};
+	if (write_down(ALLOCATE, r, tag))
+		pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void trace_operation(const struct trace_operation *o)
+{
+	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .address = o->took, .size = o->bytes,
+			   .stream = o->copied, .pool = o->waited, .other = o->copying};
+	if (write_down(o->over ? END : BEGIN, r, o->tag))
+		pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void trace_figures(const struct trace_figures *f)
+{
+	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host, .pool = f->disk,
+			   .other = f->peer};
+	if (write_down(FIGURES, r, f->tag))
+		pthread_mutex_unlock(&lock);
 }
 
 static void before_fork(void)
@@ -253,18 +528,58 @@ static void after_fork_in_parent(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* What the parent has made is no block of the child's. */
+/* What the parent has made is no block of the child's, and its mappings are not there. */
 static void after_fork_in_child(void)
 {
-	filled = 0;
-	close_file();
-	free(buffer);
-	buffer = NULL;
-	table_clear(&live);
+	bool own = pattern && !from_outside && strstr(pattern, "%p");
+	thread = 0;
+	lock_kept = NULL;
+	atomic_store(&window, NULL);
 	if (state == OPEN)
-		state = strstr(pattern, "%p") ? UNOPENED : STOPPED;
+		state = own ? UNOPENED : STOPPED;
+	turn(state == UNOPENED && pattern);
 	fork_mark_set(&process);
 	pthread_mutex_unlock(&lock);
+}
+
+HIDDEN const char *trace_start(const char *file)
+{
+	static bool notified; /* of forks; under the lock from here on */
+	static char refused[sizeof complaint];
+	const char *answer = NULL;
+	handlers_find(); /* not under the lock, which the loader's may not come below */
+	pthread_mutex_lock(&lock);
+	if (!pattern && !notified)
+		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
+	notified = true;
+	if (state == OPEN) {
+		snprintf(refused, sizeof refused, "it is recorded already, to %.400s", asked);
+		answer = refused;
+	} else {
+		from_outside = true;
+		snprintf(asked, sizeof asked, "%s", file);
+		open_file();
+		if (state == OPEN)
+			turn(true);
+		else
+			answer = complaint;
+	}
+	pthread_mutex_unlock(&lock);
+	return answer;
+}
+
+HIDDEN const char *trace_end(int recording)
+{
+	pthread_mutex_lock(&lock);
+	bool is = from_outside && recording == atomic_load(&recordings);
+	const char *answer = is && state == STOPPED ? complaint : NULL;
+	if (is && state == OPEN) {
+		close_file();
+		state = STOPPED;
+		turn(false);
+	}
+	pthread_mutex_unlock(&lock);
+	return answer;
 }
 
 AT_LOAD HIDDEN void trace_load(void)
@@ -277,17 +592,21 @@ AT_LOAD HIDDEN void trace_load(void)
 	pattern = region_intern(pattern); /* the environment is the host's to change */
 	if (!pattern)
 		return;
-	alloc_watched = true;
+	turn(true);
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
+/* What comes after this, from destructors after ours, opens a window again. */
 __attribute__((destructor)) static void at_exit(void)
 {
-	if (!pattern || fork_happened(&process))
+	if (!trace_is_on() || fork_happened(&process))
 		return;
 	pthread_mutex_lock(&lock);
-	unbuffered = true; /* what comes now is from destructors after ours */
-	if (state == OPEN)
-		flush();
+	if (state == OPEN) {
+		void *kept = lock_kept;
+		lock_kept = NULL;
+		close_file();
+		lock_kept = kept;
+	}
 	pthread_mutex_unlock(&lock);
 }

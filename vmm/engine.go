@@ -27,7 +27,8 @@ type Engine struct {
 
 	shareable bool
 
-	whenUngated func() // called under mu
+	whenUngated func()           // called under mu
+	observe     func(Transition) // called without it
 
 	cannotHash sync.Once // the note of it
 
@@ -68,6 +69,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		warn:     func(string) {},
 
 		whenUngated: func() {},
+		observe:     func(Transition) {},
 
 		devices:    map[int]*device{},
 		names:      map[string]bool{},

@@ -17,6 +17,7 @@ import (
 // host memory; cuMemHostUnregister)
 func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
+	defer e.observed("move", &o, &moved, &err)()
 	if to != BackupHost && to != BackupDisk {
 		return 0, fmt.Errorf("move: contents can go to host memory or to disk")
 	}
@@ -24,6 +25,7 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	if moved, err = e.move(o, to, &old); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
+	defer o.spent.waitedSince(time.Now())
 	for _, contents := range old.contents {
 		contents.Await(time.Time{})
 	}
@@ -45,6 +47,7 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 	if to == BackupHost {
 		from = e.disk
 	}
+	start := time.Now()
 	batches := e.begin(o.Tag, func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
 			(to == BackupDisk || s.backup != BackupDisk)
@@ -74,6 +77,8 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 		}
 		return nil
 	}, func(*tag) {})
+	o.spent.copyingSince(start)
+	o.spent.copiedBy(batches)
 	return moved, err
 }
 

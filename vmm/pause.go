@@ -20,10 +20,12 @@ import (
 // Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
+	defer e.observed("pause", &o, &freed, &err)()
 	o.discarded = &discarded{}
 	if freed, err = e.tryPause(o); err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
+	defer o.spent.waitedSince(time.Now())
 	o.discarded.await()
 	return freed, nil
 }
@@ -53,6 +55,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 		}
 	}
 	batches := e.begin(o.Tag, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) })
+	o.spent.waitedSince(start)
 	if len(batches) == 0 {
 		return 0, nil
 	}
@@ -63,13 +66,17 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	}, func(t *tag) {
 		t.lastPause, t.pausedSince = time.Since(start).Seconds(), float64(time.Now().UnixMilli())/1000
 	})
+	o.spent.copiedBy(batches)
 	return freed, err
 }
 
 func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
 	var err error
 	if !o.Discard {
-		err = parallel(batches, func(b *batch) error { return e.save(b, o.Verify) })
+		err = parallel(batches, func(b *batch) error {
+			defer o.spent.copyingSince(time.Now())
+			return e.save(b, o.Verify)
+		})
 	}
 	if err == nil {
 		err = unmap(batches, o.Gated)

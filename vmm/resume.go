@@ -24,17 +24,20 @@ import (
 // (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
+	defer e.observed("resume", &o, &mapped, &err)()
 	until := time.Now().Add(o.Wait)
 	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
 		o.discarded = &discarded{start: time.Now()}
 		mapped, err = e.tryResume(o)
 		if left := time.Until(until); errors.Is(err, cuda.OutOfMemory) && left > 0 {
 			clock.Sleep(min(pause, left))
+			*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
 			continue
 		}
 		if err != nil {
 			return 0, fmt.Errorf("resume: %w", err)
 		}
+		defer o.spent.waitedSince(time.Now())
 		o.discarded.await()
 		return mapped, nil
 	}
@@ -58,6 +61,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && !s.stays() })
+	o.spent.waitedSince(start)
 	if len(batches) == 0 {
 		return 0, nil
 	}
@@ -73,6 +77,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	reported = track(batches, "resume", o.Progress)
 	err = e.transit(batches, func() error { return e.resume(batches, o) },
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
+	o.spent.copiedBy(batches)
 	return mapped, err
 }
 
@@ -119,6 +124,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	b.device.copying(total)
 	loaders := map[backup.Store]backup.Loader{}
 	defer func() {
+		defer o.spent.copyingSince(time.Now()) // what there was to copy beyond the driver's work
 		for _, l := range loaders {
 			if waited := l.Wait(); err == nil {
 				err = b.named(waited)

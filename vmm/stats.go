@@ -89,6 +89,14 @@ func (e *Engine) KnownStats() (Stats, error) {
 // knownWithin is how long is waited for a thread that has the records.
 const knownWithin = time.Second
 
+// Recorded is Stats as far as the records have it: without what the driver tells, and without a call of it.
+func (e *Engine) Recorded() Stats {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	stats, _ := e.recorded()
+	return stats
+}
+
 // Stats reads the statistics. A segment that a pause or resume works on counts as before it.
 func (e *Engine) Stats() (Stats, error) {
 	e.mu.Lock()

@@ -25,7 +25,9 @@ type Options struct {
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
 	Gated        bool           // nobody can give the devices work; see WhenUngated
+	Asked        time.Time      // when a pause was, if its caller has waited for the program since; or zero
 	discarded    *discarded     // by a resume, or by such a pause
+	spent        *spent
 }
 
 // batch is a device's part in a transition: a pause or resume. From begin to end its segments and extents are

@@ -37,7 +37,8 @@ func replayCommand() *cobra.Command {
 trace is replayed on a pool of its own, one after another. Nothing is replayed when one of them is
 malformed.
 
-A TRACE is in the CSV format of RMM's logging_resource_adaptor, or such a file compressed (.gz):
+A TRACE is what TMS_TRACE or tms record has written, or in the CSV format of RMM's logging_resource_adaptor;
+either may be compressed (.gz). The CSV format is
   ` + trace.Header + `
 with the actions allocate, free, and allocate failure, which is asked for again and freed at once. A
 free is matched with its allocate by the pointer.
@@ -48,7 +49,7 @@ The columns:
 ` + replay.Legend() + `
 Exit status: 0 replayed, 2 not.`,
 		Example: `  tms replay --pool caching train.csv
-  tms replay --pool all --html report.html train.csv.gz serve.csv.gz
+  tms replay --pool all --html pools.html train.trace serve.csv.gz
   tms replay --pool caching --snapshot train.pickle train.csv
   tms replay --pool bfc --option garbage_collection=true --memory 40GiB --events train.csv`,
 		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },

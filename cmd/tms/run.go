@@ -110,7 +110,7 @@ The command takes the place of tms: its exit status and the signals that reach i
 		", with a colon and its options behind it")
 	command.Flags().BoolVar(&noInherit, "no-inherit", false, "leave the programs that it starts as they are")
 	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, by library, for tms ps --bytes")
-	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations in (%p: the process)")
+	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations, pauses and resumes in (%p: the process), for tms report")
 	return command
 }
 

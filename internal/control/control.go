@@ -41,6 +41,7 @@ const (
 	Undo   = "undo"   // resumes what this client has paused and not kept
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
+	Record = "record" // records allocations and pauses to a file, until the client asks without one, or goes
 )
 
 // Where a move can take contents.
@@ -48,6 +49,8 @@ const (
 	ToDisk = "disk"
 	ToHost = "host"
 )
+
+const maxPath = 4095
 
 // MaxSeconds is the most that a request may have a process wait: a year.
 const MaxSeconds = 365 * 24 * 3600
@@ -76,6 +79,8 @@ type Request struct {
 	// that change something are refused while it is remembered.
 	Everything bool   `json:"everything,omitempty"`
 	To         string `json:"to,omitempty"` // of a move: ToDisk or ToHost
+	// File, of a record, is a path from the root, as the process sees files; "": the recording ends.
+	File string `json:"file,omitempty"`
 }
 
 // Reply answers one request.
@@ -168,9 +173,12 @@ func wrongVersion(version int) error {
 
 func (r *Request) check() error {
 	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move:
+	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record:
 	default:
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await and move", r.Op)
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move and record", r.Op)
+	}
+	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)) {
+		return fmt.Errorf("%.100q: a file is of a record, and a path from the root", r.File)
 	}
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
 		return errors.New("everything is of a resume, a move, or a pause without a tag")

@@ -38,12 +38,16 @@ func ReadFile(path string) (*Trace, error) {
 	return Read(path, unpacked)
 }
 
-// Read reads a trace. Fields are as RMM writes them: Thread and Size decimal, Pointer hexadecimal with or
+// Read reads a trace, of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer hexadecimal with or
 // without 0x, or (nil), Stream decimal or with 0x; Time is not looked at. A free's size is that of its
 // allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
 func Read(name string, from io.Reader) (*Trace, error) {
+	buffered := bufio.NewReader(from)
+	if begin, _ := buffered.Peek(len(magic)); IsRecords(begin) {
+		return readRecords(name, buffered)
+	}
 	r := reader{trace: &Trace{Name: name}, live: map[uint64]allocation{}}
-	lines := bufio.NewScanner(from)
+	lines := bufio.NewScanner(buffered)
 	lines.Buffer(make([]byte, longest), longest)
 	number := 0
 	for lines.Scan() {

@@ -1,4 +1,5 @@
-// Package trace has the format of traces of allocations, and reads them so that they can be replayed. It is the CSV
+// Package trace has the formats of traces of allocations, and reads them so that they can be replayed. What
+// preload/trace.c writes are records (records.go), which have pauses and resumes too. The other is the CSV
 // format of RMM's logging_resource_adaptor, which RMM's replay benchmark and its viewers read: a header, then a
 // line for each block that is made, freed or refused. Thread is the kernel's number, Time the local time to the
 // microsecond, Pointer and Stream are in hexadecimal, Size is what was asked for.
@@ -6,7 +7,7 @@
 // Lines are in an order in which the calls can have happened: a block is freed before it is made again, whatever
 // threads do. Nothing is written where nothing happened: size 0, address 0, an address that was refused.
 //
-// Traces are written by wrap.Log, by preload/trace.c, which may not wake Go, and by tms.trace_from_memory_history.
+// Lines are written by wrap.Log, by tms report --format csv, and by tms.trace_from_memory_history.
 package trace
 
 import (

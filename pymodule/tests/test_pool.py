@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import ctypes
 import datetime
+import subprocess
 import sys
 import types
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from typing import Any
 import children
 import cuda
 import pytest
+from simulator import BUILD
 
 import tms
 from tms import _pool, _torch
@@ -417,8 +419,10 @@ def test_trace_file(tmp_path: Path) -> None:
     cuda.free(inside)
     print(hex(pointer), hex(inside), hex(block))
     """
-    file = tmp_path / "trace.csv"
-    pointer, inside, block = children.output(code, TMS_TRACE=str(file)).split()
+    trace, file = tmp_path / "trace", tmp_path / "trace.csv"
+    pointer, inside, block = children.output(code, TMS_TRACE=str(trace)).split()
+    command = [str(BUILD / "bin" / "tms"), "report", str(trace), "--format", "csv", "-o", str(file)]
+    subprocess.run(command, check=True)
     assert actions(file) == [
         ["allocate", pointer, "1000", "0x0"],
         ["allocate", inside, "2000", "0x0"],

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trace_from_memory_history(snapshot: Mapping[str, Any], file: str | os.PathLike[str]) -> int:
-    """Writes PyTorch's memory history as a trace, as TMS_TRACE does; how many lines it has.
+    """Writes PyTorch's memory history as a trace, for tms replay; how many lines it has.
 
     The history is that of tensors, whichever memory PyTorch's allocator served them from:
 

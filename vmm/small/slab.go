@@ -101,6 +101,16 @@ func (s *Slab) Free(offset uintptr) {
 	s.bytes -= size
 }
 
+// Each calls f with each allocation that is not marked as being freed.
+func (s *Slab) Each(f func(offset uintptr, size uint64)) {
+	for n := range s.groups {
+		for starts := s.groups[n].starts &^ s.groups[n].freeing; starts != 0; starts &= starts - 1 {
+			first := n*perGroup + bits.TrailingZeros64(starts)
+			f(uintptr(first)*unit, s.size(first))
+		}
+	}
+}
+
 // Find returns where the allocation around an offset begins, false if there is none.
 func (s *Slab) Find(offset uintptr) (begin uintptr, ok bool) {
 	u := int(offset / unit)

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from device import MiB, torch_on_gpu
+from simulator import BUILD
 
 import tms
 
@@ -253,7 +254,7 @@ def test_trace_of_tensors(tmp_path: Path) -> None:
 
 def test_trace_of_a_program(tmp_path: Path) -> None:
     """TMS_TRACE with PyTorch's allocator replaced: every tensor is in it."""
-    file = tmp_path / "trace.csv"
+    trace, file = tmp_path / "trace", tmp_path / "trace.csv"
     program = """
     import tms
     tms.use_allocator("caching")
@@ -264,13 +265,15 @@ def test_trace_of_a_program(tmp_path: Path) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program)],
-        env={**os.environ, "TMS_TRACE": str(file)},
+        env={**os.environ, "TMS_TRACE": str(trace)},
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    lines = [str(BUILD / "bin" / "tms"), "report", str(trace), "--format", "csv", "-o", str(file)]
+    subprocess.run(lines, check=True)
     rows = [line.split(",")[2:5] for line in file.read_text().splitlines()[1:]]
     block = [done.stdout.strip(), str(4 * MiB)]
     assert [row for row in rows if row[1:] == block] == [["allocate", *block], ["free", *block]]

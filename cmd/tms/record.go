@@ -1,0 +1,133 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/readable"
+)
+
+func recordCommand() *cobra.Command {
+	var file string
+	var lasting time.Duration
+	command := &cobra.Command{
+		Use:   "record PID",
+		Short: "Record what a running process does with device memory",
+		Long: `Has a process record its allocations, frees, pauses and resumes to a file, for tms report and tms replay, until
+this command is interrupted, has gone on for as long as --for says, or ends in whatever way. What is pausable in the
+process at the beginning is in the file too; other memory only if it is allocated after that: a program that is started
+with TMS_TRACE=FILE, or tms run --trace FILE, is recorded whole.
+
+The process itself writes the file, 64 bytes for each event, so what is recorded until it ends is there however it ends.
+FILE is replaced.
+
+Exit status: 0 recorded; 1 not, or not to the end; 2 the command line is wrong; 3 the process is not there or does not
+listen.`,
+		Example: `  tms record 12345
+  tms record 12345 -o step.trace --for 10s
+  tms report step.trace -o step.html`,
+		ValidArgsFunction: completeProcesses,
+		Args: func(_ *cobra.Command, arguments []string) error {
+			if len(arguments) != 1 {
+				return errors.New("name one process by its number (tms ps lists them)")
+			}
+			_, err := processes(arguments)
+			return err
+		},
+		RunE: func(command *cobra.Command, arguments []string) error {
+			pids, _ := processes(arguments)
+			if lasting < 0 {
+				return fmt.Errorf("--for %v: give a time, such as 10s", lasting)
+			}
+			if file == "" {
+				file = fmt.Sprintf("tms-%d.trace", pids[0])
+			}
+			path, err := filepath.Abs(file)
+			if err != nil {
+				return err
+			}
+			return record(command, pids[0], path, lasting)
+		},
+	}
+	command.Flags().StringVarP(&file, "output", "o", "", "the file, as the process sees files (default tms-PID.trace)")
+	command.Flags().DurationVar(&lasting, "for", 0, "how long, such as 10s (default: until it is interrupted)")
+	return command
+}
+
+func record(command *cobra.Command, pid int, path string, lasting time.Duration) error {
+	failed := func(err error) error {
+		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %v\n", pid, err)
+		if errors.Is(err, client.ErrUnreachable) {
+			return errNoProcess
+		}
+		return errNo
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	connection, err := client.Dial(pid)
+	if err != nil {
+		return failed(err)
+	}
+	defer connection.Close()
+	start := time.Now()
+	if err := asked(connection, ctx, control.Request{Op: control.Record, File: path}); err != nil {
+		return failed(err)
+	}
+	until := ctx
+	if lasting > 0 {
+		limited, cancel := context.WithDeadline(ctx, start.Add(lasting))
+		defer cancel()
+		until = limited
+	} else {
+		fmt.Fprintf(command.ErrOrStderr(), "recording %d to %s; Ctrl-C ends it\n", pid, path)
+	}
+	if err := lasts(until, connection); err != nil {
+		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
+	}
+	within, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	if err := asked(connection, within, control.Request{Op: control.Record}); err != nil {
+		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
+	}
+	size := ""
+	if found, err := os.Stat(path); err == nil { // not one in another container
+		size = readable.Bytes(uint64(found.Size())) + " "
+	}
+	fmt.Fprintf(command.OutOrStdout(), "%d: recorded, %sin %.1f s: %s\n", pid, size, time.Since(start).Seconds(), path)
+	return nil
+}
+
+// lasts returns when the context ends, or with the error that the process has ended.
+func lasts(ctx context.Context, connection *client.Conn) error {
+	next := time.NewTicker(time.Second)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-next.C:
+			if _, err := connection.Status(context.Background(), answerTime); errors.Is(err, client.ErrUnreachable) {
+				return err
+			}
+		}
+	}
+}
+
+// asked is a request and its refusal.
+func asked(connection *client.Conn, ctx context.Context, request control.Request) error {
+	reply, err := connection.Do(ctx, request)
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	}
+	return err
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// recordFor has a program recorded while it is paused and resumed, and returns the file.
+func recordFor(t *testing.T, s *steered) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "it.trace")
+	var out, words bytes.Buffer
+	c := exec.Command(tms, "record", fmt.Sprint(s.Process.Pid), "-o", path)
+	c.Stdout, c.Stderr = &out, &words
+	require.NoError(t, c.Start())
+	require.Eventually(t, func() bool { found, err := os.Stat(path); return err == nil && found.Size() > 0 }, 20*time.Second, time.Millisecond)
+	s.do("pause weights")
+	s.do("resume")
+	require.NoError(t, c.Process.Signal(syscall.SIGINT))
+	require.NoError(t, c.Wait(), words.String())
+	require.Regexp(t, fmt.Sprintf(`^%d: recorded, [\d.]+ \S+ in \d+\.\d s: %s\n$`, s.Process.Pid, path), out.String())
+	require.Contains(t, words.String(), "Ctrl-C ends it")
+	return path
+}
+
+func TestRecord(t *testing.T) {
+	ownSockets(t)
+	s := startSteered(t, steeredProgram(t))
+	pid := fmt.Sprint(s.Process.Pid)
+	path := recordFor(t, s)
+
+	out, words, code := command(t, "report", path, "--format", "perfetto", "-o", "-")
+	require.Zero(t, code, words)
+	var made struct {
+		TraceEvents []struct {
+			Ph, Name string
+			Dur      float64
+			Args     map[string]any
+		}
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &made))
+	slices, counters := map[string]float64{}, map[string]bool{}
+	for _, e := range made.TraceEvents {
+		switch e.Ph {
+		case "X":
+			slices[e.Name] = e.Args["bytes"].(float64)
+			require.Positive(t, e.Dur)
+		case "C":
+			counters[e.Name] = true
+		}
+	}
+	require.Equal(t, map[string]float64{"pause weights": 24 << 20, "resume": 24 << 20}, slices)
+	require.Equal(t, map[string]bool{"weights, device 0, bytes": true, "cache, device 0, bytes": true}, counters)
+	out, _, _ = command(t, "report", path, "--format", "csv", "-o", "-")
+	require.Contains(t, out, ",allocate,")
+	_, words, code = command(t, "replay", "--pool", "bfc", path)
+	require.Zero(t, code, words)
+
+	// For a time; where the process ends meanwhile; and what is no process.
+	start := time.Now()
+	out, words, code = command(t, "record", pid, "-o", path, "--for", "300ms")
+	require.Zero(t, code, words)
+	require.Contains(t, out, pid+": recorded, ")
+	require.GreaterOrEqual(t, time.Since(start), 300*time.Millisecond)
+	_, words, code = command(t, "record", pid, "-o", "/none/there", "--for", "1s")
+	require.Equal(t, exitNo, code)
+	require.Contains(t, words, "No such file or directory")
+	time.AfterFunc(200*time.Millisecond, func() { _ = s.Process.Kill() })
+	_, words, code = command(t, "record", pid, "-o", path)
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, words, "what was recorded until then is in "+path)
+	_, words, code = command(t, "record", "999999999")
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, words, "there is no such process")
+	for _, arguments := range [][]string{{"record"}, {"record", "x"}, {"record", "1", "2"}, {"record", "1", "--for", "-3s"}} {
+		_, _, code = command(t, arguments...)
+		require.Equal(t, exitUsage, code, arguments)
+	}
+}
+
+func TestReportsThatCannotBe(t *testing.T) {
+	t.Parallel()
+	lines := write(t, "lines.csv", "Thread,Time,Action,Pointer,Size,Stream\n")
+	out := filepath.Join(t.TempDir(), "out")
+	for words, arguments := range map[string][]string{
+		"give a trace":              {"-o", out},
+		"give the file to write":    {lines},
+		"the formats are":           {lines, "--format", "pdf", "-o", out},
+		"is of one trace":           {lines, lines, "--format", "csv", "-o", out},
+		"does not begin with":       {lines, "-o", out},
+		"no such file or directory": {lines + ".none", "-o", out},
+	} {
+		_, stderr, code := execute(t, nil, append([]string{"report"}, arguments...))
+		require.Equal(t, exitUsage, code)
+		require.Contains(t, stderr, words)
+		_, err := os.Stat(out)
+		require.ErrorIs(t, err, os.ErrNotExist)
+	}
+}

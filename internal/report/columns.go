@@ -1,0 +1,110 @@
+package report
+
+import (
+	"slices"
+)
+
+// columns are spans of time, for each of which a page has one value: boundaries, from the first to the last moment. They
+// are narrow where much happens: where there are few enough changes, each begins one.
+type columns []int64
+
+// newColumns makes at most so many. Half of the boundaries are evenly in time, the others evenly among the changes;
+// where operations begin and end there are some in any case.
+func newColumns(processes []*process, most int) columns {
+	from, to := span(processes)
+	bounds := columns{from, to}
+	var changes []int64
+	for _, p := range processes {
+		for _, s := range p.steps {
+			changes = append(changes, s.at)
+		}
+	}
+	slices.Sort(changes)
+	changes = slices.Compact(changes)
+	operations := 0
+	for _, p := range processes {
+		for _, o := range p.operations {
+			if operations += 2; operations <= most/4 {
+				bounds = append(bounds, o.from, o.from+int64(o.took))
+			}
+		}
+	}
+	if len(changes)+len(bounds) <= most {
+		bounds = append(bounds, changes...)
+	} else {
+		half := (most - len(bounds)) / 2
+		for i := range half {
+			bounds = append(bounds, from+int64(float64(to-from)*float64(i)/float64(half)), changes[i*len(changes)/half])
+		}
+	}
+	slices.Sort(bounds)
+	bounds = slices.Compact(bounds)
+	if len(bounds) == 1 {
+		bounds = append(bounds, bounds[0]+1)
+	}
+	return bounds
+}
+
+// span is from the first to the last record of all.
+func span(processes []*process) (from, to int64) {
+	from, to = processes[0].from, processes[0].to
+	for _, p := range processes {
+		from, to = min(from, p.from), max(to, p.to)
+	}
+	return from, to
+}
+
+func (c columns) count() int { return len(c) - 1 }
+
+// envelope is what a sum of series has in each column: the series when the sum was largest, and its smallest.
+type envelope struct {
+	atMost [][]uint64 // by series
+	least  []uint64
+}
+
+// envelope follows one metric of changes in their order.
+func (c columns) envelope(steps []step, count, metric int) envelope {
+	e := envelope{make([][]uint64, count), make([]uint64, c.count())}
+	for i := range e.atMost {
+		e.atMost[i] = make([]uint64, c.count())
+	}
+	now := make([]uint64, count)
+	sum, most := uint64(0), uint64(0)
+	column := 0
+	enter := func() { // a column begins with what there is
+		most, e.least[column] = sum, sum
+		for i, value := range now {
+			e.atMost[i][column] = value
+		}
+	}
+	enter()
+	for _, s := range steps {
+		if s.metric != metric {
+			continue
+		}
+		moved := false
+		for column+1 < c.count() && s.at >= c[column+1] {
+			column++
+			enter()
+			moved = true
+		}
+		sum += s.value - now[s.series]
+		now[s.series] = s.value
+		if moved && s.at == c[column] { // what there was ended as the column began
+			enter()
+			continue
+		}
+		e.least[column] = min(e.least[column], sum)
+		if sum >= most {
+			most = sum
+			for i, value := range now {
+				e.atMost[i][column] = value
+			}
+		}
+	}
+	for column+1 < c.count() {
+		column++
+		enter()
+	}
+	return e
+}

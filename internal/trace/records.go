@@ -1,0 +1,295 @@
+package trace
+
+import (
+	"bufio"
+	"bytes"
+	"cmp"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"time"
+)
+
+// What preload/trace.c writes: a header of 64 bytes, then records of 64 bytes in the order in which they were made,
+// all little-endian. The first record of kind 0 is the end: it was never made. Times are nanoseconds of CLOCK_MONOTONIC.
+//
+//	header  0 "TMSTRACE"  8 uint32 version, 1  12 uint32 process  16 uint64 monotonic  24 uint64 realtime, of the
+//	        same moment, nanoseconds since 1970  32 int64 seconds east of UTC
+//	record  0 uint8 kind  1 uint8 flags  2 int16 device, -1: not known  4 uint32 thread  8 uint64 time
+//	        16 uint64 address  24 size  32 stream  40 pool  48 tag  56 other
+//
+// The fields of a record have other meanings where Kind says so. A tag is a number that a Text before it has named.
+const (
+	magic       = "TMSTRACE"
+	fileVersion = 1
+	recordSize  = 64
+)
+
+// Kind is what a record says.
+type Kind uint8
+
+// The kinds.
+const (
+	Made          Kind = iota + 1 // Address, Size, Stream, Pool: a block. Tag: of the region, if it is pausable
+	Freed                         // Address; Stream, if FlagStream
+	Refused                       // Size, Stream; Other: the error code
+	Unfreed                       // Address: the thread's last Freed did not come to pass
+	PoolDestroyed                 // Pool: all of its blocks are freed
+	Text                          // of Size bytes, in as many whole records behind it: a Tag's name, or what Other says
+	Begin                         // Flags: an Operation, of Tag, 0: of all
+	End                           // that; Device: the error code. Address: nanoseconds that it took, of them Pool were
+	// waited and Other went to contents. Size: bytes of device memory; Stream: of contents
+	Figures // of Tag on Device, bytes now: Address live, Size physical, Stream in host memory, Pool in files, Other with peers
+)
+
+// Flags of Made and Freed.
+const (
+	FlagPausable = 1 << iota // in a region
+	FlagEarlier              // it was made before the recording
+	FlagStream               // a free has a stream of its own
+	FlagBlock                // a pool's, whose memory is counted where the pool took it
+)
+
+// Operation is what Begin and End are of.
+type Operation uint8
+
+// The operations.
+const (
+	Pause Operation = iota + 1
+	Resume
+	Move
+)
+
+var operations = [...]string{Pause: "pause", Resume: "resume", Move: "move"}
+
+// String returns the operation's name.
+func (o Operation) String() string {
+	if int(o) < len(operations) && o > 0 {
+		return operations[o]
+	}
+	return fmt.Sprintf("operation %d", uint8(o))
+}
+
+const textCommand = 1 // Other of a Text
+
+// Record is one of them; the comments at Kind tell what its fields mean.
+type Record struct {
+	Kind                                    Kind
+	Flags                                   uint8
+	Device                                  int16
+	Thread                                  uint32
+	Time                                    uint64
+	Address, Size, Stream, Pool, Tag, Other uint64
+}
+
+// Records reads the records of a file one after another. Texts are not among them.
+type Records struct {
+	Name    string // the file's path
+	PID     int
+	Command string // once the first record has been read
+	zero    int64  // nanoseconds since 1970 at monotonic 0
+	zone    *time.Location
+	tags    map[uint64]string
+	from    *bufio.Reader
+	count   int
+}
+
+// IsRecords tells whether a file that begins so has records, not lines.
+func IsRecords(begin []byte) bool { return bytes.HasPrefix(begin, []byte(magic)) }
+
+// NewRecords reads the header. Errors: ErrMalformed, or the reader's.
+func NewRecords(name string, from io.Reader) (*Records, error) {
+	var header [recordSize]byte
+	buffered := bufio.NewReaderSize(from, 1<<20)
+	if _, err := io.ReadFull(buffered, header[:]); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	if !IsRecords(header[:]) {
+		return nil, fmt.Errorf("%s: %w: it does not begin with %s, as what TMS_TRACE and tms record write does", name, ErrMalformed, magic)
+	}
+	le := binary.LittleEndian
+	if version := le.Uint32(header[8:]); version != fileVersion {
+		return nil, fmt.Errorf("%s: %w: it is of version %d, and this tms reads version %d", name, ErrMalformed, version, fileVersion)
+	}
+	return &Records{Name: name, PID: int(le.Uint32(header[12:])), zero: int64(le.Uint64(header[24:]) - le.Uint64(header[16:])),
+		zone: time.FixedZone("", int(int64(le.Uint64(header[32:])))), tags: map[uint64]string{}, from: buffered}, nil
+}
+
+// OpenRecords is NewRecords of a file, which is to be closed.
+func OpenRecords(path string) (*Records, io.Closer, error) {
+	file, err := os.Open(path)
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := NewRecords(path, file)
+	if err != nil {
+		_ = file.Close()
+		return nil, nil, err
+	}
+	return r, file, nil
+}
+
+// Next returns the next record; false: there are no more. Errors: ErrMalformed, or the reader's.
+func (r *Records) Next() (Record, bool, error) {
+	for {
+		record, ok, err := r.raw()
+		if !ok || err != nil || record.Kind != Text {
+			return record, ok, err
+		}
+		text := make([]byte, (record.Size+recordSize-1)/recordSize*recordSize)
+		if _, err := io.ReadFull(r.from, text); err != nil {
+			return Record{}, false, nil // the process ended before it was whole
+		}
+		if text = text[:record.Size]; record.Other == textCommand {
+			r.Command = string(text)
+		} else {
+			r.tags[record.Tag] = string(text)
+		}
+	}
+}
+
+const longestText = 1 << 16
+
+func (r *Records) raw() (Record, bool, error) {
+	var b [recordSize]byte
+	switch _, err := io.ReadFull(r.from, b[:]); {
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF):
+		return Record{}, false, nil
+	case err != nil:
+		return Record{}, false, fmt.Errorf("%s: %w", r.Name, err)
+	case b[0] == 0:
+		return Record{}, false, nil
+	}
+	r.count++
+	le := binary.LittleEndian
+	record := Record{Kind: Kind(b[0]), Flags: b[1], Device: int16(le.Uint16(b[2:])), Thread: le.Uint32(b[4:]), Time: le.Uint64(b[8:]),
+		Address: le.Uint64(b[16:]), Size: le.Uint64(b[24:]), Stream: le.Uint64(b[32:]), Pool: le.Uint64(b[40:]),
+		Tag: le.Uint64(b[48:]), Other: le.Uint64(b[56:])}
+	if record.Kind > Figures || record.Kind == Text && record.Size > longestText {
+		return Record{}, false, fmt.Errorf("%s: %w: record %d is of no kind that this tms knows", r.Name, ErrMalformed, r.count)
+	}
+	return record, true, nil
+}
+
+// TagName is the name of a record's tag; "" if it has none.
+func (r *Records) TagName(record Record) string { return r.tags[record.Tag] }
+
+// At is the time of a record, in the zone of the process.
+func (r *Records) At(record Record) time.Time {
+	return time.Unix(0, r.zero+int64(record.Time)).In(r.zone)
+}
+
+// Live follows which blocks there are.
+type Live struct {
+	blocks map[uint64]Record // by address
+	freed  map[uint32]Record // the last of each thread
+}
+
+// NewLive returns one without blocks.
+func NewLive() *Live { return &Live{map[uint64]Record{}, map[uint32]Record{}} }
+
+// Apply tells what a record does to blocks. Each is given to made as it was made, and to freed with the stream of the
+// free. A block at whose address another is made was freed where nobody looked (a reset of the device); a free of
+// what was not made here is none.
+func (l *Live) Apply(r Record, made func(Record), freed func(block Record, stream uint64)) {
+	end := func(b Record, stream uint64) {
+		delete(l.blocks, b.Address)
+		freed(b, stream)
+	}
+	switch r.Kind {
+	case Made:
+		if before, live := l.blocks[r.Address]; live {
+			end(before, before.Stream)
+		}
+		l.blocks[r.Address] = r
+		made(r)
+	case Freed:
+		if b, live := l.blocks[r.Address]; live {
+			l.freed[r.Thread] = b
+			if r.Flags&FlagStream == 0 {
+				r.Stream = b.Stream
+			}
+			end(b, r.Stream)
+		}
+	case Unfreed:
+		if b, known := l.freed[r.Thread]; known && b.Address == r.Address {
+			delete(l.freed, r.Thread)
+			l.blocks[b.Address] = b
+			made(b)
+		}
+	case PoolDestroyed:
+		var all []Record
+		for _, b := range l.blocks {
+			if b.Pool == r.Pool && r.Pool != 0 {
+				all = append(all, b)
+			}
+		}
+		slices.SortFunc(all, func(x, y Record) int { return cmp.Compare(x.Address, y.Address) })
+		for _, b := range all {
+			end(b, b.Stream)
+		}
+	}
+}
+
+// readRecords makes a Trace of a file of records.
+func readRecords(name string, from io.Reader) (*Trace, error) {
+	records, err := NewRecords(name, from)
+	if err != nil {
+		return nil, err
+	}
+	t := &Trace{Name: name}
+	live := NewLive()
+	numbers := map[uint64]uint32{} // of live blocks, by address
+	for {
+		r, ok, err := records.Next()
+		if err != nil {
+			return nil, err
+		}
+		if !ok {
+			return t, nil
+		}
+		if r.Kind == Refused {
+			t.Events = append(t.Events, Event{Action: Failure, Size: r.Size, Stream: r.Stream})
+			continue
+		}
+		if t.Blocks == math.MaxUint32 {
+			return nil, fmt.Errorf("%s: %w: more than %d allocates", name, ErrMalformed, uint32(math.MaxUint32))
+		}
+		live.Apply(r, func(b Record) {
+			t.Blocks++
+			numbers[b.Address] = uint32(t.Blocks)
+			t.Events = append(t.Events, Event{Allocate, uint32(t.Blocks), b.Size, b.Stream})
+		}, func(b Record, stream uint64) {
+			t.Events = append(t.Events, Event{Free, numbers[b.Address], b.Size, stream})
+			delete(numbers, b.Address)
+		})
+	}
+}
+
+// WriteLines writes the allocations of a file of records as lines of RMM's format. Errors: ErrMalformed, the writer's.
+func WriteLines(to io.Writer, records *Records) error {
+	out := bufio.NewWriter(to)
+	fmt.Fprintln(out, Header)
+	live := NewLive()
+	for {
+		r, ok, err := records.Next()
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return out.Flush()
+		}
+		line := func(action Action, b Record, stream uint64) {
+			fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", r.Thread, records.At(r).Format("15:04:05.000000"), action, b.Address, b.Size, stream)
+		}
+		if r.Kind == Refused {
+			line(Failure, r, r.Stream)
+			continue
+		}
+		live.Apply(r, func(b Record) { line(Allocate, b, b.Stream) }, func(b Record, stream uint64) { line(Free, b, stream) })
+	}
+}

@@ -1,0 +1,128 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"sync"
+	"time"
+
+	"tms/internal/guard"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// What is recorded of the engine, beside the allocations that trace.c sees: pauses, resumes and moves, and the figures
+// of each tag around them, and now and then while the program allocates.
+
+// figuresOf is one tag on one device.
+type figuresOf struct {
+	device int
+	tag    string
+}
+
+// figures are what was written last, so that only changes are.
+var figures struct {
+	sync.Mutex
+	recording int // which one of trace.c's it was
+	known     map[figuresOf]C.struct_trace_figures
+}
+
+// Figures are read again no sooner than this, nor than a hundred times as long as it takes.
+const (
+	figuresEvery = 50 * time.Millisecond
+	figuresShare = 100
+)
+
+// recordTransition is for vmm.Engine.Observe.
+func recordTransition(t vmm.Transition) {
+	if !C.trace_is_on() {
+		return
+	}
+	recordFigures(engine.Load())
+	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME, "move": C.TRACE_MOVE}[t.Operation]
+	operation := C.struct_trace_operation{over: C.bool(t.Over), kind: kind, code: C.int(vmm.Code(t.Err)),
+		bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
+		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
+	if t.Tag != nil {
+		operation.tag = C.region_intern(words(*t.Tag))
+	}
+	C.trace_operation(&operation)
+}
+
+//export tmsTraceFigures
+func tmsTraceFigures() {
+	growStack(false)
+	start := time.Now()
+	_ = guard.Call(func() error {
+		recordFigures(engine.Load())
+		return nil
+	})
+	C.trace_sample_after(C.uint64_t(max(figuresEvery, figuresShare*time.Since(start))))
+}
+
+// recordFigures writes down the figures of each tag that has others than before; of one that is gone, zeros.
+func recordFigures(e *vmm.Engine) {
+	if e == nil {
+		return
+	}
+	figures.Lock()
+	defer figures.Unlock()
+	if now := int(C.trace_recording()); now != figures.recording {
+		figures.recording, figures.known = now, nil
+	}
+	known := map[figuresOf]C.struct_trace_figures{}
+	for _, d := range e.Recorded().Devices {
+		for _, t := range d.Tags {
+			name := vmm.TagName(t.Tag)
+			key := figuresOf{d.Device, name}
+			now := C.struct_trace_figures{device: C.int(d.Device), tag: C.region_intern(words(name)),
+				live: C.uint64_t(t.LiveBytes), physical: C.uint64_t(t.PhysicalBytes), host: C.uint64_t(t.HostBytes),
+				disk: C.uint64_t(t.DiskBytes), peer: C.uint64_t(t.BackupBytes - t.HostBytes - t.DiskBytes)}
+			if before, ok := figures.known[key]; !ok || before != now {
+				C.trace_figures(&now)
+			}
+			known[key] = now
+		}
+	}
+	for key, before := range figures.known {
+		if _, ok := known[key]; !ok {
+			C.trace_figures(&C.struct_trace_figures{device: before.device, tag: before.tag})
+		}
+	}
+	figures.known = known
+}
+
+// startRecording records to a file for somebody outside, beginning with what there is.
+func startRecording(file string) error {
+	if words := C.trace_start(words(file)); words != nil {
+		return &refusal{C.GoString(words), cuda.OperatingSystem}
+	}
+	if e := engine.Load(); e != nil {
+		e.Allocations(func(address uintptr, size uint64, device int, tag string) {
+			C.trace_earlier(C.int(device), C.uintptr_t(address), C.uint64_t(size), C.region_intern(words(tag)))
+		})
+		recordFigures(e)
+	}
+	return nil
+}
+
+// stopRecording ends it, if it is this one. Errors: it had ended before, and why.
+func stopRecording(which int) error {
+	recordFigures(engine.Load())
+	if words := C.trace_end(C.int(which)); words != nil {
+		return &refusal{C.GoString(words), cuda.OperatingSystem}
+	}
+	return nil
+}
+
+// abandonRecording ends that of a client which has gone. Why it had ended before, stderr has been told.
+func abandonRecording(which int) {
+	hand(func() {
+		growStack(false)
+		_ = guard.Call(func() error { return stopRecording(which) })
+	})
+}

@@ -1,0 +1,238 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/trace"
+)
+
+// recorded reads all records of a file.
+func recorded(t *testing.T, path string) (records []trace.Record, names []string) {
+	t.Helper()
+	r, file, err := trace.OpenRecords(path)
+	require.NoError(t, err)
+	defer file.Close()
+	for {
+		record, ok, err := r.Next()
+		require.NoError(t, err)
+		if !ok {
+			return records, names
+		}
+		records, names = append(records, record), append(names, r.TagName(record))
+	}
+}
+
+// What was recorded is in the file whatever ends the process: to the last record, also past the first window.
+func TestRecordingSurvivesKill(t *testing.T) {
+	const count = 20000
+	path := filepath.Join(t.TempDir(), "trace")
+	o := run(t, compile(t, "recording", majors[1]), []string{"killed", path, fmt.Sprint(count)}, "TMS_TRACE="+path)
+	require.Equal(t, syscall.SIGKILL, o.state.Sys().(syscall.WaitStatus).Signal())
+	records, names := recorded(t, path)
+
+	made, freed, times := 0, 0, uint64(0)
+	var operations []string
+	var figures []trace.Record
+	for i, r := range records {
+		require.GreaterOrEqual(t, r.Time, times)
+		times = r.Time
+		switch r.Kind {
+		case trace.Made:
+			made++
+			require.Equal(t, int16(0), r.Device)
+			if r.Flags&trace.FlagPausable != 0 {
+				require.Contains(t, []string{"churned", "weights"}, names[i])
+			}
+		case trace.Freed:
+			freed++
+		case trace.Begin:
+			operations = append(operations, "begin "+trace.Operation(r.Flags).String()+" "+names[i])
+		case trace.End:
+			operations = append(operations, trace.Operation(r.Flags).String()+" "+names[i])
+			require.Zero(t, r.Device) // the code
+			require.Equal(t, uint64(4<<20), r.Size)
+			require.Equal(t, uint64(4<<20), r.Stream, "contents")
+			require.Positive(t, r.Address)
+			require.LessOrEqual(t, r.Pool+r.Other, r.Address)
+		case trace.Figures:
+			if names[i] == "weights" {
+				figures = append(figures, r)
+			}
+		}
+	}
+	require.Equal(t, count+2, made)
+	require.Equal(t, count-64, freed)
+	require.Equal(t, []string{"begin pause weights", "pause weights", "begin resume weights", "resume weights"}, operations)
+	require.GreaterOrEqual(t, len(figures), 3)
+	before, paused, after := figures[len(figures)-3], figures[len(figures)-2], figures[len(figures)-1]
+	require.Equal(t, [3]uint64{4 << 20, 4 << 20, 0}, [3]uint64{before.Address, before.Size, before.Stream})
+	require.Equal(t, [3]uint64{4 << 20, 0, 4 << 20}, [3]uint64{paused.Address, paused.Size, paused.Stream})
+	require.Equal(t, [3]uint64{4 << 20, 4 << 20, 0}, [3]uint64{after.Address, after.Size, after.Stream})
+	last := records[len(records)-1]
+	require.Equal(t, uint64(12345), last.Size)
+	require.Equal(t, strings.TrimSpace(o.stdout), fmt.Sprintf("%#x", last.Address))
+	_, err := trace.ReadFile(path) // as tms replay does
+	require.NoError(t, err)
+}
+
+// Nothing that becomes of the file harms the program, which is told once.
+func TestRecordingLosesItsFile(t *testing.T) {
+	program := compile(t, "recording", majors[1])
+	for name, c := range map[string]struct {
+		limit int // of files, in KiB
+		words string
+	}{
+		"cut":     {0, "it was cut short, or its disk fails"},
+		"removed": {0, "the file was removed, or another has its name"},
+		"full":    {1500, "File too large"}, // as a full disk: there are no blocks for the next window
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "trace")
+			o := run(t, program, []string{name, path, "40000", fmt.Sprint(c.limit)}, "TMS_TRACE="+path)
+			o.succeeded(t)
+			require.Equal(t, 1, strings.Count(o.stderr, "\n"), o.stderr)
+			require.Contains(t, o.stderr, "tms: TMS_TRACE="+path)
+			require.Contains(t, o.stderr, c.words)
+			require.Contains(t, o.stderr, "no more is recorded")
+			if name == "full" { // what was there is whole
+				records, _ := recorded(t, path)
+				require.Greater(t, len(records), 10000)
+			}
+		})
+	}
+}
+
+func TestFaultsOfTheHostBesideARecording(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace")
+	o := runAnyway(t, compile(t, "recording", majors[1]), []string{"faulting", path}, "TMS_TRACE="+path)
+	if !sanitized { // which has its own end for that
+		require.Equal(t, syscall.SIGBUS, o.state.Sys().(syscall.WaitStatus).Signal(), o.stderr)
+	}
+	records, _ := recorded(t, path)
+	require.Greater(t, len(records), 100)
+}
+
+// Zeros behind the last record are given back when the program ends as it should.
+func TestRecordingTakesNoMoreThanItNeeds(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace")
+	run(t, compile(t, "recording", majors[1]), []string{"churn", path, "100"}, "TMS_TRACE="+path).succeeded(t)
+	found, err := os.Stat(path)
+	require.NoError(t, err)
+	require.Less(t, found.Size(), int64(20<<10))
+	require.Zero(t, found.Size()%64)
+}
+
+// What a recording adds to an allocation and its free, which are two records, where those themselves cost nothing; and
+// beside what they cost in a region. The figures are printed. The bound is for a busy machine.
+func TestRecordingCost(t *testing.T) {
+	if sanitized {
+		t.Skip("sanitizers have a cost of their own")
+	}
+	program := compile(t, "recording", majors[1])
+	stub := t.TempDir()
+	output, err := exec.Command("cc", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", "-o", filepath.Join(stub, "libcudart.so.13"),
+		"testdata/nothing.c").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	path := filepath.Join(t.TempDir(), "trace")
+	for _, where := range []struct {
+		name     string
+		settings []string
+	}{
+		{"of a CUDA that does nothing", []string{"LD_LIBRARY_PATH=" + stub}},
+		{"in a region, on the simulator", []string{"TMS_INIT_ENABLE=1"}},
+	} {
+		least := [2]float64{1e9, 1e9} // off and on
+		for range 3 {
+			for on, setting := range []string{"", path} {
+				o := run(t, program, []string{"timed", path, "1000"}, append(where.settings, "TMS_TRACE="+setting)...)
+				o.succeeded(t)
+				took, err := strconv.ParseFloat(strings.TrimSpace(o.stdout), 64)
+				require.NoError(t, err)
+				least[on] = min(least[on], took)
+			}
+		}
+		t.Logf("an allocation and its free %s: %.0f ns, recorded %.0f: %.2f times, %.0f ns a record", where.name, least[0], least[1],
+			least[1]/least[0], (least[1]-least[0])/2)
+		if where.settings[0] != "TMS_INIT_ENABLE=1" {
+			require.Less(t, (least[1]-least[0])/2, 300.0)
+		}
+	}
+}
+
+func recordTo(file string) control.Request { return control.Request{Op: control.Record, File: file} }
+
+// A client has what happens recorded from then on, and what is pausable at the beginning, until it says so or is gone.
+func TestRecordedFromOutside(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	descriptors := h.do("descriptors")
+	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
+	c := h.dial()
+	for file, words := range map[string]string{
+		"relative":    "a path from the root",
+		"/dev/full":   "it is no plain file",
+		"/none/there": "No such file or directory",
+		"":            "which it ends by a record without a file",
+	} {
+		reply := request(t, c, recordTo(file))
+		require.False(t, reply.OK)
+		require.Contains(t, reply.Error, words)
+	}
+	require.True(t, request(t, c, recordTo(first)).OK)
+	require.Equal(t, descriptors, h.do("descriptors"))
+	other := h.dial()
+	reply := request(t, other, recordTo(second))
+	require.Contains(t, reply.Error, "it is recorded already, to "+first)
+	other.Close()
+	h.do("own 3")
+	h.do("pause weights")
+	h.do("resume weights")
+	require.True(t, request(t, c, recordTo("")).OK)
+	h.do("own 5")
+	records, names := recorded(t, first)
+	var told []string
+	for i, r := range records {
+		if r.Kind == trace.Figures { // what there was, and around the pause and the resume
+			told = append(told, fmt.Sprintf("figures %s %d %d %d", names[i], r.Address/mib, r.Size/mib, r.Stream/mib))
+			continue
+		}
+		told = append(told, fmt.Sprintf("%d %d %s %d", r.Kind, r.Flags, names[i], r.Size/mib))
+	}
+	const made, begin, end = trace.Made, trace.Begin, trace.End
+	require.ElementsMatch(t, []string{
+		fmt.Sprintf("%d %d weights 24", made, trace.FlagPausable|trace.FlagEarlier), fmt.Sprintf("%d %d cache 8", made, trace.FlagPausable|trace.FlagEarlier),
+		"figures weights 24 24 0", "figures cache 8 8 0", fmt.Sprintf("%d 0  3", made),
+		fmt.Sprintf("%d %d weights 0", begin, trace.Pause), "figures weights 24 0 24", fmt.Sprintf("%d %d weights 24", end, trace.Pause),
+		fmt.Sprintf("%d %d weights 0", begin, trace.Resume), "figures weights 24 24 0", fmt.Sprintf("%d %d weights 24", end, trace.Resume),
+	}, told)
+
+	// Who goes ends it, and the next can begin; what was recorded is as it was.
+	require.True(t, request(t, c, recordTo(second)).OK)
+	h.do("own 1")
+	c.Close()
+	again := h.dial()
+	third := filepath.Join(t.TempDir(), "third")
+	require.Eventually(t, func() bool { return request(t, again, recordTo(third)).OK }, 20*time.Second, 10*time.Millisecond)
+	h.do("own 7")
+	records, _ = recorded(t, second)
+	require.Equal(t, uint64(1*mib), records[len(records)-1].Size)
+
+	// One that has lost its file says why when it is to end.
+	require.NoError(t, os.Truncate(third, 0))
+	h.do("own 9")
+	reply = request(t, again, recordTo(""))
+	require.Contains(t, reply.Error, "it was cut short, or its disk fails")
+	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
+	require.Equal(t, "ok", h.do("check"))
+}

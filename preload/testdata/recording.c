@@ -1,0 +1,120 @@
+/* What a trace has to survive. Called as: recording CASE FILE [COUNT [KIB]], with TMS_TRACE=FILE but where another is said. */
+#include "host.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+
+static void *kept[64];
+
+/* So many allocations, half of them in a region, of which the last few live on. */
+static void churn(int count)
+{
+	tms_set_current_tag("churned");
+	for (int i = 0; i < count; i++) {
+		EXPECT(cudaFree(kept[i % 64]), 0);
+		tms_set_interesting_region(i % 2 == 0);
+		EXPECT(cudaMalloc(&kept[i % 64], 1000 + (size_t)i % 7), 0);
+	}
+	tms_set_interesting_region(false);
+}
+
+/* A pause and a resume between two lots of allocations, and the end that nobody can do anything about. */
+static void killed(int count)
+{
+	void *block;
+	churn(count);
+	block = pausable(4 * MIB, "weights", true);
+	EXPECT(cudaMemset(block, 7, 4 * MIB), 0);
+	EXPECT(tms_pause("weights"), 0);
+	EXPECT(tms_resume("weights"), 0);
+	void *last = NULL;
+	EXPECT(cudaMalloc(&last, 12345), 0);
+	printf("%p\n", last);
+	fflush(stdout);
+	raise(SIGKILL);
+}
+
+/* The file loses its blocks under the mapping. */
+static void cut(const char *path, int count)
+{
+	churn(100);
+	EXPECT(truncate(path, 0), 0);
+	churn(count);
+}
+
+/* No file can be longer than so many KiB; what the simulator needs of files is there. */
+static void full(int count, rlim_t limit)
+{
+	churn(100);
+	EXPECT(setrlimit(RLIMIT_FSIZE, &(struct rlimit){limit << 10, limit << 10}), 0);
+	churn(count);
+}
+
+static void removed(const char *path, int count)
+{
+	churn(100);
+	EXPECT(unlink(path), 0);
+	churn(count);
+}
+
+/* A fault of the host's own is its own, also while a trace is there. */
+static void faulting(const char *path)
+{
+	char name[4096];
+	churn(100);
+	snprintf(name, sizeof name, "%s.own", path);
+	int file = open(name, O_RDWR | O_CREAT, 0600);
+	CHECK(file >= 0 && ftruncate(file, 1) == 0);
+	volatile char *mine = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+	struct sigaction asked;
+	EXPECT(sigaction(SIGBUS, NULL, &asked), 0);
+	CHECK(asked.sa_handler == SIG_DFL); /* what it is told is its own, too */
+	mine[4096] = 1;
+}
+
+static double now(void)
+{
+	struct timespec time;
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time); /* what other programs take does not count */
+	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
+}
+
+/* Prints nanoseconds for an allocation and its free, the least of many rounds. */
+static void timed(int count)
+{
+	double best = 1e9;
+	for (int round = 0; round < 100; round++) {
+		double start = now();
+		for (int i = 0; i < count; i++) {
+			void *block = NULL;
+			cudaMalloc(&block, 1000);
+			cudaFree(block);
+		}
+		double took = (now() - start) / count * 1e9;
+		best = took < best ? took : best;
+	}
+	printf("%.1f\n", best);
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 3);
+	int count = argc > 3 ? atoi(argv[3]) : 0;
+	if (strcmp(argv[1], "killed") == 0)
+		killed(count);
+	else if (strcmp(argv[1], "churn") == 0)
+		churn(count);
+	else if (strcmp(argv[1], "full") == 0)
+		full(count, (rlim_t)atoi(argv[4]));
+	else if (strcmp(argv[1], "cut") == 0)
+		cut(argv[2], count);
+	else if (strcmp(argv[1], "removed") == 0)
+		removed(argv[2], count);
+	else if (strcmp(argv[1], "faulting") == 0)
+		faulting(argv[2]);
+	else
+		timed(count);
+	return 0;
+}

@@ -1,0 +1,100 @@
+package vmm
+
+import (
+	"sync"
+	"time"
+)
+
+// Transition is what a pause, resume or move does, for who observes the engine.
+type Transition struct {
+	Operation string  // "pause", "resume" or "move"
+	Tag       *string // nil: every tag
+	Over      bool    // else it begins, and nothing more is known
+	Err       error
+	Bytes     uint64 // of device memory given back or taken; of a move, of contents
+	Copied    uint64 // bytes of contents
+	// Took is how long it went on, with what its caller had waited for the program before. Of that Waited was for the
+	// program, the devices, other operations, memory, and what was discarded; Copying for contents; the rest is the
+	// driver's work on mappings. Of several devices it is what the slowest did.
+	Took, Waited, Copying time.Duration
+}
+
+// Observe sets what is called when a transition begins and when it is over, on its thread, with no lock of the engine
+// held. Call it before anything else.
+func (e *Engine) Observe(observe func(Transition)) { e.observe = observe }
+
+// Allocations calls f with each segment, and with each of the small allocations that share one: where it is, its size
+// in bytes, its device and tag. No lock is held meanwhile, so some may have been freed by then.
+func (e *Engine) Allocations(f func(address uintptr, size uint64, device int, tag string)) {
+	type found struct {
+		address uintptr
+		size    uint64
+		device  int
+		tag     string
+	}
+	var all []found
+	e.mu.Lock()
+	for _, d := range e.devices {
+		for _, t := range d.tags {
+			for _, s := range t.segments {
+				if s.owner == aFree || s.userMapped != nil {
+					continue
+				}
+				if s.slab == nil {
+					all = append(all, found{s.address, s.size, d.ordinal, t.name})
+					continue
+				}
+				s.slab.Each(func(offset uintptr, size uint64) {
+					all = append(all, found{s.address + offset, size, d.ordinal, t.name})
+				})
+			}
+		}
+	}
+	e.mu.Unlock()
+	for _, a := range all {
+		f(a.address, a.size, a.device, a.tag)
+	}
+}
+
+// spent is where the time of a transition went.
+type spent struct {
+	mu      sync.Mutex // devices are worked on at the same time
+	asked   time.Time
+	waited  time.Duration
+	copying time.Duration
+	copied  uint64
+}
+
+// waitedSince adds to what was waited.
+func (s *spent) waitedSince(start time.Time) { s.waited += time.Since(start) }
+
+// copyingSince is of one device: the slowest counts.
+func (s *spent) copyingSince(start time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.copying = max(s.copying, time.Since(start))
+}
+
+// copiedBy notes what the devices have copied, before that is forgotten.
+func (s *spent) copiedBy(batches []*batch) {
+	for _, b := range batches {
+		if p := b.device.progress.Load(); p != nil {
+			s.copied += p.done.Load()
+		}
+	}
+}
+
+// observed tells of a transition around the work.
+func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *error) (over func()) {
+	start := time.Now()
+	o.spent = &spent{asked: start}
+	if !o.Asked.IsZero() && o.Asked.Before(start) {
+		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
+	}
+	e.observe(Transition{Operation: operation, Tag: o.Tag})
+	return func() {
+		s := o.spent
+		e.observe(Transition{Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes, Copied: s.copied,
+			Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
+	}
+}
