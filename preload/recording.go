@@ -44,7 +44,7 @@ func recordTransition(t vmm.Transition) {
 	}
 	recordFigures(engine.Load())
 	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME, "move": C.TRACE_MOVE}[t.Operation]
-	operation := C.struct_trace_operation{over: C.bool(t.Over), kind: kind, code: C.int(vmm.Code(t.Err)),
+	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind, code: C.int(vmm.Code(t.Err)),
 		bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
 	if t.Tag != nil {

@@ -257,7 +257,8 @@ static inline bool trace_is_on(void)
 /* What recording.go tells. Tags are interned; NULL: all, or none. */
 enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE };
 struct trace_operation {
-	bool over; /* else it begins, and what follows the tag is 0 */
+	uint32_t number; /* not 0; the same when it begins and when it is over, on whichever thread */
+	bool over;	 /* else it begins, and what follows the tag is 0 */
 	enum trace_kind kind;
 	const char *tag;
 	int code;

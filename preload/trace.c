@@ -49,7 +49,7 @@ struct record {
 	_Atomic uint8_t kind; /* written last */
 	uint8_t flags;
 	int16_t device; /* -1: not known */
-	uint32_t thread;
+	uint32_t thread; /* of an operation: its number */
 	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
 	uint64_t address, size, stream, pool, tag, other;
 };
@@ -256,7 +256,8 @@ static void put(enum kind kind, struct record r, const char *text)
 		return;
 	if (unlikely(!thread))
 		thread = (pid_t)syscall(SYS_gettid);
-	r.thread = (uint32_t)thread;
+	if (!r.thread)
+		r.thread = (uint32_t)thread;
 	r.time = nanoseconds(CLOCK_MONOTONIC);
 	atomic_store_explicit(&last, r.time, memory_order_relaxed);
 	if (text) {
@@ -504,7 +505,7 @@ HIDDEN void trace_earlier(int ordinal, uintptr_t address, uint64_t size, const c
 
 HIDDEN void trace_operation(const struct trace_operation *o)
 {
-	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .address = o->took, .size = o->bytes,
+	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .thread = o->number, .address = o->took, .size = o->bytes,
 			   .stream = o->copied, .pool = o->waited, .other = o->copying};
 	if (write_down(o->over ? END : BEGIN, r, o->tag))
 		pthread_mutex_unlock(&lock);

@@ -120,6 +120,16 @@ require_python() {
 	fi
 }
 
+# require_browser: a Chromium without a screen, in which a test looks at a page.
+require_browser() {
+	local name
+	for name in chromium-headless-shell chromium chromium-browser google-chrome google-chrome-stable; do
+		! command -v $name >/dev/null 2>&1 || return 0
+	done
+	apt_install --no-install-recommends chromium-headless-shell ||
+		missing "a Chromium, for a test (Debian: apt-get install chromium-headless-shell; Ubuntu: Google Chrome)."
+}
+
 # require_library FILE PACKAGE: a shared library that a test preloads.
 require_library() {
 	compgen -G "/usr/lib/*/$1" >/dev/null || apt_install "$2" ||

@@ -29,6 +29,7 @@ type Engine struct {
 
 	whenUngated func()           // called under mu
 	observe     func(Transition) // called without it
+	transitions atomic.Uint64    // so far, also those that failed
 
 	cannotHash sync.Once // the note of it
 

@@ -7,6 +7,7 @@ import (
 
 // Transition is what a pause, resume or move does, for who observes the engine.
 type Transition struct {
+	Number    uint64  // the same when it begins and when it is over, from 1 on
 	Operation string  // "pause", "resume" or "move"
 	Tag       *string // nil: every tag
 	Over      bool    // else it begins, and nothing more is known
@@ -91,10 +92,11 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 	if !o.Asked.IsZero() && o.Asked.Before(start) {
 		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
 	}
-	e.observe(Transition{Operation: operation, Tag: o.Tag})
+	number := e.transitions.Add(1)
+	e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag})
 	return func() {
 		s := o.spent
-		e.observe(Transition{Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes, Copied: s.copied,
+		e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes, Copied: s.copied,
 			Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 	}
 }

@@ -13,7 +13,7 @@ import (
 )
 
 func reportCommand() *cobra.Command {
-	var file, format string
+	var file, format, snapshot string
 	command := &cobra.Command{
 		Use:   "report TRACE...",
 		Short: "Show what was recorded of device memory",
@@ -21,11 +21,20 @@ func reportCommand() *cobra.Command {
 also one that is still being written; several are of processes of one machine.
 
 The formats:
+  html      a page that needs nothing else, and no network: memory over time by tag and process, as it was allocated,
+            held and kept elsewhere; pauses and resumes with what bounded them; where allocations lie over time;
+            the largest of them. It is less than 1 MiB: of long recordings it has what a screen can show
   perfetto  a Chrome trace, for ui.perfetto.dev: a counter for each tag, a slice for each pause and resume
   csv       the allocations of one TRACE in the format of RMM's logging_resource_adaptor, for its tools
 
+A recording does not know by which lines of a program memory was allocated. PyTorch does, after
+torch.cuda.memory._record_memory_history(): json.dump(torch.cuda.memory._snapshot(), file) writes what --torch-snapshot
+reads, for the segments that are in both.
+
 Exit status: 0 written, 2 not.`,
-		Example: `  tms report train.trace --format perfetto -o train.json
+		Example: `  tms report train.trace -o train.html
+  tms report trainer.trace server.trace -o both.html
+  tms report train.trace --format perfetto -o train.json
   tms report train.trace --format csv -o train.csv`,
 		Args: func(_ *cobra.Command, paths []string) error {
 			if len(paths) == 0 {
@@ -35,7 +44,12 @@ Exit status: 0 written, 2 not.`,
 		},
 		RunE: func(_ *cobra.Command, paths []string) error {
 			var write func(io.Writer) error
+			if snapshot != "" && (len(paths) > 1 || format != "html") {
+				return errors.New("--torch-snapshot is of one process: give one trace, and the format html")
+			}
 			switch format {
+			case "html":
+				write = func(to io.Writer) error { return reporting.WritePage(to, paths, snapshot) }
 			case "perfetto":
 				write = func(to io.Writer) error { return reporting.WritePerfetto(to, paths) }
 			case "csv":
@@ -44,7 +58,7 @@ Exit status: 0 written, 2 not.`,
 				}
 				write = func(to io.Writer) error { return lines(to, paths[0]) }
 			default:
-				return fmt.Errorf("--format %s: the formats are perfetto and csv", format)
+				return fmt.Errorf("--format %s: the formats are html, perfetto and csv", format)
 			}
 			if file == "" {
 				return errors.New("give the file to write, with -o (- is the standard output)")
@@ -53,7 +67,8 @@ Exit status: 0 written, 2 not.`,
 		},
 	}
 	command.Flags().StringVarP(&file, "output", "o", "", "the file to write; - is the standard output")
-	command.Flags().StringVar(&format, "format", "perfetto", "what to write")
+	command.Flags().StringVar(&format, "format", "html", "what to write: html, perfetto or csv")
+	command.Flags().StringVar(&snapshot, "torch-snapshot", "", "a file with PyTorch's snapshot in JSON, for where memory was allocated")
 	return command
 }
 

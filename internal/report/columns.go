@@ -108,3 +108,39 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 	}
 	return e
 }
+
+// together are the changes of all processes, as if each were a series.
+func together(processes []*process) []step {
+	var all []step
+	for n, p := range processes {
+		var sum [metrics]uint64
+		now := make([][metrics]uint64, len(p.series))
+		for _, s := range p.steps {
+			sum[s.metric] += s.value - now[s.series][s.metric]
+			now[s.series][s.metric] = s.value
+			all = append(all, step{s.at, n, s.metric, sum[s.metric]})
+		}
+	}
+	slices.SortStableFunc(all, func(x, y step) int {
+		switch {
+		case x.at < y.at:
+			return -1
+		case x.at > y.at:
+			return 1
+		}
+		return 0
+	})
+	return all
+}
+
+// exact tells whether no column has more than one change: nothing is left out.
+func (c columns) exact(processes []*process) bool {
+	for _, p := range processes {
+		for _, s := range p.steps {
+			if _, found := slices.BinarySearch(c, s.at); !found {
+				return false
+			}
+		}
+	}
+	return true
+}

@@ -82,7 +82,7 @@ type reader struct {
 	records *trace.Records
 	known   map[series]int // by Device, Tag and Plain
 	open    map[uint64]int // of blocks, by address
-	begun   map[uint32]int // of operations, by thread
+	begun   map[uint32]int // of operations, by number
 }
 
 // Read reads a recording. Errors: trace.ErrMalformed, or the operating system's.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
+	"compress/gzip"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"math"
 	"os"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -40,7 +42,7 @@ const (
 	Unfreed                       // Address: the thread's last Freed did not come to pass
 	PoolDestroyed                 // Pool: all of its blocks are freed
 	Text                          // of Size bytes, in as many whole records behind it: a Tag's name, or what Other says
-	Begin                         // Flags: an Operation, of Tag, 0: of all
+	Begin                         // Flags: an Operation, of Tag, 0: of all. Thread: its number
 	End                           // that; Device: the error code. Address: nanoseconds that it took, of them Pool were
 	// waited and Other went to contents. Size: bytes of device memory; Stream: of contents
 	Figures // of Tag on Device, bytes now: Address live, Size physical, Stream in host memory, Pool in files, Other with peers
@@ -119,13 +121,20 @@ func NewRecords(name string, from io.Reader) (*Records, error) {
 		zone: time.FixedZone("", int(int64(le.Uint64(header[32:])))), tags: map[uint64]string{}, from: buffered}, nil
 }
 
-// OpenRecords is NewRecords of a file, which is to be closed.
+// OpenRecords is NewRecords of a file, which is to be closed; one whose name ends in .gz is decompressed.
 func OpenRecords(path string) (*Records, io.Closer, error) {
 	file, err := os.Open(path)
 	if err != nil {
 		return nil, nil, err
 	}
-	r, err := NewRecords(path, file)
+	var from io.Reader = file
+	if strings.HasSuffix(path, ".gz") {
+		if from, err = gzip.NewReader(file); err != nil {
+			_ = file.Close()
+			return nil, nil, fmt.Errorf("%s: %w: %w", path, ErrMalformed, err)
+		}
+	}
+	r, err := NewRecords(path, from)
 	if err != nil {
 		_ = file.Close()
 		return nil, nil, err

@@ -1,0 +1,178 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	_ "embed"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+)
+
+//go:embed page.html
+var page string
+
+// How much a page has. Of a recording with more than fits into mostPage, columns and blocks are left out.
+const (
+	mostPage       = 1 << 20 // bytes
+	mostColumns    = 4096
+	leastColumns   = 256
+	blocksShown    = 3000
+	mostOperations = 1000 // the longest
+	mostLargest    = 20
+)
+
+// shownProcess is a process's part of the page's data.
+type shownProcess struct {
+	PID           int             `json:"pid"`
+	Command       string          `json:"command"`
+	File          string          `json:"file"`
+	Records       int             `json:"records"`
+	Peak          [metrics]uint64 `json:"peak"`
+	Series        []shownSeries   `json:"series"`
+	Operations    []described     `json:"operations"`
+	AllOperations int             `json:"all_operations"`
+	Map           *addressMap     `json:"map"`
+	Largest       []shownBlock    `json:"largest"`
+}
+
+type shownSeries struct {
+	Label string `json:"label"`
+	Plain bool   `json:"plain"`
+	Peak  uint64 `json:"peak"`
+}
+
+type shownBlock struct {
+	Address string   `json:"address"`
+	Size    uint64   `json:"size"`
+	Series  int      `json:"series"`
+	Thread  uint32   `json:"thread"`
+	From    *float64 `json:"from"` // nil: before the recording
+	To      *float64 `json:"to"`   // nil: it is there at the end
+	Where   string   `json:"where"`
+}
+
+type shown struct {
+	Zero      time.Time      `json:"zero"`
+	Duration  float64        `json:"duration"`
+	Columns   int            `json:"columns"`
+	Exact     bool           `json:"exact"` // every change is a column
+	Metrics   []string       `json:"metrics"`
+	Processes []shownProcess `json:"processes"`
+}
+
+// WritePage writes a page of HTML that needs nothing else. snapshot is a file with PyTorch's snapshot, of the one
+// recording that there then is; "": none.
+// Errors: trace.ErrMalformed, the operating system's, the writer's.
+func WritePage(to io.Writer, paths []string, snapshot string) error {
+	processes, err := readAll(paths)
+	if err != nil {
+		return err
+	}
+	where := map[uint64]string{}
+	if snapshot != "" {
+		if where, err = readSnapshot(snapshot); err != nil {
+			return err
+		}
+	}
+	for columns, blocks := mostColumns, blocksShown; ; columns, blocks = columns/2, blocks*2/3 {
+		var made bytes.Buffer
+		if err := writePage(&made, processes, where, columns, blocks); err != nil {
+			return err
+		}
+		if made.Len() < mostPage || columns <= leastColumns {
+			_, err = made.WriteTo(to)
+			return err
+		}
+	}
+}
+
+func writePage(to io.Writer, processes []*process, where map[uint64]string, most, blocks int) error {
+	c := newColumns(processes, most)
+	zero, end := c[0], c[c.count()]
+	seconds := func(at int64) float64 { return time.Duration(at - zero).Seconds() }
+	s := shown{Zero: time.Unix(0, zero), Duration: seconds(end), Columns: c.count(), Exact: c.exact(processes), Metrics: metricNames[:]}
+
+	// The numbers, in the order in which the page's script takes them.
+	var data bytes.Buffer
+	number := func(value float64) { _ = binary.Write(&data, binary.LittleEndian, value) }
+	for _, bound := range c {
+		number(seconds(bound))
+	}
+	sums := func(steps []step, count int) {
+		for metric := range metrics {
+			e := c.envelope(steps, count, metric)
+			for _, values := range append(e.atMost, e.least) {
+				for _, value := range values {
+					_ = binary.Write(&data, binary.LittleEndian, float32(value))
+				}
+			}
+		}
+	}
+	if len(processes) > 1 {
+		sums(together(processes), len(processes))
+	}
+	for _, p := range processes {
+		sums(p.steps, len(p.series))
+		m := p.newMap(zero, end, blocks)
+		data.Write(m.part)
+		for _, b := range m.shown {
+			number(float64(m.place(b.address)))
+			number(float64(b.size))
+			number(seconds(b.from))
+			number(seconds(min(b.to, end)))
+			number(float64(b.series))
+		}
+		s.Processes = append(s.Processes, p.show(zero, m, where))
+	}
+	var packed bytes.Buffer
+	packer, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if _, err := packer.Write(data.Bytes()); err != nil {
+		return err
+	}
+	if err := packer.Close(); err != nil {
+		return err
+	}
+	text, err := json.Marshal(s) // escapes what would end a script
+	if err != nil {
+		return err
+	}
+	_, err = strings.NewReplacer("/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes())).WriteString(to, page)
+	return err
+}
+
+func (p *process) show(zero int64, m *addressMap, where map[uint64]string) shownProcess {
+	made := shownProcess{PID: p.pid, Command: p.command, File: p.name, Records: p.records, Peak: p.peak, Map: m,
+		AllOperations: len(p.operations), Operations: []described{}, Largest: []shownBlock{}, Series: []shownSeries{}}
+	for _, s := range p.series {
+		made.Series = append(made.Series, shownSeries{s.label(), s.Plain, s.peak})
+	}
+	operations := slices.Clone(p.operations)
+	if len(operations) > mostOperations {
+		slices.SortStableFunc(operations, func(x, y operation) int { return cmp.Compare(y.took, x.took) })
+		operations = operations[:mostOperations]
+	}
+	slices.SortStableFunc(operations, func(x, y operation) int { return cmp.Compare(x.from, y.from) })
+	for _, o := range operations {
+		made.Operations = append(made.Operations, o.describe(zero))
+	}
+	for _, b := range m.shown[:min(mostLargest, len(m.shown))] {
+		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread, Where: where[b.address]}
+		at := time.Duration(b.from - zero).Seconds()
+		if !b.earlier {
+			shown.From = &at
+		}
+		if b.to <= p.to {
+			until := time.Duration(b.to - zero).Seconds()
+			shown.To = &until
+		}
+		made.Largest = append(made.Largest, shown)
+	}
+	return made
+}
