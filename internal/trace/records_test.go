@@ -1,0 +1,93 @@
+package trace_test
+
+import (
+	"bytes"
+	"encoding/binary"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/trace"
+)
+
+// file is what preload/trace.c would have written.
+func file(version uint32, records ...trace.Record) []byte {
+	var made bytes.Buffer
+	made.WriteString("TMSTRACE")
+	for _, value := range []any{version, uint32(42), uint64(5e9), uint64(1_700_000_005_000_000_000), int64(3600), [3]uint64{}, records} {
+		_ = binary.Write(&made, binary.LittleEndian, value)
+	}
+	return made.Bytes()
+}
+
+var life = []trace.Record{
+	{Kind: trace.Made, Flags: trace.FlagPausable, Thread: 7, Time: 6e9, Address: 0x100, Size: 8, Stream: 3, Tag: 1},
+	{Kind: trace.Freed, Thread: 7, Time: 7e9, Address: 0x900}, // of before
+	{Kind: trace.Freed, Flags: trace.FlagStream, Thread: 7, Time: 7e9, Address: 0x100, Stream: 4},
+	{Kind: trace.Unfreed, Thread: 7, Time: 7e9, Address: 0x100},
+	{Kind: trace.Begin, Flags: uint8(trace.Pause), Thread: 1, Time: 7e9},
+	{Kind: trace.Refused, Thread: 7, Time: 8e9, Size: 5, Other: 2},
+	{Kind: trace.Made, Thread: 8, Time: 8e9, Address: 0x100, Size: 9}, // the one before is gone
+	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x300, Size: 1, Pool: 2},
+	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x200, Size: 2, Pool: 2},
+	{Kind: trace.PoolDestroyed, Thread: 8, Time: 9e9, Pool: 2},
+}
+
+func TestRecordsAsATrace(t *testing.T) {
+	got, err := trace.Read("some", bytes.NewReader(append(file(1, life...), make([]byte, 640)...)))
+	require.NoError(t, err)
+	want := []trace.Event{
+		{Action: trace.Allocate, Block: 1, Size: 8, Stream: 3},
+		{Action: trace.Free, Block: 1, Size: 8, Stream: 4},
+		{Action: trace.Allocate, Block: 2, Size: 8, Stream: 3},
+		{Action: trace.Failure, Size: 5},
+		{Action: trace.Free, Block: 2, Size: 8, Stream: 3},
+		{Action: trace.Allocate, Block: 3, Size: 9},
+		{Action: trace.Allocate, Block: 4, Size: 1},
+		{Action: trace.Allocate, Block: 5, Size: 2},
+		{Action: trace.Free, Block: 5, Size: 2}, // by address
+		{Action: trace.Free, Block: 4, Size: 1},
+	}
+	require.Equal(t, &trace.Trace{Name: "some", Blocks: 5, Events: want}, got)
+
+	// As lines they say the same.
+	records, err := trace.NewRecords("some", bytes.NewReader(file(1, life...)))
+	require.NoError(t, err)
+	require.Equal(t, 42, records.PID)
+	var lines bytes.Buffer
+	require.NoError(t, trace.WriteLines(&lines, records))
+	require.Contains(t, lines.String(), "\n7,23:13:26.000000,allocate,0x100,8,0x3\n") // in the zone of the process
+	again, err := trace.Read("lines", &lines)
+	require.NoError(t, err)
+	require.Equal(t, want, again.Events)
+}
+
+func TestRecordsThatEndEarly(t *testing.T) {
+	whole := file(1, life...)
+	text := append(file(1, trace.Record{Kind: trace.Text, Size: 100, Tag: 1}), make([]byte, 64)...) // of two
+	for _, cut := range [][]byte{whole[:64], whole[:64+64*3+17], text} {
+		got, err := trace.Read("cut", bytes.NewReader(cut))
+		require.NoError(t, err)
+		require.LessOrEqual(t, len(got.Events), 2)
+	}
+}
+
+func TestMalformedRecords(t *testing.T) {
+	for words, text := range map[string][]byte{
+		"version 9":                  file(9),
+		"record 1 is of no kind":     file(1, trace.Record{Kind: 77}),
+		"record 2 is of no kind":     file(1, life[0], trace.Record{Kind: trace.Text, Size: 1 << 40}),
+		"it does not begin with TMS": []byte("TMSTRAC"),
+	} {
+		var err error
+		records, err := trace.NewRecords("bad", bytes.NewReader(text))
+		if err == nil {
+			err = trace.WriteLines(io.Discard, records)
+		}
+		require.ErrorIs(t, err, trace.ErrMalformed)
+		require.ErrorContains(t, err, words)
+		require.True(t, strings.HasPrefix(err.Error(), "bad: "))
+	}
+}
