@@ -25,6 +25,7 @@ import (
 var nccl struct {
 	turn      sync.Mutex // of who suspends or resumes; nobody waits in Lock for it
 	suspended atomic.Bool
+	warned    atomic.Bool  // of what NCCL may have registered
 	resuming  atomic.Int32 // resumes that go on, and will see to it
 }
 
@@ -213,12 +214,19 @@ func ncclShares() (words string) {
 }
 
 // refuseRegistered tells of memory that a pause of a tag, nil for all, would take from under NCCL: it and network cards
-// know the physical memory, and use that after a resume too. Errors: a refusal.
+// know the physical memory, and use that after a resume too. What NCCL may have registered is warned of. Errors: a refusal.
 func refuseRegistered(e *vmm.Engine, tag *string) error {
 	var cursor C.size_t
 	var r C.struct_gate_registration
 	for C.nccl_look_at_memory(&cursor, &r) {
-		if e.Holds(tag, uintptr(r.address), uint64(r.size)) {
+		switch {
+		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
+		case r.undone_by == nil:
+			nccl.warned.Store(true)
+			logLine(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered it there, which does not "+
+				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume",
+				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
+		default:
 			return &refusal{fmt.Sprintf("the memory at %#x is registered with %s by %s, and a registration does not survive a pause: "+
 				"call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)",
 				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by)), cuda.NotSupported}

@@ -124,7 +124,7 @@ HIDDEN uintptr_t calls_exported(size_t index)
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
 		struct gate_mark *mark;                                                                    \
-		if (kind > CAPTURE || unlikely(!real) || unlikely(!(mark = gate_try(call, WORD_##stream)))) \
+		if (kind != WORK || unlikely(!real) || unlikely(!(mark = gate_try(call, WORD_##stream)))) \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
 		gate_leave(mark);                                                                          \

@@ -15,11 +15,11 @@ struct gate_communicator {
 	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
 };
 
-/* Memory that is registered with a communicator. */
+/* Memory that is registered with a communicator, or may be: it was used in a CUDA graph. */
 struct gate_registration {
 	uintptr_t address;
 	size_t size;
-	const char *call, *undone_by;
+	const char *call, *undone_by; /* NULL: it was used */
 	int version;
 };
 

@@ -126,8 +126,17 @@ static void wait_while(uint32_t state)
 	errno = error;
 }
 
+static _Atomic bool saw_capture; /* all of which come by gate_enter */
+
+HIDDEN bool gate_saw_capture(void)
+{
+	return atomic_load_explicit(&saw_capture, memory_order_relaxed);
+}
+
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream)
 {
+	if (call->kind == CAPTURE)
+		atomic_store_explicit(&saw_capture, true, memory_order_relaxed);
 	struct gate_mark *mine = gate_mine ? gate_mine : mine_new();
 	if (!mine)
 		return NO_MARK;

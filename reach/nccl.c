@@ -477,13 +477,56 @@ static int in_ncclGroupStart(struct library *library)
 	return code;
 }
 
-static int in_ncclGroupEnd(struct library *library)
+static int ended(int code)
 {
-	int code = CALL(ncclGroupEnd, ());
 	if (mine.calls == 1 && mine.groups && !--mine.groups)
 		group_ended(code);
 	return code;
 }
+
+static int in_ncclGroupEnd(struct library *library)
+{
+	return ended(CALL(ncclGroupEnd, ()));
+}
+
+static int in_ncclGroupSimulateEnd(struct library *library, void *result)
+{
+	return ended(CALL(ncclGroupSimulateEnd, (result)));
+}
+
+/* Buffers of collectives that were captured: NCCL may register them with the graph, unless NCCL_GRAPH_REGISTER is 0 (its
+ * user guide, "User Buffer Registration"). The first are enough for a warning. */
+static struct captured {
+	_Atomic uintptr_t address;
+	const char *call;
+	struct library *library;
+} captured[256];
+static _Atomic size_t captured_count;
+
+static void note_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second, uintptr_t stream)
+{
+	typedef int is_capturing(uintptr_t, int *);
+	static _Atomic(is_capturing *) ask;
+	const char *setting = getenv("NCCL_GRAPH_REGISTER");
+	int active = 0;
+	if (atomic_load(&captured_count) >= sizeof captured / sizeof *captured || (setting && atoi(setting) == 0))
+		return;
+	if (!atomic_load(&ask))
+		atomic_store(&ask, (is_capturing *)reach_next("cuStreamIsCapturing"));
+	if (!stream || !atomic_load(&ask) || atomic_load(&ask)(stream, &active) != 0 || !active)
+		return;
+	size_t at = atomic_fetch_add(&captured_count, 2);
+	for (size_t i = at; i < at + 2 && i < sizeof captured / sizeof *captured; i++) {
+		captured[i].call = call, captured[i].library = library;
+		atomic_store(&captured[i].address, i == at ? first : second);
+	}
+}
+
+#define LAST_4 d
+#define LAST_6 f
+#define LAST_7 g
+#define LAST_8 h
+#define LAST_11 k
 
 /* The ways in: by the loader, and for each library the one that dlsym answers with. Not all functions are in each. */
 #define ENTERED(which, symbol, arguments)                                                                  \
@@ -506,6 +549,8 @@ static int in_ncclGroupEnd(struct library *library)
 #define Y(symbol, words)                                                                                   \
 	static int in_##symbol(struct library *library, WORDS_##words)                                     \
 	{                                                                                                  \
+		if (unlikely(gate_saw_capture()))                                                          \
+			note_captured(library, #symbol, a, b, LAST_##words);                               \
 		return ((int (*)(WORDS_##words))library->real[AT_##symbol])(PASS_##words);                 \
 	}                                                                                                  \
 	EXPORT int symbol(WORDS_##words);                                                                  \
@@ -619,8 +664,13 @@ static bool look(size_t *cursor, bool ask, struct gate_communicator *to)
 
 static bool look_at_memory(size_t *cursor, struct gate_registration *to)
 {
-	for (; *cursor < atomic_load(&registrations_used); (*cursor)++) {
+	enum { REGISTRATIONS = sizeof registrations / sizeof *registrations, BUFFERS = sizeof captured / sizeof *captured };
+	for (; *cursor < REGISTRATIONS; (*cursor)++) {
 		const struct registration *r = &registrations[*cursor];
+		if (*cursor >= atomic_load(&registrations_used)) {
+			*cursor = REGISTRATIONS;
+			break;
+		}
 		if (atomic_load(&r->state) != LIVE)
 			continue;
 		*to = (struct gate_registration){
@@ -630,6 +680,16 @@ static bool look_at_memory(size_t *cursor, struct gate_registration *to)
 			.undone_by = r->window ? "ncclCommWindowDeregister" : "ncclCommDeregister",
 			.version = version_of(r->library),
 		};
+		(*cursor)++;
+		return true;
+	}
+	for (; *cursor < REGISTRATIONS + BUFFERS; (*cursor)++) {
+		const struct captured *c = &captured[*cursor - REGISTRATIONS];
+		uintptr_t address = atomic_load(&c->address);
+		if (!address)
+			continue;
+		*to = (struct gate_registration){
+			.address = address, .size = 1, .call = c->call, .version = version_of(c->library)};
 		(*cursor)++;
 		return true;
 	}

@@ -1,7 +1,8 @@
 /* nccl lists the functions of NCCL that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
  *
  *   X(symbol, parameters, arguments)    nccl.c has what each does beside the call, of a library
- *   Y(symbol, how many arguments)       those that use a communicator, and are counted while they do
+ *   Y(symbol, how many arguments)       those that use a communicator, and are counted while they do: buffers come
+ *                                       first, the stream last
  *
  * What is newer, and what only asks (ncclCommGetAsyncError, ncclCommCount), goes past. */
 #ifndef REACH_NCCL_H
@@ -46,7 +47,8 @@ struct nccl_config {
 	  (library, comm, memory, size, window, flags))                                                     \
 	X(ncclCommWindowDeregister, (void *comm, void *window), (library, comm, window))                    \
 	X(ncclGroupStart, (void), (library))                                                                \
-	X(ncclGroupEnd, (void), (library))
+	X(ncclGroupEnd, (void), (library))                                                                       \
+	X(ncclGroupSimulateEnd, (void *result), (library, result))
 
 #define NCCL_COUNTED(Y)                                                                                    \
 	Y(ncclAllGather, 6)                                                                                \

@@ -36,6 +36,7 @@ extern _Atomic uint32_t gate_state HIDDEN;
  * memory for a mark gets. */
 #define NO_MARK ((struct gate_mark *)1)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
+HIDDEN bool gate_saw_capture(void); /* one has begun, some time */
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
 
 /* The short way in; NULL: it takes the whole one. */

@@ -6,6 +6,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +18,14 @@ import (
 type communicating struct {
 	*whole
 	libraries string
+	stderr    *os.File
+}
+
+// said is what the program has written to stderr.
+func (c *communicating) said() string {
+	text, err := os.ReadFile(c.stderr.Name())
+	require.NoError(c.t, err)
+	return string(text)
 }
 
 func buildC(t *testing.T, arguments ...string) {
@@ -63,6 +72,14 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 		"TMS_CONTROL=1")
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
 	c.Env = append(append(shared, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so")), environment...)
+	var err error
+	c.stderr, err = os.Create(filepath.Join(c.libraries, "stderr"))
+	require.NoError(t, err)
+	c.Stderr = c.stderr
+	t.Cleanup(func() {
+		t.Log(c.said())
+		_ = c.stderr.Close()
+	})
 	c.start()
 	c.pid = strconv.Itoa(c.Process.Pid)
 	c.other = startSteered(t, steeredProgram(t), append(shared[len(os.Environ()):], "TMS_CONTROL=0")...)
@@ -77,7 +94,6 @@ func (s *steered) start() {
 	require.NoError(s.t, err)
 	stdout, err := s.StdoutPipe()
 	require.NoError(s.t, err)
-	s.Stderr = os.Stderr
 	s.say, s.answers = stdin, bufio.NewReader(stdout)
 	require.NoError(s.t, s.Start())
 	s.t.Cleanup(func() {
@@ -293,4 +309,52 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	forced.do("all 1")
 	forced.do("register 0")
 	require.Equal(t, "0 ", forced.do("pause"))
+}
+
+// Once, of memory that is paused, where NCCL may have registered it.
+func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
+	const words = "NCCL 2.29.7 used the memory at 0x"
+	for _, test := range []struct {
+		setting string
+		warned  int
+	}{{"", 1}, {"NCCL_GRAPH_REGISTER=1", 1}, {"NCCL_GRAPH_REGISTER=0", 0}} {
+		c := startNCCL(t, "handle", ncclNew, test.setting)
+		c.do("all 1")
+		require.Equal(t, "0 ", c.do("pause"))
+		require.Equal(t, "0 ", c.do("resume"))
+		require.NotContains(t, c.said(), words)
+		c.do("capture")
+		for range 2 {
+			_, stderr, code := command(t, "pause", c.pid)
+			require.Zero(t, code, stderr)
+			c.resume()
+		}
+		require.Equal(t, test.warned, strings.Count(c.said(), words), c.said())
+		if test.warned > 0 {
+			require.Regexp(t, "in a CUDA graph, by ncclAllReduce, and has perhaps registered it there, which does not survive a pause: that graph may "+
+				"hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume", c.said())
+		}
+	}
+}
+
+// Threads make communicators and leave them, register memory and use them, while everything is paused and resumed.
+func TestNCCLIsUsedByAll(t *testing.T) {
+	c := startNCCL(t, "default", ncclNew)
+	c.do("all 2")
+	c.do("work")
+	c.do("churn")
+	for range 20 {
+		out, stderr, code := command(t, "pause", c.pid, "--everything")
+		require.True(t, code == 0 || strings.Contains(stderr, "is registered with NCCL"), stderr)
+		if code == 0 {
+			require.Contains(t, out, "NCCL 2.29.7")
+			c.requireFree(128)
+		}
+		_, stderr, code = command(t, "resume", c.pid)
+		require.Zero(t, code, stderr)
+	}
+	c.do("calm")
+	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, 10*time.Second, 10*time.Millisecond)
+	c.do("check")
+	c.do("reduce")
 }

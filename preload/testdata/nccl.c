@@ -88,6 +88,22 @@ static void *stay_inside(void *milliseconds)
 	return NULL;
 }
 
+static void *churn(void *number)
+{
+	for (int i = 0; !stop; i++) {
+		struct id id = {{(char)i, (char)(i >> 8), (char)(uintptr_t)number}};
+		comm *own;
+		void *handle;
+		EXPECT(nccl.ncclCommInitRank(&own, 1, id, 0), 0);
+		EXPECT(nccl.ncclAllReduce(NULL, NULL, 0, 0, 0, own, NULL), 0);
+		EXPECT(nccl.ncclCommRegister(own, cache, MIB, &handle), 0);
+		EXPECT(nccl.ncclCommDeregister(own, handle), 0);
+		EXPECT(nccl.ncclAllReduce(NULL, NULL, 0, 0, 0, own, NULL), 0);
+		EXPECT(nccl.ncclCommDestroy(own), 0);
+	}
+	return NULL;
+}
+
 static void start(void *(*what)(void *), int number)
 {
 	pthread_t thread;
@@ -141,9 +157,19 @@ static const char *run(char *line)
 #endif
 	} else if (strcmp(word, "reduce") == 0) {
 		reduce();
+	} else if (strcmp(word, "capture") == 0) {
+		void *stream, *graph;
+		EXPECT(cudaStreamCreate(&stream), 0);
+		EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+		EXPECT(nccl.ncclAllReduce(cache, weights, 1, 0, 0, comms[0], stream), 0);
+		EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+		EXPECT(nccl.ncclAllReduce(cache, cache, 1, 0, 0, comms[0], stream), 0);
 	} else if (strcmp(word, "work") == 0) {
 		stop = false;
 		start(reduce_all_the_time, 0);
+	} else if (strcmp(word, "churn") == 0) {
+		for (int i = 0; i < 3; i++)
+			start(churn, 100 + i);
 	} else if (strcmp(word, "calm") == 0) {
 		stop = true;
 	} else if (strcmp(word, "cycles") == 0) {
