@@ -3,7 +3,7 @@
 # Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
-# python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
+# tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
 # gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing
 # and stops.
 set -euo pipefail
@@ -20,6 +20,7 @@ require_go
 require_cc
 require_command c++ g++
 require_command musl-gcc musl-tools
+require_command tmux tmux # a terminal for tms top
 require_sanitizers
 require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be

@@ -13,6 +13,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/nvml"
+	"tms/internal/readable"
 	"tms/vmm"
 )
 
@@ -108,7 +109,7 @@ func detailsOf(tag vmm.TagStats) string {
 	}{{"live", tag.LiveBytes}, {"paused", tag.PausedBytes}, {"slack", tag.SlackBytes}, {"on host", tag.HostBytes},
 		{"on disk", tag.DiskBytes}, {"on peers", peer}} {
 		if w.bytes > 0 {
-			words = append(words, w.what+" "+short(w.bytes))
+			words = append(words, w.what+" "+readable.Short(w.bytes))
 		}
 	}
 	return strings.Join(words, ", ")
@@ -190,11 +191,11 @@ func writeBytes(to io.Writer, found []process, unavailable error) error {
 		if i > 0 {
 			text.WriteString("\n")
 		}
-		command := printable(p.Command)
+		command := readable.Printable(p.Command)
 		if short := p.short(); short != "" {
 			command = short + ": " + command
 		}
-		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(printable(p.Error), command)))
+		line(&text, fmt.Sprintf("%d %s", p.PID, cmp.Or(readable.Printable(p.Error), command)))
 		for _, d := range p.Bytes {
 			d.write(&text, p)
 		}
@@ -212,7 +213,7 @@ func writeBytes(to io.Writer, found []process, unavailable error) error {
 
 // line writes one that fits the width.
 func line(to *strings.Builder, words string) {
-	to.WriteString(strings.TrimRight(cut(words, tableWidth), " ") + "\n")
+	to.WriteString(strings.TrimRight(readable.Cut(words, tableWidth), " ") + "\n")
 }
 
 func (d *deviceBytes) write(to *strings.Builder, p process) {
@@ -224,9 +225,9 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 		device += ", " + d.Name
 	}
 	line(to, "  "+device+": "+map[string]string{
-		fromNVML:   short(d.UsedBytes) + " by NVML",
-		fromAlone:  short(d.UsedBytes) + " by NVML, of the only process there",
-		fromDevice: short(d.UsedBytes) + " used of it, on which NVML shows nobody",
+		fromNVML:   readable.Short(d.UsedBytes) + " by NVML",
+		fromAlone:  readable.Short(d.UsedBytes) + " by NVML, of the only process there",
+		fromDevice: readable.Short(d.UsedBytes) + " used of it, on which NVML shows nobody",
 		fromNobody: "NVML has no figure for the process",
 	}[d.Source])
 	width := 0
@@ -246,9 +247,9 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 		if d.UsedBytes > 0 {
 			share = fmt.Sprintf("%.1f%%", 100*float64(bytes)/float64(d.UsedBytes))
 		}
-		name = cut(name, width)
+		name = readable.Cut(name, width)
 		space := strings.Repeat(" ", width-utf8.RuneCountInString(name))
-		line(to, fmt.Sprintf("    %s%s %8s %6s  %s", name, space, short(bytes), share, details))
+		line(to, fmt.Sprintf("    %s%s %8s %6s  %s", name, space, readable.Short(bytes), share, details))
 	}
 	for _, part := range d.Parts {
 		row(part.title(), part.Bytes, part.note())
@@ -258,7 +259,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 	if d.Source != fromNobody {
 		row(rest, d.RestBytes, "the difference")
-		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation", 100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), short(d.UsedBytes))
+		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation", 100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), readable.Short(d.UsedBytes))
 		to.WriteString("\n")
 	}
 	switch {
@@ -271,7 +272,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 
 // title is the name with what it is of, where that is not plain.
 func (p part) title() string {
-	switch name := printable(p.Name); p.Kind {
+	switch name := readable.Printable(p.Name); p.Kind {
 	case kindTag:
 		return "tag " + name
 	case control.Pool:

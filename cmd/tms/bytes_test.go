@@ -14,6 +14,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/nvml"
+	"tms/internal/readable"
 	"tms/vmm"
 )
 
@@ -70,7 +71,7 @@ func TestBytes(t *testing.T) {
 	out, words, code := command(t, "ps", "--bytes")
 	require.Zero(t, code)
 	require.Empty(t, words)
-	require.Contains(t, out, counted.number()+" "+cut(program, tableWidth-len(counted.number())-1)+`
+	require.Contains(t, out, counted.number()+" "+readable.Cut(program, tableWidth-len(counted.number())-1)+`
   device 0, cudasim: 30.0 MiB by NVML
     steered                    16.0 MiB  53.3%  1 allocation
     tag cache                  8.00 MiB  26.7%

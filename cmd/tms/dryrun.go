@@ -144,7 +144,7 @@ func (m *plan) text() string {
 	for _, d := range m.Devices {
 		var tags []string
 		for _, tag := range d.Tags {
-			tags = append(tags, fmt.Sprintf("%s of %s", readable.Bytes(tag.Bytes), printable(tag.Tag)))
+			tags = append(tags, fmt.Sprintf("%s of %s", readable.Bytes(tag.Bytes), readable.Printable(tag.Tag)))
 		}
 		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device, strings.Join(tags, ", "))
 		if d.Free != nil {

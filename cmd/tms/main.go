@@ -70,7 +70,7 @@ func rootCommand() *cobra.Command {
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
 	})
-	root.AddCommand(runCommand(), psCommand(), pauseCommand(), resumeCommand(), swapCommand(), idleCommand(), metricsCommand(), doctorCommand(),
+	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(), idleCommand(), metricsCommand(), doctorCommand(),
 		recordCommand(), reportCommand(), replayCommand(), benchPoolsCommand())
 	return root
 }

@@ -5,13 +5,11 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 	"unicode/utf8"
 
 	"github.com/spf13/cobra"
@@ -19,6 +17,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/internal/nvml"
+	"tms/internal/readable"
 	"tms/vmm"
 )
 
@@ -191,7 +190,7 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 				line.WriteString(cell)
 				break
 			}
-			cell = cut(cell, width[column])
+			cell = readable.Cut(cell, width[column])
 			space := strings.Repeat(" ", width[column]-utf8.RuneCountInString(cell))
 			if column == columnCommand || column == columnTag || table[0][column] == "STATE" {
 				line.WriteString(cell + space + " ")
@@ -206,17 +205,17 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 }
 
 func rows(p process, now time.Time) (table [][]string) {
-	pid, command := fmt.Sprint(p.PID), printable(p.Command)
+	pid, command := fmt.Sprint(p.PID), readable.Printable(p.Command)
 	if short := p.short(); short != "" {
 		command = short + ": " + command
 	}
 	if p.Error != "" {
-		return [][]string{{pid, printable(p.Error)}}
+		return [][]string{{pid, readable.Printable(p.Error)}}
 	}
 	for _, d := range p.Stats.Devices {
 		for _, tag := range d.Tags {
-			table = append(table, []string{pid, command, fmt.Sprint(d.Device), printable(tag.Tag), short(tag.LiveBytes),
-				short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
+			table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag), readable.Short(tag.LiveBytes),
+				readable.Short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
 		}
 	}
 	if table == nil {
@@ -239,72 +238,26 @@ func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) stri
 	if tag.PhysicalBytes > 0 {
 		word = "partly"
 	}
-	return word + " " + age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
+	return word + " " + readable.Age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
 }
 
 // backup is how many bytes hold contents, and where.
 func backup(tag vmm.TagStats) string {
+	return strings.TrimSuffix(readable.Short(tag.BackupBytes)+" "+store(tag), " ")
+}
+
+// store is where contents are held: "" where there are none.
+func store(tag vmm.TagStats) string {
 	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
-	where := " mixed"
 	switch tag.BackupBytes {
 	case 0:
-		where = ""
+		return ""
 	case tag.HostBytes:
-		where = " host"
+		return "host"
 	case tag.DiskBytes:
-		where = " disk"
+		return "disk"
 	case peer:
-		where = " peer"
+		return "peer"
 	}
-	return short(tag.BackupBytes) + where
-}
-
-// age is a time in at most three characters, but for years.
-func age(d time.Duration) string {
-	switch d = max(0, d); {
-	case d < 100*time.Second:
-		return fmt.Sprintf("%ds", int(d.Seconds()))
-	case d < 100*time.Minute:
-		return fmt.Sprintf("%dm", int(d.Minutes()))
-	case d < 100*time.Hour:
-		return fmt.Sprintf("%dh", int(d.Hours()))
-	default:
-		return fmt.Sprintf("%dd", int(d.Hours()/24))
-	}
-}
-
-// short is a number of bytes in three digits: 512, 1.50 GiB, 15.0 GiB, 150 GiB.
-func short(bytes uint64) string {
-	value, unit := float64(bytes), 0
-	units := []string{"", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"}
-	for math.Round(value) >= 1000 {
-		value /= 1 << 10
-		unit++
-	}
-	digits := 0
-	if unit > 0 && value < 99.95 {
-		digits = 1
-		if value < 9.995 {
-			digits = 2
-		}
-	}
-	return fmt.Sprintf("%.*f%s", digits, value, units[unit])
-}
-
-// printable is text that does nothing to a terminal.
-func printable(text string) string {
-	return strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return '\uFFFD'
-	}, text)
-}
-
-// cut shortens text to so many characters.
-func cut(text string, width int) string {
-	if characters := []rune(text); len(characters) > width {
-		return string(characters[:width-1]) + "…"
-	}
-	return text
+	return "mixed"
 }

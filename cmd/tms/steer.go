@@ -211,7 +211,7 @@ func writeJSON(to io.Writer, value any) error {
 func completeProcesses(_ *cobra.Command, given []string, _ string) (found []string, _ cobra.ShellCompDirective) {
 	for _, p := range statuses(300 * time.Millisecond) {
 		if number := strconv.Itoa(p.PID); !slices.Contains(given, number) {
-			found = append(found, number+"\t"+printable(p.Command))
+			found = append(found, number+"\t"+readable.Printable(p.Command))
 		}
 	}
 	return found, cobra.ShellCompDirectiveNoFileComp

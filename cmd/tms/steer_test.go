@@ -41,10 +41,17 @@ func steeredProgram(t *testing.T) string {
 
 func startSteered(t *testing.T, program string, environment ...string) *steered {
 	t.Helper()
-	s := &steered{t: t, Cmd: exec.Command(program)}
-	s.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=256M",
+	command := exec.Command(program)
+	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=256M",
 		"TMS_CONTROL=1")
-	s.Env = append(s.Env, environment...)
+	command.Env = append(command.Env, environment...)
+	return startToListen(t, command)
+}
+
+// startToListen starts such a program, and returns when it listens.
+func startToListen(t *testing.T, command *exec.Cmd) *steered {
+	t.Helper()
+	s := &steered{t: t, Cmd: command}
 	stdin, err := s.StdinPipe()
 	require.NoError(t, err)
 	stdout, err := s.StdoutPipe()

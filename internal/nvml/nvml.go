@@ -115,7 +115,10 @@ func Open() (*Library, error) {
 			return nil, fmt.Errorf("%w: the one that is here has no %s: 11.2 or newer is needed", ErrUnavailable, name)
 		}
 	}
-	return &l, l.failure(nvmlInit, l.initialize())
+	if err := l.failure(nvmlInit, l.initialize()); err != nil {
+		return nil, err
+	}
+	return &l, nil
 }
 
 // Close ends the use of it. (nvmlShutdown)

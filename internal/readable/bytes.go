@@ -1,4 +1,4 @@
-// Package readable writes numbers as people read them.
+// Package readable writes numbers and text as people read them, on a terminal too.
 package readable
 
 import "fmt"

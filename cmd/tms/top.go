@@ -1,0 +1,230 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/nvml"
+	"tms/internal/top"
+)
+
+func topCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "top",
+		Short: "Watch devices and processes on the terminal, and pause and resume them by a key",
+		Long: `Shows on the whole terminal, twice a second, what tms ps lists, with bars, and above it the devices: memory of the
+processes listed, of others, and free, as NVML has it (without NVML, as the processes see their devices). Below are
+the pauses and resumes as they happen, whoever asked for them, with what they freed or took, in how long.
+
+  up, down   select a process, or a tag of it
+  p          pause it, as tms pause does without --force
+  r          resume it, as tms resume does
+  s          sort by memory held, by the time of the pause, by number, by command
+  /          only processes that have a text in their number, command or tags
+  ?          what the bars mean
+  q          quit; a pause or resume that is under way is interrupted
+
+A process that does not answer within a second is shown as it was last, and marked. Colours can be done without
+(NO_COLOR). It needs a terminal that can move its cursor; elsewhere, tms ps and tms ps --watch tell the same.
+
+Exit status: 0; 2 this is no such terminal.`,
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := screenful(os.Stdin, os.Stdout); err != nil {
+				return err
+			}
+			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+			defer stop()
+			interrupted, err := top.Run(ctx, &watched{}, top.Settings{ASCII: !utf8Locale()}, os.Stdin, os.Stdout)
+			for _, words := range interrupted {
+				fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words)
+			}
+			return err
+		},
+	}
+}
+
+// screenful tells why top cannot be shown.
+func screenful(files ...*os.File) error {
+	const instead = ": tms ps tells the same, and tms ps --watch goes on doing so"
+	for _, file := range files {
+		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
+			return fmt.Errorf("top is for a terminal, and %s is none%s", strings.TrimPrefix(file.Name(), "/dev/"), instead)
+		}
+	}
+	if kind := os.Getenv("TERM"); kind == "" || kind == "dumb" {
+		return fmt.Errorf("top needs a terminal that can move its cursor, and TERM=%s is none%s", kind, instead)
+	}
+	return nil
+}
+
+// utf8Locale tells whether the terminal is said to show more than ASCII.
+func utf8Locale() bool {
+	locale := strings.ToLower(cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG")))
+	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
+}
+
+// watched is what top shows: processes as tms ps has them, and devices as NVML has them.
+type watched struct {
+	mu     sync.Mutex
+	found  []nvml.Device
+	err    error
+	asking chan struct{} // closed when NVML has answered; nil: it is not being asked
+}
+
+func (w *watched) Look() top.Look {
+	var found []nvml.Device
+	var err error
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		found, err = w.devices(time.Second)
+	}()
+	processes := statuses(time.Second)
+	<-asked
+	look := top.Look{At: time.Now(), Devices: overview(processes, found)}
+	if err != nil {
+		look.Note = err.Error()
+		if len(found) == 0 {
+			look.Note = "devices are shown as the processes see them: " + look.Note
+		}
+	}
+	for _, p := range processes {
+		look.Processes = append(look.Processes, shown(p, look.At))
+	}
+	return look
+}
+
+// devices asks NVML, which may take long when the driver does not answer: then it tells what it knew.
+func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
+	w.mu.Lock()
+	if w.asking == nil && !errors.Is(w.err, nvml.ErrUnavailable) {
+		w.asking = make(chan struct{})
+		go w.ask(w.asking)
+	}
+	asking := w.asking
+	w.mu.Unlock()
+	late := false
+	if asking != nil {
+		select {
+		case <-asking:
+		case <-time.After(within):
+			late = true
+		}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if late {
+		return w.found, errors.New("NVML does not answer; devices are shown as they were")
+	}
+	return w.found, w.err
+}
+
+func (w *watched) ask(done chan struct{}) {
+	found, err := gpus()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.found, w.err, w.asking = found, err, nil
+	close(done)
+}
+
+// overview is what of each device is whose. Ours is what NVML says of our processes; where it does not, what they say.
+func overview(processes []process, found []nvml.Device) (devices []top.Device) {
+	processes = slices.Clone(processes)
+	for i := range processes {
+		processes[i].Error = "" // who does not answer has what NVML says all the same
+	}
+	measure(processes, found)
+	ours := func(uuid string) (bytes uint64) {
+		for _, p := range processes {
+			for _, d := range p.Bytes {
+				if d.UUID == uuid {
+					bytes += max(d.UsedBytes, d.NamedBytes)
+				}
+			}
+		}
+		return bytes
+	}
+	for _, d := range found {
+		one := top.Device{Label: fmt.Sprint(d.Index, " ", strings.TrimPrefix(d.Name, "NVIDIA ")), Total: d.TotalBytes, Free: d.FreeBytes}
+		one.Ours = min(ours(d.UUID), d.UsedBytes)
+		one.Others = d.UsedBytes - one.Ours
+		devices = append(devices, one)
+	}
+	if len(found) == 0 {
+		devices = asSeen(processes, ours)
+	}
+	return devices
+}
+
+// asSeen are the devices as processes see them.
+func asSeen(processes []process, ours func(uuid string) uint64) (devices []top.Device) {
+	var known []string
+	for _, p := range processes {
+		for _, d := range p.Stats.Devices {
+			i := slices.Index(known, d.UUID)
+			if i < 0 {
+				i = len(known)
+				known = append(known, d.UUID)
+				devices = append(devices, top.Device{Label: fmt.Sprint("dev ", d.Device), Total: d.TotalBytes})
+			}
+			if !p.Stats.Everything { // else the driver was not asked
+				devices[i].Free = d.FreeBytes
+			}
+		}
+	}
+	for i := range devices {
+		d := &devices[i]
+		d.Free = min(d.Free, d.Total)
+		d.Ours = min(ours(known[i]), d.Total-d.Free)
+		d.Others = d.Total - d.Free - d.Ours
+	}
+	return devices
+}
+
+func shown(p process, now time.Time) top.Process {
+	one := top.Process{PID: p.PID, Container: p.short(), Command: p.Command, Error: p.Error}
+	for _, d := range p.Stats.Devices {
+		for _, t := range d.Tags {
+			tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes, Held: t.PhysicalBytes,
+				Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes, LastPause: t.LastPauseSeconds,
+				LastResume: t.LastResumeSeconds, PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t)}
+			if d.Progress != nil {
+				tag.Done, tag.Total = d.Progress.Done, d.Progress.Total
+			}
+			one.Tags = append(one.Tags, tag)
+		}
+	}
+	return one
+}
+
+func (w *watched) Pause(ctx context.Context, pid int, tag string) (string, error) {
+	p := pausing{request: (&steering{tag: tag}).request(control.Pause)}
+	o := p.pause(ctx, pid)
+	return p.say(o), o.failure()
+}
+
+func (w *watched) Resume(ctx context.Context, pid int, tag string) (string, error) {
+	o := resuming{(&steering{tag: tag}).request(control.Resume), false}.resume(ctx, pid)
+	return sayResumed(o), o.failure()
+}
+
+func (o outcome) failure() error {
+	if o.OK {
+		return nil
+	}
+	return errors.New(o.Error)
+}

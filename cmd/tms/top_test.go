@@ -1,0 +1,229 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/nvml"
+	"tms/internal/top"
+	"tms/vmm"
+)
+
+// tmux is a terminal.
+type tmux struct {
+	t      *testing.T
+	socket string
+}
+
+// openTmux runs a line of shell in a terminal of 80 x 24.
+func openTmux(t *testing.T, line string, environment ...string) *tmux {
+	t.Helper()
+	folder, err := os.MkdirTemp("/tmp", "tms-tmux-") // a socket's path is short
+	require.NoError(t, err)
+	s := &tmux{t, filepath.Join(folder, "socket")}
+	c := exec.Command("tmux", "-f", "/dev/null", "-S", s.socket, "new-session", "-d", "-x", "80", "-y", "24", line)
+	c.Env = append(append(os.Environ(), "LC_ALL=C.UTF-8", "SHELL=/bin/sh", "TMUX="), environment...)
+	out, err := c.CombinedOutput()
+	require.NoError(t, err, "tmux, which scripts/test.sh installs: %s", out)
+	t.Cleanup(func() {
+		_ = exec.Command("tmux", "-S", s.socket, "kill-server").Run()
+		_ = os.RemoveAll(folder)
+	})
+	return s
+}
+
+func (s *tmux) do(arguments ...string) string {
+	s.t.Helper()
+	out, err := exec.Command("tmux", append([]string{"-u", "-S", s.socket}, arguments...)...).CombinedOutput()
+	require.NoError(s.t, err, "tmux %v: %s", arguments, out)
+	return strings.TrimRight(string(out), "\n")
+}
+
+func (s *tmux) press(keys ...string) {
+	s.t.Helper()
+	s.do(append([]string{"send-keys"}, keys...)...)
+}
+
+// shows waits until the screen matches.
+func (s *tmux) shows(pattern string) {
+	s.t.Helper()
+	wanted := regexp.MustCompile(pattern)
+	for start := time.Now(); !wanted.MatchString(s.do("capture-pane", "-p")); time.Sleep(50 * time.Millisecond) {
+		if time.Since(start) > 30*time.Second {
+			require.Regexp(s.t, pattern, s.do("capture-pane", "-p"))
+		}
+	}
+}
+
+// restored tells that the command has ended well and left the terminal as it was.
+func (s *tmux) restored(folder string) {
+	s.t.Helper()
+	s.shows("(?m)^ended 0$")
+	require.Equal(s.t, "0 1", s.do("display-message", "-p", "#{alternate_on} #{cursor_flag}"))
+	before, err := os.ReadFile(filepath.Join(folder, "before"))
+	require.NoError(s.t, err)
+	require.NotEmpty(s.t, before)
+	require.Eventually(s.t, func() bool {
+		after, err := os.ReadFile(filepath.Join(folder, "after"))
+		return err == nil && string(after) == string(before)
+	}, 10*time.Second, 10*time.Millisecond, "the settings of the terminal")
+}
+
+// running is the line that runs tms top, and tells what it was before and after.
+func running(folder string) string {
+	return fmt.Sprintf("cd %s; stty -a >before; %s top; echo ended $?; stty -a >after; exec sleep 600", folder, tms)
+}
+
+func TestTop(t *testing.T) {
+	ownSockets(t)
+	program, folder := steeredProgram(t), t.TempDir()
+	device := fmt.Sprintf("CUDASIM_SHARED=top-%d", os.Getpid())
+	start := func() *steered {
+		command := exec.Command(tms, "run", "--", program)
+		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=",
+			device, "CUDASIM_MEMORY=128M")
+		return startToListen(t, command)
+	}
+	one, other := start(), start()
+	if one.Process.Pid > other.Process.Pid { // who holds as much comes first by its number
+		one, other = other, one
+	}
+	first, second := one.number(), other.number()
+	s := openTmux(t, running(folder), "LD_LIBRARY_PATH="+built(t, "sim"), device)
+	s.shows(`(?s)2 processes, sorted by most held.*\n0 cudasim .* 64.0 MiB 64.0 MiB +0  128 MiB\n.*\n` +
+		`> +` + first + ` steered .* 32.0 MiB +0 active.*` + second + ` steered .* 32.0 MiB +0 active.*listed here as they happen`)
+	require.Contains(t, s.do("capture-pane", "-p", "-e"), "\x1b[32m", "in colours")
+
+	s.press("p")
+	s.shows(first + `: paused, 32.00 MiB freed in \d`)
+	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*dev 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB paused \ds`)
+	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first + ` paused cache, weights: 32.0 MiB in \d[.\d]* s, [.\d]+ GB/s`)
+	require.Equal(t, uint64(0), held(t, one))
+	s.press("Down", "r") // one of its tags
+	s.shows(`(?s)` + first + ` steered .*partly.*> +dev 0 +cache .* 8.00 MiB +0 active.*weights .* paused`)
+	s.press("p")
+	s.shows(first + ` paused cache: 8.00 MiB in`)
+	s.press("Up", "r")
+	s.shows(`(?s)> +` + first + ` steered .*active.*` + first + ` resumed cache, weights: 32.0 MiB in \d`)
+	require.Equal(t, "ok", one.do("check"))
+
+	// What cannot be done is said.
+	s.press("p")
+	s.shows(`\n> +` + first + ` .* paused`)
+	other.do("hog")
+	s.press("r")
+	s.shows(first + `: resume: device 0 has 0 bytes free and 32.00 MiB are needed`)
+	other.do("unhog")
+	s.press("r")
+	s.shows(`\n> +` + first + ` .* active`)
+
+	// One that does not answer holds nothing up.
+	require.NoError(t, other.Process.Signal(syscall.SIGSTOP))
+	s.shows(second + ` steered .* 32.0 MiB +\S.* no answer`)
+	s.press("p")
+	s.shows(`\n +` + second + ` (?s).*no answer.*\n> +` + first + ` .* paused`)
+	require.NoError(t, other.Process.Signal(syscall.SIGCONT))
+	s.shows(second + ` .* active`)
+	s.press("r")
+	s.shows(first + ` .* active`)
+
+	s.press("/", second, "Enter")
+	s.shows(`(?s)with "` + second + `".*> +` + second)
+	s.do("resize-window", "-x", "40", "-y", "10")
+	s.shows(`p pause  r resume  s  /  \? help  q quit$`)
+	s.do("resize-window", "-x", "80", "-y", "24")
+	s.press("Escape") // with a key right behind it, it would be another key
+	s.shows(first)
+	s.press("?")
+	s.shows("any key goes back")
+	s.press("q", "s")
+	s.shows("sorted by longest paused")
+	other.end()
+	s.shows("1 processes")
+	s.press("q")
+	s.restored(folder)
+}
+
+func (s *steered) end() {
+	_ = s.Process.Kill()
+	_ = s.Wait()
+}
+
+func TestTopWithoutColoursAndNVML(t *testing.T) {
+	ownSockets(t)
+	one, folder := startSteered(t, steeredProgram(t)), t.TempDir()
+	s := openTmux(t, running(folder), "NO_COLOR=1", "LC_ALL=C")
+	s.shows(`(?s)dev 0 .* 32.0 MiB  224 MiB .*as the processes see them: NVML.*> +` + one.number() + ` steered +#+ .* active`)
+	require.NotRegexp(t, `\x1b\[[0-9;]*[34][0-7]m`, s.do("capture-pane", "-p", "-e"))
+	s.press("p") // it has no gate, and is not forced
+	s.shows(one.number() + `: libtms_reach.so is not preloaded`)
+	shell, err := strconv.Atoi(s.do("display-message", "-p", "#{pane_pid}"))
+	require.NoError(t, err)
+	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", shell, shell))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(strings.Fields(string(children))[0])
+	require.NoError(t, err)
+	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+	s.restored(folder)
+}
+
+func TestTopNeedsATerminal(t *testing.T) {
+	_, stderr, code := command(t, "top")
+	require.Equal(t, exitUsage, code)
+	require.Equal(t, "tms: top is for a terminal, and stdin is none: tms ps tells the same, and tms ps --watch goes on doing so\n", stderr)
+	_, slave := openTerminal(t)
+	for kind, words := range map[string]string{"dumb": "TERM=dumb is none", "": "TERM= is none"} {
+		c := exec.Command(tms, "top")
+		var said strings.Builder
+		c.Stdin, c.Stdout, c.Stderr, c.Env = slave, slave, &said, append(os.Environ(), "TERM="+kind)
+		require.Error(t, c.Run())
+		require.Equal(t, exitUsage, c.ProcessState.ExitCode())
+		require.Contains(t, said.String(), words)
+		require.Contains(t, said.String(), "tms ps")
+	}
+}
+
+// What of a device is whose.
+func TestOverview(t *testing.T) {
+	const gib = 1 << 30
+	one := process{ProcessState: control.ProcessState{PID: 1, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
+		{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
+			Tags: []vmm.TagStats{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}
+	silent := process{ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
+	gone := process{ProcessState: control.ProcessState{PID: 3, Stats: vmm.Stats{Everything: true, Devices: []vmm.DeviceStats{
+		{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}
+	all := []process{one, silent, gone}
+	var silents uint64 // where numbers are the driver's
+	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace == initialNamespace {
+		silents = 5 * gib
+	}
+	device := nvml.Device{Index: 1, UUID: "GPU-a", Name: "NVIDIA H100", TotalBytes: 80 * gib, UsedBytes: 30 * gib, FreeBytes: 49 * gib, ReservedBytes: gib}
+	for name, c := range map[string]struct {
+		users []nvml.Process
+		ours  uint64
+	}{
+		"all are known":              {[]nvml.Process{{PID: 1, UsedBytes: 12 * gib, Known: true}, {PID: 2, UsedBytes: 5 * gib, Known: true}, {PID: 9, UsedBytes: 13 * gib, Known: true}}, 12*gib + silents},
+		"numbers of another machine": {[]nvml.Process{{PID: 1001, UsedBytes: 12 * gib, Known: true}}, 10 * gib},
+		"no figures":                 {[]nvml.Process{{PID: 1}, {PID: 2}}, 10 * gib},
+		"more than is used":          {[]nvml.Process{{PID: 1, UsedBytes: 40 * gib, Known: true}}, 30 * gib},
+	} {
+		device.Processes = c.users
+		require.Equal(t, []top.Device{{Label: "1 H100", Total: 80 * gib, Ours: c.ours, Others: 30*gib - c.ours, Free: 49 * gib}},
+			overview(all, []nvml.Device{device}), name)
+	}
+	require.Equal(t, []top.Device{
+		{Label: "dev 0", Total: 80 * gib, Ours: 10 * gib, Others: 20 * gib, Free: 50 * gib},
+		{Label: "dev 1", Total: 40 * gib, Others: 40 * gib},
+	}, overview(all, nil))
+}

@@ -1,0 +1,59 @@
+package readable
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"time"
+	"unicode"
+)
+
+// Age is a time in at most three characters, but for years.
+func Age(d time.Duration) string {
+	switch d = max(0, d); {
+	case d < 100*time.Second:
+		return fmt.Sprintf("%ds", int(d.Seconds()))
+	case d < 100*time.Minute:
+		return fmt.Sprintf("%dm", int(d.Minutes()))
+	case d < 100*time.Hour:
+		return fmt.Sprintf("%dh", int(d.Hours()))
+	default:
+		return fmt.Sprintf("%dd", int(d.Hours()/24))
+	}
+}
+
+// Short is a number of bytes in three digits: 512, 1.50 GiB, 15.0 GiB, 150 GiB.
+func Short(bytes uint64) string {
+	value, unit := float64(bytes), 0
+	units := []string{"", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"}
+	for math.Round(value) >= 1000 {
+		value /= 1 << 10
+		unit++
+	}
+	digits := 0
+	if unit > 0 && value < 99.95 {
+		digits = 1
+		if value < 9.995 {
+			digits = 2
+		}
+	}
+	return fmt.Sprintf("%.*f%s", digits, value, units[unit])
+}
+
+// Printable is text that does nothing to a terminal.
+func Printable(text string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return '\uFFFD'
+	}, text)
+}
+
+// Cut shortens text to so many characters.
+func Cut(text string, width int) string {
+	if characters := []rune(text); len(characters) > width {
+		return string(characters[:width-1]) + "…"
+	}
+	return text
+}

@@ -1,0 +1,88 @@
+package top
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"tms/internal/readable"
+)
+
+// event is a pause or resume that is over, of all tags that it was of.
+type event struct {
+	at      time.Time
+	pid     int
+	command string
+	what    string // "paused" or "resumed"
+	tags    []string
+	bytes   uint64
+	seconds float64
+}
+
+// sameOperation is by how much the tags of one operation differ in how long it took, in seconds.
+const sameOperation = 1e-3
+
+// changes are the pauses and resumes of a process between two looks. One that was undone by another between them is
+// told without its bytes, which nobody knows.
+func changes(before, now Process, at time.Time) (found []event) {
+	add := func(what string, tag string, bytes uint64, seconds float64) {
+		i := slices.IndexFunc(found, func(e event) bool {
+			return e.what == what && math.Abs(e.seconds-seconds) < sameOperation
+		})
+		if i < 0 {
+			i = len(found)
+			found = append(found, event{at: at, pid: now.PID, command: now.Command, what: what, seconds: seconds})
+		}
+		e := &found[i]
+		e.bytes += bytes
+		e.seconds = max(e.seconds, seconds)
+		if !slices.Contains(e.tags, tag) {
+			e.tags = append(e.tags, tag)
+		}
+	}
+	for _, tag := range now.Tags {
+		i := slices.IndexFunc(before.Tags, func(t Tag) bool { return t.Device == tag.Device && t.Name == tag.Name })
+		if i < 0 {
+			continue
+		}
+		was := before.Tags[i]
+		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
+		pause := func() { add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.LastPause) }
+		resume := func() { add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), tag.LastResume) }
+		switch {
+		case paused && resumed && tag.Paused > 0: // it was resumed first
+			add("resumed", tag.Name, was.Paused, tag.LastResume)
+			add("paused", tag.Name, tag.Paused, tag.LastPause)
+		case paused && resumed:
+			pause()
+			resume()
+		case paused:
+			pause()
+		case resumed:
+			resume()
+		}
+	}
+	return found
+}
+
+func (e event) String() string {
+	text := fmt.Sprintf("%s %7d %s %s", e.at.Format(time.TimeOnly), e.pid, e.what, readable.Printable(strings.Join(e.tags, ", ")))
+	if e.bytes > 0 {
+		text += ": " + readable.Short(e.bytes)
+	}
+	text += " in " + seconds(e.seconds)
+	if e.bytes > 0 && e.seconds > 0 {
+		text += fmt.Sprintf(", %.1f GB/s", float64(e.bytes)/e.seconds/1e9)
+	}
+	return text
+}
+
+// seconds are in digits enough for what takes a millisecond.
+func seconds(s float64) string {
+	if s < 0.1 {
+		return fmt.Sprintf("%.4f s", s)
+	}
+	return fmt.Sprintf("%.2f s", s)
+}

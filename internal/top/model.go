@@ -1,0 +1,339 @@
+package top
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+
+	"tms/internal/readable"
+)
+
+// model is all that the screen is made of.
+type model struct {
+	source   Source
+	settings Settings
+	steer    func(steer) tea.Cmd
+
+	width, height int
+	look          Look // of processes that do not answer, what they told last
+	seen          bool // whether there has been a look
+	events        []event
+
+	order    order
+	filter   string
+	typing   bool // the filter
+	help     bool
+	selected key
+	line     int            // of the selected row, to stay near where it was when it has gone
+	under    map[int]string // what processes were told and have not done yet
+	message  string         // about what was told, until the next key
+	failed   bool           // it is of a failure
+}
+
+const (
+	mostEvents = 100
+	unseen     = -1 // the device of a row that is a whole process
+)
+
+// key names a row, whatever line it is on.
+type key struct {
+	pid, device int
+	tag         string
+}
+
+// row is a process, or one of its tags.
+type row struct {
+	key
+	process *Process
+	tag     *Tag // nil: it is the process
+}
+
+func newModel(source Source, settings Settings) *model {
+	return &model{source: source, settings: settings, width: 80, height: 24, under: map[int]string{}}
+}
+
+// order is what rows are sorted by.
+type order int
+
+const (
+	byHeld order = iota
+	byPaused
+	byPID
+	byCommand
+	orders
+)
+
+func (o order) String() string {
+	return [...]string{"most held", "longest paused", "number", "command"}[o]
+}
+
+func (o order) compare(x, y Process) int {
+	switch o {
+	case byHeld:
+		return cmp.Compare(y.sum().Held, x.sum().Held)
+	case byPaused:
+		return x.pausedSince().Compare(y.pausedSince())
+	case byCommand:
+		return cmp.Compare(x.Command, y.Command)
+	}
+	return 0
+}
+
+// sum is all that a process has, with the words for its state.
+func (p *Process) sum() (all Tag) {
+	working := ""
+	for _, t := range p.Tags {
+		all.Live += t.Live
+		all.Held += t.Held
+		all.Paused += t.Paused
+		all.Slack += t.Slack
+		all.Backup += t.Backup
+		if t.Total > 0 || t.working() {
+			working = t.State
+		}
+	}
+	switch {
+	case p.Error != "":
+		all.State = "no answer"
+	case working != "":
+		all.State = working
+	case len(p.Tags) == 0:
+		all.State = "-"
+	case all.Paused == 0:
+		all.State = "active"
+	case all.Held == 0:
+		all.State = "paused"
+	default:
+		all.State = "partly"
+	}
+	return all
+}
+
+// working tells that the tag's device is in the middle of a pause, resume or move.
+func (t *Tag) working() bool { return strings.HasSuffix(t.State, "ing") }
+
+// forever is when that was paused which is not.
+var forever = time.Unix(1<<40, 0)
+
+func (p *Process) pausedSince() time.Time {
+	first := forever
+	for _, t := range p.Tags {
+		if t.Paused > 0 && t.PausedSince.Before(first) {
+			first = t.PausedSince
+		}
+	}
+	return first
+}
+
+func (p *Process) matches(filter string) bool {
+	text := fmt.Sprint(p.PID, " ", p.Container, " ", p.Command)
+	for _, t := range p.Tags {
+		text += " " + t.Name
+	}
+	return strings.Contains(strings.ToLower(text), strings.ToLower(filter))
+}
+
+// rows are all that pass the filter, sorted.
+func (m *model) rows() (rows []row) {
+	for i := range m.look.Processes {
+		p := &m.look.Processes[i]
+		if !p.matches(m.filter) {
+			continue
+		}
+		rows = append(rows, row{key{p.PID, unseen, ""}, p, nil})
+		for j := range p.Tags {
+			t := &p.Tags[j]
+			rows = append(rows, row{key{p.PID, t.Device, t.Name}, p, t})
+		}
+	}
+	return rows
+}
+
+func (m *model) Init() tea.Cmd { return m.ask }
+
+func (m *model) ask() tea.Msg { return m.source.Look() }
+
+type again struct{}
+
+func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
+	switch message := message.(type) {
+	case tea.WindowSizeMsg:
+		m.width, m.height = message.Width, message.Height
+	case Look:
+		m.take(message)
+		return m, tea.Tick(every, func(time.Time) tea.Msg { return again{} })
+	case again:
+		return m, m.ask
+	case steered:
+		delete(m.under, message.pid)
+		m.message, m.failed = message.text(), message.err != nil
+	case tea.KeyPressMsg:
+		return m, m.press(message)
+	}
+	return m, nil
+}
+
+// take makes a look the one that is shown.
+func (m *model) take(look Look) {
+	for i := range look.Processes {
+		now := &look.Processes[i]
+		was := slices.IndexFunc(m.look.Processes, func(p Process) bool { return p.PID == now.PID })
+		switch {
+		case was < 0:
+		case now.Error != "":
+			now.Tags, now.Command = m.look.Processes[was].Tags, cmp.Or(now.Command, m.look.Processes[was].Command)
+		default:
+			m.events = append(m.events, changes(m.look.Processes[was], *now, look.At)...)
+		}
+	}
+	m.events = m.events[max(0, len(m.events)-mostEvents):]
+	m.look, m.seen = look, true
+	m.sort()
+}
+
+func (m *model) sort() {
+	slices.SortFunc(m.look.Processes, func(x, y Process) int {
+		return cmp.Or(m.order.compare(x, y), cmp.Compare(x.PID, y.PID))
+	})
+	m.keepSelected()
+}
+
+// keepSelected has the selection on a row that there is: the same one, or else the one in its place.
+func (m *model) keepSelected() {
+	rows := m.rows()
+	line := slices.IndexFunc(rows, func(r row) bool { return r.key == m.selected })
+	if line < 0 {
+		line = min(m.line, len(rows)-1)
+	}
+	m.line = max(0, line)
+	m.selected = key{}
+	if len(rows) > 0 {
+		m.selected = rows[m.line].key
+	}
+}
+
+func (m *model) move(lines int) {
+	rows := m.rows()
+	if len(rows) > 0 {
+		m.line = min(max(0, m.line+lines), len(rows)-1)
+		m.selected = rows[m.line].key
+	}
+}
+
+func (m *model) press(pressed tea.KeyPressMsg) tea.Cmd {
+	name := pressed.String()
+	if name == "ctrl+c" {
+		return tea.Quit
+	}
+	if m.typing {
+		m.write(name, pressed.Text)
+		return nil
+	}
+	if m.help { // any key ends it
+		m.help = false
+		return nil
+	}
+	m.message = ""
+	switch name {
+	case "q":
+		return tea.Quit
+	case "ctrl+z":
+		return tea.Suspend
+	case "up", "k":
+		m.move(-1)
+	case "down", "j":
+		m.move(1)
+	case "pgup":
+		m.move(-10)
+	case "pgdown":
+		m.move(10)
+	case "home":
+		m.move(-m.line)
+	case "end":
+		m.move(len(m.rows()))
+	case "p":
+		return m.tell(steer{pause: true})
+	case "r":
+		return m.tell(steer{})
+	case "s":
+		m.order = (m.order + 1) % orders
+		m.sort()
+	case "/":
+		m.typing = true
+	case "esc":
+		m.filter = ""
+		m.keepSelected()
+	case "?", "h":
+		m.help = true
+	}
+	return nil
+}
+
+// write edits the filter.
+func (m *model) write(name, text string) {
+	switch name {
+	case "enter":
+		m.typing = false
+	case "esc":
+		m.typing, m.filter = false, ""
+	case "backspace":
+		if letters := []rune(m.filter); len(letters) > 0 {
+			m.filter = string(letters[:len(letters)-1])
+		}
+	default:
+		m.filter += readable.Printable(text)
+	}
+	m.keepSelected()
+}
+
+// steer is what a process is told: to pause or resume a tag, or all.
+type steer struct {
+	pause bool
+	pid   int
+	tag   string
+}
+
+// steered is what came of it.
+type steered struct {
+	steer
+	words string
+	err   error
+}
+
+// tell has the selected process do it, which does not do something already.
+func (m *model) tell(s steer) tea.Cmd {
+	s.pid, s.tag = m.selected.pid, m.selected.tag
+	if s.pid == 0 {
+		m.message, m.failed = "there is no process to be told", true
+		return nil
+	}
+	if doing, ok := m.under[s.pid]; ok {
+		m.message, m.failed = fmt.Sprintf("%d: it is still %s", s.pid, doing), true
+		return nil
+	}
+	m.under[s.pid] = map[bool]string{true: "pausing", false: "resuming"}[s.pause]
+	m.message, m.failed = fmt.Sprintf("%d: %s ...", s.pid, m.under[s.pid]), false
+	return m.steer(s)
+}
+
+func (s steer) do(ctx context.Context, source Source) steered {
+	told := source.Resume
+	if s.pause {
+		told = source.Pause
+	}
+	words, err := told(ctx, s.pid, s.tag)
+	return steered{s, words, err}
+}
+
+func (s steered) text() string {
+	words := s.words
+	if s.err != nil {
+		words = s.err.Error()
+	}
+	return fmt.Sprintf("%d: %s", s.pid, words)
+}

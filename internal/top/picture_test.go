@@ -1,0 +1,160 @@
+package top
+
+import (
+	"flag"
+	"fmt"
+	"html"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+var writePicture = flag.Bool("write-top", false, "draw docs/top.svg anew, from the screen")
+
+// The colours of a terminal that the picture has: the program itself names but the numbers.
+var palette = map[int]string{1: "#f7768e", 2: "#9ece6a", 3: "#e0af68", 4: "#7aa2f7"}
+
+const (
+	paper, ink                    = "#1a1b26", "#c0caf5"
+	letterWidth, lineHeight, edge = 8.4, 18, 12
+)
+
+// style is what escape sequences have set.
+type style struct {
+	bold, faint, reverse bool
+	colour               string
+}
+
+// apply does what one sequence says; one that the picture has no way to draw is an error.
+func (s *style) apply(sequence string) error {
+	for word := range strings.SplitSeq(sequence, ";") {
+		number, _ := strconv.Atoi(word)
+		switch {
+		case number == 0:
+			*s = style{}
+		case number == 1:
+			s.bold = true
+		case number == 2:
+			s.faint = true
+		case number == 7:
+			s.reverse = true
+		case palette[number-30] != "":
+			s.colour = palette[number-30]
+		default:
+			return fmt.Errorf("the picture has no way to draw %q", sequence)
+		}
+	}
+	return nil
+}
+
+// draw makes an SVG of a screen: one text element for each stretch of one style, as wide as its letters are on a
+// terminal, and blocks as rectangles, since fonts leave gaps between them.
+func draw(screen string, width, height int) (string, error) {
+	var svg strings.Builder
+	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace" font-size="14">`+"\n",
+		letterWidth*float64(width)+2*edge, lineHeight*height+2*edge)
+	svg.WriteString("<title>tms top: devices, processes and their tags as bars, and the last pauses and resumes</title>\n")
+	fmt.Fprintf(&svg, `<rect width="100%%" height="100%%" rx="8" fill="%s"/>`+"\n", paper)
+	opacity := map[rune]string{'█': "1", '▒': ".55", '░': ".25"}
+	for row, line := range strings.Split(screen, "\n") {
+		var now style
+		column := 0
+		for i, part := range strings.Split(line, "\x1b[") {
+			if i > 0 {
+				sequence, text, _ := strings.Cut(part, "m")
+				if err := now.apply(sequence); err != nil {
+					return "", err
+				}
+				part = text
+			}
+			letters := []rune(part)
+			x, y := edge+letterWidth*float64(column), edge+lineHeight*row
+			column += len(letters)
+			if strings.TrimSpace(part) == "" && !now.reverse {
+				continue
+			}
+			fore := ink
+			if now.colour != "" {
+				fore = now.colour
+			}
+			wide := letterWidth * float64(len(letters))
+			if how, block := opacity[letters[0]]; block && strings.Trim(part, string(letters[0])) == "" {
+				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s" opacity="%s"/>`+"\n", x, y+3, wide, lineHeight-5, fore, how)
+				continue
+			}
+			attributes := ""
+			if now.reverse {
+				fmt.Fprintf(&svg, `<rect x="%.1f" y="%d" width="%.1f" height="%d" fill="%s"/>`+"\n", x, y, wide, lineHeight, fore)
+				fore = paper
+			}
+			if now.bold {
+				attributes += ` font-weight="bold"`
+			}
+			if now.faint {
+				attributes += ` opacity=".6"`
+			}
+			fmt.Fprintf(&svg, `<text x="%.1f" y="%d" textLength="%.1f" fill="%s"%s xml:space="preserve">%s</text>`+"\n", x, y+lineHeight-5, wide, fore,
+				attributes, html.EscapeString(part))
+		}
+	}
+	svg.WriteString("</svg>\n")
+	return svg.String(), nil
+}
+
+// TestPicture has docs/top.svg be what the screen looks like, of figures that are made up.
+func TestPicture(t *testing.T) {
+	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+	trainer := func(paused bool) Process {
+		p := Process{PID: 4242, Command: "python train.py", Tags: []Tag{
+			{Name: "model", State: "active", Live: 15 * gib, Held: 15 * gib, Backup: 15 * gib, Where: "host"},
+			{Name: "optimizer", State: "active", Live: 30 * gib, Held: 30 * gib, Backup: 30 * gib, Where: "host"}}}
+		for i := range p.Tags {
+			if tag := &p.Tags[i]; paused {
+				tag.State, tag.Held, tag.Paused, tag.LastPause, tag.PausedSince = "paused 9s", 0, tag.Live, 1.62, at
+			}
+		}
+		return p
+	}
+	server := func(paused bool) Process {
+		p := Process{PID: 4711, Command: "python serve.py --port 8000", Tags: []Tag{
+			{Name: "weights", State: "active", Live: 48 * gib, Held: 48 * gib, Backup: 48 * gib, Where: "host", LastPause: 1},
+			{Name: "kv_cache", State: "active", Live: 20 * gib, Held: 20 * gib, LastPause: 1}}}
+		if !paused {
+			p.Tags[0].LastResume, p.Tags[1].LastResume = 1.66, 1.66
+			return p
+		}
+		for i := range p.Tags {
+			p.Tags[i].Held, p.Tags[i].Paused = 0, p.Tags[i].Live
+		}
+		return p
+	}
+	look := func(at time.Time, servers, trainers bool) Look {
+		return Look{At: at, Processes: []Process{trainer(trainers), server(servers)}, Devices: []Device{
+			{Label: "0 H200", Total: 141 * gib, Ours: 70 * gib, Others: 4 * gib, Free: 67 * gib}}}
+	}
+	v := start(t, look(at, true, false), Settings{})
+	for i, l := range []Look{look(at.Add(3*time.Second), true, true), look(at.Add(5*time.Second), false, true), look(at.Add(12*time.Second), false, true)} {
+		v.source.look = l
+		v.Update(v.ask())
+		require.Len(t, v.events, min(2, i+1))
+	}
+	v.press("home", "down", "down", "down", "down", "down", "up")
+	v.size(80, 18)
+	screen := v.View().Content
+	picture, err := draw(screen, 80, 18)
+	require.NoError(t, err)
+	path := filepath.Join("..", "..", "docs", "top.svg")
+	if *writePicture {
+		require.NoError(t, os.WriteFile(path, []byte(picture), 0o644))
+	}
+	written, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, string(written), picture, "docs/top.svg is not what the screen looks like; draw it anew: go test ./internal/top -run TestPicture -write-top")
+	_, err = draw("\x1b[38;5;200mx", 80, 1)
+	require.ErrorContains(t, err, "no way to draw")
+}

@@ -1,0 +1,101 @@
+// Package top is the live view of tms top: what it shows, and what its keys do. What there is to be shown, and who
+// pauses and resumes, comes by Source; the terminal is bubbletea's.
+package top
+
+import (
+	"context"
+	"io"
+	"sync"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+)
+
+// Source is who is asked for what is shown, and told what to do. Several calls may be on their way at once, of Look one.
+type Source interface {
+	// Look asks all processes and devices, and takes no longer than a second or two whatever they do.
+	Look() Look
+	// Pause and Resume do it to one tag of a process, or to all of it (""), and tell what came of it in words. A context
+	// that ends undoes what has not been done.
+	Pause(ctx context.Context, pid int, tag string) (string, error)
+	Resume(ctx context.Context, pid int, tag string) (string, error)
+}
+
+// Look is what there was at one moment.
+type Look struct {
+	At        time.Time
+	Processes []Process
+	Devices   []Device
+	Note      string // what is to be known of the devices' figures; "": nothing
+}
+
+// Process is one that listens.
+type Process struct {
+	PID       int
+	Container string // the first digits of the number of its pod or container; "": it is in none
+	Command   string
+	Error     string // why it has told nothing this time; "": it has
+	Tags      []Tag
+}
+
+// Tag is what a process has of one tag on one device, in bytes.
+type Tag struct {
+	Device int // as the process numbers it
+	Name   string
+	State  string // in words, of eleven characters at most
+
+	Live, Held, Paused, Slack, Backup uint64
+	Where                             string // of the backup: host, disk, peer, mixed; "": there is none
+
+	// Seconds of the last pause and resume; another figure is another pause. 0: there was none.
+	LastPause, LastResume float64
+	PausedSince           time.Time // of what is paused
+
+	// Done and Total of the contents that a pause or resume copies just now on the device, in bytes; 0 of 0: of none.
+	Done, Total uint64
+}
+
+// Device is a GPU, in bytes. What is left of Total beside the others is the driver's own.
+type Device struct {
+	Label              string
+	Total              uint64
+	Ours, Others, Free uint64 // of processes that listen; of all else; of nobody
+}
+
+// Settings are the terminal's.
+type Settings struct {
+	ASCII bool // it shows no other characters
+}
+
+// every is how often all are asked: often enough to see a pause that takes a second under way.
+const every = 500 * time.Millisecond
+
+// Run shows it until the user quits or the context ends, and returns what came of pauses and resumes that were under
+// way at that moment: they are interrupted.
+func Run(ctx context.Context, source Source, settings Settings, in io.Reader, out io.Writer) (interrupted []string, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var steering sync.WaitGroup
+	var mu sync.Mutex
+	m := newModel(source, settings)
+	m.steer = func(s steer) tea.Cmd {
+		result := make(chan steered, 1)
+		steering.Go(func() { // whether bubbletea comes to wait for it or not
+			done := s.do(ctx, source)
+			if ctx.Err() != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				interrupted = append(interrupted, done.text())
+			}
+			result <- done
+		})
+		return func() tea.Msg { return <-result }
+	}
+	program := tea.NewProgram(m, tea.WithInput(in), tea.WithOutput(out), tea.WithoutSignalHandler())
+	stop := context.AfterFunc(ctx, program.Quit)
+	defer stop()
+	_, err = program.Run()
+	cancel()
+	steering.Wait()
+	return interrupted, err
+}

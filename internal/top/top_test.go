@@ -1,0 +1,402 @@
+package top
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+	"github.com/stretchr/testify/require"
+)
+
+const (
+	mib = 1 << 20
+	gib = 1 << 30
+)
+
+// told is a source that notes what it is told.
+type told struct {
+	look  Look
+	calls []string
+	err   error
+}
+
+func (s *told) Look() Look { return s.look }
+
+func (s *told) do(what string, pid int, tag string) (string, error) {
+	s.calls = append(s.calls, fmt.Sprint(what, " ", pid, " ", tag))
+	return what + "d", s.err
+}
+
+func (s *told) Pause(_ context.Context, pid int, tag string) (string, error) {
+	return s.do("pause", pid, tag)
+}
+
+func (s *told) Resume(_ context.Context, pid int, tag string) (string, error) {
+	return s.do("resume", pid, tag)
+}
+
+var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
+
+// aMoment is a server that serves, a trainer that is half paused, and a process that says nothing.
+func aMoment() Look {
+	return Look{
+		At: noon,
+		Devices: []Device{
+			{Label: "0 H200", Total: 141 * gib, Ours: 96 * gib, Others: 12 * gib, Free: 33 * gib},
+			{Label: "1 H200", Total: 141 * gib, Free: 141 * gib},
+		},
+		Processes: []Process{
+			{PID: 4711, Command: "/usr/bin/python3 serve.py --port 8000", Tags: []Tag{
+				{Name: "weights", State: "active", Live: 60 * gib, Held: 60 * gib, Backup: 60 * gib, Where: "host"},
+				{Name: "cache", State: "active", Live: 30 * gib, Held: 30 * gib},
+			}},
+			{PID: 815, Container: "1a2b3c4d", Command: "python train.py", Tags: []Tag{
+				{Name: "model", State: "active", Live: 6 * gib, Held: 6 * gib},
+				{Name: "optimizer", State: "paused 5s", Live: 24 * gib, Paused: 24 * gib, Backup: 24 * gib, Where: "disk",
+					LastPause: 0.84, PausedSince: noon.Add(-5 * time.Second)},
+				{Device: 1, Name: "scratch", State: "paused 3m", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002, LastResume: 0.03,
+					PausedSince: noon.Add(-3 * time.Minute)},
+			}},
+			{PID: 99, Error: "cannot be asked: it does not answer (stopped?)"},
+		},
+	}
+}
+
+type tester struct {
+	*model
+	t      *testing.T
+	source *told
+}
+
+func start(t *testing.T, look Look, settings Settings) *tester {
+	source := &told{look: look}
+	m := newModel(source, settings)
+	m.steer = func(s steer) tea.Cmd {
+		return func() tea.Msg { return s.do(context.Background(), source) }
+	}
+	v := &tester{m, t, source}
+	v.Update(m.Init()())
+	return v
+}
+
+var named = map[string]tea.Key{"up": {Code: tea.KeyUp}, "down": {Code: tea.KeyDown}, "enter": {Code: tea.KeyEnter}, "esc": {Code: tea.KeyEscape},
+	"backspace": {Code: tea.KeyBackspace}, "end": {Code: tea.KeyEnd}, "home": {Code: tea.KeyHome}, "pgdown": {Code: tea.KeyPgDown},
+	"pgup": {Code: tea.KeyPgUp}, "ctrl+c": {Code: 'c', Mod: tea.ModCtrl}, "ctrl+z": {Code: 'z', Mod: tea.ModCtrl}}
+
+// press presses keys one after another, and returns what the last of them has to be done.
+func (v *tester) press(keys ...string) (then tea.Cmd) {
+	for _, name := range keys {
+		k, ok := named[name]
+		if !ok {
+			k = tea.Key{Code: []rune(name)[0], Text: name}
+		}
+		_, then = v.Update(tea.KeyPressMsg(k))
+	}
+	return then
+}
+
+var escapes = regexp.MustCompile(`\x1b\[[0-9;:]*m`)
+
+func (v *tester) plain() string { return escapes.ReplaceAllString(v.View().Content, "") }
+
+func (v *tester) lines() []string {
+	lines := strings.Split(v.plain(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " ")
+	}
+	return lines
+}
+
+func (v *tester) shows(words string) {
+	v.t.Helper()
+	require.Contains(v.t, v.plain(), words)
+}
+
+func (v *tester) size(width, height int) {
+	v.Update(tea.WindowSizeMsg{Width: width, Height: height})
+}
+
+func TestScreenOf80By24(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	v.press("down", "down")
+	require.Equal(t, `tms top  3 processes, sorted by most held                               12:00:00
+DEVICE           █ ours  ▒ others  · free        OURS     FREE   OTHERS    TOTAL
+0 H200           ██████████████████▒▒▒······ 96.0 GiB 33.0 GiB 12.0 GiB  141 GiB
+1 H200           ···························        0  141 GiB        0  141 GiB
+      PID COMMAND, TAG                        LIVE     HELD   BACKUP STATE
+     4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB active
+    dev 0   weights          ████████     60.0 GiB 60.0 GiB 60.0 GiB active
+>   dev 0   cache            ████         30.0 GiB 30.0 GiB        0 active
+      815 1a2b3c4d: python … █▒▒▒░        38.0 GiB 6.00 GiB 24.0 GiB partly
+    dev 0   model            █            6.00 GiB 6.00 GiB        0 active
+    dev 0   optimizer        ▒▒▒          24.0 GiB        0 24.0 GiB paused 5s
+    dev 1   scratch          ░            8.00 GiB        0        0 paused 3m
+       99                                        0        0        0 no answer
+
+
+
+
+
+
+
+
+pauses and resumes are listed here as they happen
+cache: paused 0, slack 0, backup 0
+↑↓ select  p pause  r resume  s sort  / filter  ? help  q quit`, strings.Join(v.lines(), "\n"))
+}
+
+// Where a terminal shows ASCII alone, there is nothing else, and the parts of bars differ all the same.
+func TestScreenInASCII(t *testing.T) {
+	v := start(t, aMoment(), Settings{ASCII: true})
+	v.shows("0 H200           ##################+++...... 96.0 GiB")
+	v.shows("815 1a2b3c4d: python ~ #+++-        38.0 GiB")
+	v.press("?")
+	v.shows("++ paused, contents kept  -- paused, contents not kept")
+	v.press("x")
+	for _, r := range v.plain() {
+		require.Less(t, r, rune(0x7f), "%q", r)
+	}
+}
+
+func TestScreenOf40By10(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	v.size(40, 10)
+	v.press("end", "up", "up")
+	require.Equal(t, `tms top  3 processes, sorted b… 12:00:00
+DEVICE     █ ours  ▒ …     OURS     FREE
+0 H200     ███████▒··· 96.0 GiB 33.0 GiB
+1 H200     ···········        0  141 GiB
+      PID 5-7 of 8      HELD STATE
+    dev 0   model   6.00 GiB active
+>   dev 0   optimi…        0 paused 5s
+    dev 1   scratch        0 paused 3m
+optimizer: paused 24.0 GiB, slack 0, ba…
+p pause  r resume  s  /  ? help  q quit`, strings.Join(v.lines(), "\n"))
+}
+
+// Whatever the size, and whatever names processes have, nothing is wider or longer than the terminal.
+func TestAllSizes(t *testing.T) {
+	look := aMoment()
+	look.Note = strings.Repeat("note ", 100)
+	look.Processes[0].Command = "/bin/\x1b[2J\r\n字" + strings.Repeat("字", 100)
+	look.Processes[0].Tags[0].Name = "größe" + strings.Repeat("字", 50)
+	look.Processes[1].Tags[0].State = "paused 40000d"
+	for range 20 {
+		look.Devices = append(look.Devices, Device{Label: strings.Repeat("字", 30), Total: 1})
+	}
+	for _, settings := range []Settings{{}, {ASCII: true}} {
+		v := start(t, look, settings)
+		v.press("p")
+		for _, height := range []int{1, 7, 8, 9, 10, 24, 59} {
+			for _, width := range []int{1, 2, 10, 35, 36, 37, 38, 39, 40, 41, 55, 63, 64, 71, 72, 73, 79, 80, 81, 110, 200} {
+				v.size(width, height)
+				for range 2 {
+					lines := strings.Split(v.View().Content, "\n")
+					require.LessOrEqual(t, len(lines), height)
+					if width >= leastWidth && height >= leastHeight && !v.help {
+						require.Len(t, lines, height)
+						require.True(t, height < 8 || strings.Contains(v.plain(), ">"), "the selected row is seen")
+					}
+					for _, line := range lines {
+						require.LessOrEqual(t, lipgloss.Width(line), width, "%d x %d: %q", width, height, line)
+						require.NotContains(t, escapes.ReplaceAllString(line, ""), "\x1b")
+					}
+					v.press("?")
+				}
+			}
+		}
+	}
+}
+
+func TestKeys(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	do := func(then tea.Cmd) {
+		t.Helper()
+		require.NotNil(t, then)
+		v.Update(then())
+	}
+	do(v.press("p"))
+	v.shows("4711: paused")
+	do(v.press("down", "r"))
+	v.press("up", "up", "end")
+	v.source.err = errors.New("a stream is being captured")
+	do(v.press("p"))
+	v.shows("99: a stream is being captured")
+	do(v.press("pgup", "home", "down", "down", "down", "down", "p"))
+	require.Equal(t, []string{"pause 4711 ", "resume 4711 weights", "pause 99 ", "pause 815 model"}, v.source.calls)
+
+	under := v.press("r")
+	require.NotNil(t, under)
+	v.shows("815: resuming ...")
+	require.Nil(t, v.press("down", "p"))
+	v.shows("815: it is still resuming")
+	do(under)
+	do(v.press("p"))
+	v.press("up")
+	require.NotContains(t, v.plain(), "captured", "the next key takes the words away")
+
+	for _, name := range []string{"q", "ctrl+c"} {
+		require.Equal(t, tea.Quit(), v.press(name)())
+	}
+	require.Equal(t, tea.Suspend(), v.press("ctrl+z")())
+	empty := start(t, Look{At: noon}, Settings{})
+	require.Nil(t, empty.press("down", "up", "p"))
+	empty.shows("there is no process to be told")
+	empty.shows("no process of this user listens")
+}
+
+func TestSorting(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	order := func() (pids []int) {
+		for _, p := range v.look.Processes {
+			pids = append(pids, p.PID)
+		}
+		return pids
+	}
+	for name, want := range map[string][]int{"most held": {4711, 815, 99}, "longest paused": {815, 99, 4711}, "number": {99, 815, 4711},
+		"command": {99, 4711, 815}} {
+		for v.order.String() != name {
+			v.press("s")
+		}
+		require.Equal(t, want, order(), name)
+		v.shows("sorted by " + name)
+		require.Equal(t, 4711, v.selected.pid, "what is selected stays so, wherever it is")
+	}
+	for v.order != byPID {
+		v.press("s")
+	}
+	v.press("home")
+	require.Equal(t, 99, v.selected.pid)
+	v.source.look = aMoment()
+	v.source.look.Processes = v.source.look.Processes[:2] // it ends
+	v.Update(v.ask())
+	require.Equal(t, 815, v.selected.pid, "what is in its place is selected")
+}
+
+func TestFiltering(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	v.press("/", "S", "c", "r", "ö", "backspace")
+	v.shows("/Scr_")
+	require.Equal(t, 815, v.selected.pid, "by a tag's name")
+	require.NotContains(t, v.plain(), "4711")
+	v.press("q", "p")
+	v.shows("no process has that in its number, command or tags")
+	require.Empty(t, v.source.calls, "keys are letters meanwhile")
+	v.press("backspace", "backspace", "enter")
+	v.shows(`with "Scr"`)
+	v.press("esc")
+	v.shows("4711")
+	v.press("/", "8", "1", "5", "esc")
+	v.shows("4711")
+}
+
+// A process that does not answer stays where it is, with what it told last.
+func TestNoAnswer(t *testing.T) {
+	v := start(t, aMoment(), Settings{})
+	v.source.look = aMoment()
+	v.source.look.Processes[0] = Process{PID: 4711, Error: "cannot be asked: it does not answer (stopped?)"}
+	v.Update(v.ask())
+	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB no answer")
+	v.shows("4711: cannot be asked: it does not answer (stopped?)")
+	v.source.look = aMoment()
+	v.Update(v.ask())
+	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB active")
+	require.Empty(t, v.events)
+}
+
+func TestWorking(t *testing.T) {
+	look := aMoment()
+	for i := range look.Processes[0].Tags {
+		look.Processes[0].Tags[i].State = "pausing"
+		look.Processes[0].Tags[i].Done, look.Processes[0].Tags[i].Total = 15*gib, 60*gib
+	}
+	v := start(t, look, Settings{})
+	v.shows("dev 0   cache            ████         30.0 GiB 30.0 GiB        0 pausing 25%")
+	v.shows("90.0 GiB 90.0 GiB 60.0 GiB pausing")
+}
+
+func TestEvents(t *testing.T) {
+	process := func(tags ...Tag) Process { return Process{PID: 815, Command: "python", Tags: tags} }
+	tag := func(name string, paused uint64, pause, resume float64) Tag {
+		return Tag{Name: name, Paused: paused, LastPause: pause, LastResume: resume}
+	}
+	for name, c := range map[string]struct {
+		before, now Process
+		want        []string
+	}{
+		"nothing": {process(tag("a", 3*gib, 1, 1)), process(tag("a", 3*gib, 1, 1)), nil},
+		"one operation of two tags": {process(tag("a", 0, 0, 0), tag("b", 0, 0, 0)), process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 0.5001, 0)),
+			[]string{"paused a, b: 4.00 GiB in 0.50 s, 8.6 GB/s"}},
+		"two operations": {process(tag("a", 0, 0, 0), tag("b", 0, 0, 0)), process(tag("a", 3*gib, 0.5, 0), tag("b", gib, 2, 0)),
+			[]string{"paused a: 3.00 GiB in 0.50 s, 6.4 GB/s", "paused b: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
+		"a resume":         {process(tag("a", 3*gib, 1, 0)), process(tag("a", 0, 1, 0.05)), []string{"resumed a: 3.00 GiB in 0.0500 s, 64.4 GB/s"}},
+		"there and back":   {process(tag("a", 0, 0, 0)), process(tag("a", 0, 1, 2)), []string{"paused a in 1.00 s", "resumed a in 2.00 s"}},
+		"back and there":   {process(tag("a", 2*gib, 1, 1)), process(tag("a", gib, 2, 2)), []string{"resumed a: 2.00 GiB in 2.00 s, 1.1 GB/s", "paused a: 1.00 GiB in 2.00 s, 0.5 GB/s"}},
+		"freed meanwhile":  {process(tag("a", 3*gib, 1, 0)), process(), nil},
+		"new, and paused":  {process(), process(tag("a", 3*gib, 1, 0)), nil},
+		"freed, in part":   {process(tag("a", 3*gib, 1, 0)), process(tag("a", gib, 1, 0)), nil},
+		"another device's": {process(tag("a", 0, 0, 0)), process(Tag{Name: "a", Device: 1, Paused: gib, LastPause: 1}), nil},
+	} {
+		var texts []string
+		for _, e := range changes(c.before, c.now, noon) {
+			require.Contains(t, e.String(), "12:00:00     815 ")
+			texts = append(texts, strings.TrimPrefix(e.String(), "12:00:00     815 "))
+		}
+		require.Equal(t, c.want, texts, name)
+	}
+
+	v := start(t, aMoment(), Settings{})
+	for i := range 2 * mostEvents {
+		v.source.look = aMoment()
+		v.source.look.Processes[1].Tags[0] = tag("model", uint64(i+1)*mib, float64(i+1), 0)
+		v.Update(v.ask())
+	}
+	require.Len(t, v.events, mostEvents)
+	v.shows("paused model: 1.00 MiB in 200.00 s")
+}
+
+// slow is a source whose pauses end when they are interrupted.
+type slow struct {
+	told
+	pausing atomic.Bool
+}
+
+func (s *slow) Pause(ctx context.Context, _ int, _ string) (string, error) {
+	s.pausing.Store(true)
+	<-ctx.Done()
+	return "", errors.New("interrupted")
+}
+
+// Who quits in the middle of a pause is told what came of it.
+func TestQuitting(t *testing.T) {
+	for name, quit := range map[string]func(*os.File, context.CancelFunc){
+		"by a key":    func(keys *os.File, _ context.CancelFunc) { _, _ = keys.WriteString("q") },
+		"by a signal": func(_ *os.File, signal context.CancelFunc) { signal() },
+	} {
+		keys, press, err := os.Pipe()
+		require.NoError(t, err)
+		source := &slow{told: told{look: aMoment()}}
+		ctx, signal := context.WithCancel(context.Background())
+		go func() {
+			for !source.pausing.Load() { // before the first look there is nothing to pause
+				_, _ = press.WriteString("p")
+				time.Sleep(10 * time.Millisecond)
+			}
+			quit(press, signal)
+		}()
+		interrupted, err := Run(ctx, source, Settings{}, keys, io.Discard)
+		require.NoError(t, err, name)
+		require.Equal(t, []string{"4711: interrupted"}, interrupted, name)
+		signal()
+		_, _ = keys.Close(), press.Close()
+	}
+}

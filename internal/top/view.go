@@ -1,0 +1,417 @@
+package top
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	tea "charm.land/bubbletea/v2"
+	"charm.land/lipgloss/v2"
+
+	"tms/internal/readable"
+)
+
+// Colours are the terminal's own sixteen, and say nothing that characters do not say too.
+var (
+	bold   = lipgloss.NewStyle().Bold(true)
+	faint  = lipgloss.NewStyle().Faint(true)
+	chosen = lipgloss.NewStyle().Reverse(true)
+	green  = lipgloss.NewStyle().Foreground(lipgloss.Color("2"))
+	yellow = lipgloss.NewStyle().Foreground(lipgloss.Color("3"))
+	blue   = lipgloss.NewStyle().Foreground(lipgloss.Color("4"))
+	red    = lipgloss.NewStyle().Foreground(lipgloss.Color("1"))
+)
+
+// part is a part of a bar, or of its legend.
+type part struct {
+	style lipgloss.Style
+	glyph string
+	ascii string
+	bytes uint64
+}
+
+func (m *model) glyph(p part) string {
+	if m.settings.ASCII {
+		return p.ascii
+	}
+	return p.glyph
+}
+
+// bar draws parts of a whole. A part of which there is something is seen.
+func (m *model) bar(width int, whole uint64, parts ...part) string {
+	var bar strings.Builder
+	var before uint64
+	left := width
+	for _, p := range parts {
+		from, to := cells(before, whole, width), cells(before+p.bytes, whole, width)
+		before += p.bytes
+		n := to - from
+		if p.bytes > 0 && n == 0 {
+			n = 1
+		}
+		n = min(n, left)
+		left -= n
+		bar.WriteString(p.style.Render(strings.Repeat(m.glyph(p), n)))
+	}
+	return bar.String() + strings.Repeat(" ", left)
+}
+
+// cells is how many of width are bytes of whole.
+func cells(bytes, whole uint64, width int) int {
+	if whole == 0 {
+		return 0
+	}
+	return min(width, int(float64(bytes)/float64(whole)*float64(width)+0.5))
+}
+
+func ofDevice(d Device) []part {
+	return []part{{green, "█", "#", d.Ours}, {yellow, "▒", "+", d.Others}, {faint, "·", ".", d.Free}}
+}
+
+func ofTag(t Tag) []part {
+	kept := min(t.Paused, t.Backup)
+	return []part{{green, "█", "#", t.Held}, {blue, "▒", "+", kept}, {faint, "░", "-", t.Paused - kept}}
+}
+
+// fit makes text as wide as is asked for: it is cut, or has spaces behind it, or before it for a width below 0.
+func (m *model) fit(text string, width int) string {
+	right := width < 0
+	width = max(width, -width)
+	if lipgloss.Width(text) > width {
+		end := "…"
+		if m.settings.ASCII {
+			end = "~"
+		}
+		switch width {
+		case 0:
+			text = ""
+		case 1: // to lipgloss, a width of 0 is none
+			text = end
+		default:
+			text = lipgloss.NewStyle().MaxWidth(width-1).Render(text) + end
+		}
+	}
+	space := strings.Repeat(" ", width-lipgloss.Width(text))
+	if right {
+		return space + text
+	}
+	return text + space
+}
+
+// Least of a terminal that something is shown on.
+const (
+	leastWidth  = 36
+	leastHeight = 8
+)
+
+func (m *model) View() tea.View {
+	lines := []string{m.fit("tms top: this terminal is too small", m.width)}
+	switch {
+	case m.width < leastWidth || m.height < leastHeight:
+	case m.help:
+		lines = m.helpLines()
+	default:
+		lines = m.lines()
+	}
+	lines = lines[:min(len(lines), max(1, m.height))]
+	view := tea.NewView(strings.Join(lines, "\n"))
+	view.AltScreen = true
+	view.WindowTitle = "tms top"
+	return view
+}
+
+// lines are the whole screen: what there is not much of first, then the rows, with whatever is left for them.
+func (m *model) lines() []string {
+	events := min(6, max(0, (m.height-8)/4))
+	devices := m.deviceLines(max(2, (m.height-1)/3))
+	lines := append([]string{m.title()}, devices...)
+	lines = append(lines, m.rowLines(m.height-len(lines)-events-2)...)
+	if events > 0 {
+		lines = append(lines, m.eventLines(events)...)
+	}
+	return append(lines, m.detail(), faint.Render(m.fit(m.hints(), m.width)))
+}
+
+func (m *model) title() string {
+	text := "tms top"
+	if m.seen {
+		text += fmt.Sprintf("  %d processes, sorted by %s", len(m.look.Processes), m.order)
+	}
+	if m.filter != "" || m.typing {
+		text += fmt.Sprintf(", with %q", m.filter)
+	}
+	clock := ""
+	if m.seen {
+		clock = " " + m.look.At.Format(time.TimeOnly)
+	}
+	return bold.Render(m.fit(text, m.width-len(clock))) + clock
+}
+
+// numberWidth is that of a number of bytes.
+const numberWidth = 8
+
+// deviceLines are no more than so many.
+func (m *model) deviceLines(most int) []string {
+	label, numbers := 16, 4
+	if m.width < 80 {
+		label, numbers = 10, 2
+	}
+	bar := m.width - label - 1 - numbers*(numberWidth+1)
+	if bar > 60 {
+		label, bar = label+min(20, bar-60), bar-min(20, bar-60)
+	}
+	legend := ""
+	for i, p := range ofDevice(Device{}) {
+		legend += p.style.Render(m.glyph(p)) + faint.Render(" "+[]string{"ours  ", "others  ", "free"}[i])
+	}
+	head := faint.Render(m.fit("DEVICE", label)) + " " + m.fit(legend, bar)
+	for _, name := range []string{"OURS", "FREE", "OTHERS", "TOTAL"}[:numbers] {
+		head += " " + faint.Render(m.fit(name, -numberWidth))
+	}
+	lines := []string{head}
+	if m.look.Note != "" {
+		most--
+	}
+	shown := m.look.Devices
+	if len(shown) > most-1 {
+		shown = shown[:max(0, most-2)]
+	}
+	for _, d := range shown {
+		line := m.fit(readable.Printable(d.Label), label) + " " + m.bar(bar, d.Total, ofDevice(d)...)
+		for _, bytes := range []uint64{d.Ours, d.Free, d.Others, d.Total}[:numbers] {
+			line += " " + m.fit(readable.Short(bytes), -numberWidth)
+		}
+		lines = append(lines, line)
+	}
+	if more := len(m.look.Devices) - len(shown); more > 0 {
+		lines = append(lines, m.fit(fmt.Sprintf("and %d devices more", more), m.width))
+	}
+	if m.look.Note != "" {
+		lines = append(lines, yellow.Render(m.fit(readable.Printable(m.look.Note), m.width)))
+	}
+	return lines
+}
+
+// columns of the rows. What is 0 is left out.
+type columns struct {
+	name, bar                 int
+	live, held, backup, state int
+}
+
+const (
+	pidWidth   = 7
+	stateWidth = 11
+)
+
+func (m *model) columns() columns {
+	c := columns{held: numberWidth, state: stateWidth}
+	left := m.width - 2 - pidWidth - 1 - c.held - 1 - c.state - 1
+	if m.width >= 72 {
+		c.live, c.backup = numberWidth, numberWidth
+		left -= 2 * (numberWidth + 1)
+	}
+	c.name = max(1, left)
+	if left > 20 {
+		c.name = min(40, 18+max(0, left-31)/2)
+		c.bar = left - c.name - 1
+	}
+	return c
+}
+
+func (c columns) line(m *model, first, name, bar, live, held, backup, state string) string {
+	line := m.fit(first, -pidWidth) + " " + m.fit(name, c.name)
+	if c.bar > 0 {
+		line += " " + bar
+	}
+	for _, cell := range []struct {
+		width int
+		text  string
+	}{{c.live, live}, {c.held, held}, {c.backup, backup}} {
+		if cell.width > 0 {
+			line += " " + m.fit(cell.text, -cell.width)
+		}
+	}
+	return line + " " + m.fit(state, c.state)
+}
+
+// rowLines are exactly so many, with the selected row among them.
+func (m *model) rowLines(height int) []string {
+	if height <= 0 {
+		return nil
+	}
+	c, rows := m.columns(), m.rows()
+	var whole uint64
+	for i := range m.look.Processes {
+		sum := m.look.Processes[i].sum()
+		whole = max(whole, sum.Held+sum.Paused)
+	}
+	room := height - 1
+	first := max(0, min(m.line-room/2, len(rows)-room))
+	head := "COMMAND, TAG"
+	if len(rows) > room {
+		head = fmt.Sprintf("%d-%d of %d", first+1, min(first+room, len(rows)), len(rows))
+	}
+	lines := []string{faint.Render("  " + c.line(m, "PID", head, m.fit("", c.bar), "LIVE", "HELD", "BACKUP", "STATE"))}
+	for i := first; i < min(first+room, len(rows)); i++ {
+		lines = append(lines, m.rowLine(c, rows[i], whole))
+	}
+	if len(rows) == 0 && m.seen && room > 0 {
+		why := "no process of this user listens; see tms ps --help"
+		if m.filter != "" {
+			why = "no process has that in its number, command or tags"
+		}
+		lines = append(lines, m.fit("  "+why, m.width))
+	}
+	for len(lines) < height {
+		lines = append(lines, "")
+	}
+	return lines[:height]
+}
+
+func (m *model) rowLine(c columns, r row, whole uint64) string {
+	tag, first, name := r.process.sum(), fmt.Sprint(r.pid), readable.Printable(r.process.brief())
+	if r.tag != nil {
+		tag, first, name = *r.tag, fmt.Sprint("dev ", r.device), "  "+readable.Printable(r.key.tag)
+	}
+	state := tag.State
+	if tag.Total > 0 && tag.working() {
+		state += fmt.Sprintf(" %d%%", tag.Done*100/tag.Total)
+	}
+	style := lipgloss.NewStyle()
+	switch {
+	case r.process.Error != "":
+		style = red
+	case tag.Paused > 0 || tag.working():
+		style = blue
+	case r.tag == nil:
+		style = bold
+	}
+	cursor := "  "
+	if r.key == m.selected {
+		cursor, style = "> ", chosen
+	}
+	// The bar has colours of its own.
+	bar := m.bar(c.bar, whole, ofTag(tag)...)
+	line := cursor + c.line(m, first, name, "\x00", readable.Short(tag.Live), readable.Short(tag.Held), readable.Short(tag.Backup), state)
+	before, after, found := strings.Cut(line, "\x00")
+	if !found {
+		return style.Render(line)
+	}
+	return style.Render(before) + bar + style.Render(after)
+}
+
+// brief is the command, without the folder of its program.
+func (p *Process) brief() string {
+	program, arguments, _ := strings.Cut(p.Command, " ")
+	text := strings.TrimSpace(program[strings.LastIndexByte(program, '/')+1:] + " " + arguments)
+	if p.Container != "" {
+		text = p.Container + ": " + text
+	}
+	return text
+}
+
+// eventLines are the last so many.
+func (m *model) eventLines(height int) (lines []string) {
+	for _, e := range m.events[max(0, len(m.events)-height):] {
+		lines = append(lines, m.fit(e.String(), m.width))
+	}
+	if m.seen && len(m.events) == 0 {
+		lines = append(lines, faint.Render(m.fit("pauses and resumes are listed here as they happen", m.width)))
+	}
+	for len(lines) < height {
+		lines = append([]string{""}, lines...)
+	}
+	return lines
+}
+
+// detail is what came of the last key, or what there is to be said of the selected row.
+func (m *model) detail() string {
+	switch {
+	case m.typing:
+		return m.fit("/"+m.filter+"_", m.width)
+	case m.message != "":
+		style := bold
+		if m.failed {
+			style = red
+		}
+		return style.Render(m.fit(readable.Printable(m.message), m.width))
+	}
+	for _, r := range m.rows() {
+		if r.key == m.selected {
+			return m.fit(readable.Printable(r.detail()), m.width)
+		}
+	}
+	return ""
+}
+
+func (r row) detail() string {
+	if r.process.Error != "" {
+		return fmt.Sprintf("%d: %s", r.pid, r.process.Error)
+	}
+	if r.tag == nil {
+		sum := r.process.sum()
+		return fmt.Sprintf("%d: held %s, paused %s, backup %s; %s", r.pid, readable.Short(sum.Held), readable.Short(sum.Paused),
+			readable.Short(sum.Backup), r.process.Command)
+	}
+	t := r.tag
+	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Name, readable.Short(t.Paused), readable.Short(t.Slack), readable.Short(t.Backup))
+	if t.Where != "" {
+		text += " " + t.Where
+	}
+	if t.LastPause > 0 {
+		text += "; last pause " + seconds(t.LastPause)
+	}
+	if t.LastResume > 0 {
+		text += "; last resume " + seconds(t.LastResume)
+	}
+	return text
+}
+
+func (m *model) hints() string {
+	if m.typing {
+		return "type what the number, command or a tag has; enter: done, esc: all"
+	}
+	if m.width < 64 {
+		return "p pause  r resume  s  /  ? help  q quit"
+	}
+	up := "↑↓"
+	if m.settings.ASCII {
+		up = "up/down"
+	}
+	return up + " select  p pause  r resume  s sort  / filter  ? help  q quit"
+}
+
+func (m *model) helpLines() []string {
+	legend := func(parts []part, names ...string) (text string) {
+		for i, p := range parts {
+			text += fmt.Sprintf("  %s %s", p.style.Render(strings.Repeat(m.glyph(p), 2)), names[i])
+		}
+		return text
+	}
+	lines := []string{
+		bold.Render("tms top"),
+		"",
+		"up, down, page up, page down, home, end   select a process or a tag of it",
+		"p   pause it, as tms pause does: between two CUDA calls, and never by force;",
+		"    what cannot be paused so goes on, and the reason is shown",
+		"r   resume it, as tms resume does",
+		"s   sort by another: " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + ", " + byCommand.String(),
+		"/   only processes that have a text in number, command or tags; esc: all",
+		"q   quit; a pause or resume that is under way is interrupted",
+		"",
+		"Devices:  " + strings.TrimSpace(legend(ofDevice(Device{}), "processes below", "others", "free")),
+		"Bars:     " + strings.TrimSpace(legend(ofTag(Tag{}), "held", "paused, contents kept", "paused, contents not kept")),
+		"LIVE      what the program has allocated, active and paused",
+		"HELD      device memory that it has now",
+		"BACKUP    what holds contents; the line below the list says where",
+		"Bars of processes are as long as the largest process is.",
+		"",
+		"any key goes back",
+	}
+	for i, line := range lines {
+		if lipgloss.Width(line) > m.width {
+			lines[i] = lipgloss.NewStyle().MaxWidth(m.width).Render(line)
+		}
+	}
+	return lines
+}
