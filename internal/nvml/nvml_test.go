@@ -72,6 +72,9 @@ func (u *user) do(command string, number int) string {
 // open has the simulated NVML in the place of NVIDIA's: by its name the loader finds it again.
 func open(t *testing.T) *Library {
 	t.Helper()
+	if os.Getenv("CUDASIM_SHARED") == "" {
+		t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid())) // not what else goes on on this machine
+	}
 	library, err := cudasim.Library()
 	require.NoError(t, err)
 	_, err = purego.Dlopen(filepath.Join(filepath.Dir(library), "libnvidia-ml.so.1"), purego.RTLD_NOW|purego.RTLD_LOCAL)
