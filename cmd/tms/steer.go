@@ -237,6 +237,7 @@ cannot be held up, so they are paused with --force alone: a kernel that uses pau
 With --everything the driver then takes what is left of a process on its devices: contexts, code, graphs, CUDA's own
 memory (driver 570 or later; a few MiB stay). All CUDA calls of the process wait until tms resume. What the driver
 cannot checkpoint is refused: managed memory, multicast objects, memory shared with other processes, parts of GPUs (MIG).
+NCCL gives its memory back first, where its version can and all ranks are in the process; what became of it is said.
 
 With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP_DIR of the process), also of what is
 paused already; with --to host back to host memory, for a faster resume.

@@ -1,6 +1,6 @@
-"""Two ranks on two GPUs: what NCCL leaves of a pause, and of a pause of everything.
+"""What NCCL leaves of a pause, and of one of everything: one rank, two in a process, two in two.
 
-Both ranks must go on after each, whether it was made or refused. With -s what was seen is printed.
+The ranks must go on after each, whether it was made or refused. With -s what was seen is printed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +21,17 @@ from device import MiB, torch_on_gpu
 torch = torch_on_gpu()
 TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
 WEIGHTS = 1024 * MiB
+two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this needs two GPUs")
 
 RANK = """
 import sys
 import torch
 import torch.distributed as dist
 
-rank = int(sys.argv[1])
+rank, ranks = int(sys.argv[1]), int(sys.argv[3])
 torch.cuda.set_device(rank)
 weights = torch.full((1024 << 18,), float(rank + 1), device="cuda")
-dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2)
+dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=ranks)
 sums = torch.ones(1 << 20, device="cuda")
 for line in sys.stdin:
     if line == "version\\n":
@@ -37,19 +40,38 @@ for line in sys.stdin:
     sums.fill_(rank + 1.0)
     dist.all_reduce(sums)
     torch.cuda.synchronize()
-    assert sums.eq(3.0).all() and weights.eq(rank + 1.0).all()
+    assert sums.eq(ranks * (ranks + 1) / 2).all() and weights.eq(rank + 1.0).all()
     print("done", flush=True)
 dist.destroy_process_group()
 """
 
+# One process with a rank on each of two GPUs: ncclCommInitAll.
+BOTH = """
+import sys
+import torch
+from torch.cuda import nccl
+
+weights = torch.full((1024 << 18,), 1.0, device="cuda:0")
+for line in sys.stdin:
+    if line == "version\\n":
+        print(".".join(map(str, nccl.version())), flush=True)
+        continue
+    sums = [torch.full((1 << 20,), i + 1.0, device=f"cuda:{i}") for i in range(2)]
+    nccl.all_reduce(sums)
+    torch.cuda.synchronize(0), torch.cuda.synchronize(1)
+    assert all(s.eq(3.0).all() for s in sums) and weights.eq(1.0).all()
+    print("done", flush=True)
+"""
+
 
 class Rank:
-    """One of the two, which does what it is told."""
+    """A program that does what it is told."""
 
-    def __init__(self, rank: int, meeting: str) -> None:
+    def __init__(self, rank: int, source: str, *arguments: str) -> None:
         self.rank = rank
+        torch.zeros(1, device=f"cuda:{rank}")  # this process's own context comes first
         self.before = torch.cuda.mem_get_info(rank)[0]
-        program = [sys.executable, "-c", textwrap.dedent(RANK), str(rank), meeting]
+        program = [sys.executable, "-c", textwrap.dedent(source), *arguments]
         self.process = subprocess.Popen(  # tms run becomes the program, and keeps the number
             [TMS, "run", "--backup", "host", "--", *program],
             stdin=subprocess.PIPE,
@@ -92,19 +114,60 @@ def resume(*pids: str) -> None:
         assert outcome["ok"], outcome
 
 
-@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this needs two GPUs")
-def test_two_ranks(tmp_path: Path) -> None:
-    """Both paused; one paused, with the other in a collective; both paused with everything."""
-    for device in range(2):  # this process's own contexts come first
-        torch.zeros(1, device=f"cuda:{device}")
-    ranks = [Rank(rank, f"file://{tmp_path}/meeting") for rank in range(2)]
+def everything(ranks: list[Rank]) -> None:
+    """It is made, and tells of NCCL, or it is refused before the driver is asked."""
+    pids = [str(rank.process.pid) for rank in ranks]
+    for outcome, rank in zip(outcomes("pause", *pids, "--everything"), ranks):
+        said = outcome.get("nccl") if outcome["ok"] else outcome["error"]
+        print(f"everything: {rank.left()}: {said}")
+        expected = "NCCL " if outcome["ok"] else "the driver's checkpoint would lose this process"
+        assert said.startswith(expected), outcome
+    resume(*pids)
+    reduce(ranks)
+
+
+@contextmanager
+def running(*ranks: Rank) -> Iterator[list[Rank]]:
+    """They have done one collective."""
     try:
         ranks[0].tell("version")
         print(f"\nNCCL {ranks[0].answer()}, torch {torch.__version__}")
-        reduce(ranks)
-        pids = [str(rank.process.pid) for rank in ranks]
+        reduce(list(ranks))
         print("running:", *[rank.left() for rank in ranks])
+        yield list(ranks)
+    finally:
+        for rank in ranks:
+            assert rank.process.stdin
+            rank.process.stdin.close()  # all, for one may wait for the other to leave
+        for rank in ranks:
+            try:
+                rank.process.wait(60)
+            except subprocess.TimeoutExpired:
+                rank.process.kill()
+    assert [rank.process.wait() for rank in ranks] == [0] * len(ranks)
 
+
+def test_one_rank(tmp_path: Path) -> None:
+    """A communicator of one rank is suspended, where NCCL can: nothing is left."""
+    with running(Rank(0, RANK, "0", f"file://{tmp_path}/meeting", "1")) as ranks:
+        for _ in range(3):
+            everything(ranks)
+
+
+@two_gpus
+def test_two_ranks_in_a_process() -> None:
+    """As ncclCommInitAll makes them. With NVLink multicast (NCCL_NVLS_ENABLE) it is refused."""
+    with running(Rank(0, BOTH)) as ranks:
+        for _ in range(3):
+            everything(ranks)
+
+
+@two_gpus
+def test_two_ranks(tmp_path: Path) -> None:
+    """Both paused; one paused, with the other in a collective; both paused with everything."""
+    meeting = f"file://{tmp_path}/meeting"
+    with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
+        pids = [str(rank.process.pid) for rank in ranks]
         for outcome in outcomes("pause", *pids):
             assert outcome["ok"] and outcome["bytes"] >= WEIGHTS, outcome
         print("paused:", *[rank.left() for rank in ranks])
@@ -119,22 +182,4 @@ def test_two_ranks(tmp_path: Path) -> None:
         resume(pids[0])
         assert [rank.answer() for rank in ranks] == ["done", "done"]
 
-        for outcome, rank in zip(outcomes("pause", *pids, "--everything"), ranks):
-            said = outcome.get("nccl") if outcome["ok"] else outcome["error"]
-            print(f"everything: {rank.left()}: {said}")
-            if outcome["ok"]:
-                assert said.startswith("NCCL "), outcome
-            else:  # before the driver was asked
-                assert "the driver's checkpoint would lose this process" in said, outcome
-        resume(*pids)
-        reduce(ranks)
-    finally:
-        for rank in ranks:
-            assert rank.process.stdin
-            rank.process.stdin.close()
-        for rank in ranks:
-            try:
-                rank.process.wait(60)
-            except subprocess.TimeoutExpired:
-                rank.process.kill()
-    assert [rank.process.returncode for rank in ranks] == [0, 0]
+        everything(ranks)
