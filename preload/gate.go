@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/clock"
+	"tms/internal/guard"
 	"tms/internal/rawfile"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -28,11 +29,20 @@ var gate struct {
 	pausing    bool // a gated pause goes on
 	shut       bool
 	worked     time.Time  // when a look last found that a device was given work; zero: there was none
+	held       bool       // who asked has nothing paused yet (control.Request.Hold), and the gate stays shut for that
 	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
 }
 
 // notIdle is that a pause does not ask for how long there was no work.
 const notIdle time.Duration = -1
+
+// manner is how a gated pause is made.
+type manner struct {
+	idle  time.Duration // only if no device was given work for so long, unless it is notIdle
+	hold  bool          // all but the pause itself: see control.Request
+	force bool          // also where the gate cannot hold all work
+	also  *everything   // NCCL is suspended before, where it can be; nil: not
+}
 
 // refused is an error of a gated pause that has changed nothing.
 type refused struct {
@@ -55,23 +65,21 @@ func unsupported(format string, arguments ...any) error {
 }
 
 // pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described: shut the gate, wait until
-// nobody is past it and the devices are idle, pause. force: also where the gate cannot hold all work. idle: only if no
-// device was given work for so long, unless it is below 0; what refuses that counts as work. also: NCCL is suspended
-// before, where it can be; nil: not. Whatever fails opens the gate again. It runs on a thread of ours, and calls nothing
-// of the program's but NCCL.
+// nobody is past it and the devices are idle, pause. What refuses an idle pause counts as work. Whatever fails opens the
+// gate again. It runs on a thread of ours, and calls nothing of the program's but NCCL.
 // Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
-func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force bool, idle time.Duration, also *everything) (freed uint64, err error) {
+func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how manner) (freed uint64, err error) {
 	deadline := time.Now().Add(timeout)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
-	if err := holds(e); err != nil && !force {
+	if err := holds(e); err != nil && !how.force {
 		return 0, err
 	}
-	if err := refuseRegistered(e, options.Tag); err != nil && !force {
+	if err := refuseRegistered(e, options.Tag); err != nil && !how.force {
 		return 0, &refused{cuda.NotSupported, err.Error()}
 	}
-	if err := beenIdle(idle); err != nil {
+	if err := beenIdle(how.idle); err != nil {
 		return 0, err
 	}
 	if !poll(deadline, gate.turn.TryLock) {
@@ -79,15 +87,16 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 	}
 	defer gate.turn.Unlock()
 	gate.Lock()
-	gate.pausing = true
-	if idle >= 0 {
+	gate.pausing, gate.held = true, false
+	if how.idle >= 0 {
 		C.gate_hold_allocations() // others may have the memory by then
 	}
 	gate.Unlock()
+	stays := false // shut
 	defer func() {
 		gate.Lock()
-		gate.pausing = false
-		if err != nil && idle >= 0 {
+		gate.pausing, gate.held = false, stays
+		if err != nil && how.idle >= 0 {
 			gate.worked = time.Now()
 		}
 		gate.Unlock()
@@ -100,11 +109,11 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 			openGate()
 		}
 	}()
-	held := also != nil && holdNCCL(deadline)
+	held := how.also != nil && holdNCCL(deadline)
 	if err := shutGate(deadline, timeout); err != nil {
 		return 0, err
 	}
-	if err := beenIdle(idle); err != nil {
+	if err := beenIdle(how.idle); err != nil {
 		return 0, err
 	}
 	blame := func(device int, busy func(cuda.Stream) bool) error { return blamed(device, busy, timeout) }
@@ -115,14 +124,17 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, force
 		}
 		return 0, err
 	}
+	if stays = how.hold; stays {
+		return 0, nil
+	}
 	if held {
 		if err := suspendNCCL(deadline, timeout); err != nil {
 			return 0, err
 		}
 	}
 	options.Gated, options.Capturing, options.Progress, options.Asked = true, false, nil, deadline.Add(-timeout)
-	if freed, err = e.Pause(options); err == nil && also != nil {
-		also.nccl = tellNCCL(held)
+	if freed, err = e.Pause(options); err == nil && how.also != nil {
+		how.also.nccl = tellNCCL(held)
 	}
 	return freed, err
 }
@@ -176,11 +188,31 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// openGate lets the program's threads go on, unless a gated pause goes on.
+// unhold lets the program go on that is held up, and has nothing paused.
+func unhold() {
+	e := engine.Load()
+	gate.Lock()
+	was := gate.held
+	gate.held = false
+	gate.Unlock()
+	if was && !e.Gated() {
+		openGate()
+	}
+}
+
+// letGo is unhold, on another thread than the control socket's.
+func letGo() {
+	growStack(false)
+	if err := guard.Call(func() error { unhold(); return nil }); err != nil {
+		logPanic(err)
+	}
+}
+
+// openGate lets the program's threads go on, unless a gated pause goes on, or they are held up for one.
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
-	if gate.pausing {
+	if gate.pausing || gate.held {
 		return
 	}
 	if nccl.suspended.Load() {

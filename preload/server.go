@@ -35,6 +35,7 @@ const (
 type hold struct {
 	tag  *string
 	undo []*string
+	held bool // nothing is paused: threads are held up alone
 }
 
 func sameTag(x, y *string) bool { return x == y || x != nil && y != nil && *x == *y }
@@ -406,7 +407,11 @@ func (s *server) leave() {
 			s.withdraw(c)
 		}
 		for _, h := range c.holds {
-			s.abandon(h)
+			if h.held {
+				hand(letGo)
+			} else {
+				s.abandon(h)
+			}
 		}
 		if c.recording > 0 {
 			abandonRecording(c.recording)
@@ -418,7 +423,7 @@ func (s *server) leave() {
 func (s *server) abandon(h hold) {
 	for _, c := range s.clients {
 		for i := range c.holds {
-			if sameTag(c.holds[i].tag, h.tag) {
+			if !c.holds[i].held && sameTag(c.holds[i].tag, h.tag) {
 				c.holds[i].undo = append(c.holds[i].undo, h.undo...)
 				return
 			}
@@ -489,9 +494,11 @@ func (s *server) collect() {
 	} else if t.request.Op == control.Pause && t.request.Keep && reply.OK {
 		s.unhold(t.tag)
 	} else if t.request.Op == control.Pause && (reply.OK || reply.Bytes > 0) {
-		h := hold{t.tag, t.undo}
+		h := hold{t.tag, t.undo, t.request.Hold}
 		if t.client != nil {
 			t.client.holds = append(t.client.holds, h)
+		} else if h.held {
+			hand(letGo)
 		} else {
 			s.abandon(h)
 		}

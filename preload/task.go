@@ -92,6 +92,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	case control.Resume:
 		return t.resume(e, options)
 	case control.Undo:
+		unhold()
 		for _, tag := range t.undo {
 			options.Tag = tag
 			resumed, err := t.resume(e, options)
@@ -176,11 +177,14 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		var also *everything
+		how := manner{hold: request.Hold, force: force, idle: seconds(request.IdleSeconds())}
 		if request.Everything {
-			also = &t.also
+			how.also = &t.also
 		}
-		return pauseGated(e, options, seconds(request.TimeoutSeconds()), force, seconds(request.IdleSeconds()), also)
+		return pauseGated(e, options, seconds(request.TimeoutSeconds()), how)
+	}
+	if request.Hold && force { // the caller knows that there is nothing to hold up
+		return 0, nil
 	}
 	if !force || request.Idle != nil { // whether it has work is then not seen
 		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",

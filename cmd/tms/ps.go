@@ -25,6 +25,7 @@ import (
 type process struct {
 	control.ProcessState
 	container
+	Jobs  []string      `json:"jobs,omitempty"` // the launches that it is of
 	Error string        `json:"error,omitempty"`
 	Bytes []deviceBytes `json:"bytes,omitempty"` // where they are asked for
 }
@@ -37,7 +38,7 @@ func statuses(within time.Duration) []process {
 	for i, pid := range pids {
 		all.Go(func() {
 			state, err := status(pid, within)
-			found[i] = process{ProcessState: state, container: containerOf(fmt.Sprintf("/proc/%d/cgroup", pid))}
+			found[i] = process{ProcessState: state, container: containerOf(fmt.Sprintf("/proc/%d/cgroup", pid)), Jobs: jobsOf(pid)}
 			if err != nil {
 				found[i].Error = err.Error()
 			}
@@ -71,6 +72,7 @@ func status(pid int, within time.Duration) (control.ProcessState, error) {
 func psCommand() *cobra.Command {
 	var asJSON, inBytes bool
 	var watch float64
+	var job string
 	command := &cobra.Command{
 		Use:   "ps [--bytes] [--watch [SECONDS]]",
 		Short: "List the processes that can be paused from outside",
@@ -82,7 +84,9 @@ their first pausable allocation on), with a row for each tag on each device. Who
   STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
           take all of the process (tms pause --everything); pausing, resuming, moving
   BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
-A process that does not answer within a second is listed as such.
+A process that does not answer within a second is listed as such. With --job those of one launch alone:
+TORCHELASTIC_RUN_ID (torchrun's --rdzv-id), PMIX_NAMESPACE (Open MPI), SLURM_JOB_ID or MASTER_ADDR:MASTER_PORT, in their
+environments, name it, and so does --json ("jobs").
 
 With --bytes it names all that a process has on each device, as far as that is known: tags with what is live, paused,
 slack, and backed up on host, disk or peers; what CUDA itself gave to each library, where the program was started with
@@ -107,26 +111,33 @@ Exit status: 0.`,
 			if command.Flags().Changed("watch") && !(watch >= shortestWatch && watch <= control.MaxSeconds) {
 				return fmt.Errorf("--watch %g: give seconds, from %g to %d", watch, shortestWatch, control.MaxSeconds)
 			}
+			if err := checkJob(command, job); err != nil {
+				return err
+			}
 			return cobra.NoArgs(command, arguments)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if watch == 0 {
-				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), asJSON, inBytes)
+				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
 			}
 			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON, func(to io.Writer) error {
-				return showProcesses(to, to, asJSON, inBytes)
+				return showProcesses(to, to, job, asJSON, inBytes)
 			})
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with the statistics of each process")
 	command.Flags().BoolVar(&inBytes, "bytes", false, "name what each process has on each device")
+	addJob(command, &job)
 	command.Flags().Float64Var(&watch, "watch", 0, "go on, every so many seconds (2, if it is not said)")
 	command.Flags().Lookup("watch").NoOptDefVal = "2"
 	return command
 }
 
-func showProcesses(to, aside io.Writer, asJSON, inBytes bool) error {
+func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error {
 	found := statuses(time.Second)
+	if job != "" {
+		found = slices.DeleteFunc(found, func(p process) bool { return !slices.Contains(p.Jobs, job) })
+	}
 	var unavailable error
 	if inBytes && len(found) > 0 {
 		var shown []nvml.Device

@@ -34,7 +34,8 @@ type outcome struct {
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"` // of --everything: what became of NCCL's memory
+	NCCL          string  `json:"nccl,omitempty"`  // of --everything: what became of NCCL's memory
+	Tries         int     `json:"tries,omitempty"` // of a pause of a job: until all stood between the same collectives
 
 	unreachable bool
 }
@@ -42,6 +43,7 @@ type outcome struct {
 // steering are the flags that pause and resume share.
 type steering struct {
 	all    bool
+	job    string // the processes of one launch
 	asJSON bool
 	dryRun bool
 	report bool // for libtms.so, of one process: "CODE BYTES", and the error on the next line
@@ -61,6 +63,7 @@ exits with 0 if that fits.
 func (s *steering) add(command *cobra.Command) {
 	flags := command.Flags()
 	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
+	addJob(command, &s.job)
 	flags.BoolVar(&s.report, "report", false, "")
 	_ = flags.MarkHidden("report")
 	s.addTag(command)
@@ -69,8 +72,17 @@ func (s *steering) add(command *cobra.Command) {
 		if err := s.check(command); err != nil {
 			return err
 		}
-		if s.all == (len(arguments) > 0) {
-			return fmt.Errorf("name the processes by number, or give --all (tms ps lists them)")
+		if err := checkJob(command, s.job); err != nil {
+			return err
+		}
+		ways := 0
+		for _, given := range []bool{s.all, s.job != "", len(arguments) > 0} {
+			if given {
+				ways++
+			}
+		}
+		if ways != 1 {
+			return fmt.Errorf("name the processes by number, or give --all or --job (tms ps lists them)")
 		}
 		_, err := processes(arguments)
 		return err
@@ -132,6 +144,11 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 	pids, err := processes(arguments)
 	if s.all {
 		pids, err = client.List()
+	}
+	if s.job != "" {
+		if pids, err = ofJob(s.job); err != nil {
+			return nil, err
+		}
 	}
 	if err == nil && len(pids) == 0 {
 		fmt.Fprintln(command.ErrOrStderr(), "tms: no process of this user listens")
@@ -242,10 +259,16 @@ NCCL gives its memory back first, where its version can and all ranks are in the
 With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP_DIR of the process), also of what is
 paused already; with --to host back to host memory, for a faster resume.
 
+With --job the ranks of one launch on this host are paused, or none of them. A rank that has launched a collective
+which another is held up before cannot be paused: all then go on for a moment, and are tried again, until they stand
+between the same two collectives or the timeout is over. Ranks of other hosts are not asked, so this is for a launch on
+one host; on several, tms.distributed pauses it from inside.
+
 If this command is interrupted, what it has not finished is undone.
 ` + dryRunHelp + steeringStatus,
 		Example: `  tms pause 12345
   tms pause --all --tag weights
+  tms pause --job 127.0.0.1:29500
   tms pause 12345 --everything --to disk`,
 		RunE: func(command *cobra.Command, arguments []string) error {
 			if err := checkSeconds("timeout", timeout); err != nil {
@@ -265,6 +288,12 @@ If this command is interrupted, what it has not finished is undone.
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
 			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
+			if s.job != "" {
+				if everything || to != "" {
+					return errors.New("--job pauses what is pausable: leave --everything and --to out, and give them with the numbers then")
+				}
+				return s.pauseJob(command, p.request)
+			}
 			return s.run(command, arguments, p.pause, func(o outcome) string { return p.say(o) })
 		},
 	}

@@ -51,6 +51,14 @@ func startSteered(t *testing.T, program string, environment ...string) *steered 
 // startToListen starts such a program, and returns when it listens.
 func startToListen(t *testing.T, command *exec.Cmd) *steered {
 	t.Helper()
+	s := startProgram(t, command)
+	s.do("allocate")
+	s.do("serve") // it returns when the process listens
+	return s
+}
+
+func startProgram(t *testing.T, command *exec.Cmd) *steered {
+	t.Helper()
 	s := &steered{t: t, Cmd: command}
 	stdin, err := s.StdinPipe()
 	require.NoError(t, err)
@@ -63,8 +71,6 @@ func startToListen(t *testing.T, command *exec.Cmd) *steered {
 		_ = s.Process.Kill()
 		_ = s.Wait()
 	})
-	s.do("allocate")
-	s.do("serve") // it returns when the process listens
 	return s
 }
 
@@ -72,6 +78,12 @@ func (s *steered) do(words string) string {
 	s.t.Helper()
 	_, err := io.WriteString(s.say, words+"\n")
 	require.NoError(s.t, err)
+	return s.line()
+}
+
+// line is what it says next.
+func (s *steered) line() string {
+	s.t.Helper()
 	line, err := s.answers.ReadString('\n')
 	require.NoError(s.t, err)
 	return strings.TrimSuffix(line, "\n")

@@ -70,7 +70,10 @@ type Request struct {
 	// that works on). Until the resume such a pause holds up allocations, too.
 	Idle  *float64 `json:"idle,omitempty"`
 	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
-	Keep  bool     `json:"keep,omitempty"`  // the pause stays when the client goes, even before it is done
+	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the reply
+	// comes, until this client pauses, undoes or goes.
+	Hold bool `json:"hold,omitempty"`
+	Keep bool `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
 	// Wait is how many seconds a resume tries again while memory is short, or an await waits.
 	Wait float64 `json:"wait,omitempty"`
 	// Everything, of a pause without a tag: the client will take the rest by the driver's checkpoint, which the
@@ -186,8 +189,11 @@ func (r *Request) check() error {
 	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" {
 		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move", r.To)
 	}
-	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep) && r.Op != Pause {
-		return fmt.Errorf("timeout, idle, force and keep are of a pause, not of %s", r.Op)
+	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold) && r.Op != Pause {
+		return fmt.Errorf("timeout, idle, force, keep and hold are of a pause, not of %s", r.Op)
+	}
+	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
+		return errors.New("hold is of a pause that is asked for next, and has nothing to keep")
 	}
 	if r.Wait != 0 && r.Op != Resume && r.Op != Await {
 		return fmt.Errorf("wait is of a resume or an await, not of %s", r.Op)

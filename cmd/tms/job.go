@@ -1,0 +1,311 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/vmm/cuda"
+)
+
+// A job is the processes of one launch on this host. They are known by the variables that their launcher has given them,
+// as they were when they were started (/proc/PID/environ). Paused are all of them or none: first their threads are held
+// up, until no device has work that another rank is to finish, and then all give their memory back.
+
+// launchers are the variables that name a launch, for each kind of launcher.
+var launchers = []func(environment map[string]string) string{
+	func(e map[string]string) string { // torchrun; by default its number is "none"
+		return strings.TrimPrefix(e["TORCHELASTIC_RUN_ID"], "none")
+	},
+	func(e map[string]string) string { // Open MPI
+		if e["OMPI_COMM_WORLD_SIZE"] == "" {
+			return ""
+		}
+		return e["PMIX_NAMESPACE"]
+	},
+	func(e map[string]string) string { return e["SLURM_JOB_ID"] },
+	func(e map[string]string) string { // whatever starts torch.distributed
+		if e["MASTER_ADDR"] == "" || e["MASTER_PORT"] == "" {
+			return ""
+		}
+		return e["MASTER_ADDR"] + ":" + e["MASTER_PORT"]
+	},
+}
+
+// jobsOf names the launches that a process is of; none where its environment cannot be read.
+func jobsOf(pid int) (jobs []string) {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
+	environment := map[string]string{}
+	for entry := range strings.SplitSeq(string(text), "\x00") {
+		name, value, _ := strings.Cut(entry, "=")
+		environment[name] = value
+	}
+	for _, named := range launchers {
+		if job := named(environment); job != "" && !slices.Contains(jobs, job) {
+			jobs = append(jobs, job)
+		}
+	}
+	return jobs
+}
+
+func addJob(command *cobra.Command, job *string) {
+	command.Flags().StringVar(job, "job", "", "the processes of one launch, as tms ps --json names it")
+}
+
+func checkJob(command *cobra.Command, job string) error {
+	if command.Flags().Changed("job") && job == "" {
+		return errors.New("the job is empty: leave --job out for all")
+	}
+	return nil
+}
+
+// ofJob lists the processes of a launch that listen.
+func ofJob(job string) (found []int, err error) {
+	pids, err := client.List()
+	var others []string
+	for _, pid := range pids {
+		jobs := jobsOf(pid)
+		if slices.Contains(jobs, job) {
+			found = append(found, pid)
+		}
+		for _, other := range jobs {
+			if !slices.Contains(others, other) {
+				others = append(others, other)
+			}
+		}
+	}
+	if len(found) == 0 && len(others) > 0 {
+		return nil, fmt.Errorf("no process of job %s listens; those that do are of %s", job, strings.Join(others, ", "))
+	}
+	return found, err
+}
+
+// Times of a try to hold all ranks up at once.
+const (
+	firstTry = 50 * time.Millisecond // for the devices to become idle; twice as much as long as none does
+	lastTry  = 5 * time.Second
+	runOn    = 50 * time.Millisecond // the most for which ranks go on before the next try
+	leastTry = time.Second           // for what can no longer fail for want of time
+)
+
+// jobRank is one process of a job.
+type jobRank struct {
+	*client.Conn
+	outcome
+	err error
+}
+
+// job is what is being paused.
+type job struct {
+	ranks   []*jobRank
+	request control.Request
+	tries   int
+}
+
+// pauseJob pauses all processes of the job, or none.
+func (s *steering) pauseJob(command *cobra.Command, request control.Request) error {
+	pids, err := s.named(command, nil)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	j := &job{request: request}
+	for _, pid := range pids {
+		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
+	}
+	defer j.close()
+	err = j.pause(ctx, s)
+	var outcomes []outcome
+	for _, r := range j.ranks {
+		o := ended(r.outcome, r.err)
+		if err != nil && r.err == nil {
+			o = ended(o, fmt.Errorf("left as it was: %w", err))
+		}
+		o.Tries = j.tries
+		outcomes = append(outcomes, o)
+		switch {
+		case !o.OK:
+			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
+		case !s.asJSON:
+			fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, pausing{}.say(o))
+		}
+	}
+	if s.asJSON {
+		if outcomes == nil {
+			outcomes = []outcome{}
+		}
+		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
+			return err
+		}
+	} else if err == nil && len(pids) > 0 {
+		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids), j.tries)
+	}
+	return verdict(outcomes)
+}
+
+// each does something with all ranks at once. Errors: the first rank's that has one, with its number.
+func (j *job) each(do func(*jobRank) error) error {
+	var all sync.WaitGroup
+	for _, r := range j.ranks {
+		all.Go(func() { r.err = do(r) })
+	}
+	all.Wait()
+	for _, r := range j.ranks {
+		if r.err != nil {
+			return fmt.Errorf("process %d: %w", r.PID, r.err)
+		}
+	}
+	return nil
+}
+
+// pause leaves every rank paused, or, with an error, as it was; a rank's own reason is in the rank.
+func (j *job) pause(ctx context.Context, s *steering) error {
+	states := make([]control.ProcessState, len(j.ranks))
+	if err := j.each(func(r *jobRank) (err error) {
+		var state control.ProcessState
+		r.Conn, state, err = reach(ctx, r.PID)
+		states[slices.Index(j.ranks, r)] = state
+		return err
+	}); err != nil {
+		return err
+	}
+	planning := s.planning(true)
+	for i, r := range j.ranks {
+		made := plan{PID: r.PID, Op: control.Pause}
+		if planning.plan(&made, states[i]); made.Error != "" {
+			r.err = &refusal{made.Error + " (with those of the job before it)", int(cuda.OperatingSystem)}
+			return r.err
+		}
+	}
+	if err := j.hold(ctx); err != nil {
+		return err
+	}
+	pause := j.request
+	timeout := max(leastTry.Seconds(), j.request.TimeoutSeconds()) // nothing is left to be waited for
+	pause.Timeout = &timeout
+	err := j.each(func(r *jobRank) error {
+		reply, err := r.Do(ctx, pause)
+		r.Bytes, r.Seconds = reply.Bytes, reply.Seconds
+		return failure(reply, err)
+	})
+	if err == nil {
+		return j.keep()
+	}
+	return j.undo(err)
+}
+
+// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives. As
+// long as one has work that another is to finish, all go on for a moment, and it is tried again.
+func (j *job) hold(ctx context.Context) error {
+	until := time.Now().Add(time.Duration(j.request.TimeoutSeconds() * float64(time.Second)))
+	for try := firstTry; ; {
+		j.tries++
+		hold := j.request
+		seconds := max(0, min(try, time.Until(until))).Seconds()
+		hold.Hold, hold.Timeout = true, &seconds
+		err := j.each(func(r *jobRank) error {
+			reply, err := r.Do(ctx, hold)
+			return failure(reply, err)
+		})
+		if err == nil {
+			return nil
+		}
+		late, held := true, false
+		for _, r := range j.ranks {
+			late = late && (r.err == nil || code(r.err) == int(cuda.Timeout))
+			held = held || r.err == nil
+		}
+		switch {
+		case late && time.Now().Before(until):
+			if failed := j.goOn(ctx); failed != nil {
+				return failed
+			}
+		case late:
+			for _, r := range j.ranks {
+				if r.err != nil {
+					r.err = fmt.Errorf("%d times tried, and never did all ranks stand between the same collectives: %w", j.tries, r.err)
+				}
+			}
+			return j.undo(err)
+		default:
+			return j.undo(err)
+		}
+		if held { // where one had so little to do, the others wait for it, most likely
+			try += try / 8
+		} else {
+			try *= 2
+		}
+		try = min(try, lastTry)
+	}
+}
+
+// goOn lets the ranks run on that are held up.
+func (j *job) goOn(ctx context.Context) error {
+	if err := j.each(func(r *jobRank) error {
+		reply, err := r.Do(ctx, control.Request{Op: control.Undo})
+		return failure(reply, err)
+	}); err != nil {
+		return err
+	}
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(time.Duration(rand.Int64N(int64(runOn)))):
+		return nil
+	}
+}
+
+// undo has every rank as it was, and returns the cause, or what is not.
+func (j *job) undo(cause error) error {
+	for _, r := range j.ranks {
+		own := r.err
+		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
+		if err = failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
+			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the others are as before: %w", err, cause)
+		}
+		r.Bytes, r.err = 0, own
+	}
+	return cause
+}
+
+// keep has the pause stay when this command ends. Of a rank that has ended by now the others are resumed.
+func (j *job) keep() error {
+	err := j.each(func(r *jobRank) error {
+		reply, err := r.Do(context.Background(), control.Request{Op: control.Keep})
+		return failure(reply, err)
+	})
+	if err == nil {
+		return nil
+	}
+	for _, r := range j.ranks {
+		if r.err != nil {
+			continue
+		}
+		reply, failed := r.Do(context.Background(), control.Request{Op: control.Resume, Tag: j.request.Tag})
+		if failed = failure(reply, failed); failed != nil {
+			r.err = fmt.Errorf("it is paused, and cannot be resumed (%w): %w", failed, err)
+		}
+	}
+	return err
+}
+
+func (j *job) close() {
+	for _, r := range j.ranks {
+		if r.Conn != nil {
+			r.Close()
+		}
+	}
+}

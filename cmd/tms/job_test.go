@@ -1,0 +1,215 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+)
+
+const rankBytes = 8 << 20 // that a rank of the job has
+
+// startJob starts ranks that are in collectives all the time. The environment of each is made by own.
+func startJob(t *testing.T, ranks int, own func(rank int) []string) []*steered {
+	t.Helper()
+	folder := t.TempDir()
+	program := filepath.Join(folder, "collective")
+	output, err := exec.Command("cc", "-std=gnu11", "-O1", "-pthread", "-o", program, filepath.Join("..", "..", "preload", "testdata", "collective.c"),
+		"-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	shared := filepath.Join(folder, "shared")
+	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o600))
+	var started []*steered
+	for rank := range ranks {
+		command := exec.Command(program, shared, strconv.Itoa(rank), strconv.Itoa(ranks))
+		command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+			"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1")
+		command.Env = append(command.Env, own(rank)...)
+		started = append(started, startProgram(t, command))
+	}
+	for _, s := range started {
+		require.Equal(t, "ready", s.line())
+	}
+	return started
+}
+
+// jobHeld is what each rank has of its device.
+func jobHeld(t *testing.T, ranks []*steered) (bytes []uint64) {
+	t.Helper()
+	for _, r := range ranks {
+		bytes = append(bytes, held(t, r))
+	}
+	return bytes
+}
+
+func repeated(bytes uint64, times int) (all []uint64) {
+	for range times {
+		all = append(all, bytes)
+	}
+	return all
+}
+
+// Ranks whose devices wait for one another are paused when they all stand between the same two collectives.
+// TMS_JOB_PAUSES sets how often (10).
+func TestJob(t *testing.T) {
+	ownSockets(t)
+	pauses := 10
+	if text := os.Getenv("TMS_JOB_PAUSES"); text != "" {
+		var err error
+		pauses, err = strconv.Atoi(text)
+		require.NoError(t, err)
+	}
+	const count = 3
+	ranks := startJob(t, count, func(int) []string { return []string{"TORCHELASTIC_RUN_ID=lively"} })
+	startJob(t, 1, func(int) []string { return []string{"SLURM_JOB_ID=77", "TORCHELASTIC_RUN_ID=none"} })
+	tries, most := 0, 0
+	for range pauses {
+		out, words, code := command(t, "pause", "--job", "lively", "--json", "--timeout", "60")
+		require.Zero(t, code, words)
+		var outcomes []outcome
+		require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+		require.Len(t, outcomes, count)
+		for _, o := range outcomes {
+			require.True(t, o.OK)
+			require.EqualValues(t, rankBytes, o.Bytes)
+		}
+		tries += outcomes[0].Tries
+		most = max(most, outcomes[0].Tries)
+		require.Equal(t, repeated(0, count), jobHeld(t, ranks))
+		_, words, code = command(t, "resume", "--job", "lively")
+		require.Zero(t, code, words)
+		require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
+	}
+	t.Logf("%d pauses, %d tries, at most %d for one", pauses, tries, most)
+	require.Greater(t, tries, pauses, "no collective was ever in the way")
+
+	out, words, code := command(t, "ps", "--job", "lively", "--json")
+	require.Zero(t, code, words)
+	var states []process
+	require.NoError(t, json.Unmarshal([]byte(out), &states))
+	require.Len(t, states, count)
+	require.Equal(t, []string{"lively"}, states[0].Jobs)
+	out, _, _ = command(t, "ps", "--job", "77")
+	require.Len(t, regexp.MustCompile(`(?m)^ *\d+ `).FindAllString(out, -1), 2) // a row for each tag
+	_, words, code = command(t, "pause", "--job", "dead")
+	require.Equal(t, exitUsage, code)
+	require.Regexp(t, "^tms: no process of job dead listens; those that do are of (lively, 77|77, lively)\n$", words)
+
+	out, words, code = command(t, "pause", "--job", "lively", "--timeout", "60", "--tag", "cache")
+	require.Zero(t, code, words)
+	require.Regexp(t, `(?m)^\d+: paused, 4\.00 MiB freed in \d\.\d\d s$`, out)
+	require.Regexp(t, `(?m)^all 3 processes stood between the same collectives at try \d+$`, out)
+	require.Equal(t, repeated(rankBytes/2, count), jobHeld(t, ranks))
+	command(t, "resume", "--job", "lively")
+
+	// All end after the same collective, with what was written last.
+	last := ranks[0].do("stop")
+	for _, r := range ranks[1:] {
+		require.Equal(t, last, r.line())
+	}
+}
+
+// A rank that cannot, or goes: the others are as before, and run on.
+func TestJobIsNotPaused(t *testing.T) {
+	ownSockets(t)
+	const count = 3
+	ranks := startJob(t, count, func(rank int) []string {
+		environment := []string{"MASTER_ADDR=here", "MASTER_PORT=29500"}
+		if rank == 1 { // its first unmapping is refused
+			environment = append(environment, "CUDASIM_FAIL=cuMemUnmap:1:999")
+		}
+		return environment
+	})
+	_, words, code := command(t, "pause", "--job", "here:29500", "--timeout", "60")
+	require.Equal(t, exitNo, code)
+	spoiled := ranks[1].number()
+	require.Regexp(t, "(?m)^tms: "+spoiled+": .*999", words)
+	require.Regexp(t, "(?m)^tms: "+ranks[0].number()+": left as it was: process "+spoiled+": ", words)
+	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
+	_, words, code = command(t, "pause", "--job", "here:29500", "--timeout", "60") // a second time is fine
+	require.Zero(t, code, words)
+	_, words, code = command(t, "resume", "--job", "here:29500")
+	require.Zero(t, code, words)
+
+	// Interrupted or killed, at any moment.
+	for i := range 20 {
+		pausing := exec.Command(tms, "pause", "--job", "here:29500", "--timeout", "60")
+		require.NoError(t, pausing.Start())
+		time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+		require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
+		if pausing.Wait() == nil {
+			command(t, "resume", "--job", "here:29500")
+		}
+		require.Eventually(t, func() bool {
+			return fmt.Sprint(jobHeld(t, ranks)) == fmt.Sprint(repeated(rankBytes, count))
+		}, 20*time.Second, time.Millisecond)
+	}
+
+	// One is stopped: it is named, and the others go on.
+	require.NoError(t, ranks[2].Process.Signal(syscall.SIGSTOP))
+	_, words, code = command(t, "pause", "--job", "here:29500")
+	require.Equal(t, exitNoProcess, code)
+	require.Contains(t, words, "tms: "+ranks[2].number()+": cannot be asked: it does not answer (stopped?)\n")
+	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": cannot be asked")
+	require.NoError(t, ranks[2].Process.Signal(syscall.SIGCONT))
+
+	// One that never comes to the collective: the time is over.
+	require.NoError(t, ranks[2].Process.Kill())
+	_ = ranks[2].Wait()
+	time.Sleep(100 * time.Millisecond) // for the others to wait for it
+	start := time.Now()
+	_, words, code = command(t, "pause", "--job", "here:29500", "--timeout", "1.5")
+	require.Equal(t, exitNo, code)
+	require.Less(t, time.Since(start), 10*time.Second)
+	require.Regexp(t, `\d+ times tried, and never did all ranks stand between the same collectives: gated pause: `, words)
+	require.Equal(t, repeated(rankBytes, 2), jobHeld(t, ranks[:2]))
+}
+
+func TestJobsOf(t *testing.T) {
+	for name, environment := range map[string][]string{
+		"run":       {"TORCHELASTIC_RUN_ID=run"},
+		"a:1":       {"TORCHELASTIC_RUN_ID=none", "MASTER_ADDR=a", "MASTER_PORT=1"},
+		"space@1":   {"PMIX_NAMESPACE=space@1", "OMPI_COMM_WORLD_SIZE=2"},
+		"5":         {"SLURM_JOB_ID=5", "PMIX_NAMESPACE=other"},
+		"5 and a:1": {"SLURM_JOB_ID=5", "MASTER_ADDR=a", "MASTER_PORT=1"},
+		"":          {"MASTER_ADDR=a"},
+	} {
+		sleeping := exec.Command("sleep", "60")
+		sleeping.Env = append(environment, "LAST=1")
+		require.NoError(t, sleeping.Start())
+		require.Eventually(t, func() bool { // it is the program then
+			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
+			return strings.HasSuffix(string(text), "LAST=1\x00")
+		}, 10*time.Second, time.Millisecond)
+		jobs := jobsOf(sleeping.Process.Pid)
+		require.NoError(t, sleeping.Process.Kill())
+		_ = sleeping.Wait()
+		wanted := map[string][]string{"": nil, "5 and a:1": {"5", "a:1"}}
+		if _, special := wanted[name]; !special {
+			wanted[name] = []string{name}
+		}
+		require.Equal(t, wanted[name], jobs)
+	}
+	for words, arguments := range map[string][]string{
+		"or give --all or --job":      {"pause", "--job", "x", "--all"},
+		"the job is empty":            {"ps", "--job", ""},
+		"leave --everything and --to": {"pause", "--job", "x", "--everything"},
+	} {
+		_, stderr, code := command(t, arguments...)
+		require.Equal(t, exitUsage, code, "%v", arguments)
+		require.Contains(t, stderr, words)
+	}
+	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"keep":true}`))
+	require.ErrorContains(t, err, "has nothing to keep")
+}
