@@ -51,7 +51,9 @@ class ContentsError(TmsError):
 
 
 class GroupError(TmsError):
-    """What several processes were to do together, one of them could not; see `tms.distributed`.
+    """Several processes were to do something together, and one of them could not.
+
+    Of `tms.distributed` and `tms.ray`.
 
     Attributes:
         rank: the first of those that could not: in `tms.ray` the actor's place in the list.

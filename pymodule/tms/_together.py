@@ -11,7 +11,7 @@ import os
 import socket
 import sys
 import threading
-from typing import Any, NamedTuple
+from typing import Any, Callable, NamedTuple
 
 from . import _control, _torch
 from ._errors import GroupError, TmsError
@@ -34,8 +34,9 @@ class Failure(NamedTuple):
     code: int
     """A cudaError_t number, 0 where it is none."""
 
-    def __str__(self) -> str:
-        where = f"rank {self.rank}" + (f" on {self.host}" if self.host else "")
+    def told(self, name: Callable[[int], str]) -> str:
+        """In words, of a rank that is called so."""
+        where = name(self.rank) + (f" on {self.host}" if self.host else "")
         return f"{where}: {self.cause}" + (f" (cudaError {self.code})" if self.code else "")
 
 
@@ -206,14 +207,20 @@ def refusals(vote: dict[str, Any]) -> list[Failure]:
     return found
 
 
-def error(doing: str, failures: list[Failure], state: str) -> GroupError:
+def error(
+    doing: str,
+    failures: list[Failure],
+    state: str,
+    name: Callable[[int], str] = "rank {}".format,
+) -> GroupError:
     """The exception that every rank raises.
 
     Args:
         doing: what failed, as in "pausing tag 'weights' on 4 ranks".
         state: what has become of the ranks, as in "all are as before".
+        name: what a rank is called.
     """
-    told = "; ".join(str(each) for each in failures[:MOST_NAMED])
+    told = "; ".join(each.told(name) for each in failures[:MOST_NAMED])
     if len(failures) > MOST_NAMED:
         told += "; and others"
     first = failures[0]

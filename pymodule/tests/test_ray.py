@@ -1,0 +1,230 @@
+"""tms.ray: actors on two nodes of one machine, which share two simulated devices."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from simulator import PYMODULE, environment
+
+import tms
+import tms.ray
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.cluster_utils")
+
+HOST = socket.gethostname()
+MiB = 1 << 20
+SIZE = 40 * MiB
+"""Of a device's 64 MiB, so that one actor's memory fits, and not two."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("LD_PRELOAD")  # of Ray's own processes
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        small = {"num_cpus": 8, "object_store_memory": 80 * MiB}
+        made = Cluster(
+            initialize_head=True,
+            head_node_args={**small, "include_dashboard": False, "resources": {"node0": 8}},
+        )
+        made.add_node(**small, resources={"node1": 8})
+        ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+        yield made
+        ray.shutdown()
+        made.shutdown()
+
+
+class Holder:
+    """Has memory on a device, and holds contents in it."""
+
+    def __init__(self, place: int, number: int) -> None:
+        import cuda
+
+        self.number = number
+        cuda.set_device(place)
+
+    def allocate(self) -> None:
+        import cuda
+
+        with tms.region("weights", backup="host"):
+            self.memory = cuda.malloc(SIZE)
+        cuda.write(self.memory, b"number %d" % self.number)
+
+    def state(self) -> tuple[int, bool]:
+        """Bytes that are held, and whether the contents are right."""
+        import cuda
+
+        tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
+        held = sum(tag["physical_bytes"] for tag in tags)
+        return held, held == 0 or cuda.read(self.memory, 8) == b"number %d" % self.number
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def run(self, code: str) -> None:
+        exec(code, {"self": self})  # noqa: S102
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
+@pytest.fixture
+def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
+    """A trainer and a rollout actor on each node, at the same device; the trainers are paused."""
+    variables = environment()
+    passed = {
+        name: variables[name]
+        for name in ("LD_PRELOAD", "LD_LIBRARY_PATH", "CUDASIM_DEVICES", "TESTS_ON")
+    }
+    passed["PYTHONPATH"] = f"{PYMODULE}:{Path(__file__).parent}"
+    passed["CUDASIM_MEMORY"] = "64M"
+    passed["CUDASIM_SHARED"] = f"ray-{os.getpid()}-{tmp_path.name}"
+    actor = ray.remote(num_cpus=1, runtime_env={"env_vars": passed})(Holder)
+    made = [
+        [
+            actor.options(resources={f"node{node}": 1}).remote(node, 2 * kind + node)
+            for node in range(2)
+        ]
+        for kind in range(2)
+    ]
+    trainers, rollouts = made
+    ray.get([each.allocate.remote() for each in trainers])
+    assert tms.ray.pause(trainers) == 2 * SIZE
+    ray.get([each.allocate.remote() for each in rollouts])
+    yield trainers, rollouts
+    for each in trainers + rollouts:
+        ray.kill(each)
+
+
+def states(actors: list[Any]) -> list[tuple[int, bool]]:
+    return [tuple(each) for each in ray.get([actor.state.remote() for actor in actors])]
+
+
+ACTIVE, PAUSED = [(SIZE, True)] * 2, [(0, True)] * 2
+
+
+def test_pause_and_lend(groups: Any) -> None:
+    trainers, rollouts = groups
+    assert states(trainers + rollouts) == PAUSED + ACTIVE
+    for _ in range(3):
+        with tms.ray.lend(from_=rollouts, to=trainers):
+            assert states(trainers + rollouts) == ACTIVE + PAUSED
+        assert states(trainers + rollouts) == PAUSED + ACTIVE
+    with pytest.raises(KeyError), tms.ray.lend(from_=rollouts, to=trainers):
+        raise KeyError
+    assert states(trainers + rollouts) == PAUSED + ACTIVE
+    with tms.ray.paused(rollouts, "weights"):
+        assert states(rollouts) == PAUSED
+        assert tms.ray.resume(trainers, "weights") == 2 * SIZE
+        assert tms.ray.pause(trainers) == 2 * SIZE
+    assert states(rollouts) == ACTIVE
+    # The trainers' memory does not fit beside the rollouts': nobody has changed.
+    with pytest.raises(tms.GroupError, match=r"resuming all tags on 2 actors failed, and all") as e:
+        tms.ray.resume(trainers)
+    assert "are needed" in str(e.value) and "cudaError 2" in str(e.value)
+    assert states(trainers + rollouts) == PAUSED + ACTIVE
+
+
+def test_one_that_cannot(groups: Any) -> None:
+    trainers, rollouts = groups
+    ray.get(rollouts[1].run.remote("import cuda; cuda.fail('cuMemUnmap', 1, 999)"))
+    with pytest.raises(tms.GroupError) as caught:
+        tms.ray.pause(rollouts)
+    assert re.search(
+        rf"pausing all tags on 2 actors failed, and all that live are as before\. "
+        rf"actor 1 Actor\(Holder, \w+\) on {HOST}: .*cudaError 999",
+        str(caught.value),
+    )
+    assert (caught.value.rank, caught.value.host, caught.value.code) == (1, HOST, 999)
+    assert states(rollouts) == ACTIVE
+    ray.get(rollouts[0].run.remote("import cuda; self.c = cuda.Capture(); self.c.__enter__()"))
+    with pytest.raises(tms.GroupError, match=r"actor 0 .*a stream is being captured"):
+        tms.ray.pause(rollouts)
+    ray.get(rollouts[0].run.remote("self.c.__exit__()"))
+    # What is lent cannot be taken: the lender has its own again.
+    ray.get(trainers[1].run.remote("import cuda; cuda.fail('cuMemCreate', 1, 2)"))
+    with (
+        pytest.raises(tms.GroupError, match=r"actor 1 "),
+        tms.ray.lend(from_=rollouts, to=trainers),
+    ):
+        raise AssertionError("the body does not run")
+    assert states(trainers + rollouts) == PAUSED + ACTIVE
+
+
+def test_one_that_is_busy(groups: Any) -> None:
+    _, rollouts = groups
+    busy = rollouts[0].sleep.remote(3)
+    start = time.monotonic()
+    with pytest.raises(tms.GroupError, match=r"actor 0 .* has not answered within 0\.5 s"):
+        tms.ray.pause(rollouts, timeout=0.5)
+    assert time.monotonic() - start < 2.5
+    assert ray.get(rollouts[1].state.remote()) == (SIZE, True)
+    assert tms.ray.pause(rollouts) == 2 * SIZE  # waits for it
+    ray.get(busy)
+    tms.ray.resume(rollouts)
+    # In the middle of it: what it has done late it takes back, too.
+    slow = "t.Part.do = lambda part: (time.sleep(2), do(part))[1]"
+    slow = f"import tms._together as t, time; do = t.Part.do; {slow}"
+    ray.get(rollouts[0].run.remote(slow))
+    with pytest.raises(tms.GroupError, match=r"late ones until they come to it \(actor 0 "):
+        tms.ray.pause(rollouts, timeout=0.5)
+    assert states(rollouts) == ACTIVE
+
+
+@pytest.mark.parametrize("when", ["before it", "in the middle of it"])
+def test_an_actor_dies(groups: Any, when: str) -> None:
+    _, rollouts = groups
+    if when == "before it":
+        ray.kill(rollouts[1])
+    else:
+        end = "import tms._together as t, os; t.Part.do = lambda p: os._exit(1)"
+        ray.get(rollouts[1].run.remote(end))
+    with pytest.raises(tms.GroupError, match=r"actor 1 .*: it has died, or cannot be") as caught:
+        tms.ray.pause(rollouts, timeout=20)
+    assert "all that live are as before" in str(caught.value)
+    assert caught.value.host == ("" if when == "before it" else HOST)
+    assert ray.get(rollouts[0].state.remote()) == (SIZE, True)
+    assert tms.ray.pause(rollouts[:1]) == SIZE
+
+
+def test_arguments(groups: Any) -> None:
+    _, rollouts = groups
+    for call, words in {
+        lambda: tms.ray.pause([]): "there are no actors",
+        lambda: tms.ray.pause(rollouts * 2): "an actor is named twice",
+        lambda: tms.ray.pause(rollouts, ""): "tag must not be empty",
+        lambda: tms.ray.resume(rollouts, timeout=0): "timeout must be a number of seconds",
+        lambda: tms.ray.lend(from_=rollouts, to=rollouts[:1]): "from_ and to have one in common",
+    }.items():
+        with pytest.raises(ValueError, match=words):
+            call()
+    with pytest.raises(TypeError, match="is no handle of a Ray actor"):
+        tms.ray.pause([1])
+
+
+def test_a_node_dies(cluster: Any, groups: Any) -> None:
+    """The last test: the node does not come back."""
+    _, rollouts = groups
+    process = ray.get(rollouts[1].process.remote())
+    node = next(iter(cluster.worker_nodes))
+    cluster.remove_node(node, allow_graceful=False)
+    until = time.monotonic() + 60
+    while os.path.exists(f"/proc/{process}") and time.monotonic() < until:
+        time.sleep(0.01)  # it ends when it notices
+    start = time.monotonic()
+    with pytest.raises(tms.GroupError, match=r"actor 1 Actor\(Holder, \w+\).*: it has") as caught:
+        tms.ray.pause(rollouts, timeout=15)
+    assert time.monotonic() - start < 20
+    assert "all that live are as before" in str(caught.value)
+    assert ray.get(rollouts[0].state.remote()) == (SIZE, True)

@@ -1,0 +1,297 @@
+"""One pause or resume over several Ray actors: all of them do it, or none.
+
+    import tms.ray
+
+    tms.ray.pause(trainers)
+    with tms.ray.lend(from_=rollouts, to=trainers):
+        ray.get([trainer.step.remote() for trainer in trainers])
+
+Actors need nothing of ours but the library, preloaded into their processes by their runtime_env:
+
+    env = {"env_vars": {"LD_PRELOAD": tms.library_path()}}
+    Trainer.options(runtime_env=env).remote()
+
+The caller asks every actor by `actor.__ray_call__`, so each does it between two of its methods, and
+one that is in a method is waited for. In an actor that runs several methods at a time, nothing else
+keeps those from the paused memory. docs/distributed.md says what is promised when which part
+fails. Ray is needed when a function is called, not before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from ._arguments import check_tag
+from ._errors import GroupError
+from ._scope import Scope
+from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, module, refusals
+
+__all__ = ["GroupError", "lend", "pause", "paused", "resume"]
+
+_TIMEOUT = 60.0
+
+
+def pause(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEOUT) -> int:
+    """Pauses a tag in every actor, or in none.
+
+    First every actor says whether it can, as in `tms.distributed.pause`; then all do it. When one
+    cannot, fails, has died or is not heard of in time, the others resume what they have paused.
+
+    Args:
+        actors: handles of actors, each once.
+        tag: as given to `tms.region`; None: all tags.
+        timeout: seconds for the actors to come to it, and again for all to be done.
+
+    Returns:
+        How many bytes of device memory were freed, in all actors together.
+
+    Raises:
+        GroupError: names the actor, by its place, class and number, its host and the cause. All
+            are as before, unless the message says otherwise.
+        NotSupportedError: there is no Ray.
+        ValueError: no actors, one twice; the timeout.
+    """
+    return _transact("pause", actors, tag, timeout)
+
+
+def resume(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEOUT) -> int:
+    """Resumes a tag in every actor, or in none.
+
+    When one fails, the others pause again what they have resumed.
+
+    Args and Raises: as for `pause`.
+
+    Returns:
+        How many bytes of device memory were mapped, in all actors together.
+    """
+    return _transact("resume", actors, tag, timeout)
+
+
+def paused(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEOUT) -> Scope:
+    """Pauses a tag in all actors for the body and resumes it afterwards, also if the body raised.
+
+    A context manager, and a decorator of functions.
+
+    Args and Raises: as for `pause` on entering and `resume` on leaving.
+    """
+    given = _distinct(actors), None if tag is None else check_tag(tag), _seconds(timeout)
+    return _Swap("paused", given, None)
+
+
+def lend(
+    *,
+    from_: Sequence[Any],
+    to: Sequence[Any],
+    tag: str | None = None,
+    timeout: float = _TIMEOUT,
+) -> Scope:
+    """Lends the GPUs of some actors to others on the same GPUs for the body.
+
+    Entering pauses `from_` and resumes `to`, of which what is not paused is left as it is. Leaving,
+    also if the body raised, pauses `to` and resumes `from_`. If `to` cannot be resumed on
+    entering, `from_` is resumed again and the body does not run. If `to` cannot be paused on
+    leaving, for one because an actor has died, `from_` is resumed where it fits beside those of
+    `to` that live; when it does not, that error is raised, with the first as its __context__.
+
+    Args:
+        from_: the actors whose memory is given up, such as rollout servers.
+        to: the actors that use the GPUs meanwhile, such as trainers.
+        tag: of both; None: all tags.
+        timeout: as for `pause`, of each step.
+
+    Raises: as for `pause`.
+    """
+    tag = None if tag is None else check_tag(tag)
+    seconds = _seconds(timeout)
+    lender, borrower = _distinct(from_), _distinct(to)
+    if {_key(actor) for actor in lender} & {_key(actor) for actor in borrower}:
+        raise ValueError("an actor cannot lend to itself: from_ and to have one in common")
+    return _Swap("lend", (lender, tag, seconds), (borrower, tag, seconds))
+
+
+_Given = tuple[Sequence[Any], "str | None", float]
+
+
+class _Swap(Scope):
+    """Has some paused, and others not, for the body."""
+
+    def __init__(self, name: str, out: _Given, into: _Given | None) -> None:
+        self._name = name
+        self._out = out
+        self._into = into
+
+    def __str__(self) -> str:
+        return f"tms.ray.{self._name}()"
+
+    def __enter__(self) -> None:
+        pause(*self._out)
+        if self._into is None:
+            return
+        try:
+            resume(*self._into)
+        except BaseException:
+            resume(*self._out)
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        try:
+            if self._into is not None:
+                pause(*self._into)
+        finally:
+            resume(*self._out)
+
+
+def _transact(operation: str, actors: Sequence[Any], tag: str | None, timeout: float) -> int:
+    tag = None if tag is None else check_tag(tag)
+    return _Calls(_distinct(actors), operation, tag, _seconds(timeout)).transact()
+
+
+def _seconds(timeout: float) -> float:
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    return timeout
+
+
+def _key(actor: Any) -> str:
+    return str(actor._actor_id.hex()) if hasattr(actor, "_actor_id") else str(id(actor))
+
+
+def _distinct(actors: Sequence[Any]) -> Sequence[Any]:
+    actors = list(actors)
+    if not actors:
+        raise ValueError("there are no actors")
+    for actor in actors:
+        if not hasattr(actor, "__ray_call__"):
+            raise TypeError(f"{actor!r} is no handle of a Ray actor")
+    if len({_key(actor) for actor in actors}) < len(actors):
+        raise ValueError("an actor is named twice")
+    return actors
+
+
+class _Calls:
+    """One pause or resume, as the caller sees it."""
+
+    def __init__(
+        self, actors: Sequence[Any], operation: str, tag: str | None, timeout: float
+    ) -> None:
+        self._ray = module("ray", "tms.ray")
+        self._actors = actors
+        self._asked = operation, tag
+        self._timeout = timeout
+        self._number = uuid.uuid4().hex
+        self._hosts: dict[int, str] = {}
+        self._gone: set[int] = set()
+        many = f"{len(actors)} actors" if len(actors) > 1 else "1 actor"
+        self._doing = doing(operation, tag, many)
+
+    def transact(self) -> int:
+        everybody = range(len(self._actors))
+        votes = self._all(everybody, _check, *self._asked, self._timeout)
+        said = [vote for vote in votes if not isinstance(vote, Failure)]
+        self._hosts = {vote["asks"][2]: vote["host"] for vote in said}
+        failures = [vote for vote in votes if isinstance(vote, Failure)]
+        failures += refusals(merged(said)) if said else []
+        if failures:
+            raise self._error(failures, "all that live are as before")
+        try:
+            done = self._all(everybody, _do)
+        except BaseException:
+            self._take_back(everybody)
+            raise
+        failures = [each for each in done if isinstance(each, Failure)]
+        if failures:
+            raise self._error(failures, self._take_back(everybody))
+        return sum(each for each in done if not isinstance(each, Failure))
+
+    def _take_back(self, everybody: range) -> str:
+        """Has all do so that live, late ones when they come to it; what came of it, in words."""
+        back = self._all(everybody, _take_back)
+        stuck = [each for each in back if isinstance(each, Failure) and each.rank not in self._gone]
+        if not stuck:
+            return "all that live are as before"
+        told = "; ".join(each.told(self._name) for each in stuck)
+        return f"all that live are as before but these, late ones until they come to it ({told})"
+
+    def _all(self, ranks: range, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """What a function gives in each actor, or a `Failure`, for all within the time."""
+        until = time.monotonic() + self._timeout
+        results: dict[Any, Any] = {}
+        for rank in ranks:
+            try:
+                call = self._actors[rank].__ray_call__
+                results[rank] = call.remote(function, self._number, rank, *arguments)
+            except Exception as own:
+                results[rank] = self._failure(rank, own)
+        waiting = [each for each in results.values() if not isinstance(each, Failure)]
+        if waiting:
+            left = max(0.0, until - time.monotonic())
+            self._ray.wait(waiting, num_returns=len(waiting), timeout=left)
+        return [self._result(rank, results[rank]) for rank in ranks]
+
+    def _result(self, rank: int, reference: Any) -> Any:
+        if isinstance(reference, Failure):
+            return reference
+        try:
+            answer = self._ray.get(reference, timeout=0.001)
+        except Exception as own:
+            return self._failure(rank, own)
+        return Failure(*answer["failure"]) if "failure" in answer else answer["value"]
+
+    def _failure(self, rank: int, own: Exception) -> Failure:
+        host = self._hosts.get(rank, "")
+        if isinstance(own, self._ray.exceptions.GetTimeoutError):
+            why = f"it has not answered within {self._timeout:g} s: it is in a method, or stuck"
+            return Failure(rank, host, why, TIMEOUT)
+        if isinstance(own, self._ray.exceptions.RayActorError):
+            self._gone.add(rank)
+            return Failure(rank, host, f"it has died, or cannot be reached: {_line(own)}", 0)
+        return Failure(rank, host, f"it cannot be asked: {_line(own)}", 0)
+
+    def _error(self, failures: list[Failure], state: str) -> GroupError:
+        return error(self._doing, failures, state, self._name)
+
+    def _name(self, rank: int) -> str:
+        return f"actor {rank} {self._actors[rank]!r}"
+
+
+def _line(own: Exception) -> str:
+    """Ray's words, which are many lines."""
+    return " ".join(str(own).split())[:600].rstrip(".")
+
+
+# What runs in the process of an actor.
+
+_parts: dict[str, Part] = {}
+"""The part of the call that goes on, by its number."""
+
+
+def _check(
+    actor: Any, number: str, rank: int, operation: str, tag: str | None, timeout: float
+) -> dict[str, Any]:
+    import socket
+
+    _parts.clear()
+    part = _parts[number] = Part(operation, tag, rank, timeout)
+    return {"value": {**part.check(), "host": socket.gethostname()}}
+
+
+def _do(actor: Any, number: str, rank: int) -> dict[str, Any]:
+    try:
+        if number not in _parts:
+            raise RuntimeError("another caller has begun to pause or resume this actor meanwhile")
+        return {"value": _parts[number].do()}
+    except Exception as own:
+        return {"failure": failure(rank, own)}
+
+
+def _take_back(actor: Any, number: str, rank: int) -> dict[str, Any]:
+    try:
+        if number in _parts:
+            _parts[number].take_back()
+        return {"value": 0}
+    except Exception as own:
+        return {"failure": failure(rank, own)}
