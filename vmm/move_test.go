@@ -74,6 +74,7 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 			requireFilled(t, a, int(sizes[i]), uint64(i))
 		}
 		requireFilled(t, filed, 2*mib, 99)
+		engine.Drain() // files go in the background
 		files, err := filepath.Glob(filepath.Join(o.DiskDir, "*"))
 		require.NoError(t, err)
 		require.Empty(t, files)
