@@ -178,13 +178,9 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	nccl.resuming.Add(1)
 	bytes, err = e.Resume(options)
 	nccl.resuming.Add(-1)
-	if e.Gated() {
-		return bytes, err
-	}
-	if failed := resumeNCCL(); err == nil {
+	if failed := ungate(e); err == nil {
 		err = failed
 	}
-	openGate()
 	return bytes, err
 }
 
@@ -206,6 +202,16 @@ func letGo() {
 	if err := guard.Call(func() error { unhold(); return nil }); err != nil {
 		logPanic(err)
 	}
+}
+
+// ungate resumes NCCL and opens the gate, if nothing is left that gated pauses have paused. Errors: those of resumeNCCL.
+func ungate(e *vmm.Engine) error {
+	if e.Gated() {
+		return nil
+	}
+	err := resumeNCCL()
+	openGate()
+	return err
 }
 
 // openGate lets the program's threads go on, unless a gated pause goes on, or they are held up for one.

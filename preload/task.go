@@ -69,7 +69,7 @@ func (t *task) perform() *control.Reply {
 		if t.request.Everything && t.request.Op == control.Pause {
 			C.everything_set(C.bool(err == nil))
 		}
-		if t.orphan && err == nil && reply.Bytes > 0 { // its calls of the driver have come back
+		if t.orphan && err == nil && (reply.Bytes > 0 || t.tag == onlyNCCL) { // its calls of the driver have come back
 			C.everything_set(false)
 		}
 		return err
@@ -113,6 +113,9 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		if bytes > 0 || nccl.suspended.Load() {
 			t.undo = undo
 		}
+		if len(t.undo) == 0 && nccl.suspended.Load() {
+			t.undo = []*string{onlyNCCL}
+		}
 		return bytes, err
 	}
 }
@@ -131,8 +134,17 @@ func (t *task) record() error {
 	return err
 }
 
+// onlyNCCL is no tag: the undoing of a pause that has suspended NCCL and found nothing else to do.
+var onlyNCCL = new(string)
+
 // resume tries again while memory is short, unless it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
+	if options.Tag == onlyNCCL {
+		if _, err := e.Stats(); err != nil { // which waits where the driver has the process
+			return 0, err
+		}
+		return 0, ungate(e)
+	}
 	until := time.Now().Add(seconds(t.request.Wait))
 	for {
 		left := time.Until(until)

@@ -268,6 +268,34 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	}
 	c.do("calm")
 	asBefore()
+	// Where there is nothing to pause but NCCL.
+	require.Equal(t, "0 ", c.do("pause"))
+	open := func() {
+		t.Helper()
+		require.Eventually(t, func() bool { return c.other.do("free") == "120" && c.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+		c.do("reduce")
+	}
+	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:1:2")
+	c.refused("it goes on as before", "pause", c.pid, "--everything")
+	t.Setenv("CUDASIM_FAIL", "")
+	open()
+	for _, at := range []string{"Lock", "Checkpoint"} {
+		killed := exec.Command(tms, "pause", c.pid, "--everything")
+		killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":1:kill")
+		require.ErrorContains(t, killed.Run(), "signal: killed")
+		if at == "Checkpoint" { // the process is locked, and undoes its part when it is not
+			time.Sleep(100 * time.Millisecond)
+			_, stderr, code := command(t, "resume", c.pid)
+			require.Zero(t, code, stderr)
+			asBefore()
+			require.Equal(t, "0 ", c.do("pause"))
+		}
+		open()
+	}
+	require.Contains(t, c.pause(), "nothing to pause; NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
+	c.requireFree(128)
+	c.resume()
+	asBefore()
 }
 
 func TestMemoryThatNCCLHasRegistered(t *testing.T) {
