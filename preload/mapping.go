@@ -44,13 +44,22 @@ func tmsMemRelease(handle C.uint64_t) C.int {
 //export tmsMemMap
 func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, flags C.ulonglong) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		return e.MemMap(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
+		err := e.MemMap(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
+		if err == nil && bool(C.trace_is_on()) {
+			if mapped, ok := e.MappedAt(uintptr(address)); ok {
+				recordAllocation(mapped, false)
+			}
+		}
+		return err
 	}))
 }
 
 //export tmsMemUnmap
 func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error { return e.MemUnmap(uintptr(address), uint64(size)) }))
+	return reportMapping(enter(func(e *vmm.Engine) error {
+		C.trace_unmapped(address, size) // before others can have the addresses; what is not known there is none
+		return e.MemUnmap(uintptr(address), uint64(size))
+	}))
 }
 
 //export tmsMemSetAccess

@@ -96,15 +96,19 @@ func recordFigures(e *vmm.Engine) {
 	figures.known = known
 }
 
+// recordAllocation writes down what trace.c has not seen: what the program has mapped itself, or made before.
+func recordAllocation(a vmm.Allocation, earlier bool) {
+	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), C.region_intern(words(a.Tag)), C.bool(earlier),
+		C.bool(a.Mapped))
+}
+
 // startRecording records to a file for somebody outside, beginning with what there is.
 func startRecording(file string) error {
 	if words := C.trace_start(words(file)); words != nil {
 		return &refusal{C.GoString(words), cuda.OperatingSystem}
 	}
 	if e := engine.Load(); e != nil {
-		e.Allocations(func(address uintptr, size uint64, device int, tag string) {
-			C.trace_earlier(C.int(device), C.uintptr_t(address), C.uint64_t(size), C.region_intern(words(tag)))
-		})
+		e.Allocations(func(a vmm.Allocation) { recordAllocation(a, true) })
 		recordFigures(e)
 	}
 	return nil

@@ -236,3 +236,34 @@ func TestRecordedFromOutside(t *testing.T) {
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
 	require.Equal(t, "ok", h.do("check"))
 }
+
+// Memory that the program maps itself is in a recording under its tag, while it is mapped; a replay leaves it out.
+func TestRecordingOfMappings(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "trace")
+	run(t, compile(t, "expandable", majors[1]), nil, "TMS_TRACE="+path).succeeded(t)
+	records, names := recorded(t, path)
+	live := trace.NewLive()
+	mapped, most := uint64(0), uint64(0)
+	for i, r := range records {
+		if r.Flags&trace.FlagMapped == 0 || r.Kind != trace.Made && r.Kind != trace.Freed {
+			continue
+		}
+		if r.Kind == trace.Made {
+			require.NotEmpty(t, names[i])
+			require.NotZero(t, r.Flags&trace.FlagPausable)
+		}
+		live.Apply(r, func(b trace.Record) { mapped += b.Size }, func(b trace.Record, _ uint64) { mapped -= b.Size })
+		most = max(most, mapped)
+	}
+	require.GreaterOrEqual(t, most, uint64(8*mib))
+	require.Less(t, mapped, most)
+	replayable, err := trace.ReadFile(path)
+	require.NoError(t, err)
+	blocks := 0
+	for _, r := range records {
+		if r.Kind == trace.Made && r.Flags&trace.FlagMapped == 0 {
+			blocks++
+		}
+	}
+	require.Equal(t, blocks, replayable.Blocks)
+}

@@ -272,7 +272,8 @@ struct trace_figures { /* of a tag on a device, in bytes */
 };
 HIDDEN void trace_operation(const struct trace_operation *operation);
 HIDDEN void trace_figures(const struct trace_figures *figures);
-HIDDEN void trace_earlier(int device, uintptr_t address, uint64_t size, const char *tag); /* an allocation of before */
+HIDDEN void trace_allocation(int device, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped);
+HIDDEN void trace_unmapped(uintptr_t address, uint64_t size);
 HIDDEN void trace_sample_after(uint64_t pause); /* nanoseconds, until tmsTraceFigures is called again */
 
 /* account.c: what CUDA itself gives to each library, where TMS_ACCOUNT asks for it; nothing happens without it. */

@@ -36,7 +36,7 @@
 /* As internal/trace/records.go has them. */
 enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault */
 enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
-enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8 };
+enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8, FLAG_MAPPED = 16 };
 enum { TEXT_TAG, TEXT_COMMAND };
 struct header {
 	char magic[8];
@@ -496,10 +496,17 @@ HIDDEN void trace_pool_destroyed(const void *pool)
 		end();
 }
 
-HIDDEN void trace_earlier(int ordinal, uintptr_t address, uint64_t size, const char *tag)
+HIDDEN void trace_allocation(int ordinal, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped)
 {
-	struct record r = {.flags = FLAG_PAUSABLE | FLAG_EARLIER, .device = (int16_t)ordinal, .address = address, .size = size};
+	struct record r = {.device = (int16_t)ordinal, .address = address, .size = size};
+	r.flags = (uint8_t)(FLAG_PAUSABLE | (earlier ? FLAG_EARLIER : 0) | (mapped ? FLAG_MAPPED : 0));
 	if (write_down(ALLOCATE, r, tag))
+		pthread_mutex_unlock(&lock);
+}
+
+HIDDEN void trace_unmapped(uintptr_t address, uint64_t size)
+{
+	if (write_down(FREE, (struct record){.flags = FLAG_MAPPED, .device = -1, .address = address, .size = size}, NULL))
 		pthread_mutex_unlock(&lock);
 }
 
@@ -553,8 +560,8 @@ HIDDEN const char *trace_start(const char *file)
 	if (!pattern && !notified)
 		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 	notified = true;
-	if (state == OPEN) {
-		snprintf(refused, sizeof refused, "it is recorded already, to %.400s", asked);
+	if (state == OPEN || (pattern && state == UNOPENED)) {
+		snprintf(refused, sizeof refused, "it is recorded already, to %.400s", state == OPEN ? asked : pattern);
 		answer = refused;
 	} else {
 		from_outside = true;

@@ -24,37 +24,50 @@ type Transition struct {
 // held. Call it before anything else.
 func (e *Engine) Observe(observe func(Transition)) { e.observe = observe }
 
-// Allocations calls f with each segment, and with each of the small allocations that share one: where it is, its size
-// in bytes, its device and tag. No lock is held meanwhile, so some may have been freed by then.
-func (e *Engine) Allocations(f func(address uintptr, size uint64, device int, tag string)) {
-	type found struct {
-		address uintptr
-		size    uint64
-		device  int
-		tag     string
-	}
-	var all []found
+// Allocation is memory that the program has: a segment, or a small allocation of those that share one.
+type Allocation struct {
+	Address uintptr
+	Size    uint64 // bytes
+	Device  int
+	Tag     string
+	Mapped  bool // by the program itself
+}
+
+// Allocations calls f with each. No lock is held meanwhile, so some may have been freed by then.
+func (e *Engine) Allocations(f func(Allocation)) {
+	var all []Allocation
 	e.mu.Lock()
 	for _, d := range e.devices {
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if s.owner == aFree || s.userMapped != nil {
+				if s.owner == aFree {
 					continue
 				}
 				if s.slab == nil {
-					all = append(all, found{s.address, s.size, d.ordinal, t.name})
+					all = append(all, Allocation{s.address, s.size, d.ordinal, t.name, s.userMapped != nil})
 					continue
 				}
 				s.slab.Each(func(offset uintptr, size uint64) {
-					all = append(all, found{s.address + offset, size, d.ordinal, t.name})
+					all = append(all, Allocation{s.address + offset, size, d.ordinal, t.name, false})
 				})
 			}
 		}
 	}
 	e.mu.Unlock()
 	for _, a := range all {
-		f(a.address, a.size, a.device, a.tag)
+		f(a)
 	}
+}
+
+// MappedAt is what the program has mapped itself at an address; false: nothing that is the engine's.
+func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.overlapping(address, 1)
+	if s == nil {
+		return Allocation{}, false
+	}
+	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
 }
 
 // spent is where the time of a transition went.

@@ -191,7 +191,7 @@ func (b *browser) picture(path string, clip map[string]any) image.Image {
 	var found struct{ Data string }
 	parameters := map[string]any{"format": "png"}
 	if clip != nil {
-		parameters["clip"] = clip
+		parameters["clip"], parameters["captureBeyondViewport"] = clip, true
 	}
 	b.do("Page.captureScreenshot", parameters, &found)
 	data, err := base64.StdEncoding.DecodeString(found.Data)
@@ -232,6 +232,10 @@ func TestInABrowser(t *testing.T) {
 	}
 	require.Equal(t, true, b.value("document.documentElement.scrollWidth <= innerWidth"), "it is wider than the screen")
 
+	if *writePicture {
+		b.picture("../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 1220, "scale": 1})
+	}
+
 	// Keys.
 	from, to := b.view()
 	require.Zero(t, from)
@@ -268,9 +272,6 @@ func TestInABrowser(t *testing.T) {
 	b.press("0")
 
 	light := b.picture("../../build/pictures/report-light.png", nil)
-	if *writePicture {
-		b.picture("../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 830, "scale": 1})
-	}
 	b.drawn(func() { b.scheme("dark") })
 	dark := b.picture("../../build/pictures/report-dark.png", nil)
 	brightness := func(i image.Image) uint32 { r, g, b, _ := i.At(2, 2).RGBA(); return (r + g + b) / 3 >> 8 }

@@ -266,6 +266,11 @@ func TestWhatRecordsMean(t *testing.T) {
 	r.put(trace.Record{Kind: trace.Refused, Size: 1 << 40, Other: 2})
 	r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagBlock, Address: 0x2000, Size: 9, Pool: 5})
 	r.put(trace.Record{Kind: trace.PoolDestroyed, Pool: 5})
+	for i := range uint64(4) { // mapped by the program, side by side, and three of them unmapped at once
+		r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagPausable | trace.FlagMapped, Address: 0x8000 + 16*i, Size: 16, Tag: r.tag("b")})
+	}
+	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8000, Size: 48})
+	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8888, Size: 48}) // not the engine's
 	r.now += 1e6
 	r.put(trace.Record{Kind: trace.Begin, Flags: uint8(trace.Resume), Thread: 1, Tag: r.tag("a")})
 	r.now += 5e6
@@ -274,7 +279,14 @@ func TestWhatRecordsMean(t *testing.T) {
 	r.Write(make([]byte, 4096)) // what was had ahead
 	c, _ := pageOf(t, "", r.write(t, "cut.trace"))
 	p := c.Processes[0]
-	require.Equal(t, [3]uint64{4096, 300, 7}, p.Peak)
+	require.Equal(t, [3]uint64{4096 - 100 + 50 + 64, 50 + 200 + 64, 7}, p.Peak)
+	stay := 0
+	for _, b := range p.Largest {
+		if b.Size == 16 && b.To == nil {
+			stay++
+		}
+	}
+	require.Equal(t, 1, stay)
 	require.Len(t, p.Operations, 2)
 	failed, open := p.Operations[0], p.Operations[1]
 	require.Equal(t, "waiting", failed.Bound)
@@ -284,7 +296,7 @@ func TestWhatRecordsMean(t *testing.T) {
 	require.False(t, open.Over)
 	require.InDelta(t, 0.005, open.Took, 1e-9)
 	require.Equal(t, "not known", open.Bound)
-	require.Equal(t, 2, p.Map.Blocks-1) // 0x1000 three times, once taken back
+	require.Equal(t, 3+4, p.Map.Blocks) // 0x1000 three times, once taken back
 }
 
 func TestWhereMemoryWasAllocated(t *testing.T) {

@@ -37,7 +37,7 @@ type Kind uint8
 // The kinds.
 const (
 	Made          Kind = iota + 1 // Address, Size, Stream, Pool: a block. Tag: of the region, if it is pausable
-	Freed                         // Address; Stream, if FlagStream
+	Freed                         // Address; Stream, if FlagStream; Size, if FlagMapped: all that is mapped there
 	Refused                       // Size, Stream; Other: the error code
 	Unfreed                       // Address: the thread's last Freed did not come to pass
 	PoolDestroyed                 // Pool: all of its blocks are freed
@@ -54,6 +54,7 @@ const (
 	FlagEarlier              // it was made before the recording
 	FlagStream               // a free has a stream of its own
 	FlagBlock                // a pool's, whose memory is counted where the pool took it
+	FlagMapped               // of what the program makes and maps itself: PyTorch's expandable segments
 )
 
 // Operation is what Begin and End are of.
@@ -217,6 +218,17 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 		l.blocks[r.Address] = r
 		made(r)
 	case Freed:
+		if r.Flags&FlagMapped != 0 {
+			for at := r.Address; at-r.Address < r.Size; {
+				b, live := l.blocks[at]
+				if !live || b.Size == 0 {
+					break
+				}
+				end(b, b.Stream)
+				at += b.Size
+			}
+			return
+		}
 		if b, live := l.blocks[r.Address]; live {
 			l.freed[r.Thread] = b
 			if r.Flags&FlagStream == 0 {
@@ -244,6 +256,10 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
+// mapping tells whether a record is of memory in which an allocator of the program's places blocks: no allocation that
+// could be replayed.
+func (r Record) mapping() bool { return (r.Kind == Made || r.Kind == Freed) && r.Flags&FlagMapped != 0 }
+
 // readRecords makes a Trace of a file of records.
 func readRecords(name string, from io.Reader) (*Trace, error) {
 	records, err := NewRecords(name, from)
@@ -260,6 +276,9 @@ func readRecords(name string, from io.Reader) (*Trace, error) {
 		}
 		if !ok {
 			return t, nil
+		}
+		if r.mapping() {
+			continue
 		}
 		if r.Kind == Refused {
 			t.Events = append(t.Events, Event{Action: Failure, Size: r.Size, Stream: r.Stream})
@@ -294,6 +313,9 @@ func WriteLines(to io.Writer, records *Records) error {
 		}
 		line := func(action Action, b Record, stream uint64) {
 			fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", r.Thread, records.At(r).Format("15:04:05.000000"), action, b.Address, b.Size, stream)
+		}
+		if r.mapping() {
+			continue
 		}
 		if r.Kind == Refused {
 			line(Failure, r, r.Stream)

@@ -33,6 +33,8 @@ var life = []trace.Record{
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x300, Size: 1, Pool: 2},
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x200, Size: 2, Pool: 2},
 	{Kind: trace.PoolDestroyed, Thread: 8, Time: 9e9, Pool: 2},
+	{Kind: trace.Made, Flags: trace.FlagMapped, Thread: 8, Time: 9e9, Address: 0x1000, Size: 0x200}, // none to be replayed
+	{Kind: trace.Freed, Flags: trace.FlagMapped, Thread: 8, Time: 9e9, Address: 0x1000, Size: 0x200},
 }
 
 func TestRecordsAsATrace(t *testing.T) {

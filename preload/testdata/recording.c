@@ -85,7 +85,7 @@ static double now(void)
 static void timed(int count)
 {
 	double best = 1e9;
-	for (int round = 0; round < 100; round++) {
+	for (int round = 0; round < 40; round++) {
 		double start = now();
 		for (int i = 0; i < count; i++) {
 			void *block = NULL;
