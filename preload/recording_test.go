@@ -217,6 +217,18 @@ func TestRecordedFromOutside(t *testing.T) {
 		fmt.Sprintf("%d %d weights 0", begin, trace.Resume), "figures weights 24 24 0", fmt.Sprintf("%d %d weights 24", end, trace.Resume),
 	}, told)
 
+	// A file that another process records to stays as it is.
+	theirs, err := os.Open(first)
+	require.NoError(t, err)
+	require.NoError(t, syscall.Flock(int(theirs.Fd()), syscall.LOCK_EX))
+	before, err := os.ReadFile(first)
+	require.NoError(t, err)
+	require.Contains(t, request(t, c, recordTo(first)).Error, "another process records to it")
+	after, err := os.ReadFile(first)
+	require.NoError(t, err)
+	require.Equal(t, before, after)
+	require.NoError(t, theirs.Close())
+
 	// Who goes ends it, and the next can begin; what was recorded is as it was.
 	require.True(t, request(t, c, recordTo(second)).OK)
 	h.do("own 1")

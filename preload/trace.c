@@ -121,18 +121,25 @@ static void close_window(void)
 	filled = 0;
 }
 
-/* Gives back what of the file is not written to. */
-static void close_file(void)
+/* Gives back what of the file is not written to. What is recorded after that opens a window again. */
+static void give_back(void)
 {
 	close_window();
 	int number = atomic_load(&lost) ? -1 : reopened();
-	if (number >= 0) {
-		if (ftruncate(number, offset) != 0)
-			errno = 0; /* zeros behind the last record do no harm */
-		close(number);
-	}
-	if (lock_kept)
-		munmap(lock_kept, sizeof(struct header));
+	if (number < 0)
+		return;
+	if (ftruncate(number, offset) != 0)
+		errno = 0; /* zeros behind the last record do no harm */
+	close(number);
+}
+
+/* A file whose lock is another's is not touched. */
+static void close_file(void)
+{
+	if (!lock_kept)
+		return;
+	give_back();
+	munmap(lock_kept, sizeof(struct header));
 	lock_kept = NULL;
 }
 
@@ -211,17 +218,17 @@ static bool map_window(int number)
 
 static bool next_window(void)
 {
+	int cancelled;
+	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled); /* a thread that ended here would keep the lock */
 	close_window();
 	int number = reopened();
-	if (number < 0) {
-		stop("the file was removed, or another has its name", strerror(errno));
-		return false;
-	}
-	bool mapped = map_window(number);
+	bool mapped = number >= 0 && map_window(number);
 	int error = errno;
-	close(number);
+	if (number >= 0)
+		close(number);
 	if (!mapped)
-		stop("cannot be written", strerror(error));
+		stop(number < 0 ? "the file was removed, or another has its name" : "cannot be written", strerror(error));
+	pthread_setcancelstate(cancelled, NULL);
 	return mapped;
 }
 
@@ -313,22 +320,25 @@ static bool take_file(int number)
 	char link[32];
 	snprintf(link, sizeof link, "/proc/self/fd/%d", number);
 	ssize_t length = readlink(link, path, sizeof path - 1);
-	snprintf(path + (length < 0 ? 0 : length), length < 0 ? sizeof path : 1, "%s", length < 0 ? asked : "");
+	if (length < 0)
+		snprintf(path, sizeof path, "%s", asked); /* no /proc: as long as the host stays in its folder */
+	else
+		path[length] = 0;
 	offset = 0;
 	filled = 0;
 	atomic_store(&lost, false);
 	memset(named, 0, sizeof named);
 	lock_kept = NULL;
-	if (ftruncate(number, 0) == 0 && map_window(number)) {
-		lock_kept = mmap(NULL, sizeof(struct header), PROT_READ, MAP_SHARED, number, 0);
-		if (lock_kept == MAP_FAILED)
-			lock_kept = NULL;
-		else
-			madvise(lock_kept, sizeof(struct header), MADV_DONTFORK);
+	void *kept = mmap(NULL, sizeof(struct header), PROT_READ, MAP_SHARED, number, 0);
+	if (kept != MAP_FAILED) {
+		lock_kept = kept;
+		madvise(lock_kept, sizeof(struct header), MADV_DONTFORK);
 	}
-	if (!lock_kept)
+	if (!lock_kept || ftruncate(number, 0) != 0 || !map_window(number)) {
 		stop("cannot be written", strerror(errno));
-	return lock_kept;
+		return false;
+	}
+	return true;
 }
 
 /* The file of the name in asked. */
@@ -391,8 +401,12 @@ static bool begin(void)
 	if (unlikely(!(atomic_load_explicit(&handlers_armed, memory_order_relaxed) & HANDLERS_BUS)))
 		handlers_arm();
 	pthread_mutex_lock(&lock);
-	if (state == UNOPENED && pattern)
+	if (state == UNOPENED && pattern) {
+		int cancelled;
+		pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
 		open_pattern();
+		pthread_setcancelstate(cancelled, NULL);
+	}
 	if (state == OPEN)
 		return true;
 	pthread_mutex_unlock(&lock);
@@ -604,17 +618,13 @@ AT_LOAD HIDDEN void trace_load(void)
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* What comes after this, from destructors after ours, opens a window again. */
+/* What comes after this is from destructors after ours. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!trace_is_on() || fork_happened(&process))
 		return;
 	pthread_mutex_lock(&lock);
-	if (state == OPEN) {
-		void *kept = lock_kept;
-		lock_kept = NULL;
-		close_file();
-		lock_kept = kept;
-	}
+	if (state == OPEN)
+		give_back();
 	pthread_mutex_unlock(&lock);
 }
