@@ -130,6 +130,24 @@ require_browser() {
 		missing "a Chromium, for a test (Debian: apt-get install chromium-headless-shell; Ubuntu: Google Chrome)."
 }
 
+# require_prometheus: prometheus and promtool, for a test; in build/prometheus, where no package manager has them.
+require_prometheus() {
+	local fetched=build/prometheus/fetched
+	if command -v prometheus >/dev/null 2>&1 && command -v promtool >/dev/null 2>&1 || [ -x build/prometheus/promtool ]; then
+		return
+	fi
+	rm -rf build/prometheus
+	mkdir -p "$fetched"
+	if command -v dpkg-deb >/dev/null 2>&1 && # not installed: that would start it as a service
+		(cd "$fetched" && { apt-get download -qq prometheus || { apt-get update -qq && apt-get download -qq prometheus; }; }) >/dev/null 2>&1; then
+		dpkg-deb --fsys-tarfile "$fetched"/prometheus_*.deb |
+			tar -x -C build/prometheus --strip-components=3 ./usr/bin/prometheus ./usr/bin/promtool
+	fi
+	rm -rf "$fetched"
+	[ -x build/prometheus/promtool ] ||
+		missing "prometheus and promtool, for a test: put them on PATH (https://prometheus.io/download; Debian and Ubuntu have a package, prometheus)."
+}
+
 # require_library FILE PACKAGE: a shared library that a test preloads.
 require_library() {
 	compgen -G "/usr/lib/*/$1" >/dev/null || apt_install "$2" ||

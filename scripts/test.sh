@@ -5,7 +5,7 @@
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
 # gcc-aarch64-linux-gnu, libc6-dev-arm64-cross, qemu-user. Otherwise, and with TMS_NO_INSTALL=1, it names what is missing
-# and stops.
+# and stops. Into build/ it fetches Python packages and, where apt-get has it, Prometheus.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -26,6 +26,7 @@ require_python
 require_library libjemalloc.so.2 libjemalloc2          # other malloc replacements to be
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 require_browser
+require_prometheus
 
 say() { printf '\n== %s\n' "$*"; }
 

@@ -31,7 +31,8 @@ func metricsCommand() *cobra.Command {
 		Short: "Serve the state of all processes to Prometheus",
 		Long: `Serves at /metrics what tms ps tells of the processes of this user, as Prometheus reads it. They are asked at
 each scrape; one that does not answer within a second has tms_process_up 0 and nothing else. It goes on until it is
-interrupted. Whoever can reach the address can read it: commands are among the labels.
+interrupted. Whoever can reach the address can read it: commands are among the labels. Have Prometheus keep the labels
+as they are (honor_labels: true): pod and container are those of the processes. docs/grafana.json is a dashboard.
 
 Exit status: 0 interrupted, 2 it cannot listen.`,
 		Example: `  tms metrics
@@ -71,7 +72,7 @@ func serveMetrics(listener net.Listener) error {
 
 // collector asks all processes at each scrape.
 type collector struct {
-	up, info, doing                                     *prometheus.Desc
+	up, info, doing, heldUp, idle                       *prometheus.Desc
 	size, free, untracked                               *prometheus.Desc
 	live, held, paused, slack, backup                   *prometheus.Desc
 	other, used, unnamed                                *prometheus.Desc
@@ -92,6 +93,8 @@ func newCollector() *collector {
 		up:        of("process_up", "Whether the process has answered."),
 		info:      of("process_info", "1, with the command of the process and the version of its library.", "command", "version"),
 		doing:     of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
+		heldUp:    of("process_held_up", "Whether threads of the process that give a device work wait for a resume."),
+		idle:      of("process_idle_seconds", "How long no call has given a device work, as far as it was looked; of what tms run starts."),
 		size:      device("size_bytes", "Memory of the device."),
 		free:      device("free_bytes", "Memory of the device that is free, whoever may use it."),
 		untracked: device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
@@ -117,7 +120,7 @@ func newCollector() *collector {
 }
 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup,
+	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.heldUp, c.idle, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup,
 		c.other, c.used, c.unnamed,
 		c.segments, c.state, c.since, c.pauseSeconds, c.resumeSeconds} {
 		to <- d
@@ -141,6 +144,10 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 		}
 		gauge(c.info, 1, p.Command, p.Stats.Version)
 		gauge(c.doing, one(p.Doing != ""))
+		gauge(c.heldUp, one(p.HeldUp))
+		if p.IdleSeconds != nil {
+			gauge(c.idle, *p.IdleSeconds)
+		}
 		for _, d := range p.Stats.Devices {
 			device := strconv.Itoa(d.Device)
 			if !p.Stats.Everything { // else the driver cannot be asked

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// prometheusProgram finds a program of Prometheus: one that is installed, or what scripts/test.sh has fetched.
+func prometheusProgram(t *testing.T, name string) string {
+	t.Helper()
+	if path, err := exec.LookPath(name); err == nil {
+		return path
+	}
+	path := filepath.Join("..", "..", "build", "prometheus", name)
+	if _, err := os.Stat(path); err != nil {
+		require.Empty(t, os.Getenv("CI"), "%s is not there: scripts/test.sh fetches it", name)
+		t.Skipf("%s is not there: scripts/test.sh fetches it", name)
+	}
+	return path
+}
+
+// dashboard is what is looked at of docs/grafana.json.
+type dashboard struct {
+	Templating struct {
+		List []struct {
+			Name       string
+			Definition string
+		}
+	}
+	Panels []struct {
+		ID      int
+		Title   string
+		Type    string
+		GridPos struct{ X, Y, W, H int }
+		Targets []struct{ RefID, Expr string }
+	}
+}
+
+func readDashboard(t *testing.T) (found dashboard) {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "docs", "grafana.json"))
+	require.NoError(t, err)
+	require.NoError(t, json.Unmarshal(text, &found))
+	return found
+}
+
+func serving(t *testing.T) (address string) {
+	t.Helper()
+	server := exec.Command(tms, "metrics", "--listen", "127.0.0.1:0")
+	stdout, err := server.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, server.Start())
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	address, err = bufio.NewReader(stdout).ReadString('\n')
+	require.NoError(t, err)
+	return strings.TrimSpace(address)
+}
+
+// The dashboard is of what is served: a Prometheus that scrapes two processes has a series for each of its queries.
+func TestDashboard(t *testing.T) {
+	promtool, prometheus := prometheusProgram(t, "promtool"), prometheusProgram(t, "prometheus")
+	large, small, _ := pair(t)
+	address := serving(t)
+
+	reply, err := http.Get(address)
+	require.NoError(t, err)
+	text, err := io.ReadAll(reply.Body)
+	require.NoError(t, err)
+	require.NoError(t, reply.Body.Close())
+	check := exec.Command(promtool, "check", "metrics")
+	check.Stdin = bytes.NewReader(text)
+	complaints, err := check.CombinedOutput()
+	require.NoError(t, err, "%s", complaints)
+	require.Empty(t, string(complaints))
+
+	folder := t.TempDir()
+	target, err := url.Parse(address)
+	require.NoError(t, err)
+	settings := filepath.Join(folder, "prometheus.yml")
+	require.NoError(t, os.WriteFile(settings, fmt.Appendf(nil, `
+global: {scrape_interval: 250ms, scrape_timeout: 250ms}
+scrape_configs:
+- job_name: tms
+  honor_labels: true
+  static_configs: [{targets: ["%s"]}]
+`, target.Host), 0o600))
+	free, err := net.Listen("tcp", "127.0.0.1:0") // it cannot be told to take any
+	require.NoError(t, err)
+	base := "http://" + free.Addr().String()
+	require.NoError(t, free.Close())
+	server := exec.Command(prometheus, "--config.file="+settings, "--storage.tsdb.path="+filepath.Join(folder, "data"),
+		"--web.listen-address="+strings.TrimPrefix(base, "http://"), "--log.level=warn")
+	var said bytes.Buffer
+	server.Stdout, server.Stderr = &said, &said
+	require.NoError(t, server.Start())
+	t.Cleanup(func() {
+		_ = server.Process.Kill()
+		_ = server.Wait()
+	})
+	ask := func(path string, parameters url.Values) (data json.RawMessage, err error) {
+		reply, err := http.Get(base + path + "?" + parameters.Encode())
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = reply.Body.Close() }()
+		var answer struct {
+			Status, Error string
+			Data          json.RawMessage
+		}
+		if err = json.NewDecoder(reply.Body).Decode(&answer); err == nil && answer.Status != "success" {
+			err = fmt.Errorf("%s: %s", parameters.Encode(), answer.Error)
+		}
+		return answer.Data, err
+	}
+	series := func(query string) (found []struct{ Metric map[string]string }) {
+		t.Helper()
+		var result struct {
+			Result []struct{ Metric map[string]string }
+		}
+		data, err := ask("/api/v1/query", url.Values{"query": {query}})
+		require.NoError(t, err, query)
+		require.NoError(t, json.Unmarshal(data, &result), query)
+		return result.Result
+	}
+	require.Eventually(t, func() bool {
+		data, err := ask("/api/v1/query", url.Values{"query": {"count_over_time(tms_process_up[1m]) >= 3"}})
+		return err == nil && strings.Count(string(data), `"pid":`) == 2
+	}, time.Minute, 50*time.Millisecond, "%s", &said)
+
+	queries := 0
+	place := map[[2]int]string{} // columns and rows
+	ids := map[int]bool{}
+	board := readDashboard(t)
+	for _, p := range board.Panels {
+		require.False(t, ids[p.ID], p.Title)
+		ids[p.ID] = true
+		require.LessOrEqual(t, p.GridPos.X+p.GridPos.W, 24, p.Title)
+		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
+			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
+				require.Empty(t, place[[2]int{x, y}], p.Title)
+				place[[2]int{x, y}] = p.Title
+			}
+		}
+		require.NotEmpty(t, p.Targets, p.Title)
+		for _, query := range p.Targets {
+			queries++
+			// As Grafana does, with all hosts chosen.
+			text := strings.NewReplacer("$instance", ".*", "$__rate_interval", "1s").Replace(query.Expr)
+			require.NotContains(t, text, "$", "a variable that is not known")
+			require.NotEmpty(t, series(text), "%s: %s", p.Title, query.Expr)
+		}
+	}
+	require.Greater(t, queries, 10)
+	for _, variable := range board.Templating.List {
+		if variable.Definition == "" {
+			continue
+		}
+		parts := regexp.MustCompile(`^label_values\((\w+), (\w+)\)$`).FindStringSubmatch(variable.Definition)
+		require.NotNil(t, parts, variable.Definition)
+		data, err := ask("/api/v1/label/"+parts[2]+"/values", url.Values{"match[]": {parts[1]}})
+		require.NoError(t, err)
+		require.Equal(t, fmt.Sprintf("[%q]", target.Host), string(data))
+	}
+
+	// The states are told apart, and every label says what it does for one who reads it.
+	require.Len(t, series(fmt.Sprintf(`tms_tag_state{state="paused", pid="%s"} == 1`, large.number())), 2)
+	require.Empty(t, series(fmt.Sprintf(`tms_tag_state{state="paused", pid="%s"} == 1`, small.number())))
+	require.Len(t, series(`tms_process_idle_seconds >= 0`), 2)
+	require.Empty(t, said.String())
+}
