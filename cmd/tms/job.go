@@ -127,7 +127,9 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
 	}
 	defer j.close()
+	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
 	err = j.pause(ctx, s)
+	going.end()
 	var outcomes []outcome
 	for _, r := range j.ranks {
 		o := ended(r.outcome, r.err)

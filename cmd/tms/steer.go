@@ -54,6 +54,11 @@ const steeringStatus = `
 Exit status: 0 done, by every process; 1 some failed, the others are done; 2 the command line is wrong;
 3 a process is not there or does not listen, and none failed.`
 
+const progressHelp = `
+While it goes on for longer, stderr tells how far it has come: a bar on a terminal, elsewhere a line each second; not
+with --json.
+`
+
 const dryRunHelp = `
 With --dry-run nothing is done, and what would happen is told by what the processes say of themselves now: device
 memory freed or taken, and host memory needed for contents, of that which the machine and the control group have. It
@@ -156,8 +161,8 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 	return pids, err
 }
 
-// run asks all processes at once, and tells of each when it is done.
-func (s *steering) run(command *cobra.Command, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
+// run asks all processes at once, and tells of each when it is done. verb is what they do meanwhile.
+func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
 	pids, err := s.named(command, arguments)
 	if err != nil {
 		return err
@@ -165,24 +170,25 @@ func (s *steering) run(command *cobra.Command, arguments []string, ask func(cont
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	outcomes := make([]outcome, len(pids))
-	var telling sync.Mutex
+	going := s.progress(command.ErrOrStderr(), verb, pids...)
 	var all sync.WaitGroup
 	for i, pid := range pids {
 		all.Go(func() {
 			o := ask(ctx, pid)
-			telling.Lock()
-			defer telling.Unlock()
 			outcomes[i] = o
-			if s.report {
-				fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", o.Code, o.Bytes, o.Error)
-			} else if !o.OK {
-				fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, o.Error)
-			} else if !s.asJSON {
-				fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, say(o))
-			}
+			going.done(pid, func() {
+				if s.report {
+					fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", o.Code, o.Bytes, o.Error)
+				} else if !o.OK {
+					fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, o.Error)
+				} else if !s.asJSON {
+					fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, say(o))
+				}
+			})
 		})
 	}
 	all.Wait()
+	going.end()
 	if s.asJSON {
 		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
 			return err
@@ -265,7 +271,7 @@ between the same two collectives or the timeout is over. Ranks of other hosts ar
 one host; on several, tms.distributed pauses it from inside.
 
 If this command is interrupted, what it has not finished is undone.
-` + dryRunHelp + steeringStatus,
+` + progressHelp + dryRunHelp + steeringStatus,
 		Example: `  tms pause 12345
   tms pause --all --tag weights
   tms pause --job 127.0.0.1:29500
@@ -294,7 +300,7 @@ If this command is interrupted, what it has not finished is undone.
 				}
 				return s.pauseJob(command, p.request)
 			}
-			return s.run(command, arguments, p.pause, func(o outcome) string { return p.say(o) })
+			return s.run(command, "pausing", arguments, p.pause, func(o outcome) string { return p.say(o) })
 		},
 	}
 	s.add(command)
@@ -325,7 +331,7 @@ func resumeCommand() *cobra.Command {
 		Long: `Has processes take their GPU memory again, at the same addresses and with the contents that were kept. It
 resumes whatever is paused, also what the program has paused itself. What the driver has taken (tms pause --everything)
 comes back first, also when that pause was interrupted.
-` + dryRunHelp + steeringStatus,
+` + progressHelp + dryRunHelp + steeringStatus,
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {
@@ -338,7 +344,7 @@ comes back first, also when that pause was interrupted.
 			request := s.request(control.Resume)
 			request.Wait = wait
 			r := resuming{request, driverOnly}
-			return s.run(command, arguments, r.resume, sayResumed)
+			return s.run(command, "resuming", arguments, r.resume, sayResumed)
 		},
 	}
 	s.add(command)

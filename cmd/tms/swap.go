@@ -36,7 +36,7 @@ resumed, OUT is resumed again: one of them has the device's memory in the end.
 
 If this command is interrupted, it ends what IN has begun, and either both are done or neither is; at once by a
 second signal. If it is killed, OUT resumes itself, as soon as there is memory for it.
-` + dryRunHelp + `
+` + progressHelp + dryRunHelp + `
 Exit status: 0 done; 1 it failed, and OUT is resumed, or the words say why it is not; 2 the command line is wrong;
 3 a process is not there or does not listen.`,
 		Example: `  tms swap 12345 23456
@@ -85,7 +85,9 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop) // a second signal ends the command
+	going := s.progress(command.ErrOrStderr(), "swapping", outPID, inPID)
 	outcomes := s.swap(ctx, outPID, inPID)
+	going.end()
 	for i, say := range []func(outcome) string{pausing{}.say, sayResumed} {
 		o := outcomes[i]
 		if !o.OK {

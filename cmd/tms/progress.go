@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"tms/internal/control/client"
+	"tms/internal/readable"
+)
+
+const (
+	barEvery  = 200 * time.Millisecond
+	lineEvery = time.Second
+	barAfter  = 500 * time.Millisecond // what is done sooner needs none
+	barWidth  = 16
+)
+
+// progress tells on stderr how far work has come that processes do for a command: on a terminal by a bar in one place,
+// elsewhere by a line each second. The processes are asked for it, beside the request that they carry out; those that
+// do not tell (contents are not copied yet, the driver has the process) have the time alone.
+type progress struct {
+	to      io.Writer
+	bar     bool
+	verb    string
+	begun   time.Time
+	stopped chan struct{}
+	looking sync.WaitGroup
+
+	mutex sync.Mutex // of the below, and of who writes
+	pids  []int      // that are not done
+	shown bool
+}
+
+// progress begins to tell. It shows nothing to who reads JSON, or for libtms.so.
+func (s *steering) progress(to io.Writer, verb string, pids ...int) *progress {
+	_, bar := terminal(to)
+	p := &progress{to: to, bar: bar, verb: verb, begun: time.Now(), stopped: make(chan struct{}), pids: slices.Clone(pids)}
+	if !s.asJSON && !s.report && len(pids) > 0 {
+		p.looking.Go(p.follow)
+	}
+	return p
+}
+
+// done writes what came of a process.
+func (p *progress) done(pid int, write func()) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.clear()
+	p.pids = slices.DeleteFunc(p.pids, func(other int) bool { return other == pid })
+	write()
+}
+
+func (p *progress) end() {
+	close(p.stopped)
+	p.looking.Wait()
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	p.clear()
+}
+
+func (p *progress) clear() {
+	if p.shown {
+		fmt.Fprint(p.to, "\r\x1b[K")
+		p.shown = false
+	}
+}
+
+func (p *progress) follow() {
+	connections := map[int]*client.Conn{}
+	defer func() {
+		for _, c := range connections {
+			c.Close()
+		}
+	}()
+	next, every := barAfter, barEvery
+	if !p.bar {
+		next, every = lineEvery, lineEvery
+	}
+	for ; ; next += every {
+		select {
+		case <-p.stopped:
+			return
+		case <-time.After(time.Until(p.begun.Add(next))):
+		}
+		p.mutex.Lock()
+		pids := slices.Clone(p.pids)
+		p.mutex.Unlock()
+		if len(pids) == 0 {
+			continue
+		}
+		text := p.text(pids, connections)
+		p.mutex.Lock()
+		if len(p.pids) == len(pids) { // else it is old
+			if p.bar {
+				fmt.Fprintf(p.to, "\r%.*s\x1b[K", tableWidth-1, text) // in one line
+				p.shown = true
+			} else {
+				fmt.Fprintf(p.to, "tms: %s\n", text)
+			}
+		}
+		p.mutex.Unlock()
+	}
+}
+
+// text asks each process how far it has come.
+func (p *progress) text(pids []int, connections map[int]*client.Conn) string {
+	var copied, total uint64
+	verb := p.verb
+	for _, pid := range pids {
+		d, t, operation := howFar(pid, connections)
+		copied, total = copied+d, total+t
+		if operation != "" {
+			verb = strings.TrimSuffix(operation, "e") + "ing"
+		}
+	}
+	text := fmt.Sprintf("%s %d", verb, pids[0])
+	if len(pids) > 1 {
+		text = fmt.Sprintf("%s %d processes", verb, len(pids))
+	}
+	if total > 0 {
+		copied = min(copied, total)
+		if p.bar {
+			full := int(copied * barWidth / total)
+			text += " [" + strings.Repeat("#", full) + strings.Repeat("-", barWidth-full) + "]"
+		}
+		text += fmt.Sprintf(" %d%%, %s of %s", copied*100/total, readable.Bytes(copied), readable.Bytes(total))
+	}
+	return text + fmt.Sprintf(", %d s", int(time.Since(p.begun).Seconds()))
+}
+
+// howFar is of the contents of one process. One that cannot be asked now may be later.
+func howFar(pid int, connections map[int]*client.Conn) (copied, total uint64, operation string) {
+	connection := connections[pid]
+	if connection == nil {
+		var err error
+		if connection, err = client.Dial(pid); err != nil {
+			return 0, 0, ""
+		}
+		connections[pid] = connection
+	}
+	state, err := connection.Status(context.Background(), lineEvery)
+	if err != nil {
+		connection.Close()
+		delete(connections, pid)
+	}
+	for _, d := range state.Stats.Devices {
+		if d.Progress != nil {
+			copied, total, operation = copied+d.Progress.Done, total+d.Progress.Total, d.Progress.Operation
+		}
+	}
+	return copied, total, operation
+}
