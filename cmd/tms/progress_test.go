@@ -83,7 +83,7 @@ func TestProgress(t *testing.T) {
 	out, told, code := command(t, "pause", fmt.Sprint(pid))
 	require.Zero(t, code, told)
 	require.Equal(t, fmt.Sprintf("%d: paused, 224.00 MiB freed in 3.50 s\n", pid), out)
-	require.Regexp(t, fmt.Sprintf(`^(tms: pausing %d \d\d?%%, \d+\.\d\d MiB of 224\.00 MiB, [1-3] s\n){2,3}$`, pid), told)
+	require.Regexp(t, fmt.Sprintf(`^(tms: pausing %d \d{1,3}%%, \d+\.\d\d MiB of 224\.00 MiB, \d s\n){2,}$`, pid), told)
 	first, last, _ := strings.Cut(strings.TrimSpace(told), "\n")
 	require.NotEqual(t, first, last)
 
@@ -107,14 +107,14 @@ func TestProgress(t *testing.T) {
 		require.True(t, strings.HasSuffix(text, result), "%q", text)
 		text = strings.TrimSuffix(text, result)
 		if kind == "dumb" {
-			require.Regexp(t, `^tms: pausing `+one+` \d\d%, .* of 96\.00 MiB, 1 s\r\n$`, text)
+			require.Regexp(t, `^(tms: pausing `+one+` \d{1,3}%, .* of 96\.00 MiB, \d s\r\n)+$`, text)
 			continue
 		}
 		require.True(t, strings.HasSuffix(text, "\r\x1b[K"), "the bar is gone: %q", text)
 		bars := strings.Split(strings.TrimSuffix(text, "\r\x1b[K"), "\r")[1:]
-		require.Greater(t, len(bars), 2)
+		require.Greater(t, len(bars), 1)
 		for _, bar := range bars {
-			require.Regexp(t, `^pausing `+one+` \[#*-*\] \d\d?%, .* of 96\.00 MiB, [01] s\x1b\[K$`, bar)
+			require.Regexp(t, `^pausing `+one+` \[#*-*\] \d{1,3}%, .* of 96\.00 MiB, \d s\x1b\[K$`, bar)
 			require.Less(t, len(bar), 80+len("\x1b[K"))
 		}
 		require.Greater(t, strings.Count(bars[len(bars)-1], "#"), strings.Count(bars[0], "#"))
@@ -126,5 +126,5 @@ func TestProgressOfAWait(t *testing.T) {
 	large, _, _ := pair(t)
 	_, told, code := command(t, "resume", large.number(), "--wait", "2.5")
 	require.Equal(t, exitNo, code)
-	require.Regexp(t, `^(tms: resuming `+large.number()+`( 0%, 0 B of .*)?, [12] s\n){1,2}tms: `+large.number()+`: resume: `, told)
+	require.Regexp(t, `^(tms: resuming `+large.number()+`( 0%, 0 B of .*)?, \d s\n)+tms: `+large.number()+`: resume: `, told)
 }

@@ -2,10 +2,11 @@
 // Unix socket: a line of JSON for each request, and one for each reply. preload/control.go answers, package client
 // asks. Nothing here waits, or keeps a descriptor.
 //
-// A client has one request that changes something on its way at a time; status and cancel may come meanwhile.
-// Requests that change something are done one after another, whoever asks. What a client has paused is resumed
-// when its connection ends, unless it has said that it is to be kept; a request that has not begun is then
-// withdrawn. A client that shuts down its side of the connection for writing gets the replies that are due.
+// A client has one request that changes something on its way at a time; status and cancel may come meanwhile. What
+// comes behind an await is read when that is answered. Requests that change something are done one after another,
+// whoever asks. What a client has paused is resumed when its connection ends, unless it has said that it is to be
+// kept; a request that has not begun is then withdrawn. A client that shuts down its side of the connection for
+// writing gets the replies that are due.
 package control
 
 import (
