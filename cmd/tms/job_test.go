@@ -61,10 +61,10 @@ func repeated(bytes uint64, times int) (all []uint64) {
 }
 
 // Ranks whose devices wait for one another are paused when they all stand between the same two collectives.
-// TMS_JOB_PAUSES sets how often (10).
+// TMS_JOB_PAUSES sets how often (4).
 func TestJob(t *testing.T) {
 	ownSockets(t)
-	pauses := 10
+	pauses := 4
 	if text := os.Getenv("TMS_JOB_PAUSES"); text != "" {
 		var err error
 		pauses, err = strconv.Atoi(text)

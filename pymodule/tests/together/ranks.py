@@ -49,8 +49,12 @@ class Ranks:
         own: dict[int, dict[str, str]] | None = None,
         **variables: str,
     ) -> None:
+        import torch
         import torch.distributed as dist
 
+        # The simulator's runtime, by the name that PyTorch's own does not have.
+        its_own = str(getattr(getattr(torch, "version", None), "cuda", None) or "12")
+        cudart = "libcudart.so.12" if its_own.startswith("13") else "libcudart.so.13"
         self.server = None
         port = 0
         if store_of < 0:
@@ -71,7 +75,7 @@ class Ranks:
                         **inherited,
                         "PYTHONPATH": ":".join(paths),
                         "LOCAL_RANK": str(rank),
-                        "TESTS_CUDART": "libcudart.so.12",
+                        "TESTS_CUDART": cudart,
                         "TORCH_CPP_LOG_LEVEL": "ERROR",
                         **variables,
                         **(own or {}).get(rank, {}),
