@@ -157,7 +157,7 @@ func TestJobIsNotPaused(t *testing.T) {
 	}
 
 	// One is stopped: it is named, and the others go on.
-	require.NoError(t, ranks[2].Process.Signal(syscall.SIGSTOP))
+	stop(t, ranks[2].Process)
 	_, words, code = command(t, "pause", "--job", "here:29500")
 	require.Equal(t, exitNoProcess, code)
 	require.Contains(t, words, "tms: "+ranks[2].number()+": cannot be asked: it does not answer (stopped?)\n")

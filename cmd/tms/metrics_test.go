@@ -92,7 +92,7 @@ func TestMetrics(t *testing.T) {
 
 	_, words, code := command(t, "swap", small.number(), large.number())
 	require.Zero(t, code, words)
-	require.NoError(t, small.Process.Signal(syscall.SIGSTOP))
+	stop(t, small.Process)
 	s = scrape(t, address)
 	require.NoError(t, small.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, []float64{0}, s.values("tms_process_up", one))

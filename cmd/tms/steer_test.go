@@ -191,7 +191,7 @@ func TestSteering(t *testing.T) {
 	require.NotContains(t, out, first+"\t")
 
 	// One that is stopped: named within a second or so, and nothing is asked of it.
-	require.NoError(t, one.Process.Signal(syscall.SIGSTOP))
+	stop(t, one.Process)
 	start := time.Now()
 	out, _, code = command(t, "ps")
 	require.Less(t, time.Since(start), 4*time.Second)
@@ -297,4 +297,21 @@ func TestProcessTable(t *testing.T) {
 	for line := range strings.Lines(out.String()) {
 		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)
 	}
+}
+
+// stop stops a process, and returns when each of its threads has: the signal alone returns before.
+func stop(t *testing.T, process *os.Process) {
+	t.Helper()
+	require.NoError(t, process.Signal(syscall.SIGSTOP))
+	require.Eventually(t, func() bool {
+		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", process.Pid))
+		require.NoError(t, err)
+		for _, task := range tasks {
+			text, _ := os.ReadFile(task) // of a thread that has ended: nothing
+			if _, state, found := strings.Cut(string(text), ") "); found && !strings.HasPrefix(state, "T") {
+				return false
+			}
+		}
+		return true
+	}, 10*time.Second, time.Millisecond)
 }

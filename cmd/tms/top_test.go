@@ -129,7 +129,7 @@ func TestTop(t *testing.T) {
 	s.shows(`\n> +` + first + ` .* active`)
 
 	// One that does not answer holds nothing up.
-	require.NoError(t, other.Process.Signal(syscall.SIGSTOP))
+	stop(t, other.Process)
 	s.shows(second + ` steered .* 32.0 MiB +\S.* no answer`)
 	s.press("p")
 	s.shows(`\n +` + second + ` (?s).*no answer.*\n> +` + first + ` .* paused`)
