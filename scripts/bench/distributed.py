@@ -1,6 +1,6 @@
 """What tms.distributed itself costs against the number of ranks: both phases, nothing to pause.
 
-    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 50]
+    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 50] [--processes 8]
 
 Needs PyTorch, and no GPU: each rank is a thread with its own connection to one TCPStore, in as many
 processes as --processes says. All share this machine's cores, so what ranks do themselves counts as
@@ -21,6 +21,8 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+
+import usage  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "pymodule"))
 
