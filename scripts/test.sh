@@ -56,15 +56,23 @@ go test -count=1 -timeout 30m ./... # ./preload takes minutes, and on a busy mac
 say "Go tests of the engine, with the race detector"
 go test -count=1 -race ./vmm/... ./internal/...
 
-say "C under AddressSanitizer and UndefinedBehaviorSanitizer"
+say "C under AddressSanitizer and UndefinedBehaviorSanitizer, beside the Python tests: both wait most of the time"
 scripts/build.sh --sanitized
-TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 30m ./preload
-# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
-TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
+sanitized() {
+	TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 30m ./preload
+	# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
+	TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
-
-say "Python tests"
+}
+set -m # a process group of its own, and SIGINT not ignored
+(set -e; sanitized) >build/sanitized.log 2>&1 &
+beside=$!
+set +m
+trap 'kill -- -"$beside" 2>/dev/null || true' EXIT
 build/venv/bin/python -m pytest -q pymodule/tests
+wait "$beside" || { cat build/sanitized.log; exit 1; }
+trap - EXIT
+cat build/sanitized.log
 
 say "the aarch64 wheel, emulated"
 scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
