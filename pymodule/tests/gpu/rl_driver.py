@@ -15,21 +15,15 @@ import argparse
 import faulthandler
 import json
 import multiprocessing
-import os
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import llama
+from driving import offline, say, sglang_engine
 
-BEGUN = time.perf_counter()
 KV, WEIGHTS = "kv_cache", "weights"
-
-
-def say(*words: object) -> None:
-    print(f"[{time.perf_counter() - BEGUN:7.2f}]", *words, file=sys.stderr, flush=True)
 
 
 def shapes() -> list[dict[str, tuple[int, ...]]]:
@@ -140,7 +134,6 @@ def train(pipe: Any) -> None:
 
 class Turns:
     def __init__(self, asked: argparse.Namespace) -> None:
-        import sglang
         import torch
 
         import torch_memory_saver
@@ -155,25 +148,7 @@ class Turns:
         assert self.pipe.recv() == "ready"
         self.ask("pause")
         say("the trainer is paused")
-        self.engine: Any = sglang.Engine(
-            model_path=llama.folder(),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            random_seed=42,
-            mem_fraction_static=0.6,
-            max_total_tokens=asked.tokens,
-            attention_backend="fa3",
-            sampling_backend="pytorch",
-            grammar_backend="none",
-            enable_memory_saver=True,
-            disable_radix_cache=True,
-            max_running_requests=16,
-            cuda_graph_bs_decode=[1, 2, 4],
-            disable_prefill_cuda_graph=True,
-            disable_flashinfer_autotune=True,
-            log_level="warning",
-        )
+        self.engine = sglang_engine(mem_fraction_static=0.6, max_total_tokens=asked.tokens)
         self._sampling = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
         self.generate()
 
@@ -263,13 +238,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=830000, help="of the KV cache")
     parser.add_argument("--timeout", type=int, default=280, help="seconds")
     asked = parser.parse_args()
-    for name, value in {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }.items():
-        os.environ.setdefault(name, value)
+    offline()
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     import torch_memory_saver
 

@@ -15,21 +15,16 @@ import faulthandler
 import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
 import llama
+from driving import offline, say, sglang_engine
 
-BEGUN = time.perf_counter()
 KV, WEIGHTS, GRAPHS = "kv_cache", "weights", "cuda_graph"
 NORM = "model.norm.weight"
-
-
-def say(*words: object) -> None:
-    print(f"[{time.perf_counter() - BEGUN:7.2f}]", *words, file=sys.stderr, flush=True)
 
 
 def tells_of_mistakes() -> bool:
@@ -42,34 +37,16 @@ def tells_of_mistakes() -> bool:
 
 class Engine:
     def __init__(self, asked: argparse.Namespace) -> None:
-        import sglang
         import torch
 
         self.torch, self.gpus = torch, asked.tp
         torch.zeros(1, device="cuda")
-        settings: dict[str, Any] = {"cuda_graph_bs_decode": [1, 2, 4]}
-        if asked.tokens:
-            settings["max_total_tokens"] = asked.tokens
         begun = time.perf_counter()
-        self.engine: Any = sglang.Engine(
-            model_path=llama.folder(),
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype="bfloat16",
-            random_seed=42,
+        self.engine = sglang_engine(
             mem_fraction_static=asked.memory,
-            attention_backend="fa3",
-            sampling_backend="pytorch",
-            grammar_backend="none",
+            max_total_tokens=asked.tokens,
             tp_size=asked.tp,
-            enable_memory_saver=True,
             enable_weights_cpu_backup=True,
-            disable_radix_cache=True,  # each time all is computed anew
-            max_running_requests=16,
-            disable_prefill_cuda_graph=True,
-            disable_flashinfer_autotune=True,
-            log_level="warning",
-            **settings,
         )
         self.start_s = time.perf_counter() - begun
         self.manager = self.engine.tokenizer_manager
@@ -239,24 +216,15 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="GPUs")
     parser.add_argument("--cycles", type=int, default=100, help="beside running requests")
     parser.add_argument("--short", action="store_true", help="only everything at once")
-    parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=300, help="seconds")
     asked = parser.parse_args()
-    for name, value in {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "NCCL_SOCKET_IFNAME": "lo",
-    }.items():
-        os.environ.setdefault(name, value)
+    offline()
     if asked.graphs:
         os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"
     import sglang
 
     import torch_memory_saver
 
-    while asked.after and not asked.after.exists():
-        time.sleep(0.05)
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     result: dict[str, Any] = {
         "ok": False,

@@ -19,12 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import llama
-
-BEGUN = time.perf_counter()
-
-
-def say(*words: object) -> None:
-    print(f"[{time.perf_counter() - BEGUN:7.2f}]", *words, file=sys.stderr, flush=True)
+from driving import offline, say
 
 
 class Probe:
@@ -201,15 +196,12 @@ def main() -> None:
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=200, help="seconds")
     asked = parser.parse_args()
-    for name, value in {
-        "HF_HUB_OFFLINE": "1",
-        "TRANSFORMERS_OFFLINE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
-        "VLLM_USE_FLASHINFER_SAMPLER": "0",
-        "VLLM_HOST_IP": "127.0.0.1",
-    }.items():
-        os.environ.setdefault(name, value)
+    offline(
+        VLLM_NO_USAGE_STATS="1",
+        VLLM_LOGGING_STREAM="ext://sys.stderr",
+        VLLM_USE_FLASHINFER_SAMPLER="0",
+        VLLM_HOST_IP="127.0.0.1",
+    )
     result: dict[str, Any] = {"backend": asked.backend, "ok": False}
     import vllm
 
