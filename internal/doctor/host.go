@@ -2,12 +2,13 @@ package doctor
 
 import (
 	"fmt"
+	"math"
 	"os"
-	"path"
-	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+
+	"tms/internal/hostmemory"
 )
 
 // Host is what backups in host memory, and the start of the engine, depend on.
@@ -34,7 +35,9 @@ func (r *Report) examineHost(p *process) {
 		self = strconv.Itoa(p.pid)
 	}
 	h := &r.Host
-	h.MemoryAvailableBytes = memoryAvailable(self)
+	if available := min(hostmemory.Machine(), hostmemory.Group(self)); available != math.MaxUint64 {
+		h.MemoryAvailableBytes = available // pinned backups count against the control group, too
+	}
 	h.AddressSpaceLimitBytes, _ = limitOf(self, "Max address space")
 	h.TransparentHugepages = transparentHugepages()
 
@@ -67,55 +70,11 @@ func transparentHugepages() string {
 	return ""
 }
 
-var availableLine = regexp.MustCompile(`(?m)^MemAvailable:\s+(\d+) kB`)
-
-// memoryAvailable is the machine's figure, or what is left in the control group if that is less:
-// pinned backups count against it.
-func memoryAvailable(process string) uint64 {
-	text, err := os.ReadFile("/proc/meminfo")
-	if err != nil {
-		return 0
-	}
-	var available uint64
-	if found := availableLine.FindSubmatch(text); found != nil {
-		available, _ = strconv.ParseUint(string(found[1]), 10, 64)
-		available <<= 10
-	}
-	groups, err := os.ReadFile("/proc/" + process + "/cgroup")
-	if err != nil {
-		return available
-	}
-	for _, line := range strings.Split(string(groups), "\n") {
-		fields := strings.SplitN(line, ":", 3)
-		if len(fields) != 3 {
-			continue
-		}
-		mount, limit, usage := "/sys/fs/cgroup", "memory.max", "memory.current"
-		if fields[1] == "memory" { // version 1
-			mount, limit, usage = "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"
-		} else if fields[1] != "" {
-			continue
-		}
-		// In a container the path may be the host's: then only the mount's root is there.
-		for folder := path.Clean("/" + fields[2]); ; folder = path.Dir(folder) {
-			allowed, ok := readNumber(filepath.Join(mount, folder, limit))
-			used, known := readNumber(filepath.Join(mount, folder, usage))
-			if ok && known {
-				available = min(available, allowed-min(used, allowed))
-			}
-			if folder == "/" {
-				break
-			}
-		}
-	}
-	return available
-}
-
 func readNumber(path string) (uint64, bool) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0, false
 	}
 	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return n, err == nil // "max" is no number
+	return n, err == nil
 }
