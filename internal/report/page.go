@@ -75,7 +75,7 @@ func WritePage(to io.Writer, paths []string, snapshot string) error {
 	if err != nil {
 		return err
 	}
-	where := map[uint64]string{}
+	var where stacks
 	if snapshot != "" {
 		if where, err = readSnapshot(snapshot); err != nil {
 			return err
@@ -93,7 +93,7 @@ func WritePage(to io.Writer, paths []string, snapshot string) error {
 	}
 }
 
-func writePage(to io.Writer, processes []*process, where map[uint64]string, most, blocks int) error {
+func writePage(to io.Writer, processes []*process, where stacks, most, blocks int) error {
 	c := newColumns(processes, most)
 	zero, end := c[0], c[c.count()]
 	seconds := func(at int64) float64 { return time.Duration(at - zero).Seconds() }
@@ -147,7 +147,7 @@ func writePage(to io.Writer, processes []*process, where map[uint64]string, most
 	return err
 }
 
-func (p *process) show(zero int64, m *addressMap, where map[uint64]string) shownProcess {
+func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
 	made := shownProcess{PID: p.pid, Command: p.command, File: p.name, Records: p.records, Peak: p.peak, Map: m,
 		AllOperations: len(p.operations), Operations: []described{}, Largest: []shownBlock{}, Series: []shownSeries{}}
 	for _, s := range p.series {
@@ -163,7 +163,7 @@ func (p *process) show(zero int64, m *addressMap, where map[uint64]string) shown
 		made.Operations = append(made.Operations, o.describe(zero))
 	}
 	for _, b := range m.shown[:min(mostLargest, len(m.shown))] {
-		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread, Where: where[b.address]}
+		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread, Where: where.of(b.address)}
 		at := time.Duration(b.from - zero).Seconds()
 		if !b.earlier {
 			shown.From = &at

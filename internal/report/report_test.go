@@ -307,7 +307,7 @@ func TestWhereMemoryWasAllocated(t *testing.T) {
 	snapshot := filepath.Join(t.TempDir(), "snapshot.json")
 	const frames = `[{"filename":"??","line":0,"name":"cudaMalloc"},{"filename":"model.py","line":%d,"name":"build"},{"filename":"main.py","line":7,"name":"<module>"}]`
 	text := `{"segments":[{"address":117440512,"total_size":104857600,"blocks":[{"size":5,"frames":[]},{"size":7,"frames":` +
-		strings.ReplaceAll(frames, "%d", "12") + `}]}],"device_traces":[[{"action":"alloc","addr":1},{"action":"segment_alloc","addr":251658240,` +
+		strings.ReplaceAll(frames, "%d", "12") + `}]}],"device_traces":[[{"action":"alloc","addr":1},{"action":"segment_alloc","addr":251658240,"size":52428800,` +
 		`"frames":` + strings.ReplaceAll(frames, "%d", "34") + `}]]}`
 	require.NoError(t, os.WriteFile(snapshot, []byte(text), 0o600))
 	c, _ := pageOf(t, snapshot, r.write(t, "torch.trace"))
@@ -317,6 +317,33 @@ func TestWhereMemoryWasAllocated(t *testing.T) {
 
 	require.NoError(t, os.WriteFile(snapshot, []byte("\x80\x05"), 0o600)) // a pickle
 	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "again.trace")}, snapshot), "json.dump")
+}
+
+// testdata/torch-2.11*.json are what torch 2.11.0 said of a program of python -c, in the allocator's two ways: it allocated
+// 64 MiB in build(), within a region, and 4 MiB outside.
+func TestWherePyTorchAllocated(t *testing.T) {
+	const build = "build (<string>:7)\n<module> (<string>:10)"
+	r := newRecording(1, "")
+	r.malloc(140389057036288, 64*mib, "weights")
+	r.now++
+	r.malloc(140114177032192, 20*mib, "")
+	c, _ := pageOf(t, "testdata/torch-2.11.json", r.write(t, "segments.trace"))
+	largest := c.Processes[0].Largest
+	require.Equal(t, build, largest[0].Where)
+	require.Equal(t, "<module> (<string>:11)", largest[1].Where)
+
+	r = newRecording(1, "")
+	for i := range uint64(4) { // a segment of 80 MiB, of which PyTorch tells as one
+		r.malloc(140635289944064+i*20*mib, 20*mib, "weights")
+	}
+	r.malloc(140635289944064+80*mib, mib, "weights") // and behind it somebody else's
+	c, _ = pageOf(t, "testdata/torch-2.11-expandable.json", r.write(t, "expandable.trace"))
+	largest = c.Processes[0].Largest
+	require.Len(t, largest, 5)
+	for _, b := range largest[:4] {
+		require.Equal(t, build, b.Where, b.Address)
+	}
+	require.Empty(t, largest[4].Where)
 }
 
 func TestManyTags(t *testing.T) {

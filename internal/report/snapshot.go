@@ -11,6 +11,7 @@ import (
 type snapshot struct {
 	Segments []struct {
 		Address uint64  `json:"address"`
+		Size    uint64  `json:"total_size"`
 		Frames  []frame `json:"frames"`
 		Blocks  []struct {
 			Size   uint64  `json:"size"`
@@ -20,6 +21,7 @@ type snapshot struct {
 	Traces [][]struct {
 		Action  string  `json:"action"`
 		Address uint64  `json:"addr"`
+		Size    uint64  `json:"size"`
 		Frames  []frame `json:"frames"`
 	} `json:"device_traces"`
 }
@@ -33,9 +35,28 @@ type frame struct {
 // mostFrames of a stack are shown, the innermost first.
 const mostFrames = 8
 
-// readSnapshot returns the stack by which each segment was allocated, by its address. What PyTorch has recorded of that
-// comes before the stack of the largest block in it.
-func readSnapshot(path string) (map[uint64]string, error) {
+// stacks are those that PyTorch has recorded, each of a range of addresses. What comes later counts.
+type stacks []placed
+
+type placed struct {
+	address, size uint64
+	words         string
+}
+
+// of is the stack by which the memory at an address was allocated; "": not known. A segment that can be expanded
+// is mapped in pieces, of which PyTorch tells as one.
+func (s stacks) of(address uint64) string {
+	for i := len(s) - 1; i >= 0; i-- {
+		if address >= s[i].address && address-s[i].address < s[i].size {
+			return s[i].words
+		}
+	}
+	return ""
+}
+
+// readSnapshot returns the stacks by which segments were allocated. What PyTorch has recorded of that comes before the
+// stack of the largest block in a segment.
+func readSnapshot(path string) (stacks, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
@@ -44,10 +65,10 @@ func readSnapshot(path string) (map[uint64]string, error) {
 	if err := json.Unmarshal(text, &s); err != nil {
 		return nil, fmt.Errorf("%s: it is no snapshot of PyTorch's in JSON: %w; write one by json.dump(torch.cuda.memory._snapshot(), file)", path, err)
 	}
-	found := map[uint64]string{}
-	note := func(address uint64, frames []frame) {
+	var found stacks
+	note := func(address, size uint64, frames []frame) {
 		if words := stack(frames); words != "" {
-			found[address] = words
+			found = append(found, placed{address, size, words})
 		}
 	}
 	for _, segment := range s.Segments {
@@ -55,25 +76,28 @@ func readSnapshot(path string) (map[uint64]string, error) {
 		for _, b := range segment.Blocks {
 			if b.Size > largest && len(b.Frames) > 0 {
 				largest = b.Size
-				note(segment.Address, b.Frames)
+				note(segment.Address, segment.Size, b.Frames)
 			}
 		}
-		note(segment.Address, segment.Frames)
+		note(segment.Address, segment.Size, segment.Frames)
 	}
 	for _, device := range s.Traces {
 		for _, t := range device {
 			if t.Action == "segment_alloc" || t.Action == "segment_map" {
-				note(t.Address, t.Frames)
+				note(t.Address, t.Size, t.Frames)
 			}
 		}
 	}
 	return found, nil
 }
 
+// stack has the frames of Python. Those of C++ are in files that are named otherwise, "??" or "".
 func stack(frames []frame) string {
 	var lines []string
 	for _, f := range frames {
-		if strings.HasSuffix(f.File, ".py") && len(lines) < mostFrames {
+		// <string> is python -c, <stdin> a prompt; a notebook's cells have names that end as a file's do, or begin so.
+		python := strings.HasSuffix(f.File, ".py") || strings.HasPrefix(f.File, "<")
+		if python && len(lines) < mostFrames {
 			lines = append(lines, fmt.Sprintf("%s (%s:%d)", f.Name, f.File, f.Line))
 		}
 	}
