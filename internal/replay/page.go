@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"io"
 	"strings"
+
+	"tms/internal/page"
 )
 
 //go:embed page.html
-var page string
+var html string
 
 // How much of a timeline a page has: what a screen can show.
 const (
@@ -64,7 +66,7 @@ func WritePage(to io.Writer, results []*Result) error {
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(to, strings.Replace(page, "/*data*/", string(data), 1))
+	_, err = io.WriteString(to, page.Fill(html, "/*data*/", string(data)))
 	return err
 }
 

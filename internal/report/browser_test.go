@@ -24,7 +24,7 @@ import (
 	"tms/internal/report"
 )
 
-var writePicture = flag.Bool("write-picture", false, "write docs/report.png anew")
+var writePicture = flag.Bool("write-picture", false, "write docs/report.png and docs/rl-step.png anew")
 
 // browser is a headless Chromium that is spoken to over pipes, by its DevTools protocol.
 type browser struct {
@@ -227,6 +227,8 @@ func TestInABrowser(t *testing.T) {
 	b.scheme("light")
 	b.open(t, rollout(t)...)
 	require.Equal(t, float64(5), b.value("document.querySelectorAll('canvas').length"), "both together, and each with its addresses")
+	require.Equal(t, []any{false, false}, b.value("[...document.querySelectorAll('details')].map(d => d.open)"), "the processes come first")
+	b.drawn(func() { b.value("document.querySelectorAll('details').forEach(d => { d.open = true; })") })
 	for canvas := range 5 {
 		require.Greater(t, b.value(fmt.Sprintf(colours, canvas)), float64(3), "canvas %d", canvas)
 	}
@@ -282,6 +284,29 @@ func TestInABrowser(t *testing.T) {
 	b.do("Runtime.evaluate", map[string]any{"expression": "1"}, nil) // whatever was said has come by now
 	require.Empty(t, b.faults)
 	require.Len(t, b.loaded, 1, "the page itself, and nothing else")
+}
+
+// Processes by turns: what is whose can be told at a glance, and each one's pauses are in a row of their own.
+func TestTurnsInABrowser(t *testing.T) {
+	b := startBrowser(t)
+	b.scheme("light")
+	b.open(t, rl...)
+	names := "[...document.querySelectorAll('.card')[0].querySelectorAll('.key')].map(key => key.textContent)"
+	require.Equal(t, []any{"3578 python3 -c (trainer), at most 18.1 GiB", "3707 sglang::scheduler (kv_cache, weights), at most 72.1 GiB",
+		"pause", "resume"}, b.value(names))
+	b.drawn(func() { b.value("look(45, 52.845)") })
+	if *writePicture {
+		height := b.value("document.querySelectorAll('.card')[2].getBoundingClientRect().bottom").(float64) + 14
+		b.picture("../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height, "scale": 1})
+	}
+	// Where both are at something, each row has its own.
+	box := b.value("(() => { const r = document.querySelector('canvas').getBoundingClientRect(); return [r.left, r.top]; })()").([]any)
+	for row, words := range []string{"^pause trainer at 45.134 s: 15.4 GiB in 674 ms, 24.57 GB/s", "^resume kv_cache at 45.809 s: 69.7 GiB in 34.84 ms, 2148 GB/s"} {
+		x := b.value(fmt.Sprintf("xOf(document.querySelector('canvas'), %v)", []float64{45.7, 45.82}[row])).(float64)
+		b.mouse("mouseMoved", box[0].(float64)+x, box[1].(float64)+float64(8+16*row), 0)
+		require.Regexp(t, words, b.value("document.querySelector('.read').textContent"))
+	}
+	require.Empty(t, b.faults)
 }
 
 // A large page is there soon, and goes on answering.

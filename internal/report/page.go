@@ -11,12 +11,13 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
+
+	"tms/internal/page"
 )
 
 //go:embed page.html
-var page string
+var html string
 
 // How much a page has. Of a recording with more than fits into mostPage, columns and blocks are left out.
 const (
@@ -143,7 +144,7 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 	if err != nil {
 		return err
 	}
-	_, err = strings.NewReplacer("/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes())).WriteString(to, page)
+	_, err = io.WriteString(to, page.Fill(html, "/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes())))
 	return err
 }
 

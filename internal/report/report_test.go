@@ -240,16 +240,21 @@ func rollout(t *testing.T) []string {
 }
 
 func TestPageOfARealRecording(t *testing.T) {
-	c, _ := pageOf(t, "", rollout(t)...)
-	require.True(t, c.Exact)
-	for _, p := range c.Processes {
-		require.NotEmpty(t, p.Operations)
-		for _, o := range p.Operations {
-			require.True(t, o.Over)
-			require.LessOrEqual(t, o.Waited+o.Copying, o.Took)
+	for _, paths := range [][]string{rollout(t), rl} {
+		c, _ := pageOf(t, "", paths...)
+		require.True(t, c.Exact)
+		for _, p := range c.Processes {
+			require.NotEmpty(t, p.Operations)
+			for _, o := range p.Operations {
+				require.True(t, o.Over)
+				require.LessOrEqual(t, o.Waited+o.Copying, o.Took)
+			}
 		}
 	}
 }
+
+// A trainer and sglang by turns on one H200, five rounds.
+var rl = []string{"testdata/rl/trainer.trace.gz", "testdata/rl/sglang.trace.gz"}
 
 // A recording that ends in the middle of something, what a free is of, and what the engine knows beyond allocations.
 func TestWhatRecordsMean(t *testing.T) {

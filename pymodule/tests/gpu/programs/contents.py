@@ -13,6 +13,7 @@ PIECE = 256 << 20  # bytes
 def main() -> None:
     arguments = steps.parser(__doc__)
     arguments.add_argument("bytes", type=int)
+    arguments.add_argument("--rest", type=float, default=0.01, help="seconds after each step")
     options = arguments.parse_args()
     torch.manual_seed(1)
     pieces = [
@@ -26,7 +27,7 @@ def main() -> None:
         if number == 0:
             torch.cuda.synchronize()
             run.ready(torch.cuda.memory_reserved())
-        time.sleep(0.01)
+        time.sleep(options.rest)
     for piece in pieces:
         run.note(int((piece * weights).sum()))
     run.end()
