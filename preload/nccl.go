@@ -19,7 +19,7 @@ import (
 )
 
 // What NCCL holds for its communicators is given back with everything of a process where NCCL can do that, and memory
-// that is registered with NCCL is not paused. libtms_reach.so sees both (reach/nccl.c).
+// that is registered with NCCL is not paused. libtms_reach.so sees both (reach/nccl.h).
 
 // nccl is the state of what is suspended. It is resumed before the gate opens.
 var nccl struct {

@@ -1,4 +1,6 @@
-/* nccl lists the functions of NCCL that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
+/* nccl is what the files share that see NCCL: nccl.c, which stands in front of its functions; communicators.c and
+ * registrations.c, which know what communicators and what registered memory there are; and suspending.c. It lists the
+ * functions that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
  *
  *   X(symbol, parameters, arguments)    nccl.c has what each does beside the call, of a library
  *   Y(symbol, how many arguments)       those that use a communicator, and are counted while they do: buffers come
@@ -8,7 +10,9 @@
 #ifndef REACH_NCCL_H
 #define REACH_NCCL_H
 
-#include <stddef.h>
+#include "reach.h"
+
+#include <sys/types.h>
 
 /* ncclUniqueId, passed by value; ncclConfig_t as far as it is read, which later versions only add to. */
 struct nccl_id {
@@ -65,5 +69,103 @@ struct nccl_config {
 	Y(ncclSend, 6)                                                                                     \
 	Y(ncclSignal, 6)                                                                                   \
 	Y(ncclWaitSignal, 4)
+
+enum { DONE = 0, SYSTEM_ERROR = 2, IN_PROGRESS = 7 }; /* ncclResult_t */
+
+enum {
+#define X(symbol, parameters, arguments) AT_##symbol,
+#define Y(symbol, words) AT_##symbol,
+	NCCL_SEEN(X) NCCL_COUNTED(Y)
+#undef X
+#undef Y
+	AT_ncclGetVersion,
+	AT_ncclCommCount,
+	AT_ncclCommSuspend,
+	AT_ncclCommResume,
+	AT_ncclCommMemStats,
+	SYMBOLS
+};
+
+/* An NCCL that is loaded. */
+struct library {
+	_Atomic uintptr_t base; /* 0: free */
+	void *real[SYMBOLS];
+};
+
+typedef int version_function(int *);
+typedef int count_function(void *, int *);
+typedef int suspend_function(void *, int);
+typedef int resume_function(void *);
+typedef int stats_function(void *, int, uint64_t *);
+#define REAL(library, symbol, type) ((type *)(library)->real[AT_##symbol])
+
+/* nccl.c */
+HIDDEN int nccl_version(const struct library *library); /* as 22907; 0: unknown */
+HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
+HIDDEN bool nccl_in_group(void);
+
+/* Communicators and registrations, each in a place of its own that is taken and left without a lock. What is made
+ * inside a group has its name when the group ends: until then it is written where the program wants it. */
+enum state { FREE, TAKEN, WAITING, LIVE };
+#define EACH(name, kind)                                                                                   \
+	(struct kind *name = kind##s; name < kind##s + atomic_load_explicit(&kind##s_used, memory_order_relaxed); name++)
+#define TAKE(kind)                                                                                         \
+	static struct kind *take_##kind(void)                                                              \
+	{                                                                                                  \
+		for (size_t i = 0; i < sizeof kind##s / sizeof *kind##s; i++) {                            \
+			int free_ = FREE;                                                                  \
+			if (!atomic_compare_exchange_strong(&kind##s[i].state, &free_, TAKEN))             \
+				continue;                                                                  \
+			size_t used = atomic_load(&kind##s_used);                                          \
+			while (used <= i && !atomic_compare_exchange_weak(&kind##s_used, &used, i + 1))    \
+				;                                                                          \
+			return &kind##s[i];                                                                \
+		}                                                                                          \
+		return NULL;                                                                               \
+	}
+
+/* communicators.c */
+enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, LOST };
+enum { COMMUNICATORS = 256 };
+struct communicator {
+	_Atomic int state;
+	void *comm, **where;
+	pid_t thread; /* whose group it is */
+	struct library *library;
+	uint64_t clique; /* the same for all ranks; 0: not known */
+	int ranks;
+	bool blocking;
+	uint32_t children; /* made of it, by all ranks in one order */
+	_Atomic int phase, code;
+	_Atomic bool given_up; /* who asked for it waits no more */
+};
+extern struct communicator communicators[COMMUNICATORS] HIDDEN;
+extern _Atomic size_t communicators_used HIDDEN; /* so many are looked at */
+HIDDEN uint64_t comm_clique(const struct nccl_id *ids, int count); /* of those with these ids */
+HIDDEN uint64_t comm_clique_here(void);			       /* of one whose ranks are all here: another each time */
+HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent); /* parent: or NULL */
+/* Notes what a call has made, or will have at the end of its group, and returns the call's result. */
+HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, bool blocking);
+HIDDEN int comm_made_of(int code, struct library *library, void *from, void **where, uint64_t what,
+			const struct nccl_config *config);
+HIDDEN void comm_goes(void *comm);
+HIDDEN void comm_group_ended(bool good, bool done);
+HIDDEN int comm_here(const struct communicator *c); /* ranks of the same one, it among them */
+
+/* registrations.c: as made, with the call's result. */
+HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
+			     bool window);
+HIDDEN int memory_deregistered(int code, void *comm, void *handle);
+HIDDEN void memory_goes_with(void *comm);
+HIDDEN void memory_group_ended(bool good);
+HIDDEN void memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
+			    uintptr_t stream);
+HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
+
+/* suspending.c: as gate_nccl (gate.h) has them. */
+HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to);
+HIDDEN bool suspending_begin(bool suspend);
+HIDDEN bool suspending_is_busy(void);
+HIDDEN void suspending_give_up(void);
 
 #endif

@@ -90,12 +90,13 @@ go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
 mkdir -p $out/_reach
-for file in reach calls gate nccl; do # reach.c is called before a sanitizer has started
+parts="reach calls gate nccl communicators registrations suspending"
+for file in $parts; do # reach.c is called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
 		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
-	-o $out/lib/libtms_reach.so.new $out/_reach/{reach,calls,gate,nccl}.o
+	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 

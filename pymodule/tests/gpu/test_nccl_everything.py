@@ -1,11 +1,14 @@
 """What NCCL leaves of a pause, and of one of everything: one rank, two in a process, two in two.
 
 The ranks must go on after each, whether it was made or refused. With -s what was seen is printed.
+For another NCCL than PyTorch's: LD_PRELOAD=libtms.so:libnccl.so.2, and TMS_TEST_NCCL=2.30.7, as the
+version that must be found then.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -131,7 +134,9 @@ def running(*ranks: Rank) -> Iterator[list[Rank]]:
     """They have done one collective."""
     try:
         ranks[0].tell("version")
-        print(f"\nNCCL {ranks[0].answer()}, torch {torch.__version__}")
+        version = ranks[0].answer()
+        print(f"\nNCCL {version}, torch {torch.__version__}")
+        assert version == os.environ.get("TMS_TEST_NCCL", version)
         reduce(list(ranks))
         print("running:", *[rank.left() for rank in ranks])
         yield list(ranks)

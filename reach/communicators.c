@@ -1,0 +1,134 @@
+/* communicators knows what communicators of NCCL there are, and which are ranks of one: those of a clique have the same
+ * unique id, or were made of the same one by the same call. It is told by nccl.c, and calls nothing of NCCL's but
+ * ncclCommCount. */
+#define _GNU_SOURCE
+#include "nccl.h"
+
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+HIDDEN struct communicator communicators[COMMUNICATORS];
+HIDDEN _Atomic size_t communicators_used;
+TAKE(communicator)
+
+static struct communicator *find(const void *comm)
+{
+	for EACH (c, communicator)
+		if (atomic_load_explicit(&c->state, memory_order_acquire) == LIVE && c->comm == comm)
+			return c;
+	return NULL;
+}
+
+/* FNV-1a */
+static uint64_t hashed(uint64_t sum, const void *data, size_t size)
+{
+	const unsigned char *bytes = data;
+	for (size_t i = 0; i < size; i++)
+		sum = (sum ^ bytes[i]) * 0x100000001b3;
+	return sum;
+}
+static const uint64_t nothing = 0xcbf29ce484222325;
+
+HIDDEN uint64_t comm_clique(const struct nccl_id *ids, int count)
+{
+	return hashed(nothing, ids, (size_t)count * sizeof *ids);
+}
+
+HIDDEN uint64_t comm_clique_here(void)
+{
+	static _Atomic uint64_t cliques;
+	uint64_t clique = atomic_fetch_add(&cliques, 1);
+	return hashed(hashed(nothing, &cliques, sizeof(void *)), &clique, sizeof clique);
+}
+
+/* What NCCL_COMM_BLOCKING says overrules the program. */
+static bool is_blocking(const struct nccl_config *config, const struct communicator *parent)
+{
+	const char *setting = getenv("NCCL_COMM_BLOCKING");
+	if (setting && *setting)
+		return *setting != '0';
+	if (config && config->size >= sizeof *config && (config->blocking == 0 || config->blocking == 1))
+		return config->blocking;
+	return !parent || parent->blocking;
+}
+
+HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent)
+{
+	return is_blocking(config, parent ? find(parent) : NULL);
+}
+
+static void becomes_live(struct communicator *c)
+{
+	c->comm = *c->where;
+	int ranks;
+	count_function *count = REAL(c->library, ncclCommCount, count_function);
+	if (c->comm && c->ranks == 0 && c->blocking && count && count(c->comm, &ranks) == DONE)
+		c->ranks = ranks; /* of those that were made of others */
+	atomic_store_explicit(&c->state, c->comm ? LIVE : FREE, memory_order_release);
+}
+
+/* A communicator that a call has made, or will have at the end of its group. */
+HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, bool blocking)
+{
+	if ((code != DONE && code != IN_PROGRESS) || !nccl_is_outermost() || !where)
+		return code;
+	struct communicator *c = take_communicator();
+	if (!c)
+		return code;
+	c->where = where, c->thread = (pid_t)syscall(SYS_gettid), c->library = library, c->clique = clique;
+	c->ranks = ranks, c->blocking = blocking && code == DONE, c->children = 0;
+	atomic_store(&c->phase, RUNNING);
+	atomic_store(&c->code, DONE);
+	if (nccl_in_group())
+		atomic_store(&c->state, WAITING);
+	else
+		becomes_live(c);
+	return code;
+}
+
+HIDDEN int comm_made_of(int code, struct library *library, void *from, void **where, uint64_t what,
+			const struct nccl_config *config)
+{
+	struct communicator *parent = find(from);
+	uint64_t clique = 0;
+	if (parent) {
+		uint32_t child = parent->children++;
+		clique = hashed(hashed(hashed(nothing, &parent->clique, 8), &child, sizeof child), &what, sizeof what);
+	}
+	return comm_made(code, library, where, clique, 0, is_blocking(config, parent));
+}
+
+/* The place of one that a thread of suspending.c is still with is not used again. */
+HIDDEN void comm_goes(void *comm)
+{
+	struct communicator *c = find(comm);
+	int phase = c ? atomic_load(&c->phase) : RUNNING;
+	if (phase == SUSPENDING || phase == RESUMING)
+		c->comm = NULL;
+	else if (c)
+		atomic_store(&c->state, FREE);
+}
+
+/* The thread's outermost group has ended. */
+HIDDEN void comm_group_ended(bool good, bool done)
+{
+	const pid_t self = (pid_t)syscall(SYS_gettid);
+	for EACH (c, communicator) {
+		if (atomic_load(&c->state) != WAITING || c->thread != self)
+			continue;
+		c->blocking = c->blocking && done;
+		if (good)
+			becomes_live(c);
+		else
+			atomic_store(&c->state, FREE);
+	}
+}
+
+HIDDEN int comm_here(const struct communicator *c)
+{
+	int here = 0;
+	for EACH (other, communicator)
+		here += atomic_load(&other->state) == LIVE && other->library == c->library && other->clique == c->clique;
+	return here;
+}

@@ -1,0 +1,179 @@
+/* suspending has communicators give their memory back, and take it again, by ncclCommSuspend(comm, NCCL_SUSPEND_MEM)
+ * and ncclCommResume(comm), which came with NCCL 2.29.7. Each waits for all ranks (bootstrapBarrier in NCCL's
+ * src/mem_manager.cc), and what has begun to wait cannot be called off. So only communicators whose ranks are all here
+ * are suspended, each on a thread of its own, and whoever asked for it stops waiting in time. */
+#define _GNU_SOURCE
+#include "nccl.h"
+
+#include <limits.h>
+#include <linux/futex.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+enum { SUSPEND_MEM = 1 };				    /* NCCL_SUSPEND_MEM */
+enum { CAN_BE_SUSPENDED = 0, IS_SUSPENDED = 1, TOTAL = 3 }; /* ncclCommMemStat_t */
+
+static uint64_t stat_of(const struct communicator *c, int stat)
+{
+	uint64_t value = 0;
+	stats_function *ask = REAL(c->library, ncclCommMemStats, stats_function);
+	return ask && ask(c->comm, stat, &value) == DONE ? value : 0;
+}
+
+/* Why a communicator cannot be suspended, or NULL. ask: it too, while nobody is inside. */
+static const char *obstacle(const struct communicator *c, bool ask)
+{
+	if (!REAL(c->library, ncclCommSuspend, suspend_function) || !REAL(c->library, ncclCommResume, resume_function))
+		return "this version has no ncclCommSuspend, which came with 2.29.7";
+	if (atomic_load(&c->code) != DONE)
+		return "ncclCommSuspend has failed";
+	if (!c->blocking)
+		return "non-blocking ones go on with threads of NCCL's own";
+	if (c->ranks != 1 && (!c->clique || comm_here(c) != c->ranks))
+		return "ncclCommSuspend waits for all ranks, and some are in other processes";
+	if (ask && stat_of(c, TOTAL) == 0)
+		return "NCCL's memory manager is off, or has nothing";
+	if (ask && stat_of(c, IS_SUSPENDED))
+		return "the program has suspended it";
+	return NULL;
+}
+
+HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to)
+{
+	for (; *cursor < atomic_load(&communicators_used); (*cursor)++) {
+		const struct communicator *c = &communicators[*cursor];
+		if (atomic_load(&c->state) != LIVE)
+			continue;
+		int phase = atomic_load(&c->phase);
+		*to = (struct gate_communicator){
+			.version = nccl_version(c->library),
+			.suspended = phase == SUSPENDED,
+			.busy = phase == SUSPENDING || phase == RESUMING,
+			.lost = phase == LOST,
+			.code = atomic_load(&c->code),
+		};
+		if (phase == RUNNING)
+			to->obstacle = obstacle(c, ask);
+		if (ask && (phase == RUNNING || phase == SUSPENDED)) {
+			to->total = stat_of(c, TOTAL);
+			to->suspendable = stat_of(c, CAN_BE_SUSPENDED);
+		}
+		(*cursor)++;
+		return true;
+	}
+	return false;
+}
+
+/* One rank's suspend or resume. It may never come back, when another rank does not; then that thread stays there. */
+static _Atomic uint32_t started; /* counts up: those of the number before may begin */
+
+struct rank {
+	struct communicator *c;
+	uint32_t number;
+	bool suspend;
+};
+static _Atomic bool called_off;
+
+static int call_nccl(struct communicator *c, bool suspend)
+{
+	static struct gate_call calls[] = {{.name = "ncclCommResume", .kind = WORK}, {.name = "ncclCommSuspend", .kind = WORK}};
+	struct gate_mark *mark = gate_pass(&calls[suspend]);
+	int code = SYSTEM_ERROR;
+	if (mark)
+		code = suspend ? REAL(c->library, ncclCommSuspend, suspend_function)(c->comm, SUSPEND_MEM)
+			       : REAL(c->library, ncclCommResume, resume_function)(c->comm);
+	gate_leave(mark);
+	return code;
+}
+
+static void *carry_out(void *rank)
+{
+	struct rank job = *(struct rank *)rank;
+	free(rank);
+	struct communicator *c = job.c;
+	while (atomic_load(&started) == job.number)
+		syscall(SYS_futex, &started, FUTEX_WAIT_PRIVATE, job.number, NULL, NULL, 0);
+	if (atomic_load(&called_off)) {
+		atomic_store(&c->phase, job.suspend ? RUNNING : SUSPENDED);
+		return NULL;
+	}
+	int code = call_nccl(c, job.suspend);
+	bool suspended = job.suspend && code == DONE;
+	if (suspended && atomic_load(&c->given_up)) { /* nobody would resume it */
+		code = call_nccl(c, false);
+		suspended = false, job.suspend = false;
+	}
+	int now = suspended ? SUSPENDED : code != DONE && !job.suspend ? LOST : RUNNING;
+	atomic_store(&c->code, code);
+	atomic_store(&c->phase, now);
+	if (!c->comm) /* destroyed meanwhile: see comm_goes */
+		atomic_store(&c->state, FREE);
+	return NULL;
+}
+
+static bool start_thread(struct communicator *c, bool suspend, uint32_t number)
+{
+	pthread_attr_t detached;
+	pthread_t thread;
+	struct rank *rank = malloc(sizeof *rank);
+	if (!rank || pthread_attr_init(&detached) != 0) {
+		free(rank);
+		return false;
+	}
+	*rank = (struct rank){c, number, suspend};
+	pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+	sigset_t all, before;
+	sigfillset(&all);
+	pthread_sigmask(SIG_SETMASK, &all, &before);
+	bool made = pthread_create(&thread, &detached, carry_out, rank) == 0;
+	pthread_sigmask(SIG_SETMASK, &before, NULL);
+	pthread_attr_destroy(&detached);
+	if (!made)
+		free(rank);
+	return made;
+}
+
+/* All threads are there before the first begins: one that is missing would have the others wait for it. */
+HIDDEN bool suspending_begin(bool suspend)
+{
+	const uint32_t number = atomic_load(&started);
+	bool all = true;
+	atomic_store(&called_off, false);
+	for EACH (c, communicator) {
+		int was = suspend ? RUNNING : SUSPENDED;
+		if (atomic_load(&c->state) != LIVE || atomic_load(&c->phase) != was || (suspend && obstacle(c, true)))
+			continue;
+		atomic_store(&c->given_up, false);
+		atomic_store(&c->phase, suspend ? SUSPENDING : RESUMING);
+		if (!start_thread(c, suspend, number)) {
+			atomic_store(&c->phase, was);
+			all = false;
+		}
+	}
+	atomic_store(&called_off, !all);
+	atomic_fetch_add(&started, 1);
+	syscall(SYS_futex, &started, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+	return all;
+}
+
+HIDDEN bool suspending_is_busy(void)
+{
+	for EACH (c, communicator) {
+		int phase = atomic_load(&c->phase);
+		if (atomic_load(&c->state) == LIVE && (phase == SUSPENDING || phase == RESUMING) && !atomic_load(&c->given_up))
+			return true;
+	}
+	return false;
+}
+
+HIDDEN void suspending_give_up(void)
+{
+	for EACH (c, communicator) {
+		int phase = atomic_load(&c->phase);
+		if (atomic_load(&c->state) == LIVE && (phase == SUSPENDING || phase == RESUMING))
+			atomic_store(&c->given_up, true);
+	}
+}
