@@ -110,7 +110,8 @@ func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 // IsDone tells whether the work that Mark saw is done, or has gone with its context; the event is then no more.
 // (cuEventQuery)
 func (e *Engine) IsDone(event cuda.Event) bool {
-	if errors.Is(e.driver.EventQuery(event), cuda.NotReady) {
+	ask := func() error { return e.driver.EventQuery(event) }
+	if errors.Is(e.driver.Relaxed(ask), cuda.NotReady) {
 		return false
 	}
 	e.driver.DropEvent(event)

@@ -179,11 +179,8 @@ func (e *Engine) furnish(x *extent, r Request) error {
 // captured.
 func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {
-		mode, err := e.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
-		if err != nil {
-			return err
-		}
-		defer func() { _, _ = e.driver.ThreadExchangeStreamCaptureMode(mode) }()
+		r.Capturing = false
+		return e.driver.Relaxed(func() error { return e.withinMargin(d, r, take) })
 	}
 	if r.Margin > 0 {
 		free, err := d.freeBytes()

@@ -2,6 +2,29 @@
  * pause and resume are refused; and the capture survives all of it. */
 #include "host.h"
 
+#include <stdatomic.h>
+
+int cudaGraphDestroy(void *);
+
+static pthread_mutex_t pausing = PTHREAD_MUTEX_INITIALIZER;
+static atomic_bool done;
+
+/* A capture that begins while another thread resumes: the copies go on, and host memory is unpinned. */
+static void *capture_again_and_again(void *stream)
+{
+	void *graph;
+	while (!atomic_load(&done)) {
+		EXPECT(pthread_mutex_lock(&pausing), 0);
+		EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+		usleep(50);
+		EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+		EXPECT(cudaGraphDestroy(graph), 0);
+		EXPECT(pthread_mutex_unlock(&pausing), 0);
+		usleep(50);
+	}
+	return NULL;
+}
+
 int main(void)
 {
 	size_t before = free_bytes();
@@ -39,5 +62,22 @@ int main(void)
 	EXPECT(cudaMemsetAsync(target, 1, 2 * MIB, stream), 0);
 	EXPECT(cudaFree(target), 0);
 	EXPECT(cudaStreamSynchronize(stream), 0);
+
+	void *kept = pausable(64 * MIB, "kept", true);
+	fill(kept, 64 * MIB, 7);
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, capture_again_and_again, stream), 0);
+	for (int cycle = 0; cycle < 20; cycle++) {
+		EXPECT(pthread_mutex_lock(&pausing), 0);
+		EXPECT(tms_pause("kept"), 0);
+		EXPECT(pthread_mutex_unlock(&pausing), 0);
+		int code;
+		while ((code = tms_resume("kept")) == 900)
+			;
+		EXPECT(code, 0);
+	}
+	atomic_store(&done, true);
+	EXPECT(pthread_join(thread, NULL), 0);
+	CHECK(filled(kept, 64 * MIB, 7));
 	return 0;
 }

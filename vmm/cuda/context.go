@@ -5,12 +5,28 @@ import (
 	"runtime"
 )
 
-// With runs f on a locked thread with the context current to it, and leaves the thread's own as it was; the
+// With runs f as Relaxed does, with the context current to the thread, and leaves the thread's own as it was; the
 // error is f's, or says that one of the two could not be. (cuCtxGetCurrent, cuCtxPushCurrent,
 // cuCtxPopCurrent)
 func (d *Driver) With(context Context, f func() error) error {
+	return d.Relaxed(func() error { return d.with(context, f) })
+}
+
+// Relaxed runs f on a locked thread that may do what it does while streams are being captured. In the mode that
+// threads begin with, most calls that wait, ask how far work is, or pin memory are refused then, and break the capture,
+// whichever thread made it; cuCtxSynchronize does in any mode. (cuThreadExchangeStreamCaptureMode)
+func (d *Driver) Relaxed(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
+	mode, err := d.exchangeCaptureMode(captureModeRelaxed)
+	if err != nil {
+		return err
+	}
+	defer func() { _, _ = d.exchangeCaptureMode(mode) }()
+	return f()
+}
+
+func (d *Driver) with(context Context, f func() error) error {
 	before, err := d.CtxGetCurrent()
 	if err != nil {
 		return err

@@ -121,14 +121,13 @@ func (d *Driver) CtxSynchronize() error {
 	return d.call(fnCtxSynchronize)
 }
 
-// CaptureMode is a CUstreamCaptureMode.
-type CaptureMode int32
+// captureMode is a CUstreamCaptureMode.
+type captureMode int32
 
-// CaptureModeRelaxed lets the thread allocate while a stream is being captured.
-const CaptureModeRelaxed CaptureMode = 2
+const captureModeRelaxed captureMode = 2
 
-// ThreadExchangeStreamCaptureMode is cuThreadExchangeStreamCaptureMode; it returns the old mode.
-func (d *Driver) ThreadExchangeStreamCaptureMode(mode CaptureMode) (CaptureMode, error) {
+// exchangeCaptureMode returns the calling thread's old mode.
+func (d *Driver) exchangeCaptureMode(mode captureMode) (captureMode, error) {
 	err := d.call(fnThreadExchangeStreamCaptureMode, uintptr(unsafe.Pointer(&mode)))
 	return mode, err
 }

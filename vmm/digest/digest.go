@@ -90,12 +90,7 @@ func (h *Hasher) function(context cuda.Context) (cuda.Function, error) {
 	if function := h.loaded[context]; function != 0 {
 		return function, nil
 	}
-	// While some thread captures a stream in global mode, loading is allowed in relaxed mode only.
-	mode, err := h.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
-	if err != nil {
-		return 0, err
-	}
-	defer func() { _, _ = h.driver.ThreadExchangeStreamCaptureMode(mode) }()
+	var err error
 	if h.library == 0 {
 		if h.library, err = h.driver.LibraryLoadData(ptx); err != nil {
 			return 0, err

@@ -49,11 +49,13 @@ static void waiting_is_forbidden(void)
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	GIVES(900, cuStreamQuery(stream));
 	ends_invalidated();
-	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	GIVES(900, cuMemFree_v2(at));
 	ends_invalidated();
 	CHECK(cudasim_stat("allocations") == 1); // it was not freed
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuMemFree_v2(at));
+	ends_well();
 }
 
 static void *allocate_elsewhere(void *code)
@@ -64,10 +66,21 @@ static void *allocate_elsewhere(void *code)
 	return NULL;
 }
 
-static void elsewhere(int code)
+// Of another stream, so that only the modes matter.
+static void *ask_elsewhere(void *code)
+{
+	CUstream other;
+	start(0);
+	OK(cuStreamCreate(&other, CU_STREAM_NON_BLOCKING));
+	GIVES((int)(intptr_t)code, cuStreamQuery(other));
+	OK(cuStreamDestroy_v2(other));
+	return NULL;
+}
+
+static void elsewhere(void *(*call)(void *), int code)
 {
 	pthread_t thread;
-	pthread_create(&thread, NULL, allocate_elsewhere, (void *)(intptr_t)code);
+	pthread_create(&thread, NULL, call, (void *)(intptr_t)code);
 	pthread_join(thread, NULL);
 }
 
@@ -78,10 +91,14 @@ static void allocation_depends_on_the_modes(void)
 	GIVES(900, cuMemAlloc_v2(&more, MIB));
 	ends_invalidated();
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
-	elsewhere(900);
+	elsewhere(allocate_elsewhere, 900);
+	ends_invalidated();
+	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
+	elsewhere(ask_elsewhere, 900);
 	ends_invalidated();
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL);
-	elsewhere(0);
+	elsewhere(allocate_elsewhere, 0);
+	elsewhere(ask_elsewhere, 0);
 	GIVES(900, cuMemAlloc_v2(&more, MIB));
 	ends_invalidated();
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);

@@ -34,18 +34,6 @@ func (d *device) with(f func() error) error {
 	return d.driver.With(d.context, f)
 }
 
-// relaxed is with, for calls that a stream capture of the process would otherwise forbid.
-func (d *device) relaxed(f func() error) error {
-	return d.with(func() error {
-		mode, err := d.driver.ThreadExchangeStreamCaptureMode(cuda.CaptureModeRelaxed)
-		if err != nil {
-			return err
-		}
-		defer func() { _, _ = d.driver.ThreadExchangeStreamCaptureMode(mode) }()
-		return f()
-	})
-}
-
 // Memory is pool.Memory.Memory. (cuMemGetInfo)
 func (d *device) Memory() (free, total uint64, err error) {
 	err = d.with(func() error {
@@ -76,7 +64,7 @@ func (d *device) Record(stream pool.Stream) (event pool.Event, err error) {
 
 // Query is pool.Events.Query. (cuEventQuery)
 func (d *device) Query(event pool.Event) (done bool, err error) {
-	err = d.driver.EventQuery(cuda.Event(event))
+	err = d.driver.Relaxed(func() error { return d.driver.EventQuery(cuda.Event(event)) })
 	if errors.Is(err, cuda.NotReady) {
 		return false, nil
 	}
@@ -85,7 +73,7 @@ func (d *device) Query(event pool.Event) (done bool, err error) {
 
 // Synchronize is pool.Events.Synchronize. (cuEventSynchronize)
 func (d *device) Synchronize(event pool.Event) error {
-	return d.driver.EventSynchronize(cuda.Event(event))
+	return d.driver.Relaxed(func() error { return d.driver.EventSynchronize(cuda.Event(event)) })
 }
 
 // Destroy is pool.Events.Destroy; the event is kept for the next Record.

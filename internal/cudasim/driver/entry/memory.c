@@ -55,8 +55,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 
 static CUresult free_when_done(struct mapping *mapping, CUdeviceptr address)
 {
-	struct context *owner = object_find((void *)mapping->context, CONTEXT);
-	TRY(capture_forbids_context(owner));
+	TRY(capture_forbids_unsafe());
 	queue_wait_device(mapping->block->device);
 	if (current_context()->sticky)
 		return current_context()->sticky;

@@ -48,7 +48,7 @@ static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 		TRY(capture_forbids_legacy((*stream)->context));
 	struct capture *capture = (*stream)->capture;
 	if (!capture)
-		return CUDA_SUCCESS;
+		return capture_forbids_unsafe();
 	bool invalidated = capture->invalidated;
 	capture_invalidate(capture);
 	return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
