@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -25,6 +27,7 @@ const (
 	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls are held up
 	awaitSlice   = 500 * time.Millisecond // a part of a wait, between looks whether the command is interrupted
 	undoPatience = 30 * time.Second       // when it is
+	headStart    = 50 * time.Millisecond  // of who waits for the lock, before who has had its slice
 )
 
 // idling is what all processes are watched with.
@@ -32,6 +35,7 @@ type idling struct {
 	steering
 	after time.Duration
 	file  string
+	slice time.Duration // 0: none
 
 	telling sync.Mutex
 }
@@ -55,6 +59,11 @@ Who is resumed when:
                   the watch begins (or somebody else resumes it), and another has the lock, it is paused then, idle or
                   not. The kernel wakes all who wait when the lock is given up, first who has waited longest, and who
                   runs first has it: mostly in that order, but that is not guaranteed. flock(1) can take part, too.
+  and --slice     who runs need not be idle: when it has had the lock for so long, and another waits for it, it is paused
+                  between two of its calls, and its next one waits in turn. So programs that always have work share a
+                  device. Give a slice many times as long as tms swap takes; one that is over while a stream is captured,
+                  or a kernel does not end in 30 s, is followed by another. Who waits for a lock, the kernel says
+                  (/proc/locks).
 What somebody else has paused is left to him.
 
 It goes on until the processes have ended, or until it is interrupted. However it ends, also by kill -9, each process
@@ -63,7 +72,8 @@ that it has paused is resumed; while memory is short for that, it stays paused a
 Exit status: 0 interrupted, and all processes run, or they have ended; 1 one cannot be paused, or could not be resumed;
 2 the command line is wrong; 3 a process is not there or does not listen.`,
 		Example: `  tms idle 12345 --after 5m
-  tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock`,
+  tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock
+  tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock --slice 1m`,
 		ValidArgsFunction: completeProcesses,
 		Args: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 {
@@ -75,6 +85,17 @@ Exit status: 0 interrupted, and all processes run, or they have ended; 1 one can
 			if s.after < shortestIdle || s.after > control.MaxSeconds*time.Second {
 				return fmt.Errorf("--after %v: give a time from %v to a year, such as 30s or 5m", s.after, shortestIdle)
 			}
+			if command.Flags().Changed("slice") {
+				if s.file == "" {
+					return errors.New("--slice is of those who share a --lock")
+				}
+				if s.slice < shortestIdle || s.slice > control.MaxSeconds*time.Second {
+					return fmt.Errorf("--slice %v: give a time from %v to a year, such as 1m", s.slice, shortestIdle)
+				}
+				if _, err := awaited(); err != nil {
+					return fmt.Errorf("--slice: whether another waits for the lock cannot be seen: %w", err)
+				}
+			}
 			return s.check(command)
 		},
 		RunE: func(command *cobra.Command, arguments []string) error {
@@ -84,6 +105,7 @@ Exit status: 0 interrupted, and all processes run, or they have ended; 1 one can
 	}
 	command.Flags().DurationVar(&s.after, "after", 5*time.Minute, "without work, such as 30s or 5m")
 	command.Flags().StringVar(&s.file, "lock", "", "one process at a time of those that are watched with this `FILE` (it is made)")
+	command.Flags().DurationVar(&s.slice, "slice", 0, "with --lock: the longest while another waits, such as 1m (default: until idle)")
 	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
 	return command
 }
@@ -170,7 +192,7 @@ func (w *watch) attend(ctx context.Context) error {
 			return err
 		}
 		idle := time.Duration(*state.IdleSeconds * float64(time.Second))
-		look := min(max(w.after/10, shortestIdle), rarestLook)
+		look := min(max(w.shortest()/10, shortestIdle), rarestLook)
 		paused := false
 		switch {
 		case state.Doing != "":
@@ -184,6 +206,13 @@ func (w *watch) attend(ctx context.Context) error {
 			paused, err = w.pause(ctx, w.after, idlePatience)
 			if !paused && err == nil {
 				tryAt = time.Now().Add(w.after)
+			}
+		case w.isOver():
+			if paused, err = w.pause(ctx, 0, control.DefaultTimeout*time.Second); paused {
+				w.turn.leave()
+				time.Sleep(headStart)
+			} else {
+				w.turn.since = time.Now()
 			}
 		default:
 			look = min(look, max(w.after-idle, shortestIdle))
@@ -202,6 +231,25 @@ func (w *watch) attend(ctx context.Context) error {
 		case <-time.After(look):
 		}
 	}
+}
+
+func (w *watch) shortest() time.Duration {
+	if w.slice > 0 {
+		return min(w.after, w.slice)
+	}
+	return w.after
+}
+
+// isOver tells whether the process has had its slice, and another waits for it to end.
+func (w *watch) isOver() bool {
+	if w.slice == 0 || time.Since(w.turn.since) < w.slice {
+		return false
+	}
+	waits, err := awaited()
+	if waits {
+		w.say("has run for %v, and another waits", time.Since(w.turn.since).Round(time.Millisecond))
+	}
+	return waits && err == nil
 }
 
 // pause is false if the process goes on, as it has work, or has nothing to give.
@@ -264,6 +312,9 @@ func (w *watch) rest(ctx context.Context) error {
 			return err
 		}
 		if reply.OK {
+			if w.turn != nil {
+				w.turn.since = time.Now()
+			}
 			w.say("called, and resumed after %.2f s: %s in %.2f s", time.Since(came).Seconds(), readable.Bytes(reply.Bytes), reply.Seconds)
 			return nil
 		}
@@ -296,13 +347,14 @@ func (w *watch) undo() error {
 
 // turn is a process's lock of the file that only one of those has which run; nil: all may.
 type turn struct {
-	file *os.File
-	has  bool
+	file  *os.File
+	has   bool
+	since time.Time // when the process began to run with it
 }
 
 func (t *turn) tryTake() bool {
 	if t != nil && !t.has {
-		t.has = unix.Flock(int(t.file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil
+		t.has, t.since = unix.Flock(int(t.file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil, time.Now()
 	}
 	return t == nil || t.has
 }
@@ -349,4 +401,25 @@ func (t *turn) leave() {
 		t.has = false
 		_ = unix.Flock(int(t.file.Fd()), unix.LOCK_UN)
 	}
+}
+
+// awaited tells whether anybody waits for an flock of this process: it has that of --lock alone, for one of its watches at
+// a time. The kernel lists who waits behind what is waited for, with the same number: "1: FLOCK ADVISORY WRITE 4711 …",
+// then "1: -> FLOCK …". (fs/locks.c)
+func awaited() (bool, error) {
+	list, err := os.ReadFile("/proc/locks")
+	if err != nil {
+		return false, err
+	}
+	own, pid := "", strconv.Itoa(os.Getpid())
+	for line := range strings.Lines(string(list)) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) > 4 && words[1] == "FLOCK" && words[4] == pid:
+			own = words[0]
+		case len(words) > 1 && words[1] == "->" && words[0] == own:
+			return true, nil
+		}
+	}
+	return false, nil
 }

@@ -259,6 +259,62 @@ func TestIdleWithLock(t *testing.T) {
 	}
 }
 
+// Two that always have work share a device by slices, as does who takes the lock otherwise; no call fails.
+func TestIdleBySlices(t *testing.T) {
+	start := sharing(t, "256M")
+	one, other, third := start(), start(), start()
+	file := filepath.Join(t.TempDir(), "lock")
+	watch := idle(t, one.number(), other.number(), "--after", "1h", "--lock", file, "--slice", "150ms")
+	free := func() int {
+		free, err := strconv.Atoi(third.do("free"))
+		require.NoError(t, err)
+		return free
+	}
+	const together = 256 - 3*32
+	require.Eventually(t, func() bool { return free() > together }, 20*time.Second, time.Millisecond, "both run as it begins")
+	cycles := func(s *steered, words string) int {
+		cycles, err := strconv.Atoi(s.do(words))
+		require.NoError(t, err)
+		return cycles
+	}
+	for _, s := range []*steered{one, other} {
+		require.Equal(t, "ok", s.do("work"))
+	}
+	for _, s := range []*steered{one, other, one, other, one, other} { // each comes to work again, however often
+		before, over := cycles(s, "cycles"), fmt.Sprint(s.number(), ": has run for ")
+		slices := strings.Count(watch.said(), over)
+		require.Eventually(t, func() bool {
+			require.Greater(t, free(), together)
+			return strings.Count(watch.said(), over) > slices && cycles(s, "cycles") > before
+		}, 60*time.Second, 5*time.Millisecond)
+	}
+	lock, err := os.Open(file)
+	require.NoError(t, err)
+	defer func() { _ = lock.Close() }()
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: it has its turn, too
+	require.Equal(t, 256-32, free())
+	before := [2]int{cycles(one, "cycles"), cycles(other, "cycles")}
+	time.Sleep(400 * time.Millisecond) // longer than a slice, but it has none
+	require.Equal(t, before, [2]int{cycles(one, "cycles"), cycles(other, "cycles")})
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+	for _, answer := range []<-chan string{one.background("calm"), other.background("calm")} {
+		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and ended
+	}
+	for _, answer := range []<-chan string{one.background("check"), other.background("check")} {
+		require.Equal(t, "ok", <-answer)
+	}
+	watch.interrupted()
+
+	// Where nobody waits, a slice has no end.
+	alone := start()
+	watch = idle(t, alone.number(), "--after", "1h", "--lock", file, "--slice", "50ms")
+	require.Equal(t, "ok", alone.do("work"))
+	time.Sleep(500 * time.Millisecond)
+	require.NotEmpty(t, alone.do("calm"))
+	watch.interrupted()
+	require.Empty(t, watch.said())
+}
+
 func TestIdleIsRefused(t *testing.T) {
 	ownSockets(t)
 	ungated := startSteered(t, steeredProgram(t))
@@ -271,6 +327,8 @@ func TestIdleIsRefused(t *testing.T) {
 		"--after 8761h0m0s: give a time": {[]string{"1", "--after", "8761h"}, exitUsage},
 		"the tag is empty":               {[]string{"1", "--tag", ""}, exitUsage},
 		"--lock /nowhere/f: ":            {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
+		"--slice is of those who share":  {[]string{"1", "--slice", "1s"}, exitUsage},
+		"--slice 1ms: give a time from":  {[]string{"1", "--slice", "1ms", "--lock", "/dev/null"}, exitUsage},
 		"there is no such process":       {[]string{"999999999"}, exitNoProcess},
 		"it was not started by tms run":  {[]string{ungated.number()}, exitNo},
 		`"x" is no process`:              {[]string{"x"}, exitUsage},
