@@ -173,7 +173,7 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 	int length = snprintf(buffer, buffer ? capacity : 0,
 			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"everything\":false,"
 			      "\"capturing\":false,\"host_available_bytes\":null,\"disk_directory\":\"\","
-			      "\"devices\":[],\"waiting\":[]}");
+			      "\"devices\":[],\"waiting\":[],\"pools\":null}");
 	return (size_t)length;
 }
 

@@ -395,7 +395,7 @@ func tmsStats(version, temporary *C.char) *C.char {
 		report(err)
 		text, _ = json.Marshal(map[string]any{
 			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()), "devices": []int{},
-			"waiting": []int{}, "capturing": false, "host_available_bytes": nil, "disk_directory": "", "error": err.Error(),
+			"waiting": []int{}, "capturing": false, "host_available_bytes": nil, "disk_directory": "", "pools": nil, "error": err.Error(),
 		})
 	}
 	return handOver(text)

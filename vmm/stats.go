@@ -32,7 +32,7 @@ type Stats struct {
 	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
 	Waiting []reclaim.Waiting `json:"waiting"`
 	// Pools is what the pools hold that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil: none do.
-	Pools any `json:"pools,omitempty"`
+	Pools any `json:"pools"`
 }
 
 // DeviceStats is one device's part of Stats.

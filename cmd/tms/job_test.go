@@ -100,6 +100,8 @@ func TestJob(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(out), &states))
 	require.Len(t, states, count)
 	require.Equal(t, []string{"lively"}, states[0].Jobs)
+	_, words, _ = command(t, "ps", "--job", "dead")
+	require.Equal(t, "tms: no process of job dead listens; see tms ps --help\n", words)
 	out, _, _ = command(t, "ps", "--job", "77")
 	require.Len(t, regexp.MustCompile(`(?m)^ *\d+ `).FindAllString(out, -1), 2) // a row for each tag
 	_, words, code = command(t, "pause", "--job", "dead")

@@ -50,6 +50,19 @@ func statuses(within time.Duration) []process {
 	return found
 }
 
+// ofLaunch leaves those of a launch; "": all.
+func ofLaunch(job string, found []process) []process {
+	return slices.DeleteFunc(found, func(p process) bool { return job != "" && !slices.Contains(p.Jobs, job) })
+}
+
+// ofWhom names a launch; "": all.
+func ofWhom(job string) string {
+	if job == "" {
+		return ""
+	}
+	return "job " + readable.Printable(job)
+}
+
 // held is the device memory that a pause of the process would free.
 func (p *process) held() (bytes uint64) {
 	for _, d := range p.Stats.Devices {
@@ -134,10 +147,7 @@ Exit status: 0.`,
 }
 
 func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error {
-	found := statuses(time.Second)
-	if job != "" {
-		found = slices.DeleteFunc(found, func(p process) bool { return !slices.Contains(p.Jobs, job) })
-	}
+	found := ofLaunch(job, statuses(time.Second))
 	var unavailable error
 	if inBytes && len(found) > 0 {
 		var shown []nvml.Device
@@ -151,7 +161,7 @@ func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error 
 		return writeJSON(to, found)
 	}
 	if len(found) == 0 {
-		fmt.Fprintln(aside, "tms: no process of this user listens; see tms ps --help")
+		fmt.Fprintf(aside, "tms: no process of %s listens; see tms ps --help\n", cmp.Or(ofWhom(job), "this user"))
 		return nil
 	}
 	if inBytes {

@@ -22,7 +22,8 @@ import (
 )
 
 func topCommand() *cobra.Command {
-	return &cobra.Command{
+	var job string
+	command := &cobra.Command{
 		Use:   "top",
 		Short: "Watch devices and processes on the terminal, and pause and resume them by a key",
 		Long: `Shows on the whole terminal, twice a second, what tms ps lists, with bars, and above it the devices: memory of the
@@ -37,24 +38,33 @@ the pauses and resumes as they happen, whoever asked for them, with what they fr
   ?          what the bars mean
   q          quit; a pause or resume that is under way is interrupted
 
+With --job the processes are those of one launch, as of tms ps; the devices are shown with all.
+
 A process that does not answer within a second is shown as it was last, and marked. Colours can be done without
 (NO_COLOR). It needs a terminal that can move its cursor; elsewhere, tms ps and tms ps --watch tell the same.
 
 Exit status: 0; 2 this is no such terminal.`,
-		Args: cobra.NoArgs,
+		Args: func(command *cobra.Command, arguments []string) error {
+			if err := checkJob(command, job); err != nil {
+				return err
+			}
+			return cobra.NoArgs(command, arguments)
+		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := screenful(os.Stdin, os.Stdout); err != nil {
 				return err
 			}
 			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 			defer stop()
-			interrupted, err := top.Run(ctx, &watched{}, top.Settings{ASCII: !utf8Locale()}, os.Stdin, os.Stdout)
+			interrupted, err := top.Run(ctx, &watched{job: job}, top.Settings{ASCII: !utf8Locale(), Whose: ofWhom(job)}, os.Stdin, os.Stdout)
 			for _, words := range interrupted {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words)
 			}
 			return err
 		},
 	}
+	addJob(command, &job)
+	return command
 }
 
 // screenful tells why top cannot be shown.
@@ -79,6 +89,8 @@ func utf8Locale() bool {
 
 // watched is what top shows: processes as tms ps has them, and devices as NVML has them.
 type watched struct {
+	job string // "": all
+
 	mu     sync.Mutex
 	found  []nvml.Device
 	err    error
@@ -102,7 +114,7 @@ func (w *watched) Look() top.Look {
 			look.Note = "devices are shown as the processes see them: " + look.Note
 		}
 	}
-	for _, p := range processes {
+	for _, p := range ofLaunch(w.job, processes) {
 		look.Processes = append(look.Processes, shown(p, look.At))
 	}
 	return look

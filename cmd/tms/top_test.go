@@ -81,8 +81,8 @@ func (s *tmux) restored(folder string) {
 }
 
 // running is the line that runs tms top, and tells what it was before and after.
-func running(folder string) string {
-	return fmt.Sprintf("cd %s; stty -a >before; %s top; echo ended $?; stty -a >after; exec sleep 600", folder, tms)
+func running(folder string, arguments ...string) string {
+	return fmt.Sprintf("cd %s; stty -a >before; %s top %s; echo ended $?; stty -a >after; exec sleep 600", folder, tms, strings.Join(arguments, " "))
 }
 
 func TestTop(t *testing.T) {
@@ -176,6 +176,20 @@ func TestTopWithoutColoursAndNVML(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
 	s.restored(folder)
+}
+
+func TestTopOfAJob(t *testing.T) {
+	ownSockets(t)
+	program, device := steeredProgram(t), fmt.Sprintf("CUDASIM_SHARED=topjob-%d", os.Getpid())
+	startSteered(t, program, device)
+	rank := startSteered(t, program, device, "TORCHELASTIC_RUN_ID=lively")
+	s := openTmux(t, running(t.TempDir(), "--job", "lively"), "LC_ALL=C", device)
+	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`) // the device with all
+	rank.end()
+	s.shows("no process of job lively listens")
+	_, stderr, code := command(t, "top", "--job", "")
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, stderr, "the job is empty")
 }
 
 func TestTopNeedsATerminal(t *testing.T) {

@@ -64,7 +64,8 @@ type Device struct {
 
 // Settings are the terminal's.
 type Settings struct {
-	ASCII bool // it shows no other characters
+	ASCII bool   // it shows no other characters
+	Whose string // processes are shown, where not all of this user
 }
 
 // every is how often all are asked: often enough to see a pause that takes a second under way.

@@ -1,6 +1,7 @@
 package top
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -256,7 +257,7 @@ func (m *model) rowLines(height int) []string {
 		lines = append(lines, m.rowLine(c, rows[i], whole))
 	}
 	if len(rows) == 0 && m.seen && room > 0 {
-		why := "no process of this user listens; see tms ps --help"
+		why := "no process of " + cmp.Or(m.settings.Whose, "this user") + " listens; see tms ps --help"
 		if m.filter != "" {
 			why = "no process has that in its number, command or tags"
 		}

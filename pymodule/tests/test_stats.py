@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import children
@@ -116,6 +117,14 @@ def test_what_a_pause_needs() -> None:
     assert available is None or available > MiB
     cuda.free(host)
     cuda.free(disk)
+
+
+def test_of_the_program_s_pools() -> None:
+    code = "import cuda, tms\nwith tms.region('a'): cuda.malloc(1)\nprint(tms.stats()['pools'])"
+    assert children.output(code) == "None\n"
+    (pool,) = ast.literal_eval(children.output(code, TMS_INIT_POOL="caching"))
+    assert (pool["device"], pool["tag"], pool["stats"]["kind"]) == (0, "a", "caching")
+    assert pool["stats"]["requested_bytes"] == 1
 
 
 def test_where_files_go(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import TypedDict, cast
+from typing import Any, TypedDict, cast
 
 from . import _torch
 from ._arguments import check_tag
@@ -109,6 +109,9 @@ class Stats(TypedDict):
     """Host memory that the machine and the control groups leave; None: not known, or no limit."""
     disk_directory: str
     """Where files of backup="disk" go at the next pause; it may not be there yet."""
+    pools: list[dict[str, Any]] | None
+    """Of the pools that serve the program under TMS_INIT_POOL, as `allocator_stats` has them; None:
+    none do."""
 
 
 def pause(
