@@ -245,6 +245,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	h.do("own 9")
 	reply = request(t, again, recordTo(""))
 	require.Contains(t, reply.Error, "it was cut short, or its disk fails")
+	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "\n") }, 20*time.Second, 5*time.Millisecond)
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
 	require.Equal(t, "ok", h.do("check"))
 }
