@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ import pytest
 from device import MiB, torch_on_gpu
 from reaching import (
     PROGRAMS,
+    TMS,
     Program,
     Times,
     Witness,
@@ -351,6 +353,41 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
     equal(command, said_first, ["--seed", "1"], seconds=60)
     equal(command, said_second, ["--seed", "2"], seconds=60)
     say(f"{taken[0] >> 30} and {taken[1] >> 30} GiB of {other.total >> 30} GiB; {times}")
+
+
+def test_slices(tmp_path: Path, say: Say) -> None:
+    """Two trainings that always have work, by `tms idle --lock --slice`: neither sees anything."""
+    command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
+    filler = ["--filler", str(8 * GiB)]
+
+    def start(seed: str) -> contextlib.AbstractContextManager[Program]:
+        return started(
+            command, 0, ["--seed", seed, *filler], options=["--backup", "host"], seconds=120
+        )
+
+    with start("1") as first, start("2") as second:
+        programs = first, second
+        for program in programs:
+            program.ready()
+        numbers = [str(program.pid) for program in programs]
+        share = ["--after", "60s", "--lock", str(tmp_path / "lock"), "--slice", "1s"]
+        watch = subprocess.Popen(
+            [TMS, "idle", *numbers, *share],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=undisturbed(),
+        )
+        time.sleep(20)
+        watch.send_signal(signal.SIGINT)
+        words, _ = watch.communicate(timeout=60)
+        assert watch.returncode == 0, words
+        turns = [words.count(f"{number}: called, and resumed") for number in numbers]
+        assert min(turns) >= 3, words
+        said = [program.end() for program in programs]
+    say(f"turns in 20 s: {turns}; steps: {[steps for steps, _ in said]}\n{words}")
+    for seed, outcome in zip("12", said):
+        equal(command, outcome, ["--seed", seed, *filler], seconds=120)
 
 
 def test_swaps(say: Say) -> None:
