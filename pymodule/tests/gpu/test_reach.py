@@ -358,7 +358,7 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
 def test_slices(tmp_path: Path, say: Say) -> None:
     """Two trainings that always have work, by `tms idle --lock --slice`: neither sees anything."""
     command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
-    filler = ["--filler", str(8 * GiB)]
+    filler = ["--filler", str(2 * GiB)]
 
     def start(seed: str) -> contextlib.AbstractContextManager[Program]:
         return started(
