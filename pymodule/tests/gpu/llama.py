@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import tempfile
 from pathlib import Path
@@ -32,11 +33,57 @@ WEIGHTS = 2.18
 """GiB of its weights in bfloat16."""
 
 
-def folder() -> str:
-    """A folder with config.json alone: the engines make the weights up."""
+def folder(with_weights: bool = False) -> str:
+    """A folder with config.json, alone: the engines make the weights up. Or with weights."""
     path = Path(tempfile.mkdtemp())
     (path / "config.json").write_text(json.dumps(CONFIG))
+    if with_weights:
+        write_weights(path / "model.safetensors")
     return str(path)
+
+
+def shapes() -> list[dict[str, tuple[int, ...]]]:
+    """Of the parameters: what is of no layer, in two parts, and each layer."""
+    c = CONFIG
+    width, inner = c["hidden_size"], c["intermediate_size"]
+    queries, keys = (c[f"num_{kind}_heads"] * c["head_dim"] for kind in ("attention", "key_value"))
+    parts: list[dict[str, tuple[int, ...]]] = [
+        {"model.embed_tokens.weight": (c["vocab_size"], width), "model.norm.weight": (width,)},
+        {"lm_head.weight": (c["vocab_size"], width)},
+    ]
+    for layer in range(c["num_hidden_layers"]):
+        at = f"model.layers.{layer}"
+        parts.append(
+            {
+                f"{at}.self_attn.q_proj.weight": (queries, width),
+                f"{at}.self_attn.k_proj.weight": (keys, width),
+                f"{at}.self_attn.v_proj.weight": (keys, width),
+                f"{at}.self_attn.o_proj.weight": (width, queries),
+                f"{at}.mlp.gate_proj.weight": (inner, width),
+                f"{at}.mlp.up_proj.weight": (inner, width),
+                f"{at}.mlp.down_proj.weight": (width, inner),
+                f"{at}.input_layernorm.weight": (width,),
+                f"{at}.post_attention_layernorm.weight": (width,),
+            }
+        )
+    return parts
+
+
+def write_weights(path: Path) -> None:
+    """Made-up values, each tensor cut from one pool of them at a place of its own."""
+    import torch
+    from safetensors.torch import save_file
+
+    torch.manual_seed(7)
+    step = 4099
+    every = {name: shape for part in shapes() for name, shape in part.items()}
+    largest = max(math.prod(shape) for shape in every.values())
+    pool = (torch.randn(largest + step * len(every)) * 0.02).to(torch.bfloat16)
+    tensors = {}
+    for i, (name, shape) in enumerate(every.items()):
+        values = pool[step * i :][: math.prod(shape)].view(shape)
+        tensors[name] = torch.ones_like(values) if len(shape) == 1 else values.clone()
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def prompts() -> list[list[int]]:

@@ -26,33 +26,6 @@ from driving import offline, say, sglang_engine
 KV, WEIGHTS = "kv_cache", "weights"
 
 
-def shapes() -> list[dict[str, tuple[int, ...]]]:
-    """Of the model's parameters, in the parts in which they are handed over."""
-    c = llama.CONFIG
-    width, inner = c["hidden_size"], c["intermediate_size"]
-    queries, keys = (c[f"num_{kind}_heads"] * c["head_dim"] for kind in ("attention", "key_value"))
-    parts: list[dict[str, tuple[int, ...]]] = [
-        {"model.embed_tokens.weight": (c["vocab_size"], width), "model.norm.weight": (width,)},
-        {"lm_head.weight": (c["vocab_size"], width)},
-    ]
-    for layer in range(c["num_hidden_layers"]):
-        at = f"model.layers.{layer}"
-        parts.append(
-            {
-                f"{at}.self_attn.q_proj.weight": (queries, width),
-                f"{at}.self_attn.k_proj.weight": (keys, width),
-                f"{at}.self_attn.v_proj.weight": (keys, width),
-                f"{at}.self_attn.o_proj.weight": (width, queries),
-                f"{at}.mlp.gate_proj.weight": (inner, width),
-                f"{at}.mlp.up_proj.weight": (inner, width),
-                f"{at}.mlp.down_proj.weight": (width, inner),
-                f"{at}.input_layernorm.weight": (width,),
-                f"{at}.post_attention_layernorm.weight": (width,),
-            }
-        )
-    return parts
-
-
 class Trainer:
     """Weights in bfloat16, a copy in float32 and Adam's two moments: 15 GiB with contents."""
 
@@ -65,7 +38,7 @@ class Trainer:
         torch.manual_seed(11)
         self.state: list[dict[str, list[Any]]] = []
         with torch_memory_saver.region("trainer", enable_cpu_backup=True):
-            for part in shapes():
+            for part in llama.shapes():
                 made = {}
                 for name, shape in part.items():
                     full = torch.randn(shape, device="cuda") * 0.02 + ("norm" in name)

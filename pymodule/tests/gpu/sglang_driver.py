@@ -14,6 +14,7 @@ import asyncio
 import faulthandler
 import importlib.util
 import json
+import mmap
 import os
 import time
 from collections.abc import Coroutine
@@ -33,6 +34,41 @@ def tells_of_mistakes() -> bool:
     assert found and found.origin
     at = Path(found.origin).parent / "srt/managers/scheduler_components/weight_updater.py"
     return at.exists() and "not currently released" in at.read_text()
+
+
+def limits() -> dict[str, float]:
+    """Seconds that this machine takes for contents of the weights' size, one step at a time."""
+    import torch
+
+    size = int(llama.WEIGHTS * 2**30) >> 21 << 21
+    there = torch.ones(size, dtype=torch.uint8, device="cuda")
+    mapping = mmap.mmap(-1, size)
+    mapping.madvise(mmap.MADV_HUGEPAGE)
+    here = torch.frombuffer(mapping, dtype=torch.uint8)
+    found: dict[str, float] = {}
+    begun = 0.0
+
+    def lap(name: str) -> None:
+        nonlocal begun
+        torch.cuda.synchronize()
+        now = time.perf_counter()
+        found[name], begun = now - begun, now
+
+    lap("")
+    here[::4096].fill_(1)
+    lap("pages made")
+    runtime: Any = torch.cuda.cudart()
+    runtime.cudaHostRegister(here.data_ptr(), size, 0)
+    lap("pinned")
+    assert here.is_pinned()
+    here.copy_(there)
+    lap("to the host")
+    there.copy_(here)
+    lap("to the device")
+    runtime.cudaHostUnregister(here.data_ptr())
+    lap("unpinned")
+    del found[""]
+    return found
 
 
 class Engine:
@@ -216,12 +252,14 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="GPUs")
     parser.add_argument("--cycles", type=int, default=100, help="beside running requests")
     parser.add_argument("--short", action="store_true", help="only everything at once")
+    parser.add_argument("--limits", action="store_true", help="measure this machine's first")
     parser.add_argument("--timeout", type=int, default=300, help="seconds")
     asked = parser.parse_args()
     offline()
     if asked.graphs:
         os.environ["SGLANG_MEMORY_SAVER_CUDA_GRAPH"] = "1"
     import sglang
+    import torch
 
     import torch_memory_saver
 
@@ -231,6 +269,9 @@ def main() -> None:
         "sglang": sglang.__version__,
         "saver": str(Path(torch_memory_saver.__file__).parent),
     }
+    if asked.limits:
+        result["limits"] = limits()
+        torch.cuda.empty_cache()
     say("begins")
     engine = Engine(asked)
     result["start_s"] = engine.start_s

@@ -1,5 +1,7 @@
 """A step of reinforcement learning: a trainer and an sglang engine by turns on one GPU, 20 rounds.
 
+TMS_TEST_RL_ROUNDS is for another number, where times alone are wanted.
+
 TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
 too, for four rounds, and every token must be the same with it.
 """
@@ -27,7 +29,7 @@ PYMODULE = HERE.parent.parent
 SAVERS = {"tms": str(PYMODULE)}
 if "TMS_TEST_PEER" in os.environ:
     SAVERS["peer"] = os.environ["TMS_TEST_PEER"]
-ROUNDS = {"tms": 20, "peer": 4}
+ROUNDS = {"tms": int(os.environ.get("TMS_TEST_RL_ROUNDS", "20")), "peer": 4}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +65,8 @@ def test_weights_arrive(rounds: dict[str, list[dict[str, Any]]]) -> None:
 
 def test_nothing_grows(rounds: dict[str, list[dict[str, Any]]]) -> None:
     ours = rounds["tms"]
+    if len(ours) < 10:
+        pytest.skip("too few rounds to tell")
     for what, limit in {"training": 64 * MiB, "rollout": 64 * MiB, "resident": 512 * MiB}.items():
         grown = ours[-1][what] - max(found[what] for found in ours[2:6])
         assert grown <= limit, f"{what}: {grown / MiB:.0f} MiB"

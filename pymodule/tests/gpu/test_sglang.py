@@ -1,6 +1,6 @@
 """sglang's release and resume of memory with tms in the place of torch_memory_saver.
 
-TMS_TEST_SGLANG names the runs to make, with commas between; all of them take about six minutes.
+TMS_TEST_SGLANG names the runs to make, with commas between; all of them take about eight minutes.
 TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
 too, and its times are in the table.
 """
@@ -26,6 +26,7 @@ if importlib.util.find_spec("sglang") is None:
 
 HERE = Path(__file__).resolve().parent
 PYMODULE = HERE.parent.parent
+TMS = PYMODULE.parent / "build" / "bin" / "tms"
 PEER = os.environ.get("TMS_TEST_PEER")
 GIB = 1 << 30
 CACHE_TOKENS = int(os.environ.get("TMS_TEST_SGLANG_TOKENS", "830000"))
@@ -37,6 +38,8 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "kept": (["--short"], {"TMS_RETAIN_CPU_BACKUP": "1"}),
     "graphs": (["--graphs", "--cycles", "10"], {}),
     "two": (["--tp", "2", "--cycles", "10"], {}),
+    "profile": (["--short", "--limits"], {}),
+    "profile-kept": (["--short", "--limits"], {"TMS_RETAIN_CPU_BACKUP": "1"}),
     "peer": (["--short"], {}),
 }
 """Arguments of the driver and its environment. "kept": host memory, from one cycle to the next."""
@@ -50,11 +53,13 @@ def missing(run: str) -> str:
         return "there is one GPU"
     if run == "peer" and not PEER:
         return "TMS_TEST_PEER names no folder"
+    if run.startswith("profile") and not TMS.exists():
+        return "the command tms, which reads recordings, is not built"
     return ""
 
 
 @pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What the driver says of each run, one after the other."""
     inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     said: dict[str, Any] = {}
@@ -66,6 +71,10 @@ def results() -> dict[str, Any]:
             path for path in inherited.get("PYTHONPATH", "").split(":") if path != str(PYMODULE)
         ]
         path = ":".join(filter(None, [saver, str(HERE), *others]))
+        variables = dict(RUNS[name][1])
+        recordings = tmp_path_factory.mktemp(name)
+        if name.startswith("profile"):
+            variables["TMS_TRACE"] = str(recordings / "%p.trace")
         process = subprocess.Popen(
             [
                 sys.executable,
@@ -74,7 +83,7 @@ def results() -> dict[str, Any]:
                 "--tokens",
                 str(CACHE_TOKENS),
             ],
-            env={**inherited, **RUNS[name][1], "PYTHONPATH": path},
+            env={**inherited, **variables, "PYTHONPATH": path},
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -87,7 +96,20 @@ def results() -> dict[str, Any]:
         lines = [line for line in out.splitlines() if line.startswith("{")]
         said[name] = json.loads(lines[-1]) if lines else {"ok": False}
         said[name]["status"] = process.returncode
+        said[name]["operations"] = operations(sorted(recordings.iterdir()))
     return said
+
+
+def operations(recordings: list[Path]) -> dict[str, list[dict[str, float]]]:
+    """Pauses and resumes of each tag, in their order, as `tms report` tells them."""
+    found: dict[str, list[dict[str, float]]] = {}
+    if recordings:
+        command = [str(TMS), "report", *map(str, recordings), "--format", "perfetto", "-o", "-"]
+        report = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
+        for event in report["traceEvents"]:
+            if event["ph"] == "X" and event["args"]["bytes"]:
+                found.setdefault(event["name"], []).append(event["args"])
+    return found
 
 
 @pytest.fixture(params=ASKED)
@@ -133,6 +155,9 @@ def test_beside_running_requests(run: dict[str, Any]) -> None:
     assert run["grown"] < GIB / 4
 
 
+PARTS = {"driver": "the driver's mappings", "copying": "contents", "waited": "waiting"}
+
+
 def figures(found: list[dict[str, Any]]) -> dict[str, float]:
     groups = {
         kind: [phase for phase in found if phase["name"].startswith(kind)]
@@ -147,6 +172,8 @@ def figures(found: list[dict[str, Any]]) -> dict[str, float]:
 
 def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     """Prints them; ours are the shorter ones."""
+    if not results:
+        pytest.skip("none of the runs can be made")
     table = {run: figures(said["phases"]) for run, said in results.items() if said["ok"]}
     assert table
     with capsys.disabled():
@@ -158,3 +185,38 @@ def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
     if "peer" in table and "tms" in table:
         for row in table["peer"]:
             assert table["tms"][row] < table["peer"][row], row
+
+
+@pytest.mark.parametrize("name", [name for name in ASKED if name.startswith("profile")])
+def test_profile(results: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the time of a release and a resume goes; beyond this machine's limits at most 20 ms."""
+    if missing(name):
+        pytest.skip(missing(name))
+    said = results[name]
+    assert said["ok"], {**said, "phases": None}
+    later = [i for i, phase in enumerate(said["phases"]) if phase["name"].startswith("later")]
+    rows = [(tag, part) for tag in ("kv_cache", "weights") for part in PARTS]
+    table = {}
+    for what, kind in {"release": "pause", "resume": "resume"}.items():
+        asked = [said["phases"][i][f"{what}_s"] for i in later]
+        made = {tag: said["operations"][f"{kind} {tag}"] for tag in ("kv_cache", "weights")}
+        assert all(len(found) == len(said["phases"]) for found in made.values())
+        own = [sum(made[tag][i]["took"] for tag in made) for i in later]
+        table[what] = [
+            statistics.median(asked),
+            statistics.median(all_of_it - ours for all_of_it, ours in zip(asked, own)),
+            *(statistics.median(made[tag][i][part] for i in later) for tag, part in rows),
+        ]
+    limits = said["limits"]
+    names = ["asked from outside", "of it outside tms", *(f"{tag}, {PARTS[p]}" for tag, p in rows)]
+    with capsys.disabled():
+        print(f"\nsglang {said['sglang']}, {name}, ms (medians){'':15}release    resume")
+        for row, (release, resume) in zip(names, zip(*table.values())):
+            print(f"{row:>45}{1000 * release:10.1f}{1000 * resume:10.1f}")
+        words = ", ".join(f"{what} {1000 * seconds:.1f}" for what, seconds in limits.items())
+        print(f"{WEIGHTS} GiB on this machine, ms, one after the other: {words}")
+    least = limits["to the host"]
+    if name == "profile":
+        least += limits["pages made"] + limits["pinned"]
+    contents = table["release"][2 + rows.index(("weights", "copying"))]
+    assert contents <= least + 0.02, "saving contents"

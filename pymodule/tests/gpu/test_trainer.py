@@ -1,10 +1,14 @@
-"""transformers' Trainer, paused between steps and in the middle of gradient accumulation."""
+"""transformers' Trainer, paused between steps and in the middle of gradient accumulation.
+
+On one GPU, and on two with FSDP, where all ranks pause together.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,19 +17,27 @@ from typing import Any
 import pytest
 from device import torch_on_gpu
 
-torch_on_gpu()
+torch = torch_on_gpu()
 for module in ("transformers", "accelerate"):
     if importlib.util.find_spec(module) is None:
         pytest.skip(f"{module} is not installed", allow_module_level=True)
 
-PROGRAM = Path(__file__).parent / "programs" / "train_transformers.py"
+PROGRAM = str(Path(__file__).parent / "programs" / "train_transformers.py")
 GIVEN = ("TMS_", "LD_PRELOAD")
 
 
-def train(*arguments: str, **variables: str) -> dict[str, Any]:
+def train(ranks: int, *arguments: str, **variables: str) -> list[dict[str, Any]]:
+    """What each rank says."""
+    launcher: list[str] = []
+    if ranks > 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        launcher = ["-m", "torch.distributed.run", "--nnodes", "1", "--nproc-per-node", str(ranks)]
+        launcher += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(GIVEN)}
     done = subprocess.run(
-        [sys.executable, PROGRAM, *arguments],
+        [sys.executable, *launcher, PROGRAM, *arguments],
         env={**inherited, **variables},
         capture_output=True,
         text=True,
@@ -33,33 +45,45 @@ def train(*arguments: str, **variables: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    said: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    assert len(said) == ranks
     return said
 
 
-@pytest.fixture(scope="module")
-def undisturbed() -> dict[str, Any]:
-    return train()
+@pytest.fixture(scope="module", params=[1, 2], ids=["one", "fsdp"])
+def undisturbed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    if torch.cuda.device_count() < request.param:
+        pytest.skip("there is one GPU")
+    return train(request.param)
 
 
 @pytest.mark.parametrize("way", ["environment", "region"])
-def test_losses_are_as_undisturbed(undisturbed: dict[str, Any], way: str) -> None:
-    library = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
+def test_losses_are_as_undisturbed(undisturbed: list[dict[str, Any]], way: str) -> None:
+    """On every rank, and weights and optimizer state with them."""
+    ranks = len(undisturbed)
+    variables = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
+    if ranks > 1:
+        variables["TMS_EXCLUDE"] = "libnccl.so"  # other ranks have its buffers mapped
     if way == "environment":
-        library |= {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
-        said = train("--pause", "3", **library)
+        variables |= {"TMS_INIT_ENABLE": "1", "TMS_INIT_ENABLE_CPU_BACKUP": "1"}
+        paused = train(ranks, "--pause", "3", **variables)
     else:
-        said = train("--pause", "3", "--region", **library)
-    assert said["losses"] == undisturbed["losses"]
-    assert said["sum"] == undisturbed["sum"], "not a bit of the weights differs"
-    assert undisturbed["losses"][0] != undisturbed["losses"][-1]
-    assert {pause["where"] for pause in said["pauses"]} == {
-        "between steps",
-        "in the middle of a step",
-    }
-    # Weights at once; from the second step on the two moments of the optimizer as well.
-    assert said["pauses"][0]["freed"] >= 4 * said["parameters"]
-    for pause in said["pauses"][2:]:
-        assert pause["freed"] >= 12 * said["parameters"]
-    for pause in said["pauses"]:
-        assert pause["shown"] >= 0.9 * pause["freed"]
+        paused = train(ranks, "--pause", "3", "--region", **variables)
+    for before, said in zip(undisturbed, paused):
+        for what in ("losses", "weights", "moments"):
+            assert said[what] == before[what], f"{what}: not a bit of them differs"
+        assert before["losses"][0] != before["losses"][-1]
+        parameters = said["of them here"]
+        assert parameters == before["of them here"] == said["parameters"] / ranks, (
+            "they are sharded"
+        )
+        assert {pause["where"] for pause in said["pauses"]} == {
+            "between steps",
+            "in the middle of a step",
+        }
+        # Weights at once; from the second step on the two moments of the optimizer as well.
+        assert said["pauses"][0]["freed"] >= 4 * parameters
+        for pause in said["pauses"][2:]:
+            assert pause["freed"] >= 12 * parameters
+        for pause in said["pauses"]:
+            assert pause["shown"] >= 0.9 * pause["freed"]

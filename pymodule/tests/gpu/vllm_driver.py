@@ -3,7 +3,8 @@ tokens and weights are as before. Run by test_vllm.py; by hand with a vLLM that 
 
     PYTHONPATH=$PWD python vllm_driver.py --backend tms --cache-gib 8
 
-Weights are made up, and no file is fetched. The last line on stdout is one JSON object.
+Weights are made up, by vLLM itself or, with --checkpoint, in a file that is reloaded after sleeps
+of level 2. Nothing is fetched. The last line on stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Probe:
         return {"backend": type(backend).__name__, "pid": os.getpid(), "tms": "libtms.so" in maps}
 
     def probe_used(self) -> int:
-        """Bytes of the device that are in use, by anyone."""
+        """Bytes of this worker's device that are in use, by anyone."""
         import torch
 
         torch.cuda.synchronize()
@@ -87,25 +88,27 @@ class Probe:
 
 
 class Engine:
-    def __init__(self, backend: str, cache: float) -> None:
+    def __init__(self, asked: argparse.Namespace) -> None:
         from vllm import LLM, SamplingParams
         from vllm.engine.arg_utils import EngineArgs
 
         settings: dict[str, Any] = {}
-        if backend != "cumem":
+        if asked.backend != "cumem":
             if any(field.name == "sleep_mode_backend" for field in dataclasses.fields(EngineArgs)):
-                settings["sleep_mode_backend"] = backend
+                settings["sleep_mode_backend"] = asked.backend
             else:
                 os.environ["TMS_VLLM"] = "1"
+        self.reloads = asked.checkpoint
         self.llm: Any = LLM(
-            model=llama.folder(),
-            load_format="dummy",
+            model=llama.folder(with_weights=self.reloads),
+            load_format="safetensors" if self.reloads else "dummy",
+            tensor_parallel_size=asked.tp,
             skip_tokenizer_init=True,
             dtype="bfloat16",
             seed=42,
             enable_sleep_mode=True,
             gpu_memory_utilization=0.9,
-            kv_cache_memory_bytes=int(cache * 2**30),
+            kv_cache_memory_bytes=int(asked.cache_gib * 2**30),
             max_model_len=2048,
             max_num_seqs=16,
             enable_prefix_caching=False,  # each time all is computed anew
@@ -123,13 +126,18 @@ class Engine:
             temperature=0.0, max_tokens=24, ignore_eos=True, detokenize=False
         )
         self.phases: list[dict[str, Any]] = []
-        self.ask("probe_keep")
+        if not self.reloads:
+            self.ask("probe_keep")
         self.generate()  # what is made at the first use
         self.tokens = self.generate()
         self.sums = self.ask("probe_sums")
 
-    def ask(self, method: str, *arguments: Any) -> Any:
-        return self.llm.collective_rpc(method, args=arguments)[0]
+    def ask(self, method: str, *arguments: Any) -> list[Any]:
+        """What each worker answers."""
+        return list(self.llm.collective_rpc(method, args=arguments))
+
+    def used(self) -> int:
+        return sum(self.ask("probe_used"))
 
     def generate(self) -> list[list[int]]:
         """One prompt at a time: the same shapes each time, so that tokens repeat exactly."""
@@ -143,11 +151,11 @@ class Engine:
         self, name: str, level: int, *wakes: list[str] | None, check: bool = True, nap: float = 0
     ) -> None:
         """`wakes`: the tags of each call of wake_up, None for all. `nap`: seconds asleep."""
-        phase: dict[str, Any] = {"name": name, "before": self.ask("probe_used")}
+        phase: dict[str, Any] = {"name": name, "before": self.used()}
         begun = time.perf_counter()
         self.llm.sleep(level=level)
         phase["sleep_s"] = time.perf_counter() - begun
-        phase["asleep"] = self.ask("probe_used")
+        phase["asleep"] = self.used()
         phase["tags"] = self.ask("probe_tags")
         time.sleep(nap)
         phase["wake_s"], phase["used"] = 0.0, []
@@ -155,9 +163,11 @@ class Engine:
             begun = time.perf_counter()
             self.llm.wake_up(tags)
             phase["wake_s"] += time.perf_counter() - begun
-            phase["used"].append(self.ask("probe_used"))
+            phase["used"].append(self.used())
             if level == 2 and (tags is None or "weights" in tags):
-                self.ask("probe_load")
+                begun = time.perf_counter()
+                self.ask("reload_weights" if self.reloads else "probe_load")
+                phase["load_s"] = time.perf_counter() - begun
         if check:
             phase["tokens"] = self.generate() == self.tokens
             phase["weights"] = self.ask("probe_sums") == self.sums
@@ -191,7 +201,9 @@ def drive(engine: Engine, short: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="tms", help="tms or cumem, which is vLLM's own")
-    parser.add_argument("--cache-gib", type=float, default=68, help="size of the KV cache")
+    parser.add_argument("--cache-gib", type=float, default=68, help="size of each KV cache")
+    parser.add_argument("--tp", type=int, default=1, help="GPUs")
+    parser.add_argument("--checkpoint", action="store_true", help="weights are in a file")
     parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=200, help="seconds")
@@ -211,7 +223,7 @@ def main() -> None:
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     say("begins")
     begun = time.perf_counter()
-    engine = Engine(asked.backend, asked.cache_gib)
+    engine = Engine(asked)
     result["start_s"] = time.perf_counter() - begun
     result["who"] = engine.ask("probe_who")
     say("up", result)

@@ -1,18 +1,23 @@
 """A training by transformers' Trainer, which is paused between steps and between the parts of one.
 
     python train_transformers.py [--region] [--pause EVERY]
+    torchrun --nproc-per-node 2 train_transformers.py [--region] [--pause EVERY]
 
---region puts the construction and the training into one region; without it TMS_INIT_ENABLE=1 is to
-be in the environment, or nothing is pausable. The last line on stdout is one JSON object.
+The second shards weights, gradients and optimizer state over the GPUs (FSDP), and all ranks pause
+together. --region puts the construction and the training into one region; without it
+TMS_INIT_ENABLE=1 is to be in the environment, or nothing is pausable. The last line on stdout is
+one JSON list, with an object for each rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import tempfile
+from collections.abc import Iterable
 from typing import Any
 
 os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
@@ -21,6 +26,7 @@ import torch
 import transformers
 
 STEPS, PARTS = 8, 4
+RANKS = int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Tokens(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -40,7 +46,7 @@ class Pauses(transformers.TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, every: int) -> None:
         self.every, self.parts = every, 0
-        self.pauses: list[dict[str, int]] = []
+        self.pauses: list[dict[str, Any]] = []
 
     def on_substep_end(self, *_: Any, **__: Any) -> None:
         self._part("in the middle of a step")
@@ -52,13 +58,22 @@ class Pauses(transformers.TrainerCallback):  # type: ignore[misc]
         self.parts += 1
         if not self.every or self.parts % self.every:
             return
-        import tms
-
+        tms = importlib.import_module("tms.distributed" if RANKS > 1 else "tms")
         before = torch.cuda.mem_get_info()[0]
         freed = tms.pause()
         shown = torch.cuda.mem_get_info()[0] - before
         tms.resume()
-        self.pauses.append({"where": where, "freed": freed, "shown": shown})  # type: ignore[dict-item]
+        self.pauses.append({"where": where, "freed": freed, "shown": shown})
+
+
+def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """What this rank has of them."""
+    return [getattr(tensor, "to_local", tensor.detach)().detach() for tensor in tensors]
+
+
+def bits(parts: Iterable[torch.Tensor]) -> int:
+    """A sum of them as integers: the same for the same bits."""
+    return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in parts)
 
 
 def main() -> None:
@@ -99,20 +114,32 @@ def main() -> None:
                 seed=7,
                 full_determinism=True,
                 disable_tqdm=True,
+                fsdp=RANKS > 1,
+                fsdp_config={"transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
+                if RANKS > 1
+                else None,
             ),
             train_dataset=Tokens(),
             callbacks=[pauses],
         )
         trainer.train()
-    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    total = sum(
-        int(p.detach().view(torch.int32).sum(dtype=torch.int64)) for p in model.parameters()
-    )
-    print(
-        json.dumps(
-            {"losses": losses, "sum": total, "parameters": parameters, "pauses": pauses.pauses}
-        )
-    )
+    state = trainer.optimizer.state.values()
+    said = {
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "weights": bits(local(model.parameters())),
+        "moments": [
+            bits(local(each[kind] for each in state)) for kind in ("exp_avg", "exp_avg_sq")
+        ],
+        "parameters": parameters,
+        "of them here": sum(part.numel() for part in local(model.parameters())),
+        "pauses": pauses.pauses,
+    }
+    every: list[Any] = [said] * RANKS
+    if RANKS > 1:
+        torch.distributed.all_gather_object(every, said)
+        torch.distributed.destroy_process_group()
+    if trainer.is_world_process_zero():
+        print(json.dumps(every))
 
 
 if __name__ == "__main__":
