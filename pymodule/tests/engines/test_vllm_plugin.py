@@ -123,6 +123,44 @@ def test_levels(worker: Worker) -> None:
     """)
 
 
+def test_forked_workers(worker: Worker) -> None:
+    """As with tensor parallelism: the plugin is loaded in the process that forks the workers."""
+    code = """
+    import multiprocessing
+    from vllm.plugins import load_general_plugins
+    load_general_plugins()
+    fork = multiprocessing.get_context("fork")
+    together = fork.Barrier(2, timeout=30)
+
+    def work(value):
+        import torch
+        from common import SIZE, free, holds
+        from vllm.v1.worker.gpu_worker import start
+        torch.cuda.synchronize()
+        initial = free()
+        worker = start()
+        worker.weights.fill_(value)
+        for level in (1, 1, 2):
+            together.wait()
+            worker.sleep(level)
+            together.wait()
+            assert free() == initial
+            worker.wake_up(["weights"])
+            assert initial - free() == SIZE
+            worker.wake_up(["kv_cache"])
+            assert holds(worker.weights, value if level == 1 else 0)
+
+    workers = [fork.Process(target=work, args=(value,)) for value in (5, 6)]
+    for process in workers:
+        process.start()
+    for process in workers:
+        process.join()
+        assert process.exitcode == 0
+    """
+    done = worker.run(code, prelude="", TMS_VLLM="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("order", [["weights", "kv_cache"], ["kv_cache", "weights"]])
 def test_tags(worker: Worker, order: list[str]) -> None:
     worker.output(f"""

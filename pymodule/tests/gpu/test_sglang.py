@@ -7,9 +7,11 @@ too, and its times are in the table.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -91,8 +93,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         try:
             out, _ = process.communicate(timeout=320)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
+            os.killpg(process.pid, signal.SIGKILL)
             out, _ = process.communicate()
+        finally:  # an engine that is left would have the memory of the next one
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
         lines = [line for line in out.splitlines() if line.startswith("{")]
         said[name] = json.loads(lines[-1]) if lines else {"ok": False}
         said[name]["status"] = process.returncode
