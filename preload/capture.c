@@ -8,6 +8,7 @@
 #include "region.h"
 
 #include <stdlib.h>
+#include <time.h>
 
 HIDDEN int captures; /* slots that are not FREE */
 
@@ -114,12 +115,40 @@ HIDDEN void captures_forget(const void *context)
 	}
 }
 
+/* What an event of a whole context breaks captures at, cuCtxRecordEvent, is done while none can begin. Either who
+ * begins one sees that they are held, or who holds them sees his entry. */
+static _Atomic int held;
+
+HIDDEN bool captures_hold(void)
+{
+	atomic_fetch_add(&held, 1);
+	if (!capturing())
+		return true;
+	captures_let();
+	return false;
+}
+
+HIDDEN void captures_let(void)
+{
+	atomic_fetch_sub(&held, 1);
+}
+
+/* A microsecond. The driver may be slow, or the thread that holds them lost in a fork: a capture that goes on may be
+ * broken, one that waits for ever has hung its program. */
+static void await_let(void)
+{
+	enum { LOOKS = 10000, EACH = 10000 /* ns, and what the kernel adds: half a second in all */ };
+	for (int i = 0; atomic_load(&held) > 0 && i < LOOKS; i++)
+		nanosleep(&(struct timespec){.tv_nsec = EACH}, NULL);
+}
+
 /* A capture that begins has its entry before: whoever asks meanwhile is told that there is one. */
 #define CAPTURING(stream, plain)                                                                \
 	({                                                                                         \
 		static const struct gate_call call_ = {.name = __func__, .kind = CAPTURE};         \
 		struct gate_mark *mark_ = gate_enter_capture(&call_, stream);                      \
 		struct entry entry_ = enter();                                                     \
+		await_let();                                                                       \
 		int code_ = entry_.slot ? began(entry_, stream, plain) : no_memory();              \
 		gate_leave_capture(mark_);                                                         \
 		code_;                                                                             \

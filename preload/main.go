@@ -66,6 +66,7 @@ func start() (*vmm.Engine, error) {
 	})
 	made.Warn(logLine)
 	made.Contexts(eachContext)
+	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
 	made.Observe(recordTransition)
 	made.Shareable(bool(C.region_config.shareable))
@@ -94,6 +95,14 @@ func eachContext(ordinal int, use func(cuda.Context) error) error {
 func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) error {
 	defer C.context_release(slot)
 	return use(context)
+}
+
+func withoutCaptures(f func() error) error {
+	if !C.captures_hold() {
+		return cuda.StreamCaptureUnsupported
+	}
+	defer C.captures_let()
+	return f()
 }
 
 // enter runs f and turns a panic into an error: nothing of ours may unwind into the host.

@@ -323,6 +323,9 @@ static inline bool capturing(void)
 }
 
 HIDDEN void captures_forget(const void *context); /* which is gone */
+/* While they are held none begins; false where there is one. For a moment. */
+HIDDEN bool captures_hold(void);
+HIDDEN void captures_let(void);
 
 /* query: cudaStreamIsCapturing or cuStreamIsCapturing. */
 static inline bool is_captured(int (*query)(void *, int *), void *stream)

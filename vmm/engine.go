@@ -17,13 +17,14 @@ import (
 
 // Engine is safe for use by many threads.
 type Engine struct {
-	driver   *cuda.Driver
-	host     *host.Store
-	disk     *disk.Store
-	peer     *peer.Store
-	hasher   *digest.Hasher
-	contexts Contexts
-	warn     func(string)
+	driver          *cuda.Driver
+	host            *host.Store
+	disk            *disk.Store
+	peer            *peer.Store
+	hasher          *digest.Hasher
+	contexts        Contexts
+	withoutCaptures func(f func() error) error
+	warn            func(string)
 
 	shareable bool
 
@@ -68,6 +69,8 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		space:    space.New[segment](driver, announce),
 		contexts: func(int, func(cuda.Context) error) error { return nil },
 		warn:     func(string) {},
+
+		withoutCaptures: func(f func() error) error { return f() },
 
 		whenUngated: func() {},
 		observe:     func(Transition) {},

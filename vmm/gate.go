@@ -92,15 +92,14 @@ func (e *Engine) streamIsBusy(stream cuda.Stream) bool {
 
 // awaitContext waits for the current context. The caller runs on a locked thread.
 func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
-	event, err := e.driver.EventCreate()
+	event, err := e.recordWork(context)
+	if errors.Is(err, cuda.NotSupported) {
+		return e.awaitContextAside(context, until)
+	}
 	if err != nil {
 		return err
 	}
 	defer e.driver.DropEvent(event)
-	err = e.driver.CtxRecordEvent(context, event)
-	if errors.Is(err, cuda.NotSupported) {
-		return e.awaitContextAside(context, until)
-	}
 	for asked := false; err == nil; asked = true {
 		if err = e.driver.EventQuery(event); err == nil || !errors.Is(err, cuda.NotReady) {
 			return err

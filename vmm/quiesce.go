@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -11,7 +12,7 @@ import (
 // driver does not wait when memory is unmapped; work that still uses it dies with an error that stays.
 //
 // How long that takes is the program's affair: a stream may wait for a host thread, which may be about to
-// call us. So the caller holds no lock and has claimed nothing. (cuCtxSynchronize)
+// call us. So the caller holds no lock and has claimed nothing. (cuCtxRecordEvent, cuEventSynchronize)
 func (e *Engine) quiesce(ordinals ...int) error {
 	for _, ordinal := range ordinals {
 		if err := e.withPrimary(ordinal, e.synchronize); err != nil {
@@ -38,9 +39,37 @@ func (e *Engine) quiesceUsers(d *device) error {
 	return nil
 }
 
+// synchronize waits for a context. A capture may begin meanwhile: cuCtxSynchronize, which drivers before CUDA 12.5
+// leave, would break it.
 func (e *Engine) synchronize(context cuda.Context) error {
-	return e.driver.With(context, e.driver.CtxSynchronize)
+	return e.driver.With(context, func() error {
+		event, err := e.recordWork(context)
+		if errors.Is(err, cuda.NotSupported) {
+			return e.driver.CtxSynchronize()
+		}
+		if err != nil {
+			return err
+		}
+		defer e.driver.DropEvent(event)
+		return e.driver.EventSynchronize(event)
+	})
 }
+
+// recordWork makes an event of all that the current context was given so far. That breaks the captures that there are,
+// so there are none at that moment. Errors: cuda.NotSupported before CUDA 12.5; cuda.StreamCaptureUnsupported.
+func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) {
+	if event, err = e.driver.EventCreate(); err != nil {
+		return 0, err
+	}
+	if err = e.withoutCaptures(func() error { return e.driver.CtxRecordEvent(context, event) }); err != nil {
+		e.driver.DropEvent(event)
+	}
+	return event, err
+}
+
+// WithoutCaptures sets what calls a short function while no stream is being captured, and holds up those that would
+// begin a capture; where there is one it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
+func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }
 
 // quiesceAll is quiesce of the devices that have access to memory of any of these.
 func (e *Engine) quiesceAll(devices []*device) error {

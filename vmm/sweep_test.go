@@ -50,7 +50,7 @@ func errorsOf(call string) []error {
 	switch {
 	case !system && fullSweep():
 		list = []error{cuda.Unknown, cuda.OutOfMemory, cuda.IllegalAddress, cuda.InvalidValue, cuda.NotSupported}
-		if call == "cuCtxSynchronize" {
+		if call == "cuCtxRecordEvent" {
 			list = append(list, cuda.StreamCaptureUnsupported)
 		}
 	case call == "cuMemCreate" || call == "cuMemHostRegister_v2":
@@ -72,7 +72,8 @@ var silences = []struct {
 	why   string
 }{
 	{"cuStreamDestroy_v2 cuEventDestroy_v2", "", nil, "a second try follows"},
-	{"cuCtxSynchronize", "(*Engine).Free", cuda.StreamCaptureUnsupported, "the free waits for the end of the capture"},
+	{"cuCtxRecordEvent", "(*Engine).Free", cuda.StreamCaptureUnsupported, "the free waits for the end of the capture"},
+	{"cuCtxRecordEvent", "", cuda.NotSupported, "older drivers have none: cuCtxSynchronize waits"},
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
 	{"", "(*Engine).grantAll < (*Engine).malloc", nil, "devices that came into use meanwhile are told by the next grant"},

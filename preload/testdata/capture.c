@@ -2,9 +2,11 @@
  * pause and resume are refused; and the capture survives all of it. */
 #include "host.h"
 
+#include <semaphore.h>
 #include <stdatomic.h>
 
 int cudaGraphDestroy(void *);
+int cudaLaunchHostFunc(void *, void (*)(void *), void *);
 
 static pthread_mutex_t pausing = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool done;
@@ -23,6 +25,36 @@ static void *capture_again_and_again(void *stream)
 		usleep(50);
 	}
 	return NULL;
+}
+
+static void wait_at(void *door)
+{
+	while (sem_wait(door) != 0)
+		;
+}
+
+static void *free_in_thread(void *memory)
+{
+	EXPECT(cudaFree(memory), 0);
+	return NULL;
+}
+
+/* A capture that begins while the free of another thread waits for the device. */
+static void capture_beside_a_free(void *stream)
+{
+	void *busy, *graph, *memory = pausable(2 * MIB, "freed", false);
+	sem_t door;
+	pthread_t thread;
+	EXPECT(sem_init(&door, 0, 0), 0);
+	EXPECT(cudaStreamCreate(&busy), 0);
+	EXPECT(cudaLaunchHostFunc(busy, wait_at, &door), 0);
+	EXPECT(pthread_create(&thread, NULL, free_in_thread, memory), 0);
+	usleep(20000);
+	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+	EXPECT(sem_post(&door), 0);
+	EXPECT(pthread_join(thread, NULL), 0);
+	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+	EXPECT(cudaGraphDestroy(graph), 0);
 }
 
 int main(void)
@@ -62,6 +94,8 @@ int main(void)
 	EXPECT(cudaMemsetAsync(target, 1, 2 * MIB, stream), 0);
 	EXPECT(cudaFree(target), 0);
 	EXPECT(cudaStreamSynchronize(stream), 0);
+
+	capture_beside_a_free(stream);
 
 	void *kept = pausable(64 * MIB, "kept", true);
 	fill(kept, 64 * MIB, 7);

@@ -67,7 +67,7 @@ static void plan_failures(struct worker *w)
 	static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
 		"cuMemAddressReserve", "cuMemAddressFree", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemcpyDtoDAsync",
 		"cuMemcpyAsync", "cuMemHostRegister", "cuMemHostUnregister", "cuMemHostAlloc", "cuMemHostGetDevicePointer",
-		"cuCtxSynchronize", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuDevicePrimaryCtxRetain",
+		"cuCtxRecordEvent", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxPopCurrent", "cuDevicePrimaryCtxRetain",
 		"cuDeviceGetAttribute", "cuStreamSynchronize", "cuStreamCreate", "cuStreamDestroy", "cuStreamWaitEvent",
 		"cuEventCreate", "cuEventRecord", "cuEventQuery", "cuEventSynchronize", "cuMemGetInfo", "cuLaunchKernel",
 		"cuMemsetD8Async", "cuMemsetD32Async"};

@@ -52,7 +52,8 @@ int main(void)
 		resume_fails("cuMemcpyHtoDAsync", nth, 999, 999);
 		pause_fails("cuMemcpyDtoHAsync", nth, 999, 999);
 	}
-	pause_fails("cuCtxSynchronize", 1, 999, 999);
+	pause_fails("cuCtxRecordEvent", 1, 999, 999);
+	pause_fails("cuEventSynchronize", 1, 999, 999);
 	pause_fails("cuMemHostRegister", 1, 2, 304);
 	pause_fails("cuStreamCreate", 1, 2, 2);
 	resume_fails("cuStreamCreate", 1, 2, 2);

@@ -534,7 +534,7 @@ static void failing(void)
 		const char *function;
 		int code;
 	} calls[] = {{"cuCtxRecordEvent", 999}, {"cuEventQuery", 999},	 {"cuEventCreate", 2},
-		     {"cuMemUnmap", 999},	{"cuCtxSynchronize", 999}, {"cuMemHostRegister", 304},
+		     {"cuMemUnmap", 999},	{"cuMemHostUnregister", 999}, {"cuMemHostRegister", 304},
 		     {"cuMemcpyDtoHAsync", 999}, {"cuDeviceGetCount", 3},  {"cuCtxPushCurrent", 201}};
 	void *memory = pausable(SIZE, "t", true);
 	struct worker w;

@@ -30,7 +30,7 @@ static void *make_in(const char *tag, size_t size, int expected)
 static uint64_t mapping_calls(void)
 {
 	return sim_stat("calls:cuMemCreate") + sim_stat("calls:cuMemMap") + sim_stat("calls:cuMemUnmap") +
-	       sim_stat("calls:cuMemSetAccess") + sim_stat("calls:cuMemRelease") + sim_stat("calls:cuCtxSynchronize");
+	       sim_stat("calls:cuMemSetAccess") + sim_stat("calls:cuMemRelease") + sim_stat("calls:cuCtxRecordEvent");
 }
 
 int main(int argc, char **argv)
