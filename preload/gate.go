@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/clock"
+	"tms/internal/control"
 	"tms/internal/guard"
 	"tms/internal/rawfile"
 	"tms/vmm"
@@ -110,6 +111,9 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 		}
 	}()
 	held := how.also != nil && holdNCCL(deadline)
+	if how.hold && how.also != nil && !held && communicators(anyOf) > 0 {
+		return 0, late("threads are inside NCCL, and have not come out")
+	}
 	if err := shutGate(deadline, timeout); err != nil {
 		return 0, err
 	}
@@ -125,10 +129,13 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 		return 0, err
 	}
 	if stays = how.hold; stays {
+		if how.also != nil {
+			how.also.apart = apartNCCL()
+		}
 		return 0, nil
 	}
 	if held {
-		if err := suspendNCCL(deadline, timeout); err != nil {
+		if err := suspendNCCL(deadline, timeout, how.also.together); err != nil {
 			return 0, err
 		}
 	}
@@ -139,9 +146,11 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 	return freed, err
 }
 
-// everything is what a pause of everything has to say beside its result.
+// everything is what a pause with NCCL is to know, and has to say, beside its result.
 type everything struct {
-	nccl string // of NCCL's memory
+	together *control.NCCL // of other processes; nil: they are not paused with this one
+	apart    []control.Communicator
+	nccl     string // what became of NCCL's memory
 }
 
 // pauseUngated is a pause while the program does nothing on the devices. force: also of what NCCL has registered.
@@ -222,7 +231,7 @@ func openGate() {
 		return
 	}
 	if nccl.suspended.Load() {
-		if nccl.resuming.Load() == 0 {
+		if nccl.resuming.Load() == 0 && !nccl.awaited.Load() {
 			go resumeNCCLLater() // memory that is paused was freed
 		}
 		return

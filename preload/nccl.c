@@ -29,6 +29,11 @@ HIDDEN bool nccl_is_used(void)
 	return there()->is_used();
 }
 
+HIDDEN void nccl_together(uint64_t clique)
+{
+	there()->together(clique);
+}
+
 HIDDEN bool nccl_begin(bool suspend)
 {
 	return there()->begin(suspend);

@@ -6,12 +6,17 @@ package main
 import "C"
 
 import (
+	"errors"
 	"fmt"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"tms/internal/clock"
+	"tms/internal/control"
 	"tms/internal/guard"
 	"tms/internal/readable"
 	"tms/vmm"
@@ -25,6 +30,7 @@ import (
 var nccl struct {
 	turn      sync.Mutex // of who suspends or resumes; nobody waits in Lock for it
 	suspended atomic.Bool
+	awaited   atomic.Bool  // it is being resumed, and ranks in other processes are not yet
 	warned    atomic.Bool  // of what NCCL may have registered
 	resuming  atomic.Int32 // resumes that go on, and will see to it
 }
@@ -32,6 +38,7 @@ var nccl struct {
 const (
 	ncclDrains  = time.Second      // for threads to come out of NCCL
 	ncclResumes = 30 * time.Second // for all communicators
+	ncclMeets   = 5 * time.Second  // for ranks in other processes, before their resume is no longer this one's matter
 )
 
 // ncclVersion is a version as NCCL writes it. (NCCL_VERSION)
@@ -65,6 +72,8 @@ func anyOf(*C.struct_gate_communicator) bool          { return true }
 func isSuspended(c *C.struct_gate_communicator) bool  { return bool(c.suspended) }
 func isLost(c *C.struct_gate_communicator) bool       { return bool(c.lost) }
 func isUnfinished(c *C.struct_gate_communicator) bool { return bool(c.busy) }
+func isSpread(c *C.struct_gate_communicator) bool     { return c.ranks > 1 && c.here != c.ranks }
+func isAwaited(c *C.struct_gate_communicator) bool    { return isUnfinished(c) && isSpread(c) }
 func hasFailed(c *C.struct_gate_communicator) bool    { return c.code != 0 && !bool(c.lost) }
 
 // holdNCCL keeps threads out of NCCL, and tells whether that is so: there is an NCCL, and nobody is inside. The gate is
@@ -84,17 +93,43 @@ func holdNCCL(deadline time.Time) bool {
 	return false
 }
 
+// apartNCCL names the communicators that can be suspended here if they are in other processes, too. Nobody is inside.
+func apartNCCL() (found []control.Communicator) {
+	eachCommunicator(true, func(c *C.struct_gate_communicator) {
+		name := cliqueName(c.clique)
+		if bool(c.apart) && !slices.ContainsFunc(found, func(f control.Communicator) bool { return f.Name == name }) {
+			found = append(found, control.Communicator{Name: name, Ranks: int(c.ranks), Here: int(c.here)})
+		}
+	})
+	return found
+}
+
+func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(clique), 16) }
+
 // suspendNCCL has NCCL give its memory back, while nobody is inside and the devices are idle. What NCCL refuses is left
 // as it was. Errors: a refusal, with cuda.Timeout; *refused.
-func suspendNCCL(deadline time.Time, timeout time.Duration) error {
+func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
 	if !poll(deadline, nccl.turn.TryLock) {
 		return late("NCCL is being resumed, and that has not ended within %v", timeout)
+	}
+	C.nccl_together(0)
+	if together != nil {
+		// Whoever has given up must not be suspended behind his back.
+		if len(together.Together) > 0 && float64(time.Now().UnixMicro()) > together.Until*1e6 {
+			nccl.turn.Unlock()
+			return late("the other ranks do not wait any more for this one")
+		}
+		for _, name := range together.Together {
+			if clique, err := strconv.ParseUint(name, 16, 64); err == nil && clique != 0 {
+				C.nccl_together(C.uint64_t(clique))
+			}
+		}
 	}
 	failed := communicators(hasFailed)
 	nccl.suspended.Store(true)
 	begun := bool(C.nccl_begin(true))
 	settled := begun && poll(deadline, func() bool { return !bool(C.nccl_is_busy()) })
-	unfinished := communicators(isUnfinished)
+	unfinished, awaited := communicators(isUnfinished), communicators(isAwaited)
 	if begun && !settled {
 		C.nccl_give_up()
 	}
@@ -104,6 +139,9 @@ func suspendNCCL(deadline time.Time, timeout time.Duration) error {
 		failed := resumeNCCL()
 		words := fmt.Sprintf("ncclCommSuspend has not come back within %v for %s of NCCL, which may be of no use now; "+
 			"all else is as before, and the program runs on", timeout, counted(unfinished))
+		if awaited > 0 {
+			words += fmt.Sprintf(" (%d of them with ranks in other processes, one of which has ended, or does not run)", awaited)
+		}
 		if failed != nil {
 			words += "; " + failed.Error()
 		}
@@ -121,35 +159,101 @@ func counted(communicators int) string {
 	return fmt.Sprintf("%d communicators", communicators)
 }
 
-// resumeNCCL has NCCL take its memory again, before the gate opens. Errors: a refusal; it is not tried again then.
+// resumeNCCL has NCCL take its memory again, before the gate opens. Where ranks in other processes are to be resumed for
+// that, and are not soon, it returns and the gate stays shut until they are. Errors: a refusal; it is not tried again then.
 func resumeNCCL() error {
 	deadline := time.Now().Add(ncclResumes)
 	if !nccl.suspended.Load() {
 		return nil
 	}
-	if !poll(deadline, nccl.turn.TryLock) {
+	awaited := false
+	if !poll(deadline, func() bool { awaited = nccl.awaited.Load(); return awaited || nccl.turn.TryLock() }) {
 		return &refusal{fmt.Sprintf("NCCL is being resumed already, and that has not ended within %v", ncclResumes), cuda.Timeout}
 	}
-	defer nccl.turn.Unlock()
+	if awaited {
+		return nil
+	}
+	defer func() {
+		if !awaited {
+			nccl.turn.Unlock()
+		}
+	}()
 	if !nccl.suspended.Load() {
 		return nil
 	}
-	defer nccl.suspended.Store(false)
 	lost := communicators(isLost)
-	const useless = ", which can be used no more; all else is resumed"
+	err := takeAgain(deadline, lost)
+	if awaited = errors.Is(err, errAwaited); awaited {
+		logLine(ncclWaits)
+		nccl.awaited.Store(true)
+		go awaitNCCL(lost) // which has the turn now
+		return nil
+	}
+	nccl.suspended.Store(false)
+	return err
+}
+
+var errAwaited = errors.New("ranks in other processes are not resumed yet")
+
+// takeAgain has all that is suspended resumed. lost: how many could not be, before. Errors: errAwaited; a refusal.
+func takeAgain(deadline time.Time, lost int) error {
 	if !bool(C.nccl_begin(false)) {
 		return &refusal{"there are no threads to resume " + counted(communicators(isSuspended)) + " of NCCL" + useless, cuda.OperatingSystem}
 	}
+	if communicators(isAwaited) > 0 {
+		deadline = time.Now().Add(ncclMeets)
+	}
 	if !poll(deadline, func() bool { return !bool(C.nccl_is_busy()) }) {
+		if communicators(isAwaited) > 0 {
+			return errAwaited
+		}
 		unfinished := communicators(isUnfinished)
 		C.nccl_give_up()
 		return &refusal{fmt.Sprintf("ncclCommResume has not come back within %v for %s of NCCL%s", ncclResumes, counted(unfinished), useless),
 			cuda.Timeout}
 	}
-	if now := communicators(isLost); now > lost {
-		return &refusal{fmt.Sprintf("ncclCommResume has failed for %s of NCCL%s", counted(now-lost), useless), cuda.NotSupported}
+	return lostNCCL(lost)
+}
+
+const useless = ", which can be used no more; all else is resumed"
+
+func lostNCCL(before int) error {
+	if now := communicators(isLost); now > before {
+		return &refusal{fmt.Sprintf("ncclCommResume has failed for %s of NCCL%s", counted(now-before), useless), cuda.NotSupported}
 	}
 	return nil
+}
+
+const ncclWaits = "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too: threads " +
+	"that give the device work wait until then; if one of those processes has ended, end this one"
+
+// awaitedNCCL says that, where it is so.
+func awaitedNCCL() string {
+	if nccl.awaited.Load() {
+		return ncclWaits
+	}
+	return ""
+}
+
+// awaitNCCL ends what resumeNCCL has begun, on another thread, and has its turn.
+func awaitNCCL(lost int) {
+	growStack(false)
+	err := guard.Call(func() error {
+		for bool(C.nccl_is_busy()) {
+			clock.Sleep(10 * time.Millisecond)
+		}
+		return lostNCCL(lost)
+	})
+	logPanic(err)
+	if err != nil {
+		logLine(err.Error())
+	}
+	nccl.suspended.Store(false)
+	nccl.awaited.Store(false)
+	nccl.turn.Unlock()
+	if e := engine.Load(); e == nil || !e.Gated() {
+		openGate()
+	}
 }
 
 // resumeNCCLLater is for whoever may not wait.

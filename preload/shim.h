@@ -401,6 +401,7 @@ HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to);
 HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to);
 HIDDEN void nccl_hold(bool on);
 HIDDEN bool nccl_is_used(void);
+HIDDEN void nccl_together(uint64_t clique);
 HIDDEN bool nccl_begin(bool suspend);
 HIDDEN bool nccl_is_busy(void);
 HIDDEN void nccl_give_up(void);

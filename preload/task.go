@@ -74,7 +74,14 @@ func (t *task) perform() *control.Reply {
 		}
 		return err
 	})
-	reply.Seconds, reply.NCCL = time.Since(start).Seconds(), t.also.nccl
+	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.also.nccl, t.also.apart
+	if t.request.Op != control.Pause {
+		reply.NCCL = awaitedNCCL()
+	} else if t.request.NCCL != nil && err == nil {
+		if stays := notCheckpointed(); stays != nil {
+			reply.Stays = stays.Error()
+		}
+	}
 	if reply.OK = err == nil; !reply.OK {
 		logPanic(err)
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
@@ -190,7 +197,8 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	words := C.gate_unusable()
 	if words == nil {
 		how := manner{hold: request.Hold, force: force, idle: seconds(request.IdleSeconds())}
-		if request.Everything {
+		if request.Everything || request.NCCL != nil {
+			t.also.together = request.NCCL
 			how.also = &t.also
 		}
 		return pauseGated(e, options, seconds(request.TimeoutSeconds()), how)

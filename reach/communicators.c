@@ -80,6 +80,7 @@ HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t c
 	c->ranks = ranks, c->blocking = blocking && code == DONE, c->children = 0;
 	atomic_store(&c->phase, RUNNING);
 	atomic_store(&c->code, DONE);
+	atomic_store(&c->together, false);
 	if (nccl_in_group())
 		atomic_store(&c->state, WAITING);
 	else

@@ -12,6 +12,9 @@ struct gate_communicator {
 	bool lost;	      /* it was suspended, and could not be resumed */
 	int code;	      /* of a suspend or resume that has failed, an ncclResult_t; else 0 */
 	const char *obstacle; /* why it cannot be suspended; NULL: it can, or is */
+	bool apart;	      /* some of its ranks are in other processes; that is all that is in the way of it */
+	uint64_t clique;      /* the same for all ranks, and for no other communicator of several processes */
+	int ranks, here;      /* all, and those in this process */
 	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
 };
 

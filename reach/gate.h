@@ -46,6 +46,9 @@ struct gate_nccl {
 	/* One after the other, from *cursor 0; false: there are no more. ask: NCCL is asked too, while nobody is inside. */
 	bool (*look)(size_t *cursor, bool ask, struct gate_communicator *to);
 	bool (*look_at_memory)(size_t *cursor, struct gate_registration *to);
+	/* The ranks of this clique are being suspended in all processes at once, so that the next begin does it here; 0: of
+	 * none, from now on. */
+	void (*together)(uint64_t clique);
 	/* Suspends all that can be, or resumes all that this has suspended; false: there were no threads for that, and
 	 * nothing is begun. Only while nobody is inside. */
 	bool (*begin)(bool suspend);

@@ -364,6 +364,7 @@ const struct gate_nccl nccl_gate = {
 	.is_used = is_used,
 	.look = suspending_look,
 	.look_at_memory = memory_look,
+	.together = suspending_together,
 	.begin = suspending_begin,
 	.is_busy = suspending_is_busy,
 	.give_up = suspending_give_up,

@@ -138,6 +138,7 @@ struct communicator {
 	uint32_t children; /* made of it, by all ranks in one order */
 	_Atomic int phase, code;
 	_Atomic bool given_up; /* who asked for it waits no more */
+	_Atomic bool together; /* its ranks in other processes are being suspended, too */
 };
 extern struct communicator communicators[COMMUNICATORS] HIDDEN;
 extern _Atomic size_t communicators_used HIDDEN; /* so many are looked at */
@@ -164,6 +165,7 @@ HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
 
 /* suspending.c: as gate_nccl (gate.h) has them. */
 HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to);
+HIDDEN void suspending_together(uint64_t clique);
 HIDDEN bool suspending_begin(bool suspend);
 HIDDEN bool suspending_is_busy(void);
 HIDDEN void suspending_give_up(void);

@@ -1,7 +1,8 @@
 /* suspending has communicators give their memory back, and take it again, by ncclCommSuspend(comm, NCCL_SUSPEND_MEM)
  * and ncclCommResume(comm), which came with NCCL 2.29.7. Each waits for all ranks (bootstrapBarrier in NCCL's
- * src/mem_manager.cc), and what has begun to wait cannot be called off. So only communicators whose ranks are all here
- * are suspended, each on a thread of its own, and whoever asked for it stops waiting in time. */
+ * src/mem_manager.cc), and what has begun to wait cannot be called off. So only communicators are suspended whose ranks
+ * are all here, or are being suspended in the other processes at the same time; each on a thread of its own, and
+ * whoever asked for it stops waiting in time. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -23,6 +24,8 @@ static uint64_t stat_of(const struct communicator *c, int stat)
 	return ask && ask(c->comm, stat, &value) == DONE ? value : 0;
 }
 
+static const char elsewhere[] = "ncclCommSuspend waits for all ranks, and some are in other processes";
+
 /* Why a communicator cannot be suspended, or NULL. ask: it too, while nobody is inside. */
 static const char *obstacle(const struct communicator *c, bool ask)
 {
@@ -32,12 +35,14 @@ static const char *obstacle(const struct communicator *c, bool ask)
 		return "ncclCommSuspend has failed";
 	if (!c->blocking)
 		return "non-blocking ones go on with threads of NCCL's own";
-	if (c->ranks != 1 && (!c->clique || comm_here(c) != c->ranks))
-		return "ncclCommSuspend waits for all ranks, and some are in other processes";
+	if (c->ranks != 1 && !c->clique)
+		return "which processes its ranks are in is not known";
 	if (ask && stat_of(c, TOTAL) == 0)
 		return "NCCL's memory manager is off, or has nothing";
 	if (ask && stat_of(c, IS_SUSPENDED))
 		return "the program has suspended it";
+	if (c->ranks != 1 && comm_here(c) != c->ranks && !atomic_load(&c->together))
+		return elsewhere;
 	return NULL;
 }
 
@@ -54,9 +59,13 @@ HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *
 			.busy = phase == SUSPENDING || phase == RESUMING,
 			.lost = phase == LOST,
 			.code = atomic_load(&c->code),
+			.clique = c->clique,
+			.ranks = c->ranks,
+			.here = comm_here(c),
 		};
 		if (phase == RUNNING)
 			to->obstacle = obstacle(c, ask);
+		to->apart = to->obstacle == elsewhere;
 		if (ask && (phase == RUNNING || phase == SUSPENDED)) {
 			to->total = stat_of(c, TOTAL);
 			to->suspendable = stat_of(c, CAN_BE_SUSPENDED);
@@ -134,6 +143,13 @@ static bool start_thread(struct communicator *c, bool suspend, uint32_t number)
 	if (!made)
 		free(rank);
 	return made;
+}
+
+HIDDEN void suspending_together(uint64_t clique)
+{
+	for EACH (c, communicator)
+		if (!clique || (atomic_load(&c->state) == LIVE && c->clique == clique))
+			atomic_store(&c->together, clique != 0);
 }
 
 /* All threads are there before the first begins: one that is missing would have the others wait for it. */

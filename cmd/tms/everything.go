@@ -43,6 +43,13 @@ func (p pausing) say(o outcome) string {
 	if o.NCCL != "" {
 		text += "; " + o.NCCL
 	}
+	if o.Stays != "" {
+		text += "; the rest"
+		if o.LeftBytes > 0 {
+			text += ", " + readable.Bytes(o.LeftBytes) + ","
+		}
+		text += " stays: " + o.Stays
+	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; the rest by the driver in %.2f s", o.DriverSeconds)
 	}
@@ -133,6 +140,11 @@ func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.
 	if err := driver.Lock(pid, timeout); err != nil {
 		return err
 	}
+	return checkpointed(ctx, driver, pid)
+}
+
+// checkpointed has the driver checkpoint a process that is locked.
+func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
@@ -248,7 +260,7 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 		return ended(o, err)
 	}
 	reply, err := process.Do(ctx, r.request)
-	o.Bytes, o.Seconds = reply.Bytes, reply.Seconds
+	o.Bytes, o.Seconds, o.NCCL = reply.Bytes, reply.Seconds, reply.NCCL
 	return ended(o, failure(reply, err))
 }
 

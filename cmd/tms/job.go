@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
 	"tms/vmm/cuda"
@@ -104,14 +106,17 @@ const (
 type jobRank struct {
 	*client.Conn
 	outcome
-	err error
+	communicators []control.Communicator // with ranks in other processes
+	driver        *checkpoint.Driver     // nil: it cannot have the process
+	err           error
 }
 
 // job is what is being paused.
 type job struct {
-	ranks   []*jobRank
-	request control.Request
-	tries   int
+	ranks      []*jobRank
+	request    control.Request
+	everything bool
+	tries      int
 }
 
 // pauseJob pauses all processes of the job, or none.
@@ -122,7 +127,8 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
-	j := &job{request: request}
+	j := &job{request: request, everything: request.Everything}
+	j.request.Everything = false
 	for _, pid := range pids {
 		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
 	}
@@ -198,15 +204,113 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	pause := j.request
 	timeout := max(leastTry.Seconds(), j.request.TimeoutSeconds()) // nothing is left to be waited for
 	pause.Timeout = &timeout
+	if j.everything {
+		pause.NCCL = j.together(timeout)
+	}
 	err := j.each(func(r *jobRank) error {
 		reply, err := r.Do(ctx, pause)
-		r.Bytes, r.Seconds = reply.Bytes, reply.Seconds
+		r.Bytes, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.Seconds, reply.NCCL, reply.Stays
 		return failure(reply, err)
 	})
-	if err == nil {
-		return j.keep()
+	if err != nil {
+		return j.undo(err)
 	}
-	return j.undo(err)
+	if j.everything {
+		if err := j.takeRest(ctx); err != nil {
+			return err
+		}
+	}
+	return j.keep()
+}
+
+// together lists the communicators of which all ranks are held up here: those can be suspended, each in all processes at
+// once. Whoever comes to it when half of the timeout is over finds that the others will not wait for it.
+func (j *job) together(timeout float64) *control.NCCL {
+	here, ranks := map[string]int{}, map[string]int{}
+	for _, r := range j.ranks {
+		for _, c := range r.communicators {
+			here[c.Name] += c.Here
+			ranks[c.Name] = c.Ranks
+		}
+	}
+	until := time.Now().Add(time.Duration(timeout / 2 * float64(time.Second)))
+	all := &control.NCCL{Until: float64(until.UnixMicro()) / 1e6}
+	for name, count := range here {
+		if count == ranks[name] {
+			all.Together = append(all.Together, name)
+		}
+	}
+	slices.Sort(all.Together)
+	return all
+}
+
+// takeRest has the driver take what is left of all ranks, where it can of each; why it does not is no error. Those that
+// share memory are locked before the first is checkpointed. With an error all are as before, or the ranks say what not.
+func (j *job) takeRest(ctx context.Context) error {
+	var why string
+	for _, r := range j.ranks {
+		var err error
+		if r.driver, _, err = free(r.PID); err != nil {
+			r.Stays = err.Error()
+		}
+		if why == "" && r.Stays != "" {
+			why = fmt.Sprintf("of process %d: %s", r.PID, strings.TrimSuffix(r.Stays, otherwise))
+		}
+	}
+	if why != "" {
+		for _, r := range j.ranks {
+			r.Stays = cmp.Or(strings.TrimSuffix(r.Stays, otherwise), "the driver is to take all ranks or none, and "+why)
+			r.LeftBytes = leftOf(r.PID)
+		}
+		return nil
+	}
+	timeout := time.Duration(max(leastTry.Seconds(), j.request.TimeoutSeconds()) * float64(time.Second))
+	asked := j.request
+	asked.Everything = true
+	seconds := timeout.Seconds()
+	asked.Timeout = &seconds
+	err := j.each(func(r *jobRank) error {
+		reply, err := r.Do(ctx, asked)
+		return failure(reply, err)
+	})
+	start := time.Now()
+	if err == nil {
+		err = j.each(func(r *jobRank) error { return r.driver.Lock(r.PID, timeout) })
+	}
+	if err == nil {
+		err = j.each(func(r *jobRank) error { return checkpointed(ctx, r.driver, r.PID) })
+	}
+	if err == nil {
+		for _, r := range j.ranks {
+			r.DriverSeconds = time.Since(start).Seconds()
+		}
+		return nil
+	}
+	_ = j.each(func(r *jobRank) error {
+		cause := r.err
+		if cause == nil {
+			cause = err
+		}
+		r.Bytes, r.NCCL = 0, ""
+		return pausing{}.undone(r.driver, r.Conn, r.PID, cause)
+	})
+	return err
+}
+
+// leftOf is what NVML says that a process has on all devices; 0: it does not know the process.
+func leftOf(pid int) (bytes uint64) {
+	shown, err := gpus()
+	if namespace, _ := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialNamespace {
+		return 0
+	}
+	for _, gpu := range shown {
+		for _, p := range gpu.Processes {
+			if p.PID == pid && p.Known {
+				bytes += p.UsedBytes
+			}
+		}
+	}
+	return bytes
 }
 
 // hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives. As
@@ -218,8 +322,12 @@ func (j *job) hold(ctx context.Context) error {
 		hold := j.request
 		seconds := max(0, min(try, time.Until(until))).Seconds()
 		hold.Hold, hold.Timeout = true, &seconds
+		if j.everything {
+			hold.NCCL = &control.NCCL{}
+		}
 		err := j.each(func(r *jobRank) error {
 			reply, err := r.Do(ctx, hold)
+			r.communicators = reply.Communicators
 			return failure(reply, err)
 		})
 		if err == nil {
@@ -270,16 +378,20 @@ func (j *job) goOn(ctx context.Context) error {
 	}
 }
 
-// undo has every rank as it was, and returns the cause, or what is not.
+// undo has every rank as it was, and returns the cause; a rank that is not says so. All at once: NCCL's are resumed
+// together.
 func (j *job) undo(cause error) error {
-	for _, r := range j.ranks {
+	_ = j.each(func(r *jobRank) error {
 		own := r.err
 		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
 		if err = failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
 			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the others are as before: %w", err, cause)
+		} else if err == nil && reply.NCCL != "" {
+			own = fmt.Errorf("%w; %s", cmp.Or(own, cause), reply.NCCL)
 		}
-		r.Bytes, r.err = 0, own
-	}
+		r.Bytes, r.NCCL, r.Stays = 0, "", ""
+		return own
+	})
 	return cause
 }
 
@@ -292,15 +404,25 @@ func (j *job) keep() error {
 	if err == nil {
 		return nil
 	}
-	for _, r := range j.ranks {
+	_ = j.each(func(r *jobRank) error {
 		if r.err != nil {
-			continue
+			return r.err
 		}
-		reply, failed := r.Do(context.Background(), control.Request{Op: control.Resume, Tag: j.request.Tag})
-		if failed = failure(reply, failed); failed != nil {
-			r.err = fmt.Errorf("it is paused, and cannot be resumed (%w): %w", failed, err)
+		resume := control.Request{Op: control.Resume, Tag: j.request.Tag, Everything: r.DriverSeconds > 0}
+		var failed error
+		if resume.Everything {
+			_, failed = giveBack(context.Background(), r.driver, r.PID, 0)
 		}
-	}
+		if failed == nil {
+			var reply control.Reply
+			reply, failed = r.Do(context.Background(), resume)
+			failed = failure(reply, failed)
+		}
+		if failed != nil {
+			return fmt.Errorf("it is paused, and cannot be resumed (%w): %w", failed, err)
+		}
+		return nil
+	})
 	return err
 }
 

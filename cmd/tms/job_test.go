@@ -204,9 +204,9 @@ func TestJobsOf(t *testing.T) {
 		require.Equal(t, wanted[name], jobs)
 	}
 	for words, arguments := range map[string][]string{
-		"or give --all or --job":      {"pause", "--job", "x", "--all"},
-		"the job is empty":            {"ps", "--job", ""},
-		"leave --everything and --to": {"pause", "--job", "x", "--everything"},
+		"or give --all or --job": {"pause", "--job", "x", "--all"},
+		"the job is empty":       {"ps", "--job", ""},
+		"leave --to out":         {"pause", "--job", "x", "--to", "disk"},
 	} {
 		_, stderr, code := command(t, arguments...)
 		require.Equal(t, exitUsage, code, "%v", arguments)

@@ -5,8 +5,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -71,7 +73,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
 		"TMS_CONTROL=1")
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
-	c.Env = append(append(shared, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so")), environment...)
+	c.Env = slices.Concat(shared, []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")}, environment)
 	var err error
 	c.stderr, err = os.Create(filepath.Join(c.libraries, "stderr"))
 	require.NoError(t, err)
@@ -86,6 +88,17 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	c.other.do("pause")
 	c.requireFree(104)
 	return c
+}
+
+// beside starts the program once more, on the same device.
+func (c *communicating) beside(environment ...string) *communicating {
+	c.t.Helper()
+	other := &communicating{libraries: c.libraries, stderr: c.stderr}
+	other.whole = &whole{steered: &steered{t: c.t, Cmd: exec.Command(c.Path, c.Args[1:]...)}}
+	other.Env, other.Stderr, other.other = append(slices.Clone(c.Env), environment...), c.stderr, c.other
+	other.start()
+	other.pid = strconv.Itoa(other.Process.Pid)
+	return other
 }
 
 func (s *steered) start() {
@@ -295,6 +308,193 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	c.requireFree(128)
 	c.resume()
 	asBefore()
+}
+
+// startSpread starts two processes of a job with a communicator that has a rank in each.
+func startSpread(t *testing.T, second ...string) (processes [2]*communicating) {
+	t.Helper()
+	meetings := filepath.Join(t.TempDir(), "meetings")
+	require.NoError(t, os.WriteFile(meetings, make([]byte, 4096), 0o600))
+	processes[0] = startNCCL(t, "handle", ncclNew, "FAKE_NCCL_SHARED="+meetings, "TORCHELASTIC_RUN_ID=spread")
+	processes[1] = processes[0].beside(second...)
+	for _, p := range processes {
+		p.do("ranks 1 2")
+		p.do("reduce")
+	}
+	processes[0].requireFree(128 - 2*(24+4))
+	return processes
+}
+
+func spread(t *testing.T, what string, more ...string) string {
+	t.Helper()
+	out, stderr, code := command(t, append([]string{what, "--job", "spread"}, more...)...)
+	require.Zero(t, code, stderr)
+	return out
+}
+
+func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
+	ranks := startSpread(t)
+	asBefore := func(free int) {
+		t.Helper()
+		ranks[0].requireFree(free)
+		for _, r := range ranks {
+			r.do("check")
+			r.do("reduce")
+			require.Equal(t, "0", r.do("stats"))
+		}
+	}
+	for range 3 {
+		out := spread(t, "pause", "--everything")
+		for _, r := range ranks {
+			require.Regexp(t, `(?m)^`+r.pid+`: paused, 24\.00 MiB freed in .* s; NCCL 2\.29\.7: 1 communicator with 4\.00 MiB suspended; the rest by the driver in `, out)
+		}
+		ranks[0].requireFree(128)
+		require.NotContains(t, spread(t, "resume"), "NCCL")
+		asBefore(72)
+	}
+	// Others than these two are in the one, all of another are in each, and a third is made of the first.
+	for _, r := range ranks {
+		r.do("ranks 1 3")
+		r.do("all 2")
+		r.do("split")
+	}
+	out := spread(t, "pause", "--everything")
+	require.Equal(t, 2, strings.Count(out, "6 communicators with 24.00 MiB suspended; NCCL 2.29.7: 2 communicators with 8.00 MiB left to the driver "+
+		"(ncclCommSuspend waits for all ranks, and some are in other processes); the rest by the driver"), out)
+	ranks[0].requireFree(128)
+	spread(t, "resume")
+	asBefore(72 - 7*8)
+
+	// While they work.
+	for _, r := range ranks {
+		r.do("destroy 7")
+		r.do("work")
+	}
+	for range 10 {
+		spread(t, "pause", "--everything")
+		ranks[0].requireFree(128)
+		before := ranks[1].do("cycles")
+		spread(t, "resume")
+		require.Eventually(t, func() bool { return ranks[1].do("cycles") != before }, 10*time.Second, time.Millisecond)
+	}
+	for _, r := range ranks {
+		r.do("calm")
+	}
+	asBefore(72)
+	// Where the driver cannot, NCCL's part is given back all the same.
+	ranks[1].do("export")
+	out = spread(t, "pause", "--everything")
+	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
+	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
+	require.Contains(t, out, "stays: the driver is to take all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
+	require.NotContains(t, out, "without --everything")
+	ranks[0].requireFree(127)
+	spread(t, "resume")
+	asBefore(71)
+}
+
+// A resume of one rank does not wait for the others, but its program does.
+func TestRanksAreResumedOneByOne(t *testing.T) {
+	ranks := startSpread(t)
+	spread(t, "pause", "--everything")
+	out, stderr, code := command(t, "resume", ranks[0].pid)
+	require.Zero(t, code, stderr)
+	require.Contains(t, out, "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too")
+	require.Contains(t, ranks[0].said(), "NCCL takes its memory again when")
+	before := ranks[0].do("cycles")
+	ranks[0].do("work")
+	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, before, ranks[0].do("cycles"), "it waits")
+	out, stderr, code = command(t, "resume", ranks[0].pid) // again
+	require.Zero(t, code, stderr)
+	require.Contains(t, out, "NCCL takes its memory again when")
+	out, stderr, code = command(t, "resume", ranks[1].pid)
+	require.Zero(t, code, stderr)
+	require.NotContains(t, out, "NCCL")
+	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, 10*time.Second, time.Millisecond)
+	ranks[0].do("calm")
+	ranks[0].requireFree(72)
+	ranks[1].do("reduce")
+	spread(t, "pause", "--everything")
+	ranks[0].requireFree(128)
+	spread(t, "resume")
+}
+
+// Whatever ends or fails while ranks are suspended together: those that live go on.
+func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
+	asBefore := func(ranks [2]*communicating) {
+		t.Helper()
+		for _, r := range ranks {
+			require.Eventually(t, func() bool { return r.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+			r.do("check")
+			r.do("reduce")
+		}
+		ranks[0].requireFree(72)
+	}
+	t.Run("the command", func(t *testing.T) {
+		ranks := startSpread(t)
+		for _, at := range []string{"Lock", "Checkpoint"} {
+			killed := exec.Command(tms, "pause", "--job", "spread", "--everything")
+			killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":1:kill")
+			require.ErrorContains(t, killed.Run(), "signal: killed")
+			if at == "Checkpoint" {
+				time.Sleep(100 * time.Millisecond)
+				spread(t, "resume")
+			}
+			asBefore(ranks)
+		}
+		t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:2:2")
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything")
+		require.Equal(t, exitNo, code)
+		require.Equal(t, 2, strings.Count(stderr, "it goes on as before"), stderr)
+		t.Setenv("CUDASIM_FAIL", "")
+		asBefore(ranks)
+		for i := range 12 { // interrupted at any moment
+			pausing := exec.Command(tms, "pause", "--job", "spread", "--everything")
+			require.NoError(t, pausing.Start())
+			time.Sleep(time.Duration(i) * 5 * time.Millisecond)
+			require.NoError(t, pausing.Process.Signal(os.Interrupt))
+			if pausing.Wait() == nil {
+				spread(t, "resume")
+			}
+			asBefore(ranks)
+		}
+	})
+	t.Run("a rank that ends", func(t *testing.T) {
+		ranks := startSpread(t, "FAKE_NCCL=hang")
+		time.AfterFunc(500*time.Millisecond, func() { _ = ranks[1].Process.Kill() })
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "3")
+		require.Equal(t, exitNo, code)
+		require.Contains(t, stderr, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no use now; "+
+			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)")
+		ranks[0].do("check")
+		ranks[0].do("reduce")
+		require.Equal(t, "0", ranks[0].do("stats"))
+		ranks[0].refused("has not come back from ncclCommSuspend within 1s", "pause", ranks[0].pid, "--timeout", "1")
+		require.Equal(t, "0 ", ranks[0].do("pause"), "by itself")
+		require.Equal(t, "0 ", ranks[0].do("resume"))
+		ranks[0].do("check")
+	})
+	t.Run("a rank that does not run", func(t *testing.T) {
+		ranks := startSpread(t)
+		require.NoError(t, ranks[1].Process.Signal(syscall.SIGSTOP))
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "1")
+		require.NotZero(t, code)
+		require.Contains(t, stderr, "left as it was")
+		require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
+		asBefore(ranks)
+		spread(t, "pause", "--everything")
+		ranks[0].requireFree(128)
+		spread(t, "resume")
+		asBefore(ranks)
+	})
+	t.Run("a rank that cannot", func(t *testing.T) {
+		ranks := startSpread(t, "FAKE_NCCL=fail")
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "2")
+		require.Equal(t, exitNo, code)
+		require.Contains(t, stderr, "ncclCommSuspend has not come back within 2s")
+		asBefore(ranks)
+	})
 }
 
 func TestMemoryThatNCCLHasRegistered(t *testing.T) {

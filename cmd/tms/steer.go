@@ -34,8 +34,11 @@ type outcome struct {
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"`  // of --everything: what became of NCCL's memory
-	Tries         int     `json:"tries,omitempty"` // of a pause of a job: until all stood between the same collectives
+	NCCL          string  `json:"nccl,omitempty"` // of --everything, and of a resume of it: what became of NCCL's memory
+	// Of --job with --everything: why the driver has not taken the rest, and how much that is, as NVML knows it.
+	Stays     string `json:"stays,omitempty"`
+	LeftBytes uint64 `json:"left_bytes,omitempty"`
+	Tries     int    `json:"tries,omitempty"` // of a pause of a job: until all stood between the same collectives
 
 	unreachable bool
 }
@@ -260,7 +263,8 @@ cannot be held up, so they are paused with --force alone: a kernel that uses pau
 With --everything the driver then takes what is left of a process on its devices: contexts, code, graphs, CUDA's own
 memory (driver 570 or later; a few MiB stay). All CUDA calls of the process wait until tms resume. What the driver
 cannot checkpoint is refused: managed memory, multicast objects, memory shared with other processes, parts of GPUs (MIG).
-NCCL gives its memory back first, where its version can and all ranks are in the process; what became of it is said.
+NCCL gives its memory back first, where its version can and all ranks are in the process, or with --job in those of the
+launch; what became of it is said.
 
 With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP_DIR of the process), also of what is
 paused already; with --to host back to host memory, for a faster resume.
@@ -268,7 +272,8 @@ paused already; with --to host back to host memory, for a faster resume.
 With --job the ranks of one launch on this host are paused, or none of them. A rank that has launched a collective
 which another is held up before cannot be paused: all then go on for a moment, and are tried again, until they stand
 between the same two collectives or the timeout is over. Ranks of other hosts are not asked, so this is for a launch on
-one host; on several, tms.distributed pauses it from inside.
+one host; on several, tms.distributed pauses it from inside. With --everything the driver takes the rest of all ranks or,
+where it cannot checkpoint one, of none; what is pausable, and NCCL's part, are given back all the same, and it is said.
 
 If this command is interrupted, what it has not finished is undone.
 ` + progressHelp + dryRunHelp + steeringStatus,
@@ -295,8 +300,8 @@ If this command is interrupted, what it has not finished is undone.
 			p := pausing{request: s.request(control.Pause), to: to}
 			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
 			if s.job != "" {
-				if everything || to != "" {
-					return errors.New("--job pauses what is pausable: leave --everything and --to out, and give them with the numbers then")
+				if to != "" {
+					return errors.New("--job leaves contents where they are: leave --to out, and give it with the numbers then")
 				}
 				return s.pauseJob(command, p.request)
 			}
@@ -317,6 +322,9 @@ func sayResumed(o outcome) string {
 	}
 	if o.DriverSeconds > 0 {
 		text += fmt.Sprintf("; what the driver had in %.2f s", o.DriverSeconds)
+	}
+	if o.NCCL != "" {
+		text += "; " + o.NCCL
 	}
 	return text
 }

@@ -83,21 +83,43 @@ type Request struct {
 	// that change something are refused while it is remembered.
 	Everything bool   `json:"everything,omitempty"`
 	To         string `json:"to,omitempty"` // of a move: ToDisk or ToHost
+	// NCCL, of a pause without a tag: what NCCL holds is given back, too. Of a hold: the reply names the communicators
+	// of which that needs other processes.
+	NCCL *NCCL `json:"nccl,omitempty"`
 	// File, of a record, is a path from the root, as the process sees files; "": the recording ends.
 	File string `json:"file,omitempty"`
 }
 
+// NCCL is what a pause that suspends NCCL is to know of the other processes: ncclCommSuspend waits for all ranks, and a
+// wait for one that does not come has no end.
+type NCCL struct {
+	Together []string `json:"together,omitempty"` // communicators whose ranks are all asked for that at this moment, by their names
+	// Until is when it is too late to begin, for the others will have given up, in seconds since 1970. (CLOCK_REALTIME)
+	Until float64 `json:"until,omitempty"`
+}
+
+// Communicator is one of NCCL's that has ranks in several processes, and can be suspended in all of them at once.
+type Communicator struct {
+	Name  string `json:"name"`  // the same in each of its processes
+	Ranks int    `json:"ranks"` // all of it
+	Here  int    `json:"here"`  // those of the process
+}
+
 // Reply answers one request.
 type Reply struct {
-	Version int             `json:"version"`
-	ID      uint64          `json:"id,omitempty"`
-	OK      bool            `json:"ok"`
-	Code    int             `json:"code"` // a cudaError_t number; of a failure never 0
-	Error   string          `json:"error,omitempty"`
-	Bytes   uint64          `json:"bytes"`             // of device memory that were freed, or taken
-	Seconds float64         `json:"seconds"`           // that it took
-	NCCL    string          `json:"nccl,omitempty"`    // of a pause of everything: what became of NCCL's memory
-	Process json.RawMessage `json:"process,omitempty"` // of a status: a ProcessState
+	Version int     `json:"version"`
+	ID      uint64  `json:"id,omitempty"`
+	OK      bool    `json:"ok"`
+	Code    int     `json:"code"` // a cudaError_t number; of a failure never 0
+	Error   string  `json:"error,omitempty"`
+	Bytes   uint64  `json:"bytes"`          // of device memory that were freed, or taken
+	Seconds float64 `json:"seconds"`        // that it took
+	NCCL    string  `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
+	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
+	Stays string `json:"stays,omitempty"`
+	// Communicators are of a hold that is for a pause with NCCL.
+	Communicators []Communicator  `json:"communicators,omitempty"`
+	Process       json.RawMessage `json:"process,omitempty"` // of a status: a ProcessState
 }
 
 // ProcessState is what a process says of itself.
@@ -192,6 +214,12 @@ func (r *Request) check() error {
 	}
 	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold) && r.Op != Pause {
 		return fmt.Errorf("timeout, idle, force, keep and hold are of a pause, not of %s", r.Op)
+	}
+	if r.NCCL != nil && (r.Op != Pause || r.Tag != nil) {
+		return errors.New("nccl is of a pause without a tag")
+	}
+	if r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0) {
+		return errors.New("together is of the pause that follows a hold, and until says when it ends")
 	}
 	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
 		return errors.New("hold is of a pause that is asked for next, and has nothing to keep")

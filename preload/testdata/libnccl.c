@@ -1,10 +1,14 @@
-/* As much of NCCL as communicators need that are made, used, suspended and left in one process: what it gives back in
- * a suspend is memory of its own, and its ranks wait for one another. FAKE_NCCL=fail, hang: what a suspend does. */
+/* As much of NCCL as communicators need that are made, used, suspended and left: what it gives back in a suspend is
+ * memory of its own, and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, of
+ * zeros. FAKE_NCCL=fail, hang: what a suspend does. */
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 int cudaMalloc(void **, size_t);
@@ -108,7 +112,9 @@ static struct id fresh(void)
 	static _Atomic int made;
 	struct id id = {{0}};
 	int now = ++made;
+	pid_t self = getpid();
 	memcpy(id.internal, &now, sizeof now);
+	memcpy(id.internal + sizeof now, &self, sizeof self);
 	id.internal[127] = 1;
 	return id;
 }
@@ -212,9 +218,45 @@ int ncclGetVersion(int *version)
 #if VERSION >= 22907
 static pthread_cond_t came = PTHREAD_COND_INITIALIZER;
 
+/* Cliques of several processes, by their ids. */
+struct meeting {
+	_Atomic uint64_t id;
+	_Atomic int waiting;
+	_Atomic unsigned round;
+};
+
+static struct meeting *meeting_of(struct clique *c)
+{
+	static struct meeting *_Atomic all;
+	const char *path = getenv("FAKE_NCCL_SHARED");
+	if (!path)
+		return NULL;
+	if (!all)
+		all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, open(path, O_RDWR | O_CLOEXEC), 0);
+	uint64_t id = 1;
+	for (size_t i = 0; i < sizeof c->id; i++)
+		id = id * 31 + (unsigned char)c->id.internal[i];
+	for (struct meeting *m = all;; m++) {
+		uint64_t free = 0;
+		if (m->id == id || atomic_compare_exchange_strong(&m->id, &free, id) || free == id)
+			return m;
+	}
+}
+
 static void barrier(struct comm *comm)
 {
 	struct clique *c = comm->clique;
+	struct meeting *m = meeting_of(c);
+	if (m) {
+		unsigned now = m->round;
+		if (atomic_fetch_add(&m->waiting, 1) + 1 == comm->ranks) {
+			m->waiting = 0;
+			m->round++;
+		}
+		while (m->round == now)
+			usleep(200);
+		return;
+	}
 	pthread_mutex_lock(&lock);
 	unsigned round = c->round;
 	if (++c->waiting == comm->ranks)
