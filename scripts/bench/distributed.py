@@ -1,23 +1,24 @@
 """What tms.distributed itself costs against the number of ranks: both phases, nothing to pause.
 
-    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 50] [--processes 8]
+    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 40] [--per-machine 8 1]
 
-Needs PyTorch, and no GPU: each rank is a thread with its own connection to one TCPStore, in as many
-processes as --processes says. All share this machine's cores, so what ranks do themselves counts as
-often as there are ranks for a core. Columns: the messages that wait for one another; the time of a
-call; what the store's process and a rank's thread compute for it. With a core for each rank no more
-than the store's part would grow with their number.
+Needs PyTorch, and no GPU: each rank is a process, with its own connection to one TCPStore, and
+says that it is on a machine with so many others. All share this machine's cores, so what ranks do
+themselves counts as often as there are ranks for a core. For that the floor: what a round takes
+here in which every rank sets a key of the store and gets its neighbour's. Columns: the messages
+that wait for one another; the floor; a call, and how many floors that is; what the store's process
+and a rank (the last) compute for it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import multiprocessing
 import os
 import statistics
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import usage  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "pymodule"))
 
-from tms import _meeting
+from tms import _meeting, _node
 from tms._together import Part
 
 
@@ -63,85 +64,91 @@ def computed(process: int) -> float:
     return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
-def ranks(
-    port: int, server: int, first: int, last: int, count: int, rounds: int, results: Any
+def rank(
+    number: int, count: int, near: int, port: int, server: int, rounds: int, results: Any
 ) -> None:
-    """Ranks first to last - 1 of so many, in this process."""
+    """One of so many, of which so many are on a machine."""
     import torch.distributed as dist
 
     raise_priority()
+    _node.machine = lambda rank: f"machine {rank // near}"
+    store = dist.PrefixStore(f"bench/{count}/{near}", connected(port))
+    meeting = _meeting.Meeting(store, number, list(range(count)))
+    part = Nothing("pause", None, number, 60)
+    meeting.transact(part, 300)  # all are there
+    start = time.perf_counter()
+    for each in range(rounds):
+        store.set(f"floor/{each}/{number}", "0")
+        store.get(f"floor/{each}/{(number + 1) % count}")
+    floor = (time.perf_counter() - start) / rounds
+    meeting.transact(part, 300)
+    times = []
+    before = computed(server), time.process_time()
+    for _ in range(rounds):
+        start = time.perf_counter()
+        meeting.transact(part, 60)
+        times.append(time.perf_counter() - start)
+    if number == count - 1:
+        own = (time.process_time() - before[1]) / rounds
+        results.put((floor, times, (computed(server) - before[0]) / rounds, own))
 
-    def one(rank: int) -> None:
-        store = dist.PrefixStore(f"bench/{count}", connected(port))
-        meeting = _meeting.Meeting(store, rank, list(range(count)))
-        part = Nothing("pause", None, rank, 60)
-        meeting.transact(part, 300)  # all are there
-        times = []
-        before = computed(server), time.thread_time()
-        for _ in range(rounds):
-            start = time.perf_counter()
-            meeting.transact(part, 60)
-            times.append(time.perf_counter() - start)
-        if rank == count - 1:  # one that hears nobody, as most
-            own = (time.thread_time() - before[1]) / rounds
-            results.put((times, (computed(server) - before[0]) / rounds, own))
 
-    threads = [threading.Thread(target=one, args=(rank,)) for rank in range(first, last)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def steps(count: int) -> int:
-    """Votes that wait for one another on the way to rank 0, and the decision, in two phases."""
-    depth, rank = 0, count - 1
-    while rank > 0:
-        rank = (rank - 1) // _meeting.FAN
+def steps(count: int, near: int) -> int:
+    """Messages that wait for one another: votes to rank 0, and the decision back, in two phases."""
+    depth, leader = 0, (count - 1) // near
+    while leader > 0:
+        leader = (leader - 1) // _meeting.FAN
         depth += 1
-    return 2 * (depth + 1) if count > 1 else 0
+    alone = count <= near
+    links = 2 if near > 1 and count > 1 else 0  # to the leader, and from it
+    return 2 * (links + depth + (0 if alone else 1))
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
-    arguments.add_argument("--rounds", type=int, default=50)
-    arguments.add_argument("--processes", type=int, default=8)
+    arguments.add_argument("--rounds", type=int, default=40)
+    arguments.add_argument("--per-machine", type=int, nargs="+", default=[8, 1])
     given = arguments.parse_args()
 
-    context = multiprocessing.get_context("spawn")
+    import torch.distributed  # noqa: F401  # once for all processes, which are forks of this one
+
+    gc.freeze()
+    context = multiprocessing.get_context("fork")
     serving, results = context.Queue(), context.Queue()
     server = context.Process(target=serve, args=(serving,), daemon=True)
     server.start()
     port = serving.get()
     load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before"
-    print(f"{load}, {given.rounds} rounds, {given.processes} processes with the ranks as threads")
-    print("ranks  steps  median ms  least ms  90% below ms  store's ms  a rank's own ms")
-    for count in given.ranks:
-        borders = [count * i // given.processes for i in range(given.processes + 1)]
-        workers = [
-            context.Process(
-                target=ranks, args=(port, server.pid, first, last, count, given.rounds, results)
+    print(f"{load}, {given.rounds} rounds, a process for each rank; milliseconds")
+    print(
+        "ranks  a machine  steps  floor  call: median  floors  least  90% below  store's  a rank's"
+    )
+    for near in given.per_machine:
+        for count in given.ranks:
+            workers = [
+                context.Process(
+                    target=rank,
+                    args=(number, count, near, port, server.pid, given.rounds, results),
+                )
+                for number in range(count)
+            ]
+            for worker in workers:
+                worker.start()
+            floor, taken, stores, own = results.get()
+            times = sorted(1000 * seconds for seconds in taken)
+            for worker in workers:
+                worker.join()
+            median = statistics.median(times)
+            print(
+                f"{count:5}  {near:9}  {steps(count, near):5}  {1000 * floor:5.1f}  {median:12.2f}"
+                f"  {median / 1000 / floor:6.2f}  {times[0]:5.2f}"
+                f"  {times[len(times) * 9 // 10]:9.2f}  {1000 * stores:7.2f}  {1000 * own:8.2f}",
+                flush=True,
             )
-            for first, last in zip(borders, borders[1:])
-            if last > first
-        ]
-        for worker in workers:
-            worker.start()
-        taken, stores, own = results.get()
-        times = sorted(1000 * seconds for seconds in taken)
-        for worker in workers:
-            worker.join()
-        print(
-            f"{count:5}  {steps(count):5}  {statistics.median(times):9.2f}  {times[0]:8.2f}"
-            f"  {times[len(times) * 9 // 10]:12.2f}  {1000 * stores:10.2f}  {1000 * own:15.2f}",
-            flush=True,
-        )
 
 
 def serve(port: Any) -> None:
-    import torch.distributed  # noqa: F401
-
     raise_priority()
     store = connected(0, server=True)
     port.put(store.port)
