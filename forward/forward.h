@@ -91,6 +91,14 @@ struct forward_ipc {
 	  (pointer, handle, flags))                                                                \
 	X(cudaIpcOpenMemHandle, (void **pointer, struct forward_ipc handle, unsigned flags),       \
 	  (pointer, handle, flags))                                                                \
+	X(cuIpcCloseMemHandle, (uintptr_t pointer), (pointer))                                     \
+	X(cudaIpcCloseMemHandle, (void *pointer), (pointer))                                       \
+	X(cuMemGetAddressRange_v2, (uintptr_t *base, size_t *size, uintptr_t address),             \
+	  (base, size, address))                                                                   \
+	X(cuPointerGetAttribute, (void *data, int attribute, uintptr_t address), (data, attribute, address)) \
+	X(cuPointerGetAttributes,                                                                  \
+	  (unsigned count, const int *attributes, void **data, uintptr_t address),                 \
+	  (count, attributes, data, address))                                                      \
 	X(cuMemRetainAllocationHandle, (uint64_t *handle, void *address), (handle, address))       \
 	X(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),      \
 	  (name, function, version, flags))                                                        \

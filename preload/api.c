@@ -310,6 +310,15 @@ static int run(const struct operation *asked)
 	return code;
 }
 
+HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
+{
+	uint64_t last = last_bytes;
+	int code = run(asked);
+	*result = last_bytes;
+	last_bytes = last;
+	return code;
+}
+
 static int transition(int kind, const char *tag, double wait)
 {
 	last_bytes = 0;
@@ -338,7 +347,14 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 
 EXPORT int tms_pause(const char *tag)
 {
-	return transition(OPERATION_PAUSE, tag, 0);
+	return transition(OPERATION_PAUSE, tag, -1);
+}
+
+EXPORT int tms_pause_within(const char *tag, double seconds)
+{
+	if (!(seconds >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
+	return transition(OPERATION_PAUSE, tag, seconds);
 }
 
 EXPORT int tms_pause_gated(const char *tag, double timeout)
@@ -353,7 +369,7 @@ EXPORT int tms_pause_gated(const char *tag, double timeout)
 
 EXPORT int tms_discard(const char *tag)
 {
-	return transition(OPERATION_DISCARD, tag, 0);
+	return transition(OPERATION_DISCARD, tag, -1);
 }
 
 EXPORT int tms_pause_everything(double timeout)
@@ -367,19 +383,24 @@ EXPORT int tms_pause_everything(double timeout)
 	return code;
 }
 
+static int resume(const char *tag, double seconds)
+{
+	if (reporting)
+		return refuse_reporting();
+	int code = everything_restore(seconds > 0 ? seconds : 0); /* any call of the driver would wait for that */
+	return code == SUCCESS ? transition(OPERATION_RESUME, tag, seconds) : code;
+}
+
 EXPORT int tms_resume_within(const char *tag, double seconds)
 {
 	if (!(seconds >= 0))
 		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
-	if (reporting)
-		return refuse_reporting();
-	int code = everything_restore(seconds); /* any call of the driver would wait for that */
-	return code == SUCCESS ? transition(OPERATION_RESUME, tag, seconds) : code;
+	return resume(tag, seconds);
 }
 
 EXPORT int tms_resume(const char *tag)
 {
-	return tms_resume_within(tag, 0);
+	return resume(tag, -1);
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)

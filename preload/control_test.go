@@ -683,7 +683,7 @@ func TestControlAndDescriptors(t *testing.T) {
 	h.do("locked " + file)
 	after, err := strconv.Atoi(h.do("threads"))
 	require.NoError(t, err)
-	require.Equal(t, threads, fmt.Sprint(after-4))
+	require.Equal(t, threads, fmt.Sprint(after-5))
 	c := h.dial()
 	require.True(t, request(t, c, pauseOf("")).OK)
 	require.Equal(t, before, h.do("descriptors"))

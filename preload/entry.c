@@ -19,6 +19,7 @@
 	X(cuDevicePrimaryCtxReset, 11000, false, cuDevicePrimaryCtxReset_v2)                               \
 	X(cuGetProcAddress, 11030, false, cuGetProcAddress)                                                \
 	X(cuGetProcAddress, 12000, false, cuGetProcAddress_v2)                                             \
+	X(cuIpcCloseMemHandle, 4010, false, cuIpcCloseMemHandle)                                           \
 	X(cuIpcGetMemHandle, 4010, false, cuIpcGetMemHandle)                                               \
 	X(cuIpcOpenMemHandle, 11000, false, cuIpcOpenMemHandle_v2)                                         \
 	X(cuMemAddressFree, 10020, false, cuMemAddressFree)                                                \
@@ -35,6 +36,7 @@
 	X(cuMemFreeAsync, 11020, false, cuMemFreeAsync)                                                    \
 	X(cuMemFreeAsync, 11020, true, cuMemFreeAsync_ptsz)                                                \
 	X(cuMemGetAllocationPropertiesFromHandle, 10020, false, cuMemGetAllocationPropertiesFromHandle)    \
+	X(cuMemGetAddressRange, 3020, false, cuMemGetAddressRange_v2)                                      \
 	X(cuMemImportFromShareableHandle, 10020, false, cuMemImportFromShareableHandle)                    \
 	X(cuMemMap, 10020, false, cuMemMap)                                                                \
 	X(cuMemPoolDestroy, 11020, false, cuMemPoolDestroy)                                                \
@@ -43,6 +45,8 @@
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \
 	X(cuMemUnmap, 10020, false, cuMemUnmap)                                                            \
 	X(cuMulticastCreate, 12010, false, cuMulticastCreate)                                              \
+	X(cuPointerGetAttribute, 4000, false, cuPointerGetAttribute)                                       \
+	X(cuPointerGetAttributes, 7000, false, cuPointerGetAttributes)                                     \
 	X(cuStreamBeginCapture, 10010, false, cuStreamBeginCapture_v2)                                     \
 	X(cuStreamBeginCapture, 10010, true, cuStreamBeginCapture_v2_ptsz)                                 \
 	X(cuStreamBeginCaptureToGraph, 12030, false, cuStreamBeginCaptureToGraph)                          \

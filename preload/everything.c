@@ -58,16 +58,6 @@ EXPORT int cuMemAllocManaged(uintptr_t *pointer, size_t size, unsigned flags)
 	return NOTED(cuMemAllocManaged, (pointer, size, flags));
 }
 
-EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
-{
-	return NOTED(cudaIpcOpenMemHandle, (pointer, handle, flags));
-}
-
-EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
-{
-	return NOTED(cuIpcOpenMemHandle_v2, (pointer, handle, flags));
-}
-
 EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type)
 {
 	return NOTED(cuMemImportFromShareableHandle, (handle, shareable, type));

@@ -140,6 +140,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 		}
 	}
 	options.Gated, options.Capturing, options.Progress, options.Asked = true, false, nil, deadline.Add(-timeout)
+	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if freed, err = e.Pause(options); err == nil && how.also != nil {
 		how.also.nccl = tellNCCL(held)
 	}

@@ -69,6 +69,7 @@ func start() (*vmm.Engine, error) {
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
 	made.Observe(recordTransition)
+	made.Processes(processes{})
 	made.Shareable(bool(C.region_config.shareable))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)
@@ -292,6 +293,7 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
 		Verify:       bool(C.region_config.verify),
 		Poison:       bool(C.region_config.poison),
+		Importers:    importersWait,
 	}
 }
 
@@ -311,6 +313,9 @@ func tmsOperation(operation *C.struct_operation) {
 		options.Tag = &tag
 	}
 	kind, force := operation.kind, bool(operation.force)
+	if kind != C.OPERATION_PAUSE_GATED && options.Wait >= 0 { // else nothing was said of other processes
+		options.Importers = options.Wait
+	}
 	go func() {
 		var bytes uint64
 		var err error
@@ -332,6 +337,11 @@ func tmsOperation(operation *C.struct_operation) {
 					return err
 				case C.OPERATION_PREPARE:
 					return e.Prepare(options.Tag)()
+				case C.OPERATION_IMPORT:
+					bytes, err = importMemory(e, operation)
+					return err
+				case C.OPERATION_CLOSE:
+					return e.Close(uintptr(operation.ipc.id), state().Capturing)
 				default:
 					e.Trim()
 					return nil

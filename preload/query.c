@@ -1,4 +1,4 @@
-/* query has what CUDA is asked about addresses: the attributes and IPC handle of memory of ours, paused too. */
+/* query has what CUDA is asked about addresses: the attributes of memory of ours, and where it begins, paused too. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -34,22 +34,54 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 	return SUCCESS;
 }
 
-static int refuse_ipc(void)
+/* Where the allocation begins, as for memory of cudaMalloc: the driver knows mappings alone, in which several may be.
+ * Programs ask before they share memory with another process. false: there is none. */
+static bool range_of(uintptr_t address, uintptr_t *base, size_t *size)
 {
-	return error_fail(ERROR_NOT_SUPPORTED, "pausable memory has no IPC handle; allocate what another process is to "
-					       "open outside regions");
+	*base = 0;
+	if (unlikely(arena_contains((void *)address)))
+		(void)IN_GO((tmsRangeOf(address, base, size), SUCCESS));
+	return *base != 0;
 }
 
-EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
+EXPORT int cuMemGetAddressRange_v2(uintptr_t *base, size_t *size, uintptr_t address)
 {
-	if (likely(!arena_contains(pointer)))
-		return everything_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
-	return refuse_ipc();
+	uintptr_t begins;
+	size_t bytes;
+	if (likely(!range_of(address, &begins, &bytes)))
+		return forward_cuMemGetAddressRange_v2(base, size, address);
+	if (base)
+		*base = begins;
+	if (size)
+		*size = bytes;
+	return SUCCESS;
 }
 
-EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
+enum { ATTRIBUTE_RANGE_START = 11, ATTRIBUTE_RANGE_SIZE = 12 };
+
+static bool of_range(int attribute)
 {
-	if (likely(!arena_contains((void *)pointer)))
-		return everything_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
-	return refuse_ipc();
+	return attribute == ATTRIBUTE_RANGE_START || attribute == ATTRIBUTE_RANGE_SIZE;
+}
+
+EXPORT int cuPointerGetAttribute(void *data, int attribute, uintptr_t address)
+{
+	uintptr_t begins;
+	size_t bytes;
+	if (likely(!of_range(attribute)) || !data || !range_of(address, &begins, &bytes))
+		return forward_cuPointerGetAttribute(data, attribute, address);
+	*(uint64_t *)data = attribute == ATTRIBUTE_RANGE_START ? begins : bytes;
+	return SUCCESS;
+}
+
+EXPORT int cuPointerGetAttributes(unsigned count, const int *attributes, void **data, uintptr_t address)
+{
+	int code = forward_cuPointerGetAttributes(count, attributes, data, address);
+	uintptr_t begins;
+	size_t bytes;
+	if (code == SUCCESS && unlikely(arena_contains((void *)address)) && range_of(address, &begins, &bytes))
+		for (unsigned i = 0; i < count; i++)
+			if (of_range(attributes[i]))
+				*(uint64_t *)data[i] = attributes[i] == ATTRIBUTE_RANGE_START ? begins : bytes;
+	return code;
 }

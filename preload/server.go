@@ -40,7 +40,7 @@ type hold struct {
 
 func sameTag(x, y *string) bool { return x == y || x != nil && y != nil && *x == *y }
 
-// server is what the thread knows. Other threads reach the last two alone.
+// server is what the thread knows. Other threads reach the last four alone.
 type server struct {
 	socket  int
 	clients []*connection
@@ -53,14 +53,21 @@ type server struct {
 	retry   time.Duration // 0: it was not tried yet
 	full    time.Time     // until then no client is taken: the kernel had no room
 	glanced time.Time     // at the gate
+	lends   []*lend       // that are asked for
+	lending *lend         // that another thread is at
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
+	lent   atomic.Pointer[control.Reply] // of lending, to go with what is handed over
+	unlent atomic.Pointer[control.Reply] // or nothing will be
 }
 
 // connection is one client.
 type connection struct {
 	descriptor int
+	pid        int // of the client, as this process sees it; 0: it does not
+	passed     int // a descriptor that it has sent; -1: none
+	lent       *lend
 	in         []byte    // not a whole line yet, or more than is looked at for now
 	since      time.Time // its first byte
 	out        []byte
@@ -82,6 +89,7 @@ const (
 	statusWanted
 	statusAsked
 	gateAwaited
+	lendAwaited
 )
 
 // loop serves until something is wrong that should not be; what is known by then is kept.
@@ -137,7 +145,7 @@ func (s *server) loop() error {
 
 // timeout is how long to wait for something to happen, in milliseconds; -1: for ever.
 func (s *server) timeout(now time.Time) int {
-	if s.running != nil || s.asking {
+	if s.running != nil || s.asking || s.lending != nil {
 		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
 	next := time.Time{}
@@ -187,7 +195,7 @@ func (c *connection) ready() bool {
 
 func (c *connection) read() {
 	buffer := make([]byte, 16<<10)
-	n, err := unix.Read(c.descriptor, buffer)
+	n, err := c.receive(buffer)
 	switch {
 	case err == nil && n == 0:
 		c.ended = true
@@ -259,9 +267,10 @@ func (c *connection) answer(reply control.Reply) {
 
 func (c *connection) write(now time.Time) {
 	for len(c.out) > 0 && !c.gone {
-		n, err := unix.SendmsgN(c.descriptor, c.out, nil, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		n, err := unix.SendmsgN(c.descriptor, c.out, c.rights(), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
 		switch {
 		case err == nil:
+			c.sent()
 			c.out, c.written = c.out[n:], now
 		case errors.Is(err, unix.EAGAIN):
 			return
@@ -285,14 +294,15 @@ func (s *server) accept(now time.Time) {
 			}
 			return
 		}
-		c := &connection{descriptor: descriptor}
+		c := &connection{descriptor: descriptor, passed: -1}
 		peer, err := unix.GetsockoptUcred(descriptor, unix.SOL_SOCKET, unix.SO_PEERCRED)
 		switch {
 		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
 			c.fail(errors.New("the process is another user's"))
-		case len(s.clients) >= control.MaxClients:
+		case len(s.clients) >= control.MaxClients && int(peer.Pid) != unix.Getpid():
 			c.fail(fmt.Errorf("%d clients are connected already; try again when one has gone", len(s.clients)))
 		default:
+			c.pid = int(peer.Pid)
 			s.clients = append(s.clients, c)
 			continue
 		}
@@ -320,6 +330,12 @@ func (s *server) request(c *connection, line []byte) {
 		c.answer(control.Reply{ID: r.ID, OK: true})
 	case control.Cancel:
 		s.cancel(c, r.ID)
+	case control.Lend:
+		s.lend(c, r)
+	case control.Returned:
+		returned(c, r)
+	case control.Hand:
+		s.take(c, r)
 	default:
 		if c.task != nil {
 			c.refuse(r.ID, fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.request.Op))
@@ -400,6 +416,7 @@ func (s *server) leave() {
 		}
 		s.clients = slices.Delete(s.clients, i, i+1)
 		_ = unix.Close(c.descriptor)
+		s.unlend(c)
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
 			c.task.withdrawn.Store(true)
@@ -446,6 +463,7 @@ func (s *server) begin(now time.Time) {
 			s.ask()
 		}
 	}
+	s.beginLend(now)
 	if s.running != nil {
 		return
 	}
@@ -478,6 +496,9 @@ func (s *server) collect() {
 				c.answer(*reply)
 			}
 		}
+	}
+	if reply := s.unlent.Swap(nil); reply != nil {
+		s.answerLend(reply, -1)
 	}
 	reply := s.done.Swap(nil)
 	if reply == nil {

@@ -133,7 +133,7 @@ enum {
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
-	THREADS_OF_CONTROL = 4,	 /* the socket's, and what it hands on: an operation, which waits on two, and a status */
+	THREADS_OF_CONTROL = 5,	 /* the socket's, and what it hands on: an operation, which waits on two, a status, memory */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
 HIDDEN bool threads_reserve_control(void); /* and those for control.go; stays so */
@@ -354,23 +354,36 @@ enum operation_kind {
 	OPERATION_TRIM,
 	OPERATION_PAUSE_GATED,
 	OPERATION_SERVE,
+	OPERATION_IMPORT,
+	OPERATION_CLOSE,
+};
+/* ipc.c: what cudaIpcGetMemHandle gives for memory of ours. */
+struct ipc_handle {
+	char magic[8];
+	uint32_t pid, unused;
+	uint64_t start; /* of the process, in clock ticks since the machine's */
+	uint64_t id, offset, size; /* of the segment, where in it the allocation begins, the segment's bytes */
+	uint64_t reserved[2];
 };
 struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
-	double wait; /* seconds: of a resume for memory, of a gated pause for the program */
+	double wait; /* seconds: of a resume for memory, of a gated pause for the program, of a pause for importers or below 0 */
+	struct ipc_handle ipc; /* of an import; of a close, id is the address */
+	int device;	       /* of an import */
 	bool force;  /* of a gated pause */
 	bool report; /* to operation_progress */
 	int code;
 	char error[THREAD_TEXT_SIZE]; /* "": none */
-	uint64_t bytes; /* of device memory that were freed, or mapped */
+	uint64_t bytes; /* of device memory that were freed, or mapped; of an import, the address */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 };
 /* Fills in what holds for the process; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
+HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* of which tms_last_bytes tells nothing */
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 

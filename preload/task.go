@@ -115,9 +115,9 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return e.Move(options, to)
 	default:
-		undo := t.undoing(e)
+		undo, imported := t.undoing(e), e.ImportedBytes()
 		bytes, err = t.pause(e, options)
-		if bytes > 0 || nccl.suspended.Load() {
+		if bytes > 0 || e.ImportedBytes() < imported || nccl.suspended.Load() {
 			t.undo = undo
 		}
 		if len(t.undo) == 0 && nccl.suspended.Load() {
@@ -153,6 +153,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 		return 0, ungate(e)
 	}
 	until := time.Now().Add(seconds(t.request.Wait))
+	options.Importers = max(options.Importers, seconds(t.request.Wait))
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))
@@ -174,10 +175,10 @@ func (t *task) undoing(e *vmm.Engine) []*string {
 	for _, d := range stats.Devices {
 		for _, tag := range d.Tags {
 			name := vmm.TagName(tag.Tag)
-			if tag.PausedBytes > 0 {
+			if tag.PausedBytes+tag.ImportedPaused > 0 {
 				own = true
 			}
-			if tag.PhysicalBytes > 0 && !slices.ContainsFunc(active, func(a *string) bool { return *a == name }) {
+			if tag.PhysicalBytes+tag.ImportedBytes > 0 && !slices.ContainsFunc(active, func(a *string) bool { return *a == name }) {
 				active = append(active, &name)
 			}
 		}

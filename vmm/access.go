@@ -88,7 +88,7 @@ func (e *Engine) grantAll(extents []*extent) error {
 
 // stale tells that devices have come into use since the extent was mapped.
 func (x *extent) stale() bool {
-	return x.step == accessible && x.userMapped == nil && !slices.Equal(x.users, x.device.users())
+	return x.step == accessible && x.userMapped == nil && x.imported == nil && !slices.Equal(x.users, x.device.users())
 }
 
 func grantEach(extents []*extent) (first error) {

@@ -22,6 +22,7 @@
 //	contexts.go                  contexts that the program made, and which of them can be waited for
 //	usermapped.go, ..._calls.go, ..._range.go
 //	                             memory that the program maps itself with the driver's calls
+//	share.go, import.go          memory that other processes have mapped; theirs that is mapped here
 //	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
 //	move.go                      contents from host memory to disk, and back
 //	discarded.go, lost.go        contents given up, and waiting for them; contents that are lost
@@ -53,10 +54,11 @@
 //
 // # Locks
 //
-// In the order in which they are taken: transition, of which pauses, resumes, preparations and resets
-// have turns; mu, over all records, space and small included, never held over a driver call but those of
-// newDevice and of the reservation of an arena; then those inside backup, cuda, digest and reclaim, which call
-// nobody above. What works on extents without mu owns them, and their segments where it changes those:
-// others wait for settled. None of these is held while anything of the program's is waited for: its streams and
-// contexts (quiesce), its callbacks (track), what pending frees wait for (reap, awaitDevices).
+// In the order in which they are taken: opening, of one Import at a time; transition, of which pauses, resumes,
+// preparations and resets have turns; mu, over all records, space and small included, never held over a driver call
+// but those of newDevice and of the reservation of an arena; then mu of sharing, under which nothing is done, and
+// those inside backup, cuda, digest and reclaim, which call nobody above. What works on extents without mu owns
+// them, and their segments where it changes those: others wait for settled. None of these is held while anything
+// of the program's is waited for: its streams and contexts (quiesce), its callbacks (track), other processes that
+// have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
 package vmm

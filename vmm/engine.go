@@ -51,6 +51,7 @@ type Engine struct {
 	unknown map[string]bool // those that never were, as was told
 
 	userMapped userMappings
+	sharing    sharing
 
 	gating bool // something is paused, or was when whenUngated was last called, by a pause that was gated
 
@@ -79,6 +80,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		names:      map[string]bool{},
 		unknown:    map[string]bool{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
+		sharing:    sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{}, importers: map[uint64][]Importer{}},
 	}
 	told := func(line string) { e.warn(line) }
 	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)

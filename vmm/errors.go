@@ -30,6 +30,19 @@ var (
 		"was found with dlsym, or as a green context), so its work could not be waited for before memory is paused; " +
 		"allocate with the primary context current, or outside regions")
 
+	// ErrNotShareable: memory that was not made to be shared between processes.
+	ErrNotShareable = errors.New("pausable memory can be opened by other processes with TMS_SHAREABLE=1 only: set that, or allocate " +
+		"it outside regions")
+
+	// ErrShareGone: the memory was freed, or its process has ended.
+	ErrShareGone = errors.New("the memory is gone")
+
+	// ErrSharePaused: the process that has the memory has paused it, or is about to.
+	ErrSharePaused = errors.New("the memory is paused where it was allocated")
+
+	// ErrImported: other processes have memory mapped that is to be paused.
+	ErrImported = errors.New("other processes have the memory mapped")
+
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.
 	ErrCapturing = errors.New("a stream is being captured into a CUDA graph; end the capture, then call again")
 )
@@ -53,6 +66,10 @@ func Code(err error) int {
 		{ErrMargin, cuda.OutOfMemory},
 		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},
+		{ErrNotShareable, cuda.NotSupported},
+		{ErrShareGone, cuda.InvalidHandle},
+		{ErrSharePaused, cuda.NotReady},
+		{ErrImported, cuda.NotReady},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},
 		{disk.ErrFailed, cuda.OperatingSystem},
 		{backup.ErrHostMemory, cuda.OperatingSystem}, // before the driver's: it wraps a driver error

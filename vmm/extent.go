@@ -15,6 +15,7 @@ type extent struct {
 	owner      owner
 	step       step
 	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
+	imported   *imported   // had from another process; nil: made here
 	handle     cuda.Handle
 	users      []int // devices that have access
 }
@@ -31,7 +32,7 @@ const (
 
 // newExtent returns an extent, of nothing yet, for a segment.
 func newExtent(s *segment) *extent {
-	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped}
+	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped, imported: s.imported}
 	x.add(s)
 	return x
 }
@@ -68,6 +69,10 @@ func (x *extent) memory() (cuda.Handle, error) {
 	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
+	if i := x.imported; i != nil {
+		handle, _, err := i.fetch()
+		return handle, err
+	}
 	prop := cuda.PinnedOn(x.device.ordinal)
 	if x.device.rdma {
 		prop = prop.ForRDMA()
@@ -100,6 +105,9 @@ func (x *extent) grant() error {
 		return x.device.driver.MemSetAccessOf(x.address, x.size, f.access)
 	}
 	users := x.device.users()
+	if x.imported != nil {
+		users = []int{x.device.ordinal} // who has access to this device need not have it to that of the memory
+	}
 	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
 	if err == nil {
 		x.users = users
@@ -128,6 +136,7 @@ func (x *extent) release() error {
 		return err
 	}
 	x.handle, x.step = 0, none
+	x.imported.giveBack()
 	return nil
 }
 

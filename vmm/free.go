@@ -160,7 +160,7 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		a := e.around(address)
 		s := a.segment
-		if s == nil || a.address() != address || s.userMapped != nil {
+		if s == nil || a.address() != address || s.userMapped != nil || s.imported != nil {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
 		if s.owner == aTransition {
@@ -270,8 +270,14 @@ func (x *extent) unmap() error {
 
 // drop releases what an unmapped extent holds, at a later time if the driver refuses.
 func (x *extent) drop() {
-	if driver, handle := x.device.driver, x.handle; x.step == created {
-		driver.End("device memory", func() error { return driver.MemRelease(handle) })
+	if driver, handle, i := x.device.driver, x.handle, x.imported; x.step == created {
+		driver.End("device memory", func() error {
+			err := driver.MemRelease(handle)
+			if err == nil {
+				i.giveBack()
+			}
+			return err
+		})
 	}
 	x.handle, x.step = 0, none
 }
@@ -280,6 +286,7 @@ func (x *extent) drop() {
 func (e *Engine) forget(s *segment) {
 	s.span.Enter(nil)
 	s.tag.remove(s)
+	e.sharing.forget(s)
 	s.discard()
 	s.slab = nil
 	e.tellUngated()

@@ -43,14 +43,25 @@ func (e *Engine) around(address uintptr) allocation {
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
-// -1 when there is none.
+// -1 when there is none, and for another process's memory that is mapped: CUDA knows where that is.
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s := e.around(address).segment; s != nil {
+	if s := e.around(address).segment; s != nil && (s.imported == nil || s.is(paused)) {
 		return s.device.ordinal
 	}
 	return -1
+}
+
+// RangeOf returns where the live allocation around an address begins, and its size in bytes; 0: there is none.
+func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.around(address)
+	if a.segment == nil {
+		return 0, 0
+	}
+	return a.address(), a.size()
 }
 
 // Holds tells whether a segment of a tag (nil: of any) that is not paused reaches into size bytes at an address.

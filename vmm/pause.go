@@ -22,7 +22,7 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("pause", &o, &freed, &err)()
 	o.discarded = &discarded{}
-	if freed, err = e.tryPause(o); err != nil {
+	if freed, err = e.pauseShared(o); err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
 	defer o.spent.waitedSince(time.Now())
@@ -36,7 +36,9 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	}
 	e.warnUnknown("pause", o.Tag)
 	start := time.Now()
-	wanted := func(s *segment) bool { return s.is(active) && !s.stays() || s.is(paused) && s.extent != nil }
+	wanted := func(s *segment) bool {
+		return s.imported == nil && (s.is(active) && !s.stays() && !s.shared.open() || s.is(paused) && s.extent != nil)
+	}
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
 	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.owner == aFree })))

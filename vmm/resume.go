@@ -34,8 +34,11 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 			*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
 			continue
 		}
+		if err == nil {
+			err = e.resumeImports(o, o.Importers, func(*segment) bool { return true })
+		}
 		if err != nil {
-			return 0, fmt.Errorf("resume: %w", err)
+			return mapped, fmt.Errorf("resume: %w", err)
 		}
 		defer o.spent.waitedSince(time.Now())
 		o.discarded.await()
@@ -60,7 +63,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && !s.stays() })
+	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && s.imported == nil && !s.stays() })
 	o.spent.waitedSince(start)
 	if len(batches) == 0 {
 		return 0, nil

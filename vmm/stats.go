@@ -57,16 +57,18 @@ type DeviceStats struct {
 type TagStats struct {
 	Tag               string  `json:"tag"` // as TagText writes it
 	Segments          int     `json:"segments"`
-	LiveBytes         uint64  `json:"live_bytes"`       // as asked for, active and paused
-	PhysicalBytes     uint64  `json:"physical_bytes"`   // device memory held now
-	PausedBytes       uint64  `json:"paused_bytes"`     // device memory given up by pausing
-	SlackBytes        uint64  `json:"slack_bytes"`      // held beyond that: rounding, freed parts of shared extents
-	BackupBytes       uint64  `json:"backup_bytes"`     // host memory, files or memory of other devices that hold contents
-	HostBytes         uint64  `json:"host_bytes"`       // of that: pinned host memory
-	DiskBytes         uint64  `json:"disk_bytes"`       // of that: files
-	PauseHostBytes    uint64  `json:"pause_host_bytes"` // pinned host memory that a pause would take beyond that
-	PauseDiskBytes    uint64  `json:"pause_disk_bytes"` // in files
-	PausedSince       float64 `json:"paused_since"`     // when the last pause was done, in seconds since 1970; 0: nothing is paused
+	LiveBytes         uint64  `json:"live_bytes"`            // as asked for, active and paused
+	PhysicalBytes     uint64  `json:"physical_bytes"`        // device memory held now
+	PausedBytes       uint64  `json:"paused_bytes"`          // device memory given up by pausing
+	SlackBytes        uint64  `json:"slack_bytes"`           // held beyond that: rounding, freed parts of shared extents
+	BackupBytes       uint64  `json:"backup_bytes"`          // host memory, files or memory of other devices that hold contents
+	HostBytes         uint64  `json:"host_bytes"`            // of that: pinned host memory
+	DiskBytes         uint64  `json:"disk_bytes"`            // of that: files
+	PauseHostBytes    uint64  `json:"pause_host_bytes"`      // pinned host memory that a pause would take beyond that
+	PauseDiskBytes    uint64  `json:"pause_disk_bytes"`      // in files
+	ImportedBytes     uint64  `json:"imported_bytes"`        // other processes' memory, mapped now; in none of the figures above
+	ImportedPaused    uint64  `json:"imported_paused_bytes"` // and unmapped by pausing
+	PausedSince       float64 `json:"paused_since"`          // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds  float64 `json:"last_pause_seconds"`
 	LastResumeSeconds float64 `json:"last_resume_seconds"`
 }
@@ -139,6 +141,14 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 	for _, t := range d.tags {
 		ts := TagStats{Tag: TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
+			if s.imported != nil {
+				if s.state == active {
+					ts.ImportedBytes += s.length()
+				} else {
+					ts.ImportedPaused += s.length()
+				}
+				continue
+			}
 			live := s.size
 			if s.slab == nil {
 				ts.Segments++
@@ -172,7 +182,7 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 				}
 			}
 		}
-		if ts.PausedBytes > 0 {
+		if ts.PausedBytes+ts.ImportedPaused > 0 {
 			ts.PausedSince = t.pausedSince
 		}
 		bytes := t.slackBytes(d.granularity)

@@ -25,6 +25,7 @@ type Options struct {
 	Progress     func(Progress) // nil, or told now and then how far contents have come
 	Capturing    bool           // a stream of the process is being captured
 	Gated        bool           // nobody can give the devices work; see WhenUngated
+	Importers    time.Duration  // how long a pause waits for other processes to unmap memory, and a resume for theirs
 	Asked        time.Time      // when a pause was, if its caller has waited for the program since; or zero
 	discarded    *discarded     // by a resume, or by such a pause
 	spent        *spent
@@ -119,6 +120,9 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 			s.owner = nobody
 			s.state, s.kept = s.outcome.state, s.outcome.kept
 			s.setGated(s.outcome.gated)
+			if s.shared != nil {
+				s.shared.closed = s.state != active
+			}
 			if !noted[s.tag] {
 				noted[s.tag] = true
 				note(s.tag)

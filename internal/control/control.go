@@ -42,7 +42,11 @@ const (
 	Undo   = "undo"   // resumes what this client has paused and not kept
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
-	Record = "record" // records allocations and pauses to a file, until the client asks without one, or goes
+	// Between processes of which one has memory of the other mapped; see vmm.Processes. Nothing of them waits for a pause.
+	Lend     = "lend"     // answers with the descriptor of memory (SCM_RIGHTS)
+	Returned = "returned" // that is not mapped any more
+	Hand     = "hand"     // of a process to itself: that descriptor, from the thread that can make it
+	Record   = "record"   // records allocations and pauses to a file, until the client asks without one, or goes
 )
 
 // Where a move can take contents.
@@ -88,6 +92,9 @@ type Request struct {
 	NCCL *NCCL `json:"nccl,omitempty"`
 	// File, of a record, is a path from the root, as the process sees files; "": the recording ends.
 	File string `json:"file,omitempty"`
+	// Share and Import, of a lend or returned, are which memory, and for which import of the asking process.
+	Share  uint64 `json:"share,omitempty"`
+	Import uint64 `json:"import,omitempty"`
 }
 
 // NCCL is what a pause that suspends NCCL is to know of the other processes: ncclCommSuspend waits for all ranks, and a
@@ -112,9 +119,11 @@ type Reply struct {
 	OK      bool    `json:"ok"`
 	Code    int     `json:"code"` // a cudaError_t number; of a failure never 0
 	Error   string  `json:"error,omitempty"`
-	Bytes   uint64  `json:"bytes"`          // of device memory that were freed, or taken
-	Seconds float64 `json:"seconds"`        // that it took
-	NCCL    string  `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
+	Bytes   uint64  `json:"bytes"`            // of device memory that were freed, or taken, or are lent
+	Tag     string  `json:"tag,omitempty"`    // of what is lent, as vmm.TagText writes it
+	Device  string  `json:"device,omitempty"` // and its UUID
+	Seconds float64 `json:"seconds"`          // that it took
+	NCCL    string  `json:"nccl,omitempty"`   // of a pause that suspends NCCL, or a resume of it: what became of that
 	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are of a hold that is for a pause with NCCL.
@@ -199,12 +208,15 @@ func wrongVersion(version int) error {
 
 func (r *Request) check() error {
 	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record:
+	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Lend, Returned, Hand:
 	default:
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move and record", r.Op)
 	}
 	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)) {
 		return fmt.Errorf("%.100q: a file is of a record, and a path from the root", r.File)
+	}
+	if (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned {
+		return fmt.Errorf("share and import are of a lend or returned, not of %s", r.Op)
 	}
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
 		return errors.New("everything is of a resume, a move, or a pause without a tag")

@@ -289,6 +289,38 @@ int main(int argc, char **argv)
 		CHECK(filled(pointer, SIZE, 3));
 		EXPECT(cudaFree(pointer), 0);
 		puts(in ? "drops" : "forwarded");
+	} else if (starts(name, "cuMemGetAddressRange") || starts(name, "cuPointerGetAttribute")) {
+		enum { RANGE_START = 11, RANGE_SIZE = 12, SMALL = 5000 };
+		for (int paused = 0; paused <= in; paused++) {
+			void *base = NULL;
+			size_t size = 0;
+			uintptr_t inside = (uintptr_t)pointer + 100;
+			if (paused)
+				EXPECT(tms_pause(NULL), 0);
+			if (starts(name, "cuMem")) {
+				EXPECT(((int (*)(void **, size_t *, uintptr_t))function(name))(&base, &size, inside), 0);
+			} else if (strcmp(name, "cuPointerGetAttribute") == 0) {
+				int (*f)(void *, int, uintptr_t) = (int (*)(void *, int, uintptr_t))function(name);
+				EXPECT(f(&base, RANGE_START, inside), 0);
+				EXPECT(f(&size, RANGE_SIZE, inside), 0);
+			} else {
+				EXPECT(((int (*)(unsigned, const int *, void **, uintptr_t))function(name))(
+					       2, (int[]){RANGE_START, RANGE_SIZE}, (void *[]){&base, &size}, inside),
+				       0);
+			}
+			CHECK(base == pointer && size == SIZE);
+		}
+		if (in) { /* of several in one mapping each is itself */
+			EXPECT(tms_resume(NULL), 0);
+			(void)pausable(SMALL, "small", false);
+			char *second = pausable(SMALL, "small", false);
+			uintptr_t base = 0;
+			EXPECT(((int (*)(void *, int, uintptr_t))function("cuPointerGetAttribute"))(&base, RANGE_START,
+												(uintptr_t)second + 100),
+			       0);
+			CHECK(base == (uintptr_t)second);
+		}
+		puts(in ? "the allocation" : "forwarded");
 	} else if (strstr(name, "PointerGetAttributes")) {
 		int (*f)(attributes *, const void *) = (int (*)(attributes *, const void *))function(name);
 		for (int paused = 0; paused <= in; paused++) {
@@ -313,9 +345,10 @@ int main(int argc, char **argv)
 		EXPECT(((int (*)(void *))function(name))(pool), 0);
 		EXPECT(((int (*)(void *))function(name))(pool), 1);
 		puts("forwarded");
-	} else if (strstr(name, "IpcGetMemHandle")) {
+	} else if (strstr(name, "IpcGetMemHandle") || strstr(name, "IpcCloseMemHandle")) {
 		char handle[64];
-		int code = ((int (*)(void *, void *))function(name))(handle, pointer);
+		int code = strstr(name, "Get") ? ((int (*)(void *, void *))function(name))(handle, pointer)
+					       : ((int (*)(void *))function(name))(pointer);
 		if (in)
 			printf("refused (%d)\n", code);
 		else

@@ -26,6 +26,7 @@
 #pragma weak tms_pause
 #pragma weak tms_pause_everything
 #pragma weak tms_pause_gated
+#pragma weak tms_pause_within
 #pragma weak tms_discard
 #pragma weak tms_prepare
 #pragma weak tms_trim

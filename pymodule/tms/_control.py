@@ -40,6 +40,10 @@ class TagStats(TypedDict):
     """Pinned host memory that a pause would take beyond that."""
     pause_disk_bytes: int
     """Room for files that a pause would take beyond that."""
+    imported_bytes: int
+    """Other processes' memory, mapped here now (cudaIpcOpenMemHandle); in none of the above."""
+    imported_paused_bytes: int
+    """And that a pause has unmapped."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float

@@ -86,7 +86,9 @@ class Part:
         ]
 
         def has(entry: _control.TagStats) -> int:
-            return entry["physical_bytes"] if pausing else entry["paused_bytes"]
+            if pausing:
+                return entry["physical_bytes"] + entry["imported_bytes"]
+            return entry["paused_bytes"] + entry["imported_paused_bytes"]
 
         changing = {_name(entry["tag"]) for _, entry in entries if has(entry)}
         whole = self.tag is None and changing == {_name(entry["tag"]) for _, entry in entries}

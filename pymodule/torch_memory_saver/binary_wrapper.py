@@ -38,6 +38,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {  # the result, then the arguments, a
     "tms_set_disk_backup_dir": (None, _TEXT),
     "tms_pause": (_CODE, _TEXT),
     "tms_pause_gated": (_CODE, _TEXT, ctypes.c_double),
+    "tms_pause_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_discard": (_CODE, _TEXT),
     "tms_resume": (_CODE, _TEXT),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),

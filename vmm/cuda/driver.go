@@ -84,6 +84,9 @@ var (
 	fnCtxRecordEvent    = named("cuCtxRecordEvent")
 	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which of a part of a GPU gives the part's
 
+	fnMemExportToShareableHandle   = named("cuMemExportToShareableHandle")
+	fnMemImportFromShareableHandle = named("cuMemImportFromShareableHandle")
+
 	fnDeviceGetDefaultMemPool    = named("cuDeviceGetDefaultMemPool")
 	fnMemPoolGetAttribute        = named("cuMemPoolGetAttribute")
 	fnDeviceGetGraphMemAttribute = named("cuDeviceGetGraphMemAttribute")

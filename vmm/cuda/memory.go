@@ -85,7 +85,7 @@ func (p AllocationProp) ForRDMA() AllocationProp {
 // AsFile asks for memory that can be exported as a file descriptor
 // (CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR).
 func (p AllocationProp) AsFile() AllocationProp {
-	p.requestedHandleTypes |= 1
+	p.requestedHandleTypes |= handleTypeFile
 	return p
 }
 
@@ -123,4 +123,20 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 // MemSetAccessOf is cuMemSetAccess with whatever access is asked for.
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
 	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))), uintptr(len(descs)))
+}
+
+const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+
+// MemExport is cuMemExportToShareableHandle, as a file descriptor, which the caller closes.
+func (d *Driver) MemExport(handle Handle) (descriptor int, err error) {
+	var made int32
+	err = d.call(fnMemExportToShareableHandle, uintptr(unsafe.Pointer(&made)), uintptr(handle), handleTypeFile, 0)
+	return int(made), err
+}
+
+// MemImport is cuMemImportFromShareableHandle of a file descriptor, which stays the caller's.
+func (d *Driver) MemImport(descriptor int) (Handle, error) {
+	var handle Handle
+	err := d.call(fnMemImportFromShareableHandle, uintptr(unsafe.Pointer(&handle)), uintptr(descriptor), handleTypeFile)
+	return handle, err
 }

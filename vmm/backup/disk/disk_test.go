@@ -20,6 +20,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
+	"tms/internal/rawfile"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
@@ -544,12 +545,12 @@ func TestLeftovers(t *testing.T) {
 	defer func() { _ = zombie.Wait() }()
 	var zombieStart uint64
 	require.Eventually(t, func() bool {
-		start, gone, err := startOf(zombie.Process.Pid)
+		start, gone, err := rawfile.Process(zombie.Process.Pid)
 		zombieStart = start
 		return err == nil && gone
 	}, 5*time.Second, time.Millisecond)
 	parent := os.Getppid()
-	parentStart, _, err := startOf(parent)
+	parentStart, _, err := rawfile.Process(parent)
 	require.NoError(t, err)
 	me, err := self()
 	require.NoError(t, err)

@@ -43,7 +43,7 @@ func self() (owner, error) {
 		return myself.owner, nil
 	}
 	o := owner{pid: os.Getpid(), boot: "00000000"}
-	start, _, err := startOf(o.pid)
+	start, _, err := rawfile.Process(o.pid)
 	if passes(err) {
 		return owner{}, err
 	}
@@ -85,25 +85,6 @@ func parseName(name string) (o owner, n uint64, ok bool) {
 	return o, n, errors.Join(errs[:]...) == nil && len(boot) == 8 && o.name(n) == name
 }
 
-// startOf returns a process's start time and whether it is a zombie; an fs.ErrNotExist if there is
-// no such process.
-func startOf(pid int) (start uint64, zombie bool, err error) {
-	stat, err := rawfile.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if errors.Is(err, unix.ESRCH) {
-		err = fs.ErrNotExist // it ended while we read
-	}
-	if err != nil {
-		return 0, false, err
-	}
-	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
-	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
-	if len(fields) < 20 {
-		return 0, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
-	}
-	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return start, fields[0] == "Z" || fields[0] == "X", err
-}
-
 // lockRange is the byte of a directory that stands for the process. Only its owner locks it, shared.
 func (o owner) lockRange(kind int16) *unix.Flock_t {
 	hash := fnv.New64a()
@@ -131,9 +112,9 @@ func (o owner) dead(self owner, directory int, local bool) bool {
 	if o.boot != self.boot {
 		return local
 	}
-	start, zombie, err := startOf(o.pid)
+	start, zombie, err := rawfile.Process(o.pid)
 	if err != nil {
-		_, _, unseen := startOf(os.Getpid()) // no /proc, no verdict
+		_, _, unseen := rawfile.Process(os.Getpid()) // no /proc, no verdict
 		return errors.Is(err, fs.ErrNotExist) && unseen == nil
 	}
 	return zombie || start != o.start

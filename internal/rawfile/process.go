@@ -1,0 +1,31 @@
+package rawfile
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process returns when a process started, in clock ticks since the machine did, by which it is told from another that
+// has its number later; and whether it has ended and is still to be waited for. (proc_pid_stat(5))
+// Errors: fs.ErrNotExist when there is no such process.
+func Process(pid int) (start uint64, zombie bool, err error) {
+	stat, err := ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if errors.Is(err, unix.ESRCH) {
+		err = fs.ErrNotExist // it ended while we read
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
+	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
+	if len(fields) < 20 {
+		return 0, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	return start, fields[0] == "Z" || fields[0] == "X", err
+}

@@ -1,0 +1,91 @@
+/* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is ours
+ * too: it says which process to ask, and for what. ipc.go asks, lend.go answers; a process without this library cannot
+ * open such a handle. All else is CUDA's own. */
+#include "shim.h"
+#include "_cgo_export.h"
+#include "forward.h"
+
+#include <string.h>
+#include <unistd.h>
+
+_Static_assert(sizeof(struct ipc_handle) == sizeof(struct forward_ipc), "a handle has 64 bytes");
+
+static const char magic[8] = {'t', 'm', 's', '-', 'i', 'p', 'c', '1'};
+
+static int share(struct ipc_handle *handle, uintptr_t pointer)
+{
+	if (!handle)
+		return error_fail(ERROR_INVALID_VALUE, "the handle to fill in is NULL");
+	struct ipc_handle made = {.pid = (uint32_t)getpid()};
+	memcpy(made.magic, magic, sizeof magic);
+	int code = IN_GO(tmsShare(pointer, &made));
+	if (code == SUCCESS)
+		code = tms_serve(); /* who opens it asks there */
+	if (code == SUCCESS)
+		*handle = made;
+	return code;
+}
+
+EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
+{
+	bool ours = unlikely(arena_contains(pointer));
+	return everything_note(__func__,
+			       ours ? share(handle, (uintptr_t)pointer) : forward_cudaIpcGetMemHandle(handle, pointer));
+}
+
+EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
+{
+	bool ours = unlikely(arena_contains((void *)pointer));
+	return everything_note(__func__, ours ? share(handle, pointer) : forward_cuIpcGetMemHandle(handle, pointer));
+}
+
+static bool is_ours(const struct forward_ipc *handle)
+{
+	return memcmp(handle, magic, sizeof magic) == 0;
+}
+
+static int open_ours(void **pointer, const struct forward_ipc *handle)
+{
+	struct operation operation = {.kind = OPERATION_IMPORT};
+	uint64_t address = 0;
+	if (!pointer)
+		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
+	int code = current_device(&operation.device);
+	if (code != SUCCESS)
+		return code;
+	memcpy(&operation.ipc, handle, sizeof operation.ipc);
+	control_load();
+	code = operation_apart(&operation, &address);
+	if (code == SUCCESS)
+		*pointer = (void *)(uintptr_t)address;
+	return code;
+}
+
+EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
+{
+	return everything_note(__func__, is_ours(&handle) ? open_ours(pointer, &handle)
+							  : forward_cudaIpcOpenMemHandle(pointer, handle, flags));
+}
+
+EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
+{
+	return everything_note(__func__, is_ours(&handle) ? open_ours((void **)pointer, &handle)
+							  : forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
+}
+
+static int close_ours(uintptr_t pointer)
+{
+	struct operation operation = {.kind = OPERATION_CLOSE, .ipc = {.id = pointer}};
+	uint64_t none;
+	return operation_apart(&operation, &none);
+}
+
+EXPORT int cudaIpcCloseMemHandle(void *pointer)
+{
+	return unlikely(arena_contains(pointer)) ? close_ours((uintptr_t)pointer) : forward_cudaIpcCloseMemHandle(pointer);
+}
+
+EXPORT int cuIpcCloseMemHandle(uintptr_t pointer)
+{
+	return unlikely(arena_contains((void *)pointer)) ? close_ours(pointer) : forward_cuIpcCloseMemHandle(pointer);
+}

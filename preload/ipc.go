@@ -1,0 +1,228 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/clock"
+	"tms/internal/control"
+	"tms/internal/rawfile"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is asked
+// for it, over its control socket (lend.go). Descriptors are in the process's table only while a call lasts.
+
+// importersWait is how long a pause waits, unless it is told, until other processes have unmapped what they have of this
+// one's memory, and a resume until theirs is back: the time between the ranks of a job that do the same.
+const importersWait = 10 * time.Second
+
+// answerWithin is how long another process may take to answer.
+const answerWithin = 5 * time.Second
+
+//export tmsShare
+func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
+	return report(enter(func(e *vmm.Engine) error {
+		if base, _ := e.RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
+			return &refusal{"memory of a pool (TMS_INIT_POOL) is shared with other processes only as the whole segment of the pool; " +
+				"allocate it outside regions", cuda.NotSupported}
+		}
+		id, offset, size, err := e.Share(uintptr(address))
+		if err != nil {
+			return err
+		}
+		start, _, err := rawfile.Process(unix.Getpid())
+		handle.start, handle.id, handle.offset, handle.size = C.uint64_t(start), C.uint64_t(id), C.uint64_t(offset), C.uint64_t(size)
+		return err
+	}))
+}
+
+// tmsRangeOf fills in where the allocation around an address begins, and its bytes; 0: there is none.
+//
+//export tmsRangeOf
+func tmsRangeOf(address C.uintptr_t, base *C.uintptr_t, size *C.size_t) {
+	_ = enter(func(e *vmm.Engine) error {
+		begins, bytes := e.RangeOf(uintptr(address))
+		*base, *size = C.uintptr_t(begins), C.size_t(bytes)
+		return nil
+	})
+}
+
+// importMemory opens a handle of ours, for a device.
+func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
+	handle := &operation.ipc
+	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
+	if share.PID == unix.Getpid() {
+		return 0, &refusal{"the handle is of memory of this process itself: use the address that it was made of", cuda.InvalidContext}
+	}
+	if err := ready(int(operation.device)); err != nil {
+		return 0, err
+	}
+	address, err := e.Import(int(operation.device), share, uint64(handle.offset))
+	if err != nil {
+		err = fmt.Errorf("opening memory of process %d: %w", share.PID, err)
+	}
+	return uint64(address), err
+}
+
+// processes is how the engine speaks to others.
+type processes struct{}
+
+func (processes) Gone(i vmm.Importer) bool { return ended(i.PID, i.Start) }
+
+// ended tells that a process is no more.
+func ended(pid int, start uint64) bool {
+	now, zombie, err := rawfile.Process(pid)
+	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
+}
+
+func (processes) Return(share vmm.Share, number uint64) error {
+	_, descriptor, err := ask(share, control.Request{Op: control.Returned, Share: share.ID, Import: number})
+	if descriptor >= 0 {
+		_ = unix.Close(descriptor)
+	}
+	if errors.Is(err, vmm.ErrShareGone) {
+		return nil
+	}
+	return err
+}
+
+func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+	reply, descriptor, err := ask(share, control.Request{Op: control.Lend, Share: share.ID, Import: number})
+	if err == nil && descriptor < 0 {
+		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
+	}
+	return vmm.Lent{Descriptor: descriptor, Tag: vmm.TagName(reply.Tag), Size: reply.Bytes, Device: reply.Device}, err
+}
+
+// ask has a request answered; descriptor is what came with it, or -1.
+// Errors: vmm.ErrShareGone, also of a process that has ended, vmm.ErrSharePaused.
+func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor int, err error) {
+	descriptor = -1
+	if ended(share.PID, share.Start) {
+		return reply, descriptor, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
+	}
+	socket, err := dial(share.PID)
+	if err != nil {
+		return reply, descriptor, err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	r.Version, r.ID = control.Version, 1
+	line := control.Line(r)
+	if err = again(func() error { return unix.Sendmsg(socket, line, nil, nil, unix.MSG_NOSIGNAL) }); err == nil {
+		reply, descriptor, err = receive(socket)
+	}
+	switch {
+	case err != nil:
+		err = fmt.Errorf("the process does not answer: %w", err)
+	case reply.Code == int(cuda.InvalidHandle):
+		err = fmt.Errorf("it was freed: %w", vmm.ErrShareGone)
+	case reply.Code == int(cuda.NotReady):
+		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
+	case !reply.OK:
+		err = &refusal{"the process refuses: " + reply.Error, cuda.Result(reply.Code)}
+	}
+	if err != nil && descriptor >= 0 {
+		_ = unix.Close(descriptor)
+		descriptor = -1
+	}
+	return reply, descriptor, err
+}
+
+// receive reads a reply and the descriptor that comes with it.
+func receive(socket int) (reply control.Reply, descriptor int, err error) {
+	descriptor = -1
+	var line []byte
+	buffer, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	for len(line) == 0 || line[len(line)-1] != '\n' {
+		var n, m int
+		if err := again(func() (err error) {
+			n, m, _, _, err = unix.Recvmsg(socket, buffer, rights, unix.MSG_CMSG_CLOEXEC)
+			return err
+		}); err != nil {
+			return reply, descriptor, err
+		}
+		if n == 0 || len(line) > control.MaxLine {
+			return reply, descriptor, errors.New("its answer has no end")
+		}
+		if passed, err := rightsIn(rights[:m]); err == nil && passed >= 0 {
+			descriptor = passed
+		}
+		line = append(line, buffer[:n]...)
+	}
+	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
+}
+
+// dial connects to the control socket of a process of this user, in whichever of the directories it is.
+func dial(pid int) (socket int, err error) {
+	user := unix.Geteuid()
+	err = fs.ErrNotExist
+	for _, directory := range control.AllDirectories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
+		if control.CheckDirectory(directory, user) != nil {
+			continue
+		}
+		var found int
+		if found, err = connect(directory, pid); err != nil {
+			continue
+		}
+		peer, err := unix.GetsockoptUcred(found, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil && int(peer.Uid) == user && int(peer.Pid) == pid {
+			return found, nil
+		}
+		_ = unix.Close(found)
+	}
+	return -1, &refusal{fmt.Sprintf("process %d has no control socket that could be found (%v): it must be of the same user and container, "+
+		"and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err), cuda.NotSupported}
+}
+
+func connect(directory string, pid int) (int, error) {
+	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	limit := unix.NsecToTimeval(answerWithin.Nanoseconds())
+	for _, which := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err == nil {
+			err = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, which, &limit)
+		}
+	}
+	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
+	for start := time.Now(); err == nil; clock.Sleep(time.Millisecond) {
+		err = again(func() error { return unix.Connect(socket, address) })
+		if !errors.Is(err, unix.EAGAIN) || time.Since(start) > answerWithin { // too many at once
+			break
+		}
+		err = nil
+	}
+	if err != nil {
+		_ = unix.Close(socket)
+		return -1, err
+	}
+	return socket, nil
+}
+
+// again makes a system call until no signal interrupts it.
+func again(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}

@@ -1,0 +1,371 @@
+/* Two processes that have each other's memory open (cudaIpcGetMemHandle, cudaIpcOpenMemHandle), as custom all-reduces have:
+ * paused and resumed together, a hundred times; one alone; one that dies, frees, or opens what it may not. Called as:
+ * ipc WHAT */
+#include "host.h"
+
+#include <sys/prctl.h>
+#include <sys/socket.h>
+
+struct handle {
+	char bytes[64];
+};
+int cudaIpcGetMemHandle(struct handle *, void *);
+int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
+int cudaIpcCloseMemHandle(void *);
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+int cudaGraphInstantiate(void **, void *, unsigned long long);
+int cudaGraphLaunch(void *, void *);
+int cuMemGetAddressRange_v2(uintptr_t *, size_t *, uintptr_t);
+int cuPointerGetAttribute(void *, int, uintptr_t);
+#pragma weak cuMemGetAddressRange_v2
+#pragma weak cuPointerGetAttribute
+
+enum { SIZE = 3 << 20, SMALL = 12 << 10, DEVICE_TO_DEVICE = 3, LAZY = 1, RANGE_START = 11, NOT_READY = 600 };
+
+static int rank, channel; /* 0 and 1; a socket to the other */
+
+static void tell(const void *data, size_t size)
+{
+	CHECK(send(channel, data, size, MSG_NOSIGNAL) == (ssize_t)size);
+}
+
+static void hear(void *data, size_t size)
+{
+	CHECK(recv(channel, data, size, MSG_WAITALL) == (ssize_t)size);
+}
+
+static void meet(void)
+{
+	char here = 1;
+	tell(&here, 1);
+	hear(&here, 1);
+}
+
+struct buffers {
+	char *big, *small, *other_big, *other_small;
+};
+
+static struct handle handle_of(void *pointer)
+{
+	struct handle handle;
+	EXPECT(cudaIpcGetMemHandle(&handle, pointer), 0);
+	return handle;
+}
+
+static char *opened(struct handle handle)
+{
+	void *pointer = NULL;
+	EXPECT(cudaIpcOpenMemHandle(&pointer, handle, LAZY), 0);
+	CHECK(pointer);
+	return pointer;
+}
+
+static struct buffers exchanged(const char *tag)
+{
+	struct buffers b = {.big = pausable(SIZE, tag, true)};
+	(void)pausable(SMALL, tag, true); /* so that the next does not begin its granule */
+	b.small = pausable(SMALL, tag, true);
+	struct handle handles[2] = {handle_of(b.big), handle_of(b.small)}, others[2];
+	tell(handles, sizeof handles);
+	hear(others, sizeof others);
+	b.other_big = opened(others[0]);
+	b.other_small = opened(others[1]);
+	CHECK(opened(others[0]) == b.other_big);
+	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0); /* and it is still open */
+	return b;
+}
+
+static void write_all(struct buffers b, unsigned seed)
+{
+	fill(b.big, SIZE, 2 * seed + (unsigned)rank);
+	fill(b.small, SMALL, 2 * seed + (unsigned)rank + 1000000);
+}
+
+static bool reads(char *big, char *small, unsigned seed, int whose)
+{
+	return filled(big, SIZE, 2 * seed + (unsigned)whose) && filled(small, SMALL, 2 * seed + (unsigned)whose + 1000000);
+}
+
+static void close_all(struct buffers b)
+{
+	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0);
+	EXPECT(cudaIpcCloseMemHandle(b.other_small), 0);
+	EXPECT(cudaIpcCloseMemHandle(b.other_small), 1); /* which is no more */
+	meet();
+}
+
+/* The work that is captured copies the other's memory here. */
+static void *captured(void *stream, char *to, const char *from)
+{
+	void *graph = NULL, *exec = NULL;
+	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+	EXPECT(cudaMemcpyAsync(to, from, SIZE, DEVICE_TO_DEVICE, stream), 0);
+	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+	EXPECT(cudaGraphInstantiate(&exec, graph, 0), 0);
+	return exec;
+}
+
+static void mutual(void)
+{
+	struct buffers b = exchanged("communication");
+	struct random r = {(uint64_t)getpid() * 2654435761u + 1};
+	char *copy = pausable(SIZE, "other", false);
+	void *stream = NULL;
+	EXPECT(cudaStreamCreate(&stream), 0);
+	void *graph = captured(stream, copy, b.other_big);
+	size_t before = sim_stat("handles");
+	int open_before = descriptors();
+	for (unsigned cycle = 0; cycle < 100; cycle++) {
+		write_all(b, cycle);
+		meet();
+		EXPECT(cudaGraphLaunch(graph, stream), 0);
+		EXPECT(cudaStreamSynchronize(stream), 0);
+		CHECK(filled(copy, SIZE, 2 * cycle + (unsigned)!rank));
+		CHECK(reads(b.other_big, b.other_small, cycle, !rank));
+		if (cycle % 4 == 3) { /* what one writes, the other has kept for it */
+			meet();
+			fill(b.other_small, SMALL, 2 * cycle + (unsigned)!rank + 1000000 - 7);
+		}
+		meet();
+		usleep(draw(&r, 3000));
+		EXPECT(tms_pause(cycle % 2 ? "communication" : NULL), 0);
+		meet();
+		EXPECT(sim_stat("handles"), cycle % 2); /* of copy */
+		usleep(draw(&r, 3000));
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(sim_stat("handles"), before);
+		if (cycle % 4 == 3)
+			CHECK(filled(b.small, SMALL, 2 * cycle + (unsigned)rank + 1000000 - 7));
+		else
+			CHECK(reads(b.big, b.small, cycle, rank));
+	}
+	meet();
+	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
+		usleep(1000); /* the last that were lent are being closed */
+	CHECK(descriptors() <= open_before);
+	close_all(b);
+}
+
+/* Who has memory that another process has mapped cannot pause alone; the other can. */
+static void lone(void)
+{
+	struct buffers b = exchanged("communication");
+	write_all(b, 1);
+	meet();
+	if (rank == 0) {
+		pid_t other;
+		char words[64];
+		hear(&other, sizeof other);
+		snprintf(words, sizeof words, "process %d,", (int)other);
+		EXPECT(tms_pause_within("communication", 0.1), NOT_READY);
+		CHECK(strstr(tms_last_error(), words) && strstr(tms_last_error(), "nothing has changed"));
+		CHECK(reads(b.big, b.small, 1, 0) && reads(b.other_big, b.other_small, 1, 1));
+		EXPECT(tms_pause("another"), 0);
+		meet(); /* the other pauses */
+		meet();
+		EXPECT(tms_pause_within("communication", 5), 0);
+		EXPECT(sim_stat("handles"), 0);
+		meet(); /* the other's resume fails */
+		meet();
+		EXPECT(tms_resume("communication"), 0);
+		CHECK(reads(b.big, b.small, 1, 0) && reads(b.other_big, b.other_small, 1, 1));
+	} else {
+		pid_t own = getpid();
+		tell(&own, sizeof own);
+		meet();
+		/* It cannot be had back while the other pauses alone. */
+		int code = tms_pause_within("communication", 0.1);
+		EXPECT(code, NOT_READY); /* 0 has ours mapped */
+		meet();
+		code = tms_pause_within("communication", 5);
+		EXPECT(code, 0);
+		meet();
+		EXPECT(tms_resume_within("communication", 0.1), NOT_READY);
+		CHECK(strstr(tms_last_error(), "paused where it was allocated"));
+		CHECK(reads(b.big, b.small, 1, 1)); /* its own is back */
+		meet();
+		EXPECT(tms_resume("communication"), 0);
+		CHECK(reads(b.other_big, b.other_small, 1, 0));
+	}
+	meet();
+	close_all(b);
+}
+
+/* The one that has the memory frees it, or ends. */
+static void gone(bool killed)
+{
+	if (rank == 0) {
+		char *memory = pausable(SIZE, "t", true);
+		struct handle handle = handle_of(memory), second = handle_of(memory);
+		fill(memory, SIZE, 1);
+		tell(&handle, sizeof handle);
+		meet();
+		meet();
+		if (killed)
+			raise(SIGKILL);
+		EXPECT(cudaFree(memory), 0);
+		tell(&second, sizeof second);
+		meet();
+		return;
+	}
+	struct handle handle;
+	hear(&handle, sizeof handle);
+	char *memory = opened(handle);
+	void *second = NULL;
+	CHECK(filled(memory, SIZE, 1));
+	char *own = pausable(SIZE, "t", true);
+	fill(own, SIZE, 2);
+	meet();
+	meet();
+	if (killed) {
+		char byte;
+		CHECK(recv(channel, &byte, 1, 0) == 0);
+		CHECK(filled(memory, SIZE, 1)); /* the driver keeps it */
+	} else {
+		hear(&handle, sizeof handle);
+	}
+	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 0); /* as long as it is open */
+	CHECK(second == memory);
+	EXPECT(cudaIpcCloseMemHandle(second), 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 400);
+	CHECK(strstr(tms_last_error(), killed ? "the process has ended" : "it was freed") &&
+	      strstr(tms_last_error(), "cudaIpcCloseMemHandle"));
+	CHECK(filled(own, SIZE, 2));
+	EXPECT(cudaIpcCloseMemHandle(memory), 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(own, SIZE, 2));
+	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 400);
+	if (!killed)
+		meet();
+}
+
+/* The one that has it mapped is killed. */
+static void importer_dies(void)
+{
+	if (rank == 1) {
+		struct handle handle;
+		hear(&handle, sizeof handle);
+		(void)opened(handle);
+		meet();
+		for (;;)
+			pause();
+	}
+	char *memory = pausable(SIZE, "t", true), byte;
+	struct handle handle = handle_of(memory);
+	pid_t other;
+	fill(memory, SIZE, 1);
+	hear(&other, sizeof other);
+	tell(&handle, sizeof handle);
+	meet();
+	EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
+	EXPECT(kill(other, SIGKILL), 0);
+	CHECK(recv(channel, &byte, 1, 0) == 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(sim_stat("handles"), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(memory, SIZE, 1));
+}
+
+/* What is refused, and what programs ask for before they share. */
+static void alone(void)
+{
+	char *memory = pausable(SIZE, "t", true), *small = pausable(SMALL, "t", true);
+	void *found = NULL, *plain = NULL;
+	struct handle handle = handle_of(memory + 100), foreign = {{0}}; /* of the whole, as CUDA's */
+	uintptr_t base = 0;
+	size_t size = 0;
+	EXPECT(cudaIpcOpenMemHandle(&found, handle, LAZY), 201);
+	CHECK(strstr(tms_last_error(), "this process itself"));
+	struct handle later = handle;
+	uint64_t start;
+	memcpy(&start, later.bytes + 16, sizeof start);
+	start++;
+	memcpy(later.bytes + 16, &start, sizeof start); /* another process that had the number */
+	uint32_t pid = (uint32_t)getppid();
+	memcpy(later.bytes + 8, &pid, sizeof pid);
+	EXPECT(cudaIpcOpenMemHandle(&found, later, LAZY), 400);
+	CHECK(strstr(tms_last_error(), "the process has ended"));
+	CHECK(cudaIpcOpenMemHandle(&found, foreign, LAZY) != 0);
+	EXPECT(cudaIpcCloseMemHandle(memory), 1);
+	EXPECT(cudaIpcGetMemHandle(NULL, memory), 1);
+	EXPECT(cudaMalloc(&plain, SIZE), 0);
+	EXPECT(cudaIpcGetMemHandle(&foreign, plain), 0);
+	CHECK(memcmp(&foreign, "tms-ipc1", 8) != 0);
+	EXPECT(cuMemGetAddressRange_v2(&base, &size, (uintptr_t)small + 4000), 0);
+	CHECK(base == (uintptr_t)small && size == SMALL);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(cuPointerGetAttribute(&base, RANGE_START, (uintptr_t)memory + 4000), 0);
+	CHECK(base == (uintptr_t)memory);
+	EXPECT(cudaIpcGetMemHandle(&later, memory), 0);
+	CHECK(memcmp(&later, &handle, sizeof handle) == 0);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaFree(memory), 0);
+	CHECK(cudaIpcGetMemHandle(&later, memory) != 0);
+}
+
+/* Without TMS_SHAREABLE the words say what to set. */
+static void unset(void)
+{
+	struct handle handle;
+	EXPECT(cudaIpcGetMemHandle(&handle, pausable(SIZE, "t", false)), 801);
+	CHECK(strstr(tms_last_error(), "TMS_SHAREABLE=1"));
+}
+
+static void as_rank(const char *what)
+{
+	if (strcmp(what, "mutual") == 0)
+		mutual();
+	else if (strcmp(what, "lone") == 0)
+		lone();
+	else if (strcmp(what, "freed") == 0)
+		gone(false);
+	else if (strcmp(what, "killed") == 0)
+		gone(true);
+	else
+		CHECK(!"nothing that this program does");
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc == 2);
+	const char *what = argv[1];
+	if (strcmp(what, "alone") == 0 || strcmp(what, "unset") == 0) {
+		strcmp(what, "alone") == 0 ? alone() : unset();
+		return 0;
+	}
+	int ends[2], status;
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	pid_t other = fork(); /* before CUDA, and before the library is needed */
+	CHECK(other >= 0);
+	rank = other == 0;
+	channel = ends[rank];
+	close(ends[!rank]);
+	if (rank == 1)
+		prctl(PR_SET_PDEATHSIG, strcmp(what, "killed") ? SIGKILL : 0);
+	if (strcmp(what, "importer_dies") == 0) {
+		if (rank == 1) {
+			pid_t own = getpid();
+			tell(&own, sizeof own);
+		}
+		importer_dies();
+		return 0;
+	}
+	if (strcmp(what, "killed") == 0) { /* the second is waited for here */
+		pid_t first = rank == 0 ? fork() : 0;
+		if (rank == 0 && first > 0) {
+			close(channel);
+			EXPECT(waitpid(first, &status, 0), first);
+			CHECK(WIFSIGNALED(status));
+			EXPECT(waitpid(other, &status, 0), other);
+			return WEXITSTATUS(status);
+		}
+	}
+	as_rank(what);
+	if (rank == 0 && strcmp(what, "killed")) {
+		EXPECT(waitpid(other, &status, 0), other);
+		return WEXITSTATUS(status);
+	}
+	return 0;
+}

@@ -1,0 +1,261 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"tms/internal/clock"
+	"tms/vmm/cuda"
+)
+
+// Memory that processes share: here is what the process does that has it, import.go has what the others do. Who opens
+// a segment is known by name until it gives it back, or has ended. A pause first closes the segment, so that nobody gets
+// it any more, and goes on when nobody has it mapped; others unmap it as part of their own pause, and never wait for that.
+
+// Share names a segment for other processes.
+type Share struct {
+	PID   int
+	Start uint64 // of the process (rawfile.Process): its number may be another's by now
+	ID    uint64 // random
+}
+
+// Importer is another process that has a segment open.
+type Importer struct {
+	PID    int
+	Start  uint64
+	Number uint64 // which of its imports; never used twice
+}
+
+// Lent is what an importer gets.
+type Lent struct {
+	Descriptor int    // of the memory; who has it closes it
+	Tag        string // whose pause takes the memory
+	Size       uint64 // bytes
+	Device     string // its UUID; "": not known
+}
+
+// Processes is how the engine speaks to other processes.
+type Processes interface {
+	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any other
+	// the memory may be held for the number all the same.
+	Fetch(share Share, number uint64) (Lent, error)
+	// Return says that it is not mapped under the number any more. An error: that was not understood.
+	Return(share Share, number uint64) error
+	// Gone tells that an importer has ended.
+	Gone(importer Importer) bool
+}
+
+// shared is of a segment that other processes may have open.
+type shared struct {
+	id     uint64
+	closed bool // it is paused, or about to be: nobody else gets it
+}
+
+func (s *shared) open() bool { return s != nil && !s.closed }
+
+// sharing is what the engine knows of memory that processes share.
+type sharing struct {
+	processes Processes
+	// Guarded by the engine's lock.
+	shares  map[uint64]*segment
+	imports map[importKey]*segment
+	numbers uint64 // of imports, so far
+
+	opening sync.Mutex // of an Import: another process answers in milliseconds
+
+	// mu is for the thread that hears other processes, which may wait for nothing: nothing is done under it.
+	mu        sync.Mutex
+	importers map[uint64][]Importer // by id
+}
+
+// Processes sets how to speak to other processes. Call it before anything else.
+func (e *Engine) Processes(p Processes) { e.sharing.processes = p }
+
+// Share names the segment of an allocation for other processes: its id, where in the segment the allocation begins, and
+// the size of the segment, in bytes. Errors: ErrInvalidAddress, ErrNotShareable, cuda.NotSupported.
+func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	a := e.around(address)
+	s := a.segment
+	switch {
+	case s == nil:
+		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
+	case s.imported != nil:
+		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address, s.imported.share.PID,
+			cuda.NotSupported)
+	case !s.device.shareable:
+		return 0, 0, 0, ErrNotShareable
+	}
+	if s.shared == nil {
+		s.shared = &shared{id: rand.Uint64(), closed: s.state != active}
+		e.sharing.shares[s.shared.id] = s
+	}
+	return s.shared.id, uint64(a.address() - s.address), s.length(), nil
+}
+
+// Export lets an importer have a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
+// (cuMemExportToShareableHandle)
+func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for {
+		s := e.sharing.shares[id]
+		switch {
+		case s == nil || s.owner == aFree:
+			return lent, ErrShareGone
+		case s.shared.closed || s.owner == aTransition || s.extent == nil:
+			return lent, ErrSharePaused
+		case s.extent.owner != nobody:
+			e.settled.Wait()
+			continue
+		}
+		// From now on a pause waits for it.
+		e.sharing.mu.Lock()
+		e.sharing.importers[id] = append(e.sharing.importers[id], to)
+		e.sharing.mu.Unlock()
+		lent = Lent{Tag: s.tag.name, Size: s.length(), Device: s.device.uuid}
+		if err = e.engage([]*extent{s.extent}, func() (err error) {
+			lent.Descriptor, err = e.driver.MemExport(s.extent.handle)
+			return err
+		}); err != nil {
+			e.Returned(id, to)
+		}
+		return lent, err
+	}
+}
+
+// Returned notes that an importer has a segment no more. It never waits.
+func (e *Engine) Returned(id uint64, from Importer) {
+	e.sharing.mu.Lock()
+	defer e.sharing.mu.Unlock()
+	e.sharing.drop(id, func(i Importer) bool { return i == from })
+}
+
+// drop forgets importers. The caller holds mu.
+func (s *sharing) drop(id uint64, which func(Importer) bool) {
+	left := slices.DeleteFunc(s.importers[id], which)
+	if s.importers[id] = left; len(left) == 0 {
+		delete(s.importers, id)
+	}
+}
+
+// left are the processes that live and have one of the segments.
+func (s *sharing) left(ids []uint64) (pids []int) {
+	for _, id := range ids {
+		s.mu.Lock()
+		asked := slices.Clone(s.importers[id])
+		s.mu.Unlock()
+		gone := map[Importer]bool{}
+		for _, i := range asked {
+			if gone[i] = s.processes.Gone(i); !gone[i] {
+				pids = append(pids, i.PID)
+			}
+		}
+		s.mu.Lock()
+		s.drop(id, func(i Importer) bool { return gone[i] })
+		s.mu.Unlock()
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+// forget is of a segment that is freed. The caller holds the engine's lock.
+func (s *sharing) forget(freed *segment) {
+	if freed.shared != nil {
+		delete(s.shares, freed.shared.id)
+		s.mu.Lock()
+		delete(s.importers, freed.shared.id)
+		s.mu.Unlock()
+	}
+	if i := freed.imported; i != nil && s.imports[i.key(freed)] == freed {
+		delete(s.imports, i.key(freed))
+	}
+}
+
+// own tells that a pause of the engine's own memory is about a segment.
+func (s *segment) own() bool { return s.imported == nil && s.is(active) && !s.stays() }
+
+// pauseShared is tryPause where memory may be shared: what others have is unmapped first, without waiting for anybody;
+// then those are waited for who have ours, with nothing claimed or locked; then ours goes. Each process that pauses does
+// so, so two that have each other's memory need no order. If it fails all is as before, as far as others let it be.
+func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
+	e.mu.Lock()
+	none := len(e.sharing.shares)+len(e.sharing.imports) == 0
+	e.mu.Unlock()
+	if none || o.Capturing {
+		return e.tryPause(o)
+	}
+	had := len(e.choose(o.Tag, (*segment).own)) > 0
+	unmapped, err := e.pauseImports(o)
+	if err == nil {
+		err = e.awaitImporters(o)
+	}
+	taken := false // ours, though not all is released
+	if err == nil {
+		freed, err = e.tryPause(o)
+		taken = had && len(e.choose(o.Tag, (*segment).own)) == 0
+	}
+	if err == nil || taken {
+		return freed, err
+	}
+	e.mu.Lock()
+	for _, segments := range e.matching(o.Tag, (*segment).own) {
+		for _, s := range segments {
+			if s.shared != nil {
+				s.shared.closed = false
+			}
+		}
+	}
+	e.mu.Unlock()
+	// Whoever has what was unmapped may be about to take its own pause back.
+	failed := e.resumeImports(o, o.Importers, func(s *segment) bool { return unmapped[s] })
+	if failed != nil {
+		err = fmt.Errorf("%w; and what other processes have is not mapped again: %w", err, failed)
+	}
+	return freed, err
+}
+
+// awaitImporters closes the segments that a pause is about, and returns when no other process has one mapped.
+// Errors: ErrImported.
+func (e *Engine) awaitImporters(o Options) error {
+	start := time.Now()
+	defer func() { o.spent.waitedSince(start) }()
+	var ids []uint64
+	e.mu.Lock()
+	for _, segments := range e.matching(o.Tag, (*segment).own) {
+		for _, s := range segments {
+			if s.shared != nil {
+				s.shared.closed = true
+				ids = append(ids, s.shared.id)
+			}
+		}
+	}
+	e.mu.Unlock()
+	for pause := firstLook; ; pause = min(2*pause, lastImporterLook) {
+		left := e.sharing.left(ids)
+		if len(left) == 0 {
+			return nil
+		}
+		if time.Since(start) >= o.Importers {
+			var pids []string
+			for _, pid := range left {
+				pids = append(pids, strconv.Itoa(pid))
+			}
+			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program (tms.distributed), or by "+
+				"tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "), o.Importers)
+		}
+		clock.Sleep(pause)
+	}
+}
+
+const lastImporterLook = 2 * time.Millisecond
+
+// goneFor tells, of an error, that the memory will not come back.
+func goneFor(err error) bool { return errors.Is(err, ErrShareGone) }
