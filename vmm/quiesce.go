@@ -39,8 +39,8 @@ func (e *Engine) quiesceUsers(d *device) error {
 	return nil
 }
 
-// synchronize waits for a context. A capture may begin meanwhile: cuCtxSynchronize, which drivers before CUDA 12.5
-// leave, would break it.
+// synchronize waits for a context. Nobody may begin a capture while cuCtxSynchronize, which is for drivers before CUDA
+// 12.5, is entered, and nobody can be kept from it as long as that may take.
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, func() error {
 		event, err := e.recordWork(context)
