@@ -29,6 +29,9 @@ type Kind struct {
 	what  string
 
 	queued      []item // for a thread of ours
+	now         item   // that it is releasing, since begun
+	begun       time.Time
+	paces       [2]float64 // seconds a byte that the last large ones took; 0: not known yet
 	refused     []item
 	added, done uint64 // how many there ever were in queued, and out of it again
 	threads     int    // that release something
@@ -84,7 +87,11 @@ func (k *Kind) empty() {
 	for len(k.queued) > 0 {
 		i := k.queued[0]
 		k.queued = k.queued[1:]
-		k.release(i)
+		k.now, k.begun = i, time.Now()
+		if k.release(i) && i.bytes >= large {
+			k.paces = [2]float64{time.Since(k.begun).Seconds() / float64(i.bytes), k.paces[0]}
+		}
+		k.now = item{}
 		k.done++
 	}
 	k.leave()
@@ -171,15 +178,35 @@ func (k *Kind) Drain() {
 	}
 }
 
+// large is how much has to go at once for its pace to be that of the bytes, not of the calls.
+const large = 64 << 20
+
 // Await waits until all that was added before is back, or refused, but no longer than until; the zero Time is no
-// limit. It looks now and then: the runtime's timers would cost the host descriptors.
+// limit. Where, at the better pace of the last two, that would not be before twice the time is over, it would wait for
+// nothing, and does not. It looks now and then: the runtime's timers would cost the host descriptors.
 func (k *Kind) Await(until time.Time) {
 	k.queue.mu.Lock()
-	goal := k.added
+	goal, needed := k.added, k.needed()
 	k.queue.mu.Unlock()
+	if !until.IsZero() && needed > 2*time.Until(until) {
+		return
+	}
 	for !k.reached(goal) && (until.IsZero() || time.Now().Before(until)) {
 		clock.Sleep(200 * time.Microsecond)
 	}
+}
+
+// needed is how long what is queued will take at least, as far as that is known. The caller holds the queue's lock.
+func (k *Kind) needed() time.Duration {
+	bytes := k.now.bytes
+	for _, i := range k.queued {
+		bytes += i.bytes
+	}
+	took := time.Duration(min(k.paces[0], k.paces[1]) * float64(bytes) * float64(time.Second))
+	if k.now.bytes > 0 {
+		took -= time.Since(k.begun)
+	}
+	return took
 }
 
 func (k *Kind) reached(goal uint64) bool {

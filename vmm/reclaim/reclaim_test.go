@@ -53,6 +53,32 @@ func TestBackground(t *testing.T) {
 	require.Empty(t, queue.Waiting())
 }
 
+// What will take much longer than it may be waited for is not waited for at all.
+func TestNotWaitedForInVain(t *testing.T) {
+	var queue reclaim.Queue
+	kind := queue.Kind("memory")
+	const size, took, limit = 64 << 20, 20 * time.Millisecond, 5 * time.Second
+	for range 2 {
+		kind.Add(size, func() error { time.Sleep(took); return nil })
+		kind.Drain()
+	}
+	gate := make(chan struct{})
+	kind.Add(2000*size, func() error { <-gate; return nil }) // 40 s, by the two before
+	kind.Add(size, func() error { return nil })
+	begin := time.Now()
+	kind.Await(begin.Add(limit))
+	require.Less(t, time.Since(begin), limit)
+	require.Len(t, queue.Waiting(), 1)
+	close(gate)
+	kind.Await(time.Time{}) // without a limit it is
+	require.Empty(t, queue.Waiting())
+
+	var released atomic.Bool
+	kind.Add(size, func() error { time.Sleep(took); released.Store(true); return nil })
+	kind.Await(time.Now().Add(time.Minute)) // what comes in time is
+	require.True(t, released.Load())
+}
+
 // What is refused holds nobody up, is told of, and is tried again when asked.
 func TestRefused(t *testing.T) {
 	var queue reclaim.Queue
