@@ -1,6 +1,6 @@
 """vLLM's sleep mode by tms, beside vLLM's own, in one run: tokens, weights, memory and times.
 
-TMS_TEST_VLLM names the runs to make, with commas between; all of them take about six minutes.
+TMS_TEST_VLLM names the runs to make, with commas between; all of them take about seven minutes.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ if importlib.util.find_spec("vllm") is None:
 
 HERE = Path(__file__).resolve().parent
 PYMODULE = HERE.parent.parent
+TMS = PYMODULE.parent / "build" / "bin" / "tms"
 GIB = 1 << 30
 GPUS = {"two": 2}
 CACHE = float(os.environ.get("TMS_TEST_VLLM_GIB", "68"))
@@ -40,16 +41,22 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         },
     ),
+    "everything": (
+        ["--backend", "tms", "--short", "--everything", str(TMS)],
+        {"LD_PRELOAD": os.environ["LD_PRELOAD"], "TMS_CONTROL": "1"},
+    ),
     "reload": (["--backend", "tms", "--checkpoint"], {}),
     "two": (["--backend", "tms", "--tp", "2"], {}),
 }
-"""Arguments and environment of the driver. Only "preloaded" is."""
+"""Arguments and environment of the driver."""
 
 ASKED = os.environ.get("TMS_TEST_VLLM", ",".join(RUNS)).split(",")
 
 
 def missing(run: str) -> str:
     """Why a run cannot be made; "": it can."""
+    if run == "everything" and not TMS.exists():
+        return "the command tms is not built"
     return "there is one GPU" if run == "two" and torch.cuda.device_count() < 2 else ""
 
 
@@ -150,6 +157,17 @@ def test_what_is_kept_in_host_memory(results: dict[str, Any], run: str) -> None:
             assert kept["vllm.weights"] == 0
         else:
             assert kept["vllm.weights"] >= (WEIGHTS - 0.1) * GIB
+
+
+@pytest.mark.skipif("everything" not in ASKED, reason="not asked for")
+def test_nothing_is_left_of_the_worker(results: dict[str, Any]) -> None:
+    """While it sleeps the driver takes the rest of it, and the engine goes on after."""
+    phases(results, "everything")
+    said = results["everything"]
+    found = said["everything"]
+    assert found["tokens"] and found["weights"]
+    assert found["asleep"] - said["idle"] > 200, "MiB: there was something left to take"
+    assert found["out"] - said["idle"] <= 16
 
 
 def figures(found: list[dict[str, Any]]) -> dict[str, float]:

@@ -14,6 +14,7 @@ import dataclasses
 import faulthandler
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -198,6 +199,36 @@ def drive(engine: Engine, short: bool) -> None:
         engine.cycle(f"a weight times {factor}", 1, None, check=factor < 1)
 
 
+def device_used() -> int:
+    """MiB of the first device that are in use, by anyone; without a context of this process."""
+    device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    command = ["nvidia-smi", "-i", device, "--query-gpu=memory.used", "--format=csv,noheader"]
+    return int(subprocess.run(command, check=True, capture_output=True).stdout.split()[0])
+
+
+def everything(engine: Engine, tms: Path) -> dict[str, Any]:
+    """The driver takes what is left of the worker of an engine that sleeps, and gives it back."""
+    pid = str(engine.ask("probe_who")[0]["pid"])
+    outside = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
+
+    def command(*arguments: str) -> float:
+        begun = time.perf_counter()
+        subprocess.run([tms, *arguments, pid], env=outside, check=True, stdout=sys.stderr)
+        return time.perf_counter() - begun
+
+    found: dict[str, Any] = {"running": device_used()}
+    engine.llm.sleep(level=1)
+    found["asleep"] = device_used()
+    found["out_s"] = command("pause", "--everything", "--force")
+    found["out"] = device_used()
+    found["back_s"] = command("resume")
+    engine.llm.wake_up()
+    found["tokens"] = engine.generate() == engine.tokens
+    found["weights"] = engine.ask("probe_sums") == engine.sums
+    say("everything", found)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", default="tms", help="tms or cumem, which is vLLM's own")
@@ -205,6 +236,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=1, help="GPUs")
     parser.add_argument("--checkpoint", action="store_true", help="weights are in a file")
     parser.add_argument("--short", action="store_true", help="only level 1, all tags at once")
+    parser.add_argument("--everything", type=Path, help="the command tms: at last it takes all")
     parser.add_argument("--after", type=Path, help="begin when this file is there")
     parser.add_argument("--timeout", type=int, default=200, help="seconds")
     asked = parser.parse_args()
@@ -222,6 +254,8 @@ def main() -> None:
         time.sleep(0.05)
     faulthandler.dump_traceback_later(asked.timeout, exit=True)
     say("begins")
+    if asked.everything:
+        result["idle"] = device_used()
     begun = time.perf_counter()
     engine = Engine(asked)
     result["start_s"] = time.perf_counter() - begun
@@ -231,6 +265,8 @@ def main() -> None:
         result["distinct"] = len({token for answer in engine.tokens for token in answer})
         result["repeatable"] = engine.generate() == engine.tokens
         drive(engine, asked.short)
+        if asked.everything:
+            result["everything"] = everything(engine, asked.everything)
         result["ok"] = True
     finally:
         result["phases"] = engine.phases
