@@ -97,9 +97,15 @@ class Engine:
         return self.engine.loop.run_until_complete(what)
 
     def used(self) -> int:
-        """Bytes of the devices that are in use, by anyone."""
-        figures = [self.torch.cuda.mem_get_info(device) for device in range(self.gpus)]
-        return sum(total - free for free, total in figures)
+        """Bytes of the devices that are in use, by anyone; the first of two ranks answers for both."""
+        last = -1
+        while True:
+            figures = [self.torch.cuda.mem_get_info(device) for device in range(self.gpus)]
+            now = sum(total - free for free, total in figures)
+            if now == last or self.gpus == 1:
+                return now
+            last = now
+            time.sleep(0.05)
 
     def generate(self) -> list[list[int]]:
         """One prompt at a time: the same shapes each time, so that tokens repeat exactly."""
