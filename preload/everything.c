@@ -31,12 +31,14 @@ HIDDEN void everything_set(bool now)
 }
 
 /* Managed memory, multicast objects, and memory that processes share: the driver may lose a process that has any
- * (NVIDIA's notes on cuda-checkpoint), or not come back (multicast: NCCL's issues 2117 and 2337). When all of it is gone is not known here. */
+ * (NVIDIA's notes on cuda-checkpoint), or not come back (multicast: NCCL's issues 2117 and 2337). Of memory that is shared
+ * by handles shared.c knows when it is gone; what is noted here stays. */
 static const char *_Atomic obstacle;
 
 HIDDEN const char *everything_obstacle(void)
 {
-	return atomic_load(&obstacle);
+	const char *call = atomic_load(&obstacle);
+	return call ? call : shared_obstacle();
 }
 
 HIDDEN int everything_note(const char *call, int code)
@@ -60,7 +62,7 @@ EXPORT int cuMemAllocManaged(uintptr_t *pointer, size_t size, unsigned flags)
 
 EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type)
 {
-	return NOTED(cuMemImportFromShareableHandle, (handle, shareable, type));
+	return shared_import(handle, shareable, type);
 }
 
 EXPORT int cuMulticastCreate(uint64_t *handle, const void *properties)

@@ -84,5 +84,5 @@ func lent() uintptr {
 	if C.gate_unusable() != nil {
 		return 0
 	}
-	return uintptr(C.gate_exported(0))
+	return uintptr(C.gate_exported(0, true))
 }

@@ -127,9 +127,9 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 	return false;
 }
 
-HIDDEN uintptr_t gate_exported(size_t index)
+HIDDEN uintptr_t gate_exported(size_t index, bool ranges)
 {
-	return tms_reach_gate.exported(index);
+	return tms_reach_gate.exported(index, ranges);
 }
 
 /* Libraries that have the GPU or a network card start work that no call of the process gives. libnvshmem_host.so is

@@ -256,7 +256,7 @@ func holds(e *vmm.Engine) error {
 			"which cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(&library[0]))
 	}
 	for index := C.size_t(0); ; index++ {
-		address := uintptr(C.gate_exported(index))
+		address := uintptr(C.gate_exported(index, false))
 		if address == 0 {
 			return nil
 		}

@@ -48,12 +48,13 @@ static int device_of(const struct prop *prop)
 EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned long long flags)
 {
 	const void *caller = __builtin_return_address(0);
-	if (likely(!(region_active() | account_on)))
-		return forward_cuMemCreate(handle, size, prop, flags);
-	if (TAKING_FOR(caller) && handle && !flags && can_be_paused(prop))
+	if (unlikely(region_active()) && TAKING_FOR(caller) && handle && !flags && can_be_paused(prop))
 		return create(handle, size, prop);
-	return account_on && !alloc_below ? account_create(handle, size, prop, flags, device_of(prop), caller)
-					  : forward_cuMemCreate(handle, size, prop, flags);
+	int code = account_on && !alloc_below ? account_create(handle, size, prop, flags, device_of(prop), caller)
+					      : forward_cuMemCreate(handle, size, prop, flags);
+	if (code == SUCCESS && ((const struct prop *)prop)->handle_types)
+		shared_created(*handle);
+	return code;
 }
 
 /* The engine's answer; the driver's where nothing of a region is concerned. */
@@ -66,7 +67,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 				answer_ = IN_GO(ours);                                             \
 				trace_changed();                                                   \
 			}                                                                          \
-			counts_ = account_on;                                                      \
+			counts_ = account_on || atomic_load(&shared_watched);                      \
 		}                                                                                  \
 		answer_ != NOT_OURS ? answer_ : unlikely(counts_) ? (counted) : (plain);           \
 	})
@@ -74,19 +75,19 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 
 EXPORT int cuMemRelease(uint64_t handle)
 {
-	return TRACKED_OR(tmsMemRelease(handle), forward_cuMemRelease(handle), account_release(handle));
+	return TRACKED_OR(tmsMemRelease(handle), forward_cuMemRelease(handle), shared_release(handle));
 }
 
 EXPORT int cuMemMap(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
 {
 	return TRACKED_OR(tmsMemMap(address, size, offset, handle, flags),
 			  forward_cuMemMap(address, size, offset, handle, flags),
-			  account_map(address, size, offset, handle, flags));
+			  shared_map(address, size, offset, handle, flags));
 }
 
 EXPORT int cuMemUnmap(uintptr_t address, size_t size)
 {
-	return TRACKED_OR(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size), account_unmap(address, size));
+	return TRACKED_OR(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size), shared_unmap(address, size));
 }
 
 EXPORT int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count)
@@ -103,7 +104,7 @@ EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
 	return TRACKED_OR(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
-			  forward_cuMemRetainAllocationHandle(handle, address), account_retain(handle, address));
+			  forward_cuMemRetainAllocationHandle(handle, address), shared_retain(handle, address));
 }
 
 /* What is to be done with the driver's handle. */
@@ -123,8 +124,8 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
-	return everything_note(__func__, TRACKED(type ? tmsMemUse(handle, true, &use) : NOT_OURS,
-						 forward_cuMemExportToShareableHandle(shareable, handle, type, flags)));
+	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
+		       shared_export(shareable, handle, type, flags));
 }
 
 EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)

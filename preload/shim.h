@@ -206,7 +206,10 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 struct account_owner;
 struct block {
 	const void *address; /* or a handle, whose memory it is; NULL: none */
-	size_t size;
+	union {
+		size_t size;
+		const char *call; /* of a handle of shared.c: by which its memory is shared; NULL: it is not */
+	};
 	union {
 		struct account_owner *owner;
 		uint64_t handle; /* that is mapped there */
@@ -406,7 +409,7 @@ HIDDEN bool gate_is_waited_for(void);	  /* while it is shut */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
 HIDDEN void gate_before_allocation(void); /* waits for that, where allocations are held */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
-HIDDEN uintptr_t gate_exported(size_t index); /* an address whose memory was given to others; 0: no more */
+HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* an address whose memory was given to others; 0: no more */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
 
 /* nccl.c: NCCL, as libtms_reach.so sees it (its gate.h), for nccl.go. The last four after a look that found something. */
@@ -434,10 +437,21 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
+/* shared.c: memory that is shared with other processes by handles; as the driver's functions. */
+extern _Atomic bool shared_watched HIDDEN; /* some could be */
+HIDDEN void shared_created(uint64_t handle); /* that can be exported */
+HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);
+HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
+HIDDEN int shared_retain(uint64_t *handle, void *address);
+HIDDEN int shared_release(uint64_t handle);
+HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
+HIDDEN int shared_unmap(uintptr_t address, size_t size);
+HIDDEN const char *shared_obstacle(void); /* a function by which memory that is there is shared; NULL: none is */
+
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
 HIDDEN void everything_set(bool now);
-HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: none was called */
+HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
 HIDDEN int everything_note(const char *call, int code); /* that one was, if it has worked; the code */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* the driver's part undone; nothing where it was not asked for */

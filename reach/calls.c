@@ -64,12 +64,12 @@ static void note_lent(const struct gate_call *call, uintptr_t first, uintptr_t s
 	}
 }
 
-HIDDEN uintptr_t calls_exported(size_t index)
+HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 {
 	size_t count = atomic_load(&lent_count);
 	for (size_t i = 0; i < count && i < LENT_MAX; i++) {
 		uintptr_t address = atomic_load(&lent[i].address);
-		if (address && atomic_load(&lent[i].exported) && index-- == 0)
+		if (address && atomic_load(&lent[i].exported) && !(ranges && lent[i].handle) && index-- == 0)
 			return address;
 	}
 	return 0;

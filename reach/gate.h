@@ -68,8 +68,9 @@ struct gate {
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
 	bool (*waited)(void); /* a thread waits for the gate to open, or to be shut in another way */
-	/* Addresses of memory that the program has given to others by a handle; 0 ends them. */
-	uintptr_t (*exported)(size_t index);
+	/* Addresses of memory that the program has given to others by a handle; 0 ends them. ranges: only by
+	 * cuMemGetHandleForAddressRange. */
+	uintptr_t (*exported)(size_t index, bool ranges);
 	const struct gate_nccl *nccl;
 };
 

@@ -22,7 +22,7 @@ HIDDEN bool reach_is_behind(void); /* this library stands behind libtms.so */
 /* calls.c: what the gate stands in front of. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for the driver's own, or NULL */
 HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
-HIDDEN uintptr_t calls_exported(size_t index);
+HIDDEN uintptr_t calls_exported(size_t index, bool ranges);
 
 /* nccl.c */
 HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */

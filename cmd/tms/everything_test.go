@@ -268,6 +268,37 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 	}
 }
 
+// Memory that was shared keeps the driver from it as long as anything holds it: a handle, a mapping or a descriptor.
+func TestMemoryThatIsNoLongerShared(t *testing.T) {
+	const words = "it has called cuMemExportToShareableHandle, and managed memory"
+	for _, test := range []struct {
+		name, environment, steps string // with ! behind those that fail
+	}{
+		{"released", "", "release close"},
+		{"closed first", "", "close release"},
+		{"mapped", "", "map release close unmap"},
+		{"retained", "", "map retain release unmap close release"},
+		{"an unmap that fails", "CUDASIM_FAIL=cuMemUnmap:1:999", "map close release unmap! unmap"},
+		{"a release that fails", "CUDASIM_FAIL=cuMemRelease:1:999", "close release! release"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			w := startWhole(t, test.environment)
+			descriptor := w.do("share")
+			for _, step := range strings.Fields(test.steps) {
+				require.Contains(t, w.do("everything 5"), words, "before %s", step)
+				how, fails := strings.CutSuffix(step, "!")
+				if how == "close" {
+					w.do("close " + descriptor)
+				} else {
+					require.Equal(t, !fails, w.do("exported "+how) == "0", step)
+				}
+			}
+			require.Contains(t, w.do("everything 5"), "0 ")
+			w.resumed()
+		})
+	}
+}
+
 func TestFromInside(t *testing.T) {
 	w := startWhole(t)
 	w.do("signal")

@@ -321,7 +321,6 @@ func startSpread(t *testing.T, second ...string) (processes [2]*communicating) {
 		p.do("ranks 1 2")
 		p.do("reduce")
 	}
-	processes[0].requireFree(128 - 2*(24+4))
 	return processes
 }
 
@@ -391,6 +390,30 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	ranks[0].requireFree(127)
 	spread(t, "resume")
 	asBefore(71)
+}
+
+// Ranks of one host share memory. NCCL gives that back too, and the driver can then have the processes.
+func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
+	ranks := startSpread(t, "FAKE_NCCL_EXPORTS=1") // the second does
+	ranks[1].refused("it has called cuMem", "pause", ranks[1].pid, "--everything")
+	for range 3 {
+		out := spread(t, "pause", "--everything")
+		require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest by the driver"), out)
+		ranks[0].requireFree(128)
+		spread(t, "resume")
+		for _, r := range ranks {
+			r.do("check")
+			r.do("reduce")
+		}
+		ranks[0].requireFree(70)
+	}
+	for _, r := range ranks {
+		r.do("destroy 1")
+	}
+	_, stderr, code := command(t, "pause", ranks[1].pid, "--everything")
+	require.Zero(t, code, stderr)
+	_, stderr, code = command(t, "resume", ranks[1].pid)
+	require.Zero(t, code, stderr)
 }
 
 // A resume of one rank does not wait for the others, but its program does.

@@ -1,6 +1,8 @@
 /* As much of NCCL as communicators need that are made, used, suspended and left: what it gives back in a suspend is
  * memory of its own, and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, of
- * zeros. FAKE_NCCL=fail, hang: what a suspend does. */
+ * zeros. FAKE_NCCL=fail, hang: what a suspend does. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
+ * exported, until it is suspended. */
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -35,6 +37,8 @@ struct comm {
 	struct clique *clique;
 	int rank, ranks, device;
 	unsigned char *memory, *saved;
+	uint64_t handles[2];
+	uintptr_t at[2];
 	unsigned used; /* so often */
 };
 static struct clique *cliques;
@@ -53,12 +57,57 @@ static struct clique *clique_of(struct id id)
 	return c;
 }
 
+/* Memory that is shared, mapped as its own and as a peer's. */
+enum { SHARED = 2 << 20, POSIX_FD = 1 };
+static struct {
+	int (*cuMemAddressReserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
+	int (*cuMemCreate)(uint64_t *, size_t, const void *, unsigned long long);
+	int (*cuMemMap)(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+	int (*cuMemUnmap)(uintptr_t, size_t);
+	int (*cuMemRelease)(uint64_t);
+	int (*cuMemExportToShareableHandle)(void *, uint64_t, int, unsigned long long);
+	int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
+} cu;
+
+static int share(struct comm *comm)
+{
+	const struct {
+		int type, handles, where, device;
+		uint64_t none[2];
+	} properties = {1, POSIX_FD, 1, comm->device, {0}};
+	int fd;
+	if (!getenv("FAKE_NCCL_EXPORTS"))
+		return OK;
+	void *driver = dlopen("libcuda.so.1", RTLD_NOW);
+#define FETCH(name) *(void **)&cu.name = dlsym(driver, #name)
+	FETCH(cuMemAddressReserve), FETCH(cuMemCreate), FETCH(cuMemMap), FETCH(cuMemUnmap), FETCH(cuMemRelease);
+	FETCH(cuMemExportToShareableHandle), FETCH(cuMemImportFromShareableHandle);
+	if (cu.cuMemCreate(&comm->handles[0], SHARED, &properties, 0) ||
+	    cu.cuMemExportToShareableHandle(&fd, comm->handles[0], POSIX_FD, 0) ||
+	    cu.cuMemImportFromShareableHandle(&comm->handles[1], (void *)(intptr_t)fd, POSIX_FD) || close(fd))
+		return CUDA_ERROR;
+	for (int i = 0; i < 2; i++)
+		if ((!comm->at[i] && cu.cuMemAddressReserve(&comm->at[i], SHARED, 0, 0, 0)) ||
+		    cu.cuMemMap(comm->at[i], SHARED, 0, comm->handles[i], 0))
+			return CUDA_ERROR;
+	return OK;
+}
+
+static int unshare(struct comm *comm)
+{
+	for (int i = 1; i >= 0 && comm->handles[i]; i--)
+		if (cu.cuMemUnmap(comm->at[i], SHARED) || cu.cuMemRelease(comm->handles[i]))
+			return CUDA_ERROR;
+	comm->handles[0] = comm->handles[1] = 0;
+	return OK;
+}
+
 static int make(struct comm **comm, int ranks, struct id id, int rank, int device)
 {
 	struct comm *made = calloc(1, sizeof *made);
 	*made = (struct comm){.clique = clique_of(id), .rank = rank, .ranks = ranks, .device = device};
 	cudaSetDevice(device);
-	if (cudaMalloc((void **)&made->memory, HELD) || cudaMemset(made->memory, 0, HELD))
+	if (cudaMalloc((void **)&made->memory, HELD) || cudaMemset(made->memory, 0, HELD) || share(made))
 		return CUDA_ERROR;
 	*comm = made;
 	return OK;
@@ -156,7 +205,7 @@ int ncclCommFinalize(struct comm *comm)
 
 int ncclCommDestroy(struct comm *comm)
 {
-	int code = comm->memory ? cudaFree(comm->memory) : INVALID_USAGE;
+	int code = comm->memory ? cudaFree(comm->memory) || unshare(comm) : INVALID_USAGE;
 	free(comm);
 	return code;
 }
@@ -278,7 +327,7 @@ int ncclCommSuspend(struct comm *comm, int flags)
 	if (cudaDeviceSynchronize())
 		return CUDA_ERROR;
 	barrier(comm);
-	if (cudaMemcpy(comm->saved, comm->memory, KEPT, 2) || cudaFree(comm->memory))
+	if (cudaMemcpy(comm->saved, comm->memory, KEPT, 2) || cudaFree(comm->memory) || unshare(comm))
 		return CUDA_ERROR;
 	comm->memory = NULL;
 	return OK;
@@ -289,7 +338,7 @@ int ncclCommResume(struct comm *comm)
 	if (comm->memory)
 		return INVALID_USAGE;
 	cudaSetDevice(comm->device);
-	if (cudaMalloc((void **)&comm->memory, HELD) || cudaMemcpy(comm->memory, comm->saved, KEPT, 1))
+	if (cudaMalloc((void **)&comm->memory, HELD) || cudaMemcpy(comm->memory, comm->saved, KEPT, 1) || share(comm))
 		return CUDA_ERROR;
 	free(comm->saved);
 	barrier(comm);

@@ -124,6 +124,8 @@ int cudaIpcCloseMemHandle(void *);
 int cudaMallocManaged(void **, size_t, unsigned);
 
 /* Of what can be exported as a descriptor, which it becomes. */
+static uint64_t exported_handle;
+static uintptr_t exported_at;
 static int exported(void)
 {
 	struct {
@@ -139,7 +141,28 @@ static int exported(void)
 	int fd;
 	EXPECT(create(&handle, 2 * MIB, &properties, 0), 0);
 	EXPECT(export(&fd, handle, 1, 0), 0);
+	exported_handle = handle;
 	return fd;
+}
+
+/* What holds that memory, one more or one fewer. */
+static int hold_exported(const char *how)
+{
+	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
+		(int (*)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemAddressReserve");
+	int (*map)(uintptr_t, size_t, size_t, uint64_t, unsigned long long) =
+		(int (*)(uintptr_t, size_t, size_t, uint64_t, unsigned long long))dlsym(RTLD_DEFAULT, "cuMemMap");
+	int (*unmap)(uintptr_t, size_t) = (int (*)(uintptr_t, size_t))dlsym(RTLD_DEFAULT, "cuMemUnmap");
+	int (*retain)(uint64_t *, void *) = (int (*)(uint64_t *, void *))dlsym(RTLD_DEFAULT, "cuMemRetainAllocationHandle");
+	int (*release)(uint64_t) = (int (*)(uint64_t))dlsym(RTLD_DEFAULT, "cuMemRelease");
+	if (strcmp(how, "map") == 0)
+		return reserve(&exported_at, 2 * MIB, 0, 0, 0) || map(exported_at, 2 * MIB, 0, exported_handle, 0);
+	if (strcmp(how, "unmap") == 0)
+		return unmap(exported_at, 2 * MIB);
+	if (strcmp(how, "retain") == 0)
+		return retain(&exported_handle, (void *)exported_at);
+	CHECK(strcmp(how, "release") == 0);
+	return release(exported_handle);
 }
 
 static void multicast(void)
@@ -243,6 +266,10 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
 	} else if (strcmp(word, "share") == 0) {
 		snprintf(answer, sizeof answer, "%d", exported());
+	} else if (strcmp(word, "exported") == 0) {
+		snprintf(answer, sizeof answer, "%d", hold_exported(rest));
+	} else if (strcmp(word, "close") == 0) {
+		EXPECT(close(atoi(rest)), 0);
 	} else if (strcmp(word, "import") == 0) {
 		import(rest);
 	} else if (strcmp(word, "multicast") == 0) {

@@ -11,7 +11,6 @@ import json
 import os
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +23,17 @@ from device import MiB, torch_on_gpu
 torch = torch_on_gpu()
 TMS = Path(__file__).parents[3] / "build" / "bin" / "tms"
 WEIGHTS = 1024 * MiB
+JOB = f"test-{os.getpid()}"
 two_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="this needs two GPUs")
+
+VERSION = """
+import ctypes
+
+def version():  # of the NCCL that is loaded: PyTorch tells of that with which it was built
+    code = ctypes.c_int()
+    ctypes.CDLL("libnccl.so.2").ncclGetVersion(ctypes.byref(code))
+    return f"{code.value // 10000}.{code.value // 100 % 100}.{code.value % 100}"
+"""
 
 RANK = """
 import sys
@@ -38,7 +47,7 @@ dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=r
 sums = torch.ones(1 << 20, device="cuda")
 for line in sys.stdin:
     if line == "version\\n":
-        print(".".join(map(str, torch.cuda.nccl.version())), flush=True)
+        print(version(), flush=True)
         continue
     sums.fill_(rank + 1.0)
     dist.all_reduce(sums)
@@ -57,7 +66,7 @@ from torch.cuda import nccl
 weights = torch.full((1024 << 18,), 1.0, device="cuda:0")
 for line in sys.stdin:
     if line == "version\\n":
-        print(".".join(map(str, nccl.version())), flush=True)
+        print(version(), flush=True)
         continue
     sums = [torch.full((1 << 20,), i + 1.0, device=f"cuda:{i}") for i in range(2)]
     nccl.all_reduce(sums)
@@ -74,11 +83,12 @@ class Rank:
         self.rank = rank
         torch.zeros(1, device=f"cuda:{rank}")  # this process's own context comes first
         self.before = torch.cuda.mem_get_info(rank)[0]
-        program = [sys.executable, "-c", textwrap.dedent(source), *arguments]
+        program = [sys.executable, "-c", VERSION + source, *arguments]
         self.process = subprocess.Popen(  # tms run becomes the program, and keeps the number
             [TMS, "run", "--backup", "host", "--", *program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            env={**os.environ, "TORCHELASTIC_RUN_ID": JOB},
             text=True,
         )
 
@@ -93,9 +103,12 @@ class Rank:
         assert line, f"rank {self.rank} has ended"
         return line.strip()
 
+    def missing(self) -> int:
+        """What others miss of its device, in MiB."""
+        return int(self.before - torch.cuda.mem_get_info(self.rank)[0]) // MiB
+
     def left(self) -> str:
-        """What others miss of its device."""
-        return f"{(self.before - torch.cuda.mem_get_info(self.rank)[0]) // MiB} MiB left"
+        return f"{self.missing()} MiB left"
 
 
 def reduce(ranks: list[Rank]) -> None:
@@ -188,3 +201,22 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert [rank.answer() for rank in ranks] == ["done", "done"]
 
         everything(ranks)
+
+
+@two_gpus
+def test_two_ranks_of_a_job(tmp_path: Path) -> None:
+    """All of both, where NCCL can be suspended; else what is pausable, and it is said why."""
+    meeting = f"file://{tmp_path}/meeting"
+    with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
+        for _ in range(int(os.environ.get("TMS_TEST_CYCLES", "5"))):
+            begun = time.monotonic()
+            for outcome, rank in zip(outcomes("pause", "--job", JOB, "--everything"), ranks):
+                assert outcome["ok"] and outcome["bytes"] >= WEIGHTS, outcome
+                gone = "suspended" in outcome["nccl"]
+                print(f"{rank.left()}: {outcome['nccl']}: {outcome.get('stays', 'nothing stays')}")
+                assert (rank.missing() <= 8) == gone and ("stays" in outcome) != gone, outcome
+            out = time.monotonic()
+            for outcome in outcomes("resume", "--job", JOB):
+                assert outcome["ok"] and not outcome.get("nccl"), outcome
+            print(f"out {out - begun:.2f} s, back {time.monotonic() - out:.2f} s")
+            reduce(ranks)

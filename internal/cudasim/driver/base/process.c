@@ -83,10 +83,10 @@ void process_forget(void)
 	own = NULL;
 }
 
-void process_shares(void)
+void process_shares(int more)
 {
 	if (own)
-		atomic_store(&own->shares, 1);
+		atomic_fetch_add(&own->shares, (uint32_t)more);
 }
 
 void process_holds(int device, uint64_t bytes)

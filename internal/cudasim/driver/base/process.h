@@ -14,7 +14,7 @@ struct process_page {
 	_Atomic uint32_t initialized;
 	_Atomic uint32_t state; // CUprocessState, or LOCKING; calls that wait sleep on it
 	_Atomic uint32_t inside; // calls of the process that have begun; who locks sleeps on it
-	_Atomic uint32_t shares; // memory was shared with other processes, which can't be checkpointed
+	_Atomic uint32_t shares; // so much memory is shared with other processes, which can't be checkpointed
 	_Atomic uint64_t deadline; // of LOCKING, CLOCK_MONOTONIC in ns; 0: none
 	char shared[65]; // CUDASIM_SHARED
 	int devices;
@@ -27,7 +27,7 @@ enum { LOCKING = 64 }; // running for those who ask, with calls that come held u
 bool process_publish(uint64_t memory); // of each device; at cuInit. false: it can't be
 void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
-void process_shares(void);
+void process_shares(int more); // pieces of memory, or fewer
 void process_holds(int device, uint64_t bytes);
 // Around each call that a lock holds up. The first waits while the process is locked; false: it has failed.
 bool process_enter(void);

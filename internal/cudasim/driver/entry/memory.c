@@ -49,7 +49,7 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(allocate(address, size));
 	mapping_at(*address)->managed = true;
-	process_shares();
+	process_shares(1);
 	return CUDA_SUCCESS;
 }
 
@@ -243,7 +243,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 				       .id = mapping->id};
 	memset(handle, 0, sizeof *handle);
 	memcpy(handle, &shared, sizeof shared);
-	process_shares();
+	process_shares(1);
 	return CUDA_SUCCESS;
 }
 
@@ -276,6 +276,6 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsi
 	uint64_t at;
 	TRY(memory_show(block, context->object.node.key, shared.size, NULL, &at));
 	*address = at;
-	process_shares();
+	process_shares(1);
 	return CUDA_SUCCESS;
 }

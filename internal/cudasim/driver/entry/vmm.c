@@ -116,7 +116,7 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
 	if (result != CUDA_SUCCESS)
 		block_release(block);
 	else
-		process_shares();
+		process_shares(1);
 	return result;
 }
 
@@ -352,7 +352,7 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	*(int *)shareable = fd;
-	process_shares();
+	block_shared(block);
 	return CUDA_SUCCESS;
 }
 
@@ -366,7 +366,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
 	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.device))
 		return CUDA_ERROR_INVALID_VALUE;
-	process_shares();
 	if (export.process == getpid()) {
 		struct allocation *allocation = allocation_find(export.handle);
 		return allocation ? retain(allocation->block, handle) : CUDA_ERROR_INVALID_VALUE;
@@ -393,6 +392,8 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	if (result != CUDA_SUCCESS) {
 		free(block);
 		close(fd);
+		return result;
 	}
+	block_shared(block);
 	return result;
 }

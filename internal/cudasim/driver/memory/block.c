@@ -6,6 +6,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include "base/process.h"
 #include "memory/memory.h"
 
 #define FILE_SIZE (1ll << 60) // sparse: only touched pages exist
@@ -52,10 +53,19 @@ struct block *block_new(int index, uint64_t size, CUresult *result)
 	return block;
 }
 
+void block_shared(struct block *block)
+{
+	if (!block->shared)
+		process_shares(1);
+	block->shared = true;
+}
+
 void block_release(struct block *block)
 {
 	if (--block->references)
 		return;
+	if (block->shared)
+		process_shares(-1);
 	struct device *device = &memory.devices[block->device];
 	if (block->foreign_fd >= 0) {
 		close(block->foreign_fd); // the exporting process accounts for it

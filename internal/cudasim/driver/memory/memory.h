@@ -14,6 +14,7 @@ struct block {
 	struct allocation *handle;
 	CUmemAllocationProp prop;
 	int foreign_fd; // imported from another process: its memfd, else -1
+	bool shared; // exported or imported
 };
 
 // Addresses that show a block: by cuMemMap, or by cuMemAlloc (context != 0).
@@ -95,6 +96,7 @@ CUresult budget_claim(int process, const char *shared);
 
 // --- physical memory (block.c)
 struct block *block_new(int device, uint64_t size, CUresult *result);
+void block_shared(struct block *block); // with other processes, until it is released
 void block_release(struct block *block);
 
 // --- blocks at addresses (mapping.c)
