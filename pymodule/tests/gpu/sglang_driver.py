@@ -97,7 +97,7 @@ class Engine:
         return self.engine.loop.run_until_complete(what)
 
     def used(self) -> int:
-        """Bytes of the devices that are in use, by anyone; the first of two ranks answers for both."""
+        """Bytes of the devices in use, by anyone. The first of two ranks answers for both."""
         last = -1
         while True:
             figures = [self.torch.cuda.mem_get_info(device) for device in range(self.gpus)]
