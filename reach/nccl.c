@@ -26,7 +26,7 @@ static const char *const names[SYMBOLS] = {
 	NCCL_SEEN(X) NCCL_COUNTED(Y)
 #undef X
 #undef Y
-	"ncclGetVersion", "ncclCommCount", "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats",
+	"ncclGetVersion", "ncclCommCount", "ncclCommCuDevice", "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats",
 };
 
 /* Those that are loaded. */

@@ -80,6 +80,7 @@ enum {
 #undef Y
 	AT_ncclGetVersion,
 	AT_ncclCommCount,
+	AT_ncclCommCuDevice,
 	AT_ncclCommSuspend,
 	AT_ncclCommResume,
 	AT_ncclCommMemStats,

@@ -86,14 +86,43 @@ struct rank {
 };
 static _Atomic bool called_off;
 
+/* NCCL works on the device that is current, which on a new thread is the first: it would make a context there. */
+typedef int current_function(void *);
+
+static int enter_device(struct communicator *c)
+{
+	typedef int retain_function(void **, int);
+	count_function *ask = REAL(c->library, ncclCommCuDevice, count_function);
+	retain_function *retain = (retain_function *)reach_in_driver("cuDevicePrimaryCtxRetain");
+	current_function *set_current = (current_function *)reach_in_driver("cuCtxSetCurrent");
+	void *context;
+	int device;
+	if (!ask || !retain || !set_current || ask(c->comm, &device) != DONE || retain(&context, device) != 0)
+		return -1;
+	set_current(context);
+	return device;
+}
+
+static void leave_device(int device)
+{
+	typedef int release_function(int);
+	release_function *release = (release_function *)reach_in_driver("cuDevicePrimaryCtxRelease_v2");
+	if (device < 0 || !release)
+		return;
+	((current_function *)reach_in_driver("cuCtxSetCurrent"))(NULL);
+	release(device);
+}
+
 static int call_nccl(struct communicator *c, bool suspend)
 {
 	static struct gate_call calls[] = {{.name = "ncclCommResume", .kind = WORK}, {.name = "ncclCommSuspend", .kind = WORK}};
 	struct gate_mark *mark = gate_pass(&calls[suspend]);
-	int code = SYSTEM_ERROR;
-	if (mark)
-		code = suspend ? REAL(c->library, ncclCommSuspend, suspend_function)(c->comm, SUSPEND_MEM)
-			       : REAL(c->library, ncclCommResume, resume_function)(c->comm);
+	if (!mark)
+		return SYSTEM_ERROR;
+	int device = enter_device(c);
+	int code = suspend ? REAL(c->library, ncclCommSuspend, suspend_function)(c->comm, SUSPEND_MEM)
+			   : REAL(c->library, ncclCommResume, resume_function)(c->comm);
+	leave_device(device);
 	gate_leave(mark);
 	return code;
 }

@@ -416,6 +416,17 @@ func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
 	require.Zero(t, code, stderr)
 }
 
+// Of a process whose communicator is on its second device.
+func TestRanksOnOtherDevices(t *testing.T) {
+	c := startNCCL(t, "handle", ncclNew, "CUDASIM_DEVICES=2")
+	c.do("device 1")
+	c.do("ranks 1 1")
+	c.do("device 0")
+	require.Contains(t, c.pause(), "NCCL 2.29.7: 1 communicator with 4.00 MiB suspended")
+	c.requireFree(128)
+	c.resume()
+}
+
 // A resume of one rank does not wait for the others, but its program does.
 func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks := startSpread(t)

@@ -198,6 +198,12 @@ int ncclCommCount(struct comm *comm, int *count)
 	return OK;
 }
 
+int ncclCommCuDevice(struct comm *comm, int *device)
+{
+	*device = comm->device;
+	return OK;
+}
+
 int ncclCommFinalize(struct comm *comm)
 {
 	return comm->memory ? OK : INVALID_USAGE;
@@ -315,6 +321,13 @@ static void barrier(struct comm *comm)
 	pthread_mutex_unlock(&lock);
 }
 
+/* NCCL takes the thread's device for the communicator's, there and in a resume. */
+static bool is_current(struct comm *comm)
+{
+	int device;
+	return cudaGetDevice(&device) == 0 && device == comm->device;
+}
+
 int ncclCommSuspend(struct comm *comm, int flags)
 {
 	const char *how = getenv("FAKE_NCCL");
@@ -322,7 +335,8 @@ int ncclCommSuspend(struct comm *comm, int flags)
 		return INVALID_USAGE;
 	if (how && strncmp(how, "hang", 4) == 0)
 		usleep((useconds_t)(how[4] ? atoi(how + 4) : 1000000) * 1000);
-	cudaSetDevice(comm->device);
+	if (!is_current(comm))
+		return INVALID_USAGE;
 	comm->saved = malloc(KEPT);
 	if (cudaDeviceSynchronize())
 		return CUDA_ERROR;
@@ -337,7 +351,8 @@ int ncclCommResume(struct comm *comm)
 {
 	if (comm->memory)
 		return INVALID_USAGE;
-	cudaSetDevice(comm->device);
+	if (!is_current(comm))
+		return CUDA_ERROR;
 	if (cudaMalloc((void **)&comm->memory, HELD) || cudaMemcpy(comm->memory, comm->saved, KEPT, 1) || share(comm))
 		return CUDA_ERROR;
 	free(comm->saved);

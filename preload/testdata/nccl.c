@@ -144,6 +144,8 @@ static const char *run(char *line)
 		int here, ranks;
 		CHECK(sscanf(rest, "%d %d", &here, &ranks) == 2);
 		make_ranks(here, ranks);
+	} else if (strcmp(word, "device") == 0) {
+		EXPECT(cudaSetDevice(number), 0);
 	} else if (strcmp(word, "split") == 0) {
 		int were = count;
 		for (int i = 0; i < were; i++)
