@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import random
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -38,7 +40,10 @@ def folder(with_weights: bool = False) -> str:
     path = Path(tempfile.mkdtemp())
     (path / "config.json").write_text(json.dumps(CONFIG))
     if with_weights:
-        write_weights(path / "model.safetensors")
+        # In a process of its own: where OpenMP has made threads, as for PyTorch's large tensors on
+        # the CPU, a forked process crashes in the next such operation, and vLLM forks.
+        command = [sys.executable, __file__, str(path / "model.safetensors")]
+        subprocess.run(command, check=True)
     return str(path)
 
 
@@ -89,3 +94,7 @@ def write_weights(path: Path) -> None:
 def prompts() -> list[list[int]]:
     made = random.Random(1)
     return [[1, *(made.randrange(3, 32000) for _ in range(16 + 5 * i))] for i in range(3)]
+
+
+if __name__ == "__main__":
+    write_weights(Path(sys.argv[1]))

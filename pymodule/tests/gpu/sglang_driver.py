@@ -37,37 +37,44 @@ def tells_of_mistakes() -> bool:
 
 
 def limits() -> dict[str, float]:
-    """Seconds that this machine takes for contents of the weights' size, one step at a time."""
+    """Seconds that this machine takes for contents of the weights' size, one step at a time.
+
+    The best of three: a virtual machine's first use of its memory takes long.
+    """
     import torch
 
     size = int(llama.WEIGHTS * 2**30) >> 21 << 21
     there = torch.ones(size, dtype=torch.uint8, device="cuda")
-    mapping = mmap.mmap(-1, size)
-    mapping.madvise(mmap.MADV_HUGEPAGE)
-    here = torch.frombuffer(mapping, dtype=torch.uint8)
+    runtime: Any = torch.cuda.cudart()
     found: dict[str, float] = {}
     begun = 0.0
 
-    def lap(name: str) -> None:
+    def lap(name: str = "") -> None:
         nonlocal begun
         torch.cuda.synchronize()
         now = time.perf_counter()
-        found[name], begun = now - begun, now
+        if name:
+            found[name] = min(found.get(name, 1e9), now - begun)
+        begun = now
 
-    lap("")
-    here[::4096].fill_(1)
-    lap("pages made")
-    runtime: Any = torch.cuda.cudart()
-    runtime.cudaHostRegister(here.data_ptr(), size, 0)
-    lap("pinned")
-    assert here.is_pinned()
-    here.copy_(there)
-    lap("to the host")
-    there.copy_(here)
-    lap("to the device")
-    runtime.cudaHostUnregister(here.data_ptr())
-    lap("unpinned")
-    del found[""]
+    for _ in range(3):
+        mapping = mmap.mmap(-1, size)
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+        here = torch.frombuffer(mapping, dtype=torch.uint8)
+        lap()
+        here[::4096].fill_(1)
+        lap("pages made")
+        runtime.cudaHostRegister(here.data_ptr(), size, 0)
+        lap("pinned")
+        assert here.is_pinned()
+        here.copy_(there)
+        lap("to the host")
+        there.copy_(here)
+        lap("to the device")
+        runtime.cudaHostUnregister(here.data_ptr())
+        lap("unpinned")
+        del here
+        mapping.close()
     return found
 
 
@@ -105,7 +112,7 @@ class Engine:
             if now == last or self.gpus == 1:
                 return now
             last = now
-            time.sleep(0.05)
+            time.sleep(0.2)  # saving the contents of weights takes half of that
 
     def generate(self) -> list[list[int]]:
         """One prompt at a time: the same shapes each time, so that tokens repeat exactly."""
