@@ -25,9 +25,13 @@ import (
 // Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is asked
 // for it, over its control socket (lend.go). Descriptors are in the process's table only while a call lasts.
 
-// importersWait is how long a pause waits, unless it is told, until other processes have unmapped what they have of this
-// one's memory, and a resume until theirs is back: the time between the ranks of a job that do the same.
-const importersWait = 10 * time.Second
+// How long, unless that is said, a pause waits until other processes have unmapped what they have of this one's memory, and
+// a resume until theirs is back: what lies between the ranks of a job that do the same. Before a rank's memory is back
+// its contents are, too.
+const (
+	pauseWait  = 10 * time.Second
+	resumeWait = time.Minute
+)
 
 // answerWithin is how long another process may take to answer.
 const answerWithin = 5 * time.Second

@@ -293,7 +293,7 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
 		Verify:       bool(C.region_config.verify),
 		Poison:       bool(C.region_config.poison),
-		Importers:    importersWait,
+		Importers:    pauseWait,
 	}
 }
 
@@ -313,6 +313,9 @@ func tmsOperation(operation *C.struct_operation) {
 		options.Tag = &tag
 	}
 	kind, force := operation.kind, bool(operation.force)
+	if kind == C.OPERATION_RESUME {
+		options.Importers = resumeWait
+	}
 	if kind != C.OPERATION_PAUSE_GATED && options.Wait >= 0 { // else nothing was said of other processes
 		options.Importers = options.Wait
 	}

@@ -514,7 +514,7 @@ func (s *server) collect() {
 		}
 	} else if t.request.Op == control.Pause && t.request.Keep && reply.OK {
 		s.unhold(t.tag)
-	} else if t.request.Op == control.Pause && (reply.OK || reply.Bytes > 0) {
+	} else if t.request.Op == control.Pause && (reply.OK || len(t.undo) > 0) {
 		h := hold{t.tag, t.undo, t.request.Hold}
 		if t.client != nil {
 			t.client.holds = append(t.client.holds, h)

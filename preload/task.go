@@ -153,7 +153,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 		return 0, ungate(e)
 	}
 	until := time.Now().Add(seconds(t.request.Wait))
-	options.Importers = max(options.Importers, seconds(t.request.Wait))
+	options.Importers = max(resumeWait, seconds(t.request.Wait))
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))

@@ -214,10 +214,12 @@ func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
 		}
 	}
 	e.mu.Unlock()
-	// Whoever has what was unmapped may be about to take its own pause back.
-	failed := e.resumeImports(o, o.Importers, func(s *segment) bool { return unmapped[s] })
-	if failed != nil {
-		err = fmt.Errorf("%w; and what other processes have is not mapped again: %w", err, failed)
+	wait := soon // others have paused, and do not come back because of this one
+	if errors.Is(err, ErrImported) {
+		wait = o.Importers // others are refused for the same reason, if later
+	}
+	if failed := e.resumeImports(o, wait, func(s *segment) bool { return unmapped[s] }); failed != nil {
+		err = fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", err, failed)
 	}
 	return freed, err
 }
@@ -255,7 +257,10 @@ func (e *Engine) awaitImporters(o Options) error {
 	}
 }
 
-const lastImporterLook = 2 * time.Millisecond
+const (
+	lastImporterLook = 2 * time.Millisecond
+	soon             = 100 * time.Millisecond
+)
 
 // goneFor tells, of an error, that the memory will not come back.
 func goneFor(err error) bool { return errors.Is(err, ErrShareGone) }

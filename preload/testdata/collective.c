@@ -1,7 +1,8 @@
 /* A rank of a launch: in a loop it gives its device a collective, which ends when all ranks have given theirs, and works
  * on pausable memory between two of them. Each rank takes its own time, so that they are never at the same place.
  *     collective FILE RANK RANKS
- * FILE is memory that they share. It answers the lines of its standard input: "stop" has all end after the same
+ * FILE is memory that they share. With TMS_SHAREABLE=1 each also has the weights of the next open, and copies them in every
+ * collective. It answers the lines of its standard input: "stop" has all end after the same
  * collective, and says how many there were. */
 #include "host.h"
 
@@ -15,10 +16,33 @@ enum { MOST = 16, WORDS = 1 << 20 };
 static struct shared {
 	_Atomic long given[MOST]; /* collectives that a rank's device has come to */
 	_Atomic long last;	  /* 0: there is none yet */
+	_Atomic bool has_handle[MOST];
+	struct handle {
+		char bytes[64];
+	} handle[MOST];
 } *shared;
 static int rank, ranks;
 
 int cudaLaunchHostFunc(void *, void (*)(void *), void *);
+
+int cudaIpcGetMemHandle(struct handle *, void *);
+int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+
+/* The weights of the next rank; NULL where nothing is shared. */
+static void *of_next(void *weights)
+{
+	int next = (rank + 1) % ranks;
+	void *opened = NULL;
+	if (!getenv("TMS_SHAREABLE"))
+		return NULL;
+	EXPECT(cudaIpcGetMemHandle(&shared->handle[rank], weights), 0);
+	shared->has_handle[rank] = true;
+	while (!shared->has_handle[next])
+		usleep(1000);
+	EXPECT(cudaIpcOpenMemHandle(&opened, shared->handle[next], 1), 0);
+	return opened;
+}
 
 /* Runs in the stream: waits for the same collective of all others. */
 static void collective(void *number)
@@ -51,6 +75,7 @@ int main(int argc, char **argv)
 	EXPECT(cudaStreamCreate(&stream), 0);
 	EXPECT(cudaMemset(weights, 0, WORDS * sizeof *weights), 0);
 	EXPECT(tms_serve(), 0);
+	void *next = of_next(weights);
 	puts("ready");
 	fflush(stdout);
 
@@ -61,6 +86,8 @@ int main(int argc, char **argv)
 		EXPECT(cudaLaunchHostFunc(stream, collective, (void *)number), 0);
 		EXPECT(cudaMemsetAsync(weights, (int)(number & 0xff), WORDS * sizeof *weights, stream), 0);
 		EXPECT(cudaMemsetAsync(cache, (int)(number & 0xff), WORDS * sizeof *cache, stream), 0);
+		if (next)
+			EXPECT(cudaMemcpyAsync(cache, next, WORDS * sizeof *cache, 3, stream), 0);
 		if (rand_r(&seed) % 3)
 			EXPECT(cudaStreamSynchronize(stream), 0);
 		usleep((useconds_t)(rand_r(&seed) % (1000 * (rank + 2))));
@@ -72,6 +99,13 @@ int main(int argc, char **argv)
 	EXPECT(cudaMemcpy(read, weights, WORDS * sizeof *weights, 2), 0);
 	for (size_t i = 0; i < WORDS * sizeof *weights; i++)
 		EXPECT(read[i], number & 0xff);
+	if (next) {
+		collective((void *)(number + 1)); /* all have written theirs */
+		EXPECT(cudaMemcpy(read, next, WORDS * sizeof *weights, 2), 0);
+		for (size_t i = 0; i < WORDS * sizeof *weights; i++)
+			EXPECT(read[i], number & 0xff);
+		collective((void *)(number + 2));
+	}
 	printf("%ld\n", number);
 	fflush(stdout);
 	return 0;

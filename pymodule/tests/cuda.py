@@ -59,6 +59,25 @@ def free_memory() -> int:
     return free_bytes.value
 
 
+class _Handle(ctypes.Structure):
+    _fields_ = (("reserved", ctypes.c_char * 64),)
+
+
+def ipc_handle(pointer: int) -> bytes:
+    """What another process opens the memory with."""
+    handle = _Handle()
+    check(_runtime.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(pointer)))
+    return bytes(handle)
+
+
+def ipc_open(handle: bytes) -> int:
+    """Address of another process's memory."""
+    pointer = ctypes.c_void_p()
+    check(_runtime.cudaIpcOpenMemHandle(ctypes.byref(pointer), _Handle.from_buffer_copy(handle), 1))
+    assert pointer.value
+    return pointer.value
+
+
 def set_device(device: int) -> None:
     check(_runtime.cudaSetDevice(device))
 

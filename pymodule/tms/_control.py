@@ -9,8 +9,8 @@ from typing import Any, TypedDict, cast
 
 from . import _torch
 from ._arguments import check_tag
-from ._errors import OutOfMemoryError
-from ._library import load
+from ._errors import OutOfMemoryError, TmsError
+from ._library import Library, load
 from ._progress import Progress, reported
 from ._scope import Scope
 
@@ -207,26 +207,41 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
     if not wait >= 0:
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
     with reported(library, progress):
+        return resume_within(library, checked, wait, _OTHERS)
+
+
+def resume_within(library: Library, tag: str | None, wait: float, others: float) -> int:
+    """Resumes a tag; waits here, not in the library, where no signal would end it.
+
+    Args:
+        others: seconds that other processes have to resume memory that is open here.
+    """
+    start, pause, mapped, released = time.monotonic(), _FIRST_RETRY, 0, False
+    while True:
         try:
-            return library.resume(checked)
+            return mapped + library.resume(tag)
         except OutOfMemoryError:
+            until = start + wait
             # While the driver has the rest of the process, PyTorch's calls of CUDA would wait.
-            released = not library.everything and _torch.release_cache()
-            if not released and not wait:
+            if not released and not library.everything:
+                released = True
+                if _torch.release_cache():
+                    continue
+            if time.monotonic() >= until:
                 raise
-        # Waits here, not in the library (tms_resume_within), where no signal would end it.
-        until, pause = time.monotonic() + wait, _FIRST_RETRY
-        while True:
-            try:
-                return library.resume(checked)
-            except OutOfMemoryError:
-                left = until - time.monotonic()
-                if left <= 0:
-                    raise
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LAST_RETRY)
+        except TmsError as error:
+            until = start + others
+            if error.code != _NOT_READY or time.monotonic() >= until:
+                raise
+            mapped += library.last_bytes  # its own is back
+        time.sleep(max(0.0, min(pause, until - time.monotonic())))
+        pause = min(2 * pause, _LAST_RETRY)
 
 
+_NOT_READY = 600
+"""A cudaError_t number: memory of another process is paused there."""
+
+_OTHERS = 60.0
 _FIRST_RETRY, _LAST_RETRY = 0.005, 0.25
 """Seconds that a resume sleeps between tries, doubled each time."""
 

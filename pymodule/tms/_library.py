@@ -94,8 +94,11 @@ class Library:
         self._set_backend = bind("tms_set_cpu_backup_backend", None, ctypes.c_char_p)
         self._get_backend = bind("tms_get_cpu_backup_backend", ctypes.c_char_p)
         self._pause = bind("tms_pause", ctypes.c_int, ctypes.c_char_p)
+        self._pause_within = bind(
+            "tms_pause_within", ctypes.c_int, ctypes.c_char_p, ctypes.c_double
+        )
         self._discard = bind("tms_discard", ctypes.c_int, ctypes.c_char_p)
-        self._resume = bind("tms_resume", ctypes.c_int, ctypes.c_char_p)
+        self._resume = bind("tms_resume_within", ctypes.c_int, ctypes.c_char_p, ctypes.c_double)
         self._last_bytes = bind("tms_last_bytes", ctypes.c_uint64)
         self._prepare = bind("tms_prepare", ctypes.c_int, ctypes.c_char_p, ctypes.c_bool)
         self._trim = bind("tms_trim", ctypes.c_int)
@@ -206,9 +209,21 @@ class Library:
         """Whether all is paused, the driver's part too: calls of CUDA wait."""
         return bool(json.loads(self.stats_json())["everything"])
 
-    def pause(self, tag: str | None) -> int:
-        """tms_pause, its error code raised; the bytes of device memory that it freed."""
-        self._check(self._pause(_encoded(tag)), "pausing", tag)
+    def pause(self, tag: str | None, within: float | None = None) -> int:
+        """tms_pause, its error code raised; the bytes of device memory that it freed.
+
+        Args:
+            within: seconds for other processes that have memory of the tag open
+                (tms_pause_within).
+        """
+        name = _encoded(tag)
+        code = self._pause(name) if within is None else self._pause_within(name, within)
+        self._check(code, "pausing", tag)
+        return self.last_bytes
+
+    @property
+    def last_bytes(self) -> int:
+        """tms_last_bytes: also of a resume that was an error, because of other processes."""
         return int(self._last_bytes())
 
     def discard(self, tag: str | None) -> int:
@@ -217,8 +232,8 @@ class Library:
         return int(self._last_bytes())
 
     def resume(self, tag: str | None) -> int:
-        """tms_resume, its error code raised; the bytes of device memory that it mapped."""
-        self._check(self._resume(_encoded(tag)), "resuming", tag)
+        """tms_resume, waiting for nothing, its error code raised; the bytes that it mapped."""
+        self._check(self._resume(_encoded(tag), 0), "resuming", tag)
         return int(self._last_bytes())
 
     def prepare(self, tag: str | None, wait: bool) -> None:

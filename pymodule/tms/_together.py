@@ -63,7 +63,10 @@ class Part:
 
     def do(self) -> int:
         """Does it; the bytes of device memory that were freed, or mapped, here."""
-        return (_control.pause if self.operation == "pause" else _control.resume)(self.tag)
+        within = _SHARE * self._timeout  # for ranks that have memory of this one open
+        if self.operation == "pause":
+            return load().pause(self.tag, within)
+        return _control.resume_within(load(), self.tag, 0, within)
 
     def take_back(self) -> None:
         """Undoes it."""
@@ -157,7 +160,8 @@ class Part:
 
 
 _SHARE = 0.75
-"""Of the timeout, for the devices: what is left lets the rank say so before the others go."""
+"""Of the timeout, for the devices, and for memory of other ranks: what is left lets the rank say so
+before the others go."""
 
 
 def failure(rank: int, error: BaseException) -> Failure:

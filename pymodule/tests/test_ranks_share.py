@@ -1,0 +1,75 @@
+"""tms.distributed over ranks that have each other's memory open (cudaIpcOpenMemHandle)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "together"))
+
+from ranks import Ranks, Told
+
+MiB = 1 << 20
+
+ALLOCATE = f"""
+with tms.region("communication", backup="host"):
+    own = cuda.malloc(4 * {MiB})
+cuda.write(own, b"rank %d" % rank)
+"""
+HANDLE = "cuda.ipc_handle(own).hex()"
+OPEN = "others = [cuda.ipc_open(bytes.fromhex(h)) for i, h in enumerate({}) if i != rank]"
+SEEN = "sorted(cuda.read(at, 6).decode() for at in [own, *others])"
+HELD = "[t['physical_bytes'] + t['imported_bytes'] for t in tms.stats()['devices'][0]['tags']]"
+
+
+def shared(ranks: Ranks) -> None:
+    """Each rank has memory that all others have open."""
+    assert ranks.all(ALLOCATE) == [None] * len(ranks.living)
+    assert ranks.all(OPEN.format(ranks.all(HANDLE))) == [None] * len(ranks.living)
+
+
+def test_paused_by_all_ranks_or_none() -> None:
+    with Ranks(3, TMS_SHAREABLE="1") as ranks:
+        shared(ranks)
+        seen, held = [["rank 0", "rank 1", "rank 2"]] * 3, [[12 * MiB]] * 3
+        assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
+        for _ in range(5):
+            assert ranks.all("together.pause('communication')") == [4 * MiB] * 3
+            assert ranks.all(HELD) == [[0]] * 3
+            assert ranks.all("together.resume()") == [4 * MiB] * 3
+            assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
+        # One fails when it has let go of the others' memory, or when others have theirs back.
+        for operation, function in (("pause", "cuMemUnmap"), ("resume", "cuMemMap")):
+            for nth in (1, 2, 3):
+                if operation == "resume":
+                    assert ranks.all("together.pause()") == [4 * MiB] * 3
+                ranks.one(1, f"cuda.fail('{function}', {nth}, 999)")
+                said = ranks.all(f"together.{operation}(timeout=8)")
+                ranks.one(1, "cuda.forget_failures()")
+                if operation == "resume" and said == [4 * MiB] * 3:
+                    # Of another's memory, tried again, for the rest of that was not back yet.
+                    assert nth > 1
+                    continue
+                assert {str(each) for each in said} == {str(said[0])}
+                assert all(isinstance(each, Told) and each.kind == "GroupError" for each in said)
+                assert "(cudaError 999)" in str(said[0])
+                if operation == "resume":
+                    assert ranks.all(HELD) == [[0]] * 3
+                    assert ranks.all("together.resume()") == [4 * MiB] * 3
+                assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
+
+
+def test_one_that_pauses_alone() -> None:
+    """It is refused in time, with the pids that it would be waiting for."""
+    with Ranks(2, TMS_SHAREABLE="1") as ranks:
+        shared(ranks)
+        ranks.one(0, "from tms._library import load")
+        ranks.tell(0, "load().pause('communication', 0.1)")
+        told = ranks.outcome(0)
+        assert isinstance(told, Told)
+        assert f"process {ranks.pid(1)}," in str(told), told
+        assert "nothing has changed" in str(told)
+        assert ranks.all(SEEN) == [["rank 0", "rank 1"]] * 2
+        assert ranks.all("together.pause()") == [4 * MiB] * 2
+        assert ranks.all("together.resume()") == [4 * MiB] * 2
+        assert ranks.all(SEEN) == [["rank 0", "rank 1"]] * 2
