@@ -1,6 +1,7 @@
 /* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is ours
  * too: it says which process to ask, and for what. ipc.go asks, lend.go answers; a process without this library cannot
- * open such a handle. All else is CUDA's own. */
+ * open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint; ours is not there any more when
+ * all is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -28,15 +29,16 @@ static int share(struct ipc_handle *handle, uintptr_t pointer)
 
 EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
 {
-	bool ours = unlikely(arena_contains(pointer));
-	return everything_note(__func__,
-			       ours ? share(handle, (uintptr_t)pointer) : forward_cudaIpcGetMemHandle(handle, pointer));
+	if (unlikely(arena_contains(pointer)))
+		return share(handle, (uintptr_t)pointer);
+	return everything_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
 }
 
 EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
 {
-	bool ours = unlikely(arena_contains((void *)pointer));
-	return everything_note(__func__, ours ? share(handle, pointer) : forward_cuIpcGetMemHandle(handle, pointer));
+	if (unlikely(arena_contains((void *)pointer)))
+		return share(handle, pointer);
+	return everything_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
 }
 
 static bool is_ours(const struct forward_ipc *handle)
@@ -63,14 +65,16 @@ static int open_ours(void **pointer, const struct forward_ipc *handle)
 
 EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
 {
-	return everything_note(__func__, is_ours(&handle) ? open_ours(pointer, &handle)
-							  : forward_cudaIpcOpenMemHandle(pointer, handle, flags));
+	if (is_ours(&handle))
+		return open_ours(pointer, &handle);
+	return everything_note(__func__, forward_cudaIpcOpenMemHandle(pointer, handle, flags));
 }
 
 EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
 {
-	return everything_note(__func__, is_ours(&handle) ? open_ours((void **)pointer, &handle)
-							  : forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
+	if (is_ours(&handle))
+		return open_ours((void **)pointer, &handle);
+	return everything_note(__func__, forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
 }
 
 static int close_ours(uintptr_t pointer)

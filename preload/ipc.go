@@ -130,7 +130,7 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 	}
 	switch {
 	case err != nil:
-		err = fmt.Errorf("the process does not answer: %w", err)
+		err = fmt.Errorf("%w: %w", vmm.ErrSilent, err)
 	case reply.Code == int(cuda.InvalidHandle):
 		err = fmt.Errorf("it was freed: %w", vmm.ErrShareGone)
 	case reply.Code == int(cuda.NotReady):

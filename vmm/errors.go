@@ -40,6 +40,9 @@ var (
 	// ErrSharePaused: the process that has the memory has paused it, or is about to.
 	ErrSharePaused = errors.New("the memory is paused where it was allocated")
 
+	// ErrSilent: another process cannot be asked for its memory.
+	ErrSilent = errors.New("the process does not answer")
+
 	// ErrImported: other processes have memory mapped that is to be paused.
 	ErrImported = errors.New("other processes have the memory mapped")
 
@@ -69,6 +72,7 @@ func Code(err error) int {
 		{ErrNotShareable, cuda.NotSupported},
 		{ErrShareGone, cuda.InvalidHandle},
 		{ErrSharePaused, cuda.NotReady},
+		{ErrSilent, cuda.Timeout},
 		{ErrImported, cuda.NotReady},
 		{ErrCapturing, cuda.StreamCaptureUnsupported},
 		{disk.ErrFailed, cuda.OperatingSystem},

@@ -53,15 +53,15 @@ func (i *imported) fetch() (cuda.Handle, Lent, error) {
 	return handle, lent, nil
 }
 
-// giveBack tells the process that the memory is not mapped any more; again later, where it does not hear. Of memory that
-// is not imported it does nothing.
+// giveBack has the process told that the memory is not mapped any more; again later, where it does not hear. It waits for
+// nothing, and of memory that is not imported does nothing.
 func (i *imported) giveBack() {
 	if i == nil || i.number == 0 {
 		return
 	}
 	e, share, number := i.engine, i.share, i.number
 	i.number = 0
-	e.driver.End("notice to another process", func() error { return e.sharing.processes.Return(share, number) })
+	e.driver.Reclaim.Kind("notice to another process").Add(0, func() error { return e.sharing.processes.Return(share, number) })
 }
 
 // Import maps another process's segment for a device, and returns the address of offset in it: the same as before, if
@@ -249,17 +249,24 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, func(s *segment) bool { return s.imported != nil && s.is(paused) && meant(s) })
 	var first error
+	silent := map[int]error{} // processes that do not answer are asked once
 	_ = e.transit(batches, func() error {
 		for _, b := range batches {
 			b.gather(0)
 			for n, x := range b.extents {
 				s := b.segments[n]
-				err := x.make()
+				err := silent[s.imported.share.PID]
+				if err == nil {
+					err = x.make()
+				}
 				if err == nil {
 					s.outcome.state, s.outcome.gated = active, false
 					continue
 				}
 				_ = x.undo()
+				if errors.Is(err, ErrSilent) {
+					silent[s.imported.share.PID] = err
+				}
 				if first == nil || !goneFor(first) && goneFor(err) {
 					first = fmt.Errorf("memory of process %d at %#x: %w", s.imported.share.PID, s.address, err)
 				}

@@ -42,8 +42,8 @@ type Lent struct {
 
 // Processes is how the engine speaks to other processes.
 type Processes interface {
-	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any other
-	// the memory may be held for the number all the same.
+	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any other,
+	// as ErrSilent, the memory may be held for the number all the same.
 	Fetch(share Share, number uint64) (Lent, error)
 	// Return says that it is not mapped under the number any more. An error: that was not understood.
 	Return(share Share, number uint64) error
@@ -148,13 +148,18 @@ func (s *sharing) drop(id uint64, which func(Importer) bool) {
 
 // left are the processes that live and have one of the segments.
 func (s *sharing) left(ids []uint64) (pids []int) {
+	known := map[Importer]bool{} // whether it has ended, by all but the number
 	for _, id := range ids {
 		s.mu.Lock()
 		asked := slices.Clone(s.importers[id])
 		s.mu.Unlock()
 		gone := map[Importer]bool{}
 		for _, i := range asked {
-			if gone[i] = s.processes.Gone(i); !gone[i] {
+			process := Importer{PID: i.PID, Start: i.Start}
+			if _, asked := known[process]; !asked {
+				known[process] = s.processes.Gone(process)
+			}
+			if gone[i] = known[process]; !gone[i] {
 				pids = append(pids, i.PID)
 			}
 		}

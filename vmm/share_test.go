@@ -173,12 +173,14 @@ func TestReturnedLater(t *testing.T) {
 	p.fill(1)
 	p.neighbours[1].deaf.Store(true)
 	require.NoError(t, pause(p.engines[1], vmm.Options{Tag: new(string)})) // of another tag
-	errs := p.pause(20 * time.Millisecond)
+	errs := p.both(func(i int, e *vmm.Engine) error {
+		return pause(e, vmm.Options{Importers: []time.Duration{500 * time.Millisecond, 20 * time.Second}[i]})
+	})
 	require.ErrorIs(t, errs[0], vmm.ErrImported)
 	require.NoError(t, errs[1])
 	p.neighbours[1].deaf.Store(false)
 	require.NoError(t, pause(p.engines[1], vmm.Options{})) // which has nothing else to do
-	require.NoError(t, pause(p.engines[0], vmm.Options{}))
+	require.NoError(t, pause(p.engines[0], vmm.Options{Importers: 10 * time.Second}))
 	require.Equal(t, [2]error{}, p.resume(time.Second))
 	p.requireFilled(1)
 }

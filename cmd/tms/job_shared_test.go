@@ -35,6 +35,13 @@ func TestJobThatSharesMemory(t *testing.T) {
 		require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
 	}
 
+	// And all the rest by the driver: nothing is shared any more then.
+	_, words, code = command(t, "pause", "--job", "here:29501", "--everything", "--timeout", "60")
+	require.Zero(t, code, words)
+	_, words, code = command(t, "resume", "--job", "here:29501")
+	require.Zero(t, code, words)
+	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
+
 	// Killed at any moment.
 	for i := range 8 {
 		pausing := exec.Command(tms, "pause", "--job", "here:29501", "--timeout", "60")

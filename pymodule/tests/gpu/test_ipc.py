@@ -1,0 +1,198 @@
+"""Ranks that read each other's memory in a captured graph, as custom all-reduces do, and pause.
+
+On two GPUs with access to each other, or on one. Prints its figures as JSON (`pytest -s`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from device import torch_on_gpu
+
+torch = torch_on_gpu()
+if not hasattr(torch.cuda, "_compile_kernel"):
+    pytest.skip("this PyTorch compiles no kernels", allow_module_level=True)
+
+RANKS = 2
+CYCLES = int(os.environ.get("TMS_TEST_IPC_CYCLES", "100"))
+
+RANK = """
+import ctypes, json, os, signal, statistics, sys, time
+import torch, torch.distributed as dist
+import tms, tms.distributed as together
+from tms._library import load
+
+rank, count, devices, cycles = (int(each) for each in sys.argv[1:5])
+torch.cuda.set_device(rank % devices)
+dist.init_process_group("gloo", init_method=sys.argv[5], rank=rank, world_size=count)
+cuda = ctypes.CDLL(None)  # the preloaded library's functions
+COUNT = 2 << 20  # numbers of 4 bytes in a buffer
+
+class Handle(ctypes.Structure):
+    _fields_ = [("reserved", ctypes.c_char * 64)]
+
+def check(code):
+    assert code == 0, (code, load().last_error)
+
+def shared(address):
+    # As vLLM and SGLang register buffers of graphs: the allocation's handle, and where in it.
+    base, handle = ctypes.c_uint64(), Handle()
+    RANGE_START = 11
+    check(cuda.cuPointerGetAttribute(ctypes.byref(base), RANGE_START, ctypes.c_uint64(address)))
+    check(cuda.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(base.value)))
+    return bytes(handle).hex(), address - base.value
+
+def opened(handle, offset):
+    pointer, given = ctypes.c_void_p(), Handle.from_buffer_copy(bytes.fromhex(handle))
+    check(cuda.cudaIpcOpenMemHandle(ctypes.byref(pointer), given, 1))
+    return pointer.value + offset
+
+def of_all(address):
+    # The addresses of all ranks' buffers here.
+    handles = [None] * count
+    dist.all_gather_object(handles, shared(address))
+    return [address if other == rank else opened(*handles[other]) for other in range(count)]
+
+class Raw:  # memory of cudaMalloc as a tensor
+    def __init__(self, address):
+        self.__cuda_array_interface__ = {
+            "shape": (COUNT,), "typestr": "<f4", "data": (address, False), "version": 3,
+        }
+
+with tms.region("communication", backup="host"):
+    pointer = ctypes.c_void_p()
+    check(cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(COUNT * 4)))
+    pad = torch.empty(1 << 18, device="cuda")  # so that the next does not begin its segment
+    tensor = torch.empty(COUNT, device="cuda")
+torch.zeros(1, device="cuda")
+raw = torch.as_tensor(Raw(pointer.value), device="cuda")
+assert raw.data_ptr() == pointer.value
+
+kernel = torch.cuda._compile_kernel('''
+extern "C" __global__ void add_up(const unsigned long long *ranks, float *out, int count, int n)
+{
+	for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += gridDim.x * blockDim.x) {
+		float sum = 0;
+		for (int r = 0; r < count; r++)
+			sum += ((const volatile float *)ranks[r])[i];
+		out[i] = sum;
+	}
+}
+''', "add_up")
+
+buffers = [
+    torch.tensor(of_all(each.data_ptr()), dtype=torch.int64, device="cuda")
+    for each in (raw, tensor)
+]
+sums = [torch.zeros(COUNT, device="cuda") for _ in buffers]
+
+def add_up():
+    for ranks, out in zip(buffers, sums):
+        kernel((256, 1, 1), (256, 1, 1), (ranks, out, count, COUNT))
+
+add_up()
+torch.cuda.synchronize()
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    add_up()
+
+def all_here():
+    torch.cuda.synchronize()
+    dist.barrier()
+
+def right(cycle):
+    raw.fill_(rank + 1 + cycle)
+    tensor.fill_(10 * (rank + 1) + cycle)
+    for out in sums:
+        out.zero_()
+    all_here()
+    graph.replay()
+    all_here()
+    own = sum(r + 1 + cycle for r in range(count)), sum(10 * (r + 1) + cycle for r in range(count))
+    return all(bool((out == value).all()) for out, value in zip(sums, own))
+
+def free():
+    return torch.cuda.mem_get_info()[0]
+
+assert right(-1)
+took, freed = {"pause": [], "resume": []}, []
+for cycle in range(cycles):
+    assert right(cycle), cycle
+    all_here()
+    before, began = free(), time.perf_counter()
+    dist.barrier()
+    own = together.pause("communication") if cycle % 2 else tms.pause("communication")
+    paused = time.perf_counter()
+    dist.barrier()
+    freed.append(free() - before)
+    dist.barrier()
+    again = time.perf_counter()
+    back = together.resume() if cycle % 2 else tms.resume()
+    took["pause"].append(paused - began)
+    took["resume"].append(time.perf_counter() - again)
+    assert own == back > COUNT * 8, (own, back)
+    assert bool((raw == rank + 1 + cycle).all()) and bool((tensor == 10 * (rank + 1) + cycle).all())
+    all_here()
+# All of it goes, that of both where they share a GPU.
+assert min(freed) >= 0.9 * own * (count // devices), (min(freed), own)
+
+alone = ""
+if rank == 0:
+    try:
+        load().pause("communication", 0.3)
+    except tms.TmsError as error:
+        alone = str(error)
+assert right(cycles)
+pids = [None] * count
+dist.all_gather_object(pids, os.getpid())
+if rank == 0:
+    assert f"process {pids[1]}," in alone, alone
+    said = {name: round(statistics.median(each) * 1000, 1) for name, each in took.items()}
+    figures = {"devices": devices, "cycles": cycles, "bytes": own, "milliseconds": said}
+    print(json.dumps(figures), flush=True)
+all_here()
+if rank == 1:  # with the other's memory mapped
+    os.kill(os.getpid(), signal.SIGKILL)
+while os.path.exists(f"/proc/{pids[1]}") and open(f"/proc/{pids[1]}/stat").read().split()[2] != "Z":
+    time.sleep(0.01)
+tms.pause("communication")
+os._exit(0)
+"""
+
+
+def test_a_hundred_pauses_between_all_reduces() -> None:
+    devices = 1
+    if torch.cuda.device_count() > 1 and torch.cuda.can_device_access_peer(0, 1):
+        devices = RANKS
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    arguments = [str(each) for each in (RANKS, devices, CYCLES)]
+    ranks: list[Any] = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments, meeting],
+            env={**os.environ, "TMS_SHAREABLE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(RANKS)
+    ]
+    try:
+        out, words = ranks[0].communicate(timeout=180)
+        _, others = ranks[1].communicate(timeout=20)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.wait()
+    assert ranks[0].returncode == 0, f"{out}{words}\nrank 1: {others}"
+    figures = json.loads(out.splitlines()[-1])
+    assert figures["cycles"] == CYCLES
+    print(json.dumps(figures))
