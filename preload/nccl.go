@@ -309,10 +309,14 @@ func tellNCCL(held bool) string {
 	return strings.Join(words, "; ")
 }
 
-// ncclShares is a hint at who shares memory, where there is an NCCL.
+// ncclShares is a hint at who shares memory, where there is an NCCL, and at what has it give that back.
 func ncclShares() (words string) {
+	var together string
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {
-		words = fmt.Sprintf(" (%s shares memory between ranks on one host)", ncclVersion(c.version))
+		if c.apart {
+			together = ", until it is suspended in all of them at once, as by tms pause --job ID --everything"
+		}
+		words = fmt.Sprintf(" (%s shares memory between ranks on one host%s)", ncclVersion(c.version), together)
 	})
 	return words
 }

@@ -288,7 +288,7 @@ func TestMemoryThatIsNoLongerShared(t *testing.T) {
 				require.Contains(t, w.do("everything 5"), words, "before %s", step)
 				how, fails := strings.CutSuffix(step, "!")
 				if how == "close" {
-					w.do("close " + descriptor)
+					w.do("forget " + descriptor)
 				} else {
 					require.Equal(t, !fails, w.do("exported "+how) == "0", step)
 				}

@@ -204,7 +204,8 @@ func TestCommunicatorsThatStay(t *testing.T) {
 		c.do("ranks 1 2")
 		c.do("export")
 		c.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed "+
-			"(NCCL 2.29.7 shares memory between ranks on one host); without --everything", "pause", c.pid, "--everything")
+			"(NCCL 2.29.7 shares memory between ranks on one host, until it is suspended in all of them at once, as by tms pause --job ID "+
+			"--everything); without --everything", "pause", c.pid, "--everything")
 		c.do("reduce")
 	})
 	t.Run("inside", func(t *testing.T) {

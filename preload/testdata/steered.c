@@ -268,7 +268,7 @@ static const char *run(char *line, char *const *argv)
 		snprintf(answer, sizeof answer, "%d", exported());
 	} else if (strcmp(word, "exported") == 0) {
 		snprintf(answer, sizeof answer, "%d", hold_exported(rest));
-	} else if (strcmp(word, "close") == 0) {
+	} else if (strcmp(word, "forget") == 0) {
 		EXPECT(close(atoi(rest)), 0);
 	} else if (strcmp(word, "import") == 0) {
 		import(rest);
