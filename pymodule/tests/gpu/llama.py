@@ -41,7 +41,7 @@ def folder(with_weights: bool = False) -> str:
     (path / "config.json").write_text(json.dumps(CONFIG))
     if with_weights:
         # In a process of its own: where OpenMP has made threads, as for PyTorch's large tensors on
-        # the CPU, a forked process crashes in the next such operation, and vLLM forks.
+        # the CPU, a forked process hangs or crashes in the next such operation, and vLLM forks.
         command = [sys.executable, __file__, str(path / "model.safetensors")]
         subprocess.run(command, check=True)
     return str(path)
