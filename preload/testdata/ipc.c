@@ -215,6 +215,10 @@ static void gone(bool killed)
 	CHECK(filled(memory, SIZE, 1));
 	char *own = pausable(SIZE, "t", true);
 	fill(own, SIZE, 2);
+	EXPECT(tms_pause(NULL), 0); /* alone: nobody has its memory */
+	EXPECT(sim_stat("handles"), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(memory, SIZE, 1) && filled(own, SIZE, 2));
 	meet();
 	meet();
 	if (killed) {

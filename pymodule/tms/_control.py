@@ -162,7 +162,8 @@ def pause(
         NotPreloadedError: libtms.so is not in this process.
         NotSupportedError: with everything: the driver cannot do it, or would lose the process:
             managed memory, memory shared with other processes, a part of a GPU (MIG).
-        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout.
+        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout, 600
+            when other processes have memory of the tag open and were not paused (10 s).
         ValueError: everything with a tag, discard or progress, or a timeout that is no number of
             seconds.
     """

@@ -69,11 +69,12 @@ class Raw:  # memory of cudaMalloc as a tensor
 with tms.region("communication", backup="host"):
     pointer = ctypes.c_void_p()
     check(cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(COUNT * 4)))
-    pad = torch.empty(1 << 18, device="cuda")  # so that the next does not begin its segment
+    pad = torch.empty(1 << 19, device="cuda")  # so that the next does not begin its segment
     tensor = torch.empty(COUNT, device="cuda")
 torch.zeros(1, device="cuda")
 raw = torch.as_tensor(Raw(pointer.value), device="cuda")
 assert raw.data_ptr() == pointer.value
+assert shared(tensor.data_ptr())[1] > 0
 
 kernel = torch.cuda._compile_kernel('''
 extern "C" __global__ void add_up(const unsigned long long *ranks, float *out, int count, int n)
