@@ -383,7 +383,7 @@ def test_waiting_for_memory_runs_signal_handlers_and_goes_on() -> None:
             cuda.free(others)
         signal.signal(signal.SIGALRM, handle)
         signal.setitimer(signal.ITIMER_REAL, 0.3)
-        print(tms.resume(wait=20) >> 20, time.monotonic() - handled[0] < 1)
+        print(tms.resume(wait=20) >> 20, time.monotonic() - handled[0] < 10)
         """
     )
     assert out == "100 True\n"
