@@ -283,7 +283,7 @@ def test_one_that_is_stopped() -> None:
         ranks.living = [0, 1, 3]
         start = time.monotonic()
         outcomes = ranks.all("together.pause('weights', timeout=2)")
-        assert time.monotonic() - start < 4
+        assert time.monotonic() - start < 8
         said = same_error(outcomes, f"all are as before. rank 2 on {HOST}: it has not answered")
         os.kill(ranks.pid(2), signal.SIGCONT)
         with pytest.raises(Told) as caught:

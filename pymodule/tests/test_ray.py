@@ -164,11 +164,11 @@ def test_one_that_cannot(groups: Any) -> None:
 
 def test_one_that_is_busy(groups: Any) -> None:
     _, rollouts = groups
-    busy = rollouts[0].sleep.remote(3)
+    busy = rollouts[0].sleep.remote(6)
     start = time.monotonic()
     with pytest.raises(tms.GroupError, match=r"actor 0 .* has not answered within 0\.5 s"):
         tms.ray.pause(rollouts, timeout=0.5)
-    assert time.monotonic() - start < 2.5
+    assert time.monotonic() - start < 5
     assert ray.get(rollouts[1].state.remote()) == (SIZE, True)
     assert tms.ray.pause(rollouts) == 2 * SIZE  # waits for it
     ray.get(busy)
