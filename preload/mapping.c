@@ -124,6 +124,9 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
+	int refused = region_config.exportable || !atomic_load(&arena_count) ? NOT_OURS : IN_GO(tmsNotExportable(handle));
+	if (refused != NOT_OURS)
+		return refused;
 	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
 		       shared_export(shareable, handle, type, flags));
 }

@@ -29,7 +29,7 @@ def shared(ranks: Ranks) -> None:
 
 
 def test_paused_by_all_ranks_or_none() -> None:
-    with Ranks(3, TMS_SHAREABLE="1") as ranks:
+    with Ranks(3) as ranks:
         shared(ranks)
         seen, held = [["rank 0", "rank 1", "rank 2"]] * 3, [[12 * MiB]] * 3
         assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
@@ -61,7 +61,7 @@ def test_paused_by_all_ranks_or_none() -> None:
 
 def test_one_that_pauses_alone() -> None:
     """It is refused in time, with the pids that it would be waiting for."""
-    with Ranks(2, TMS_SHAREABLE="1") as ranks:
+    with Ranks(2) as ranks:
         shared(ranks)
         ranks.one(0, "from tms._library import load")
         ranks.tell(0, "load().pause('communication', 0.1)")
