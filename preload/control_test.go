@@ -600,7 +600,11 @@ func TestControlIsRobust(t *testing.T) {
 	socket := filepath.Join(directory, control.Name(h.pid()))
 	descriptors := h.do("descriptors")
 	h.do("churn")
-	until := time.Now().Add(4 * time.Second)
+	seconds := 2
+	if full {
+		seconds = 60
+	}
+	until := time.Now().Add(time.Duration(seconds) * time.Second)
 	var all sync.WaitGroup
 	for seed := range 6 {
 		all.Go(func() {

@@ -184,8 +184,12 @@ int main(void)
 }
 
 func TestSignals(t *testing.T) {
-	for _, cudart := range majors {
-		run(t, compile(t, "signals", cudart), nil).succeeded(t)
+	children := "300"
+	if sanitized && !full { // there a fork takes long
+		children = "30"
+	}
+	for _, cudart := range lastMajor() {
+		run(t, compile(t, "signals", cudart), []string{children}).succeeded(t)
 	}
 }
 
@@ -201,7 +205,7 @@ func TestHandlersSetWhileTheLibraryStarts(t *testing.T) {
 	program := compile(t, "dispositions", majors[1])
 	for _, signal := range []syscall.Signal{syscall.SIGUSR1, syscall.SIGPIPE, syscall.SIGURG, syscall.SIGSEGV, syscall.SIGBUS} {
 		t.Run(signal.String(), func(t *testing.T) {
-			repeat(t, 40, func() outcome { return run(t, program, []string{strconv.Itoa(int(signal))}) })
+			repeat(t, 200, func() outcome { return run(t, program, []string{strconv.Itoa(int(signal))}) })
 		})
 	}
 }
@@ -229,23 +233,31 @@ func TestCallersThatVanish(t *testing.T) {
 
 func TestForkInEveryState(t *testing.T) {
 	program := compile(t, "forks", majors[1])
+	children, one, many := "192", "64", "208"
+	if full {
+		children, one, many = "1008", "256", "1008"
+	}
 	for _, state := range []string{"unused", "used", "pausing"} {
 		for _, atOnce := range []string{"1", "16"} {
 			t.Run(state+" "+atOnce, func(t *testing.T) {
-				run(t, program, []string{state, "1000", atOnce}).succeeded(t)
+				run(t, program, []string{state, children, atOnce}).succeeded(t)
 			})
 		}
 	}
 	t.Run("starting", func(t *testing.T) {
-		run(t, program, []string{"starting", "256", "1"}).succeeded(t)
-		run(t, program, []string{"starting", "1008", "16"}).succeeded(t)
+		run(t, program, []string{"starting", one, "1"}).succeeded(t)
+		run(t, program, []string{"starting", many, "16"}).succeeded(t)
 	})
 }
 
 func TestForkUnheardOf(t *testing.T) {
 	program := compile(t, "clones", majors[1])
+	children := "200"
+	if sanitized && !full {
+		children = "40"
+	}
 	for _, how := range []string{"raw", "refused", "callback"} {
-		t.Run(how, func(t *testing.T) { run(t, program, []string{how}).succeeded(t) })
+		t.Run(how, func(t *testing.T) { run(t, program, []string{how, children}).succeeded(t) })
 	}
 }
 
@@ -264,11 +276,16 @@ func TestClosedAndOpenedAgain(t *testing.T) {
 	repeat(t, 300, func() outcome { return run(t, program, []string{library}, "LD_PRELOAD=") })
 }
 
-// repeat runs something many times, a few at once, and wants every run to succeed.
+// repeat runs something many times, where that is not for the soak a fifth of them, a few at once, and wants every run
+// to succeed.
 func repeat(t *testing.T, times int, f func() outcome) {
 	t.Helper()
-	if sanitized { // a start takes ten times as long
-		times /= 10
+	switch {
+	case full:
+	case sanitized: // a start takes ten times as long
+		times /= 20
+	default:
+		times /= 5
 	}
 	var failed []outcome
 	var mu sync.Mutex
@@ -303,14 +320,13 @@ func TestOtherInterposers(t *testing.T) {
 }
 
 func TestOtherMallocs(t *testing.T) {
-	program := compile(t, "backup", majors[1])
+	backup, contended := compile(t, "backup", majors[1]), compile(t, "contended", majors[1])
 	for _, name := range []string{"libjemalloc.so.2", "libtcmalloc_minimal.so.4"} {
 		found, err := filepath.Glob("/usr/lib/*/" + name)
 		require.NoError(t, err)
 		require.NotEmpty(t, found, "%s is missing: scripts/test.sh installs it", name)
-		for _, preload := range []string{found[0] + ":" + built(t, "lib", "libtms.so"), built(t, "lib", "libtms.so") + ":" + found[0]} {
-			run(t, program, nil, "LD_PRELOAD="+preload).succeeded(t)
-		}
+		run(t, backup, nil, "LD_PRELOAD="+found[0]+":"+built(t, "lib", "libtms.so")).succeeded(t)
+		run(t, contended, nil, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+found[0]).succeeded(t)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 	"slices"
 	"sort"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -45,9 +46,22 @@ func compileWithDriver(t *testing.T, name, cudart string) string {
 	return compileWith(t, name, cudart, "-l:libcuda.so.1")
 }
 
+// programs is the directory of what compileWith has compiled; TestMain makes and removes it.
+var (
+	programs  string
+	compiling sync.Mutex
+)
+
+// compileWith compiles a program once for all tests.
 func compileWith(t *testing.T, name, cudart string, more ...string) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), name)
+	program := filepath.Join(append([]string{programs, cmp.Or(cudart, "none")}, append(more, name)...)...)
+	compiling.Lock()
+	defer compiling.Unlock()
+	if _, err := os.Stat(program); err == nil {
+		return program
+	}
+	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
 	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
 		"-o", program, filepath.Join("testdata", name+".c"),
 		"-Wl,-z,dynamic-undefined-weak"}
@@ -112,9 +126,29 @@ func (o outcome) succeeded(t *testing.T) {
 
 var majors = []string{"libcudart.so.12", "libcudart.so.13"}
 
+// full is for the soak: as often and as long as is worth a machine of its own.
+var full = os.Getenv("TMS_TEST_FULL") == "1"
+
+// eachMajor is both, but sanitized: our C knows no difference.
+func eachMajor() []string {
+	if sanitized && !full {
+		return majors[1:]
+	}
+	return majors
+}
+
+// lastMajor is for what takes long and has nothing to do with libcudart.
+func lastMajor() []string {
+	if full {
+		return majors
+	}
+	return majors[1:]
+}
+
 func TestHosts(t *testing.T) {
-	for _, name := range []string{"asleep", "edges", "backup", "forked", "storm", "contended", "capture", "incremental"} {
-		for _, cudart := range majors {
+	for name, of := range map[string][]string{"asleep": eachMajor(), "edges": eachMajor(), "backup": lastMajor(),
+		"forked": eachMajor(), "storm": lastMajor(), "contended": eachMajor(), "capture": lastMajor(), "incremental": eachMajor()} {
+		for _, cudart := range of {
 			t.Run(name+" "+cudart, func(t *testing.T) {
 				run(t, compile(t, name, cudart), nil).succeeded(t)
 			})
@@ -124,7 +158,7 @@ func TestHosts(t *testing.T) {
 
 // Every segment with an extent of its own: there are more calls to fail.
 func TestFailures(t *testing.T) {
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		run(t, compile(t, "failures", cudart), nil, "TMS_EXTENT_BYTES=0").succeeded(t)
 	}
 }

@@ -8,7 +8,7 @@ import (
 
 // Two processes that share memory by CUDA's handles: testdata/ipc.c.
 func TestMemoryOfOtherProcesses(t *testing.T) {
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		program := compileWithDriver(t, "ipc", cudart)
 		for _, what := range []string{"mutual", "lone", "freed", "killed", "importer_dies", "alone"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {

@@ -9,24 +9,25 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each limit at ten values, or thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
+// Each limit at some values, or at thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
 // middle of use: the host's program goes on with codes, and what is in memory is kept.
 func TestNoLimitEndsTheProcess(t *testing.T) {
 	program := compile(t, "bounds", majors[1])
-	stride := 3
-	if os.Getenv("TMS_SWEEP") == "full" {
-		stride = 1
-	}
 	for _, limit := range []struct {
-		what string
-		step int // MiB, threads or mappings
-	}{{"as", 60}, {"data", 12}, {"threads", 6}, {"maps", 20}} {
+		what          string
+		step          int // MiB, threads or mappings
+		until, stride int // of 30, which of the values that far refuse something: more do not
+		allocations   int
+	}{{"as", 60, 30, 3, 200}, {"data", 12, 30, 3, 200}, {"threads", 6, 10, 3, 60}, {"maps", 20, 19, 3, 60}} {
+		if os.Getenv("TMS_SWEEP") == "full" {
+			limit.until, limit.stride, limit.allocations = 30, 1, 200
+		}
 		for _, when := range []string{"before", "after"} {
 			t.Run(limit.what+" "+when, func(t *testing.T) {
 				t.Parallel()
-				for i := 0; i < 30; i += stride {
+				for i := 0; i < limit.until; i += limit.stride {
 					room := strconv.Itoa(i * limit.step)
-					o := run(t, program, []string{limit.what, when, room}, "CUDASIM_DEVICES=8", "CUDASIM_MEMORY=2G")
+					o := run(t, program, []string{limit.what, when, room, strconv.Itoa(limit.allocations)}, "CUDASIM_DEVICES=8", "CUDASIM_MEMORY=2G")
 					require.Zero(t, o.state.ExitCode(), "room %s: %s\n%s%s", room, o.state, o.stdout, o.stderr)
 				}
 			})

@@ -24,7 +24,7 @@ var small = map[string]string{
 }
 
 func TestPool(t *testing.T) {
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		program := compile(t, "pool", cudart)
 		for _, kind := range kinds.Names() {
 			t.Run(kind+" "+cudart, func(t *testing.T) {

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds everything and passes all tests: Go (the engine also under the race detector), C and
-# Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters.
+# Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters. What is often
+# repeated, or long, it does in part: scripts/soak.sh does all of it.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
@@ -53,28 +54,26 @@ scripts/generate-kernels.sh --check
 
 say "Go tests"
 go test -count=1 -timeout 30m ./... # ./preload takes minutes, and on a busy machine more than the ten that are Go's limit
-say "Go tests of the engine, with the race detector"
-go test -count=1 -race ./vmm/... ./internal/...
 
-say "C under AddressSanitizer and UndefinedBehaviorSanitizer, beside the Python tests: both wait most of the time"
+say "Python tests and the aarch64 wheel; beside them, since all wait much, C under AddressSanitizer and \
+UndefinedBehaviorSanitizer, and Go under the race detector"
 scripts/build.sh --sanitized
-sanitized() {
+beside() {
 	TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 30m ./preload
 	# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
 	TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
+	go test -count=1 -short -race -timeout 30m ./vmm/... ./internal/...
 }
 set -m # a process group of its own, and SIGINT not ignored
-(set -e; sanitized) >build/sanitized.log 2>&1 &
+(set -e; beside) >build/beside.log 2>&1 &
 beside=$!
 set +m
 trap 'kill -- -"$beside" 2>/dev/null || true' EXIT
 build/venv/bin/python -m pytest -q pymodule/tests
-wait "$beside" || { cat build/sanitized.log; exit 1; }
-trap - EXIT
-cat build/sanitized.log
-
-say "the aarch64 wheel, emulated"
 scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
+wait "$beside" || { cat build/beside.log; exit 1; }
+trap - EXIT
+cat build/beside.log
 
 say "all tests passed"

@@ -311,6 +311,9 @@ func TestTurnsInABrowser(t *testing.T) {
 
 // A large page is there soon, and goes on answering.
 func TestAMillionEventsInABrowser(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short is for the race detector, and there is one thread")
+	}
 	r, _ := busy(6, 1_000_000, 30)
 	b := startBrowser(t)
 	b.open(t, r.write(t, "busy.trace"))

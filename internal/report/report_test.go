@@ -138,6 +138,9 @@ func requireSums(t *testing.T, c *contents, r *recording, series int) {
 }
 
 func TestPageOfAMillionEvents(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short is for the race detector, and there is one thread")
+	}
 	const events, pauses = 1_000_000, 40
 	r, paused := busy(1, events, pauses)
 	path := r.write(t, "busy.trace")

@@ -1,5 +1,6 @@
 /* The process comes to a limit, before the library starts or in the middle of use: codes, and contents kept.
- * Called as: bounds as|data|threads|maps before|after ROOM, with ROOM in MiB, threads or mappings. */
+ * Called as: bounds as|data|threads|maps before|after ROOM ALLOCATIONS, with ROOM in MiB, threads or
+ * mappings, and so many allocations in each of four threads. */
 #include "host.h"
 
 #include <sys/mman.h>
@@ -62,6 +63,7 @@ static bool refused(int code)
 }
 
 static pthread_barrier_t begun, limited;
+static int allocations; /* of each thread */
 
 /* A thread's first call of CUDA takes memory in the loader, which ends the process when there is none. */
 static void *use(void *unused)
@@ -71,7 +73,7 @@ static void *use(void *unused)
 	EXPECT(cudaSetDevice(0), 0);
 	pthread_barrier_wait(&begun);
 	pthread_barrier_wait(&limited);
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < allocations; i++) {
 		void *pointer = NULL;
 		snprintf(tag, sizeof tag, "t%d", i % 20);
 		EXPECT(cudaSetDevice(i % DEVICES), 0);
@@ -94,9 +96,10 @@ static void *use(void *unused)
 
 int main(int argc, char **argv)
 {
-	CHECK(argc == 4);
+	CHECK(argc == 5);
 	const char *what = argv[1];
 	bool after = strcmp(argv[2], "after") == 0;
+	allocations = atoi(argv[4]);
 	if (strcmp(what, "threads") == 0 && getuid() == 0) /* root is above this limit */
 		CHECK(setgid(23456) == 0 && setuid(23456) == 0);
 	void *plain = NULL, *kept = NULL;

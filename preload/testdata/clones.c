@@ -1,5 +1,5 @@
 /* Children that no fork handler knows of (_Fork, clone), and forks while other threads set callbacks: calls of
- * the library in them fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback */
+ * the library in them fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback CHILDREN */
 #include "host.h"
 
 #include <stdatomic.h>
@@ -78,7 +78,7 @@ static void refuse_to_wipe(void)
 
 int main(int argc, char **argv)
 {
-	CHECK(argc == 2);
+	CHECK(argc == 3);
 	mallopt(M_ARENA_MAX, 1); /* malloc's lock is held at many of the forks */
 	bool raw = strcmp(argv[1], "callback") != 0;
 	if (strcmp(argv[1], "refused") == 0)
@@ -88,7 +88,7 @@ int main(int argc, char **argv)
 	pthread_t threads[2];
 	EXPECT(pthread_create(&threads[0], NULL, set_callbacks, NULL), 0);
 	EXPECT(pthread_create(&threads[1], NULL, raw ? pause_and_resume : set_callbacks, NULL), 0);
-	for (int i = 0; i < 200; i++) {
+	for (int i = 0; i < atoi(argv[2]); i++) {
 		int status = -1;
 		pid_t child = raw ? raw_fork() : fork();
 		CHECK(child >= 0);

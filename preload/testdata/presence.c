@@ -73,7 +73,7 @@ static void use(const char *directory)
 	fill(peer, 40 * MIB, 3);
 	tms_set_progress_callback(progress, &calls);
 	EXPECT(tms_prepare(NULL, true), 0);
-	for (int i = 0; i < 10; i++) {
+	for (int i = 0; i < 5; i++) {
 		EXPECT(tms_prepare(NULL, false), 0);
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(tms_resume(NULL), 0);
@@ -155,6 +155,10 @@ static void pinned(void)
 	EXPECT(sched_getaffinity(0, sizeof now, &now), 0);
 	CHECK(CPU_EQUAL(&now, &one));
 	EXPECT(sched_getscheduler(0), SCHED_BATCH);
+	if (CPU_COUNT(&all) < 4) /* so few are taken for a program's own choice: the threads have all that there are */
+		memset(&all, 0xff, sizeof all);
+	if (CPU_COUNT(&all) < 4) /* so few are taken for a program's own choice: the threads have all that there are */
+		memset(&all, 0xff, sizeof all);
 	EXPECT(sched_setaffinity(0, sizeof all, &all), 0);
 	EXPECT(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0}), 0);
 	char mine[1024], other[1024], self[16];

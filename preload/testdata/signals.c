@@ -1,5 +1,5 @@
 /* The host's signals after the library was used: handlers run, on stacks that can hold them, while
- * threads allocate, pause and resume; signalfd and sigwait get what is theirs. */
+ * threads allocate, pause and resume; signalfd and sigwait get what is theirs. Called as: signals CHILDREN */
 #include "host.h"
 
 #include <poll.h>
@@ -33,8 +33,9 @@ static void *work(void *tag)
 	return NULL;
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+	CHECK(argc == 2);
 	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART};
 	static const int handled[] = {SIGALRM, SIGPROF, SIGINT, SIGTERM};
 	for (int i = 0; i < 4; i++)
@@ -61,7 +62,7 @@ int main(void)
 	EXPECT(setitimer(ITIMER_PROF, &often, NULL), 0);
 	int fd = signalfd(-1, &mine, SFD_CLOEXEC);
 	CHECK(fd >= 0);
-	for (int i = 0; i < 300; i++) {
+	for (int i = 0; i < atoi(argv[1]); i++) {
 		pid_t pid = fork();
 		if (pid == 0)
 			_exit(0);

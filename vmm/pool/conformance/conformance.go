@@ -29,7 +29,7 @@ type Traits struct {
 const capacity = 64 << 30 // of a test's source, in bytes
 
 // Run tests the pools that newPool makes. The sources it is given have room for many segments of the
-// default size of any kind.
+// default size of any kind. With -short, which is for the race detector, only what has several threads is tested.
 func Run(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Traits) {
 	fresh := func(t *testing.T) *suite {
 		source := NewSource(capacity)
@@ -38,6 +38,10 @@ func Run(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Trai
 		segments, _ := source.Held()
 		require.Zero(t, segments, "a new pool holds nothing yet")
 		return &suite{t, Check(p, source, traits), source, traits}
+	}
+	t.Run("Threads", func(t *testing.T) { fresh(t).threads() })
+	if testing.Short() {
+		return
 	}
 	for _, test := range []struct {
 		name string
@@ -61,7 +65,6 @@ func Run(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Trai
 			s.end()
 		})
 	}
-	t.Run("Threads", func(t *testing.T) { fresh(t).threads() })
 	t.Run("Deterministic", func(t *testing.T) { deterministic(t, fresh(t).pool, fresh(t).pool) })
 }
 

@@ -70,6 +70,9 @@ func settings(kind string) []string {
 // TestExtremes: whatever an option is given, and whatever size is asked for, a pool answers with a block
 // or an error, and goes on.
 func TestExtremes(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short is for the race detector, and each pool has one thread")
+	}
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()

@@ -71,6 +71,9 @@ func check(t *testing.T, s *Set) {
 }
 
 func TestSetAgainstModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("-short is for the race detector, and there is one thread")
+	}
 	for _, spread := range []uint64{5000, 1 << 55, 1 << 59, ^uint64(0)} { // one bin, four, many, all
 		t.Run(fmt.Sprintf("%#x", spread), func(t *testing.T) {
 			random := rand.New(rand.NewPCG(spread, 1))
