@@ -86,6 +86,14 @@ struct forward_ipc {
 	  (handle, shareable, type))                                                               \
 	X(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags)) \
 	X(cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties)) \
+	X(cuMulticastBindMem,                                                                      \
+	  (uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,     \
+	   unsigned long long flags),                                                              \
+	  (object, offset, memory, memory_offset, size, flags))                                    \
+	X(cuMulticastBindMem_v2,                                                                   \
+	  (uint64_t object, int device, size_t offset, uint64_t memory, size_t memory_offset, size_t size, \
+	   unsigned long long flags),                                                              \
+	  (object, device, offset, memory, memory_offset, size, flags))                            \
 	X(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags)) \
 	X(cuIpcOpenMemHandle_v2, (uintptr_t *pointer, struct forward_ipc handle, unsigned flags),   \
 	  (pointer, handle, flags))                                                                \

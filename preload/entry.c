@@ -44,6 +44,8 @@
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \
 	X(cuMemUnmap, 10020, false, cuMemUnmap)                                                            \
+	X(cuMulticastBindMem, 12010, false, cuMulticastBindMem)                                            \
+	X(cuMulticastBindMem, 13010, false, cuMulticastBindMem_v2)                                         \
 	X(cuMulticastCreate, 12010, false, cuMulticastCreate)                                              \
 	X(cuPointerGetAttribute, 4000, false, cuPointerGetAttribute)                                       \
 	X(cuPointerGetAttributes, 7000, false, cuPointerGetAttributes)                                     \

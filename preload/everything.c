@@ -60,11 +60,6 @@ EXPORT int cuMemAllocManaged(uintptr_t *pointer, size_t size, unsigned flags)
 	return NOTED(cuMemAllocManaged, (pointer, size, flags));
 }
 
-EXPORT int cuMemImportFromShareableHandle(uint64_t *handle, void *shareable, int type)
-{
-	return shared_import(handle, shareable, type);
-}
-
 EXPORT int cuMulticastCreate(uint64_t *handle, const void *properties)
 {
 	return NOTED(cuMulticastCreate, (handle, properties));

@@ -343,6 +343,9 @@ func tmsOperation(operation *C.struct_operation) {
 				case C.OPERATION_IMPORT:
 					bytes, err = importMemory(e, operation)
 					return err
+				case C.OPERATION_IMPORT_HANDLE:
+					bytes, err = importHandle(e, operation)
+					return err
 				case C.OPERATION_CLOSE:
 					return e.Close(uintptr(operation.ipc.id), state().Capturing)
 				default:

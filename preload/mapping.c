@@ -1,6 +1,6 @@
 /* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments): in a
- * region the engine makes it, under numbers of its own, and pauses it like any other. What is not the engine's is
- * left to the driver. */
+ * region the engine makes it, under numbers of its own, and pauses it like any other. What other processes have of it is
+ * token.c's. What is not the engine's is left to the driver. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -26,6 +26,12 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
+HIDDEN void mapping_track(void)
+{
+	atomic_store(&mapping_tracked, true);
+	atomic_store(&mapping_watched, true);
+}
+
 static int create(uint64_t *handle, size_t size, const struct prop *prop)
 {
 	struct region_settings settings = region_get();
@@ -33,8 +39,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 	gate_before_allocation();
 	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
 	if (code == SUCCESS) {
-		atomic_store(&mapping_tracked, true);
-		atomic_store(&mapping_watched, true);
+		mapping_track();
 		*handle = number;
 	}
 	return code;
@@ -124,9 +129,9 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle)
 EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	struct mapping_use use = {shareable, type, flags};
-	int refused = region_config.exportable || !atomic_load(&arena_count) ? NOT_OURS : IN_GO(tmsNotExportable(handle));
-	if (refused != NOT_OURS)
-		return refused;
+	int code = token_export(shareable, handle, type, flags);
+	if (code != NOT_OURS)
+		return code;
 	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
 		       shared_export(shareable, handle, type, flags));
 }
@@ -135,4 +140,31 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 {
 	struct mapping_use use = {.out = prop};
 	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
+}
+
+/* Memory whose address multicast writes to cannot be replaced, so it stays; the driver waits here for other processes. */
+#define BINDING(bind)                                                                              \
+	({                                                                                         \
+		uint64_t theirs = memory;                                                          \
+		int code_ = NOT_OURS;                                                              \
+		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)))        \
+			code_ = IN_GO(tmsMemLend(&theirs));                                        \
+		bool lent_ = code_ == SUCCESS;                                                     \
+		if (lent_ || code_ == NOT_OURS)                                                    \
+			code_ = (bind);                                                            \
+		if (lent_)                                                                         \
+			(void)IN_GO((tmsMemBound(memory, code_ == SUCCESS), SUCCESS));             \
+		code_;                                                                             \
+	})
+
+EXPORT int cuMulticastBindMem(uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,
+			      unsigned long long flags)
+{
+	return BINDING(forward_cuMulticastBindMem(object, offset, theirs, memory_offset, size, flags));
+}
+
+EXPORT int cuMulticastBindMem_v2(uint64_t object, int device, size_t offset, uint64_t memory, size_t memory_offset,
+				 size_t size, unsigned long long flags)
+{
+	return BINDING(forward_cuMulticastBindMem_v2(object, device, offset, theirs, memory_offset, size, flags));
 }

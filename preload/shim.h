@@ -175,9 +175,13 @@ HIDDEN int pausable_free(void *pointer);
 /* mapping.c: memory that the program makes and maps itself. */
 extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
 extern _Atomic bool mapping_watched HIDDEN; /* that, or it is counted by account.c */
+HIDDEN void mapping_track(void);
 enum { NOT_OURS = -1 };
 struct mapping_use;
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
+
+/* token.c: memory that others have by descriptors; as the driver's function, or NOT_OURS. */
+HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
 /* caller.c: the file, without folders, that a function was called by, "" for the program; false: none. And whether it is
  * a library of TMS_EXCLUDE. */
@@ -359,8 +363,9 @@ enum operation_kind {
 	OPERATION_SERVE,
 	OPERATION_IMPORT,
 	OPERATION_CLOSE,
+	OPERATION_IMPORT_HANDLE,
 };
-/* ipc.c: what cudaIpcGetMemHandle gives for memory of ours. */
+/* ipc.c: what cudaIpcGetMemHandle gives for memory of ours; and what is in the files of token.c. */
 struct ipc_handle {
 	char magic[8];
 	uint32_t pid, unused;
@@ -374,13 +379,13 @@ struct operation {
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
 	double wait; /* seconds: of a resume for memory, of a gated pause for the program, of a pause for importers or below 0 */
-	struct ipc_handle ipc; /* of an import; of a close, id is the address */
-	int device;	       /* of an import */
+	struct ipc_handle ipc; /* of imports; of a close, id is the address */
+	int device;	       /* of imports */
 	bool force;  /* of a gated pause */
 	bool report; /* to operation_progress */
 	int code;
 	char error[THREAD_TEXT_SIZE]; /* "": none */
-	uint64_t bytes; /* of device memory that were freed, or mapped; of an import, the address */
+	uint64_t bytes; /* of device memory that were freed, or mapped; of an import, the address, or the handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 };

@@ -1,11 +1,6 @@
 package vmm
 
-import (
-	"errors"
-	"slices"
-
-	"tms/vmm/cuda"
-)
+import "tms/vmm/cuda"
 
 // extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its
 // segment; a resume makes them for many segments at once, because the driver charges per handle. What
@@ -22,8 +17,7 @@ type extent struct {
 	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
 	imported   *imported   // had from another process; nil: made here
 	handle     cuda.Handle
-	users      []int    // devices that have access
-	lent       []uint64 // segments that were here, and that others may have mapped (sharing.importers)
+	users      []int // devices that have access
 }
 
 // step is how far an extent has come.
@@ -72,45 +66,36 @@ func (x *extent) create() error {
 }
 
 func (x *extent) memory() (cuda.Handle, error) {
+	if i := x.imported; i != nil {
+		handle, _, err := i.fetch()
+		return handle, err
+	}
 	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
-	if i := x.imported; i != nil {
-		s := x.segments[0]
-		handle, lent, err := i.fetch(s.length())
-		if err == nil { // without the neighbours that it had, perhaps
-			x.address, x.size = s.address+uintptr(i.offset-lent.Offset), lent.Extent
-		}
-		return handle, err
-	}
-	d := x.device
-	prop := cuda.PinnedOn(d.ordinal)
-	if d.rdma {
+	prop := cuda.PinnedOn(x.device.ordinal)
+	if x.device.rdma {
 		prop = prop.ForRDMA()
 	}
-	if !d.shareable.Load() {
-		return d.driver.MemCreateWith(x.size, prop)
+	if x.device.shareable {
+		prop = prop.AsFile()
 	}
-	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
-	if errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue) {
-		// The device has said that it can, but a virtual one, or a sandbox, may not.
-		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
-			d.shareable.Store(false)
-			return plain, nil
-		}
-	}
-	return handle, err
+	return x.device.driver.MemCreateWith(x.size, prop)
 }
 
-// attach maps the handle and lets the device use it.
+// attach maps the handle and lets the device use it, as far as the program has.
 func (x *extent) attach() error {
+	f := x.userMapped
+	if f != nil && !f.mapped {
+		return nil
+	}
 	if x.step < mapped {
 		if err := x.device.driver.MemMap(x.address, x.size, x.handle); err != nil {
 			return err
 		}
 		x.step = mapped
 	}
-	if x.step < accessible {
+	if x.step < accessible && (f == nil || len(f.access) > 0) {
 		if err := x.grant(); err != nil {
 			return err
 		}
@@ -177,17 +162,6 @@ func (x *extent) undo() error {
 	err := undo()
 	x.step = min(x.step, mapped) // its segments are paused: nobody is to be given a part of it
 	return err
-}
-
-// shares are what others may have mapped of it.
-func (x *extent) shares() []uint64 {
-	ids := slices.Clone(x.lent)
-	for _, s := range x.segments {
-		if s.shared != 0 {
-			ids = append(ids, s.shared)
-		}
-	}
-	return ids
 }
 
 // engage makes a driver call that concerns extents, while nobody else works on them. The caller holds e.mu,

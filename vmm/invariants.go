@@ -178,11 +178,16 @@ func (i *inspection) segment(d *device, s *segment) error {
 // checkUserMapped checks that memory which a program mapped is known as such.
 func (e *Engine) checkUserMapped(s *segment) error {
 	at, found := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
+	listed := found && e.userMapped.mapped[at] == s
 	switch {
-	case !found || e.userMapped.mapped[at] != s:
-		return errors.New("mapped by the program, and not listed as that")
-	case !s.userMapped.mapped || e.userMapped.known[s.userMapped.handle] != s:
-		return errors.New("not known by its handle, or not mapped")
+	case listed != s.userMapped.mapped:
+		return errors.New("mapped by the program, and not listed as that, or the reverse")
+	case !s.userMapped.mapped && s.imported == nil:
+		return errors.New("not mapped")
+	case e.userMapped.known[s.userMapped.handle] != s:
+		return errors.New("not known by its handle")
+	case s.imported != nil && e.sharing.imports[s.imported.key(s)] != s:
+		return errors.New("of another process, and not listed as that")
 	}
 	return nil
 }
@@ -208,9 +213,6 @@ func (s *segment) checkSlab() error {
 }
 
 func (x *extent) check() error {
-	if i := x.imported; i != nil {
-		return x.checkImported(i)
-	}
 	live, size := 0, uint64(0)
 	for n, s := range x.segments {
 		switch {
@@ -233,16 +235,6 @@ func (x *extent) check() error {
 		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
 	case x.owner == nobody && x.step == none:
 		return errors.New("no memory")
-	}
-	return nil
-}
-
-// checkImported checks that the memory is where the program was told, and within what is reserved for it.
-func (x *extent) checkImported(i *imported) error {
-	s := x.segments[0]
-	begins, ends := uint64(x.address-s.address), uint64(x.address-s.address)+x.size
-	if x.owner == nobody && (s.extent != x || begins > i.offset || ends < i.offset+i.size || ends > s.length()) {
-		return fmt.Errorf("from %d to %d of %#x, for %d bytes at %d", begins, ends, s.address, i.size, i.offset)
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.overlapping(address, 1)
-	if s == nil {
+	if s == nil || s.imported != nil {
 		return Allocation{}, false
 	}
 	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true

@@ -71,16 +71,32 @@ func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) 
 // begin a capture; where there is one it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
 func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }
 
-// quiesceAll is quiesce of the devices that have access to memory of any of these.
-func (e *Engine) quiesceAll(devices []*device) error {
+// quiesceAll is quiesce of the devices that have access to memory of any of these, and of those that the program itself has
+// given access to what it mapped of a tag.
+func (e *Engine) quiesceAll(devices []*device, name *string) error {
 	var ordinals []int
 	for _, d := range devices {
 		ordinals = append(ordinals, d.users()...)
 	}
+	ordinals = append(ordinals, e.accessors(name)...)
 	slices.Sort(ordinals)
 	err := e.quiesce(slices.Compact(ordinals)...)
 	if captureForbids(err) {
 		return fmt.Errorf("%w: %w", ErrCapturing, err)
 	}
 	return err
+}
+
+// accessors lists the devices that the program itself has given access to what it mapped of a tag.
+func (e *Engine) accessors(name *string) (ordinals []int) {
+	for _, segments := range e.choose(name, func(s *segment) bool { return s.userMapped != nil }) {
+		for _, s := range segments {
+			for _, desc := range s.userMapped.access {
+				if desc.Location.Kind == cuda.LocationDevice {
+					ordinals = append(ordinals, int(desc.Location.ID))
+				}
+			}
+		}
+	}
+	return ordinals
 }

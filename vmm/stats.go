@@ -143,9 +143,9 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 		for _, s := range t.segments {
 			if s.imported != nil {
 				if s.state == active {
-					ts.ImportedBytes += s.imported.size
+					ts.ImportedBytes += s.length()
 				} else {
-					ts.ImportedPaused += s.imported.size
+					ts.ImportedPaused += s.length()
 				}
 				continue
 			}

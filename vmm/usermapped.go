@@ -8,7 +8,7 @@ import (
 )
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory,
-// inside a region. It is a segment of its tag while it is mapped; its extent is its own, made as the
+// inside a region, or had from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent is its own, made as the
 // program asked for it. The program knows it by a handle of ours, for a resume puts another of the driver's
 // behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
 type userMapped struct {
@@ -18,7 +18,7 @@ type userMapped struct {
 	references int               // to the handle; a mapping keeps the memory without any
 	mapped     bool              // as the program sees it: also while paused
 	access     []cuda.AccessDesc // of the mapping, one for each location
-	lent       bool              // others may hold the memory itself: it cannot be replaced
+	lent       int               // how often others were given the memory itself: it cannot be replaced
 }
 
 // userMappings is what the engine knows of user-mapped memory.
@@ -63,9 +63,13 @@ func (e *Engine) unmapped(s *segment) {
 	}
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
 	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)
-	s.tag.remove(s)
-	s.device.retire(s.tag)
-	e.tellUngated()
+	if s.imported == nil {
+		s.tag.remove(s)
+		s.device.retire(s.tag)
+		e.tellUngated()
+	} else if s.address = 0; s.extent != nil {
+		s.extent.address = 0
+	}
 	s.userMapped.mapped, s.userMapped.access = false, nil
 	if s.state == active {
 		s.discard() // the memory itself has what it holds
@@ -83,6 +87,12 @@ func (e *Engine) bury(s *segment, release func() error) error {
 			return err
 		}
 	}
+	if s.imported != nil {
+		s.tag.remove(s)
+		s.device.retire(s.tag)
+		e.tellUngated()
+	}
+	e.sharing.forget(s)
 	s.discard()
 	delete(e.userMapped.known, s.userMapped.handle)
 	return nil
@@ -101,8 +111,10 @@ func (e *Engine) lose(s *segment) {
 }
 
 // stays tells that pause and resume leave user-mapped memory as it is: its device has no access, so contents
-// cannot be moved, or others hold the memory.
-func (s *segment) stays() bool { return s.userMapped != nil && (s.userMapped.lent || !s.accessible()) }
+// cannot be moved, or others hold the memory. What is of another process has no contents to be moved.
+func (s *segment) stays() bool {
+	return s.userMapped != nil && s.imported == nil && (s.userMapped.lent > 0 || !s.accessible())
+}
 
 // noteAccess notes access that has been given, or is to be given when the memory comes back.
 func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {

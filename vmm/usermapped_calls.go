@@ -30,9 +30,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if s.incremental {
 		e.loadHasher(s.device)
 	}
-	e.userMapped.made++
-	s.userMapped.handle = handlePrefix<<handleShift | cuda.Handle(e.userMapped.made)
-	e.userMapped.known[s.userMapped.handle] = s
+	e.know(s)
 	return s.userMapped.handle, nil
 }
 
@@ -86,7 +84,9 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	}
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, address, compareAddress)
 	e.userMapped.mapped = slices.Insert(e.userMapped.mapped, at, s)
-	s.device.tag(s.tag.name).add(s)
+	if s.imported == nil {
+		s.device.tag(s.tag.name).add(s)
+	}
 	return nil
 }
 
@@ -150,16 +150,49 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	s, err := e.byHandle(handle)
+	s, err := e.usable(handle, lend)
 	if err != nil {
 		return err
 	}
-	if s.state == paused {
-		return fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
-	}
 	err = e.engage([]*extent{s.extent}, func() error { return use(s.extent.handle) })
 	if err == nil && lend {
-		s.userMapped.lent = true
+		s.userMapped.lent++
 	}
 	return err
+}
+
+// Lend is MemUse for what may wait for other processes: it returns the driver's handle behind one of ours, and pauses leave
+// the memory as it is from then on, or until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is paused.
+func (e *Engine) Lend(handle cuda.Handle) (cuda.Handle, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.usable(handle, true)
+	if err != nil {
+		return 0, err
+	}
+	s.userMapped.lent++
+	return s.extent.handle, nil
+}
+
+// Unlend takes a Lend back.
+func (e *Engine) Unlend(handle cuda.Handle) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if s := e.userMapped.known[handle]; s != nil {
+		s.userMapped.lent--
+	}
+}
+
+// usable finds settled memory that is there, for a call with the driver's handle. The caller holds e.mu.
+func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
+	s, err := e.byHandle(handle)
+	switch {
+	case err != nil:
+		return nil, err
+	case lend && s.imported != nil:
+		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w", s.imported.share.PID, cuda.NotSupported)
+	case s.state == paused:
+		return nil, fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
+	}
+	return s, nil
 }

@@ -1,4 +1,4 @@
-"""Exports memory to another process by the driver's functions, as any program can."""
+"""Memory in another process by the driver's functions, as any program can have it."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ class Importer:
         handle, fd = c_uint64(), c_int()
         _check(driver.cuMemRetainAllocationHandle(byref(handle), c_void_p(address)))
         export = driver.cuMemExportToShareableHandle
-        code = export(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0))
+        _check(export(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0)))
         _check(driver.cuMemRelease(handle))
-        _check(code)
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(fd.value), str(size)],
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},
@@ -46,6 +45,40 @@ class Importer:
     def end(self) -> None:
         self._process.communicate(timeout=60)
         assert self._process.returncode == 0
+
+
+def made(size: int) -> tuple[int, int]:
+    """The address of memory that the program makes itself, and a descriptor of it for others."""
+    driver, handle, fd = ctypes.CDLL(None), c_uint64(), c_int()
+    # CUmemAllocationProp: pinned, for a file descriptor, on the first device.
+    properties = (c_int * 8)(1, FILE_DESCRIPTOR, 1, 0, 0, 0, 0, 0)
+    _check(driver.cuMemCreate(byref(handle), c_size_t(size), properties, c_uint64(0)))
+    _check(driver.cuMemExportToShareableHandle(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0)))
+    driver.prctl(0x59616D61, ctypes.c_ulong(-1))  # PR_SET_PTRACER: any process may take it
+    return _mapped(driver, handle, size), fd.value
+
+
+def taken(pid: int, fd: int, size: int) -> int:
+    """The address of memory that another process has made."""
+    driver, handle = ctypes.CDLL(None), c_uint64()
+    process = os.pidfd_open(pid)
+    got = driver.syscall(438, process, fd, 0)  # pidfd_getfd
+    assert got >= 0
+    importing = driver.cuMemImportFromShareableHandle
+    _check(importing(byref(handle), c_void_p(got), FILE_DESCRIPTOR))
+    os.close(got)
+    os.close(process)
+    return _mapped(driver, handle, size)
+
+
+def _mapped(driver: ctypes.CDLL, handle: c_uint64, size: int) -> int:
+    address, zero = c_uint64(), c_uint64(0)
+    access = (c_int * 3)(1, 0, 3)  # device, its number, reading and writing
+    reserve = ctypes.CDLL("libcuda.so.1").cuMemAddressReserve
+    _check(reserve(byref(address), c_size_t(size), c_size_t(0), zero, zero))
+    _check(driver.cuMemMap(address, c_size_t(size), c_size_t(0), handle, zero))
+    _check(driver.cuMemSetAccess(address, c_size_t(size), access, c_size_t(1)))
+    return address.value
 
 
 def _check(code: int) -> None:

@@ -1,9 +1,14 @@
-"""tms.distributed over ranks that have each other's memory open (cudaIpcOpenMemHandle)."""
+"""tms.distributed over ranks that have each other's memory open.
+
+By cudaIpcOpenMemHandle, or by descriptors of what they made themselves (cuMemCreate).
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+
+import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "together"))
 
@@ -17,20 +22,35 @@ with tms.region("communication", backup="host"):
 cuda.write(own, b"rank %d" % rank)
 """
 HANDLE = "cuda.ipc_handle(own).hex()"
+MAKE = f"""
+import sharing
+cuda._runtime.cudaFree(None)  # a context
+with tms.region("communication", backup="host"):
+    own, fd = sharing.made(4 * {MiB})
+cuda.write(own, b"rank %d" % rank)
+"""
+DESCRIPTOR = "[os.getpid(), fd]"
+TAKE = "others = [sharing.taken(*d, {}) for i, d in enumerate({}) if i != rank]"
 OPEN = "others = [cuda.ipc_open(bytes.fromhex(h)) for i, h in enumerate({}) if i != rank]"
 SEEN = "sorted(cuda.read(at, 6).decode() for at in [own, *others])"
 HELD = "[t['physical_bytes'] + t['imported_bytes'] for t in tms.stats()['devices'][0]['tags']]"
 
 
-def shared(ranks: Ranks) -> None:
+def shared(ranks: Ranks, by: str = "handles") -> None:
     """Each rank has memory that all others have open."""
-    assert ranks.all(ALLOCATE) == [None] * len(ranks.living)
-    assert ranks.all(OPEN.format(ranks.all(HANDLE))) == [None] * len(ranks.living)
+    none = [None] * len(ranks.living)
+    if by == "handles":
+        assert ranks.all(ALLOCATE) == none
+        assert ranks.all(OPEN.format(ranks.all(HANDLE))) == none
+    else:
+        assert ranks.all(MAKE) == none
+        assert ranks.all(TAKE.format(4 * MiB, ranks.all(DESCRIPTOR))) == none
 
 
-def test_paused_by_all_ranks_or_none() -> None:
-    with Ranks(3) as ranks:
-        shared(ranks)
+@pytest.mark.parametrize("by", ["handles", "descriptors"])
+def test_paused_by_all_ranks_or_none(by: str) -> None:
+    with Ranks(3, TMS_SHAREABLE="1") as ranks:
+        shared(ranks, by)
         seen, held = [["rank 0", "rank 1", "rank 2"]] * 3, [[12 * MiB]] * 3
         assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
         for _ in range(5):
@@ -61,7 +81,7 @@ def test_paused_by_all_ranks_or_none() -> None:
 
 def test_one_that_pauses_alone() -> None:
     """It is refused in time, with the pids that it would be waiting for."""
-    with Ranks(2) as ranks:
+    with Ranks(2, TMS_SHAREABLE="1") as ranks:
         shared(ranks)
         ranks.one(0, "from tms._library import load")
         ranks.tell(0, "load().pause('communication', 0.1)")

@@ -62,8 +62,9 @@ def region(
       and the memory that it takes from the device meanwhile is pausable;
     - with expandable_segments:True PyTorch maps memory itself, with driver functions that
       libtms.so hands it; what it maps for a region's pool is the region's. Memory of tensors that
-      were sent to another process stays as it is from then on: a pause frees nothing of it; and
-      `tms.empty_cache` gives a region's cache back only when no tensor is left in its pool;
+      were sent to another process is paused with that (TMS_SHAREABLE=1), or stays as it is from
+      then on, and a pause frees nothing of it; and `tms.empty_cache` gives a region's cache back
+      only when no tensor is left in its pool;
     - before PyTorch 2.8 pools are not per thread: other threads' tensors go into the pool too.
     """
     kind = check_backup(backup)

@@ -89,6 +89,9 @@ func (p AllocationProp) AsFile() AllocationProp {
 	return p
 }
 
+// IsFile tells whether the memory can be exported as a file descriptor.
+func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }
+
 // MemCreateWith is cuMemCreate with properties that somebody else has chosen.
 func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (Handle, error) {
 	var handle Handle

@@ -67,6 +67,10 @@
 	X(cuMemExportToShareableHandle, cuMemExportToShareableHandle, 10020, INIT)                           \
 	X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020, INIT)                       \
 	X(cuMulticastCreate, cuMulticastCreate, 12010, INIT)                                                 \
+	X(cuMulticastAddDevice, cuMulticastAddDevice, 12010, INIT)                                           \
+	X(cuMulticastBindMem, cuMulticastBindMem, 12010, INIT)                                               \
+	X(cuMulticastBindMem, cuMulticastBindMem_v2, 13010, INIT)                                            \
+	X(cuMulticastUnbind, cuMulticastUnbind, 12010, INIT)                                                 \
 	X(cuMemAlloc, cuMemAlloc_v2, 3020, CTX)                                                              \
 	X(cuMemAllocPitch, cuMemAllocPitch_v2, 3020, CTX)                                                    \
 	X(cuMemAllocManaged, cuMemAllocManaged, 6000, CTX)                                                   \

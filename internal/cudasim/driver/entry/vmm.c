@@ -102,7 +102,7 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 	return result;
 }
 
-// A group that has no members yet, and cannot be given any here.
+// A group of one member at most, whose memory writes to the group would reach; it cannot be mapped here.
 CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
 {
 	ENTER(cuMulticastCreate);
@@ -111,13 +111,65 @@ CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmultica
 	struct block *block = calloc(1, sizeof *block);
 	if (!block)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*block = (struct block){.references = 1, .foreign_fd = -1}; // of no memory
+	*block = (struct block){.references = 1, .foreign_fd = -1, .multicast = prop->size}; // of no memory
 	CUresult result = allocation_new(block, handle);
 	if (result != CUDA_SUCCESS)
 		block_release(block);
 	else
 		process_shares(1);
 	return result;
+}
+
+static struct block *multicast_find(CUmemGenericAllocationHandle handle)
+{
+	struct allocation *allocation = allocation_find(handle);
+	return allocation && allocation->block->multicast ? allocation->block : NULL;
+}
+
+CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device)
+{
+	ENTER(cuMulticastAddDevice);
+	return multicast_find(handle) && device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static CUresult bind(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
+		     size_t memory_offset, size_t size, unsigned long long flags)
+{
+	struct block *group = multicast_find(handle);
+	struct allocation *member = allocation_find(memory);
+	if (!group || !member || member->block->multicast || group->member || flags || !size || offset > group->multicast ||
+	    size > group->multicast - offset || memory_offset > member->block->size ||
+	    size > member->block->size - memory_offset)
+		return CUDA_ERROR_INVALID_VALUE;
+	group->member = member->block;
+	group->member->references++;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
+			    size_t memory_offset, size_t size, unsigned long long flags)
+{
+	ENTER(cuMulticastBindMem);
+	return bind(handle, offset, memory, memory_offset, size, flags);
+}
+
+CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
+			       CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
+			       unsigned long long flags)
+{
+	ENTER(cuMulticastBindMem_v2);
+	return device_valid(device) ? bind(handle, offset, memory, memory_offset, size, flags) : CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)
+{
+	ENTER(cuMulticastUnbind);
+	struct block *group = multicast_find(handle);
+	if (!group || !group->member || !device_valid(device) || offset > group->multicast || size > group->multicast - offset)
+		return CUDA_ERROR_INVALID_VALUE;
+	block_release(group->member);
+	group->member = NULL;
+	return CUDA_SUCCESS;
 }
 
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle)

@@ -66,6 +66,8 @@ void block_release(struct block *block)
 		return;
 	if (block->shared)
 		process_shares(-1);
+	if (block->member)
+		block_release(block->member);
 	struct device *device = &memory.devices[block->device];
 	if (block->foreign_fd >= 0) {
 		close(block->foreign_fd); // the exporting process accounts for it

@@ -15,6 +15,8 @@ struct block {
 	CUmemAllocationProp prop;
 	int foreign_fd; // imported from another process: its memfd, else -1
 	bool shared; // exported or imported
+	uint64_t multicast;   // bytes of a multicast object, which is of no memory; 0: none
+	struct block *member; // what is bound to it
 };
 
 // Addresses that show a block: by cuMemMap, or by cuMemAlloc (context != 0).

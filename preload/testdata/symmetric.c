@@ -1,0 +1,763 @@
+/* Two processes that map memory of each other's which each has made itself, by the driver's calls that PyTorch's symmetric
+ * memory makes, in its order (c10d/symm_mem/CUDASymmetricMemory.cu, torch 2.9 to 2.11), the descriptors handed over a
+ * socket; and as its expandable segments do, by pidfd_getfd. Paused and resumed together, a hundred times; one that dies,
+ * frees, imports what it may not. Called as: symmetric WHAT */
+#include "host.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+
+int cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long, int *);
+int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
+int cudaGraphInstantiate(void **, void *, unsigned long long);
+int cudaGraphLaunch(void *, void *);
+
+enum { POSIX_FD = 1, DEVICE_TO_DEVICE = 3, NOT_READY = 600, GONE = 400 };
+enum { BLOCK = 4 << 20, PAD = 2048, BUFFER = BLOCK - PAD };
+
+struct prop {
+	int type, handle_types, location_type, location;
+	void *win32;
+	unsigned char compression, rdma;
+	unsigned short usage;
+	unsigned char reserved[4];
+};
+struct access {
+	int location_type, location, flags;
+};
+struct multicast {
+	unsigned devices;
+	size_t size;
+	unsigned long long handle_types, flags;
+};
+
+static struct {
+	int (*cuMemAddressReserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long);
+	int (*cuMemAddressFree)(uintptr_t, size_t);
+	int (*cuMemCreate)(uint64_t *, size_t, const struct prop *, unsigned long long);
+	int (*cuMemRelease)(uint64_t);
+	int (*cuMemMap)(uintptr_t, size_t, size_t, uint64_t, unsigned long long);
+	int (*cuMemUnmap)(uintptr_t, size_t);
+	int (*cuMemSetAccess)(uintptr_t, size_t, const struct access *, size_t);
+	int (*cuMemGetAllocationGranularity)(size_t *, const struct prop *, int);
+	int (*cuMemExportToShareableHandle)(void *, uint64_t, int, unsigned long long);
+	int (*cuMemImportFromShareableHandle)(uint64_t *, void *, int);
+	int (*cuMemGetAllocationPropertiesFromHandle)(struct prop *, uint64_t);
+	int (*cuMemRetainAllocationHandle)(uint64_t *, void *);
+	int (*cuMulticastCreate)(uint64_t *, const struct multicast *);
+	int (*cuMulticastAddDevice)(uint64_t, int);
+	int (*cuMulticastBindMem)(uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long);
+	int (*cuMulticastUnbind)(uint64_t, int, size_t, size_t);
+} cu;
+
+/* c10/cuda/driver_api.cpp */
+static void *by_version(const char *name)
+{
+	void *f = NULL;
+	int status = -1;
+	EXPECT(cudaGetDriverEntryPointByVersion(name, &f, 12030, 0, &status), 0);
+	EXPECT(status, 0);
+	CHECK(f);
+	return f;
+}
+
+/* As PyTorch before 2.8, and cuda-python; under tms run alone. */
+static void *from_the_driver(const char *name)
+{
+	void *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
+	CHECK(f);
+	return f;
+}
+
+static void fetch(void *(*find)(const char *))
+{
+	EXPECT(cudaFree(NULL), 0);
+#define FETCH(name) cu.name = (__typeof__(cu.name))find(#name)
+	FETCH(cuMemAddressReserve), FETCH(cuMemAddressFree), FETCH(cuMemCreate), FETCH(cuMemRelease);
+	FETCH(cuMemMap), FETCH(cuMemUnmap), FETCH(cuMemSetAccess), FETCH(cuMemGetAllocationGranularity);
+	FETCH(cuMemExportToShareableHandle), FETCH(cuMemImportFromShareableHandle);
+	FETCH(cuMemGetAllocationPropertiesFromHandle), FETCH(cuMemRetainAllocationHandle);
+	FETCH(cuMulticastCreate), FETCH(cuMulticastAddDevice), FETCH(cuMulticastBindMem), FETCH(cuMulticastUnbind);
+#undef FETCH
+}
+
+static int rank, channel; /* 0 and 1; a socket to the other */
+static pid_t other_process;
+
+static void tell(const void *data, size_t size)
+{
+	CHECK(send(channel, data, size, MSG_NOSIGNAL) == (ssize_t)size);
+}
+
+static void hear(void *data, size_t size)
+{
+	CHECK(recv(channel, data, size, MSG_WAITALL) == (ssize_t)size);
+}
+
+static void meet(void)
+{
+	char here = 1;
+	tell(&here, 1);
+	hear(&here, 1);
+}
+
+/* As IpcChannel does. */
+static void send_fd(int fd)
+{
+	char control[CMSG_SPACE(sizeof fd)] = {0};
+	struct iovec data = {"fd", 2};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+	rights->cmsg_len = CMSG_LEN(sizeof fd);
+	rights->cmsg_level = SOL_SOCKET;
+	rights->cmsg_type = SCM_RIGHTS;
+	memcpy(CMSG_DATA(rights), &fd, sizeof fd);
+	CHECK(sendmsg(channel, &message, MSG_NOSIGNAL) == 2);
+}
+
+static int receive_fd(void)
+{
+	char control[CMSG_SPACE(sizeof(int))], text[2];
+	int fd;
+	struct iovec data = {text, 2};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+	CHECK(recvmsg(channel, &message, 0) == 2);
+	struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+	CHECK(rights && rights->cmsg_type == SCM_RIGHTS);
+	memcpy(&fd, CMSG_DATA(rights), sizeof fd);
+	return fd;
+}
+
+static const struct prop shareable = {.type = 1, .handle_types = POSIX_FD, .location_type = 1};
+static const struct access readwrite = {1, 0, 3};
+
+struct block {
+	uint64_t handle;
+	char *base;
+};
+
+static void map_block(struct block *block)
+{
+	uintptr_t address = 0;
+	EXPECT(cu.cuMemAddressReserve(&address, BLOCK, 0, 0, 0), 0);
+	EXPECT(cu.cuMemMap(address, BLOCK, 0, block->handle, 0), 0);
+	EXPECT(cu.cuMemSetAccess(address, BLOCK, &readwrite, 1), 0);
+	block->base = (char *)address;
+}
+
+static void unmap_block(struct block *block)
+{
+	EXPECT(cudaDeviceSynchronize(), 0);
+	EXPECT(cu.cuMemUnmap((uintptr_t)block->base, BLOCK), 0);
+	EXPECT(cu.cuMemAddressFree((uintptr_t)block->base, BLOCK), 0);
+	block->base = NULL;
+}
+
+static void drop_block(struct block *block)
+{
+	unmap_block(block);
+	EXPECT(cu.cuMemRelease(block->handle), 0);
+}
+
+static uint64_t created(const char *tag)
+{
+	uint64_t handle = 0;
+	size_t granularity = 0;
+	EXPECT(cu.cuMemGetAllocationGranularity(&granularity, &shareable, 1), 0);
+	EXPECT(BLOCK % granularity, 0);
+	tms_set_interesting_region(true);
+	tms_set_current_tag(tag);
+	tms_set_enable_cpu_backup(true);
+	EXPECT(cu.cuMemCreate(&handle, BLOCK, &shareable, 0), 0);
+	tms_set_interesting_region(false);
+	tms_set_enable_cpu_backup(false);
+	tms_set_current_tag(NULL);
+	return handle;
+}
+
+static struct block allocated(const char *tag)
+{
+	struct block block = {.handle = created(tag)};
+	map_block(&block);
+	EXPECT(cudaMemset(block.base, 0, BLOCK), 0);
+	return block;
+}
+
+static int exported(uint64_t handle)
+{
+	int fd = -1;
+	EXPECT(cu.cuMemExportToShareableHandle(&fd, handle, POSIX_FD, 0), 0);
+	CHECK(fcntl(fd, F_GETFD) == FD_CLOEXEC);
+	return fd;
+}
+
+static int import(uint64_t *handle, int fd)
+{
+	return cu.cuMemImportFromShareableHandle(handle, (void *)(intptr_t)fd, POSIX_FD);
+}
+
+static struct block imported(int fd)
+{
+	struct block block = {0};
+	EXPECT(import(&block.handle, fd), 0);
+	map_block(&block);
+	return block;
+}
+
+/* make_peer_alloc_info */
+static struct block rendezvous(struct block own)
+{
+	int fd = exported(own.handle);
+	send_fd(fd);
+	int theirs = receive_fd();
+	struct block other = imported(theirs);
+	close(theirs);
+	meet();
+	close(fd);
+	return other;
+}
+
+static void signal_pad(struct block block, unsigned word, unsigned value)
+{
+	EXPECT(cudaMemcpy(block.base + BUFFER + 4 * word, &value, sizeof value, 1), 0);
+}
+
+static unsigned signalled(struct block block, unsigned word)
+{
+	unsigned value;
+	EXPECT(cudaMemcpy(&value, block.base + BUFFER + 4 * word, sizeof value, 2), 0);
+	return value;
+}
+
+static void *captured(void *stream, char *to, const char *from)
+{
+	void *graph = NULL, *exec = NULL;
+	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
+	EXPECT(cudaMemcpyAsync(to, from, BUFFER, DEVICE_TO_DEVICE, stream), 0);
+	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
+	EXPECT(cudaGraphInstantiate(&exec, graph, 0), 0);
+	return exec;
+}
+
+static void mutual(void)
+{
+	struct block own = allocated("symmetric"), other = rendezvous(own);
+	struct random r = {(uint64_t)getpid() * 2654435761u + 1};
+	char *copy = pausable(BUFFER, "other", false);
+	void *stream = NULL;
+	EXPECT(cudaStreamCreate(&stream), 0);
+	void *graph = captured(stream, copy, other.base);
+	struct prop prop = {0};
+	EXPECT(cu.cuMemGetAllocationPropertiesFromHandle(&prop, other.handle), 0);
+	EXPECT(prop.handle_types, POSIX_FD);
+	size_t before = sim_stat("handles");
+	int open_before = descriptors();
+	for (unsigned cycle = 0; cycle < 100; cycle++) {
+		fill(own.base, BUFFER, 2 * cycle + (unsigned)rank);
+		signal_pad(other, (unsigned)rank, cycle); /* what one writes, the other has kept for it */
+		meet();
+		EXPECT(cudaGraphLaunch(graph, stream), 0);
+		EXPECT(cudaStreamSynchronize(stream), 0);
+		CHECK(filled(copy, BUFFER, 2 * cycle + (unsigned)!rank));
+		EXPECT(signalled(own, (unsigned)!rank), cycle);
+		meet();
+		usleep(draw(&r, 3000));
+		EXPECT(tms_pause(cycle % 2 ? "symmetric" : NULL), 0);
+		meet();
+		EXPECT(sim_stat("handles"), cycle % 2); /* of copy */
+		usleep(draw(&r, 3000));
+		EXPECT(tms_resume(NULL), 0);
+		EXPECT(sim_stat("handles"), before);
+		CHECK(filled(own.base, BUFFER, 2 * cycle + (unsigned)rank));
+		CHECK(filled(other.base, BUFFER, 2 * cycle + (unsigned)!rank));
+		EXPECT(signalled(own, (unsigned)!rank), cycle);
+		meet();
+	}
+	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
+		usleep(1000); /* the last that were lent are being closed */
+	CHECK(descriptors() <= open_before);
+	/* Each drops what it has of the other when it likes. */
+	drop_block(rank ? &other : &own);
+	drop_block(rank ? &own : &other);
+	EXPECT(cudaFree(copy), 0);
+	meet();
+	EXPECT(sim_stat("handles"), 0);
+}
+
+/* As expandable segments: the descriptor is taken out of the process that has it, and many are mapped side by side. */
+static void taken(void)
+{
+	enum { CHUNKS = 4 };
+	uintptr_t base = 0;
+	uint64_t handles[CHUNKS];
+	int fds[CHUNKS];
+	EXPECT(cu.cuMemAddressReserve(&base, CHUNKS * BLOCK, 0, 0, 0), 0);
+	if (rank == 0) {
+		for (int i = 0; i < CHUNKS; i++) {
+			handles[i] = created("expandable");
+			EXPECT(cu.cuMemMap(base + i * BLOCK, BLOCK, 0, handles[i], 0), 0);
+			fds[i] = exported(handles[i]);
+		}
+		EXPECT(cu.cuMemSetAccess(base, CHUNKS * BLOCK, &readwrite, 1), 0);
+		fill((void *)base, CHUNKS * BLOCK, 1);
+		prctl(PR_SET_PTRACER, other_process);
+		tell(fds, sizeof fds);
+		meet();
+	} else {
+		hear(fds, sizeof fds);
+		int process = (int)syscall(SYS_pidfd_open, other_process, 0);
+		CHECK(process >= 0);
+		for (int i = 0; i < CHUNKS; i++) {
+			int fd = (int)syscall(SYS_pidfd_getfd, process, fds[i], 0);
+			CHECK(fd >= 0);
+			EXPECT(import(&handles[i], fd), 0);
+			close(fd);
+			EXPECT(cu.cuMemMap(base + i * BLOCK, BLOCK, 0, handles[i], 0), 0);
+		}
+		EXPECT(cu.cuMemSetAccess(base, CHUNKS * BLOCK, &readwrite, 1), 0);
+		close(process);
+		CHECK(filled((void *)base, CHUNKS * BLOCK, 1));
+		meet();
+	}
+	for (unsigned cycle = 1; cycle < 20; cycle++) {
+		EXPECT(tms_pause("expandable"), 0);
+		EXPECT(sim_stat("handles"), 0);
+		meet();
+		EXPECT(tms_resume("expandable"), 0);
+		CHECK(filled((void *)base, CHUNKS * BLOCK, cycle));
+		meet();
+		if (rank == (int)cycle % 2)
+			fill((void *)base, CHUNKS * BLOCK, cycle + 1);
+		meet();
+	}
+	EXPECT(cu.cuMemUnmap(base, CHUNKS * BLOCK), 0);
+	for (int i = 0; i < CHUNKS; i++)
+		EXPECT(cu.cuMemRelease(handles[i]), 0);
+	meet();
+	EXPECT(sim_stat("handles"), 0);
+}
+
+/* An import counts whether it is mapped or not: as paused memory it may be mapped, unmapped, and given access. */
+static void moved(void)
+{
+	if (rank == 0) {
+		struct block own = allocated("t");
+		fill(own.base, BUFFER, 1);
+		int fd = exported(own.handle);
+		send_fd(fd);
+		close(fd);
+		meet(); /* it is imported */
+		EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
+		meet(); /* the other pauses */
+		for (int i = 0; i < 2; i++) {
+			meet();
+			EXPECT(tms_pause(NULL), 0);
+			EXPECT(tms_resume(NULL), 0);
+			meet();
+		}
+		meet();
+		drop_block(&own);
+		return;
+	}
+	int fd = receive_fd();
+	struct block block = {0};
+	EXPECT(import(&block.handle, fd), 0);
+	meet();
+	meet();
+	EXPECT(tms_pause(NULL), 0); /* of what is not mapped */
+	EXPECT(sim_stat("handles"), 0);
+	meet();
+	map_block(&block);
+	uintptr_t first = (uintptr_t)block.base;
+	meet();
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(block.base, BUFFER, 1));
+	EXPECT(tms_pause(NULL), 0);
+	meet();
+	EXPECT(cu.cuMemUnmap(first, BLOCK), 0);
+	uint64_t again = 0;
+	EXPECT(cu.cuMemRetainAllocationHandle(&again, (void *)first), 1); /* nothing is there */
+	meet();
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(sim_stat("handles"), 1);
+	map_block(&block);
+	CHECK((uintptr_t)block.base != first);
+	CHECK(filled(block.base, BUFFER, 1));
+	EXPECT(cu.cuMemAddressFree(first, BLOCK), 0);
+	/* As any handle of ours; another import of it is another. */
+	EXPECT(cu.cuMemRetainAllocationHandle(&again, block.base + 100), 0);
+	CHECK(again == block.handle);
+	EXPECT(cu.cuMemRelease(again), 0);
+	uint64_t second = 0;
+	int once_more = exported(block.handle);
+	EXPECT(import(&second, once_more), 0);
+	EXPECT(import(&again, fd), 0);
+	CHECK(second != block.handle && again != second);
+	close(fd);
+	close(once_more);
+	struct block copy = {.handle = second};
+	map_block(&copy);
+	CHECK(filled(copy.base, BUFFER, 1));
+	fill(copy.base, BUFFER, 2);
+	CHECK(filled(block.base, BUFFER, 2));
+	EXPECT(cu.cuMemRelease(again), 0);
+	EXPECT(cu.cuMemRelease(copy.handle), 0); /* the mapping keeps it */
+	EXPECT(cu.cuMemRelease(copy.handle), 1);
+	CHECK(filled(copy.base, BUFFER, 2));
+	unmap_block(&copy);
+	drop_block(&block);
+	EXPECT(sim_stat("handles"), 0);
+	meet();
+}
+
+/* The one that has the memory frees it, or is killed. */
+static void gone(bool killed)
+{
+	int fd;
+	if (rank == 0) {
+		struct block own = allocated("t");
+		fill(own.base, BUFFER, 1);
+		fd = exported(own.handle);
+		send_fd(fd);
+		meet();
+		meet();
+		if (killed)
+			raise(SIGKILL);
+		drop_block(&own);
+		meet();
+		meet();
+		return;
+	}
+	fd = receive_fd();
+	struct block other = imported(fd);
+	char *own = pausable(BLOCK, "t", true);
+	fill(own, BLOCK, 2);
+	CHECK(filled(other.base, BUFFER, 1));
+	meet();
+	EXPECT(tms_pause(NULL), 0); /* alone: nobody has its memory */
+	EXPECT(sim_stat("handles"), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(other.base, BUFFER, 1));
+	meet();
+	char byte;
+	if (killed)
+		CHECK(recv(channel, &byte, 1, 0) == 0);
+	else
+		meet();
+	if (killed)
+		CHECK(filled(other.base, BUFFER, 1)); /* the driver keeps it */
+	uint64_t second = 0;
+	EXPECT(import(&second, fd), GONE);
+	CHECK(strstr(tms_last_error(), killed ? "the process has ended" : "it was freed"));
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), GONE);
+	CHECK(strstr(tms_last_error(), "cuMemUnmap"));
+	CHECK(filled(own, BLOCK, 2));
+	drop_block(&other);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(own, BLOCK, 2));
+	if (!killed)
+		meet();
+}
+
+static void importer_dies(void)
+{
+	if (rank == 1) {
+		(void)imported(receive_fd());
+		meet();
+		for (;;)
+			pause();
+	}
+	char byte;
+	struct block own = allocated("t");
+	fill(own.base, BUFFER, 1);
+	int fd = exported(own.handle);
+	send_fd(fd);
+	meet();
+	EXPECT(tms_pause_within(NULL, 0.05), NOT_READY);
+	CHECK(strstr(tms_last_error(), "nothing has changed"));
+	EXPECT(kill(other_process, SIGKILL), 0);
+	CHECK(recv(channel, &byte, 1, 0) == 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(sim_stat("handles"), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(own.base, BUFFER, 1));
+}
+
+/* What is imported while it is paused; afterwards it can be. */
+static void while_paused(void)
+{
+	if (rank == 0) {
+		struct block own = allocated("t");
+		fill(own.base, BUFFER, 1);
+		EXPECT(tms_pause(NULL), 0);
+		int fd = exported(own.handle); /* holds nothing, so it can be made */
+		send_fd(fd);
+		close(fd);
+		meet();
+		EXPECT(tms_resume(NULL), 0);
+		meet();
+		meet();
+		drop_block(&own);
+		return;
+	}
+	int fd = receive_fd();
+	uint64_t handle = 0;
+	EXPECT(import(&handle, fd), NOT_READY);
+	CHECK(strstr(tms_last_error(), "paused where it was allocated"));
+	meet();
+	meet();
+	struct block other = imported(fd);
+	CHECK(filled(other.base, BUFFER, 1));
+	drop_block(&other);
+	meet();
+}
+
+static int garbage(const void *data, size_t size, int seals)
+{
+	int fd = memfd_create("garbage", MFD_ALLOW_SEALING);
+	CHECK(fd >= 0 && write(fd, data, size) == (ssize_t)size);
+	if (seals)
+		EXPECT(fcntl(fd, F_ADD_SEALS, seals), 0);
+	return fd;
+}
+
+static void refused(void)
+{
+	enum { ALL = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL };
+	struct block own = allocated("t");
+	fill(own.base, BUFFER, 1);
+	int fd = exported(own.handle);
+	char token[64], changed[64];
+	EXPECT(pread(fd, token, sizeof token, 0), sizeof token);
+	CHECK(memcmp(token, "tms-mem1", 8) == 0);
+	EXPECT(write(fd, token, 1), -1);
+	uint64_t handle = 0;
+	/* This process's own is the same handle once more. */
+	EXPECT(import(&handle, fd), 0);
+	CHECK(handle == own.handle);
+	EXPECT(cu.cuMemRelease(handle), 0);
+	EXPECT(import(NULL, fd), 1);
+	/* What no export has made: the driver's to refuse, */
+	EXPECT(import(&handle, -1), 1);
+	EXPECT(import(&handle, garbage(token, sizeof token, 0)), 1);
+	EXPECT(import(&handle, garbage(token, sizeof token - 1, ALL)), 1);
+	memset(changed, 0x5a, sizeof changed);
+	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), 1);
+	/* and ours. */
+	memcpy(changed, token, 8);
+	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
+	memcpy(changed, token, sizeof changed);
+	changed[8 + 16]++; /* of the id */
+	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
+	memcpy(changed, token, sizeof changed);
+	uint32_t parent = (uint32_t)getppid();
+	memcpy(changed + 8, &parent, sizeof parent);
+	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
+	/* Not made to be exported: the driver's answer. */
+	struct prop private = shareable;
+	private.handle_types = 0;
+	tms_set_interesting_region(true);
+	EXPECT(cu.cuMemCreate(&handle, BLOCK, &private, 0), 0);
+	tms_set_interesting_region(false);
+	int none = -1;
+	EXPECT(cu.cuMemExportToShareableHandle(&none, handle, POSIX_FD, 0), 1);
+	EXPECT(cu.cuMemExportToShareableHandle(NULL, own.handle, POSIX_FD, 0), 1);
+	EXPECT(cu.cuMemRelease(handle), 0);
+	/* It is pausable all the time, exported or not. */
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(sim_stat("handles"), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(own.base, BUFFER, 1));
+	/* A process without the library gets the driver's refusal. */
+	int plain = dup(fd), status;
+	pid_t child = fork();
+	if (child == 0) {
+		char number[16];
+		unsetenv("LD_PRELOAD");
+		snprintf(number, sizeof number, "%d", plain);
+		execl("/proc/self/exe", "symmetric", "plain", number, (char *)NULL);
+		_exit(99);
+	}
+	EXPECT(waitpid(child, &status, 0), child);
+	EXPECT(WEXITSTATUS(status), 1);
+	/* A child of fork cannot use it, as it cannot use CUDA. */
+	child = fork();
+	if (child == 0)
+		_exit(import(&handle, fd));
+	EXPECT(waitpid(child, &status, 0), child);
+	EXPECT(WEXITSTATUS(status), 3);
+	/* The last handle and mapping end it, whatever descriptors there are. */
+	drop_block(&own);
+	EXPECT(import(&handle, fd), GONE);
+	EXPECT(sim_stat("handles"), 0);
+}
+
+/* Multicast: the binding goes through, and the memory stays from then on. */
+static void multicast(void)
+{
+	struct block bound = allocated("t"), free_one = allocated("t");
+	fill(bound.base, BUFFER, 1);
+	uint64_t object = 0;
+	const struct multicast prop = {.devices = 1, .size = BLOCK, .handle_types = POSIX_FD};
+	EXPECT(cu.cuMulticastCreate(&object, &prop), 0);
+	EXPECT(cu.cuMulticastAddDevice(object, 0), 0);
+	/* One that the driver refuses leaves it pausable. */
+	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, 2 * BLOCK, 0), 1);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(sim_stat("handles"), 1); /* the object */
+	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, BLOCK, 0), 801);
+	CHECK(strstr(tms_last_error(), "resume"));
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, BLOCK, 0), 0);
+	EXPECT(tms_pause(NULL), 0);
+	EXPECT(sim_stat("handles"), 2);
+	CHECK(filled(bound.base, BUFFER, 1));
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cu.cuMulticastUnbind(object, 0, 0, BLOCK), 0);
+	EXPECT(cu.cuMemRelease(object), 0);
+	drop_block(&bound);
+	drop_block(&free_one);
+	EXPECT(sim_stat("handles"), 0);
+}
+
+/* An import that two devices have access to, as memory of the program's own. */
+static void devices(void)
+{
+	static const struct access both[] = {{1, 0, 3}, {1, 1, 3}};
+	int (*granted)(unsigned long long *, const int[2], uintptr_t) = (__typeof__(granted))simulator("cuMemGetAccess");
+	int fd = -1;
+	if (rank == 0) {
+		struct block own = allocated("t");
+		fill(own.base, BUFFER, 1);
+		fd = exported(own.handle);
+		send_fd(fd);
+		for (int i = 0; i < 3; i++) {
+			meet();
+			EXPECT(tms_pause(NULL), 0);
+			meet();
+			EXPECT(tms_resume(NULL), 0);
+		}
+		meet();
+		drop_block(&own);
+		return;
+	}
+	fd = receive_fd();
+	void *copy = NULL, *stream = NULL;
+	struct block other = imported(fd);
+	EXPECT(cudaSetDevice(1), 0);
+	EXPECT(cudaStreamCreate(&stream), 0);
+	EXPECT(cudaMalloc(&copy, BUFFER), 0);
+	EXPECT(cu.cuMemSetAccess((uintptr_t)other.base, BLOCK, both, 2), 0);
+	for (int i = 0; i < 3; i++) {
+		unsigned long long flags = 0;
+		for (int device = 0; device < 2; device++) {
+			EXPECT(granted(&flags, (int[2]){1, device}, (uintptr_t)other.base), 0);
+			EXPECT(flags, 3);
+		}
+		CHECK(filled(other.base, BUFFER, 1));
+		EXPECT(cudaMemset(copy, 0, BUFFER), 0);
+		EXPECT(cudaMemcpyAsync(copy, other.base, BUFFER, DEVICE_TO_DEVICE, stream), 0);
+		meet();
+		EXPECT(tms_pause(NULL), 0); /* when that is done */
+		EXPECT(sim_stat("handles"), 0);
+		CHECK(filled(copy, BUFFER, 1));
+		meet();
+		EXPECT(tms_resume(NULL), 0);
+	}
+	meet();
+	drop_block(&other);
+}
+
+/* Under tms run: what was given away by a descriptor of ours is no obstacle, for who has it unmaps it first. */
+static void gated(void)
+{
+	fetch(from_the_driver);
+	struct block own = allocated("t");
+	fill(own.base, BUFFER, 1);
+	int fd = exported(own.handle);
+	for (int i = 0; i < 3; i++) {
+		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(sim_stat("handles"), 0);
+		EXPECT(tms_resume(NULL), 0);
+		CHECK(filled(own.base, BUFFER, 1));
+	}
+	close(fd);
+	drop_block(&own);
+}
+
+static void as_rank(const char *what)
+{
+	fetch(by_version);
+	if (strcmp(what, "mutual") == 0)
+		mutual();
+	else if (strcmp(what, "taken") == 0)
+		taken();
+	else if (strcmp(what, "moved") == 0)
+		moved();
+	else if (strcmp(what, "freed") == 0 || strcmp(what, "killed") == 0)
+		gone(strcmp(what, "killed") == 0);
+	else if (strcmp(what, "importer_dies") == 0)
+		importer_dies();
+	else if (strcmp(what, "while_paused") == 0)
+		while_paused();
+	else if (strcmp(what, "devices") == 0)
+		devices();
+	else
+		CHECK(!"nothing that this program does");
+}
+
+int main(int argc, char **argv)
+{
+	CHECK(argc >= 2);
+	const char *what = argv[1];
+	if (strcmp(what, "plain") == 0) {
+		uint64_t handle;
+		int (*cuda_import)(uint64_t *, void *, int) = (__typeof__(cuda_import))simulator("cuMemImportFromShareableHandle");
+		if (((int (*)(unsigned))simulator("cuInit"))(0) != 0)
+			return 98;
+		return cuda_import(&handle, (void *)(intptr_t)atoi(argv[2]), POSIX_FD);
+	}
+	if (strcmp(what, "refused") == 0 || strcmp(what, "multicast") == 0) {
+		fetch(by_version);
+		strcmp(what, "refused") == 0 ? refused() : multicast();
+		return 0;
+	}
+	if (strcmp(what, "gated") == 0) {
+		gated();
+		return 0;
+	}
+	int ends[2], status;
+	bool dies = strcmp(what, "killed") == 0 || strcmp(what, "importer_dies") == 0;
+	CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+	pid_t ranks[2]; /* forked before CUDA, and before the library is needed */
+	for (rank = 0; rank < 2; rank++) {
+		ranks[rank] = fork();
+		CHECK(ranks[rank] >= 0);
+		if (ranks[rank])
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		channel = ends[rank];
+		close(ends[!rank]);
+		pid_t own = getpid();
+		tell(&own, sizeof own);
+		hear(&other_process, sizeof other_process);
+		as_rank(what);
+		_exit(0);
+	}
+	close(ends[0]);
+	close(ends[1]);
+	int worst = 0;
+	for (rank = 0; rank < 2; rank++) {
+		EXPECT(waitpid(ranks[rank], &status, 0), ranks[rank]);
+		if (dies && rank == (strcmp(what, "killed") != 0))
+			CHECK(WIFSIGNALED(status));
+		else if (!WIFEXITED(status) || WEXITSTATUS(status))
+			worst = 1;
+	}
+	return worst;
+}

@@ -1,0 +1,89 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/rawfile"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Memory that a program made itself, in other processes: what token.c's files say, and those that are imported. Other
+// processes are asked as by ipc.go.
+
+// tmsShareHandle fills in which process to ask, and for what. NOT_OURS: the driver is to be called, if with its own handle.
+//
+//export tmsShareHandle
+func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
+	return reportMapping(enter(func(e *vmm.Engine) error {
+		share, size, err := e.ShareHandle(cuda.Handle(handle))
+		if errors.Is(err, vmm.ErrNotShareable) {
+			return vmm.ErrNotOurs
+		}
+		if err == nil && share.PID == 0 {
+			share.PID = unix.Getpid()
+			share.Start, _, err = rawfile.Process(share.PID)
+		}
+		token.pid, token.start, token.id, token.size = C.uint32_t(share.PID), C.uint64_t(share.Start), C.uint64_t(share.ID), C.uint64_t(size)
+		return err
+	}))
+}
+
+// importHandle has the memory of a token; the process's own has the handle that it has already.
+func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
+	token := &operation.ipc
+	share := vmm.Share{PID: int(token.pid), Start: uint64(token.start), ID: uint64(token.id)}
+	if share.PID == unix.Getpid() {
+		handle, err := e.RetainShare(share.ID)
+		return uint64(handle), err
+	}
+	if err := ready(int(operation.device)); err != nil {
+		return 0, err
+	}
+	handle, err := e.ImportHandle(int(operation.device), share)
+	if err != nil {
+		err = fmt.Errorf("importing memory of process %d: %w", share.PID, err)
+	}
+	return uint64(handle), err
+}
+
+// bound is that a line has said what multicast does to pauses.
+var bound atomic.Bool
+
+// tmsMemLend puts the driver's handle in place of one of ours, for a multicast object.
+//
+//export tmsMemLend
+func tmsMemLend(handle *C.uint64_t) C.int {
+	return reportMapping(enter(func(e *vmm.Engine) error {
+		theirs, err := e.Lend(cuda.Handle(*handle))
+		if err != nil {
+			return err
+		}
+		*handle = C.uint64_t(theirs)
+		return nil
+	}))
+}
+
+// tmsMemBound is what became of a binding.
+//
+//export tmsMemBound
+func tmsMemBound(handle C.uint64_t, worked C.bool) {
+	_ = enter(func(e *vmm.Engine) error {
+		if !worked {
+			e.Unlend(cuda.Handle(handle))
+		} else if !bound.Swap(true) {
+			logLine("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
+				"without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
+		}
+		return nil
+	})
+}

@@ -1,0 +1,232 @@
+"""PyTorch's symmetric memory in a region: all-reduces and barriers in a captured graph, and pauses.
+
+Two ranks and four, with a GPU each; two on one GPU, where there is one alone. Multicast is off:
+memory that is bound to a multicast object stays (docs/compatibility.md). Prints its figures as JSON
+(`pytest -s`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+from typing import Any
+
+import pytest
+from device import torch_on_gpu
+
+torch = torch_on_gpu()
+if not hasattr(getattr(torch.ops, "symm_mem", None), "one_shot_all_reduce"):
+    pytest.skip("this PyTorch has no symmetric memory", allow_module_level=True)
+
+CYCLES = int(os.environ.get("TMS_TEST_SYMMETRIC_CYCLES", "100"))
+
+RANK = """
+import json, os, statistics, sys, time, warnings
+import torch, torch.distributed as dist
+import torch.distributed._symmetric_memory as symm_mem
+import tms, tms.distributed as together
+from tms._library import load
+
+rank, count, devices, cycles = (int(each) for each in sys.argv[1:5])
+device = torch.device("cuda", rank % devices)
+torch.cuda.set_device(device)
+dist.init_process_group("gloo", init_method=sys.argv[5], rank=rank, world_size=count)
+group = dist.group.WORLD.group_name
+COUNT = 16 << 20  # numbers of 4 bytes in a buffer
+pool = sys.argv[6] == "pool"
+
+
+def tag(name="symmetric"):
+    return next(t for d in tms.stats()["devices"] for t in d["tags"] if t["tag"] == name)
+
+
+def symmetric():
+    if not pool:
+        return symm_mem.empty(COUNT, dtype=torch.float32, device=device)
+    with torch.cuda.use_mem_pool(symm_mem.get_mem_pool(device)):
+        return torch.empty(COUNT, dtype=torch.float32, device=device)
+
+
+with tms.region("symmetric", backup="host"):
+    one, two = symmetric(), symmetric()
+with warnings.catch_warnings(record=True):
+    warnings.simplefilter("always")
+    handles = [symm_mem.rendezvous(each, group) for each in (one, two)]
+if None in handles:
+    print("skip: this PyTorch takes a tensor of a region from the region's pool", flush=True)
+    os._exit(0)
+handle = handles[0]
+assert not handle.multicast_ptr
+held = tag()
+assert held["physical_bytes"] >= 2 * 4 * COUNT, held
+if not held["imported_bytes"]:
+    print("skip: PyTorch has handed memory over by fabric handles here", flush=True)
+    os._exit(0)
+assert held["imported_bytes"] == (count - 1) * held["physical_bytes"], held
+own_bytes = held["physical_bytes"]
+
+neighbour = (rank + 1) % count
+theirs = handle.get_buffer(neighbour, (COUNT,), torch.float32)
+read = torch.zeros(COUNT, device=device)
+reduced = torch.zeros(COUNT, device=device)
+
+
+def work():
+    handle.barrier(channel=0)
+    read.copy_(theirs)
+    reduced.copy_(torch.ops.symm_mem.one_shot_all_reduce(one, "sum", group))
+    handle.barrier(channel=1)
+    torch.ops.symm_mem.two_shot_all_reduce_(two, "sum", group)
+
+
+def all_here():
+    torch.cuda.synchronize()
+    dist.barrier()
+
+
+def fill(cycle):
+    one.fill_(rank + 1 + cycle)
+    two.fill_(10 * (rank + 1) + cycle)
+    read.zero_()
+    reduced.zero_()
+    all_here()
+
+
+def right(cycle):
+    all_here()
+    return (
+        bool((read == neighbour + 1 + cycle).all())
+        and bool((reduced == sum(r + 1 + cycle for r in range(count))).all())
+        and bool((two == sum(10 * (r + 1) + cycle for r in range(count))).all())
+        and bool((one == rank + 1 + cycle).all())
+    )
+
+
+fill(-1)
+work()
+assert right(-1)
+graph = torch.cuda.CUDAGraph()
+fill(-2)
+with torch.cuda.graph(graph):
+    work()
+all_here()
+graph.replay()
+assert right(-2)
+
+
+def free():
+    return torch.cuda.mem_get_info()[0]
+
+
+took, freed = {"pause": [], "resume": []}, []
+for cycle in range(cycles):
+    fill(cycle)
+    graph.replay()
+    assert right(cycle), cycle
+    all_here()
+    before, began = free(), time.perf_counter()
+    dist.barrier()
+    gone = together.pause("symmetric") if cycle % 2 else tms.pause("symmetric")
+    paused = time.perf_counter()
+    dist.barrier()
+    freed.append(free() - before)
+    while_paused = tag()
+    assert while_paused["physical_bytes"] == while_paused["imported_bytes"] == 0, while_paused
+    dist.barrier()
+    again = time.perf_counter()
+    back = together.resume() if cycle % 2 else tms.resume()
+    took["pause"].append(paused - began)
+    took["resume"].append(time.perf_counter() - again)
+    assert gone == back == own_bytes, (gone, back, own_bytes)
+    assert right(cycle), cycle  # what was in the buffers
+    if cycle % 10 == 0:
+        fill(cycle + 0.5)
+        work()  # without the graph
+        assert right(cycle + 0.5)
+# All of it goes, that of both where they share a GPU.
+assert min(freed) >= 0.9 * own_bytes * (count // devices), (min(freed), own_bytes)
+
+alone = ""
+if rank == 0:
+    try:
+        load().pause("symmetric", 0.3)
+    except tms.TmsError as error:
+        alone = str(error)
+    assert "other processes have the memory mapped" in alone, alone
+fill(cycles)
+graph.replay()
+assert right(cycles)
+if rank == 0:
+    said = {name: round(statistics.median(each) * 1000, 1) for name, each in took.items()}
+    figures = {"ranks": count, "devices": devices, "cycles": cycles, "bytes": own_bytes}
+    print(json.dumps({**figures, "milliseconds": said}), flush=True)
+all_here()
+os._exit(0)
+"""
+
+
+def pauses(ranks: int, cycles: int, kind: str) -> dict[str, Any]:
+    """The first rank's figures; of so many ranks, with a GPU each where there are as many."""
+    devices = min(ranks, torch.cuda.device_count())
+    peers = itertools.permutations(range(devices), 2)
+    if not all(torch.cuda.can_device_access_peer(*pair) for pair in peers):
+        pytest.skip("the GPUs have no access to one another")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    arguments = [*(str(each) for each in (ranks, devices, cycles)), meeting, kind]
+    variables = {"TMS_SHAREABLE": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    if devices < ranks:
+        variables["TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"] = "1"
+    running: list[Any] = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments],
+            env={**os.environ, **variables},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    said: list[tuple[str, str]] = [("", "")] * ranks
+    try:
+        for rank, each in enumerate(running):
+            said[rank] = each.communicate(timeout=150 if rank == 0 else 20)
+    except subprocess.TimeoutExpired:
+        for rank, each in enumerate(running):
+            each.kill()
+            if not said[rank][1]:
+                said[rank] = each.communicate()
+        pytest.fail("\n".join(f"rank {n}: {out}{words}" for n, (out, words) in enumerate(said)))
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+    codes = [each.returncode for each in running]
+    assert codes == [0] * ranks, (codes, *said)
+    last = said[0][0].splitlines()[-1]
+    if last.startswith("skip: "):
+        pytest.skip(last[len("skip: ") :])
+    print(last)
+    return dict(json.loads(last))
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_hundred_pauses_between_all_reduces(ranks: int) -> None:
+    if ranks == 4 and torch.cuda.device_count() < 4:
+        pytest.skip("there are fewer than four GPUs")
+    assert pauses(ranks, CYCLES, "empty")["cycles"] == CYCLES
+
+
+def test_a_pool_of_symmetric_memory() -> None:
+    """torch.cuda.MemPool over the same allocator (symm_mem.get_mem_pool)."""
+    import torch.distributed._symmetric_memory as symm_mem
+
+    if not hasattr(symm_mem, "get_mem_pool"):
+        pytest.skip("this PyTorch has no pool of symmetric memory")
+    assert pauses(2, 5, "pool")["cycles"] == 5

@@ -1,0 +1,85 @@
+package vmm
+
+import (
+	"fmt"
+	"math/rand/v2"
+
+	"tms/vmm/cuda"
+)
+
+// Memory that a program made itself, for other processes: its own is named here for them, and theirs mapped. What then
+// happens to it is as with segments of Malloc (share.go, import.go); but an import that is not mapped has memory, too,
+// which a pause gives up, so it belongs to its tag as long as it is known.
+
+// ShareHandle names the memory behind a handle of MemCreate, or of ImportHandle, for other processes, and tells its size in
+// bytes. Share.PID is 0 for this process's own.
+// Errors: ErrNotOurs, ErrNotShareable: it was not made for that, or nothing is shared here.
+func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s, err := e.byHandle(handle)
+	switch {
+	case err != nil:
+		return share, 0, err
+	case s.imported != nil:
+		return s.imported.share, s.userMapped.size, nil
+	case !e.shareable || !s.userMapped.prop.IsFile():
+		return share, 0, ErrNotShareable
+	}
+	if s.shared == nil {
+		s.shared = &shared{id: rand.Uint64(), closed: s.state != active}
+		e.sharing.shares[s.shared.id] = s
+	}
+	return Share{ID: s.shared.id}, s.userMapped.size, nil
+}
+
+// RetainShare is ImportHandle of the process's own memory: its handle, once more. Errors: ErrShareGone.
+func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := e.sharing.shares[id]
+	if s == nil || s.userMapped == nil {
+		return 0, ErrShareGone
+	}
+	s.userMapped.references++
+	return s.userMapped.handle, nil
+}
+
+// ImportHandle has another process's memory, for the program to map, under a handle of ours as MemCreate's: another one
+// each time. It belongs to the tag that it has there, and to the device by which the program uses it, whose work a pause
+// waits for. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle)
+func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err error) {
+	defer e.audit(&err)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	d, err := e.device(ordinal)
+	if err != nil {
+		return 0, err
+	}
+	i := &imported{engine: e, share: share}
+	var handle cuda.Handle
+	var lent Lent
+	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(); return err }); err != nil {
+		return 0, err
+	}
+	s := &segment{size: lent.Size, imported: i, userMapped: &userMapped{size: lent.Size, references: 1}, device: d}
+	x := newExtent(s)
+	x.handle, x.step = handle, created
+	if lent.Size == 0 || lent.Size%d.granularity != 0 {
+		_ = e.unlocked(func() error { x.drop(); return nil })
+		return 0, fmt.Errorf("%d bytes of process %d: %w", lent.Size, share.PID, cuda.InvalidValue)
+	}
+	s.extent = x
+	e.names[lent.Tag] = true
+	d.tag(lent.Tag).add(s)
+	e.know(s)
+	e.sharing.imports[i.key(s)] = s
+	return s.userMapped.handle, nil
+}
+
+// know gives user-mapped memory its handle. The caller holds e.mu.
+func (e *Engine) know(s *segment) {
+	e.userMapped.made++
+	s.userMapped.handle = handlePrefix<<handleShift | cuda.Handle(e.userMapped.made)
+	e.userMapped.known[s.userMapped.handle] = s
+}

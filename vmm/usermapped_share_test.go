@@ -1,0 +1,166 @@
+package vmm_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// mappedShare is an engine with shared memory of its own, and another that may import it; both are what two processes have.
+type mappedShare struct {
+	*mapper
+	importer *vmm.Engine
+	handle   cuda.Handle
+	share    vmm.Share
+}
+
+func newMappedShare(t *testing.T) *mappedShare {
+	_, driver, engine := simulated(t, 2)
+	importer := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	engines := [2]*vmm.Engine{engine, importer}
+	for i, e := range engines {
+		e.Processes(&neighbour{self: i, others: &engines})
+		e.Shareable(i == 0) // an importer need not share
+		e.CheckInvariants(true)
+	}
+	m := newMapper(t, driver, engine, weights)
+	s := &mappedShare{mapper: m, importer: importer}
+	var err error
+	s.handle, err = engine.MemCreate(m.request, cuda.PinnedOn(0).AsFile())
+	require.NoError(t, err)
+	require.NoError(t, engine.MemMap(m.at(0), chunk, 0, s.handle, 0))
+	m.open(0, 1)
+	fill(m.at(0), chunk, 1)
+	s.share, _, err = engine.ShareHandle(s.handle)
+	require.NoError(t, err)
+	require.Zero(t, s.share.PID)
+	t.Cleanup(importer.Drain)
+	return s
+}
+
+func (s *mappedShare) end() {
+	s.unmap(0, 1, s.handle)
+	s.mapper.end()
+}
+
+func briefly() vmm.Options { return vmm.Options{Importers: 100 * time.Millisecond} }
+
+// An import has memory whether it is mapped or not, which a pause gives up and a resume has again.
+func TestImportedHandleThatIsNotMapped(t *testing.T) {
+	s := newMappedShare(t)
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(t, err)
+	require.ErrorIs(t, pause(s.engine, briefly()), vmm.ErrImported)
+	require.NoError(t, pause(s.importer, name("weights")))
+	require.NoError(t, pause(s.engine, briefly()))
+
+	// Mapped and given access while it is paused.
+	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
+	require.ErrorIs(t, resume(s.importer, briefly()), vmm.ErrSharePaused)
+	require.NoError(t, resume(s.engine, briefly()))
+	require.NoError(t, resume(s.importer, briefly()))
+	requireFilled(t, s.at(2), chunk, 1)
+
+	// Unmapped while it is paused; and mapped elsewhere when it is back.
+	require.NoError(t, pause(s.importer, vmm.Options{}))
+	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
+	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, resume(s.engine, briefly()))
+	require.NoError(t, resume(s.importer, briefly()))
+	require.EqualValues(t, chunk, tagStats(t, s.importer, "weights").ImportedBytes)
+	require.NoError(t, s.importer.MemMap(s.at(3), chunk, 0, handle, 0))
+	require.NoError(t, s.importer.MemSetAccess(s.at(3), chunk, onDevice0))
+	requireFilled(t, s.at(3), chunk, 1)
+	require.NoError(t, s.importer.MemUnmap(s.at(3), chunk))
+	require.NoError(t, s.importer.MemRelease(handle))
+	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, resume(s.engine, vmm.Options{}))
+	s.end()
+}
+
+// Mapped without access: so it comes back.
+func TestImportedHandleWithoutAccess(t *testing.T) {
+	s := newMappedShare(t)
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(t, err)
+	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	for range 2 {
+		require.NoError(t, pause(s.importer, vmm.Options{}))
+		require.NoError(t, pause(s.engine, briefly()))
+		require.NoError(t, resume(s.engine, briefly()))
+		require.NoError(t, resume(s.importer, briefly()))
+	}
+	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
+	requireFilled(t, s.at(2), chunk, 1)
+	// The mapping keeps it, and another import is another.
+	second, err := s.importer.ImportHandle(1, s.share)
+	require.NoError(t, err)
+	require.NotEqual(t, handle, second)
+	require.NoError(t, s.importer.MemRelease(handle))
+	require.NoError(t, s.importer.MemRelease(second))
+	require.ErrorIs(t, s.importer.MemRelease(second), cuda.InvalidValue)
+	require.ErrorIs(t, pause(s.engine, briefly()), vmm.ErrImported)
+	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
+	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, resume(s.engine, briefly()))
+	s.end()
+}
+
+// What of a handle is for the process that made the memory alone, and what comes of memory that goes.
+func TestSharedHandles(t *testing.T) {
+	s := newMappedShare(t)
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(t, err)
+	again, size, err := s.importer.ShareHandle(handle)
+	require.NoError(t, err)
+	require.Equal(t, s.share, again)
+	require.EqualValues(t, chunk, size)
+	_, err = s.importer.Lend(handle)
+	require.ErrorIs(t, err, cuda.NotSupported)
+	require.ErrorIs(t, s.importer.MemUse(handle, true, nil), cuda.NotSupported)
+	require.NoError(t, s.importer.MemUse(handle, false, func(cuda.Handle) error { return nil }))
+
+	own, err := s.engine.RetainShare(s.share.ID)
+	require.NoError(t, err)
+	require.Equal(t, s.handle, own)
+	require.NoError(t, s.engine.MemRelease(own))
+	private, err := s.engine.MemCreate(s.request, cuda.PinnedOn(0))
+	require.NoError(t, err)
+	_, _, err = s.engine.ShareHandle(private)
+	require.ErrorIs(t, err, vmm.ErrNotShareable)
+	require.NoError(t, s.engine.MemRelease(private))
+	_, _, err = s.engine.ShareHandle(12345)
+	require.ErrorIs(t, err, vmm.ErrNotOurs)
+
+	s.end()
+	_, err = s.engine.RetainShare(s.share.ID)
+	require.ErrorIs(t, err, vmm.ErrShareGone)
+	_, err = s.importer.ImportHandle(0, s.share)
+	require.ErrorIs(t, err, vmm.ErrShareGone)
+	require.NoError(t, pause(s.importer, vmm.Options{}))
+	err = resume(s.importer, vmm.Options{})
+	require.ErrorIs(t, err, vmm.ErrShareGone)
+	require.ErrorContains(t, err, "cuMemRelease")
+	require.NoError(t, s.importer.MemRelease(handle))
+	require.NoError(t, resume(s.importer, vmm.Options{}))
+}
+
+// A device is reset, which takes the import too.
+func TestImportedHandleAndReset(t *testing.T) {
+	s := newMappedShare(t)
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(t, err)
+	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	s.importer.Reset(0)
+	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, resume(s.engine, briefly()))
+	require.NoError(t, resume(s.importer, briefly()))
+	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
+	require.NoError(t, s.importer.MemRelease(handle))
+	s.end()
+}
