@@ -14,7 +14,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from device import torch_on_gpu
+from device import output, torch_on_gpu
 
 torch = torch_on_gpu()
 if not hasattr(torch.cuda, "_compile_kernel"):
@@ -197,3 +197,79 @@ def test_a_hundred_pauses_between_all_reduces() -> None:
     figures = json.loads(out.splitlines()[-1])
     assert figures["cycles"] == CYCLES
     print(json.dumps(figures))
+
+
+OWNER = """
+import subprocess, sys
+import torch, tms
+import torch.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+from tms._library import load
+
+COUNT = 5 << 20  # numbers of 4 bytes: a block of PyTorch's each
+with tms.region("weights", backup="host"):
+    parts = [torch.full((COUNT,), i, dtype=torch.int32, device="cuda") for i in range(4)]
+torch.cuda.synchronize()
+tms.pause("weights")
+tms.resume("weights")  # they share an extent
+reader = subprocess.Popen(
+    [sys.executable, "-c", sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+)
+
+def ask(line):
+    reader.stdin.write(line + "\\n")
+    reader.stdin.flush()
+    return reader.stdout.readline().strip()
+
+def change(value):
+    parts[1].fill_(value)
+    torch.cuda.synchronize()
+
+assert ask("open " + bytes(ForkingPickler.dumps(parts[1])).hex()) == "1"
+try:
+    load().pause("weights", 0.2)
+except tms.TmsError as error:
+    assert f"process {reader.pid}," in str(error), error
+else:
+    raise AssertionError("a tensor that another process has was paused")
+for cycle in range(10):
+    change(100 + cycle)
+    assert ask("read") == str(100 + cycle)
+    assert ask("pause") == "done"
+    before = torch.cuda.mem_get_info()[0]
+    assert tms.pause("weights") >= 4 * COUNT * 4
+    assert torch.cuda.mem_get_info()[0] - before >= 4 * COUNT * 4
+    tms.resume("weights")
+    assert ask("resume") == str(100 + cycle)
+    assert [int(part[-1]) for part in parts] == [0, 100 + cycle, 2, 3]
+assert ask("close") == "done"
+tms.pause("weights")
+tms.resume("weights")
+reader.communicate(timeout=60)
+assert reader.returncode == 0
+print("done")
+"""
+
+READER = """
+import sys
+import torch, tms
+import torch.multiprocessing
+from multiprocessing.reduction import ForkingPickler
+
+for line in sys.stdin:
+    what, _, rest = line.strip().partition(" ")
+    if what == "open":
+        tensor = ForkingPickler.loads(bytes.fromhex(rest))
+    elif what == "pause":
+        tms.pause()
+    elif what == "resume":
+        tms.resume()
+    elif what == "close":
+        del tensor
+    print(int(tensor[-1]) if what not in ("pause", "close") else "done", flush=True)
+"""
+
+
+def test_a_tensor_in_another_process() -> None:
+    """As torch.multiprocessing sends it, from a region and with nothing set."""
+    assert output(OWNER, READER) == "done\n"
