@@ -4,9 +4,8 @@
  * modules, local memory, arrays) nobody's here.
  *
  * The lock is never held during a call of CUDA. So that an address can be another thread's at once, a free is noted
- * before it is made, and taken back when it failed; an allocation is noted after. Of memory made by cuMemCreate the
- * handles and mappings are counted: it goes with the last. A pool is noted once, and asked for its size by
- * account.go.
+ * before it is made, and taken back when it failed; an allocation is noted after. Of memory made by cuMemCreate shared.c
+ * counts the handles and mappings. A pool is noted once, and asked for its size by account.go.
  *
  * A forked child has nothing of this: CUDA does not survive fork. */
 #define _GNU_SOURCE
@@ -21,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX, BLOCKS_MAX = 1 << 19 };
+enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX };
 
 HIDDEN bool account_on;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -32,7 +31,7 @@ static char program[256];	 /* the file that it is, without folders */
 static bool started;
 static struct account_owner owners[OWNERS_MAX];
 static size_t owner_count;
-static struct table allocations, handles, mappings;
+static struct table allocations;
 static struct account_pool pools[POOLS_MAX];
 static size_t pool_count;
 static uint64_t uncounted;
@@ -89,12 +88,12 @@ static void subtract(const struct block *block)
 }
 
 /* In place of one of the address that went unseen. */
-static void put(struct table *table, struct block block)
+static void put(struct block block)
 {
-	struct block before = table_take(table, block.address);
+	struct block before = table_take(&allocations, block.address);
 	if (before.address)
 		subtract(&before);
-	if (block.owner && table->live < BLOCKS_MAX && table_put(table, block))
+	if (block.owner && allocations.live < BLOCKS_MAX && table_put(&allocations, block))
 		add(&block);
 	else
 		uncounted++;
@@ -113,8 +112,8 @@ HIDDEN void account_malloc(const void *address, size_t size, const void *caller)
 	if (!begin())
 		return;
 	if (known)
-		put(&allocations, (struct block){.address = address, .size = size, .owner = owner_of(library, device),
-						 .context = context});
+		put((struct block){.address = address, .size = size, .owner = owner_of(library, device),
+				   .context = context});
 	else
 		uncounted++;
 	end();
@@ -136,7 +135,7 @@ HIDDEN void account_unfree(struct block block)
 {
 	if (!block.address || !begin())
 		return;
-	put(&allocations, block);
+	put(block);
 	end();
 }
 
@@ -175,165 +174,37 @@ HIDDEN void account_context_left(const void *context, bool gone)
 	end();
 }
 
-/* ---- memory by handles */
+/* ---- memory by handles: shared.c tells when it comes and goes */
 
-static const void *key(uint64_t handle)
+HIDDEN struct account_owner *account_owner_of(const void *caller, int device)
 {
-	return (const void *)(uintptr_t)handle;
-}
-
-/* Takes out what nothing holds any more. */
-static struct block settle(struct block *handle)
-{
-	if (handle->references || handle->mappings)
-		return (struct block){0};
-	subtract(handle);
-	return table_take(&handles, handle->address);
-}
-
-HIDDEN int account_create(uint64_t *handle, size_t size, const void *prop, unsigned long long flags, int device,
-			  const void *caller)
-{
-	int code = forward_cuMemCreate(handle, size, prop, flags);
-	if (code != SUCCESS || device < 0)
-		return code;
+	struct account_owner *owner = NULL;
 	const char *library = library_of(caller);
 	if (begin()) {
-		put(&handles, (struct block){.address = key(*handle), .size = size, .owner = owner_of(library, device),
-					     .references = 1});
+		owner = owner_of(library, device);
+		uncounted += !owner;
 		end();
 	}
-	return code;
+	return owner;
 }
 
-HIDDEN int account_retain(uint64_t *handle, void *address)
+HIDDEN void account_add(const struct block *block, bool has_room)
 {
-	int code = forward_cuMemRetainAllocationHandle(handle, address);
-	if (code == SUCCESS && begin()) {
-		struct block *found = table_find(&handles, key(*handle));
-		if (found)
-			found->references++;
-		end();
-	}
-	return code;
+	if (!block->owner || !begin())
+		return;
+	if (has_room)
+		add(block);
+	else
+		uncounted++;
+	end();
 }
 
-HIDDEN int account_release(uint64_t handle)
+HIDDEN void account_subtract(const struct block *block)
 {
-	struct block taken = {0};
-	bool known = false;
-	if (begin()) {
-		struct block *found = table_find(&handles, key(handle));
-		if ((known = found && found->references)) {
-			found->references--;
-			taken = settle(found);
-		}
-		end();
-	}
-	int code = forward_cuMemRelease(handle);
-	if (code != SUCCESS && known && begin()) {
-		if (taken.address)
-			put(&handles, taken);
-		struct block *found = table_find(&handles, key(handle));
-		if (found)
-			found->references++;
-		end();
-	}
-	return code;
-}
-
-/* A mapping of it has gone. Returns the handle's if it goes with that. */
-static struct block unmapped(struct block mapping)
-{
-	struct block *handle = table_find(&handles, key(mapping.handle));
-	if (!handle || !handle->mappings)
-		return (struct block){0};
-	handle->mappings--;
-	return settle(handle);
-}
-
-/* Whether there is room. In place of one there that went unseen. */
-static bool mapped(struct block mapping)
-{
-	struct block before = table_take(&mappings, mapping.address);
-	if (before.address)
-		unmapped(before);
-	return mappings.live < BLOCKS_MAX && table_put(&mappings, mapping);
-}
-
-/* The handle is held by the mapping before it is made: another thread may release it as soon as it is. */
-HIDDEN int account_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
-{
-	struct block mapping = {.address = (const void *)address, .size = size, .handle = handle, .mappings = 1};
-	bool known = false;
-	if (begin()) {
-		struct block *found = table_find(&handles, key(handle));
-		if ((known = found))
-			found->mappings++;
-		end();
-	}
-	int code = forward_cuMemMap(address, size, offset, handle, flags);
-	if (known && begin()) {
-		if (code != SUCCESS || !mapped(mapping)) /* one without room counts until the handle is released */
-			unmapped(mapping);
-		end();
-	}
-	return code;
-}
-
-/* What an unmap takes out, for when it fails: of each mapping, and of each handle that goes with it. */
-struct taken {
-	struct block *blocks;
-	size_t count, room;
-	struct block few[8];
-};
-
-/* What finds no room is not put back when the unmap fails. A mapping's mappings is 1, a handle's then 0. */
-static void keep(struct taken *taken, struct block block)
-{
-	if (taken->count == taken->room) {
-		struct block *more = malloc(2 * taken->room * sizeof *more);
-		if (!more)
-			return;
-		memcpy(more, taken->blocks, taken->count * sizeof *more);
-		if (taken->blocks != taken->few)
-			free(taken->blocks);
-		taken->blocks = more;
-		taken->room *= 2;
-	}
-	taken->blocks[taken->count++] = block;
-}
-
-HIDDEN int account_unmap(uintptr_t address, size_t size)
-{
-	struct taken taken = {.blocks = taken.few, .room = sizeof taken.few / sizeof *taken.few};
-	if (begin()) {
-		for (uintptr_t at = address; at - address < size;) { /* several, side by side */
-			struct block mapping = table_take(&mappings, (const void *)at), handle;
-			if (!mapping.address)
-				break;
-			keep(&taken, mapping);
-			handle = unmapped(mapping);
-			if (handle.address)
-				keep(&taken, handle);
-			at += mapping.size;
-		}
-		end();
-	}
-	int code = forward_cuMemUnmap(address, size);
-	if (code != SUCCESS && taken.count && begin()) {
-		for (size_t i = taken.count; i-- > 0;) { /* a handle before the mapping that it went with */
-			struct block block = taken.blocks[i], *handle;
-			if (!block.mappings)
-				put(&handles, block);
-			else if (mapped(block) && (handle = table_find(&handles, key(block.handle))))
-				handle->mappings++;
-		}
-		end();
-	}
-	if (taken.blocks != taken.few)
-		free(taken.blocks);
-	return code;
+	if (!block->owner || !begin())
+		return;
+	subtract(block);
+	end();
 }
 
 /* ---- pools */
@@ -464,8 +335,6 @@ static void after_fork_in_child(void)
 	uncounted = 0;
 	atomic_store(&readers, 0);
 	table_clear(&allocations);
-	table_clear(&handles);
-	table_clear(&mappings);
 	fork_mark_set(&process);
 	pthread_mutex_unlock(&lock);
 }
@@ -481,6 +350,5 @@ AT_LOAD HIDDEN void account_load(void)
 	snprintf(program, sizeof program, "%s", slash ? slash + 1 : "unknown");
 	account_on = true;
 	atomic_store(&alloc_watched, true);
-	atomic_store(&mapping_watched, true);
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }

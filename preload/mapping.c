@@ -55,10 +55,13 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	const void *caller = __builtin_return_address(0);
 	if (unlikely(region_active()) && TAKING_FOR(caller) && handle && !flags && can_be_paused(prop))
 		return create(handle, size, prop);
-	int code = account_on && !alloc_below ? account_create(handle, size, prop, flags, device_of(prop), caller)
-					      : forward_cuMemCreate(handle, size, prop, flags);
-	if (code == SUCCESS && ((const struct prop *)prop)->handle_types)
-		shared_created(*handle);
+	int code = forward_cuMemCreate(handle, size, prop, flags), device = device_of(prop);
+	if (code != SUCCESS)
+		return code;
+	bool counts = account_on && !alloc_below && device >= 0;
+	struct account_owner *owner = counts ? account_owner_of(caller, device) : NULL;
+	if (owner || ((const struct prop *)prop)->handle_types)
+		shared_created(*handle, size, owner);
 	return code;
 }
 
@@ -72,7 +75,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 				answer_ = IN_GO(ours);                                             \
 				trace_changed();                                                   \
 			}                                                                          \
-			counts_ = account_on || atomic_load(&shared_watched);                      \
+			counts_ = atomic_load(&shared_watched);                                    \
 		}                                                                                  \
 		answer_ != NOT_OURS ? answer_ : unlikely(counts_) ? (counted) : (plain);           \
 	})

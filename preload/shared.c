@@ -1,22 +1,27 @@
-/* shared knows what device memory this process shares with others by handles (cuMemExportToShareableHandle,
- * cuMemImportFromShareableHandle) and still has: of handles that were imported, or can be exported, the references and
- * mappings are counted, for the memory is there until the last has gone. NCCL gives all of its own back when it is
- * suspended, and the driver can checkpoint the process then. A descriptor that was exported counts while it is open.
+/* shared counts memory by handles (cuMemCreate, cuMemImportFromShareableHandle): its references and mappings, for it is
+ * there until the last has gone. That is for account.c, whose some of it is; and tells what this process shares with
+ * others by handles and still has: NCCL gives all of its own back when it is suspended, and the driver can checkpoint the
+ * process then. A descriptor that was exported counts while it is open.
  *
- * As in account.c the lock is never held during a call of CUDA, and what takes away is noted before it is made. What
- * finds no room here, or was made unseen, is shared for good (everything_note). */
+ * As in account.c, whose lock is taken below this one, the lock is never held during a call of CUDA, and what takes away is
+ * noted before it is made, and taken back when it failed. What finds no room here, or was made unseen, is shared for good
+ * (everything_note), and not of the account. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
 
 #include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+enum { EXPORTED = 1, IMPORTED }; /* how a handle's memory is shared */
+static const char *const calls[] = {NULL, "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle"};
+
 HIDDEN _Atomic bool shared_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* whose memory it is */
+static struct fork_mark process; /* whose memory it is; a child that no handler prepared notes nothing */
 
 /* Guarded by lock. */
 static struct table handles, mappings;
@@ -50,8 +55,17 @@ static void before_fork(void)
 	pthread_mutex_lock(&lock);
 }
 
-static void after_fork(void)
+static void after_fork_in_parent(void)
 {
+	pthread_mutex_unlock(&lock);
+}
+
+static void after_fork_in_child(void)
+{
+	descriptor_count = 0;
+	table_clear(&handles);
+	table_clear(&mappings);
+	fork_mark_set(&process);
 	pthread_mutex_unlock(&lock);
 }
 
@@ -67,43 +81,54 @@ static void watch(void)
 	}
 	pthread_mutex_unlock(&lock);
 	if (first)
-		fork_notify(before_fork, after_fork, after_fork);
+		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-HIDDEN void shared_created(uint64_t handle)
+/* In place of one that went unseen. Whether there is room. */
+static bool put(struct block handle)
+{
+	struct block before = table_take(&handles, handle.address);
+	account_subtract(&before);
+	bool room = handles.live < BLOCKS_MAX && table_put(&handles, handle);
+	account_add(&handle, room);
+	if (!room && handle.shared)
+		everything_note(calls[handle.shared], SUCCESS);
+	return room;
+}
+
+HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner)
 {
 	watch();
 	if (!begin())
 		return;
-	table_put(&handles, (struct block){.address = key(handle), .references = 1});
+	put((struct block){.address = key(handle), .size = size, .owner = owner, .references = 1});
 	end();
 }
 
 /* Takes out what nothing holds any more. */
-static struct block settle(struct block *handle)
+static void settle(struct block *handle)
 {
-	return handle->references || handle->mappings ? (struct block){0} : table_take(&handles, handle->address);
+	if (handle->references || handle->mappings)
+		return;
+	account_subtract(handle);
+	table_take(&handles, handle->address);
 }
 
-static void put_back(struct block handle, uint32_t references, uint32_t more)
+static void put_back(struct block was, uint32_t references, uint32_t more)
 {
-	struct block *found = table_find(&handles, handle.address);
-	if (!handle.address)
-		return;
+	struct block *found = was.address ? table_find(&handles, was.address) : NULL;
 	if (found) {
 		found->references += references;
 		found->mappings += more;
-		return;
+	} else if (was.address) {
+		was.references = references;
+		was.mappings = more;
+		put(was);
 	}
-	handle.references = references;
-	handle.mappings = more;
-	if (!table_put(&handles, handle) && handle.call)
-		everything_note(handle.call, SUCCESS);
 }
 
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type)
 {
-	static const char call[] = "cuMemImportFromShareableHandle";
 	int code = forward_cuMemImportFromShareableHandle(handle, shareable, type);
 	if (code != SUCCESS)
 		return code;
@@ -113,9 +138,9 @@ HIDDEN int shared_import(uint64_t *handle, void *shareable, int type)
 	struct block *found = table_find(&handles, key(*handle));
 	if (found) {
 		found->references++;
-		found->call = call;
-	} else if (!table_put(&handles, (struct block){.address = key(*handle), .call = call, .references = 1})) {
-		everything_note(call, SUCCESS);
+		found->shared = IMPORTED;
+	} else {
+		put((struct block){.address = key(*handle), .references = 1, .shared = IMPORTED});
 	}
 	end();
 	return code;
@@ -147,7 +172,6 @@ static bool note_descriptor(int number)
 
 HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
-	static const char call[] = "cuMemExportToShareableHandle";
 	int code = forward_cuMemExportToShareableHandle(shareable, handle, type, flags);
 	if (code != SUCCESS)
 		return code;
@@ -155,16 +179,16 @@ HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned lo
 	bool known = false;
 	if (begin()) {
 		if ((found = table_find(&handles, key(handle))))
-			found->call = call;
+			found->shared = EXPORTED;
 		known = found && (type != POSIX_FD || note_descriptor(*(int *)shareable));
 		end();
 	}
-	return known ? code : everything_note(call, code);
+	return known ? code : everything_note(calls[EXPORTED], code);
 }
 
 HIDDEN int shared_retain(uint64_t *handle, void *address)
 {
-	int code = account_retain(handle, address);
+	int code = forward_cuMemRetainAllocationHandle(handle, address);
 	if (code == SUCCESS && begin()) {
 		struct block *found = table_find(&handles, key(*handle));
 		if (found)
@@ -186,7 +210,7 @@ HIDDEN int shared_release(uint64_t handle)
 		}
 		end();
 	}
-	int code = account_release(handle);
+	int code = forward_cuMemRelease(handle);
 	if (code != SUCCESS && was.address && begin()) {
 		put_back(was, 1, 0);
 		end();
@@ -194,7 +218,7 @@ HIDDEN int shared_release(uint64_t handle)
 	return code;
 }
 
-/* One has gone, or was not made. */
+/* One has gone, or was not made. Returns the handle's as it was. */
 static struct block unmapped(uint64_t handle)
 {
 	struct block *found = table_find(&handles, key(handle)), was = {0};
@@ -212,9 +236,11 @@ static void mapped(struct block mapping)
 	struct block before = table_take(&mappings, mapping.address);
 	if (before.address)
 		unmapped(before.handle);
-	table_put(&mappings, mapping); /* without room for it the handle counts for good */
+	if (mappings.live < BLOCKS_MAX)
+		table_put(&mappings, mapping); /* without room for it the handle counts for good */
 }
 
+/* The handle is held by the mapping before it is made: another thread may release it as soon as it is. */
 HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
 {
 	bool known = false;
@@ -224,7 +250,7 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 			found->mappings++;
 		end();
 	}
-	int code = account_map(address, size, offset, handle, flags);
+	int code = forward_cuMemMap(address, size, offset, handle, flags);
 	if (known && begin()) {
 		if (code == SUCCESS)
 			mapped((struct block){.address = (const void *)address, .size = size, .handle = handle});
@@ -235,36 +261,57 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 	return code;
 }
 
+/* What an unmap takes out, for when it fails. */
+struct undo {
+	struct piece {
+		struct block mapping, handle; /* as it was before */
+	} *pieces, few[8];
+	size_t count, room;
+	int lost; /* how that is shared which found no room here */
+};
+
+static void keep(struct undo *undo, struct block mapping, struct block handle)
+{
+	if (undo->count == undo->room) {
+		struct piece *more = malloc(2 * undo->room * sizeof *more);
+		if (!more) {
+			undo->lost = handle.shared ? handle.shared : undo->lost;
+			return;
+		}
+		memcpy(more, undo->pieces, undo->count * sizeof *more);
+		if (undo->pieces != undo->few)
+			free(undo->pieces);
+		undo->pieces = more;
+		undo->room *= 2;
+	}
+	undo->pieces[undo->count++] = (struct piece){mapping, handle};
+}
+
 HIDDEN int shared_unmap(uintptr_t address, size_t size)
 {
-	enum { MOST = 32 }; /* that are put back, when it fails */
-	struct block taken[MOST], were[MOST];
-	const char *lost = NULL; /* of what is shared, beyond those */
-	size_t count = 0;
+	struct undo undo = {.pieces = undo.few, .room = sizeof undo.few / sizeof *undo.few};
 	if (begin()) {
-		for (uintptr_t at = address; at - address < size;) {
+		for (uintptr_t at = address; at - address < size;) { /* several, side by side */
 			struct block mapping = table_take(&mappings, (const void *)at);
 			if (!mapping.address)
 				break;
-			struct block was = unmapped(mapping.handle);
-			if (count < MOST)
-				taken[count] = mapping, were[count++] = was;
-			else if (was.call)
-				lost = was.call;
+			keep(&undo, mapping, unmapped(mapping.handle));
 			at += mapping.size;
 		}
 		end();
 	}
-	int code = account_unmap(address, size);
-	if (code != SUCCESS && count && begin()) {
-		while (count-- > 0) {
-			put_back(were[count], 0, 1);
-			mapped(taken[count]);
+	int code = forward_cuMemUnmap(address, size);
+	if (code != SUCCESS && undo.count && begin()) {
+		while (undo.count-- > 0) {
+			put_back(undo.pieces[undo.count].handle, 0, 1);
+			mapped(undo.pieces[undo.count].mapping);
 		}
-		if (lost)
-			everything_note(lost, SUCCESS);
+		if (undo.lost)
+			everything_note(calls[undo.lost], SUCCESS);
 		end();
 	}
+	if (undo.pieces != undo.few)
+		free(undo.pieces);
 	return code;
 }
 
@@ -276,10 +323,10 @@ HIDDEN const char *shared_obstacle(void)
 		return NULL;
 	for (size_t i = 0; i < handles.slot_count && !call; i++)
 		if (handles.slots[i].address)
-			call = handles.slots[i].call;
+			call = calls[handles.slots[i].shared];
 	for (size_t i = 0; i < descriptor_count;)
 		if (what_is(descriptors[i].number, what) && strcmp(what, descriptors[i].what) == 0)
-			call = call ? call : "cuMemExportToShareableHandle", i++;
+			call = call ? call : calls[EXPORTED], i++;
 		else
 			descriptors[i] = descriptors[--descriptor_count];
 	end();

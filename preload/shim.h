@@ -174,7 +174,7 @@ HIDDEN int pausable_free(void *pointer);
 
 /* mapping.c: memory that the program makes and maps itself. */
 extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
-extern _Atomic bool mapping_watched HIDDEN; /* that, or it is counted by account.c */
+extern _Atomic bool mapping_watched HIDDEN; /* that, or it is counted by shared.c */
 HIDDEN void mapping_track(void);
 enum { NOT_OURS = -1 };
 struct mapping_use;
@@ -206,22 +206,19 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* table.c: blocks of account.c's by address. */
+/* table.c: blocks of account.c's and shared.c's by address. */
 struct account_owner;
 struct block {
 	const void *address; /* or a handle, whose memory it is; NULL: none */
+	size_t size;
 	union {
-		size_t size;
-		const char *call; /* of a handle of shared.c: by which its memory is shared; NULL: it is not */
-	};
-	union {
-		struct account_owner *owner;
+		struct account_owner *owner; /* NULL: none, of what is not of the account */
 		uint64_t handle; /* that is mapped there */
 	};
 	union {
 		const void *context;
-		struct {
-			uint32_t references, mappings; /* of a handle */
+		struct { /* of a handle */
+			uint32_t references, mappings : 30, shared : 2; /* 0: not with other processes */
 		};
 	};
 };
@@ -229,6 +226,7 @@ struct table {
 	struct block *slots;
 	size_t slot_count, live;
 };
+enum { BLOCKS_MAX = 1 << 19 }; /* that are put into one */
 HIDDEN struct block *table_find(const struct table *table, const void *address); /* until it is changed; NULL: none */
 HIDDEN bool table_put(struct table *table, struct block block);	/* in place of one that is there; false: no memory */
 HIDDEN struct block table_take(struct table *table, const void *address); /* of address NULL: there was none */
@@ -304,13 +302,10 @@ HIDDEN void account_unfree(struct block block);					  /* it has failed */
 HIDDEN void account_context_leaves(const void *context);
 HIDDEN void account_context_left(const void *context, bool gone);
 HIDDEN void account_device_resets(int device);
-/* As the driver's functions. device: -1: it is no memory of a device. */
-HIDDEN int account_create(uint64_t *handle, size_t size, const void *prop, unsigned long long flags, int device,
-			  const void *caller);
-HIDDEN int account_retain(uint64_t *handle, void *address);
-HIDDEN int account_release(uint64_t handle);
-HIDDEN int account_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
-HIDDEN int account_unmap(uintptr_t address, size_t size);
+/* Of memory by handles, which has its owner from before it is counted. NULL: it is not. */
+HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
+HIDDEN void account_add(const struct block *block, bool has_room);
+HIDDEN void account_subtract(const struct block *block);
 HIDDEN void account_pool(void *pool, const void *caller); /* before memory is taken from it; NULL: the device's current */
 /* All, and how many allocations found no room. Between begin and end no pool that is told is destroyed. */
 HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
@@ -442,9 +437,9 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
-/* shared.c: memory that is shared with other processes by handles; as the driver's functions. */
-extern _Atomic bool shared_watched HIDDEN; /* some could be */
-HIDDEN void shared_created(uint64_t handle); /* that can be exported */
+/* shared.c: memory by handles that is of the account, or could be shared with other processes; as the driver's functions. */
+extern _Atomic bool shared_watched HIDDEN; /* there was some */
+HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner);
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);
 HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 HIDDEN int shared_retain(uint64_t *handle, void *address);
