@@ -54,7 +54,11 @@ func TestGateAndAnotherDriver(t *testing.T) {
 // TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.
 func TestGateStorm(t *testing.T) {
 	pauses, given := os.LookupEnv("TMS_GATE_PAUSES")
-	if !given {
+	switch {
+	case given:
+	case sanitized:
+		pauses = "100"
+	default:
 		pauses = "300"
 	}
 	program := compileWithDriver(t, "gatestorm", majors[1])

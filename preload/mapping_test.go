@@ -9,7 +9,7 @@ import (
 )
 
 func TestMappingByTheProgram(t *testing.T) {
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		run(t, compile(t, "expandable", cudart), nil, "TMS_EXTENT_BYTES=1073741824").succeeded(t)
 	}
 }
