@@ -773,7 +773,7 @@ func TestControlOfWhoDidNotAsk(t *testing.T) {
 	require.Equal(t, "1", h.do("threads"))
 	pids, err := client.List()
 	require.NoError(t, err)
-	require.Empty(t, pids)
+	require.NotContains(t, pids, h.pid())
 	require.NoError(t, h.stdin.Close())
 }
 
@@ -806,7 +806,8 @@ func TestControlAndProcesses(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(directory, "1.sock.old"), nil, 0o600))
 	pids, err := client.List()
 	require.NoError(t, err)
-	require.Empty(t, pids)
+	require.NotContains(t, pids, 1)
+	require.NotContains(t, pids, h.pid())
 	require.FileExists(t, filepath.Join(directory, "1.sock.old"))
 
 	// A daemon, which became one before it used the library, and one after.
