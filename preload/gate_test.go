@@ -25,6 +25,7 @@ func TestGate(t *testing.T) {
 
 func TestGateHoldsNotAll(t *testing.T) {
 	program := compileWithDriver(t, "gate", majors[1])
+	run(t, program, []string{"exported"}, reaching(t)).succeeded(t)
 	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
 

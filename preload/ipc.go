@@ -108,7 +108,8 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	if err == nil && descriptor < 0 {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
 	}
-	return vmm.Lent{Descriptor: descriptor, Tag: vmm.TagName(reply.Tag), Size: reply.Bytes, Device: reply.Device}, err
+	return vmm.Lent{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
+		Tag: vmm.TagName(reply.Tag), Device: reply.Device}, err
 }
 
 // ask has a request answered; descriptor is what came with it, or -1.

@@ -13,10 +13,10 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 		for _, what := range []string{"mutual", "lone", "freed", "killed", "importer_dies", "alone"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {
 				sockets(t)
-				o := run(t, program, []string{what}, "TMS_SHAREABLE=1", "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
+				o := run(t, program, []string{what}, "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
 				o.succeeded(t)
 			})
 		}
 	}
-	run(t, compileWithDriver(t, "ipc", majors[1]), []string{"unset"}).succeeded(t)
+	run(t, compileWithDriver(t, "ipc", majors[1]), []string{"not shared"}, "TMS_SHAREABLE=0").succeeded(t)
 }

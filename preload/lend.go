@@ -100,7 +100,7 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		}
 		defer func() { _ = unix.Close(lent.Descriptor) }()
 		unix.CloseOnExec(lent.Descriptor)
-		s.lent.Store(&control.Reply{OK: true, Bytes: lent.Size, Tag: vmm.TagText(lent.Tag), Device: lent.Device})
+		s.lent.Store(&control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: vmm.TagText(lent.Tag), Device: lent.Device})
 		if err = passOver(number, lent.Descriptor); err != nil {
 			e.Returned(share, to)
 		}

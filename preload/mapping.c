@@ -133,6 +133,8 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
 {
 	struct mapping_use use = {shareable, type, flags};
 	int code = token_export(shareable, handle, type, flags);
+	if (code == NOT_OURS && !region_config.exportable && atomic_load(&arena_count))
+		code = IN_GO(tmsNotExportable(handle));
 	if (code != NOT_OURS)
 		return code;
 	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,

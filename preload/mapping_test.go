@@ -18,6 +18,7 @@ func TestExportedSegments(t *testing.T) {
 	program := compile(t, "export", majors[1])
 	run(t, program, []string{"shareable"}, "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"private"}).succeeded(t)
+	run(t, program, []string{"private"}, "TMS_SHAREABLE=0").succeeded(t)
 }
 
 func TestExcluded(t *testing.T) {

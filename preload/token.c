@@ -6,6 +6,7 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
+#include "region.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -40,7 +41,7 @@ static int file(const struct ipc_handle *token)
 
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
-	if (type != POSIX_FD || flags || !shareable ||
+	if (type != POSIX_FD || flags || !shareable || !region_config.exportable ||
 	    !atomic_load_explicit(&mapping_tracked, memory_order_acquire))
 		return NOT_OURS;
 	struct ipc_handle token = {.pid = 0};

@@ -110,20 +110,39 @@ AT_LOAD static void environment_names(void)
 	}
 }
 
-AT_LOAD static bool environment_bool(const char *variable)
+/* 1 or 0; -1: it is neither. */
+AT_LOAD static int parse_bool(const char *value)
 {
-	const char *value = getenv(variable);
-	if (!value || !*value)
-		return false;
 	static const char *const yes[] = {"1", "true", "yes"}, *const no[] = {"0", "false", "no"};
 	for (int i = 0; i < 3; i++) {
 		if (strcasecmp(value, yes[i]) == 0)
-			return true;
+			return 1;
 		if (strcasecmp(value, no[i]) == 0)
-			return false;
+			return 0;
 	}
-	complain(variable, value, "one of 1, 0, true, false, yes, no; using 0");
-	return false;
+	return -1;
+}
+
+AT_LOAD static bool environment_bool(const char *variable)
+{
+	const char *value = getenv(variable);
+	int parsed = value && *value ? parse_bool(value) : 0;
+	if (parsed < 0)
+		complain(variable, value, "one of 1, 0, true, false, yes, no; using 0");
+	return parsed > 0;
+}
+
+/* TMS_SHAREABLE: ipc, or a boolean. Who is given a descriptor by the program can be told nothing of neighbours. */
+AT_LOAD static void environment_shareable(void)
+{
+	const char *value = getenv("TMS_SHAREABLE");
+	int parsed = value && *value ? parse_bool(value) : -1;
+	if (parsed < 0 && value && *value && strcasecmp(value, "ipc") != 0)
+		complain("TMS_SHAREABLE", value, "ipc, 1 or 0; using ipc");
+	region_config.shareable = parsed != 0;
+	region_config.exportable = parsed > 0;
+	if (region_config.exportable)
+		region_config.extent_bytes = 0;
 }
 
 AT_LOAD static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,
@@ -208,7 +227,6 @@ AT_LOAD static void load(void)
 
 	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
 	region_config.verify = environment_bool("TMS_VERIFY");
-	region_config.shareable = environment_bool("TMS_SHAREABLE");
 	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
 	region_config.account = environment_bool("TMS_ACCOUNT");
 	region_config.control = environment_bool("TMS_CONTROL");
@@ -221,6 +239,7 @@ AT_LOAD static void load(void)
 					 << 20;
 	region_config.extent_bytes = environment_number(
 		"TMS_EXTENT_BYTES", 80 << 20, 0, UINT64_MAX, "a number of bytes; using 83886080"); /* four of PyTorch's blocks */
+	environment_shareable();
 	region_config.host_pool_bytes = environment_number(
 		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
 	environment_names();

@@ -17,9 +17,9 @@ type device struct {
 	uuid        string       // "": the driver does not tell
 	granularity uint64
 	total       uint64
-	node        int  // NUMA node of the nearest host memory; -1: unknown
-	rdma        bool // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
-	shareable   bool // memory can be exported as file descriptors
+	node        int         // NUMA node of the nearest host memory; -1: unknown
+	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
+	shareable   atomic.Bool // memory is made so that other processes can be given it, as file descriptors
 	tags        map[string]*tag
 	space       *space.Space[segment]
 	peers       []int // devices that could have access to its memory
@@ -49,6 +49,8 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
 	d.rdma = err == nil && rdma != 0 // older drivers do not know the question
+	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
+	d.shareable.Store(err == nil && files != 0) // WSL has none
 	if d.node, err = driver.DeviceAttribute(cuda.AttributeHostNUMAID, handle); err != nil {
 		d.node = -1 // drivers before CUDA 12.2 do not know the question
 	}

@@ -103,15 +103,19 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	}
 	d, err := newDevice(e.driver, ordinal)
 	if err == nil {
-		d.shareable, d.space = e.shareable, e.space
+		d.space = e.space
+		if !e.shareable {
+			d.shareable.Store(false)
+		}
 		e.devices[ordinal] = d
 	}
 	return d, err
 }
 
-// Shareable makes the memory of segments exportable as file descriptors, by cuMemRetainAllocationHandle and
-// cuMemExportToShareableHandle. Call it before anything else. Who imported it keeps the memory of before a
-// pause, which is then not free until that is let go; the segment itself gets other memory at the resume.
+// Shareable has memory made so that other processes can be given it, where devices can do that: by Share, or by the program
+// itself (cuMemRetainAllocationHandle, cuMemExportToShareableHandle). Call it before anything else. Who has it from the
+// program keeps the memory of before a pause, which is then not free until that is let go; the segment itself gets other
+// memory at the resume. That is of the segment alone only if its extent is: see Options.ExtentBytes.
 func (e *Engine) Shareable(on bool) { e.shareable = on }
 
 // NotePool tells the statistics that a pool of this library holds so many bytes more, or fewer, of a

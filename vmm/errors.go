@@ -31,8 +31,12 @@ var (
 		"allocate with the primary context current, or outside regions")
 
 	// ErrNotShareable: memory that was not made to be shared between processes.
-	ErrNotShareable = errors.New("pausable memory can be opened by other processes with TMS_SHAREABLE=1 only: set that, or allocate " +
-		"it outside regions")
+	ErrNotShareable = errors.New("pausable memory cannot be opened by other processes under TMS_SHAREABLE=0: leave that out, or " +
+		"allocate it outside regions")
+
+	// ErrNotExportable: others would be given the memory of neighbours, too, and keep that of before a pause.
+	ErrNotExportable = errors.New("pausable memory can be exported as a descriptor under TMS_SHAREABLE=1 only: set that, share the " +
+		"memory by cudaIpcGetMemHandle, or allocate it outside regions")
 
 	// ErrShareGone: the memory was freed, or its process has ended.
 	ErrShareGone = errors.New("the memory is gone")
@@ -70,6 +74,7 @@ func Code(err error) int {
 		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrNotShareable, cuda.NotSupported},
+		{ErrNotExportable, cuda.NotSupported},
 		{ErrShareGone, cuda.InvalidHandle},
 		{ErrSharePaused, cuda.NotReady},
 		{ErrSilent, cuda.Timeout},

@@ -1,6 +1,11 @@
 package vmm
 
-import "tms/vmm/cuda"
+import (
+	"errors"
+	"slices"
+
+	"tms/vmm/cuda"
+)
 
 // extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its
 // segment; a resume makes them for many segments at once, because the driver charges per handle. What
@@ -17,7 +22,8 @@ type extent struct {
 	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
 	imported   *imported   // had from another process; nil: made here
 	handle     cuda.Handle
-	users      []int // devices that have access
+	users      []int    // devices that have access
+	lent       []uint64 // segments that were here, and that others may have mapped (sharing.importers)
 }
 
 // step is how far an extent has come.
@@ -67,20 +73,37 @@ func (x *extent) create() error {
 
 func (x *extent) memory() (cuda.Handle, error) {
 	if i := x.imported; i != nil {
-		handle, _, err := i.fetch()
+		if f := x.userMapped; f != nil {
+			handle, _, err := i.fetch(f.size)
+			return handle, err
+		}
+		s := x.segments[0]
+		handle, lent, err := i.fetch(s.length())
+		if err == nil { // without the neighbours that it had, perhaps
+			x.address, x.size = s.address+uintptr(i.offset-lent.Offset), lent.Extent
+		}
 		return handle, err
 	}
 	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
-	prop := cuda.PinnedOn(x.device.ordinal)
-	if x.device.rdma {
+	d := x.device
+	prop := cuda.PinnedOn(d.ordinal)
+	if d.rdma {
 		prop = prop.ForRDMA()
 	}
-	if x.device.shareable {
-		prop = prop.AsFile()
+	if !d.shareable.Load() {
+		return d.driver.MemCreateWith(x.size, prop)
 	}
-	return x.device.driver.MemCreateWith(x.size, prop)
+	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
+	if errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue) {
+		// The device has said that it can, but a virtual one, or a sandbox, may not.
+		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
+			d.shareable.Store(false)
+			return plain, nil
+		}
+	}
+	return handle, err
 }
 
 // attach maps the handle and lets the device use it, as far as the program has.
@@ -162,6 +185,17 @@ func (x *extent) undo() error {
 	err := undo()
 	x.step = min(x.step, mapped) // its segments are paused: nobody is to be given a part of it
 	return err
+}
+
+// shares are what others may have mapped of it.
+func (x *extent) shares() []uint64 {
+	ids := slices.Clone(x.lent)
+	for _, s := range x.segments {
+		if s.shared != 0 {
+			ids = append(ids, s.shared)
+		}
+	}
+	return ids
 }
 
 // engage makes a driver call that concerns extents, while nobody else works on them. The caller holds e.mu,

@@ -191,8 +191,11 @@ func (a allocation) address() uintptr { return a.segment.address + a.offset }
 
 // size is in bytes as asked for.
 func (a allocation) size() uint64 {
-	if a.small {
+	switch i := a.segment.imported; {
+	case a.small:
 		return a.segment.slab.Size(a.offset)
+	case i != nil:
+		return i.size
 	}
 	return a.segment.size
 }
@@ -294,6 +297,8 @@ func (e *Engine) forget(s *segment) {
 
 // dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.
 func (e *Engine) dissolve(x *extent) {
+	e.sharing.forgetImporters(x.lent...)
+	x.lent = nil
 	for _, s := range x.segments {
 		s.extent = nil
 		if s.state == slack {

@@ -18,6 +18,8 @@ type imported struct {
 	engine *Engine
 	share  Share
 	number uint64          // under which the memory is held there; 0: it is not
+	offset uint64          // where in the addresses here that memory begins: before it lies what shared its extent at first
+	size   uint64          // bytes of it
 	opened map[uintptr]int // addresses that the program was given, and how often
 }
 
@@ -36,8 +38,8 @@ func (i *imported) key(s *segment) importKey {
 	return key
 }
 
-// fetch has the memory from its process. (cuMemImportFromShareableHandle)
-func (i *imported) fetch() (cuda.Handle, Lent, error) {
+// fetch has the memory from its process, if it goes where it was in room bytes of addresses. (cuMemImportFromShareableHandle)
+func (i *imported) fetch(room uint64) (cuda.Handle, Lent, error) {
 	e := i.engine
 	e.mu.Lock()
 	e.sharing.numbers++
@@ -51,7 +53,17 @@ func (i *imported) fetch() (cuda.Handle, Lent, error) {
 		i.giveBack()
 		return 0, lent, err
 	}
-	handle, err := e.driver.MemImport(lent.Descriptor)
+	if i.size == 0 {
+		i.offset, i.size, room = lent.Offset, lent.Size, lent.Extent
+	}
+	var handle cuda.Handle
+	if lent.Size == 0 || lent.Size != i.size || lent.Size > lent.Extent || lent.Offset > min(i.offset, lent.Extent-lent.Size) ||
+		lent.Extent > room-(i.offset-lent.Offset) {
+		err = fmt.Errorf("%d bytes at %d of %d, to be at %d of %d bytes: %w", lent.Size, lent.Offset, lent.Extent, i.offset, room,
+			cuda.InvalidValue)
+	} else {
+		handle, err = e.driver.MemImport(lent.Descriptor)
+	}
 	_ = unix.Close(lent.Descriptor)
 	if err != nil {
 		i.giveBack()
@@ -81,7 +93,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.sharing.imports[importKey{share: share, ordinal: ordinal}]; s != nil && s.owner != aFree {
-		address = s.address + uintptr(offset)
+		address = s.address + uintptr(s.imported.offset+offset)
 		s.imported.opened[address]++
 		return address, nil
 	}
@@ -92,22 +104,22 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	i := &imported{engine: e, share: share, opened: map[uintptr]int{}}
 	var handle cuda.Handle
 	var lent Lent
-	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(); return err }); err != nil {
+	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(0); return err }); err != nil {
 		return 0, err
 	}
 	drop := func() { (&extent{device: d, imported: i, handle: handle, step: created}).drop() }
-	if lent.Size == 0 || lent.Size%d.granularity != 0 || offset >= lent.Size {
+	if lent.Extent%d.granularity != 0 || offset >= lent.Size {
 		_ = e.unlocked(func() error { drop(); return nil })
-		return 0, fmt.Errorf("%d bytes at %d of %d bytes of process %d: %w", lent.Size-offset, offset, lent.Size, share.PID, cuda.InvalidValue)
+		return 0, fmt.Errorf("%d of %d bytes of process %d: %w", offset, lent.Extent, share.PID, cuda.InvalidValue)
 	}
 	t := d.tag(lent.Tag)
 	e.names[lent.Tag] = true
-	s, err := e.newSegment(d, t, uint32(lent.Size/d.granularity), false)
+	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false)
 	if err != nil {
 		_ = e.unlocked(func() error { drop(); return nil })
 		return 0, err
 	}
-	s.size, s.imported = lent.Size, i
+	s.size, s.imported = lent.Extent, i
 	x := newExtent(s)
 	x.handle, x.step = handle, created
 	if err := e.unlocked(x.attach); err != nil {
@@ -126,7 +138,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	s.span.Enter(s)
 	t.add(s)
 	e.sharing.imports[i.key(s)] = s
-	address = s.address + uintptr(offset)
+	address = s.address + uintptr(i.offset+offset)
 	i.opened[address] = 1
 	return address, nil
 }
@@ -180,7 +192,7 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 func (e *Engine) ImportedBytes() (bytes uint64) {
 	for _, segments := range e.choose(nil, func(s *segment) bool { return s.imported != nil && s.is(active) }) {
 		for _, s := range segments {
-			bytes += s.length()
+			bytes += s.imported.size
 		}
 	}
 	return bytes
@@ -259,7 +271,9 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
 	silent := map[int]error{} // processes that do not answer are asked once
 	_ = e.transit(batches, func() error {
 		for _, b := range batches {
+			e.mu.Lock()
 			b.gather(0)
+			e.mu.Unlock()
 			for n, x := range b.extents {
 				s := b.segments[n]
 				err := silent[s.imported.share.PID]

@@ -213,6 +213,9 @@ func (s *segment) checkSlab() error {
 }
 
 func (x *extent) check() error {
+	if i := x.imported; i != nil && x.userMapped == nil {
+		return x.checkImported(i)
+	}
 	live, size := 0, uint64(0)
 	for n, s := range x.segments {
 		switch {
@@ -235,6 +238,16 @@ func (x *extent) check() error {
 		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
 	case x.owner == nobody && x.step == none:
 		return errors.New("no memory")
+	}
+	return nil
+}
+
+// checkImported checks that the memory is where the program was told, and within what is reserved for it.
+func (x *extent) checkImported(i *imported) error {
+	s := x.segments[0]
+	begins, ends := uint64(x.address-s.address), uint64(x.address-s.address)+x.size
+	if x.owner == nobody && (s.extent != x || begins > i.offset || ends < i.offset+i.size || ends > s.length()) {
+		return fmt.Errorf("from %d to %d of %#x, for %d bytes at %d", begins, ends, s.address, i.size, i.offset)
 	}
 	return nil
 }

@@ -43,19 +43,6 @@ func tagStats(t *testing.T, engine *vmm.Engine, tag string) vmm.TagStats {
 	return vmm.TagStats{}
 }
 
-// Who imports a segment must not get its neighbours.
-func TestShareableSegmentsShareNoExtent(t *testing.T) {
-	sim, _, engine := simulated(t, 1)
-	engine.Shareable(true)
-	addresses := mallocs(t, engine, 8, vmm.Request{Size: 2 * mib, Tag: "t"})
-	require.NoError(t, pause(engine, shared("t")))
-	require.NoError(t, resume(engine, shared("t")))
-	require.Equal(t, uint64(8), sim.Stat("handles"))
-	for _, a := range addresses {
-		require.NoError(t, engine.Free(a, false))
-	}
-}
-
 func TestResumeSharesExtents(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	// Two tags by turns: neighbours are of one tag all the same.

@@ -40,13 +40,38 @@ type model struct {
 	retain, verify, pool bool
 	serial               uint64
 	operations           int
+	other                *vmm.Engine  // as if of another process, which opens memory of the first
+	held                 atomic.Int64 // of that memory, as the first knows it
 }
+
+// The other's processes: there is one.
+
+func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+	lent, err := m.engine.Export(share.ID, vmm.Importer{Number: number})
+	if err == nil {
+		m.held.Add(1)
+	}
+	return lent, err
+}
+
+func (m *model) Return(share vmm.Share, number uint64) error {
+	m.held.Add(-1)
+	m.engine.Returned(share.ID, vmm.Importer{Number: number})
+	return nil
+}
+
+func (m *model) Gone(vmm.Importer) bool { return false }
 
 const modelMemory = 4 << 20 // a device's, when it is to be short
 
 // play makes the operations of a program, checks each against what is expected, and in the end frees all.
 func (s *scene) play(bytes []byte) {
 	m := &model{scene: s, program: program{bytes: bytes, at: 1}}
+	s.engine.Shareable(true)
+	s.engine.Processes(m)
+	m.other = vmm.New(s.driver, func(uintptr, uint64) error { s.arenas++; return nil })
+	m.other.Processes(m)
+	m.other.CheckInvariants(true)
 	for m.at < len(m.bytes) && m.operations < 400 {
 		m.operations++
 		m.step()
@@ -141,7 +166,9 @@ func (m *model) step() {
 		tag := m.tag()
 		m.try("prepare", func() error { return m.engine.Prepare(&tag)() })
 	case 22:
-		switch m.next() % 8 {
+		switch m.next() % 11 {
+		case 8, 9, 10:
+			m.open(m.pick())
 		case 6:
 			m.move(vmm.BackupDisk)
 		case 7:
@@ -242,6 +269,46 @@ func (m *model) free(index int, operation func(*piece) error) {
 	if err := m.engine.Free(p.address, false); !errors.Is(err, vmm.ErrInvalidAddress) {
 		m.last = err
 		m.fail("operation %d: %#x was freed twice", m.operations, p.address)
+	}
+}
+
+// open has the other map a piece, as what it is, and give it back.
+func (m *model) open(p *piece) {
+	if p == nil {
+		return
+	}
+	id, offset, _, err := m.engine.Share(p.address)
+	if errors.Is(err, cuda.NotSupported) {
+		return // a call that failed said that no memory is made so
+	}
+	if err != nil {
+		m.last = err
+		m.fail("operation %d: %#x cannot be shared", m.operations, p.address)
+	}
+	if p.paused {
+		if _, err := m.other.Import(p.request.Device, vmm.Share{ID: id}, offset); !errors.Is(err, vmm.ErrSharePaused) {
+			m.last = err
+			m.fail("operation %d: %#x is opened while it is paused", m.operations, p.address)
+		}
+		return
+	}
+	seen := *p
+	if m.try("open", func() (err error) {
+		seen.address, err = m.other.Import(p.request.Device, vmm.Share{ID: id}, offset)
+		return err
+	}) == nil {
+		if !p.lost && !seen.intact() {
+			m.fail("operation %d: %#x is not what was opened at %#x", m.operations, p.address, seen.address)
+		}
+		for m.try("close", func() error { return m.other.Close(seen.address, false) }) != nil {
+		}
+	}
+	for tries := 0; m.held.Load() > 0 && tries < 100; tries++ {
+		m.other.FreeDeferred()
+		m.other.Drain()
+	}
+	if m.held.Load() > 0 {
+		m.fail("operation %d: %#x is not given back", m.operations, p.address)
 	}
 }
 

@@ -37,7 +37,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	e.warnUnknown("pause", o.Tag)
 	start := time.Now()
 	wanted := func(s *segment) bool {
-		return s.imported == nil && (s.is(active) && !s.stays() && !s.shared.open() || s.is(paused) && s.extent != nil)
+		return s.imported == nil && (s.is(active) && !s.stays() || s.is(paused) && s.extent != nil)
 	}
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.

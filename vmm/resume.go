@@ -68,15 +68,14 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if len(batches) == 0 {
 		return 0, nil
 	}
-	if e.shareable {
-		o.ExtentBytes = 0 // who imports a segment must not get its neighbours
-	}
+	e.mu.Lock()
 	for _, b := range batches {
 		b.gather(o.ExtentBytes)
 		for _, x := range b.extents {
 			mapped += x.size
 		}
 	}
+	e.mu.Unlock()
 	reported = track(batches, "resume", o.Progress)
 	err = e.transit(batches, func() error { return e.resume(batches, o) },
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
@@ -181,7 +180,8 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
-// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes.
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. The caller holds
+// the engine's lock.
 func (b *batch) gather(limit uint64) {
 	b.extents = nil
 	var x *extent // the last
@@ -203,8 +203,8 @@ func (b *batch) gather(limit uint64) {
 }
 
 // follows tells whether a segment can share an extent with the one before it: what is slack of it later can be
-// joined within a range only.
+// joined within a range only, and what other processes open is to stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
-		s.userMapped == nil && last.userMapped == nil
+		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0
 }

@@ -34,7 +34,7 @@ type segment struct {
 	listed bool        // in its tag's list of slabs with room
 	// userMapped is what a program made and mapped itself; nil: what Malloc made. It has no span.
 	userMapped *userMapped
-	shared     *shared   // with other processes; nil: nobody has asked for a handle
+	shared     uint64    // its name for other processes; 0: nobody has asked for a handle
 	imported   *imported // another process's, which has its contents; nil: this one's
 	kept
 	gated   bool    // it is paused, by a pause that shut the gate

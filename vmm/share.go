@@ -17,6 +17,11 @@ import (
 // Memory that processes share: here is what the process does that has it, import.go has what the others do. Who opens
 // a segment is known by name until it gives it back, or has ended. A pause first closes the segment, so that nobody gets
 // it any more, and goes on when nobody has it mapped; others unmap it as part of their own pause, and never wait for that.
+//
+// The driver gives and maps whole extents. A segment that has been named to others gets one of its own at each resume, so
+// addresses in another process stay what they were when it lay among neighbours: that process then keeps room for those.
+// Until then it can read and write them too, as CUDA's own handles do it for what lies in the same 2 MiB; it is of the same
+// user, who may look at this process's memory anyway.
 
 // Share names a segment for other processes.
 type Share struct {
@@ -34,9 +39,11 @@ type Importer struct {
 
 // Lent is what an importer gets.
 type Lent struct {
-	Descriptor int    // of the memory; who has it closes it
+	Descriptor int    // of the extent that the segment lies in; who has it closes it
+	Extent     uint64 // bytes of that
+	Offset     uint64 // where in it the segment begins
+	Size       uint64 // bytes of the segment
 	Tag        string // whose pause takes the memory
-	Size       uint64 // bytes
 	Device     string // its UUID; "": not known
 }
 
@@ -51,19 +58,12 @@ type Processes interface {
 	Gone(importer Importer) bool
 }
 
-// shared is of a segment that other processes may have open.
-type shared struct {
-	id     uint64
-	closed bool // it is paused, or about to be: nobody else gets it
-}
-
-func (s *shared) open() bool { return s != nil && !s.closed }
-
 // sharing is what the engine knows of memory that processes share.
 type sharing struct {
 	processes Processes
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
+	closing []*Options // of the pauses that go on: nobody gets memory that they are about
 	imports map[importKey]*segment
 	numbers uint64 // of imports, so far
 
@@ -71,7 +71,12 @@ type sharing struct {
 
 	// mu is for the thread that hears other processes, which may wait for nothing: nothing is done under it.
 	mu        sync.Mutex
-	importers map[uint64][]Importer // by id
+	importers map[uint64][]Importer // by id; of a segment that was freed, while its extent is there
+}
+
+// closed tells that a pause of the tag goes on. The caller holds the engine's lock.
+func (s *sharing) closed(tag string) bool {
+	return slices.ContainsFunc(s.closing, func(o *Options) bool { return o.Tag == nil || *o.Tag == tag })
 }
 
 // Processes sets how to speak to other processes. Call it before anything else.
@@ -90,14 +95,22 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	case s.imported != nil:
 		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address, s.imported.share.PID,
 			cuda.NotSupported)
-	case !s.device.shareable:
+	case !e.shareable:
 		return 0, 0, 0, ErrNotShareable
+	case !s.device.shareable.Load():
+		return 0, 0, 0, fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it outside "+
+			"regions: %w", s.device.ordinal, cuda.NotSupported)
 	}
-	if s.shared == nil {
-		s.shared = &shared{id: rand.Uint64(), closed: s.state != active}
-		e.sharing.shares[s.shared.id] = s
+	return e.sharing.name(s), uint64(a.address() - s.address), s.length(), nil
+}
+
+// name gives a segment its name for other processes. The caller holds the engine's lock.
+func (s *sharing) name(of *segment) uint64 {
+	for of.shared == 0 {
+		of.shared = rand.Uint64()
 	}
-	return s.shared.id, uint64(a.address() - s.address), s.length(), nil
+	s.shares[of.shared] = of
+	return of.shared
 }
 
 // Export lets an importer have a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
@@ -110,7 +123,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		switch {
 		case s == nil || s.owner == aFree:
 			return lent, ErrShareGone
-		case s.shared.closed || s.owner == aTransition || s.extent == nil:
+		case s.state != active || s.owner == aTransition || e.sharing.closed(s.tag.name):
 			return lent, ErrSharePaused
 		case s.extent.owner != nobody:
 			e.settled.Wait()
@@ -120,9 +133,10 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		e.sharing.mu.Lock()
 		e.sharing.importers[id] = append(e.sharing.importers[id], to)
 		e.sharing.mu.Unlock()
-		lent = Lent{Tag: s.tag.name, Size: s.length(), Device: s.device.uuid}
-		if s.userMapped != nil {
-			lent.Size = s.userMapped.size // of which less may be mapped
+		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(), Tag: s.tag.name,
+			Device: s.device.uuid}
+		if f := s.userMapped; f != nil { // of which less may be mapped, or nothing
+			lent.Extent, lent.Offset, lent.Size = f.size, 0, f.size
 		}
 		if err = e.engage([]*extent{s.extent}, func() (err error) {
 			lent.Descriptor, err = e.driver.MemExport(s.extent.handle)
@@ -174,17 +188,37 @@ func (s *sharing) left(ids []uint64) (pids []int) {
 	return slices.Compact(pids)
 }
 
-// forget is of a segment that is freed. The caller holds the engine's lock.
+// forget is of a segment that is freed. Who has it mapped has its whole extent, and is known until that goes. The caller
+// holds the engine's lock.
 func (s *sharing) forget(freed *segment) {
-	if freed.shared != nil {
-		delete(s.shares, freed.shared.id)
-		s.mu.Lock()
-		delete(s.importers, freed.shared.id)
-		s.mu.Unlock()
+	if freed.shared != 0 {
+		delete(s.shares, freed.shared)
+		if freed.extent != nil && freed.userMapped == nil {
+			freed.extent.lent = append(freed.extent.lent, freed.shared)
+		} else {
+			s.forgetImporters(freed.shared)
+		}
+		freed.shared = 0
 	}
 	if i := freed.imported; i != nil && s.imports[i.key(freed)] == freed {
 		delete(s.imports, i.key(freed))
 	}
+}
+
+func (s *sharing) forgetImporters(ids ...uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, id := range ids {
+		delete(s.importers, id)
+	}
+}
+
+// none tells that nobody else has memory of this process, or is to have any, nor this one of others. The caller holds the
+// engine's lock.
+func (s *sharing) none() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return len(s.shares)+len(s.imports)+len(s.importers) == 0
 }
 
 // own tells that a pause of the engine's own memory is about a segment.
@@ -195,8 +229,15 @@ func (s *segment) own() bool { return s.imported == nil && s.is(active) && !s.st
 // so, so two that have each other's memory need no order. If it fails all is as before, as far as others let it be.
 func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
 	e.mu.Lock()
-	none := len(e.sharing.shares)+len(e.sharing.imports) == 0
+	none := e.sharing.none()
+	e.sharing.closing = append(e.sharing.closing, &o)
 	e.mu.Unlock()
+	open := sync.OnceFunc(func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *Options) bool { return other == &o })
+	})
+	defer open()
 	if none || o.Capturing {
 		return e.tryPause(o)
 	}
@@ -213,15 +254,7 @@ func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
 	if err == nil || taken {
 		return freed, err
 	}
-	e.mu.Lock()
-	for _, segments := range e.matching(o.Tag, (*segment).own) {
-		for _, s := range segments {
-			if s.shared != nil {
-				s.shared.closed = false
-			}
-		}
-	}
-	e.mu.Unlock()
+	open()
 	wait := soon // others have paused, and do not come back because of this one
 	if errors.Is(err, ErrImported) {
 		wait = o.Importers // others are refused for the same reason, if later
@@ -232,18 +265,18 @@ func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
 	return freed, err
 }
 
-// awaitImporters closes the segments that a pause is about, and returns when no other process has one mapped.
-// Errors: ErrImported.
+// awaitImporters returns when no other process has an extent mapped that a pause is about. Errors: ErrImported.
 func (e *Engine) awaitImporters(o Options) error {
 	start := time.Now()
 	defer func() { o.spent.waitedSince(start) }()
 	var ids []uint64
 	e.mu.Lock()
+	seen := map[*extent]bool{}
 	for _, segments := range e.matching(o.Tag, (*segment).own) {
 		for _, s := range segments {
-			if s.shared != nil {
-				s.shared.closed = true
-				ids = append(ids, s.shared.id)
+			if s.extent != nil && !seen[s.extent] {
+				seen[s.extent] = true
+				ids = append(ids, s.extent.shares()...)
 			}
 		}
 	}

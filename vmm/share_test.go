@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -37,22 +38,31 @@ func (n *neighbour) Return(share vmm.Share, number uint64) error {
 
 func (n *neighbour) Gone(vmm.Importer) bool { return false }
 
-const shareSize = 4 * mib
+const shareSize = 2 * mib
 
-// pair is two engines, each with memory of its own and the other's.
+// pair is two engines, each with memory of its own, between what is not shared, and the other's.
 type pair struct {
 	t          *testing.T
 	sim        *cudasim.Sim
 	engines    [2]*vmm.Engine
 	neighbours [2]*neighbour
 	own, other [2]uintptr
+	beside     [2][2]uintptr // of the size of own, before and behind it; 0: there is none
+}
+
+// inExtents makes a resume give neighbours common extents, those of a pair one.
+func inExtents(wait time.Duration) vmm.Options {
+	return vmm.Options{ExtentBytes: 16 * mib, Importers: wait}
 }
 
 // eachPair runs a test with memory of Malloc, and with memory that the program makes and maps itself.
 func eachPair(t *testing.T, test func(*testing.T, *pair)) {
-	t.Run("allocated", func(t *testing.T) { test(t, newPair(t)) })
-	t.Run("mapped by the program", func(t *testing.T) { test(t, newMappedPair(t)) })
+	for kind, made := range pairs {
+		t.Run(kind, func(t *testing.T) { test(t, made(t)) })
+	}
 }
+
+var pairs = map[string]func(*testing.T) *pair{"allocated": newPair, "mapped by the program": newMappedPair}
 
 // newMappedPair is newPair with the driver's functions for virtual memory.
 func newMappedPair(t *testing.T) *pair {
@@ -110,10 +120,12 @@ func newPair(t *testing.T) *pair {
 		e.Processes(p.neighbours[i])
 		e.Shareable(true)
 		e.CheckInvariants(true)
-		var err error
-		p.own[i], err = e.Malloc(vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
-		require.NoError(t, err)
+		all := mallocs(t, e, 3, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})
+		p.beside[i], p.own[i] = [2]uintptr{all[0], all[2]}, all[1]
+		require.NoError(t, pause(e, vmm.Options{}))
+		require.NoError(t, resume(e, inExtents(0)))
 	}
+	require.EqualValues(t, 2, sim.Stat("handles"))
 	for i, e := range p.engines {
 		id, offset, size, err := p.engines[1-i].Share(p.own[1-i])
 		require.NoError(t, err)
@@ -124,7 +136,9 @@ func newPair(t *testing.T) *pair {
 	t.Cleanup(func() {
 		for i, e := range p.engines {
 			require.NoError(t, e.Close(p.other[i], false))
-			require.NoError(t, e.Free(p.own[i], false))
+			for _, address := range append(p.beside[i][:], p.own[i]) {
+				require.NoError(t, e.Free(address, false))
+			}
 		}
 		p.engines[1].Trim()
 		p.engines[1].Drain()
@@ -143,16 +157,21 @@ func (p *pair) both(do func(int, *vmm.Engine) error) (errs [2]error) {
 }
 
 func (p *pair) pause(wait time.Duration) [2]error {
-	return p.both(func(_ int, e *vmm.Engine) error { return pause(e, vmm.Options{Importers: wait}) })
+	return p.both(func(_ int, e *vmm.Engine) error { return pause(e, inExtents(wait)) })
 }
 
 func (p *pair) resume(wait time.Duration) [2]error {
-	return p.both(func(_ int, e *vmm.Engine) error { return resume(e, vmm.Options{Importers: wait}) })
+	return p.both(func(_ int, e *vmm.Engine) error { return resume(e, inExtents(wait)) })
 }
 
 func (p *pair) fill(seed uint64) {
 	for i := range p.engines {
 		fill(p.own[i], shareSize, seed+uint64(i))
+		for _, address := range p.beside[i] {
+			if address != 0 {
+				fill(address, shareSize, seed+uint64(address))
+			}
+		}
 	}
 }
 
@@ -161,11 +180,20 @@ func (p *pair) requireFilled(seed uint64) {
 	for i := range p.engines {
 		requireFilled(p.t, p.own[i], shareSize, seed+uint64(i))
 		requireFilled(p.t, p.other[i], shareSize, seed+uint64(1-i))
+		for _, address := range p.beside[i] {
+			if address != 0 {
+				requireFilled(p.t, address, shareSize, seed+uint64(address))
+			}
+		}
 	}
 }
 
 func TestPausedTogether(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
+		segments := uint64(1)
+		if p.beside[0][0] != 0 {
+			segments = 3
+		}
 		for cycle := range uint64(20) {
 			p.fill(2 * cycle)
 			p.requireFilled(2 * cycle)
@@ -174,12 +202,143 @@ func TestPausedTogether(t *testing.T) {
 			stats, err := p.engines[0].Stats()
 			require.NoError(t, err)
 			require.EqualValues(t, shareSize, stats.Devices[0].Tags[0].ImportedPaused)
-			require.EqualValues(t, shareSize, stats.Devices[0].Tags[0].PausedBytes)
+			require.EqualValues(t, segments*shareSize, stats.Devices[0].Tags[0].PausedBytes)
 			require.Equal(t, [2]error{}, p.resume(10*time.Second))
 			p.requireFilled(2 * cycle)
 			require.EqualValues(t, shareSize, p.engines[0].ImportedBytes())
+			require.EqualValues(t, 2*segments, p.sim.Stat("handles"), "what is shared stands alone")
 		}
 	})
+}
+
+// What comes with the memory of others is nothing that the program knows of.
+func TestOpenedRange(t *testing.T) {
+	p := newPair(t)
+	for range 2 {
+		for i, e := range p.engines {
+			base, size := e.RangeOf(p.other[i] + shareSize - 1)
+			require.Equal(t, p.other[i], base)
+			require.EqualValues(t, shareSize, size)
+			for _, outside := range []uintptr{p.other[i] - 1, p.other[i] + shareSize} {
+				base, _ = e.RangeOf(outside)
+				require.Zero(t, base)
+				require.ErrorIs(t, e.Close(outside, false), vmm.ErrInvalidAddress)
+			}
+		}
+		require.Equal(t, [2]error{}, p.pause(10*time.Second))
+		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+	}
+}
+
+// What has the extent of memory that was freed holds it up as that of memory that is there.
+func TestSharedIsFreed(t *testing.T) {
+	p := newPair(t)
+	p.fill(1)
+	first, second := p.engines[0], p.engines[1]
+	require.NoError(t, first.Free(p.own[0], false))
+	requireFilled(t, p.other[1], shareSize, 1)
+	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
+	// What comes to its place is another's, and can be opened, too.
+	p.own[0] = mallocs(t, first, 1, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})[0]
+	p.fill(3)
+	id, _, _, err := first.Share(p.own[0])
+	require.NoError(t, err)
+	again, err := second.Import(0, vmm.Share{ID: id}, 0)
+	require.NoError(t, err)
+	require.NotEqual(t, p.other[1], again)
+	require.NoError(t, second.Close(again, false))
+	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
+	for range 2 {
+		require.Equal(t, [2]error{}, p.pause(10*time.Second))
+		require.Zero(t, p.sim.Stat("handles"))
+		errs := p.resume(10 * time.Second)
+		require.NoError(t, errs[0])
+		require.ErrorIs(t, errs[1], vmm.ErrShareGone)
+		requireFilled(t, p.own[0], shareSize, 3)
+	}
+	require.EqualValues(t, 6, p.sim.Stat("handles"))
+}
+
+// Memory that has a name before it is resumed stands alone at once, its neighbours do not.
+func TestSharedWhilePaused(t *testing.T) {
+	sim, driver, first := simulated(t, 1)
+	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	engines := [2]*vmm.Engine{first, second}
+	for i, e := range engines {
+		e.Processes(&neighbour{self: i, others: &engines})
+		e.Shareable(true)
+		e.CheckInvariants(true)
+	}
+	all := mallocs(t, first, 8, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})
+	for i, address := range all {
+		fill(address, 2*mib, uint64(i))
+	}
+	require.NoError(t, pause(first, vmm.Options{}))
+	var opened [2]uintptr
+	var shares [2]vmm.Share
+	for i, n := range []int{3, 5} {
+		id, _, _, err := first.Share(all[n])
+		require.NoError(t, err)
+		shares[i].ID = id
+		_, err = second.Import(0, shares[i], 0)
+		require.ErrorIs(t, err, vmm.ErrSharePaused)
+	}
+	require.NoError(t, resume(first, inExtents(0)))
+	require.EqualValues(t, 5, sim.Stat("handles")) // 0 to 2, 3, 4, 5, 6 and 7
+	for i, n := range []int{3, 5} {
+		address, err := second.Import(0, shares[i], 0)
+		require.NoError(t, err)
+		opened[i] = address
+		requireFilled(t, address, 2*mib, uint64(n))
+	}
+	require.ErrorIs(t, pause(first, inExtents(0)), vmm.ErrImported)
+	for i := range opened {
+		require.NoError(t, second.Close(opened[i], false))
+	}
+	for i, address := range all {
+		requireFilled(t, address, 2*mib, uint64(i))
+		require.NoError(t, first.Free(address, false))
+	}
+}
+
+// Names are asked for, opened and closed while the memory is paused and resumed: what is open is the memory.
+func TestOpenedMeanwhile(t *testing.T) {
+	p := newPair(t)
+	p.fill(1)
+	var all sync.WaitGroup
+	stop := make(chan struct{})
+	var opened atomic.Int64
+	for i, e := range p.engines {
+		all.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				id, _, _, err := p.engines[1-i].Share(p.beside[1-i][n%2])
+				require.NoError(t, err)
+				address, err := e.Import(0, vmm.Share{PID: 1 - i, ID: id}, 0)
+				if errors.Is(err, vmm.ErrSharePaused) {
+					continue
+				}
+				require.NoError(t, err)
+				opened.Add(1)
+				require.NoError(t, e.Close(address, false))
+			}
+		})
+	}
+	for range 20 {
+		for _, err := range p.pause(10 * time.Second) {
+			require.NoError(t, err)
+		}
+		require.Zero(t, p.sim.Stat("handles"))
+		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+		p.requireFilled(1)
+	}
+	close(stop)
+	all.Wait()
+	require.Positive(t, opened.Load())
 }
 
 // Pauses of which each may be refused by the other's, at any moment, leave nothing half done.
@@ -198,30 +357,62 @@ func TestPausesCross(t *testing.T) {
 
 // A call of the driver that fails leaves contents and addresses as they are, and all can be paused together afterwards.
 func TestSharedAndFailing(t *testing.T) {
-	eachPair(t, func(t *testing.T, p *pair) {
+	for kind, made := range pairs {
 		for seed, function := range []string{"cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemCreate", "cuMemcpyDtoHAsync_v2",
 			"cuMemcpyHtoDAsync_v2", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuCtxRecordEvent"} {
-			for nth := 1; ; nth++ {
-				p.fill(uint64(10 * seed))
-				before := p.sim.FailuresFired()
-				p.sim.Fail(function, nth, int(cuda.Unknown))
-				p.pause(50 * time.Millisecond)
-				p.resume(50 * time.Millisecond)
-				fired := p.sim.FailuresFired() > before
-				p.sim.ClearFailures()
-				require.Equal(t, [2]error{}, p.resume(10*time.Second), "%s %d", function, nth)
-				p.requireFilled(uint64(10 * seed))
-				require.Equal(t, [2]error{}, p.pause(10*time.Second), "%s %d", function, nth)
-				require.Zero(t, p.sim.Stat("handles"), "%s %d", function, nth)
-				require.Equal(t, [2]error{}, p.resume(10*time.Second), "%s %d", function, nth)
-				p.requireFilled(uint64(10 * seed))
-				if !fired {
-					require.Greater(t, nth, 1, "%s is never called", function)
-					break
-				}
-			}
+			t.Run(kind+", "+function, func(t *testing.T) { failing(t, made, function, seed) })
 		}
-	})
+	}
+}
+
+// failing fails each call of a function once, between pauses of which the first is of memory that lies among its neighbours.
+func failing(t *testing.T, made func(*testing.T) *pair, function string, seed int) {
+	for nth, more := 1, true; more; nth++ {
+		t.Run(fmt.Sprint(nth), func(t *testing.T) {
+			p := made(t)
+			p.fill(uint64(10 * seed))
+			before := p.sim.FailuresFired()
+			p.sim.Fail(function, nth, int(cuda.Unknown))
+			p.pause(50 * time.Millisecond)
+			p.resume(50 * time.Millisecond)
+			more = p.sim.FailuresFired() > before
+			p.sim.ClearFailures()
+			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			p.requireFilled(uint64(10 * seed))
+			require.Equal(t, [2]error{}, p.pause(10*time.Second))
+			require.Zero(t, p.sim.Stat("handles"))
+			require.Equal(t, [2]error{}, p.resume(10*time.Second))
+			p.requireFilled(uint64(10 * seed))
+			require.True(t, more || nth > 1, "it is never called")
+		})
+	}
+}
+
+// A device whose memory cannot be shared has memory all the same; that is told who would share it.
+func TestNotToBeShared(t *testing.T) {
+	for call, fail := range map[string]func(*cudasim.Sim){
+		"a device without it": func(sim *cudasim.Sim) { sim.Fail("cuDeviceGetAttribute", 3, int(cuda.InvalidValue)) },
+		"one that refuses it": func(sim *cudasim.Sim) { sim.Fail("cuMemCreate", 1, int(cuda.NotSupported)) },
+	} {
+		t.Run(call, func(t *testing.T) {
+			sim, _, engine := simulated(t, 1)
+			engine.Shareable(true)
+			fail(sim)
+			all := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t"})
+			require.EqualValues(t, 1, sim.FailuresFired())
+			for _, address := range all {
+				_, _, _, err := engine.Share(address)
+				require.ErrorIs(t, err, cuda.NotSupported)
+				require.ErrorContains(t, err, "device 0, or its driver, makes no memory that can be mapped in other processes")
+				require.NoError(t, engine.Free(address, false))
+			}
+		})
+	}
+	_, _, engine := simulated(t, 1)
+	address := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "t"})[0]
+	_, _, _, err := engine.Share(address)
+	require.ErrorIs(t, err, vmm.ErrNotShareable)
+	require.NoError(t, engine.Free(address, false))
 }
 
 // What another process did not hear is said again.

@@ -143,9 +143,9 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 		for _, s := range t.segments {
 			if s.imported != nil {
 				if s.state == active {
-					ts.ImportedBytes += s.length()
+					ts.ImportedBytes += s.imported.size
 				} else {
-					ts.ImportedPaused += s.length()
+					ts.ImportedPaused += s.imported.size
 				}
 				continue
 			}

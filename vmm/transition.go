@@ -19,7 +19,7 @@ type Options struct {
 	DiskSetting  string         // what that came from, for error texts; "": it is the default
 	DiskChunk    uint64         // bytes of one read or write
 	Verify       bool           // compare contents after a resume with those before the pause
-	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0, and with Shareable: one each
+	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0: one each
 	Wait         time.Duration  // how long a resume tries again when memory is short
 	Poison       bool           // fill memory that a resume brings back without contents with NaNs
 	Progress     func(Progress) // nil, or told now and then how far contents have come
@@ -120,9 +120,6 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 			s.owner = nobody
 			s.state, s.kept = s.outcome.state, s.outcome.kept
 			s.setGated(s.outcome.gated)
-			if s.shared != nil {
-				s.shared.closed = s.state != active
-			}
 			if !noted[s.tag] {
 				noted[s.tag] = true
 				note(s.tag)

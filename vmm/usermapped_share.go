@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"math/rand/v2"
 
 	"tms/vmm/cuda"
 )
@@ -26,11 +25,7 @@ func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err 
 	case !e.shareable || !s.userMapped.prop.IsFile():
 		return share, 0, ErrNotShareable
 	}
-	if s.shared == nil {
-		s.shared = &shared{id: rand.Uint64(), closed: s.state != active}
-		e.sharing.shares[s.shared.id] = s
-	}
-	return Share{ID: s.shared.id}, s.userMapped.size, nil
+	return Share{ID: e.sharing.name(s)}, s.userMapped.size, nil
 }
 
 // RetainShare is ImportHandle of the process's own memory: its handle, once more. Errors: ErrShareGone.
@@ -59,13 +54,13 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 	i := &imported{engine: e, share: share}
 	var handle cuda.Handle
 	var lent Lent
-	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(); return err }); err != nil {
+	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(0); return err }); err != nil {
 		return 0, err
 	}
 	s := &segment{size: lent.Size, imported: i, userMapped: &userMapped{size: lent.Size, references: 1}, device: d}
 	x := newExtent(s)
 	x.handle, x.step = handle, created
-	if lent.Size == 0 || lent.Size%d.granularity != 0 {
+	if lent.Size%d.granularity != 0 || lent.Extent != lent.Size {
 		_ = e.unlocked(func() error { x.drop(); return nil })
 		return 0, fmt.Errorf("%d bytes of process %d: %w", lent.Size, share.PID, cuda.InvalidValue)
 	}

@@ -16,7 +16,7 @@ func TestJobThatSharesMemory(t *testing.T) {
 	ownSockets(t)
 	const count = 3
 	ranks := startJob(t, count, func(rank int) []string {
-		environment := []string{"MASTER_ADDR=here", "MASTER_PORT=29501", "TMS_SHAREABLE=1"}
+		environment := []string{"MASTER_ADDR=here", "MASTER_PORT=29501", "COLLECTIVE_SHARES=1"}
 		if rank == 1 { // its second unmapping is refused: what is its own, when others' is unmapped already
 			environment = append(environment, "CUDASIM_FAIL=cuMemUnmap:2:999")
 		}

@@ -120,6 +120,8 @@ type Reply struct {
 	Code    int     `json:"code"` // a cudaError_t number; of a failure never 0
 	Error   string  `json:"error,omitempty"`
 	Bytes   uint64  `json:"bytes"`            // of device memory that were freed, or taken, or are lent
+	Extent  uint64  `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
+	Offset  uint64  `json:"offset,omitempty"` // and where in it those begin
 	Tag     string  `json:"tag,omitempty"`    // of what is lent, as vmm.TagText writes it
 	Device  string  `json:"device,omitempty"` // and its UUID
 	Seconds float64 `json:"seconds"`          // that it took

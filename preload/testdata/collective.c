@@ -1,7 +1,7 @@
 /* A rank of a launch: in a loop it gives its device a collective, which ends when all ranks have given theirs, and works
  * on pausable memory between two of them. Each rank takes its own time, so that they are never at the same place.
  *     collective FILE RANK RANKS
- * FILE is memory that they share. With TMS_SHAREABLE=1 each also has the weights of the next open, and copies them in every
+ * FILE is memory that they share. With COLLECTIVE_SHARES=1 each also has the weights of the next open, and copies them in every
  * collective. It answers the lines of its standard input: "stop" has all end after the same
  * collective, and says how many there were. */
 #include "host.h"
@@ -34,7 +34,7 @@ static void *of_next(void *weights)
 {
 	int next = (rank + 1) % ranks;
 	void *opened = NULL;
-	if (!getenv("TMS_SHAREABLE"))
+	if (!getenv("COLLECTIVE_SHARES"))
 		return NULL;
 	EXPECT(cudaIpcGetMemHandle(&shared->handle[rank], weights), 0);
 	shared->has_handle[rank] = true;

@@ -367,7 +367,9 @@ int main(int argc, char **argv)
 		char handle[64];
 		int code = strstr(name, "Get") ? ((int (*)(void *, void *))function(name))(handle, pointer)
 					       : ((int (*)(void *))function(name))(pointer);
-		if (in)
+		if (in && code == 0)
+			puts("shared");
+		else if (in)
 			printf("refused (%d)\n", code);
 		else
 			puts("forwarded");

@@ -1,4 +1,4 @@
-/* A segment is exported as a file descriptor, with TMS_SHAREABLE only: an importer reads the same memory,
+/* A segment is exported as a file descriptor, with TMS_SHAREABLE=1 only: an importer reads the same memory,
  * and keeps it while the segment is paused; after a resume the segment has other memory. */
 #include "host.h"
 
@@ -36,7 +36,8 @@ int main(int argc, char **argv)
 	int code = export(&fd, handle, FILE_DESCRIPTOR, 0);
 	EXPECT(release(handle), 0);
 	if (!shareable) {
-		CHECK(code != 0);
+		EXPECT(code, 801);
+		CHECK(strstr(tms_last_error(), "TMS_SHAREABLE=1"));
 		EXPECT(cudaFree(segment), 0);
 		return 0;
 	}

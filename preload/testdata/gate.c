@@ -620,6 +620,12 @@ static void exported(bool forced)
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
+	if (!getenv("TMS_SHAREABLE")) {
+		EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), NOT_SUPPORTED);
+		EXPECT(cuMemRelease(handle), 0);
+		EXPECT(tms_pause_gated(NULL, 5), 0);
+		return;
+	}
 	EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), 0);
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_pause_gated(NULL, 5), forced ? 0 : NOT_SUPPORTED);

@@ -43,6 +43,7 @@ static void meet(void)
 
 struct buffers {
 	char *big, *small, *other_big, *other_small;
+	char *beside[2]; /* before and behind big, of its size; shared with nobody */
 };
 
 static struct handle handle_of(void *pointer)
@@ -62,7 +63,15 @@ static char *opened(struct handle handle)
 
 static struct buffers exchanged(const char *tag)
 {
-	struct buffers b = {.big = pausable(SIZE, tag, true)};
+	struct buffers b = {.beside = {pausable(SIZE, tag, true)}};
+	b.big = pausable(SIZE, tag, true);
+	b.beside[1] = pausable(SIZE, tag, true);
+	for (unsigned i = 0; i < 2; i++)
+		fill(b.beside[i], SIZE, i);
+	size_t apart = sim_stat("handles");
+	EXPECT(tms_pause(tag), 0);
+	EXPECT(tms_resume(tag), 0);
+	CHECK(sim_stat("handles") < apart); /* they share an extent */
 	(void)pausable(SMALL, tag, true); /* so that the next does not begin its granule */
 	b.small = pausable(SMALL, tag, true);
 	struct handle handles[2] = {handle_of(b.big), handle_of(b.small)}, others[2];
@@ -81,6 +90,11 @@ static void write_all(struct buffers b, unsigned seed)
 	fill(b.small, SMALL, 2 * seed + (unsigned)rank + 1000000);
 }
 
+static bool unmoved(struct buffers b)
+{
+	return filled(b.beside[0], SIZE, 0) && filled(b.beside[1], SIZE, 1);
+}
+
 static bool reads(char *big, char *small, unsigned seed, int whose)
 {
 	return filled(big, SIZE, 2 * seed + (unsigned)whose) && filled(small, SMALL, 2 * seed + (unsigned)whose + 1000000);
@@ -88,6 +102,7 @@ static bool reads(char *big, char *small, unsigned seed, int whose)
 
 static void close_all(struct buffers b)
 {
+	CHECK(unmoved(b));
 	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0);
 	EXPECT(cudaIpcCloseMemHandle(b.other_small), 0);
 	EXPECT(cudaIpcCloseMemHandle(b.other_small), 1); /* which is no more */
@@ -113,7 +128,7 @@ static void mutual(void)
 	void *stream = NULL;
 	EXPECT(cudaStreamCreate(&stream), 0);
 	void *graph = captured(stream, copy, b.other_big);
-	size_t before = sim_stat("handles");
+	size_t apart = sim_stat("handles") + 2; /* what is shared stands alone, and parts its neighbours */
 	int open_before = descriptors();
 	for (unsigned cycle = 0; cycle < 100; cycle++) {
 		write_all(b, cycle);
@@ -133,7 +148,8 @@ static void mutual(void)
 		EXPECT(sim_stat("handles"), cycle % 2); /* of copy */
 		usleep(draw(&r, 3000));
 		EXPECT(tms_resume(NULL), 0);
-		EXPECT(sim_stat("handles"), before);
+		EXPECT(sim_stat("handles"), apart);
+		CHECK(unmoved(b));
 		if (cycle % 4 == 3)
 			CHECK(filled(b.small, SMALL, 2 * cycle + (unsigned)rank + 1000000 - 7));
 		else
@@ -309,12 +325,12 @@ static void alone(void)
 	CHECK(cudaIpcGetMemHandle(&later, memory) != 0);
 }
 
-/* Without TMS_SHAREABLE the words say what to set. */
-static void unset(void)
+/* Under TMS_SHAREABLE=0 the words say what to set. */
+static void not_shared(void)
 {
 	struct handle handle;
 	EXPECT(cudaIpcGetMemHandle(&handle, pausable(SIZE, "t", false)), 801);
-	CHECK(strstr(tms_last_error(), "TMS_SHAREABLE=1"));
+	CHECK(strstr(tms_last_error(), "under TMS_SHAREABLE=0"));
 }
 
 static void as_rank(const char *what)
@@ -335,8 +351,8 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	const char *what = argv[1];
-	if (strcmp(what, "alone") == 0 || strcmp(what, "unset") == 0) {
-		strcmp(what, "alone") == 0 ? alone() : unset();
+	if (strcmp(what, "alone") == 0 || strcmp(what, "not shared") == 0) {
+		strcmp(what, "alone") == 0 ? alone() : not_shared();
 		return 0;
 	}
 	int ends[2], status;

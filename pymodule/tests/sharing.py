@@ -23,8 +23,9 @@ class Importer:
         handle, fd = c_uint64(), c_int()
         _check(driver.cuMemRetainAllocationHandle(byref(handle), c_void_p(address)))
         export = driver.cuMemExportToShareableHandle
-        _check(export(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0)))
+        code = export(byref(fd), handle, FILE_DESCRIPTOR, c_uint64(0))
         _check(driver.cuMemRelease(handle))
+        _check(code)
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(fd.value), str(size)],
             env={name: value for name, value in os.environ.items() if name != "LD_PRELOAD"},

@@ -47,9 +47,9 @@ def shared(ranks: Ranks, by: str = "handles") -> None:
         assert ranks.all(TAKE.format(4 * MiB, ranks.all(DESCRIPTOR))) == none
 
 
-@pytest.mark.parametrize("by", ["handles", "descriptors"])
-def test_paused_by_all_ranks_or_none(by: str) -> None:
-    with Ranks(3, TMS_SHAREABLE="1") as ranks:
+@pytest.mark.parametrize(("by", "setting"), [("handles", "ipc"), ("descriptors", "1")])
+def test_paused_by_all_ranks_or_none(by: str, setting: str) -> None:
+    with Ranks(3, TMS_SHAREABLE=setting) as ranks:
         shared(ranks, by)
         seen, held = [["rank 0", "rank 1", "rank 2"]] * 3, [[12 * MiB]] * 3
         assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
@@ -81,7 +81,7 @@ def test_paused_by_all_ranks_or_none(by: str) -> None:
 
 def test_one_that_pauses_alone() -> None:
     """It is refused in time, with the pids that it would be waiting for."""
-    with Ranks(2, TMS_SHAREABLE="1") as ranks:
+    with Ranks(2) as ranks:
         shared(ranks)
         ranks.one(0, "from tms._library import load")
         ranks.tell(0, "load().pause('communication', 0.1)")

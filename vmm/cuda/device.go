@@ -19,6 +19,7 @@ type Attribute int32
 const (
 	AttributeHostNUMAID                       Attribute = 134
 	AttributeVirtualMemoryManagementSupported Attribute = 102
+	AttributeHandleTypeFileSupported          Attribute = 103 // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 	AttributeGPUDirectRDMAWithVMMSupported    Attribute = 110
 )
 

@@ -20,6 +20,7 @@ const (
 	IllegalState             Result = 401
 	NotReady                 Result = 600
 	IllegalAddress           Result = 700
+	NotPermitted             Result = 800
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900
 	StreamCaptureImplicit    Result = 906

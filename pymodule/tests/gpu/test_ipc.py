@@ -54,6 +54,13 @@ def opened(handle, offset):
     check(cuda.cudaIpcOpenMemHandle(ctypes.byref(pointer), given, 1))
     return pointer.value + offset
 
+def mapped(address):
+    # Bytes of the mapping that it lies in.
+    size = ctypes.c_uint64()
+    MAPPING_SIZE = 18
+    check(cuda.cuPointerGetAttribute(ctypes.byref(size), MAPPING_SIZE, ctypes.c_uint64(address)))
+    return size.value
+
 def of_all(address):
     # The addresses of all ranks' buffers here.
     handles = [None] * count
@@ -72,6 +79,9 @@ with tms.region("communication", backup="host"):
     pad = torch.empty(1 << 19, device="cuda")  # so that the next does not begin its segment
     tensor = torch.empty(COUNT, device="cuda")
 torch.zeros(1, device="cuda")
+tms.pause("communication")
+tms.resume("communication")  # from now on they lie in one extent
+assert mapped(pointer.value) > COUNT * 4
 raw = torch.as_tensor(Raw(pointer.value), device="cuda")
 assert raw.data_ptr() == pointer.value
 assert shared(tensor.data_ptr())[1] > 0
@@ -122,6 +132,8 @@ def right(cycle):
 def free():
     return torch.cuda.mem_get_info()[0]
 
+others = int(buffers[0][1 - rank])
+assert mapped(others) > COUNT * 4
 assert right(-1)
 took, freed = {"pause": [], "resume": []}, []
 for cycle in range(cycles):
@@ -141,6 +153,7 @@ for cycle in range(cycles):
     assert own == back > COUNT * 8, (own, back)
     assert bool((raw == rank + 1 + cycle).all()) and bool((tensor == 10 * (rank + 1) + cycle).all())
     all_here()
+assert mapped(raw.data_ptr()) == mapped(others) == COUNT * 4  # and stand alone
 # All of it goes, that of both where they share a GPU.
 assert min(freed) >= 0.9 * own * (count // devices), (min(freed), own)
 
@@ -179,7 +192,6 @@ def test_a_hundred_pauses_between_all_reduces() -> None:
     ranks: list[Any] = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments, meeting],
-            env={**os.environ, "TMS_SHAREABLE": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
