@@ -319,6 +319,19 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
 	return code;
 }
 
+HIDDEN int operation_import(const struct operation *asked, uint64_t *result)
+{
+	enum { NOT_READY = 600, TRIES = 1000, BETWEEN = 10000 /* microseconds */ };
+	bool held = gate_is_shut();
+	int code = operation_apart(asked, result);
+	for (int tries = 0; code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES; tries++) {
+		gate_wait();
+		usleep(BETWEEN); /* the others are resumed, too, or about to be */
+		code = operation_apart(asked, result);
+	}
+	return code;
+}
+
 static int transition(int kind, const char *tag, double wait)
 {
 	last_bytes = 0;

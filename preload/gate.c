@@ -67,6 +67,12 @@ HIDDEN void gate_before_allocation(void)
 		gate_leave_capture(gate_enter_capture(&call, NULL));
 }
 
+HIDDEN void gate_wait(void)
+{
+	static const struct gate_call call = {.name = "an import", .kind = WORK};
+	gate_leave_capture(gate_enter_capture(&call, NULL));
+}
+
 HIDDEN bool gate_is_waited_for(void)
 {
 	return tms_reach_gate.waited();

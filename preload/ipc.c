@@ -57,7 +57,7 @@ static int open_ours(void **pointer, const struct forward_ipc *handle)
 		return code;
 	memcpy(&operation.ipc, handle, sizeof operation.ipc);
 	control_load();
-	code = operation_apart(&operation, &address);
+	code = operation_import(&operation, &address);
 	if (code == SUCCESS)
 		*pointer = (void *)(uintptr_t)address;
 	return code;

@@ -387,6 +387,8 @@ struct operation {
 /* Fills in what holds for the process; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* of which tms_last_bytes tells nothing */
+/* Of what another process has; it waits where that is paused, if only as long as this one is held up, for then all are. */
+HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
@@ -408,6 +410,7 @@ HIDDEN bool gate_has_worked(void);
 HIDDEN bool gate_is_waited_for(void);	  /* while it is shut */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
 HIDDEN void gate_before_allocation(void); /* waits for that, where allocations are held */
+HIDDEN void gate_wait(void);		  /* until it is open */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* an address whose memory was given to others; 0: no more */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */

@@ -126,9 +126,9 @@ uint64_t tms_last_bytes(void);
 int tms_resume_within(const char *tag, double seconds);
 
 /* As tms_pause, but waits so many seconds, where tms_pause waits 10, for other processes to unmap memory of the tag that
- * they have opened (cudaIpcOpenMemHandle): they do as they pause the same tag. 600 when they have
- * not: all is as before, and tms_last_error names them. What this process has opened of others belongs to the tag that it
- * has there, is unmapped without waiting, and mapped again by a resume when it is back there: within 60 seconds, or those
+ * they have opened (cudaIpcOpenMemHandle, cuMemImportFromShareableHandle): they do as they pause the same tag. 600 when they
+ * have not: all is as before, and tms_last_error names them. What this process has opened of others belongs to the tag that
+ * it has there, is unmapped without waiting, and mapped again by a resume when it is back there: within 60 seconds, or those
  * of tms_resume_within; 600 when it is not, and what is this process's own is resumed all the same. */
 int tms_pause_within(const char *tag, double seconds);
 

@@ -79,7 +79,7 @@ static int import(uint64_t *handle, const struct ipc_handle *token)
 	if (code != SUCCESS)
 		return code;
 	control_load();
-	code = operation_apart(&operation, &number);
+	code = operation_import(&operation, &number);
 	if (code == SUCCESS) {
 		mapping_track();
 		trace_changed();

@@ -22,6 +22,11 @@ func TestSymmetricMemory(t *testing.T) {
 	}
 	program := compile(t, "symmetric", majors[1])
 	run(t, program, []string{"gated"}, reaching(t), "TMS_SHAREABLE=1", "TMS_DEBUG=invariants").succeeded(t)
+	t.Run("held_up", func(t *testing.T) {
+		sockets(t)
+		run(t, program, []string{"held_up"}, reaching(t), "TMS_SHAREABLE=1", "TMS_DEBUG=invariants",
+			fmt.Sprint("CUDASIM_SHARED=symmetric-", os.Getpid())).succeeded(t)
+	})
 	o := run(t, program, []string{"multicast"}, "TMS_SHAREABLE=1", "TMS_DEBUG=invariants")
 	o.succeeded(t)
 	require.Contains(t, o.stderr, "TORCH_SYMM_MEM_DISABLE_MULTICAST=1")

@@ -20,7 +20,7 @@
 //	prepare.go, reset.go         pinning ahead; the end of a device
 //	quiesce.go, access.go        waiting for a device; which devices have access
 //	contexts.go                  contexts that the program made, and which of them can be waited for
-//	usermapped.go, ..._calls.go, ..._range.go
+//	usermapped.go, ..._calls.go, ..._range.go, ..._share.go
 //	                             memory that the program maps itself with the driver's calls
 //	share.go, import.go          memory that other processes have mapped; theirs that is mapped here
 //	digests.go, poison.go        content hashes: verify, incremental; filling what is lost

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/cudasim"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -163,4 +164,45 @@ func TestImportedHandleAndReset(t *testing.T) {
 	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
 	require.NoError(t, s.importer.MemRelease(handle))
 	s.end()
+}
+
+// Every driver call of an import's life fails once: the call is made again, nothing is left, and the memory can be paused.
+func TestImportedHandleAndFailures(t *testing.T) {
+	for _, function := range []string{"cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuMemMap", "cuMemSetAccess", "cuMemUnmap",
+		"cuMemRelease"} {
+		t.Run(function, func(t *testing.T) {
+			s := newMappedShare(t)
+			sim, err := cudasim.Load()
+			require.NoError(t, err)
+			failed := 0
+			do := func(call func() error) {
+				for call() != nil {
+					failed++
+					require.Less(t, failed, 3)
+				}
+			}
+			for nth := 1; nth <= 2; nth++ {
+				before, fired := sim.FailuresFired(), 0
+				sim.Fail(function, nth, int(cuda.Unknown))
+				var handle cuda.Handle
+				do(func() (err error) { handle, err = s.importer.ImportHandle(0, s.share); return err })
+				do(func() error { return s.importer.MemMap(s.at(2), chunk, 0, handle, 0) })
+				do(func() error { return s.importer.MemSetAccess(s.at(2), chunk, onDevice0) })
+				requireFilled(t, s.at(2), chunk, 1)
+				do(func() error { return s.importer.MemUnmap(s.at(2), chunk) })
+				do(func() error { return s.importer.MemRelease(handle) })
+				fired = int(sim.FailuresFired() - before)
+				sim.ClearFailures()
+				require.Equal(t, nth == 1, fired == 1, "%s is called once", function)
+				require.Equal(t, fired, failed)
+				failed = 0
+				s.importer.Drain()
+				require.NoError(t, pause(s.engine, briefly()))
+				require.Zero(t, sim.Stat("handles"))
+				require.NoError(t, resume(s.engine, briefly()))
+				requireFilled(t, s.at(0), chunk, 1)
+			}
+			s.end()
+		})
+	}
 }

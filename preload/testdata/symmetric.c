@@ -690,6 +690,54 @@ static void gated(void)
 	drop_block(&own);
 }
 
+static void *import_held_up(void *fd)
+{
+	static uint64_t handle;
+	EXPECT(import(&handle, *(int *)fd), 0);
+	return &handle;
+}
+
+/* All are paused from outside, and one is importing: it is held up until they are resumed. */
+static void held_up(void)
+{
+	int fd;
+	if (rank == 0) {
+		struct block own = allocated("t");
+		fill(own.base, BUFFER, 1);
+		fd = exported(own.handle);
+		send_fd(fd);
+		EXPECT(tms_pause_gated(NULL, 5), 0);
+		meet();
+		meet(); /* the other runs on */
+		usleep(50000);
+		EXPECT(tms_resume(NULL), 0);
+		meet();
+		drop_block(&own);
+		return;
+	}
+	fd = receive_fd();
+	void *own = pausable(BLOCK, "t", true), *done;
+	pthread_t importer;
+	struct timespec now;
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	meet();
+	EXPECT(pthread_create(&importer, NULL, import_held_up, &fd), 0);
+	clock_gettime(CLOCK_REALTIME, &now);
+	now.tv_sec++;
+	EXPECT(pthread_timedjoin_np(importer, &done, &now), ETIMEDOUT);
+	EXPECT(tms_resume(NULL), 0);
+	meet();
+	EXPECT(pthread_join(importer, &done), 0);
+	struct block other = {.handle = *(uint64_t *)done};
+	map_block(&other);
+	CHECK(filled(other.base, BUFFER, 1));
+	meet();
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(sim_stat("handles"), 0);
+	drop_block(&other);
+	EXPECT(cudaFree(own), 0);
+}
+
 static void as_rank(const char *what)
 {
 	fetch(by_version);
@@ -707,6 +755,8 @@ static void as_rank(const char *what)
 		while_paused();
 	else if (strcmp(what, "devices") == 0)
 		devices();
+	else if (strcmp(what, "held_up") == 0)
+		held_up();
 	else
 		CHECK(!"nothing that this program does");
 }
