@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -248,27 +249,33 @@ func (e *Engine) pauseImports(o Options) (unmapped map[*segment]bool, err error)
 func (e *Engine) resumeImports(o Options, wait time.Duration, meant func(*segment) bool) error {
 	start := time.Now()
 	defer func() { o.spent.waitedSince(start) }()
-	for pause := firstLook; ; pause = min(2*pause, lastRetry/10) {
-		err := e.tryResumeImports(o, meant)
-		if !errors.Is(err, ErrSharePaused) || time.Since(start) >= wait {
+	for pause := firstLook; ; pause = min(2*pause, lastImportLook) {
+		last := time.Since(start) >= wait
+		waits, err := e.tryResumeImports(o, meant, last)
+		if !waits || last {
 			return err
 		}
 		clock.Sleep(pause)
 	}
 }
 
-func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
+// tryResumeImports tells whether some of it is still paused where it is; that is asked for once by process and tag, but in
+// the last try.
+func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool, last bool) (waits bool, first error) {
 	e.mu.Lock()
 	none := len(e.sharing.imports) == 0
 	e.mu.Unlock()
 	if none {
-		return nil
+		return false, nil
 	}
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, func(s *segment) bool { return s.imported != nil && s.is(paused) && meant(s) })
-	var first error
-	silent := map[int]error{} // processes that do not answer are asked once
+	type share struct {
+		pid int
+		tag *tag
+	}
+	silent, waiting := map[int]error{}, map[share]error{} // processes that do not answer; tags that they have not resumed
 	_ = e.transit(batches, func() error {
 		for _, b := range batches {
 			e.mu.Lock()
@@ -276,7 +283,9 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
 			e.mu.Unlock()
 			for n, x := range b.extents {
 				s := b.segments[n]
-				err := silent[s.imported.share.PID]
+				pid := s.imported.share.PID
+				of := share{pid, s.tag}
+				err := cmp.Or(silent[pid], waiting[of])
 				if err == nil {
 					err = x.make()
 				}
@@ -286,7 +295,12 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
 				}
 				_ = x.undo()
 				if errors.Is(err, ErrSilent) {
-					silent[s.imported.share.PID] = err
+					silent[pid] = err
+				}
+				if errors.Is(err, ErrSharePaused) {
+					if waits = true; !last {
+						waiting[of] = err
+					}
 				}
 				if first == nil || !goneFor(first) && goneFor(err) {
 					first = fmt.Errorf("memory of process %d at %#x: %w", s.imported.share.PID, s.address, err)
@@ -298,7 +312,7 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool) error {
 		}
 		return nil
 	}, func(*tag) {})
-	return first
+	return waits, first
 }
 
 // closedBy names the calls by which a program ends an import.

@@ -300,6 +300,7 @@ func (e *Engine) awaitImporters(o Options) error {
 
 const (
 	lastImporterLook = 2 * time.Millisecond
+	lastImportLook   = 8 * time.Millisecond
 	soon             = 100 * time.Millisecond
 )
 

@@ -206,3 +206,41 @@ func TestImportedHandleAndFailures(t *testing.T) {
 		})
 	}
 }
+
+// What is gone for good does not keep a resume from waiting for the rest.
+func TestImportedHandleBesideOneThatIsGone(t *testing.T) {
+	s := newMappedShare(t)
+	freed := s.create(1)
+	s.open(1, 2)
+	_, _, err := s.engine.ShareHandle(freed)
+	require.ErrorIs(t, err, vmm.ErrNotShareable)
+	s.unmap(1, 2, freed)
+	freed, err = s.engine.MemCreate(s.request, cuda.PinnedOn(0).AsFile())
+	require.NoError(t, err)
+	share, _, err := s.engine.ShareHandle(freed)
+	require.NoError(t, err)
+	gone, err := s.importer.ImportHandle(0, share)
+	require.NoError(t, err)
+	handle, err := s.importer.ImportHandle(0, s.share)
+	require.NoError(t, err)
+	require.NoError(t, s.importer.MemMap(s.at(2), chunk, 0, handle, 0))
+	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
+	require.NoError(t, pause(s.importer, vmm.Options{}))
+	require.NoError(t, pause(s.engine, briefly()))
+	require.NoError(t, s.engine.MemRelease(freed))
+	done := make(chan error)
+	go func() { done <- resume(s.importer, vmm.Options{Importers: 10 * time.Second}) }()
+	select {
+	case err := <-done:
+		require.Fail(t, "it has not waited", "%v", err)
+	case <-time.After(50 * time.Millisecond):
+	}
+	require.NoError(t, resume(s.engine, briefly()))
+	require.ErrorIs(t, <-done, vmm.ErrShareGone)
+	requireFilled(t, s.at(2), chunk, 1)
+	require.NoError(t, s.importer.MemRelease(gone))
+	require.NoError(t, s.importer.MemUnmap(s.at(2), chunk))
+	require.NoError(t, s.importer.MemRelease(handle))
+	s.importer.Drain()
+	s.end()
+}
