@@ -89,7 +89,9 @@ func (e *Engine) quiesceAll(devices []*device, name *string) error {
 
 // accessors lists the devices that the program itself has given access to what it mapped of a tag.
 func (e *Engine) accessors(name *string) (ordinals []int) {
-	for _, segments := range e.choose(name, func(s *segment) bool { return s.userMapped != nil }) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, segments := range e.matching(name, func(s *segment) bool { return s.userMapped != nil }) {
 		for _, s := range segments {
 			for _, desc := range s.userMapped.access {
 				if desc.Location.Kind == cuda.LocationDevice {
