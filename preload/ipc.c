@@ -5,6 +5,7 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
+#include "region.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -25,6 +26,13 @@ static int share(struct ipc_handle *handle, uintptr_t pointer)
 	if (code == SUCCESS)
 		*handle = made;
 	return code;
+}
+
+/* Memory that can be shared NCCL registers with other processes when a graph that is captured has it as a buffer, and goes on
+ * to use it after a pause. It takes the handles for that from the driver itself: only libtms_reach.so has them refused. */
+HIDDEN bool ipc_shares(void)
+{
+	return region_config.shareable < 0 ? !gate_unusable() : region_config.shareable;
 }
 
 EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)

@@ -3,7 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // Two processes that share memory by CUDA's handles: testdata/ipc.c.
@@ -13,10 +18,34 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 		for _, what := range []string{"mutual", "lone", "freed", "killed", "importer_dies", "alone"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {
 				sockets(t)
-				o := run(t, program, []string{what}, "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
+				o := run(t, program, []string{what}, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
 				o.succeeded(t)
 			})
 		}
 	}
-	run(t, compileWithDriver(t, "ipc", majors[1]), []string{"not shared"}, "TMS_SHAREABLE=0").succeeded(t)
+	program := compileWithDriver(t, "ipc", majors[1])
+	run(t, program, []string{"not shared"}).succeeded(t)
+	run(t, program, []string{"not shared"}, reaching(t), "TMS_SHAREABLE=0").succeeded(t)
+}
+
+// NCCL takes handles of memory from the driver itself, which is seen with libtms_reach.so alone.
+func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
+	program, library := compileWithDriver(t, "ipc", majors[1]), filepath.Join(t.TempDir(), "libnccl.so.2")
+	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	const warning = "NCCL may have registered memory that CUDA graphs use"
+	loaded := "NCCL=" + library
+	for _, variables := range [][]string{
+		{loaded}, {loaded, "TMS_SHAREABLE=0"}, {loaded, "TMS_SHAREABLE=ipc", "NCCL_GRAPH_REGISTER=0"},
+		{loaded, "TMS_SHAREABLE=ipc", reaching(t)}, {"TMS_SHAREABLE=ipc"},
+	} {
+		o := run(t, program, []string{"beside nccl"}, variables...)
+		o.succeeded(t)
+		require.NotContains(t, o.stderr, warning, variables)
+	}
+	for _, setting := range []string{"ipc", "1"} {
+		o := run(t, program, []string{"beside nccl"}, loaded, "TMS_SHAREABLE="+setting)
+		require.Zero(t, o.state.ExitCode(), o.stderr)
+		require.Equal(t, 1, strings.Count(o.stderr, warning), o.stderr)
+	}
 }

@@ -70,7 +70,7 @@ func start() (*vmm.Engine, error) {
 	made.WhenUngated(openGate)
 	made.Observe(recordTransition)
 	made.Processes(processes{})
-	made.Shareable(bool(C.region_config.shareable))
+	made.Shareable(bool(C.ipc_shares()))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)
 	engine.Store(made)

@@ -111,6 +111,10 @@ EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
+	/* NCCL does not release a handle that it then cannot export (2.28.9), and the memory would stay after a pause. */
+	if (unlikely(arena_contains(address)) && !region_config.exportable)
+		return error_fail(ERROR_NOT_SUPPORTED, "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
+						       "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
 	return TRACKED_OR(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
 			  forward_cuMemRetainAllocationHandle(handle, address), shared_retain(handle, address));
 }
@@ -133,8 +137,6 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
 {
 	struct mapping_use use = {shareable, type, flags};
 	int code = token_export(shareable, handle, type, flags);
-	if (code == NOT_OURS && !region_config.exportable && atomic_load(&arena_count))
-		code = IN_GO(tmsNotExportable(handle));
 	if (code != NOT_OURS)
 		return code;
 	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,

@@ -89,18 +89,6 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 	}))
 }
 
-// tmsNotExportable refuses the driver's handle of memory that is pausable.
-//
-//export tmsNotExportable
-func tmsNotExportable(handle C.uint64_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
-		if e.Made(cuda.Handle(handle)) {
-			return vmm.ErrNotExportable
-		}
-		return vmm.ErrNotOurs
-	}))
-}
-
 // tmsMemUse has mapping_use called with the driver's handle.
 //
 //export tmsMemUse

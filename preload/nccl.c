@@ -3,6 +3,23 @@
 #include "shim.h"
 #include "gate.h"
 
+#include <link.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int look_at(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size, (void)data;
+	const char *slash = strrchr(info->dlpi_name, '/');
+	return strncmp(slash ? slash + 1 : info->dlpi_name, "libnccl", 7) == 0;
+}
+
+HIDDEN bool nccl_is_unseen(void)
+{
+	const char *setting = getenv("NCCL_GRAPH_REGISTER");
+	return ipc_shares() && gate_unusable() && !(setting && atoi(setting) == 0) && dl_iterate_phdr(look_at, NULL);
+}
+
 static const struct gate_nccl *there(void)
 {
 	return gate_unusable() ? NULL : tms_reach_gate.nccl;

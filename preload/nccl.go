@@ -324,6 +324,10 @@ func ncclShares() (words string) {
 // refuseRegistered tells of memory that a pause of a tag, nil for all, would take from under NCCL: it and network cards
 // know the physical memory, and use that after a resume too. What NCCL may have registered is warned of. Errors: a refusal.
 func refuseRegistered(e *vmm.Engine, tag *string) error {
+	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
+		logLine("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered memory that CUDA graphs use: " +
+			"after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 before the start, or start the program with tms run")
+	}
 	var cursor C.size_t
 	var r C.struct_gate_registration
 	for C.nccl_look_at_memory(&cursor, &r) {

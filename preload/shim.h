@@ -180,6 +180,8 @@ enum { NOT_OURS = -1 };
 struct mapping_use;
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
 
+HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
+
 /* token.c: memory that others have by descriptors; as the driver's function, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
@@ -417,6 +419,7 @@ HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded 
 
 /* nccl.c: NCCL, as libtms_reach.so sees it (its gate.h), for nccl.go. The last four after a look that found something. */
 HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to);
+HIDDEN bool nccl_is_unseen(void); /* at registering memory that it can use after a pause */
 HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to);
 HIDDEN void nccl_hold(bool on);
 HIDDEN bool nccl_is_used(void);

@@ -132,14 +132,16 @@ AT_LOAD static bool environment_bool(const char *variable)
 	return parsed > 0;
 }
 
-/* TMS_SHAREABLE: ipc, or a boolean. Who is given a descriptor by the program can be told nothing of neighbours. */
+/* TMS_SHAREABLE: ipc, or a boolean; unset, it is for preload/ipc.c to say. Who is given a descriptor by the program can be
+ * told nothing of neighbours. */
 AT_LOAD static void environment_shareable(void)
 {
 	const char *value = getenv("TMS_SHAREABLE");
-	int parsed = value && *value ? parse_bool(value) : -1;
-	if (parsed < 0 && value && *value && strcasecmp(value, "ipc") != 0)
-		complain("TMS_SHAREABLE", value, "ipc, 1 or 0; using ipc");
-	region_config.shareable = parsed != 0;
+	const bool set = value && *value, ipc = set && strcasecmp(value, "ipc") == 0;
+	const int parsed = set && !ipc ? parse_bool(value) : -1;
+	if (set && !ipc && parsed < 0)
+		complain("TMS_SHAREABLE", value, "ipc, 1 or 0; as if it were not set");
+	region_config.shareable = ipc ? 1 : parsed;
 	region_config.exportable = parsed > 0;
 	if (region_config.exportable)
 		region_config.extent_bytes = 0;

@@ -48,7 +48,7 @@ struct region_config {
 	const char *pool;	     /* a kind of pool for allocations, ":" and its options; NULL: none */
 	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
 	bool verify;
-	bool shareable;	 /* TMS_SHAREABLE: other processes can open memory of a region */
+	signed char shareable; /* TMS_SHAREABLE: other processes can open memory of a region; below 0: not set */
 	bool exportable; /* and the program can export it itself */
 	bool control; /* TMS_CONTROL */
 	bool poison;	 /* TMS_DEBUG */

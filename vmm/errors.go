@@ -31,12 +31,8 @@ var (
 		"allocate with the primary context current, or outside regions")
 
 	// ErrNotShareable: memory that was not made to be shared between processes.
-	ErrNotShareable = errors.New("pausable memory cannot be opened by other processes under TMS_SHAREABLE=0: leave that out, or " +
-		"allocate it outside regions")
-
-	// ErrNotExportable: others would be given the memory of neighbours, too, and keep that of before a pause.
-	ErrNotExportable = errors.New("pausable memory can be exported as a descriptor under TMS_SHAREABLE=1 only: set that, share the " +
-		"memory by cudaIpcGetMemHandle, or allocate it outside regions")
+	ErrNotShareable = errors.New("pausable memory can be opened by other processes where the program was started with tms run, or " +
+		"with TMS_SHAREABLE=ipc: do one of these, or allocate it outside regions")
 
 	// ErrShareGone: the memory was freed, or its process has ended.
 	ErrShareGone = errors.New("the memory is gone")
@@ -74,7 +70,6 @@ func Code(err error) int {
 		{ErrContext, cuda.NotSupported},
 		{ErrTooLarge, cuda.OutOfMemory},
 		{ErrNotShareable, cuda.NotSupported},
-		{ErrNotExportable, cuda.NotSupported},
 		{ErrShareGone, cuda.InvalidHandle},
 		{ErrSharePaused, cuda.NotReady},
 		{ErrSilent, cuda.Timeout},

@@ -1,10 +1,6 @@
 package vmm
 
-import (
-	"fmt"
-
-	"tms/vmm/cuda"
-)
+import "fmt"
 
 // BackupPointer returns the address of the host copy of size bytes of device memory, 0 if there is
 // none now. Errors: ErrInvalidAddress when the range does not lie in one live segment.
@@ -50,25 +46,6 @@ func (e *Engine) around(address uintptr) allocation {
 		return allocation{}
 	}
 	return allocation{segment: s, small: true, offset: offset}
-}
-
-// Made tells whether a handle is the driver's of memory that Malloc made. (cuMemRetainAllocationHandle gives such)
-func (e *Engine) Made(handle cuda.Handle) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-again:
-	for _, segments := range e.matching(nil, func(s *segment) bool { return s.extent != nil && s.userMapped == nil && s.imported == nil }) {
-		for _, s := range segments {
-			if s.extent.owner != nobody {
-				e.settled.Wait()
-				goto again
-			}
-			if s.extent.step > none && s.extent.handle == handle {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;

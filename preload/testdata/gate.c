@@ -615,17 +615,16 @@ static void exported(bool forced)
 	void *memory = pausable(SIZE, "t", true);
 	uint64_t handle = 0;
 	int descriptor = -1;
+	if (!getenv("TMS_SHAREABLE")) {
+		EXPECT(cuMemRetainAllocationHandle(&handle, memory), NOT_SUPPORTED);
+		EXPECT(tms_pause_gated(NULL, 5), 0);
+		return;
+	}
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
 	EXPECT(tms_pause_gated(NULL, 5), 0); /* a handle alone lends nothing */
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
-	if (!getenv("TMS_SHAREABLE")) {
-		EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), NOT_SUPPORTED);
-		EXPECT(cuMemRelease(handle), 0);
-		EXPECT(tms_pause_gated(NULL, 5), 0);
-		return;
-	}
 	EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), 0);
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_pause_gated(NULL, 5), forced ? 0 : NOT_SUPPORTED);

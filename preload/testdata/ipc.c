@@ -325,12 +325,24 @@ static void alone(void)
 	CHECK(cudaIpcGetMemHandle(&later, memory) != 0);
 }
 
-/* Under TMS_SHAREABLE=0 the words say what to set. */
+/* The words say what to do. */
 static void not_shared(void)
 {
 	struct handle handle;
 	EXPECT(cudaIpcGetMemHandle(&handle, pausable(SIZE, "t", false)), 801);
-	CHECK(strstr(tms_last_error(), "under TMS_SHAREABLE=0"));
+	CHECK(strstr(tms_last_error(), "with tms run, or with TMS_SHAREABLE=ipc"));
+}
+
+static void beside_nccl(void)
+{
+	void *memory = pausable(SIZE, "t", false);
+	if (getenv("NCCL"))
+		CHECK(dlopen(getenv("NCCL"), RTLD_NOW));
+	for (int i = 0; i < 2; i++) {
+		EXPECT(tms_pause("t"), 0);
+		EXPECT(tms_resume("t"), 0);
+	}
+	EXPECT(cudaFree(memory), 0);
 }
 
 static void as_rank(const char *what)
@@ -351,8 +363,12 @@ int main(int argc, char **argv)
 {
 	CHECK(argc == 2);
 	const char *what = argv[1];
-	if (strcmp(what, "alone") == 0 || strcmp(what, "not shared") == 0) {
-		strcmp(what, "alone") == 0 ? alone() : not_shared();
+	void (*one)(void) = strcmp(what, "alone") == 0	     ? alone
+			    : strcmp(what, "not shared") == 0  ? not_shared
+			    : strcmp(what, "beside nccl") == 0 ? beside_nccl
+								: NULL;
+	if (one) {
+		one();
 		return 0;
 	}
 	int ends[2], status;

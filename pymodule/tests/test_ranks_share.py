@@ -81,7 +81,7 @@ def test_paused_by_all_ranks_or_none(by: str, setting: str) -> None:
 
 def test_one_that_pauses_alone() -> None:
     """It is refused in time, with the pids that it would be waiting for."""
-    with Ranks(2) as ranks:
+    with Ranks(2, TMS_SHAREABLE="ipc") as ranks:
         shared(ranks)
         ranks.one(0, "from tms._library import load")
         ranks.tell(0, "load().pause('communication', 0.1)")

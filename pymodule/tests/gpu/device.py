@@ -7,9 +7,12 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+import tms
 
 MiB = 1 << 20
 
@@ -24,6 +27,12 @@ def torch_on_gpu() -> Any:
     if not hasattr(ctypes.CDLL(None), "tms_pause"):
         pytest.skip("libtms.so is not preloaded", allow_module_level=True)
     return torch
+
+
+def reaching() -> dict[str, str]:
+    """The environment of a program that is started as by `tms run`."""
+    library = Path(tms.library_path())
+    return {"LD_PRELOAD": f"{library}:{library.parent / 'libtms_reach.so'}"}
 
 
 def free_memory(device: int = 0) -> int:

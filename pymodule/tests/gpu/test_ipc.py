@@ -14,7 +14,7 @@ import textwrap
 from typing import Any
 
 import pytest
-from device import output, torch_on_gpu
+from device import output, reaching, torch_on_gpu
 
 torch = torch_on_gpu()
 if not hasattr(torch.cuda, "_compile_kernel"):
@@ -192,6 +192,7 @@ def test_a_hundred_pauses_between_all_reduces() -> None:
     ranks: list[Any] = [
         subprocess.Popen(
             [sys.executable, "-c", textwrap.dedent(RANK), str(rank), *arguments, meeting],
+            env={**os.environ, **reaching()},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -283,5 +284,5 @@ for line in sys.stdin:
 
 
 def test_a_tensor_in_another_process() -> None:
-    """As torch.multiprocessing sends it, from a region and with nothing set."""
-    assert output(OWNER, READER) == "done\n"
+    """As torch.multiprocessing sends it, from a region."""
+    assert output(OWNER, READER, **reaching()) == "done\n"
