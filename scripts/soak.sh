@@ -61,7 +61,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle tests}"; do
 		idle) TMS_IDLE_ROUNDS=${IDLE_ROUNDS:-1000} go test -count=1 -v -timeout 3h -run '^TestIdle' ./cmd/tms ;;
 		swap) TMS_SWAPS=${SWAPS:-1000} go test -count=1 -v -timeout 3h -run '^TestSwap' ./cmd/tms ;;
 		tests)
-			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/...
+			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload
 			go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
 			TMS_TEST_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
