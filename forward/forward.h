@@ -86,6 +86,12 @@ struct forward_ipc {
 	  (handle, shareable, type))                                                               \
 	X(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags)) \
 	X(cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties)) \
+	X(cuMulticastBindAddr,                                                                     \
+	  (uint64_t object, size_t offset, uintptr_t address, size_t size, unsigned long long flags), \
+	  (object, offset, address, size, flags))                                                  \
+	X(cuMulticastBindAddr_v2,                                                                  \
+	  (uint64_t object, int device, size_t offset, uintptr_t address, size_t size, unsigned long long flags), \
+	  (object, device, offset, address, size, flags))                                          \
 	X(cuMulticastBindMem,                                                                      \
 	  (uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,     \
 	   unsigned long long flags),                                                              \

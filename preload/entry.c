@@ -44,6 +44,8 @@
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \
 	X(cuMemUnmap, 10020, false, cuMemUnmap)                                                            \
+	X(cuMulticastBindAddr, 12010, false, cuMulticastBindAddr)                                          \
+	X(cuMulticastBindAddr, 13010, false, cuMulticastBindAddr_v2)                                       \
 	X(cuMulticastBindMem, 12010, false, cuMulticastBindMem)                                            \
 	X(cuMulticastBindMem, 13010, false, cuMulticastBindMem_v2)                                         \
 	X(cuMulticastCreate, 12010, false, cuMulticastCreate)                                              \

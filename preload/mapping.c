@@ -164,6 +164,52 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 		code_;                                                                             \
 	})
 
+/* Where NCCL binds the buffers of a captured graph, a refusal has it go on without. */
+static bool is_malloced(uintptr_t address)
+{
+	return unlikely(arena_contains((const void *)address));
+}
+
+static int refuse_binding(void)
+{
+	return error_fail(ERROR_NOT_SUPPORTED, "memory that cudaMalloc gave in a region cannot be bound to a multicast object, which "
+					       "would go on to write where it was before a pause: allocate it outside regions");
+}
+
+/* 0: no handle of ours. It is to be released. */
+static uint64_t mapped_at(uintptr_t address)
+{
+	uint64_t handle = 0;
+	if (likely(!atomic_load_explicit(&mapping_tracked, memory_order_acquire)) ||
+	    IN_GO(tmsMemRetain(&handle, address)) != SUCCESS)
+		return 0;
+	return handle;
+}
+
+static int unretained(uint64_t handle, int code)
+{
+	if (handle)
+		(void)IN_GO(tmsMemRelease(handle));
+	return code;
+}
+
+EXPORT int cuMulticastBindAddr(uint64_t object, size_t offset, uintptr_t address, size_t size, unsigned long long flags)
+{
+	if (is_malloced(address))
+		return refuse_binding();
+	const uint64_t memory = mapped_at(address);
+	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr(object, offset, address, size, flags))));
+}
+
+EXPORT int cuMulticastBindAddr_v2(uint64_t object, int device, size_t offset, uintptr_t address, size_t size,
+				  unsigned long long flags)
+{
+	if (is_malloced(address))
+		return refuse_binding();
+	const uint64_t memory = mapped_at(address);
+	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr_v2(object, device, offset, address, size, flags))));
+}
+
 EXPORT int cuMulticastBindMem(uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,
 			      unsigned long long flags)
 {

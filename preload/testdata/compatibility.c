@@ -162,7 +162,7 @@ static void mapping(const char *name, bool in)
 		EXPECT(tms_pause(NULL), 0);
 		CHECK(filled((void *)base, size, 1));
 		puts(in ? "works" : "forwarded");
-	} else if (strstr(name, "cuMulticastBindMem")) {
+	} else if (starts(name, "cuMulticastBind")) {
 		struct {
 			unsigned devices;
 			size_t size;
@@ -170,7 +170,19 @@ static void mapping(const char *name, bool in)
 		} group = {1, size, 0, 0};
 		uint64_t object = 0;
 		EXPECT(((int (*)(uint64_t *, void *))function("cuMulticastCreate"))(&object, &group), 0);
-		if (strstr(name, "_v2"))
+		if (starts(name, "cuMulticastBindAddr")) {
+			void *ours = pausable(size, "it", true);
+			for (int mapped = 0; mapped < 2; mapped++) {
+				uintptr_t at = mapped ? base : (uintptr_t)ours;
+				EXPECT(strstr(name, "_v2")
+					       ? ((int (*)(uint64_t, int, size_t, uintptr_t, size_t, unsigned long long))function(
+							 name))(object, 0, 0, at, size, 0)
+					       : ((int (*)(uint64_t, size_t, uintptr_t, size_t, unsigned long long))function(name))(
+							 object, 0, at, size, 0),
+				       mapped ? 0 : 801);
+			}
+			EXPECT(cudaFree(ours), 0);
+		} else if (strstr(name, "_v2"))
 			EXPECT(((int (*)(uint64_t, int, size_t, uint64_t, size_t, size_t, unsigned long long))function(name))(
 				       object, 0, 0, handle, 0, size, 0), 0);
 		else
@@ -232,7 +244,8 @@ static bool maps(const char *name)
 	static const char *const names[] = {
 		"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemAddressFree",
 		"cuMemExportToShareableHandle", "cuMemGetAllocationPropertiesFromHandle",
-		"cuMemRetainAllocationHandle", "cuMulticastBindMem", "cuMulticastBindMem_v2",
+		"cuMemRetainAllocationHandle", "cuMulticastBindAddr", "cuMulticastBindAddr_v2", "cuMulticastBindMem",
+		"cuMulticastBindMem_v2",
 	};
 	for (size_t i = 0; i < sizeof names / sizeof *names; i++)
 		if (strcmp(names[i], name) == 0)

@@ -84,6 +84,10 @@ EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t o
 EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
 				      CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
 				      unsigned long long flags);
+EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr memory, size_t size,
+				    unsigned long long flags);
+EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
+				       CUdeviceptr memory, size_t size, unsigned long long flags);
 EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size);
 EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
 					       CUmemAllocationHandleType type);

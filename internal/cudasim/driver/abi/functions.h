@@ -68,6 +68,8 @@
 	X(cuMemImportFromShareableHandle, cuMemImportFromShareableHandle, 10020, INIT)                       \
 	X(cuMulticastCreate, cuMulticastCreate, 12010, INIT)                                                 \
 	X(cuMulticastAddDevice, cuMulticastAddDevice, 12010, INIT)                                           \
+	X(cuMulticastBindAddr, cuMulticastBindAddr, 12010, INIT)                                             \
+	X(cuMulticastBindAddr, cuMulticastBindAddr_v2, 13010, INIT)                                          \
 	X(cuMulticastBindMem, cuMulticastBindMem, 12010, INIT)                                               \
 	X(cuMulticastBindMem, cuMulticastBindMem_v2, 13010, INIT)                                            \
 	X(cuMulticastUnbind, cuMulticastUnbind, 12010, INIT)                                                 \

@@ -132,18 +132,45 @@ CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice devi
 	return multicast_find(handle) && device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult bind_block(CUmemGenericAllocationHandle handle, size_t offset, struct block *member, size_t member_offset,
+			   size_t size, unsigned long long flags)
+{
+	struct block *group = multicast_find(handle);
+	if (!group || !member || member->multicast || group->member || flags || !size || offset > group->multicast ||
+	    size > group->multicast - offset || member_offset > member->size || size > member->size - member_offset)
+		return CUDA_ERROR_INVALID_VALUE;
+	group->member = member;
+	group->member->references++;
+	return CUDA_SUCCESS;
+}
+
 static CUresult bind(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
 		     size_t memory_offset, size_t size, unsigned long long flags)
 {
-	struct block *group = multicast_find(handle);
 	struct allocation *member = allocation_find(memory);
-	if (!group || !member || member->block->multicast || group->member || flags || !size || offset > group->multicast ||
-	    size > group->multicast - offset || memory_offset > member->block->size ||
-	    size > member->block->size - memory_offset)
-		return CUDA_ERROR_INVALID_VALUE;
-	group->member = member->block;
-	group->member->references++;
-	return CUDA_SUCCESS;
+	return bind_block(handle, offset, member ? member->block : NULL, memory_offset, size, flags);
+}
+
+// Of memory that cuMemMap has mapped, as one from its first address.
+static CUresult bind_at(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr address, size_t size,
+			unsigned long long flags)
+{
+	struct mapping *mapping = mapping_at(address);
+	return bind_block(handle, offset, mapping && !mapping->context ? mapping->block : NULL, 0, size, flags);
+}
+
+CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr memory, size_t size,
+			     unsigned long long flags)
+{
+	ENTER(cuMulticastBindAddr);
+	return bind_at(handle, offset, memory, size, flags);
+}
+
+CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUdeviceptr memory,
+				size_t size, unsigned long long flags)
+{
+	ENTER(cuMulticastBindAddr_v2);
+	return device_valid(device) ? bind_at(handle, offset, memory, size, flags) : CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
