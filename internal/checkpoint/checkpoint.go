@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"runtime"
 	"time"
 	"unsafe"
 
@@ -75,6 +76,8 @@ type Driver struct {
 
 // Open loads libcuda.so.1. Errors: ErrUnsupported, wrapped.
 func Open() (*Driver, error) {
+	runtime.LockOSThread() // the loader keeps the words of its error for the thread
+	defer runtime.UnlockOSThread()
 	library, err := purego.Dlopen("libcuda.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -99,6 +100,8 @@ const (
 // Open loads NVML and initialises it; where no process uses a device that can take a second. (nvmlInit_v2)
 // Errors: ErrUnavailable, wrapped; *Error.
 func Open() (*Library, error) {
+	runtime.LockOSThread() // the loader keeps the words of its error for the thread
+	defer runtime.UnlockOSThread()
 	loaded, err := purego.Dlopen("libnvidia-ml.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)

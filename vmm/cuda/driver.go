@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -104,6 +105,8 @@ type Driver struct {
 // Open loads the driver library at path (the loader searches for a bare name such as
 // "libcuda.so.1"), binds its functions and calls cuInit(0).
 func Open(path string) (*Driver, error) {
+	runtime.LockOSThread() // the loader keeps the words of its error for the thread
+	defer runtime.UnlockOSThread()
 	library, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
 		return nil, fmt.Errorf("the CUDA driver cannot be loaded: %w", err)
