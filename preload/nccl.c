@@ -1,4 +1,4 @@
-/* nccl asks libtms_reach.so about NCCL, for nccl.go. Where that is not preloaded there is nothing to see. */
+/* nccl asks libtms_reach.so about NCCL, for nccl.go and align.go. Where that is not preloaded there is nothing to see. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "gate.h"
@@ -64,4 +64,35 @@ HIDDEN bool nccl_is_busy(void)
 HIDDEN void nccl_give_up(void)
 {
 	there()->give_up();
+}
+
+HIDDEN bool nccl_sequences(size_t *cursor, struct gate_sequence *to)
+{
+	return there()->sequences(cursor, to);
+}
+
+HIDDEN bool nccl_is_launching(void)
+{
+	return there()->is_launching();
+}
+
+HIDDEN bool nccl_has_captured(void)
+{
+	return there()->has_captured();
+}
+
+HIDDEN void nccl_freeze(void)
+{
+	there()->freeze();
+}
+
+HIDDEN void nccl_limit(const struct gate_sequence *targets, size_t count)
+{
+	there()->limit(targets, count);
+}
+
+HIDDEN void nccl_release(void)
+{
+	if (there())
+		there()->release();
 }

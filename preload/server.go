@@ -55,6 +55,7 @@ type server struct {
 	glanced time.Time     // at the gate
 	lends   []*lend       // that are asked for
 	lending *lend         // that another thread is at
+	aligns  *connection   // for which threads are held back before collectives; nil: for none
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
@@ -327,6 +328,7 @@ func (s *server) request(c *connection, line []byte) {
 		for _, h := range slices.Clone(c.holds) {
 			s.unhold(h.tag)
 		}
+		s.release(c)
 		c.answer(control.Reply{ID: r.ID, OK: true})
 	case control.Cancel:
 		s.cancel(c, r.ID)
@@ -344,6 +346,13 @@ func (s *server) request(c *connection, line []byte) {
 		if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
 			c.refuse(r.ID, errors.New("a client has one recording at a time, which it ends by a record without a file"))
 			return
+		}
+		if r.Op == control.Align {
+			if s.aligns != nil && s.aligns != c {
+				c.refuse(r.ID, errors.New("another client aligns the process with others"))
+				return
+			}
+			s.aligns = c
 		}
 		c.task = &task{client: c, request: r, recording: c.recording}
 		if r.Tag != nil {
@@ -398,6 +407,14 @@ func (s *server) withdraw(c *connection) {
 	c.task = nil
 }
 
+// release lets those go on that are held back before collectives for a client.
+func (s *server) release(c *connection) {
+	if c != nil && s.aligns == c {
+		s.aligns = nil
+		C.nccl_release()
+	}
+}
+
 // unhold forgets that a tag is to be resumed when a client goes; nil: that any is.
 func (s *server) unhold(tag *string) {
 	for _, c := range s.clients {
@@ -432,6 +449,9 @@ func (s *server) leave() {
 		}
 		if c.recording > 0 {
 			abandonRecording(c.recording)
+		}
+		if s.running == nil || s.running.request.Op != control.Align { // else when it is done
+			s.release(c)
 		}
 	}
 }
@@ -477,6 +497,7 @@ func (s *server) begin(now time.Time) {
 	}
 	t := s.running
 	if t.request.Op == control.Undo {
+		s.release(t.client)
 		for _, h := range t.client.holds {
 			t.undo = append(t.undo, h.undo...)
 		}
@@ -523,6 +544,8 @@ func (s *server) collect() {
 		} else {
 			s.abandon(h)
 		}
+	} else if t.request.Op == control.Align && t.client == nil {
+		s.release(s.aligns)
 	} else if t.request.Op == control.Undo && reply.OK && t.client != nil {
 		t.client.holds = nil
 	} else if t.request.Op == control.Resume && reply.OK {

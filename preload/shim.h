@@ -427,6 +427,13 @@ HIDDEN void nccl_together(uint64_t clique);
 HIDDEN bool nccl_begin(bool suspend);
 HIDDEN bool nccl_is_busy(void);
 HIDDEN void nccl_give_up(void);
+/* How far ranks are, for align.go. After gate_unusable has been asked, but nccl_release. */
+HIDDEN bool nccl_sequences(size_t *cursor, struct gate_sequence *to);
+HIDDEN bool nccl_is_launching(void);
+HIDDEN bool nccl_has_captured(void);
+HIDDEN void nccl_freeze(void);
+HIDDEN void nccl_limit(const struct gate_sequence *targets, size_t count);
+HIDDEN void nccl_release(void);
 
 /* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
 struct gate_call;

@@ -56,8 +56,12 @@ func (t *task) perform() *control.Reply {
 	start := time.Now()
 	var reply control.Reply
 	err := guard.Call(func() (err error) {
-		if t.request.Op == control.Record {
+		switch t.request.Op {
+		case control.Record:
 			return t.record()
+		case control.Align:
+			reply.Alignment, err = t.align()
+			return err
 		}
 		if err := t.everything(); err != nil {
 			return err

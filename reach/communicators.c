@@ -1,6 +1,6 @@
 /* communicators knows what communicators of NCCL there are, and which are ranks of one: those of a clique have the same
  * unique id, or were made of the same one by the same call. It is told by nccl.c, and calls nothing of NCCL's but
- * ncclCommCount. */
+ * ncclCommCount and ncclCommUserRank. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -12,11 +12,24 @@ HIDDEN struct communicator communicators[COMMUNICATORS];
 HIDDEN _Atomic size_t communicators_used;
 TAKE(communicator)
 
-static struct communicator *find(const void *comm)
+static bool is(const struct communicator *c, const void *comm)
 {
+	return atomic_load_explicit(&c->state, memory_order_acquire) == LIVE && c->comm == comm;
+}
+
+/* Each collective asks: where it was found last it is looked for first. */
+HIDDEN struct communicator *comm_find(const void *comm)
+{
+	static _Atomic(struct communicator *) found[64];
+	_Atomic(struct communicator *) *last = &found[(uintptr_t)comm * 0x9e3779b97f4a7c15 >> 58];
+	struct communicator *there = atomic_load_explicit(last, memory_order_relaxed);
+	if (likely(there) && likely(is(there, comm)))
+		return there;
 	for EACH (c, communicator)
-		if (atomic_load_explicit(&c->state, memory_order_acquire) == LIVE && c->comm == comm)
+		if (is(c, comm)) {
+			atomic_store_explicit(last, c, memory_order_relaxed);
 			return c;
+		}
 	return NULL;
 }
 
@@ -55,21 +68,26 @@ static bool is_blocking(const struct nccl_config *config, const struct communica
 
 HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent)
 {
-	return is_blocking(config, parent ? find(parent) : NULL);
+	return is_blocking(config, parent ? comm_find(parent) : NULL);
 }
 
 static void becomes_live(struct communicator *c)
 {
 	c->comm = *c->where;
-	int ranks;
+	int ranks, rank;
 	count_function *count = REAL(c->library, ncclCommCount, count_function);
+	count_function *own = REAL(c->library, ncclCommUserRank, count_function);
 	if (c->comm && c->ranks == 0 && c->blocking && count && count(c->comm, &ranks) == DONE)
 		c->ranks = ranks; /* of those that were made of others */
+	if (c->comm && c->rank < 0 && c->blocking && own && own(c->comm, &rank) == DONE)
+		c->rank = rank;
+	sequence_start(c);
 	atomic_store_explicit(&c->state, c->comm ? LIVE : FREE, memory_order_release);
 }
 
 /* A communicator that a call has made, or will have at the end of its group. */
-HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, bool blocking)
+HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, int rank,
+		     bool blocking)
 {
 	if ((code != DONE && code != IN_PROGRESS) || !nccl_is_outermost() || !where)
 		return code;
@@ -77,7 +95,7 @@ HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t c
 	if (!c)
 		return code;
 	c->where = where, c->thread = (pid_t)syscall(SYS_gettid), c->library = library, c->clique = clique;
-	c->ranks = ranks, c->blocking = blocking && code == DONE, c->children = 0;
+	c->ranks = ranks, c->rank = rank, c->blocking = blocking && code == DONE, c->children = 0;
 	atomic_store(&c->phase, RUNNING);
 	atomic_store(&c->code, DONE);
 	atomic_store(&c->together, false);
@@ -91,19 +109,19 @@ HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t c
 HIDDEN int comm_made_of(int code, struct library *library, void *from, void **where, uint64_t what,
 			const struct nccl_config *config)
 {
-	struct communicator *parent = find(from);
+	struct communicator *parent = comm_find(from);
 	uint64_t clique = 0;
 	if (parent) {
 		uint32_t child = parent->children++;
 		clique = hashed(hashed(hashed(nothing, &parent->clique, 8), &child, sizeof child), &what, sizeof what);
 	}
-	return comm_made(code, library, where, clique, 0, is_blocking(config, parent));
+	return comm_made(code, library, where, clique, 0, -1, is_blocking(config, parent));
 }
 
 /* The place of one that a thread of suspending.c is still with is not used again. */
 HIDDEN void comm_goes(void *comm)
 {
-	struct communicator *c = find(comm);
+	struct communicator *c = comm_find(comm);
 	int phase = c ? atomic_load(&c->phase) : RUNNING;
 	if (phase == SUSPENDING || phase == RESUMING)
 		c->comm = NULL;

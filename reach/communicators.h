@@ -18,6 +18,14 @@ struct gate_communicator {
 	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
 };
 
+/* What the ranks of a communicator count alike: its collectives (from and to are -1), or what one rank sends another. */
+struct gate_sequence {
+	uint64_t clique;
+	int ranks, from, to;
+	uint64_t number; /* begun here; or that more than so many are not to be begun */
+	bool wanted;	 /* somebody waits for more */
+};
+
 /* Memory that is registered with a communicator, or may be: it was used in a CUDA graph. */
 struct gate_registration {
 	uintptr_t address;

@@ -54,6 +54,15 @@ struct gate_nccl {
 	bool (*begin)(bool suspend);
 	bool (*is_busy)(void);	/* that goes on */
 	void (*give_up)(void);	/* what is suspended late is resumed at once */
+	/* Of those who align ranks there is one at a time. All sequences that are here, as look: each rank's own. */
+	bool (*sequences)(size_t *cursor, struct gate_sequence *to);
+	bool (*is_launching)(void); /* what has begun is not all launched */
+	bool (*has_captured)(void); /* operations, into graphs: those are not counted */
+	void (*freeze)(void);	    /* nobody begins one more */
+	/* Instead: no more than these; others go free, but for pairs of a communicator whose collectives are named: those
+	 * are at 0. */
+	void (*limit)(const struct gate_sequence *targets, size_t count);
+	void (*release)(void); /* all go on */
 };
 
 struct gate {

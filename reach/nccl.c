@@ -1,5 +1,6 @@
 /* nccl stands in front of those functions of NCCL that make communicators, register memory with them and use them
- * (nccl.h): communicators.c and registrations.c are told what there is, and whether anybody is inside is known here.
+ * (nccl.h): communicators.c and registrations.c are told what there is, sequence.c what is begun, and whether anybody is
+ * inside is known here.
  * libtms.so asks for all that by gate.h.
  *
  * A call comes here by the loader, for this library is preloaded, or by the address that dlsym gave for a handle
@@ -22,11 +23,11 @@
 
 static const char *const names[SYMBOLS] = {
 #define X(symbol, parameters, arguments) #symbol,
-#define Y(symbol, words) #symbol,
+#define Y(symbol, words, counted) #symbol,
 	NCCL_SEEN(X) NCCL_COUNTED(Y)
 #undef X
 #undef Y
-	"ncclGetVersion", "ncclCommCount", "ncclCommCuDevice", "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats",
+	"ncclGetVersion", "ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats",
 };
 
 /* Those that are loaded. */
@@ -112,18 +113,17 @@ static struct library *bound_to(const void *caller, const char *name)
 	return library;
 }
 
-/* Who is inside NCCL. calls: nested, as NCCL calls itself; groups: begun and not ended. */
+/* Who is inside NCCL. calls: nested, as NCCL calls itself; groups: begun and not ended; filled: with something. */
 static __thread struct {
 	unsigned calls, groups;
+	bool filled;
 } mine __attribute__((tls_model("initial-exec")));
 static _Atomic int inside;
 static _Atomic uint32_t held; /* nobody may enter */
 static _Atomic pid_t holder;  /* the process for which that is so */
 
-static void enter(void)
+HIDDEN void nccl_step_in(void)
 {
-	if (mine.calls++ || mine.groups)
-		return;
 	for (;;) {
 		atomic_fetch_add(&inside, 1);
 		if (likely(!atomic_load(&held)) || atomic_load(&holder) != (pid_t)syscall(SYS_getpid))
@@ -135,8 +135,24 @@ static void enter(void)
 	}
 }
 
-static void leave(void)
+/* An empty group is the thread's own affair. */
+HIDDEN bool nccl_step_out(void)
 {
+	const bool out = mine.calls == 1 && !mine.filled;
+	if (out)
+		atomic_fetch_sub(&inside, 1);
+	return out;
+}
+
+static void enter(void)
+{
+	if (!mine.calls++ && !mine.groups)
+		nccl_step_in();
+}
+
+static void leave(bool fills)
+{
+	mine.filled = mine.groups && (mine.filled || fills);
 	if (!--mine.calls && !mine.groups)
 		atomic_fetch_sub(&inside, 1);
 }
@@ -159,21 +175,22 @@ NCCL_SEEN(X)
 static int in_ncclCommInitRank(struct library *library, void **comm, int ranks, struct nccl_id id, int rank)
 {
 	int code = CALL(ncclCommInitRank, (comm, ranks, id, rank));
-	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, comm_blocks(NULL, NULL));
+	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(NULL, NULL));
 }
 
 static int in_ncclCommInitRankConfig(struct library *library, void **comm, int ranks, struct nccl_id id, int rank,
 				     const struct nccl_config *config)
 {
 	int code = CALL(ncclCommInitRankConfig, (comm, ranks, id, rank, config));
-	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, comm_blocks(config, NULL));
+	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(config, NULL));
 }
 
 static int in_ncclCommInitRankScalable(struct library *library, void **comm, int ranks, int rank, int ids,
 				       const struct nccl_id *id, const struct nccl_config *config)
 {
 	int code = CALL(ncclCommInitRankScalable, (comm, ranks, rank, ids, id, config));
-	return comm_made(code, library, comm, code == DONE ? comm_clique(id, ids) : 0, ranks, comm_blocks(config, NULL));
+	return comm_made(code, library, comm, code == DONE ? comm_clique(id, ids) : 0, ranks, rank,
+			 comm_blocks(config, NULL));
 }
 
 static int in_ncclCommInitAll(struct library *library, void **comm, int ranks, const int *devices)
@@ -181,7 +198,7 @@ static int in_ncclCommInitAll(struct library *library, void **comm, int ranks, c
 	const uint64_t clique = comm_clique_here();
 	int code = CALL(ncclCommInitAll, (comm, ranks, devices));
 	for (int i = 0; code == DONE && i < ranks; i++)
-		comm_made(code, library, comm + i, clique, ranks, comm_blocks(NULL, NULL));
+		comm_made(code, library, comm + i, clique, ranks, i, comm_blocks(NULL, NULL));
 	return code;
 }
 
@@ -204,7 +221,7 @@ static int in_ncclCommGrow(struct library *library, void *parent, int ranks, con
 			   void **comm, const struct nccl_config *config)
 {
 	int code = CALL(ncclCommGrow, (parent, ranks, id, rank, comm, config));
-	return comm_made(code, library, comm, 0, ranks, comm_blocks(config, parent));
+	return comm_made(code, library, comm, 0, ranks, -1, comm_blocks(config, parent));
 }
 
 static int in_ncclCommFinalize(struct library *library, void *comm)
@@ -258,24 +275,25 @@ static int in_ncclGroupStart(struct library *library)
 	return code;
 }
 
-static int ended(int code)
+static int ended(int code, bool launches)
 {
 	if (mine.calls == 1 && mine.groups && !--mine.groups) {
 		const bool good = code == DONE || code == IN_PROGRESS;
 		comm_group_ended(good, code == DONE);
 		memory_group_ended(good);
+		sequence_group_ended(good && launches);
 	}
 	return code;
 }
 
 static int in_ncclGroupEnd(struct library *library)
 {
-	return ended(CALL(ncclGroupEnd, ()));
+	return ended(CALL(ncclGroupEnd, ()), true);
 }
 
 static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 {
-	return ended(CALL(ncclGroupSimulateEnd, (result)));
+	return ended(CALL(ncclGroupSimulateEnd, (result)), false);
 }
 
 #define LAST_4 d
@@ -283,6 +301,11 @@ static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 #define LAST_7 g
 #define LAST_8 h
 #define LAST_11 k
+#define COMM_4 c
+#define COMM_6 e
+#define COMM_7 f
+#define COMM_8 g
+#define COMM_11 j
 
 /* The ways in: by the loader, and for each library the one that dlsym answers with. Not all functions are in each. */
 #define ENTERED(which, symbol, arguments)                                                                  \
@@ -291,7 +314,7 @@ static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 		return SYSTEM_ERROR;                                                                       \
 	enter();                                                                                           \
 	int code = in_##symbol arguments;                                                                  \
-	leave();                                                                                           \
+	leave(AT_##symbol != AT_ncclGroupStart);                                                           \
 	return code;
 #define X(symbol, parameters, arguments)                                                                   \
 	int symbol parameters                                                                              \
@@ -302,12 +325,17 @@ static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 	static int symbol##_1 parameters { ENTERED(&libraries[1], symbol, arguments) }                     \
 	static int symbol##_2 parameters { ENTERED(&libraries[2], symbol, arguments) }                     \
 	static int symbol##_3 parameters { ENTERED(&libraries[3], symbol, arguments) }
-#define Y(symbol, words)                                                                                   \
+#define Y(symbol, words, counted)                                                                          \
 	static int in_##symbol(struct library *library, WORDS_##words)                                     \
 	{                                                                                                  \
-		if (unlikely(gate_saw_capture()))                                                          \
-			memory_captured(library, #symbol, a, b, LAST_##words);                               \
-		return ((int (*)(WORDS_##words))library->real[AT_##symbol])(PASS_##words);                 \
+		struct sequence *sequence = NULL;                                                          \
+		if (unlikely(gate_saw_capture()) && memory_captured(library, #symbol, a, b, LAST_##words)) \
+			sequence_captured();                                                               \
+		else if (unlikely(!sequence_begin((void *)COMM_##words, counted, (int)d, &sequence)))      \
+			return INVALID_USAGE;                                                              \
+		int code = ((int (*)(WORDS_##words))library->real[AT_##symbol])(PASS_##words);             \
+		sequence_ended(sequence, code == DONE || code == IN_PROGRESS);                             \
+		return code;                                                                               \
 	}                                                                                                  \
 	EXPORT int symbol(WORDS_##words);                                                                  \
 	X(symbol, (WORDS_##words), (library, PASS_##words))
@@ -320,7 +348,7 @@ HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 {
 	static void *const entries[][LIBRARIES] = {
 #define X(symbol, parameters, arguments) {symbol##_0, symbol##_1, symbol##_2, symbol##_3},
-#define Y(symbol, words) X(symbol, , )
+#define Y(symbol, words, counted) X(symbol, , )
 		NCCL_SEEN(X) NCCL_COUNTED(Y)
 #undef X
 #undef Y
@@ -368,4 +396,10 @@ const struct gate_nccl nccl_gate = {
 	.begin = suspending_begin,
 	.is_busy = suspending_is_busy,
 	.give_up = suspending_give_up,
+	.sequences = sequence_look,
+	.is_launching = sequence_is_launching,
+	.has_captured = sequence_has_captured,
+	.freeze = sequence_freeze,
+	.limit = sequence_limit,
+	.release = sequence_release,
 };

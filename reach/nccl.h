@@ -1,10 +1,12 @@
 /* nccl is what the files share that see NCCL: nccl.c, which stands in front of its functions; communicators.c and
- * registrations.c, which know what communicators and what registered memory there are; and suspending.c. It lists the
- * functions that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
+ * registrations.c, which know what communicators and what registered memory there are; sequence.c, which counts how far
+ * they are; and suspending.c. It lists the functions that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
  *
  *   X(symbol, parameters, arguments)    nccl.c has what each does beside the call, of a library
- *   Y(symbol, how many arguments)       those that use a communicator, and are counted while they do: buffers come
- *                                       first, the stream last
+ *   Y(symbol, how many arguments, what sequence it is of)
+ *                                       those that use a communicator, and are counted while they do: buffers come
+ *                                       first, the stream last, and before it the communicator; of SENT and RECEIVED
+ *                                       the other rank is the fourth
  *
  * What is newer, and what only asks (ncclCommGetAsyncError, ncclCommCount), goes past. */
 #ifndef REACH_NCCL_H
@@ -55,31 +57,32 @@ struct nccl_config {
 	X(ncclGroupSimulateEnd, (void *result), (library, result))
 
 #define NCCL_COUNTED(Y)                                                                                    \
-	Y(ncclAllGather, 6)                                                                                \
-	Y(ncclAllReduce, 7)                                                                                \
-	Y(ncclAlltoAll, 6)                                                                                 \
-	Y(ncclBcast, 6)                                                                                    \
-	Y(ncclBroadcast, 7)                                                                                \
-	Y(ncclGather, 7)                                                                                   \
-	Y(ncclPutSignal, 11)                                                                               \
-	Y(ncclRecv, 6)                                                                                     \
-	Y(ncclReduce, 8)                                                                                   \
-	Y(ncclReduceScatter, 7)                                                                            \
-	Y(ncclScatter, 7)                                                                                  \
-	Y(ncclSend, 6)                                                                                     \
-	Y(ncclSignal, 6)                                                                                   \
-	Y(ncclWaitSignal, 4)
+	Y(ncclAllGather, 6, COLLECTIVE)                                                                           \
+	Y(ncclAllReduce, 7, COLLECTIVE)                                                                           \
+	Y(ncclAlltoAll, 6, COLLECTIVE)                                                                            \
+	Y(ncclBcast, 6, COLLECTIVE)                                                                               \
+	Y(ncclBroadcast, 7, COLLECTIVE)                                                                           \
+	Y(ncclGather, 7, COLLECTIVE)                                                                              \
+	Y(ncclPutSignal, 11, UNCOUNTED)                                                                           \
+	Y(ncclRecv, 6, RECEIVED)                                                                                  \
+	Y(ncclReduce, 8, COLLECTIVE)                                                                              \
+	Y(ncclReduceScatter, 7, COLLECTIVE)                                                                       \
+	Y(ncclScatter, 7, COLLECTIVE)                                                                             \
+	Y(ncclSend, 6, SENT)                                                                                      \
+	Y(ncclSignal, 6, UNCOUNTED)                                                                               \
+	Y(ncclWaitSignal, 4, UNCOUNTED)
 
-enum { DONE = 0, SYSTEM_ERROR = 2, IN_PROGRESS = 7 }; /* ncclResult_t */
+enum { DONE = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5, IN_PROGRESS = 7 }; /* ncclResult_t */
 
 enum {
 #define X(symbol, parameters, arguments) AT_##symbol,
-#define Y(symbol, words) AT_##symbol,
+#define Y(symbol, words, counted) AT_##symbol,
 	NCCL_SEEN(X) NCCL_COUNTED(Y)
 #undef X
 #undef Y
 	AT_ncclGetVersion,
 	AT_ncclCommCount,
+	AT_ncclCommUserRank,
 	AT_ncclCommCuDevice,
 	AT_ncclCommSuspend,
 	AT_ncclCommResume,
@@ -104,6 +107,9 @@ typedef int stats_function(void *, int, uint64_t *);
 HIDDEN int nccl_version(const struct library *library); /* as 22907; 0: unknown */
 HIDDEN bool nccl_is_outermost(void); /* the calling thread's call is not one that NCCL makes itself */
 HIDDEN bool nccl_in_group(void);
+/* Around a wait of a thread that has begun nothing: it is not inside meanwhile. false: it stays inside. */
+HIDDEN bool nccl_step_out(void);
+HIDDEN void nccl_step_in(void);
 
 /* Communicators and registrations, each in a place of its own that is taken and left without a lock. What is made
  * inside a group has its name when the group ends: until then it is written where the program wants it. */
@@ -125,6 +131,19 @@ enum state { FREE, TAKEN, WAITING, LIVE };
 		return NULL;                                                                               \
 	}
 
+/* sequence.c */
+enum counted { UNCOUNTED, COLLECTIVE, SENT, RECEIVED };
+struct sequence {
+	_Atomic uint64_t begun;	 /* so many here */
+	_Atomic uint64_t target; /* whoever would begin more waits */
+	_Atomic uint32_t told;	 /* the targets that it was named among last */
+	_Atomic uint32_t wanted; /* the targets at which somebody waited last */
+};
+struct pair { /* with one other rank */
+	struct sequence sent, received;
+};
+struct pairs;
+
 /* communicators.c */
 enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, LOST };
 enum { COMMUNICATORS = 256 };
@@ -135,19 +154,26 @@ struct communicator {
 	struct library *library;
 	uint64_t clique; /* the same for all ranks; 0: not known */
 	int ranks;
+	int rank; /* below 0: not known */
 	bool blocking;
 	uint32_t children; /* made of it, by all ranks in one order */
 	_Atomic int phase, code;
 	_Atomic bool given_up; /* who asked for it waits no more */
 	_Atomic bool together; /* its ranks in other processes are being suspended, too */
+	struct sequence collectives;
+	_Atomic(struct pairs *) pairs;
+	_Atomic uint64_t group;	 /* that used it last */
+	_Atomic bool uncounted; /* how far it is is not known any more */
 };
 extern struct communicator communicators[COMMUNICATORS] HIDDEN;
 extern _Atomic size_t communicators_used HIDDEN; /* so many are looked at */
+HIDDEN struct communicator *comm_find(const void *comm); /* or NULL */
 HIDDEN uint64_t comm_clique(const struct nccl_id *ids, int count); /* of those with these ids */
 HIDDEN uint64_t comm_clique_here(void);			       /* of one whose ranks are all here: another each time */
 HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent); /* parent: or NULL */
 /* Notes what a call has made, or will have at the end of its group, and returns the call's result. */
-HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, bool blocking);
+HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, int rank,
+		     bool blocking);
 HIDDEN int comm_made_of(int code, struct library *library, void *from, void **where, uint64_t what,
 			const struct nccl_config *config);
 HIDDEN void comm_goes(void *comm);
@@ -160,9 +186,25 @@ HIDDEN int memory_registered(int code, struct library *library, void *comm, void
 HIDDEN int memory_deregistered(int code, void *comm, void *handle);
 HIDDEN void memory_goes_with(void *comm);
 HIDDEN void memory_group_ended(bool good);
-HIDDEN void memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
+/* Whether the stream is being captured. */
+HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
 			    uintptr_t stream);
 HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
+
+/* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost group. */
+HIDDEN void sequence_start(struct communicator *c); /* a new one */
+/* *of: NULL for what is not counted. false: another thread has destroyed the communicator while this one was held back. */
+HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of);
+HIDDEN void sequence_ended(struct sequence *s, bool good);
+HIDDEN void sequence_group_ended(bool launched);
+HIDDEN void sequence_captured(void); /* an operation was, into a graph */
+/* As gate_nccl has them. */
+HIDDEN bool sequence_look(size_t *cursor, struct gate_sequence *to);
+HIDDEN bool sequence_is_launching(void);
+HIDDEN bool sequence_has_captured(void);
+HIDDEN void sequence_freeze(void);
+HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count);
+HIDDEN void sequence_release(void);
 
 /* suspending.c: as gate_nccl (gate.h) has them. */
 HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to);

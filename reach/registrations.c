@@ -78,24 +78,25 @@ static struct captured {
 } captured[256];
 static _Atomic size_t captured_count;
 
-HIDDEN void memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
+HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
 			    uintptr_t stream)
 {
 	typedef int is_capturing(uintptr_t, int *);
 	static _Atomic(is_capturing *) ask;
 	const char *setting = getenv("NCCL_GRAPH_REGISTER");
 	int active = 0;
-	if (atomic_load(&captured_count) >= sizeof captured / sizeof *captured || (setting && atoi(setting) == 0))
-		return;
 	if (!atomic_load(&ask))
 		atomic_store(&ask, (is_capturing *)reach_next("cuStreamIsCapturing"));
 	if (!stream || !atomic_load(&ask) || atomic_load(&ask)(stream, &active) != 0 || !active)
-		return;
+		return false;
+	if (atomic_load(&captured_count) >= sizeof captured / sizeof *captured || (setting && atoi(setting) == 0))
+		return true;
 	size_t at = atomic_fetch_add(&captured_count, 2);
 	for (size_t i = at; i < at + 2 && i < sizeof captured / sizeof *captured; i++) {
 		captured[i].call = call, captured[i].library = library;
 		atomic_store(&captured[i].address, i == at ? first : second);
 	}
+	return true;
 }
 
 HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to)

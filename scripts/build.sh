@@ -90,7 +90,7 @@ go run ./internal/deferrelocations $out/lib/libtms.so.new
 mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
 cp preload/tms.h $out/lib/tms.h
 mkdir -p $out/_reach
-parts="reach calls gate nccl communicators registrations suspending"
+parts="reach calls gate nccl communicators registrations sequence suspending"
 for file in $parts; do # reach.c is called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
 		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o reach/$file.c

@@ -100,11 +100,14 @@ const (
 	lastTry  = 5 * time.Second
 	runOn    = 50 * time.Millisecond // the most for which ranks go on before the next try
 	leastTry = time.Second           // for what can no longer fail for want of time
+	// So many times as long, for ranks that are aligned: they wait for none but their own devices.
+	alignedTries = 8
 )
 
 // jobRank is one process of a job.
 type jobRank struct {
 	*client.Conn
+	index int
 	outcome
 	communicators []control.Communicator // with ranks in other processes
 	driver        *checkpoint.Driver     // nil: it cannot have the process
@@ -129,8 +132,8 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	defer stop()
 	j := &job{request: request, everything: request.Everything}
 	j.request.Everything = false
-	for _, pid := range pids {
-		j.ranks = append(j.ranks, &jobRank{outcome: outcome{PID: pid}})
+	for i, pid := range pids {
+		j.ranks = append(j.ranks, &jobRank{index: i, outcome: outcome{PID: pid}})
 	}
 	defer j.close()
 	going := s.progress(command.ErrOrStderr(), "pausing", pids...)
@@ -185,7 +188,7 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	if err := j.each(func(r *jobRank) (err error) {
 		var state control.ProcessState
 		r.Conn, state, err = reach(ctx, r.PID)
-		states[slices.Index(j.ranks, r)] = state
+		states[r.index] = state
 		return err
 	}); err != nil {
 		return err
@@ -313,14 +316,22 @@ func leftOf(pid int) (bytes uint64) {
 	return bytes
 }
 
-// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives. As
-// long as one has work that another is to finish, all go on for a moment, and it is tried again.
+// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives. For
+// that they are aligned, but where it did not help twice. As long as one has work that another is to finish, all go on for
+// a moment, and it is tried again.
 func (j *job) hold(ctx context.Context) error {
 	until := time.Now().Add(time.Duration(j.request.TimeoutSeconds() * float64(time.Second)))
+	alignments := 2
 	for try := firstTry; ; {
 		j.tries++
+		all, sure, most := false, false, try
+		if alignments > 0 {
+			if all, sure = j.align(ctx, time.Now().Add(time.Until(until)/2)); all && sure {
+				most *= alignedTries
+			}
+		}
 		hold := j.request
-		seconds := max(0, min(try, time.Until(until))).Seconds()
+		seconds := max(0, min(most, time.Until(until))).Seconds()
 		hold.Hold, hold.Timeout = true, &seconds
 		if j.everything {
 			hold.NCCL = &control.NCCL{}
@@ -337,6 +348,9 @@ func (j *job) hold(ctx context.Context) error {
 		for _, r := range j.ranks {
 			late = late && (r.err == nil || code(r.err) == int(cuda.Timeout))
 			held = held || r.err == nil
+		}
+		if !all || sure && held { // where none was idle, all have work still
+			alignments--
 		}
 		switch {
 		case late && time.Now().Before(until):

@@ -47,6 +47,9 @@ const (
 	Returned = "returned" // that is not mapped any more
 	Hand     = "hand"     // of a process to itself: that descriptor, from the thread that can make it
 	Record   = "record"   // records allocations and pauses to a file, until the client asks without one, or goes
+	// Align holds threads back before they begin more collectives of NCCL than the targets say, without any than they have
+	// begun by now, until this client keeps, undoes or goes; and tells how far the process is. Not of several clients at once.
+	Align = "align"
 )
 
 // Where a move can take contents.
@@ -79,7 +82,8 @@ type Request struct {
 	// comes, until this client pauses, undoes or goes.
 	Hold bool `json:"hold,omitempty"`
 	Keep bool `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
-	// Wait is how many seconds a resume tries again while memory is short, or an await waits.
+	// Wait is how many seconds a resume tries again while memory is short, an await waits, or an align waits for the
+	// targets: it answers before if they are reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
 	// Everything, of a pause without a tag: the client will take the rest by the driver's checkpoint, which the
 	// process then cannot see, so it refuses what the driver cannot checkpoint and remembers that it was asked. Of a
@@ -95,6 +99,8 @@ type Request struct {
 	// Share and Import, of a lend or returned, are which memory, and for which import of the asking process.
 	Share  uint64 `json:"share,omitempty"`
 	Import uint64 `json:"import,omitempty"`
+	// Targets, of an align: by names of sequences. Others are not held back.
+	Targets map[string]uint64 `json:"targets,omitempty"`
 }
 
 // NCCL is what a pause that suspends NCCL is to know of the other processes: ncclCommSuspend waits for all ranks, and a
@@ -110,6 +116,24 @@ type Communicator struct {
 	Name  string `json:"name"`  // the same in each of its processes
 	Ranks int    `json:"ranks"` // all of it
 	Here  int    `json:"here"`  // those of the process
+}
+
+// Alignment is how far a process is.
+type Alignment struct {
+	// Reached: all that it has of the targets has begun, and nothing more; and all of it is launched.
+	Reached bool `json:"reached"`
+	// Captured: it has collectives in CUDA graphs, which are not counted.
+	Captured  bool       `json:"captured"`
+	Sequences []Sequence `json:"sequences"`
+}
+
+// Sequence is what ranks count alike: the collectives of a communicator, or what one of its ranks sends another.
+type Sequence struct {
+	Name   string `json:"name"`             // that of the communicator; or with the two ranks, "NAME:FROM:TO"
+	Ranks  int    `json:"ranks"`            // of the communicator
+	Here   int    `json:"here"`             // those of the process that have the sequence
+	Begun  uint64 `json:"begun"`            // the most of these ranks
+	Wanted bool   `json:"wanted,omitempty"` // a thread is held back before the next
 }
 
 // Reply answers one request.
@@ -130,7 +154,8 @@ type Reply struct {
 	Stays string `json:"stays,omitempty"`
 	// Communicators are of a hold that is for a pause with NCCL.
 	Communicators []Communicator  `json:"communicators,omitempty"`
-	Process       json.RawMessage `json:"process,omitempty"` // of a status: a ProcessState
+	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
+	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
 }
 
 // ProcessState is what a process says of itself.
@@ -210,9 +235,9 @@ func wrongVersion(version int) error {
 
 func (r *Request) check() error {
 	switch r.Op {
-	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Lend, Returned, Hand:
+	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand:
 	default:
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move and record", r.Op)
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move, record and align", r.Op)
 	}
 	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)) {
 		return fmt.Errorf("%.100q: a file is of a record, and a path from the root", r.File)
@@ -238,8 +263,11 @@ func (r *Request) check() error {
 	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
 		return errors.New("hold is of a pause that is asked for next, and has nothing to keep")
 	}
-	if r.Wait != 0 && r.Op != Resume && r.Op != Await {
-		return fmt.Errorf("wait is of a resume or an await, not of %s", r.Op)
+	if r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align {
+		return fmt.Errorf("wait is of a resume, an await or an align, not of %s", r.Op)
+	}
+	if r.Targets != nil && (r.Op != Align || len(r.Targets) == 0) {
+		return errors.New("targets are of an align, and at least one")
 	}
 	if r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move {
 		return fmt.Errorf("a tag is of a pause, resume or move, not of %s", r.Op)

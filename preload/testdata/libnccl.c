@@ -1,6 +1,7 @@
 /* As much of NCCL as communicators need that are made, used, suspended and left: what it gives back in a suspend is
  * memory of its own, and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, of
- * zeros. FAKE_NCCL=fail, hang: what a suspend does. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
+ * zeros. Where that is larger than a page, operations on a stream wait there until the other ranks have launched theirs.
+ * FAKE_NCCL=fail, hang: what a suspend does. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
  * exported, until it is suspended. */
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -11,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 int cudaMalloc(void **, size_t);
@@ -20,6 +22,8 @@ int cudaMemset(void *, int, size_t);
 int cudaSetDevice(int);
 int cudaGetDevice(int *);
 int cudaDeviceSynchronize(void);
+int cudaLaunchHostFunc(void *, void (*)(void *), void *);
+int cudaStreamIsCapturing(void *, int *);
 
 enum { OK, CUDA_ERROR, INVALID_USAGE = 5 };
 enum { HELD = 4 << 20, KEPT = 4096 }; /* bytes of a rank; those of them whose contents matter */
@@ -102,6 +106,75 @@ static int unshare(struct comm *comm)
 	return OK;
 }
 
+/* Operations on streams, of several processes: how many each rank has launched of a sequence. */
+enum { PAGE = 4096, RANKS = 14, OPERATIONS = 16 };
+struct sequence {
+	_Atomic uint64_t id;
+	_Atomic uint64_t launched[RANKS];
+};
+struct launch {
+	bool captured; /* it is launched when the graph is */
+	int count;
+	struct operation {
+		struct sequence *sequence;
+		int own, ranks;
+		uint64_t number;
+	} of[OPERATIONS];
+};
+
+/* What the ranks share; NULL: no sequences. */
+static void *shared_after(size_t page)
+{
+	static void *_Atomic all;
+	static size_t size;
+	const char *path = getenv("FAKE_NCCL_SHARED");
+	if (!path)
+		return NULL;
+	if (!all) {
+		struct stat file;
+		int fd = open(path, O_RDWR | O_CLOEXEC);
+		fstat(fd, &file);
+		size = (size_t)file.st_size;
+		all = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		close(fd);
+	}
+	return page < size ? (char *)all + page : NULL;
+}
+
+static uint64_t number_of(const struct clique *c, int from, int to)
+{
+	uint64_t id = 1;
+	for (size_t i = 0; i < sizeof c->id; i++)
+		id = id * 31 + (unsigned char)c->id.internal[i];
+	return (id * 31 + (uint64_t)from) * 31 + (uint64_t)to;
+}
+
+static void run(void *data)
+{
+	struct launch *launch = data;
+	for (int i = 0; i < launch->count && launch->captured; i++)
+		launch->of[i].number = ++launch->of[i].sequence->launched[launch->of[i].own];
+	for (int i = 0; i < launch->count; i++)
+		for (int rank = 0; rank < launch->of[i].ranks; rank++)
+			while (launch->of[i].sequence->launched[rank] < launch->of[i].number)
+				usleep(50);
+	if (!launch->captured)
+		free(launch);
+}
+
+static int launch_all(struct launch *launch, void *stream)
+{
+	struct launch *own = malloc(sizeof *own); /* run frees it */
+	const int count = launch->captured ? 0 : launch->count;
+	*own = *launch;
+	launch->count = 0;
+	if (cudaLaunchHostFunc(stream, run, own))
+		return CUDA_ERROR;
+	for (int i = 0; i < count; i++)
+		launch->of[i].sequence->launched[launch->of[i].own] = launch->of[i].number;
+	return OK;
+}
+
 static int make(struct comm **comm, int ranks, struct id id, int rank, int device)
 {
 	struct comm *made = calloc(1, sizeof *made);
@@ -122,6 +195,8 @@ static __thread struct {
 		struct id id;
 		void **window;
 	} begun[16];
+	struct launch launch;
+	void *stream;
 } group;
 
 int ncclGroupStart(void)
@@ -141,7 +216,36 @@ int ncclGroupEnd(void)
 		else
 			code = make(group.begun[i].comm, group.begun[i].ranks, group.begun[i].id, group.begun[i].rank, group.begun[i].device);
 	group.count = 0;
-	return code;
+	return code || !group.launch.count ? code : launch_all(&group.launch, group.stream);
+}
+
+/* One of a rank among so many. */
+static int operate(const struct clique *c, int from, int to, int own, int ranks, void *stream)
+{
+	struct sequence *s = shared_after(PAGE);
+	int captured;
+	if (!s)
+		return OK;
+	if (cudaStreamIsCapturing(stream, &captured))
+		return CUDA_ERROR;
+	uint64_t id = number_of(c, captured ? -2 : from, to), none = 0;
+	while (s->id != id && !atomic_compare_exchange_strong(&s->id, &none, id) && none != id)
+		s++, none = 0;
+	struct launch one = {0}, *launch = group.depth ? &group.launch : &one;
+	if (launch->count == OPERATIONS || ranks > RANKS)
+		return INVALID_USAGE;
+	static __thread struct numbers {
+		struct sequence *sequence;
+		uint64_t last;
+	} numbers[64]; /* a thread's own: it has its ranks to itself */
+	struct numbers *n = numbers;
+	launch->captured = captured;
+	while (n->sequence && n->sequence != s)
+		n++;
+	n->sequence = s;
+	launch->of[launch->count++] = (struct operation){s, own, ranks, ++n->last};
+	group.stream = stream;
+	return group.depth ? OK : launch_all(launch, stream);
 }
 
 int ncclCommInitRank(struct comm **comm, int ranks, struct id id, int rank)
@@ -198,6 +302,12 @@ int ncclCommCount(struct comm *comm, int *count)
 	return OK;
 }
 
+int ncclCommUserRank(struct comm *comm, int *rank)
+{
+	*rank = comm->rank;
+	return OK;
+}
+
 int ncclCommCuDevice(struct comm *comm, int *device)
 {
 	*device = comm->device;
@@ -226,13 +336,25 @@ int ncclAllReduce(const void *from, void *to, size_t count, int type, int operat
 {
 	(void)from, (void)to, (void)count, (void)type, (void)operation;
 	if (stream)
-		return OK;
+		return operate(comm->clique, -1, -1, comm->rank, comm->ranks, stream);
 	unsigned before, now = comm->used + 1;
 	if (!comm->memory || cudaSetDevice(comm->device) || cudaMemcpy(&before, comm->memory, sizeof before, 2) ||
 	    before != comm->used || cudaMemcpy(comm->memory, &now, sizeof now, 1))
 		return CUDA_ERROR;
 	comm->used++;
 	return OK;
+}
+
+int ncclSend(const void *from, size_t count, int type, int peer, struct comm *comm, void *stream)
+{
+	(void)from, (void)count, (void)type;
+	return operate(comm->clique, comm->rank, peer, 0, 2, stream);
+}
+
+int ncclRecv(void *to, size_t count, int type, int peer, struct comm *comm, void *stream)
+{
+	(void)to, (void)count, (void)type;
+	return operate(comm->clique, peer, comm->rank, 1, 2, stream);
 }
 
 int ncclCommRegister(struct comm *comm, void *memory, size_t size, void **handle)
@@ -282,15 +404,10 @@ struct meeting {
 
 static struct meeting *meeting_of(struct clique *c)
 {
-	static struct meeting *_Atomic all;
-	const char *path = getenv("FAKE_NCCL_SHARED");
-	if (!path)
-		return NULL;
+	struct meeting *all = shared_after(0);
 	if (!all)
-		all = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, open(path, O_RDWR | O_CLOEXEC), 0);
-	uint64_t id = 1;
-	for (size_t i = 0; i < sizeof c->id; i++)
-		id = id * 31 + (unsigned char)c->id.internal[i];
+		return NULL;
+	const uint64_t id = number_of(c, 0, 0);
 	for (struct meeting *m = all;; m++) {
 		uint64_t free = 0;
 		if (m->id == id || atomic_compare_exchange_strong(&m->id, &free, id) || free == id)

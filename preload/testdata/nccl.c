@@ -20,6 +20,7 @@ typedef struct comm comm;
 	X(ncclCommFinalize, (comm *))                                                                      \
 	X(ncclCommDestroy, (comm *))                                                                       \
 	X(ncclAllReduce, (const void *, void *, size_t, int, int, comm *, void *))                         \
+	X(ncclSend, (const void *, size_t, int, int, comm *, void *))                                      \
 	X(ncclCommRegister, (comm *, void *, size_t, void **))                                             \
 	X(ncclCommDeregister, (comm *, void *))                                                            \
 	X(ncclCommWindowRegister, (comm *, void *, size_t, void **, int))                                  \
@@ -104,6 +105,24 @@ static void *churn(void *number)
 	return NULL;
 }
 
+static void *launch_late(void *milliseconds)
+{
+	EXPECT(nccl.ncclGroupStart(), 0);
+	EXPECT(nccl.ncclAllReduce(weights, weights, 1, 0, 0, comms[0], (void *)1), 0);
+	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+	EXPECT(nccl.ncclGroupEnd(), 0);
+	return NULL;
+}
+
+static _Atomic int late_code;
+
+static void *reduce_late(void *unused)
+{
+	late_code = -1;
+	late_code = nccl.ncclAllReduce(weights, weights, 1, 0, 0, comms[0], NULL);
+	return unused;
+}
+
 static void start(void *(*what)(void *), int number)
 {
 	pthread_t thread;
@@ -159,6 +178,14 @@ static const char *run(char *line)
 #endif
 	} else if (strcmp(word, "reduce") == 0) {
 		reduce();
+	} else if (strcmp(word, "send") == 0) { /* on a stream, where this NCCL does nothing */
+		EXPECT(nccl.ncclSend(weights, 1, 0, number, comms[0], (void *)1), 0);
+	} else if (strcmp(word, "group") == 0) {
+		EXPECT(nccl.ncclGroupStart(), 0);
+		for (int i = 0; i < number; i++)
+			EXPECT(nccl.ncclSend(weights, 1, 0, 1, comms[0], (void *)1), 0);
+		EXPECT(nccl.ncclAllReduce(weights, weights, 1, 0, 0, comms[0], (void *)1), 0);
+		EXPECT(nccl.ncclGroupEnd(), 0);
 	} else if (strcmp(word, "capture") == 0) {
 		void *stream, *graph;
 		EXPECT(cudaStreamCreate(&stream), 0);
@@ -169,6 +196,13 @@ static const char *run(char *line)
 	} else if (strcmp(word, "work") == 0) {
 		stop = false;
 		start(reduce_all_the_time, 0);
+	} else if (strcmp(word, "launch") == 0) {
+		start(launch_late, number);
+		usleep(50000);
+	} else if (strcmp(word, "late") == 0) {
+		start(reduce_late, 0);
+	} else if (strcmp(word, "code") == 0) {
+		snprintf(answer, sizeof answer, "%d", (int)late_code);
 	} else if (strcmp(word, "churn") == 0) {
 		for (int i = 0; i < 3; i++)
 			start(churn, 100 + i);
@@ -210,7 +244,8 @@ static const char *run(char *line)
 		int status, version;
 		pid_t child = fork();
 		if (child == 0)
-			_exit(nccl.ncclGetVersion(&version) || nccl.ncclGroupStart() || nccl.ncclGroupEnd());
+			_exit(nccl.ncclGetVersion(&version) || nccl.ncclGroupStart() || nccl.ncclGroupEnd() ||
+			      (count && nccl.ncclAllReduce(NULL, NULL, 0, 0, 0, comms[0], (void *)1)));
 		EXPECT(waitpid(child, &status, 0), child);
 		EXPECT(status, 0);
 	} else if (strcmp(word, "export") == 0) {

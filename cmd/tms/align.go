@@ -1,0 +1,160 @@
+package main
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"tms/internal/control"
+)
+
+// Ranks that are held up anywhere may have launched different collectives, and then their devices never become idle. So
+// they are aligned first. All are told to begin no collective more, and say how many they have begun of each sequence;
+// the most that any has begun becomes the target of all, and who is behind runs on to it. Who is held back before one
+// sequence on his way to the target of another has the target of the first raised by one, for all. Targets only grow, and
+// no further than the program's own order makes them, so this ends where all have begun the same. (The collective clock
+// of MANA, "Enabling Practical Transparent Checkpointing for MPI: A Topological Sort Approach", 2024.)
+
+const (
+	alignSlice = 10 * time.Millisecond // for which a rank that has neither arrived nor is held back is waited for
+	alignPause = time.Millisecond      // between two questions, if all is as it was
+	// How long no rank gets on before whoever is held back is let on by one: it may be waited for outside of NCCL. Then
+	// twice as long.
+	firstStall = 50 * time.Millisecond
+)
+
+// alignment is what is known of the ranks.
+type alignment struct {
+	*job
+	found   []*control.Alignment
+	targets map[string]uint64
+}
+
+// align has all ranks begin the same collectives, and wait before the next ones. false: they have none in common, cannot
+// or did not within the time, or run where this is not known, and all go on. sure: there are no others, in graphs.
+func (j *job) align(ctx context.Context, until time.Time) (all, sure bool) {
+	a := &alignment{job: j, found: make([]*control.Alignment, len(j.ranks))}
+	defer func() {
+		if !all {
+			_ = j.each(func(r *jobRank) error {
+				reply, err := r.Do(ctx, control.Request{Op: control.Undo})
+				return failure(reply, err)
+			})
+		}
+	}()
+	if !a.ask(ctx, 0) {
+		return false, false
+	}
+	stall, moved, before := firstStall, time.Now(), uint64(0)
+	for time.Now().Before(until) && ctx.Err() == nil {
+		now := a.begun()
+		raise := now == before && time.Since(moved) > stall
+		if raise {
+			stall *= 2
+		}
+		if raise || now != before {
+			moved, before = time.Now(), now
+		}
+		targets := a.next(raise)
+		if len(targets) == 0 {
+			return false, false
+		}
+		same := maps.Equal(targets, a.targets)
+		if same && a.reached() {
+			return true, a.settle(ctx, until)
+		}
+		if a.targets = targets; same {
+			time.Sleep(alignPause)
+		}
+		if !a.ask(ctx, alignSlice) {
+			return false, false
+		}
+	}
+	return false, false
+}
+
+// ask tells all ranks the targets, and has their answers.
+func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
+	request := control.Request{Op: control.Align, Targets: a.targets, Wait: within.Seconds()}
+	if len(control.Line(request)) > control.MaxLine {
+		return false
+	}
+	return a.each(func(r *jobRank) error {
+		reply, err := r.Do(ctx, request)
+		a.found[r.index] = reply.Alignment
+		return failure(reply, err)
+	}) == nil
+}
+
+// next is what all ranks are to begin. raise: also of those who have reached their targets, the next that they want.
+// A communicator with ranks elsewhere has no target.
+func (a *alignment) next(raise bool) map[string]uint64 {
+	here, ranks, next := map[string]int{}, map[string]int{}, map[string]uint64{}
+	for _, found := range a.found {
+		for _, s := range found.Sequences {
+			here[s.Name] += s.Here
+			ranks[s.Name] = s.Ranks
+		}
+	}
+	for _, found := range a.found {
+		for _, s := range found.Sequences {
+			communicator, _, _ := strings.Cut(s.Name, ":")
+			if here[communicator] == ranks[communicator] {
+				next[s.Name] = max(next[s.Name], s.Begun, a.targets[s.Name])
+			}
+		}
+	}
+	for _, found := range a.found {
+		for _, s := range found.Sequences {
+			target, is := next[s.Name]
+			if is && s.Wanted && target == a.targets[s.Name] && a.targets != nil && (raise || !found.Reached) {
+				next[s.Name]++
+			}
+		}
+	}
+	return next
+}
+
+func (a *alignment) begun() (sum uint64) {
+	for _, found := range a.found {
+		for _, s := range found.Sequences {
+			sum += s.Begun
+		}
+	}
+	return sum
+}
+
+func (a *alignment) reached() bool {
+	for _, found := range a.found {
+		if !found.Reached {
+			return false
+		}
+	}
+	return true
+}
+
+// settle waits, where there are collectives in graphs, until all ranks are held back before others that they have in
+// common: then they have launched the same graphs, too. false: they were not for a moment.
+func (a *alignment) settle(ctx context.Context, until time.Time) bool {
+	if soon := time.Now().Add(firstTry); soon.Before(until) {
+		until = soon
+	}
+	for {
+		captured, waiting := false, 0
+		for _, found := range a.found {
+			captured = captured || found.Captured
+			if slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Wanted }) {
+				waiting++
+			}
+		}
+		if !captured || waiting == len(a.found) {
+			return true
+		}
+		if time.Now().After(until) || !a.ask(ctx, 0) {
+			return false
+		}
+		time.Sleep(alignPause)
+	}
+}

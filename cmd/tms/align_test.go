@@ -1,0 +1,325 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+)
+
+const apartBytes = 8 << 20 // that each rank has
+
+// apart is one rank.
+type apart struct {
+	*steered
+	sequences string // what all have launched (libnccl.c)
+}
+
+// startApart starts ranks of a job that uses NCCL and run far apart from one another. The environment of each is made by own.
+func startApart(t *testing.T, kind string, ranks int, own func(rank int) []string) (started []*apart) {
+	t.Helper()
+	folder := t.TempDir()
+	program, library := filepath.Join(folder, "apart"), filepath.Join(folder, "libnccl.so.2")
+	buildNCCL(t, ncclNew, library)
+	buildC(t, "-o", program, filepath.Join("..", "..", "preload", "testdata", "apart.c"), "-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"),
+		"-l:libcudart.so.13", "-ldl")
+	shared, sequences := filepath.Join(folder, "shared"), filepath.Join(folder, "sequences")
+	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o600))
+	require.NoError(t, os.WriteFile(sequences, make([]byte, 16*4096), 0o600))
+	ownSockets(t)
+	for rank := range ranks {
+		command := exec.Command(program, library, shared, strconv.Itoa(rank), strconv.Itoa(ranks), kind)
+		command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+			"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1", "FAKE_NCCL_SHARED="+sequences, "TORCHELASTIC_RUN_ID=apart",
+			"TMS_COMMAND="+tms)
+		command.Env = append(command.Env, own(rank)...)
+		started = append(started, &apart{startProgram(t, command), sequences})
+	}
+	for _, s := range started {
+		require.Equal(t, "ready", s.line())
+	}
+	return started
+}
+
+func none(int) []string { return nil }
+
+// pauseApart pauses the job so often, and returns how many tries each took.
+func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries []int) {
+	t.Helper()
+	for range pauses {
+		start := time.Now()
+		out, words, code := command(t, append([]string{"pause", "--job", "apart", "--json"}, more...)...)
+		require.Zero(t, code, words)
+		var outcomes []outcome
+		require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+		require.Len(t, outcomes, len(ranks))
+		for _, o := range outcomes {
+			require.EqualValues(t, apartBytes, o.Bytes)
+		}
+		tries = append(tries, outcomes[0].Tries)
+		t.Logf("%d tries, %.3f s", outcomes[0].Tries, time.Since(start).Seconds())
+		before := ranks[0].do("work")
+		_, words, code = command(t, "resume", "--job", "apart")
+		require.Zero(t, code, words)
+		require.Eventually(t, func() bool { return ranks[0].do("work") != before }, 10*time.Second, time.Millisecond, "it goes on")
+		time.Sleep(20 * time.Millisecond)
+	}
+	return tries
+}
+
+// end has all end after the same step, with what was written last.
+func endApart(t *testing.T, ranks []*apart) {
+	t.Helper()
+	last := ranks[0].do("stop")
+	for _, r := range ranks[1:] {
+		require.Equal(t, last, r.line())
+	}
+}
+
+// Ranks that are far apart stand together at the first try or the second, whatever communicators they have in what order.
+func TestRanksThatAreApart(t *testing.T) {
+	for kind, count := range map[string]int{"world": 3, "crossed": 3, "grid": 4, "pipeline": 3, "waiting": 3} {
+		t.Run(kind, func(t *testing.T) {
+			ranks := startApart(t, kind, count, none)
+			start := time.Now()
+			for _, tries := range pauseApart(t, ranks, 8) {
+				require.LessOrEqual(t, tries, 2)
+			}
+			require.Less(t, time.Since(start), 12*time.Second, "nobody waits for the end of an alignment")
+			endApart(t, ranks)
+		})
+	}
+}
+
+// Collectives that graphs launch are not counted: between others the ranks stand together all the same; without, it is
+// tried until they do.
+func TestRanksWithCollectivesInGraphs(t *testing.T) {
+	t.Run("and others", func(t *testing.T) {
+		ranks := startApart(t, "mixed", 3, none)
+		for _, tries := range pauseApart(t, ranks, 6) {
+			require.LessOrEqual(t, tries, 2)
+		}
+		endApart(t, ranks)
+	})
+	t.Run("alone", func(t *testing.T) {
+		ranks := startApart(t, "graph", 2, none)
+		pauseApart(t, ranks, 2, "--timeout", "60")
+		endApart(t, ranks)
+	})
+}
+
+// With everything, for which nobody may be inside NCCL.
+func TestRanksThatAreApartWithEverything(t *testing.T) {
+	for _, kind := range []string{"world", "pipeline"} {
+		t.Run(kind, func(t *testing.T) {
+			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command
+			device := "CUDASIM_SHARED=apart-" + kind + strconv.Itoa(os.Getpid())
+			ranks := startApart(t, kind, 3, func(int) []string { return []string{device, "CUDASIM_MEMORY=128M"} })
+			for range 3 {
+				out, words, code := command(t, "pause", "--job", "apart", "--everything")
+				require.Zero(t, code, words)
+				require.Equal(t, len(ranks), strings.Count(out, "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended; the rest by the driver"), out)
+				require.Regexp(t, `all 3 processes stood between the same collectives at try [12]\n`, out)
+				_, words, code = command(t, "resume", "--job", "apart")
+				require.Zero(t, code, words)
+				time.Sleep(20 * time.Millisecond)
+			}
+			endApart(t, ranks)
+		})
+	}
+}
+
+// Nobody is held back by what a command has left, whenever that ends; nor by a rank that ends.
+func TestAlignmentsThatEnd(t *testing.T) {
+	t.Run("the command", func(t *testing.T) {
+		ranks := startApart(t, "grid", 4, none)
+		for i := range 40 {
+			pausing := exec.Command(tms, "pause", "--job", "apart")
+			require.NoError(t, pausing.Start())
+			time.Sleep(time.Duration(i) * 2500 * time.Microsecond)
+			require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
+			_ = pausing.Wait()
+			command(t, "resume", "--job", "apart") // of those that are paused: it may have been done
+			for _, r := range ranks {
+				before := r.do("work")
+				require.Eventually(t, func() bool { return r.do("work") != before }, 10*time.Second, time.Millisecond)
+			}
+		}
+		pauseApart(t, ranks, 1)
+		endApart(t, ranks)
+	})
+	t.Run("a rank", func(t *testing.T) {
+		for i := range 6 {
+			ranks := startApart(t, "world", 3, none)
+			time.AfterFunc(time.Duration(5+10*i)*time.Millisecond, func() { _ = ranks[2].Process.Kill() })
+			_, words, code := command(t, "pause", "--job", "apart", "--timeout", "2")
+			if code == 0 {
+				_, words, code = command(t, "resume", "--job", "apart")
+			}
+			t.Log(code, words)
+			_ = ranks[2].Wait()
+			// Where NCCL has the others go on, nothing else holds them back.
+			file, err := os.OpenFile(ranks[0].sequences, os.O_WRONLY, 0)
+			require.NoError(t, err)
+			for sequence := range 2 {
+				_, err := file.WriteAt([]byte{0, 0, 0, 0, 1, 0, 0, 0}, int64(4096+sequence*15*8+(1+2)*8))
+				require.NoError(t, err)
+			}
+			require.NoError(t, file.Close())
+			for _, r := range ranks[:2] {
+				before := r.do("work")
+				require.Eventually(t, func() bool { return r.do("work") != before }, 10*time.Second, time.Millisecond)
+			}
+		}
+	})
+}
+
+// aligning is a client that aligns one process.
+type aligning struct {
+	*client.Conn
+	t *testing.T
+}
+
+func startAligning(t *testing.T, pid int) *aligning {
+	t.Helper()
+	connection, err := client.Dial(pid)
+	require.NoError(t, err)
+	t.Cleanup(connection.Close)
+	return &aligning{connection, t}
+}
+
+func (a *aligning) ask(request control.Request) control.Reply {
+	a.t.Helper()
+	reply, err := a.Do(context.Background(), request)
+	require.NoError(a.t, err)
+	return reply
+}
+
+func (a *aligning) align(targets map[string]uint64) *control.Alignment {
+	a.t.Helper()
+	reply := a.ask(control.Request{Op: control.Align, Targets: targets, Wait: 0.01})
+	require.True(a.t, reply.OK, reply.Error)
+	return reply.Alignment
+}
+
+// until asks again until a thread is held back before a sequence.
+func (a *aligning) until(wanted string, targets map[string]uint64) *control.Alignment {
+	a.t.Helper()
+	var found *control.Alignment
+	require.Eventually(a.t, func() bool {
+		found = a.align(targets)
+		return slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Name == wanted && s.Wanted })
+	}, 10*time.Second, time.Millisecond)
+	return found
+}
+
+func TestAlign(t *testing.T) {
+	c := startNCCL(t, "handle", ncclNew)
+	c.do("ranks 1 3")
+	say := func(word string) {
+		t.Helper()
+		_, err := io.WriteString(c.say, word+"\n")
+		require.NoError(t, err)
+	}
+	a := startAligning(t, c.Process.Pid)
+	found := a.align(nil)
+	require.True(t, found.Reached)
+	require.Len(t, found.Sequences, 1)
+	name := found.Sequences[0].Name
+	sends := func(to int) string { return fmt.Sprintf("%s:0:%d", name, to) }
+	require.Equal(t, control.Sequence{Name: name, Ranks: 3, Here: 1}, found.Sequences[0])
+
+	// Who is held back is not inside NCCL, with nothing in his group yet; and goes on when all is undone.
+	say("reduce")
+	a.until(name, map[string]uint64{name: 0})
+	other := startAligning(t, c.Process.Pid)
+	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error, "another client aligns the process with others")
+	reply := a.ask(control.Request{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
+	require.True(t, reply.OK, reply.Error)
+	require.Contains(t, a.ask(control.Request{Op: control.Align}).Error, "held up already")
+	require.True(t, a.ask(control.Request{Op: control.Undo}).OK)
+	require.Equal(t, "ok", c.line())
+
+	// Pairs: as many as the target, none of those that it does not name, and all where the communicator has none.
+	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 1}}, a.align(nil).Sequences)
+	require.Equal(t, "ok", c.do("send 1"), "it was never sent to before")
+	require.Equal(t, "ok", c.do("send 0"), "itself, which no other counts")
+	found = a.align(map[string]uint64{name: 1, sends(1): 2})
+	require.False(t, found.Reached)
+	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 1}, {Name: sends(1), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
+	require.Equal(t, "ok", c.do("send 1"))
+	require.True(t, a.align(map[string]uint64{name: 1, sends(1): 2}).Reached)
+	say("send 1")
+	a.until(sends(1), map[string]uint64{name: 1, sends(1): 2})
+	a.align(map[string]uint64{name: 1, sends(1): 3})
+	require.Equal(t, "ok", c.line())
+	say("send 2")
+	a.until(sends(2), map[string]uint64{name: 1, sends(1): 3})
+	a.align(map[string]uint64{"77": 5})
+	require.Equal(t, "ok", c.line())
+
+	// A group is one.
+	a.align(map[string]uint64{name: 1, sends(1): 3, sends(2): 1})
+	say("group 2")
+	a.until(sends(1), map[string]uint64{name: 1, sends(1): 3, sends(2): 1})
+	a.align(map[string]uint64{name: 1, sends(1): 4, sends(2): 1})
+	require.Equal(t, "ok", c.line())
+	found = a.align(map[string]uint64{name: 1, sends(1): 4, sends(2): 1})
+	require.False(t, found.Reached)
+	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 2}, {Name: sends(1), Ranks: 3, Here: 1, Begun: 5},
+		{Name: sends(2), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
+
+	// What has begun and is not launched is not there yet.
+	begun := map[string]uint64{name: 3, sends(1): 5, sends(2): 1}
+	a.align(begun)
+	c.do("launch 500")
+	require.False(t, a.align(begun).Reached)
+	require.Eventually(t, func() bool { return a.align(begun).Reached }, 10*time.Second, time.Millisecond)
+
+	// A child is not held back, and nobody when the client has gone.
+	c.do("work")
+	a.until(name, map[string]uint64{name: 3})
+	c.do("fork")
+	a.Close()
+	before := c.do("cycles")
+	require.Eventually(t, func() bool { return c.do("cycles") != before }, 10*time.Second, time.Millisecond)
+	other.until(name, nil)
+	require.True(t, other.ask(control.Request{Op: control.Keep}).OK)
+	before = c.do("cycles")
+	require.Eventually(t, func() bool { return c.do("cycles") != before }, 10*time.Second, time.Millisecond)
+	c.do("calm")
+
+	// A communicator that is destroyed meanwhile, as by a watchdog, is used no more.
+	other.align(nil)
+	c.do("late")
+	other.until(name, nil)
+	c.do("destroy 1")
+	require.True(t, other.ask(control.Request{Op: control.Undo}).OK)
+	require.Eventually(t, func() bool { return c.do("code") == "5" }, 10*time.Second, time.Millisecond, "ncclInvalidUsage")
+
+	for _, name := range []string{"", "x", "1:2", "1:2:3:4", "1:-1:2", "1:2:x"} {
+		reply := other.ask(control.Request{Op: control.Align, Targets: map[string]uint64{name: 1}})
+		require.Contains(t, reply.Error, "is no name of a sequence", name)
+	}
+	for words, request := range map[string]control.Request{
+		"targets are of an align":   {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
+		"timeout, idle, force,":     {Op: control.Align, Hold: true},
+		"wait is of a resume, an a": {Op: control.Undo, Wait: 1},
+	} {
+		require.Contains(t, other.ask(request).Error, words)
+	}
+}

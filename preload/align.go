@@ -1,0 +1,108 @@
+package main
+
+/*
+#include "shim.h"
+*/
+import "C"
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"tms/internal/control"
+	"tms/vmm/cuda"
+)
+
+// Ranks of NCCL's communicators that are to be held up are first to have begun the same collectives, so that none waits
+// on a device for another that is held up before it. Those who are ahead are held back meanwhile (reach/sequence.c); how
+// far each is to come, only one who sees all of them can tell (cmd/tms/align.go).
+
+// align holds back, as the request says, and tells how far this process is. Errors: a refusal.
+func (t *task) align() (*control.Alignment, error) {
+	if words := C.gate_unusable(); words != nil {
+		return nil, &refusal{C.GoString(words), cuda.NotSupported}
+	}
+	gate.Lock()
+	shut := gate.shut
+	gate.Unlock()
+	if shut {
+		return nil, &refusal{"the program's threads are held up already, for another pause", cuda.NotReady}
+	}
+	if t.request.Targets == nil {
+		C.nccl_freeze()
+	} else {
+		targets := make([]C.struct_gate_sequence, 0, len(t.request.Targets))
+		for name, target := range t.request.Targets {
+			s, err := sequenceNamed(name)
+			if err != nil {
+				return nil, err
+			}
+			s.number = C.uint64_t(target)
+			targets = append(targets, s)
+		}
+		C.nccl_limit(&targets[0], C.size_t(len(targets)))
+	}
+	var found control.Alignment
+	var wanted bool
+	poll(time.Now().Add(seconds(t.request.Wait)), func() bool {
+		found, wanted = aligned(t.request.Targets)
+		return found.Reached || wanted || t.withdrawn.Load()
+	})
+	return &found, nil
+}
+
+// aligned compares how far this process is with targets. Of what has begun nothing is overlooked that is not launched
+// yet: that is asked last.
+func aligned(targets map[string]uint64) (found control.Alignment, wanted bool) {
+	found.Reached, found.Captured = true, bool(C.nccl_has_captured())
+	found.Sequences = []control.Sequence{}
+	at := map[string]int{}
+	var cursor C.size_t
+	var s C.struct_gate_sequence
+	for C.nccl_sequences(&cursor, &s) {
+		name := sequenceName(&s)
+		begun, one := uint64(s.number), bool(s.wanted)
+		if target, is := targets[name]; is && begun != target {
+			found.Reached = false
+		}
+		wanted = wanted || one
+		if begun == 0 && !one && s.from >= 0 {
+			continue
+		}
+		i, is := at[name]
+		if !is {
+			i = len(found.Sequences)
+			at[name] = i
+			found.Sequences = append(found.Sequences, control.Sequence{Name: name, Ranks: int(s.ranks)})
+		}
+		all := &found.Sequences[i]
+		all.Here++
+		all.Begun, all.Wanted = max(all.Begun, begun), all.Wanted || one
+	}
+	found.Reached = found.Reached && !bool(C.nccl_is_launching())
+	return found, wanted
+}
+
+func sequenceName(s *C.struct_gate_sequence) string {
+	if s.from < 0 {
+		return cliqueName(s.clique)
+	}
+	return fmt.Sprintf("%s:%d:%d", cliqueName(s.clique), s.from, s.to)
+}
+
+// sequenceNamed is the inverse. Errors: a refusal.
+func sequenceNamed(name string) (s C.struct_gate_sequence, err error) {
+	words := strings.Split(name, ":")
+	clique, err := strconv.ParseUint(words[0], 16, 64)
+	ranks := [2]int64{-1, -1}
+	for i := 1; i < len(words) && len(words) == 3 && err == nil; i++ {
+		ranks[i-1], err = strconv.ParseInt(words[i], 10, 32)
+	}
+	if err != nil || len(words) != 1 && len(words) != 3 || (ranks[0] < 0 || ranks[1] < 0) && len(words) == 3 {
+		return s, &refusal{fmt.Sprintf("%.100q is no name of a sequence, such as an align tells", name), cuda.InvalidValue}
+	}
+	s.clique, s.from, s.to = C.uint64_t(clique), C.int(ranks[0]), C.int(ranks[1])
+	return s, nil
+}
