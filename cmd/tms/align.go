@@ -2,12 +2,14 @@ package main
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 )
 
 // Ranks that are held up anywhere may have launched different collectives, and then their devices never become idle. So
@@ -30,22 +32,23 @@ type alignment struct {
 	*job
 	found   []*control.Alignment
 	targets map[string]uint64
+	failed  error
 }
 
 // align has all ranks begin the same collectives, and wait before the next ones. false: they have none in common, cannot
 // or did not within the time, or run where this is not known, and all go on. sure: there are no others, in graphs.
-func (j *job) align(ctx context.Context, until time.Time) (all, sure bool) {
+// Errors: client.ErrUnreachable, wrapped.
+func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
 	a := &alignment{job: j, found: make([]*control.Alignment, len(j.ranks))}
 	defer func() {
-		if !all {
-			_ = j.each(func(r *jobRank) error {
-				reply, err := r.Do(ctx, control.Request{Op: control.Undo})
-				return failure(reply, err)
-			})
+		if errors.Is(a.failed, client.ErrUnreachable) {
+			err = a.failed
+		} else if !all {
+			_ = j.each(func(r *jobRank) error { return r.ask(ctx, control.Request{Op: control.Undo}, 0, nil) })
 		}
 	}()
 	if !a.ask(ctx, 0) {
-		return false, false
+		return false, false, nil
 	}
 	stall, moved, before := firstStall, time.Now(), uint64(0)
 	for time.Now().Before(until) && ctx.Err() == nil {
@@ -59,20 +62,20 @@ func (j *job) align(ctx context.Context, until time.Time) (all, sure bool) {
 		}
 		targets := a.next(raise)
 		if len(targets) == 0 {
-			return false, false
+			return false, false, nil
 		}
 		same := maps.Equal(targets, a.targets)
 		if same && a.reached() {
-			return true, a.settle(ctx, until)
+			return true, a.settle(ctx, until), nil
 		}
 		if a.targets = targets; same {
 			time.Sleep(alignPause)
 		}
 		if !a.ask(ctx, alignSlice) {
-			return false, false
+			return false, false, nil
 		}
 	}
-	return false, false
+	return false, false, nil
 }
 
 // ask tells all ranks the targets, and has their answers.
@@ -81,11 +84,13 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	if len(control.Line(request)) > control.MaxLine {
 		return false
 	}
-	return a.each(func(r *jobRank) error {
-		reply, err := r.Do(ctx, request)
+	a.failed = a.each(func(r *jobRank) error {
+		var reply control.Reply
+		err := r.ask(ctx, request, within, &reply)
 		a.found[r.index] = reply.Alignment
-		return failure(reply, err)
-	}) == nil
+		return err
+	})
+	return a.failed == nil
 }
 
 // next is what all ranks are to begin. raise: also of those who have reached their targets, the next that they want.

@@ -114,6 +114,21 @@ type jobRank struct {
 	err           error
 }
 
+// ask sends a request that takes no longer than within. A process that is stopped never answers. Errors: those of Do; of
+// the reply, which may be nil.
+func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
+	limited, stop := context.WithTimeout(ctx, within+answerTime)
+	defer stop()
+	answer, err := r.Do(limited, request)
+	if errors.Is(err, context.DeadlineExceeded) {
+		err = fmt.Errorf("%w: it does not answer (stopped?)", client.ErrUnreachable)
+	}
+	if reply != nil {
+		*reply = answer
+	}
+	return failure(answer, err)
+}
+
 // job is what is being paused.
 type job struct {
 	ranks      []*jobRank
@@ -326,7 +341,11 @@ func (j *job) hold(ctx context.Context) error {
 		j.tries++
 		all, sure, most := false, false, try
 		if alignments > 0 {
-			if all, sure = j.align(ctx, time.Now().Add(time.Until(until)/2)); all && sure {
+			var err error
+			if all, sure, err = j.align(ctx, time.Now().Add(time.Until(until)/2)); err != nil {
+				return j.undo(err)
+			}
+			if all && sure {
 				most *= alignedTries
 			}
 		}
@@ -337,9 +356,10 @@ func (j *job) hold(ctx context.Context) error {
 			hold.NCCL = &control.NCCL{}
 		}
 		err := j.each(func(r *jobRank) error {
-			reply, err := r.Do(ctx, hold)
+			var reply control.Reply
+			err := r.ask(ctx, hold, most, &reply)
 			r.communicators = reply.Communicators
-			return failure(reply, err)
+			return err
 		})
 		if err == nil {
 			return nil

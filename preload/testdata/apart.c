@@ -5,7 +5,7 @@
  * pipeline, sends and receives in groups; waiting, three of which the first waits for the last by other means than NCCL;
  * graph, collectives in CUDA graphs; mixed, those and others.
  * FILE is memory that the ranks share. Told "stop", rank 0 has all end after the same step; "work" says how many there
- * were. */
+ * were; after "sleep" a rank gets behind by 2 s. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -47,6 +47,7 @@ static comm *first, *second;
 static void *graph;
 static unsigned seed;
 static _Atomic long steps;
+static _Atomic bool sleeps;
 
 static comm *make(int number, int own, int all)
 {
@@ -159,6 +160,7 @@ static void *answer(void *unused)
 		if (strcmp(line, "stop\n") == 0) {
 			shared->last = steps + MARGIN; /* nobody is so far */
 		} else {
+			sleeps = strcmp(line, "sleep\n") == 0;
 			printf("%ld\n", (long)steps);
 			fflush(stdout);
 		}
@@ -217,6 +219,9 @@ int main(int argc, char **argv)
 
 	do {
 		steps++;
+		if (sleeps)
+			sleep(2);
+		sleeps = false;
 		step();
 		EXPECT(cudaMemsetAsync(weights, (int)(steps & 0xff), MIB_OF_WEIGHTS * MIB, stream), 0);
 		own_time();
