@@ -164,11 +164,10 @@ func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, 
 	c.id++
 	request.Version, request.ID = control.Version, c.id
 	stop := context.AfterFunc(ctx, c.Close)
-	defer stop()
 	_, failed := c.connection.Write(control.Line(request)) // a process that sends clients away answers all the same
 	reply, err := c.reply()
 	switch {
-	case ctx.Err() != nil:
+	case !stop(): // closed, or about to be, even where the reply has come
 		return reply, ctx.Err()
 	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
 		return reply, fmt.Errorf("%w: it has ended, or closed the connection", ErrUnreachable)

@@ -1,6 +1,7 @@
 package client_test
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net"
@@ -76,6 +77,45 @@ func TestRepliesThatAreNone(t *testing.T) {
 	_, err = c.Status(context.Background(), 20*time.Millisecond)
 	require.ErrorIs(t, err, client.ErrUnreachable)
 	require.ErrorContains(t, err, "does not answer")
+}
+
+// A reply is the caller's only while the connection lives: what was asked over one that a context closes is undone.
+func TestContextsThatEndWithTheReply(t *testing.T) {
+	listener := listen(t, place(t), os.Getpid())
+	go func() {
+		for {
+			connection, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				requests := bufio.NewScanner(connection)
+				for id := 1; requests.Scan(); id++ {
+					_, _ = fmt.Fprintf(connection, `{"version":1,"id":%d,"ok":true}`+"\n", id)
+				}
+				_ = connection.Close()
+			}()
+		}
+	}()
+	answered, refused := 0, 0
+	for i := range 4000 {
+		c, err := client.Dial(os.Getpid())
+		require.NoError(t, err)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Duration(i%400)*1500*time.Nanosecond)
+		if _, err = c.Do(ctx, control.Request{Op: control.Status}); err == nil {
+			answered++
+			time.Sleep(20 * time.Microsecond)
+			_, err = c.Do(context.Background(), control.Request{Op: control.Status})
+			require.NoError(t, err, "at %d", i)
+		} else {
+			refused++
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+		cancel()
+		c.Close()
+	}
+	require.NotZero(t, answered)
+	require.NotZero(t, refused)
 }
 
 // What a dead process has left is removed, never the socket of a new one of the same number, which comes at any
