@@ -399,6 +399,18 @@ func TestClientsVanish(t *testing.T) {
 	h.eventually(nonePaused)
 	require.Equal(t, "ok", h.do("check"))
 
+	// When the reply to it cannot be written, with nobody else there who would have the thread look around.
+	free := h.do("free")
+	raw := h.connect()
+	require.NoError(t, raw.CloseRead())
+	_, err := raw.Write(control.Line(control.Request{Version: 1, Op: control.Pause, Force: true}))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { // it was paused
+		_, err := raw.Write([]byte("\n"))
+		return err != nil
+	}, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return h.do("free") == free }, 10*time.Second, time.Millisecond)
+
 	// It cannot be resumed at once: then as soon as there is memory.
 	c = pauser(pauseOf(""))
 	h.do("hog")

@@ -159,6 +159,9 @@ func (s *server) timeout(now time.Time) int {
 		until(s.full)
 	}
 	if len(s.orphans) > 0 {
+		if !now.Before(s.retryAt) {
+			return 0
+		}
 		until(s.retryAt)
 	}
 	for _, c := range s.clients {
