@@ -182,17 +182,28 @@ static void sweep(void)
 		closedir(listing);
 }
 
+// Once in a process: others may be reading the paths, as what is done to other processes takes no lock of this one.
 static bool find_folder(void)
 {
+	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
+	static pid_t found_by; // a child may be in another namespace
 	struct stat status, namespace;
-	snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
-	if (stat("/proc/self/ns/pid", &namespace) || (mkdir(folder, 0700) && errno != EEXIST) ||
-	    lstat(folder, &status))
-		return false;
-	snprintf(suffix, sizeof suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
-	snprintf(file, sizeof file, "%s/%s%s", folder, sim.settings.shared, suffix);
-	errno = EPERM;
-	return S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
+	bool found = true;
+	pthread_mutex_lock(&finding);
+	if (found_by != getpid()) {
+		snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
+		found = !stat("/proc/self/ns/pid", &namespace) && (!mkdir(folder, 0700) || errno == EEXIST) && !lstat(folder, &status);
+		if (found) {
+			snprintf(suffix, sizeof suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
+			snprintf(file, sizeof file, "%s/%s%s", folder, sim.settings.shared, suffix);
+			errno = EPERM;
+			found = S_ISDIR(status.st_mode) && status.st_uid == geteuid() && !(status.st_mode & 077);
+		}
+		if (found)
+			found_by = getpid();
+	}
+	pthread_mutex_unlock(&finding);
+	return found;
 }
 
 // Of the segment, which is locked.
