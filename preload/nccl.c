@@ -2,9 +2,9 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "gate.h"
+#include "region.h"
 
 #include <link.h>
-#include <stdlib.h>
 #include <string.h>
 
 static int look_at(struct dl_phdr_info *info, size_t size, void *data)
@@ -16,8 +16,7 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 
 HIDDEN bool nccl_is_unseen(void)
 {
-	const char *setting = getenv("NCCL_GRAPH_REGISTER");
-	return ipc_shares() && gate_unusable() && !(setting && atoi(setting) == 0) && dl_iterate_phdr(look_at, NULL);
+	return region_config.nccl_registers && ipc_shares() && gate_unusable() && dl_iterate_phdr(look_at, NULL);
 }
 
 static const struct gate_nccl *there(void)

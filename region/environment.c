@@ -145,6 +145,8 @@ AT_LOAD static void environment_shareable(void)
 	region_config.exportable = parsed > 0;
 	if (region_config.exportable)
 		region_config.extent_bytes = 0;
+	const char *registers = getenv("NCCL_GRAPH_REGISTER"); /* read now: later others may be setting variables */
+	region_config.nccl_registers = !registers || atoi(registers) != 0;
 }
 
 AT_LOAD static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,

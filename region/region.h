@@ -50,6 +50,7 @@ struct region_config {
 	bool verify;
 	signed char shareable; /* TMS_SHAREABLE: other processes can open memory of a region; below 0: not set */
 	bool exportable; /* and the program can export it itself */
+	bool nccl_registers; /* NCCL_GRAPH_REGISTER is not 0 */
 	bool control; /* TMS_CONTROL */
 	bool poison;	 /* TMS_DEBUG */
 	bool invariants; /* TMS_DEBUG */
