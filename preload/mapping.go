@@ -8,6 +8,7 @@ import "C"
 
 import (
 	"errors"
+	"sync/atomic"
 	"unsafe"
 
 	"tms/vmm"
@@ -101,4 +102,36 @@ func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int 
 			return nil
 		})
 	}))
+}
+
+// bound is that a line has said what multicast does to pauses.
+var bound atomic.Bool
+
+// tmsMemLend puts the driver's handle in place of one of ours, for a multicast object.
+//
+//export tmsMemLend
+func tmsMemLend(handle *C.uint64_t) C.int {
+	return reportMapping(enter(func(e *vmm.Engine) error {
+		theirs, err := e.Lend(cuda.Handle(*handle))
+		if err != nil {
+			return err
+		}
+		*handle = C.uint64_t(theirs)
+		return nil
+	}))
+}
+
+// tmsMemBound is what became of a binding.
+//
+//export tmsMemBound
+func tmsMemBound(handle C.uint64_t, worked C.bool) {
+	_ = enter(func(e *vmm.Engine) error {
+		if !worked {
+			e.Unlend(cuda.Handle(handle))
+		} else if !bound.Swap(true) {
+			logLine("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
+				"without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
+		}
+		return nil
+	})
 }

@@ -8,7 +8,6 @@ import "C"
 import (
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -54,36 +53,4 @@ func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 		err = fmt.Errorf("importing memory of process %d: %w", share.PID, err)
 	}
 	return uint64(handle), err
-}
-
-// bound is that a line has said what multicast does to pauses.
-var bound atomic.Bool
-
-// tmsMemLend puts the driver's handle in place of one of ours, for a multicast object.
-//
-//export tmsMemLend
-func tmsMemLend(handle *C.uint64_t) C.int {
-	return reportMapping(enter(func(e *vmm.Engine) error {
-		theirs, err := e.Lend(cuda.Handle(*handle))
-		if err != nil {
-			return err
-		}
-		*handle = C.uint64_t(theirs)
-		return nil
-	}))
-}
-
-// tmsMemBound is what became of a binding.
-//
-//export tmsMemBound
-func tmsMemBound(handle C.uint64_t, worked C.bool) {
-	_ = enter(func(e *vmm.Engine) error {
-		if !worked {
-			e.Unlend(cuda.Handle(handle))
-		} else if !bound.Swap(true) {
-			logLine("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
-				"without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
-		}
-		return nil
-	})
 }

@@ -8,9 +8,9 @@ import (
 )
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory,
-// inside a region, or had from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent is its own, made as the
-// program asked for it. The program knows it by a handle of ours, for a resume puts another of the driver's
-// behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
+// inside a region, or had from another process (usermapped_share.go). It is a segment of its tag while it is
+// mapped; its extent is its own, made as the program asked for it. The program knows it by a handle of ours, for a
+// resume puts another of the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
 type userMapped struct {
 	handle     cuda.Handle // ours
 	size       uint64      // of the memory; the mapping may be shorter
