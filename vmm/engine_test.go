@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"runtime"
 	"sync"
 	"sync/atomic"
@@ -19,6 +20,14 @@ import (
 )
 
 const mib = 1 << 20
+
+func TestMain(m *testing.M) {
+	if _, err := cudasim.Library(); err != nil { // once, not in each test
+		fmt.Println(err)
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
 
 // simulated returns a fresh simulator and an engine on it.
 func simulated(t testing.TB, devices int) (*cudasim.Sim, *cuda.Driver, *vmm.Engine) {

@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"sync"
 
 	"github.com/ebitengine/purego"
 )
@@ -17,21 +19,23 @@ import (
 const Unknown = ^uint64(0)
 
 // Library returns the path of the simulated libcuda.so.1, found from the module root above the working directory:
-// that of folder build, or the one that TMS_TEST_BUILD names (build/sanitized). The error says what to run if it is not built.
-func Library() (string, error) {
+// that of folder build, which it builds first if it must, or the one that TMS_TEST_BUILD names (build/sanitized).
+var Library = sync.OnceValues(func() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
 		return "", err
 	}
-	library := filepath.Join(root, cmp.Or(os.Getenv("TMS_TEST_BUILD"), "build"), "sim", "libcuda.so.1")
-	if _, err := os.Stat(library); err != nil {
-		if errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("the simulator is not built: run %s", filepath.Join(root, "scripts", "build-sim.sh"))
-		}
-		return "", err
+	folder := os.Getenv("TMS_TEST_BUILD")
+	library := filepath.Join(root, cmp.Or(folder, "build"), "sim", "libcuda.so.1")
+	if _, err := os.Stat(library); folder != "" || !errors.Is(err, fs.ErrNotExist) {
+		return library, err
+	}
+	script := filepath.Join(root, "scripts", "build-sim.sh")
+	if output, err := exec.Command(script).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("the simulator cannot be built: %s: %w\n%s", script, err, output)
 	}
 	return library, nil
-}
+})
 
 func moduleRoot() (string, error) {
 	start, err := os.Getwd()
@@ -62,7 +66,7 @@ type Sim struct {
 	fired         func() uint64
 }
 
-// Load loads the simulator into this process. It fails if it is not built.
+// Load loads the simulator into this process.
 func Load() (*Sim, error) {
 	library, err := Library()
 	if err != nil {
