@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // With TMS_TEST_BUILD=build/sanitized the hosts run with the library and simulator of that folder (scripts/build.sh
@@ -56,16 +58,10 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
-	var err error
-	if programs, err = os.MkdirTemp("", "tms-test-"); err != nil {
-		panic(err)
-	}
-	if err := os.Chmod(programs, 0o755); err != nil { // for hosts that become somebody else
-		panic(err)
-	}
-	code := m.Run()
-	_ = os.RemoveAll(programs)
-	os.Exit(code)
+	os.Exit(hermetic.Main(m, func() error {
+		programs = filepath.Join(os.TempDir(), "programs")
+		return os.Mkdir(programs, 0o755)
+	}))
 }
 
 // sanitizerFlags are the compiler's, none for the usual build.

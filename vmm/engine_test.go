@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -22,11 +23,10 @@ import (
 const mib = 1 << 20
 
 func TestMain(m *testing.M) {
-	if _, err := cudasim.Library(); err != nil { // once, not in each test
-		fmt.Println(err)
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
+	os.Exit(hermetic.Main(m, func() error { // once, not in each test
+		_, err := cudasim.Library()
+		return err
+	}))
 }
 
 // simulated returns a fresh simulator and an engine on it.

@@ -17,6 +17,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"tms/internal/hermetic"
 )
 
 // The tests run the command itself, over the simulator, on C programs from testdata.
@@ -24,21 +26,13 @@ import (
 var tms string // the built command
 
 func TestMain(m *testing.M) {
-	folder, err := os.MkdirTemp("", "tms")
-	if err == nil {
-		tms = filepath.Join(folder, "tms")
-		var output []byte
-		if output, err = exec.Command("go", "build", "-o", tms, ".").CombinedOutput(); err != nil {
-			err = fmt.Errorf("%w: %s", err, output)
+	os.Exit(hermetic.Main(m, func() error {
+		tms = filepath.Join(os.TempDir(), "tms")
+		if output, err := exec.Command("go", "build", "-o", tms, ".").CombinedOutput(); err != nil {
+			return fmt.Errorf("%w: %s", err, output)
 		}
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	code := m.Run()
-	os.RemoveAll(folder)
-	os.Exit(code)
+		return nil
+	}))
 }
 
 func built(t *testing.T, path ...string) string {

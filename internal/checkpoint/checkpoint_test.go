@@ -14,8 +14,11 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 	"tms/vmm/cuda"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // open loads the simulator as the driver of this process.
 func open(t *testing.T) (*Driver, *cudasim.Sim) {

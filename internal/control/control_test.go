@@ -12,7 +12,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // Whatever comes in, what is taken for a request is one: within all bounds, and the same when it is sent again.
 func FuzzParseRequest(f *testing.F) {
@@ -61,6 +64,9 @@ func TestDirectories(t *testing.T) {
 	require.Equal(t, []string{"/var/tmp/tms-7"}, control.Directories("", "/var/tmp", 7))
 	require.Equal(t, []string{"/tmp/tms-7"}, control.Directories("relative", "../tmp", 7))
 	require.Equal(t, []string{"/run/user/7/tms", "/a/tms-7", "/tmp/tms-7"}, control.AllDirectories("/run/user/7", "/a", 7))
+	require.Equal(t, []string{"/a/tms", "/tmp/tms-7", "/run/user/7/tms"}, control.AllDirectories("/a", "", 7))
+	require.Equal(t, []string{"/a/tms-7", "/run/user/7/tms", "/tmp/tms-7"}, control.AllDirectories("", "/a", 7))
+	require.Equal(t, []string{"/a/tms", "/b/tms-7"}, control.AllDirectories("/a", "/b", 7), "apart from all others")
 }
 
 func TestMakeDirectory(t *testing.T) {

@@ -26,10 +26,14 @@ func Directories(runtime, temporary string, uid int) (found []string) {
 	return append(found, filepath.Join(temporary, fmt.Sprint("tms-", uid)))
 }
 
-// AllDirectories are those in which processes of a user may have theirs, with other variables than these.
+// AllDirectories are those in which processes of a user may have theirs, with other variables than these. Who has set both
+// to places that are nobody's by default wants to be apart, and meets nobody elsewhere.
 func AllDirectories(runtime, temporary string, uid int) (found []string) {
-	login := fmt.Sprint("/run/user/", uid)
-	for _, directory := range append(Directories(runtime, temporary, uid), Directories(login, "/tmp", uid)...) {
+	own := Directories(runtime, temporary, uid)
+	if len(own) == 2 && !strings.HasPrefix(runtime, "/run/user/") && filepath.IsAbs(temporary) {
+		return own
+	}
+	for _, directory := range append(own, Directories(fmt.Sprint("/run/user/", uid), "/tmp", uid)...) {
 		if !slices.Contains(found, directory) {
 			found = append(found, directory)
 		}

@@ -20,22 +20,24 @@ const Unknown = ^uint64(0)
 
 // Library returns the path of the simulated libcuda.so.1, found from the module root above the working directory:
 // that of folder build, which it builds first if it must, or the one that TMS_TEST_BUILD names (build/sanitized).
-var Library = sync.OnceValues(func() (string, error) {
+var Library = sync.OnceValues(library)
+
+func library() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
 		return "", err
 	}
 	folder := os.Getenv("TMS_TEST_BUILD")
-	library := filepath.Join(root, cmp.Or(folder, "build"), "sim", "libcuda.so.1")
-	if _, err := os.Stat(library); folder != "" || !errors.Is(err, fs.ErrNotExist) {
-		return library, err
+	found := filepath.Join(root, cmp.Or(folder, "build"), "sim", "libcuda.so.1")
+	if _, err := os.Stat(found); folder != "" || !errors.Is(err, fs.ErrNotExist) {
+		return found, err
 	}
 	script := filepath.Join(root, "scripts", "build-sim.sh")
 	if output, err := exec.Command(script).CombinedOutput(); err != nil {
 		return "", fmt.Errorf("the simulator cannot be built: %s: %w\n%s", script, err, output)
 	}
-	return library, nil
-})
+	return found, nil
+}
 
 func moduleRoot() (string, error) {
 	start, err := os.Getwd()

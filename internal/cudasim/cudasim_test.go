@@ -12,7 +12,11 @@ import (
 
 	"github.com/ebitengine/purego"
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // simDir is build/sim.
 func simDir(t *testing.T) string {
@@ -264,6 +268,6 @@ func TestLibraryIsMissing(t *testing.T) {
 	inner := filepath.Join(root, "a", "b")
 	require.NoError(t, os.MkdirAll(inner, 0o700))
 	t.Chdir(inner)
-	_, err := Library()
+	_, err := library()
 	require.ErrorContains(t, err, filepath.Join("scripts", "build-sim.sh"))
 }

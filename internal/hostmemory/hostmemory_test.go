@@ -7,7 +7,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 func write(t *testing.T, path, text string) string {
 	t.Helper()

@@ -15,7 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 const mib = 1 << 20
 

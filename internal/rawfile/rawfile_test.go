@@ -10,8 +10,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"tms/internal/hermetic"
 	"tms/internal/rawfile"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 func TestReadFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "file")

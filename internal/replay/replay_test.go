@@ -13,10 +13,13 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 	"tms/internal/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 const mib = 1 << 20
 

@@ -17,9 +17,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/internal/report"
 	"tms/internal/trace"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // contents is what a page says, as its script reads it.
 type contents struct {

@@ -15,7 +15,11 @@ import (
 	tea "charm.land/bubbletea/v2"
 	"charm.land/lipgloss/v2"
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 const (
 	mib = 1 << 20

@@ -11,11 +11,14 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/internal/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/naive"
 	"tms/vmm/pool/wrap"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 func read(t *testing.T, lines ...string) (*trace.Trace, error) {
 	t.Helper()

@@ -9,14 +9,43 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shutil
+import signal
 import sys
+import tempfile
 
 import pytest
 from simulator import BUILD, environment
 
+OWN = "TESTS_OWN_FOLDERS"
+"""The variable with the process that has them, and their names, with colons between."""
+
+
+def apart() -> None:
+    """Has nothing else on the machine reach the tests, nor they it; see internal/hermetic."""
+    meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
+    files = tempfile.mkdtemp(prefix="tms-test-")
+    os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
+    os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
+    tempfile.tempdir = None
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def own() -> list[str]:
+    """The folders, if they are made."""
+    process, *folders = os.environ.get(OWN, "").split(":")
+    return folders if process == str(os.getpid()) else []
+
+
+def pytest_unconfigure() -> None:
+    for folder in own():
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
+    if not own():
+        apart()
     if hasattr(ctypes.CDLL(None), "tms_pause"):
         return
     if re.search(r"[\s:]", str(BUILD)):

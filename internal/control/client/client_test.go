@@ -20,7 +20,10 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/hermetic"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // The process that answers is this one, as each test has it answer; preload's tests have real ones.
 

@@ -20,11 +20,14 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
+	"tms/internal/hermetic"
 	"tms/internal/rawfile"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 const mib = 1 << 20
 

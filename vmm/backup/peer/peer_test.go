@@ -2,6 +2,7 @@ package peer
 
 import (
 	"fmt"
+	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -11,11 +12,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/cudasim"
+	"tms/internal/hermetic"
 	"tms/vmm/backup"
 	"tms/vmm/backup/host"
 	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
+
+func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 // peers is simulated devices, each with a context, and a Store that falls back to the host.
 type peers struct {
