@@ -372,9 +372,12 @@ def test_interrupted() -> None:
     """Ctrl-C on one rank while it waits for another: all are told, and are as before."""
     with Ranks(3) as ranks:
         ranks.all(ALLOCATE + "_meeting._SLICE = 0.1")
+        assert ranks.server is not None
+        before = ranks.server.num_keys()
         for rank in (0, 1):
             ranks.tell(rank, "together.pause(timeout=50)")
-        time.sleep(0.5)
+        while ranks.server.num_keys() < before + 3:  # where each is, and what rank 1 says
+            time.sleep(0.01)
         os.kill(ranks.pid(1), signal.SIGINT)
         with pytest.raises(Told) as caught:
             ranks.answer(1)

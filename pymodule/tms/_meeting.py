@@ -73,6 +73,7 @@ class Meeting:
         with self._lock:
             call = _Call(self, doing(part.operation, part.tag, self._ranks()), timeout)
             with call.told(1, 2):  # what others decide meanwhile they cannot finish either
+                self.introduce()
                 refused = call.agree(1, part.check(), merged, refusals)
             if refused:
                 raise error(call.doing, refused, "all are as before")
@@ -87,10 +88,6 @@ class Meeting:
         with self._lock:
             call = _Call(self, f"{what} of {self._ranks()}", timeout)
             vote: dict[str, Any] = {"asks": ["stats", None, self.name], "failures": [], "all": []}
-            try:
-                vote["all"] = [[self.rank, one()]]
-            except Exception as own:
-                vote["failures"] = [failure(self.name, own)]
 
             def joined(votes: list[dict[str, Any]]) -> dict[str, Any]:
                 return {
@@ -99,6 +96,11 @@ class Meeting:
                 }
 
             with call.told(1):
+                self.introduce()
+                try:
+                    vote["all"] = [[self.rank, one()]]
+                except Exception as own:
+                    vote["failures"] = [failure(self.name, own)]
                 failures = call.agree(1, vote, joined, _failures)
             if failures:
                 raise error(call.doing, failures, "nothing was changed")
@@ -145,10 +147,13 @@ class Meeting:
 
     def begin(self) -> int:
         """The number of the next call."""
-        if self._number == 0:
-            self.ask("set", f"host/{self.rank}", socket.gethostname())
         self._number += 1
         return self._number
+
+    def introduce(self) -> None:
+        """Says where this rank is, in its first call."""
+        if self._number == 1:
+            self.ask("set", f"host/{self.rank}", socket.gethostname())
 
     @property
     def name(self) -> int:
@@ -248,11 +253,8 @@ class _Call:
         self.agreed: Any = None
         self._meeting = meeting
         self._timeout = timeout
-        try:
-            self.number = meeting.begin()
-        except StoreLost as lost:
-            raise self._lost(lost) from lost
         self.restart()
+        self.number = meeting.begin()  # last: from here on others are told what ends it
 
     def restart(self) -> None:
         """From here on the time is counted."""
