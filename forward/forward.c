@@ -1,21 +1,53 @@
 /* forward.c finds the functions: behind this library, or in any libcudart or libcuda that is loaded. */
 #define _GNU_SOURCE
 #include "forward.h"
+#include "../reach/symbols.h"
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <link.h>
 #include <stdatomic.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* Paths of the loaded libraries called so. They are only noted inside dl_iterate_phdr, which holds a loader
- * lock: dlopen under it can deadlock with a thread that is loading a library. */
+/* The C library's own: RTLD_NEXT in another library's dlsym, which may be preloaded too, is what stands behind that one. */
+typedef void *find_function(void *handle, const char *name);
+
+static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
+{
+	(void)size;
+	struct symbols symbols;
+	if (read_symbols(info->dlpi_addr, dynamic_of(info), &symbols))
+		*(void **)found = c_dlsym(&symbols);
+	return *(void **)found != NULL;
+}
+
+static find_function *find_in(void)
+{
+	static find_function *_Atomic known;
+	find_function *find = atomic_load_explicit(&known, memory_order_relaxed);
+	if (!find) {
+		void *found = NULL;
+		dl_iterate_phdr(look_for_dlsym, &found);
+		find = found ? (find_function *)found : dlsym;
+		atomic_store(&known, find);
+	}
+	return find;
+}
+
+HIDDEN void *forward_next(const char *name)
+{
+	void *found = find_in()(RTLD_NEXT, name); /* no tail call: this library asks */
+	return found;
+}
+
+/* The path of the next loaded library called so. It is only noted inside dl_iterate_phdr, which holds a loader
+ * lock: dlopen under it can deadlock with a thread that is loading a library, and so can malloc. */
 struct loaded {
 	const char *library;
-	int count;
-	char path[4][PATH_MAX];
+	int skip;
+	char *path;
 };
 
 static int note_path(struct dl_phdr_info *info, size_t size, void *data)
@@ -24,35 +56,49 @@ static int note_path(struct dl_phdr_info *info, size_t size, void *data)
 	struct loaded *loaded = data;
 	const char *base = strrchr(info->dlpi_name, '/');
 	base = base ? base + 1 : info->dlpi_name;
-	if (strncmp(base, loaded->library, strlen(loaded->library)) == 0 &&
-	    strlen(info->dlpi_name) < PATH_MAX)
-		strcpy(loaded->path[loaded->count++], info->dlpi_name);
-	return loaded->count == 4;
+	return strncmp(base, loaded->library, strlen(loaded->library)) == 0 && strlen(info->dlpi_name) < PATH_MAX &&
+	       loaded->skip-- == 0 && strcpy(loaded->path, info->dlpi_name);
+}
+
+/* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. */
+static void *find_local(const char *name)
+{
+	const char *library = strncmp(name, "cuda", 4) == 0 ? "libcudart.so" : "libcuda.so";
+	char *path = malloc(PATH_MAX); /* the thread's stack may be small */
+	void *found = NULL;
+	for (int i = 0; path && !found && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++) {
+		/* NOLOAD gives a handle to what is there already; dropping it again cannot unload it. */
+		void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+		if (handle) {
+			found = find_in()(handle, name);
+			dlclose(handle);
+		}
+	}
+	free(path);
+	return found;
 }
 
 HIDDEN void *forward_find(const char *name)
 {
-	void *found = dlsym(RTLD_NEXT, name);
-	if (found)
-		return found;
-	/* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. */
-	struct loaded loaded = {.library = strncmp(name, "cuda", 4) == 0 ? "libcudart.so" : "libcuda.so"};
-	dl_iterate_phdr(note_path, &loaded);
-	for (int i = 0; i < loaded.count && !found; i++) {
-		/* NOLOAD gives a handle to what is there already; dropping it again cannot unload it. */
-		void *library = dlopen(loaded.path[i], RTLD_LAZY | RTLD_NOLOAD);
-		if (library) {
-			found = dlsym(library, name);
-			dlclose(library);
-		}
-	}
-	return found;
+	void *found = forward_next(name);
+	return found ? found : find_local(name);
+}
+
+/* The pointers below last: what they point into must stay when the program closes it, and opens it again elsewhere. */
+static void *keep(void *function)
+{
+	Dl_info info;
+	void *library = function && dladdr(function, &info) && info.dli_fname
+				? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
+	if (library)
+		dlclose(library);
+	return function;
 }
 
 #define X(name, parameters, arguments)                                                             \
 	static int first_##name parameters                                                         \
 	{                                                                                          \
-		int(*found) parameters = (int(*) parameters)forward_find(#name);                   \
+		int(*found) parameters = (int(*) parameters)keep(forward_find(#name));             \
 		if (!found)                                                                        \
 			return FORWARD_MISSING;                                                    \
 		atomic_store_explicit(&forward_##name, found, memory_order_relaxed);               \

@@ -161,8 +161,9 @@ struct forward_ipc {
 FORWARD_FUNCTIONS(X)
 #undef X
 
-/* A function the next library in line, or failing that any loaded libcudart (cuda...) or libcuda
- * (cu...), defines; or NULL. */
+/* A function that the next library in line defines; or NULL. */
+void *forward_next(const char *name);
+/* The same, or failing that one of any loaded libcudart (cuda...) or libcuda (cu...). */
 void *forward_find(const char *name);
 
 #endif

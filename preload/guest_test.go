@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -317,6 +318,40 @@ func TestOtherInterposers(t *testing.T) {
 	ours, other := built(t, "lib", "libtms.so"), shared(t, "interposer")
 	run(t, program, []string{"before"}, "LD_PRELOAD="+other+":"+ours).succeeded(t)
 	run(t, program, []string{"after"}, "LD_PRELOAD="+ours+":"+other).succeeded(t)
+}
+
+// Libraries that share out a GPU define dlsym, and are preloaded into everything.
+func TestOtherDlsym(t *testing.T) {
+	program := compileWithDriver(t, "hooked", majors[1])
+	tms, reach, hook := built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so"), shared(t, "dlsymhook")
+	for where, libraries := range map[string][]string{"behind": {tms, reach, hook}, "before": {hook, tms, reach}} {
+		preload := "LD_PRELOAD=" + strings.Join(libraries, ":")
+		t.Run(where, func(t *testing.T) {
+			run(t, program, []string{where}, preload).succeeded(t)
+			o := run(t, "python3", []string{"-c", "import ctypes, ssl; print(ctypes.CDLL(None).abs(-42))"}, preload)
+			o.succeeded(t)
+			require.Equal(t, "42\n", o.stdout)
+		})
+	}
+}
+
+// Plug-ins are closed and opened again, and so are the libraries of CUDA that they brought.
+func TestLibrariesThatComeAgain(t *testing.T) {
+	program := compile(t, "reopened", "")
+	plugins := []string{"plugins"}
+	for _, cudart := range majors {
+		plugin := filepath.Join(t.TempDir(), "plugin.so")
+		output, err := exec.Command("cc", "-shared", "-fPIC", "-O1", "-o", plugin, "testdata/plugin.c", "-L"+built(t, "sim"),
+			"-l:"+cudart).CombinedOutput()
+		require.NoError(t, err, "%s", output)
+		plugins = append(plugins, plugin)
+	}
+	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
+		for _, arguments := range [][]string{plugins[:2], plugins, {"driver"}} {
+			run(t, program, arguments, preload).succeeded(t)
+			run(t, program, arguments, preload, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
+		}
+	}
 }
 
 func TestOtherMallocs(t *testing.T) {

@@ -4,8 +4,8 @@
  * were not there. A signal that is the host's gets its action put back, and comes again. */
 #define _GNU_SOURCE
 #include "shim.h"
+#include "forward.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -30,9 +30,9 @@ HIDDEN void handlers_find(void)
 	static atomic_bool found;
 	if (likely(atomic_load_explicit(&found, memory_order_acquire)))
 		return;
-	next.sigaction = (__typeof__(sigaction) *)dlsym(RTLD_NEXT, "sigaction");
-	next.signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "signal");
-	next.sysv_signal = (__typeof__(signal) *)dlsym(RTLD_NEXT, "__sysv_signal");
+	next.sigaction = (__typeof__(sigaction) *)forward_next("sigaction");
+	next.signal = (__typeof__(signal) *)forward_next("signal");
+	next.sysv_signal = (__typeof__(signal) *)forward_next("__sysv_signal");
 	atomic_store_explicit(&found, true, memory_order_release);
 }
 

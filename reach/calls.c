@@ -142,8 +142,8 @@ static struct gate_call calls[CALLS] = {
 static void *entry_of(struct gate_call *call, void *real)
 {
 	void *none = NULL;
-	if (real != call->entry)
-		atomic_compare_exchange_strong(&call->real, &none, real);
+	if (real != call->entry && !atomic_load(&call->real))
+		atomic_compare_exchange_strong(&call->real, &none, reach_kept(real));
 	return call->entry;
 }
 
@@ -158,7 +158,7 @@ static struct gate_call *find(const char *symbol)
 HIDDEN void *calls_entry(const char *symbol, void *theirs)
 {
 	struct gate_call *call = find(symbol);
-	return call && reach_is_drivers(theirs) ? entry_of(call, theirs) : NULL;
+	return call ? entry_of(call, theirs) : NULL;
 }
 
 /* One that the program was given and that does not pass the gate, as it is newer than calls.h. */

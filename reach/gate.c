@@ -229,14 +229,8 @@ static struct gate_mark *enter(const struct gate_call *call, uintptr_t stream)
 	return mark == NO_MARK ? NULL : mark;
 }
 
-static const char *unusable(void)
-{
-	return reach_is_behind() ? NULL
-				 : "libtms_reach.so stands before libtms.so in LD_PRELOAD, and must stand behind it";
-}
-
 EXPORT const struct gate tms_reach_gate = {
-	.unusable = unusable,
+	.unusable = reach_misplaced,
 	.not_gated = calls_unknown,
 	.set = set,
 	.next = next,

@@ -17,6 +17,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <link.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -74,7 +75,7 @@ static bool is_nccl(const char *path)
 	return strncmp(file_of(path), "libnccl", 7) == 0;
 }
 
-/* Under the loader's lock nothing is opened. */
+/* Under the loader's lock nothing is opened or allocated. */
 static int note_path(struct dl_phdr_info *info, size_t size, void *path)
 {
 	(void)size;
@@ -104,9 +105,12 @@ static struct library *bound_to(const void *caller, const char *name)
 	Dl_info info;
 	if (!found && dladdr(caller, &info) && info.dli_fname)
 		found = in(info.dli_fname, name);
-	char path[PATH_MAX];
-	if ((!found || base_of(found) == base_of(names)) && dl_iterate_phdr(note_path, path))
-		found = in(path, name);
+	if (!found || base_of(found) == base_of(names)) {
+		char *path = malloc(PATH_MAX); /* the thread's stack may be small */
+		if (path && dl_iterate_phdr(note_path, path))
+			found = in(path, name);
+		free(path);
+	}
 	struct library *library = library_of(found);
 	if (library)
 		atomic_store(entry, (uint64_t)(uintptr_t)caller << 2 | (uint64_t)(library - libraries));

@@ -1,10 +1,12 @@
 /* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. Asked
  * for one that libtms.so has a function for, it answers with that; which those are, libtms.so says
- * (tms_driver_function). Functions of NCCL are answered by nccl.c. Every other call goes on to the next dlsym by a jump, so that who called can still be told
- * from the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. What passes the gate is in calls.c. */
+ * (tms_driver_function). Functions of NCCL are answered by nccl.c. Every other call goes on
+ * to the next dlsym, of another library that stands in front of it too, by a jump, so that who called can still be told from
+ * the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. What passes the gate is in calls.c. */
 #define _GNU_SOURCE
 #include "reach.h"
+#include "symbols.h"
 
 #include <dlfcn.h>
 #include <link.h>
@@ -16,71 +18,15 @@ typedef void *answer(const char *name, void *theirs, const void *caller);
 HIDDEN reach_find *_Atomic reach_dlsym;
 HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
-static bool behind;	     /* libtms.so */
+static reach_find *c_library; /* its dlsym: the next one, unless another library stands between */
+static const char *misplaced;
 
-/* One library's dynamic symbols. */
-struct symbols {
-	uintptr_t base;
-	const ElfW(Sym) *table;
-	const char *names;
-	const uint32_t *hash;		/* DT_GNU_HASH */
-	const ElfW(Half) *versions; /* or NULL */
-};
-
-/* entry: of the dynamic section, or NULL. */
-static bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
-{
-	*symbols = (struct symbols){.base = base};
-	for (; entry && entry->d_tag != DT_NULL; entry++) {
-		/* glibc has added the base here, musl has not. */
-		uintptr_t at = entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr;
-		if (entry->d_tag == DT_SYMTAB)
-			symbols->table = (const ElfW(Sym) *)at;
-		else if (entry->d_tag == DT_STRTAB)
-			symbols->names = (const char *)at;
-		else if (entry->d_tag == DT_GNU_HASH)
-			symbols->hash = (const uint32_t *)at;
-		else if (entry->d_tag == DT_VERSYM)
-			symbols->versions = (const ElfW(Half) *)at;
-	}
-	return symbols->table && symbols->names && symbols->hash;
-}
-
-/* Not strcmp: see load. */
-static bool equal(const char *one, const char *other)
-{
-	while (*one && *one == *other)
-		one++, other++;
-	return *one == *other;
-}
-
-/* The address of a function that the library defines, of its default version where there are several. */
-static void *defined(const struct symbols *symbols, const char *name)
-{
-	enum { OLD_VERSION = 0x8000 };
-	uint32_t sum = 5381;
-	for (const char *c = name; *c; c++)
-		sum = sum * 33 + (unsigned char)*c;
-	const uint32_t buckets = symbols->hash[0], first = symbols->hash[1], words = symbols->hash[2];
-	const uint32_t *bucket = symbols->hash + 4 + words * (sizeof(ElfW(Addr)) / 4), *chain = bucket + buckets;
-	void *found = NULL;
-	uint32_t i = buckets ? bucket[sum % buckets] : 0;
-	for (; i >= first && i; i++) {
-		const ElfW(Sym) *symbol = &symbols->table[i];
-		if ((chain[i - first] | 1) == (sum | 1) && symbol->st_shndx != SHN_UNDEF &&
-		    equal(symbols->names + symbol->st_name, name)) {
-			if (!found || !symbols->versions || !(symbols->versions[i] & OLD_VERSION))
-				found = (void *)(symbols->base + symbol->st_value);
-		}
-		if (chain[i - first] & 1)
-			break;
-	}
-	return found;
-}
+/* The entry below, by a name that no other library takes from us. */
+extern const char reach_entry_dlsym[] HIDDEN;
 
 struct search {
-	bool past_us, behind;
-	reach_find *dlsym;
+	bool past_us, behind, behind_other; /* libtms.so; another library with a dlsym */
+	reach_find *dlsym, *c_dlsym;
 	reach_find_version *dlvsym;
 	answer *answer;
 };
@@ -95,28 +41,39 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
 		search->behind = search->answer && !search->past_us;
 	}
-	void *mine = defined(&symbols, "dlsym");
-	if (mine == (void *)dlsym) {
+	const char *mine = defined(&symbols, "dlsym");
+	if (mine == reach_entry_dlsym) {
 		search->past_us = true;
-	} else if (search->past_us && !search->dlsym) {
-		search->dlsym = (reach_find *)mine;
-		search->dlvsym = (reach_find_version *)defined(&symbols, "dlvsym");
+		return false;
 	}
-	return search->dlsym && search->answer;
+	if (!search->past_us) {
+		search->behind_other |= mine != NULL;
+		return false;
+	}
+	if (!search->dlsym)
+		search->dlsym = (reach_find *)mine;
+	if (!search->dlvsym) /* not every library with a dlsym has one */
+		search->dlvsym = (reach_find_version *)defined(&symbols, "dlvsym");
+	if (!search->c_dlsym)
+		search->c_dlsym = (reach_find *)c_dlsym(&symbols);
+	return search->c_dlsym && search->answer;
 }
 
 static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 {
 	(void)size;
-	const ElfW(Dyn) *dynamic = NULL;
-	for (int i = 0; i < info->dlpi_phnum; i++)
-		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
-			dynamic = (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
-	return look(info->dlpi_addr, dynamic, search);
+	return look(info->dlpi_addr, dynamic_of(info), search);
 }
 
 /* The loader's list for debuggers, which musl has not. */
 extern struct r_debug _r_debug __attribute__((weak));
+
+/* Of a C library without dlvsym. */
+static void *none(void *handle, const char *name, const char *version)
+{
+	(void)handle, (void)name, (void)version;
+	return NULL;
+}
 
 /* At the first call, or as the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
  * what it stands in front of works (dl_iterate_phdr, strcmp), so the loader's list is read, without a call. */
@@ -129,9 +86,14 @@ __attribute__((constructor)) static void load(void)
 	} else {
 		dl_iterate_phdr(look_into, &search);
 	}
-	behind = search.behind;
+	if (!search.behind)
+		misplaced = "libtms_reach.so stands before libtms.so in LD_PRELOAD, and must stand behind it";
+	else if (search.behind_other)
+		misplaced = "another library's dlsym stands before that of libtms_reach.so: name libtms.so and libtms_reach.so "
+			    "first in LD_PRELOAD";
+	c_library = search.c_dlsym ? search.c_dlsym : search.dlsym;
 	atomic_store(&ours, search.answer);
-	atomic_store(&reach_dlvsym, search.dlvsym);
+	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
 }
 
@@ -147,9 +109,9 @@ static inline bool of_nccl(void *handle, const char *name)
 	       handle != RTLD_NEXT;
 }
 
-HIDDEN bool reach_is_behind(void)
+HIDDEN const char *reach_misplaced(void)
 {
-	return behind;
+	return misplaced;
 }
 
 HIDDEN void *reach_in_driver(const char *symbol)
@@ -164,11 +126,24 @@ HIDDEN void *reach_next(const char *name)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
 		load();
-	void *found = atomic_load(&reach_dlsym)(RTLD_NEXT, name); /* as this library: no jump */
-	return found ? found : reach_in_driver(name);
+	/* As this library: no jump. Another one's dlsym would look behind itself. */
+	void *found = c_library(RTLD_NEXT, name);
+	return found ? reach_kept(found) : reach_in_driver(name);
 }
 
-HIDDEN bool reach_is_drivers(void *function)
+HIDDEN void *reach_kept(void *function)
+{
+	Dl_info info;
+	void *library = dladdr(function, &info) && info.dli_fname
+				? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
+	if (library)
+		dlclose(library);
+	else
+		dlerror(); /* is the program's, who asked for something else */
+	return function;
+}
+
+static bool is_drivers(void *function)
 {
 	Dl_info info;
 	if (!dladdr(function, &info) || !info.dli_fname)
@@ -177,11 +152,14 @@ HIDDEN bool reach_is_drivers(void *function)
 	return strncmp(slash ? slash + 1 : info.dli_fname, "libcuda.so", 10) == 0;
 }
 
-/* libtms.so answers itself with theirs. */
-static void *chosen(const char *name, void *theirs, const void *caller)
+/* theirs: the next dlsym's answer, which may be a function of that library that stands in front of the driver's. */
+static void *chosen(void *handle, const char *name, void *theirs, const void *caller)
 {
-	void *found = theirs ? ours(name, theirs, caller) : NULL;
-	return found || !theirs ? found : calls_entry(name, theirs);
+	void *drivers = theirs && reach_dlsym != c_library ? c_library(handle, name) : theirs;
+	void *found = drivers ? ours(name, drivers, caller) : NULL;
+	if (found)
+		return found == drivers ? theirs : found; /* libtms.so itself has theirs */
+	return is_drivers(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
 /* What the entries call first. NULL: go on to the next dlsym. */
@@ -195,7 +173,7 @@ HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 	}
 	if (!of_driver(handle, name))
 		return NULL;
-	return chosen(name, reach_dlsym(handle, name), caller);
+	return chosen(handle, name, reach_dlsym(handle, name), caller);
 }
 
 HIDDEN void *reach_answer_version(void *handle, const char *name, const char *version, const void *caller)
@@ -204,13 +182,15 @@ HIDDEN void *reach_answer_version(void *handle, const char *name, const char *ve
 		load();
 	if (!of_driver(handle, name))
 		return NULL;
-	return chosen(name, reach_dlvsym(handle, name, version), caller);
+	return chosen(handle, name, reach_dlvsym(handle, name, version), caller);
 }
 
 #if defined(__x86_64__)
 /* Three pushes and the return address keep the stack aligned to 16 bytes. */
 #define ENTRY(name, caller)                                                                                \
-	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n" #name ":\n"                         \
+	__asm__(".text\n.globl " #name "\n.type " #name ",@function\n"                                      \
+		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
+		#name ":\nreach_entry_" #name ":\n"                                                       \
 		"	endbr64\n"                                                                         \
 		"	push %rdi\n	push %rsi\n	push %rdx\n"                                       \
 		"	mov 24(%rsp), %" #caller "\n"                                                      \
@@ -226,7 +206,9 @@ ENTRY(dlsym, rdx);
 ENTRY(dlvsym, rcx);
 #elif defined(__aarch64__)
 #define ENTRY(name, caller)                                                                                \
-	__asm__(".text\n.globl " #name "\n.type " #name ",%function\n" #name ":\n"                         \
+	__asm__(".text\n.globl " #name "\n.type " #name ",%function\n"                                      \
+		".globl reach_entry_" #name "\n.hidden reach_entry_" #name "\n"                           \
+		#name ":\nreach_entry_" #name ":\n"                                                       \
 		"	hint #34\n"                                                                        \
 		"	stp x29, x30, [sp, #-48]!\n	mov x29, sp\n"                                     \
 		"	stp x0, x1, [sp, #16]\n	str x2, [sp, #32]\n"                                       \

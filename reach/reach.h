@@ -16,11 +16,12 @@ extern reach_find *_Atomic reach_dlsym HIDDEN;
 extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
-HIDDEN bool reach_is_drivers(void *function);
-HIDDEN bool reach_is_behind(void); /* this library stands behind libtms.so */
+/* The function, whose library stays from now on, though the program closes it: for addresses that are kept. */
+HIDDEN void *reach_kept(void *function);
+HIDDEN const char *reach_misplaced(void); /* the words for where this library stands, if it must not; or NULL */
 
 /* calls.c: what the gate stands in front of. */
-HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for the driver's own, or NULL */
+HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
 HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
 HIDDEN uintptr_t calls_exported(size_t index, bool ranges);
 

@@ -1,0 +1,18 @@
+/* A library that uses CUDA and is closed afterwards, with all that it needs. */
+#include <stddef.h>
+#include <string.h>
+
+int cudaMalloc(void **, size_t);
+int cudaFree(void *);
+int cudaMemcpy(void *, const void *, size_t, int);
+
+int use(int byte)
+{
+	char there[4096], back[4096];
+	void *memory;
+	memset(there, byte, sizeof there);
+	int code = cudaMalloc(&memory, sizeof there);
+	if (code || (code = cudaMemcpy(memory, there, sizeof there, 1)) || (code = cudaMemcpy(back, memory, sizeof back, 2)))
+		return code;
+	return memcmp(there, back, sizeof back) ? -1 : cudaFree(memory);
+}

@@ -1,0 +1,84 @@
+/* symbols looks names up in a loaded library's dynamic section: without a call, which a sanitizer may not be ready for at
+ * the first dlsym of all, and without dlsym, which other libraries stand in front of too. */
+#ifndef REACH_SYMBOLS_H
+#define REACH_SYMBOLS_H
+
+#include <link.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* One library's dynamic symbols. */
+struct symbols {
+	uintptr_t base;
+	const ElfW(Sym) *table;
+	const char *names;
+	const uint32_t *hash;		/* DT_GNU_HASH */
+	const ElfW(Half) *versions; /* or NULL */
+};
+
+/* entry: of the dynamic section, or NULL. */
+static inline bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
+{
+	*symbols = (struct symbols){.base = base};
+	for (; entry && entry->d_tag != DT_NULL; entry++) {
+		/* glibc has added the base here, musl has not. */
+		uintptr_t at = entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr;
+		if (entry->d_tag == DT_SYMTAB)
+			symbols->table = (const ElfW(Sym) *)at;
+		else if (entry->d_tag == DT_STRTAB)
+			symbols->names = (const char *)at;
+		else if (entry->d_tag == DT_GNU_HASH)
+			symbols->hash = (const uint32_t *)at;
+		else if (entry->d_tag == DT_VERSYM)
+			symbols->versions = (const ElfW(Half) *)at;
+	}
+	return symbols->table && symbols->names && symbols->hash;
+}
+
+static inline bool equal(const char *one, const char *other)
+{
+	while (*one && *one == *other)
+		one++, other++;
+	return *one == *other;
+}
+
+/* The address of a function that the library defines, of its default version where there are several. */
+static inline void *defined(const struct symbols *symbols, const char *name)
+{
+	enum { OLD_VERSION = 0x8000 };
+	uint32_t sum = 5381;
+	for (const char *c = name; *c; c++)
+		sum = sum * 33 + (unsigned char)*c;
+	const uint32_t buckets = symbols->hash[0], first = symbols->hash[1], words = symbols->hash[2];
+	const uint32_t *bucket = symbols->hash + 4 + words * (sizeof(ElfW(Addr)) / 4), *chain = bucket + buckets;
+	void *found = NULL;
+	uint32_t i = buckets ? bucket[sum % buckets] : 0;
+	for (; i >= first && i; i++) {
+		const ElfW(Sym) *symbol = &symbols->table[i];
+		if ((chain[i - first] | 1) == (sum | 1) && symbol->st_shndx != SHN_UNDEF &&
+		    equal(symbols->names + symbol->st_name, name)) {
+			if (!found || !symbols->versions || !(symbols->versions[i] & OLD_VERSION))
+				found = (void *)(symbols->base + symbol->st_value);
+		}
+		if (chain[i - first] & 1)
+			break;
+	}
+	return found;
+}
+
+/* The dynamic section, or NULL. */
+static inline const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
+{
+	for (int i = 0; i < info->dlpi_phnum; i++)
+		if (info->dlpi_phdr[i].p_type == PT_DYNAMIC)
+			return (const ElfW(Dyn) *)(info->dlpi_addr + info->dlpi_phdr[i].p_vaddr);
+	return NULL;
+}
+
+/* The C library's own dlsym: whoever else defines one has no dlerror. NULL: another library. */
+static inline void *c_dlsym(const struct symbols *symbols)
+{
+	return defined(symbols, "dlerror") ? defined(symbols, "dlsym") : NULL;
+}
+
+#endif
