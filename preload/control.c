@@ -27,6 +27,7 @@ static struct {
 
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode)
 {
+	atomic_store(&socket_file.bound, false);
 	socket_file.device = device;
 	socket_file.inode = inode;
 	int length = snprintf(socket_file.path, sizeof socket_file.path, "%s", path);

@@ -97,7 +97,7 @@ func controlThread(began chan<- error, asked <-chan chan error) {
 	began <- nil
 	for answer := range asked {
 		s := server{socket: -1}
-		err := guard.Call(s.listen)
+		err := guard.Call(func() error { return s.listen(clientPatience) })
 		answer <- err
 		for err == nil {
 			err := guard.Call(s.loop) // it ends by a panic alone
@@ -138,15 +138,16 @@ func ownTable() error {
 	return nil
 }
 
-// listen makes the socket. What another process of the same number has left there is removed. (socket, bind, listen)
+// listen makes the socket, and waits so long for the lock of a directory. What another process of the same number has left
+// there is removed. (socket, bind, listen)
 // Errors: a refusal.
-func (s *server) listen() error {
+func (s *server) listen(patience time.Duration) error {
 	user := unix.Geteuid()
 	var refused []error
 	for _, directory := range control.Directories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
 		err := control.MakeDirectory(directory, user)
 		if err == nil {
-			if err = s.bind(directory); err == nil {
+			if err = s.bind(directory, patience); err == nil {
 				return nil
 			}
 		}
@@ -156,8 +157,8 @@ func (s *server) listen() error {
 }
 
 // bind makes the socket in a directory, whose lock keeps those away who remove what the dead have left.
-func (s *server) bind(directory string) error {
-	lock, err := lockDirectory(directory)
+func (s *server) bind(directory string, patience time.Duration) error {
+	lock, err := lockDirectory(directory, patience)
 	if err != nil {
 		return err
 	}
@@ -186,13 +187,13 @@ func (s *server) bind(directory string) error {
 		_ = unix.Close(socket)
 		return fmt.Errorf("%s cannot be bound: %w", path, err)
 	}
-	s.socket = socket
+	s.socket, s.path, s.made, s.looked = socket, path, made, time.Now()
 	C.control_bound(words(path), C.dev_t(made.Dev), C.ino_t(made.Ino))
 	return nil
 }
 
 // lockDirectory opens a directory and has its lock, or gives up. (flock)
-func lockDirectory(directory string) (int, error) {
+func lockDirectory(directory string, patience time.Duration) (int, error) {
 	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, fmt.Errorf("%s cannot be opened: %w", directory, err)
@@ -201,7 +202,7 @@ func lockDirectory(directory string) (int, error) {
 		if err = unix.Flock(descriptor, unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			return descriptor, nil
 		}
-		if time.Since(start) > clientPatience {
+		if time.Since(start) >= patience {
 			_ = unix.Close(descriptor)
 			return -1, fmt.Errorf("%s cannot be locked: %w", directory, err)
 		}

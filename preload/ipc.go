@@ -170,8 +170,20 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
 }
 
-// dial connects to the control socket of a process of this user, in whichever of the directories it is.
+// dial connects to the control socket of a process of this user. It waits for one that makes its socket anew.
 func dial(pid int) (socket int, err error) {
+	socket, err = find(pid)
+	for start := time.Now(); err != nil && time.Since(start) < control.LookFor; clock.Sleep(20 * time.Millisecond) {
+		lost := control.Lost(pid) // asked before: it may be found by now
+		if socket, err = find(pid); !lost {
+			break
+		}
+	}
+	return socket, err
+}
+
+// find connects to the control socket of a process, in whichever of the directories it is.
+func find(pid int) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
 	for _, directory := range control.AllDirectories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {

@@ -15,7 +15,7 @@ import (
 func TestMemoryOfOtherProcesses(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		program := compileWithDriver(t, "ipc", cudart)
-		for _, what := range []string{"mutual", "lone", "freed", "killed", "importer_dies", "alone"} {
+		for _, what := range []string{"mutual", "lone", "unseen", "freed", "killed", "importer_dies", "alone"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {
 				sockets(t)
 				o := run(t, program, []string{what}, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))

@@ -43,6 +43,9 @@ func sameTag(x, y *string) bool { return x == y || x != nil && y != nil && *x ==
 // server is what the thread knows. Other threads reach the last four alone.
 type server struct {
 	socket  int
+	path    string // of the socket
+	made    unix.Stat_t
+	looked  time.Time // whether it is still there
 	clients []*connection
 	queue   []*task
 	running *task
@@ -135,6 +138,7 @@ func (s *server) loop() error {
 		if events[0].Revents != 0 {
 			s.accept(now)
 		}
+		s.look(now)
 		s.leave()
 		s.begin(now)
 		for _, c := range s.clients {
@@ -144,14 +148,14 @@ func (s *server) loop() error {
 	}
 }
 
-// timeout is how long to wait for something to happen, in milliseconds; -1: for ever.
+// timeout is how long to wait for something to happen, in milliseconds.
 func (s *server) timeout(now time.Time) int {
 	if s.running != nil || s.asking || s.lending != nil {
 		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
-	next := time.Time{}
+	next := s.looked.Add(control.Look)
 	until := func(at time.Time) {
-		if next.IsZero() || at.Before(next) {
+		if at.Before(next) {
 			next = at
 		}
 	}
@@ -177,9 +181,6 @@ func (s *server) timeout(now time.Time) int {
 		if c.reads() && len(c.in) > 0 {
 			until(c.since.Add(clientPatience))
 		}
-	}
-	if next.IsZero() {
-		return -1
 	}
 	return int(max(0, next.Sub(now)).Milliseconds()) + 1
 }

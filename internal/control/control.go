@@ -17,6 +17,7 @@ import (
 	"io"
 	"math"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"tms/vmm"
@@ -30,6 +31,12 @@ const Version = 1
 const (
 	MaxLine    = 64 << 10 // bytes of a request
 	MaxClients = 16       // more are told so, and sent away
+)
+
+// Look is how often a process looks whether its socket is still in its directory, and makes another one if it is not.
+const (
+	Look    = 2 * time.Second
+	LookFor = 3 * Look // a client that finds a process Lost
 )
 
 // The operations.

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"tms/internal/rawfile"
 )
 
 // maxAddress is how long the path of a socket can be. (sockaddr_un)
@@ -85,6 +87,25 @@ func PID(name string) (int, bool) {
 	number, ok := strings.CutSuffix(name, ".sock")
 	pid, err := strconv.Atoi(number)
 	return pid, ok && err == nil && pid > 0 && Name(pid) == name
+}
+
+// Lost reports whether a process listens on a socket that is not in its directory any more, as far as the caller's network
+// namespace shows it: the process makes another one, soon after Look. (/proc/net/unix)
+func Lost(pid int) bool {
+	const listens = "00010000" // __SO_ACCEPTCON
+	sockets, err := rawfile.ReadFile("/proc/net/unix")
+	if err != nil {
+		return false
+	}
+	for line := range strings.Lines(string(sockets)) {
+		about, path, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
+		fields := strings.Fields(about)
+		var found unix.Stat_t
+		if filepath.Base(path) == Name(pid) && len(fields) > 3 && fields[3] == listens && unix.Lstat("/"+path, &found) != nil {
+			return true
+		}
+	}
+	return false
 }
 
 // Address is the path by which to bind or connect a process's socket: one that is too long goes by the directory's

@@ -261,6 +261,37 @@ static void gone(bool killed)
 		meet();
 }
 
+/* The directory of the sockets loses them. */
+static void lose_sockets(void)
+{
+	char command[300];
+	meet();
+	if (rank == 1) {
+		snprintf(command, sizeof command, "rm %s/tms/*.sock", getenv("XDG_RUNTIME_DIR"));
+		EXPECT(system(command), 0);
+	}
+	meet();
+}
+
+static void unseen(void)
+{
+	char *own = pausable(SIZE, "t", true), *other = NULL;
+	struct handle handle = handle_of(own);
+	tell(&handle, sizeof handle);
+	hear(&handle, sizeof handle);
+	fill(own, SIZE, (unsigned)rank);
+	lose_sockets();
+	other = opened(handle);
+	CHECK(filled(other, SIZE, (unsigned)!rank));
+	lose_sockets();
+	EXPECT(tms_pause("t"), 0);
+	lose_sockets();
+	EXPECT(tms_resume("t"), 0);
+	CHECK(filled(other, SIZE, (unsigned)!rank));
+	EXPECT(cudaIpcCloseMemHandle(other), 0);
+	meet();
+}
+
 /* The one that has it mapped is killed. */
 static void importer_dies(void)
 {
@@ -351,6 +382,8 @@ static void as_rank(const char *what)
 		mutual();
 	else if (strcmp(what, "lone") == 0)
 		lone();
+	else if (strcmp(what, "unseen") == 0)
+		unseen();
 	else if (strcmp(what, "freed") == 0)
 		gone(false);
 	else if (strcmp(what, "killed") == 0)

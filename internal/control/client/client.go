@@ -29,6 +29,9 @@ var ErrUnreachable = errors.New("cannot be asked")
 // busyTime is how long a process is tried whose queue of clients is full.
 const busyTime = time.Second
 
+// lostGlance is between looks for a socket that is being made anew.
+const lostGlance = 20 * time.Millisecond
+
 // maxReply is the most bytes of a reply: the statistics of a hundred thousand tags are less.
 const maxReply = 256 << 20
 
@@ -108,9 +111,20 @@ func sweep(directory string, pid int) {
 	}
 }
 
-// Dial connects to a process: one of this user, or for root of any.
+// Dial connects to a process: one of this user, or for root of any. It waits for one that makes its socket anew.
 // Errors: ErrUnreachable, wrapped, with the reason.
 func Dial(pid int) (*Conn, error) {
+	connection, err := connect(pid)
+	for start := time.Now(); err != nil && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {
+		lost := control.Lost(pid) // asked before: it may be found by now
+		if connection, err = connect(pid); !lost {
+			break
+		}
+	}
+	return connection, err
+}
+
+func connect(pid int) (*Conn, error) {
 	own := os.Geteuid()
 	places := directories(own)
 	var process syscall.Stat_t

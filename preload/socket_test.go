@@ -1,0 +1,61 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+)
+
+// A paused process is found again whatever becomes of its socket's directory, which goes with the user's last login.
+func TestSocketGoes(t *testing.T) {
+	for what, goes := range map[string]func(t *testing.T, runtime, socket string){
+		"with its directory": func(t *testing.T, runtime, _ string) { require.NoError(t, os.RemoveAll(runtime)) },
+		"and the directory comes back": func(t *testing.T, runtime, _ string) {
+			require.NoError(t, os.RemoveAll(runtime))
+			require.NoError(t, os.Mkdir(runtime, 0o700))
+		},
+		"alone": func(t *testing.T, _, socket string) { require.NoError(t, os.Remove(socket)) },
+		"and a file comes in its place": func(t *testing.T, _, socket string) {
+			require.NoError(t, os.Remove(socket))
+			require.NoError(t, os.WriteFile(socket, nil, 0o600))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			directory := sockets(t)
+			h := controlled(t, reaching(t))
+			h.do("work")
+			pause := pauseOf("")
+			pause.Force, pause.Keep = false, true
+			before := h.dial()
+			require.True(t, request(t, before, pause).OK)
+			for range 2 { // and once more
+				goes(t, filepath.Dir(directory), filepath.Join(directory, control.Name(h.pid())))
+				h.listens()
+			}
+			require.Equal(t, bothPaused["weights"], h.paused()["weights"])
+			request(t, before, control.Request{Op: control.Await}) // who was connected stays so
+			require.True(t, request(t, h.dial(), resumeOf("")).OK)
+			worked := h.do("cycles")
+			require.Eventually(t, func() bool { return h.do("cycles") != worked }, 20*time.Second, time.Millisecond)
+			h.do("calm")
+			h.ends()
+			require.NoFileExists(t, filepath.Join(directory, control.Name(h.pid())))
+		})
+	}
+}
+
+// A client that comes while there is none waits for it.
+func TestSocketIsAwaited(t *testing.T) {
+	directory := sockets(t)
+	h := controlled(t)
+	for range 3 {
+		require.NoError(t, os.Remove(filepath.Join(directory, control.Name(h.pid()))))
+		h.dial().Close()
+	}
+	h.ends()
+}
