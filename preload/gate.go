@@ -19,6 +19,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/guard"
 	"tms/internal/rawfile"
+	"tms/internal/readable"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -360,7 +361,7 @@ func (u gateUser) name() string {
 	if err != nil {
 		return fmt.Sprint(u.thread)
 	}
-	return fmt.Sprintf("%d (%s)", u.thread, strings.TrimSpace(string(name)))
+	return fmt.Sprintf("%d (%s)", u.thread, readable.Printable(strings.TrimSpace(string(name))))
 }
 
 // perThread tells whether the stream is the thread's own default one, which others cannot ask about.

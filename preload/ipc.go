@@ -18,6 +18,7 @@ import (
 	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/rawfile"
+	"tms/internal/readable"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -137,7 +138,7 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 	case reply.Code == int(cuda.NotReady):
 		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
 	case !reply.OK:
-		err = &refusal{"the process refuses: " + reply.Error, cuda.Result(reply.Code)}
+		err = &refusal{"the process refuses: " + readable.Printable(reply.Error), cuda.Result(reply.Code)}
 	}
 	if err != nil && descriptor >= 0 {
 		_ = unix.Close(descriptor)

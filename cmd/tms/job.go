@@ -19,6 +19,7 @@ import (
 	"tms/internal/checkpoint"
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -89,7 +90,7 @@ func ofJob(job string) (found []int, err error) {
 		}
 	}
 	if len(found) == 0 && len(others) > 0 {
-		return nil, fmt.Errorf("no process of job %s listens; those that do are of %s", job, strings.Join(others, ", "))
+		return nil, fmt.Errorf("no process of job %s listens; those that do are of %s", job, readable.Printable(strings.Join(others, ", ")))
 	}
 	return found, err
 }

@@ -115,7 +115,7 @@ func (p *progress) text(pids []int, connections map[int]*client.Conn) string {
 		d, t, operation := howFar(pid, connections)
 		copied, total = copied+d, total+t
 		if operation != "" {
-			verb = strings.TrimSuffix(operation, "e") + "ing"
+			verb = doing(operation)
 		}
 	}
 	text := fmt.Sprintf("%s %d", verb, pids[0])

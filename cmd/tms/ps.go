@@ -248,7 +248,7 @@ func rows(p process, now time.Time) (table [][]string) {
 func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) string {
 	switch {
 	case p.Doing != "" && d.Progress != nil:
-		return strings.TrimSuffix(d.Progress.Operation, "e") + "ing"
+		return doing(d.Progress.Operation)
 	case tag.PausedBytes == 0:
 		return "active"
 	}
@@ -260,6 +260,11 @@ func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) stri
 		word = "partly"
 	}
 	return word + " " + readable.Age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
+}
+
+// doing names what a process says that it does: pausing, resuming, moving.
+func doing(operation string) string {
+	return strings.TrimSuffix(readable.Printable(operation), "e") + "ing"
 }
 
 // backup is how many bytes hold contents, and where.

@@ -230,7 +230,11 @@ func verdict(outcomes []outcome) error {
 }
 
 func writeJSON(to io.Writer, value any) error {
-	return json.NewEncoder(to).Encode(value)
+	text, err := json.Marshal(value)
+	if err == nil {
+		_, err = to.Write(append(readable.JSON(text), '\n'))
+	}
+	return err
 }
 
 // completeProcesses completes the numbers of processes that listen, with their commands.

@@ -3,11 +3,14 @@
 package doctor
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
 	"text/tabwriter"
+
+	"tms/internal/readable"
 )
 
 // Target is what to examine: the machine, and a program or a process if one is named.
@@ -77,17 +80,22 @@ func (r *Report) count(severity Severity) (n int) {
 
 // WriteJSON writes the report as one JSON object.
 func (r *Report) WriteJSON(w io.Writer) error {
-	encoder := json.NewEncoder(w)
+	var text bytes.Buffer
+	encoder := json.NewEncoder(&text)
 	encoder.SetEscapeHTML(false)
 	encoder.SetIndent("", "  ")
-	return encoder.Encode(r)
+	if err := encoder.Encode(r); err != nil {
+		return err
+	}
+	_, err := w.Write(readable.JSON(text.Bytes()))
+	return err
 }
 
 // WriteText writes the report for people.
 func (r *Report) WriteText(w io.Writer) error {
 	table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	row := func(name, format string, arguments ...any) {
-		fmt.Fprintf(table, "%s\t%s\n", name, fmt.Sprintf(format, arguments...))
+		fmt.Fprintf(table, "%s\t%s\n", name, readable.Printable(fmt.Sprintf(format, arguments...)))
 	}
 	row("driver", "%s", r.Driver)
 	for _, d := range r.Devices {
@@ -109,9 +117,9 @@ func (r *Report) WriteText(w io.Writer) error {
 
 	fmt.Fprintln(w)
 	for _, f := range r.Findings {
-		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Severity, f.ID, f.What)
+		fmt.Fprintf(table, "%s\t%s\t%s\n", f.Severity, f.ID, readable.Printable(f.What))
 		if f.Do != "" {
-			fmt.Fprintf(table, "\t\t-> %s\n", f.Do)
+			fmt.Fprintf(table, "\t\t-> %s\n", readable.Printable(f.Do))
 		}
 	}
 	if err := table.Flush(); err != nil {

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf16"
+	"unicode/utf8"
 )
 
 // Age is a time in at most three characters, but for years.
@@ -48,6 +50,21 @@ func Printable(text string) string {
 		}
 		return '\uFFFD'
 	}, text)
+}
+
+// JSON has the escapes, too, that encoding/json leaves out: what is not printable beside the first 32 characters.
+func JSON(text []byte) []byte {
+	var printable []byte
+	for _, r := range string(text) {
+		if unicode.IsPrint(r) || r == '\n' {
+			printable = utf8.AppendRune(printable, r)
+		} else {
+			for _, unit := range utf16.AppendRune(nil, r) {
+				printable = fmt.Appendf(printable, "\\u%04x", unit)
+			}
+		}
+	}
+	return printable
 }
 
 // Cut shortens text to so many characters.

@@ -282,6 +282,8 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "busy") == 0) {
 		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
 		pthread_detach(busy_thread);
+	} else if (strcmp(word, "name") == 0) { /* of its threads from now on */
+		EXPECT(prctl(PR_SET_NAME, rest), 0);
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {

@@ -14,12 +14,14 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/readable"
 )
 
 // ErrUnreachable: the process cannot be asked: there is none of this number, it is another user's, it does not
@@ -212,6 +214,9 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 	}
 	if err := json.Unmarshal(line, &reply); err != nil {
 		return reply, fmt.Errorf("its reply is not understood: %w", err)
+	}
+	for _, words := range []*string{&reply.Error, &reply.NCCL, &reply.Stays} {
+		*words = readable.Printable(strings.ReplaceAll(*words, "\n", "; "))
 	}
 	return reply, nil
 }

@@ -1,0 +1,141 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+	"unicode"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// obeyed is what a terminal takes for orders: of one byte, of one character that is two bytes, and a line from the left.
+const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
+
+// rude makes the test's own program a process that answers in such words: it refuses, agrees, or agrees and works.
+const rude = "TMS_TEST_RUDE"
+
+func init() {
+	if manner := os.Getenv(rude); manner != "" {
+		beRude(manner)
+	}
+}
+
+func beRude(manner string) {
+	fail := func(err error) {
+		if err != nil {
+			panic(err)
+		}
+	}
+	directory := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms")
+	fail(control.MakeDirectory(directory, os.Geteuid()))
+	listener, err := net.Listen("unix", filepath.Join(directory, control.Name(os.Getpid())))
+	fail(err)
+	idle := 1e6
+	doing := ""
+	if manner == "works" {
+		doing = obeyed
+	}
+	state, err := json.Marshal(control.ProcessState{PID: os.Getpid(), Command: obeyed, Doing: doing, Gated: true, IdleSeconds: &idle,
+		Stats: vmm.Stats{Version: obeyed, Devices: []vmm.DeviceStats{{UUID: obeyed, Progress: &vmm.Progress{Operation: obeyed, Total: 1},
+			Tags: []vmm.TagStats{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}},
+		Devices: []control.Device{{UUID: obeyed}},
+		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
+	fail(err)
+	fmt.Println("listens")
+	for {
+		connection, err := listener.Accept()
+		fail(err)
+		go func() {
+			requests := bufio.NewScanner(connection)
+			for requests.Scan() {
+				var r control.Request
+				fail(json.Unmarshal(requests.Bytes(), &r))
+				reply := control.Reply{Version: control.Version, ID: r.ID, OK: true, Process: state, Bytes: 1, NCCL: obeyed, Stays: obeyed}
+				if r.Op != control.Status && manner == "refuses" {
+					reply.OK, reply.Code, reply.Error = false, int(cuda.NotSupported), obeyed
+				}
+				_, _ = connection.Write(control.Line(reply))
+			}
+		}()
+	}
+}
+
+// What a process says of itself, and what it is refused with, does nothing to the terminal that it is printed on.
+func TestPrintable(t *testing.T) {
+	ownSockets(t)
+	start := func(manner string) string {
+		c := exec.Command("/proc/self/exe")
+		c.Env = append(os.Environ(), rude+"="+manner, "TORCHELASTIC_RUN_ID="+obeyed)
+		out, err := c.StdoutPipe()
+		require.NoError(t, err)
+		c.Stderr = os.Stderr
+		require.NoError(t, c.Start())
+		t.Cleanup(func() {
+			_ = c.Process.Kill()
+			_ = c.Wait()
+		})
+		line, err := bufio.NewReader(out).ReadString('\n')
+		require.NoError(t, err)
+		require.Equal(t, "listens\n", line)
+		return strconv.Itoa(c.Process.Pid)
+	}
+	refuses, agrees, works := start("refuses"), start("agrees"), start("works")
+	harmless := func(words string, arguments ...string) string {
+		t.Helper()
+		out, errors_, _ := command(t, arguments...)
+		if i := strings.IndexFunc(out+errors_, func(r rune) bool { return !unicode.IsPrint(r) && r != '\n' && r != '\t' }); i >= 0 {
+			t.Errorf("%v: %q", arguments, out+errors_)
+		}
+		require.Contains(t, out+errors_, words, "%v", arguments)
+		return out
+	}
+	const printed = "[2J"
+	for _, arguments := range [][]string{{"pause", refuses}, {"resume", refuses}, {"pause", "--dry-run", refuses}, {"resume", "--dry-run", refuses},
+		{"swap", agrees, refuses}, {"swap", refuses, agrees}, {"swap", "--dry-run", refuses, agrees}, {"idle", refuses},
+		{"record", refuses, "--for", "1ms"}, {"ps"}, {"ps", "--bytes"}, {"pause", "--job", obeyed}, {"pause", "--job", "another"}, {"__complete", "pause", ""},
+		{"pause", agrees}, {"resume", agrees}} {
+		harmless(printed, arguments...)
+	}
+	// In JSON it is whole.
+	var states []control.ProcessState
+	require.NoError(t, json.Unmarshal([]byte(harmless("", "ps", "--json")), &states))
+	i := slices.IndexFunc(states, func(s control.ProcessState) bool { return strconv.Itoa(s.PID) == works })
+	require.Equal(t, obeyed, states[i].Command)
+	require.Equal(t, obeyed, states[i].Stats.Devices[0].Tags[0].Tag)
+
+	// The name of its file.
+	sleep, err := exec.LookPath("sleep")
+	require.NoError(t, err)
+	named := filepath.Join(t.TempDir(), "\x1b"+printed)
+	require.NoError(t, os.Symlink("/", named))
+	for _, asJSON := range []bool{false, true} {
+		harmless(printed, "doctor", "--json="+strconv.FormatBool(asJSON), named+sleep)
+	}
+
+	// The name of a thread, of a program as it is.
+	program := steeredProgram(t)
+	c := exec.Command(tms, "run", "--", program)
+	c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=")
+	s := startToListen(t, c)
+	s.do("name \x1b[31mX\x1b]0;o\x07")
+	s.do("busy 600000")
+	require.Eventually(t, func() bool {
+		out, errors_, _ := command(t, "pause", "--timeout", "0.1", s.number())
+		return strings.Contains(out+errors_, "[31mX")
+	}, time.Minute, time.Millisecond)
+	harmless("[31mX", "pause", "--timeout", "0.1", s.number())
+}
