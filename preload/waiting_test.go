@@ -13,9 +13,14 @@ func TestSlackStays(t *testing.T) {
 
 func TestContextsAreWaitedFor(t *testing.T) {
 	program := compileWithDriver(t, "contexts", majors[0])
-	for _, what := range []string{"free", "pause", "asked for by name", "unseen", "destroyed", "peer"} {
+	for _, what := range []string{"free", "pause", "asked for by name", "unseen", "destroyed", "lost", "peer"} {
 		t.Run(what, func(t *testing.T) {
 			run(t, program, []string{what}, "CUDASIM_DEVICES=2").succeeded(t)
+		})
+	}
+	for _, what := range []string{"staged", "made there"} {
+		t.Run(what, func(t *testing.T) {
+			run(t, program, []string{what}, "CUDASIM_DEVICES=2", "CUDASIM_PEERS=0").succeeded(t)
 		})
 	}
 }

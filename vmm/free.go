@@ -14,7 +14,7 @@ type allocation struct {
 	offset  uintptr // where that begins
 }
 
-// Free ends an allocation, on the calling thread, after the devices that have access have finished with it.
+// Free ends an allocation, on the calling thread, after the devices have finished with it.
 // Memory of its contents is back when it returns, unless that takes long: see discarded.
 // While a stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
 // After any other error the allocation is still there, and the free can be tried again.
@@ -82,19 +82,15 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	return e.free(a)
 }
 
-// Quiesce waits until the devices that have access to the memory at an address have done the work they hold now, as
-// Free does before it frees; not for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error.
+// Quiesce waits until the devices have done the work they hold now, as Free does before it frees the memory at an address;
+// not for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error.
 // (cuCtxSynchronize)
 func (e *Engine) Quiesce(address uintptr) error {
 	d := e.using(address)
 	if d == nil {
 		return nil
 	}
-	err := e.quiesceUsers(d)
-	if captureForbids(err) {
-		return fmt.Errorf("%w: %w", ErrCapturing, err)
-	}
-	return err
+	return e.quiesce(d)
 }
 
 // Mark makes an event of the work that a stream holds now which may use the memory at an address; 0 for memory that

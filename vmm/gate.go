@@ -61,29 +61,16 @@ var ErrBusy = errors.New("the devices have not finished the work that they were 
 // context current: ask tells whether a stream has something left to do.
 // Errors: ErrCapturing, that of busy, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
 func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda.Stream) bool) error) error {
-	count, err := e.driver.DeviceCount()
-	if err != nil {
+	return e.eachContext(func(ordinal int, context cuda.Context) error {
+		err := e.driver.With(context, func() error { return e.awaitContext(context, until) })
+		if captureForbids(err) {
+			return fmt.Errorf("%w: %w", ErrCapturing, err)
+		}
+		if errors.Is(err, ErrBusy) {
+			return e.driver.With(context, func() error { return busy(ordinal, e.streamIsBusy) })
+		}
 		return err
-	}
-	for ordinal := range count {
-		wait := func(context cuda.Context) error {
-			err := e.driver.With(context, func() error { return e.awaitContext(context, until) })
-			if captureForbids(err) {
-				return fmt.Errorf("%w: %w", ErrCapturing, err)
-			}
-			if errors.Is(err, ErrBusy) {
-				return e.driver.With(context, func() error { return busy(ordinal, e.streamIsBusy) })
-			}
-			return err
-		}
-		if err := e.withPrimary(ordinal, wait); err != nil {
-			return err
-		}
-		if err := e.contexts(ordinal, wait); err != nil {
-			return err
-		}
-	}
-	return nil
+	})
 }
 
 func (e *Engine) streamIsBusy(stream cuda.Stream) bool {

@@ -213,7 +213,7 @@ func (e *Engine) pauseImports(o Options) (unmapped map[*segment]bool, err error)
 	if len(devices) == 0 {
 		return nil, nil
 	}
-	if err := e.freeQuiesced(devices, func() error { return e.quiesceAll(devices, o.Tag) }); err != nil {
+	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
 		return nil, err
 	}
 	e.transition.Lock()

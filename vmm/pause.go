@@ -43,7 +43,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
 	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.owner == aFree })))
 	// What was freed before the call is to be free too when pause returns.
-	if err := e.freeQuiesced(devices, func() error { return e.quiesceAll(devices, o.Tag) }); err != nil {
+	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
 		return 0, err
 	}
 	e.FreeDeferred()

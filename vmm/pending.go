@@ -106,7 +106,7 @@ func (e *Engine) awaitDevices(d *device) error {
 		if len(frees) == 0 {
 			return nil
 		}
-		e.waited(frees, e.unlocked(func() error { return e.quiesceUsers(d) }))
+		e.waited(frees, e.unlocked(func() error { return e.quiesce(d) }))
 	}
 }
 

@@ -8,35 +8,36 @@ import (
 	"tms/vmm/cuda"
 )
 
-// quiesce waits for all that can be using memory to which the devices have access: every context of each. The
-// driver does not wait when memory is unmapped; work that still uses it dies with an error that stays.
+// quiesce waits for all that can be using memory of some devices: every context of the process. Access tells no more: a
+// copy by another device's stream needs none where the driver stages it. The driver does not wait when memory is
+// unmapped; work that still uses it dies with an error that stays.
 //
 // How long that takes is the program's affair: a stream may wait for a host thread, which may be about to
 // call us. So the caller holds no lock and has claimed nothing. (cuCtxRecordEvent, cuEventSynchronize)
-func (e *Engine) quiesce(ordinals ...int) error {
-	for _, ordinal := range ordinals {
-		if err := e.withPrimary(ordinal, e.synchronize); err != nil {
-			return err
+func (e *Engine) quiesce(of ...*device) error {
+	err := e.eachContext(func(ordinal int, context cuda.Context) error {
+		err := e.synchronize(context)
+		if cuda.Ended(err) && !slices.ContainsFunc(of, func(d *device) bool { return d.ordinal == ordinal }) {
+			return nil // its work has ended with it, and it is nothing to whose memory this is
 		}
-		if err := e.contexts(ordinal, e.synchronize); err != nil {
-			return err
-		}
+		return err
+	})
+	if captureForbids(err) {
+		return fmt.Errorf("%w: %w", ErrCapturing, err)
 	}
-	return nil
+	return err
 }
 
-// quiesceUsers is quiesce of the devices that have access to memory of this one.
-func (e *Engine) quiesceUsers(d *device) error {
-	if err := e.synchronize(d.context); err != nil {
-		return err
+// eachContext calls use with the contexts that there are: primary ones, and those that the program has made.
+func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) error {
+	count, err := e.driver.DeviceCount()
+	for ordinal := 0; ordinal < count && err == nil; ordinal++ {
+		of := func(context cuda.Context) error { return use(ordinal, context) }
+		if err = e.withPrimary(ordinal, of); err == nil {
+			err = e.contexts(ordinal, of)
+		}
 	}
-	if err := e.contexts(d.ordinal, e.synchronize); err != nil {
-		return err
-	}
-	if users := d.users(); len(users) > 1 { // its own is the first
-		return e.quiesce(users[1:]...)
-	}
-	return nil
+	return err
 }
 
 // synchronize waits for a context. Nobody may begin a capture while cuCtxSynchronize, which is for drivers before CUDA
@@ -70,35 +71,3 @@ func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) 
 // WithoutCaptures sets what calls a short function while no stream is being captured, and holds up those that would
 // begin a capture; where there is one it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
 func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }
-
-// quiesceAll is quiesce of the devices that have access to memory of any of these, and of those that the program itself has
-// given access to what it mapped of a tag.
-func (e *Engine) quiesceAll(devices []*device, name *string) error {
-	var ordinals []int
-	for _, d := range devices {
-		ordinals = append(ordinals, d.users()...)
-	}
-	ordinals = append(ordinals, e.accessors(name)...)
-	slices.Sort(ordinals)
-	err := e.quiesce(slices.Compact(ordinals)...)
-	if captureForbids(err) {
-		return fmt.Errorf("%w: %w", ErrCapturing, err)
-	}
-	return err
-}
-
-// accessors lists the devices that the program itself has given access to what it mapped of a tag.
-func (e *Engine) accessors(name *string) (ordinals []int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, segments := range e.matching(name, func(s *segment) bool { return s.userMapped != nil }) {
-		for _, s := range segments {
-			for _, desc := range s.userMapped.access {
-				if desc.Location.Kind == cuda.LocationDevice {
-					ordinals = append(ordinals, int(desc.Location.ID))
-				}
-			}
-		}
-	}
-	return ordinals
-}

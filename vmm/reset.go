@@ -12,7 +12,7 @@ func (e *Engine) Reset(ordinal int) {
 	}
 	_ = e.freeQuiesced([]*device{d}, func() error {
 		// Work in flight dies with the context; a device that cannot be waited for is reset all the same.
-		_ = e.quiesce(d.users()...)
+		_ = e.quiesce(d)
 		return nil
 	})
 	e.transition.Lock()

@@ -1,5 +1,5 @@
 /* Work in contexts that the program has made itself, and on devices that may read a segment, is waited for before
- * memory goes. argument: free, pause, unseen, peer, destroyed */
+ * memory goes. argument: free, pause, asked for by name, unseen, destroyed, lost; peer, staged, made there */
 #include "host.h"
 
 int cuCtxCreate_v2(void **, unsigned, int);
@@ -7,11 +7,14 @@ int cuCtxDestroy_v2(void *);
 int cuCtxSetCurrent(void *);
 int cuCtxSynchronize(void);
 int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
+int cuDevicePrimaryCtxRetain(void **, int);
 int cuInit(unsigned);
 int cuMemAlloc_v2(uintptr_t *, size_t);
 int cuMemFree_v2(uintptr_t);
+int cuMemcpyPeerAsync(uintptr_t, void *, uintptr_t, void *, size_t, void *);
 int cuMemsetD8Async(uintptr_t, unsigned char, size_t, void *);
 int cuStreamCreate(void **, unsigned);
+int cuStreamSynchronize(void *);
 int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
 int cudaMemcpyPeerAsync(void *, int, const void *, int, size_t, void *);
 int cudaLaunchHostFunc(void *, void (*)(void *), void *);
@@ -99,26 +102,54 @@ int main(int argc, char **argv)
 		own_context();
 		EXPECT(cuMemFree_v2(address), 0);
 		EXPECT(sim_stat("handles"), 0);
+	} else if (!strcmp(what, "lost")) {
+		/* A fault in a context of another device is none of memory here. */
+		void *address = pausable(SIZE, "t", true), *there = NULL;
+		fill(address, SIZE, 5);
+		EXPECT(cuCtxCreate_v2(&there, 0, 1), 0);
+		uintptr_t gone = in_region(0);
+		busy(gone);
+		EXPECT(((int (*)(uintptr_t, size_t))simulator("cuMemUnmap"))(gone, SIZE), 0);
+		EXPECT(cuCtxSynchronize(), 700);
+		EXPECT(cuCtxSetCurrent(NULL), 0);
+		EXPECT(tms_pause("t"), 0);
+		EXPECT(tms_resume("t"), 0);
+		CHECK(filled(address, SIZE, 5));
+		EXPECT(cudaFree(address), 0);
 	} else {
 		/* A copy on a stream of device 1 reads memory of device 0. */
-		void *source = pausable(SIZE, "t", true), *target = NULL, *stream = NULL;
+		bool made = !strcmp(what, "made there");
+		void *source = pausable(SIZE, "t", true), *target = NULL, *stream = NULL, *here = NULL, *there = NULL;
 		fill(source, SIZE, 5);
-		EXPECT(cudaSetDevice(1), 0);
-		EXPECT(cudaMalloc(&target, SIZE), 0);
-		EXPECT(cudaStreamCreate(&stream), 0);
+		EXPECT(cuDevicePrimaryCtxRetain(&here, 0), 0);
+		if (made)
+			EXPECT(cuCtxCreate_v2(&there, 0, 1), 0);
+		else
+			EXPECT(cudaSetDevice(1), 0);
+		EXPECT(cuMemAlloc_v2((uintptr_t *)&target, SIZE), 0);
+		EXPECT(cuStreamCreate(&stream, NON_BLOCKING), 0);
 		for (int round = 0; round < 2; round++) {
+			memset(target, 0, SIZE);
 			EXPECT(cudaLaunchHostFunc(stream, nap, NULL), 0);
-			EXPECT(cudaMemcpyAsync(target, source, SIZE, 3, stream), 0);
-			EXPECT(cudaSetDevice(0), 0);
+			if (made)
+				EXPECT(cuMemcpyPeerAsync((uintptr_t)target, there, (uintptr_t)source, here, SIZE, stream), 0);
+			else if (!strcmp(what, "staged"))
+				EXPECT(cudaMemcpyPeerAsync(target, 1, source, 0, SIZE, stream), 0);
+			else
+				EXPECT(cudaMemcpyAsync(target, source, SIZE, 3, stream), 0);
+			EXPECT(cuCtxSetCurrent(here), 0);
 			if (round == 0) {
 				EXPECT(tms_pause("t"), 0);
 				EXPECT(tms_resume("t"), 0);
 			} else {
 				EXPECT(cudaFree(source), 0);
 			}
-			EXPECT(cudaSetDevice(1), 0);
-			EXPECT(cudaStreamSynchronize(stream), 0);
+			EXPECT(cuStreamSynchronize(stream), 0);
 			CHECK(filled(target, SIZE, 5));
+			if (made)
+				EXPECT(cuCtxSetCurrent(there), 0);
+			else
+				EXPECT(cudaSetDevice(1), 0);
 		}
 	}
 	return 0;

@@ -1,6 +1,9 @@
 package cuda
 
-import "fmt"
+import (
+	"errors"
+	"fmt"
+)
 
 // Result is a CUresult, the code every driver function returns. The numbers are those of cuda.h;
 // cudaError_t has the same ones.
@@ -48,8 +51,11 @@ func (e *Error) Is(target error) bool {
 
 // sticky tells whether a fault in a kernel has ended the context: every call returns the error from then on.
 func sticky(err error) bool {
-	failed, ok := err.(*Error)
-	return ok && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)
+	var failed *Error
+	return errors.As(err, &failed) && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)
 }
+
+// Ended reports whether an error says that a context has no work left: it is gone, or a fault has ended it.
+func Ended(err error) bool { return sticky(err) || errors.Is(err, InvalidContext) }
 
 func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }

@@ -173,7 +173,7 @@ func (p *Pools) putOff(list *[]freed, f freed) {
 	*list = append(*list, f)
 }
 
-// Free gives a block back once the devices that have access to it have done what they hold now; what is no block is
+// Free gives a block back once the devices have done what they hold now; what is no block is
 // the engine's. While a stream is being captured the free is put off. Errors: pool.ErrInvalidAddress, those of
 // vmm.Engine.Free, or the source's; what was to be freed is then still there.
 func (p *Pools) Free(address uintptr) error {
