@@ -56,7 +56,7 @@ func (s *segment) settled() bool {
 	return s.owner == nobody && (s.extent == nil || s.extent.owner == nobody)
 }
 
-// unmapped notes that a mapping is no more. The caller holds e.mu.
+// unmapped notes that a mapping is no more; bury is to follow. The caller holds e.mu.
 func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
 		x.step = min(x.step, created)
@@ -74,12 +74,15 @@ func (e *Engine) unmapped(s *segment) {
 	if s.state == active {
 		s.discard() // the memory itself has what it holds
 	}
-	_ = e.bury(s, func() error { s.extent.drop(); return nil })
 }
 
-// bury ends memory that is neither referred to nor mapped; release is for its extent. The caller holds e.mu.
+// bury ends memory that is neither referred to nor mapped, unless another thread has; release is for its extent. The caller
+// holds e.mu, which is let go for driver calls.
 func (e *Engine) bury(s *segment, release func() error) error {
-	if s.userMapped.references > 0 || s.userMapped.mapped {
+	for !s.settled() {
+		e.settled.Wait()
+	}
+	if s.userMapped.references > 0 || s.userMapped.mapped || e.userMapped.known[s.userMapped.handle] != s {
 		return nil
 	}
 	if x := s.extent; x != nil {

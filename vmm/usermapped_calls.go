@@ -96,7 +96,16 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.eachPart(address, size, (*cuda.Driver).MemUnmap, e.unmapped)
+	// The lock is let go to release one, so all are noted before: no pause may find what the driver has unmapped.
+	var unmapped []*segment
+	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(s *segment) {
+		e.unmapped(s)
+		unmapped = append(unmapped, s)
+	})
+	for _, s := range unmapped {
+		_ = e.bury(s, func() error { s.extent.drop(); return nil })
+	}
+	return err
 }
 
 // MemSetAccess is cuMemSetAccess, of whole mappings; paused ones get the access when they come back.

@@ -10,8 +10,8 @@ import (
 
 // eachPart goes through a range in which there is user-mapped memory: it has the driver do what concerns
 // mappings that the driver has, as many at a time as lie between paused ones, and then calls note for the
-// user-mapped ones of them; for those that are paused it only calls note. An error leaves the parts before it
-// done. The caller holds e.mu, which is let go for driver calls.
+// user-mapped ones of them; for those that are paused it only calls note, which may not let e.mu go. An error leaves the
+// parts before it done. The caller holds e.mu, which is let go for driver calls.
 func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error, note func(*segment)) error {
 	if e.overlapping(address, size) == nil {
 		return ErrNotOurs

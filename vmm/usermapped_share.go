@@ -33,6 +33,10 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sharing.shares[id]
+	for s != nil && s.userMapped != nil && !s.settled() { // it may be on its way out
+		e.settled.Wait()
+		s = e.sharing.shares[id]
+	}
 	if s == nil || s.userMapped == nil {
 		return 0, ErrShareGone
 	}

@@ -2,6 +2,7 @@ package vmm_test
 
 import (
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -299,6 +300,43 @@ func TestUserMappedAndThreads(t *testing.T) {
 	close(stop)
 	pauser.Wait()
 	require.Zero(t, sim.Stat("handles"))
+}
+
+// One unmap of several mappings, whose handles are released: at no moment does a pause find one that the driver has
+// unmapped already.
+func TestUserMappedRangeBesidePause(t *testing.T) {
+	sim, driver, engine := simulated(t, 1)
+	engine.CheckInvariants(true)
+	m := newMapper(t, driver, engine, weights)
+	var handles []cuda.Handle
+	for n := range 4 {
+		handles = append(handles, m.create(n))
+	}
+	m.open(0, 4)
+	for n, h := range handles {
+		fill(m.at(n), chunk, uint64(n))
+		require.NoError(t, engine.MemRelease(h))
+	}
+	sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
+	require.ErrorIs(t, engine.MemUnmap(m.at(0), 4*chunk), cuda.Unknown) // nothing has changed
+	require.NoError(t, pause(engine, name("weights")))
+	require.NoError(t, resume(engine, name("weights")))
+	for n := range 4 {
+		requireFilled(t, m.at(n), chunk, uint64(n))
+	}
+
+	var releases atomic.Int64
+	failpoint.Set(func(call string) error {
+		if call == "cuMemRelease" && releases.Add(1) == 1 {
+			require.NoError(t, pause(engine, name("weights")))
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	m.unmap(0, 4)
+	require.EqualValues(t, 4, releases.Load())
+	require.Zero(t, sim.Stat("handles"))
+	m.end()
 }
 
 func TestUserMappedAndReset(t *testing.T) {
