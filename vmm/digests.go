@@ -29,20 +29,20 @@ func (e *Engine) loadHasher(d *device) {
 
 // hash returns the sums of segments, or nil when nobody needs them: of all with verify, else of the
 // incremental ones. A driver that cannot hash makes every pause a full one.
-func (e *Engine) hash(d *device, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
+func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
 	var hashed []*segment
 	var spans []digest.Span
 	for _, s := range segments {
 		if verify || s.incremental {
 			hashed = append(hashed, s)
-			spans = append(spans, digest.Span(s.backupSpan()))
+			spans = append(spans, digest.Span(b.span(s)))
 		}
 	}
 	if len(hashed) == 0 {
 		return nil, nil
 	}
-	d.hashed.Store(true)
-	sums, err := e.hasher.Sums(d.context, spans)
+	b.device.hashed.Store(true)
+	sums, err := e.hasher.Sums(b.device.context, spans)
 	if errors.Is(err, cuda.NotSupported) && !verify {
 		e.cannotHash.Do(func() { e.warn(fmt.Sprintf("incremental backup: every pause copies everything: %v", err)) })
 		return nil, nil
@@ -83,7 +83,7 @@ func (e *Engine) verify(b *batch) error {
 			restored = append(restored, s)
 		}
 	}
-	now, err := e.hash(b.device, restored, true)
+	now, err := e.hash(b, restored, true)
 	if err != nil {
 		return err
 	}

@@ -182,7 +182,7 @@ func (e *Engine) checkUserMapped(s *segment) error {
 	switch {
 	case listed != s.userMapped.mapped:
 		return errors.New("mapped by the program, and not listed as that, or the reverse")
-	case !s.userMapped.mapped && s.imported == nil:
+	case !s.userMapped.mapped && s.imported == nil && s.state != paused:
 		return errors.New("not mapped")
 	case e.userMapped.known[s.userMapped.handle] != s:
 		return errors.New("not known by its handle")

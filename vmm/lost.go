@@ -14,7 +14,7 @@ func (b *batch) named(err error) error {
 		return err
 	}
 	for _, s := range b.segments {
-		if lost.Address-s.address < uintptr(s.length()) {
+		if lost.Address-b.span(s).Address < uintptr(s.length()) {
 			return fmt.Errorf("tag %q, %d bytes at %#x: %w", s.tag.name, s.size, s.address, err)
 		}
 	}

@@ -40,7 +40,7 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	for _, d := range e.devices {
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if s.owner == aFree || s.imported != nil {
+				if s.owner == aFree || s.imported != nil || s.address == 0 { // 0: it was unmapped while it is paused
 					continue
 				}
 				if s.slab == nil {

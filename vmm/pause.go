@@ -121,7 +121,7 @@ func (e *Engine) save(b *batch, verify bool) error {
 			segments = append(segments, s)
 		}
 	}
-	sums, err := e.hash(b.device, segments, verify)
+	sums, err := e.hash(b, segments, verify)
 	if err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@ func (e *Engine) poison(b *batch) error {
 			if s.contents != nil && s.current {
 				continue
 			}
-			if err := e.driver.MemsetD32Async(s.address, poisonWord, s.length()/4, stream); err != nil {
+			if err := e.driver.MemsetD32Async(b.span(s).Address, poisonWord, s.length()/4, stream); err != nil {
 				return err
 			}
 		}

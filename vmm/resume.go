@@ -63,7 +63,7 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && s.imported == nil && !s.stays() })
+	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && s.imported == nil })
 	o.spent.waitedSince(start)
 	if len(batches) == 0 {
 		return 0, nil
@@ -125,6 +125,13 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	}
 	b.device.copying(total)
 	loaders := map[backup.Store]backup.Loader{}
+	b.aside = map[*segment]uintptr{}
+	var ends []func() // of those
+	defer func() {
+		for _, end := range ends {
+			end()
+		}
+	}()
 	defer func() {
 		defer o.spent.copyingSince(time.Now()) // what there was to copy beyond the driver's work
 		for _, l := range loaders {
@@ -149,6 +156,13 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 		if err := x.attach(); err != nil {
 			return err
 		}
+		if s := x.segments[0]; s.userMapped != nil && !s.accessible() {
+			address, end, err := x.aside()
+			if err != nil {
+				return err
+			}
+			b.aside[s], ends = address, append(ends, end)
+		}
 		for _, s := range x.segments {
 			if s.contents == nil || !s.current {
 				continue
@@ -157,7 +171,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			if loaders[store] == nil {
 				loaders[store] = store.Load(job)
 			}
-			loaders[store].Add(s.backupSpan(), s.contents)
+			loaders[store].Add(b.span(s), s.contents)
 		}
 	}
 	return nil

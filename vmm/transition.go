@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"tms/internal/guard"
+	"tms/vmm/backup"
 )
 
 // Options of a pause or resume.
@@ -37,6 +38,17 @@ type batch struct {
 	device   *device
 	segments []*segment // by address
 	extents  []*extent  // that they have, or get, by address
+
+	aside map[*segment]uintptr // where the memory of some is mapped for the resume alone
+}
+
+// span is where the device reaches a segment's contents.
+func (b *batch) span(s *segment) backup.Span {
+	span := s.backupSpan()
+	if address, ok := b.aside[s]; ok {
+		span.Address = address
+	}
+	return span
 }
 
 // transit does a transition's work on the batches of begin, and ends it whatever happens; when the work is
@@ -124,6 +136,7 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 				noted[s.tag] = true
 				note(s.tag)
 			}
+			e.leaveUnmapped(s)
 		}
 		for _, x := range b.extents {
 			x.owner = nobody

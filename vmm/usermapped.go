@@ -63,16 +63,20 @@ func (e *Engine) unmapped(s *segment) {
 	}
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
 	e.userMapped.mapped = slices.Delete(e.userMapped.mapped, at, at+1)
-	if s.imported == nil {
-		s.tag.remove(s)
-		s.device.retire(s.tag)
-		e.tellUngated()
-	} else if s.address = 0; s.extent != nil {
+	if s.address = 0; s.extent != nil {
 		s.extent.address = 0
 	}
 	s.userMapped.mapped, s.userMapped.access = false, nil
-	if s.state == active {
+	e.leaveUnmapped(s)
+}
+
+// leaveUnmapped takes memory out of its tag that is there, and not mapped: no pause can save what it holds. What is paused
+// stays in it, for a resume is to make it. The caller holds e.mu.
+func (e *Engine) leaveUnmapped(s *segment) {
+	if s.userMapped != nil && !s.userMapped.mapped && s.imported == nil && s.state == active {
 		s.discard() // the memory itself has what it holds
+		s.tag.remove(s)
+		s.device.retire(s.tag)
 	}
 }
 
@@ -90,7 +94,7 @@ func (e *Engine) bury(s *segment, release func() error) error {
 			return err
 		}
 	}
-	if s.imported != nil {
+	if s.imported != nil || s.state == paused {
 		s.tag.remove(s)
 		s.device.retire(s.tag)
 		e.tellUngated()
@@ -113,7 +117,29 @@ func (e *Engine) lose(s *segment) {
 	s.discard()
 }
 
-// stays tells that pause and resume leave user-mapped memory as it is: its device has no access, so contents
+// aside maps an extent for a resume alone, where its device has no access to it or the program has it mapped nowhere:
+// contents come back there. Call end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+func (x *extent) aside() (address uintptr, end func(), err error) {
+	d, size := x.device.driver, x.size
+	if address, err = d.MemAddressReserve(size, 0); err != nil {
+		return 0, nil, err
+	}
+	free := func() error { return d.MemAddressFree(address, size) }
+	if err = d.MemMap(address, size, x.handle); err != nil {
+		d.End("addresses", free)
+		return 0, nil, err
+	}
+	end = func() {
+		d.End("mapping", func() error { return d.MemUnmap(address, size) })
+		d.End("addresses", free)
+	}
+	if err = d.MemSetAccess(address, size, x.device.ordinal); err != nil {
+		end()
+	}
+	return address, end, err
+}
+
+// stays tells that a pause leaves user-mapped memory as it is: its device has no access, so contents
 // cannot be moved, or others hold the memory. What is of another process has no contents to be moved.
 func (s *segment) stays() bool {
 	return s.userMapped != nil && s.imported == nil && (s.userMapped.lent > 0 || !s.accessible())

@@ -66,6 +66,8 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 		return fmt.Errorf("an offset into a handle, or flags: %w", cuda.NotSupported)
 	case s.userMapped.mapped:
 		return fmt.Errorf("a second mapping of one handle made in a region: %w", cuda.NotSupported)
+	case s.state == paused && e.devices[s.device.ordinal] != s.device:
+		return fmt.Errorf("the memory went with a reset of device %d: %w", s.device.ordinal, cuda.InvalidValue)
 	case s.state == paused && size != s.size:
 		return fmt.Errorf("%d bytes of %d that are paused: %w", size, s.size, cuda.NotSupported)
 	}
@@ -84,7 +86,7 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	}
 	at, _ := slices.BinarySearchFunc(e.userMapped.mapped, address, compareAddress)
 	e.userMapped.mapped = slices.Insert(e.userMapped.mapped, at, s)
-	if s.imported == nil {
+	if s.imported == nil && s.state == active { // else it is in its tag
 		s.device.tag(s.tag.name).add(s)
 	}
 	return nil

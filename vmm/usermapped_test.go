@@ -182,6 +182,63 @@ func TestUserMappedWhilePaused(t *testing.T) {
 	m.end()
 }
 
+// What the program unmaps while it is paused comes back at the resume as well: mapped by then, or not, or so that the device
+// has no access. However often a call fails, and in whichever place.
+func TestUserMappedComesBackUnmapped(t *testing.T) {
+	for _, function := range []string{"", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAddressFree"} {
+		for _, r := range []vmm.Request{weights, {Tag: "weights"}, {Tag: "weights", Backup: vmm.BackupDisk}} {
+			sim, driver, engine := simulated(t, 1)
+			engine.CheckInvariants(true)
+			o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib, Verify: true, Poison: true, Gated: true}
+			m := newMapper(t, driver, engine, r)
+			handles := []cuda.Handle{m.create(0), m.create(1), m.create(2), m.create(3)}
+			m.open(0, 4)
+			for n := range 4 {
+				fill(m.at(n), chunk, uint64(n))
+			}
+			require.NoError(t, pause(engine, o))
+			m.unmap(0, 2)
+			m.unmap(3, 4, handles[3])
+			require.NoError(t, engine.MemMap(m.at(1), chunk, 0, handles[1], 0))
+			none := []cuda.AccessDesc{{Location: onDevice0[0].Location}}
+			require.NoError(t, engine.MemSetAccess(m.at(2), chunk, none))
+			require.EqualValues(t, 3*chunk, tagStats(t, engine, "weights").PausedBytes)
+
+			if function != "" {
+				sim.Fail(function, 2, int(cuda.OutOfMemory))
+			}
+			for resume(engine, o) != nil {
+				require.True(t, engine.Gated())
+				engine.FreeDeferred() // what else was refused
+				require.Zero(t, sim.Stat("handles"), function)
+				require.EqualValues(t, 1, sim.Stat("reservations"), function)
+			}
+			require.False(t, engine.Gated())
+			engine.FreeDeferred()
+			require.EqualValues(t, 1, sim.Stat("reservations"), function)
+			require.NoError(t, engine.MemUse(handles[0], false, func(cuda.Handle) error { return nil }))
+			require.NoError(t, engine.MemMap(m.at(4), chunk, 0, handles[0], 0))
+			m.open(4, 5)
+			m.open(1, 3)
+			for n, at := range []int{4, 1, 2} {
+				if r.Backup == vmm.BackupNone {
+					require.EqualValues(t, 0x7f, bytesAt(m.at(at), chunk)[chunk-1])
+				} else {
+					requireFilled(t, m.at(at), chunk, uint64(n))
+				}
+			}
+			require.NoError(t, pause(engine, o)) // all of it is the tag's once more
+			require.Zero(t, sim.Stat("handles"))
+			m.unmap(1, 3, handles[1:3]...)
+			m.unmap(4, 5, handles[0]) // while it is paused: there is nothing left to come back
+			require.False(t, engine.Gated())
+			require.NoError(t, resume(engine, o))
+			require.Zero(t, sim.Stat("handles"))
+			m.end()
+		}
+	}
+}
+
 func TestUserMappedThatStays(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
@@ -346,7 +403,9 @@ func TestUserMappedAndReset(t *testing.T) {
 	m.open(0, 2)
 	engine.Reset(0)
 	require.Zero(t, sim.Stat("handles"))
-	m.unmap(0, 2, handles...)
+	m.unmap(0, 2, handles[0])
+	require.ErrorIs(t, engine.MemMap(m.at(0), chunk, 0, handles[1], 0), cuda.InvalidValue)
+	require.NoError(t, engine.MemRelease(handles[1]))
 	handle := m.create(0)
 	m.open(0, 1)
 	fill(m.at(0), chunk, 1)
