@@ -57,6 +57,9 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 	}
 	reported = track(batches, "move", o.Progress)
 	err = e.transit(batches, func() error {
+		if err := e.checkHost(batches, func(*segment) bool { return to == BackupHost }); err != nil {
+			return err
+		}
 		if err := parallel(batches, func(b *batch) error { return e.moveBatch(b, to) }); err != nil {
 			for _, b := range batches {
 				for _, s := range b.segments {
@@ -92,7 +95,7 @@ func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 		total += s.contents.Bytes()
 	}
 	b.device.copying(total)
-	job := b.device.job()
+	job := b.job()
 	var copies []backup.Contents
 	var err error
 	if to == BackupDisk {

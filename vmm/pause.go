@@ -75,6 +75,10 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
 	var err error
 	if !o.Discard {
+		fresh := func(s *segment) bool { return s.state == active && s.backup == BackupHost && s.contents == nil }
+		if err := e.checkHost(batches, fresh); err != nil {
+			return 0, err
+		}
 		err = parallel(batches, func(b *batch) error {
 			defer o.spent.copyingSince(time.Now())
 			return e.save(b, o.Verify)
@@ -145,7 +149,7 @@ func (e *Engine) save(b *batch, verify bool) error {
 	b.device.copying(total)
 	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
 	for kind, segments := range saving {
-		saved, err := stores[kind].Save(b.device.job(), items[kind])
+		saved, err := stores[kind].Save(b.job(), items[kind])
 		if err != nil {
 			return err
 		}

@@ -1,11 +1,16 @@
 package vmm_test
 
 import (
+	"errors"
+	"math"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
+	"tms/internal/hostmemory"
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -73,4 +78,47 @@ func TestPrepareBesideFrees(t *testing.T) {
 	requireFilled(t, a[2], 2*mib, 2)
 	require.NoError(t, engine.Free(larger, false))
 	require.NoError(t, engine.Free(a[2], false))
+}
+
+// Host memory is one for all devices, which save side by side: what does not suffice for them together is refused before any
+// of it is taken.
+func TestHostMemoryOfAllDevices(t *testing.T) {
+	available := min(hostmemory.Machine(), hostmemory.Group("self"))
+	if available == math.MaxUint64 {
+		t.Skip("this machine does not say how much memory it has")
+	}
+	sim, _, engine := simulatedWith(t, 2, "16T")
+	size := available / 4 * 3 &^ (2*mib - 1)
+	var addresses []uintptr
+	for device := range 2 {
+		a, err := engine.Malloc(vmm.Request{Size: size, Device: device, Tag: "t", Backup: vmm.BackupHost})
+		require.NoError(t, err)
+		fill(a, mib, uint64(device))
+		addresses = append(addresses, a)
+	}
+	var taken atomic.Int64
+	failpoint.Set(func(call string) error {
+		if call == "mmap" {
+			taken.Add(1)
+			return unix.ENOMEM // rather than have the kernel end the test
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	err := pause(engine, name("t"))
+	require.Zero(t, taken.Load())
+	var short *backup.Shortage
+	require.True(t, errors.As(err, &short), "%v", err)
+	require.ErrorIs(t, err, backup.ErrHostMemory)
+	require.Equal(t, 2*size, short.Needed)
+	require.Less(t, short.Available, short.Needed)
+	require.Zero(t, sim.Stat("registered_bytes"))
+	for device, a := range addresses {
+		require.False(t, engine.PausedAt(a))
+		requireFilled(t, a, mib, uint64(device))
+	}
+	failpoint.Set(nil)
+	require.NoError(t, engine.Free(addresses[1], false))
+	require.NoError(t, pause(engine, vmm.Options{Discard: true}))
+	require.NoError(t, engine.Free(addresses[0], false))
 }

@@ -117,7 +117,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 // it is mapped, while the driver still scrubs memory for the next.
 func (e *Engine) restore(b *batch, o Options) (err error) {
 	b.device.refreshUsers()
-	job, total := b.device.job(), uint64(0)
+	job, total := b.job(), uint64(0)
 	for _, s := range b.segments {
 		if s.contents != nil && s.current {
 			total += s.length()

@@ -36,10 +36,18 @@ type Options struct {
 // its own, and others see the segments as they were before.
 type batch struct {
 	device   *device
-	segments []*segment // by address
-	extents  []*extent  // that they have, or get, by address
+	segments []*segment     // by address
+	extents  []*extent      // that they have, or get, by address
+	budget   *backup.Budget // of host memory, for all batches together
 
 	aside map[*segment]uintptr // where the memory of some is mapped for the resume alone
+}
+
+// job is what a backup store needs to know.
+func (b *batch) job() backup.Job {
+	job := b.device.job()
+	job.Budget = b.budget
+	return job
 }
 
 // span is where the device reaches a segment's contents.
@@ -70,9 +78,10 @@ func (e *Engine) begin(name *string, wanted func(*segment) bool) []*batch {
 	defer e.mu.Unlock()
 again:
 	var batches []*batch
+	budget := &backup.Budget{}
 	for d, segments := range e.matching(name, wanted) {
 		slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
-		b := &batch{device: d, segments: segments}
+		b := &batch{device: d, segments: segments, budget: budget}
 		for _, s := range segments {
 			x := s.extent
 			if x == nil || len(b.extents) > 0 && x == b.extents[len(b.extents)-1] {
@@ -172,6 +181,20 @@ func (e *Engine) grantLate(b *batch) {
 			return
 		}
 	}
+}
+
+// checkHost refuses, before anything is copied, a transition for which host memory does not suffice: that which the segments
+// of all devices that are meant are to have. Errors: *backup.Shortage.
+func (e *Engine) checkHost(batches []*batch, meant func(*segment) bool) error {
+	var sizes []uint64
+	for _, b := range batches {
+		for _, s := range b.segments {
+			if meant(s) {
+				sizes = append(sizes, s.length())
+			}
+		}
+	}
+	return e.host.Check(batches[0].budget, sizes)
 }
 
 // parallel runs f for every device at once and returns the first error, after all have ended.

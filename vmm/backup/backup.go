@@ -47,7 +47,8 @@ func (i Item) Parts() []Range {
 type Job struct {
 	Device  int // ordinal
 	Context cuda.Context
-	Node    int // NUMA node of the host memory nearest to it; -1: unknown
+	Node    int     // NUMA node of the host memory nearest to it; -1: unknown
+	Budget  *Budget // of host memory
 	// Copied, unless nil, is told how many more bytes have been copied; by any thread, at any time
 	// of the job.
 	Copied func(bytes uint64)

@@ -5,7 +5,9 @@
 // Contents, until its Discard; a Loader brings them back. A kept Contents is overwritten by the next Save, and
 // where only parts of the span have changed, in those Ranges.
 //
-// What the stores share below is in internal: pinned (buffers of registered host memory, and whether there is
-// memory for them), copying (copies on a stream, reported as they are done). What they give back goes through
+// The Jobs of one transition have one Budget of host memory, for they take it side by side.
+//
+// What the stores share below is in internal: pinned (buffers of registered host memory), copying (copies on a
+// stream, reported as they are done). What they give back goes through
 // package reclaim, in the background, for whoever discards may hold the engine's lock. Stores call nobody above.
 package backup

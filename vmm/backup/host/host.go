@@ -130,6 +130,20 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	return contents, nil
 }
 
+// Check fails where a budget has too little for spans of these sizes, in bytes, which are to be placed. Errors:
+// *backup.Shortage.
+func (h *Store) Check(budget *backup.Budget, sizes []uint64) error {
+	if len(sizes) == 0 {
+		return nil
+	}
+	var total uint64
+	for _, size := range sizes {
+		total += pinned.WholePages(size)
+	}
+	h.garbage.Drain()
+	return budget.Check(total)
+}
+
 // Prepare pins memory for spans without copying anything: a Save that is given the Contents as Kept
 // then runs at the speed of the link.
 func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents, error) {

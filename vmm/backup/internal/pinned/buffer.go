@@ -11,8 +11,6 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/failpoint"
-	"tms/internal/hostmemory"
-	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/reclaim"
@@ -28,6 +26,7 @@ type Buffer struct {
 
 	driver  *cuda.Driver
 	context cuda.Context
+	budget  *backup.Budget
 	mapping []byte
 }
 
@@ -54,19 +53,20 @@ func WholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage 
 // New maps memory, near the job's device, for registrations of these sizes, in bytes; nothing is touched or
 // pinned yet. Errors: backup.ErrHostMemory.
 func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) {
-	b := &Buffer{driver: driver, context: job.Context, Registrations: make([]Registration, len(sizes))}
+	b := &Buffer{driver: driver, context: job.Context, budget: job.Budget, Registrations: make([]Registration, len(sizes))}
 	for i, size := range sizes {
 		r := &b.Registrations[i]
 		r.Offset, r.Size = b.Size, WholePages(size)
 		r.untouched.Store(int64((r.Size + PieceSize - 1) / PieceSize))
 		b.Size += r.Size
 	}
-	if err := checkHostMemory(b.Size); err != nil {
+	if err := job.Budget.Take(b.Size); err != nil {
 		return nil, err
 	}
 	mapping, err := mmap(int(b.Size + hugePage))
 	if err != nil {
-		return nil, noMemory(fmt.Errorf("mapping %d bytes: %w", b.Size, err))
+		job.Budget.Give(b.Size)
+		return nil, backup.NoHostMemory(fmt.Errorf("mapping %d bytes: %w", b.Size, err))
 	}
 	b.mapping = mapping
 	b.Base = (uintptr(unsafe.Pointer(&mapping[0])) + hugePage - 1) &^ (hugePage - 1)
@@ -118,7 +118,7 @@ func (b *Buffer) Touch(p Piece) (complete bool) {
 func (b *Buffer) Register(i int) error {
 	r := &b.Registrations[i]
 	if err := b.driver.MemHostRegister(b.Base+uintptr(r.Offset), r.Size); err != nil {
-		return noMemory(err)
+		return backup.NoHostMemory(err)
 	}
 	r.registered = true
 	return nil
@@ -153,14 +153,9 @@ func (b *Buffer) unpin() error {
 	err := munmap(b.mapping)
 	if err == nil {
 		b.mapping = nil
+		b.budget.Give(b.Size)
 	}
 	return err
-}
-
-// noMemory is an ErrHostMemory that says what to do.
-func noMemory(cause error) error {
-	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, or make what may go without a backup",
-		backup.ErrHostMemory, cause)
 }
 
 func mmap(size int) ([]byte, error) {
@@ -176,14 +171,4 @@ func munmap(memory []byte) error {
 		return err
 	}
 	return unix.Munmap(memory)
-}
-
-// checkHostMemory refuses a backup that the machine, or the control group, has no memory for:
-// touching memory that is not there ends in the kernel killing a process, most likely this one.
-func checkHostMemory(need uint64) error {
-	available := min(hostmemory.Machine(), hostmemory.Group("self"))
-	if need > available {
-		return noMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(need), readable.Bytes(available)))
-	}
-	return nil
 }
