@@ -158,6 +158,12 @@ def test_dump_on_failure(capfd: pytest.CaptureFixture[str]) -> None:
     assert "In use altogether: 4.0MiB" in capfd.readouterr().err
 
 
+def test_rounding_as_pytorch_writes_it() -> None:
+    with tms.pool("caching", roundup_power2_divisions="[1:2,4:8,>:1]") as pool:
+        pool.malloc(1 * MiB + 1)
+        assert pool.stats()["live_bytes"] == 3 * MiB // 2
+
+
 def test_errors() -> None:
     with pytest.raises(tms.TmsError, match="'heap'.*there are naive, .*paddle"):
         tms.pool("heap")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import json
+import re
 from typing import Any, Union, cast
 
 from . import _torch
@@ -311,8 +312,8 @@ def _check(library: Library, code: int, doing: str) -> None:
 
 def _text(options: dict[str, Option]) -> bytes:
     for name, value in options.items():
-        if "," in str(value):
-            raise ValueError(f"{name}={value!r}: a setting must not contain a comma")
+        if "," in re.sub(r"\[[^]]*\]", "", str(value)):
+            raise ValueError(f"{name}={value!r}: a setting must not contain a comma but in brackets")
     return ",".join(f"{name}={value}" for name, value in options.items()).encode()
 
 

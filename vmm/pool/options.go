@@ -15,14 +15,15 @@ type Options struct {
 	err    error
 }
 
-// ParseOptions reads settings written k=v and separated by commas; empty text is no settings.
+// ParseOptions reads settings written k=v and separated by commas, of which those within brackets do not count; empty
+// text is no settings.
 // Errors: ErrOption.
 func ParseOptions(text string) (*Options, error) {
 	o := &Options{values: map[string]string{}}
 	if strings.TrimSpace(text) == "" {
 		return o, nil
 	}
-	for _, setting := range strings.Split(text, ",") {
+	for _, setting := range split(text) {
 		key, value, found := strings.Cut(strings.TrimSpace(setting), "=")
 		if !found || key == "" {
 			return nil, fmt.Errorf("%w: %q is not of the form key=value", ErrOption, setting)
@@ -33,6 +34,20 @@ func ParseOptions(text string) (*Options, error) {
 		o.values[key] = value
 	}
 	return o, nil
+}
+
+func split(text string) (settings []string) {
+	from, open := 0, false
+	for i, c := range text {
+		switch {
+		case c == '[' || c == ']':
+			open = c == '['
+		case c == ',' && !open:
+			settings = append(settings, text[from:i])
+			from = i + 1
+		}
+	}
+	return append(settings, text[from:])
 }
 
 func (o *Options) take(key string) (string, bool) {

@@ -26,6 +26,19 @@ func TestOptionsAreTaken(t *testing.T) {
 	require.NoError(t, o.Err())
 }
 
+// As PyTorch writes roundup_power2_divisions.
+func TestCommasWithinBracketsSeparateNothing(t *testing.T) {
+	o := parse(t, "first=1,list=[256:1,512:2,>:4], last=2")
+	require.Equal(t, 1, o.Int("first", 0))
+	require.Equal(t, "[256:1,512:2,>:4]", o.Text("list", ""))
+	require.Equal(t, 2, o.Int("last", 0))
+	require.NoError(t, o.Err())
+	o = parse(t, "open=[1,closed=1],last=2")
+	require.Equal(t, "[1,closed=1]", o.Text("open", ""))
+	o = parse(t, "wrong=1],last=2")
+	require.Equal(t, 2, o.Int("last", 0))
+}
+
 func TestOptionsThatAreNotGivenHaveDefaults(t *testing.T) {
 	for _, o := range []*pool.Options{nil, parse(t, ""), parse(t, "  ")} {
 		require.Equal(t, uint64(5), o.Bytes("size", 5))

@@ -46,7 +46,7 @@ type Pool struct {
 //	                                  smaller requests; more than 20 MiB, in whole MiB
 //	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
 //	                                  two: a power of two for all sizes, or for each interval one,
-//	                                  [256:1;512:2;1024:4;>:8], the intervals' starts in MiB
+//	                                  [256:1,512:2,1024:4,>:8], the intervals' starts in MiB
 //	garbage_collection_threshold=0    from which part of the allowed memory on old blocks are given
 //	                                  back, below 1; 0 is never; works once a memory fraction is set
 //	memory_fraction=none              as SetMemoryFraction

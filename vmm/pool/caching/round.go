@@ -44,7 +44,7 @@ func segmentSize(size uint64) uint64 {
 	return (size + segmentMultiple - 1) &^ (segmentMultiple - 1)
 }
 
-// parseDivisions reads roundup_power2_divisions: 8, or [256:1;512:2;1024:4;>:8].
+// parseDivisions reads roundup_power2_divisions: 8, or [256:1,512:2,1024:4,>:8]; semicolons do as well.
 func parseDivisions(text string) (d divisions, err error) {
 	fail := func(what string) (divisions, error) {
 		return divisions{}, fmt.Errorf("%w: roundup_power2_divisions=%s: %q is not a power of two",
@@ -62,7 +62,7 @@ func parseDivisions(text string) (d divisions, err error) {
 		list = ">:" + list
 	}
 	next := 0 // the interval after the last that was named
-	for i, entry := range strings.Split(list, ";") {
+	for i, entry := range strings.Split(strings.ReplaceAll(list, ";", ","), ",") {
 		key, value, _ := strings.Cut(entry, ":")
 		steps, ok := logarithm(value)
 		if !ok {

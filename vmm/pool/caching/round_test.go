@@ -24,6 +24,8 @@ func TestRounding(t *testing.T) {
 		{"[4:8;8:2]", 100*kib + 1, 104 * kib}, {"[4:8;8:2]", 4*mib + 1, 4*mib + mib/2},
 		{"[4:8;8:2]", 8*mib + 1, 12 * mib}, {"[4:8;8:2]", 16*mib + 1, 16*mib + 512},
 		{"[4:8;16:4]", 8*mib + 1, 8*mib + 512},
+		// With commas, as PyTorch has it.
+		{"[4:8,8:2,>:4]", 100*kib + 1, 104 * kib}, {"[4:8,8:2,>:4]", 8*mib + 1, 12 * mib}, {"[4:8,8:2,>:4]", 16*mib + 1, 20 * mib},
 		// > holds for what comes after.
 		{"[4:8;8:2;>:4]", 8*mib + 1, 12 * mib}, {"[4:8;8:2;>:4]", 16*mib + 1, 20 * mib},
 		{"[ 4 : 8 ; > : 4 ]", 8*mib + 1, 10 * mib}, {"[>:2]", mib + 1, mib + mib/2}, {"[>:2]", 1 << 59, 1 << 59},
@@ -39,7 +41,8 @@ func TestOptionsRefused(t *testing.T) {
 	for _, text := range []string{
 		"roundup_power2_divisions=3", "roundup_power2_divisions=0", "roundup_power2_divisions=[4:8",
 		"roundup_power2_divisions=4]", "roundup_power2_divisions=[]", "roundup_power2_divisions=[3:8]",
-		"roundup_power2_divisions=[4:7]", "roundup_power2_divisions=[4]", "roundup_power2_divisions=x",
+		"roundup_power2_divisions=[4:7]", "roundup_power2_divisions=[4]", "roundup_power2_divisions=[4:8,5:2]", "roundup_power2_divisions=[4:8,]",
+		"roundup_power2_divisions=x",
 		"max_split_size=20MiB", "max_split_size=1", "max_split_size=34603009",
 		"garbage_collection_threshold=1", "garbage_collection_threshold=-1",
 		"memory_fraction=1.1", "device=-1", "unknown=1",
