@@ -42,12 +42,12 @@ type Detail struct {
 
 // New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
 //
-//	max       bytes of the largest object, at most a 64th of capacity; what is larger comes from pages
-//	          directly (1 MiB)
+//	max       bytes of the largest object, with pages=buddy at most a 64th of capacity; what is larger comes
+//	          from pages directly (1 MiB)
 //	pages     where slabs come from: buddy, a buddy pool with exact sizes over the source, or source,
 //	          each its own segment (buddy)
-//	page      bytes of the smallest slab, a power of two from 512 to 1 TiB; with pages=buddy larger blocks
-//	          are rounded up to it (64 KiB; 2 MiB with pages=source)
+//	page      bytes of the smallest slab, a power of two from 512 to 1 TiB; with pages=buddy at most a quarter
+//	          of capacity, and larger blocks are rounded up to it (64 KiB; 2 MiB with pages=source)
 //	capacity  bytes of a root of the buddy pool; where the source has no room for a root, a slab or a
 //	          larger block is its own segment (4 GiB)
 //	keep      empty slabs that each class keeps; further ones go back to pages at once (1)
@@ -81,8 +81,11 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if page < 512 || page > mostPage || page&(page-1) != 0 {
 		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 to %d", pool.ErrOption, page, uint64(mostPage))
 	}
-	if p.bound == 0 || p.bound > capacity/64 || page > capacity/4 {
-		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d, and not 0",
+	if p.bound == 0 {
+		return nil, fmt.Errorf("%w: max=0: give at least 1", pool.ErrOption)
+	}
+	if from == "buddy" && (p.bound > capacity/64 || page > capacity/4) {
+		return nil, fmt.Errorf("%w: max=%d, page=%d: give at most %d and %d, or a larger capacity",
 			pool.ErrOption, p.bound, page, capacity/64, capacity/4)
 	}
 	if p.pages, err = newPages(from, books, capacity, page); err != nil {

@@ -140,9 +140,19 @@ func TestSlabsThatAreSegments(t *testing.T) {
 	require.Equal(t, uint64(2<<20), freed)
 }
 
+// Where slabs are segments there is no root that they must fit into.
+func TestObjectsAndSlabsThatAreSegments(t *testing.T) {
+	p := newPool(t, 8<<30, "pages=source,max=128MiB")
+	require.Equal(t, uint64(112<<20), malloc(t, p, 1, 100<<20)[0].Size)
+	require.Equal(t, uint64(1<<30), p.Stats().Reserved)
+	p = newPool(t, 8<<30, "pages=source,page=2GiB")
+	malloc(t, p, 1, 1)
+	require.Equal(t, uint64(2<<30), p.Stats().Reserved)
+}
+
 // A slab of 64 GiB has 2^28 objects: only those that were handed out are known one by one.
 func TestTheLargestSlabsCostLittle(t *testing.T) {
-	for _, text := range []string{"page=64GiB,capacity=256GiB", "page=1TiB,capacity=4TiB"} {
+	for _, text := range []string{"page=64GiB,capacity=256GiB", "page=1TiB,capacity=4TiB", "pages=source,page=1TiB"} {
 		source := conformance.NewSource(1 << 50)
 		options, err := pool.ParseOptions(text)
 		require.NoError(t, err)
@@ -205,6 +215,7 @@ func TestOptions(t *testing.T) {
 		"max=0", "max=65MiB", "page=0", "page=256", "page=96KiB", "page=2GiB",
 		"page=2TiB,capacity=16TiB", "pages=other", "keep=-1",
 		"capacity=1KiB", "capacity=4294967297", "pages=source,capacity=1GiB", "objects=3",
+		"pages=source,max=0", "pages=source,page=2TiB", "pages=source,page=96KiB",
 	} {
 		options, err := pool.ParseOptions(text)
 		require.NoError(t, err)
