@@ -115,7 +115,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	}
 	t := d.tag(lent.Tag)
 	e.names[lent.Tag] = true
-	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false)
+	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false, nil)
 	if err != nil {
 		_ = e.unlocked(func() error { drop(); return nil })
 		return 0, err

@@ -7,6 +7,7 @@ import (
 	"tms/internal/readable"
 	"tms/vmm/cuda"
 	"tms/vmm/small"
+	"tms/vmm/space"
 )
 
 // Request is an allocation to make.
@@ -23,6 +24,7 @@ type Request struct {
 	Context     cuda.Context // current to the calling thread; 0: none, or not known
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
+	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
 }
 
 // Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
@@ -106,10 +108,10 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 	}
 	e.names[r.Tag] = true
-	s := t.takeSlack(granules)
+	s := t.takeSlack(granules, r.Room)
 	if s == nil {
 		var err error
-		if s, err = e.newSegment(d, t, granules, inSlab); err != nil {
+		if s, err = e.newSegment(d, t, granules, inSlab, r.Room); err != nil {
 			return 0, err
 		}
 		x := newExtent(s)
@@ -145,8 +147,8 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 
 // newSegment finds addresses for a segment of a tag; inSlab: for one that small allocations are to share. The
 // caller holds e.mu.
-func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool) (*segment, error) {
-	span, err := t.ranges.Allocate(granules, inSlab)
+func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, room *space.Room) (*segment, error) {
+	span, err := t.ranges.Allocate(granules, inSlab, room)
 	if err != nil {
 		d.retire(t)
 		return nil, err

@@ -9,6 +9,7 @@ import (
 
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/space"
 )
 
 const gib = 1 << 30
@@ -69,6 +70,32 @@ func TestSlackAcrossRanges(t *testing.T) {
 	}
 	again := mallocs(t, engine, 2, vmm.Request{Size: 12 * gib, Tag: "t"})
 	for _, a := range append(again, all[0], all[5]) {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// What becomes free in a room, slack too, is for the room alone.
+func TestSlackOfARoom(t *testing.T) {
+	_, _, engine := simulatedWith(t, 1, "1G")
+	engine.CheckInvariants(true)
+	plain := vmm.Request{Size: 4 * mib, Tag: "t"}
+	roomy := plain
+	roomy.Room = &space.Room{Bytes: 64 * mib}
+	inside, beside := mallocs(t, engine, 4, roomy), mallocs(t, engine, 4, plain)
+	for i := range inside[1:] {
+		require.Equal(t, inside[i]+4*mib, inside[i+1])
+	}
+	o := vmm.Options{ExtentBytes: 64 * mib}
+	require.NoError(t, pause(engine, o))
+	require.NoError(t, resume(engine, o))
+	for _, a := range []uintptr{inside[1], inside[2], beside[2]} {
+		require.NoError(t, engine.Free(a, false))
+	}
+	require.Equal(t, beside[2:3], mallocs(t, engine, 1, plain))
+	more := mallocs(t, engine, 1, plain)
+	require.NotContains(t, inside, more[0])
+	require.Equal(t, inside[1:3], mallocs(t, engine, 2, roomy))
+	for _, a := range slices.Concat(inside, beside, more) {
 		require.NoError(t, engine.Free(a, false))
 	}
 }

@@ -82,16 +82,16 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 	return bytes
 }
 
-// takeSlack returns a segment of as many granules whose memory is there already, split from the smallest that
-// is large enough; nil if there is none.
-func (t *tag) takeSlack(granules uint32) *segment {
+// takeSlack returns a segment of as many granules whose memory is there already, split from the smallest in the room
+// that is large enough; nil if there is none.
+func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	var best *segment
 	for count, list := range t.slack {
 		if count < granules || best != nil && count >= best.span.Granules() {
 			continue
 		}
 		for _, s := range list {
-			if s.extent.owner == nobody && s.extent.step == accessible {
+			if s.extent.owner == nobody && s.extent.step == accessible && s.span.In(room) {
 				best = s
 				break
 			}

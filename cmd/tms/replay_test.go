@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -94,6 +95,44 @@ func TestReplayOnDevices(t *testing.T) {
 	}
 }
 
+// Free but for its last block, the whole of a limit is one block again where regions are pausable memory, side by side.
+func TestReplayJoinsRegions(t *testing.T) {
+	t.Parallel()
+	var lines strings.Builder
+	lines.WriteString("Thread,Time,Action,Pointer,Size,Stream\n")
+	line := func(action string, pointer, size int) {
+		fmt.Fprintf(&lines, "1,t,%s,%#x,%d,0x0\n", action, pointer, size)
+	}
+	for i := range 128 {
+		line("allocate", i+1, 4<<20)
+	}
+	for i := range 127 {
+		line("free", i+1, 4<<20)
+	}
+	line("allocate", 200, 508<<20)
+	path := write(t, "a.csv", lines.String())
+	for source, failures := range map[string]float64{"vmm": 0, "cuda": 1} {
+		stdout, stderr, code := execute(t, nil, []string{"replay", "--pool", "bfc", "--source", source,
+			"--option", "memory_limit=512MiB", "--json", path}, "CUDASIM_MEMORY=1G")
+		require.Empty(t, stderr)
+		require.Zero(t, code)
+		require.Equal(t, failures, objects(t, stdout)[0]["failures"], source)
+	}
+}
+
+// A trace is gone through many times for the measurements, and fails many times in each; what the pool held is told once.
+func TestReplayDumpsOnce(t *testing.T) {
+	t.Parallel()
+	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n"+
+		strings.Repeat("1,t,allocate failure,0x0,9000000,0x0\n1,t,allocate failure,0x0,3000000,0x0\n", 10))
+	for _, options := range [][]string{{"--option", "memory_limit=2MiB,dump_log_on_failure=true"},
+		{"--option", "dump_log_on_failure=true", "--memory", "2MiB"}} {
+		_, stderr, code := execute(t, nil, append([]string{"replay", "--pool", "bfc", path}, options...))
+		require.Zero(t, code)
+		require.Equal(t, 1, strings.Count(stderr, "out of memory for "), stderr)
+	}
+}
+
 func TestReplayPage(t *testing.T) {
 	t.Parallel()
 	page := filepath.Join(t.TempDir(), "report.html")
@@ -153,6 +192,27 @@ for g in s["segments"]:
 assert seen == live and len(live) > 10
 `, snapshot).CombinedOutput()
 	require.NoError(t, err, "%s", output)
+}
+
+// Segments are named as the pool has them: small or large, and each of the stream that it was made for, also when nothing
+// in it is live.
+func TestReplaySnapshotOfCaching(t *testing.T) {
+	t.Parallel()
+	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x5\n1,t,allocate,0xb,9000000,0x6\n"+
+		"1,t,allocate,0xc,3000,0x7\n1,t,allocate,0xd,5000,0x5\n1,t,free,0xc,3000,0x7\n1,t,free,0xb,9000000,0x6\n"+
+		"1,t,allocate,0xe,30000000,0x8\n")
+	snapshot := filepath.Join(t.TempDir(), "a.pickle")
+	replayed(t, "--pool", "caching", "--memory", "40MiB", "--snapshot", snapshot, path)
+	output, err := exec.Command("python3", "-c", `
+import pickle, sys
+s = pickle.load(open(sys.argv[1], 'rb'))
+for g in s["segments"]: print(g["total_size"] >> 20, g["segment_type"], g["stream"])
+for e in s["device_traces"][0]:
+    if e["action"].startswith("segment"): print(e["action"], e["size"] >> 20, e["stream"])
+`, snapshot).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	require.Equal(t, []string{"2 small 5", "30 large 8", "segment_alloc 2 5", "segment_alloc 20 6", "segment_alloc 2 7",
+		"segment_free 20 6", "segment_free 2 7", "segment_alloc 30 8"}, strings.Split(strings.TrimSpace(string(output)), "\n"))
 }
 
 func TestReplayRefuses(t *testing.T) {

@@ -46,6 +46,12 @@ func (m *meter) tell(address uintptr, size uint64, held bool) {
 // left is how many bytes the limit leaves; 0 when there is none.
 func (m *meter) left() uint64 { return m.limit - min(m.limit, m.reserved) }
 
+// Reserve is pool.Coalescer.Reserve.
+func (m *meter) Reserve(room *pool.Room) bool {
+	source, ok := m.Source.(pool.Coalescer)
+	return ok && source.Reserve(room)
+}
+
 // Coalesces is pool.Coalescer.Coalesces.
 func (m *meter) Coalesces(below, above uintptr) bool {
 	source, ok := m.Source.(pool.Coalescer)

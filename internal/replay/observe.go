@@ -77,6 +77,9 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 	event := Event{Index: i, Action: e.Action.String(), Size: e.Size}
 	var block pool.Block
 	var err error
+	if _, ordered := p.(pool.StreamRecorder); ordered && ob.snapshot != nil {
+		ob.snapshot.stream = pool.Stream(e.Stream)
+	}
 	switch e.Action {
 	case trace.Free:
 		b := &ob.at[e.Block]
@@ -166,6 +169,9 @@ func (ob *observer) sample() {
 
 func (ob *observer) finish(p pool.Pool, operations int) {
 	ob.meter.changed = nil // what follows is not of the trace
+	if ob.snapshot != nil {
+		ob.snapshot.end(p)
+	}
 	if ob.timeline != nil {
 		for _, b := range ob.at {
 			if b.Size > 0 {

@@ -8,6 +8,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
+	"tms/vmm/space"
 )
 
 // Place is where the segments of replayed pools come from. It is used by one replay at a time.
@@ -63,7 +64,7 @@ func NewPlace(name string, limit uint64) (*Place, error) {
 		return p, nil
 	}
 	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	p.source = func() pool.Source { return pausable{engine} }
+	p.source = func() pool.Source { return &pausable{engine: engine} }
 	return p, nil
 }
 
@@ -93,16 +94,24 @@ func (s plain) Allocate(size uint64) (uintptr, error) {
 func (s plain) Free(address uintptr, _ uint64) error { return s.driver.MemFree(address) }
 
 // pausable is segments of an engine.
-type pausable struct{ engine *vmm.Engine }
+type pausable struct {
+	engine *vmm.Engine
+	room   *pool.Room
+}
 
-func (s pausable) Allocate(size uint64) (uintptr, error) {
-	address, err := s.engine.Malloc(vmm.Request{Size: size, Tag: "replay"})
+func (s *pausable) Allocate(size uint64) (uintptr, error) {
+	address, err := s.engine.Malloc(vmm.Request{Size: size, Tag: "replay", Room: (*space.Room)(s.room)})
 	return address, refusal(err)
 }
 
-func (s pausable) Free(address uintptr, _ uint64) error { return s.engine.Free(address, false) }
+func (s *pausable) Reserve(room *pool.Room) bool {
+	s.room = room
+	return true
+}
 
-func (s pausable) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
+func (s *pausable) Free(address uintptr, _ uint64) error { return s.engine.Free(address, false) }
+
+func (s *pausable) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
 
 // refusal makes an error for want of memory one that pools know.
 func refusal(err error) error {

@@ -16,6 +16,7 @@ type Options struct {
 	Each     func(Event) error // called for each operation; nil: for none
 	Timeline bool              // Result.Timeline is wanted
 	Snapshot bool              // Result.Snapshot is wanted
+	quiet    bool              // the pool's failures have been told
 }
 
 // Result is what came of a trace. Sizes are in bytes.
@@ -42,16 +43,21 @@ type Result struct {
 	Snapshot *Snapshot `json:"-"`
 }
 
-// Check says whether a pool can be made like that. Errors: pool.ErrOption.
+// Check says whether a pool can be made like that. Errors: pool.ErrOption, the place's.
 func Check(o Options) error {
-	_, err := o.pool(o.Place.fresh().source())
-	return err
+	return o.Place.visit(func() error {
+		_, err := o.pool(o.Place.fresh().source())
+		return err
+	})
 }
 
 func (o Options) pool(source pool.Source) (pool.Pool, error) {
 	settings, err := pool.ParseOptions(strings.Join(o.Settings, ","))
 	if err != nil {
 		return nil, err
+	}
+	if o.quiet {
+		settings.Text("dump_log_on_failure", "")
 	}
 	return kinds.New(o.Kind, source, settings)
 }
@@ -69,6 +75,7 @@ func Run(t *trace.Trace, o Options) (*Result, error) {
 		if err != nil {
 			return err
 		}
+		o.quiet = true
 		if err := measureTime(t, o, result); err != nil {
 			return err
 		}

@@ -6,14 +6,22 @@ import (
 	"slices"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/caching"
 )
 
 // Snapshot is what a pool held at the end of a trace and how it came to that, as PyTorch tells of its own allocator.
 // (torch.cuda.memory._snapshot; pytorch.org/memory_viz)
 type Snapshot struct {
 	events   []happening
-	segments map[uintptr]uint64 // held
+	segments map[uintptr]heldSegment
 	live     map[uintptr]liveBlock
+	stream   pool.Stream // that segments are now made for; 0 of a kind that ignores streams
+}
+
+type heldSegment struct {
+	size   uint64
+	stream pool.Stream
+	small  bool
 }
 
 type happening struct {
@@ -31,18 +39,31 @@ type liveBlock struct {
 }
 
 func newSnapshot() *Snapshot {
-	return &Snapshot{segments: map[uintptr]uint64{}, live: map[uintptr]liveBlock{}}
+	return &Snapshot{segments: map[uintptr]heldSegment{}, live: map[uintptr]liveBlock{}}
 }
 
 func (s *Snapshot) segment(address uintptr, size uint64, held bool) {
-	action := "segment_free"
+	event := happening{"segment_free", address, size, s.segments[address].stream, 0}
 	if held {
-		action = "segment_alloc"
-		s.segments[address] = size
+		event.action, event.stream = "segment_alloc", s.stream
+		s.segments[address] = heldSegment{size: size, stream: s.stream}
 	} else {
 		delete(s.segments, address)
 	}
-	s.events = append(s.events, happening{action: action, address: address, size: size})
+	s.events = append(s.events, event)
+}
+
+// end asks a pool that tells of its segments which of them are for small blocks.
+func (s *Snapshot) end(p pool.Pool) {
+	of, ok := p.(*caching.Pool)
+	if !ok {
+		return
+	}
+	for _, found := range of.Snapshot().([]caching.Segment) {
+		held := s.segments[found.Address]
+		held.small = found.Type == "small"
+		s.segments[found.Address] = held
+	}
 }
 
 func (s *Snapshot) alloc(b pool.Block, requested uint64, stream pool.Stream) {
@@ -97,18 +118,19 @@ func (s *Snapshot) tiled() (all []dict) {
 
 	for i := 0; i < len(addresses); i++ {
 		at := addresses[i]
-		end := at + uintptr(s.segments[at])
+		held := s.segments[at]
+		end := at + uintptr(held.size)
 		var tiles []dict
 		var allocated, requested uint64
 		tile := func(size, requested uint64, state string) {
 			tiles = append(tiles, dict{"size", size, "requested_size", requested, "state", state, "frames", list{}})
 		}
-		next, stream := at, pool.Stream(0)
+		next, stream := at, held.stream
 		for ; len(blocks) > 0 && blocks[0].Address < end; blocks = blocks[1:] {
 			b := blocks[0]
 			for b.Address+uintptr(b.Size) > end {
 				i++
-				end += uintptr(s.segments[addresses[i]])
+				end += uintptr(s.segments[addresses[i]].size)
 			}
 			if b.Address > next {
 				tile(uint64(b.Address-next), 0, "inactive")
@@ -121,9 +143,13 @@ func (s *Snapshot) tiled() (all []dict) {
 		if end > next {
 			tile(uint64(end-next), 0, "inactive")
 		}
+		kind := "large"
+		if held.small {
+			kind = "small"
+		}
 		all = append(all, dict{"device", 0, "address", uint64(at), "total_size", uint64(end - at),
 			"allocated_size", allocated, "active_size", allocated, "requested_size", requested, "stream", uint64(stream),
-			"segment_type", "large", "is_expandable", false, "frames", list{},
+			"segment_type", kind, "is_expandable", false, "frames", list{},
 			"blocks", list{len(tiles), func(i int) any { return tiles[i] }}})
 	}
 	return all

@@ -1,7 +1,8 @@
 // Package space finds device addresses and says whose an address is.
 //
 // An arena is one large reservation of a device's addresses. A range is a part of an arena in which one tag
-// has its spans: what is allocated one after the other is then side by side, and can share memory. A span is a
+// has its spans: what is allocated one after the other is then side by side, and can share memory. A room is a range
+// that one pool has to itself. A span is a
 // run of granules, of the device's allocation granularity, in a range. Nothing here maps memory.
 //
 //	space.go   Space: the arenas of all devices, and the lookup by address

@@ -14,18 +14,25 @@ const (
 	largestRange = 16 << 30
 )
 
+// Room keeps the spans of one pool apart from the others of its tag, in a range that is large enough for all of them:
+// they are side by side.
+type Room struct {
+	Bytes uint64 // of the spans in it, at most
+}
+
 // Ranges is the address ranges of one tag on one device.
 type Ranges[T any] struct {
 	space    *Space[T]
 	device   Device
 	list     []*addressRange[T]
-	granules uint32 // of all of them
+	granules uint32 // of all of them but rooms
 }
 
 // addressRange is a part of an arena in which one tag has its spans.
 type addressRange[T any] struct {
 	arena  *arena[T]
 	of     *Ranges[T] // nil: given back
+	room   *Room      // nil: it is for all
 	block  *block     // in arena.ranges
 	blocks *tlsf
 	used   uint32 // granules
@@ -40,22 +47,31 @@ func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
 // Holds tells whether a span is one of the tag's.
 func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
 
-// Allocate finds so many granules; small: a single one that small allocations are to share. Errors: the
-// driver's, when no addresses are left.
-func (r *Ranges[T]) Allocate(granules uint32, small bool) (Span[T], error) {
+// Allocate finds so many granules, in a room unless that is nil; small: a single one that small allocations are to
+// share. Errors: the driver's, when no addresses are left.
+func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], error) {
 	for _, in := range r.list {
+		if in.room != room {
+			continue
+		}
 		if b := in.allocate(granules); b != nil {
 			return Span[T]{in, b}, nil
 		}
 	}
-	arena, block, err := r.space.take(r.device, granules, max(granules, r.next(small)))
+	arena, block, err := r.space.take(r.device, granules, max(granules, r.next(small, room)))
 	if err != nil {
 		return Span[T]{}, err
 	}
-	in := &addressRange[T]{arena: arena, of: r, block: block, blocks: newTLSF(block.count)}
+	in := &addressRange[T]{arena: arena, of: r, room: room, block: block, blocks: newTLSF(block.count)}
 	r.list = append(r.list, in)
-	r.granules += block.count
+	r.count(in, block.count)
 	return Span[T]{in, in.allocate(granules)}, nil
+}
+
+func (r *Ranges[T]) count(in *addressRange[T], granules uint32) {
+	if in.room == nil {
+		r.granules += granules
+	}
 }
 
 func (in *addressRange[T]) allocate(granules uint32) *block {
@@ -67,7 +83,10 @@ func (in *addressRange[T]) allocate(granules uint32) *block {
 }
 
 // next is how many granules the next range is to have.
-func (r *Ranges[T]) next(small bool) uint32 {
+func (r *Ranges[T]) next(small bool, room *Room) uint32 {
+	if room != nil {
+		return uint32((min(room.Bytes, r.device.Total) + r.device.Granularity - 1) / r.device.Granularity)
+	}
 	if small && r.granules == 0 {
 		return 1
 	}
@@ -76,7 +95,7 @@ func (r *Ranges[T]) next(small bool) uint32 {
 
 // drop gives a range back in which nothing is left.
 func (r *Ranges[T]) drop(in *addressRange[T]) {
-	r.granules -= in.block.count
+	r.count(in, -in.block.count)
 	in.arena.ranges.release(in.block)
 	in.of = nil
 	at := slices.Index(r.list, in)
@@ -93,7 +112,9 @@ func (r *Ranges[T]) Check(owned func(Span[T]) bool) error {
 		if err := in.blocks.check(in.block.count, in.used, func(b *block) bool { return owned(Span[T]{in, b}) }); err != nil {
 			return fmt.Errorf("range at %#x: %w", Span[T]{in, in.blocks.head}.Address(), err)
 		}
-		granules += in.block.count
+		if in.room == nil {
+			granules += in.block.count
+		}
 	}
 	if granules != r.granules {
 		return fmt.Errorf("ranges of %d granules, noted are %d", granules, r.granules)

@@ -66,7 +66,7 @@ func gpu(ordinal int) Device {
 
 func take(t *testing.T, r *Ranges[owner], granules uint32, small bool) *owner {
 	t.Helper()
-	span, err := r.Allocate(granules, small)
+	span, err := r.Allocate(granules, small, nil)
 	require.NoError(t, err)
 	o := &owner{span}
 	span.Enter(o)
@@ -76,6 +76,35 @@ func take(t *testing.T, r *Ranges[owner], granules uint32, small bool) *owner {
 func (o *owner) release() {
 	o.span.Enter(nil)
 	o.span.Release()
+}
+
+// The spans of a room are side by side however the tag and its other rooms grow, and its addresses are for it alone.
+func TestRooms(t *testing.T) {
+	b := newBench()
+	r := b.NewRanges(gpu(0))
+	rooms := []*Room{nil, {Bytes: 4 * gib}, {Bytes: 1 << 60}}
+	ends := make([]uintptr, len(rooms))
+	var all []*owner
+	for i := range 300 {
+		n := i % len(rooms)
+		span, err := r.Allocate(3, false, rooms[n])
+		require.NoError(t, err)
+		o := &owner{span}
+		span.Enter(o)
+		all = append(all, o)
+		require.True(t, span.In(rooms[n]))
+		require.False(t, span.In(rooms[(n+1)%len(rooms)]))
+		if rooms[n] != nil && ends[n] != 0 {
+			require.Equal(t, ends[n], span.Address())
+		}
+		ends[n] = span.Address() + 6*mib
+	}
+	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
+	for _, o := range all {
+		o.release()
+	}
+	require.True(t, r.Empty())
+	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))
 }
 
 // Every address of a span leads to its owner, of each device, and to nobody once it is released.
@@ -136,7 +165,7 @@ func TestRanges(t *testing.T) {
 	}
 	require.True(t, small.Empty())
 	require.True(t, large.Empty())
-	whole, err := large.Allocate(uint32(b.arenas[0]/(2*mib)), false)
+	whole, err := large.Allocate(uint32(b.arenas[0]/(2*mib)), false, nil)
 	require.NoError(t, err)
 	whole.Release()
 	require.Len(t, b.arenas, 1, "everything came back as one")
@@ -146,7 +175,7 @@ func TestRanges(t *testing.T) {
 func TestSplitAndJoin(t *testing.T) {
 	b := newBench()
 	r := b.NewRanges(gpu(0))
-	span, err := r.Allocate(7, false)
+	span, err := r.Allocate(7, false, nil)
 	require.NoError(t, err)
 	rest := span.Split(3)
 	require.Equal(t, []uint32{3, 4}, []uint32{span.Granules(), rest.Granules()})
@@ -177,13 +206,13 @@ func TestArenas(t *testing.T) {
 	require.Equal(t, []uint64{2 * gib}, b.arenas, "128 GiB halved until it is allowed")
 	b.driver.most = 0
 	take(t, r, gib/(2*mib), false)
-	_, err := r.Allocate(1, false)
+	_, err := r.Allocate(1, false, nil)
 	require.ErrorIs(t, err, cuda.OutOfMemory)
 	require.ErrorContains(t, err, "reserving 2.00 MiB of addresses")
 
 	b.driver.most = math.MaxUint64
 	b.refuse = errors.New("not this one")
-	_, err = r.Allocate(1, false)
+	_, err = r.Allocate(1, false, nil)
 	require.ErrorIs(t, err, b.refuse)
 	require.Equal(t, 1, b.driver.freed)
 	require.NoError(t, r.Check(func(Span[owner]) bool { return false }))

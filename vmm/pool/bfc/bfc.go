@@ -20,6 +20,8 @@ const (
 	unlimited   = pool.MostBytes
 	firstRegion = 2 << 20   // bytes of the first region of a pool that grows
 	maxPadding  = 128 << 20 // bytes a block may be too large by, unless fragmentation_fraction says
+
+	deviceGranule = 2 << 20 // bytes, of all devices so far (cuMemGetAllocationGranularity)
 )
 
 // Pool is a pool.Pool; the zero value is not usable.
@@ -27,15 +29,17 @@ type Pool struct {
 	mu     sync.Mutex
 	table  chunks.BestFit
 	joined func(below, above uintptr) bool // whether regions that touch are joined; nil: never
+	memory pool.Memory                     // nil: the source cannot tell
 
 	limit   uint64 // bytes that may be reserved
+	given   bool   // it is memory_limit, and not what the device has
 	grows   bool
 	region  uint64 // bytes of the next region, while the limit allows
 	padding uint64 // a chunk too large by less than this, and by less than its half, is not split
 	collect bool
 	largest uint64 // size of the largest block so far
 
-	dumps    bool              // out of memory, what the pool holds is logged
+	dumps    bool              // when it is first out of memory, what the pool holds is logged
 	log      func(text string) // to stderr
 	patience time.Duration
 	freed    sync.Cond
@@ -44,16 +48,18 @@ type Pool struct {
 // New makes an empty pool. Blocks are multiples of 256 bytes. Streams are ignored: in TensorFlow one
 // stream computes per device. Regions that touch are joined where the source is a pool.Coalescer.
 //
-//	memory_limit            bytes the pool may reserve (what the source has)
+//	memory_limit            bytes the pool may reserve, rounded down to 256 (what the device has; none where the source
+//	                        cannot tell)
 //	allow_growth            true: regions of 2 MiB and doubling; false: one region of memory_limit bytes
 //	                        at the first need (true)
-//	garbage_collection      give idle regions back when a larger region is needed (false)
+//	garbage_collection      give idle regions back when a larger region is needed, and can then be had (false)
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
 //	retry_ms                milliseconds that a malloc waits for frees by other threads before it is out
 //	                        of memory (0; TensorFlow's own default is 10000)
-//	dump_log_on_failure     out of memory, all chunks and what they are used for go to stderr (false)
+//	dump_log_on_failure     when a malloc first fails for want of memory, all chunks and what they are used for go to
+//	                        stderr (false)
 //
-// Errors: pool.ErrOption.
+// Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	limit := options.Bytes("memory_limit", unlimited)
 	grows := options.Bool("allow_growth", true)
@@ -64,7 +70,20 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
+	memory, _ := source.(pool.Memory)
+	given := limit != unlimited
+	if !given && memory != nil {
+		_, total, err := memory.Memory()
+		if err != nil {
+			return nil, fmt.Errorf("reading the device's memory: %w", err)
+		}
+		if total > 0 {
+			limit = total
+		}
+	}
 	p := &Pool{
+		memory:   memory,
+		given:    given,
 		table:    chunks.NewBestFit("bfc", source),
 		limit:    limit &^ (granularity - 1),
 		grows:    grows,
@@ -75,7 +94,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		patience: time.Duration(patience) * time.Millisecond,
 	}
 	p.freed.L = &p.mu
-	if s, ok := source.(pool.Coalescer); ok {
+	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces
 	}
 	if p.limit == 0 {
@@ -121,7 +140,8 @@ func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
 		return block, nil, nil
 	}
 	err = p.table.Refuse(size, err, "")
-	if p.dumps && errors.Is(err, pool.ErrOutOfMemory) {
+	if p.dumps && (errors.Is(err, pool.ErrOutOfMemory) || errors.Is(err, pool.ErrTooLarge)) {
+		p.dumps = false // a program that goes on may fail a thousand times
 		held := p.memoryDump()
 		return pool.Block{}, &held, err
 	}
@@ -131,8 +151,11 @@ func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
 // malloc goes up the ladder: a free chunk; a new region; a new region in the place of idle ones.
 func (p *Pool) malloc(size uint64) (pool.Block, error) {
 	if size > p.limit {
-		return pool.Block{}, fmt.Errorf("%w: memory_limit is %s; raise it",
-			pool.ErrTooLarge, readable.Bytes(p.limit))
+		what, advice := "memory_limit is", "raise it"
+		if !p.given {
+			what, advice = "the device has", "ask for less"
+		}
+		return pool.Block{}, fmt.Errorf("%w: %s %s; %s", pool.ErrTooLarge, what, readable.Bytes(p.limit), advice)
 	}
 	rounded := (size + granularity - 1) &^ (granularity - 1)
 	block, found := p.table.Serve(rounded, size, p.padding)

@@ -253,6 +253,63 @@ func TestIdleRegionsMakeRoom(t *testing.T) {
 	}
 }
 
+// device is a source that knows how much there is, of which others have a part.
+type device struct {
+	*pooltest.Source
+	total, others uint64
+	pool          *Pool
+	refuse        error
+}
+
+func (d *device) Memory() (free, total uint64, err error) {
+	if d.pool == nil {
+		return d.total - d.others, d.total, d.refuse
+	}
+	return d.total - d.others - d.pool.table.Stats().Reserved, d.total, d.refuse
+}
+
+// The limit is what the device has, unless an option says otherwise; of a source that cannot tell there is none.
+func TestTheLimitIsTheDevices(t *testing.T) {
+	d := &device{Source: pooltest.NewSource(64 * MiB), total: 64*MiB + 100}
+	p := newPool(t, d, "fragmentation_fraction=0.1")
+	require.EqualValues(t, 64*MiB, detail(p).BytesLimit, "rounded down to 256")
+	_, err := p.Malloc(65*MiB, 0)
+	require.ErrorIs(t, err, pool.ErrTooLarge)
+	require.ErrorContains(t, err, "the device has 64.00 MiB; ask for less")
+	pooltest.Malloc(t, p, 40*MiB)
+	_, err = p.Malloc(40*MiB, 0)
+	require.ErrorIs(t, err, pool.ErrOutOfMemory)
+	require.ErrorContains(t, err, "the device has no room for a region; free something, or ask for less")
+	require.EqualValues(t, 8*MiB, detail(newPool(t, d, "memory_limit=8MiB")).BytesLimit)
+
+	whole := &device{Source: pooltest.NewSource(GiB), total: 64 * MiB}
+	pooltest.Malloc(t, newPool(t, whole, "allow_growth=false"), 1)
+	require.Equal(t, []uint64{64 * MiB}, whole.Asked)
+
+	d.refuse = errors.New("the device is lost")
+	_, err = New(d, nil)
+	require.ErrorIs(t, err, d.refuse)
+	require.EqualValues(t, 0, detail(newPool(t, &device{Source: pooltest.NewSource(GiB)}, "")).BytesLimit)
+}
+
+// What cannot be had in the place of idle regions either leaves them where they are.
+func TestAHopelessRequestLetsNothingGo(t *testing.T) {
+	d := &device{Source: pooltest.NewSource(34 * MiB), total: 64 * MiB, others: 30 * MiB}
+	p := newPool(t, d, "garbage_collection=true")
+	d.pool = p
+	kept := pooltest.Malloc(t, p, 2*MiB)
+	pooltest.Free(t, p, pooltest.Malloc(t, p, 4*MiB), pooltest.Malloc(t, p, 8*MiB))
+	require.EqualValues(t, 14*MiB, p.Stats().Reserved)
+	for _, size := range []uint64{33 * MiB, 63 * MiB, 65 * MiB} { // of 20 free and 12 idle
+		_, err := p.Malloc(size, 0)
+		require.Error(t, err)
+		require.EqualValues(t, 14*MiB, p.Stats().Reserved, size)
+	}
+	b := pooltest.Malloc(t, p, 32*MiB)
+	require.EqualValues(t, 34*MiB, p.Stats().Reserved)
+	pooltest.Free(t, p, kept, b)
+}
+
 func TestMallocWaitsForAFree(t *testing.T) {
 	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=2MiB,retry_ms=60000")
 	b := pooltest.Malloc(t, p, 2*MiB)

@@ -3,12 +3,10 @@ package bfc
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"tms/vmm/pool"
 	"tms/vmm/pool/internal/pooltest"
 )
 
@@ -50,22 +48,28 @@ func TestMemoryDump(t *testing.T) {
 	}
 }
 
+// What first fails for want of memory is dumped, also what no state of the pool could serve; nothing after it.
 func TestDumpOnFailure(t *testing.T) {
-	for options, dumps := range map[string]bool{"": false, ",dump_log_on_failure=true": true} {
-		p := newPool(t, pooltest.NewSource(GiB), "memory_limit=4MiB"+options)
-		var logged strings.Builder
-		p.log = func(text string) {
-			require.True(t, p.mu.TryLock(), "the lock is not held")
-			p.mu.Unlock()
-			logged.WriteString(text)
+	for options, dumps := range map[string]int{"": 0, ",dump_log_on_failure=true": 1} {
+		for _, sizes := range [][]uint64{{2 * MiB, 5 * MiB, 2 * MiB}, {5 * MiB, 2 * MiB, 5 * MiB}} {
+			p := newPool(t, pooltest.NewSource(GiB), "memory_limit=4MiB"+options)
+			var logged []string
+			p.log = func(text string) {
+				require.True(t, p.mu.TryLock(), "the lock is not held")
+				p.mu.Unlock()
+				logged = append(logged, text)
+			}
+			pooltest.Malloc(t, p, 3*MiB)
+			for _, size := range sizes {
+				_, err := p.Malloc(size, 0)
+				require.Error(t, err)
+			}
+			require.Len(t, logged, dumps)
+			for _, text := range logged {
+				require.Contains(t, text, "out of memory for "+human(sizes[0]))
+				require.Contains(t, text, "of 4194304 bytes, 3145728 requested\nIn use by size:")
+			}
 		}
-		pooltest.Malloc(t, p, 3*MiB)
-		_, err := p.Malloc(5*MiB, 0)
-		require.ErrorIs(t, err, pool.ErrTooLarge)
-		require.Empty(t, logged.String())
-		_, err = p.Malloc(2*MiB, 0)
-		require.ErrorIs(t, err, pool.ErrOutOfMemory)
-		require.Equal(t, dumps, strings.Contains(logged.String(), "of 4194304 bytes, 3145728 requested\nIn use by size:"))
 	}
 }
 

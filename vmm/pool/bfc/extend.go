@@ -13,8 +13,8 @@ import (
 // last for what is needed. A region that touches others is joined to them where the source allows it.
 // Errors: pool.ErrOutOfMemory, or the source's.
 func (p *Pool) extend(rounded uint64) error {
-	available := (p.limit - p.table.Stats().Reserved) &^ (granularity - 1)
-	if rounded > available {
+	available := (p.limit - min(p.limit, p.table.Stats().Reserved)) &^ (granularity - 1)
+	if rounded > available && p.given {
 		return fmt.Errorf("%w: the largest free chunk has %s and %s are left of the memory_limit of %s; free something or raise it",
 			pool.ErrOutOfMemory, readable.Bytes(p.table.Largest()), readable.Bytes(available), readable.Bytes(p.limit))
 	}
@@ -22,10 +22,10 @@ func (p *Pool) extend(rounded uint64) error {
 	for region < rounded {
 		region *= 2
 	}
-	size := min(region, available)
+	size := max(min(region, available), rounded)
 	h, err := p.table.Grow(size)
 	for errors.Is(err, pool.ErrOutOfMemory) && size > rounded {
-		size = max(less(size), rounded)
+		size = max(p.less(size), rounded)
 		h, err = p.table.Grow(size)
 	}
 	switch {
@@ -46,12 +46,18 @@ func (p *Pool) extend(rounded uint64) error {
 	return nil
 }
 
-// less is nine tenths of a region's size, rounded up but never the same.
-func less(size uint64) uint64 {
-	return min((size-size/10+granularity-1)&^(granularity-1), size-granularity)
+// less is nine tenths of a region's size, rounded up but never the same. A region that ended within a granule of the
+// device's memory would touch no other.
+func (p *Pool) less(size uint64) uint64 {
+	unit := uint64(granularity)
+	if p.joined != nil && size > deviceGranule {
+		unit = deviceGranule
+	}
+	return min((size-size/10+unit-1)&^(unit-1), (size-1)&^(unit-1))
 }
 
-// giveBackIdle gives idle regions back to the source if that can make room for rounded bytes.
+// giveBackIdle gives idle regions back to the source if that can make room for rounded bytes: within the limit, and on
+// the device, of which others may have a part.
 func (p *Pool) giveBackIdle(rounded uint64) bool {
 	if !p.collect {
 		return false
@@ -59,6 +65,12 @@ func (p *Pool) giveBackIdle(rounded uint64) bool {
 	idle := p.table.Idle()
 	if idle == 0 || rounded > p.limit-p.table.Stats().Reserved+idle {
 		return false
+	}
+	if p.memory != nil {
+		free, total, err := p.memory.Memory()
+		if err == nil && total > 0 && rounded > free+idle {
+			return false
+		}
 	}
 	freed, _ := p.table.Trim() // what the source refuses stays
 	return freed > 0

@@ -20,7 +20,7 @@ type Source struct {
 	RefuseFree error
 
 	allocated, freed, refused uint64 // calls
-	across                    bool   // Coalesces was asked
+	across                    bool   // Reserve was asked
 	wrong                     error  // the first call that no pool may make
 }
 
@@ -70,11 +70,14 @@ func (s *Source) Free(address uintptr, size uint64) error {
 	return s.addresses.Free(address, size)
 }
 
-// Coalesces is pool.Coalescer.Coalesces. A pool that asks may have blocks that lie across segments.
-func (s *Source) Coalesces(_, _ uintptr) bool {
+// Reserve is pool.Coalescer.Reserve. A pool that asks may have blocks that lie across segments.
+func (s *Source) Reserve(*pool.Room) bool {
 	s.across = true
 	return true
 }
+
+// Coalesces is pool.Coalescer.Coalesces.
+func (s *Source) Coalesces(_, _ uintptr) bool { return true }
 
 // Held returns how many segments and bytes are out.
 func (s *Source) Held() (segments int, bytes uint64) { return len(s.held), s.reserved }

@@ -5,6 +5,7 @@ import (
 
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/pool"
 )
 
 // Plain is a pool.Source of memory of CUDA's own. It is also a pool.Memory and a pool.Events.
@@ -55,7 +56,10 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	return address, p.outOfMemory(size, 0, err)
 }
 
-// Coalesces is pool.Coalescer.Coalesces. CUDA refuses a copy that reaches from one allocation into the next.
+// Reserve is pool.Coalescer.Reserve: CUDA refuses a copy that reaches from one allocation into the next.
+func (p *Plain) Reserve(*pool.Room) bool { return false }
+
+// Coalesces is pool.Coalescer.Coalesces.
 func (p *Plain) Coalesces(_, _ uintptr) bool { return false }
 
 // Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:

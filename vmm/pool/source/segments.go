@@ -3,6 +3,8 @@ package source
 import (
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/pool"
+	"tms/vmm/space"
 )
 
 // State is what a source has to know of the process at each call.
@@ -38,6 +40,12 @@ func (s *Segments) Allocate(size uint64) (uintptr, error) {
 	r.Size, r.Capturing, r.Margin = size, state.Capturing, state.Margin
 	address, err := s.engine.Malloc(r)
 	return address, s.outOfMemory(size, state.Margin, err)
+}
+
+// Reserve is pool.Coalescer.Reserve. (cuMemAddressReserve)
+func (s *Segments) Reserve(room *pool.Room) bool {
+	s.request.Room = (*space.Room)(room)
+	return true
 }
 
 // Coalesces is pool.Coalescer.Coalesces: mappings side by side in one reservation are one range to the driver.

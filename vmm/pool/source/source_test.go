@@ -14,6 +14,7 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/bfc"
 	"tms/vmm/pool/source"
+	"tms/vmm/pool/streams"
 )
 
 const mib = 1 << 20
@@ -220,8 +221,8 @@ func TestNoSuchDevice(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Regions of TensorFlow's allocator that touch are one where a block may lie across them: the limit, but for one
-// block, can be had again. What lies across is written, paused, resumed and read in one copy.
+// Regions of TensorFlow's allocator are side by side, whatever else its tag has, and are one where a block may lie across
+// them: the limit, but for one block, can be had again. What lies across is written, paused, resumed and read in one copy.
 func TestBlocksAcrossSegments(t *testing.T) {
 	for name, joins := range map[string]bool{"segments": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {
@@ -234,11 +235,20 @@ func TestBlocksAcrossSegments(t *testing.T) {
 			p, err := bfc.New(from, options)
 			require.NoError(t, err)
 			var blocks []pool.Block
+			var others []uintptr
 			for range 8 {
 				b, err := p.Malloc(4*mib, 0)
 				require.NoError(t, err)
 				blocks = append(blocks, b)
+				other, err := w.engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "pool"})
+				require.NoError(t, err)
+				others = append(others, other)
 			}
+			defer func() {
+				for _, other := range others {
+					require.NoError(t, w.engine.Free(other, false))
+				}
+			}()
 			for _, b := range blocks[:7] {
 				require.NoError(t, p.Free(b.Address))
 			}
@@ -263,12 +273,40 @@ func TestBlocksAcrossSegments(t *testing.T) {
 			require.NoError(t, w.driver.CtxSynchronize())
 			require.Equal(t, written, read)
 			require.NoError(t, p.Destroy())
+			w.engine.Drain()
 			free, total, err := from.Memory()
 			require.NoError(t, err)
-			w.engine.Drain()
-			require.Equal(t, total, free)
+			require.Equal(t, total-8*2*mib, free)
 		})
 	}
+}
+
+// Each stream's pool has its regions side by side, though they are made by turns.
+func TestStreamsHaveRoomsOfTheirOwn(t *testing.T) {
+	w := newWorld(t)
+	p, err := streams.New(w.segments(), func(from pool.Source) (pool.Pool, error) {
+		options, err := pool.ParseOptions("memory_limit=24MiB")
+		if err != nil {
+			return nil, err
+		}
+		return bfc.New(from, options)
+	})
+	require.NoError(t, err)
+	var blocks [2][]pool.Block
+	for i := range 12 {
+		b, err := p.Malloc(4*mib, pool.Stream(i%2))
+		require.NoError(t, err)
+		blocks[i%2] = append(blocks[i%2], b)
+	}
+	for stream, own := range blocks {
+		for _, b := range own[:5] {
+			require.NoError(t, p.Free(b.Address))
+		}
+		_, err := p.Malloc(20*mib, pool.Stream(stream))
+		require.NoError(t, err)
+	}
+	require.EqualValues(t, 48*mib, p.Stats().Reserved)
+	require.NoError(t, p.Destroy())
 }
 
 func TestHostMemory(t *testing.T) {

@@ -20,9 +20,14 @@ type shared struct {
 }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
-func (s *shared) Allocate(size uint64) (uintptr, error) {
+func (s *shared) Allocate(size uint64) (uintptr, error) { return s.allocate(size, nil) }
+
+func (s *shared) allocate(size uint64, room *pool.Room) (uintptr, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if under, ok := s.under.(pool.Coalescer); ok {
+		under.Reserve(room)
+	}
 	if s.limited && (size > s.allowed || s.held > s.allowed-size) {
 		s.stats.SourceFailures++
 		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
@@ -54,9 +59,35 @@ func (s *shared) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// Coalesces is pool.Coalescer.Coalesces. It may be false where it was true: that joins fewer.
-func (s *shared) Coalesces(below, above uintptr) bool {
-	under, ok := s.under.(pool.Coalescer)
+// Memory is pool.Memory.Memory; of a source that cannot tell, 0.
+func (s *shared) Memory() (free, total uint64, err error) {
+	if under, ok := s.under.(pool.Memory); ok {
+		return under.Memory()
+	}
+	return 0, 0, nil
+}
+
+// part is the source as one of the pools has it, whose segments lie in a room of their own.
+type part struct {
+	*shared
+	room *pool.Room
+}
+
+// Allocate is pool.Source.Allocate.
+func (p *part) Allocate(size uint64) (uintptr, error) { return p.allocate(size, p.room) }
+
+// Reserve is pool.Coalescer.Reserve.
+func (p *part) Reserve(room *pool.Room) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	under, ok := p.under.(pool.Coalescer)
+	p.room = room
+	return ok && under.Reserve(room)
+}
+
+// Coalesces is pool.Coalescer.Coalesces.
+func (p *part) Coalesces(below, above uintptr) bool {
+	under, ok := p.under.(pool.Coalescer)
 	return ok && under.Coalesces(below, above)
 }
 
@@ -90,7 +121,7 @@ func (s *shared) count(stats *pool.Stats) {
 // the graphs are gone.
 type held struct {
 	mu    sync.Mutex
-	under pool.Source
+	under *shared
 	free  map[uint64][]uintptr
 }
 
@@ -112,6 +143,9 @@ func (h *held) Free(address uintptr, size uint64) error {
 	h.free[size] = append(h.free[size], address)
 	return nil
 }
+
+// Memory is pool.Memory.Memory.
+func (h *held) Memory() (free, total uint64, err error) { return h.under.Memory() }
 
 // release gives back what it keeps. What the source refuses stays.
 func (h *held) release() (failed error) {

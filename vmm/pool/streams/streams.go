@@ -117,7 +117,7 @@ func (p *Pool) poolOf(stream pool.Stream) (pool.Pool, error) {
 	if known := p.pools[stream]; known != nil {
 		return known, nil
 	}
-	made, err := p.fresh(p.source)
+	made, err := p.fresh(&part{shared: p.source})
 	if err == nil {
 		p.pools[stream] = made
 	}

@@ -44,6 +44,9 @@ func (s *Source) Free(address uintptr, size uint64) error {
 	return s.Range.Free(address, size)
 }
 
+// Reserve is pool.Coalescer.Reserve.
+func (s *Source) Reserve(*pool.Room) bool { return s.Joins }
+
 // Coalesces is pool.Coalescer.Coalesces.
 func (s *Source) Coalesces(_, _ uintptr) bool { return s.Joins }
 
