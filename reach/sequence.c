@@ -233,24 +233,47 @@ HIDDEN void sequence_freeze(void)
 	atomic_store(&process, (pid_t)syscall(SYS_getpid));
 }
 
+/* The sequence of a communicator that a target names; NULL: none. */
+static struct sequence *named(struct communicator *c, const struct gate_sequence *t)
+{
+	if (!is_seen(c) || c->clique != t->clique)
+		return NULL;
+	if (t->from < 0)
+		return &c->collectives;
+	if (c->rank == t->from)
+		return sequence_of(c, SENT, t->to);
+	return c->rank == t->to ? sequence_of(c, RECEIVED, t->from) : NULL;
+}
+
+/* These are the targets already. Who waits is then not woken: until he waits again nobody sees that he does. */
+static bool are_set(const struct gate_sequence *targets, size_t count)
+{
+	static size_t last;
+	bool same = count == last;
+	last = count;
+	for (size_t i = 0; i < count; i++)
+		for EACH (c, communicator) {
+			const struct sequence *s = named(c, &targets[i]);
+			if (s && (atomic_load(&s->told) != atomic_load(&number) || atomic_load(&s->target) != targets[i].number))
+				same = false;
+		}
+	return same;
+}
+
 /* Pairs of a communicator whose collectives are named, and that are not, have 0 for a target. */
 HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count)
 {
+	if (are_set(targets, count))
+		return;
 	const uint32_t now = atomic_load(&number) + 1;
 	for (int pairs = 0; pairs < 2; pairs++)
 		for (size_t i = 0; i < count; i++) {
 			const struct gate_sequence *t = &targets[i];
 			for EACH (c, communicator) {
-				if ((t->from >= 0) != pairs || !is_seen(c) || c->clique != t->clique)
-					continue;
-				if (!pairs) {
-					tell(&c->collectives, t->number, now);
+				struct sequence *s = (t->from >= 0) == pairs ? named(c, t) : NULL;
+				tell(s, t->number, now);
+				if (s && !pairs)
 					tell_pairs(c, now, false);
-				} else if (c->rank == t->from) {
-					tell(sequence_of(c, SENT, t->to), t->number, now);
-				} else if (c->rank == t->to) {
-					tell(sequence_of(c, RECEIVED, t->from), t->number, now);
-				}
 			}
 		}
 	set_number(now);

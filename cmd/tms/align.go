@@ -23,8 +23,9 @@ const (
 	alignSlice = 10 * time.Millisecond // for which a rank that has neither arrived nor is held back is waited for
 	alignPause = time.Millisecond      // between two questions, if all is as it was
 	// How long no rank gets on before whoever is held back is let on by one: it may be waited for outside of NCCL. Then
-	// twice as long.
+	// twice as long, for ranks that take their time, but no longer than the last.
 	firstStall = 50 * time.Millisecond
+	lastStall  = 400 * time.Millisecond
 )
 
 // alignment is what is known of the ranks.
@@ -55,7 +56,7 @@ func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err e
 		now := a.begun()
 		raise := now == before && time.Since(moved) > stall
 		if raise {
-			stall *= 2
+			stall = min(2*stall, lastStall)
 		}
 		if raise || now != before {
 			moved, before = time.Now(), now

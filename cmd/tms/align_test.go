@@ -96,10 +96,10 @@ func TestRanksThatAreApart(t *testing.T) {
 		t.Run(kind, func(t *testing.T) {
 			ranks := startApart(t, kind, count, none)
 			start := time.Now()
-			for _, tries := range pauseApart(t, ranks, 8) {
+			for _, tries := range pauseApart(t, ranks, 8, "--timeout", "1200") {
 				require.LessOrEqual(t, tries, 2)
 			}
-			require.Less(t, time.Since(start), 12*time.Second, "nobody waits for the end of an alignment")
+			require.Less(t, time.Since(start), 5*time.Minute, "nobody waits for the end of an alignment, ten minutes")
 			endApart(t, ranks)
 		})
 	}
@@ -265,7 +265,10 @@ func TestAlign(t *testing.T) {
 
 	// Who is held back is not inside NCCL, with nothing in his group yet; and goes on when all is undone.
 	say("reduce")
-	a.until(name, map[string]uint64{name: 0})
+	found = a.until(name, map[string]uint64{name: 0})
+	for range 1000 { // and is seen to be, however often that is asked
+		require.Equal(t, found, a.align(map[string]uint64{name: 0}))
+	}
 	other := startAligning(t, c.Process.Pid)
 	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error, "another client aligns the process with others")
 	reply := a.ask(control.Request{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
