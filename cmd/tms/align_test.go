@@ -110,9 +110,7 @@ func TestRanksThatAreApart(t *testing.T) {
 func TestRanksWithCollectivesInGraphs(t *testing.T) {
 	t.Run("and others", func(t *testing.T) {
 		ranks := startApart(t, "mixed", 3, none)
-		for _, tries := range pauseApart(t, ranks, 6) {
-			require.LessOrEqual(t, tries, 6) // one on a machine with nothing else to do
-		}
+		pauseApart(t, ranks, 6, "--timeout", "60") // at the first try on a machine with nothing else to do
 		endApart(t, ranks)
 	})
 	t.Run("alone", func(t *testing.T) {

@@ -19,8 +19,9 @@ import (
 	"tms/vmm"
 )
 
-// slow is a process that takes its time for what it is asked, as another one tells: 64 MiB each second.
-func slow(t *testing.T, takes time.Duration) (pid int) {
+// slow is a process that is done with what it is asked when it has been asked so often how far it is, as another one
+// tells: a pause of 32 MiB more each time.
+func slow(t *testing.T, looks int64) (pid int) {
 	t.Helper()
 	body := exec.Command("sleep", "600")
 	require.NoError(t, body.Start())
@@ -34,8 +35,10 @@ func slow(t *testing.T, takes time.Duration) (pid int) {
 	listener, err := net.Listen("unix", filepath.Join(directory, control.Name(pid)))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
-	var begun atomic.Pointer[time.Time]
-	total := uint64(takes.Seconds() * (64 << 20))
+	const each = 32 << 20
+	pausing := make(chan int64, 100) // how often it was asked since the pause began
+	var asked atomic.Int64
+	asked.Store(-1)
 	answer := func(connection net.Conn) {
 		defer func() { _ = connection.Close() }()
 		for lines := bufio.NewScanner(connection); lines.Scan(); {
@@ -48,17 +51,20 @@ func slow(t *testing.T, takes time.Duration) (pid int) {
 			switch request.Op {
 			case control.Status:
 				state := control.ProcessState{PID: pid, Gated: true, Stats: vmm.Stats{Devices: []vmm.DeviceStats{{}}}}
-				if at := begun.Load(); at != nil {
+				if asked.Load() >= 0 {
+					now := asked.Add(1)
 					state.Doing = control.Pause
-					copied := min(total, uint64(time.Since(*at).Seconds()*(64<<20)))
-					state.Stats.Devices[0].Progress = &vmm.Progress{Operation: "pause", Done: copied, Total: total}
+					state.Stats.Devices[0].Progress = &vmm.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: uint64(looks) * each}
+					pausing <- now
 				}
 				reply.Process, _ = json.Marshal(state)
 			case control.Pause:
-				now := time.Now()
-				begun.Store(&now)
-				time.Sleep(takes)
-				reply.Bytes, reply.Seconds = total, takes.Seconds()
+				asked.Store(0)
+				for <-pausing < looks {
+					continue
+				}
+				asked.Store(-1)
+				reply.Bytes, reply.Seconds = uint64(looks)*each, 1.5
 			}
 			if _, err := connection.Write(control.Line(reply)); err != nil {
 				return
@@ -79,18 +85,24 @@ func slow(t *testing.T, takes time.Duration) (pid int) {
 
 func TestProgress(t *testing.T) {
 	ownSockets(t)
-	pid := slow(t, 3500*time.Millisecond)
+	pid := slow(t, 4)
 	out, told, code := command(t, "pause", fmt.Sprint(pid))
 	require.Zero(t, code, told)
-	require.Equal(t, fmt.Sprintf("%d: paused, 224.00 MiB freed in 3.50 s\n", pid), out)
-	require.Regexp(t, fmt.Sprintf(`^(tms: pausing %d \d{1,3}%%, \d+\.\d\d MiB of 224\.00 MiB, \d s\n){2,}$`, pid), told)
+	require.Equal(t, fmt.Sprintf("%d: paused, 128.00 MiB freed in 1.50 s\n", pid), out)
+	require.Regexp(t, fmt.Sprintf(`^(tms: pausing %d \d{1,3}%%, \d+\.\d\d MiB of 128\.00 MiB, \d s\n){2,}$`, pid), told)
 	first, last, _ := strings.Cut(strings.TrimSpace(told), "\n")
 	require.NotEqual(t, first, last)
 
-	one, other := fmt.Sprint(slow(t, 1500*time.Millisecond)), fmt.Sprint(slow(t, 1500*time.Millisecond))
+	one, silent := fmt.Sprint(slow(t, 4)), slow(t, 4)
 	_, told, _ = command(t, "pause", "--all")
 	require.Contains(t, told, "tms: pausing 3 processes ")
-	_, told, code = command(t, "pause", one, other, "--json")
+	go func() { // since nobody else asks
+		for range 4 {
+			time.Sleep(lineEvery)
+			_, _ = status(silent, time.Minute)
+		}
+	}()
+	_, told, code = command(t, "pause", fmt.Sprint(silent), "--json")
 	require.Zero(t, code)
 	require.Empty(t, told)
 
@@ -103,18 +115,18 @@ func TestProgress(t *testing.T) {
 		require.NoError(t, err)
 		text, err := bufio.NewReader(master).ReadString(0)
 		require.NoError(t, err)
-		result := one + ": paused, 96.00 MiB freed in 1.50 s\r\n\x00"
+		result := one + ": paused, 128.00 MiB freed in 1.50 s\r\n\x00"
 		require.True(t, strings.HasSuffix(text, result), "%q", text)
 		text = strings.TrimSuffix(text, result)
 		if kind == "dumb" {
-			require.Regexp(t, `^(tms: pausing `+one+` \d{1,3}%, .* of 96\.00 MiB, \d s\r\n)+$`, text)
+			require.Regexp(t, `^(tms: pausing `+one+` \d{1,3}%, .* of 128\.00 MiB, \d s\r\n)+$`, text)
 			continue
 		}
 		require.True(t, strings.HasSuffix(text, "\r\x1b[K"), "the bar is gone: %q", text)
 		bars := strings.Split(strings.TrimSuffix(text, "\r\x1b[K"), "\r")[1:]
 		require.Greater(t, len(bars), 1)
 		for _, bar := range bars {
-			require.Regexp(t, `^pausing `+one+` \[#*-*\] \d{1,3}%, .* of 96\.00 MiB, \d s\x1b\[K$`, bar)
+			require.Regexp(t, `^pausing `+one+` \[#*-*\] \d{1,3}%, .* of 128\.00 MiB, \d s\x1b\[K$`, bar)
 			require.Less(t, len(bar), 80+len("\x1b[K"))
 		}
 		require.Greater(t, strings.Count(bars[len(bars)-1], "#"), strings.Count(bars[0], "#"))

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,21 +16,31 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
+// startRecording returns when it has begun, with what else the command says.
+func startRecording(t *testing.T, s *steered, path string, out io.Writer) (*exec.Cmd, *bufio.Scanner) {
+	t.Helper()
+	c := exec.Command(tms, "record", fmt.Sprint(s.Process.Pid), "-o", path)
+	c.Stdout = out
+	told, err := c.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	lines := bufio.NewScanner(told)
+	require.True(t, lines.Scan())
+	require.Contains(t, lines.Text(), "Ctrl-C ends it")
+	return c, lines
+}
+
 // recordFor has a program recorded while it is paused and resumed, and returns the file.
 func recordFor(t *testing.T, s *steered) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "it.trace")
-	var out, words bytes.Buffer
-	c := exec.Command(tms, "record", fmt.Sprint(s.Process.Pid), "-o", path)
-	c.Stdout, c.Stderr = &out, &words
-	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool { found, err := os.Stat(path); return err == nil && found.Size() > 0 }, 20*time.Second, time.Millisecond)
+	var out bytes.Buffer
+	c, _ := startRecording(t, s, path, &out)
 	s.do("pause weights")
 	s.do("resume")
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
-	require.NoError(t, c.Wait(), words.String())
+	require.NoError(t, c.Wait())
 	require.Regexp(t, fmt.Sprintf(`^%d: recorded, [\d.]+ \S+ in \d+\.\d s: %s\n$`, s.Process.Pid, path), out.String())
-	require.Contains(t, words.String(), "Ctrl-C ends it")
 	return path
 }
 
@@ -74,10 +86,12 @@ func TestRecord(t *testing.T) {
 	_, words, code = command(t, "record", pid, "-o", "/none/there", "--for", "1s")
 	require.Equal(t, exitNo, code)
 	require.Contains(t, words, "No such file or directory")
-	time.AfterFunc(200*time.Millisecond, func() { _ = s.Process.Kill() })
-	_, words, code = command(t, "record", pid, "-o", path)
-	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, words, "what was recorded until then is in "+path)
+	recording, lines := startRecording(t, s, path, nil)
+	require.NoError(t, s.Process.Kill())
+	require.True(t, lines.Scan())
+	require.Contains(t, lines.Text(), "what was recorded until then is in "+path)
+	require.Error(t, recording.Wait())
+	require.Equal(t, exitNoProcess, recording.ProcessState.ExitCode())
 	_, words, code = command(t, "record", "999999999")
 	require.Equal(t, exitNoProcess, code)
 	require.Contains(t, words, "there is no such process")

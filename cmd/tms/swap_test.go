@@ -37,7 +37,7 @@ func (s *steered) number() string { return strconv.Itoa(s.Process.Pid) }
 // held is what a process has of the device now.
 func held(t *testing.T, s *steered) (bytes uint64) {
 	t.Helper()
-	state, err := status(s.Process.Pid, answerTime)
+	state, err := status(s.Process.Pid, time.Minute)
 	require.NoError(t, err)
 	for _, d := range state.Stats.Devices {
 		for _, tag := range d.Tags {
