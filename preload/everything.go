@@ -23,9 +23,9 @@ import (
 func (t *task) everything() error {
 	asked := bool(C.everything_asked())
 	switch {
-	case t.request.Op == control.Undo, t.request.Op == control.Resume && t.request.Everything:
+	case t.request.Op == control.Undo: // of its own: see there
+	case t.request.Op == control.Resume && t.request.Everything:
 		C.everything_set(false)
-	case t.orphan: // waits where its client has locked the process; where not, nothing was asked
 	case asked && !t.request.Everything:
 		return &refusal{"everything of this process is paused, the driver's part too: its CUDA calls wait. tms resume brings it back",
 			cuda.IllegalState}

@@ -31,7 +31,7 @@ var gate struct {
 	pausing    bool // a gated pause goes on
 	shut       bool
 	worked     time.Time  // when a look last found that a device was given work; zero: there was none
-	held       bool       // who asked has nothing paused yet (control.Request.Hold), and the gate stays shut for that
+	held       int        // by so many who have nothing paused yet (control.Request.Hold); the gate stays shut for each
 	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
 }
 
@@ -89,7 +89,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 	}
 	defer gate.turn.Unlock()
 	gate.Lock()
-	gate.pausing, gate.held = true, false
+	gate.pausing = true
 	if how.idle >= 0 {
 		C.gate_hold_allocations() // others may have the memory by then
 	}
@@ -97,7 +97,9 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 	stays := false // shut
 	defer func() {
 		gate.Lock()
-		gate.pausing, gate.held = false, stays
+		if gate.pausing = false; stays {
+			gate.held++
+		}
 		if err != nil && how.idle >= 0 {
 			gate.worked = time.Now()
 		}
@@ -195,14 +197,12 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// unhold lets the program go on that is held up, and has nothing paused.
+// unhold ends one hold. The program goes on if nothing else holds it up.
 func unhold() {
-	e := engine.Load()
 	gate.Lock()
-	was := gate.held
-	gate.held = false
+	gate.held--
 	gate.Unlock()
-	if was && !e.Gated() {
+	if !engine.Load().Gated() {
 		openGate()
 	}
 }
@@ -229,7 +229,7 @@ func ungate(e *vmm.Engine) error {
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
-	if gate.pausing || gate.held {
+	if gate.pausing || gate.held > 0 {
 		return
 	}
 	if nccl.suspended.Load() {

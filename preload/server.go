@@ -17,6 +17,7 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/control"
+	"tms/internal/control/rights"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -31,15 +32,6 @@ const (
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, if a client wants to know
 )
 
-// hold is a pause that its client has not said to keep.
-type hold struct {
-	tag  *string
-	undo []*string
-	held bool // nothing is paused: threads are held up alone
-}
-
-func sameTag(x, y *string) bool { return x == y || x != nil && y != nil && *x == *y }
-
 // server is what the thread knows. Other threads reach the last four alone.
 type server struct {
 	socket  int
@@ -51,14 +43,13 @@ type server struct {
 	running *task
 	asking  bool      // a status is being read
 	handed  time.Time // when work was last given to another thread
-	orphans []*string // tags that a client which has gone had paused; nil for all
-	retryAt time.Time
+	rights  rights.Rights[*connection]
+	retryAt time.Time     // when what is due of clients that have gone is tried again
 	retry   time.Duration // 0: it was not tried yet
 	full    time.Time     // until then no client is taken: the kernel had no room
 	glanced time.Time     // at the gate
 	lends   []*lend       // that are asked for
 	lending *lend         // that another thread is at
-	aligns  *connection   // for which threads are held back before collectives; nil: for none
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
@@ -83,8 +74,7 @@ type connection struct {
 	status     uint8 // one of the below
 	statusID   uint64
 	awaits     time.Time // of gateAwaited: how long
-	holds      []hold
-	recording  int // which one it has asked for and not ended; 0: none
+	recording  int       // which one it has asked for and not ended; 0: none
 }
 
 // What has become of a client's status; or it waits for somebody who waits at the gate.
@@ -162,14 +152,14 @@ func (s *server) timeout(now time.Time) int {
 	if now.Before(s.full) {
 		until(s.full)
 	}
-	if len(s.orphans) > 0 {
+	if len(s.rights.Due()) > 0 {
 		if !now.Before(s.retryAt) {
 			return 0
 		}
 		until(s.retryAt)
 	}
 	for _, c := range s.clients {
-		if c.ready() {
+		if s.ready(c) {
 			return 0
 		}
 		if c.status == gateAwaited {
@@ -191,11 +181,11 @@ func (c *connection) reads() bool {
 }
 
 // ready tells whether there is something to do for the client already.
-func (c *connection) ready() bool {
+func (s *server) ready(c *connection) bool {
 	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
 		return false
 	}
-	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !c.keeps())
+	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !s.keeps(c))
 }
 
 func (c *connection) read() {
@@ -235,13 +225,13 @@ func (s *server) hear(c *connection, now time.Time) {
 	}
 	if len(c.in) > 0 {
 		c.fail(errors.New("the line has no end"))
-	} else if !c.keeps() {
+	} else if !s.keeps(c) {
 		c.gone = true
 	}
 }
 
 // keeps tells whether something lasts as long as the client is there, also one that sends no more.
-func (c *connection) keeps() bool { return len(c.holds) > 0 || c.recording > 0 }
+func (s *server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
 
 // expire gives up a client that takes too long.
 func (c *connection) expire(now time.Time) {
@@ -328,12 +318,6 @@ func (s *server) request(c *connection, line []byte) {
 		c.status, c.statusID = statusWanted, r.ID
 	case control.Await:
 		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(seconds(r.Wait))
-	case control.Keep:
-		for _, h := range slices.Clone(c.holds) {
-			s.unhold(h.tag)
-		}
-		s.release(c)
-		c.answer(control.Reply{ID: r.ID, OK: true})
 	case control.Cancel:
 		s.cancel(c, r.ID)
 	case control.Lend:
@@ -351,12 +335,14 @@ func (s *server) request(c *connection, line []byte) {
 			c.refuse(r.ID, errors.New("a client has one recording at a time, which it ends by a record without a file"))
 			return
 		}
-		if r.Op == control.Align {
-			if s.aligns != nil && s.aligns != c {
-				c.refuse(r.ID, errors.New("another client aligns the process with others"))
-				return
-			}
-			s.aligns = c
+		if r.Op == control.Align && !s.rights.Align(c) {
+			c.refuse(r.ID, errors.New("another client aligns the process with others"))
+			return
+		}
+		if r.Op == control.Keep {
+			s.release(s.rights.Keep(c))
+			c.answer(control.Reply{ID: r.ID, OK: true})
+			return
 		}
 		c.task = &task{client: c, request: r, recording: c.recording}
 		if r.Tag != nil {
@@ -411,20 +397,17 @@ func (s *server) withdraw(c *connection) {
 	c.task = nil
 }
 
-// release lets those go on that are held back before collectives for a client.
-func (s *server) release(c *connection) {
-	if c != nil && s.aligns == c {
-		s.aligns = nil
+// release takes back at once what nobody is responsible for any more.
+func (s *server) release(r rights.Released) {
+	if r.Hold {
+		hand(letGo)
+	}
+	if r.Align && (s.running == nil || s.running.request.Op != control.Align) { // else when it is done
 		C.nccl_release()
 	}
-}
-
-// unhold forgets that a tag is to be resumed when a client goes; nil: that any is.
-func (s *server) unhold(tag *string) {
-	for _, c := range s.clients {
-		c.holds = slices.DeleteFunc(c.holds, func(h hold) bool { return tag == nil || sameTag(h.tag, tag) })
+	if len(r.Due) > 0 {
+		s.retryAt, s.retry = time.Time{}, 0
 	}
-	s.orphans = slices.DeleteFunc(s.orphans, func(o *string) bool { return tag == nil || sameTag(o, tag) })
 }
 
 // leave lets those go who have gone.
@@ -444,34 +427,11 @@ func (s *server) leave() {
 		} else if c.task != nil {
 			s.withdraw(c)
 		}
-		for _, h := range c.holds {
-			if h.held {
-				hand(letGo)
-			} else {
-				s.abandon(h)
-			}
-		}
 		if c.recording > 0 {
 			abandonRecording(c.recording)
 		}
-		if s.running == nil || s.running.request.Op != control.Align { // else when it is done
-			s.release(c)
-		}
+		s.release(s.rights.Leave(c))
 	}
-}
-
-// abandon has a pause undone whose client has gone, or leaves that to another client with the same pause.
-func (s *server) abandon(h hold) {
-	for _, c := range s.clients {
-		for i := range c.holds {
-			if !c.holds[i].held && sameTag(c.holds[i].tag, h.tag) {
-				c.holds[i].undo = append(c.holds[i].undo, h.undo...)
-				return
-			}
-		}
-	}
-	s.orphans = append(s.orphans, h.undo...)
-	s.retryAt, s.retry = time.Time{}, 0
 }
 
 // begin hands work to other threads, which have the process's descriptors.
@@ -494,17 +454,18 @@ func (s *server) begin(now time.Time) {
 	if len(s.queue) > 0 {
 		s.running = s.queue[0]
 		s.queue = slices.Delete(s.queue, 0, 1)
-	} else if len(s.orphans) > 0 && !now.Before(s.retryAt) {
-		s.running = &task{request: control.Request{Op: control.Resume}, tag: s.orphans[0], orphan: true}
+	} else if due := s.rights.Due(); len(due) > 0 && !now.Before(s.retryAt) {
+		s.running = &task{request: control.Request{Op: control.Undo}, tags: due}
 	} else {
 		return
 	}
 	t := s.running
-	if t.request.Op == control.Undo {
-		s.release(t.client)
-		for _, h := range t.client.holds {
-			t.undo = append(t.undo, h.undo...)
-		}
+	if t.request.Op == control.Pause && !t.request.Hold {
+		t.lets = s.rights.Pauses(t.client)
+	} else if t.request.Op == control.Undo && t.client != nil {
+		released := s.rights.Undo(t.client)
+		t.lets, t.tags = released.Hold, released.Due
+		s.release(rights.Released{Align: released.Align})
 	}
 	s.handed = now
 	hand(func() { s.done.Store(t.perform()) })
@@ -531,37 +492,37 @@ func (s *server) collect() {
 	}
 	t := s.running
 	s.running = nil
-	if t.request.Op == control.Record {
-		if t.client != nil && (reply.OK || t.request.File == "") {
-			t.client.recording = t.recording
-		} else if t.client == nil && t.recording > 0 {
-			abandonRecording(t.recording)
+	switch op := t.request.Op; {
+	case op == control.Record && t.client != nil && (reply.OK || t.request.File == ""):
+		t.client.recording = t.recording
+	case op == control.Record && t.client == nil && t.recording > 0:
+		abandonRecording(t.recording)
+	case op == control.Align && t.client == nil:
+		s.release(rights.Released{Align: true})
+	case t.held:
+		s.release(rights.Released{Hold: !s.rights.Held(t.client)})
+	case op == control.Pause:
+		s.rights.Took(t.client, t.tags)
+		if reply.OK {
+			s.rights.Paused(t.client, t.request.Keep, t.tag)
 		}
-	} else if t.request.Op == control.Pause && t.request.Keep && reply.OK {
-		s.unhold(t.tag)
-	} else if t.request.Op == control.Pause && (reply.OK || len(t.undo) > 0) {
-		h := hold{t.tag, t.undo, t.request.Hold}
-		if t.client != nil {
-			t.client.holds = append(t.client.holds, h)
-		} else if h.held {
-			hand(letGo)
-		} else {
-			s.abandon(h)
+		if t.client == nil {
+			s.release(rights.Released{Due: t.tags})
 		}
-	} else if t.request.Op == control.Align && t.client == nil {
-		s.release(s.aligns)
-	} else if t.request.Op == control.Undo && reply.OK && t.client != nil {
-		t.client.holds = nil
-	} else if t.request.Op == control.Resume && reply.OK {
-		s.unhold(t.tag)
-	} else if len(s.orphans) > 0 && t.orphan {
-		if s.retry == 0 {
-			// On another thread: descriptor 2 is another here.
-			go logLine("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
+	case op == control.Resume && reply.OK:
+		s.rights.Resumed(t.tag)
+	case op == control.Undo:
+		for _, tag := range t.resumed {
+			s.rights.Resumed(&tag)
 		}
-		s.retry = min(max(firstRetry, 2*s.retry), lastRetry)
-		s.retryAt = time.Now().Add(s.retry)
-		s.orphans = append(s.orphans[1:], s.orphans[0])
+		if t.client == nil && !reply.OK {
+			if s.retry == 0 {
+				// On another thread: descriptor 2 is another here.
+				go logLine("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
+			}
+			s.retry = min(max(firstRetry, 2*s.retry), lastRetry)
+			s.retryAt = time.Now().Add(s.retry)
+		}
 	}
 	if t.client != nil {
 		t.client.task = nil

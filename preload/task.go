@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/control/rights"
 	"tms/internal/guard"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -32,13 +33,15 @@ const (
 // task is a request that changes something.
 type task struct {
 	client    *connection // nil: it has gone
-	orphan    bool        // it resumes what a client that has gone had paused
 	request   control.Request
 	tag       *string     // its tag, by its name
 	withdrawn atomic.Bool // what waits for memory is to end
 	also      everything
-	recording int       // of a record: which one it has begun, or is to end
-	undo      []*string // tags by whose resume a pause is undone, nil for all: set by the pause, done by an undo
+	recording int      // of a record: which one it has begun, or is to end
+	lets      bool     // a hold goes with it
+	held      bool     // one has come with it
+	tags      []string // of which a pause has taken something; or which an undo is to resume
+	resumed   []string // which it has
 }
 
 // hand runs work on another thread, and has it begin at once: see tmsOperation.
@@ -55,6 +58,9 @@ func (t *task) perform() *control.Reply {
 	growStack(false)
 	start := time.Now()
 	var reply control.Reply
+	if t.lets && t.request.Op == control.Undo {
+		letGo()
+	}
 	err := guard.Call(func() (err error) {
 		switch t.request.Op {
 		case control.Record:
@@ -70,14 +76,15 @@ func (t *task) perform() *control.Reply {
 		if e != nil {
 			reply.Bytes, err = t.carryOut(e)
 		}
-		if t.request.Everything && t.request.Op == control.Pause {
-			C.everything_set(C.bool(err == nil))
-		}
-		if t.orphan && err == nil && (reply.Bytes > 0 || t.tag == onlyNCCL) { // its calls of the driver have come back
-			C.everything_set(false)
+		if err == nil && t.request.Everything && t.request.Op == control.Pause {
+			C.everything_set(true)
+			t.tags = append(t.tags, rights.Rest)
 		}
 		return err
 	})
+	if t.lets && t.request.Op == control.Pause { // which has held the threads up itself meanwhile
+		letGo()
+	}
 	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.also.nccl, t.also.apart
 	if t.request.Op != control.Pause {
 		reply.NCCL = awaitedNCCL()
@@ -103,15 +110,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	case control.Resume:
 		return t.resume(e, options)
 	case control.Undo:
-		unhold()
-		for _, tag := range t.undo {
-			options.Tag = tag
-			resumed, err := t.resume(e, options)
-			if bytes += resumed; err != nil {
-				return bytes, err
-			}
-		}
-		return bytes, nil
+		return t.undo(e, options)
 	case control.Move:
 		to := vmm.BackupHost
 		if t.request.To == control.ToDisk {
@@ -119,13 +118,13 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		}
 		return e.Move(options, to)
 	default:
-		undo, imported := t.undoing(e), e.ImportedBytes()
+		before, imported, suspended := e.Recorded(), e.ImportedBytes(), nccl.suspended.Load()
 		bytes, err = t.pause(e, options)
-		if bytes > 0 || e.ImportedBytes() < imported || nccl.suspended.Load() {
-			t.undo = undo
+		if bytes > 0 || e.ImportedBytes() < imported {
+			t.tags = taken(before, e.Recorded(), t.tag)
 		}
-		if len(t.undo) == 0 && nccl.suspended.Load() {
-			t.undo = []*string{onlyNCCL}
+		if nccl.suspended.Load() && !suspended {
+			t.tags = append(t.tags, rights.Rest)
 		}
 		return bytes, err
 	}
@@ -145,17 +144,8 @@ func (t *task) record() error {
 	return err
 }
 
-// onlyNCCL is no tag: the undoing of a pause that has suspended NCCL and found nothing else to do.
-var onlyNCCL = new(string)
-
 // resume tries again while memory is short, unless it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
-	if options.Tag == onlyNCCL {
-		if _, err := e.Stats(); err != nil { // which waits where the driver has the process
-			return 0, err
-		}
-		return 0, ungate(e)
-	}
 	until := time.Now().Add(seconds(t.request.Wait))
 	options.Importers = max(resumeWait, seconds(t.request.Wait))
 	for {
@@ -168,29 +158,64 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	}
 }
 
-// undoing lists the tags by whose resume the pause will be undone: not those that the program has paused itself.
-func (t *task) undoing(e *vmm.Engine) []*string {
-	if t.tag != nil {
-		return []*string{t.tag}
+// undo resumes each tag that it can: all at once, where nothing else is paused.
+func (t *task) undo(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	did := func(failed error, tags ...string) {
+		if failed == nil {
+			t.resumed = append(t.resumed, tags...)
+		} else if err == nil {
+			err = failed
+		}
 	}
-	stats, err := e.Stats()
-	var active []*string
-	own := false
+	tags := t.tags
+	if len(tags) > 0 && tags[0] == rights.Rest {
+		_, _ = e.Stats() // which waits where the driver has the process: as it comes back, it has not
+		C.everything_set(false)
+		did(ungate(e), rights.Rest)
+		tags = tags[1:]
+	}
+	one := func(tag *string, tags ...string) {
+		options.Tag = tag
+		resumed, failed := t.resume(e, options)
+		bytes += resumed
+		did(failed, tags...)
+	}
+	others := func(name string) bool { return !slices.Contains(tags, name) }
+	if len(tags) > 1 && !slices.ContainsFunc(tagsWith(e.Recorded(), pausedOf), others) {
+		one(nil, tags...)
+		return bytes, err
+	}
+	for _, tag := range tags {
+		one(&tag, tag)
+	}
+	return bytes, err
+}
+
+// taken lists the tags of which a pause of one, nil for all, has paused something. What the program has paused itself
+// before is not among them.
+func taken(before, after vmm.Stats, tag *string) (names []string) {
+	if tag != nil {
+		return []string{*tag}
+	}
+	was, active := tagsWith(before, pausedOf), tagsWith(before, activeOf)
+	return slices.DeleteFunc(tagsWith(after, pausedOf), func(name string) bool {
+		return slices.Contains(was, name) && !slices.Contains(active, name)
+	})
+}
+
+func pausedOf(t vmm.TagStats) uint64 { return t.PausedBytes + t.ImportedPaused }
+func activeOf(t vmm.TagStats) uint64 { return t.PhysicalBytes + t.ImportedBytes }
+
+// tagsWith lists the tags that have any of such bytes.
+func tagsWith(stats vmm.Stats, bytes func(vmm.TagStats) uint64) (names []string) {
 	for _, d := range stats.Devices {
-		for _, tag := range d.Tags {
-			name := vmm.TagName(tag.Tag)
-			if tag.PausedBytes+tag.ImportedPaused > 0 {
-				own = true
-			}
-			if tag.PhysicalBytes+tag.ImportedBytes > 0 && !slices.ContainsFunc(active, func(a *string) bool { return *a == name }) {
-				active = append(active, &name)
+		for _, t := range d.Tags {
+			if bytes(t) > 0 {
+				names = append(names, vmm.TagName(t.Tag))
 			}
 		}
 	}
-	if err != nil || !own {
-		return []*string{nil}
-	}
-	return active
+	return names
 }
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
@@ -206,7 +231,9 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
 			t.also.together = request.NCCL
 			how.also = &t.also
 		}
-		return pauseGated(e, options, seconds(request.TimeoutSeconds()), how)
+		bytes, err := pauseGated(e, options, seconds(request.TimeoutSeconds()), how)
+		t.held = err == nil && request.Hold
+		return bytes, err
 	}
 	if request.Hold && force { // the caller knows that there is nothing to hold up
 		return 0, nil

@@ -154,6 +154,18 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 	w.resumed()
 }
 
+// What the driver has is not forgotten because somebody else undoes what is not his.
+func TestAnotherClientsUndoLeavesItWithTheDriver(t *testing.T) {
+	w := startWhole(t, "MASTER_ADDR=here", "MASTER_PORT=1")
+	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
+	require.Zero(t, code, stderr)
+	const words = "everything of this process is paused, the driver's part too"
+	w.refused(words, "pause", "--job", "here:1", "--force", "--timeout", "1") // it undoes, then
+	require.Equal(t, "1", w.do("stats"))
+	w.refused(words, "pause", w.pid, "--force")
+	w.resumed()
+}
+
 func TestAResumeWithoutMemory(t *testing.T) {
 	w := startWhole(t)
 	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")

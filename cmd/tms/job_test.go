@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 )
 
 const rankBytes = 8 << 20 // that a rank of the job has
@@ -175,6 +177,52 @@ func TestJobIsNotPaused(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Regexp(t, `\d+ times tried, and never did all ranks stand between the same collectives: gated pause: `, words)
 	require.Equal(t, repeated(rankBytes, 2), jobHeld(t, ranks[:2]))
+}
+
+// A rank that is held up for a pause of the job runs on when the command is killed, whatever others have said to it.
+func TestAHeldRankIsResumedByAnother(t *testing.T) {
+	ownSockets(t)
+	both := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
+	rank := func() *steered {
+		return startSteered(t, steeredProgram(t), both, "MASTER_ADDR=here", "MASTER_PORT=2")
+	}
+	ready, busy := rank(), rank()
+	ready.do("work")
+	busy.do("busy 600000")
+	other, err := client.Dial(ready.Process.Pid)
+	require.NoError(t, err)
+	defer other.Close()
+	for range 3 {
+		pausing := exec.Command(tms, "pause", "--job", "here:2", "--timeout", "600")
+		require.NoError(t, pausing.Start())
+		require.Eventually(t, func() bool { return heldUp(t, ready) }, 20*time.Second, time.Millisecond)
+		reply, err := other.Do(context.Background(), control.Request{Op: control.Resume})
+		require.NoError(t, err)
+		require.True(t, reply.OK, reply.Error)
+		require.NoError(t, pausing.Process.Kill()) // most likely before it undoes its hold itself
+		require.Error(t, pausing.Wait())
+		ready.goesOn()
+		require.False(t, heldUp(t, ready))
+	}
+}
+
+func heldUp(t *testing.T, s *steered) bool {
+	t.Helper()
+	state, err := status(s.Process.Pid, time.Minute)
+	require.NoError(t, err)
+	return state.HeldUp
+}
+
+// goesOn waits until the threads that give the device work do so; each may have had a count to make yet.
+func (s *steered) goesOn() {
+	s.t.Helper()
+	cycles := func() int {
+		count, err := strconv.Atoi(s.do("cycles"))
+		require.NoError(s.t, err)
+		return count
+	}
+	before := cycles()
+	require.Eventually(s.t, func() bool { return cycles() > before+3 }, 20*time.Second, time.Millisecond)
 }
 
 func TestJobsOf(t *testing.T) {

@@ -4,9 +4,9 @@
 //
 // A client has one request that changes something on its way at a time; status and cancel may come meanwhile. What
 // comes behind an await is read when that is answered. Requests that change something are done one after another,
-// whoever asks. What a client has paused is resumed when its connection ends, unless it has said that it is to be
-// kept; a request that has not begun is then withdrawn. A client that shuts down its side of the connection for
-// writing gets the replies that are due.
+// whoever asks. What a client has paused is resumed when its connection ends, unless it or another client has paused it
+// to be kept; a request that has not begun is then withdrawn (package rights has who is responsible for what). A client
+// that shuts down its side of the connection for writing gets the replies that are due.
 package control
 
 import (
@@ -46,7 +46,7 @@ const (
 	Resume = "resume" // takes it again
 	Keep   = "keep"   // what this client has paused stays so when it goes
 	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
-	Undo   = "undo"   // resumes what this client has paused and not kept
+	Undo   = "undo"   // resumes what this client has paused and not kept, as far as no other has; and ends its hold
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
 	// Between processes of which one has memory of the other mapped; see vmm.Processes. Nothing of them waits for a pause.
@@ -86,7 +86,7 @@ type Request struct {
 	Idle  *float64 `json:"idle,omitempty"`
 	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
 	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the reply
-	// comes, until this client pauses, undoes or goes.
+	// comes, until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
 	Keep bool `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
 	// Wait is how many seconds a resume tries again while memory is short, an await waits, or an align waits for the

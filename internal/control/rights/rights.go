@@ -1,0 +1,152 @@
+// Package rights is who is responsible for what clients of a control socket have done to a process: which of them holds its
+// threads up, aligns it, and has paused what. Events go in, and what the process must take back comes out. A client's
+// rights are its own: only it gives them up, by undoing, keeping or leaving. What several have paused stays so as long as
+// any of them wants it, and what one of them keeps is nobody's business any more. There is no clock here, and no process.
+package rights
+
+import "slices"
+
+// Rest, beside the tags (none has a zero byte), is what a pause may have taken that has no tag: NCCL's memory, and what
+// the driver takes after it.
+const Rest = "\x00"
+
+// Rights are those of all clients C of a process; the zero C is one that has gone. The zero value is that nobody has any.
+type Rights[C comparable] struct {
+	holders []C            // who holds the threads up; each has one hold
+	aligns  C              // for whom threads are held back before collectives
+	paused  map[string][]C // what is paused and not kept, by tag, and for whom; for nobody: it is to be resumed
+}
+
+// Released is what no client is responsible for any more.
+type Released struct {
+	Hold  bool     // one that the process has to let go
+	Align bool     // threads are not to be held back any more
+	Due   []string // tags that are to be resumed, the Rest first
+}
+
+// Held notes that a client's hold has begun. false: it is to be let go, since the client has gone or has one.
+func (r *Rights[C]) Held(c C) bool {
+	if c == *new(C) || slices.Contains(r.holders, c) {
+		return false
+	}
+	r.holders = append(r.holders, c)
+	return true
+}
+
+// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be let go when the pause is done.
+func (r *Rights[C]) Pauses(c C) bool {
+	before := len(r.holders)
+	r.holders = slices.DeleteFunc(r.holders, func(h C) bool { return h == c })
+	return len(r.holders) < before
+}
+
+// Took notes of what tags a client's pause has paused something.
+func (r *Rights[C]) Took(c C, took []string) {
+	if r.paused == nil {
+		r.paused = map[string][]C{}
+	}
+	for _, name := range took {
+		r.paused[name] = r.paused[name] // an entry, if only for nobody
+		r.wants(c, name)
+	}
+}
+
+func (r *Rights[C]) wants(c C, name string) {
+	if wanting := r.paused[name]; c != *new(C) && !slices.Contains(wanting, c) {
+		r.paused[name] = append(wanting, c)
+	}
+}
+
+// Paused notes that a client's pause of a tag, nil for all, is done: it wants that of which others have taken something,
+// too. keep: it stays when they all have gone.
+func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
+	for name := range r.paused {
+		if tag != nil && *tag != name {
+			continue
+		}
+		if r.wants(c, name); keep {
+			delete(r.paused, name)
+		}
+	}
+}
+
+// Resumed notes that a tag, nil for all, is not paused any more. Holds go on.
+func (r *Rights[C]) Resumed(tag *string) {
+	if tag == nil {
+		clear(r.paused)
+	} else {
+		delete(r.paused, *tag)
+	}
+}
+
+// Align gives a client the right to have threads held back; false: another has it.
+func (r *Rights[C]) Align(c C) bool {
+	if r.aligns != *new(C) && r.aligns != c {
+		return false
+	}
+	r.aligns = c
+	return true
+}
+
+// Keep ends the client's responsibility for what it has paused, and everybody else's for that.
+func (r *Rights[C]) Keep(c C) Released {
+	for name, wanting := range r.paused {
+		if slices.Contains(wanting, c) {
+			delete(r.paused, name)
+		}
+	}
+	return Released{Align: r.unalign(c)}
+}
+
+// Undo ends the client's part in what others want paused, too. What is due of what it wants alone stays its own until
+// that is resumed: an undoing may fail.
+func (r *Rights[C]) Undo(c C) Released {
+	released := Released{Hold: r.Pauses(c), Align: r.unalign(c)}
+	for name, wanting := range r.paused {
+		if i := slices.Index(wanting, c); i >= 0 && len(wanting) > 1 {
+			r.paused[name] = slices.Delete(wanting, i, i+1)
+		} else if i >= 0 {
+			released.Due = append(released.Due, name)
+		}
+	}
+	slices.Sort(released.Due)
+	return released
+}
+
+// Leave takes all rights of a client that has gone.
+func (r *Rights[C]) Leave(c C) Released {
+	released := r.Undo(c)
+	for _, name := range released.Due {
+		r.paused[name] = nil
+	}
+	return released
+}
+
+func (r *Rights[C]) unalign(c C) bool {
+	if r.aligns != c {
+		return false
+	}
+	r.aligns = *new(C)
+	return true
+}
+
+// Due lists the tags that are to be resumed for clients that have gone, the Rest first.
+func (r *Rights[C]) Due() (due []string) {
+	for name, wanting := range r.paused {
+		if len(wanting) == 0 {
+			due = append(due, name)
+		}
+	}
+	slices.Sort(due)
+	return due
+}
+
+// Has tells whether a client holds the threads up, or has something paused.
+func (r *Rights[C]) Has(c C) bool {
+	for _, wanting := range r.paused {
+		if slices.Contains(wanting, c) {
+			return true
+		}
+	}
+	return slices.Contains(r.holders, c)
+}

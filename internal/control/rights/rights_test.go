@@ -1,0 +1,403 @@
+package rights
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A process with two tags, and three clients of it that do all they can in any order, as preload/server.go has them: one
+// request at a time is carried out, and clients keep and vanish meanwhile. Every state that can be reached is looked at.
+
+const (
+	clients = 3
+	tags    = 2
+)
+
+var tagNames = [tags]string{"a", "b"}
+
+// set has a bit for each client.
+type set uint8
+
+func (s set) has(c int) bool { return c >= 0 && s&(1<<c) != 0 }
+func (s set) with(c int) set { return s | 1<<c }
+func (s set) less(c int) set { return s &^ (1 << c) }
+
+// request is what is carried out.
+type request struct {
+	op     string // "": nothing
+	client int    // -1: it has gone
+	tag    int    // tags: all
+	keep   bool
+	had    bool // the pause has had a hold, or the undo, which is let go when it is done
+	undoes set  // tags
+}
+
+// world is what there is beside the Rights: all of it is compared.
+type world struct {
+	alive   set
+	paused  [tags]bool
+	holds   int  // that the process has
+	held    bool // back, before collectives
+	running request
+	// What clients have been told, by which the Rights are judged.
+	holding, aligning set
+	wants             [tags]set
+	kept              [tags]bool
+}
+
+func covers(tag, t int) bool { return tag == tags || tag == t }
+
+func named(tag int) *string {
+	if tag == tags {
+		return nil
+	}
+	return &tagNames[tag]
+}
+
+// client is how the Rights know one.
+func client(c int) int { return c + 1 }
+
+// state is a world with its Rights.
+type state struct {
+	world
+	rights Rights[int]
+}
+
+func (s *state) clone() *state {
+	n := *s
+	n.rights.holders = slices.Clone(s.rights.holders)
+	n.rights.paused = map[string][]int{}
+	for name, wanting := range s.rights.paused {
+		n.rights.paused[name] = slices.Clone(wanting)
+	}
+	return &n
+}
+
+func members(of []int) (all set) {
+	for _, c := range of {
+		all = all.with(c - 1)
+	}
+	return all
+}
+
+// orders are those in which the clients can be counted.
+var orders = [][clients]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}
+
+func (s set) in(order [clients]int) (other set) {
+	for c, as := range order {
+		other |= s >> c & 1 << as
+	}
+	return other
+}
+
+// key is the same for states that differ in nothing but who is which client. Who holds and aligns is in both halves: see
+// wrong.
+func (s *state) key() uint64 {
+	least := ^uint64(0)
+	for _, order := range orders {
+		key := uint64(0)
+		add := func(bits int, value int) { key = key<<bits | uint64(value) }
+		r := s.running
+		as := clients
+		if r.client >= 0 {
+			as = order[r.client]
+		}
+		add(3, s.holds)
+		add(1, one(s.held))
+		add(3, ops[r.op])
+		add(2, as)
+		add(2, r.tag)
+		add(1, one(r.keep))
+		add(1, one(r.had))
+		add(tags, int(r.undoes))
+		for _, all := range []set{s.alive, s.holding, s.aligning} {
+			add(clients, int(all.in(order)))
+		}
+		for t, name := range tagNames {
+			wanting, known := s.rights.paused[name]
+			add(1, one(known))
+			add(1, one(s.paused[t]))
+			add(1, one(s.kept[t]))
+			add(clients, int(members(wanting).in(order)))
+			add(clients, int(s.wants[t].in(order)))
+		}
+		least = min(least, key)
+	}
+	return least
+}
+
+func one(yes bool) int {
+	if yes {
+		return 1
+	}
+	return 0
+}
+
+var ops = map[string]int{"hold": 1, "align": 2, "pause": 3, "resume": 4, "undo": 5}
+
+// release does what a client's end asks for; an align that goes on is released when it is done.
+func (s *state) release(r Released) {
+	if r.Hold {
+		s.holds--
+	}
+	if r.Align && s.running.op != "align" {
+		s.held = false
+	}
+}
+
+// steps are all states that come next, with what led to each.
+func (s *state) steps() (found []*state, names []string) {
+	add := func(name string, do func(*state)) {
+		n := s.clone()
+		do(n)
+		found, names = append(found, n), append(names, name)
+	}
+	for c := range clients {
+		if !s.alive.has(c) {
+			continue
+		}
+		add(fmt.Sprint(c, " vanishes"), func(n *state) {
+			n.alive, n.holding, n.aligning = n.alive.less(c), n.holding.less(c), n.aligning.less(c)
+			for t := range tags {
+				n.wants[t] = n.wants[t].less(c)
+			}
+			n.release(n.rights.Leave(client(c)))
+			if n.running.client == c {
+				n.running.client = -1
+			}
+		})
+		if s.running.op != "" && s.running.client == c {
+			continue
+		}
+		add(fmt.Sprint(c, " keeps"), func(n *state) {
+			for t := range tags {
+				if n.wants[t].has(c) {
+					n.kept[t], n.wants[t] = n.paused[t], 0
+				}
+			}
+			n.aligning = n.aligning.less(c)
+			n.release(n.rights.Keep(client(c)))
+		})
+	}
+	for t := range tags {
+		if s.paused[t] {
+			// Nobody is told: a client goes on to want what it has paused.
+			add("the program resumes "+tagNames[t], func(n *state) { n.paused[t], n.kept[t] = false, false })
+		}
+	}
+	if s.running.op != "" {
+		s.endings(add)
+		return found, names
+	}
+	begin := func(r request) {
+		add(fmt.Sprintf("%d begins %s %d %v", r.client, r.op, r.tag, r.keep), func(n *state) {
+			n.running = r
+			n.begin()
+		})
+	}
+	for c := range clients {
+		if !s.alive.has(c) {
+			continue
+		}
+		begin(request{op: "hold", client: c})
+		begin(request{op: "undo", client: c})
+		begin(request{op: "align", client: c})
+		for _, tag := range []int{0, 1, tags} {
+			begin(request{op: "pause", client: c, tag: tag})
+			begin(request{op: "pause", client: c, tag: tag, keep: true})
+			begin(request{op: "resume", client: c, tag: tag})
+		}
+	}
+	if len(s.rights.Due()) > 0 {
+		begin(request{op: "undo", client: -1})
+	}
+	return found, names
+}
+
+func (s *state) begin() {
+	r := &s.running
+	var due []string
+	switch {
+	case r.op == "pause":
+		r.had = s.rights.Pauses(client(r.client))
+		s.holding = s.holding.less(r.client)
+	case r.op == "align" && !s.rights.Align(client(r.client)):
+		s.running = request{} // refused
+	case r.op == "align":
+		s.aligning = s.aligning.with(r.client)
+	case r.op == "undo" && r.client < 0:
+		due = s.rights.Due()
+	case r.op == "undo":
+		s.holding, s.aligning = s.holding.less(r.client), s.aligning.less(r.client)
+		released := s.rights.Undo(client(r.client))
+		r.had, due = released.Hold, released.Due
+		released.Hold = false
+		s.release(released)
+		for t := range tags {
+			if !slices.Contains(due, tagNames[t]) {
+				s.wants[t] = s.wants[t].less(r.client)
+			}
+		}
+	}
+	for t, name := range tagNames {
+		if slices.Contains(due, name) {
+			r.undoes = r.undoes.with(t)
+		}
+	}
+}
+
+// resumed is a tag that is there again.
+func (s *state) resumed(t int) { s.paused[t], s.wants[t], s.kept[t] = false, 0, false }
+
+// endings are how what is carried out can end.
+func (s *state) endings(add func(string, func(*state))) {
+	done := func(how string, do func(*state, request)) {
+		add(s.running.op+" "+how, func(n *state) {
+			r := n.running
+			n.running = request{}
+			if r.had {
+				n.holds--
+			}
+			do(n, r)
+		})
+	}
+	switch s.running.op {
+	case "hold":
+		done("is done", func(n *state, r request) {
+			n.holds++
+			if r.client >= 0 {
+				n.holding = n.holding.with(r.client)
+			}
+			if !n.rights.Held(client(r.client)) {
+				n.holds--
+			}
+		})
+	case "align":
+		done("is done", func(n *state, r request) { n.held = r.client >= 0 })
+	case "pause":
+		pause := func(n *state, r request, ok bool) {
+			var took []string
+			for t, name := range tagNames {
+				if covers(r.tag, t) && !n.paused[t] {
+					n.paused[t] = true
+					took = append(took, name)
+				}
+			}
+			if n.rights.Took(client(r.client), took); ok {
+				n.rights.Paused(client(r.client), r.keep, named(r.tag))
+			}
+			for t := range tags {
+				if covers(r.tag, t) && ok && r.keep {
+					n.kept[t], n.wants[t] = true, 0
+				} else if covers(r.tag, t) && !n.kept[t] && (ok || slices.Contains(took, tagNames[t])) && r.client >= 0 {
+					n.wants[t] = n.wants[t].with(r.client)
+				}
+			}
+		}
+		done("is done", func(n *state, r request) { pause(n, r, true) })
+		done("fails late", func(n *state, r request) { pause(n, r, false) })
+	case "resume":
+		done("is done", func(n *state, r request) {
+			for t := range tags {
+				if covers(r.tag, t) {
+					n.resumed(t)
+				}
+			}
+			n.rights.Resumed(named(r.tag))
+		})
+	case "undo":
+		for succeed := range set(1 << tags) { // what there is memory for
+			if succeed&^s.running.undoes != 0 {
+				continue
+			}
+			done(fmt.Sprintf("does %b", succeed), func(n *state, r request) {
+				for t := range tags {
+					if !succeed.has(t) {
+						continue
+					}
+					if others := n.wants[t]; n.paused[t] && r.client >= 0 && others.less(r.client) != 0 || n.paused[t] && r.client < 0 && others != 0 || n.kept[t] {
+						panic(fmt.Sprintf("tag %d is resumed, which others want paused: %+v", t, n.world))
+					}
+					n.resumed(t)
+					n.rights.Resumed(&tagNames[t])
+				}
+			})
+		}
+	}
+	done("fails", func(n *state, r request) { n.held = n.held && (r.op != "align" || r.client >= 0) })
+}
+
+// wrong tells what should not be; "": nothing.
+func (s *state) wrong() string {
+	holds := 0
+	for c := range clients {
+		if s.holding.has(c) {
+			holds++
+		}
+	}
+	if s.running.had {
+		holds++
+	}
+	if members(s.rights.holders) != s.holding || s.holds != holds {
+		return "holds are not those of the clients that hold"
+	}
+	if c := s.rights.aligns; c > 0 && s.aligning != set(0).with(c-1) || c == 0 && s.aligning != 0 {
+		return "who aligns is another"
+	}
+	if s.held && s.aligning == 0 && s.running.op != "align" {
+		return "threads are held back for nobody"
+	}
+	for t, name := range tagNames {
+		wanting, known := s.rights.paused[name]
+		switch {
+		case members(wanting)&^s.alive != 0:
+			return "one that has gone has rights"
+		case s.paused[t] && !s.kept[t] && !known:
+			return "paused, and nobody is responsible"
+		case s.paused[t] && !s.kept[t] && s.wants[t]&^members(wanting) != 0:
+			return "a client's pause is not known any more"
+		}
+	}
+	return ""
+}
+
+func TestEveryOrderOfThreeClients(t *testing.T) {
+	first := &state{world: world{alive: 1<<clients - 1}}
+	type step struct {
+		from *step
+		name string
+	}
+	path := func(s *step) string {
+		var names []string
+		for ; s.from != nil; s = s.from {
+			names = append(names, s.name)
+		}
+		slices.Reverse(names)
+		return strings.Join(names, "; ")
+	}
+	seen := map[uint64]*step{first.key(): {}}
+	ends := 0
+	for queue := []*state{first}; len(queue) > 0; queue = queue[1:] {
+		s := queue[0]
+		came := seen[s.key()]
+		next, names := s.steps()
+		if s.alive == 0 && s.running.op == "" && len(s.rights.Due()) == 0 {
+			ends++
+			require.True(t, s.holds == 0 && !s.held && s.paused[0] == s.kept[0] && s.paused[1] == s.kept[1], path(came))
+		}
+		for i, n := range next {
+			k := n.key()
+			if _, known := seen[k]; known {
+				continue
+			}
+			seen[k] = &step{came, names[i]}
+			require.Empty(t, n.wrong(), "%s: %+v", path(seen[k]), n)
+			queue = append(queue, n)
+		}
+	}
+	t.Logf("%d states, %d ends", len(seen), ends)
+}

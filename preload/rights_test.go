@@ -1,0 +1,243 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+)
+
+// What clients of one process may do to each other's rights (internal/control/rights), over its socket.
+
+// working is a host whose threads give the device work all the time.
+func working(t *testing.T) *steered {
+	t.Helper()
+	h := controlled(t, reaching(t))
+	h.do("work")
+	return h
+}
+
+// goesOn waits until the threads give the device work again; each may have had a count to make yet.
+func (h *steered) goesOn(words ...any) {
+	h.t.Helper()
+	cycles := func() int {
+		count, err := strconv.Atoi(h.do("cycles"))
+		require.NoError(h.t, err)
+		return count
+	}
+	before := cycles()
+	require.Eventually(h.t, func() bool { return cycles() > before+3 }, 20*time.Second, time.Millisecond, words...)
+}
+
+func (h *steered) heldUp() bool {
+	h.t.Helper()
+	c, err := client.Dial(h.pid())
+	require.NoError(h.t, err)
+	defer c.Close()
+	state, err := c.Status(context.Background(), time.Minute)
+	require.NoError(h.t, err)
+	return state.HeldUp
+}
+
+// gated is a request that holds threads up, not forced.
+func gated(op, tag string) control.Request {
+	r := control.Request{Op: op}
+	if tag != "" {
+		r.Tag = &tag
+	}
+	return r
+}
+
+var holdThreads = control.Request{Op: control.Pause, Hold: true}
+
+// Whatever others do, who holds the threads up goes on to, until it lets go itself or goes.
+func TestAHoldIsItsClients(t *testing.T) {
+	sockets(t)
+	h := working(t)
+	well := func(c *client.Conn, r control.Request) {
+		t.Helper()
+		reply := request(t, c, r)
+		require.True(t, reply.OK, reply.Error)
+	}
+	kept := gated(control.Pause, "")
+	kept.Keep = true
+	for name, others := range map[string][]control.Request{
+		"nothing":         nil,
+		"resume":          {gated(control.Resume, "")},
+		"resume of a tag": {gated(control.Resume, "weights")},
+		"keep":            {{Op: control.Keep}},
+		"undo":            {{Op: control.Undo}},
+		"pause":           {gated(control.Pause, "")},
+		"pause and undo":  {gated(control.Pause, ""), {Op: control.Undo}},
+		"pause and keep":  {gated(control.Pause, ""), {Op: control.Keep}, gated(control.Resume, "")},
+		"kept pause":      {kept, gated(control.Resume, "")},
+		"hold":            {holdThreads},
+		"hold and undo":   {holdThreads, {Op: control.Undo}},
+		"hold and pause":  {holdThreads, gated(control.Pause, ""), gated(control.Resume, "")},
+		"hold and keep":   {holdThreads, holdThreads, {Op: control.Keep}},
+	} {
+		holder, other := h.dial(), h.dial()
+		well(holder, holdThreads)
+		for _, r := range others {
+			well(other, r)
+		}
+		require.True(t, h.heldUp(), name)
+		other.Close()
+		h.eventually(nonePaused)
+		require.True(t, h.heldUp(), name)
+		holder.Close()
+		h.goesOn(name)
+	}
+	// Nor does what fails let go of it, nor its own keep; its own pause and undo do.
+	holder, other := h.dial(), h.dial()
+	well(holder, holdThreads)
+	never := 600.0
+	refused := gated(control.Pause, "")
+	refused.Idle = &never
+	require.Equal(t, 600, request(t, other, refused).Code)
+	well(holder, control.Request{Op: control.Keep})
+	require.True(t, h.heldUp())
+	well(holder, control.Request{Op: control.Undo})
+	h.goesOn()
+	well(holder, holdThreads)
+	well(holder, holdThreads)
+	well(holder, gated(control.Pause, "cache"))
+	well(other, gated(control.Resume, ""))
+	h.goesOn()
+	h.do("calm")
+	require.Equal(t, "ok", h.do("check"))
+	h.ends()
+}
+
+// What a client has paused and not kept is its own, too: nobody else's keep makes it stay, nobody's end resumes it.
+func TestAPauseIsItsClients(t *testing.T) {
+	sockets(t)
+	h := controlled(t)
+	well := func(c *client.Conn, r control.Request) {
+		t.Helper()
+		reply := request(t, c, r)
+		require.True(t, reply.OK, reply.Error)
+	}
+	weightsPaused := map[string]uint64{"weights": bothPaused["weights"]}
+	one, other := h.dial(), h.dial()
+	well(other, pauseOf("cache"))
+	well(one, pauseOf("weights"))
+	well(other, control.Request{Op: control.Keep})
+	one.Close()
+	h.eventually(cachePaused)
+	other.Close()
+
+	// Who has resumed and paused anew does not lose that by the end of the one before.
+	well(h.dial(), resumeOf(""))
+	one, other = h.dial(), h.dial()
+	well(one, pauseOf(""))
+	well(other, resumeOf("weights"))
+	well(other, pauseOf("weights"))
+	well(other, control.Request{Op: control.Keep})
+	one.Close()
+	h.eventually(weightsPaused)
+	other.Close()
+	well(h.dial(), resumeOf(""))
+
+	// An undo leaves what another wants paused, and takes that along when it is the last.
+	one, other = h.dial(), h.dial()
+	well(one, pauseOf(""))
+	well(other, pauseOf("cache"))
+	well(one, control.Request{Op: control.Undo})
+	require.Equal(t, cachePaused, h.paused())
+	well(other, control.Request{Op: control.Undo})
+	require.Equal(t, nonePaused, h.paused())
+
+	// An undo that fails is made again.
+	well(one, pauseOf(""))
+	h.do("hog")
+	require.Equal(t, 2, request(t, one, control.Request{Op: control.Undo}).Code)
+	require.Equal(t, bothPaused, h.paused())
+	h.do("unhog")
+	well(one, control.Request{Op: control.Undo})
+	require.Equal(t, nonePaused, h.paused())
+	require.Equal(t, "ok", h.do("check"))
+	h.ends()
+}
+
+// Clients do all they can in any order, several at once, and vanish. Then the process is as before, but for what was said
+// to be kept, which a resume brings back. TMS_CLIENTS_SECONDS makes it longer, TMS_CLIENTS_SEED repeats one.
+func TestClientsAtRandom(t *testing.T) {
+	sockets(t)
+	h := working(t)
+	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("TMS_CLIENTS_SECONDS"), "3"), 64)
+	require.NoError(t, err)
+	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TMS_CLIENTS_SEED"), strconv.FormatInt(time.Now().UnixNano()%1e9, 10)), 10, 64)
+	require.NoError(t, err)
+	t.Logf("TMS_CLIENTS_SEED=%d", seed)
+	rounds := uint64(0)
+	for until := time.Now().Add(time.Duration(seconds * float64(time.Second))); time.Now().Before(until); rounds++ {
+		keeps := rounds%2 == 1
+		var all sync.WaitGroup
+		for i := range uint64(5) {
+			all.Go(func() { behave(h, rand.New(rand.NewPCG(seed+rounds, i)), keeps) })
+		}
+		all.Wait()
+		if keeps {
+			reply := request(t, h.dial(), gated(control.Resume, ""))
+			require.True(t, reply.OK, reply.Error)
+		}
+		h.eventually(nonePaused)
+		h.goesOn("round %d", rounds)
+	}
+	h.do("calm")
+	require.Equal(t, "ok", h.do("check"))
+	h.ends()
+	t.Logf("%d rounds", rounds)
+}
+
+// behave is one client.
+func behave(h *steered, r *rand.Rand, keeps bool) {
+	c, err := client.Dial(h.pid())
+	if err != nil {
+		return
+	}
+	defer c.Close()
+	for range 2 + r.IntN(10) {
+		ops := []string{control.Pause, control.Pause, "hold", "hold", control.Resume, control.Undo, control.Align, control.Status, control.Await}
+		if keeps {
+			ops = append(ops, control.Keep)
+		}
+		request := gated(ops[r.IntN(len(ops))], "")
+		timeout, idle := []float64{0, 0.01, 1}[r.IntN(3)], []float64{0, 0.001}[r.IntN(2)]
+		if tag := []string{"", "", "weights", "cache"}[r.IntN(4)]; tag != "" && (request.Op == control.Pause || request.Op == control.Resume) {
+			request.Tag = &tag
+		}
+		switch request.Op {
+		case "hold":
+			request = holdThreads
+			request.Timeout = &timeout
+		case control.Pause:
+			request.Timeout, request.Keep = &timeout, keeps && r.IntN(5) == 0
+			if r.IntN(4) == 0 {
+				request.Idle = &idle
+			}
+		case control.Resume, control.Await:
+			request.Wait = float64(r.IntN(2)) / 10
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		if r.IntN(6) == 0 { // it vanishes in the middle of it
+			cancel()
+			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(r.IntN(20_000))*time.Microsecond)
+		}
+		_, err := c.Do(ctx, request)
+		cancel()
+		if err != nil {
+			return
+		}
+	}
+}
