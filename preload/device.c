@@ -78,8 +78,10 @@ static int note(int code, void **made, int device)
 								  __ATOMIC_SEQ_CST))
 			;
 		break;
-	}
-	return code; /* memory is refused in one that found no entry */
+	} /* memory is refused in one that found no entry */
+	if (segments_exist())
+		(void)grant();
+	return code;
 }
 
 HIDDEN uintptr_t context_acquire(int slot, int device)

@@ -13,7 +13,7 @@ func TestSlackStays(t *testing.T) {
 
 func TestContextsAreWaitedFor(t *testing.T) {
 	program := compileWithDriver(t, "contexts", majors[0])
-	for _, what := range []string{"free", "pause", "asked for by name", "unseen", "destroyed", "lost", "peer"} {
+	for _, what := range []string{"free", "pause", "asked for by name", "unseen", "destroyed", "lost", "reaches", "peer"} {
 		t.Run(what, func(t *testing.T) {
 			run(t, program, []string{what}, "CUDASIM_DEVICES=2").succeeded(t)
 		})

@@ -16,11 +16,18 @@ func (d *device) users() []int {
 	return []int{d.ordinal}
 }
 
-// refreshUsers looks which devices the process uses.
-func (d *device) refreshUsers() {
+// refreshUsers looks which devices the process uses: those with a context.
+func (e *Engine) refreshUsers(d *device) {
 	list := []int{d.ordinal}
 	for _, peer := range d.peers {
-		if active, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer)); err == nil && active {
+		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
+		if used = used && err == nil; !used {
+			_ = e.contexts(peer, func(cuda.Context) error {
+				used = true
+				return nil
+			})
+		}
+		if used {
 			list = append(list, peer)
 		}
 	}
@@ -52,7 +59,7 @@ func (e *Engine) Grant() (err error) {
 		if len(d.peers) == 0 {
 			continue
 		}
-		d.refreshUsers()
+		e.refreshUsers(d)
 		e.mu.Lock()
 		var extents []*extent
 		for _, t := range d.tags {

@@ -164,7 +164,7 @@ func (s *segment) vacate() {
 
 // furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
 func (e *Engine) furnish(x *extent, r Request) error {
-	x.device.refreshUsers()
+	e.refreshUsers(x.device)
 	if r.Backup != BackupNone && !r.Capturing {
 		x.device.haveStreams()
 	}

@@ -116,7 +116,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 // restore gives a device's segments their memory; the contents of each begin to come back as soon as
 // it is mapped, while the driver still scrubs memory for the next.
 func (e *Engine) restore(b *batch, o Options) (err error) {
-	b.device.refreshUsers()
+	e.refreshUsers(b.device)
 	job, total := b.job(), uint64(0)
 	for _, s := range b.segments {
 		if s.contents != nil && s.current {

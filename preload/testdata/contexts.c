@@ -1,9 +1,11 @@
 /* Work in contexts that the program has made itself, and on devices that may read a segment, is waited for before
- * memory goes. argument: free, pause, asked for by name, unseen, destroyed, lost; peer, staged, made there */
+ * memory goes. argument: free, pause, asked for by name, unseen, destroyed, lost, reaches; peer, staged,
+ * made there */
 #include "host.h"
 
 int cuCtxCreate_v2(void **, unsigned, int);
 int cuCtxDestroy_v2(void *);
+int cuCtxEnablePeerAccess(void *, unsigned);
 int cuCtxSetCurrent(void *);
 int cuCtxSynchronize(void);
 int cuGetProcAddress_v2(const char *, void **, int, uint64_t, int *);
@@ -102,6 +104,22 @@ int main(int argc, char **argv)
 		own_context();
 		EXPECT(cuMemFree_v2(address), 0);
 		EXPECT(sim_stat("handles"), 0);
+	} else if (!strcmp(what, "reaches")) {
+		/* A context of the program's on another device reaches memory that is there, and what comes later. */
+		void *first = pausable(SIZE, "t", true), *later, *here = NULL, *there = NULL;
+		EXPECT(cuDevicePrimaryCtxRetain(&here, 0), 0);
+		EXPECT(cuCtxCreate_v2(&there, 0, 1), 0);
+		EXPECT(cuCtxEnablePeerAccess(here, 0), 0);
+		EXPECT(cuCtxSetCurrent(here), 0);
+		later = pausable(SIZE, "t", true);
+		for (int round = 0; round < 2; round++) {
+			EXPECT(cuCtxSetCurrent(there), 0);
+			EXPECT(cuMemsetD8Async((uintptr_t)first, 1, SIZE, NULL), 0);
+			EXPECT(cuMemsetD8Async((uintptr_t)later, 1, SIZE, NULL), 0);
+			EXPECT(cuCtxSynchronize(), 0);
+			EXPECT(tms_pause("t"), 0);
+			EXPECT(tms_resume("t"), 0);
+		}
 	} else if (!strcmp(what, "lost")) {
 		/* A fault in a context of another device is none of memory here. */
 		void *address = pausable(SIZE, "t", true), *there = NULL;
