@@ -18,6 +18,8 @@ func (d *device) users() []int {
 
 // refreshUsers looks which devices the process uses: those with a context.
 func (e *Engine) refreshUsers(d *device) {
+	d.looking.Lock()
+	defer d.looking.Unlock()
 	list := []int{d.ordinal}
 	for _, peer := range d.peers {
 		used, err := d.driver.DevicePrimaryCtxGetState(cuda.Device(peer))
@@ -69,40 +71,29 @@ func (e *Engine) Grant() (err error) {
 				}
 			}
 		}
-		if failed := e.grantAll(extents); err == nil {
-			err = failed
+		for _, x := range extents {
+			if failed := e.grantMissing(x); err == nil {
+				err = failed
+			}
 		}
 		e.mu.Unlock()
 	}
 	return err
 }
 
-// grantAll gives those of the extents access that lack it, as long as nobody works on them. The caller holds
-// e.mu, which is let go for driver calls.
-func (e *Engine) grantAll(extents []*extent) error {
-	var stale []*extent
-	for _, x := range extents {
-		if x.owner == nobody && x.stale() {
-			x.owner = aCall // its segments name it more than once
-			stale = append(stale, x)
-		}
+// grantMissing gives an extent access that lacks it. One that a transition works on gets it from that; a call on it is waited
+// for, which may give access to those that were known when it began. The caller holds e.mu, which is let go.
+func (e *Engine) grantMissing(x *extent) error {
+	for x.owner == aCall {
+		e.settled.Wait()
 	}
-	if len(stale) == 0 {
+	if x.owner != nobody || !x.stale() {
 		return nil
 	}
-	return e.engage(stale, func() error { return grantEach(stale) })
+	return e.engage([]*extent{x}, x.grant)
 }
 
 // stale tells that devices have come into use since the extent was mapped.
 func (x *extent) stale() bool {
 	return x.step == accessible && x.userMapped == nil && x.imported == nil && !slices.Equal(x.users, x.device.users())
-}
-
-func grantEach(extents []*extent) (first error) {
-	for _, x := range extents {
-		if err := x.grant(); err != nil && first == nil {
-			first = err
-		}
-	}
-	return first
 }

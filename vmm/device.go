@@ -2,6 +2,7 @@ package vmm
 
 import (
 	"fmt"
+	"sync"
 	"sync/atomic"
 
 	"tms/vmm/backup"
@@ -22,14 +23,15 @@ type device struct {
 	shareable   atomic.Bool // memory is made so that other processes can be given it, as file descriptors
 	tags        map[string]*tag
 	space       *space.Space[segment]
-	peers       []int // devices that could have access to its memory
-	access      atomic.Pointer[[]int]
-	pools       int64       // bytes that NotePool was told of
-	made        uint64      // pending frees so far
-	waiting     bool        // a thread waits for its users, for pending frees
-	hashing     bool        // the kernel of the content hash is loaded, or being loaded
-	hashed      atomic.Bool // the hash has been used
-	streamed    atomic.Bool // the driver has had to make streams
+	peers       []int                 // devices that could have access to its memory
+	looking     sync.Mutex            // held while that is asked:
+	access      atomic.Pointer[[]int] // which of them are used
+	pools       int64                 // bytes that NotePool was told of
+	made        uint64                // pending frees so far
+	waiting     bool                  // a thread waits for its users, for pending frees
+	hashing     bool                  // the kernel of the content hash is loaded, or being loaded
+	hashed      atomic.Bool           // the hash has been used
+	streamed    atomic.Bool           // the driver has had to make streams
 	progress    atomic.Pointer[progress]
 	gated       int // segments that are paused by a gated pause
 }

@@ -255,7 +255,7 @@ func (x *extent) checkImported(i *imported) error {
 // checkOwners goes the other way: from granules to segments.
 func (e *Engine) checkOwners() error {
 	for address, s := range e.space.Owners() {
-		if uint64(address-s.address) >= s.length() || s.index >= len(s.tag.segments) || s.tag.segments[s.index] != s {
+		if uint64(address-s.address) >= s.length() || !s.inTag() {
 			return fmt.Errorf("the granule at %#x leads to segment %#x, which is not there", address, s.address)
 		}
 	}

@@ -129,7 +129,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		s.extent = x
 	}
-	_ = e.grantAll([]*extent{s.extent}) // a device that cannot be told can still not copy it: no worse than before
+	_ = e.grantMissing(s.extent) // a device that cannot be told can still not copy it: no worse than before
 	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
 	s.span.Enter(s)
 	t.add(s)

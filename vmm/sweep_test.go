@@ -77,7 +77,7 @@ var silences = []struct {
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
-	{"", "(*Engine).grantAll < (*Engine).malloc", nil, "devices that came into use meanwhile are told by the next grant"},
+	{"", "(*Engine).grantMissing < (*Engine).malloc", nil, "devices that came into use meanwhile are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
 	{"", "digest.(*buffer).release", nil, "a second try follows, then one at each Retry"},

@@ -37,6 +37,9 @@ func (t *tag) add(s *segment) {
 	t.segments = append(t.segments, s)
 }
 
+// inTag tells whether a segment is among those of its tag.
+func (s *segment) inTag() bool { return s.index < len(s.tag.segments) && s.tag.segments[s.index] == s }
+
 func (t *tag) remove(s *segment) {
 	if s.gated {
 		s.device.gated--

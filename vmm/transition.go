@@ -175,7 +175,14 @@ func (e *Engine) grantLate(b *batch) {
 		if len(stale) == 0 {
 			return
 		}
-		if err := e.unlocked(func() error { return grantEach(stale) }); err != nil {
+		if err := e.unlocked(func() (first error) {
+			for _, x := range stale {
+				if err := x.grant(); first == nil {
+					first = err
+				}
+			}
+			return first
+		}); err != nil {
 			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err)
 			_ = e.unlocked(func() error { e.warn(line); return nil })
 			return

@@ -73,7 +73,7 @@ func (e *Engine) unmapped(s *segment) {
 // leaveUnmapped takes memory out of its tag that is there, and not mapped: no pause can save what it holds. What is paused
 // stays in it, for a resume is to make it. The caller holds e.mu.
 func (e *Engine) leaveUnmapped(s *segment) {
-	if s.userMapped != nil && !s.userMapped.mapped && s.imported == nil && s.state == active {
+	if s.userMapped != nil && !s.userMapped.mapped && s.imported == nil && s.state == active && s.inTag() {
 		s.discard() // the memory itself has what it holds
 		s.tag.remove(s)
 		s.device.retire(s.tag)
@@ -94,7 +94,7 @@ func (e *Engine) bury(s *segment, release func() error) error {
 			return err
 		}
 	}
-	if s.imported != nil || s.state == paused {
+	if s.inTag() {
 		s.tag.remove(s)
 		s.device.retire(s.tag)
 		e.tellUngated()

@@ -413,6 +413,24 @@ func TestUserMappedAndReset(t *testing.T) {
 	require.NoError(t, resume(engine, vmm.Options{}))
 	requireFilled(t, m.at(0), chunk, 1)
 	m.unmap(0, 1, handle)
+
+	// Another thread unmaps one while a reset takes the other.
+	engine.CheckInvariants(true)
+	handles = []cuda.Handle{m.create(0), m.create(1)}
+	m.open(0, 2)
+	var unmaps atomic.Int64
+	failpoint.Set(func(call string) error {
+		if call == "cuMemUnmap" && unmaps.Add(1) == 1 {
+			m.unmap(1, 2)
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	engine.Reset(0)
+	failpoint.Set(nil)
+	require.EqualValues(t, 2, unmaps.Load())
+	m.unmap(0, 1, handles...)
+	require.Zero(t, sim.Stat("handles"))
 	m.end()
 }
 

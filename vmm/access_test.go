@@ -1,0 +1,58 @@
+package vmm_test
+
+import (
+	"runtime"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/failpoint"
+	"tms/vmm"
+	"tms/vmm/cuda"
+)
+
+// Two devices come into use at the same time, each by a thread of its own that has it given access: while one gives it comes
+// the other. None is forgotten.
+func TestDevicesComeIntoUseTogether(t *testing.T) {
+	_, driver, engine := simulated(t, 3)
+	address, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "t"})
+	require.NoError(t, err)
+	use := func(device int) cuda.Context {
+		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(device))
+		require.NoError(t, err)
+		return context
+	}
+	contexts, second := []cuda.Context{use(1), 0}, make(chan error, 1)
+	var calls atomic.Int64
+	var over atomic.Bool
+	failpoint.Set(func(call string) error {
+		if call == "cuMemSetAccess" && calls.Add(1) == 1 {
+			contexts[1] = use(2)
+			go func() {
+				defer over.Store(true)
+				second <- engine.Grant()
+			}()
+			for tries := 0; !over.Load() && tries < 100_000; tries++ { // it may have to wait for this one
+				runtime.Gosched()
+			}
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	require.NoError(t, engine.Grant())
+	require.NoError(t, <-second)
+	for _, context := range contexts {
+		require.NoError(t, driver.With(context, func() error {
+			target, err := driver.MemAlloc(2 * mib)
+			if err == nil {
+				err = driver.MemcpyDtoDAsync(target, address, 2*mib, 0)
+			}
+			if err == nil {
+				err = driver.CtxSynchronize()
+			}
+			return err
+		}))
+	}
+	require.NoError(t, engine.Free(address, false))
+}
