@@ -74,7 +74,12 @@ func (t *task) perform() *control.Reply {
 		}
 		e := engine.Load()
 		if e != nil {
+			before := withoutContents(e)
 			reply.Bytes, err = t.carryOut(e)
+			if t.request.Op == control.Pause {
+				after := withoutContents(e)
+				reply.WithoutContents = after - min(before, after)
+			}
 		}
 		if err == nil && t.request.Everything && t.request.Op == control.Pause {
 			C.everything_set(true)
@@ -98,6 +103,16 @@ func (t *task) perform() *control.Reply {
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
 	}
 	return &reply
+}
+
+// withoutContents is how much is paused without contents.
+func withoutContents(e *vmm.Engine) (bytes uint64) {
+	for _, d := range e.Recorded().Devices {
+		for _, tag := range d.Tags {
+			bytes += tag.WithoutContents
+		}
+	}
+	return bytes
 }
 
 // carryOut does what the engine has to.

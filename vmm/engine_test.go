@@ -144,9 +144,26 @@ func TestStatsAddUp(t *testing.T) {
 	require.Equal(t, vmm.TagStats{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
 		SlackBytes: mib, BackupBytes: 4 * mib, HostBytes: 4 * mib}, tags[0])
 	require.Equal(t, vmm.TagStats{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,
-		SlackBytes: mib}, tags[1])
+		SlackBytes: mib, PauseWithoutContents: 2 * mib}, tags[1])
+	require.NoError(t, pause(engine, name("b")))
+	require.Equal(t, [2][2]uint64{{0, 0}, {2 * mib, 0}}, withoutContents(t, engine))
+	require.NoError(t, resume(engine, vmm.Options{}))
+	_, err = engine.Pause(vmm.Options{Tag: name("a").Tag, Discard: true})
+	require.NoError(t, err)
+	require.Equal(t, [2][2]uint64{{4 * mib, 0}, {0, 2 * mib}}, withoutContents(t, engine))
 	require.NoError(t, engine.Free(a, false))
 	require.NoError(t, engine.Free(b, false))
+}
+
+// withoutContents is what is paused so of each tag, and what a pause would free so.
+func withoutContents(t *testing.T, engine *vmm.Engine) (of [2][2]uint64) {
+	t.Helper()
+	stats, err := engine.Stats()
+	require.NoError(t, err)
+	for i, tag := range stats.Devices[0].Tags {
+		of[i] = [2]uint64{tag.WithoutContents, tag.PauseWithoutContents}
+	}
+	return of
 }
 
 func TestThreadContextIsLeftAlone(t *testing.T) {

@@ -55,22 +55,24 @@ type DeviceStats struct {
 
 // TagStats is one tag's part of DeviceStats.
 type TagStats struct {
-	Tag               string  `json:"tag"` // as TagText writes it
-	Segments          int     `json:"segments"`
-	LiveBytes         uint64  `json:"live_bytes"`            // as asked for, active and paused
-	PhysicalBytes     uint64  `json:"physical_bytes"`        // device memory held now
-	PausedBytes       uint64  `json:"paused_bytes"`          // device memory given up by pausing
-	SlackBytes        uint64  `json:"slack_bytes"`           // held beyond that: rounding, freed parts of shared extents
-	BackupBytes       uint64  `json:"backup_bytes"`          // host memory, files or memory of other devices that hold contents
-	HostBytes         uint64  `json:"host_bytes"`            // of that: pinned host memory
-	DiskBytes         uint64  `json:"disk_bytes"`            // of that: files
-	PauseHostBytes    uint64  `json:"pause_host_bytes"`      // pinned host memory that a pause would take beyond that
-	PauseDiskBytes    uint64  `json:"pause_disk_bytes"`      // in files
-	ImportedBytes     uint64  `json:"imported_bytes"`        // other processes' memory, mapped now; in none of the figures above
-	ImportedPaused    uint64  `json:"imported_paused_bytes"` // and unmapped by pausing
-	PausedSince       float64 `json:"paused_since"`          // when the last pause was done, in seconds since 1970; 0: nothing is paused
-	LastPauseSeconds  float64 `json:"last_pause_seconds"`
-	LastResumeSeconds float64 `json:"last_resume_seconds"`
+	Tag                  string  `json:"tag"` // as TagText writes it
+	Segments             int     `json:"segments"`
+	LiveBytes            uint64  `json:"live_bytes"`                   // as asked for, active and paused
+	PhysicalBytes        uint64  `json:"physical_bytes"`               // device memory held now
+	PausedBytes          uint64  `json:"paused_bytes"`                 // device memory given up by pausing
+	SlackBytes           uint64  `json:"slack_bytes"`                  // held beyond that: rounding, freed parts of shared extents
+	BackupBytes          uint64  `json:"backup_bytes"`                 // host memory, files or memory of other devices that hold contents
+	HostBytes            uint64  `json:"host_bytes"`                   // of that: pinned host memory
+	DiskBytes            uint64  `json:"disk_bytes"`                   // of that: files
+	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // pinned host memory that a pause would take beyond that
+	PauseDiskBytes       uint64  `json:"pause_disk_bytes"`             // in files
+	WithoutContents      uint64  `json:"without_contents_bytes"`       // of PausedBytes: what was paused without contents
+	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // what a pause would free so, for want of a backup
+	ImportedBytes        uint64  `json:"imported_bytes"`               // other processes' memory, mapped now; in none of the figures above
+	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
+	PausedSince          float64 `json:"paused_since"`                 // when the last pause was done, in seconds since 1970; 0: nothing is paused
+	LastPauseSeconds     float64 `json:"last_pause_seconds"`
+	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }
 
 // KnownStats reads the statistics without a call of the driver, which would wait while the process is checkpointed.
@@ -164,6 +166,12 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 				stats.SlackBytes += s.length() - live
 			} else {
 				ts.PausedBytes += s.length()
+				if s.contents == nil || !s.current {
+					ts.WithoutContents += s.length()
+				}
+			}
+			if s.state == active && s.backup == BackupNone && !s.stays() {
+				ts.PauseWithoutContents += s.length()
 			}
 			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {
 				ts.PauseHostBytes += s.length()

@@ -107,7 +107,7 @@ func detailsOf(tag vmm.TagStats) string {
 		what  string
 		bytes uint64
 	}{{"live", tag.LiveBytes}, {"paused", tag.PausedBytes}, {"slack", tag.SlackBytes}, {"on host", tag.HostBytes},
-		{"on disk", tag.DiskBytes}, {"on peers", peer}} {
+		{"on disk", tag.DiskBytes}, {"on peers", peer}, {"without contents", tag.WithoutContents + tag.PauseWithoutContents}} {
 		if w.bytes > 0 {
 			words = append(words, w.what+" "+readable.Short(w.bytes))
 		}

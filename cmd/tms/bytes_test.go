@@ -75,7 +75,7 @@ func TestBytes(t *testing.T) {
   device 0, cudasim: 30.0 MiB by NVML
     steered                    16.0 MiB  53.3%  1 allocation
     tag cache                  8.00 MiB  26.7%
-        live 8.00 MiB
+        live 8.00 MiB, without contents 8.00 MiB
     tag weights                       0   0.0%
         live 24.0 MiB, paused 24.0 MiB, on host 24.0 MiB
     context, modules and other 6.00 MiB  20.0%  the difference

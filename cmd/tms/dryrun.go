@@ -5,6 +5,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -20,6 +21,8 @@ type plan struct {
 	Fits    bool         `json:"fits"`
 	Bytes   uint64       `json:"bytes"` // of device memory, freed or taken
 	Devices []planDevice `json:"devices"`
+	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or of a resume are.
+	WithoutContents uint64 `json:"without_contents_bytes"`
 	// Of a pause with contents in host memory: what it takes of that, and what it can have; nil: not known, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
@@ -37,8 +40,9 @@ type planDevice struct {
 }
 
 type planTag struct {
-	Tag   string `json:"tag"`
-	Bytes uint64 `json:"bytes"`
+	Tag             string `json:"tag"`
+	Bytes           uint64 `json:"bytes"`
+	WithoutContents uint64 `json:"without_contents_bytes"`
 }
 
 // planning makes plans for one process after another, each with what those before leave.
@@ -89,11 +93,14 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 			if p.tag != "" && p.tag != tag.Tag || bytes == 0 {
 				continue
 			}
-			part.Tags = append(part.Tags, planTag{tag.Tag, bytes})
-			part.Bytes += bytes
+			lost := tag.WithoutContents
 			if !resume {
+				lost = tag.PauseWithoutContents
 				made.HostBytes += tag.PauseHostBytes
 			}
+			part.Tags = append(part.Tags, planTag{tag.Tag, bytes, lost})
+			part.Bytes += bytes
+			made.WithoutContents += lost
 		}
 		if part.Bytes == 0 {
 			continue
@@ -141,10 +148,15 @@ func (m *plan) text() string {
 	if m.Bytes == 0 && m.Error == "" {
 		return fmt.Sprintf("%d: nothing to %s\n", m.PID, done)
 	}
+	var lost []string
 	for _, d := range m.Devices {
 		var tags []string
 		for _, tag := range d.Tags {
-			tags = append(tags, fmt.Sprintf("%s of %s", readable.Bytes(tag.Bytes), readable.Printable(tag.Tag)))
+			name := readable.Printable(tag.Tag)
+			tags = append(tags, readable.Bytes(tag.Bytes)+" of "+name)
+			if tag.WithoutContents > 0 && !slices.Contains(lost, name) {
+				lost = append(lost, name)
+			}
 		}
 		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device, strings.Join(tags, ", "))
 		if d.Free != nil {
@@ -153,6 +165,9 @@ func (m *plan) text() string {
 			text.WriteString("; what is free is not known while the driver has the process")
 		}
 		text.WriteByte('\n')
+	}
+	if m.WithoutContents > 0 {
+		fmt.Fprintf(&text, "%d: would %s%s: %s\n", m.PID, verb, without(" ", m.WithoutContents), strings.Join(lost, ", "))
 	}
 	if m.HostBytes > 0 {
 		available := ""

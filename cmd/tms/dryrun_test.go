@@ -22,7 +22,7 @@ func TestDryRun(t *testing.T) {
 	out, errors_, code := command(t, "pause", "--dry-run", one)
 	require.Zero(t, code, errors_)
 	require.Regexp(t, "^"+one+`: would free 32\.00 MiB of device 0: 8\.00 MiB of cache, 24\.00 MiB of weights`+"\n"+
-		one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
+		one+": would free 8.00 MiB without contents: cache\n"+one+`: would take 24\.00 MiB of host memory for contents(; .* available)?`+"\n$", out)
 	out, _, code = command(t, "resume", "--dry-run", "--tag", "cache", one)
 	require.Zero(t, code)
 	require.Equal(t, one+": nothing to resume\n", out)
@@ -47,12 +47,15 @@ func TestDryRun(t *testing.T) {
 	require.Equal(t, []string{control.Pause, control.Resume}, []string{plans[0].Op, plans[1].Op})
 	require.EqualValues(t, smallBytes, held(t, small))
 	require.Zero(t, held(t, large))
+	require.Equal(t, []uint64{8 << 20, 16 << 20}, []uint64{plans[0].WithoutContents, plans[1].WithoutContents}) // 16 are gone
+	require.Equal(t, uint64(8<<20), plans[0].Devices[0].Tags[0].WithoutContents)
 
 	out, errors_, code = command(t, "swap", "--json", one, other)
 	require.Zero(t, code, errors_)
 	var outcomes []outcome
 	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
 	require.Equal(t, []uint64{plans[0].Bytes, plans[1].Bytes}, []uint64{outcomes[0].Bytes, outcomes[1].Bytes})
+	require.Equal(t, plans[0].WithoutContents, outcomes[0].WithoutContents)
 	state, err := status(small.Process.Pid, answerTime)
 	require.NoError(t, err)
 	var host uint64

@@ -35,7 +35,7 @@ type pausing struct {
 func (p pausing) say(o outcome) string {
 	text := "nothing to pause"
 	if o.Bytes > 0 {
-		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
+		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds) + without(", ", o.WithoutContents)
 	}
 	if o.MovedBytes > 0 {
 		text += fmt.Sprintf("; %s moved to %s", readable.Bytes(o.MovedBytes), p.to)
@@ -76,7 +76,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	}
 	o = outcome{PID: pid}
 	reply, err := process.Do(ctx, p.request)
-	o.Bytes, o.Seconds, o.NCCL = reply.Bytes, reply.Seconds, reply.NCCL
+	o.Bytes, o.WithoutContents, o.Seconds, o.NCCL = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL
 	if err = failure(reply, err); err != nil {
 		return ended(o, err)
 	}

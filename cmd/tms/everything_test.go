@@ -72,7 +72,7 @@ func TestEverythingIsPausedAndResumed(t *testing.T) {
 	for range 3 {
 		out, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
 		require.Zero(t, code, stderr)
-		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s; the rest by the driver in \d+\.\d\d s\n$`, out)
+		require.Regexp(t, `^\d+: paused, 32.00 MiB freed in .* s, 8\.00 MiB without contents; the rest by the driver in \d+\.\d\d s\n$`, out)
 		w.requireFree(128)
 		out, _, _ = command(t, "ps")
 		require.Regexp(t, w.pid+` .*weights +24.0 MiB +0 out \d+s +24.0 MiB host`, out)

@@ -264,7 +264,7 @@ func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, e
 	switch {
 	case reply.OK:
 		if reply.Bytes > 0 {
-			w.say("paused, %s freed in %.2f s", readable.Bytes(reply.Bytes), reply.Seconds)
+			w.say("paused, %s freed in %.2f s%s", readable.Bytes(reply.Bytes), reply.Seconds, without(", ", reply.WithoutContents))
 		}
 		return reply.Bytes > 0, nil
 	case reply.Code == int(cuda.NotReady) || reply.Code == int(cuda.Timeout):

@@ -112,6 +112,7 @@ func TestIdle(t *testing.T) {
 	waits(t, answer)
 	require.Eventually(t, func() bool { return strings.Contains(watch.said(), one.number()+": called, and waits for memory: ") },
 		20*time.Second, time.Millisecond)
+	require.Regexp(t, one.number()+`: paused, 32\.00 MiB freed in .* s, 8\.00 MiB without contents`, watch.said())
 	_, words, code := command(t, "pause", other.number())
 	require.Zero(t, code, words)
 	require.Equal(t, "ok", <-answer)

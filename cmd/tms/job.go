@@ -228,7 +228,7 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	}
 	err := j.each(func(r *jobRank) error {
 		reply, err := r.Do(ctx, pause)
-		r.Bytes, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.Seconds, reply.NCCL, reply.Stays
+		r.Bytes, r.WithoutContents, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL, reply.Stays
 		return failure(reply, err)
 	})
 	if err != nil {

@@ -111,7 +111,7 @@ func TestJob(t *testing.T) {
 
 	out, words, code = command(t, "pause", "--job", "lively", "--timeout", "60", "--tag", "cache")
 	require.Zero(t, code, words)
-	require.Regexp(t, `(?m)^\d+: paused, 4\.00 MiB freed in \d+\.\d\d s$`, out)
+	require.Regexp(t, `(?m)^\d+: paused, 4\.00 MiB freed in \d+\.\d\d s, 4\.00 MiB without contents$`, out)
 	require.Regexp(t, `(?m)^all 3 processes stood between the same collectives at try \d+$`, out)
 	require.Equal(t, repeated(rankBytes/2, count), jobHeld(t, ranks))
 	command(t, "resume", "--job", "lively")

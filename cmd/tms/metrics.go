@@ -74,7 +74,7 @@ func serveMetrics(listener net.Listener) error {
 type collector struct {
 	up, info, doing, heldUp, idle                       *prometheus.Desc
 	size, free, untracked                               *prometheus.Desc
-	live, held, paused, slack, backup                   *prometheus.Desc
+	live, held, paused, slack, backup, without          *prometheus.Desc
 	other, used, unnamed                                *prometheus.Desc
 	segments, state, since, pauseSeconds, resumeSeconds *prometheus.Desc
 	unanswered                                          prometheus.Counter
@@ -104,11 +104,13 @@ func newCollector() *collector {
 			"device", "uuid", "source"),
 		unnamed: of("device_unnamed_bytes", "Of that, what no tag, pool or library has: contexts, modules, local memory, what was not counted.",
 			"device", "uuid"),
-		live:          tag("live_bytes", "What the program has allocated, active and paused."),
-		held:          tag("held_bytes", "Device memory held now."),
-		paused:        tag("paused_bytes", "Device memory given up by pauses."),
-		slack:         tag("slack_bytes", "Device memory held beyond what was asked for."),
-		backup:        tag("backup_bytes", "Memory or files that hold contents, by where: host, disk or peer.", "store"),
+		live:   tag("live_bytes", "What the program has allocated, active and paused."),
+		held:   tag("held_bytes", "Device memory held now."),
+		paused: tag("paused_bytes", "Device memory given up by pauses."),
+		slack:  tag("slack_bytes", "Device memory held beyond what was asked for."),
+		backup: tag("backup_bytes", "Memory or files that hold contents, by where: host, disk or peer.", "store"),
+		without: tag("without_contents_bytes",
+			"Device memory without a backup: what was paused without contents (state paused), and what a pause would free so (active).", "state"),
 		segments:      tag("segments", "Allocations."),
 		state:         tag("state", "1 for the state that the tag is in: active, partly (paused) or paused.", "state"),
 		since:         tag("paused_timestamp_seconds", "When the last pause was done, of what is paused now."),
@@ -120,7 +122,7 @@ func newCollector() *collector {
 }
 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.heldUp, c.idle, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup,
+	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.heldUp, c.idle, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup, c.without,
 		c.other, c.used, c.unnamed,
 		c.segments, c.state, c.since, c.pauseSeconds, c.resumeSeconds} {
 		to <- d
@@ -191,6 +193,8 @@ func (c *collector) tag(t vmm.TagStats, gauge func(*prometheus.Desc, float64, ..
 	gauge(c.backup, float64(t.HostBytes), "host")
 	gauge(c.backup, float64(t.DiskBytes), "disk")
 	gauge(c.backup, float64(t.BackupBytes-t.HostBytes-t.DiskBytes), "peer")
+	gauge(c.without, float64(t.PauseWithoutContents), "active")
+	gauge(c.without, float64(t.WithoutContents), "paused")
 	gauge(c.segments, float64(t.Segments))
 	gauge(c.state, one(t.PausedBytes == 0), "active")
 	gauge(c.state, one(t.PausedBytes > 0 && t.PhysicalBytes > 0), "partly")

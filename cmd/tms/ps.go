@@ -97,6 +97,7 @@ their first pausable allocation on), with a row for each tag on each device. Who
   STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
           take all of the process (tms pause --everything); pausing, resuming, moving
   BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
+Below the table it says how much a pause would free without contents, for want of a backup, and how much is paused so.
 A process that does not answer within a second is listed as such. With --job those of one launch alone:
 TORCHELASTIC_RUN_ID (torchrun's --rdzv-id), PMIX_NAMESPACE (Open MPI), SLURM_JOB_ID or MASTER_ADDR:MASTER_PORT, in their
 environments, name it, and so does --json ("jobs").
@@ -221,8 +222,29 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		}
 		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
 	}
+	for _, p := range found {
+		sayWithout(&text, p, "a pause would free", func(tag vmm.TagStats) uint64 { return tag.PauseWithoutContents })
+		sayWithout(&text, p, "paused", func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
+	}
 	_, err := io.WriteString(to, text.String())
 	return err
+}
+
+// sayWithout writes a line if a process has such memory, with its tags.
+func sayWithout(to *strings.Builder, p process, verb string, of func(vmm.TagStats) uint64) {
+	var all uint64
+	var names []string
+	for _, d := range p.Stats.Devices {
+		for _, tag := range d.Tags {
+			if bytes, name := of(tag), readable.Printable(tag.Tag); bytes > 0 {
+				all += bytes
+				names = append(slices.DeleteFunc(names, func(known string) bool { return known == name }), name)
+			}
+		}
+	}
+	if all > 0 {
+		line(to, fmt.Sprintf("%d: %s%s: %s", p.PID, verb, without(" ", all), strings.Join(names, ", ")))
+	}
 }
 
 func rows(p process, now time.Time) (table [][]string) {

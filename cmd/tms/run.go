@@ -24,6 +24,15 @@ var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_g
 	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",
 	"libuct_ib_mlx5_gda.so", "libuct_ib_mlx5_gdp.so", "libfabric.so"}
 
+// backups are the variables that say where contents wait.
+var backups = map[string]string{"host": "TMS_INIT_ENABLE_CPU_BACKUP", "disk": "TMS_INIT_ENABLE_DISK_BACKUP",
+	"peer": "TMS_INIT_ENABLE_PEER_BACKUP"}
+
+// isOn reads a variable as libtms.so does.
+func isOn(variable string) bool {
+	return slices.Contains([]string{"1", "true", "yes"}, strings.ToLower(os.Getenv(variable)))
+}
+
 func runCommand() *cobra.Command {
 	var tag, backup, kind, trace string
 	var incremental, noInherit, account bool
@@ -35,6 +44,10 @@ of a static libcudart, of libraries that find CUDA's functions by name (JAX, CuP
 tms pause and tms resume pause and resume it by its number, which tms ps tells, without its cooperation. It can
 do so itself, by tms.pause and tms.resume, or tms_pause and tms_resume of tms.h.
 
+While the program is paused, its contents wait in host memory, which takes as many bytes as were paused. --backup puts
+them in files or on other GPUs instead; with --backup none a pause gives them up. A region that the program enters
+decides for itself. Without the flag, so does TMS_INIT_ENABLE_CPU_BACKUP, _DISK_BACKUP or _PEER_BACKUP, where one is on.
+
 What libraries of NCCL, NVSHMEM, UCX and libfabric allocate themselves stays CUDA's own; TMS_EXCLUDE names more.
 
 With --no-inherit the programs that it starts are not preloaded and see the environment that tms was started with:
@@ -42,7 +55,8 @@ then name the program itself, not a script that starts it.
 
 The command takes the place of tms: its exit status and the signals that reach it are its own.`,
 		Example: `  tms run -- python train.py
-  tms run --backup host --incremental --tag model -- python serve.py
+  tms run --incremental --tag model -- python serve.py
+  tms run --backup none -- ./cache
   tms run --no-inherit -- ./simulation`,
 		Args: func(_ *cobra.Command, arguments []string) error {
 			if len(arguments) == 0 || arguments[0] == "" {
@@ -50,17 +64,10 @@ The command takes the place of tms: its exit status and the signals that reach i
 			}
 			return nil
 		},
-		RunE: func(_ *cobra.Command, arguments []string) error {
+		RunE: func(command *cobra.Command, arguments []string) error {
 			set := map[string]string{"TMS_INIT_ENABLE": "1", "TMS_CONTROL": "1"}
-			switch backup {
-			case "none":
-			case "host":
-				set["TMS_INIT_ENABLE_CPU_BACKUP"] = "1"
-			case "disk":
-				set["TMS_INIT_ENABLE_DISK_BACKUP"] = "1"
-			case "peer":
-				set["TMS_INIT_ENABLE_PEER_BACKUP"] = "1"
-			default:
+			variable, known := backups[backup]
+			if !known && backup != "none" {
 				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the free memory "+
 					"of other GPUs (peer), or not be kept (none)", backup)
 			}
@@ -69,6 +76,19 @@ The command takes the place of tms: its exit status and the signals that reach i
 					return errors.New("--incremental is of --backup host: copies in host memory are what it keeps")
 				}
 				set["TMS_INIT_ENABLE_INCREMENTAL_BACKUP"] = "1"
+			}
+			asked := incremental || command.Flags().Changed("backup")
+			for _, other := range backups {
+				switch {
+				case other == variable || !isOn(other):
+				case asked:
+					set[other] = "0"
+				default:
+					variable = "" // as it is set
+				}
+			}
+			if variable != "" {
+				set[variable] = "1"
 			}
 			if tag != "" {
 				set["TMS_INIT_TAG"] = tag
@@ -104,7 +124,7 @@ The command takes the place of tms: its exit status and the signals that reach i
 	}
 	command.Flags().SetInterspersed(false)
 	command.Flags().StringVar(&tag, "tag", "", "the tag of what it allocates (default \"default\")")
-	command.Flags().StringVar(&backup, "backup", "none", "where contents wait while paused: host, disk, peer or none")
+	command.Flags().StringVar(&backup, "backup", "host", "where contents wait while paused: host, disk, peer or none")
 	command.Flags().BoolVar(&incremental, "incremental", false, "of host copies, make only those anew whose contents have changed")
 	command.Flags().StringVar(&kind, "pool", "", "serve what it allocates from a pool: "+strings.Join(kinds.Names(), ", ")+
 		", with a colon and its options behind it")

@@ -44,11 +44,7 @@ func TestRun(t *testing.T) {
 		require.NoError(t, err, output)
 	}
 
-	output, err := under(t, "--backup", "peer", "--", "sh", "-c", "echo $TMS_INIT_ENABLE_PEER_BACKUP")
-	require.NoError(t, err, output)
-	require.Equal(t, "1\n", output)
-
-	output, err = under(t, "--backup", "host", "--incremental", "--tag", "all of it", "--pool", "caching:memory_fraction=0.5",
+	output, err := under(t, "--incremental", "--tag", "all of it", "--pool", "caching:memory_fraction=0.5",
 		"--trace", "/dev/null", "--account", "sh", "-c",
 		"env | grep -E '^(TMS_|LD_PRELOAD)' | sort; exit 7")
 	var exit *exec.ExitError
@@ -73,13 +69,41 @@ TMS_TRACE=/dev/null
 	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
 }
 
+// Contents are given up where that was asked for, and only there.
+func TestRunKeepsContents(t *testing.T) {
+	const show = "echo $TMS_INIT_ENABLE_CPU_BACKUP,$TMS_INIT_ENABLE_DISK_BACKUP,$TMS_INIT_ENABLE_PEER_BACKUP"
+	for _, c := range []struct {
+		environment, expected string
+		flags                 []string
+	}{
+		{"", "1,,", nil},
+		{"", ",,", []string{"--backup", "none"}},
+		{"", ",,1", []string{"--backup", "peer"}},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=Yes", ",Yes,", nil},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=0", "1,0,", nil},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,", []string{"--backup", "host"}},
+		{"TMS_INIT_ENABLE_DISK_BACKUP=1", "1,0,", []string{"--incremental"}},
+		{"TMS_INIT_ENABLE_CPU_BACKUP=1", "0,,", []string{"--backup", "none"}},
+	} {
+		name, value, _ := strings.Cut(c.environment, "=")
+		t.Run(strings.Join(append(c.flags, c.environment), " "), func(t *testing.T) {
+			if name != "" {
+				t.Setenv(name, value)
+			}
+			output, err := under(t, append(c.flags, "--", "sh", "-c", show)...)
+			require.NoError(t, err, output)
+			require.Equal(t, c.expected+"\n", output)
+		})
+	}
+}
+
 func TestRunIsRefused(t *testing.T) {
 	for expected, arguments := range map[string][]string{
 		"name the command to run: tms run --":                        {""},
 		"name the command to run":                                    nil,
 		"--backup ram: contents can wait":                            {"--backup", "ram", "true"},
 		"--pool heap: invalid pool option: no kind of pool is named": {"--pool", "heap", "true"},
-		"--incremental is of --backup host":                          {"--incremental", "true"},
+		"--incremental is of --backup host":                          {"--backup", "disk", "--incremental", "true"},
 		"there-is-none cannot be run: executable file":               {"--", "there-is-none"},
 	} {
 		output, err := under(t, arguments...)

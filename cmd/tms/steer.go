@@ -31,6 +31,8 @@ type outcome struct {
 	Seconds float64 `json:"seconds"`
 	Code    int     `json:"code"`
 	Error   string  `json:"error,omitempty"`
+	// Of a pause: how much of that has no backup, so that the contents are gone.
+	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
@@ -63,9 +65,9 @@ with --json.
 `
 
 const dryRunHelp = `
-With --dry-run nothing is done, and what would happen is told by what the processes say of themselves now: device
-memory freed or taken, and host memory needed for contents, of that which the machine and the control group have. It
-exits with 0 if that fits.
+With --dry-run nothing is done. The command says what would happen, by what the processes say of themselves now: device
+memory freed or taken, how much of it without contents, and host memory needed for contents, beside what the machine and
+the control group have available. It exits with 0 if that fits.
 `
 
 func (s *steering) add(command *cobra.Command) {
@@ -255,9 +257,10 @@ func pauseCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "pause PID...",
 		Short: "Give the GPU memory of running processes back to the device",
-		Long: `Has processes give their pausable GPU memory back, while every address in them stays valid. Contents wait
-where the program said (tms run --backup), or are lost. Several processes are paused at the same time; when one
-fails, the others stay paused.
+		Long: `Has processes give their pausable GPU memory back, while every address in them stays valid. Contents wait in host
+memory, unless tms run --backup or the program has chosen files, other GPUs, or no backup. Memory without a backup loses
+its contents, and the command says how many bytes went so ("4.00 MiB without contents"). Several processes are paused at
+the same time; when one fails, the others stay paused.
 
 A program that was started by tms run is paused between two CUDA calls: its threads go on until they give the
 device work, and then wait for the resume. If it does not come to such a moment in time (a stream that is captured, a
@@ -317,6 +320,14 @@ If this command is interrupted, what it has not finished is undone.
 	command.Flags().BoolVar(&everything, "everything", false, "have the driver take what is left of the process on its devices, too")
 	command.Flags().StringVar(&to, "to", "", "where contents are to wait: disk, or host (memory)")
 	return command
+}
+
+// without says how much has no backup, behind what is said before; "": nothing.
+func without(before string, bytes uint64) string {
+	if bytes == 0 {
+		return ""
+	}
+	return before + readable.Bytes(bytes) + " without contents"
 }
 
 func sayResumed(o outcome) string {

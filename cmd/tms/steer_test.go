@@ -144,7 +144,7 @@ func TestSteering(t *testing.T) {
 
 	out, words, code = command(t, "pause", "--force", first, first)
 	require.Zero(t, code, words)
-	require.Regexp(t, "^"+first+`: paused, 32\.00 MiB freed in \d+\.\d\d s`+"\n$", out)
+	require.Regexp(t, "^"+first+`: paused, 32\.00 MiB freed in \d+\.\d\d s, 8\.00 MiB without contents`+"\n$", out)
 	out, _, _ = command(t, "pause", "--force", "--tag", "cache", first)
 	require.Equal(t, first+": nothing to pause\n", out)
 
@@ -152,12 +152,14 @@ func TestSteering(t *testing.T) {
 	require.Zero(t, code)
 	require.Empty(t, words)
 	lines := strings.Split(strings.TrimSpace(out), "\n")
-	require.Len(t, lines, 5)
+	require.Len(t, lines, 7)
 	require.Regexp(t, `^ *PID COMMAND +DEVICE TAG +LIVE +HELD STATE +BACKUP$`, lines[0])
 	for _, line := range lines {
 		require.LessOrEqual(t, len([]rune(line)), tableWidth)
 	}
 	require.Regexp(t, `(?m)^ *`+first+` \S+ +0 weights +24\.0 MiB +0 paused \ds +24\.0 MiB host$`, out)
+	require.Contains(t, out, "\n"+first+": paused 8.00 MiB without contents: cache\n")
+	require.Contains(t, out, "\n"+second+": a pause would free 8.00 MiB without contents: cache\n")
 	require.Regexp(t, `(?m)^ *`+second+` \S+ +0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
 
 	// Several at once: what can be done is done.
@@ -169,9 +171,14 @@ func TestSteering(t *testing.T) {
 	require.Len(t, outcomes, 2)
 	require.True(t, outcomes[0].OK)
 	require.Equal(t, uint64(24<<20), outcomes[0].Bytes)
+	require.Zero(t, outcomes[0].WithoutContents)
 	require.Positive(t, outcomes[0].Seconds)
 	require.False(t, outcomes[1].OK)
 	require.NotEmpty(t, outcomes[1].Error)
+
+	out, _, _ = command(t, "pause", "--force", "--json", second)
+	require.Contains(t, out, `"without_contents_bytes":8388608`)
+	command(t, "resume", "--tag", "cache", second)
 
 	one.do("hog")
 	_, words, code = command(t, "resume", first, second)

@@ -124,7 +124,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	request := s.request(control.Pause)
 	request.Timeout, request.Force = &s.timeout, s.force
 	reply, err := leaving.Do(ctx, request)
-	out.Bytes, out.Seconds = reply.Bytes, reply.Seconds
+	out.Bytes, out.WithoutContents, out.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
 	if err = failure(reply, err); err != nil { // what is paused all the same, the end of the connection undoes
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}

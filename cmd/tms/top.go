@@ -213,7 +213,8 @@ func shown(p process, now time.Time) top.Process {
 		for _, t := range d.Tags {
 			tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes, Held: t.PhysicalBytes,
 				Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes, LastPause: t.LastPauseSeconds,
-				LastResume: t.LastResumeSeconds, PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t)}
+				LastResume: t.LastResumeSeconds, PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
+				Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
 			if d.Progress != nil {
 				tag.Done, tag.Total = d.Progress.Done, d.Progress.Total
 			}

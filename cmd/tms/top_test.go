@@ -105,12 +105,15 @@ func TestTop(t *testing.T) {
 		`> +` + first + ` steered .* 32.0 MiB +0 active.*` + second + ` steered .* 32.0 MiB +0 active.*listed here as they happen`)
 	require.Contains(t, s.do("capture-pane", "-p", "-e"), "\x1b[32m", "in colours")
 
+	s.shows(first + `: held 32.0 MiB, paused 0, backup 0; p frees 8.00 MiB without contents; `)
 	s.press("p")
-	s.shows(first + `: paused, 32.00 MiB freed in \d`)
+	s.shows(first + `: paused, 32.00 MiB freed in \d.\d\d s, 8.00 MiB without contents`)
 	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*dev 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB paused \ds`)
-	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first + ` paused cache, weights: 32.0 MiB in \d[.\d]* s, [.\d]+ GB/s`)
+	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first + ` paused cache, weights: 32.0 MiB in \d[.\d]* s, 8.00 MiB w`)
 	require.Equal(t, uint64(0), held(t, one))
-	s.press("Down", "r") // one of its tags
+	s.press("Down") // one of its tags
+	s.shows(`cache: paused 8.00 MiB, slack 0, backup 0, 8.00 MiB without contents; `)
+	s.press("r")
 	s.shows(`(?s)` + first + ` steered .*partly.*> +dev 0 +cache .* 8.00 MiB +0 active.*weights .* paused`)
 	s.press("p")
 	s.shows(first + ` paused cache: 8.00 MiB in`)

@@ -65,7 +65,7 @@ func TestWatch(t *testing.T) {
 			case lines.Text() == "":
 				tables++
 			default:
-				require.Regexp(t, `^ *(PID|\d+) `, lines.Text())
+				require.Regexp(t, `^ *(PID|\d+:?) `, lines.Text())
 			}
 		}
 		require.Equal(t, 3, tables)
@@ -106,7 +106,7 @@ func TestWatch(t *testing.T) {
 		require.GreaterOrEqual(t, len(screens), 3)
 		shown := strings.Split(screens[0], "\n")
 		require.Len(t, shown, 4, "in one place, and no more than fits")
-		require.Contains(t, shown[2], "… and 3 lines more\x1b[K")
+		require.Contains(t, shown[2], "… and 5 lines more\x1b[K")
 	}
 }
 

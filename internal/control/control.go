@@ -156,7 +156,9 @@ type Reply struct {
 	Tag     string  `json:"tag,omitempty"`    // of what is lent, as vmm.TagText writes it
 	Device  string  `json:"device,omitempty"` // and its UUID
 	Seconds float64 `json:"seconds"`          // that it took
-	NCCL    string  `json:"nccl,omitempty"`   // of a pause that suspends NCCL, or a resume of it: what became of that
+	// WithoutContents is of a pause: how many of Bytes have no backup, so that their contents are gone.
+	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
+	NCCL            string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
 	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are of a hold that is for a pause with NCCL.

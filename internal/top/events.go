@@ -18,6 +18,7 @@ type event struct {
 	what    string // "paused" or "resumed"
 	tags    []string
 	bytes   uint64
+	unkept  uint64 // of a pause: what of that is without contents
 	seconds float64
 }
 
@@ -27,7 +28,7 @@ const sameOperation = 1e-3
 // changes are the pauses and resumes of a process between two looks. One that was undone by another between them is
 // told without its bytes, which nobody knows.
 func changes(before, now Process, at time.Time) (found []event) {
-	add := func(what string, tag string, bytes uint64, seconds float64) {
+	add := func(what string, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {
 			return e.what == what && math.Abs(e.seconds-seconds) < sameOperation
 		})
@@ -37,6 +38,7 @@ func changes(before, now Process, at time.Time) (found []event) {
 		}
 		e := &found[i]
 		e.bytes += bytes
+		e.unkept += unkept
 		e.seconds = max(e.seconds, seconds)
 		if !slices.Contains(e.tags, tag) {
 			e.tags = append(e.tags, tag)
@@ -49,12 +51,14 @@ func changes(before, now Process, at time.Time) (found []event) {
 		}
 		was := before.Tags[i]
 		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
-		pause := func() { add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.LastPause) }
-		resume := func() { add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), tag.LastResume) }
+		pause := func() {
+			add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.Unkept-min(was.Unkept, tag.Unkept), tag.LastPause)
+		}
+		resume := func() { add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), 0, tag.LastResume) }
 		switch {
 		case paused && resumed && tag.Paused > 0: // it was resumed first
-			add("resumed", tag.Name, was.Paused, tag.LastResume)
-			add("paused", tag.Name, tag.Paused, tag.LastPause)
+			add("resumed", tag.Name, was.Paused, 0, tag.LastResume)
+			add("paused", tag.Name, tag.Paused, tag.Unkept, tag.LastPause)
 		case paused && resumed:
 			pause()
 			resume()
@@ -73,6 +77,9 @@ func (e event) String() string {
 		text += ": " + readable.Short(e.bytes)
 	}
 	text += " in " + seconds(e.seconds)
+	if e.unkept > 0 {
+		text += ", " + readable.Short(e.unkept) + " without contents"
+	}
 	if e.bytes > 0 && e.seconds > 0 {
 		text += fmt.Sprintf(", %.1f GB/s", float64(e.bytes)/e.seconds/1e9)
 	}

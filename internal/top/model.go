@@ -93,6 +93,8 @@ func (p *Process) sum() (all Tag) {
 		all.Paused += t.Paused
 		all.Slack += t.Slack
 		all.Backup += t.Backup
+		all.Unkept += t.Unkept
+		all.Unbacked += t.Unbacked
 		if t.Total > 0 || t.working() {
 			working = t.State
 		}

@@ -46,6 +46,7 @@ type Tag struct {
 
 	Live, Held, Paused, Slack, Backup uint64
 	Where                             string // of the backup: host, disk, peer, mixed; "": there is none
+	Unkept, Unbacked                  uint64 // of Paused, what is without contents; and what a pause would free so
 
 	// Seconds of the last pause and resume; another figure is another pause. 0: there was none.
 	LastPause, LastResume float64

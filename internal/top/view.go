@@ -351,19 +351,31 @@ func (r row) detail() string {
 	}
 	if r.tag == nil {
 		sum := r.process.sum()
-		return fmt.Sprintf("%d: held %s, paused %s, backup %s; %s", r.pid, readable.Short(sum.Held), readable.Short(sum.Paused),
-			readable.Short(sum.Backup), r.process.Command)
+		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(sum.Held), readable.Short(sum.Paused),
+			readable.Short(sum.Backup), sum.without(), r.process.Command)
 	}
 	t := r.tag
 	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Name, readable.Short(t.Paused), readable.Short(t.Slack), readable.Short(t.Backup))
 	if t.Where != "" {
 		text += " " + t.Where
 	}
+	text += t.without()
 	if t.LastPause > 0 {
 		text += "; last pause " + seconds(t.LastPause)
 	}
 	if t.LastResume > 0 {
 		text += "; last resume " + seconds(t.LastResume)
+	}
+	return text
+}
+
+// without says how much is paused without contents, or would be by the key; "": none.
+func (t *Tag) without() (text string) {
+	if t.Unkept > 0 {
+		text += ", " + readable.Short(t.Unkept) + " without contents"
+	}
+	if t.Unbacked > 0 {
+		text += "; p frees " + readable.Short(t.Unbacked) + " without contents"
 	}
 	return text
 }

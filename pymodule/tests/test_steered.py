@@ -33,7 +33,7 @@ def program(tmp_path: Path) -> list[str]:
 
 @pytest.mark.parametrize("more", [[], ["--pool", "caching", "--no-inherit"]])
 def test_paused_by_pid(program: list[str], other: Witness, more: list[str]) -> None:
-    with started(program, 0, options=["--backup", "host", *more], seconds=60) as running:
+    with started(program, 0, options=more, seconds=60) as running:
         taken = running.ready()
         assert pausable(running) >= 0.9 * taken
         times = disturb(running, other, 10, gap=0.05, seconds=0.1)

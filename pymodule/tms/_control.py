@@ -40,6 +40,10 @@ class TagStats(TypedDict):
     """Pinned host memory that a pause would take beyond that."""
     pause_disk_bytes: int
     """Room for files that a pause would take beyond that."""
+    without_contents_bytes: int
+    """Of paused_bytes: what has lost its contents, for want of a backup or by discard=True."""
+    pause_without_contents_bytes: int
+    """Device memory that has no backup, which a pause would free without contents."""
     imported_bytes: int
     """Other processes' memory, mapped here now (cudaIpcOpenMemHandle); in none of the above."""
     imported_paused_bytes: int
