@@ -30,23 +30,23 @@ func residentBytes(t *testing.T) uint64 {
 	return kib << 10
 }
 
-// Clients measure host memory when a resume, or a free, returns: what is not retained is back by then. (A
-// call of more than 20 ms may have gone on in the background, on a machine that is busy with other things.)
+// Clients measure host memory when a resume, or a free, returns: what is not retained is back by then. On a machine that is
+// busy with other things that may go on in the background, but for those who want it promptly.
 func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
 	debug.FreeOSMemory() // or what other tests have left goes while this one measures
 	for _, prompt := range []bool{false, true} {
 		sim, _, engine := simulated(t, 1)
 		const size = 16 * mib
 		var before uint64
+		calls, quick := 0, 0
 		backAfter := func(operation func() error) {
 			t.Helper()
 			require.NotZero(t, sim.Stat("registered_bytes"))
 			require.Greater(t, residentBytes(t), before+size*3/4)
-			begin := time.Now()
 			require.NoError(t, operation())
-			if took := time.Since(begin); prompt || took < 20*time.Millisecond {
-				require.Zero(t, sim.Stat("registered_bytes"), took)
-				require.Less(t, residentBytes(t), before+size/2, took)
+			if calls++; sim.Stat("registered_bytes") == 0 {
+				quick++
+				require.Less(t, residentBytes(t), before+size/2)
 			}
 			engine.Drain()
 		}
@@ -62,69 +62,80 @@ func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
 			require.NoError(t, engine.Free(a[0], false)) // the other's contents lie in the same registration
 			backAfter(func() error { return engine.Free(a[1], false) })
 		}
+		if prompt {
+			require.Equal(t, calls, quick)
+		} else {
+			require.Positive(t, quick)
+		}
 	}
 }
 
-// slowly has every call of a kind take that long until the test ends.
-func slowly(t *testing.T, call string, delay time.Duration) {
+// gated has every call of a kind wait until it is let go on, at the latest when the test ends.
+func gated(t *testing.T, call string) (open func()) {
 	t.Helper()
+	gate := make(chan struct{})
+	open = sync.OnceFunc(func() { close(gate) })
 	failpoint.Set(func(made string) error {
 		if made == call {
-			time.Sleep(delay)
+			<-gate
 		}
 		return nil
 	})
-	t.Cleanup(func() { failpoint.Set(nil) })
+	t.Cleanup(func() {
+		failpoint.Set(nil)
+		open()
+	})
+	return open
 }
 
 // Where giving back takes long, it goes on in the background: but not for who asked for it to be waited for.
 func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
-	const long = 400 * time.Millisecond
 	for _, prompt := range []bool{false, true} {
 		sim, _, engine := simulated(t, 1)
-		slowly(t, "cuMemHostUnregister", long)
 		a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: prompt})[0]
 		for _, operation := range []func() error{
 			func() error { return resume(engine, name("t")) },
 			func() error { return engine.Free(a, false) },
 		} {
-			engine.Drain()
 			require.NoError(t, pause(engine, name("t")))
-			begin := time.Now()
-			require.NoError(t, operation())
-			took, pinned := time.Since(begin), sim.Stat("registered_bytes")
+			open := gated(t, "cuMemHostUnregister")
+			begin, done := time.Now(), make(chan error)
+			go func() { done <- operation() }()
 			if prompt {
-				require.GreaterOrEqual(t, took, long)
-				require.Zero(t, pinned)
+				select {
+				case err := <-done:
+					require.Fail(t, "it has not waited", "%v", err)
+				case <-time.After(100 * time.Millisecond):
+				}
+				open()
+				require.NoError(t, <-done)
+				require.Zero(t, sim.Stat("registered_bytes"))
 			} else {
-				require.Less(t, took, long)
-				require.GreaterOrEqual(t, took, 20*time.Millisecond)
-				require.NotZero(t, pinned)
+				require.NoError(t, <-done)
+				require.GreaterOrEqual(t, time.Since(begin), 20*time.Millisecond)
+				require.NotZero(t, sim.Stat("registered_bytes"))
+				open()
 			}
+			engine.Drain()
 		}
-		engine.Drain()
-		failpoint.Set(nil)
 	}
 }
 
 // Who gives up nothing waits for nothing, whatever goes on in the background.
 func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	slowly(t, "cuMemHostUnregister", 2*time.Second)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})[0]
 	plain := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "plain"})[0]
 	require.NoError(t, pause(engine, nothing))
+	open := gated(t, "cuMemHostUnregister")
 	var resumed sync.WaitGroup
-	begin := time.Now()
 	resumed.Go(func() { require.NoError(t, resume(engine, name("t"))) })
 	require.Eventually(t, func() bool { return !engine.PausedAt(a) }, 5*time.Second, time.Millisecond)
 	require.NoError(t, resume(engine, name("plain")))
 	require.NoError(t, pause(engine, name("plain")))
 	require.NoError(t, engine.Free(plain, false))
-	require.Less(t, time.Since(begin), time.Second)
+	open()
 	resumed.Wait()
-	require.GreaterOrEqual(t, time.Since(begin), 2*time.Second)
-	failpoint.Set(nil)
 	require.NoError(t, engine.Free(a, false))
 }
 
@@ -136,10 +147,13 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	require.NoError(t, pause(engine, name("t")))
 	var held atomic.Bool
 	held.Store(true)
+	gate := make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open()
 	failpoint.Set(func(call string) error {
 		switch call {
 		case "cuMemHostUnregister":
-			time.Sleep(200 * time.Millisecond)
+			<-gate
 		case "munmap":
 			held.Store(false)
 		case "mmap":
@@ -152,6 +166,7 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	defer failpoint.Set(nil)
 	require.NoError(t, resume(engine, name("t")))
 	require.True(t, held.Load())
+	time.AfterFunc(50*time.Millisecond, open)
 	require.NoError(t, pause(engine, name("t")))
 	require.NoError(t, resume(engine, name("t")))
 	requireFilled(t, a, 4*mib, 1)

@@ -111,7 +111,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 
 	start := time.Now()
 	waiting := s.options("")
-	waiting.Wait = time.Minute
+	waiting.Wait = time.Hour
 	for range 3 {
 		for name, err := range map[string]error{
 			"pause":      pause(s.engine, s.options("t")),
@@ -127,7 +127,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	}
 	s.engine.Trim()
 	s.engine.Drain()
-	require.Less(t, time.Since(start), 10*time.Second)
+	require.Less(t, time.Since(start), 10*time.Minute)
 	// What the host holds is still there to be read: only the device is gone.
 	host, err := s.engine.BackupPointer(b, 1)
 	require.NoError(t, err)

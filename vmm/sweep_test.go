@@ -479,7 +479,7 @@ func attempt(t *testing.T, dir string, f *faults, scenario func(*scene)) (s *sce
 	go func() {
 		select {
 		case <-done:
-		case <-time.After(30 * time.Second):
+		case <-time.After(5 * time.Minute):
 			panic(fmt.Sprintf("hangs after failing %v", f.list()))
 		}
 	}()

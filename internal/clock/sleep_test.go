@@ -14,6 +14,6 @@ func TestSleep(t *testing.T) {
 	clock.Sleep(20 * time.Millisecond)
 	require.GreaterOrEqual(t, time.Since(start), 20*time.Millisecond)
 	start = time.Now()
-	clock.Sleep(-time.Second)
-	require.Less(t, time.Since(start), time.Second)
+	clock.Sleep(-time.Hour)
+	require.Less(t, time.Since(start), time.Hour)
 }

@@ -38,6 +38,9 @@ func (s *sharer) waits(command string, number int) (answer func() string) {
 	return func() string { return <-came }
 }
 
+// calm ends that it is busy.
+func (s *sharer) calm() { require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGUSR1)) }
+
 func TestACheckpointedProcessHoldsNothing(t *testing.T) {
 	target, other, pid := pair(t)
 	require.Equal(t, "0 0", other.do("state", pid))
@@ -96,15 +99,14 @@ func TestARestoreWithoutMemory(t *testing.T) {
 func TestALockWaitsForCallsInside(t *testing.T) {
 	target, other, pid := pair(t)
 	require.Equal(t, "0", other.do("timeout", 100))
-	require.Equal(t, "0", target.do("busy", 700))
-	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, "0", target.do("busy", 0))
 	require.Equal(t, "600", other.do("lock", pid))
 	require.Equal(t, "0 0", other.do("state", pid))
 	require.Equal(t, "0 42", target.do("value", 0), "what came meanwhile goes on")
-	require.Equal(t, "0", other.do("timeout", 10_000))
-	began := time.Now()
-	require.Equal(t, "0", other.do("lock", pid))
-	require.Greater(t, time.Since(began), 200*time.Millisecond)
+	require.Equal(t, "0", other.do("timeout", 60_000))
+	locked := other.waits("lock", pid)
+	target.calm()
+	require.Equal(t, "0", locked())
 	require.Equal(t, "0", other.do("unlock", pid))
 }
 
@@ -112,13 +114,12 @@ func TestALockWaitsForCallsInside(t *testing.T) {
 func TestAKilledLocker(t *testing.T) {
 	target, other, pid := pair(t)
 	killer := newGroupNamed(group{t, compile(t, "shared", 0), "killed"}, "one").start("CUDASIM_SHARED=")
-	require.Equal(t, "0", target.do("busy", 500))
-	time.Sleep(50 * time.Millisecond)
-	killer.send("lock", pid)
-	time.Sleep(50 * time.Millisecond)
+	require.Equal(t, "0", target.do("busy", 0))
+	killer.waits("lock", pid)
 	require.Equal(t, "0 0", other.do("state", pid), "it is not locked yet")
 	killer.kill()
 	answer := target.waits("value", 0)
+	target.calm()
 	require.Eventually(t, func() bool { return other.do("state", pid) == "0 1" }, 10*time.Second, 10*time.Millisecond)
 	require.Equal(t, "0", other.do("unlock", pid))
 	require.Equal(t, "0 42", answer())

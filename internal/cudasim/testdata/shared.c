@@ -2,6 +2,8 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
+#include <stdbool.h>
 #include <sys/file.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -75,23 +77,33 @@ static int join_and_leave(int times)
 	return collisions;
 }
 
-static void sleep_in_host_function(void *milliseconds)
+static _Atomic bool is_busy, calm;
+
+static void calm_down(int signal)
 {
-	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
+	(void)signal;
+	calm = true;
 }
 
-// Inside a call of the driver for so many milliseconds.
-static void *busy(void *milliseconds)
+static void wait_in_host_function(void *unused)
+{
+	(void)unused;
+	for (is_busy = true; !calm;)
+		usleep(1000);
+}
+
+// Inside a call of the driver until SIGUSR1.
+static void *busy(void *unused)
 {
 	CUcontext context;
 	OK(cuDevicePrimaryCtxRetain(&context, 0));
 	OK(cuCtxSetCurrent(context));
 	CUstream stream;
 	OK(cuStreamCreate(&stream, 1));
-	OK(cuLaunchHostFunc(stream, sleep_in_host_function, milliseconds));
+	OK(cuLaunchHostFunc(stream, wait_in_host_function, NULL));
 	OK(cuStreamSynchronize(stream));
 	OK(cuStreamDestroy_v2(stream));
-	return NULL;
+	return unused;
 }
 
 static CUresult checkpoint(const char *command, int process, unsigned timeout)
@@ -162,8 +174,12 @@ int main(int argc, char **argv)
 			   !strcmp(command, "unlock")) {
 			printf("%d\n", checkpoint(command, (int)number, timeout));
 		} else if (!strcmp(command, "busy")) {
-			CHECK(!pthread_create(&thread, NULL, busy, (void *)number));
+			calm = is_busy = false;
+			signal(SIGUSR1, calm_down);
+			CHECK(!pthread_create(&thread, NULL, busy, NULL));
 			pthread_detach(thread);
+			while (!is_busy)
+				usleep(1000);
 			puts("0");
 		} else if (!strcmp(command, "fill")) {
 			printf("%d\n", cuMemsetD8_v2(held[0], (unsigned char)number, sizes[0]));
