@@ -343,7 +343,7 @@ AT_LOAD HIDDEN void account_load(void)
 {
 	if (!region_config.account)
 		return;
-	char path[4096];
+	static char path[4096];
 	ssize_t length = readlink("/proc/self/exe", path, sizeof path - 1);
 	path[length > 0 ? length : 0] = 0;
 	const char *slash = strrchr(path, '/');

@@ -276,10 +276,11 @@ static int run(const struct operation *asked)
 	int code = go_start(); /* in a child another thread's lock of malloc may be held for ever */
 	if (code != SUCCESS)
 		return code;
-	struct operation *operation = malloc(sizeof *operation);
+	struct operation *operation = malloc(sizeof *operation + THREAD_TEXT_SIZE);
 	if (!operation)
 		return error_fail(ERROR_MEMORY_ALLOCATION, "no host memory for the operation; nothing has changed");
 	*operation = *asked;
+	operation->error[0] = 0;
 	struct visit saved;
 	code = go_enter(&saved);
 	if (code != SUCCESS) {
@@ -352,7 +353,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 {
 	operation->bytes = bytes;
 	operation->code = code;
-	snprintf(operation->error, sizeof operation->error, "%s", error);
+	snprintf(operation->error, THREAD_TEXT_SIZE, "%s", error);
 	atomic_fetch_sub(&running, 1);
 	sem_post(&operation->done);
 	release(operation);

@@ -31,17 +31,18 @@ HIDDEN bool descriptor_is_still(struct descriptor then)
 }
 
 /* As write, but a pipe that nobody reads is an error, not a signal that ends the host. */
-HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length)
+static ssize_t descriptor_write(int number, const char *text, size_t length)
 {
-	sigset_t pipe, pending, saved;
+	sigset_t pipe, saved;
+	sigemptyset(&pipe);
+	sigpending(&pipe);
+	bool pending = sigismember(&pipe, SIGPIPE);
 	sigemptyset(&pipe);
 	sigaddset(&pipe, SIGPIPE);
-	sigemptyset(&pending);
-	sigpending(&pending);
 	pthread_sigmask(SIG_BLOCK, &pipe, &saved);
 	ssize_t written = write(number, text, length);
 	int error = errno;
-	if (written < 0 && error == EPIPE && !sigismember(&pending, SIGPIPE))
+	if (written < 0 && error == EPIPE && !pending)
 		sigtimedwait(&pipe, NULL, &(struct timespec){0, 0});
 	pthread_sigmask(SIG_SETMASK, &saved, NULL);
 	errno = error;
@@ -57,7 +58,7 @@ AT_LOAD HIDDEN void descriptor_load(void)
 
 /* Descriptor 2 may be redirected while the program runs, or closed and come to be anything. What takes
  * lines of a log is a terminal, a pipe, or a file that is open for appending. */
-static bool is_stderr(void)
+OUT_OF_LINE bool is_stderr(void)
 {
 	struct stat file;
 	if (stderr_then.number >= 0 && descriptor_is_still(stderr_then))
@@ -77,25 +78,51 @@ HIDDEN void error_set(const char *message)
 
 HIDDEN int error_fail(int code, const char *format, ...)
 {
-	char message[THREAD_TEXT_SIZE];
+	struct thread *mine = thread_mine();
 	va_list arguments;
 	va_start(arguments, format);
-	vsnprintf(message, sizeof message, format, arguments);
+	if (mine)
+		vsnprintf(mine->text, THREAD_TEXT_SIZE, format, arguments);
 	va_end(arguments);
-	error_set(message);
 	return code;
+}
+
+HIDDEN void error_prefix(const char *words)
+{
+	struct thread *mine = thread_mine();
+	size_t length = strlen(words);
+	if (!mine)
+		return;
+	memmove(mine->text + length, mine->text, THREAD_TEXT_SIZE - length - 1);
+	memcpy(mine->text, words, length);
+	mine->text[THREAD_TEXT_SIZE - 1] = 0;
+}
+
+__attribute__((format(printf, 1, 2))) static void log_line(const char *format, ...)
+{
+	struct thread *mine = thread_mine();
+	if (!mine)
+		return;
+	va_list arguments;
+	va_start(arguments, format);
+	int length = vsnprintf(mine->line, sizeof mine->line, format, arguments);
+	va_end(arguments);
+	if (length >= (int)sizeof mine->line) {
+		length = sizeof mine->line - 1;
+		mine->line[length - 1] = '\n';
+	}
+	if (length > 0 && is_stderr())
+		descriptor_write(STDERR_FILENO, mine->line, (size_t)length);
 }
 
 HIDDEN void error_log(const char *message)
 {
-	char line[THREAD_TEXT_SIZE];
-	int length = snprintf(line, sizeof line, "tms: %s\n", message);
-	if (length >= (int)sizeof line) {
-		length = sizeof line - 1;
-		line[length - 1] = '\n';
-	}
-	if (length > 0 && is_stderr())
-		descriptor_write(STDERR_FILENO, line, (size_t)length);
+	log_line("tms: %s\n", message);
+}
+
+HIDDEN void error_log_failure(const char *function, int code)
+{
+	log_line("tms: %s: %s (cudaError %d)\n", function, tms_last_error(), code);
 }
 
 EXPORT const char *tms_last_error(void)

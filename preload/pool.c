@@ -211,12 +211,11 @@ EXPORT void *tms_torch_pool_malloc(ssize_t size, int device, void *stream)
 static void throw_to_torch(int code)
 {
 	torch_fail *fail;
-	char message[1200];
-	bool prefix = code == ERROR_MEMORY_ALLOCATION && !strstr(tms_last_error(), "CUDA out of memory");
-	snprintf(message, sizeof message, "%s%s", prefix ? "CUDA out of memory. " : "", tms_last_error());
+	if (code == ERROR_MEMORY_ALLOCATION && !strstr(tms_last_error(), "CUDA out of memory"))
+		error_prefix("CUDA out of memory. ");
 	if (find_torch(&fail) && fail)
-		fail("tms_torch_pool_malloc", "libtms.so", 0, message);
-	error_log(message);
+		fail("tms_torch_pool_malloc", "libtms.so", 0, tms_last_error());
+	error_log(tms_last_error());
 }
 
 EXPORT void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream)
@@ -231,11 +230,8 @@ EXPORT void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stre
 
 static void log_failure(const char *function, int code)
 {
-	char line[1200];
-	if (code == SUCCESS)
-		return;
-	snprintf(line, sizeof line, "%s: %s (cudaError %d)", function, tms_last_error(), code);
-	error_log(line);
+	if (code != SUCCESS)
+		error_log_failure(function, code);
 }
 
 EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream)

@@ -34,7 +34,7 @@ enum {
  * faults inside Go land on where the thread has none of its own for them. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
-	char text[THREAD_TEXT_SIZE];
+	char text[THREAD_TEXT_SIZE], line[THREAD_TEXT_SIZE]; /* of its last line on stderr */
 	stack_t faults;
 	struct visit *visit; /* the innermost; NULL: not in Go */
 	bool known_to_go;    /* which has noted where faults land */
@@ -49,7 +49,9 @@ static inline struct thread *thread_mine(void)
 /* message.c: the calling thread's last failure. */
 HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN void error_prefix(const char *words); /* put before its words */
 HIDDEN void error_log(const char *text); /* one line on stderr */
+HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line */
 
 /* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
@@ -74,7 +76,6 @@ struct descriptor {
 };
 HIDDEN struct descriptor descriptor_of(int number);
 HIDDEN bool descriptor_is_still(struct descriptor then);
-HIDDEN ssize_t descriptor_write(int number, const char *text, size_t length);
 HIDDEN void descriptor_load(void);
 
 /* Where the library's file headers start and its code ends, from the linker. */
@@ -381,10 +382,10 @@ struct operation {
 	bool force;  /* of a gated pause */
 	bool report; /* to operation_progress */
 	int code;
-	char error[THREAD_TEXT_SIZE]; /* "": none */
 	uint64_t bytes; /* of device memory that were freed, or mapped; of an import, the address, or the handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
+	char error[]; /* "": none; THREAD_TEXT_SIZE, but where it is asked for */
 };
 /* Fills in what holds for the process; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);

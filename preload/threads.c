@@ -68,7 +68,7 @@ static int count(const unsigned long *mask)
  * main thread to one, which is not meant for the threads of a library. */
 static void find_processors(void)
 {
-	unsigned long of_caller[sizeof processors / sizeof *processors];
+	static unsigned long of_caller[sizeof processors / sizeof *processors]; /* under the lock */
 	affinity(getpid(), processors);
 	affinity(0, of_caller);
 	for (size_t i = 0; i < sizeof processors / sizeof *processors; i++)

@@ -292,7 +292,7 @@ static uint64_t tag_number(const char *tag)
 
 static void put_command(void)
 {
-	char command[TEXT_MOST];
+	static char command[TEXT_MOST]; /* under the lock */
 	int number = open("/proc/self/cmdline", O_RDONLY | O_CLOEXEC);
 	ssize_t length = number < 0 ? 0 : read(number, command, sizeof command - 1);
 	if (number >= 0)

@@ -315,8 +315,8 @@ HIDDEN void region_report_environment(void (*log)(const char *))
 	region_load_environment();
 	if (complaint_count == 0 || atomic_flag_test_and_set(&reported))
 		return;
+	static char line[512]; /* once */
 	for (int i = 0; i < complaint_count; i++) {
-		char line[512];
 		struct complaint c = complaints[i];
 		if (c.value)
 			snprintf(line, sizeof line, "%s=%.100s is not understood; it takes %s", c.variable, c.value,

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// callGraph is what gcc knows of calls in our C: what each function has of the stack, and whom it calls.
+type callGraph struct {
+	frames map[string]int
+	calls  map[string][]string
+	deep   map[string]int // what was found
+}
+
+const anyFunction = "__indirect_call" // as gcc has it: by a pointer
+
+// pointers are those whose functions are known; "": one of the C library's.
+var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "", "region_report_environment": "error_log"}
+
+// deepest is how much of the stack a function and what it calls have at a time; whose C library it is uses more.
+func (g *callGraph) deepest(function string) int {
+	if known, ok := g.deep[function]; ok {
+		return known
+	}
+	g.deep[function] = 0 // it calls itself
+	below := 0
+	for _, called := range g.calls[function] {
+		below = max(below, g.deepest(called))
+	}
+	g.deep[function] = g.frames[function] + below
+	return g.deep[function]
+}
+
+// chain is the way down to there.
+func (g *callGraph) chain(function string) string {
+	words := fmt.Sprint(function, " ", g.frames[function])
+	for _, called := range g.calls[function] {
+		if g.deepest(called) > 0 && g.frames[function]+g.deepest(called) == g.deepest(function) {
+			return words + ", " + g.chain(called)
+		}
+	}
+	return words
+}
+
+// readGraph compiles one file of C.
+func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
+	output := filepath.Join(folder, strings.ReplaceAll(strings.TrimPrefix(file, "../"), "/", "_"))
+	text, err := exec.Command("gcc", "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-fcallgraph-info=su", "-isystem", headers,
+		"-I.", "-I../region", "-I../forward", "-I../reach", "-c", "-o", output+".o", file).CombinedOutput()
+	require.NoError(t, err, "%s", text)
+	graph, err := os.Open(output + ".ci")
+	require.NoError(t, err)
+	defer graph.Close()
+	node := regexp.MustCompile(`^node: \{ title: "([^"]+)" label: "[^"]*\\n(\d+) bytes \((\w+(?:,bounded)?)\)`)
+	edge := regexp.MustCompile(`^edge: \{ sourcename: "([^"]+)" targetname: "([^"]+)"`)
+	for lines := bufio.NewScanner(graph); lines.Scan(); {
+		if found := node.FindStringSubmatch(lines.Text()); found != nil {
+			require.NotEqual(t, "dynamic", found[3], "%s has a frame of no certain size", found[1])
+			g.frames[found[1]], err = strconv.Atoi(found[2])
+			require.NoError(t, err)
+			g.frames[found[1]] += 8 // where it returns to
+		} else if found := edge.FindStringSubmatch(lines.Text()); found != nil {
+			for caller, called := range pointers {
+				if found[2] == anyFunction && strings.Contains(found[1], caller) {
+					found[2] = called
+				}
+			}
+			g.calls[found[1]] = append(g.calls[found[1]], found[2])
+		}
+	}
+}
+
+// Coroutines and threads of a host may have small stacks: of what comes before Go's own, and before CUDA, ours is little.
+func TestStackOfOurC(t *testing.T) {
+	const most = 2 << 10 // bytes
+	if sanitized {
+		t.Skip("a sanitizer makes frames larger")
+	}
+	headers, folder := t.TempDir(), t.TempDir()
+	goFiles, err := exec.Command("sh", "-c", `grep -l '^import "C"' *.go`).Output()
+	require.NoError(t, err)
+	arguments := append([]string{"tool", "cgo", "-objdir", headers, "--", "-std=gnu11", "-I../region", "-I../forward", "-I."},
+		strings.Fields(string(goFiles))...)
+	output, err := exec.Command("go", arguments...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+
+	graph := func(patterns ...string) *callGraph {
+		g := &callGraph{map[string]int{}, map[string][]string{}, map[string]int{}}
+		for _, pattern := range patterns {
+			files, err := filepath.Glob(pattern)
+			require.NoError(t, err)
+			for _, file := range files {
+				readGraph(t, g, file, headers, folder)
+			}
+		}
+		require.Greater(t, len(g.frames), 100)
+		return g
+	}
+	ours, reach := graph("*.c", "../region/*.c", "../forward/*.c"), graph("../reach/*.c")
+	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to CUDA, or
+	// to what libtms.so answers for dlsym.
+	reach.deep[anyFunction] = ours.deepest("tms_driver_function")
+	gated := 0
+	for function := range reach.frames {
+		gated = max(gated, reach.deepest(function))
+	}
+	ours.deep = map[string]int{anyFunction: gated}
+	looking := gated
+	for function := range ours.frames {
+		if strings.Contains(function, ":first_") {
+			looking = max(looking, ours.deepest(function))
+		}
+	}
+	ours.deep = map[string]int{anyFunction: looking}
+	for _, g := range []*callGraph{ours, reach} {
+		functions := slices.SortedFunc(func(yield func(string) bool) {
+			for function := range g.frames {
+				if !yield(function) {
+					return
+				}
+			}
+		}, func(a, b string) int { return cmp.Compare(g.deepest(b), g.deepest(a)) })
+		t.Log(g.deepest(functions[0]), g.chain(functions[0]))
+		require.LessOrEqual(t, g.deepest(functions[0]), most)
+	}
+}
+
+func TestSmallStacks(t *testing.T) {
+	if sanitized {
+		t.Skip("a sanitizer makes frames larger")
+	}
+	program := compile(t, "coroutines", majors[1])
+	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
+		run(t, program, nil, preload).succeeded(t)
+		run(t, program, nil, preload, "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
+	}
+}
