@@ -45,3 +45,10 @@ func TestNothingIsLeftInTheProcess(t *testing.T) {
 func TestBookkeepingIsFull(t *testing.T) {
 	run(t, compile(t, "full", majors[1]), nil, "CUDASIM_MEMORY=64G").succeeded(t)
 }
+
+func TestCrowd(t *testing.T) {
+	program := compile(t, "crowd", majors[1])
+	for range 2 { // some of them find each other extending
+		run(t, program, nil, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
+	}
+}

@@ -57,18 +57,22 @@ const (
 // for tables that double.
 // Errors: cuda.OperatingSystem, wrapped.
 func room() error {
-	short := atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0
-	if !short && !bounded.now.Load() {
+	if !short() && !bounded.now.Load() {
 		return nil
 	}
 	bounded.Lock()
 	defer bounded.Unlock()
-	if !short {
-		debug.SetMemoryLimit(math.MaxInt64)
-		bounded.now.Store(false)
+	bound := bytesAtMost()
+	for before := uint64(0); short() && bound > before; bound = bytesAtMost() {
+		before = bound
+		C.memory_extend() // what this thread found as it came in, others may have used since
+	}
+	if !short() {
+		if bounded.now.Swap(false) {
+			debug.SetMemoryLimit(math.MaxInt64)
+		}
 		return nil
 	}
-	bound := atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.memory_bound)))
 	if !bounded.now.Swap(true) {
 		debug.SetMemoryLimit(int64(bound / 8 * 7))
 	}
@@ -86,6 +90,12 @@ func room() error {
 	}
 	return nil
 }
+
+// short is that the heap has less room than it should.
+func short() bool { return atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0 }
+
+// bytesAtMost is how large the heap can be by now.
+func bytesAtMost() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.memory_bound))) }
 
 // held is how many bytes of the heap are in use.
 func held() uint64 {

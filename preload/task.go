@@ -14,7 +14,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -46,7 +45,7 @@ type task struct {
 
 // hand runs work on another thread, and has it begin at once: see tmsOperation.
 func hand(work func()) {
-	if atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0 {
+	if short() {
 		C.memory_extend()
 	}
 	go work()
