@@ -123,7 +123,7 @@ HIDDEN void comm_goes(void *comm)
 {
 	struct communicator *c = comm_find(comm);
 	int phase = c ? atomic_load(&c->phase) : RUNNING;
-	if (phase == SUSPENDING || phase == RESUMING)
+	if (phase == SUSPENDING || phase == RESUMING || phase == GIVEN_UP)
 		c->comm = NULL;
 	else if (c)
 		atomic_store(&c->state, FREE);

@@ -145,7 +145,7 @@ struct pair { /* with one other rank */
 struct pairs;
 
 /* communicators.c */
-enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, LOST };
+enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* who asked for it waits no more: GIVEN_UP */
 enum { COMMUNICATORS = 256 };
 struct communicator {
 	_Atomic int state;
@@ -158,7 +158,6 @@ struct communicator {
 	bool blocking;
 	uint32_t children; /* made of it, by all ranks in one order */
 	_Atomic int phase, code;
-	_Atomic bool given_up; /* who asked for it waits no more */
 	_Atomic bool together; /* its ranks in other processes are being suspended, too */
 	struct sequence collectives;
 	_Atomic(struct pairs *) pairs;

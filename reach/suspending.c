@@ -46,6 +46,11 @@ static const char *obstacle(const struct communicator *c, bool ask)
 	return NULL;
 }
 
+static bool is_busy(int phase)
+{
+	return phase == SUSPENDING || phase == RESUMING;
+}
+
 HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to)
 {
 	for (; *cursor < atomic_load(&communicators_used); (*cursor)++) {
@@ -56,7 +61,7 @@ HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *
 		*to = (struct gate_communicator){
 			.version = nccl_version(c->library),
 			.suspended = phase == SUSPENDED,
-			.busy = phase == SUSPENDING || phase == RESUMING,
+			.busy = is_busy(phase) || phase == GIVEN_UP,
 			.lost = phase == LOST,
 			.code = atomic_load(&c->code),
 			.clique = c->clique,
@@ -138,15 +143,14 @@ static void *carry_out(void *rank)
 		atomic_store(&c->phase, job.suspend ? RUNNING : SUSPENDED);
 		return NULL;
 	}
-	int code = call_nccl(c, job.suspend);
-	bool suspended = job.suspend && code == DONE;
-	if (suspended && atomic_load(&c->given_up)) { /* nobody would resume it */
-		code = call_nccl(c, false);
-		suspended = false, job.suspend = false;
-	}
-	int now = suspended ? SUSPENDED : code != DONE && !job.suspend ? LOST : RUNNING;
+	int code = call_nccl(c, job.suspend), phase = SUSPENDING;
 	atomic_store(&c->code, code);
-	atomic_store(&c->phase, now);
+	if (!job.suspend || code != DONE) {
+		atomic_store(&c->phase, code != DONE && !job.suspend ? LOST : RUNNING);
+	} else if (!atomic_compare_exchange_strong(&c->phase, &phase, SUSPENDED)) { /* given up: nobody would resume it */
+		atomic_store(&c->code, code = call_nccl(c, false));
+		atomic_store(&c->phase, code != DONE ? LOST : RUNNING);
+	}
 	if (!c->comm) /* destroyed meanwhile: see comm_goes */
 		atomic_store(&c->state, FREE);
 	return NULL;
@@ -191,7 +195,6 @@ HIDDEN bool suspending_begin(bool suspend)
 		int was = suspend ? RUNNING : SUSPENDED;
 		if (atomic_load(&c->state) != LIVE || atomic_load(&c->phase) != was || (suspend && obstacle(c, true)))
 			continue;
-		atomic_store(&c->given_up, false);
 		atomic_store(&c->phase, suspend ? SUSPENDING : RESUMING);
 		if (!start_thread(c, suspend, number)) {
 			atomic_store(&c->phase, was);
@@ -207,8 +210,7 @@ HIDDEN bool suspending_begin(bool suspend)
 HIDDEN bool suspending_is_busy(void)
 {
 	for EACH (c, communicator) {
-		int phase = atomic_load(&c->phase);
-		if (atomic_load(&c->state) == LIVE && (phase == SUSPENDING || phase == RESUMING) && !atomic_load(&c->given_up))
+		if (atomic_load(&c->state) == LIVE && is_busy(atomic_load(&c->phase)))
 			return true;
 	}
 	return false;
@@ -218,7 +220,7 @@ HIDDEN void suspending_give_up(void)
 {
 	for EACH (c, communicator) {
 		int phase = atomic_load(&c->phase);
-		if (atomic_load(&c->state) == LIVE && (phase == SUSPENDING || phase == RESUMING))
-			atomic_store(&c->given_up, true);
+		if (atomic_load(&c->state) == LIVE && is_busy(phase)) /* else it has come to its end just now */
+			atomic_compare_exchange_strong(&c->phase, &phase, GIVEN_UP);
 	}
 }

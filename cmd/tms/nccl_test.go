@@ -232,6 +232,27 @@ func TestASuspendThatHangs(t *testing.T) {
 	c.resume()
 }
 
+// A suspend may come back just as who asked for it gives up: one of the two sees to the resume.
+func TestASuspendThatIsLate(t *testing.T) {
+	folder, reach := t.TempDir(), filepath.Join("..", "..", "reach")
+	object, library, seen := filepath.Join(folder, "suspending.o"), filepath.Join(folder, "libtms_reach.so"), filepath.Join(folder, "seen")
+	buildC(t, "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c", "-o", object,
+		filepath.Join(reach, "suspending.c"))
+	sources, err := filepath.Glob(filepath.Join(reach, "*.c"))
+	require.NoError(t, err)
+	sources = slices.DeleteFunc(sources, func(file string) bool { return filepath.Base(file) == "suspending.c" })
+	buildC(t, append([]string{"-shared", "-fPIC", "-fvisibility=hidden", "-o", library, object}, sources...)...)
+	c := startNCCL(t, "linked", ncclNew, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+library, "LATE="+seen)
+	c.do("all 2")
+	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.pid, "--everything", "--timeout", "1")
+	require.NoError(t, os.WriteFile(seen, nil, 0o600))
+	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
+	c.do("check")
+	c.do("reduce")
+	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
+	c.resume()
+}
+
 func TestAResumeOfNCCLThatFails(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=lose")
 	c.do("all 2")
