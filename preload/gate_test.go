@@ -49,7 +49,12 @@ func TestGateAndAnotherDriver(t *testing.T) {
 	output, err := exec.Command("cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
 		"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(folder, "libcuda.so.1"), "testdata/otherdriver.c").CombinedOutput()
 	require.NoError(t, err, "%s", output)
-	run(t, program, nil, reaching(t), "LD_LIBRARY_PATH="+folder).succeeded(t)
+	plugin := filepath.Join(folder, "newer.so")
+	output, err = exec.Command("cc", "-shared", "-fPIC", "-o", plugin, "testdata/newer.c", "-L"+folder, "-l:libcuda.so.1").CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	for _, arguments := range [][]string{{"name"}, {"dlsym"}, {"bound", plugin}} {
+		t.Run(arguments[0], func(t *testing.T) { run(t, program, arguments, reaching(t), "LD_LIBRARY_PATH="+folder).succeeded(t) })
+	}
 }
 
 // TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "reach.h"
 #include "calls.h"
+#include "symbols.h"
 #include "words.h"
 
 #include <stdio.h>
@@ -155,31 +156,104 @@ static struct gate_call *find(const char *symbol)
 	return NULL;
 }
 
-HIDDEN void *calls_entry(const char *symbol, void *theirs)
-{
-	struct gate_call *call = find(symbol);
-	return call ? entry_of(call, theirs) : NULL;
-}
-
 /* One that the program was given and that does not pass the gate, as it is newer than calls.h. */
 static char unknown[64];
 static atomic_flag unknown_taken = ATOMIC_FLAG_INIT;
 static _Atomic bool unknown_set;
 
-HIDDEN const char *calls_unknown(void)
-{
-	return atomic_load(&unknown_set) ? unknown : NULL;
-}
-
+/* version: of CUDA; 0: the name is a symbol. */
 static void note_unknown(const char *name, int version)
 {
 	if (atomic_flag_test_and_set(&unknown_taken))
 		return;
-	snprintf(unknown, sizeof unknown, "%.40s of CUDA %d.%d", name, version / 1000, version % 1000 / 10);
+	snprintf(unknown, sizeof unknown, version ? "%.40s of CUDA %d.%d" : "%.60s", name, version / 1000, version % 1000 / 10);
 	atomic_store(&unknown_set, true);
 }
 
-/* Symbols are a name, "_v" and a digit or nothing, "_ptsz" or "_ptds" or nothing. */
+/* Symbols are a name, "_v" and a digit or nothing, "_ptsz" or "_ptds" or nothing. This is the name's length. */
+static size_t name_length(const char *symbol)
+{
+	size_t length = strlen(symbol);
+	if (length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0))
+		length -= 5;
+	if (length > 3 && symbol[length - 3] == '_' && symbol[length - 2] == 'v')
+		length -= 3;
+	return length;
+}
+
+/* Whether it is of a gated function, and none that is known here. */
+static bool is_unknown(const char *symbol)
+{
+	const size_t length = name_length(symbol);
+	bool gated = false;
+	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
+		if (strcmp(call->name, symbol) == 0)
+			return false;
+		gated |= strncmp(call->name, symbol, length) == 0 && name_length(call->name) == length;
+	}
+	return gated;
+}
+
+HIDDEN void *calls_entry(const char *symbol, void *theirs)
+{
+	struct gate_call *call = find(symbol);
+	if (call)
+		return entry_of(call, theirs);
+	if (is_unknown(symbol))
+		note_unknown(symbol, 0);
+	return NULL;
+}
+
+/* What the loader binds comes by no function of ours: the libraries say what they refer to. */
+struct bound {
+	unsigned long long looked_at; /* so many libraries had been loaded, ever */
+	bool all;		      /* of these */
+	size_t skip;
+	char symbol[64];
+};
+
+static int look_at_bound(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size;
+	struct bound *bound = data;
+	struct symbols symbols;
+	if (!bound->all && bound->looked_at == info->dlpi_adds)
+		return 0;
+	bound->all = true, bound->looked_at = info->dlpi_adds;
+	read_symbols(info->dlpi_addr, dynamic_of(info), &symbols);
+	if (!symbols.table || !symbols.names)
+		return 0;
+	for (int which = 0; which < 2; which++) {
+		const ElfW(Rela) *end = symbols.bound[which].first + symbols.bound[which].count;
+		for (const ElfW(Rela) *r = symbols.bound[which].first; r < end; r++) {
+			const ElfW(Sym) *symbol = &symbols.table[ELF64_R_SYM(r->r_info)];
+			const char *name = symbols.names + symbol->st_name;
+			if (symbol->st_shndx != SHN_UNDEF || name[0] != 'c' || name[1] != 'u' || !is_unknown(name) ||
+			    bound->skip-- != 0)
+				continue;
+			snprintf(bound->symbol, sizeof bound->symbol, "%s", name);
+			return 1;
+		}
+	}
+	return 0;
+}
+
+HIDDEN const char *calls_unknown(void)
+{
+	static _Atomic unsigned long long looked_at;
+	struct bound bound = {.looked_at = atomic_load(&looked_at)};
+	for (size_t i = 0; !atomic_load(&unknown_set); i++) {
+		bound.skip = i;
+		if (!dl_iterate_phdr(look_at_bound, &bound)) {
+			atomic_store(&looked_at, bound.looked_at);
+			break;
+		}
+		if (reach_in_driver(bound.symbol)) /* not under the loader's lock */
+			note_unknown(bound.symbol, 0);
+	}
+	return atomic_load(&unknown_set) ? unknown : NULL;
+}
+
 static bool is_symbol_of(const char *symbol, const char *name, bool per_thread)
 {
 	size_t length = strlen(name);

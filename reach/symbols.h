@@ -14,12 +14,17 @@ struct symbols {
 	const char *names;
 	const uint32_t *hash;		/* DT_GNU_HASH */
 	const ElfW(Half) *versions; /* or NULL */
+	struct {
+		const ElfW(Rela) *first;
+		size_t count;
+	} bound[2]; /* what refers to symbols: of data, and of calls */
 };
 
 /* entry: of the dynamic section, or NULL. */
 static inline bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
 {
 	*symbols = (struct symbols){.base = base};
+	size_t relative = 0; /* these come first, and refer to none */
 	for (; entry && entry->d_tag != DT_NULL; entry++) {
 		/* glibc has added the base here, musl has not. */
 		uintptr_t at = entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr;
@@ -31,7 +36,19 @@ static inline bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct s
 			symbols->hash = (const uint32_t *)at;
 		else if (entry->d_tag == DT_VERSYM)
 			symbols->versions = (const ElfW(Half) *)at;
+		else if (entry->d_tag == DT_RELA)
+			symbols->bound[0].first = (const ElfW(Rela) *)at;
+		else if (entry->d_tag == DT_RELASZ)
+			symbols->bound[0].count = entry->d_un.d_val / sizeof(ElfW(Rela));
+		else if (entry->d_tag == DT_RELACOUNT)
+			relative = entry->d_un.d_val;
+		else if (entry->d_tag == DT_JMPREL)
+			symbols->bound[1].first = (const ElfW(Rela) *)at;
+		else if (entry->d_tag == DT_PLTRELSZ)
+			symbols->bound[1].count = entry->d_un.d_val / sizeof(ElfW(Rela));
 	}
+	symbols->bound[0].first += relative;
+	symbols->bound[0].count -= relative;
 	return symbols->table && symbols->names && symbols->hash;
 }
 
