@@ -144,14 +144,14 @@ func measure(found []process, shown []nvml.Device) {
 		p := &found[i]
 		for _, gpu := range shown {
 			known := slices.ContainsFunc(p.Bytes, func(d deviceBytes) bool { return d.UUID == gpu.UUID })
-			if !known && namespace == initialNamespace && p.Error == "" && has(gpu, p.PID) {
+			if !known && namespace == initialNamespace && p.Error == "" && has(gpu, p.here) {
 				p.Bytes = append(p.Bytes, deviceBytes{Device: -1, UUID: gpu.UUID, Parts: []part{}})
 			}
 		}
 		for j := range p.Bytes {
 			d := &p.Bytes[j]
 			if k := slices.IndexFunc(shown, func(gpu nvml.Device) bool { return gpu.UUID == d.UUID }); k >= 0 {
-				d.measure(shown[k], p.PID, ours[d.UUID] == 1, namespace == initialNamespace)
+				d.measure(shown[k], p.here, ours[d.UUID] == 1, namespace == initialNamespace)
 			}
 		}
 	}

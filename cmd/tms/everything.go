@@ -58,19 +58,18 @@ func (p pausing) say(o outcome) string {
 
 // pause has one process pause.
 func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
-	var driver *checkpoint.Driver
-	if p.request.Everything {
-		var done bool
-		var err error
-		if driver, done, err = free(pid); err != nil || done {
-			return ended(outcome{PID: pid, OK: done}, err)
-		}
-	}
-	process, err := client.Dial(pid)
+	process, err := client.Dial(pid) // whose number this is, before the driver is told it
 	if err != nil {
 		return ended(outcome{PID: pid}, err)
 	}
 	defer process.Close()
+	var driver *checkpoint.Driver
+	if p.request.Everything {
+		var done bool
+		if driver, done, err = free(pid); err != nil || done {
+			return ended(outcome{PID: pid, OK: done}, err)
+		}
+	}
 	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
 		return ended(outcome{PID: pid}, err)
 	}
@@ -234,6 +233,12 @@ type resuming struct {
 // is asked all the same: it knows whether there is something that only a driver can undo.
 func (r resuming) resume(ctx context.Context, pid int) outcome {
 	o := outcome{PID: pid}
+	process, unreachable := client.Dial(pid) // whose number this is, before the driver is told it
+	if unreachable == nil {
+		defer process.Close()
+	} else if errors.Is(unreachable, client.ErrElsewhere) && !r.driverOnly {
+		return ended(o, unreachable)
+	}
 	driver, err := checkpoint.Open()
 	if err == nil {
 		start := time.Now()
@@ -251,11 +256,9 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	if r.driverOnly {
 		return ended(o, nil)
 	}
-	process, err := client.Dial(pid)
-	if err != nil {
-		return ended(o, err)
+	if unreachable != nil {
+		return ended(o, unreachable)
 	}
-	defer process.Close()
 	if _, err := process.Status(ctx, answerTime); errors.Is(err, client.ErrUnreachable) {
 		return ended(o, err)
 	}

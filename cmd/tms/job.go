@@ -79,6 +79,11 @@ func ofJob(job string) (found []int, err error) {
 	pids, err := client.List()
 	var others []string
 	for _, pid := range pids {
+		connection, err := client.Dial(pid)
+		if err != nil {
+			continue
+		}
+		connection.Close()
 		jobs := jobsOf(pid)
 		if slices.Contains(jobs, job) {
 			found = append(found, pid)

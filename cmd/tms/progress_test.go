@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/vmm"
@@ -23,16 +24,19 @@ import (
 // tells: a pause of 32 MiB more each time.
 func slow(t *testing.T, looks int64) (pid int) {
 	t.Helper()
-	body := exec.Command("sleep", "600")
-	require.NoError(t, body.Start())
-	t.Cleanup(func() {
-		_ = body.Process.Kill()
-		_ = body.Wait()
-	})
-	pid = body.Process.Pid
+	body := exec.Command(steeredProgram(t))
 	directory := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms")
 	require.NoError(t, control.MakeDirectory(directory, os.Geteuid()))
-	listener, err := net.Listen("unix", filepath.Join(directory, control.Name(pid)))
+	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	require.NoError(t, err)
+	file := os.NewFile(uintptr(socket), "socket")
+	defer func() { _ = file.Close() }()
+	body.Env, body.ExtraFiles = append(os.Environ(), "LD_LIBRARY_PATH="+built(t, "sim")), []*os.File{file}
+	listens := startProgram(t, body)
+	pid = body.Process.Pid
+	require.NoError(t, unix.Bind(socket, &unix.SockaddrUnix{Name: filepath.Join(directory, control.Name(pid))}))
+	require.Equal(t, "ok", listens.do("listen 3")) // it is the one who listens, for the kernel
+	listener, err := net.FileListener(file)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	const each = 32 << 20

@@ -26,6 +26,7 @@ type process struct {
 	control.ProcessState
 	container
 	Jobs  []string      `json:"jobs,omitempty"` // the launches that it is of
+	here  int           // its number in this PID namespace; 0: it has none
 	Error string        `json:"error,omitempty"`
 	Bytes []deviceBytes `json:"bytes,omitempty"` // where they are asked for
 }
@@ -37,8 +38,13 @@ func statuses(within time.Duration) []process {
 	var all sync.WaitGroup
 	for i, pid := range pids {
 		all.Go(func() {
-			state, err := status(pid, within)
-			found[i] = process{ProcessState: state, container: containerOf(fmt.Sprintf("/proc/%d/cgroup", pid)), Jobs: jobsOf(pid)}
+			connection, err := client.Look(pid)
+			if err == nil {
+				defer connection.Close()
+				found[i].here = connection.Peer
+				found[i].container, found[i].Jobs = containerOf(fmt.Sprintf("/proc/%d/cgroup", connection.Peer)), jobsOf(connection.Peer)
+				found[i].ProcessState, err = connection.Status(context.Background(), within)
+			}
 			if err != nil {
 				found[i].Error = err.Error()
 			}

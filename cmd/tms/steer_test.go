@@ -331,3 +331,49 @@ func stop(t *testing.T, process *os.Process) {
 		return true
 	}, 10*time.Second, time.Millisecond)
 }
+
+// A process of another PID namespace that shares the directory of sockets has its number there: here that is another
+// process's, which has nothing to do with it, and neither is paused by the number.
+func TestAnotherNamespacesNumber(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can make a PID namespace")
+	}
+	ownSockets(t)
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which would ask the driver too
+	program := steeredProgram(t)
+	here := exec.Command(program)
+	here.Env = append(os.Environ(), "MASTER_ADDR=here", "MASTER_PORT=1")
+	other := startProgram(t, here)
+	other.do("own 4")
+	free := other.do("free")
+	inside := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
+		fmt.Sprintf("exec 3<&0; echo %d > /proc/sys/kernel/ns_last_pid; LD_PRELOAD=%s TMS_CONTROL=1 MASTER_ADDR=there MASTER_PORT=1 %s <&3 & wait",
+			here.Process.Pid-1, built(t, "lib", "libtms.so"), program))
+	if output, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
+		t.Skipf("no PID namespace can be made: %s", output)
+	}
+	inside.Env = append(os.Environ(), "CUDASIM_MEMORY=256M")
+	contained := startToListen(t, inside)
+	const words = "who listens by that number has it in another PID namespace"
+	for _, arguments := range [][]string{
+		{"pause", other.number(), "--force"}, {"pause", other.number(), "--everything", "--force"}, {"resume", other.number()},
+		{"pause", other.number(), "--dry-run"}, {"swap", other.number(), "1"}, {"idle", other.number()},
+	} {
+		_, stderr, code := command(t, arguments...)
+		require.Equal(t, exitNoProcess, code, "%v", arguments)
+		require.Contains(t, stderr, words, "%v", arguments)
+	}
+	_, stderr, code := command(t, "pause", "--job", "here:1", "--force")
+	require.Equal(t, exitNoProcess, code)
+	require.Equal(t, "tms: no process of this user listens\n", stderr)
+	require.Equal(t, free, other.do("free"), "its CUDA calls do not wait")
+	contained.do("check")
+
+	// What it says is shown, under what its own entry in /proc says of it.
+	out, _, _ := command(t, "ps", "--json")
+	var states []process
+	require.NoError(t, json.Unmarshal([]byte(out), &states))
+	require.Len(t, states, 1)
+	require.Empty(t, states[0].Error)
+	require.Equal(t, []string{"there:1"}, states[0].Jobs)
+}

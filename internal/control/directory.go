@@ -114,5 +114,10 @@ func Address(directory string, descriptor, pid int) string {
 	if path := filepath.Join(directory, Name(pid)); len(path) <= maxAddress {
 		return path
 	}
+	return AddressIn(descriptor, pid)
+}
+
+// AddressIn is the one by the descriptor, whatever the directory is called by now.
+func AddressIn(descriptor, pid int) string {
 	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", descriptor, Name(pid))
 }

@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 enum { WEIGHTS = 24, CACHE = 8, CHURNERS = 3, FIRST = 3, MOST = 1024 }; /* MiB; threads; descriptors */
@@ -317,6 +318,8 @@ static const char *run(char *line, char *const *argv)
 		snprintf(answer, sizeof answer, "%d", threads());
 	else if (strcmp(word, "close") == 0)
 		close_all();
+	else if (strcmp(word, "listen") == 0)
+		EXPECT(listen(atoi(rest), 16), 0);
 	else if (strcmp(word, "lock") == 0)
 		lock_file(rest);
 	else if (strcmp(word, "locked") == 0)

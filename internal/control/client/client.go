@@ -11,7 +11,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +27,9 @@ import (
 // listen, or it does not answer.
 var ErrUnreachable = errors.New("cannot be asked")
 
+// ErrElsewhere: who listens by this number is a process of another PID namespace, and here the number is not its own.
+var ErrElsewhere = fmt.Errorf("%w: who listens by that number has it in another PID namespace (a container): ask there", ErrUnreachable)
+
 // busyTime is how long a process is tried whose queue of clients is full.
 const busyTime = time.Second
 
@@ -39,6 +41,7 @@ const maxReply = 256 << 20
 
 // Conn is a connection to a process. One goroutine uses it at a time.
 type Conn struct {
+	Peer       int // the number of the process here; 0: it has none
 	connection net.Conn
 	replies    *bufio.Reader
 	id         uint64
@@ -69,7 +72,7 @@ func List() ([]int, error) {
 			}
 			connection, err := dial(directory, pid)
 			if err == nil {
-				_ = connection.Close()
+				connection.Close()
 			}
 			switch {
 			case errors.Is(err, unix.ECONNREFUSED):
@@ -85,17 +88,33 @@ func List() ([]int, error) {
 
 // dial connects to the socket of a process in a directory. What is there alone is known when it returns: a process
 // that is stopped can be connected to.
-func dial(directory string, pid int) (net.Conn, error) {
+func dial(directory string, pid int) (*Conn, error) {
 	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
-	return net.Dial("unix", control.Address(directory, descriptor, pid))
+	return dialAt(control.Address(directory, descriptor, pid))
+}
+
+func dialAt(address string) (*Conn, error) {
+	connection, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: address, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	c := &Conn{connection: connection, replies: bufio.NewReader(connection)}
+	if raw, err := connection.SyscallConn(); err == nil {
+		_ = raw.Control(func(descriptor uintptr) {
+			if peer, err := unix.GetsockoptUcred(int(descriptor), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
+				c.Peer = int(peer.Pid)
+			}
+		})
+	}
+	return c, nil
 }
 
 // sweep removes the socket of a process that is dead, unless another of the same number comes to listen there: that
-// binds and listens under the lock of the directory. (flock)
+// binds and listens under the lock of the directory, which is the one that is looked into, by whatever name. (flock)
 func sweep(directory string, pid int) {
 	lock, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -105,17 +124,28 @@ func sweep(directory string, pid int) {
 	if unix.Flock(lock, unix.LOCK_EX|unix.LOCK_NB) != nil {
 		return
 	}
-	connection, err := dial(directory, pid)
+	connection, err := dialAt(control.AddressIn(lock, pid))
 	if err == nil {
-		_ = connection.Close()
+		connection.Close()
 	} else if errors.Is(err, unix.ECONNREFUSED) {
-		_ = os.Remove(filepath.Join(directory, control.Name(pid)))
+		_ = unix.Unlinkat(lock, control.Name(pid), 0)
 	}
 }
 
-// Dial connects to a process: one of this user, or for root of any. It waits for one that makes its socket anew.
-// Errors: ErrUnreachable, wrapped, with the reason.
+// Dial connects to a process: one of this user, or for root of any.
+// Errors: ErrUnreachable, wrapped, with the reason; ErrElsewhere.
 func Dial(pid int) (*Conn, error) {
+	connection, err := Look(pid)
+	if err == nil && connection.Peer != pid {
+		connection.Close()
+		return nil, ErrElsewhere
+	}
+	return connection, err
+}
+
+// Look is Dial, also to a process that has the number in another PID namespace: what it says can be read, but whoever
+// changes something by the number means another. It waits for one that makes its socket anew.
+func Look(pid int) (*Conn, error) {
 	connection, err := connect(pid)
 	for start := time.Now(); err != nil && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {
 		lost := control.Lost(pid) // asked before: it may be found by now
@@ -136,12 +166,13 @@ func connect(pid int) (*Conn, error) {
 		places = append(places, directories(owner)...)
 	}
 	var refused error
+	var elsewhere *Conn
 	for _, directory := range places {
 		err := control.CheckDirectory(directory, own)
 		if err != nil && own == 0 && known {
 			err = control.CheckDirectory(directory, owner)
 		}
-		var connection net.Conn
+		var connection *Conn
 		if err == nil {
 			connection, err = dial(directory, pid)
 		}
@@ -150,8 +181,15 @@ func connect(pid int) (*Conn, error) {
 			connection, err = dial(directory, pid)
 		}
 		switch {
+		case err == nil && connection.Peer == pid:
+			if elsewhere != nil {
+				elsewhere.Close()
+			}
+			return connection, nil
+		case err == nil && elsewhere == nil:
+			elsewhere = connection
 		case err == nil:
-			return &Conn{connection: connection, replies: bufio.NewReader(connection)}, nil
+			connection.Close()
 		case errors.Is(err, unix.ECONNREFUSED):
 			sweep(directory, pid)
 		case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrPermission):
@@ -159,6 +197,8 @@ func connect(pid int) (*Conn, error) {
 		}
 	}
 	switch {
+	case elsewhere != nil:
+		return elsewhere, nil
 	case refused != nil:
 		return nil, fmt.Errorf("%w: %w", ErrUnreachable, refused)
 	case !known && errors.Is(syscall.Kill(pid, 0), unix.ESRCH):

@@ -167,21 +167,110 @@ func TestRootReachesAll(t *testing.T) {
 	}
 	directory := filepath.Join(filepath.Dir(place(t)), "tms-54321")
 	require.NoError(t, os.Mkdir(directory, 0o700))
-	sleeping := exec.Command("sleep", "60")
-	sleeping.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 54321, Gid: 54321}}
-	require.NoError(t, sleeping.Start())
-	defer func() {
-		_ = sleeping.Process.Kill()
-		_ = sleeping.Wait()
-	}()
-	listen(t, directory, sleeping.Process.Pid)
+	// The other user's process is this program, told to listen there.
+	program, socket := filepath.Join(filepath.Dir(directory), "listening"), filepath.Join(directory, "socket")
+	content, err := os.ReadFile(os.Args[0])
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(program, content, 0o755))
+	require.NoError(t, os.Chmod(filepath.Dir(directory), 0o755))
+	require.NoError(t, os.Chown(directory, 54321, -1))
+	pid := listening(t, program, socket, &syscall.Credential{Uid: 54321, Gid: 54321})
+	require.NoError(t, os.Rename(socket, filepath.Join(directory, control.Name(pid))))
 	require.NoError(t, os.Chown(directory, 54322, -1))
-	_, err := client.Dial(sleeping.Process.Pid)
+	_, err = client.Dial(pid)
 	require.ErrorContains(t, err, "belongs to user 54322")
 	require.NoError(t, os.Chown(directory, 54321, -1))
-	c, err := client.Dial(sleeping.Process.Pid)
+	c, err := client.Dial(pid)
 	require.NoError(t, err)
 	c.Close()
+}
+
+// listening starts such a process, and returns its number when it listens.
+func listening(t *testing.T, program, socket string, as *syscall.Credential) int {
+	t.Helper()
+	command := exec.Command(program, "-test.run=^TestListening$")
+	command.Dir, command.Env = "/", []string{"LISTEN=" + socket}
+	command.SysProcAttr = &syscall.SysProcAttr{Credential: as}
+	out, err := command.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, command.Start())
+	t.Cleanup(func() {
+		_ = command.Process.Kill()
+		_ = command.Wait()
+	})
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "listens\n", line)
+	return command.Process.Pid
+}
+
+// TestListening is that process.
+func TestListening(t *testing.T) {
+	if socket := os.Getenv("LISTEN"); socket != "" {
+		_, err := net.Listen("unix", socket)
+		require.NoError(t, err)
+		fmt.Println("listens")
+		time.Sleep(time.Minute)
+	}
+}
+
+// Who has a number in another PID namespace is not the process of that number here.
+func TestNumbersOfElsewhere(t *testing.T) {
+	directory := place(t)
+	const number = 1 << 30
+	listen(t, directory, number)
+	_, err := client.Dial(number)
+	require.ErrorIs(t, err, client.ErrElsewhere)
+	require.ErrorIs(t, err, client.ErrUnreachable)
+	c, err := client.Look(number)
+	require.NoError(t, err)
+	require.Equal(t, os.Getpid(), c.Peer)
+	c.Close()
+	// One of each, in two directories.
+	second := filepath.Join(filepath.Dir(directory), fmt.Sprint("tms-", os.Geteuid()))
+	require.NoError(t, os.Mkdir(second, 0o700))
+	listen(t, second, os.Getpid())
+	listening(t, os.Args[0], filepath.Join(directory, control.Name(os.Getpid())), nil)
+	c, err = client.Dial(os.Getpid())
+	require.NoError(t, err)
+	require.Equal(t, os.Getpid(), c.Peer)
+	c.Close()
+}
+
+// What is swept is what was found dead, in the directory that it was found in, though another takes that one's name.
+func TestSweepingADirectoryThatIsReplaced(t *testing.T) {
+	directory := place(t)
+	other := filepath.Join(filepath.Dir(directory), "other")
+	require.NoError(t, os.Mkdir(other, 0o700))
+	listen(t, directory, os.Getpid())
+	dead := filepath.Join(other, control.Name(os.Getpid()))
+	stop := make(chan struct{})
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_, _ = client.List()
+				}
+			}
+		})
+	}
+	exchange := func() {
+		require.NoError(t, unix.Renameat2(unix.AT_FDCWD, directory, unix.AT_FDCWD, other, unix.RENAME_EXCHANGE))
+	}
+	for range 2000 {
+		require.NoError(t, listen(t, other, os.Getpid()).Close())
+		exchange()
+		exchange()
+		_, err := os.Stat(filepath.Join(directory, control.Name(os.Getpid())))
+		require.NoError(t, err)
+		_ = os.Remove(dead)
+	}
+	close(stop)
+	all.Wait()
 }
 
 func TestUnreachable(t *testing.T) {

@@ -46,27 +46,27 @@ func (r *Rights[C]) Took(c C, took []string) {
 		r.paused = map[string][]C{}
 	}
 	for _, name := range took {
-		r.paused[name] = r.paused[name] // an entry, if only for nobody
-		r.wants(c, name)
+		r.paused[name] = with(r.paused[name], c)
 	}
 }
 
-func (r *Rights[C]) wants(c C, name string) {
-	if wanting := r.paused[name]; c != *new(C) && !slices.Contains(wanting, c) {
-		r.paused[name] = append(wanting, c)
+func with[C comparable](wanting []C, c C) []C {
+	if c == *new(C) || slices.Contains(wanting, c) {
+		return wanting
 	}
+	return append(wanting, c)
 }
 
 // Paused notes that a client's pause of a tag, nil for all, is done: it wants that of which others have taken something,
 // too. keep: it stays when they all have gone.
 func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
-	for name := range r.paused {
-		if tag != nil && *tag != name {
-			continue
+	for name, wanting := range r.paused {
+		if tag == nil || *tag == name {
+			r.paused[name] = with(wanting, c)
 		}
-		if r.wants(c, name); keep {
-			delete(r.paused, name)
-		}
+	}
+	if keep {
+		r.Resumed(tag) // for all that is known here
 	}
 }
 
