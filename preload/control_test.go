@@ -417,6 +417,14 @@ func TestClientsVanish(t *testing.T) {
 	c.Close()
 	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "cannot be resumed yet: ") }, 10*time.Second, time.Millisecond)
 	require.Equal(t, bothPaused, h.paused())
+	tries := map[string]bool{}
+	require.Eventually(t, func() bool { // it is tried again, and not more and more rarely
+		tries[h.do("calls calls:cuMemCreate")] = true
+		return len(tries) > 8
+	}, 20*time.Second, 50*time.Millisecond)
+	tried := h.do("calls calls:cuMemCreate")
+	h.dial() // and at once when somebody comes, who may have made room
+	require.Eventually(t, func() bool { return h.do("calls calls:cuMemCreate") != tried }, 20*time.Second, time.Millisecond)
 	h.do("unhog")
 	h.eventually(nonePaused)
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)

@@ -26,8 +26,7 @@ const (
 	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
 	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of the time that it takes
 	lastGlance     = 20 * time.Millisecond
-	firstRetry     = time.Second // of what a client that has gone left to be resumed; then twice as long
-	lastRetry      = time.Minute
+	retryEvery     = 500 * time.Millisecond // of what a client that has gone left to be resumed
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, if a client wants to know
 )
@@ -44,12 +43,12 @@ type server struct {
 	asking  bool      // a status is being read
 	handed  time.Time // when work was last given to another thread
 	rights  rights.Rights[*connection]
-	retryAt time.Time     // when what is due of clients that have gone is tried again
-	retry   time.Duration // 0: it was not tried yet
-	full    time.Time     // until then no client is taken: the kernel had no room
-	glanced time.Time     // at the gate
-	lends   []*lend       // that are asked for
-	lending *lend         // that another thread is at
+	retryAt time.Time // when what is due of clients that have gone is tried again
+	retried bool      // and the program was told
+	full    time.Time // until then no client is taken: the kernel had no room
+	glanced time.Time // at the gate
+	lends   []*lend   // that are asked for
+	lending *lend     // that another thread is at
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
@@ -299,6 +298,7 @@ func (s *server) accept(now time.Time) {
 		default:
 			c.pid = int(peer.Pid)
 			s.clients = append(s.clients, c)
+			s.retryAt = time.Time{} // it has made room, perhaps
 			continue
 		}
 		c.write(now)
@@ -406,7 +406,7 @@ func (s *server) release(r rights.Released) {
 		C.nccl_release()
 	}
 	if len(r.Due) > 0 {
-		s.retryAt, s.retry = time.Time{}, 0
+		s.retryAt, s.retried = time.Time{}, false
 	}
 }
 
@@ -456,6 +456,7 @@ func (s *server) begin(now time.Time) {
 		s.queue = slices.Delete(s.queue, 0, 1)
 	} else if due := s.rights.Due(); len(due) > 0 && !now.Before(s.retryAt) {
 		s.running = &task{request: control.Request{Op: control.Undo}, tags: due}
+		s.running.withdrawn.Store(true)
 	} else {
 		return
 	}
@@ -516,12 +517,11 @@ func (s *server) collect() {
 			s.rights.Resumed(&tag)
 		}
 		if t.client == nil && !reply.OK {
-			if s.retry == 0 {
+			if !s.retried {
 				// On another thread: descriptor 2 is another here.
 				go logLine("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
 			}
-			s.retry = min(max(firstRetry, 2*s.retry), lastRetry)
-			s.retryAt = time.Now().Add(s.retry)
+			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
 		}
 	}
 	if t.client != nil {

@@ -162,6 +162,9 @@ func (t *task) record() error {
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	until := time.Now().Add(seconds(t.request.Wait))
 	options.Importers = max(resumeWait, seconds(t.request.Wait))
+	if t.withdrawn.Load() { // nobody waits for it, and it is tried again
+		options.Importers = retryEvery
+	}
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))

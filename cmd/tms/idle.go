@@ -67,7 +67,7 @@ Who is resumed when:
 What somebody else has paused is left to him.
 
 It goes on until the processes have ended, or until it is interrupted. However it ends, also by kill -9, each process
-that it has paused is resumed; while memory is short for that, it stays paused and tries again by itself.
+that it has paused is resumed; while memory is short for that, it stays paused and tries again by itself, twice a second.
 
 Exit status: 0 interrupted, and all processes run, or they have ended; 1 one cannot be paused, or could not be resumed;
 2 the command line is wrong; 3 a process is not there or does not listen.`,

@@ -308,6 +308,8 @@ static const char *run(char *line, char *const *argv)
 		CHECK(filled(weights, WEIGHTS * MIB, 1));
 	else if (strcmp(word, "free") == 0)
 		snprintf(answer, sizeof answer, "%zu", free_bytes() / MIB);
+	else if (strcmp(word, "calls") == 0)
+		snprintf(answer, sizeof answer, "%llu", (unsigned long long)sim_stat(rest));
 	else if (strcmp(word, "hog") == 0)
 		EXPECT(cudaMalloc(&hog, free_bytes()), 0);
 	else if (strcmp(word, "unhog") == 0)
