@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-static _Atomic bool asked;
+static _Atomic bool asked, pending;
 
 HIDDEN bool everything_asked(void)
 {
@@ -27,7 +27,26 @@ HIDDEN bool everything_asked(void)
 
 HIDDEN void everything_set(bool now)
 {
+	atomic_store(&pending, now);
 	atomic_store(&asked, now);
+}
+
+HIDDEN bool everything_pending(void)
+{
+	return atomic_load(&pending);
+}
+
+HIDDEN void everything_set_pending(bool now)
+{
+	atomic_store(&pending, now);
+}
+
+HIDDEN bool everything_driver_has(void)
+{
+	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, also while its other calls wait */
+	int (*state_of)(int, int *) = (int (*)(int, int *))forward_find("cuCheckpointProcessGetState");
+	int state = RUNNING;
+	return state_of && state_of(getpid(), &state) == SUCCESS && state != RUNNING;
 }
 
 /* Managed memory, multicast objects, and memory that processes share: the driver may lose a process that has any
@@ -247,7 +266,11 @@ HIDDEN int everything_restore(double wait)
 	snprintf(seconds, sizeof seconds, "%.17g", wait);
 	char *arguments[] = {NULL, "resume", process, "--driver", "--wait", seconds, "--report", NULL};
 	int code = run_helper(arguments, &none);
-	if (code == SUCCESS)
-		everything_set(false);
-	return code;
+	if (code != SUCCESS)
+		return code;
+	if (everything_pending())
+		return error_fail(ERROR_ILLEGAL_STATE, "a command is pausing everything of this process at this moment; resume it "
+						       "again when that has ended");
+	everything_set(false);
+	return SUCCESS;
 }

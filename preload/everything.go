@@ -19,19 +19,39 @@ import (
 // What the process itself has to do with the driver's checkpoint, which others make of it (cmd/tms): to refuse what the
 // driver would not survive, and to know afterwards that its CUDA calls wait. everything.c has the rest.
 
-// everything is what comes before a request of the socket is carried out, with regard to the driver's checkpoint.
+// everything comes before a request of the socket is carried out. While the driver has the process its calls of the driver
+// would wait, or kill it.
 func (t *task) everything() error {
-	asked := bool(C.everything_asked())
-	switch {
-	case t.request.Op == control.Undo: // of its own: see there
-	case t.request.Op == control.Resume && t.request.Everything:
-		C.everything_set(false)
-	case asked && !t.request.Everything:
-		return &refusal{"everything of this process is paused, the driver's part too: its CUDA calls wait. tms resume brings it back",
-			cuda.IllegalState}
-	case t.request.Everything && t.request.Op == control.Pause:
+	if C.everything_asked() && t.request.Op != control.Undo { // of its own: see there
+		if !t.request.Everything {
+			return &refusal{"everything of this process is paused, the driver's part too: its CUDA calls wait. tms resume brings it back",
+				cuda.IllegalState}
+		}
+		if t.request.Op != control.Move {
+			if err := settleEverything(); err != nil {
+				return err
+			}
+		}
+	}
+	if t.request.Everything && t.request.Op == control.Pause {
 		return notCheckpointed()
 	}
+	return nil
+}
+
+// settleEverything ends that everything is paused, as far as the driver is concerned, once it has given the process back. As
+// long as a client is still at it that is for this client alone: the driver's checkpoint may be yet to come, and calls that
+// poll must wait for it.
+func settleEverything() error {
+	if C.everything_pending() {
+		return &refusal{"another command is pausing everything of this process at this moment; try again when it has ended",
+			cuda.IllegalState}
+	}
+	if C.everything_driver_has() {
+		return &refusal{"the driver has this process; tms resume has it give the process back first", cuda.IllegalState}
+	}
+	C.everything_set(false)
+	releasePolls()
 	return nil
 }
 

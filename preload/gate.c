@@ -14,7 +14,8 @@
 #include <unistd.h>
 
 _Static_assert(GATE_OPENED == (int)GATE_OPEN && GATE_SHUT_FOR_CAPTURES == (int)GATE_NO_CAPTURES &&
-		       GATE_SHUT == (int)GATE_CLOSED && GATE_SHUT_FOR_NAMING == (int)GATE_NAMING,
+		       GATE_SHUT == (int)GATE_CLOSED && GATE_SHUT_FOR_NAMING == (int)GATE_NAMING &&
+		       GATE_SHUT_FOR_CHECKPOINT == (int)GATE_CHECKPOINT,
 	       "Go has the states by these names");
 
 static bool is_there(void)
@@ -131,6 +132,26 @@ HIDDEN bool gate_look(const void **cursor, struct gate_user *user)
 		return true;
 	}
 	return false;
+}
+
+HIDDEN bool gate_inside(struct gate_user *user)
+{
+	for (struct gate_mark *mark = NULL; (mark = tms_reach_gate.next(mark));) {
+		const struct gate_call *call = atomic_load_explicit(&mark->polling, memory_order_acquire);
+		if (!call && atomic_load_explicit(&mark->inside, memory_order_acquire) != OUT)
+			call = with_seen(atomic_load(&mark->call), 0);
+		*user = (struct gate_user){.thread = (pid_t)atomic_load(&mark->thread), .inside = true};
+		if (!call || !(user->lives = atomic_load(&mark->taken) && lives(user->thread)))
+			continue;
+		user->call = call->name;
+		return true;
+	}
+	return false;
+}
+
+HIDDEN bool gate_polls(const char *symbol)
+{
+	return is_there() && tms_reach_gate.polls(symbol);
 }
 
 HIDDEN uintptr_t gate_exported(size_t index, bool ranges)

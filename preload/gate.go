@@ -31,6 +31,7 @@ var gate struct {
 	pausing    bool // a gated pause goes on
 	shut       bool
 	worked     time.Time  // when a look last found that a device was given work; zero: there was none
+	checkpoint bool       // calls that poll are held, too: the driver has the process, or is about to
 	held       int        // by so many who have nothing paused yet (control.Request.Hold); the gate stays shut for each
 	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
 }
@@ -43,6 +44,9 @@ type manner struct {
 	idle  time.Duration // only if no device was given work for so long, unless it is notIdle
 	hold  bool          // all but the pause itself: see control.Request
 	force bool          // also where the gate cannot hold all work
+	// undo, where the driver's checkpoint comes next: calls that poll are held before the pause ends, and where that
+	// fails undo resumes what it has paused.
+	undo func() error
 	also  *everything   // NCCL is suspended before, where it can be; nil: not
 }
 
@@ -147,7 +151,49 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 	if freed, err = e.Pause(options); err == nil && how.also != nil {
 		how.also.nccl = tellNCCL(held)
 	}
+	if err == nil && how.undo != nil {
+		C.everything_set(true) // or a resume of the program's own could let them go meanwhile
+		if err = holdPolls(deadline); err != nil {
+			C.everything_set(false)
+			failed := how.undo()
+			if failed == nil {
+				freed = 0
+			}
+			return freed, errors.Join(err, failed)
+		}
+	}
 	return freed, err
+}
+
+// holdPolls returns when no thread is in a call that reads pages which the driver's checkpoint takes away, and none gets
+// into one until releasePolls. Such calls do not wait for the driver's lock. The engine makes none meanwhile either.
+func holdPolls(deadline time.Time) error {
+	if err := setGate(C.GATE_SHUT_FOR_CHECKPOINT); err != nil {
+		return err
+	}
+	if soonest := time.Now().Add(time.Second); deadline.Before(soonest) { // the pause may have taken all of it
+		deadline = soonest
+	}
+	var user C.struct_gate_user
+	if !poll(deadline, func() bool { return !bool(C.gate_inside(&user)) }) {
+		inside := gateUser{thread: int(user.thread), lives: true, call: C.GoString(user.call)}
+		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the process "+
+			"in there", inside.name(), inside.call), setGate(C.GATE_SHUT))
+	}
+	gate.Lock()
+	gate.checkpoint = true
+	gate.Unlock()
+	return nil
+}
+
+// releasePolls ends what holdPolls has begun, when the driver has given the process back or will not take it.
+func releasePolls() {
+	gate.Lock()
+	defer gate.Unlock()
+	if gate.checkpoint {
+		gate.checkpoint = false
+		C.gate_set(C.GATE_SHUT) // lets more go on than before, which cannot fail
+	}
 }
 
 // everything is what a pause with NCCL is to know, and has to say, beside its result.
@@ -188,6 +234,9 @@ func beenIdle(idle time.Duration) error {
 
 // resumeGated is Resume. The gate opens when it leaves nothing that a gated pause has paused, as after any resume.
 func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+	if !C.everything_asked() { // the process has had the driver's part undone itself
+		releasePolls()
+	}
 	nccl.resuming.Add(1)
 	bytes, err = e.Resume(options)
 	nccl.resuming.Add(-1)
@@ -229,7 +278,7 @@ func ungate(e *vmm.Engine) error {
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
-	if gate.pausing || gate.held > 0 {
+	if gate.pausing || gate.held > 0 || gate.checkpoint {
 		return
 	}
 	if nccl.suspended.Load() {

@@ -341,6 +341,7 @@ func (s *server) request(c *connection, line []byte) {
 		}
 		if r.Op == control.Keep {
 			s.release(s.rights.Keep(c))
+			s.settle()
 			c.answer(control.Reply{ID: r.ID, OK: true})
 			return
 		}
@@ -431,6 +432,14 @@ func (s *server) leave() {
 			abandonRecording(c.recording)
 		}
 		s.release(s.rights.Leave(c))
+		s.settle()
+	}
+}
+
+// settle tells other threads whether a client is at a pause of everything.
+func (s *server) settle() {
+	if s.running == nil || !s.running.request.Everything { // else when that is done
+		C.everything_set_pending(C.bool(s.rights.Pending(rights.Rest)))
 	}
 }
 
@@ -524,6 +533,7 @@ func (s *server) collect() {
 			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
 		}
 	}
+	s.settle()
 	if t.client != nil {
 		t.client.task = nil
 		reply.ID = t.request.ID

@@ -27,6 +27,7 @@ enum {
 	ERROR_MEMORY_ALLOCATION = 2,
 	ERROR_FORKED = 3,
 	ERROR_OPERATING_SYSTEM = 304,
+	ERROR_ILLEGAL_STATE = 401,
 	ERROR_NOT_SUPPORTED = 801,
 };
 
@@ -396,7 +397,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* gate.c: the gate of libtms_reach.so, for gate.go; the states are its gate.h's. */
-enum { GATE_OPENED, GATE_SHUT_FOR_CAPTURES, GATE_SHUT, GATE_SHUT_FOR_NAMING };
+enum { GATE_OPENED, GATE_SHUT_FOR_CAPTURES, GATE_SHUT, GATE_SHUT_FOR_NAMING, GATE_SHUT_FOR_CHECKPOINT };
 struct gate_user { /* a thread's last call, or one that it is in */
 	pid_t thread;
 	bool lives;
@@ -415,6 +416,8 @@ HIDDEN void gate_hold_allocations(void);  /* until it opens */
 HIDDEN void gate_before_allocation(void); /* waits for that, where allocations are held */
 HIDDEN void gate_wait(void);		  /* until it is open */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
+HIDDEN bool gate_inside(struct gate_user *user); /* a thread that is in any call, one that polls included; false: none */
+HIDDEN bool gate_polls(const char *symbol); /* the driver's checkpoint has such calls wait at the gate, and nothing else does */
 HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* an address whose memory was given to others; 0: no more */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
 
@@ -465,6 +468,9 @@ HIDDEN const char *shared_obstacle(void); /* a function by which memory that is 
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
 HIDDEN void everything_set(bool now);
+HIDDEN bool everything_pending(void); /* a client is at it, who will keep or undo it */
+HIDDEN void everything_set_pending(bool now);
+HIDDEN bool everything_driver_has(void);     /* the driver has the process locked or checkpointed */
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
 HIDDEN int everything_note(const char *call, int code); /* that one was, if it has worked; the code */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);

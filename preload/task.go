@@ -124,7 +124,7 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	case control.Resume:
 		return t.resume(e, options)
 	case control.Undo:
-		return t.undo(e, options)
+		return t.undo(e, options, t.tags)
 	case control.Move:
 		to := vmm.BackupHost
 		if t.request.To == control.ToDisk {
@@ -133,7 +133,11 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		return e.Move(options, to)
 	default:
 		before, imported, suspended := e.Recorded(), e.ImportedBytes(), nccl.suspended.Load()
-		bytes, err = t.pause(e, options)
+		bytes, err = t.pause(e, options, func() error {
+			options := options
+			_, err := t.undo(e, options, taken(before, e.Recorded(), t.tag))
+			return err
+		})
 		if bytes > 0 || e.ImportedBytes() < imported {
 			t.tags = taken(before, e.Recorded(), t.tag)
 		}
@@ -176,7 +180,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 }
 
 // undo resumes each tag that it can: all at once, where nothing else is paused.
-func (t *task) undo(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
+func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes uint64, err error) {
 	did := func(failed error, tags ...string) {
 		if failed == nil {
 			t.resumed = append(t.resumed, tags...)
@@ -184,10 +188,13 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options) (bytes uint64, err error
 			err = failed
 		}
 	}
-	tags := t.tags
 	if len(tags) > 0 && tags[0] == rights.Rest {
-		_, _ = e.Stats() // which waits where the driver has the process: as it comes back, it has not
-		C.everything_set(false)
+		if C.everything_asked() {
+			C.everything_set_pending(false)
+			if err := settleEverything(); err != nil {
+				return 0, err
+			}
+		}
 		did(ungate(e), rights.Rest)
 		tags = tags[1:]
 	}
@@ -237,8 +244,9 @@ func tagsWith(stats vmm.Stats, bytes func(vmm.TagStats) uint64) (names []string)
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be.
-func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
+// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be. undo resumes what it
+// has paused.
+func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
 	request := &t.request
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
@@ -247,6 +255,9 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options) (uint64, error) {
 		if request.Everything || request.NCCL != nil {
 			t.also.together = request.NCCL
 			how.also = &t.also
+		}
+		if request.Everything {
+			how.undo = undo
 		}
 		bytes, err := pauseGated(e, options, seconds(request.TimeoutSeconds()), how)
 		t.held = err == nil && request.Hold

@@ -100,7 +100,7 @@ HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 
 /* Each argument goes on as the word that it came as. The whole way through the gate has a function of the same kind for
  * itself, so that the short one can jump there and need not keep the arguments anywhere else. */
-#define X(symbol, words, stream, kind, since)                                                              \
+#define GATED(symbol, words, stream, kind)                                                                 \
 	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
 	{                                                                                                  \
 		struct gate_call *call = &calls[AT_##symbol];                                              \
@@ -131,6 +131,38 @@ HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 		gate_leave(mark);                                                                          \
 		return code;                                                                               \
 	}
+#define DEFINE_WORK GATED
+#define DEFINE_CAPTURE GATED
+#define DEFINE_DESTROY GATED
+#define DEFINE_LEND GATED
+#define DEFINE_POLL(symbol, words, stream, kind)                                                           \
+	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
+	{                                                                                                  \
+		struct gate_call *call = &calls[AT_##symbol];                                              \
+		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
+		if (!real)                                                                                 \
+			return NOT_FOUND;                                                                  \
+		struct gate_poll poll = gate_enter_poll(call);                                             \
+		if (!poll.mark)                                                                            \
+			return NO_MEMORY;                                                                  \
+		int code = real(PASS_##words);                                                             \
+		gate_leave_poll(poll);                                                                     \
+		return code;                                                                               \
+	}                                                                                                  \
+	EXPORT int symbol(WORDS_##words);                                                                  \
+	EXPORT int symbol(WORDS_##words)                                                                   \
+	{                                                                                                  \
+		struct gate_call *call = &calls[AT_##symbol];                                              \
+		int (*real)(WORDS_##words) =                                                               \
+			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
+		struct gate_poll poll;                                                                     \
+		if (unlikely(!real) || unlikely(!(poll = gate_try_poll(call)).mark))                       \
+			return slowly_##symbol(PASS_##words);                                              \
+		int code = real(PASS_##words);                                                             \
+		gate_leave_poll(poll);                                                                     \
+		return code;                                                                               \
+	}
+#define X(symbol, words, stream, kind, since) DEFINE_##kind(symbol, words, stream, kind)
 GATED_CALLS(X)
 #undef X
 
@@ -154,6 +186,12 @@ static struct gate_call *find(const char *symbol)
 		if (strcmp(call->name, symbol) == 0)
 			return call;
 	return NULL;
+}
+
+HIDDEN bool calls_polls(const char *symbol)
+{
+	const struct gate_call *call = find(symbol);
+	return call && call->kind == POLL;
 }
 
 /* One that the program was given and that does not pass the gate, as it is newer than calls.h. */

@@ -7,12 +7,14 @@
  * CAPTURE   begins to capture a stream.
  * DESTROY   ends streams: a handle that a mark names must not be asked for after it.
  * LEND      gives memory to others, who use it whenever they like. It passes always, and is written down.
+ * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
+ *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
  *
  * Each argument is an integer, a pointer or a struct of 8 bytes, so a word. Left out, for they put no work on memory
- * of the program's: what waits or asks (cuStreamSynchronize, cuEventRecord, cuStreamWaitEvent, ...), what makes and
- * frees memory at once (cuMemAlloc, cuMemFree, cuArrayCreate), what loads code (cuModuleLoadData), hints
- * (cuMemAdvise), what changes graphs that are not running, and cudaGL.h, cudaEGL.h, cudaVDPAU.h, whose memory is not
- * the program's to pause. */
+ * of the program's: what the device records and waits for (cuEventRecord, cuStreamWaitEvent), what makes and frees
+ * memory at once (cuMemAlloc, cuMemFree, cuArrayCreate), what loads code (cuModuleLoadData), hints (cuMemAdvise), what
+ * changes graphs that are not running, and cudaGL.h, cudaEGL.h, cudaVDPAU.h, whose memory is not the program's to
+ * pause. */
 #ifndef REACH_CALLS_H
 #define REACH_CALLS_H
 
@@ -221,6 +223,22 @@
 	X(cuStreamDestroy_v2, 1, 0, DESTROY, 4000)                                                         \
 	X(cuMemExportToShareableHandle, 4, NONE, LEND, 10020)                                              \
 	X(cuMemGetHandleForAddressRange, 5, NONE, LEND, 11070)                                             \
-	X(cuMemRetainAllocationHandle, 2, NONE, LEND, 11000)
+	X(cuMemRetainAllocationHandle, 2, NONE, LEND, 11000)                                               \
+	X(cuCtxSynchronize, 0, NONE, POLL, 2000)                                                           \
+	X(cuCtxSynchronize_v2, 1, NONE, POLL, 13000)                                                       \
+	X(cuDeviceGetName, 3, NONE, POLL, 2000)                                                            \
+	X(cuEventElapsedTime, 3, NONE, POLL, 2000)                                                         \
+	X(cuEventElapsedTime_v2, 3, NONE, POLL, 12080)                                                     \
+	X(cuEventQuery, 1, NONE, POLL, 2000)                                                               \
+	X(cuEventSynchronize, 1, NONE, POLL, 2000)                                                         \
+	X(cuIpcGetMemHandle, 2, NONE, POLL, 4010)                                                          \
+	X(cuLibraryUnload, 1, NONE, POLL, 12000)                                                           \
+	X(cuMemGetInfo, 2, NONE, POLL, 2000)                                                               \
+	X(cuMemGetInfo_v2, 2, NONE, POLL, 3020)                                                            \
+	X(cuModuleUnload, 1, NONE, POLL, 2000)                                                             \
+	X(cuStreamQuery, 1, NONE, POLL, 2000)                                                              \
+	X(cuStreamQuery_ptsz, 1, NONE, POLL, 7000)                                                         \
+	X(cuStreamSynchronize, 1, NONE, POLL, 2000)                                                        \
+	X(cuStreamSynchronize_ptsz, 1, NONE, POLL, 7000)
 
 #endif

@@ -13,6 +13,9 @@
  * leaves TRYING behind, as it found it; whoever has seen TRYING goes on looking. What a thread is inside of stands in
  * the one word that is read, so that a handler between two of its stores changes nothing.
  *
+ * Calls that poll have a word of their own: they are no work, an ordinary pause neither waits for them nor holds them, and
+ * what a mark says of the thread's last work stays. The same barrier is between that word and the state.
+ *
  * Calls that end streams go on while the gate is shut; their mark is PASSING. Streams are asked about only after the
  * gate has been shut for those too, and all marks were OUT.
  *
@@ -51,6 +54,7 @@ static void leave_for_good(void *mark)
 	struct gate_mark *mine = mark;
 	gate_mine = NULL;
 	atomic_store_explicit(&mine->inside, OUT, memory_order_release);
+	atomic_store_explicit(&mine->polling, NULL, memory_order_release);
 	atomic_store_explicit(&mine->taken, false, memory_order_release);
 }
 
@@ -109,11 +113,12 @@ static bool is_child(void)
 
 static bool is_open(uint32_t state, enum gate_kind kind)
 {
-	static const bool passes[][LEND + 1] = {
-		[GATE_OPEN] = {true, true, true, true},
-		[GATE_NO_CAPTURES] = {[WORK] = true, [DESTROY] = true, [LEND] = true},
-		[GATE_CLOSED] = {[DESTROY] = true, [LEND] = true},
-		[GATE_NAMING] = {[LEND] = true},
+	static const bool passes[][POLL + 1] = {
+		[GATE_OPEN] = {true, true, true, true, true},
+		[GATE_NO_CAPTURES] = {[WORK] = true, [DESTROY] = true, [LEND] = true, [POLL] = true},
+		[GATE_CLOSED] = {[DESTROY] = true, [LEND] = true, [POLL] = true},
+		[GATE_NAMING] = {[LEND] = true, [POLL] = true},
+		[GATE_CHECKPOINT] = {[LEND] = true},
 	};
 	return passes[state][kind] || is_child();
 }
@@ -164,6 +169,25 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 	return mine;
 }
 
+/* A signal handler that waits here keeps its thread from the poll that it has interrupted, so that one need not be
+ * waited for meanwhile. What a thread polls inside of other calls is part of those. */
+HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
+{
+	struct gate_poll poll = {gate_mine ? gate_mine : mine_new(), NULL};
+	if (!poll.mark)
+		return poll;
+	poll.outer = atomic_load_explicit(&poll.mark->polling, memory_order_relaxed);
+	for (;;) {
+		atomic_store_explicit(&poll.mark->polling, call, memory_order_relaxed);
+		atomic_signal_fence(memory_order_seq_cst);
+		uint32_t state = atomic_load_explicit(&gate_state, memory_order_relaxed);
+		if (is_open(state, POLL) || atomic_load_explicit(&poll.mark->inside, memory_order_relaxed) == INSIDE)
+			return poll;
+		atomic_store_explicit(&poll.mark->polling, NULL, memory_order_release);
+		wait_while(state);
+	}
+}
+
 /* For a thread of ours: it is let in while the gate is shut for everybody else. */
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call)
 {
@@ -189,13 +213,13 @@ static int set(enum gate_state state, const volatile char *byte)
 	static _Atomic bool registered;
 	atomic_store(&alive, byte);
 	atomic_store(&process, (pid_t)syscall(SYS_getpid));
-	if (state != GATE_OPEN && !atomic_load(&registered)) {
+	if (state > atomic_load(&gate_state) && !atomic_load(&registered)) {
 		if (syscall(SYS_membarrier, MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED, 0) != 0)
 			return errno;
 		atomic_store(&registered, true);
 	}
-	atomic_store(&gate_state, state);
-	if (state == GATE_OPEN || syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0) == 0) {
+	bool stricter = state > atomic_exchange(&gate_state, state);
+	if (!stricter || syscall(SYS_membarrier, MEMBARRIER_CMD_PRIVATE_EXPEDITED, 0) == 0) {
 		syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 		return 0;
 	}
@@ -232,6 +256,7 @@ static struct gate_mark *enter(const struct gate_call *call, uintptr_t stream)
 EXPORT const struct gate tms_reach_gate = {
 	.unusable = reach_misplaced,
 	.not_gated = calls_unknown,
+	.polls = calls_polls,
 	.set = set,
 	.next = next,
 	.enter = enter,

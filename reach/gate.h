@@ -10,10 +10,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-enum gate_kind { WORK, CAPTURE, DESTROY, LEND };
+enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL };
 
-/* Who waits: nobody; who begins a capture; who gives the device work too; who ends streams too. */
-enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING };
+/* What waits at the gate, each with what is before it: nothing; what begins a capture; what gives the device work; what
+ * ends streams; what polls, while the driver has the process. */
+enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
 
 /* A function of the driver. */
 struct gate_call {
@@ -37,6 +38,7 @@ struct gate_mark {
 	_Atomic(const struct gate_call *) call; /* NULL: none yet */
 	_Atomic uintptr_t stream;
 	_Atomic bool taken; /* by a thread that lives */
+	_Atomic(const struct gate_call *) polling; /* NULL: the thread is in no call that polls */
 };
 
 /* What libtms_reach.so sees of NCCL (nccl.c). Of those who hold and begin there is one at a time. */
@@ -68,8 +70,9 @@ struct gate_nccl {
 struct gate {
 	const char *(*unusable)(void);	/* the words for why there is no gate; NULL: there is */
 	const char *(*not_gated)(void); /* a function that is in use and passes by it; NULL: none */
+	bool (*polls)(const char *symbol); /* reports whether the function is of the kind POLL */
 	/* 0, or the errno that keeps it from being shut. alive: a byte that is 0 in a child, or NULL. Who is past it
-	 * when this returns has a mark that can be seen. Opening cannot fail. */
+	 * when this returns has a mark that can be seen. An error leaves it open; what holds less than before cannot fail. */
 	int (*set)(enum gate_state state, const volatile char *alive);
 	/* The marks, one after the other; NULL: the first; the last has NULL after it. None goes away. */
 	struct gate_mark *(*next)(const struct gate_mark *mark);

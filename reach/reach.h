@@ -24,6 +24,7 @@ HIDDEN const char *reach_misplaced(void); /* the words for where this library st
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
 HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
 HIDDEN uintptr_t calls_exported(size_t index, bool ranges);
+HIDDEN bool calls_polls(const char *symbol);
 
 /* nccl.c */
 HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */
@@ -63,6 +64,34 @@ static inline void gate_leave(struct gate_mark *mark)
 {
 	if (likely(mark))
 		atomic_store_explicit(&mark->inside, OUT, memory_order_release);
+}
+
+/* Around a call that polls: in such calls only the driver's checkpoint waits for a thread, and a thread only for it. The
+ * mark is NULL where the short way in does not do. Such calls may nest (a signal handler): leaving puts back what was. */
+struct gate_poll {
+	struct gate_mark *mark;
+	const struct gate_call *outer;
+};
+HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call);
+
+static inline __attribute__((always_inline)) struct gate_poll gate_try_poll(const struct gate_call *call)
+{
+	struct gate_poll poll = {gate_mine, NULL};
+	if (likely(poll.mark)) {
+		poll.outer = atomic_load_explicit(&poll.mark->polling, memory_order_relaxed);
+		atomic_store_explicit(&poll.mark->polling, call, memory_order_relaxed);
+		atomic_signal_fence(memory_order_seq_cst);
+		if (likely(atomic_load_explicit(&gate_state, memory_order_relaxed) != GATE_CHECKPOINT))
+			return poll;
+		atomic_store_explicit(&poll.mark->polling, poll.outer, memory_order_release);
+		poll.mark = NULL;
+	}
+	return poll;
+}
+
+static inline void gate_leave_poll(struct gate_poll poll)
+{
+	atomic_store_explicit(&poll.mark->polling, poll.outer, memory_order_release);
 }
 
 HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to go; 0: all */

@@ -6,6 +6,7 @@
 
 /* What comes on the stack is volatile, so that it is read when the call is made: in a register, which must be saved
  * first, it would cost more than the gate. */
+#define WORDS_0 void
 #define WORDS_1 uintptr_t a
 #define WORDS_2 WORDS_1, uintptr_t b
 #define WORDS_3 WORDS_2, uintptr_t c
@@ -17,6 +18,7 @@
 #define WORDS_9 WORDS_8, volatile uintptr_t i
 #define WORDS_10 WORDS_9, volatile uintptr_t j
 #define WORDS_11 WORDS_10, volatile uintptr_t k
+#define PASS_0
 #define PASS_1 a
 #define PASS_2 PASS_1, b
 #define PASS_3 PASS_2, c

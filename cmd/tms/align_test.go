@@ -43,7 +43,7 @@ func startApart(t *testing.T, kind string, ranks int, own func(rank int) []strin
 	ownSockets(t)
 	for rank := range ranks {
 		command := exec.Command(program, library, shared, strconv.Itoa(rank), strconv.Itoa(ranks), kind)
-		command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+		command.Env = append(os.Environ(), reaching(t),
 			"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1", "FAKE_NCCL_SHARED="+sequences, "TORCHELASTIC_RUN_ID=apart",
 			"TMS_COMMAND="+tms)
 		command.Env = append(command.Env, own(rank)...)

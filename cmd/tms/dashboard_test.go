@@ -78,7 +78,7 @@ func serving(t *testing.T) (address string) {
 func TestDashboard(t *testing.T) {
 	promtool, prometheus := prometheusProgram(t, "promtool"), prometheusProgram(t, "prometheus")
 	onOneDevice(t)
-	program, gated := steeredProgram(t), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so")
+	program, gated := steeredProgram(t), reaching(t)
 	one, other := startSteered(t, program, gated, "TMS_ACCOUNT=1"), startSteered(t, program, gated)
 	one.do("own 4")
 	_, words, code := command(t, "pause", other.number())

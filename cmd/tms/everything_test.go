@@ -338,6 +338,17 @@ func TestFromInside(t *testing.T) {
 	require.Contains(t, w.do("everything -1"), "1 0 -1 is no number of seconds")
 }
 
+// Where calls are held at the gate, it opens with the resume, whoever makes that.
+func TestFromInsideUnderTheGate(t *testing.T) {
+	w := startWhole(t, reaching(t))
+	for range 3 {
+		require.Equal(t, fmt.Sprint("0 ", 32<<20, " "), w.do("everything 5"))
+		w.requireFree(128)
+		require.Equal(t, "0 ", w.do("again"))
+		w.asBefore()
+	}
+}
+
 // No command, one that is something else, one that dies: the words say so, and nothing is lost.
 func TestFromInsideWithoutACommand(t *testing.T) {
 	for _, c := range []struct{ command, words string }{
@@ -395,29 +406,38 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.asBefore()
 }
 
-// Of a program that goes on giving its device work, on threads that are held up and then wait in the driver.
+// Of a program whose threads give the device work, or ask it all the time whether it is done. Such questions do not wait
+// for the driver, and kill a process that it has checkpointed.
 func TestEverythingOfAProgramThatWorks(t *testing.T) {
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
-	s := startSteered(t, steeredProgram(t), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
-	pid := strconv.Itoa(s.Process.Pid)
-	s.do("work")
-	cycles := 0
-	for range 20 {
-		_, stderr, code := command(t, "pause", pid, "--everything")
-		require.Zero(t, code, stderr)
-		before := s.do("cycles")
-		time.Sleep(10 * time.Millisecond)
-		require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
-		_, stderr, code = command(t, "resume", pid)
-		require.Zero(t, code, stderr)
-		require.Eventually(t, func() bool {
-			now, err := strconv.Atoi(s.do("cycles"))
-			went := err == nil && now > cycles
-			cycles = now
-			return went
-		}, 10*time.Second, time.Millisecond)
+	for _, does := range []string{"work", "poll"} {
+		t.Run(does, func(t *testing.T) {
+			s := startSteered(t, steeredProgram(t), reaching(t))
+			pid := strconv.Itoa(s.Process.Pid)
+			went := func() {
+				t.Helper()
+				before := s.do("cycles")
+				require.Eventually(t, func() bool { return s.do("cycles") != before }, time.Minute, time.Millisecond)
+			}
+			s.do(does)
+			for range 20 {
+				went()
+				_, stderr, code := command(t, "pause", pid, "--everything")
+				require.Zero(t, code, stderr)
+				before := s.do("cycles")
+				time.Sleep(10 * time.Millisecond)
+				require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
+				_, stderr, code = command(t, "resume", pid)
+				require.Zero(t, code, stderr)
+			}
+			went()
+			s.do("calm")
+			s.do("check")
+		})
 	}
-	s.do("calm")
-	s.do("check")
+}
+
+func reaching(t *testing.T) string {
+	return "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
 }

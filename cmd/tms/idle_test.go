@@ -24,7 +24,7 @@ func sharing(t *testing.T, device string) (start func() *steered) {
 	shared := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
 	return func() *steered {
 		t.Helper()
-		return startSteered(t, program, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+		return startSteered(t, program, reaching(t),
 			shared, "CUDASIM_MEMORY="+device)
 	}
 }

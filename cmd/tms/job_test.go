@@ -35,7 +35,7 @@ func startJob(t *testing.T, ranks int, own func(rank int) []string) []*steered {
 	var started []*steered
 	for rank := range ranks {
 		command := exec.Command(program, shared, strconv.Itoa(rank), strconv.Itoa(ranks))
-		command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"),
+		command.Env = append(os.Environ(), reaching(t),
 			"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=64M", "TMS_CONTROL=1")
 		command.Env = append(command.Env, own(rank)...)
 		started = append(started, startProgram(t, command))

@@ -73,7 +73,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
 		"TMS_CONTROL=1")
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
-	c.Env = slices.Concat(shared, []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")}, environment)
+	c.Env = slices.Concat(shared, []string{reaching(t)}, environment)
 	var err error
 	c.stderr, err = os.Create(filepath.Join(c.libraries, "stderr"))
 	require.NoError(t, err)

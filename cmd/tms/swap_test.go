@@ -19,7 +19,7 @@ func pair(t *testing.T) (large, small *steered, start func(environment ...string
 	t.Helper()
 	ownSockets(t)
 	program := steeredProgram(t)
-	gated := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
+	gated := reaching(t)
 	device := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
 	start = func(environment ...string) *steered {
 		t.Helper()

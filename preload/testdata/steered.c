@@ -53,6 +53,45 @@ static void *work(void *unused)
 	return NULL;
 }
 
+int cudaStreamCreate(void **);
+int cudaStreamQuery(void *);
+int cudaEventCreate(void **);
+int cudaEventRecord(void *, void *);
+int cudaEventQuery(void *);
+int cudaEventSynchronize(void *);
+int cudaEventElapsedTime(float *, void *, void *);
+int cudaMemsetAsync(void *, int, size_t, void *);
+
+/* Threads that ask the device all the time whether it is done, by every call for that. */
+static void *poll_device(void *unused)
+{
+	(void)unused;
+	void *stream, *first, *last;
+	unsigned char *memory = pausable(MIB, "polling", true), read = 0;
+	EXPECT(cudaStreamCreate(&stream), 0);
+	EXPECT(cudaEventCreate(&first), 0);
+	EXPECT(cudaEventCreate(&last), 0);
+	EXPECT(cudaEventRecord(first, stream), 0);
+	EXPECT(cudaMemsetAsync(memory, 42, MIB, stream), 0);
+	EXPECT(cudaEventRecord(last, stream), 0);
+	EXPECT(cudaStreamSynchronize(stream), 0);
+	for (; !stop; cycles++) {
+		float milliseconds;
+		size_t available, total;
+		EXPECT(cudaStreamQuery(stream), 0);
+		EXPECT(cudaStreamSynchronize(stream), 0);
+		EXPECT(cudaEventQuery(last), 0);
+		EXPECT(cudaEventSynchronize(last), 0);
+		EXPECT(cudaEventElapsedTime(&milliseconds, first, last), 0);
+		EXPECT(cudaDeviceSynchronize(), 0);
+		EXPECT(cudaMemGetInfo(&available, &total), 0);
+	}
+	EXPECT(cudaMemcpy(&read, memory + MIB - 1, 1, 2), 0);
+	EXPECT(read, 42);
+	EXPECT(cudaFree(memory), 0);
+	return NULL;
+}
+
 static bool is_device(int fd)
 {
 	char link[64], text[256];
@@ -343,6 +382,9 @@ static const char *run(char *line, char *const *argv)
 	else if (strcmp(word, "work") == 0)
 		for (int i = 0; i < CHURNERS; i++)
 			EXPECT(pthread_create(&churners[i], NULL, work, NULL), 0);
+	else if (strcmp(word, "poll") == 0)
+		for (int i = 0; i < CHURNERS; i++)
+			EXPECT(pthread_create(&churners[i], NULL, poll_device, NULL), 0);
 	else if (strcmp(word, "cycles") == 0)
 		snprintf(answer, sizeof answer, "%ld", (long)cycles);
 	else if (strcmp(word, "calm") == 0) {

@@ -141,6 +141,9 @@ func (r *Rights[C]) Due() (due []string) {
 	return due
 }
 
+// Pending reports whether some client has taken something of a tag, and neither kept nor undone it.
+func (r *Rights[C]) Pending(tag string) bool { return len(r.paused[tag]) > 0 }
+
 // Has tells whether a client holds the threads up, or has something paused.
 func (r *Rights[C]) Has(c C) bool {
 	for _, wanting := range r.paused {

@@ -18,6 +18,7 @@
 static const char magic[16] = "cudasim-process";
 
 static struct process_page *own; // NULL: calls are never held up
+static const volatile char *taken; // nobody can read it
 
 static uint64_t now(void)
 {
@@ -53,7 +54,8 @@ bool process_publish(uint64_t memory)
 	struct process_page *page = MAP_FAILED;
 	if (!ftruncate(fd, sizeof *page))
 		page = mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (page == MAP_FAILED) {
+	taken = mmap(NULL, 1, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (page == MAP_FAILED || taken == MAP_FAILED) {
 		close(fd);
 		return false;
 	}
@@ -124,6 +126,25 @@ bool process_enter(void)
 			return false;
 		wait_on(&page->state, settled(page));
 	}
+}
+
+CUprocessState process_pass(bool *inside)
+{
+	struct process_page *page = own;
+	*inside = false;
+	if (!page)
+		return CU_PROCESS_STATE_RUNNING;
+	atomic_fetch_add(&page->inside, 1);
+	uint32_t state = atomic_load(&page->state);
+	*inside = state == CU_PROCESS_STATE_RUNNING;
+	if (!*inside)
+		process_leave();
+	return state == LOCKING ? CU_PROCESS_STATE_LOCKED : (CUprocessState)state;
+}
+
+void process_read_taken(void)
+{
+	(void)*taken;
 }
 
 void process_leave(void)

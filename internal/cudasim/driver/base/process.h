@@ -32,6 +32,9 @@ void process_holds(int device, uint64_t bytes);
 // Around each call that a lock holds up. The first waits while the process is locked; false: it has failed.
 bool process_enter(void);
 void process_leave(void);
+// As process_enter, of a call that a lock does not hold up; it returns the state. *inside: process_leave is to be called.
+CUprocessState process_pass(bool *inside);
+void process_read_taken(void); // reads from a page that a checkpoint has taken away: SIGSEGV
 
 // Of any process: its page, mapped. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED:
 // it has not called cuInit; CUDA_ERROR_NOT_PERMITTED: it is another user's.

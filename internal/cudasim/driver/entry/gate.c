@@ -179,14 +179,55 @@ static CUresult enter(enum driver_function function)
 	return needs == CTX ? context_health() : CUDA_SUCCESS;
 }
 
+// What the driver's lock does not hold up (seen with driver 580, once work has been given): calls that read what the
+// device has written, on pages that a checkpoint takes away, and calls that it has refused.
+static bool reads_pages(enum driver_function function)
+{
+	switch (function) {
+	case FN_cuStreamQuery:
+	case FN_cuStreamSynchronize:
+	case FN_cuEventQuery:
+	case FN_cuEventSynchronize:
+	case FN_cuEventElapsedTime:
+	case FN_cuEventElapsedTime_v2:
+	case FN_cuCtxSynchronize:
+		return true;
+	default:
+		return false;
+	}
+}
+
+static bool is_refused(enum driver_function function)
+{
+	return function == FN_cuMemGetInfo_v2 || function == FN_cuDeviceGetName || function == FN_cuIpcGetMemHandle;
+}
+
+// Whether the call may go on as far as the process's state is concerned; *inside: it is counted.
+static CUresult pass_lock(enum driver_function function, bool *inside)
+{
+	if (!reads_pages(function) && !is_refused(function))
+		return process_enter() ? CUDA_SUCCESS : CUDA_ERROR_UNKNOWN;
+	switch (process_pass(inside)) {
+	case CU_PROCESS_STATE_CHECKPOINTED:
+		if (is_refused(function))
+			return CUDA_ERROR_OPERATING_SYSTEM;
+		process_read_taken();
+		return CUDA_ERROR_UNKNOWN;
+	case CU_PROCESS_STATE_FAILED:
+		return CUDA_ERROR_UNKNOWN;
+	default:
+		return CUDA_SUCCESS;
+	}
+}
+
 // A host function's calls are part of the call that waits for it.
 static __thread bool counted;
 
 CUresult gate_enter(enum driver_function function)
 {
 	bool count = functions[function].needs != ANY && !counted;
-	if (count && !process_enter())
-		return CUDA_ERROR_UNKNOWN;
+	if (count)
+		TRY(pass_lock(function, &count));
 	pthread_mutex_lock(&sim.lock);
 	CUresult result = enter(function);
 	if (result == CUDA_SUCCESS) {
