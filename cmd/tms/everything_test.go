@@ -360,7 +360,10 @@ func TestFromInsideWithoutACommand(t *testing.T) {
 		require.Contains(t, w.do("everything 5"), "304 0 "+c.words)
 		w.asBefore()
 	}
-	w := startWhole(t, "CUDASIM_FAIL=cuCheckpointProcessGetState:2:kill") // the helper has the host's environment
+	dies := filepath.Join(t.TempDir(), "dies")
+	script := "#!/bin/sh\nCUDASIM_FAIL=cuCheckpointProcessGetState:2:kill exec " + tms + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(dies, []byte(script), 0o700))
+	w := startWhole(t, "TMS_COMMAND="+dies)
 	require.Contains(t, w.do("everything 5"), "ended before it was done")
 	w.requireFree(128)
 	w.resumed()

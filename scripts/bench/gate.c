@@ -1,5 +1,5 @@
-/* What a launch costs: cuLaunchKernel with 11 arguments, bound by the loader, in nanoseconds.
- * Where the device is a real one a kernel that does nothing is launched, and waited for now and then. Run it with and
+/* What a launch costs, cuLaunchKernel with 11 arguments, and what a poll, cuStreamQuery; both bound by the loader, in
+ * nanoseconds. Where the device is a real one a kernel that does nothing is launched, and waited for now and then. Run it with and
  * without the libraries in LD_PRELOAD; gate.py does, and compares. */
 #include <stdint.h>
 #include <stdio.h>
@@ -10,6 +10,7 @@ extern int cuInit(unsigned);
 extern int cuDevicePrimaryCtxRetain(void **context, int device);
 extern int cuCtxSetCurrent(void *context);
 extern int cuCtxSynchronize(void);
+extern int cuStreamQuery(void *stream);
 extern int cuModuleLoadData(void **module, const void *image);
 extern int cuModuleGetFunction(void **function, void *module, const char *name);
 extern int cuLaunchKernel(void *function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
@@ -38,8 +39,18 @@ static int compare(const void *one, const void *other)
 	return difference < 0 ? -1 : difference > 0;
 }
 
+static void launch(void *function)
+{
+	check(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+}
+
+static void query(void *stream)
+{
+	check(cuStreamQuery(stream), "cuStreamQuery");
+}
+
 /* The median of batches: what else runs on the machine does not count. */
-static double launches(void *function, int count)
+static inline __attribute__((always_inline)) double price(void (*call)(void *), void *argument, int count)
 {
 	enum { BATCH = 500 }; /* the driver has room for so many */
 	int batches = count / BATCH;
@@ -49,7 +60,7 @@ static double launches(void *function, int count)
 	for (int batch = 0; batch < batches; batch++) {
 		double begin = now();
 		for (int i = 0; i < BATCH; i++)
-			check(cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, NULL, NULL, NULL), "cuLaunchKernel");
+			call(argument);
 		spent[batch] = (now() - begin) / BATCH;
 		check(cuCtxSynchronize(), "cuCtxSynchronize");
 	}
@@ -68,7 +79,8 @@ int main(int argc, char **argv)
 	check(cuCtxSetCurrent(context), "cuCtxSetCurrent");
 	check(cuModuleLoadData(&module, nothing), "cuModuleLoadData");
 	check(cuModuleGetFunction(&function, module, "nothing"), "cuModuleGetFunction");
-	launches(function, 10000);
-	printf("%.2f\n", launches(function, count));
+	price(launch, function, 10000);
+	double launches = price(launch, function, count);
+	printf("%.2f %.2f\n", launches, price(query, NULL, count));
 	return 0;
 }

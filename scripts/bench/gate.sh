@@ -1,5 +1,5 @@
 #!/bin/sh
-# What the gate adds to a launch: on a libcuda that does nothing, and, where there is one, on the real one. Takes how
+# What the gate adds to a launch and a poll: on a libcuda that does nothing, and, where there is one, on the real one. Takes how
 # many runs of each to make (21).
 set -eu
 . "$(dirname "$0")/../usage.sh"

@@ -10,6 +10,7 @@ NOTHING(cuInit, (unsigned flags __attribute__((unused))))
 NOTHING(cuDevicePrimaryCtxRetain, (void **context __attribute__((unused)), int device __attribute__((unused))))
 NOTHING(cuCtxSetCurrent, (void *context __attribute__((unused))))
 NOTHING(cuCtxSynchronize, (void))
+NOTHING(cuStreamQuery, (void *stream __attribute__((unused))))
 NOTHING(cuModuleLoadData, (void **module __attribute__((unused)), const void *image __attribute__((unused))))
 NOTHING(cuModuleGetFunction, (void **function __attribute__((unused)), void *module __attribute__((unused)),
 			      const char *name __attribute__((unused))))
