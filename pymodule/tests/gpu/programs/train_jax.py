@@ -32,6 +32,20 @@ def train(
     return [p - 0.1 * g for p, g in zip(parameters, gradients)], key, value
 
 
+@jax.jit
+def train_several(
+    parameters: list[jax.Array], key: jax.Array
+) -> tuple[list[jax.Array], jax.Array, jax.Array]:
+    def one(
+        state: tuple[list[jax.Array], jax.Array], _: None
+    ) -> tuple[tuple[list[jax.Array], jax.Array], jax.Array]:
+        *after, value = train(*state)
+        return (after[0], after[1]), value
+
+    state, values = jax.lax.scan(one, (parameters, key), length=EACH)
+    return (*state, values)
+
+
 def taken() -> int:
     of = jax.devices()[0].memory_stats() or {}
     return int(of.get("pool_bytes") or of.get("bytes_limit") or 0)
@@ -40,6 +54,9 @@ def taken() -> int:
 def main() -> None:
     arguments = steps.parser(__doc__)
     arguments.add_argument("--platform", default="gpu")
+    arguments.add_argument(
+        "--calls", choices=["many", "one", "waited for"], default="many", help="of a counted step"
+    )
     options = arguments.parse_args()
     platform = jax.devices()[0].platform
     if platform != options.platform:
@@ -53,9 +70,15 @@ def main() -> None:
     run = steps.Run(options.steps)
     for number in run.steps():
         losses = []
-        for _ in range(EACH):
-            parameters, key, value = train(parameters, key)
-            losses.append(value)
+        if options.calls == "one":
+            parameters, key, values = train_several(parameters, key)
+            losses = list(values)
+        else:
+            for _ in range(EACH):
+                parameters, key, value = train(parameters, key)
+                losses.append(value)
+                if options.calls == "waited for":
+                    value.block_until_ready()
         run.note([float(value) for value in losses])
         if number == 0:
             run.ready(taken())
