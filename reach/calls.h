@@ -232,9 +232,9 @@
 	X(cuEventQuery, 1, NONE, POLL, 2000)                                                               \
 	X(cuEventSynchronize, 1, NONE, POLL, 2000)                                                         \
 	X(cuIpcGetMemHandle, 2, NONE, POLL, 4010)                                                          \
-	X(cuLibraryUnload, 1, NONE, POLL, 12000)                                                           \
 	X(cuMemGetInfo, 2, NONE, POLL, 2000)                                                               \
 	X(cuMemGetInfo_v2, 2, NONE, POLL, 3020)                                                            \
+	X(cuMemPoolDestroy, 1, NONE, POLL, 11020)                                                          \
 	X(cuModuleUnload, 1, NONE, POLL, 2000)                                                             \
 	X(cuStreamQuery, 1, NONE, POLL, 2000)                                                              \
 	X(cuStreamQuery_ptsz, 1, NONE, POLL, 7000)                                                         \

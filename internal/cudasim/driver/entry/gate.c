@@ -191,6 +191,7 @@ static bool reads_pages(enum driver_function function)
 	case FN_cuEventElapsedTime:
 	case FN_cuEventElapsedTime_v2:
 	case FN_cuCtxSynchronize:
+	case FN_cuMemPoolDestroy:
 		return true;
 	default:
 		return false;

@@ -1,4 +1,5 @@
-/* Four threads that ask streams and events in a tight loop whether they are done, beside one that gives the device work. */
+/* Four threads that ask streams and events in a tight loop whether they are done, beside one that gives the device work:
+ * they go on asking while that one is held up. */
 #include "steps.h"
 
 #include <pthread.h>
@@ -27,10 +28,11 @@ int cuMemsetD32Async(pointer to, unsigned value, size_t count, stream in);
 int cuMemcpyDtoDAsync_v2(pointer to, pointer from, size_t size, stream in);
 int cuMemcpyDtoHAsync_v2(void *to, pointer from, size_t size, stream in);
 
-enum { POLLERS = 4, NON_BLOCKING = 1, NOT_READY = 600, COUNT = 16 << 20, POLLED = 1 << 20, POLLS = 2000 };
+enum { POLLERS = 4, NON_BLOCKING = 1, NOT_READY = 600, COUNT = 16 << 20, POLLED = 1 << 20 };
 
 static context all;
 static atomic_bool stop;
+static atomic_int number; /* of steps */
 
 static void done_or_not(int code)
 {
@@ -53,7 +55,7 @@ static void *poll_device(void *which)
 		CHECK(cuEventRecord(first, in));
 		CHECK(cuMemsetD32Async(memory, round, POLLED, in));
 		CHECK(cuEventRecord(last, in));
-		for (int i = 0; i < POLLS; i++) {
+		for (int i = 0, until = number + 4; number < until && !stop; i++) {
 			float milliseconds;
 			size_t available, total;
 			done_or_not(cuStreamQuery(in));
@@ -79,7 +81,7 @@ int main(int argc, char **argv)
 	const int steps = argc > 1 ? atoi(argv[1]) : 0;
 	static unsigned shown[1024];
 	pthread_t pollers[POLLERS];
-	int number = 0, numbers[POLLERS];
+	int numbers[POLLERS];
 	pointer values;
 	stream in;
 	CHECK(cuInit(0));
