@@ -12,6 +12,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -270,8 +271,18 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",
 			cuda.NotSupported}
 	}
+	if request.Everything {
+		polling.Do(func() { logLine(mustNotPoll) })
+	}
 	return pauseUngated(e, options, force)
 }
+
+// mustNotPoll is told once to a program that has no gate.
+const mustNotPoll = "everything of this process is paused while nothing holds its threads. The driver's checkpoint kills a process " +
+	"with a thread that asks whether the device is done (cuStreamQuery, cuEventSynchronize and their kind, as NCCL's watchdog and " +
+	"JAX do), so none may ask until the resume; in a program that was started by tms run such threads wait"
+
+var polling sync.Once
 
 // ask reads the status. Of the command, the process may have made something else (setproctitle).
 func (s *server) ask() {

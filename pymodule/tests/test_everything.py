@@ -130,3 +130,14 @@ def test_errors(tmp_path: Path) -> None:
     assert lines[2].startswith("timeout must be a number of seconds, 0 or more, not -1")
     assert "the driver's checkpoint is not to be had" in lines[4]
     assert lines[5].startswith("304 ") and "/nonexistent cannot be started" in lines[5]
+
+
+def test_without_the_gate_it_says_once_that_no_thread_may_poll(tmp_path: Path) -> None:
+    code = """
+    for _ in range(2):
+        tms.pause(everything=True)
+        tms.resume()
+    """
+    result = children.run(ALLOCATE + code, XDG_RUNTIME_DIR=str(tmp_path), TMPDIR=str(tmp_path))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("none may ask until the resume") == 1
