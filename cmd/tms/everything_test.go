@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/control/client"
 )
 
 // whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees what is
@@ -336,6 +337,26 @@ func TestFromInside(t *testing.T) {
 	require.Equal(t, "0 ", w.do("again"))
 	w.asBefore()
 	require.Contains(t, w.do("everything -1"), "1 0 -1 is no number of seconds")
+}
+
+// As long as a client may yet have the driver checkpoint the process, nobody else lets calls go on that the checkpoint
+// would kill it in.
+func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
+	w := startWhole(t, reaching(t))
+	c, err := client.Dial(w.Process.Pid)
+	require.NoError(t, err)
+	defer c.Close()
+	reply, err := c.Do(t.Context(), control.Request{Op: control.Pause, Everything: true})
+	require.NoError(t, err)
+	require.True(t, reply.OK, reply.Error)
+	const words = "another command is pausing everything of this process at this moment"
+	w.refused(words, "resume", w.pid)
+	w.refused(words, "pause", w.pid, "--everything")
+	require.Contains(t, w.do("again"), "401 a command is pausing everything of this process at this moment")
+	w.requireFree(88) // of ours; nobody has asked the driver yet
+	c.Close()
+	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
+	w.asBefore()
 }
 
 // Where calls are held at the gate, it opens with the resume, whoever makes that.
