@@ -430,12 +430,12 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.asBefore()
 }
 
-// Of a program whose threads give the device work, or ask it all the time whether it is done. Such questions do not wait
-// for the driver, and kill a process that it has checkpointed.
+// Of a program whose threads give the device work, ask it all the time whether it is done, or free memory, for which the
+// library asks that. Such questions do not wait for the driver, and kill a process that it has checkpointed.
 func TestEverythingOfAProgramThatWorks(t *testing.T) {
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))
-	for _, does := range []string{"work", "poll"} {
+	for _, does := range []string{"work", "poll", "churn"} {
 		t.Run(does, func(t *testing.T) {
 			s := startSteered(t, steeredProgram(t), reaching(t))
 			pid := strconv.Itoa(s.Process.Pid)
