@@ -47,7 +47,7 @@ type manner struct {
 	// undo, where the driver's checkpoint comes next: calls that poll are held before the pause ends, and where that
 	// fails undo resumes what it has paused.
 	undo func() error
-	also  *everything   // NCCL is suspended before, where it can be; nil: not
+	also *everything // NCCL is suspended before, where it can be; nil: not
 }
 
 // refused is an error of a gated pause that has changed nothing.
