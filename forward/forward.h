@@ -146,6 +146,14 @@ struct forward_ipc {
 	X(cuDeviceGetMemPool, (void **pool, int device), (pool, device))                           \
 	X(cuMemPoolDestroy, (void *pool), (pool))                                                  \
 	X(cudaMemPoolDestroy, (void *pool), (pool))                                                \
+	X(cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned long long flags), \
+	  (shareable, pool, type, flags))                                                          \
+	X(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned long long flags), \
+	  (pool, shareable, type, flags))                                                          \
+	X(cudaMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned flags), \
+	  (shareable, pool, type, flags))                                                          \
+	X(cudaMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned flags), \
+	  (pool, shareable, type, flags))                                                          \
 	X(cuStreamGetCtx, (void *stream, void **context), (stream, context))                       \
 	X(cuStreamDestroy_v2, (void *stream), (stream))                                            \
 	X(cudaStreamDestroy, (void *stream), (stream))                                             \

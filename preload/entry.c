@@ -40,6 +40,8 @@
 	X(cuMemImportFromShareableHandle, 10020, false, cuMemImportFromShareableHandle)                    \
 	X(cuMemMap, 10020, false, cuMemMap)                                                                \
 	X(cuMemPoolDestroy, 11020, false, cuMemPoolDestroy)                                                \
+	X(cuMemPoolExportToShareableHandle, 11020, false, cuMemPoolExportToShareableHandle)                \
+	X(cuMemPoolImportFromShareableHandle, 11020, false, cuMemPoolImportFromShareableHandle)            \
 	X(cuMemRelease, 10020, false, cuMemRelease)                                                        \
 	X(cuMemRetainAllocationHandle, 11000, false, cuMemRetainAllocationHandle)                          \
 	X(cuMemSetAccess, 10020, false, cuMemSetAccess)                                                    \

@@ -84,6 +84,26 @@ EXPORT int cuMulticastCreate(uint64_t *handle, const void *properties)
 	return NOTED(cuMulticastCreate, (handle, properties));
 }
 
+EXPORT int cudaMemPoolExportToShareableHandle(void *shareable, void *pool, int type, unsigned flags)
+{
+	return NOTED(cudaMemPoolExportToShareableHandle, (shareable, pool, type, flags));
+}
+
+EXPORT int cudaMemPoolImportFromShareableHandle(void **pool, void *shareable, int type, unsigned flags)
+{
+	return NOTED(cudaMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
+}
+
+EXPORT int cuMemPoolExportToShareableHandle(void *shareable, void *pool, int type, unsigned long long flags)
+{
+	return NOTED(cuMemPoolExportToShareableHandle, (shareable, pool, type, flags));
+}
+
+EXPORT int cuMemPoolImportFromShareableHandle(void **pool, void *shareable, int type, unsigned long long flags)
+{
+	return NOTED(cuMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
+}
+
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
 static const char *command(char path[4096])
 {

@@ -258,6 +258,14 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 			func(w *whole, other *steered) {
 				w.do(fmt.Sprint("import /proc/", other.Process.Pid, "/fd/", other.do("share")))
 			}},
+		{"a pool that is exported", "", "it has called cudaMemPoolExportToShareableHandle" + shared,
+			func(w *whole, _ *steered) { w.do("pool cudaMemPoolExportToShareableHandle") }},
+		{"a pool that is exported by the driver", "", "it has called cuMemPoolExportToShareableHandle" + shared,
+			func(w *whole, _ *steered) { w.do("pool cuMemPoolExportToShareableHandle") }},
+		{"a pool that is imported", "", "it has called cudaMemPoolImportFromShareableHandle" + shared,
+			func(w *whole, other *steered) { importPool(w, other, "cudaMemPoolImportFromShareableHandle") }},
+		{"a pool that is imported by the driver", "", "it has called cuMemPoolImportFromShareableHandle" + shared,
+			func(w *whole, other *steered) { importPool(w, other, "cuMemPoolImportFromShareableHandle") }},
 		{"a multicast object", "", "it has called cuMulticastCreate" + shared, func(w *whole, _ *steered) { w.do("multicast") }},
 		{"a part of a GPU", "CUDASIM_NAME=NVIDIA H200 MIG 1g.18gb",
 			"device 0 is a part of a GPU (NVIDIA H200 MIG 1g.18gb), which the driver cannot checkpoint; without --everything", nil},
@@ -279,6 +287,10 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 			w.resumed()
 		})
 	}
+}
+
+func importPool(w *whole, other *steered, call string) {
+	w.do(fmt.Sprint("pool ", call, " /proc/", other.Process.Pid, "/fd/", other.do("pool cudaMemPoolExportToShareableHandle")))
 }
 
 // Memory that was shared keeps the driver from it as long as anything holds it: a handle, a mapping or a descriptor.

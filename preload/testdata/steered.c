@@ -219,6 +219,25 @@ static void multicast(void)
 	EXPECT(release(handle), 0);
 }
 
+/* A memory pool by the function of this name: exported, as a descriptor that it becomes, or imported from one. */
+static int share_pool(const char *name, const char *path)
+{
+	void *pool;
+	int fd;
+	if (path) {
+		CHECK((fd = open(path, O_RDWR)) >= 0);
+		EXPECT(((int (*)(void **, void *, int, unsigned long long))dlsym(RTLD_DEFAULT, name))(&pool, (void *)(intptr_t)fd, 1, 0), 0);
+		return fd;
+	}
+	struct {
+		int type, handles, where, device;
+		unsigned char rest[72];
+	} properties = {1, 1, 1, 0, {0}};
+	EXPECT(((int (*)(void **, void *))dlsym(RTLD_DEFAULT, "cudaMemPoolCreate"))(&pool, &properties), 0);
+	EXPECT(((int (*)(int *, void *, int, unsigned long long))dlsym(RTLD_DEFAULT, name))(&fd, pool, 1, 0), 0);
+	return fd;
+}
+
 static void import(const char *path)
 {
 	int (*import)(uint64_t *, void *, int) =
@@ -312,6 +331,9 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(close(atoi(rest)), 0);
 	} else if (strcmp(word, "import") == 0) {
 		import(rest);
+	} else if (strcmp(word, "pool") == 0) {
+		char *name = strtok(rest, " ");
+		snprintf(answer, sizeof answer, "%d", share_pool(name, strtok(NULL, " ")));
 	} else if (strcmp(word, "multicast") == 0) {
 		multicast();
 	} else if (strcmp(word, "managed") == 0) {

@@ -124,6 +124,18 @@ EXPORT cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool)
 	return result(cu.cuMemPoolDestroy(pool));
 }
 
+EXPORT cudaError_t cudaMemPoolExportToShareableHandle(void *shareable, cudaMemPool_t pool, int type, unsigned flags)
+{
+	STARTED();
+	return result(cu.cuMemPoolExportToShareableHandle(shareable, pool, (CUmemAllocationHandleType)type, flags));
+}
+
+EXPORT cudaError_t cudaMemPoolImportFromShareableHandle(cudaMemPool_t *pool, void *shareable, int type, unsigned flags)
+{
+	STARTED();
+	return result(cu.cuMemPoolImportFromShareableHandle(pool, shareable, (CUmemAllocationHandleType)type, flags));
+}
+
 EXPORT cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t keep)
 {
 	STARTED();

@@ -111,6 +111,10 @@ EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmem
 EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
 EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
 EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool);
+EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type,
+						 unsigned long long flags);
+EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, CUmemAllocationHandleType type,
+						   unsigned long long flags);
 EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
 EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
 EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);

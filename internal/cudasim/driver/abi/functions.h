@@ -89,6 +89,8 @@
 	X(cuMemFreeAsync, cuMemFreeAsync, 11020, INIT)                                                       \
 	X(cuMemPoolCreate, cuMemPoolCreate, 11020, INIT)                                                     \
 	X(cuMemPoolDestroy, cuMemPoolDestroy, 11020, INIT)                                                   \
+	X(cuMemPoolExportToShareableHandle, cuMemPoolExportToShareableHandle, 11020, INIT)                   \
+	X(cuMemPoolImportFromShareableHandle, cuMemPoolImportFromShareableHandle, 11020, INIT)               \
 	X(cuMemPoolTrimTo, cuMemPoolTrimTo, 11020, INIT)                                                     \
 	X(cuMemPoolGetAttribute, cuMemPoolGetAttribute, 11020, INIT)                                         \
 	X(cuMemPoolSetAttribute, cuMemPoolSetAttribute, 11020, INIT)                                         \

@@ -1,5 +1,9 @@
 // Stream-ordered allocation from pools, which hold what is in use of them. Memory is there at once;
 // freeing waits its turn on the stream, in execution/queue.c.
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "base/process.h"
 #include "entry/gate.h"
 
 static struct pool *pool_find(CUmemoryPool handle)
@@ -73,7 +77,10 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
 	if (!handle || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
 	    props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
 		return CUDA_ERROR_INVALID_VALUE;
-	*handle = object_handle(pool_new(props->location.id));
+	struct pool *pool = pool_new(props->location.id);
+	if (pool)
+		pool->exportable = props->handleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+	*handle = object_handle(pool);
 	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
@@ -90,6 +97,37 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 		pool->ended = true;
 	else
 		object_delete(&pool->object);
+	return CUDA_SUCCESS;
+}
+
+// A descriptor that stands for the pool, in any process: what it has is not shared here.
+CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, CUmemAllocationHandleType type,
+					  unsigned long long flags)
+{
+	ENTER(cuMemPoolExportToShareableHandle);
+	struct pool *pool = pool_find(handle);
+	if (!shareable || !pool || !pool->exportable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	int fd = memfd_create("cudasim-pool", MFD_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	*(int *)shareable = fd;
+	process_shares(1);
+	return CUDA_SUCCESS;
+}
+
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable, CUmemAllocationHandleType type,
+					    unsigned long long flags)
+{
+	ENTER(cuMemPoolImportFromShareableHandle);
+	struct stat about;
+	if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags ||
+	    fstat((int)(intptr_t)shareable, &about) != 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	*handle = object_handle(pool_new(0));
+	if (!*handle)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	process_shares(1);
 	return CUDA_SUCCESS;
 }
 

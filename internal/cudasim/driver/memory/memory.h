@@ -58,6 +58,7 @@ struct pool {
 	uint64_t threshold, used, high;
 	int reuse[3];
 	bool ended; // by its owner, while it has memory in use
+	bool exportable;
 };
 
 struct device {
