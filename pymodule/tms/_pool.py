@@ -313,7 +313,9 @@ def _check(library: Library, code: int, doing: str) -> None:
 def _text(options: dict[str, Option]) -> bytes:
     for name, value in options.items():
         if "," in re.sub(r"\[[^]]*\]", "", str(value)):
-            raise ValueError(f"{name}={value!r}: a setting must not contain a comma but in brackets")
+            raise ValueError(
+                f"{name}={value!r}: a setting must not contain a comma but in brackets"
+            )
     return ",".join(f"{name}={value}" for name, value in options.items()).encode()
 
 
