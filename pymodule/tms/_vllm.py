@@ -28,7 +28,7 @@ from typing import Any
 
 from . import _torch
 from ._control import TagStats, pause, resume, stats
-from ._errors import NotPreloadedError, NotSupportedError
+from ._errors import NotPreloadedError, NotSupportedError, TmsError
 from ._library import Library, attach, library_path, load
 from ._private import private
 from ._region import pausable
@@ -152,21 +152,22 @@ class Allocator:
     default_tag = "default"
 
     def sleep(self, offload_tags: tuple[str, ...] | str | None = None) -> None:
-        """Frees the memory of all tags. What sleeps already stays as it is.
+        """Frees the memory of all tags, or of none. What sleeps already stays as it is.
 
         Args:
             offload_tags: keep their contents in host memory, which copies what has changed since
                 the last time; the others lose them. None: the default tag does.
 
         Raises:
-            BackupError: host memory is too short for the contents. All is awake then.
+            BackupError: host memory is too short for the contents. What was awake is awake then.
         """
         begun = time.perf_counter()
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
         tags = self._present()
-        offloaded = sum(pause(PREFIX + tag) for tag in tags if tag in kept)
-        at = time.perf_counter()
-        discarded = self._discard(tag for tag in tags if tag not in kept)
+        with self._all_or_none(tags, kept):
+            offloaded = sum(pause(PREFIX + tag) for tag in tags if tag in kept)
+            at = time.perf_counter()
+            discarded = self._discard([tag for tag in tags if tag not in kept])
         done = time.perf_counter()
         gc.collect()
         self._torch.cuda.empty_cache()
@@ -182,10 +183,31 @@ class Allocator:
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Frees the memory of tags, whose contents are lost. What sleeps already stays as it is."""
-        self._discard(tag for tag in self._present() if tag in _names(tags))
+        discarded = [tag for tag in self._present() if tag in _names(tags)]
+        with self._all_or_none(discarded, set()):
+            self._discard(discarded)
 
-    def _discard(self, tags: Iterable[str]) -> int:
+    def _discard(self, tags: list[str]) -> int:
         return sum(pause(PREFIX + tag, discard=True) for tag in tags)
+
+    @contextlib.contextmanager
+    def _all_or_none(self, tags: list[str], kept: set[str]) -> Iterator[None]:
+        """Wakes the tags again that were awake, if the body raises; `kept` have their contents."""
+        asleep = {found["tag"] for found in _found() if found["paused_bytes"]}
+        try:
+            yield
+        except BaseException:
+            for tag in tags:
+                if PREFIX + tag not in asleep:
+                    self._wake_again(tag, tag in kept)
+            raise
+
+    def _wake_again(self, tag: str, whole: bool) -> None:
+        try:
+            if resume(PREFIX + tag) and not whole:
+                _logger.error("tms: the sleep failed, and %s is awake without its contents.", tag)
+        except TmsError as error:
+            _logger.error("tms: the sleep failed, and %s sleeps on: %s", tag, error)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings the memory of tags back, with the contents that were kept. What is awake stays so.

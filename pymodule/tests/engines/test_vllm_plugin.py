@@ -338,6 +338,80 @@ def test_failures(worker: Worker) -> None:
     """)
 
 
+def test_a_sleep_of_several_tags(worker: Worker) -> None:
+    """As newer versions have it: wherever it fails, all is awake with its contents, and so told."""
+    worker.output("""
+    import vllm.device_allocator.sleep_mode_backend as backends
+
+    def suspend(self, level=1):
+        self._state = "SUSPENDED"
+        backends.get_mem_allocator_instance().sleep(offload_tags=("weights", "runtime", "graphs"))
+
+    backends.CuMemBackend.suspend = suspend
+    worker = start(sleep_mode_backend="tms")
+    allocator = worker.backend._allocator
+    kept = []
+    for value, tag in enumerate(("runtime", "graphs")):
+        with allocator.use_memory_pool(tag):
+            kept.append(full(value + 5))
+    held, failures = initial - free(), 0
+    for call, code in (("cuMemHostRegister_v2", 2), ("cuMemUnmap", 999)):
+        nth, failed = 0, True
+        while failed:
+            nth += 1
+            tms.trim()
+            cuda.fail(call, nth, code)
+            try:
+                worker.sleep()
+                failed = False
+                assert free() == initial and worker.backend.state() == "SUSPENDED"
+                cuda.forget_failures()
+                worker.wake_up()
+            except tms.TmsError:
+                failures += 1
+            assert initial - free() == held and worker.backend.state() == "RUNNING"
+            assert holds(worker.weights, 3) and holds(kept[0], 5) and holds(kept[1], 6)
+    assert failures >= 6
+
+    # What slept before it sleeps on; and where others have taken the room meanwhile, that is told.
+    worker.sleep()
+    worker.wake_up(["kv_cache"])
+    cuda.fail("cuMemUnmap", 3, 999)
+    try:
+        worker.sleep()
+        raise AssertionError("slept")
+    except tms.TmsError:
+        pass
+    assert worker.backend.state() == "SUSPENDED" and initial - free() == held - SIZE
+    worker.wake_up()
+    tms.pause("vllm.weights")
+    assert worker.backend.state() == "SUSPENDED"
+    tms.resume()
+    assert worker.backend.state() == "RUNNING" and holds(worker.weights, 3)
+    """)
+
+
+def test_what_a_failed_sleep_loses_is_told(worker: Worker) -> None:
+    """Contents of what was discarded before it failed; and what finds no room to be awake again."""
+    done = worker.run("""
+    worker = start(sleep_mode_backend="tms")
+    for call in ("cuMemUnmap", "cuMemCreate"):
+        cuda.fail("cuMemUnmap", 2, 999)
+        if call == "cuMemCreate":
+            cuda.fail(call, 1, 999)
+        try:
+            worker.sleep(level=2)
+            raise AssertionError("slept")
+        except tms.TmsError:
+            print(worker.backend.state())
+        worker.wake_up()
+    """)
+    assert done.stdout == "RUNNING\nSUSPENDED\n", done.stderr
+    awake, asleep = done.stderr.splitlines()
+    assert "the sleep failed, and weights is awake without its contents" in awake
+    assert "the sleep failed, and weights sleeps on: resuming tag 'vllm.weights' failed" in asleep
+
+
 def test_refusals(worker: Worker) -> None:
     """In words, and only where tms was chosen."""
     chosen = "start(sleep_mode_backend='tms')"
