@@ -45,10 +45,10 @@ type Engine struct {
 	devices map[int]*device
 	space   *space.Space[segment]
 	pending []*pendingFree
-	reaping bool            // a thread makes those of them that are due
-	loading int             // kernels of the content hash
-	names   map[string]bool // tags that were ever used
-	unknown map[string]bool // those that never were, as was told
+	reaping bool               // a thread makes those of them that are due
+	loading int                // kernels of the content hash
+	names   map[string]bool    // tags that were ever used
+	unknown map[[2]string]bool // operations and names that never were, as was told
 
 	userMapped userMappings
 	sharing    sharing
@@ -78,7 +78,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 
 		devices:    map[int]*device{},
 		names:      map[string]bool{},
-		unknown:    map[string]bool{},
+		unknown:    map[[2]string]bool{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
 		sharing:    sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{}, importers: map[uint64][]Importer{}},
 	}

@@ -341,6 +341,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	require.NoError(t, engine.Free(b, false))
 }
 
+// Once of a pause, and once of a resume.
 func TestUnknownTagIsToldOnce(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	var told []string
@@ -355,9 +356,10 @@ func TestUnknownTagIsToldOnce(t *testing.T) {
 		require.NoError(t, pause(engine, vmm.Options{}))
 		require.NoError(t, resume(engine, vmm.Options{}))
 	}
-	require.Equal(t, []string{`pause: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`}, told)
+	require.Equal(t, []string{`pause: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`,
+		`resume: nothing was ever allocated with tag "wieghts"; tags so far: "cache", "weights"`}, told)
 	require.NoError(t, engine.Free(a, false))
 	require.NoError(t, engine.Free(b, false))
 	require.NoError(t, pause(engine, name("weights"))) // it was used
-	require.Len(t, told, 1)
+	require.Len(t, told, 2)
 }

@@ -9,19 +9,19 @@ import (
 )
 
 const (
-	namesTold   = 8 // how many tags a warning names
-	unknownTold = 8 // how many unknown tags are told of
+	namesTold   = 8  // how many tags a warning names
+	unknownTold = 16 // how often unknown tags are told of
 )
 
-// warnUnknown tells, once for a name, that nothing was ever made with the tag that is to be paused or resumed:
-// most likely it is misspelt.
+// warnUnknown tells, once for an operation and a name, that nothing was ever made with the tag that is to be paused or
+// resumed: most likely it is misspelt.
 func (e *Engine) warnUnknown(operation string, name *string) {
 	e.mu.Lock()
-	if name == nil || e.names[*name] || e.unknown[*name] || len(e.unknown) == unknownTold {
+	if name == nil || e.names[*name] || e.unknown[[2]string{operation, *name}] || len(e.unknown) == unknownTold {
 		e.mu.Unlock()
 		return
 	}
-	e.unknown[*name] = true
+	e.unknown[[2]string{operation, *name}] = true
 	known := slices.Collect(maps.Keys(e.names))
 	e.mu.Unlock()
 	slices.Sort(known)

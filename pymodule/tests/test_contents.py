@@ -65,6 +65,12 @@ def test_incremental_is_for_host_memory(backup: str | None) -> None:
         tms.region("t", backup=backup, incremental=True)
 
 
+@pytest.mark.parametrize("incremental", ["yes", "no", 1, 0, ""])
+def test_incremental_is_a_bool(incremental: object) -> None:
+    with pytest.raises(TypeError, match="incremental must be True, False or None, not"):
+        tms.region("t", backup="host", incremental=incremental)  # type: ignore[arg-type]
+
+
 def test_incremental_from_the_environment() -> None:
     """It is the default of host backups, and no more than a default."""
     out = children.output(

@@ -283,6 +283,37 @@ def test_fork_before_use_works_on_both_sides() -> None:
     assert out.splitlines() == ["child", "parent"]
 
 
+def test_no_driver() -> None:
+    """Said at once, not taken for a pause of nothing; also once the library has been needed."""
+    out = children.output(
+        """
+        import tms
+        def tried(call):
+            try:
+                return call()
+            except tms.TmsError as error:
+                return f"{error.code} {error}"
+        paused = tms.paused("no-such")
+        print(tms.stats()["started"], tms.last_error())
+        for call in (lambda: tms.pause("no-such"), tms.pause, lambda: tms.resume("wieghts"),
+                     paused.__enter__, lambda: tms.prepare("no-such"), tms.trim, tms.serve):
+            print(tried(call))
+        print(tms.stats()["started"])
+        """,
+        LD_LIBRARY_PATH="",
+    )
+    first, *said, last = out.splitlines()
+    assert (first, last) == ("False ", "False")
+    assert len(said) == 7
+    for line in said:
+        assert line.startswith("100 ") and "the CUDA driver cannot be loaded: libcuda.so.1" in line
+        assert line.endswith(
+            "(cudaError 100). No CUDA device was found: check nvidia-smi and CUDA_VISIBLE_DEVICES."
+        )
+    assert "pausing tag 'no-such' failed" in said[0] and "resuming tag 'wieghts'" in said[2]
+    assert "listening failed" in said[6]
+
+
 def test_not_preloaded() -> None:
     out = children.output(
         """

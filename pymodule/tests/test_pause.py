@@ -14,6 +14,7 @@ import pytest
 from cuda import MiB
 
 import tms
+from tms import _library
 
 SIZE = 24 * MiB + 5
 
@@ -144,6 +145,97 @@ def test_paused_resumes_after_exception(pointer: int, contents: bytes) -> None:
         raise ZeroDivisionError
     assert cuda.free_memory() == before
     assert cuda.read(pointer, SIZE) == contents
+
+
+def paused_bytes() -> dict[str, int]:
+    tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
+    return {tag["tag"]: tag["paused_bytes"] // MiB for tag in tags if tag["paused_bytes"]}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_paused_nests(fails: bool) -> None:
+    """What was paused on entry is paused on exit; by whatever tags, and also after an error."""
+    names = ["nested a", "nested b", "back\\x5cslash"]
+    sizes = dict(zip(names, (8, 10, 12)))
+    pointers = []
+    for name, size in sizes.items():
+        with tms.region(name, backup="host"):
+            pointers.append(cuda.malloc(size * MiB))
+        cuda.write(pointers[-1], name.encode())
+    shown = {
+        name.replace("\\", "\\\\") if "\\x" in name else name: size for name, size in sizes.items()
+    }
+    for outer in (*names, None):
+        for inner in (*names, None):
+            before = {}
+            if outer is not None:
+                tms.pause(names[1])  # by somebody, before
+                before = paused_bytes()
+            try:
+                with tms.paused(outer):
+                    held = paused_bytes()
+                    try:
+                        with tms.paused(inner), tms.paused(inner):
+                            if inner is None:
+                                assert paused_bytes() == shown
+                            if fails:
+                                raise KeyError(inner)
+                    finally:
+                        assert paused_bytes() == held
+            except KeyError:
+                assert fails
+            assert paused_bytes() == before
+            tms.resume()
+    for name, pointer in zip(names, pointers):
+        assert cuda.read(pointer, len(name)) == name.encode()
+        cuda.free(pointer)
+
+
+def test_paused_brings_back_what_the_body_has_paused() -> None:
+    with tms.region("paused before"):
+        before = cuda.malloc(8 * MiB)
+    tms.pause("paused before")
+    with tms.paused():
+        with tms.region("made inside"):
+            inside = cuda.malloc(8 * MiB)
+        tms.pause()
+        tms.pause("made inside")
+    assert paused_bytes() == {"paused before": 8}
+    with tms.paused("paused before"):
+        tms.resume("paused before")
+    assert paused_bytes() == {}
+    cuda.free(before)
+    cuda.free(inside)
+
+
+def test_paused_beside_a_tag_that_is_no_text() -> None:
+    """As a program in C may have: it is brought back by its own name."""
+    pointers = []
+    for tag in (b"bad\xff\\", b"paused before"):
+        with tms.region():
+            _library.load().tag = tag
+            pointers.append(cuda.malloc(8 * MiB))
+    tms.pause("paused before")
+    with tms.paused():
+        assert paused_bytes() == {"paused before": 8, "bad\\xff\\\\": 8}
+    assert paused_bytes() == {"paused before": 8}
+    for pointer in pointers:
+        cuda.free(pointer)
+
+
+def test_paused_again_and_again_by_one_object() -> None:
+    with tms.region("recursive", backup="host"):
+        pointer = cuda.malloc(8 * MiB)
+
+    @tms.paused("recursive")
+    def descend(depth: int) -> None:
+        if depth:
+            descend(depth - 1)
+        assert paused_bytes() == {"recursive": 8}
+
+    descend(3)
+    assert paused_bytes() == {}
+    cuda.free(pointer)
 
 
 def test_paused_as_decorator(pointer: int) -> None:

@@ -57,10 +57,12 @@ def check_backup(backup: object) -> Backup:
 
 
 def check_incremental(incremental: object, backup: Backup) -> bool:
-    """`incremental` itself; ValueError where it can't go with `backup`."""
+    """`incremental` itself; TypeError or ValueError where it can't be one, or go with `backup`."""
+    if incremental is not True and incremental is not False:
+        raise TypeError(f"incremental must be True, False or None, not {incremental!r}")
     if incremental and backup != "host":
         raise ValueError(f"incremental=True needs backup='host', not backup={backup!r}")
-    return bool(incremental)
+    return incremental
 
 
 def peer_of(backup: Backup) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from typing import Any, TypedDict, cast
 
@@ -135,8 +136,8 @@ def pause(
     Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
     anyone. Reading or writing paused memory is an error until it is resumed; freeing it is fine.
     All or nothing: after an error the tag is wholly active or wholly paused with its contents,
-    and the call can be repeated. Pausing what is paused, or a tag that does not exist, does
-    nothing.
+    and the call can be repeated. Pausing what is paused does nothing, nor does a tag with which
+    nothing was ever allocated; once there is a pausable allocation, a line on stderr says so.
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
@@ -166,7 +167,8 @@ def pause(
         NotPreloadedError: libtms.so is not in this process.
         NotSupportedError: with everything: the driver cannot do it, or would lose the process:
             managed memory, memory shared with other processes, a part of a GPU (MIG).
-        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 909 of a timeout, 600
+        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 100 where there is no
+            driver, 909 of a timeout, 600
             when other processes have memory of the tag open and were not paused (10 s).
         ValueError: everything with a tag, discard or progress, or a timeout that is no number of
             seconds.
@@ -189,7 +191,7 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
     All or nothing: after an error the tag is wholly paused or wholly active with its contents,
     and the call can be repeated. Before OutOfMemoryError is raised, memory that PyTorch only
     caches is given back as by `empty_cache` and the resume tried once more. Resuming what is
-    active, or a tag that does not exist, does nothing.
+    active does nothing, nor does a tag with which nothing was ever allocated, as for `pause`.
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
@@ -266,7 +268,8 @@ def paused(tag: str | None = None) -> Scope:
     """Pauses a tag for the body and resumes it afterwards, also if the body raised.
 
     A context manager, and a decorator of functions, but not of `async def` and generators. The
-    body must not use the paused memory.
+    body must not use the paused memory. It nests: tags that were paused on entry, all or in part,
+    are left as they are on leaving.
 
     Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
     the body raised, the resume's error is raised with the body's as its __context__.
@@ -277,15 +280,51 @@ def paused(tag: str | None = None) -> Scope:
 class _Paused(Scope):
     def __init__(self, tag: str | None) -> None:
         self._tag = tag
+        self._before: list[set[str] | None] = []
+        """Of each time that it was entered: the tags that were paused; None: the whole process."""
 
     def __str__(self) -> str:
         return f"tms.paused({'' if self._tag is None else repr(self._tag)})"
 
     def __enter__(self) -> None:
+        before = _paused_tags()
         pause(self._tag)
+        self._before.append(before)
 
     def __exit__(self, *exception: object) -> None:
-        resume(self._tag)
+        before = self._before.pop()
+        if before is None:
+            return
+        tags: set[str | None] = {self._tag}
+        if before and self._tag is None:
+            tags = {*(_paused_tags() or ())}
+        for tag in tags - before:
+            resume(tag)
+
+
+def _paused_tags() -> set[str] | None:
+    """The tags of which something is paused; None: the driver has all of the process."""
+    found = stats()
+    if found["everything"]:
+        return None
+    return {
+        name_of(tag)
+        for device in found["devices"]
+        for tag in device["tags"]
+        if tag["paused_bytes"] or tag["imported_paused_bytes"]
+    }
+
+
+def name_of(tag: TagStats) -> str:
+    r"""A tag as given to `region`; a byte of it that is no UTF-8 is as in os.fsdecode."""
+    if "\\x" not in tag["tag"]:
+        return tag["tag"]
+
+    def plain(escaped: re.Match[bytes]) -> bytes:
+        return bytes.fromhex(escaped[1].decode()) if escaped[1] else b"\\"
+
+    name = re.sub(rb"\\(?:x(..)|\\)", plain, tag["tag"].encode())
+    return name.decode(errors="surrogateescape")
 
 
 def prepare(tag: str | None = None, *, wait: bool = False) -> None:
@@ -316,7 +355,8 @@ def serve() -> None:
     Raises:
         ForkedError: the process was forked after tms had been used.
         NotPreloadedError: libtms.so is not in this process.
-        TmsError: the socket cannot be made (code 304): the message says why.
+        TmsError: the socket cannot be made (code 304), or there is no CUDA driver (100): the
+            message says why.
     """
     load().serve()
 

@@ -308,7 +308,7 @@ def attach(process: ctypes.CDLL) -> Library:
 
 
 def _encoded(tag: str | None) -> bytes | None:
-    return None if tag is None else tag.encode()
+    return None if tag is None else tag.encode(errors="surrogateescape")
 
 
 def _path_or_advice() -> str:

@@ -85,7 +85,7 @@ class Part:
             (device, entry)
             for device in stats["devices"]
             for entry in device["tags"]
-            if self.tag is None or _name(entry["tag"]) == self.tag
+            if self.tag is None or _control.name_of(entry) == self.tag
         ]
 
         def has(entry: _control.TagStats) -> int:
@@ -93,8 +93,8 @@ class Part:
                 return entry["physical_bytes"] + entry["imported_bytes"]
             return entry["paused_bytes"] + entry["imported_paused_bytes"]
 
-        changing = {_name(entry["tag"]) for _, entry in entries if has(entry)}
-        whole = self.tag is None and changing == {_name(entry["tag"]) for _, entry in entries}
+        changing = {_control.name_of(entry) for _, entry in entries if has(entry)}
+        whole = self.tag is None and changing == {_control.name_of(entry) for _, entry in entries}
         self._undo = [None] if whole else [*sorted(changing)]
         if not pausing:
             self._check_devices(stats)
@@ -121,7 +121,7 @@ class Part:
                 need = sum(
                     entry["paused_bytes"]
                     for entry in device["tags"]
-                    if self.tag is None or _name(entry["tag"]) == self.tag
+                    if self.tag is None or _control.name_of(entry) == self.tag
                 )
                 if need > device["free_bytes"]:
                     short = (
@@ -247,11 +247,6 @@ def doing(operation: str, tag: str | None, ranks: str) -> str:
 
 def _text(tag: str | None) -> str:
     return "" if tag is None else repr(tag)
-
-
-def _name(text: str) -> str:
-    r"""A tag as given to `region`, of what the statistics call it (TagStats.tag)."""
-    return text.replace("\\\\", "\\") if "\\x" in text else text
 
 
 def _machine() -> str:
