@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import re
 import socket
@@ -74,6 +75,10 @@ class Holder:
 
     def run(self, code: str) -> None:
         exec(code, {"self": self})  # noqa: S102
+
+    def asked(self) -> bool:
+        """Whether somebody has begun to pause or resume it."""
+        return bool(tms.ray._parts)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
@@ -180,6 +185,63 @@ def test_one_that_is_busy(groups: Any) -> None:
     with pytest.raises(tms.GroupError, match=r"late ones until they come to it \(actor 0 "):
         tms.ray.pause(rollouts, timeout=0.5)
     assert states(rollouts) == ACTIVE
+
+
+FAILING = """
+import tms._together as t, os, time
+def wait():
+    while not os.path.exists({go!r}):
+        time.sleep(0.01)
+check = getattr(t, "check", t.Part.check)
+t.check = check
+def held(part):
+    wait()
+    return check(part)
+def do(part):
+    wait()
+    raise RuntimeError("told to fail")
+t.Part.{method} = {function}
+t.Part.do = do
+"""
+
+
+def test_two_callers(groups: Any, tmp_path: Path) -> None:
+    """Each takes back what it has done, and no more, whatever the other does meanwhile."""
+    trainers, (shared, failing) = groups
+
+    def start(method: str, function: str) -> tuple[Any, Path]:
+        """A caller whose second actor waits in a step, and then fails."""
+        go = tmp_path / method
+        code = FAILING.format(go=str(go), method=method, function=function)
+        ray.get(failing.run.remote(code))
+        return callers.submit(tms.ray.pause, [shared, failing]), go
+
+    def is_over(call: Any) -> None:
+        with pytest.raises(tms.GroupError, match="all that live are as before.*told to fail"):
+            call.result()
+
+    with concurrent.futures.ThreadPoolExecutor() as callers:
+        # The other only asks while the first is about to fail.
+        first, go = start("do", "do")
+        while ray.get(shared.state.remote()) != (0, True):
+            time.sleep(0.01)
+        ray.get(trainers[1].run.remote("import cuda; self.c = cuda.Capture(); self.c.__enter__()"))
+        with pytest.raises(tms.GroupError, match="a stream is being captured"):
+            tms.ray.resume([shared, trainers[1]])
+        ray.get(trainers[1].run.remote("self.c.__exit__()"))
+        go.touch()
+        is_over(first)
+        assert states([shared, failing]) == ACTIVE
+
+        # The other has paused it between the first's two steps.
+        first, go = start("check", "held")
+        while not ray.get(shared.asked.remote()):
+            time.sleep(0.01)
+        assert tms.ray.pause([shared]) == SIZE
+        go.touch()
+        is_over(first)
+        assert states([shared, failing]) == [(0, True), (SIZE, True)]
+        assert not ray.get(shared.asked.remote()), "what is over is forgotten"
 
 
 @pytest.mark.parametrize("when", ["before it", "in the middle of it"])

@@ -50,6 +50,7 @@ class Part:
         self.rank = rank
         self._timeout = timeout
         self._undo: list[str | None] = []
+        """Tags of which something is changed by `do`, and nobody else before it."""
 
     def check(self) -> dict[str, Any]:
         """Whether this rank can, and what of its machine it needs; see `merged`."""
@@ -63,13 +64,14 @@ class Part:
 
     def do(self) -> int:
         """Does it; the bytes of device memory that were freed, or mapped, here."""
+        self._undo = self._changing()
         within = _SHARE * self._timeout  # for ranks that have memory of this one open
         if self.operation == "pause":
             return load().pause(self.tag, within)
         return _control.resume_within(load(), self.tag, 0, within)
 
     def take_back(self) -> None:
-        """Undoes it."""
+        """Undoes what `do` has done, if it has come to that."""
         for tag in self._undo:
             (_control.resume if self.operation == "pause" else _control.pause)(tag)
 
@@ -80,26 +82,11 @@ class Part:
             raise TmsError("the driver has all of the process (pause(everything=True)): resume it")
         if stats["capturing"]:
             raise TmsError("a stream is being captured into a CUDA graph", code=CAPTURED)
-        pausing = self.operation == "pause"
-        entries = [
-            (device, entry)
-            for device in stats["devices"]
-            for entry in device["tags"]
-            if self.tag is None or _control.name_of(entry) == self.tag
-        ]
-
-        def has(entry: _control.TagStats) -> int:
-            if pausing:
-                return entry["physical_bytes"] + entry["imported_bytes"]
-            return entry["paused_bytes"] + entry["imported_paused_bytes"]
-
-        changing = {_control.name_of(entry) for _, entry in entries if has(entry)}
-        whole = self.tag is None and changing == {_control.name_of(entry) for _, entry in entries}
-        self._undo = [None] if whole else [*sorted(changing)]
-        if not pausing:
+        if self.operation == "resume":
             self._check_devices(stats)
             return {}
-        self._wait_for_devices({device["device"] for device, entry in entries if has(entry)})
+        entries = self._entries(stats)
+        self._wait_for_devices({device for device, entry in entries if self._has(entry)})
         found: dict[str, Any] = {}
         machine, host = _machine(), socket.gethostname()
         memory = sum(entry["pause_host_bytes"] for _, entry in entries)
@@ -113,6 +100,27 @@ class Part:
                 what = f"room in {stats['disk_directory']}"
                 found[f"disk {disk} of {machine}"] = [what, host, [self.rank], room, free]
         return found
+
+    def _entries(self, stats: _control.Stats) -> list[tuple[int, _control.TagStats]]:
+        """Devices and what is known of the tags on them that are meant."""
+        return [
+            (device["device"], entry)
+            for device in stats["devices"]
+            for entry in device["tags"]
+            if self.tag is None or _control.name_of(entry) == self.tag
+        ]
+
+    def _has(self, entry: _control.TagStats) -> int:
+        """Bytes that the operation changes."""
+        if self.operation == "pause":
+            return entry["physical_bytes"] + entry["imported_bytes"]
+        return entry["paused_bytes"] + entry["imported_paused_bytes"]
+
+    def _changing(self) -> list[str | None]:
+        entries = self._entries(_control.stats())
+        changing = {_control.name_of(entry) for _, entry in entries if self._has(entry)}
+        whole = self.tag is None and changing == {_control.name_of(entry) for _, entry in entries}
+        return [None] if changing and whole else [*sorted(changing)]
 
     def _check_devices(self, stats: _control.Stats) -> None:
         for again in (False, True):

@@ -190,6 +190,13 @@ class _Calls:
 
     def transact(self) -> int:
         everybody = range(len(self._actors))
+        try:
+            return self._transact(everybody)
+        finally:
+            for rank in everybody:
+                self._ask(rank, _end)
+
+    def _transact(self, everybody: range) -> int:
         votes = self._all(everybody, _check, *self._asked, self._timeout)
         said = [vote for vote in votes if not isinstance(vote, Failure)]
         self._hosts = {vote["asks"][2]: vote["host"] for vote in said}
@@ -221,16 +228,20 @@ class _Calls:
         until = time.monotonic() + self._timeout
         results: dict[Any, Any] = {}
         for rank in ranks:
-            try:
-                call = self._actors[rank].__ray_call__
-                results[rank] = call.remote(function, self._number, rank, *arguments)
-            except Exception as own:
-                results[rank] = self._failure(rank, own)
+            results[rank] = self._ask(rank, function, *arguments)
         waiting = [each for each in results.values() if not isinstance(each, Failure)]
         if waiting:
             left = max(0.0, until - time.monotonic())
             self._ray.wait(waiting, num_returns=len(waiting), timeout=left)
         return [self._result(rank, results[rank]) for rank in ranks]
+
+    def _ask(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Where the answer will be, or a `Failure`."""
+        try:
+            call = self._actors[rank].__ray_call__
+            return call.remote(function, self._number, rank, *arguments)
+        except Exception as own:
+            return self._failure(rank, own)
 
     def _result(self, rank: int, reference: Any) -> Any:
         if isinstance(reference, Failure):
@@ -266,7 +277,7 @@ def _line(own: Exception) -> str:
 # What runs in the process of an actor.
 
 _parts: dict[str, Part] = {}
-"""The part of the call that goes on, by its number."""
+"""Of the calls that go on, of several callers perhaps, by their numbers."""
 
 
 def _check(
@@ -274,7 +285,6 @@ def _check(
 ) -> dict[str, Any]:
     import socket
 
-    _parts.clear()
     part = _parts[number] = Part(operation, tag, rank, timeout)
     return {"value": {**part.check(), "host": socket.gethostname()}}
 
@@ -282,7 +292,7 @@ def _check(
 def _do(actor: Any, number: str, rank: int) -> dict[str, Any]:
     try:
         if number not in _parts:
-            raise RuntimeError("another caller has begun to pause or resume this actor meanwhile")
+            raise RuntimeError("the actor was started anew after it had said that it can")
         return {"value": _parts[number].do()}
     except Exception as own:
         return {"failure": failure(rank, own)}
@@ -295,3 +305,7 @@ def _take_back(actor: Any, number: str, rank: int) -> dict[str, Any]:
         return {"value": 0}
     except Exception as own:
         return {"failure": failure(rank, own)}
+
+
+def _end(actor: Any, number: str, rank: int) -> None:
+    _parts.pop(number, None)
