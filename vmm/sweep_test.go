@@ -74,6 +74,8 @@ var silences = []struct {
 	{"cuStreamDestroy_v2 cuEventDestroy_v2", "", nil, "a second try follows"},
 	{"cuCtxRecordEvent", "(*Engine).Free", cuda.StreamCaptureUnsupported, "the free waits for the end of the capture"},
 	{"cuCtxRecordEvent", "", cuda.NotSupported, "older drivers have none: cuCtxSynchronize waits"},
+	{"cuEventCreate", "(*Engine).recordWork", cuda.NotSupported, "the same"},
+	{"cuThreadExchangeStreamCaptureMode", "", nil, "that it cannot be set back: the thread is stopped by captures less than it asked for"},
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
