@@ -22,6 +22,7 @@ import (
 	"tms/internal/control/rights"
 	"tms/internal/guard"
 	"tms/vmm"
+	"tms/vmm/backup"
 	"tms/vmm/cuda"
 )
 
@@ -74,12 +75,7 @@ func (t *task) perform() *control.Reply {
 		}
 		e := engine.Load()
 		if e != nil {
-			before := withoutContents(e)
-			reply.Bytes, err = t.carryOut(e)
-			if t.request.Op == control.Pause {
-				after := withoutContents(e)
-				reply.WithoutContents = after - min(before, after)
-			}
+			reply.Bytes, err = t.carryOut(e, &reply)
 		}
 		if err == nil && t.request.Everything && t.request.Op == control.Pause {
 			C.everything_set(true)
@@ -101,22 +97,29 @@ func (t *task) perform() *control.Reply {
 	if reply.OK = err == nil; !reply.OK {
 		logPanic(err)
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
+		var short *backup.Shortage
+		if errors.As(err, &short) {
+			reply.Host, reply.HostAvailable = short.Needed, short.Available
+		}
 	}
 	return &reply
 }
 
-// withoutContents is how much is paused without contents.
-func withoutContents(e *vmm.Engine) (bytes uint64) {
-	for _, d := range e.Recorded().Devices {
-		for _, tag := range d.Tags {
-			bytes += tag.WithoutContents
+// more is by how much a figure of all tags has grown.
+func more(before, after vmm.Stats, figure func(vmm.TagStats) uint64) uint64 {
+	var sums [2]uint64
+	for i, stats := range []vmm.Stats{before, after} {
+		for _, d := range stats.Devices {
+			for _, tag := range d.Tags {
+				sums[i] += figure(tag)
+			}
 		}
 	}
-	return bytes
+	return sums[1] - min(sums[0], sums[1])
 }
 
-// carryOut does what the engine has to.
-func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
+// carryOut does what the engine has to, and notes in the reply what came of contents.
+func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err error) {
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
@@ -134,13 +137,19 @@ func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 		return e.Move(options, to)
 	default:
 		before, imported, suspended := e.Recorded(), e.ImportedBytes(), nccl.suspended.Load()
+		options.ToDisk, options.Discard = t.request.To == control.ToDisk, t.request.Discard
 		bytes, err = t.pause(e, options, func() error {
 			options := options
 			_, err := t.undo(e, options, taken(before, e.Recorded(), t.tag))
 			return err
 		})
+		after := e.Recorded()
 		if bytes > 0 || e.ImportedBytes() < imported {
-			t.tags = taken(before, e.Recorded(), t.tag)
+			t.tags = taken(before, after, t.tag)
+		}
+		reply.WithoutContents = more(before, after, func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
+		if options.ToDisk {
+			reply.Moved = more(before, after, func(tag vmm.TagStats) uint64 { return tag.DiskBytes + tag.PauseDiskBytes })
 		}
 		if nccl.suspended.Load() && !suspended {
 			t.tags = append(t.tags, rights.Rest)

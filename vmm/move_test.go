@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -80,6 +81,54 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 		require.Empty(t, files)
 	}
 	for _, a := range append(addresses, filed) {
+		require.NoError(t, engine.Free(a, false))
+	}
+}
+
+// Contents that have no host memory yet go to files without taking any, but for what is on its way.
+func TestAPauseToDisk(t *testing.T) {
+	sim, _, engine := simulated(t, 2)
+	defer failpoint.Set(nil)
+	var addresses []uintptr
+	const size = 64 * mib
+	for i := range 4 {
+		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost, Incremental: i == 3})
+		require.NoError(t, err)
+		fill(a, size, uint64(i))
+		addresses = append(addresses, a)
+	}
+	o := name("t")
+	o.DiskDir, o.DiskChunk, o.ToDisk = t.TempDir(), disk.MinChunk, true
+	for range 2 {
+		var most atomic.Uint64
+		failpoint.Set(func(call string) error {
+			if call == "pwrite" {
+				for now := sim.Stat("registered_bytes"); now > most.Load(); {
+					most.Store(now)
+				}
+			}
+			return nil
+		})
+		require.NoError(t, pause(engine, o))
+		failpoint.Set(nil)
+		require.Positive(t, most.Load())
+		require.Less(t, most.Load(), uint64(size))
+		host, files := kept(t, engine)
+		require.Equal(t, [2]uint64{0, 4 * size}, [2]uint64{host, files})
+		require.Zero(t, withoutContents(t, engine)[0][0])
+		require.NoError(t, resume(engine, o))
+		for i, a := range addresses {
+			requireFilled(t, a, size, uint64(i))
+		}
+	}
+	// What has host memory already is saved there.
+	require.NoError(t, engine.Prepare(o.Tag)())
+	require.NoError(t, pause(engine, o))
+	host, files := kept(t, engine)
+	require.Equal(t, [2]uint64{4 * size, 0}, [2]uint64{host, files})
+	require.NoError(t, resume(engine, o))
+	for i, a := range addresses {
+		requireFilled(t, a, size, uint64(i))
 		require.NoError(t, engine.Free(a, false))
 	}
 }

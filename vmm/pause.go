@@ -51,7 +51,7 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	if !o.Discard && e.usesDisk(o.Tag) {
+	if !o.Discard && e.usesDisk(&o) {
 		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
 			return 0, err
 		}
@@ -75,13 +75,13 @@ func (e *Engine) tryPause(o Options) (freed uint64, err error) {
 func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
 	var err error
 	if !o.Discard {
-		fresh := func(s *segment) bool { return s.state == active && s.backup == BackupHost && s.contents == nil }
+		fresh := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupHost && s.contents == nil }
 		if err := e.checkHost(batches, fresh); err != nil {
 			return 0, err
 		}
 		err = parallel(batches, func(b *batch) error {
 			defer o.spent.copyingSince(time.Now())
-			return e.save(b, o.Verify)
+			return e.save(b, &o)
 		})
 	}
 	if err == nil {
@@ -111,21 +111,29 @@ func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) 
 	return freed, first
 }
 
-// usesDisk tells whether a pause of the tag would write files.
-func (e *Engine) usesDisk(name *string) bool {
-	return len(e.choose(name, func(s *segment) bool { return s.is(active) && s.backup == BackupDisk })) > 0
+// usesDisk tells whether a pause would write files.
+func (e *Engine) usesDisk(o *Options) bool {
+	return len(e.choose(o.Tag, func(s *segment) bool { return s.is(active) && o.backupOf(s) == BackupDisk })) > 0
+}
+
+// backupOf is where a pause saves a segment's contents. What host memory is kept for is saved there, at no price.
+func (o *Options) backupOf(s *segment) BackupKind {
+	if o.ToDisk && s.backup == BackupHost && s.contents == nil {
+		return BackupDisk
+	}
+	return s.backup
 }
 
 // save copies the contents of the active segments that have a backup, or those of their blocks that are
 // not kept already.
-func (e *Engine) save(b *batch, verify bool) error {
+func (e *Engine) save(b *batch, o *Options) error {
 	var segments []*segment
 	for _, s := range b.segments {
 		if s.state == active && s.backup != BackupNone {
 			segments = append(segments, s)
 		}
 	}
-	sums, err := e.hash(b, segments, verify)
+	sums, err := e.hash(b, segments, o.Verify)
 	if err != nil {
 		return err
 	}
@@ -142,8 +150,9 @@ func (e *Engine) save(b *batch, verify bool) error {
 				size += r.Size
 			}
 		}
-		items[s.backup] = append(items[s.backup], item)
-		saving[s.backup] = append(saving[s.backup], s)
+		kind := o.backupOf(s)
+		items[kind] = append(items[kind], item)
+		saving[kind] = append(saving[kind], s)
 		total += size
 	}
 	b.device.copying(total)

@@ -15,6 +15,7 @@ type Options struct {
 	Tag          *string        // nil: every tag
 	RetainBackup bool           // keep host copies after resume
 	Discard      bool           // a pause saves no contents, and gives up what is kept of earlier ones
+	ToDisk       bool           // a pause saves in files what would take new host memory
 	PoolBytes    uint64         // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string         // where a pause puts files
 	DiskSetting  string         // what that came from, for error texts; "": it is the default

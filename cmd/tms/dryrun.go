@@ -129,8 +129,8 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 		available := min(machine-min(machine, p.host), group)
 		made.HostAvailableBytes = &available
 		if available < made.HostBytes {
-			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for contents",
-				readable.Bytes(available), readable.Bytes(made.HostBytes))
+			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for contents (%s)",
+				readable.Bytes(available), readable.Bytes(made.HostBytes), waysOut)
 		}
 	}
 	p.host += made.HostBytes

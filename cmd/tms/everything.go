@@ -76,12 +76,13 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	o = outcome{PID: pid}
 	reply, err := process.Do(ctx, p.request)
 	o.Bytes, o.WithoutContents, o.Seconds, o.NCCL = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL
+	o.MovedBytes = reply.Moved
 	if err = failure(reply, err); err != nil {
 		return ended(o, err)
 	}
 	if p.to != "" {
 		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to, Everything: p.request.Everything})
-		o.MovedBytes = reply.Bytes
+		o.MovedBytes += reply.Bytes
 		if err != nil { // of the connection: without it the process undoes the pause
 			return ended(o, err)
 		}
@@ -269,15 +270,24 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 
 // refusal is what a process has answered.
 type refusal struct {
-	words string
-	code  int
+	words               string
+	code                int
+	host, hostAvailable uint64 // for want of host memory
 }
+
+// waysOut are those of who lacks host memory for contents.
+const waysOut = "tms pause --to disk writes contents to files, --discard gives them up, --tag pauses a part; " +
+	"tms run --backup disk or peer has them wait elsewhere"
 
 func (r *refusal) Error() string { return r.words }
 
 func failure(reply control.Reply, err error) error {
 	if err == nil && !reply.OK {
-		return &refusal{reply.Error, reply.Code}
+		refused := &refusal{reply.Error, reply.Code, reply.Host, reply.HostAvailable}
+		if refused.host > 0 {
+			refused.words += " (" + waysOut + ")"
+		}
+		return refused
 	}
 	return err
 }
@@ -297,6 +307,10 @@ func ended(o outcome, err error) outcome {
 	}
 	o.OK, o.Error, o.Code = false, err.Error(), code(err)
 	o.unreachable = errors.Is(err, client.ErrUnreachable)
+	var refused *refusal
+	if errors.As(err, &refused) {
+		o.Host, o.HostAvailable = refused.host, refused.hostAvailable
+	}
 	if errors.Is(err, context.Canceled) {
 		o.Error = "interrupted: what had not begun is withdrawn, and a pause that had is undone"
 	}

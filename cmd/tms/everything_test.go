@@ -435,10 +435,14 @@ func TestContentsMoveToDisk(t *testing.T) {
 	// A directory that cannot be written to.
 	require.NoError(t, os.RemoveAll(directory))
 	require.NoError(t, os.WriteFile(directory, nil, 0o600))
+	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk")
+	w.asBefore()
+	_, stderr, code := command(t, "pause", w.pid, "--force")
+	require.Zero(t, code, stderr)
 	w.refused("paused, but its contents are where they were", "pause", w.pid, "--force", "--to", "disk")
 	w.requireFree(88)
 	w.resumed()
-	w.refused("it goes on as before", "pause", w.pid, "--force", "--to", "disk", "--everything")
+	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk", "--everything")
 	w.asBefore()
 }
 

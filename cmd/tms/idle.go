@@ -272,7 +272,7 @@ func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, e
 	case reply.Code == int(cuda.NotSupported):
 		return false, failure(reply, nil)
 	}
-	w.say("not paused: %s; it is tried again", reply.Error)
+	w.say("not paused: %v; it is tried again", failure(reply, nil))
 	return false, nil
 }
 

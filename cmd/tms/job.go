@@ -217,8 +217,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	planning := s.planning(true)
 	for i, r := range j.ranks {
 		made := plan{PID: r.PID, Op: control.Pause}
-		if planning.plan(&made, states[i]); made.Error != "" {
-			r.err = &refusal{made.Error + " (with those of the job before it)", int(cuda.OperatingSystem)}
+		if planning.plan(&made, states[i]); made.Error != "" && !j.request.Discard {
+			r.err = &refusal{"with those of the job before it, " + made.Error, int(cuda.OperatingSystem), made.HostBytes, *made.HostAvailableBytes}
 			return r.err
 		}
 	}

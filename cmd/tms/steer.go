@@ -33,6 +33,9 @@ type outcome struct {
 	Error   string  `json:"error,omitempty"`
 	// Of a pause: how much of that has no backup, so that the contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
+	// Of what is refused for want of host memory: how much it takes, and how much there is.
+	Host          uint64 `json:"host_bytes,omitempty"`
+	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
@@ -252,7 +255,7 @@ func completeProcesses(_ *cobra.Command, given []string, _ string) (found []stri
 func pauseCommand() *cobra.Command {
 	var s steering
 	var timeout float64
-	var force, everything bool
+	var force, everything, discard bool
 	var to string
 	command := &cobra.Command{
 		Use:   "pause PID...",
@@ -273,8 +276,11 @@ cannot checkpoint is refused: managed memory, multicast objects, memory shared w
 NCCL gives its memory back first, where its version can and all ranks are in the process, or with --job in those of the
 launch; what became of it is said.
 
-With --to disk the contents are moved from host memory to files (TMS_DISK_BACKUP_DIR of the process), also of what is
-paused already; with --to host back to host memory, for a faster resume.
+With --to disk the contents that would wait in host memory are written to files (TMS_DISK_BACKUP_DIR of the process), and
+those of what is paused already are moved there; with --to host they go back to host memory, for a faster resume. With
+--discard contents are given up, whatever backup they have. Where host memory does not suffice for a pause it is refused,
+with how much it needs and how much is available, and the program goes on: these are the ways out, beside a pause of
+fewer tags (--tag), and tms run --backup disk or peer from the start.
 
 With --job the ranks of one launch on this host are paused, or none of them. A rank that has launched a collective
 which another is held up before cannot be paused: all then go on for a moment, and are tried again, until they stand
@@ -295,17 +301,23 @@ If this command is interrupted, what it has not finished is undone.
 			if to != "" && to != control.ToDisk && to != control.ToHost {
 				return fmt.Errorf("--to %s: contents can be moved to disk or to host", to)
 			}
+			if discard && to != "" {
+				return errors.New("--discard leaves nothing to move: leave --to out")
+			}
 			if everything && s.tag != "" {
 				return errors.New("--everything is of a whole process: leave --tag out")
 			}
 			if s.dryRun {
-				if everything || to != "" {
-					return errors.New("--dry-run is of what is pausable: leave --everything and --to out")
+				if everything || to != "" || discard {
+					return errors.New("--dry-run is of what is pausable, with its contents: leave --everything, --to and --discard out")
 				}
 				return s.plan(command, control.Pause, force, arguments)
 			}
 			p := pausing{request: s.request(control.Pause), to: to}
 			p.request.Timeout, p.request.Force, p.request.Everything = &timeout, force, everything
+			if p.request.Discard = discard; to == control.ToDisk {
+				p.request.To = to
+			}
 			if s.job != "" {
 				if to != "" {
 					return errors.New("--job leaves contents where they are: leave --to out, and give it with the numbers then")
@@ -318,6 +330,7 @@ If this command is interrupted, what it has not finished is undone.
 	s.add(command)
 	addTimeout(command, &timeout, &force)
 	command.Flags().BoolVar(&everything, "everything", false, "have the driver take what is left of the process on its devices, too")
+	command.Flags().BoolVar(&discard, "discard", false, "give contents up, whatever backup they have")
 	command.Flags().StringVar(&to, "to", "", "where contents are to wait: disk, or host (memory)")
 	return command
 }

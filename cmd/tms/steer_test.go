@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/hostmemory"
+	"tms/internal/readable"
 	"tms/vmm"
 )
 
@@ -376,4 +379,45 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	require.Len(t, states, 1)
 	require.Empty(t, states[0].Error)
 	require.Equal(t, []string{"there:1"}, states[0].Jobs)
+}
+
+// A pause for whose contents there is no host memory changes nothing, and says how much that is and what can be done.
+func TestHostMemoryIsShort(t *testing.T) {
+	available := min(hostmemory.Machine(), hostmemory.Group("self"))
+	if available == math.MaxUint64 {
+		t.Skip("this machine does not say how much memory it has")
+	}
+	ownSockets(t)
+	s := startSteered(t, steeredProgram(t), "CUDASIM_MEMORY=16T", "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	vast := available>>30 + 64
+	s.do(fmt.Sprint("vast ", vast))
+	figures := `.* are needed and .* are available; .* \(tms pause --to disk writes contents to files, --discard gives them up`
+	out, words, code := command(t, "pause", s.number())
+	require.Equal(t, exitNo, code)
+	require.Empty(t, out)
+	require.Regexp(t, "^tms: "+s.number()+": .*not enough host memory.*"+figures, words)
+	require.Equal(t, "ok", s.do("check"), "it goes on")
+	out, words, _ = command(t, "pause", "--json", "--tag", "vast", s.number())
+	require.Regexp(t, figures, words)
+	var outcomes []outcome
+	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
+	require.Equal(t, vast<<30, outcomes[0].Host)
+	require.Positive(t, outcomes[0].HostAvailable)
+	require.Less(t, outcomes[0].HostAvailable, outcomes[0].Host)
+	_, words, code = command(t, "pause", "--dry-run", s.number())
+	require.Equal(t, exitNo, code)
+	require.Contains(t, words, "--discard gives them up")
+
+	// The ways out: of a part, and without contents.
+	out, words, code = command(t, "pause", "--tag", "weights", "--to", "disk", s.number())
+	require.Zero(t, code, words)
+	require.Regexp(t, `: paused, 24\.00 MiB freed in .* s; 24\.00 MiB moved to disk`, out)
+	out, words, code = command(t, "pause", "--discard", s.number())
+	require.Zero(t, code, words)
+	require.Contains(t, out, " s, "+readable.Bytes(vast<<30+8<<20)+" without contents\n")
+	_, words, code = command(t, "resume", "--tag", "weights", s.number())
+	require.Zero(t, code, words)
+	_, words, code = command(t, "pause", "--discard", "--to", "disk", s.number())
+	require.Equal(t, exitUsage, code)
+	require.Contains(t, words, "--discard leaves nothing to move")
 }

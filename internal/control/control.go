@@ -96,8 +96,10 @@ type Request struct {
 	// process then cannot see, so it refuses what the driver cannot checkpoint and remembers that it was asked. Of a
 	// move: that client's, before the driver does it. Of a resume: the client has undone it. Other requests than these
 	// that change something are refused while it is remembered.
-	Everything bool   `json:"everything,omitempty"`
-	To         string `json:"to,omitempty"` // of a move: ToDisk or ToHost
+	Everything bool `json:"everything,omitempty"`
+	// To is of a move: ToDisk or ToHost. Of a pause: ToDisk has it save in files what would take new host memory.
+	To      string `json:"to,omitempty"`
+	Discard bool   `json:"discard,omitempty"` // of a pause: contents are given up, whatever backup they have
 	// NCCL, of a pause without a tag: what NCCL holds is given back, too. Of a hold: the reply names the communicators
 	// of which that needs other processes.
 	NCCL *NCCL `json:"nccl,omitempty"`
@@ -158,7 +160,12 @@ type Reply struct {
 	Seconds float64 `json:"seconds"`          // that it took
 	// WithoutContents is of a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	NCCL            string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
+	// Moved is of a pause to disk: bytes of contents that went to files instead of host memory.
+	Moved uint64 `json:"moved_bytes,omitempty"`
+	// Host is of a pause or move that was refused for want of host memory: how much it takes, and how much there is.
+	Host          uint64 `json:"host_bytes,omitempty"`
+	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
+	NCCL          string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
 	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are of a hold that is for a pause with NCCL.
@@ -257,11 +264,11 @@ func (r *Request) check() error {
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
 		return errors.New("everything is of a resume, a move, or a pause without a tag")
 	}
-	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" {
-		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move", r.To)
+	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || r.To != ToDisk) {
+		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move, and disk of a pause", r.To)
 	}
-	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold) && r.Op != Pause {
-		return fmt.Errorf("timeout, idle, force, keep and hold are of a pause, not of %s", r.Op)
+	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause {
+		return fmt.Errorf("timeout, idle, force, keep, hold and discard are of a pause, not of %s", r.Op)
 	}
 	if r.NCCL != nil && (r.Op != Pause || r.Tag != nil) {
 		return errors.New("nccl is of a pause without a tag")

@@ -22,7 +22,8 @@ int main(void)
 	fill(large, 3 * MIB, 2);
 	size_t during = free_bytes();
 	EXPECT(tms_pause(NULL), 304);
-	CHECK(strstr(tms_last_error(), "host memory"));
+	CHECK(strstr(tms_last_error(), "host memory") && strstr(tms_last_error(), " are needed and ") &&
+	      strstr(tms_last_error(), " are available; "));
 	EXPECT(tms_prepare(NULL, true), 304);
 	EXPECT(free_bytes(), during);
 	CHECK(filled(small, 3 * MIB, 1) && filled(large, 3 * MIB, 2));

@@ -346,6 +346,8 @@ static const char *run(char *line, char *const *argv)
 		pthread_detach(busy_thread);
 	} else if (strcmp(word, "name") == 0) { /* of its threads from now on */
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
+	} else if (strcmp(word, "vast") == 0) { /* GiB, and nothing in them */
+		pausable((size_t)atoi(rest) << 30, "vast", true);
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {
