@@ -118,6 +118,28 @@ func TestAHoldIsItsClients(t *testing.T) {
 	h.ends()
 }
 
+// Who must let itself be heard and does not is gone.
+func TestAHoldOfAClientThatIsSilent(t *testing.T) {
+	sockets(t)
+	h := working(t)
+	for _, r := range []control.Request{{Op: control.Pause, Hold: true, Lease: 0.05}, {Op: control.Align, Lease: 0.05}} {
+		silent := h.dial()
+		reply := request(t, silent, r)
+		require.True(t, reply.OK, reply.Error)
+		h.goesOn()
+		require.Eventually(t, func() bool { // it aligns no more
+			other := h.dial()
+			defer other.Close()
+			return request(t, other, control.Request{Op: control.Align}).OK
+		}, 20*time.Second, time.Millisecond)
+		reply, err := silent.Do(context.Background(), control.Request{Op: control.Status})
+		require.NoError(t, err)
+		require.Contains(t, reply.Error, "nothing was heard of this client for 50ms")
+	}
+	h.do("calm")
+	h.ends()
+}
+
 // What a client has paused and not kept is its own, too: nobody else's keep makes it stay, nobody's end resumes it.
 func TestAPauseIsItsClients(t *testing.T) {
 	sockets(t)

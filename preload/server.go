@@ -72,8 +72,9 @@ type connection struct {
 	task       *task
 	status     uint8 // one of the below
 	statusID   uint64
-	awaits     time.Time // of gateAwaited: how long
-	recording  int       // which one it has asked for and not ended; 0: none
+	awaits     time.Time     // of gateAwaited: how long
+	lease      time.Duration // for which nothing need be heard of it while it holds threads up; 0: for ever
+	recording  int           // which one it has asked for and not ended; 0: none
 }
 
 // What has become of a client's status; or it waits for somebody who waits at the gate.
@@ -121,7 +122,7 @@ func (s *server) loop() error {
 		}
 		for _, c := range s.clients {
 			s.hear(c, now)
-			c.expire(now)
+			s.expire(c, now)
 		}
 		s.glance(now)
 		if events[0].Revents != 0 {
@@ -169,6 +170,9 @@ func (s *server) timeout(now time.Time) int {
 		}
 		if c.reads() && len(c.in) > 0 {
 			until(c.since.Add(clientPatience))
+		}
+		if s.leases(c) {
+			until(c.written.Add(c.lease))
 		}
 	}
 	return int(max(0, next.Sub(now)).Milliseconds()) + 1
@@ -233,13 +237,21 @@ func (s *server) hear(c *connection, now time.Time) {
 func (s *server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
 
 // expire gives up a client that takes too long.
-func (c *connection) expire(now time.Time) {
+func (s *server) expire(c *connection, now time.Time) {
 	if len(c.out) > 0 && now.Sub(c.written) > clientPatience {
 		c.gone = true
 	}
 	if c.reads() && len(c.in) > 0 && now.Sub(c.since) > clientPatience {
 		c.fail(fmt.Errorf("the line was not ended for %v", clientPatience))
 	}
+	if s.leases(c) && now.Sub(c.written) > c.lease {
+		c.fail(fmt.Errorf("nothing was heard of this client for %v while it held threads up (stopped?): they go on", c.lease))
+	}
+}
+
+// leases reports whether a client must let itself be heard: not while it waits for an answer.
+func (s *server) leases(c *connection) bool {
+	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 && s.rights.Holds(c)
 }
 
 // fail lets a client go with words: where its next request would begin is not known.
@@ -338,6 +350,9 @@ func (s *server) request(c *connection, line []byte) {
 		if r.Op == control.Align && !s.rights.Align(c) {
 			c.refuse(r.ID, errors.New("another client aligns the process with others"))
 			return
+		}
+		if r.Lease > 0 {
+			c.lease = seconds(r.Lease)
 		}
 		if r.Op == control.Keep {
 			s.release(s.rights.Keep(c))

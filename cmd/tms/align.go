@@ -81,7 +81,7 @@ func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err e
 
 // ask tells all ranks the targets, and has their answers.
 func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
-	request := control.Request{Op: control.Align, Targets: a.targets, Wait: within.Seconds()}
+	request := control.Request{Op: control.Align, Targets: a.targets, Wait: within.Seconds(), Lease: a.lease()}
 	if len(control.Line(request)) > control.MaxLine {
 		return false
 	}

@@ -357,7 +357,7 @@ func (j *job) hold(ctx context.Context) error {
 		}
 		hold := j.request
 		seconds := max(0, min(most, time.Until(until))).Seconds()
-		hold.Hold, hold.Timeout = true, &seconds
+		hold.Hold, hold.Timeout, hold.Lease = true, &seconds, j.lease()
 		if j.everything {
 			hold.NCCL = &control.NCCL{}
 		}
@@ -400,6 +400,12 @@ func (j *job) hold(ctx context.Context) error {
 		}
 		try = min(try, lastTry)
 	}
+}
+
+// lease is for how many seconds this command need not be heard of, before ranks that it holds up go on: all of a pause's
+// time, and that of an answer.
+func (j *job) lease() float64 {
+	return min(j.request.TimeoutSeconds()+answerTime.Seconds(), control.MaxSeconds)
 }
 
 // goOn lets the ranks run on that are held up.

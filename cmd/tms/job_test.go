@@ -206,6 +206,37 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 	}
 }
 
+// Nor are ranks held up for a command that is stopped, for longer than its timeout; which says so when it goes on.
+func TestAJobsPauseThatIsStopped(t *testing.T) {
+	ownSockets(t)
+	both := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
+	ready := startSteered(t, steeredProgram(t), both, "MASTER_ADDR=here", "MASTER_PORT=3")
+	busy := startSteered(t, steeredProgram(t), both, "MASTER_ADDR=here", "MASTER_PORT=3")
+	ready.do("work")
+	busy.do("busy 600000")
+	pausing := exec.Command(tms, "pause", "--job", "here:3", "--timeout", "3")
+	var said strings.Builder
+	pausing.Stderr = &said
+	require.NoError(t, pausing.Start())
+	require.Eventually(t, func() bool { // stopped as it holds the rank up, and not as it is about to let go
+		if !heldUp(t, ready) {
+			return false
+		}
+		stop(t, pausing.Process)
+		if heldUp(t, ready) {
+			return true
+		}
+		require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
+		return false
+	}, 20*time.Second, time.Millisecond)
+	ready.goesOn()
+	require.False(t, heldUp(t, ready))
+	require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
+	require.Error(t, pausing.Wait())
+	require.Contains(t, said.String(), "tms: "+ready.number()+": ")
+	ready.goesOn()
+}
+
 func heldUp(t *testing.T, s *steered) bool {
 	t.Helper()
 	state, err := status(s.Process.Pid, time.Minute)

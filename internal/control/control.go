@@ -88,7 +88,10 @@ type Request struct {
 	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the reply
 	// comes, until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
-	Keep bool `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
+	// Lease, of a hold or an align: the process ends it, and the connection, when it has not heard of this client for so many
+	// seconds, as of one that is stopped. 0: never.
+	Lease float64 `json:"lease,omitempty"`
+	Keep  bool    `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
 	// Wait is how many seconds a resume tries again while memory is short, an await waits, or an align waits for the
 	// targets: it answers before if they are reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
@@ -279,6 +282,9 @@ func (r *Request) check() error {
 	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
 		return errors.New("hold is of a pause that is asked for next, and has nothing to keep")
 	}
+	if r.Lease != 0 && !r.Hold && r.Op != Align {
+		return fmt.Errorf("a lease is of a hold or an align, not of %s", r.Op)
+	}
 	if r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align {
 		return fmt.Errorf("wait is of a resume, an await or an align, not of %s", r.Op)
 	}
@@ -291,7 +297,7 @@ func (r *Request) check() error {
 	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)
 	}
-	given := map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait}
+	given := map[string]float64{"timeout": r.TimeoutSeconds(), "wait": r.Wait, "lease": r.Lease}
 	if r.Idle != nil {
 		given["idle"] = *r.Idle
 	}

@@ -25,7 +25,7 @@ func FuzzParseRequest(f *testing.F) {
 		{Version: 1, Op: control.Pause, Idle: &timeout}, {Version: 1, Op: control.Await, Wait: 1},
 		{Version: 1, Op: control.Resume, Tag: &tag, Wait: 60}, {Version: 1, Op: control.Keep}, {Version: 2, Op: control.Cancel},
 		{Version: 1, Op: control.Lend, Share: 1 << 63, Import: 2}, {Version: 1, Op: control.Record, File: "/tmp/file"}, {Version: 1, Op: control.Record},
-		{Version: 1, Op: control.Align, Wait: 0.01, Targets: map[string]uint64{"c0ffee:0:1": 7}},
+		{Version: 1, Op: control.Align, Wait: 0.01, Lease: 60, Targets: map[string]uint64{"c0ffee:0:1": 7}},
 	} {
 		f.Add(bytes.TrimSuffix(control.Line(r), []byte("\n")))
 	}
@@ -38,7 +38,7 @@ func FuzzParseRequest(f *testing.F) {
 		require.Equal(t, control.Version, r.Version)
 		require.Contains(t, []string{control.Status, control.Pause, control.Resume, control.Keep, control.Cancel, control.Undo, control.Await,
 			control.Move, control.Record, control.Align, control.Lend, control.Returned, control.Hand}, r.Op)
-		for _, seconds := range []float64{r.Wait, r.TimeoutSeconds(), max(0, r.IdleSeconds())} {
+		for _, seconds := range []float64{r.Wait, r.Lease, r.TimeoutSeconds(), max(0, r.IdleSeconds())} {
 			require.True(t, seconds >= 0 && seconds <= control.MaxSeconds)
 		}
 		if r.Tag != nil {

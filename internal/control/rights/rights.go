@@ -144,12 +144,15 @@ func (r *Rights[C]) Due() (due []string) {
 // Pending reports whether some client has taken something of a tag, and neither kept nor undone it.
 func (r *Rights[C]) Pending(tag string) bool { return len(r.paused[tag]) > 0 }
 
-// Has tells whether a client holds the threads up, or has something paused.
+// Holds reports whether threads are held up or back for a client, and nothing is paused for that yet.
+func (r *Rights[C]) Holds(c C) bool { return r.aligns == c || slices.Contains(r.holders, c) }
+
+// Has reports whether a client has any rights.
 func (r *Rights[C]) Has(c C) bool {
 	for _, wanting := range r.paused {
 		if slices.Contains(wanting, c) {
 			return true
 		}
 	}
-	return slices.Contains(r.holders, c)
+	return r.Holds(c)
 }
