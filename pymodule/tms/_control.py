@@ -268,8 +268,8 @@ def paused(tag: str | None = None) -> Scope:
     """Pauses a tag for the body and resumes it afterwards, also if the body raised.
 
     A context manager, and a decorator of functions, but not of `async def` and generators. The
-    body must not use the paused memory. It nests: tags that were paused on entry, all or in part,
-    are left as they are on leaving.
+    body must not use the paused memory. It nests: a tag of which anything was paused on entry is
+    not resumed on leaving.
 
     Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
     the body raised, the resume's error is raised with the body's as its __context__.
