@@ -159,6 +159,11 @@ HIDDEN uintptr_t gate_exported(size_t index, bool ranges)
 	return tms_reach_gate.exported(index, ranges);
 }
 
+HIDDEN void gate_gone(uintptr_t address)
+{
+	tms_reach_gate.gone(address);
+}
+
 /* Libraries that have the GPU or a network card start work that no call of the process gives. libnvshmem_host.so is
  * not one: PyTorch and JAX load it and need not use it. It loads these when it is initialized. */
 static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_"};

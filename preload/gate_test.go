@@ -29,6 +29,10 @@ func TestGateHoldsNotAll(t *testing.T) {
 	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
 
+	// The simulator has no cuMemGetHandleForAddressRange: a library that stands behind ours has one.
+	run(t, program, []string{"lent before"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
+	run(t, program, []string{"lent before", "by range"}, reaching(t)+" "+shared(t, "dmabuf")).succeeded(t)
+
 	run(t, program, []string{"sandboxed", "after one"}, reaching(t)).succeeded(t)
 
 	library := filepath.Join(t.TempDir(), "nvshmem_bootstrap_uid.so.3")

@@ -26,6 +26,13 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
+/* For libtms_reach.so, which notes what is given to others. Where the program maps memory of its own, any may be. */
+EXPORT bool tms_is_pausable(uintptr_t address);
+EXPORT bool tms_is_pausable(uintptr_t address)
+{
+	return arena_contains((const void *)address) || atomic_load(&mapping_tracked);
+}
+
 HIDDEN void mapping_track(void)
 {
 	atomic_store(&mapping_tracked, true);

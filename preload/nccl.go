@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -332,6 +333,10 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 	var r C.struct_gate_registration
 	for C.nccl_look_at_memory(&cursor, &r) {
 		switch {
+		case uint64(r.size) == math.MaxUint64:
+			return &refusal{fmt.Sprintf("more pausable memory was registered with %s by %s than there is room to note, and a registration "+
+				"does not survive a pause: register fewer and larger pieces, or exclude the memory from what is pausable "+
+				"(TMS_PAUSE_FORCE=1 pauses all the same)", ncclVersion(r.version), C.GoString(r.call)), cuda.NotSupported}
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)

@@ -7,8 +7,12 @@
 #include "symbols.h"
 #include "words.h"
 
+#include <pthread.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 enum { NOT_FOUND = 302, NO_MEMORY = 2 }; /* cudaErrorSharedObjectSymbolNotFound, OUT_OF_MEMORY */
 
@@ -31,49 +35,104 @@ static void *real_of(struct gate_call *call)
 	return real;
 }
 
-/* Memory that the program has taken a handle of, or given away by one. Entries are not taken out: who has it is not
- * known. */
-enum { LENT_MAX = 1024 };
-static struct {
-	_Atomic uintptr_t address; /* 0: not written yet */
-	uint64_t handle;
-	_Atomic bool exported;
-} lent[LENT_MAX];
-static _Atomic size_t lent_count;
+/* Pausable memory that the program has a handle of, or has given away: by a handle it stays noted while the program can
+ * give it to others, and what others have until libtms.so says that the memory has gone. */
+static pthread_mutex_t lent_lock = PTHREAD_MUTEX_INITIALIZER;
+static _Atomic pid_t lent_by; /* a child has lent nothing */
+static struct lent {
+	uintptr_t address;
+	uint64_t handle;     /* 0: given away by its address */
+	unsigned references; /* of the handle */
+	bool exported;
+} *lent;
+static size_t lent_count, lent_room;
+static bool lent_unnoted; /* there was no memory for one */
+static _Atomic uintptr_t by_range; /* the first of any memory that was given away by its address */
 
-static void note(uintptr_t address, uint64_t handle, bool exported)
+static void note(uintptr_t address, uint64_t handle)
 {
-	size_t at = atomic_fetch_add(&lent_count, 1);
-	if (at >= LENT_MAX)
+	if (!reach_is_pausable(address))
 		return;
-	lent[at].handle = handle;
-	atomic_store(&lent[at].exported, exported);
-	atomic_store(&lent[at].address, address);
+	pthread_mutex_lock(&lent_lock);
+	atomic_store(&lent_by, (pid_t)syscall(SYS_getpid));
+	size_t i = 0;
+	while (i < lent_count && (lent[i].address != address || lent[i].handle != handle))
+		i++;
+	if (i == lent_room) {
+		size_t room = lent_room ? 2 * lent_room : 64;
+		struct lent *more = realloc(lent, room * sizeof *lent);
+		if (more)
+			lent = more, lent_room = room;
+	}
+	if (i == lent_room) {
+		lent_unnoted = true;
+	} else {
+		if (i == lent_count)
+			lent[lent_count++] = (struct lent){address, handle, 0, false};
+		lent[i].references++;
+		lent[i].exported |= !handle;
+	}
+	pthread_mutex_unlock(&lent_lock);
 }
 
-static void note_lent(const struct gate_call *call, uintptr_t first, uintptr_t second)
+static void note_lent(int which, uintptr_t first, uintptr_t second)
 {
-	size_t count = atomic_load(&lent_count);
-	if (call == &calls[AT_cuMemRetainAllocationHandle]) {
-		note(second, *(const uint64_t *)first, false);
-	} else if (call == &calls[AT_cuMemGetHandleForAddressRange]) {
-		note(second, 0, true);
-	} else {
-		for (size_t i = 0; i < count && i < LENT_MAX; i++)
-			if (atomic_load(&lent[i].address) && lent[i].handle == second)
-				atomic_store(&lent[i].exported, true);
+	uintptr_t none = 0;
+	if (which == AT_cuMemRetainAllocationHandle) {
+		note(second, *(const uint64_t *)first);
+	} else if (which == AT_cuMemGetHandleForAddressRange) {
+		atomic_compare_exchange_strong(&by_range, &none, second);
+		note(second, 0);
+	} else if (which == AT_cuMemExportToShareableHandle) {
+		pthread_mutex_lock(&lent_lock);
+		for (size_t i = 0; i < lent_count; i++)
+			lent[i].exported |= lent[i].handle == second;
+		pthread_mutex_unlock(&lent_lock);
 	}
+}
+
+/* Before it is made: the number may be another's right after. */
+static void note_release(uint64_t handle)
+{
+	if (atomic_load(&lent_by) != (pid_t)syscall(SYS_getpid))
+		return;
+	pthread_mutex_lock(&lent_lock);
+	size_t i = 0;
+	while (i < lent_count && (lent[i].handle != handle || !lent[i].references))
+		i++;
+	if (i < lent_count && handle && --lent[i].references == 0) {
+		if (lent[i].exported)
+			lent[i].handle = 0; /* which is another's from now on */
+		else
+			lent[i] = lent[--lent_count];
+	}
+	pthread_mutex_unlock(&lent_lock);
 }
 
 HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 {
-	size_t count = atomic_load(&lent_count);
-	for (size_t i = 0; i < count && i < LENT_MAX; i++) {
-		uintptr_t address = atomic_load(&lent[i].address);
-		if (address && atomic_load(&lent[i].exported) && !(ranges && lent[i].handle) && index-- == 0)
-			return address;
-	}
-	return 0;
+	uintptr_t address = 0;
+	if (ranges)
+		return index == 0 ? atomic_load(&by_range) : 0;
+	pthread_mutex_lock(&lent_lock);
+	if (lent_unnoted)
+		address = UINTPTR_MAX;
+	for (size_t i = 0; i < lent_count && !address; i++)
+		if (lent[i].exported && index-- == 0)
+			address = lent[i].address;
+	pthread_mutex_unlock(&lent_lock);
+	return address;
+}
+
+HIDDEN void calls_gone(uintptr_t address)
+{
+	pthread_mutex_lock(&lent_lock);
+	for (size_t i = 0; i < lent_count;)
+		if (lent[i].address == address && lent[i].exported)
+			lent[i] = lent[--lent_count];
+		else
+			i++;
+	pthread_mutex_unlock(&lent_lock);
 }
 
 #define SECOND_1 0
@@ -112,9 +171,11 @@ HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 			return NO_MEMORY;                                                                  \
 		if (kind == DESTROY)                                                                       \
 			gate_forget_stream(WORD_##stream);                                                 \
+		if (AT_##symbol == AT_cuMemRelease)                                                        \
+			note_release(a);                                                                   \
 		int code = real(PASS_##words);                                                             \
 		if (kind == LEND && code == 0)                                                             \
-			note_lent(call, a, SECOND_##words);                                                \
+			note_lent(AT_##symbol, a, SECOND_##words);                                         \
 		gate_leave(mark);                                                                          \
 		return code;                                                                               \
 	}                                                                                                  \

@@ -6,7 +6,8 @@
  * WORK      gives the device work that reads or writes memory, or that runs the program's own functions later.
  * CAPTURE   begins to capture a stream.
  * DESTROY   ends streams: a handle that a mark names must not be asked for after it.
- * LEND      gives memory to others, who use it whenever they like. It passes always, and is written down.
+ * LEND      gives memory to others, who use it whenever they like, or has to do with its handle. It passes always, and is
+ *           written down.
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
  *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
  *
@@ -223,6 +224,7 @@
 	X(cuStreamDestroy_v2, 1, 0, DESTROY, 4000)                                                         \
 	X(cuMemExportToShareableHandle, 4, NONE, LEND, 10020)                                              \
 	X(cuMemGetHandleForAddressRange, 5, NONE, LEND, 11070)                                             \
+	X(cuMemRelease, 1, NONE, LEND, 10020)                                                              \
 	X(cuMemRetainAllocationHandle, 2, NONE, LEND, 11000)                                               \
 	X(cuCtxSynchronize, 0, NONE, POLL, 2000)                                                           \
 	X(cuCtxSynchronize_v2, 1, NONE, POLL, 13000)                                                       \

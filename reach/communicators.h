@@ -29,7 +29,7 @@ struct gate_sequence {
 /* Memory that is registered with a communicator, or may be: it was used in a CUDA graph. */
 struct gate_registration {
 	uintptr_t address;
-	size_t size;
+	size_t size; /* SIZE_MAX: there is more than could be noted */
 	const char *call, *undone_by; /* NULL: it was used */
 	int version;
 };

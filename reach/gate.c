@@ -263,5 +263,6 @@ EXPORT const struct gate tms_reach_gate = {
 	.leave = gate_leave,
 	.waited = waited,
 	.exported = calls_exported,
+	.gone = calls_gone,
 	.nccl = &nccl_gate,
 };

@@ -80,9 +80,10 @@ struct gate {
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
 	bool (*waited)(void); /* a thread waits for the gate to open, or to be shut in another way */
-	/* Addresses of memory that the program has given to others by a handle; 0 ends them. ranges: only by
-	 * cuMemGetHandleForAddressRange. */
+	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX is that
+	 * there are more than could be noted. ranges: of any memory, the first by cuMemGetHandleForAddressRange. */
 	uintptr_t (*exported)(size_t index, bool ranges);
+	void (*gone)(uintptr_t address); /* that memory is there no more */
 	const struct gate_nccl *nccl;
 };
 

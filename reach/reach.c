@@ -13,11 +13,13 @@
 #include <string.h>
 
 typedef void *answer(const char *name, void *theirs, const void *caller);
+typedef bool is_pausable(uintptr_t address);
 
 /* Read by the entries below. */
 HIDDEN reach_find *_Atomic reach_dlsym;
 HIDDEN reach_find_version *_Atomic reach_dlvsym;
 static answer *_Atomic ours; /* of libtms.so; NULL: it is not loaded */
+static is_pausable *pausable;
 static reach_find *c_library; /* its dlsym: the next one, unless another library stands between */
 static const char *misplaced;
 
@@ -29,6 +31,7 @@ struct search {
 	reach_find *dlsym, *c_dlsym;
 	reach_find_version *dlvsym;
 	answer *answer;
+	is_pausable *pausable;
 };
 
 /* Whether all has been found. */
@@ -39,6 +42,7 @@ static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search
 		return false;
 	if (!search->answer) {
 		search->answer = (answer *)defined(&symbols, "tms_driver_function");
+		search->pausable = (is_pausable *)defined(&symbols, "tms_is_pausable");
 		search->behind = search->answer && !search->past_us;
 	}
 	const char *mine = defined(&symbols, "dlsym");
@@ -92,6 +96,7 @@ __attribute__((constructor)) static void load(void)
 		misplaced = "another library's dlsym stands before that of libtms_reach.so: name libtms.so and libtms_reach.so "
 			    "first in LD_PRELOAD";
 	c_library = search.c_dlsym ? search.c_dlsym : search.dlsym;
+	pausable = search.pausable;
 	atomic_store(&ours, search.answer);
 	atomic_store(&reach_dlvsym, search.dlvsym ? search.dlvsym : none);
 	atomic_store(&reach_dlsym, search.dlsym);
@@ -107,6 +112,11 @@ static inline bool of_nccl(void *handle, const char *name)
 {
 	return name && name[0] == 'n' && name[1] == 'c' && name[2] == 'c' && name[3] == 'l' && handle != RTLD_DEFAULT &&
 	       handle != RTLD_NEXT;
+}
+
+HIDDEN bool reach_is_pausable(uintptr_t address)
+{
+	return pausable && pausable(address);
 }
 
 HIDDEN const char *reach_misplaced(void)

@@ -18,12 +18,14 @@ HIDDEN void *reach_next(const char *name); /* in the libraries after this one, e
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 /* The function, whose library stays from now on, though the program closes it: for addresses that are kept. */
 HIDDEN void *reach_kept(void *function);
+HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
 HIDDEN const char *reach_misplaced(void); /* the words for where this library stands, if it must not; or NULL */
 
 /* calls.c: what the gate stands in front of. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
 HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
-HIDDEN uintptr_t calls_exported(size_t index, bool ranges);
+HIDDEN uintptr_t calls_exported(size_t index, bool ranges); /* as gate.h has these two */
+HIDDEN void calls_gone(uintptr_t address);
 HIDDEN bool calls_polls(const char *symbol);
 
 /* nccl.c */

@@ -17,21 +17,26 @@ static struct registration {
 	bool window;
 } registrations[4096];
 static _Atomic size_t registrations_used; /* so many are looked at */
+static _Atomic(struct library *) unnoted;  /* for one of this there was no place */
 TAKE(registration)
 
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
 			     bool window)
 {
-	if (code != DONE || !nccl_is_outermost() || !where)
+	const uintptr_t address = (uintptr_t)memory;
+	if (code != DONE || !nccl_is_outermost() || !where ||
+	    !(reach_is_pausable(address) || reach_is_pausable(address + size - 1)))
 		return code;
 	bool later = window && nccl_in_group();
 	if (!later && !*where)
 		return code; /* NCCL has decided not to */
 	struct registration *r = take_registration();
-	if (!r)
+	if (!r) {
+		atomic_store(&unnoted, library);
 		return code;
+	}
 	r->comm = comm, r->where = where, r->handle = later ? NULL : *where, r->thread = (pid_t)syscall(SYS_gettid);
-	r->library = library, r->address = (uintptr_t)memory, r->size = size, r->window = window;
+	r->library = library, r->address = address, r->size = size, r->window = window;
 	atomic_store(&r->state, later ? WAITING : LIVE);
 	return code;
 }
@@ -130,5 +135,11 @@ HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to)
 		(*cursor)++;
 		return true;
 	}
-	return false;
+	struct library *library = atomic_load(&unnoted);
+	if (!library || *cursor > REGISTRATIONS + BUFFERS)
+		return false;
+	*to = (struct gate_registration){.size = SIZE_MAX, .call = "ncclCommRegister", .undone_by = "ncclCommDeregister",
+					 .version = nccl_version(library)};
+	(*cursor)++;
+	return true;
 }

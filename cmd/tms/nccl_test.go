@@ -595,6 +595,24 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 }
 
 // Once, of memory that is paused, where NCCL may have registered it.
+func TestMoreRegistrationsThanAreNoted(t *testing.T) {
+	c := startNCCL(t, "linked", ncclNew)
+	c.do("all 1")
+	c.do("registers 5000 other") // which is not pausable
+	_, stderr, code := command(t, "pause", c.pid)
+	require.Zero(t, code, stderr)
+	c.resume()
+	c.do("register 15")
+	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.pid)
+	c.do("deregister")
+	_, stderr, code = command(t, "pause", c.pid)
+	require.Zero(t, code, stderr)
+	c.resume()
+	c.do("registers 5000")
+	c.refused(" is registered with NCCL 2.29.7 by ncclCommRegister", "pause", c.pid)
+	require.Contains(t, c.do("pause cache"), "more pausable memory was registered with NCCL 2.29.7", "perhaps this too")
+}
+
 func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 	const words = "NCCL 2.29.7 used the memory at 0x"
 	for _, test := range []struct {

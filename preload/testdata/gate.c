@@ -19,6 +19,8 @@ int cuLaunchHostFunc(void *, void (*)(void *), void *);
 int cuMemExportToShareableHandle(void *, uint64_t, int, unsigned long long);
 int cuMemRelease(uint64_t);
 int cuMemRetainAllocationHandle(uint64_t *, void *);
+#pragma weak cuMemGetHandleForAddressRange
+int cuMemGetHandleForAddressRange(void *, uintptr_t, size_t, int, unsigned long long);
 int cuMemcpyDtoH_v2(void *, address, size_t);
 int cuMemcpyHtoD_v2(address, const void *, size_t);
 int cuMemsetD32Async(address, unsigned, size_t, void *);
@@ -638,6 +640,45 @@ static void exported(bool forced)
 	EXPECT(tms_pause_gated(NULL, 5), 0);
 }
 
+/* However much the program has taken handles of and given away before: with as many as there once was room for. */
+static void lent_before(bool by_range)
+{
+	enum { OTHERS = 1100 };
+	void *others = pausable(SIZE, "t", true), *memory = pausable(SIZE, "t", true);
+	uint64_t handle = 0;
+	int descriptor = -1;
+	for (int i = 0; i < OTHERS; i++) {
+		if (by_range) {
+			EXPECT(cuMemGetHandleForAddressRange(&descriptor, (uintptr_t)others + i, 1, 1, 0), 0);
+			continue;
+		}
+		EXPECT(cuMemRetainAllocationHandle(&handle, others), 0);
+		EXPECT(cuMemRelease(handle), 0);
+	}
+	if (by_range)
+		EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
+	EXPECT(cudaFree(others), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	if (by_range) {
+		EXPECT(cuMemGetHandleForAddressRange(&descriptor, (uintptr_t)memory, SIZE, 1, 0), 0);
+	} else {
+		EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
+		EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
+		EXPECT(cuMemRelease(handle), 0); /* it has another yet */
+		EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), 0);
+		EXPECT(cuMemRelease(handle), 0);
+		close(descriptor);
+	}
+	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
+	says("was exported, and whoever imported it cannot be held up");
+	EXPECT(cudaFree(memory), 0);
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_resume(NULL), 0);
+	pausable(SIZE, "t", true); /* where that was, and it was given to nobody */
+	EXPECT(tms_pause_gated(NULL, 5), 0);
+}
+
 static void library(const char *path)
 {
 	void *memory = pausable(SIZE, "t", true);
@@ -694,6 +735,8 @@ int main(int argc, char **argv)
 		sandboxed(*more);
 	else if (!strcmp(part, "exported"))
 		exported(*more);
+	else if (!strcmp(part, "lent before"))
+		lent_before(*more);
 	else if (!strcmp(part, "library"))
 		library(more);
 	else if (!strcmp(part, "no gate"))

@@ -217,6 +217,12 @@ static const char *run(char *line)
 		EXPECT(nccl.ncclCommRegister(comms[0], (char *)weights + number * MIB, number < WEIGHTS ? MIB : 0,
 					     &handles[handle_count]), 0);
 		handle_count++;
+	} else if (strcmp(word, "registers") == 0) { /* so many pieces, for good */
+		void *handle;
+		static char other;
+		char *memory = strstr(rest, "other") ? &other : weights;
+		for (int i = 0; i < number; i++)
+			EXPECT(nccl.ncclCommRegister(comms[0], memory, 1, &handle), 0);
 	} else if (strcmp(word, "deregister") == 0) {
 		EXPECT(nccl.ncclCommDeregister(comms[0], handles[--handle_count]), 0);
 	} else if (strcmp(word, "window") == 0) {
