@@ -84,21 +84,10 @@ HIDDEN void *forward_find(const char *name)
 	return found ? found : find_local(name);
 }
 
-/* The pointers below last: what they point into must stay when the program closes it, and opens it again elsewhere. */
-static void *keep(void *function)
-{
-	Dl_info info;
-	void *library = function && dladdr(function, &info) && info.dli_fname
-				? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
-	if (library)
-		dlclose(library);
-	return function;
-}
-
 #define X(name, parameters, arguments)                                                             \
 	static int first_##name parameters                                                         \
 	{                                                                                          \
-		int(*found) parameters = (int(*) parameters)keep(forward_find(#name));             \
+		int(*found) parameters = (int(*) parameters)kept(forward_find(#name));             \
 		if (!found)                                                                        \
 			return FORWARD_MISSING;                                                    \
 		atomic_store_explicit(&forward_##name, found, memory_order_relaxed);               \

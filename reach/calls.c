@@ -237,7 +237,7 @@ static void *entry_of(struct gate_call *call, void *real)
 {
 	void *none = NULL;
 	if (real != call->entry && !atomic_load(&call->real))
-		atomic_compare_exchange_strong(&call->real, &none, reach_kept(real));
+		atomic_compare_exchange_strong(&call->real, &none, kept(real));
 	return call->entry;
 }
 
@@ -280,7 +280,7 @@ static size_t name_length(const char *symbol)
 	return length;
 }
 
-/* Whether it is of a gated function, and none that is known here. */
+/* Whether it is of a function that a pause holds, and none that is known here. */
 static bool is_unknown(const char *symbol)
 {
 	const size_t length = name_length(symbol);
@@ -288,7 +288,7 @@ static bool is_unknown(const char *symbol)
 	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
 		if (strcmp(call->name, symbol) == 0)
 			return false;
-		gated |= strncmp(call->name, symbol, length) == 0 && name_length(call->name) == length;
+		gated |= call->kind != POLL && strncmp(call->name, symbol, length) == 0 && name_length(call->name) == length;
 	}
 	return gated;
 }

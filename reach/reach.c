@@ -138,19 +138,7 @@ HIDDEN void *reach_next(const char *name)
 		load();
 	/* As this library: no jump. Another one's dlsym would look behind itself. */
 	void *found = c_library(RTLD_NEXT, name);
-	return found ? reach_kept(found) : reach_in_driver(name);
-}
-
-HIDDEN void *reach_kept(void *function)
-{
-	Dl_info info;
-	void *library = dladdr(function, &info) && info.dli_fname
-				? dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE) : NULL;
-	if (library)
-		dlclose(library);
-	else
-		dlerror(); /* is the program's, who asked for something else */
-	return function;
+	return found ? kept(found) : reach_in_driver(name);
 }
 
 static bool is_drivers(void *function)

@@ -16,8 +16,6 @@ extern reach_find *_Atomic reach_dlsym HIDDEN;
 extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
-/* The function, whose library stays from now on, though the program closes it: for addresses that are kept. */
-HIDDEN void *reach_kept(void *function);
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
 HIDDEN const char *reach_misplaced(void); /* the words for where this library stands, if it must not; or NULL */
 

@@ -1,8 +1,9 @@
-/* symbols looks names up in a loaded library's dynamic section: without a call, which a sanitizer may not be ready for at
+/* symbols looks names up in loaded libraries: without a call, which a sanitizer may not be ready for at
  * the first dlsym of all, and without dlsym, which other libraries stand in front of too. */
 #ifndef REACH_SYMBOLS_H
 #define REACH_SYMBOLS_H
 
+#include <dlfcn.h>
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -96,6 +97,20 @@ static inline const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
 static inline void *c_dlsym(const struct symbols *symbols)
 {
 	return defined(symbols, "dlerror") ? defined(symbols, "dlsym") : NULL;
+}
+
+/* The function, or NULL; its library stays from now on, though the program closes it, and opens it again elsewhere. */
+static inline void *kept(void *function)
+{
+	Dl_info info;
+	if (!function || !dladdr(function, &info) || !info.dli_fname)
+		return function;
+	void *library = dlopen(info.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+	if (library)
+		dlclose(library);
+	else
+		dlerror(); /* is the program's, who asked for something else */
+	return function;
 }
 
 #endif
