@@ -210,8 +210,10 @@ func TestClientsAtRandom(t *testing.T) {
 		}
 		all.Wait()
 		if keeps {
-			reply := request(t, h.dial(), gated(control.Resume, ""))
+			c := h.dial()
+			reply := request(t, c, gated(control.Resume, ""))
 			require.True(t, reply.OK, reply.Error)
+			c.Close()
 		}
 		h.eventually(nonePaused)
 		h.goesOn("round %d", rounds)

@@ -149,18 +149,25 @@ func (s *state) release(r Released) {
 	}
 }
 
+// move is what led to a state.
+type move struct {
+	client  int
+	what    string
+	request request
+}
+
 // steps are all states that come next, with what led to each.
-func (s *state) steps() (found []*state, names []string) {
-	add := func(name string, do func(*state)) {
+func (s *state) steps() (found []*state, moves []move) {
+	add := func(m move, do func(*state)) {
 		n := s.clone()
 		do(n)
-		found, names = append(found, n), append(names, name)
+		found, moves = append(found, n), append(moves, m)
 	}
 	for c := range clients {
 		if !s.alive.has(c) {
 			continue
 		}
-		add(fmt.Sprint(c, " vanishes"), func(n *state) {
+		add(move{client: c, what: "vanishes"}, func(n *state) {
 			n.alive, n.holding, n.aligning = n.alive.less(c), n.holding.less(c), n.aligning.less(c)
 			for t := range tags {
 				n.wants[t] = n.wants[t].less(c)
@@ -173,7 +180,7 @@ func (s *state) steps() (found []*state, names []string) {
 		if s.running.op != "" && s.running.client == c {
 			continue
 		}
-		add(fmt.Sprint(c, " keeps"), func(n *state) {
+		add(move{client: c, what: "keeps"}, func(n *state) {
 			for t := range tags {
 				if n.wants[t].has(c) {
 					n.kept[t], n.wants[t] = n.paused[t], 0
@@ -186,15 +193,15 @@ func (s *state) steps() (found []*state, names []string) {
 	for t := range tags {
 		if s.paused[t] {
 			// Nobody is told: a client goes on to want what it has paused.
-			add("the program resumes "+tagNames[t], func(n *state) { n.paused[t], n.kept[t] = false, false })
+			add(move{client: -1, what: "the program resumes " + tagNames[t]}, func(n *state) { n.paused[t], n.kept[t] = false, false })
 		}
 	}
 	if s.running.op != "" {
 		s.endings(add)
-		return found, names
+		return found, moves
 	}
 	begin := func(r request) {
-		add(fmt.Sprintf("%d begins %s %d %v", r.client, r.op, r.tag, r.keep), func(n *state) {
+		add(move{r.client, "begins", r}, func(n *state) {
 			n.running = r
 			n.begin()
 		})
@@ -215,7 +222,7 @@ func (s *state) steps() (found []*state, names []string) {
 	if len(s.rights.Due()) > 0 {
 		begin(request{op: "undo", client: -1})
 	}
-	return found, names
+	return found, moves
 }
 
 func (s *state) begin() {
@@ -254,9 +261,9 @@ func (s *state) begin() {
 func (s *state) resumed(t int) { s.paused[t], s.wants[t], s.kept[t] = false, 0, false }
 
 // endings are how what is carried out can end.
-func (s *state) endings(add func(string, func(*state))) {
+func (s *state) endings(add func(move, func(*state))) {
 	done := func(how string, do func(*state, request)) {
-		add(s.running.op+" "+how, func(n *state) {
+		add(move{s.running.client, how, s.running}, func(n *state) {
 			r := n.running
 			n.running = request{}
 			if r.had {
@@ -314,7 +321,7 @@ func (s *state) endings(add func(string, func(*state))) {
 			if succeed&^s.running.undoes != 0 {
 				continue
 			}
-			done(fmt.Sprintf("does %b", succeed), func(n *state, r request) {
+			done([]string{"does nothing", "does the first", "does the second", "does both"}[succeed], func(n *state, r request) {
 				for t := range tags {
 					if !succeed.has(t) {
 						continue
@@ -369,33 +376,35 @@ func TestEveryOrderOfThreeClients(t *testing.T) {
 	first := &state{world: world{alive: 1<<clients - 1}}
 	type step struct {
 		from *step
-		name string
+		move move
 	}
 	path := func(s *step) string {
-		var names []string
+		var moves []string
 		for ; s.from != nil; s = s.from {
-			names = append(names, s.name)
+			moves = append(moves, fmt.Sprintf("%+v", s.move))
 		}
-		slices.Reverse(names)
-		return strings.Join(names, "; ")
+		slices.Reverse(moves)
+		return strings.Join(moves, "; ")
 	}
 	seen := map[uint64]*step{first.key(): {}}
 	ends := 0
 	for queue := []*state{first}; len(queue) > 0; queue = queue[1:] {
 		s := queue[0]
 		came := seen[s.key()]
-		next, names := s.steps()
+		next, moves := s.steps()
 		if s.alive == 0 && s.running.op == "" && len(s.rights.Due()) == 0 {
 			ends++
-			require.True(t, s.holds == 0 && !s.held && s.paused[0] == s.kept[0] && s.paused[1] == s.kept[1], path(came))
+			require.True(t, s.holds == 0 && !s.held && s.paused == s.kept, "%s", path(came))
 		}
 		for i, n := range next {
 			k := n.key()
 			if _, known := seen[k]; known {
 				continue
 			}
-			seen[k] = &step{came, names[i]}
-			require.Empty(t, n.wrong(), "%s: %+v", path(seen[k]), n)
+			seen[k] = &step{came, moves[i]}
+			if wrong := n.wrong(); wrong != "" {
+				require.FailNow(t, wrong, "%s: %+v", path(seen[k]), n)
+			}
 			queue = append(queue, n)
 		}
 	}
