@@ -186,14 +186,15 @@ static int reserve(void)
 	if (!memory_reserve())
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "the process has no room for %zu MiB of address space, which the library's runtime "
-				  "needs; raise ulimit -v and ulimit -d, or vm.max_map_count, to use pausable memory",
+				  "needs; raise ulimit -v and ulimit -d, ulimit -l under mlockall, or vm.max_map_count, to use "
+				  "pausable memory",
 				  memory_at_start() >> 20);
 	if (!threads_reserve(1, 0)) {
 		threads_release();
 		memory_release();
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v, "
-				  "ulimit -d or vm.max_map_count to use pausable memory",
+				  "ulimit -d, ulimit -l under mlockall, or vm.max_map_count to use pausable memory",
 				  THREADS_AT_START + THREADS_PER_DEVICE);
 	}
 	if (!memory_spare(MAPPINGS_NEEDED)) {
@@ -201,7 +202,7 @@ static int reserve(void)
 		memory_release();
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "the process cannot map %d more pieces of memory; raise vm.max_map_count (or "
-				  "ulimit -v) to use pausable memory",
+				  "ulimit -v, or ulimit -l under mlockall) to use pausable memory",
 				  MAPPINGS_NEEDED);
 	}
 	return SUCCESS;

@@ -8,6 +8,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"time"
@@ -70,12 +71,40 @@ func unsupported(format string, arguments ...any) error {
 	return &refused{cuda.NotSupported, fmt.Sprintf(format, arguments...)}
 }
 
-// pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described: shut the gate, wait until
-// nobody is past it and the devices are idle, pause. What refuses an idle pause counts as work. Whatever fails opens the
-// gate again. It runs on a thread of ours, and calls nothing of the program's but NCCL.
+// Of the timeout, what is waited at one moment is an eighth at first, and then more: a kernel may take long.
+const firstMoment = 8
+
+// pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described. The moment may be a bad one:
+// a host callback waits for a thread that is held up, or another thread resets a device. Then all are let go, and another is
+// tried, unless whoever asks does that himself, or NCCL has a part in it.
 // Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
 func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how manner) (freed uint64, err error) {
-	deadline := time.Now().Add(timeout)
+	options.Asked = time.Now()
+	deadline := options.Asked.Add(timeout)
+	once := how.hold || how.idle >= 0 || how.also != nil && communicators(anyOf) > 0
+	for moment := timeout / firstMoment; ; moment *= 2 {
+		left := time.Until(deadline)
+		if once || moment <= 0 {
+			moment = left
+		}
+		freed, err = pauseAtOnce(e, options, min(moment, left), timeout, how)
+		var late *refused
+		bad := errors.As(err, &late) && late.code == cuda.Timeout || errors.Is(err, cuda.InvalidContext)
+		if left = time.Until(deadline); !bad || once || left <= 0 {
+			return freed, err
+		}
+		clock.Sleep(min(left, time.Duration(1+rand.Int64N(int64(letRun)))))
+	}
+}
+
+// letRun is for how long at most the program runs on before another moment is tried.
+const letRun = 50 * time.Millisecond
+
+// pauseAtOnce shuts the gate, waits until nobody is past it and the devices are idle, and pauses. What refuses an idle
+// pause counts as work. Whatever fails opens the gate again. It runs on a thread of ours, and calls nothing of the program's
+// but NCCL. timeout is what errors name.
+func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration, how manner) (freed uint64, err error) {
+	deadline := time.Now().Add(within)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
 	}
@@ -146,7 +175,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 			return 0, err
 		}
 	}
-	options.Gated, options.Capturing, options.Progress, options.Asked = true, false, nil, deadline.Add(-timeout)
+	options.Gated, options.Capturing, options.Progress = true, false, nil
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
 	if freed, err = e.Pause(options); err == nil && how.also != nil {
 		how.also.nccl = tellNCCL(held)

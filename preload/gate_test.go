@@ -13,7 +13,7 @@ import (
 func TestGate(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		program := compileWithDriver(t, "gate", cudart)
-		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "nested", "forked", "cancelled",
+		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "another moment", "nested", "forked", "cancelled",
 			"tags", "failing", "two at once", "sandboxed"} {
 			t.Run(part+" "+cudart, func(t *testing.T) {
 				t.Parallel() // they wait, mostly

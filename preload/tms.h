@@ -88,7 +88,8 @@ int tms_resume(const char *tag);
  * behind libtms.so (tms run does). A progress callback is not called while threads are held up. They keep what locks
  * they hold, so the thread that is to resume must need none of those; in Python that is the interpreter's.
  *
- * timeout is in seconds, for all that comes before contents are saved. When it is over the threads go on, nothing has
+ * timeout is in seconds, for all that comes before contents are saved. Within it several moments are tried, and the
+ * threads go on in between: a host function may wait for one that is held up. When it is over they go on, nothing has
  * changed, and tms_last_error names the thread and call, or the stream, that was waited for.
  * 909 (cudaErrorTimeout) then; 801 where there is no gate, where the kernel has no membarrier, and where the gate could
  * not hold all work: NVSHMEM is in use, pausable memory was exported, or is registered with NCCL (this in any

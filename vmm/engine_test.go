@@ -13,8 +13,10 @@ import (
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"tms/internal/cudasim"
+	"tms/internal/failpoint"
 	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -543,4 +545,24 @@ func TestProgressInStats(t *testing.T) {
 	for _, a := range addresses {
 		require.NoError(t, engine.Free(a, false))
 	}
+}
+
+// A process that locks its memory (mlockall) is told which limit that has.
+func TestLockedMemoryIsLimited(t *testing.T) {
+	_, _, engine := simulated(t, 1)
+	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
+	fill(a, 4*mib, 1)
+	failpoint.Set(func(call string) error {
+		if call == "mmap" {
+			return unix.EAGAIN
+		}
+		return nil
+	})
+	defer failpoint.Set(nil)
+	require.ErrorContains(t, pause(engine, name("t")), "raise ulimit -l")
+	failpoint.Set(nil)
+	require.NoError(t, pause(engine, name("t")))
+	require.NoError(t, resume(engine, name("t")))
+	requireFilled(t, a, 4*mib, 1)
+	require.NoError(t, engine.Free(a, false))
 }

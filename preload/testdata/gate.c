@@ -308,7 +308,7 @@ static void busy(void)
 	is_open(memory);
 }
 
-/* A callback waits for a lock that a thread holds which is held up. */
+/* Where a callback waits for a lock that a thread holds which is held up. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool locked;
 
@@ -330,6 +330,40 @@ static int fill_under_lock(void *target)
 		code = fill_words(target);
 	pthread_mutex_unlock(&lock);
 	return code;
+}
+
+/* Until a call has been held up, and one more. */
+static int fill_until_held(void *target)
+{
+	int code = 0;
+	bool was = false;
+	pthread_mutex_lock(&lock);
+	locked = true;
+	while (!was && code == 0) {
+		struct timespec before, after;
+		clock_gettime(CLOCK_MONOTONIC, &before);
+		code = fill_words(target);
+		clock_gettime(CLOCK_MONOTONIC, &after);
+		was = (after.tv_sec - before.tv_sec) * 1000 + (after.tv_nsec - before.tv_nsec) / 1000000 > 200;
+	}
+	pthread_mutex_unlock(&lock);
+	return code;
+}
+
+/* As callback, but the thread lets go of the lock soon: all are let go for a moment, and another is found. */
+static void another_moment(void)
+{
+	void *memory = pausable(SIZE, "t", true), *apart;
+	struct worker w;
+	EXPECT(cuStreamCreate(&apart, 1), 0);
+	give(&w, fill_until_held, memory);
+	while (!locked)
+		sched_yield();
+	EXPECT(cuLaunchHostFunc(apart, lock_once, NULL), 0);
+	EXPECT(tms_pause_gated(NULL, 20), 0);
+	EXPECT(tms_resume(NULL), 0);
+	ended(&w, 0);
+	is_open(memory);
 }
 
 static void callback(void)
@@ -718,6 +752,8 @@ int main(int argc, char **argv)
 		busy();
 	else if (!strcmp(part, "callback"))
 		callback();
+	else if (!strcmp(part, "another moment"))
+		another_moment();
 	else if (!strcmp(part, "nested"))
 		nested();
 	else if (!strcmp(part, "forked"))

@@ -2,6 +2,7 @@
 package pinned
 
 import (
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
@@ -66,6 +67,9 @@ func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) 
 	mapping, err := mmap(int(b.Size + hugePage))
 	if err != nil {
 		job.Budget.Give(b.Size)
+		if errors.Is(err, unix.EAGAIN) { // what is mapped would be locked, and that is limited
+			err = fmt.Errorf("%w: raise ulimit -l, since the process locks its memory (mlockall)", err)
+		}
 		return nil, backup.NoHostMemory(fmt.Errorf("mapping %d bytes: %w", b.Size, err))
 	}
 	b.mapping = mapping
