@@ -40,6 +40,16 @@ HIDDEN int current_device(int *device)
 	return SUCCESS;
 }
 
+HIDDEN int current_device_of_driver(int *device)
+{
+	if (unlikely(go_now() == GO_DEAD))
+		return go_start();
+	int code = forward_cuCtxGetDevice(device);
+	if (code == SUCCESS || forward_cudaGetDevice(device) == SUCCESS)
+		return SUCCESS;
+	return error_fail(code, "cuCtxGetDevice failed with %d", code);
+}
+
 static int pausable_malloc_here(void **pointer, size_t size)
 {
 	int device = 0;

@@ -54,13 +54,13 @@ static bool is_ours(const struct forward_ipc *handle)
 	return memcmp(handle, magic, sizeof magic) == 0;
 }
 
-static int open_ours(void **pointer, const struct forward_ipc *handle)
+static int open_ours(void **pointer, const struct forward_ipc *handle, int (*device)(int *))
 {
 	struct operation operation = {.kind = OPERATION_IMPORT};
 	uint64_t address = 0;
 	if (!pointer)
 		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
-	int code = current_device(&operation.device);
+	int code = device(&operation.device);
 	if (code != SUCCESS)
 		return code;
 	memcpy(&operation.ipc, handle, sizeof operation.ipc);
@@ -74,14 +74,14 @@ static int open_ours(void **pointer, const struct forward_ipc *handle)
 EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
 {
 	if (is_ours(&handle))
-		return open_ours(pointer, &handle);
+		return open_ours(pointer, &handle, current_device);
 	return everything_note(__func__, forward_cudaIpcOpenMemHandle(pointer, handle, flags));
 }
 
 EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
 {
 	if (is_ours(&handle))
-		return open_ours((void **)pointer, &handle);
+		return open_ours((void **)pointer, &handle, current_device_of_driver);
 	return everything_note(__func__, forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
 }
 

@@ -148,8 +148,8 @@ HIDDEN int shared_import(uint64_t *handle, void *shareable, int type)
 
 static bool what_is(int descriptor, char what[60])
 {
-	char path[32];
-	snprintf(path, sizeof path, "/proc/self/fd/%d", descriptor);
+	char path[40];
+	snprintf(path, sizeof path, "/proc/thread-self/fd/%d", descriptor);
 	ssize_t length = readlink(path, what, 59);
 	what[length > 0 ? length : 0] = 0;
 	return length > 0;

@@ -173,6 +173,7 @@ static inline bool arena_contains(const void *address)
 /* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
 HIDDEN int current_device(int *device); /* a code, with words */
+HIDDEN int current_device_of_driver(int *device); /* that of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
 
 /* mapping.c: memory that the program makes and maps itself. */

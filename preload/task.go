@@ -336,7 +336,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 }
 
 func command() string {
-	descriptor, err := unix.Open("/proc/self/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	descriptor, err := unix.Open("/proc/thread-self/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return ""
 	}

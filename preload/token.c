@@ -75,7 +75,7 @@ static int import(uint64_t *handle, const struct ipc_handle *token)
 	uint64_t number = 0;
 	if (!handle)
 		return error_fail(ERROR_INVALID_VALUE, "the handle to fill in is NULL");
-	int code = current_device(&operation.device);
+	int code = current_device_of_driver(&operation.device);
 	if (code != SUCCESS)
 		return code;
 	control_load();

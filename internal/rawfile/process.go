@@ -11,7 +11,8 @@ import (
 )
 
 // Process returns when a process started, in clock ticks since the machine did, by which it is told from another that
-// has its number later; and whether it has ended and is still to be waited for. (proc_pid_stat(5))
+// has its number later; and whether all of it has ended and is still to be waited for: a process whose main thread has ended
+// alone lives. (proc_pid_stat(5))
 // Errors: fs.ErrNotExist when there is no such process.
 func Process(pid int) (start uint64, zombie bool, err error) {
 	stat, err := ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
@@ -27,5 +28,6 @@ func Process(pid int) (start uint64, zombie bool, err error) {
 		return 0, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
 	}
 	start, err = strconv.ParseUint(fields[19], 10, 64)
-	return start, fields[0] == "Z" || fields[0] == "X", err
+	others := fields[17] != "0" && fields[17] != "1" // threads
+	return start, (fields[0] == "Z" || fields[0] == "X") && !others, err
 }
