@@ -93,15 +93,19 @@ func ended(pid int, start uint64) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
+// Return leaves the notice with the kernel, from which a process takes it whenever it comes to that: one that is stopped
+// answers late.
 func (processes) Return(share vmm.Share, number uint64) error {
-	_, descriptor, err := ask(share, control.Request{Op: control.Returned, Share: share.ID, Import: number})
-	if descriptor >= 0 {
-		_ = unix.Close(descriptor)
-	}
-	if errors.Is(err, vmm.ErrShareGone) {
+	if ended(share.PID, share.Start) {
 		return nil
 	}
-	return err
+	socket, err := find(share.PID, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	line := control.Line(control.Request{Version: control.Version, Op: control.Returned, Share: share.ID, Import: number})
+	return again(func() error { return unix.Sendmsg(socket, line, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) })
 }
 
 func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
@@ -173,18 +177,19 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 
 // dial connects to the control socket of a process of this user. It waits for one that makes its socket anew.
 func dial(pid int) (socket int, err error) {
-	socket, err = find(pid)
-	for start := time.Now(); err != nil && time.Since(start) < control.LookFor; clock.Sleep(20 * time.Millisecond) {
-		lost := control.Lost(pid) // asked before: it may be found by now
-		if socket, err = find(pid); !lost {
-			break
+	socket, err = find(pid, answerWithin)
+	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; clock.Sleep(20 * time.Millisecond) {
+		if missed++; control.Lost(pid) {
+			missed = 0
 		}
+		socket, err = find(pid, answerWithin) // it may be there by now
 	}
 	return socket, err
 }
 
-// find connects to the control socket of a process, in whichever of the directories it is.
-func find(pid int) (socket int, err error) {
+// find connects to the control socket of a process, in whichever of the directories it is. patience: of one who has not
+// taken others yet, and later, how long each sending and receiving may take; 0: nothing is waited for.
+func find(pid int, patience time.Duration) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
 	for _, directory := range control.AllDirectories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
@@ -192,7 +197,7 @@ func find(pid int) (socket int, err error) {
 			continue
 		}
 		var found int
-		if found, err = connect(directory, pid); err != nil {
+		if found, err = connect(directory, pid, patience); err != nil {
 			continue
 		}
 		peer, err := unix.GetsockoptUcred(found, unix.SOL_SOCKET, unix.SO_PEERCRED)
@@ -205,17 +210,21 @@ func find(pid int) (socket int, err error) {
 		"and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err), cuda.NotSupported}
 }
 
-func connect(directory string, pid int) (int, error) {
+func connect(directory string, pid int, patience time.Duration) (int, error) {
 	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
 	defer func() { _ = unix.Close(descriptor) }()
-	socket, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	kind := unix.SOCK_STREAM | unix.SOCK_CLOEXEC
+	if patience == 0 {
+		kind |= unix.SOCK_NONBLOCK
+	}
+	socket, err := unix.Socket(unix.AF_UNIX, kind, 0)
 	if err != nil {
 		return -1, err
 	}
-	limit := unix.NsecToTimeval(answerWithin.Nanoseconds())
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
 	for _, which := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
 		if err == nil {
 			err = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, which, &limit)
@@ -224,7 +233,7 @@ func connect(directory string, pid int) (int, error) {
 	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
 	for start := time.Now(); err == nil; clock.Sleep(time.Millisecond) {
 		err = again(func() error { return unix.Connect(socket, address) })
-		if !errors.Is(err, unix.EAGAIN) || time.Since(start) > answerWithin { // too many at once
+		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // too many at once
 			break
 		}
 		err = nil

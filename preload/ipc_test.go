@@ -15,7 +15,7 @@ import (
 func TestMemoryOfOtherProcesses(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		program := compileWithDriver(t, "ipc", cudart)
-		for _, what := range []string{"mutual", "lone", "unseen", "freed", "killed", "importer_dies", "alone"} {
+		for _, what := range []string{"mutual", "lone", "unseen", "unheard", "lost", "main_ends", "freed", "killed", "importer_dies", "alone", "beside stopped", "crowd"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {
 				sockets(t)
 				o := run(t, program, []string{what}, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=ipc-", os.Getpid(), "-", what))
@@ -48,4 +48,11 @@ func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 		require.Zero(t, o.state.ExitCode(), o.stderr)
 		require.Equal(t, 1, strings.Count(o.stderr, warning), o.stderr)
 	}
+}
+
+// A program of the driver API alone has no libcudart that could say which device is meant.
+func TestMemoryOfOtherProcessesWithoutCudart(t *testing.T) {
+	sockets(t)
+	program := compileWith(t, "driveronly", "", "-L"+built(t, "sim"), "-l:libcuda.so.1")
+	run(t, program, nil, reaching(t), "TMS_SHAREABLE=1", fmt.Sprint("CUDASIM_SHARED=driveronly-", os.Getpid())).succeeded(t)
 }

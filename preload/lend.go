@@ -59,13 +59,8 @@ var lends struct{ made uint64 }
 
 // returned notes that memory is not mapped any more. That waits for nothing.
 func returned(c *connection, r control.Request) {
-	from, err := c.importer(r.Import)
-	if err != nil {
-		c.refuse(r.ID, err)
-		return
-	}
 	if e := engine.Load(); e != nil {
-		e.Returned(r.Share, from)
+		e.Returned(r.Share, c.pid, r.Import)
 	}
 	c.answer(control.Reply{ID: r.ID, OK: true})
 }
@@ -100,10 +95,12 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		}
 		defer func() { _ = unix.Close(lent.Descriptor) }()
 		unix.CloseOnExec(lent.Descriptor)
-		s.lent.Store(&control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: vmm.TagText(lent.Tag), Device: lent.Device})
-		if err = passOver(number, lent.Descriptor); err != nil {
-			e.Returned(share, to)
+		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: vmm.TagText(lent.Tag), Device: lent.Device}
+		s.lent.Store(reply)
+		if err = passOver(number, lent.Descriptor); err == nil || !s.lent.CompareAndSwap(reply, nil) {
+			return nil // who takes it away answers: the socket's thread has, if later than was waited for
 		}
+		e.Returned(share, to.PID, to.Number)
 		return err
 	})
 	if err != nil {
@@ -173,7 +170,7 @@ func (l *lend) drop() {
 
 func (l *lend) giveUp() {
 	if e := engine.Load(); e != nil {
-		e.Returned(l.share, l.to)
+		e.Returned(l.share, l.to.PID, l.to.Number)
 	}
 }
 

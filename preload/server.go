@@ -62,6 +62,7 @@ type connection struct {
 	pid        int // of the client, as this process sees it; 0: it does not
 	passed     int // a descriptor that it has sent; -1: none
 	lent       *lend
+	seated     bool      // one of MaxClients; the others may only say what processes have to say that share memory
 	in         []byte    // not a whole line yet, or more than is looked at for now
 	since      time.Time // its first byte
 	out        []byte
@@ -114,14 +115,13 @@ func (s *server) loop() error {
 		now = time.Now()
 		s.collect()
 		for i, c := range s.clients {
-			if events[i+1].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
-				c.gone = true
-			} else if events[i+1].Revents&unix.POLLIN != 0 {
+			if events[i+1].Revents&unix.POLLIN != 0 { // also what comes with a hang-up
 				c.read()
 			}
-		}
-		for _, c := range s.clients {
 			s.hear(c, now)
+			if events[i+1].Revents&(unix.POLLHUP|unix.POLLERR|unix.POLLNVAL) != 0 {
+				c.gone = true
+			}
 			s.expire(c, now)
 		}
 		s.glance(now)
@@ -168,7 +168,7 @@ func (s *server) timeout(now time.Time) int {
 		if len(c.out) > 0 {
 			until(c.written.Add(clientPatience))
 		}
-		if c.reads() && len(c.in) > 0 {
+		if c.reads() && (len(c.in) > 0 || !c.seated) {
 			until(c.since.Add(clientPatience))
 		}
 		if s.leases(c) {
@@ -241,8 +241,10 @@ func (s *server) expire(c *connection, now time.Time) {
 	if len(c.out) > 0 && now.Sub(c.written) > clientPatience {
 		c.gone = true
 	}
-	if c.reads() && len(c.in) > 0 && now.Sub(c.since) > clientPatience {
+	if late := c.reads() && now.Sub(c.since) > clientPatience; late && len(c.in) > 0 {
 		c.fail(fmt.Errorf("the line was not ended for %v", clientPatience))
+	} else if late && !c.seated {
+		c.fail(errCrowded)
 	}
 	if s.leases(c) && now.Sub(c.written) > c.lease {
 		c.fail(fmt.Errorf("nothing was heard of this client for %v while it held threads up (stopped?): they go on", c.lease))
@@ -252,6 +254,19 @@ func (s *server) expire(c *connection, now time.Time) {
 // leases reports whether a client must let itself be heard: not while it waits for an answer.
 func (s *server) leases(c *connection) bool {
 	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 && s.rights.Holds(c)
+}
+
+var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
+
+// seats reports whether one more client can have all that is asked for.
+func (s *server) seats() bool {
+	taken := 0
+	for _, c := range s.clients {
+		if c.seated {
+			taken++
+		}
+	}
+	return taken < control.MaxClients
 }
 
 // fail lets a client go with words: where its next request would begin is not known.
@@ -305,10 +320,9 @@ func (s *server) accept(now time.Time) {
 		switch {
 		case err != nil || int(peer.Uid) != unix.Geteuid() && peer.Uid != 0:
 			c.fail(errors.New("the process is another user's"))
-		case len(s.clients) >= control.MaxClients && int(peer.Pid) != unix.Getpid():
-			c.fail(fmt.Errorf("%d clients are connected already; try again when one has gone", len(s.clients)))
 		default:
-			c.pid = int(peer.Pid)
+			c.pid, c.since = int(peer.Pid), now
+			c.seated = s.seats()
 			s.clients = append(s.clients, c)
 			s.retryAt = time.Time{} // it has made room, perhaps
 			continue
@@ -324,6 +338,12 @@ func (s *server) request(c *connection, line []byte) {
 	if err != nil {
 		c.refuse(r.ID, err)
 		return
+	}
+	if sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand; !c.seated && !sharing {
+		if c.seated = s.seats(); !c.seated {
+			c.fail(errCrowded)
+			return
+		}
 	}
 	switch r.Op {
 	case control.Status:

@@ -21,6 +21,7 @@ type device struct {
 	node        int         // NUMA node of the nearest host memory; -1: unknown
 	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
 	shareable   atomic.Bool // memory is made so that other processes can be given it, as file descriptors
+	shares      atomic.Bool // it has been
 	tags        map[string]*tag
 	space       *space.Space[segment]
 	peers       []int                 // devices that could have access to its memory

@@ -54,7 +54,7 @@
 //
 // # Locks
 //
-// In the order in which they are taken: opening, of one Import at a time; transition, of which pauses, resumes,
+// In the order in which they are taken: transition, of which pauses, resumes,
 // preparations and resets have turns; mu, over all records, space and small included, never held over a driver call
 // but those of newDevice and of the reservation of an arena; then mu of sharing, under which nothing is done, and
 // those inside backup, cuda, digest and reclaim, which call nobody above. What works on extents without mu owns

@@ -21,6 +21,8 @@ type extent struct {
 	step       step
 	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
 	imported   *imported   // had from another process; nil: made here
+	named      bool        // others know it by name, so it is of no use where it cannot be shared
+	plain      bool        // it cannot be
 	handle     cuda.Handle
 	users      []int    // devices that have access
 	lent       []uint64 // segments that were here, and that others may have mapped (sharing.importers)
@@ -38,7 +40,7 @@ const (
 
 // newExtent returns an extent, of nothing yet, for a segment.
 func newExtent(s *segment) *extent {
-	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped, imported: s.imported}
+	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped, imported: s.imported, named: s.shared != 0}
 	x.add(s)
 	return x
 }
@@ -72,18 +74,6 @@ func (x *extent) create() error {
 }
 
 func (x *extent) memory() (cuda.Handle, error) {
-	if i := x.imported; i != nil {
-		if f := x.userMapped; f != nil {
-			handle, _, err := i.fetch(f.size)
-			return handle, err
-		}
-		s := x.segments[0]
-		handle, lent, err := i.fetch(s.length())
-		if err == nil { // without the neighbours that it had, perhaps
-			x.address, x.size = s.address+uintptr(i.offset-lent.Offset), lent.Extent
-		}
-		return handle, err
-	}
 	if f := x.userMapped; f != nil {
 		return x.device.driver.MemCreateWith(f.size, f.prop)
 	}
@@ -96,10 +86,14 @@ func (x *extent) memory() (cuda.Handle, error) {
 		return d.driver.MemCreateWith(x.size, prop)
 	}
 	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
-	if errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue) {
+	if err == nil {
+		d.shares.Store(true)
+	}
+	if !x.named && (errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)) {
 		// The device has said that it can, but a virtual one, or a sandbox, may not.
 		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
-			d.shareable.Store(false)
+			x.plain = true
+			d.shareable.Store(d.shares.Load())
 			return plain, nil
 		}
 	}

@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/clock"
+	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
 
@@ -22,6 +24,7 @@ type imported struct {
 	offset uint64          // where in the addresses here that memory begins: before it lies what shared its extent at first
 	size   uint64          // bytes of it
 	opened map[uintptr]int // addresses that the program was given, and how often
+	lost   bool            // it will not come back: its process has ended or freed it while it was paused here
 }
 
 // importKey is what can be imported once.
@@ -39,49 +42,74 @@ func (i *imported) key(s *segment) importKey {
 	return key
 }
 
-// fetch has the memory from its process, if it goes where it was in room bytes of addresses. (cuMemImportFromShareableHandle)
-func (i *imported) fetch(room uint64) (cuda.Handle, Lent, error) {
-	e := i.engine
-	e.mu.Lock()
-	e.sharing.numbers++
-	i.number = e.sharing.numbers
-	e.mu.Unlock()
-	lent, err := e.sharing.processes.Fetch(i.share, i.number)
-	if errors.Is(err, ErrShareGone) || errors.Is(err, ErrSharePaused) {
-		i.number = 0
-	}
+// borrowed is another process's memory that is held here.
+type borrowed struct {
+	handle cuda.Handle
+	lent   Lent
+	number uint64 // under which it is held there
+}
+
+// fetch has the memory from its process, if it goes where it was in room bytes of addresses; 0: if it goes anywhere. It
+// changes nothing that it does not return: what waits for another process is done with nothing claimed or locked.
+// (cuMemImportFromShareableHandle)
+func (i *imported) fetch(room uint64) (b borrowed, err error) {
+	number := max(1, rand.Uint64())
+	lent, err := i.engine.sharing.processes.Fetch(i.share, number)
 	if err != nil {
-		i.giveBack()
-		return 0, lent, err
+		if !errors.Is(err, ErrShareGone) && !errors.Is(err, ErrSharePaused) {
+			i.tell(number)
+		}
+		return b, err
 	}
-	if i.size == 0 {
-		i.offset, i.size, room = lent.Offset, lent.Size, lent.Extent
+	offset, size := i.offset, i.size
+	if room == 0 {
+		offset, size, room = lent.Offset, lent.Size, lent.Extent
 	}
 	var handle cuda.Handle
-	if lent.Size == 0 || lent.Size != i.size || lent.Size > lent.Extent || lent.Offset > min(i.offset, lent.Extent-lent.Size) ||
-		lent.Extent > room-(i.offset-lent.Offset) {
-		err = fmt.Errorf("%d bytes at %d of %d, to be at %d of %d bytes: %w", lent.Size, lent.Offset, lent.Extent, i.offset, room,
+	if lent.Size == 0 || lent.Size != size || lent.Size > lent.Extent || lent.Offset > min(offset, lent.Extent-lent.Size) ||
+		lent.Extent > room-(offset-lent.Offset) {
+		err = fmt.Errorf("%d bytes at %d of %d, to be at %d of %d bytes: %w", lent.Size, lent.Offset, lent.Extent, offset, room,
 			cuda.InvalidValue)
 	} else {
-		handle, err = e.driver.MemImport(lent.Descriptor)
+		handle, err = i.engine.driver.MemImport(lent.Descriptor)
 	}
 	_ = unix.Close(lent.Descriptor)
 	if err != nil {
-		i.giveBack()
-		return 0, lent, fmt.Errorf("memory of process %d on device %s: %w", i.share.PID, lent.Device, err)
+		i.tell(number)
+		return b, fmt.Errorf("memory of process %d on device %s: %w", i.share.PID, lent.Device, err)
 	}
-	return handle, lent, nil
+	return borrowed{handle, lent, number}, nil
 }
 
-// giveBack has the process told that the memory is not mapped any more; again later, where it does not hear. It waits for
-// nothing, and of memory that is not imported does nothing.
-func (i *imported) giveBack() {
-	if i == nil || i.number == 0 {
-		return
+// open is fetch of memory that the engine does not know yet.
+func (i *imported) open() (b borrowed, err error) {
+	if b, err = i.fetch(0); err == nil {
+		i.number, i.offset, i.size = b.number, b.lent.Offset, b.lent.Size
 	}
-	e, share, number := i.engine, i.share, i.number
-	i.number = 0
-	e.driver.Reclaim.Kind("notice to another process").Add(0, func() error { return e.sharing.processes.Return(share, number) })
+	return b, err
+}
+
+// giveBack has the process told that the memory is not mapped any more. Of memory that is not imported it does nothing.
+func (i *imported) giveBack() {
+	if i != nil && i.number != 0 {
+		i.tell(i.number)
+		i.number = 0
+	}
+}
+
+// tell has the process told that nothing is held under a number; again soon, where that cannot be said.
+func (i *imported) tell(number uint64) {
+	e, share := i.engine, i.share
+	notices := e.driver.Reclaim.Kind("notice to another process").Persist(noticeAgain)
+	notices.Add(0, func() error { return e.sharing.processes.Return(share, number) })
+}
+
+const noticeAgain = 100 * time.Millisecond
+
+// end gives memory back that is mapped nowhere.
+func (i *imported) end(d *device, b borrowed) {
+	i.number = b.number
+	(&extent{device: d, imported: i, handle: b.handle, step: created}).drop()
 }
 
 // Import maps another process's segment for a device, and returns the address of offset in it: the same as before, if
@@ -89,11 +117,16 @@ func (i *imported) giveBack() {
 // (cuMemImportFromShareableHandle, cuMemMap, cuMemSetAccess)
 func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintptr, err error) {
 	defer e.audit(&err)
-	e.sharing.opening.Lock()
-	defer e.sharing.opening.Unlock()
+	key := importKey{share: share, ordinal: ordinal}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s := e.sharing.imports[importKey{share: share, ordinal: ordinal}]; s != nil && s.owner != aFree {
+	for e.sharing.opening[key] {
+		e.settled.Wait()
+	}
+	if s := e.sharing.imports[key]; s != nil && s.owner != aFree {
+		if err := s.lost(); err != nil {
+			return 0, err
+		}
 		address = s.address + uintptr(s.imported.offset+offset)
 		s.imported.opened[address]++
 		return address, nil
@@ -102,13 +135,18 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	if err != nil {
 		return 0, err
 	}
+	e.sharing.opening[key] = true
+	defer func() {
+		delete(e.sharing.opening, key)
+		e.settled.Broadcast()
+	}()
 	i := &imported{engine: e, share: share, opened: map[uintptr]int{}}
-	var handle cuda.Handle
-	var lent Lent
-	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(0); return err }); err != nil {
+	var b borrowed
+	if err := e.unlocked(func() (err error) { b, err = i.open(); return err }); err != nil {
 		return 0, err
 	}
-	drop := func() { (&extent{device: d, imported: i, handle: handle, step: created}).drop() }
+	lent := b.lent
+	drop := func() { i.end(d, b) }
 	if lent.Extent%d.granularity != 0 || offset >= lent.Size {
 		_ = e.unlocked(func() error { drop(); return nil })
 		return 0, fmt.Errorf("%d of %d bytes of process %d: %w", offset, lent.Extent, share.PID, cuda.InvalidValue)
@@ -122,7 +160,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	}
 	s.size, s.imported = lent.Extent, i
 	x := newExtent(s)
-	x.handle, x.step = handle, created
+	x.handle, x.step = b.handle, created
 	if err := e.unlocked(x.attach); err != nil {
 		_ = e.unlocked(x.unmake)
 		if x.step > none { // a free to be made later, as in malloc
@@ -244,38 +282,110 @@ func (e *Engine) pauseImports(o Options) (unmapped map[*segment]bool, err error)
 }
 
 // resumeImports maps again what is imported under a tag and meant, at the addresses that it had. Where the process that has
-// the memory has not resumed it yet, that is waited for, with nothing claimed or locked.
+// the memory has not resumed it yet, or does not answer, that is waited for, with nothing claimed or locked; and for each
+// process by a thread of its own: one that is stopped delays nobody else's.
 // Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the same.
-func (e *Engine) resumeImports(o Options, wait time.Duration, meant func(*segment) bool) error {
+func (e *Engine) resumeImports(o Options, wait time.Duration, meant func(*segment) bool) (first error) {
 	start := time.Now()
 	defer func() { o.spent.waitedSince(start) }()
+	of := map[Share]bool{} // by process: no ID
+	process := func(s *segment) Share { return Share{PID: s.imported.share.PID, Start: s.imported.share.Start} }
+	wanted := func(s *segment) bool { return s.imported != nil && !s.imported.lost && s.is(paused) && meant(s) }
+	for _, segments := range e.choose(o.Tag, wanted) {
+		for _, s := range segments {
+			of[process(s)] = true
+		}
+	}
+	errs := make(chan error)
+	for its := range of {
+		go func() {
+			errs <- guard.Call(func() error {
+				return e.resumeImportsOf(o, start.Add(wait), func(s *segment) bool { return wanted(s) && process(s) == its })
+			})
+		}()
+	}
+	for range of {
+		if err := <-errs; first == nil || !goneFor(first) && goneFor(err) {
+			first = err
+		}
+	}
+	return first
+}
+
+// resumeImportsOf is resumeImports of one process's memory.
+func (e *Engine) resumeImportsOf(o Options, until time.Time, wanted func(*segment) bool) error {
+	var gone error // of one try
 	for pause := firstLook; ; pause = min(2*pause, lastImportLook) {
-		last := time.Since(start) >= wait
-		waits, err := e.tryResumeImports(o, meant, last)
+		last := !time.Now().Before(until)
+		waits, err := e.tryResumeImports(o, wanted, last)
+		if goneFor(err) {
+			gone = cmp.Or(gone, err)
+		}
 		if !waits || last {
-			return err
+			return cmp.Or(gone, err)
 		}
 		clock.Sleep(pause)
 	}
 }
 
-// tryResumeImports tells whether some of it is still paused where it is; that is asked for once by process and tag, but in
-// the last try.
-func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool, last bool) (waits bool, first error) {
+// fetched is what came of asking for memory.
+type fetched struct {
+	borrowed
+	room uint64 // for it
+	err  error
+}
+
+// fetchImports asks for a process's memory, with nothing claimed or locked. What is still paused there is asked for once by
+// tag, but in the last try.
+func (e *Engine) fetchImports(o Options, wanted func(*segment) bool, last bool) map[*segment]*fetched {
+	got := map[*segment]*fetched{}
+	var asked []*segment
 	e.mu.Lock()
-	none := len(e.sharing.imports) == 0
+	for _, segments := range e.matching(o.Tag, wanted) {
+		for _, s := range segments {
+			got[s] = &fetched{room: s.length()}
+			if s.userMapped != nil {
+				got[s].room = s.userMapped.size
+			}
+			if s.extent == nil { // else it is held
+				asked = append(asked, s)
+			}
+		}
+	}
 	e.mu.Unlock()
-	if none {
+	var silent error
+	waiting := map[*tag]error{}
+	for _, s := range asked {
+		f := got[s]
+		if f.err = cmp.Or(silent, waiting[s.tag]); f.err != nil {
+			continue
+		}
+		f.err = guard.Call(func() (err error) { f.borrowed, err = s.imported.fetch(f.room); return err })
+		switch {
+		case errors.Is(f.err, ErrSilent):
+			silent = f.err
+		case errors.Is(f.err, ErrSharePaused) && !last:
+			waiting[s.tag] = f.err
+		}
+	}
+	return got
+}
+
+// tryResumeImports tells whether that is to be tried again. What is gone is paused no more, but lost.
+func (e *Engine) tryResumeImports(o Options, wanted func(*segment) bool, last bool) (waits bool, first error) {
+	got := e.fetchImports(o, wanted, last)
+	if len(got) == 0 {
 		return false, nil
 	}
+	var lines []string
+	defer func() { // when the lock is gone
+		for _, line := range lines {
+			e.warn(line)
+		}
+	}()
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.imported != nil && s.is(paused) && meant(s) })
-	type share struct {
-		pid int
-		tag *tag
-	}
-	silent, waiting := map[int]error{}, map[share]error{} // processes that do not answer; tags that they have not resumed
+	batches := e.begin(o.Tag, func(s *segment) bool { return got[s] != nil && wanted(s) })
 	_ = e.transit(batches, func() error {
 		for _, b := range batches {
 			e.mu.Lock()
@@ -283,36 +393,58 @@ func (e *Engine) tryResumeImports(o Options, meant func(*segment) bool, last boo
 			e.mu.Unlock()
 			for n, x := range b.extents {
 				s := b.segments[n]
-				pid := s.imported.share.PID
-				of := share{pid, s.tag}
-				err := cmp.Or(silent[pid], waiting[of])
+				f := got[s]
+				err := f.err
 				if err == nil {
-					err = x.make()
+					x.borrow(&f.borrowed)
+					err = x.attach()
 				}
 				if err == nil {
 					s.outcome.state, s.outcome.gated = active, false
 					continue
 				}
 				_ = x.undo()
-				if errors.Is(err, ErrSilent) {
-					silent[pid] = err
-				}
-				if errors.Is(err, ErrSharePaused) {
-					if waits = true; !last {
-						waiting[of] = err
-					}
+				waits = waits || errors.Is(err, ErrSharePaused) || errors.Is(err, ErrSilent)
+				err = fmt.Errorf("memory of process %d at %#x: %w", s.imported.share.PID, s.address, err)
+				if goneFor(err) {
+					err = fmt.Errorf("%w; close it (%s)", err, s.closedBy())
+					lines = append(lines, err.Error())
+					s.outcome.lost, s.outcome.gated = true, false
 				}
 				if first == nil || !goneFor(first) && goneFor(err) {
-					first = fmt.Errorf("memory of process %d at %#x: %w", s.imported.share.PID, s.address, err)
-					if goneFor(err) {
-						first = fmt.Errorf("%w; close it (%s)", first, s.closedBy())
-					}
+					first = err
 				}
 			}
 		}
 		return nil
 	}, func(*tag) {})
+	for s, f := range got { // that was closed meanwhile, or resumed by another
+		if f.handle != 0 {
+			(&imported{engine: e, share: s.imported.share}).end(s.device, f.borrowed)
+		}
+	}
 	return waits, first
+}
+
+// borrow takes memory that was fetched, unless the extent has some.
+func (x *extent) borrow(b *borrowed) {
+	if x.step > none || b.handle == 0 {
+		return
+	}
+	x.handle, x.step, x.imported.number = b.handle, created, b.number
+	if x.userMapped == nil { // without the neighbours that it had, perhaps
+		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.lent.Offset), b.lent.Extent
+	}
+	b.handle = 0
+}
+
+// lost is the error for memory of another process that will not come back.
+func (s *segment) lost() error {
+	if s.imported == nil || !s.imported.lost {
+		return nil
+	}
+	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address, s.imported.share.PID, s.closedBy(),
+		ErrShareGone)
 }
 
 // closedBy names the calls by which a program ends an import.

@@ -49,11 +49,11 @@ func (e *Engine) around(address uintptr) allocation {
 }
 
 // DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
-// -1 when there is none, and for another process's memory that is mapped: CUDA knows where that is.
+// -1 when there is none, and for another process's memory that is mapped, or lost: CUDA knows where that is, or nothing.
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s := e.around(address).segment; s != nil && (s.imported == nil || s.is(paused)) {
+	if s := e.around(address).segment; s != nil && (s.imported == nil || s.is(paused) && !s.imported.lost) {
 		return s.device.ordinal
 	}
 	return -1

@@ -56,7 +56,7 @@ func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 
 func (m *model) Return(share vmm.Share, number uint64) error {
 	m.held.Add(-1)
-	m.engine.Returned(share.ID, vmm.Importer{Number: number})
+	m.engine.Returned(share.ID, 0, number)
 	return nil
 }
 

@@ -90,6 +90,7 @@ type outcome struct {
 	state state
 	kept
 	gated bool
+	lost  bool // of an import
 }
 
 type state int

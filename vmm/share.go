@@ -34,7 +34,7 @@ type Share struct {
 type Importer struct {
 	PID    int
 	Start  uint64
-	Number uint64 // which of its imports; never used twice
+	Number uint64 // which of its imports: random, so that of no other process that has its PID later
 }
 
 // Lent is what an importer gets.
@@ -52,7 +52,7 @@ type Processes interface {
 	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any other,
 	// as ErrSilent, the memory may be held for the number all the same.
 	Fetch(share Share, number uint64) (Lent, error)
-	// Return says that it is not mapped under the number any more. An error: that was not understood.
+	// Return says that it is not mapped under the number any more, and waits for nothing. An error: that could not be said.
 	Return(share Share, number uint64) error
 	// Gone tells that an importer has ended.
 	Gone(importer Importer) bool
@@ -65,9 +65,7 @@ type sharing struct {
 	shares  map[uint64]*segment
 	closing []*Options // of the pauses that go on: nobody gets memory that they are about
 	imports map[importKey]*segment
-	numbers uint64 // of imports, so far
-
-	opening sync.Mutex // of an Import: another process answers in milliseconds
+	opening map[importKey]bool // by an Import that goes on
 
 	// mu is for the thread that hears other processes, which may wait for nothing: nothing is done under it.
 	mu        sync.Mutex
@@ -97,11 +95,20 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 			cuda.NotSupported)
 	case !e.shareable:
 		return 0, 0, 0, ErrNotShareable
-	case !s.device.shareable.Load():
-		return 0, 0, 0, fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it outside "+
-			"regions: %w", s.device.ordinal, cuda.NotSupported)
+	case s.plain():
+		return 0, 0, 0, s.errPlain()
 	}
 	return e.sharing.name(s), uint64(a.address() - s.address), s.length(), nil
+}
+
+// plain reports whether other processes can have nothing of a segment. The caller holds the engine's lock.
+func (s *segment) plain() bool {
+	return !s.device.shareable.Load() || s.extent != nil && s.extent.plain
+}
+
+func (s *segment) errPlain() error {
+	return fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it outside "+
+		"regions: %w", s.device.ordinal, cuda.NotSupported)
 }
 
 // name gives a segment its name for other processes. The caller holds the engine's lock.
@@ -128,6 +135,8 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		case s.extent.owner != nobody:
 			e.settled.Wait()
 			continue
+		case s.extent.plain: // named while that was made
+			return lent, s.errPlain()
 		}
 		// From now on a pause waits for it.
 		e.sharing.mu.Lock()
@@ -142,17 +151,17 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 			lent.Descriptor, err = e.driver.MemExport(s.extent.handle)
 			return err
 		}); err != nil {
-			e.Returned(id, to)
+			e.Returned(id, to.PID, to.Number)
 		}
 		return lent, err
 	}
 }
 
 // Returned notes that an importer has a segment no more. It never waits.
-func (e *Engine) Returned(id uint64, from Importer) {
+func (e *Engine) Returned(id uint64, pid int, number uint64) {
 	e.sharing.mu.Lock()
 	defer e.sharing.mu.Unlock()
-	e.sharing.drop(id, func(i Importer) bool { return i == from })
+	e.sharing.drop(id, func(i Importer) bool { return i.PID == pid && i.Number == number })
 }
 
 // drop forgets importers. The caller holds mu.

@@ -22,9 +22,13 @@ type neighbour struct {
 	self   int
 	others *[2]*vmm.Engine
 	deaf   atomic.Bool // does not hear what is returned
+	lost   atomic.Bool // finds the memory of the others gone
 }
 
 func (n *neighbour) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+	if n.lost.Load() {
+		return vmm.Lent{}, vmm.ErrShareGone
+	}
 	return n.others[share.PID].Export(share.ID, vmm.Importer{PID: n.self, Number: number})
 }
 
@@ -32,7 +36,7 @@ func (n *neighbour) Return(share vmm.Share, number uint64) error {
 	if n.deaf.Load() {
 		return errors.New("not heard")
 	}
-	n.others[share.PID].Returned(share.ID, vmm.Importer{PID: n.self, Number: number})
+	n.others[share.PID].Returned(share.ID, n.self, number)
 	return nil
 }
 
@@ -47,6 +51,7 @@ type pair struct {
 	engines    [2]*vmm.Engine
 	neighbours [2]*neighbour
 	own, other [2]uintptr
+	shares     [2]vmm.Share  // of other, where Import opens it
 	beside     [2][2]uintptr // of the size of own, before and behind it; 0: there is none
 }
 
@@ -101,9 +106,11 @@ func newMappedPair(t *testing.T) *pair {
 				address uintptr
 				handle  cuda.Handle
 			}{{p.other[i], imports[i]}, {p.own[i], handles[i]}} {
-				require.NoError(t, e.MemUnmap(each.address, shareSize))
+				if each.address != 0 {
+					require.NoError(t, e.MemUnmap(each.address, shareSize))
+					require.NoError(t, driver.MemAddressFree(each.address, shareSize))
+				}
 				require.NoError(t, e.MemRelease(each.handle))
-				require.NoError(t, driver.MemAddressFree(each.address, shareSize))
 			}
 		}
 		p.engines[1].Trim()
@@ -130,7 +137,8 @@ func newPair(t *testing.T) *pair {
 		id, offset, size, err := p.engines[1-i].Share(p.own[1-i])
 		require.NoError(t, err)
 		require.EqualValues(t, shareSize, size)
-		p.other[i], err = e.Import(0, vmm.Share{PID: 1 - i, ID: id}, offset)
+		p.shares[i] = vmm.Share{PID: 1 - i, ID: id}
+		p.other[i], err = e.Import(0, p.shares[i], offset)
 		require.NoError(t, err)
 	}
 	t.Cleanup(func() {
@@ -248,12 +256,16 @@ func TestSharedIsFreed(t *testing.T) {
 	require.NotEqual(t, p.other[1], again)
 	require.NoError(t, second.Close(again, false))
 	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
-	for range 2 {
+	for cycle := range 2 {
 		require.Equal(t, [2]error{}, p.pause(10*time.Second))
 		require.Zero(t, p.sim.Stat("handles"))
 		errs := p.resume(10 * time.Second)
 		require.NoError(t, errs[0])
-		require.ErrorIs(t, errs[1], vmm.ErrShareGone)
+		if cycle == 0 { // then it is known to be lost
+			require.ErrorIs(t, errs[1], vmm.ErrShareGone)
+		} else {
+			require.NoError(t, errs[1])
+		}
 		requireFilled(t, p.own[0], shareSize, 3)
 	}
 	require.EqualValues(t, 6, p.sim.Stat("handles"))
@@ -426,10 +438,149 @@ func TestReturnedLater(t *testing.T) {
 		})
 		require.ErrorIs(t, errs[0], vmm.ErrImported)
 		require.NoError(t, errs[1])
-		p.neighbours[1].deaf.Store(false)
-		require.NoError(t, pause(p.engines[1], vmm.Options{})) // which has nothing else to do
+		p.neighbours[1].deaf.Store(false) // nobody calls the importer
 		require.NoError(t, pause(p.engines[0], vmm.Options{Importers: 10 * time.Second}))
 		require.Equal(t, [2]error{}, p.resume(time.Second))
 		p.requireFilled(1)
 	})
+}
+
+// Memory that is gone when it is to be resumed holds nothing up: it is lost, and whoever uses it is told so.
+func TestLostWhilePaused(t *testing.T) {
+	eachPair(t, func(t *testing.T, p *pair) {
+		importer := p.engines[1]
+		var opened atomic.Int64
+		importer.WhenUngated(func() { opened.Add(1) })
+		gated := vmm.Options{Gated: true, Importers: 10 * time.Second}
+		errs := p.both(func(_ int, e *vmm.Engine) error { return pause(e, gated) })
+		require.Equal(t, [2]error{}, errs)
+		p.neighbours[1].lost.Store(true)
+
+		err := resume(importer, inExtents(10*time.Second))
+		require.ErrorIs(t, err, vmm.ErrShareGone)
+		require.EqualValues(t, 1, opened.Load())
+		require.False(t, importer.Gated())
+		require.NoError(t, resume(importer, inExtents(10*time.Second)), "it was said")
+		stats := tagStats(t, importer, "t")
+		require.EqualValues(t, shareSize, stats.ImportedLost)
+		require.Zero(t, stats.ImportedPaused+stats.ImportedBytes)
+		require.Negative(t, importer.DeviceOf(p.other[1]))
+		if p.shares[1].ID != 0 {
+			_, err = importer.Import(0, p.shares[1], 0)
+			require.ErrorIs(t, err, vmm.ErrShareGone)
+		} else {
+			handle, err := importer.MemRetain(p.other[1])
+			require.NoError(t, err)
+			require.ErrorIs(t, importer.MemUse(handle, false, func(cuda.Handle) error { return nil }), vmm.ErrShareGone)
+			require.ErrorIs(t, importer.MemSetAccess(p.other[1], shareSize, onDevice0), vmm.ErrShareGone)
+			require.NoError(t, importer.MemUnmap(p.other[1], shareSize))
+			require.ErrorIs(t, importer.MemMap(p.other[1], shareSize, 0, handle, 0), vmm.ErrShareGone)
+			require.NoError(t, importer.MemRelease(handle))
+			p.other[1] = 0
+		}
+		require.Equal(t, [2]error{}, p.pause(10*time.Second))
+		require.Equal(t, [2]error{}, p.resume(10*time.Second))
+	})
+}
+
+// One refusal of the driver to make memory that can be shared is of that memory alone.
+func TestOneRefusal(t *testing.T) {
+	p := newPair(t)
+	p.fill(1)
+	first := p.engines[0]
+	refusing := func() { p.sim.Fail("cuMemCreate", 1, int(cuda.NotSupported)) }
+	refusing()
+	plain := mallocs(t, first, 1, vmm.Request{Size: shareSize, Tag: "plain"})[0]
+	_, _, _, err := first.Share(plain)
+	require.ErrorIs(t, err, cuda.NotSupported)
+	require.NoError(t, first.Free(plain, false))
+
+	require.Equal(t, [2]error{}, p.pause(10*time.Second))
+	require.ErrorIs(t, resume(p.engines[1], vmm.Options{}), vmm.ErrSharePaused) // its own is back
+	refused := false
+	for call := 1; call <= 3 && !refused; call++ { // one of them is of what is shared
+		p.sim.Fail("cuMemCreate", call, int(cuda.NotSupported))
+		err := resume(first, vmm.Options{})
+		refused = errors.Is(err, cuda.NotSupported)
+		require.True(t, err == nil || refused, "%v", err)
+		require.NoError(t, pause(first, vmm.Options{}))
+		p.sim.ClearFailures()
+	}
+	require.True(t, refused)
+	require.Equal(t, [2]error{}, p.resume(10*time.Second))
+	p.requireFilled(1)
+}
+
+// crowd is how one of several engines speaks to the others.
+type crowd struct {
+	self    int
+	engines *[3]*vmm.Engine
+	stopped chan struct{} // the first does not answer until it is closed
+}
+
+func (c *crowd) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
+	if share.PID == 0 {
+		<-c.stopped
+	}
+	return c.engines[share.PID].Export(share.ID, vmm.Importer{PID: c.self, Number: number})
+}
+
+func (c *crowd) Return(share vmm.Share, number uint64) error {
+	c.engines[share.PID].Returned(share.ID, c.self, number)
+	return nil
+}
+
+func (c *crowd) Gone(vmm.Importer) bool { return false }
+
+// Whatever waits for a process that is stopped delays nothing that has to do with others.
+func TestOneIsStopped(t *testing.T) {
+	_, driver, importer := simulated(t, 1)
+	engines := [3]*vmm.Engine{2: importer}
+	c := &crowd{self: 2, engines: &engines, stopped: make(chan struct{})}
+	close(c.stopped)
+	var own, other [2]uintptr
+	var shares [2]vmm.Share
+	for i := range 2 {
+		engines[i] = vmm.New(driver, func(uintptr, uint64) error { return nil })
+		engines[i].Processes(&crowd{self: i, engines: &engines})
+		engines[i].Shareable(true)
+		own[i] = mallocs(t, engines[i], 1, vmm.Request{Size: shareSize, Tag: "t"})[0]
+		id, _, _, err := engines[i].Share(own[i])
+		require.NoError(t, err)
+		shares[i] = vmm.Share{PID: i, ID: id}
+	}
+	importer.Processes(c)
+	for i := range 2 {
+		var err error
+		other[i], err = importer.Import(0, shares[i], 0)
+		require.NoError(t, err)
+	}
+	require.NoError(t, pause(importer, vmm.Options{}))
+
+	c.stopped = make(chan struct{})
+	resumed, opened := make(chan error), make(chan error)
+	go func() { resumed <- resume(importer, vmm.Options{Importers: time.Minute}) }()
+	require.Eventually(t, func() bool { return importer.ImportedBytes() == shareSize }, time.Minute, time.Millisecond)
+	mine := mallocs(t, importer, 1, vmm.Request{Size: shareSize, Tag: "mine"})[0]
+	tag := "mine"
+	require.NoError(t, pause(importer, vmm.Options{Tag: &tag}))
+	require.NoError(t, resume(importer, vmm.Options{Tag: &tag}))
+	go func() {
+		_, err := importer.Import(0, vmm.Share{ID: 1}, 0) // of the one that is stopped
+		opened <- err
+	}()
+	again, err := importer.Import(0, shares[1], 0)
+	require.NoError(t, err)
+	require.Equal(t, other[1], again)
+	require.NoError(t, importer.Close(again, false))
+	importer.Trim()
+	close(c.stopped)
+	require.NoError(t, <-resumed)
+	require.ErrorIs(t, <-opened, vmm.ErrShareGone)
+	for i := range 2 {
+		require.NoError(t, importer.Close(other[i], false))
+		require.NoError(t, engines[i].Free(own[i], false))
+		engines[i].Drain()
+	}
+	require.NoError(t, importer.Free(mine, false))
 }

@@ -70,6 +70,7 @@ type TagStats struct {
 	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // what a pause would free so, for want of a backup
 	ImportedBytes        uint64  `json:"imported_bytes"`               // other processes' memory, mapped now; in none of the figures above
 	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
+	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was
 	PausedSince          float64 `json:"paused_since"`                 // when the last pause was done, in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds     float64 `json:"last_pause_seconds"`
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
@@ -146,6 +147,8 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 			if s.imported != nil {
 				if s.state == active {
 					ts.ImportedBytes += s.imported.size
+				} else if s.imported.lost {
+					ts.ImportedLost += s.imported.size
 				} else {
 					ts.ImportedPaused += s.imported.size
 				}

@@ -99,7 +99,7 @@ again:
 	slices.SortFunc(batches, func(x, y *batch) int { return x.device.ordinal - y.device.ordinal })
 	for _, b := range batches {
 		for _, s := range b.segments {
-			s.owner, s.outcome = aTransition, outcome{s.state, s.kept, s.gated}
+			s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept, gated: s.gated}
 		}
 		for _, x := range b.extents {
 			x.owner = aTransition
@@ -142,6 +142,9 @@ func (e *Engine) end(batches []*batch, note func(*tag)) {
 			s.owner = nobody
 			s.state, s.kept = s.outcome.state, s.outcome.kept
 			s.setGated(s.outcome.gated)
+			if s.outcome.lost {
+				s.imported.lost = true
+			}
 			if !noted[s.tag] {
 				noted[s.tag] = true
 				note(s.tag)

@@ -64,6 +64,8 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 		return err
 	case offset != 0 || flags != 0:
 		return fmt.Errorf("an offset into a handle, or flags: %w", cuda.NotSupported)
+	case s.lost() != nil:
+		return s.lost()
 	case s.userMapped.mapped:
 		return fmt.Errorf("a second mapping of one handle made in a region: %w", cuda.NotSupported)
 	case s.state == paused && e.devices[s.device.ordinal] != s.device:
@@ -117,6 +119,9 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	defer e.mu.Unlock()
 	if len(descs) == 0 && e.overlapping(address, size) != nil {
 		return fmt.Errorf("no access is asked for: %w", cuda.InvalidValue)
+	}
+	if s := e.overlapping(address, size); s != nil && s.lost() != nil {
+		return s.lost()
 	}
 	set := func(d *cuda.Driver, address uintptr, size uint64) error {
 		return d.MemSetAccessOf(address, size, descs)
@@ -202,6 +207,8 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 		return nil, err
 	case lend && s.imported != nil:
 		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w", s.imported.share.PID, cuda.NotSupported)
+	case s.lost() != nil:
+		return nil, s.lost()
 	case s.state == paused:
 		return nil, fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
 	}

@@ -56,14 +56,14 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 		return 0, err
 	}
 	i := &imported{engine: e, share: share}
-	var handle cuda.Handle
-	var lent Lent
-	if err := e.unlocked(func() (err error) { handle, lent, err = i.fetch(0); return err }); err != nil {
+	var b borrowed
+	if err := e.unlocked(func() (err error) { b, err = i.open(); return err }); err != nil {
 		return 0, err
 	}
+	lent := b.lent
 	s := &segment{size: lent.Size, imported: i, userMapped: &userMapped{size: lent.Size, references: 1}, device: d}
 	x := newExtent(s)
-	x.handle, x.step = handle, created
+	x.handle, x.step = b.handle, created
 	if lent.Size%d.granularity != 0 || lent.Extent != lent.Size {
 		_ = e.unlocked(func() error { x.drop(); return nil })
 		return 0, fmt.Errorf("%d bytes of process %d: %w", lent.Size, share.PID, cuda.InvalidValue)

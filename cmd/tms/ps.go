@@ -103,7 +103,8 @@ their first pausable allocation on), with a row for each tag on each device. Who
   STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
           take all of the process (tms pause --everything); pausing, resuming, moving
   BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
-Below the table it says how much a pause would free without contents, for want of a backup, and how much is paused so.
+Below the table it says how much a pause would free without contents, for want of a backup, how much is paused so, and how
+much memory of other processes is lost: they have ended, or freed it, while it was paused.
 A process that does not answer within a second is listed as such. With --job those of one launch alone:
 TORCHELASTIC_RUN_ID (torchrun's --rdzv-id), PMIX_NAMESPACE (Open MPI), SLURM_JOB_ID or MASTER_ADDR:MASTER_PORT, in their
 environments, name it, and so does --json ("jobs").
@@ -229,15 +230,16 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
 	}
 	for _, p := range found {
-		sayWithout(&text, p, "a pause would free", func(tag vmm.TagStats) uint64 { return tag.PauseWithoutContents })
-		sayWithout(&text, p, "paused", func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
+		say(&text, p, "a pause would free %s without contents", func(tag vmm.TagStats) uint64 { return tag.PauseWithoutContents })
+		say(&text, p, "paused %s without contents", func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
+		say(&text, p, "lost %s of other processes, which have ended or freed it", func(tag vmm.TagStats) uint64 { return tag.ImportedLost })
 	}
 	_, err := io.WriteString(to, text.String())
 	return err
 }
 
-// sayWithout writes a line if a process has such memory, with its tags.
-func sayWithout(to *strings.Builder, p process, verb string, of func(vmm.TagStats) uint64) {
+// say writes a line if a process has such memory, with its tags.
+func say(to *strings.Builder, p process, words string, of func(vmm.TagStats) uint64) {
 	var all uint64
 	var names []string
 	for _, d := range p.Stats.Devices {
@@ -249,7 +251,7 @@ func sayWithout(to *strings.Builder, p process, verb string, of func(vmm.TagStat
 		}
 	}
 	if all > 0 {
-		line(to, fmt.Sprintf("%d: %s%s: %s", p.PID, verb, without(" ", all), strings.Join(names, ", ")))
+		line(to, fmt.Sprintf("%d: "+words+": %s", p.PID, readable.Bytes(all), strings.Join(names, ", ")))
 	}
 }
 

@@ -89,10 +89,10 @@ func PID(name string) (int, bool) {
 	return pid, ok && err == nil && pid > 0 && Name(pid) == name
 }
 
-// Lost reports whether a process listens on a socket that is not in its directory any more, as far as the caller's network
-// namespace shows it: the process makes another one, soon after Look. (/proc/net/unix)
+// Lost reports whether a process listens on a socket that is not in its directory any more, or is about to listen, as far as
+// the caller's network namespace shows it: it can be found soon after Look. (/proc/net/unix)
 func Lost(pid int) bool {
-	const listens = "00010000" // __SO_ACCEPTCON
+	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
 	sockets, err := rawfile.ReadFile("/proc/net/unix")
 	if err != nil {
 		return false
@@ -100,8 +100,11 @@ func Lost(pid int) bool {
 	for line := range strings.Lines(string(sockets)) {
 		about, path, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " /")
 		fields := strings.Fields(about)
+		if filepath.Base(path) != Name(pid) || len(fields) <= state || fields[state] != unconnected {
+			continue
+		}
 		var found unix.Stat_t
-		if filepath.Base(path) == Name(pid) && len(fields) > 3 && fields[3] == listens && unix.Lstat("/"+path, &found) != nil {
+		if fields[flags] != listens || unix.Lstat("/"+path, &found) != nil {
 			return true
 		}
 	}

@@ -3,6 +3,7 @@
  * ipc WHAT */
 #include "host.h"
 
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 
@@ -292,6 +293,227 @@ static void unseen(void)
 	meet();
 }
 
+/* The one that has the memory is stopped while it is told that it is not mapped any more: it hears of that later. */
+static void unheard(void)
+{
+	struct handle handle;
+	pid_t other = getpid();
+	if (rank == 0) {
+		handle = handle_of(pausable(SIZE, "t", true));
+		tell(&handle, sizeof handle);
+		tell(&other, sizeof other);
+		meet();
+		meet();
+		EXPECT(tms_pause("t"), 0);
+		meet();
+		return;
+	}
+	hear(&handle, sizeof handle);
+	hear(&other, sizeof other);
+	(void)opened(handle);
+	meet();
+	EXPECT(kill(other, SIGSTOP), 0);
+	EXPECT(tms_pause("t"), 0);
+	char stats[1 << 14];
+	do
+		CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats);
+	while (strstr(stats, "given back in the background"));
+	EXPECT(kill(other, SIGCONT), 0);
+	meet();
+	meet(); /* without a call of ours */
+}
+
+/* One process of three is stopped, which is nothing to what the others have of each other. */
+static void beside_stopped(void)
+{
+	enum { PIECES = 3 }; /* of the one that is stopped: each is a notice of its own */
+	char *opened_of[2];
+	pid_t pids[2];
+	int channels[2];
+	for (int i = 0; i < 2; i++) {
+		int ends[2];
+		CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends) == 0);
+		pids[i] = fork();
+		CHECK(pids[i] >= 0);
+		channels[i] = channel = ends[pids[i] == 0];
+		close(ends[pids[i] != 0]);
+		if (pids[i] > 0)
+			continue;
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		for (int piece = 0; piece < PIECES; piece++) {
+			char *memory = pausable(SIZE, "t", true);
+			struct handle handle = handle_of(memory);
+			fill(memory, SIZE, (unsigned)i);
+			tell(&handle, sizeof handle);
+		}
+		meet();
+		if (i == 1) {
+			EXPECT(tms_pause("t"), 0);
+			meet();
+			EXPECT(tms_resume("t"), 0);
+			meet();
+		}
+		for (;;)
+			pause();
+	}
+	for (int i = 0; i < 2; i++) {
+		channel = channels[i];
+		for (int piece = 0; piece < PIECES; piece++) {
+			struct handle handle;
+			hear(&handle, sizeof handle);
+			opened_of[i] = opened(handle);
+		}
+		if (i == 0)
+			meet();
+	}
+	EXPECT(kill(pids[0], SIGSTOP), 0);
+	meet();
+	EXPECT(tms_pause("t"), 0);
+	meet();
+	EXPECT(tms_trim(), 0);
+	meet();
+	EXPECT(tms_resume_within("t", 0), 909); /* nothing of the one that is stopped */
+	CHECK(filled(opened_of[1], SIZE, 1));
+	EXPECT(kill(pids[0], SIGCONT), 0);
+	EXPECT(tms_resume("t"), 0);
+	CHECK(filled(opened_of[0], SIZE, 0));
+}
+
+/* Many have one's memory, and all open, pause and resume at once. */
+static void crowd(void)
+{
+	enum { IMPORTERS = 40 };
+	static struct {
+		_Atomic int step, arrived;
+		struct handle handle;
+	} *shared;
+	shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	CHECK(shared != MAP_FAILED);
+	bool importer = false;
+	for (int i = 0; i < IMPORTERS && !importer; i++) {
+		pid_t child = fork();
+		CHECK(child >= 0);
+		importer = child == 0;
+	}
+	char *memory = NULL;
+	if (importer) {
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+		EXPECT(cudaFree(pausable(SMALL, "own", false)), 0);
+	} else {
+		memory = pausable(SIZE, "t", true);
+		shared->handle = handle_of(memory);
+		fill(memory, SIZE, 1);
+	}
+	for (int step = 1; step <= 4; step++) {
+		if (importer) {
+			shared->arrived++;
+			while (shared->step < step)
+				usleep(1000);
+		} else {
+			while (shared->arrived < IMPORTERS) {
+				EXPECT(waitpid(-1, NULL, WNOHANG), 0);
+				usleep(1000);
+			}
+			shared->arrived = 0;
+			shared->step = step;
+		}
+		if (step == 1 && importer)
+			memory = opened(shared->handle);
+		else if (step == 2)
+			EXPECT(tms_pause_within("t", 60), 0);
+		else if (step == 3)
+			EXPECT(tms_resume("t"), 0);
+		CHECK(step == 1 || step == 2 || filled(memory, SIZE, 1));
+	}
+	while (importer)
+		pause();
+}
+
+/* Memory of another process is gone while this one is held up: it goes on all the same. */
+static _Atomic unsigned worked;
+static void *work(void *own)
+{
+	for (;;) {
+		EXPECT(cudaMemset(own, 1, SMALL), 0);
+		worked++;
+	}
+	return NULL;
+}
+
+static void lost(void)
+{
+	struct handle handle;
+	if (rank == 0) {
+		handle = handle_of(pausable(SIZE, "t", true));
+		tell(&handle, sizeof handle);
+		meet();
+		raise(SIGKILL);
+	}
+	pthread_t worker;
+	char stats[1 << 14], words[64], byte;
+	void *own = pausable(SIZE, "own", true), *again = NULL;
+	hear(&handle, sizeof handle);
+	char *memory = opened(handle);
+	EXPECT(pthread_create(&worker, NULL, work, own), 0);
+	EXPECT(tms_pause_gated(NULL, 60), 0);
+	unsigned before = worked;
+	meet();
+	CHECK(recv(channel, &byte, 1, 0) <= 0);
+	EXPECT(tms_resume(NULL), 400);
+	CHECK(strstr(tms_last_error(), "the process has ended") && strstr(tms_last_error(), "cudaIpcCloseMemHandle"));
+	while (worked == before)
+		usleep(1000);
+	snprintf(words, sizeof words, "\"imported_lost_bytes\":%zu", 4 * MIB); /* whole granules */
+	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && strstr(stats, words));
+	EXPECT(cudaIpcOpenMemHandle(&again, handle, LAZY), 400);
+	CHECK(strstr(tms_last_error(), "is lost; close it (cudaIpcCloseMemHandle)"));
+	EXPECT(tms_pause_gated(NULL, 60), 0);
+	EXPECT(tms_resume(NULL), 0);
+	EXPECT(cudaIpcCloseMemHandle(memory), 0);
+	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && !strstr(stats, words));
+}
+
+/* The main thread of the one that has it mapped has ended, which lives on in others. */
+static void *survive(void *handle)
+{
+	char *memory = opened(*(struct handle *)handle);
+	char stat[512] = "", path[64];
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)getpid());
+	while (!strstr(stat, ") Z ")) {
+		FILE *file = fopen(path, "r");
+		CHECK(file && fgets(stat, sizeof stat, file));
+		fclose(file);
+	}
+	meet();
+	meet();
+	EXPECT(tms_pause("t"), 0);
+	EXPECT(tms_resume("t"), 0);
+	CHECK(filled(memory, SIZE, 1));
+	meet();
+	_exit(0);
+}
+
+static void main_ends(void)
+{
+	static struct handle handle;
+	if (rank == 1) {
+		pthread_t survivor;
+		hear(&handle, sizeof handle);
+		EXPECT(pthread_create(&survivor, NULL, survive, &handle), 0);
+		pthread_exit(NULL);
+	}
+	char *memory = pausable(SIZE, "t", true);
+	handle = handle_of(memory);
+	fill(memory, SIZE, 1);
+	tell(&handle, sizeof handle);
+	meet();
+	EXPECT(tms_pause_within("t", 0.1), NOT_READY);
+	meet();
+	EXPECT(tms_pause("t"), 0); /* with the other */
+	EXPECT(tms_resume("t"), 0);
+	meet();
+}
+
 /* The one that has it mapped is killed. */
 static void importer_dies(void)
 {
@@ -382,6 +604,12 @@ static void as_rank(const char *what)
 		mutual();
 	else if (strcmp(what, "lone") == 0)
 		lone();
+	else if (strcmp(what, "lost") == 0)
+		lost();
+	else if (strcmp(what, "main_ends") == 0)
+		main_ends();
+	else if (strcmp(what, "unheard") == 0)
+		unheard();
 	else if (strcmp(what, "unseen") == 0)
 		unseen();
 	else if (strcmp(what, "freed") == 0)
@@ -399,6 +627,8 @@ int main(int argc, char **argv)
 	void (*one)(void) = strcmp(what, "alone") == 0	     ? alone
 			    : strcmp(what, "not shared") == 0  ? not_shared
 			    : strcmp(what, "beside nccl") == 0 ? beside_nccl
+			    : strcmp(what, "beside stopped") == 0 ? beside_stopped
+			    : strcmp(what, "crowd") == 0	? crowd
 								: NULL;
 	if (one) {
 		one();
@@ -412,7 +642,7 @@ int main(int argc, char **argv)
 	channel = ends[rank];
 	close(ends[!rank]);
 	if (rank == 1)
-		prctl(PR_SET_PDEATHSIG, strcmp(what, "killed") ? SIGKILL : 0);
+		prctl(PR_SET_PDEATHSIG, strcmp(what, "killed") && strcmp(what, "lost") ? SIGKILL : 0);
 	if (strcmp(what, "importer_dies") == 0) {
 		if (rank == 1) {
 			pid_t own = getpid();
@@ -421,7 +651,7 @@ int main(int argc, char **argv)
 		importer_dies();
 		return 0;
 	}
-	if (strcmp(what, "killed") == 0) { /* the second is waited for here */
+	if (strcmp(what, "killed") == 0 || strcmp(what, "lost") == 0) { /* the second is waited for here */
 		pid_t first = rank == 0 ? fork() : 0;
 		if (rank == 0 && first > 0) {
 			close(channel);

@@ -35,6 +35,8 @@ type Kind struct {
 	refused     []item
 	added, done uint64 // how many there ever were in queued, and out of it again
 	threads     int    // that release something
+	again       time.Duration
+	comes       bool // a thread sleeps until then
 	idle        sync.Cond
 }
 
@@ -65,8 +67,16 @@ func (q *Queue) kind(what string) *Kind {
 	return k
 }
 
+// Persist has what is refused tried again by itself after so long, and returns the kind.
+func (k *Kind) Persist(again time.Duration) *Kind {
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	k.again = again
+	return k
+}
+
 // Add has a thing of so many bytes released in the background, one of a kind at a time. It never waits. After an
-// error release is called again, at the next Retry.
+// error release is called again, at the next Retry, or by itself (Persist).
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -105,8 +115,20 @@ func (k *Kind) release(i item) bool {
 	k.queue.mu.Lock()
 	if i.err != nil {
 		k.refused = append(k.refused, i)
+		if k.again > 0 && !k.comes {
+			k.comes = true
+			go k.later()
+		}
 	}
 	return i.err == nil
+}
+
+func (k *Kind) later() {
+	clock.Sleep(k.again)
+	k.queue.mu.Lock()
+	defer k.queue.mu.Unlock()
+	k.comes = false
+	k.retry()
 }
 
 func (k *Kind) leave() {

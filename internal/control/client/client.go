@@ -147,11 +147,11 @@ func Dial(pid int) (*Conn, error) {
 // changes something by the number means another. It waits for one that makes its socket anew.
 func Look(pid int) (*Conn, error) {
 	connection, err := connect(pid)
-	for start := time.Now(); err != nil && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {
-		lost := control.Lost(pid) // asked before: it may be found by now
-		if connection, err = connect(pid); !lost {
-			break
+	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {
+		if missed++; control.Lost(pid) {
+			missed = 0
 		}
+		connection, err = connect(pid) // it may be there by now
 	}
 	return connection, err
 }
