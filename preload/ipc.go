@@ -125,8 +125,8 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 		return reply, descriptor, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)
 	}
 	socket, err := dial(share.PID)
-	if err != nil {
-		return reply, descriptor, err
+	if err != nil { // it may be about to end
+		return reply, descriptor, fmt.Errorf("%w: %w", vmm.ErrSilent, err)
 	}
 	defer func() { _ = unix.Close(socket) }()
 	r.Version, r.ID = control.Version, 1
