@@ -6,7 +6,6 @@
 #include "region.h"
 #include "tms.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -334,21 +333,11 @@ HIDDEN int operation_import(const struct operation *asked, uint64_t *result)
 	return code;
 }
 
-/* Of a process in which nothing pausable was ever made: without a driver nothing ever will be. */
-static int find_driver(void)
-{
-	void *driver = dlopen("libcuda.so.1", RTLD_LAZY);
-	if (!driver)
-		return error_fail(ERROR_NO_DEVICE, "the CUDA driver cannot be loaded: %s", dlerror());
-	dlclose(driver);
-	return SUCCESS;
-}
-
 static int transition(int kind, const char *tag, double wait)
 {
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
-		return find_driver();
+		return SUCCESS; /* nothing pausable was ever made */
 	struct operation operation = {
 		.kind = kind,
 		.tag = tag,
@@ -433,18 +422,14 @@ EXPORT int tms_prepare(const char *tag, bool wait)
 	if (wait)
 		return transition(OPERATION_PREPARE, tag, 0);
 	if (go_now() == GO_ASLEEP)
-		return find_driver();
+		return SUCCESS;
 	return IN_GO(tmsPrepare((char *)tag));
 }
 
 EXPORT int tms_serve(void)
 {
-	if (go_now() != GO_DEAD) { /* run says why not */
-		int code = find_driver();
-		if (code != SUCCESS)
-			return code;
+	if (go_now() != GO_DEAD) /* run says why not */
 		control_load();
-	}
 	struct operation operation = {.kind = OPERATION_SERVE};
 	operation_settings(&operation, NULL);
 	return run(&operation);

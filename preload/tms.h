@@ -73,7 +73,7 @@ void tms_set_disk_backup_dir(const char *path);
 /* Releases, or maps again, the physical memory of every active segment with this tag, NULL: of
  * all, on all devices. Addresses stay. All or nothing: after an error everything is as before and
  * the same call can be made again; only when the driver refuses to take memory back, at the very
- * end of a pause, all is paused, and another pause releases what is still held. No-ops succeed, but 100: there is no driver.
+ * end of a pause, all is paused, and another pause releases what is still held. No-ops succeed.
  *
  * 301 from a resume: contents that waited on disk cannot be read back; tms_last_error names the tag, the
  * address and the file. All that the call was for stays paused. The same resume fails with the same words
@@ -110,7 +110,7 @@ int tms_pause_everything(double timeout);
 
 /* Has the process listen on a Unix socket, as TMS_CONTROL=1 does, for tms ps, tms pause and tms resume of the same
  * user. Starts the library's threads, and returns when it listens; a second call does nothing. 304: the socket
- * cannot be made, and tms_last_error says why; 100: there is no driver. */
+ * cannot be made, and tms_last_error says why. */
 int tms_serve(void);
 
 /* As tms_pause, but contents are lost whatever backup the segments have: nothing is copied, and the host memory

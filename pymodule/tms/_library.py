@@ -108,6 +108,7 @@ class Library:
         self._set_progress = bind("tms_set_progress_callback", None, PROGRESS, ctypes.c_void_p)
         self._last_error = bind("tms_last_error", ctypes.c_char_p)
         self._stats_json = bind("tms_stats_json", ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t)
+        self._has_driver = False
         self.incremental_by_default = self.incremental
         """As the environment says; regions change it for their thread."""
 
@@ -216,6 +217,7 @@ class Library:
             within: seconds for other processes that have memory of the tag open
                 (tms_pause_within).
         """
+        self._find_driver("pausing", tag)
         name = _encoded(tag)
         code = self._pause(name) if within is None else self._pause_within(name, within)
         self._check(code, "pausing", tag)
@@ -228,20 +230,24 @@ class Library:
 
     def discard(self, tag: str | None) -> int:
         """tms_discard, as `pause`."""
+        self._find_driver("discarding", tag)
         self._check(self._discard(_encoded(tag)), "discarding", tag)
         return int(self._last_bytes())
 
     def resume(self, tag: str | None) -> int:
         """tms_resume, waiting for nothing, its error code raised; the bytes that it mapped."""
+        self._find_driver("resuming", tag)
         self._check(self._resume(_encoded(tag), 0), "resuming", tag)
         return int(self._last_bytes())
 
     def prepare(self, tag: str | None, wait: bool) -> None:
         """tms_prepare, its error code raised."""
+        self._find_driver("preparing", tag)
         self._check(self._prepare(_encoded(tag), wait), "preparing", tag)
 
     def trim(self) -> None:
         """tms_trim, its error code raised."""
+        self._find_driver("trimming", None)
         self._check(self._trim(), "trimming", None)
 
     def pause_everything(self, timeout: float) -> int:
@@ -253,9 +259,10 @@ class Library:
 
     def serve(self) -> None:
         """tms_serve, its error code raised."""
-        code = self._serve()
+        missing = self._driver_missing()
+        code = 100 if missing else self._serve()
         if code:
-            raise from_code(code, "listening", self.last_error)
+            raise from_code(code, "listening", missing or self.last_error)
 
     def set_disk_directory(self, path: bytes) -> None:
         """tms_set_disk_backup_dir."""
@@ -275,10 +282,24 @@ class Library:
                 return buffer.value.decode()
             room = 1 + length  # it has grown in between
 
-    def _check(self, code: int, doing: str, tag: str | None) -> None:
+    def _check(self, code: int, doing: str, tag: str | None, cause: str = "") -> None:
         if code:
             what = "all tags" if tag is None else f"tag {tag!r}"
-            raise from_code(code, f"{doing} {what}", self.last_error)
+            raise from_code(code, f"{doing} {what}", cause or self.last_error)
+
+    def _find_driver(self, doing: str, tag: str | None) -> None:
+        """Without a driver nothing can ever have been made that the library would pause."""
+        missing = self._driver_missing()
+        self._check(100 if missing else 0, doing, tag, missing)
+
+    def _driver_missing(self) -> str:
+        if not self._has_driver:
+            try:
+                ctypes.CDLL("libcuda.so.1")
+            except OSError as error:
+                return f"the CUDA driver cannot be loaded: {error}"
+            self._has_driver = True
+        return ""
 
 
 _loaded: Library | None = None
