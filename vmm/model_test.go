@@ -40,8 +40,8 @@ type model struct {
 	retain, verify, pool bool
 	serial               uint64
 	operations           int
-	other                *vmm.Engine  // as if of another process, which opens memory of the first
-	held                 atomic.Int64 // of that memory, as the first knows it
+	other                *vmm.Engine // as if of another process, which opens memory of the first
+	held                 sync.Map    // numbers under which it has some of that
 }
 
 // The other's processes: there is one.
@@ -49,14 +49,14 @@ type model struct {
 func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	lent, err := m.engine.Export(share.ID, vmm.Importer{Number: number})
 	if err == nil {
-		m.held.Add(1)
+		m.held.Store(number, true)
 	}
 	return lent, err
 }
 
 func (m *model) Return(share vmm.Share, number uint64) error {
-	m.held.Add(-1)
 	m.engine.Returned(share.ID, 0, number)
+	m.held.Delete(number) // perhaps one that it was not given
 	return nil
 }
 
@@ -303,11 +303,17 @@ func (m *model) open(p *piece) {
 		for m.try("close", func() error { return m.other.Close(seen.address, false) }) != nil {
 		}
 	}
-	for tries := 0; m.held.Load() > 0 && tries < 100; tries++ {
+	holds := func() bool {
+		for range m.held.Range {
+			return true
+		}
+		return false
+	}
+	for tries := 0; holds() && tries < 100; tries++ {
 		m.other.FreeDeferred()
 		m.other.Drain()
 	}
-	if m.held.Load() > 0 {
+	if holds() {
 		m.fail("operation %d: %#x is not given back", m.operations, p.address)
 	}
 }
