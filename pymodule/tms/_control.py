@@ -50,7 +50,7 @@ class TagStats(TypedDict):
     imported_paused_bytes: int
     """And that a pause has unmapped."""
     imported_lost_bytes: int
-    """And that was freed there meanwhile, or whose process has ended: it does not come back, and is to be closed."""
+    """And that was freed there meanwhile, or whose process has ended: it does not come back."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float
