@@ -23,17 +23,22 @@ static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
 	return *(void **)found != NULL;
 }
 
+static find_function *_Atomic found_at_load;
+
+/* At load: in a child of fork dl_iterate_phdr may wait for ever for a lock that another thread of its parent had. */
+__attribute__((constructor, section(".text.startup"))) static void load(void)
+{
+	void *found = NULL;
+	dl_iterate_phdr(look_for_dlsym, &found);
+	atomic_store(&found_at_load, found ? (find_function *)found : dlsym);
+}
+
+/* Another library's constructor may come before ours. */
 static find_function *find_in(void)
 {
-	static find_function *_Atomic known;
-	find_function *find = atomic_load_explicit(&known, memory_order_relaxed);
-	if (!find) {
-		void *found = NULL;
-		dl_iterate_phdr(look_for_dlsym, &found);
-		find = found ? (find_function *)found : dlsym;
-		atomic_store(&known, find);
-	}
-	return find;
+	if (!atomic_load_explicit(&found_at_load, memory_order_relaxed))
+		load();
+	return atomic_load_explicit(&found_at_load, memory_order_relaxed);
 }
 
 HIDDEN void *forward_next(const char *name)
