@@ -17,7 +17,6 @@ import sys
 
 import usage  # noqa: F401
 
-
 CALLS = ("cuLaunchKernel", "cuStreamQuery")
 
 
