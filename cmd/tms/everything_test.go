@@ -465,9 +465,11 @@ func TestEverythingOfAProgramThatWorks(t *testing.T) {
 				went()
 				_, stderr, code := command(t, "pause", pid, "--everything")
 				require.Zero(t, code, stderr)
-				before := s.do("cycles")
-				time.Sleep(10 * time.Millisecond)
-				require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
+				if does != "churn" { // a freed piece may serve the next allocation without the driver
+					before := s.do("cycles")
+					time.Sleep(10 * time.Millisecond)
+					require.Equal(t, before, s.do("cycles"), "nobody works meanwhile")
+				}
 				_, stderr, code = command(t, "resume", pid)
 				require.Zero(t, code, stderr)
 			}

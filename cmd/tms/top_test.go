@@ -214,11 +214,11 @@ func TestTopNeedsATerminal(t *testing.T) {
 // What of a device is whose.
 func TestOverview(t *testing.T) {
 	const gib = 1 << 30
-	one := process{ProcessState: control.ProcessState{PID: 1, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
+	one := process{here: 1, ProcessState: control.ProcessState{PID: 1, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
 		{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
 			Tags: []vmm.TagStats{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}
-	silent := process{ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
-	gone := process{ProcessState: control.ProcessState{PID: 3, Stats: vmm.Stats{Everything: true, Devices: []vmm.DeviceStats{
+	silent := process{here: 2, ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
+	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3, Stats: vmm.Stats{Everything: true, Devices: []vmm.DeviceStats{
 		{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}
 	all := []process{one, silent, gone}
 	var silents uint64 // where numbers are the driver's
