@@ -275,7 +275,7 @@ type refusal struct {
 	host, hostAvailable uint64 // for want of host memory
 }
 
-// waysOut are those of who lacks host memory for contents.
+// waysOut names what a user can do when host memory does not suffice for contents.
 const waysOut = "tms pause --to disk writes contents to files, --discard gives them up, --tag pauses a part; " +
 	"tms run --backup disk or peer has them wait elsewhere"
 

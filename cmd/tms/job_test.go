@@ -156,7 +156,7 @@ func TestJobIsNotPaused(t *testing.T) {
 		}
 		require.Eventually(t, func() bool {
 			return fmt.Sprint(jobHeld(t, ranks)) == fmt.Sprint(repeated(rankBytes, count))
-		}, 2*time.Minute, time.Millisecond, "of pause %d", i)
+		}, 20*time.Second, time.Millisecond, "after pause %d", i)
 	}
 
 	// One is stopped: it is named, and the others go on.

@@ -357,7 +357,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	}
 	inside.Env = append(os.Environ(), "CUDASIM_MEMORY=256M")
 	contained := startToListen(t, inside)
-	const words = "who listens by that number has it in another PID namespace"
+	const words = "the process that listens by that number has it in another PID namespace"
 	for _, arguments := range [][]string{
 		{"pause", other.number(), "--force"}, {"pause", other.number(), "--everything", "--force"}, {"resume", other.number()},
 		{"pause", other.number(), "--dry-run"}, {"swap", other.number(), "1"}, {"idle", other.number()},

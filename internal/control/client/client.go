@@ -28,7 +28,7 @@ import (
 var ErrUnreachable = errors.New("cannot be asked")
 
 // ErrElsewhere: who listens by this number is a process of another PID namespace, and here the number is not its own.
-var ErrElsewhere = fmt.Errorf("%w: who listens by that number has it in another PID namespace (a container): ask there", ErrUnreachable)
+var ErrElsewhere = fmt.Errorf("%w: the process that listens by that number has it in another PID namespace (a container): ask there", ErrUnreachable)
 
 // busyTime is how long a process is tried whose queue of clients is full.
 const busyTime = time.Second
