@@ -116,7 +116,7 @@ func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NC
 	C.nccl_together(0)
 	if together != nil {
 		// Whoever has given up must not be suspended behind his back.
-		if len(together.Together) > 0 && float64(time.Now().UnixMicro()) > together.Until*1e6 {
+		if len(together.Together) > 0 && together.Wait() == 0 {
 			nccl.turn.Unlock()
 			return late("the other ranks do not wait any more for this one")
 		}

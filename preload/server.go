@@ -460,6 +460,9 @@ func (s *server) leave() {
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
 			c.task.withdrawn.Store(true)
+		} else if c.task != nil && c.task.request.NCCL.Wait() > 0 { // other ranks wait for this one: it is undone when it is done
+			c.task.lets, c.task.client = s.rights.Pauses(c), nil
+			c.task.withdrawn.Store(true)
 		} else if c.task != nil {
 			s.withdraw(c)
 		}
@@ -506,7 +509,7 @@ func (s *server) begin(now time.Time) {
 	}
 	t := s.running
 	if t.request.Op == control.Pause && !t.request.Hold {
-		t.lets = s.rights.Pauses(t.client)
+		t.lets = t.lets || s.rights.Pauses(t.client)
 	} else if t.request.Op == control.Undo && t.client != nil {
 		released := s.rights.Undo(t.client)
 		t.lets, t.tags = released.Hold, released.Due

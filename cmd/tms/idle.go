@@ -5,11 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -122,9 +120,8 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 			turns[i] = &turn{file: file}
 		}
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the command
+	ctx, again := interruptible()
+	context.AfterFunc(ctx, again) // a second signal ends the command
 	outcomes := make([]outcome, len(pids))
 	var all sync.WaitGroup
 	for i, pid := range pids {

@@ -7,11 +7,9 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -149,8 +147,7 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	ctx, _ := interruptible()
 	j := &job{request: request, everything: request.Everything}
 	j.request.Everything = false
 	for i, pid := range pids {
@@ -231,11 +228,18 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	if j.everything {
 		pause.NCCL = j.together(timeout)
 	}
+	// A rank whose NCCL is being suspended waits for the others: an interrupt withdraws nothing before that wait has ended.
+	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
+	defer withdraw()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
 	err := j.each(func(r *jobRank) error {
-		reply, err := r.Do(ctx, pause)
+		reply, err := r.Do(carried, pause)
 		r.Bytes, r.WithoutContents, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL, reply.Stays
 		return failure(reply, err)
 	})
+	if err == nil {
+		err = ctx.Err()
+	}
 	if err != nil {
 		return j.undo(err)
 	}

@@ -2,6 +2,8 @@ package main
 
 import (
 	"bufio"
+	"context"
+	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,6 +15,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
 )
 
 // communicating is a program with 24 MiB of pausable weights that uses NCCL, and another that sees what is free of the
@@ -515,6 +520,38 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 			}
 			asBefore(ranks)
 		}
+	})
+	t.Run("a client that leaves as it asks the second", func(t *testing.T) {
+		ranks := startSpread(t)
+		first, err := client.Dial(ranks[0].Process.Pid)
+		require.NoError(t, err)
+		second, err := net.Dial("unix", filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", ranks[1].pid+".sock"))
+		require.NoError(t, err)
+		timeout := 60.0
+		hold := control.Request{Version: control.Version, ID: 1, Op: control.Pause, Hold: true, Timeout: &timeout, NCCL: &control.NCCL{}}
+		reply, err := first.Do(context.Background(), hold)
+		require.NoError(t, err)
+		require.Len(t, reply.Communicators, 1, reply.Error)
+		_, err = second.Write(control.Line(hold))
+		require.NoError(t, err)
+		line, err := bufio.NewReader(second).ReadString('\n')
+		require.NoError(t, err)
+		require.Contains(t, line, `"ok":true`)
+
+		together := hold
+		together.Hold, together.NCCL = false, &control.NCCL{Together: []string{reply.Communicators[0].Name},
+			Until: float64(time.Now().Add(time.Minute).UnixMicro()) / 1e6}
+		stop(t, ranks[1].Process) // it sees the request and the end of the connection at once
+		_, err = second.Write(control.Line(together))
+		require.NoError(t, err)
+		require.NoError(t, second.Close())
+		require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
+		reply, err = first.Do(context.Background(), together)
+		require.NoError(t, err)
+		require.True(t, reply.OK, reply.Error)
+		require.Contains(t, reply.NCCL, "1 communicator with 4.00 MiB suspended")
+		first.Close()
+		asBefore(ranks)
 	})
 	t.Run("a rank that ends", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=hang")

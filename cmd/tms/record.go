@@ -5,9 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -72,8 +70,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 		}
 		return errNo
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	ctx, _ := interruptible()
 	connection, err := client.Dial(pid)
 	if err != nil {
 		return failed(err)

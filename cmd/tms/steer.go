@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os/signal"
 	"slices"
 	"strconv"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -175,8 +173,7 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 	if err != nil {
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	ctx, _ := interruptible()
 	outcomes := make([]outcome, len(pids))
 	going := s.progress(command.ErrOrStderr(), verb, pids...)
 	var all sync.WaitGroup

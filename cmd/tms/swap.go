@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -82,9 +80,8 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 		}
 		return err
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
-	context.AfterFunc(ctx, stop) // a second signal ends the command
+	ctx, again := interruptible()
+	context.AfterFunc(ctx, again) // a second signal ends the command
 	going := s.progress(command.ErrOrStderr(), "swapping", outPID, inPID)
 	outcomes := s.swap(ctx, outPID, inPID)
 	going.end()

@@ -6,11 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/signal"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,8 +52,7 @@ Exit status: 0; 2 this is no such terminal.`,
 			if err := screenful(os.Stdin, os.Stdout); err != nil {
 				return err
 			}
-			ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-			defer stop()
+			ctx, _ := interruptible()
 			interrupted, err := top.Run(ctx, &watched{job: job}, top.Settings{ASCII: !utf8Locale(), Whose: ofWhom(job)}, os.Stdin, os.Stdout)
 			for _, words := range interrupted {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words)

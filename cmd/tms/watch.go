@@ -2,13 +2,10 @@ package main
 
 import (
 	"bytes"
-	"context"
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"strings"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,8 +16,7 @@ const shortestWatch = 0.1 // seconds
 // watching shows something again and again until the command is interrupted: on a terminal in one place, elsewhere one
 // after another, with an empty line between where that is wanted.
 func watching(to io.Writer, every time.Duration, apart bool, show func(io.Writer) error) error {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	ctx, _ := interruptible()
 	next := time.NewTicker(every)
 	defer next.Stop()
 	for first := true; ; first = false {

@@ -123,6 +123,14 @@ type NCCL struct {
 	Until float64 `json:"until,omitempty"`
 }
 
+// Wait returns for how long from now other ranks may wait for this one; 0: they do not.
+func (n *NCCL) Wait() time.Duration {
+	if n == nil || len(n.Together) == 0 {
+		return 0
+	}
+	return max(0, time.Until(time.UnixMicro(int64(n.Until*1e6))))
+}
+
 // Communicator is one of NCCL's that has ranks in several processes, and can be suspended in all of them at once.
 type Communicator struct {
 	Name  string `json:"name"`  // the same in each of its processes
