@@ -50,9 +50,7 @@ var listener struct {
 //export tmsServe
 func tmsServe() {
 	go func() {
-		growStack(false)
-		if err := guard.Call(serve); err != nil {
-			logPanic(err)
+		if err := onGo(serve); err != nil {
 			logLine(fmt.Sprintf("the process cannot be steered from outside: %v", err))
 		}
 	}()

@@ -18,7 +18,6 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/control"
-	"tms/internal/guard"
 	"tms/internal/rawfile"
 	"tms/internal/readable"
 	"tms/vmm"
@@ -287,10 +286,7 @@ func unhold() {
 
 // letGo is unhold, on another thread than the control socket's.
 func letGo() {
-	growStack(false)
-	if err := guard.Call(func() error { unhold(); return nil }); err != nil {
-		logPanic(err)
-	}
+	_ = onGo(func() error { unhold(); return nil })
 }
 
 // ungate resumes NCCL and opens the gate, if nothing is left that gated pauses have paused. Errors: those of resumeNCCL.

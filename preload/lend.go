@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/internal/guard"
 	"tms/internal/rawfile"
 	"tms/vmm"
 )
@@ -80,8 +79,7 @@ func (s *server) beginLend(now time.Time) {
 
 // perform lends memory, on another thread.
 func (s *server) perform(number, share uint64, to vmm.Importer) {
-	growStack(false)
-	err := guard.Call(func() error {
+	err := onGo(func() error {
 		e := engine.Load()
 		if e == nil {
 			return vmm.ErrShareGone
@@ -104,7 +102,6 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		return err
 	})
 	if err != nil {
-		logPanic(err)
 		s.unlent.Store(&control.Reply{Code: vmm.Code(err), Error: err.Error()})
 	}
 }

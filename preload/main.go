@@ -106,25 +106,29 @@ func withoutCaptures(f func() error) error {
 	return f()
 }
 
-// enter runs f and turns a panic into an error: nothing of ours may unwind into the host.
+// enter is onGo of what needs the engine.
 func enter(f func(*vmm.Engine) error) error {
-	growStack(false)
-	err := guard.Call(func() error {
+	return onGo(func() error {
 		e, err := start()
 		if err != nil {
 			return err
 		}
 		return f(e)
 	})
-	if err != nil {
-		logPanic(err)
-	}
+}
+
+// onGo runs f with room on the stack for a fault. A panic becomes an error, because nothing of ours may unwind into the
+// host, and the first one is logged.
+func onGo(f func() error) error {
+	growStack(false)
+	err := guard.Call(f)
+	logPanic(err)
 	return err
 }
 
 func logPanic(err error) {
 	var panicked *guard.Panic
-	if errors.As(err, &panicked) {
+	if err != nil && errors.As(err, &panicked) {
 		logPanics.Do(func() { logLine(fmt.Sprintf("%v\n%s", err, panicked.Stack)) })
 	}
 }
@@ -323,8 +327,7 @@ func tmsOperation(operation *C.struct_operation) {
 		var bytes uint64
 		var err error
 		if kind == C.OPERATION_SERVE { // the only one that needs no driver
-			growStack(false)
-			err = guard.Call(serve)
+			err = onGo(serve)
 		} else {
 			err = enter(func(e *vmm.Engine) (err error) {
 				switch kind {
@@ -377,7 +380,7 @@ func tmsPrepare(tag *C.char) C.int {
 		}
 		finish := e.Prepare(name)
 		go func() {
-			if err := guard.Call(finish); err != nil {
+			if err := onGo(finish); err != nil {
 				logLine(err.Error())
 			}
 		}()

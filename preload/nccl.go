@@ -18,7 +18,6 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/control"
-	"tms/internal/guard"
 	"tms/internal/readable"
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -238,14 +237,12 @@ func awaitedNCCL() string {
 
 // awaitNCCL ends what resumeNCCL has begun, on another thread, and has its turn.
 func awaitNCCL(lost int) {
-	growStack(false)
-	err := guard.Call(func() error {
+	err := onGo(func() error {
 		for bool(C.nccl_is_busy()) {
 			clock.Sleep(10 * time.Millisecond)
 		}
 		return lostNCCL(lost)
 	})
-	logPanic(err)
 	if err != nil {
 		logLine(err.Error())
 	}
@@ -259,10 +256,7 @@ func awaitNCCL(lost int) {
 
 // resumeNCCLLater is for whoever may not wait.
 func resumeNCCLLater() {
-	growStack(false)
-	err := guard.Call(resumeNCCL)
-	logPanic(err)
-	if err != nil {
+	if err := onGo(resumeNCCL); err != nil {
 		logLine(err.Error())
 	}
 	openGate()

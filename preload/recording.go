@@ -10,7 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/guard"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -55,9 +54,8 @@ func recordTransition(t vmm.Transition) {
 
 //export tmsTraceFigures
 func tmsTraceFigures() {
-	growStack(false)
 	start := time.Now()
-	_ = guard.Call(func() error {
+	_ = onGo(func() error {
 		recordFigures(engine.Load())
 		return nil
 	})
@@ -125,8 +123,5 @@ func stopRecording(which int) error {
 
 // abandonRecording ends that of a client which has gone. Why it had ended before, stderr has been told.
 func abandonRecording(which int) {
-	hand(func() {
-		growStack(false)
-		_ = guard.Call(func() error { return stopRecording(which) })
-	})
+	hand(func() { _ = onGo(func() error { return stopRecording(which) }) })
 }

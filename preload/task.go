@@ -20,7 +20,6 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
-	"tms/internal/guard"
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -56,13 +55,12 @@ func hand(work func()) {
 
 // perform does a request, on another thread.
 func (t *task) perform() *control.Reply {
-	growStack(false)
 	start := time.Now()
 	var reply control.Reply
 	if t.lets && t.request.Op == control.Undo {
 		letGo()
 	}
-	err := guard.Call(func() (err error) {
+	err := onGo(func() (err error) {
 		switch t.request.Op {
 		case control.Record:
 			return t.record()
@@ -95,7 +93,6 @@ func (t *task) perform() *control.Reply {
 		}
 	}
 	if reply.OK = err == nil; !reply.OK {
-		logPanic(err)
 		reply.Code, reply.Error = vmm.Code(err), err.Error()
 		var short *backup.Shortage
 		if errors.As(err, &short) {
@@ -304,9 +301,8 @@ func (s *server) ask() {
 
 // statusOf completes a status, on another thread.
 func statusOf(state control.ProcessState) *control.Reply {
-	growStack(false)
 	reply := control.Reply{OK: true}
-	err := guard.Call(func() (err error) {
+	err := onGo(func() (err error) {
 		if state.Gated = C.gate_unusable() == nil; state.Gated {
 			idle := idleFor().Seconds()
 			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
@@ -329,7 +325,6 @@ func statusOf(state control.ProcessState) *control.Reply {
 		return err
 	})
 	if err != nil {
-		logPanic(err)
 		return &control.Reply{Code: vmm.Code(err), Error: err.Error()}
 	}
 	return &reply
