@@ -22,13 +22,13 @@ import (
 // align holds back, as the request says, and tells how far this process is. Errors: a refusal.
 func (t *task) align() (*control.Alignment, error) {
 	if words := C.gate_unusable(); words != nil {
-		return nil, &refusal{C.GoString(words), cuda.NotSupported}
+		return nil, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
 	}
 	gate.Lock()
 	shut := gate.shut
 	gate.Unlock()
 	if shut {
-		return nil, &refusal{"the program's threads are held up already, for another pause", cuda.NotReady}
+		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are held up already, for another pause")
 	}
 	if t.request.Targets == nil {
 		C.nccl_freeze()
@@ -101,7 +101,7 @@ func sequenceNamed(name string) (s C.struct_gate_sequence, err error) {
 		ranks[i-1], err = strconv.ParseInt(words[i], 10, 32)
 	}
 	if err != nil || len(words) != 1 && len(words) != 3 || (ranks[0] < 0 || ranks[1] < 0) && len(words) == 3 {
-		return s, &refusal{fmt.Sprintf("%.100q is no name of a sequence, such as an align tells", name), cuda.InvalidValue}
+		return s, cuda.Refuse(cuda.InvalidValue, "%.100q is no name of a sequence, such as an align tells", name)
 	}
 	s.clique, s.from, s.to = C.uint64_t(clique), C.int(ranks[0]), C.int(ranks[1])
 	return s, nil

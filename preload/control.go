@@ -29,15 +29,6 @@ import (
 // descriptors for the process, such as a call of the driver, and no other thread can use a descriptor of its.
 // server.go has what the thread does then, task.go what other threads do for it.
 
-// refusal is an error with a code of its own, for vmm.Code.
-type refusal struct {
-	words string
-	code  cuda.Result
-}
-
-func (r *refusal) Error() string { return r.words }
-func (r *refusal) Code() int     { return int(r.code) }
-
 // listener is what starts the thread, once.
 var listener struct {
 	sync.Mutex
@@ -65,8 +56,8 @@ func serve() error {
 	}
 	if listener.asked == nil {
 		if !C.threads_reserve_control() {
-			return &refusal{fmt.Sprintf("it needs %d more threads, which the process cannot make; raise ulimit -u or the pids limit",
-				C.THREADS_OF_CONTROL), cuda.OperatingSystem}
+			return cuda.Refuse(cuda.OperatingSystem, "it needs %d more threads, which the process cannot make; "+
+				"raise ulimit -u or the pids limit", C.THREADS_OF_CONTROL)
 		}
 		asked := make(chan chan error)
 		began := make(chan error)
@@ -119,11 +110,12 @@ func ownTable() error {
 	own := "/proc/thread-self/fd"
 	descriptors, unlisted := rawfile.Names(own)
 	if unlisted != nil {
-		return &refusal{fmt.Sprintf("a thread cannot have descriptors of its own (close_range: %v; %s: %v)", err, own, unlisted), cuda.OperatingSystem}
+		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: %v)",
+			err, own, unlisted)
 	}
 	if refused := unix.Unshare(unix.CLONE_FILES); refused != nil {
-		return &refusal{fmt.Sprintf("a thread cannot have descriptors of its own (close_range, of Linux 5.9: %v; unshare: %v)", err, refused),
-			cuda.OperatingSystem}
+		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own "+
+			"(close_range, of Linux 5.9: %v; unshare: %v)", err, refused)
 	}
 	if now, err := rawfile.Names(own); err == nil {
 		descriptors = now
@@ -151,7 +143,7 @@ func (s *server) listen(patience time.Duration) error {
 		}
 		refused = append(refused, err)
 	}
-	return &refusal{strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "), cuda.OperatingSystem}
+	return cuda.Refuse(cuda.OperatingSystem, "%s", strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "))
 }
 
 // bind makes the socket in a directory, whose lock keeps those away who remove what the dead have left.

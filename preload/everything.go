@@ -6,7 +6,6 @@ package main
 import "C"
 
 import (
-	"fmt"
 	"math"
 	"strings"
 
@@ -24,8 +23,8 @@ import (
 func (t *task) everything() error {
 	if C.everything_asked() && t.request.Op != control.Undo { // of its own: see there
 		if !t.request.Everything {
-			return &refusal{"everything of this process is paused, the driver's part too: its CUDA calls wait. tms resume brings it back",
-				cuda.IllegalState}
+			return cuda.Refuse(cuda.IllegalState, "everything of this process is paused, the driver's part too: "+
+				"its CUDA calls wait. tms resume brings it back")
 		}
 		if t.request.Op != control.Move {
 			if err := settleEverything(); err != nil {
@@ -44,11 +43,11 @@ func (t *task) everything() error {
 // poll must wait for it.
 func settleEverything() error {
 	if C.everything_pending() {
-		return &refusal{"another command is pausing everything of this process at this moment; try again when it has ended",
-			cuda.IllegalState}
+		return cuda.Refuse(cuda.IllegalState, "another command is pausing everything of this process at this moment; "+
+			"try again when it has ended")
 	}
 	if C.everything_driver_has() {
-		return &refusal{"the driver has this process; tms resume has it give the process back first", cuda.IllegalState}
+		return cuda.Refuse(cuda.IllegalState, "the driver has this process; tms resume has it give the process back first")
 	}
 	C.everything_set(false)
 	releasePolls()
@@ -60,12 +59,12 @@ func settleEverything() error {
 func notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
-		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: it has called %s, and managed memory, multicast "+
-			"objects, or memory that processes share cannot be checkpointed%s%s", C.GoString(call), ncclShares(), otherwise), cuda.NotSupported}
+		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: it has called %s, and "+
+			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s", C.GoString(call), ncclShares(), otherwise)
 	}
 	if address := lent(); address != 0 {
-		return &refusal{fmt.Sprintf("the driver's checkpoint would lose this process: its memory at %#x was exported, and memory that "+
-			"processes share cannot be checkpointed%s%s", address, ncclShares(), otherwise), cuda.NotSupported}
+		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: its memory at %#x was exported, "+
+			"and memory that processes share cannot be checkpointed%s%s", address, ncclShares(), otherwise)
 	}
 	e := engine.Load()
 	if e == nil {
@@ -74,8 +73,8 @@ func notCheckpointed() error {
 	names, err := e.DeviceNames()
 	for ordinal, name := range names {
 		if strings.Contains(name, " MIG ") {
-			return &refusal{fmt.Sprintf("device %d is a part of a GPU (%s), which the driver cannot checkpoint%s", ordinal, name, otherwise),
-				cuda.NotSupported}
+			return cuda.Refuse(cuda.NotSupported, "device %d is a part of a GPU (%s), which the driver cannot checkpoint%s",
+				ordinal, name, otherwise)
 		}
 	}
 	return err

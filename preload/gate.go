@@ -50,24 +50,15 @@ type manner struct {
 	also *everything // NCCL is suspended before, where it can be; nil: not
 }
 
-// refused is an error of a gated pause that has changed nothing.
-type refused struct {
-	code  cuda.Result
-	words string
+// refuse is the error of a gated pause that has changed nothing.
+func refuse(code cuda.Result, format string, arguments ...any) error {
+	return cuda.Refuse(code, "gated pause: %s; nothing has changed, and the program runs on", fmt.Sprintf(format, arguments...))
 }
 
-func (r *refused) Error() string {
-	return "gated pause: " + r.words + "; nothing has changed, and the program runs on"
-}
-
-func (r *refused) Code() int { return int(r.code) }
-
-func late(format string, arguments ...any) error {
-	return &refused{cuda.Timeout, fmt.Sprintf(format, arguments...)}
-}
+func late(format string, arguments ...any) error { return refuse(cuda.Timeout, format, arguments...) }
 
 func unsupported(format string, arguments ...any) error {
-	return &refused{cuda.NotSupported, fmt.Sprintf(format, arguments...)}
+	return refuse(cuda.NotSupported, format, arguments...)
 }
 
 // Of the timeout, what is waited at one moment is an eighth at first, and then more: a kernel may take long.
@@ -87,8 +78,8 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 			moment = left
 		}
 		freed, err = pauseAtOnce(e, options, min(moment, left), timeout, how)
-		var late *refused
-		bad := errors.As(err, &late) && late.code == cuda.Timeout || errors.Is(err, cuda.InvalidContext)
+		var refused *cuda.Refusal
+		bad := errors.As(err, &refused) && refused.Result == cuda.Timeout || errors.Is(err, cuda.InvalidContext)
 		if left = time.Until(deadline); !bad || once || left <= 0 {
 			return freed, err
 		}
@@ -111,7 +102,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		return 0, err
 	}
 	if err := refuseRegistered(e, options.Tag); err != nil && !how.force {
-		return 0, &refused{cuda.NotSupported, err.Error()}
+		return 0, unsupported("%v", err)
 	}
 	if err := beenIdle(how.idle); err != nil {
 		return 0, err
@@ -155,10 +146,12 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	if err := beenIdle(how.idle); err != nil {
 		return 0, err
 	}
-	blame := func(device int, busy func(cuda.Stream) bool) error { return blamed(device, busy, timeout) }
-	if err := e.AwaitIdle(deadline, blame); err != nil {
-		var ours *refused
-		if !errors.As(err, &ours) {
+	var named error
+	if err := e.AwaitIdle(deadline, func(device int, busy func(cuda.Stream) bool) error {
+		named = blamed(device, busy, timeout)
+		return named
+	}); err != nil {
+		if named == nil {
 			err = fmt.Errorf("gated pause: waiting for the devices: %w; nothing has changed", err)
 		}
 		return 0, err
@@ -255,7 +248,7 @@ func beenIdle(idle time.Duration) error {
 		return nil
 	}
 	if found := idleFor(); found < idle {
-		return &refused{cuda.NotReady, fmt.Sprintf("a device was given work %v ago, less than %v", found.Round(time.Millisecond), idle)}
+		return refuse(cuda.NotReady, "a device was given work %v ago, less than %v", found.Round(time.Millisecond), idle)
 	}
 	return nil
 }

@@ -41,8 +41,8 @@ const answerWithin = 5 * time.Second
 func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		if base, _ := e.RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
-			return &refusal{"memory of a pool (TMS_INIT_POOL) is shared with other processes only as the whole segment of the pool; " +
-				"allocate it outside regions", cuda.NotSupported}
+			return cuda.Refuse(cuda.NotSupported, "memory of a pool (TMS_INIT_POOL) is shared with other processes only as the "+
+				"whole segment of the pool; allocate it outside regions")
 		}
 		id, offset, size, err := e.Share(uintptr(address))
 		if err != nil {
@@ -70,7 +70,8 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	handle := &operation.ipc
 	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
 	if share.PID == unix.Getpid() {
-		return 0, &refusal{"the handle is of memory of this process itself: use the address that it was made of", cuda.InvalidContext}
+		return 0, cuda.Refuse(cuda.InvalidContext, "the handle is of memory of this process itself: use the address "+
+			"that it was made of")
 	}
 	if err := ready(int(operation.device)); err != nil {
 		return 0, err
@@ -126,7 +127,7 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 	}
 	socket, err := dial(share.PID)
 	if err != nil { // it may be about to end
-		return reply, descriptor, fmt.Errorf("%w: %w", vmm.ErrSilent, err)
+		return reply, descriptor, cuda.Refuse(cuda.NotSupported, "%w: %w", vmm.ErrSilent, err)
 	}
 	defer func() { _ = unix.Close(socket) }()
 	r.Version, r.ID = control.Version, 1
@@ -142,7 +143,7 @@ func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor in
 	case reply.Code == int(cuda.NotReady):
 		err = fmt.Errorf("%w; resume it there first", vmm.ErrSharePaused)
 	case !reply.OK:
-		err = &refusal{"the process refuses: " + readable.Printable(reply.Error), cuda.Result(reply.Code)}
+		err = cuda.Refuse(cuda.Result(reply.Code), "the process refuses: %s", readable.Printable(reply.Error))
 	}
 	if err != nil && descriptor >= 0 {
 		_ = unix.Close(descriptor)
@@ -206,8 +207,8 @@ func find(pid int, patience time.Duration) (socket int, err error) {
 		}
 		_ = unix.Close(found)
 	}
-	return -1, &refusal{fmt.Sprintf("process %d has no control socket that could be found (%v): it must be of the same user and container, "+
-		"and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err), cuda.NotSupported}
+	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be of the same "+
+		"user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
 }
 
 func connect(directory string, pid int, patience time.Duration) (int, error) {

@@ -15,6 +15,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/rawfile"
 	"tms/vmm"
+	"tms/vmm/cuda"
 )
 
 // What the thread of the control socket does for other processes that have memory of this one open (ipc.go asks).
@@ -102,7 +103,7 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		return err
 	})
 	if err != nil {
-		s.unlent.Store(&control.Reply{Code: vmm.Code(err), Error: err.Error()})
+		s.unlent.Store(&control.Reply{Code: cuda.Code(err), Error: err.Error()})
 	}
 }
 

@@ -153,7 +153,7 @@ func report(err error) C.int {
 	if err != nil {
 		C.error_set(words(err.Error()))
 	}
-	return C.int(vmm.Code(err))
+	return C.int(cuda.Code(err))
 }
 
 // tmsAwake returns once the Go runtime is up; that is all.
@@ -361,7 +361,7 @@ func tmsOperation(operation *C.struct_operation) {
 		if err != nil {
 			text = err.Error()
 		}
-		C.operation_finish(operation, C.int(vmm.Code(err)), words(text), C.uint64_t(bytes))
+		C.operation_finish(operation, C.int(cuda.Code(err)), words(text), C.uint64_t(bytes))
 	}()
 	// The goroutine waits on this thread's P, which goes on to C: nobody would run it for milliseconds while
 	// other threads keep theirs busy. Yielding gives the P to a thread that does.

@@ -107,7 +107,7 @@ func apartNCCL() (found []control.Communicator) {
 func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(clique), 16) }
 
 // suspendNCCL has NCCL give its memory back, while nobody is inside and the devices are idle. What NCCL refuses is left
-// as it was. Errors: a refusal, with cuda.Timeout; *refused.
+// as it was. Errors: a refusal, with cuda.Timeout.
 func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
 	if !poll(deadline, nccl.turn.TryLock) {
 		return late("NCCL is being resumed, and that has not ended within %v", timeout)
@@ -145,7 +145,7 @@ func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NC
 		if failed != nil {
 			words += "; " + failed.Error()
 		}
-		return &refusal{words, cuda.Timeout}
+		return cuda.Refuse(cuda.Timeout, "%s", words)
 	case communicators(isSuspended) == 0 || communicators(hasFailed) > failed:
 		return resumeNCCL()
 	}
@@ -168,7 +168,7 @@ func resumeNCCL() error {
 	}
 	awaited := false
 	if !poll(deadline, func() bool { awaited = nccl.awaited.Load(); return awaited || nccl.turn.TryLock() }) {
-		return &refusal{fmt.Sprintf("NCCL is being resumed already, and that has not ended within %v", ncclResumes), cuda.Timeout}
+		return cuda.Refuse(cuda.Timeout, "NCCL is being resumed already, and that has not ended within %v", ncclResumes)
 	}
 	if awaited {
 		return nil
@@ -198,7 +198,7 @@ var errAwaited = errors.New("ranks in other processes are not resumed yet")
 // takeAgain has all that is suspended resumed. lost: how many could not be, before. Errors: errAwaited; a refusal.
 func takeAgain(deadline time.Time, lost int) error {
 	if !bool(C.nccl_begin(false)) {
-		return &refusal{"there are no threads to resume " + counted(communicators(isSuspended)) + " of NCCL" + useless, cuda.OperatingSystem}
+		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s", counted(communicators(isSuspended)), useless)
 	}
 	if communicators(isAwaited) > 0 {
 		deadline = time.Now().Add(ncclMeets)
@@ -209,8 +209,8 @@ func takeAgain(deadline time.Time, lost int) error {
 		}
 		unfinished := communicators(isUnfinished)
 		C.nccl_give_up()
-		return &refusal{fmt.Sprintf("ncclCommResume has not come back within %v for %s of NCCL%s", ncclResumes, counted(unfinished), useless),
-			cuda.Timeout}
+		return cuda.Refuse(cuda.Timeout, "ncclCommResume has not come back within %v for %s of NCCL%s",
+			ncclResumes, counted(unfinished), useless)
 	}
 	return lostNCCL(lost)
 }
@@ -219,7 +219,7 @@ const useless = ", which can be used no more; all else is resumed"
 
 func lostNCCL(before int) error {
 	if now := communicators(isLost); now > before {
-		return &refusal{fmt.Sprintf("ncclCommResume has failed for %s of NCCL%s", counted(now-before), useless), cuda.NotSupported}
+		return cuda.Refuse(cuda.NotSupported, "ncclCommResume has failed for %s of NCCL%s", counted(now-before), useless)
 	}
 	return nil
 }
@@ -328,9 +328,9 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 	for C.nccl_look_at_memory(&cursor, &r) {
 		switch {
 		case uint64(r.size) == math.MaxUint64:
-			return &refusal{fmt.Sprintf("more pausable memory was registered with %s by %s than there is room to note, and a registration "+
-				"does not survive a pause: register fewer and larger pieces, or exclude the memory from what is pausable "+
-				"(TMS_PAUSE_FORCE=1 pauses all the same)", ncclVersion(r.version), C.GoString(r.call)), cuda.NotSupported}
+			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is room to note, "+
+				"and a registration does not survive a pause: register fewer and larger pieces, or exclude the memory from what is pausable "+
+				"(TMS_PAUSE_FORCE=1 pauses all the same)", ncclVersion(r.version), C.GoString(r.call))
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
@@ -338,9 +338,9 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume",
 				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
 		default:
-			return &refusal{fmt.Sprintf("the memory at %#x is registered with %s by %s, and a registration does not survive a pause: "+
-				"call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)",
-				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by)), cuda.NotSupported}
+			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration does not "+
+				"survive a pause: call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)",
+				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by))
 		}
 	}
 	return nil

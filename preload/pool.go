@@ -26,11 +26,11 @@ var handles lifetime.Handles
 
 // What a pool of another kind can do.
 var (
-	errStreams = pool.NewError(pool.NotSupported,
+	errStreams = cuda.Refuse(cuda.NotSupported,
 		"a pool of this kind ignores streams, and holds nothing back for them; caching does")
-	errSnapshot = pool.NewError(pool.NotSupported,
+	errSnapshot = cuda.Refuse(cuda.NotSupported,
 		"a pool of this kind has no snapshot; caching and bfc have")
-	errAccumulated = pool.NewError(pool.NotSupported,
+	errAccumulated = cuda.Refuse(cuda.NotSupported,
 		"the statistics of a pool of this kind have no sums of all there was; those of caching have")
 )
 

@@ -43,7 +43,7 @@ func recordTransition(t vmm.Transition) {
 	}
 	recordFigures(engine.Load())
 	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME, "move": C.TRACE_MOVE}[t.Operation]
-	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind, code: C.int(vmm.Code(t.Err)),
+	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind, code: C.int(cuda.Code(t.Err)),
 		bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
 	if t.Tag != nil {
@@ -103,7 +103,7 @@ func recordAllocation(a vmm.Allocation, earlier bool) {
 // startRecording records to a file for somebody outside, beginning with what there is.
 func startRecording(file string) error {
 	if words := C.trace_start(words(file)); words != nil {
-		return &refusal{C.GoString(words), cuda.OperatingSystem}
+		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	if e := engine.Load(); e != nil {
 		e.Allocations(func(a vmm.Allocation) { recordAllocation(a, true) })
@@ -116,7 +116,7 @@ func startRecording(file string) error {
 func stopRecording(which int) error {
 	recordFigures(engine.Load())
 	if words := C.trace_end(C.int(which)); words != nil {
-		return &refusal{C.GoString(words), cuda.OperatingSystem}
+		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	return nil
 }

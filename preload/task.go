@@ -93,7 +93,7 @@ func (t *task) perform() *control.Reply {
 		}
 	}
 	if reply.OK = err == nil; !reply.OK {
-		reply.Code, reply.Error = vmm.Code(err), err.Error()
+		reply.Code, reply.Error = cuda.Code(err), err.Error()
 		var short *backup.Shortage
 		if errors.As(err, &short) {
 			reply.Host, reply.HostAvailable = short.Needed, short.Available
@@ -274,8 +274,8 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		return 0, nil
 	}
 	if !force || request.Idle != nil { // whether it has work is then not seen
-		return 0, &refusal{C.GoString(words) + "; or force the pause, while it is known that the program does nothing on the device",
-			cuda.NotSupported}
+		return 0, cuda.Refuse(cuda.NotSupported, "%s; or force the pause, while it is known that the program does nothing on the "+
+			"device", C.GoString(words))
 	}
 	if request.Everything {
 		polling.Do(func() { logLine(mustNotPoll) })
@@ -325,7 +325,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 		return err
 	})
 	if err != nil {
-		return &control.Reply{Code: vmm.Code(err), Error: err.Error()}
+		return &control.Reply{Code: cuda.Code(err), Error: err.Error()}
 	}
 	return &reply
 }

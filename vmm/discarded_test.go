@@ -18,6 +18,7 @@ import (
 	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/backup/disk"
+	"tms/vmm/cuda"
 )
 
 // residentBytes is the process's private memory that is in use.
@@ -239,7 +240,7 @@ func TestLostContents(t *testing.T) {
 	for range 3 {
 		err := resume(engine, o)
 		require.ErrorIs(t, err, disk.ErrContentsLost)
-		require.Equal(t, 301, vmm.Code(err))
+		require.Equal(t, 301, cuda.Code(err))
 		require.ErrorContains(t, err, files[0])
 		require.ErrorContains(t, err, fmt.Sprintf(`tag "precious", %d bytes at %#x`, 3*mib, lost))
 		for _, a := range []uintptr{other, kept, lost} {

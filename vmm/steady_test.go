@@ -124,7 +124,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 			"free after": s.engine.FreeAfter(a, 0),
 		} {
 			require.ErrorIs(t, err, cuda.IllegalAddress, name)
-			require.Equal(t, int(cuda.IllegalAddress), vmm.Code(err), name)
+			require.Equal(t, int(cuda.IllegalAddress), cuda.Code(err), name)
 		}
 	}
 	s.engine.Trim()

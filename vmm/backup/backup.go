@@ -1,7 +1,6 @@
 package backup
 
 import (
-	"errors"
 	"time"
 
 	"tms/vmm/cuda"
@@ -9,7 +8,7 @@ import (
 
 // ErrHostMemory says that the operating system did not give, or the driver did not pin, the host
 // memory a backup needs. Nothing was saved; free host memory and call again.
-var ErrHostMemory = errors.New("not enough host memory for the backup")
+var ErrHostMemory = cuda.Refuse(cuda.OperatingSystem, "not enough host memory for the backup")
 
 // Span is a range of device memory, in bytes.
 type Span struct {

@@ -49,6 +49,39 @@ func (e *Error) Is(target error) bool {
 	return ok && r == e.Result
 }
 
+// Refusal is an error with a code of its own, where no call of the driver has failed.
+type Refusal struct {
+	error
+	Result Result
+}
+
+// Refuse makes a Refusal; the rest is as for fmt.Errorf.
+func Refuse(code Result, format string, arguments ...any) error {
+	return &Refusal{fmt.Errorf(format, arguments...), code}
+}
+
+// Unwrap makes errors.Is and errors.As see what it wraps.
+func (r *Refusal) Unwrap() error { return r.error }
+
+// Code is the CUresult, and cudaError_t, that stands for err at the C interface: that of the first Refusal, else of the
+// driver function that failed, else Unknown; Success for nil.
+func Code(err error) int {
+	var refused *Refusal
+	var failed *Error
+	result := Unknown
+	switch {
+	case err == nil:
+		return int(Success)
+	case errors.As(err, &refused):
+		return int(refused.Result)
+	case errors.As(err, &failed):
+		return int(failed.Result)
+	default:
+		errors.As(err, &result)
+		return int(result)
+	}
+}
+
 // sticky tells whether a fault in a kernel has ended the context: every call returns the error from then on.
 func sticky(err error) bool {
 	var failed *Error

@@ -5,48 +5,26 @@ import (
 	"fmt"
 
 	"tms/internal/readable"
-)
-
-// Error is a refusal that is told from others by its number, too.
-type Error struct {
-	code int
-	text string
-}
-
-// NewError makes the refusal that is a cudaError_t number at the C interface.
-func NewError(code int, text string) *Error { return &Error{code, text} }
-
-func (e *Error) Error() string { return e.text }
-
-// Code is the cudaError_t number.
-func (e *Error) Code() int { return e.code }
-
-// The cudaError_t numbers of what pools refuse.
-const (
-	InvalidValue = 1
-	OutOfMemory  = 2
-	NotSupported = 801
-
-	capturing = 900
+	"tms/vmm/cuda"
 )
 
 // What a pool refuses. All of them may be wrapped.
 var (
 	// ErrOutOfMemory: neither the pool nor its source has room. Free something, then call again.
-	ErrOutOfMemory = NewError(OutOfMemory, "out of memory")
+	ErrOutOfMemory = cuda.Refuse(cuda.OutOfMemory, "out of memory")
 
 	// ErrTooLarge: no state of this pool could serve the size.
-	ErrTooLarge = NewError(OutOfMemory, "larger than the pool can ever serve")
+	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "larger than the pool can ever serve")
 
 	// ErrInvalidAddress: the address is not the start of a live block of the pool (never was, was
 	// freed, or lies inside one). Nothing was changed.
-	ErrInvalidAddress = NewError(InvalidValue, "not the start of a live block of this pool")
+	ErrInvalidAddress = cuda.Refuse(cuda.InvalidValue, "not the start of a live block of this pool")
 
 	// ErrDestroyed: the pool was destroyed, and what it had handed out with it.
-	ErrDestroyed = NewError(InvalidValue, "the pool was destroyed")
+	ErrDestroyed = cuda.Refuse(cuda.InvalidValue, "the pool was destroyed")
 
 	// ErrOption: an option is unknown, or its value is not one the pool takes.
-	ErrOption = NewError(InvalidValue, "invalid pool option")
+	ErrOption = cuda.Refuse(cuda.InvalidValue, "invalid pool option")
 )
 
 // Refusal is why a pool made no block, in one line for people: what was asked of which pool, why it could

@@ -7,7 +7,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
 )
@@ -22,11 +21,11 @@ func TestCodes(t *testing.T) {
 		pool.ErrOption:         cuda.InvalidValue,
 		pool.ErrGraphPool:      cuda.InvalidValue,
 		pool.ErrCapturing:      cuda.StreamCaptureUnsupported,
-		pool.NewError(pool.NotSupported, "not by this kind"): cuda.NotSupported,
+		cuda.Refuse(cuda.NotSupported, "not by this kind"): cuda.NotSupported,
 	} {
 		for _, wrapped := range []error{err, fmt.Errorf("%w: %w", err, cuda.NotReady),
 			errors.Join(errors.New("and"), &pool.Refusal{Cause: err})} {
-			require.Equal(t, int(code), vmm.Code(wrapped), "%v", wrapped)
+			require.Equal(t, int(code), cuda.Code(wrapped), "%v", wrapped)
 			require.ErrorIs(t, wrapped, err)
 		}
 	}

@@ -1,12 +1,15 @@
 package pool
 
+import "tms/vmm/cuda"
+
 // What the calls about CUDA graphs refuse.
 var (
 	// ErrGraphPool: the graph pool does not exist, or is not in the state that the call needs.
-	ErrGraphPool = NewError(InvalidValue, "the graph pool is not in a state for this call")
+	ErrGraphPool = cuda.Refuse(cuda.InvalidValue, "the graph pool is not in a state for this call")
 
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.
-	ErrCapturing = NewError(capturing, "a stream is being captured into a CUDA graph; end the capture, then call again")
+	ErrCapturing = cuda.Refuse(cuda.StreamCaptureUnsupported,
+		"a stream is being captured into a CUDA graph; end the capture, then call again")
 )
 
 // GraphPoolID names a private pool of graphs. (PyTorch's MempoolId_t)

@@ -19,7 +19,7 @@ import (
 // ErrFailed says that a file of the disk backup, or its directory, could not be made, written or
 // opened; the text names the path and what to do, the cause is wrapped (an errno, where there is one).
 // After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
-var ErrFailed = errors.New("the disk backup failed")
+var ErrFailed = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
 
 // The sizes a chunk may have, in bytes.
 const (

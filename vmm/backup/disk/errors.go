@@ -6,11 +6,13 @@ import (
 	"os"
 
 	"golang.org/x/sys/unix"
+
+	"tms/vmm/cuda"
 )
 
 // ErrContentsLost says that contents which waited on disk cannot come back. Nothing else has changed: the
 // segments are paused, and can be freed. Each such error is a *Lost.
-var ErrContentsLost = errors.New("contents are lost")
+var ErrContentsLost = cuda.Refuse(cuda.FileNotFound, "contents are lost")
 
 // errChanged: the file is not there, or is not what was written.
 var errChanged = errors.New("not the file that was saved")

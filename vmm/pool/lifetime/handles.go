@@ -4,11 +4,12 @@ import (
 	"fmt"
 	"sync"
 
+	"tms/vmm/cuda"
 	"tms/vmm/pool"
 )
 
 // ErrNoPool: a handle never stood for a pool.
-var ErrNoPool = pool.NewError(pool.InvalidValue, "not a pool that tms_pool_create made")
+var ErrNoPool = cuda.Refuse(cuda.InvalidValue, "not a pool that tms_pool_create made")
 
 // Handles has pools by numbers that C can hold. A number is not used again, so that one of a pool that was
 // destroyed is told from one that is nothing. The zero value is empty; it is safe for use by many threads.

@@ -13,6 +13,7 @@ import (
 	"sync"
 
 	"tms/vmm"
+	"tms/vmm/cuda"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/streams"
@@ -21,14 +22,14 @@ import (
 // What is refused about the kind of the pools.
 var (
 	// ErrNotChosen: there is none yet.
-	ErrNotChosen = pool.NewError(pool.InvalidValue, "no kind of pool is chosen for PyTorch; call tms_torch_pool_use first")
+	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; call tms_torch_pool_use first")
 
 	// ErrChosen: there is another.
-	ErrChosen = pool.NewError(pool.InvalidValue, "it is one choice for the life of a process")
+	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
 )
 
 // ErrNoSnapshot: the kind cannot tell what its memory is used for where each stream has a pool of its own.
-var ErrNoSnapshot = pool.NewError(pool.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
+var ErrNoSnapshot = cuda.Refuse(cuda.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
 
 // Memory is what the segments of a pool are. It tells the pools apart.
 type Memory struct {
