@@ -13,9 +13,6 @@ import (
 
 	"tms/internal/hermetic"
 	"tms/internal/trace"
-	"tms/vmm/pool"
-	"tms/vmm/pool/naive"
-	"tms/vmm/pool/wrap"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
@@ -124,26 +121,6 @@ func TestFiles(t *testing.T) {
 	}
 	_, err = trace.ReadFile(filepath.Join(folder, "none"))
 	require.ErrorIs(t, err, os.ErrNotExist)
-}
-
-// What the log of a pool writes can be read.
-func TestReadsTheLog(t *testing.T) {
-	p, err := naive.New(pool.NewRange(1<<40, 1<<20), nil)
-	require.NoError(t, err)
-	var text bytes.Buffer
-	log := wrap.NewLog(p, &text)
-	block, err := log.Malloc(1000, 3)
-	require.NoError(t, err)
-	_, err = log.Malloc(2<<20, 0)
-	require.Error(t, err)
-	require.NoError(t, log.Free(block.Address))
-	got, err := trace.Read("log", &text)
-	require.NoError(t, err)
-	require.Equal(t, []trace.Event{
-		{Action: trace.Allocate, Block: 1, Size: 1000, Stream: 3},
-		{Action: trace.Failure, Size: 2 << 20},
-		{Action: trace.Free, Block: 1, Size: 1000, Stream: 3},
-	}, got.Events)
 }
 
 func FuzzRead(f *testing.F) {

@@ -7,14 +7,8 @@
 // Lines are in an order in which the calls can have happened: a block is freed before it is made again, whatever
 // threads do. Nothing is written where nothing happened: size 0, address 0, an address that was refused.
 //
-// Lines are written by wrap.Log, by tms report --format csv, and by tms.trace_from_memory_history.
+// Lines are written by tms report --format csv, and by tms.trace_from_memory_history.
 package trace
-
-import (
-	"fmt"
-	"syscall"
-	"time"
-)
 
 // Header is the first line of a trace.
 const Header = "Thread,Time,Action,Pointer,Size,Stream"
@@ -33,12 +27,6 @@ var names = [...]string{Allocate: "allocate", Free: "free", Failure: "allocate f
 
 // String returns the action as traces spell it.
 func (a Action) String() string { return names[a] }
-
-// AppendLine appends the line of what the calling thread does now. The pointer of a Failure is 0.
-func AppendLine(to []byte, action Action, pointer, size, stream uint64) []byte {
-	return fmt.Appendf(to, "%d,%s,%s,%#x,%d,%#x\n", syscall.Gettid(), time.Now().Format("15:04:05.000000"), action,
-		pointer, size, stream)
-}
 
 // Event is one line of a trace, without what a replay has no use for.
 type Event struct {

@@ -1,7 +1,6 @@
 package kinds_test
 
 import (
-	"io"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -9,7 +8,6 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/conformance"
 	"tms/vmm/pool/kinds"
-	"tms/vmm/pool/wrap"
 )
 
 // variant is a kind with options, and how it then differs.
@@ -60,19 +58,5 @@ func TestEveryKindConforms(t *testing.T) {
 	}
 	for _, name := range kinds.Names() {
 		require.True(t, tested[name], "no variant of %s", name)
-	}
-}
-
-func TestEveryKindConformsWrapped(t *testing.T) {
-	for _, v := range variants {
-		t.Run(v.String(), func(t *testing.T) {
-			conformance.Run(t, func(source pool.Source) (pool.Pool, error) {
-				p, err := v.make(source)
-				if err != nil {
-					return nil, err
-				}
-				return wrap.NewStatistics(wrap.NewLog(wrap.NewLimit(p, ^uint64(0)), io.Discard)), nil
-			}, v.traits)
-		})
 	}
 }
