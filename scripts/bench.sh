@@ -36,6 +36,9 @@ devices)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" TMS_RETAIN_CPU_BACKUP=1
 	exec env LD_PRELOAD="$PWD/build/lib/libtms.so" "${PYTHON:-python3}" scripts/bench/devices.py "$@"
 	;;
-pools) exec "${PYTHON:-python3}" scripts/bench/pools.py "$@" ;;
+pools)
+	! command -v go >/dev/null || go build -o build/bench/pairs ./scripts/bench/pairs # without Go: one from elsewhere
+	exec "${PYTHON:-python3}" scripts/bench/pools.py "$@"
+	;;
 *) refuse "${what:-what to measure}" ;;
 esac

@@ -71,6 +71,6 @@ func rootCommand() *cobra.Command {
 		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(), idleCommand(), metricsCommand(), doctorCommand(),
-		recordCommand(), reportCommand(), replayCommand(), benchPoolsCommand())
+		recordCommand(), reportCommand(), replayCommand())
 	return root
 }

@@ -7,7 +7,6 @@ import (
 
 	"tms/internal/trace"
 	"tms/vmm/pool"
-	"tms/vmm/pool/pairs"
 )
 
 // Passes are repeated for so long, at least once, and the fastest counts: what else the machine does only
@@ -92,7 +91,7 @@ func play(p pool.Pool, events []trace.Event, at []uintptr) {
 func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
 	at := make([]uintptr, t.Blocks+1)
 	meter := o.Place.fresh()
-	meter.Source = &pairs.Endless{} // without metadata of its own
+	meter.Source = &pool.Endless{} // without metadata of its own
 	before := heap()
 	p, err := o.pool(meter.source())
 	if err != nil {

@@ -5,7 +5,7 @@
 Replays each trace (docs/traces by default) with tms replay, several times, and where torch and a
 GPU are there on PyTorch's own allocator in the same run. Draws docs/pools.svg: what a pair of free
 and malloc costs with 10^3 to 10^6 blocks live, beside the floor, a structure that only touches the
-memory that a pool must touch (vmm/pool/pairs). Prints tables and, last, JSON.
+memory that a pool must touch (scripts/bench/pairs). Prints tables and, last, JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import usage  # noqa: F401
 
 ROUNDS = 5  # the fastest counts: what else the machine does only ever adds
 TMS = os.path.join("build", "bin", "tms")
+PAIRS = os.path.join("build", "bench", "pairs")
 GOALS = {"caching": 200.0, "bfc": 200.0}  # nanoseconds for a pair of malloc and free
 NATIVE = 1.5  # times PyTorch's
 METADATA = 0.01  # of what is managed
@@ -29,13 +30,13 @@ PLOT = os.path.join("docs", "pools.svg")
 
 
 def objects(*arguments: str) -> list[dict[str, Any]]:
-    done = subprocess.run([TMS, *arguments], check=True, stdout=subprocess.PIPE, text=True)
+    done = subprocess.run(arguments, check=True, stdout=subprocess.PIPE, text=True)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 def replay(trace: str) -> list[dict[str, Any]]:
     """A result for each kind of pool."""
-    runs = [objects("replay", "--pool", "all", "--json", trace) for _ in range(ROUNDS)]
+    runs = [objects(TMS, "replay", "--pool", "all", "--json", trace) for _ in range(ROUNDS)]
     results = runs[0]
     for i, result in enumerate(results):
         for key in ("ns_per_op", "ns_per_op_again"):
@@ -219,7 +220,7 @@ def main() -> None:
         results, torch = replay(trace), native(trace)
         report(trace, results, torch)
         table["traces"][trace] = {"pools": results, "native": torch}
-    table["live"] = objects("bench-pools")
+    table["live"] = objects(PAIRS)
     flatness(table["live"])
     with open(PLOT, "w") as file:
         file.write(plot(table["live"]))

@@ -6,6 +6,19 @@ import (
 	"tms/internal/readable"
 )
 
+// Endless is a Source of bare addresses that costs nothing, for pools that give nothing back.
+type Endless struct{ used uintptr }
+
+// Allocate is Source.Allocate.
+func (e *Endless) Allocate(size uint64) (uintptr, error) {
+	address := 1<<40 + e.used
+	e.used += uintptr(size+rangeAlignment-1) &^ (rangeAlignment - 1)
+	return address, nil
+}
+
+// Free is Source.Free.
+func (*Endless) Free(uintptr, uint64) error { return nil }
+
 // Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed
 // first fit. Nothing is behind them. A call costs O(log n) with n holes.
 type Range struct {

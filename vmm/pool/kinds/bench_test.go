@@ -1,7 +1,6 @@
 package kinds_test
 
 import (
-	"fmt"
 	"math/rand/v2"
 	"runtime"
 	"testing"
@@ -11,11 +10,10 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/workload"
 	"tms/vmm/pool/kinds"
-	"tms/vmm/pool/pairs"
 )
 
 func overEndless(tb testing.TB, kind string) pool.Pool {
-	p, err := kinds.New(kind, &pairs.Endless{}, nil)
+	p, err := kinds.New(kind, &pool.Endless{}, nil)
 	require.NoError(tb, err)
 	return p
 }
@@ -26,24 +24,6 @@ func BenchmarkTraining(b *testing.B) {
 		b.Run(kind, func(b *testing.B) {
 			workload.BenchmarkTraining(b, func(b *testing.B) pool.Pool { return overEndless(b, kind) })
 		})
-	}
-}
-
-// BenchmarkLive measures a pair of free and malloc among many live blocks, of 256 of them and of all.
-func BenchmarkLive(b *testing.B) {
-	for _, kind := range kinds.Names() {
-		for _, among := range []int{256, 1e6} {
-			for live := 1000; live <= 1e6; live *= 10 {
-				b.Run(fmt.Sprintf("%s/live=%d/among=%d", kind, live, min(live, among)), func(b *testing.B) {
-					l, err := pairs.New(overEndless(b, kind), live, min(live, among), false)
-					require.NoError(b, err)
-					b.ReportAllocs()
-					b.ResetTimer()
-					_, err = l.Time(b.N)
-					require.NoError(b, err)
-				})
-			}
-		}
 	}
 }
 

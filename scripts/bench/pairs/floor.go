@@ -1,4 +1,4 @@
-package pairs
+package main
 
 import (
 	"math/bits"
@@ -6,12 +6,12 @@ import (
 	"tms/vmm/pool"
 )
 
-// Floor decides nothing. It touches what any pool must that finds blocks by address, keeps the free ones
+// floor decides nothing. It touches what any pool must that finds blocks by address, keeps the free ones
 // in order and tells neighbours of each other: for a free the slot of the address in a table, the block,
 // its two neighbours and a place in the order; for a malloc a place in the order, the block there, the
 // neighbour behind it and a slot. These are nine cache lines where nothing foretells, so what a pair
 // costs here is the machine's part of what it costs in a pool.
-type Floor struct {
+type floor struct {
 	slots  []slot   // a power of two, at most half in use
 	blocks []record // the live and, a quarter as many, the free
 	order  []entry  // the free
@@ -38,10 +38,10 @@ type record struct {
 	_              [40]byte
 }
 
-// NewFloor makes one for so many live blocks.
-func NewFloor(live int) *Floor {
+// newFloor makes one for so many live blocks.
+func newFloor(live int) *floor {
 	free := live/4 + 1
-	f := &Floor{
+	f := &floor{
 		slots:  make([]slot, 1<<bits.Len(uint(2*(live+free)))),
 		blocks: make([]record, live+free),
 		order:  make([]entry, free),
@@ -68,7 +68,7 @@ func NewFloor(live int) *Floor {
 }
 
 // chance returns a number below bound. (xorshift; Marsaglia, "Xorshift RNGs", 2003)
-func (f *Floor) chance(bound int) int {
+func (f *floor) chance(bound int) int {
 	f.last ^= f.last << 13
 	f.last ^= f.last >> 7
 	f.last ^= f.last << 17
@@ -77,12 +77,12 @@ func (f *Floor) chance(bound int) int {
 }
 
 // slot returns an address's own: to multiply by an odd number strews addresses without collisions.
-func (f *Floor) slot(address uintptr) *slot {
+func (f *floor) slot(address uintptr) *slot {
 	return &f.slots[int(uint64(address)*0x9E3779B97F4A7C15)&(len(f.slots)-1)]
 }
 
 // Free is Pool.Free.
-func (f *Floor) Free(address uintptr) error {
+func (f *floor) Free(address uintptr) error {
 	s := f.slot(address)
 	h := s.block
 	*s = slot{}
@@ -96,7 +96,7 @@ func (f *Floor) Free(address uintptr) error {
 }
 
 // Malloc is Pool.Malloc.
-func (f *Floor) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
+func (f *floor) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	h := uint32(f.made)
 	if f.made < len(f.blocks)-len(f.order) {
 		f.made++

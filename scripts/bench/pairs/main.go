@@ -1,31 +1,27 @@
+// Command pairs measures what a free and a malloc cost together among 10^3 to 10^6 live blocks, for every kind of pool,
+// and how much of that is the machine's, waiting for memory that its caches do not hold. It is for scripts/bench.sh.
 package main
 
 import (
 	"encoding/json"
+	"fmt"
 	"io"
+	"os"
 	"runtime"
 
-	"github.com/spf13/cobra"
-
+	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
-	"tms/vmm/pool/pairs"
 )
 
-// benchPoolsCommand is for scripts/bench.sh, on machines without Go.
-func benchPoolsCommand() *cobra.Command {
-	return &cobra.Command{
-		Use:    "bench-pools",
-		Short:  "Measure a pair of free and malloc among 10^3 to 10^6 live blocks, for every kind of pool",
-		Hidden: true,
-		Args:   cobra.NoArgs,
-		RunE: func(command *cobra.Command, _ []string) error {
-			return benchPools(command.OutOrStdout(), 1_000_000, 20_000)
-		},
+func main() {
+	if err := measure(os.Stdout, 1_000_000, 20_000); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
 	}
 }
 
-// livePoint is the nanoseconds of a pair in a pool, or of the floor.
-type livePoint struct {
+// point is the nanoseconds of a pair in a pool, or of the floor.
+type point struct {
 	Pool  string  `json:"pool"`
 	Live  int     `json:"live"`
 	Among int     `json:"among"`
@@ -33,13 +29,13 @@ type livePoint struct {
 	Pair  float64 `json:"ns_per_pair"`
 }
 
-const floor = "floor" // in the place of a kind
+const ofFloor = "floor" // in the place of a kind
 
-// benchPools measures among so many live blocks at most, in rounds of count pairs.
-func benchPools(out io.Writer, most, count int) error {
+// measure measures among so many live blocks at most, in rounds of count pairs.
+func measure(out io.Writer, most, count int) error {
 	lines := json.NewEncoder(out)
 	for live := 1000; live <= most; live *= 10 {
-		for _, pattern := range []livePoint{{Among: live}, {Among: 256}, {Among: 256, Keep: true}} {
+		for _, pattern := range []point{{Among: live}, {Among: 256}, {Among: 256, Keep: true}} {
 			pattern.Live = live
 			points, err := measurePairs(pattern, count)
 			if err != nil {
@@ -57,21 +53,21 @@ func benchPools(out io.Writer, most, count int) error {
 
 // measurePairs measures the kinds and, where the pairs go to any block, the floor, in rounds by turns, so
 // that what else the machine does meets both. The fastest counts.
-func measurePairs(pattern livePoint, count int) (points []livePoint, err error) {
+func measurePairs(pattern point, count int) (points []point, err error) {
 	const rounds = 12
-	under, beneath := pattern, (*pairs.Live)(nil)
-	under.Pool = floor
+	under, beneath := pattern, (*live)(nil)
+	under.Pool = ofFloor
 	if pattern.Among == pattern.Live {
-		if beneath, err = pairs.New(pairs.NewFloor(pattern.Live), pattern.Live, pattern.Among, false); err != nil {
+		if beneath, err = fill(newFloor(pattern.Live), pattern.Live, pattern.Among, false); err != nil {
 			return nil, err
 		}
 	}
 	for _, kind := range kinds.Names() {
-		p, err := kinds.New(kind, &pairs.Endless{}, nil)
+		p, err := kinds.New(kind, &pool.Endless{}, nil)
 		if err != nil {
 			return nil, err
 		}
-		l, err := pairs.New(p, pattern.Live, pattern.Among, pattern.Keep)
+		l, err := fill(p, pattern.Live, pattern.Among, pattern.Keep)
 		if err != nil {
 			return nil, err
 		}
@@ -97,8 +93,8 @@ func measurePairs(pattern livePoint, count int) (points []livePoint, err error) 
 }
 
 // measure times a round; the point keeps the fastest.
-func (p *livePoint) measure(l *pairs.Live, count int) error {
-	ns, err := l.Time(count)
+func (p *point) measure(l *live, count int) error {
+	ns, err := l.time(count)
 	if p.Pair == 0 || ns < p.Pair {
 		p.Pair = ns
 	}

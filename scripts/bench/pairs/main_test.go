@@ -10,12 +10,12 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-func TestBenchPools(t *testing.T) {
+func TestMeasure(t *testing.T) {
 	var out bytes.Buffer
-	require.NoError(t, benchPools(&out, 1000, 500))
+	require.NoError(t, measure(&out, 1000, 500))
 	measured := map[string]int{}
 	for lines := json.NewDecoder(&out); lines.More(); {
-		var p livePoint
+		var p point
 		require.NoError(t, lines.Decode(&p))
 		require.Equal(t, 1000, p.Live)
 		require.Positive(t, p.Pair)
@@ -24,5 +24,5 @@ func TestBenchPools(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		require.Equal(t, 3, measured[kind])
 	}
-	require.Equal(t, 1, measured[floor], "not of the same 256 blocks")
+	require.Equal(t, 1, measured[ofFloor], "not of the same 256 blocks")
 }

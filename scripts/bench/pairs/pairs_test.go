@@ -1,23 +1,23 @@
-package pairs_test
+package main
 
 import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
-	"tms/vmm/pool/pairs"
 )
 
 func TestPairsKeepThePoolFull(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		for _, keep := range []bool{false, true} {
-			p, err := kinds.New(kind, &pairs.Endless{}, nil)
+			p, err := kinds.New(kind, &pool.Endless{}, nil)
 			require.NoError(t, err)
-			live, err := pairs.New(p, 300, 20, keep)
+			live, err := fill(p, 300, 20, keep)
 			require.NoError(t, err)
 			before := p.Stats()
-			ns, err := live.Time(1000)
+			ns, err := live.time(1000)
 			require.NoError(t, err)
 			require.Positive(t, ns)
 			after := p.Stats()
@@ -32,7 +32,7 @@ func TestPairsKeepThePoolFull(t *testing.T) {
 // TestTheFloorHandsOutEachBlockOnce: it has as many free as it says, and touches those that it should.
 func TestTheFloorHandsOutEachBlockOnce(t *testing.T) {
 	const count = 1000
-	f := pairs.NewFloor(count)
+	f := newFloor(count)
 	live := map[uintptr]bool{}
 	var addresses []uintptr
 	malloc := func(i int) {
@@ -59,11 +59,11 @@ func TestTheFloorHandsOutEachBlockOnce(t *testing.T) {
 }
 
 func TestAPoolThatRefuses(t *testing.T) {
-	p, err := kinds.New("freelist", &pairs.Endless{}, nil)
+	p, err := kinds.New("freelist", &pool.Endless{}, nil)
 	require.NoError(t, err)
-	live, err := pairs.New(p, 10, 10, false)
+	live, err := fill(p, 10, 10, false)
 	require.NoError(t, err)
 	require.NoError(t, p.Destroy())
-	_, err = live.Time(1)
+	_, err = live.time(1)
 	require.Error(t, err)
 }
