@@ -10,8 +10,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#ifndef TMS_VERSION
-#define TMS_VERSION "0.1.0"
+#ifndef TMS_VERSION // scripts/build.sh has it from pymodule/tms/_version.py
+#define TMS_VERSION "unknown"
 #endif
 
 EXPORT const char *tms_version(void)

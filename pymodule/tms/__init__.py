@@ -59,6 +59,8 @@ from ._subprocess import configure_subprocess
 from ._trace import trace_from_memory_history
 from ._version import version
 
+__version__ = version
+
 __all__ = [
     "Backup",
     "BackupError",
