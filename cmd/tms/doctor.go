@@ -13,17 +13,10 @@ func doctorCommand() *cobra.Command {
 	var target doctor.Target
 	var asJSON bool
 	command := &cobra.Command{
-		Use:   "doctor [PROGRAM | --pid N]",
-		Short: "Say whether libtms.so can interpose a program on this machine",
-		Long: `Says whether libtms.so can interpose the CUDA memory of a program on this machine, and what
-stands in the way. Without a program it examines the machine only. It starts nothing and changes
-nothing.
-
-PROGRAM is a program, a script (its interpreter is examined) or a name in PATH. It is examined as
-if it were started from this shell: set LD_LIBRARY_PATH, LD_PRELOAD and the settings of PyTorch and
-NCCL as for the program itself.
-
-Exit status: 0 it can be interposed, 1 it cannot, 2 the command line is wrong.`,
+		Use:   "doctor [PROGRAM | --pid PID]",
+		Short: "Check whether libtms.so can interpose a program on this machine",
+		Long: `Checks whether libtms.so can interpose the CUDA memory of a program on this
+machine, and names what prevents it. Nothing is started or changed.`,
 		Example: `  tms doctor
   tms doctor python3
   tms doctor --pid 4242 --json`,
@@ -62,8 +55,8 @@ Exit status: 0 it can be interposed, 1 it cannot, 2 the command line is wrong.`,
 		},
 	}
 	flags := command.Flags()
-	flags.IntVar(&target.PID, "pid", 0, "examine this running process")
-	flags.StringVar(&target.Library, "library", "", "libtms.so (default: the process's, $TMS_LIBRARY, or beside this command)")
+	flags.IntVar(&target.PID, "pid", 0, "`PID` of a running process to examine")
+	flags.StringVar(&target.Library, "library", "", "`FILE` of libtms.so (default: see docs/cli.md)")
 	flags.BoolVar(&asJSON, "json", false, "print one JSON object")
 	return command
 }

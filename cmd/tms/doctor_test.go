@@ -796,20 +796,3 @@ func TestWrongCommandLines(t *testing.T) {
 		require.Regexp(t, `^tms: [^\n]*`+regexp.QuoteMeta(c.want)+`[^\n]*\n$`, stderr)
 	}
 }
-
-func TestVersion(t *testing.T) {
-	t.Parallel()
-	stdout, _, code := execute(t, nil, []string{"--version"})
-	require.Zero(t, code)
-	require.Equal(t, "tms "+version+"\n", stdout)
-	for path, pattern := range map[string]string{
-		"../../preload/api.c":            `#define TMS_VERSION "(.*)"`,
-		"../../pymodule/tms/_version.py": `version = "(.*)"`,
-	} {
-		source, err := os.ReadFile(path)
-		require.NoError(t, err)
-		found := regexp.MustCompile(pattern).FindStringSubmatch(string(source))
-		require.NotNil(t, found, path)
-		require.Equal(t, version, found[1], path)
-	}
-}

@@ -42,33 +42,9 @@ func idleCommand() *cobra.Command {
 	var s idling
 	command := &cobra.Command{
 		Use:   "idle PID...",
-		Short: "Pause processes while they are idle, and resume them at their next call",
-		Long: `Watches processes, and pauses one that has given its devices no work for so long (--after). Its next call that does,
-or that allocates pausable memory, waits while the process is resumed. It takes programs that were started by tms run.
-A device that still works is not idle, however long ago the call was: to see that, calls are held up for at most
-0.1 s, and the next try comes after as long again. Nor is a program that captures a stream.
-
-Who is resumed when:
-  without --lock  a process is resumed as soon as a call of it waits. While others have the memory it is tried again
-                  until there is enough; the call waits as long, and does not fail.
-  with --lock     processes share a device that holds one of them. A process runs only while its watch has the flock
-                  of FILE, whichever command watches it, and gives it up when it is paused. One whose call waits has to
-                  get it first: so it waits until who runs is idle, and two are not there at once. If a process runs as
-                  the watch begins (or somebody else resumes it), and another has the lock, it is paused then, idle or
-                  not. The kernel wakes all who wait when the lock is given up, first who has waited longest, and who
-                  runs first has it: mostly in that order, but that is not guaranteed. flock(1) can take part, too.
-  and --slice     who runs need not be idle: when it has had the lock for so long, and another waits for it, it is paused
-                  between two of its calls, and its next one waits in turn. So programs that always have work share a
-                  device. Give a slice many times as long as tms swap takes; one that is over while a stream is captured,
-                  or a kernel does not end in 30 s, is followed by another. Who waits for a lock, the kernel says
-                  (/proc/locks).
-What somebody else has paused is left to him.
-
-It goes on until the processes have ended, or until it is interrupted. However it ends, also by kill -9, each process
-that it has paused is resumed; while memory is short for that, it stays paused and tries again by itself, twice a second.
-
-Exit status: 0 interrupted, and all processes run, or they have ended; 1 one cannot be paused, or could not be resumed;
-2 the command line is wrong; 3 a process is not there or does not listen.`,
+		Short: "Pause processes while they are idle",
+		Long: `Pauses a process when it has given its devices no work for a while (--after);
+its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 		Example: `  tms idle 12345 --after 5m
   tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock
   tms idle 12345 23456 --after 10s --lock /tmp/gpu0.lock --slice 1m`,
@@ -101,10 +77,11 @@ Exit status: 0 interrupted, and all processes run, or they have ended; 1 one can
 			return s.run(command, pids)
 		},
 	}
-	command.Flags().DurationVar(&s.after, "after", 5*time.Minute, "without work, such as 30s or 5m")
-	command.Flags().StringVar(&s.file, "lock", "", "one process at a time of those that are watched with this `FILE` (it is made)")
-	command.Flags().DurationVar(&s.slice, "slice", 0, "with --lock: the longest while another waits, such as 1m (default: until idle)")
-	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
+	command.Flags().DurationVar(&s.after, "after", 5*time.Minute, "`TIME` without work before a pause")
+	command.Flags().StringVar(&s.file, "lock", "", "run only one of the processes that share this `FILE`")
+	command.Flags().DurationVar(&s.slice, "slice", 0, "with --lock: `TIME` of a turn when another waits")
+	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
+	command.Flags().Lookup("after").DefValue = "5m"
 	return command
 }
 
@@ -115,7 +92,7 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 			// Each has a lock of its own: it is that of the open file.
 			file, err := os.OpenFile(s.file, os.O_RDWR|os.O_CREATE, 0o666)
 			if err != nil {
-				return fmt.Errorf("--lock %s: %w", s.file, err)
+				return fmt.Errorf("--lock %s cannot be opened: %w", s.file, bare(err))
 			}
 			turns[i] = &turn{file: file}
 		}

@@ -62,7 +62,7 @@ func jobsOf(pid int) (jobs []string) {
 }
 
 func addJob(command *cobra.Command, job *string) {
-	command.Flags().StringVar(job, "job", "", "the processes of one launch, as tms ps --json names it")
+	command.Flags().StringVar(job, "job", "", "the processes of one `LAUNCH` (see tms ps --json)")
 }
 
 func checkJob(command *cobra.Command, job string) error {

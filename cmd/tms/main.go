@@ -5,13 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
+	"strings"
+	"syscall"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+
+	release "tms"
 )
 
-// version is that of libtms.so and the Python package: one release has them all.
-var version = "0.1.0"
+var version = release.Version
 
 // The exit codes, also for scripts: 1 is the answer "no", 2 a command that cannot be carried out, 3 that there is no
 // process to carry it out on.
@@ -57,20 +62,74 @@ func rootCommand() *cobra.Command {
 		Version:       version,
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Args: func(_ *cobra.Command, arguments []string) error {
+		Args: func(root *cobra.Command, arguments []string) error {
 			if len(arguments) > 0 {
-				return fmt.Errorf("there is no command %q; see tms --help", arguments[0])
+				meant := ""
+				if similar := root.SuggestionsFor(arguments[0]); len(similar) > 0 {
+					meant = fmt.Sprintf(" (perhaps you mean %s)", strings.Join(similar, " or "))
+				}
+				return fmt.Errorf("there is no command %q%s; see tms --help", arguments[0], meant)
 			}
 			return nil
 		},
 		RunE: func(root *cobra.Command, _ []string) error { return root.Help() },
+
+		SuggestionsMinimumDistance: 2,
 	}
 	root.SetVersionTemplate("tms {{.Version}}\n")
 	root.CompletionOptions.HiddenDefaultCmd = true
+	root.InitDefaultHelpFlag()
+	root.InitDefaultVersionFlag()
+	_ = root.Flags().MarkHidden("help") // the last line of the help names the one, a command does the other
+	_ = root.Flags().MarkHidden("version")
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
-		return fmt.Errorf("%w; see %s --help", err, command.CommandPath())
+		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
-	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(), idleCommand(), metricsCommand(), doctorCommand(),
-		recordCommand(), reportCommand(), replayCommand())
+	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
+		idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(), versionCommand())
 	return root
+}
+
+// plainly says of a flag's bad value what to write instead, where pflag tells of the function that refused it.
+func plainly(err error) error {
+	var invalid *pflag.InvalidValueError
+	if !errors.As(err, &invalid) {
+		return err
+	}
+	flag := invalid.GetFlag()
+	wanted := map[string]string{"float64": "a number of seconds, such as 30", "duration": "a time with its unit, such as 30s or 5m",
+		"int": "a whole number, such as 12345", "bool": "true or false"}[flag.Value.Type()]
+	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted)
+}
+
+// bare is the system's own word, without the call and the path that it failed at: the caller names them.
+func bare(err error) error {
+	var number syscall.Errno
+	var address *net.AddrError
+	switch {
+	case errors.As(err, &number):
+		return number
+	case errors.As(err, &address):
+		return errors.New(address.Err)
+	}
+	return err
+}
+
+func noArguments(command *cobra.Command, arguments []string) error {
+	if len(arguments) > 0 {
+		return fmt.Errorf("%s takes flags alone, and %q is none; see %[1]s --help", command.CommandPath(), arguments[0])
+	}
+	return nil
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "Print the version",
+		Long:  "Prints the version, one for this command, libtms.so and the Python package.",
+		Args:  noArguments,
+		Run: func(command *cobra.Command, _ []string) {
+			fmt.Fprintln(command.OutOrStdout(), "tms", version)
+		},
+	}
 }

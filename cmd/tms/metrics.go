@@ -27,19 +27,15 @@ func metricsCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "metrics",
 		Short: "Serve the state of all processes to Prometheus",
-		Long: `Serves at /metrics what tms ps tells of the processes of this user, as Prometheus reads it. They are asked at
-each scrape; one that does not answer within a second has tms_process_up 0 and nothing else. It goes on until it is
-interrupted. Whoever can reach the address can read it: commands are among the labels. Have Prometheus keep the labels
-as they are (honor_labels: true): pod and container are those of the processes. docs/grafana.json is a dashboard.
-
-Exit status: 0 interrupted, 2 it cannot listen.`,
+		Long: `Serves what tms ps shows to Prometheus, at /metrics, until it is interrupted.
+Anybody who can reach the address can read it, commands included.`,
 		Example: `  tms metrics
   tms metrics --listen 127.0.0.1:9500`,
-		Args: cobra.NoArgs,
+		Args: noArguments,
 		RunE: func(command *cobra.Command, _ []string) error {
 			listener, err := net.Listen("tcp", listen)
 			if err != nil {
-				return fmt.Errorf("--listen %s: %w", listen, err)
+				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen, bare(err))
 			}
 			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
 				return err
@@ -47,7 +43,7 @@ Exit status: 0 interrupted, 2 it cannot listen.`,
 			return serveMetrics(listener)
 		},
 	}
-	command.Flags().StringVar(&listen, "listen", "127.0.0.1:9400", "address and port; port 0 is any that is free")
+	command.Flags().StringVar(&listen, "listen", "127.0.0.1:9400", "`ADDRESS` (port 0: any free)")
 	return command
 }
 

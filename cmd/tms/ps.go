@@ -95,36 +95,17 @@ func psCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "ps [--bytes] [--watch [SECONDS]]",
 		Short: "List the processes that can be paused from outside",
-		Long: `Lists the processes of this user that listen (those of tms run, and with TMS_CONTROL=1 or tms.serve(), from
-their first pausable allocation on), with a row for each tag on each device. Who holds most comes first.
-  COMMAND behind the first digits of the number of its pod or container, where its control group names one
-  LIVE    what the program has allocated, active and paused
-  HELD    device memory that it has now
-  STATE   active; paused, and since when; partly, if a part of the tag is paused; out, if the driver has been asked to
-          take all of the process (tms pause --everything); pausing, resuming, moving
-  BACKUP  what holds the contents, and where: in host memory, on disk, in memory of other devices (peer), or mixed
-Below the table it says how much a pause would free without contents, for want of a backup, how much is paused so, and how
-much memory of other processes is lost: they have ended, or freed it, while it was paused.
-A process that does not answer within a second is listed as such. With --job those of one launch alone:
-TORCHELASTIC_RUN_ID (torchrun's --rdzv-id), PMIX_NAMESPACE (Open MPI), SLURM_JOB_ID or MASTER_ADDR:MASTER_PORT, in their
-environments, name it, and so does --json ("jobs").
-
-With --bytes it names all that a process has on each device, as far as that is known: tags with what is live, paused,
-slack, and backed up on host, disk or peers; what CUDA itself gave to each library, where the program was started with
-tms run --account; and as the difference to NVML's figure for the process what no function was asked for: contexts,
-modules, local memory, what allocations are rounded up to. The last line tells how much the difference is not. In a
-container NVML may have other numbers of processes, or show none: then a figure is taken where it can be only one
-process's, and the line of the device says so.
-
-With --watch this goes on every two seconds, or as many as are given, until it is interrupted: on a terminal in one
-place, and elsewhere one table, or with --json one line, after another.
-
-Exit status: 0.`,
+		Long: `Lists the processes of this user that can be paused, with a row for each tag on
+each device. LIVE is what the program has allocated, HELD is the device memory
+that it has now, and BACKUP says where contents wait.`,
+		Example: `  tms ps
+  tms ps --bytes
+  tms ps --job 127.0.0.1:29500 --watch 5`,
 		Args: func(command *cobra.Command, arguments []string) error {
 			if command.Flags().Changed("watch") && len(arguments) == 1 {
 				seconds, err := strconv.ParseFloat(arguments[0], 64)
 				if err != nil {
-					return fmt.Errorf("--watch %s: give seconds", arguments[0])
+					return fmt.Errorf("--watch %s: give a number of seconds, such as 5", arguments[0])
 				}
 				watch = seconds
 				arguments = nil
@@ -135,7 +116,7 @@ Exit status: 0.`,
 			if err := checkJob(command, job); err != nil {
 				return err
 			}
-			return cobra.NoArgs(command, arguments)
+			return noArguments(command, arguments)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if watch == 0 {
@@ -146,10 +127,10 @@ Exit status: 0.`,
 			})
 		},
 	}
-	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with the statistics of each process")
-	command.Flags().BoolVar(&inBytes, "bytes", false, "name what each process has on each device")
+	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with all statistics")
+	command.Flags().BoolVar(&inBytes, "bytes", false, "list all that each process has, by library")
 	addJob(command, &job)
-	command.Flags().Float64Var(&watch, "watch", 0, "go on, every so many seconds (2, if it is not said)")
+	command.Flags().Float64Var(&watch, "watch", 0, "repeat every so many `SECONDS`")
 	command.Flags().Lookup("watch").NoOptDefVal = "2"
 	return command
 }

@@ -21,16 +21,8 @@ func recordCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "record PID",
 		Short: "Record what a running process does with device memory",
-		Long: `Has a process record its allocations, frees, pauses and resumes to a file, for tms report and tms replay, until
-this command is interrupted, has gone on for as long as --for says, or ends in whatever way. What is pausable in the
-process at the beginning is in the file too; other memory only if it is allocated after that: a program that is started
-with TMS_TRACE=FILE, or tms run --trace FILE, is recorded whole.
-
-The process itself writes the file, 64 bytes for each event, so what is recorded until it ends is there however it ends.
-FILE is replaced.
-
-Exit status: 0 recorded; 1 not, or not to the end; 2 the command line is wrong; 3 the process is not there or does not
-listen.`,
+		Long: `Records what a running process allocates, frees, pauses and resumes, until
+Ctrl-C or for the time of --for. tms report and tms replay read the file.`,
 		Example: `  tms record 12345
   tms record 12345 -o step.trace --for 10s
   tms report step.trace -o step.html`,
@@ -57,8 +49,8 @@ listen.`,
 			return record(command, pids[0], path, lasting)
 		},
 	}
-	command.Flags().StringVarP(&file, "output", "o", "", "the file, as the process sees files (default tms-PID.trace)")
-	command.Flags().DurationVar(&lasting, "for", 0, "how long, such as 10s (default: until it is interrupted)")
+	command.Flags().StringVarP(&file, "output", "o", "", "`FILE` to write, for the process (default tms-PID.trace)")
+	command.Flags().DurationVar(&lasting, "for", 0, "`TIME` to record, such as 10s (default: until Ctrl-C)")
 	return command
 }
 

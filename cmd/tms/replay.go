@@ -32,26 +32,13 @@ func replayCommand() *cobra.Command {
 	var f replayFlags
 	command := &cobra.Command{
 		Use:   "replay --pool KIND TRACE...",
-		Short: "Replay traces of allocations on a pool",
-		Long: `Does with a pool what a recorded program did with its allocator, and says what that cost. Each
-trace is replayed on a pool of its own, one after another. Nothing is replayed when one of them is
-malformed.
-
-A TRACE is what TMS_TRACE or tms record has written, or in the CSV format of RMM's logging_resource_adaptor;
-either may be compressed (.gz). The CSV format is
-  ` + trace.Header + `
-with the actions allocate, free, and allocate failure, which is asked for again and freed at once. A
-free is matched with its allocate by the pointer.
-
-KIND is ` + strings.Join(kinds.Names(), ", ") + `, or all, which compares them.
-
-The columns:
-` + replay.Legend() + `
-Exit status: 0 replayed, 2 not.`,
+		Short: "Replay recorded allocations on a memory pool",
+		Long: `Replays recorded allocations on a memory pool, and measures what the pool costs.
+KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 		Example: `  tms replay --pool caching train.csv
   tms replay --pool all --html pools.html train.trace serve.csv.gz
   tms replay --pool caching --snapshot train.pickle train.csv
-  tms replay --pool bfc --option garbage_collection=true --memory 40GiB --events train.csv`,
+  tms replay --pool bfc --option garbage_collection=true train.csv`,
 		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },
 		Args: func(_ *cobra.Command, paths []string) error {
 			if len(paths) == 0 {
@@ -61,14 +48,14 @@ Exit status: 0 replayed, 2 not.`,
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&f.kind, "pool", "", "kind of pool, or all")
-	flags.StringArrayVar(&f.settings, "option", nil, "option of the pool, k=v (may be repeated)")
-	flags.StringVar(&f.source, "source", "sim", "where segments come from: sim, addresses from 0 on with nothing behind them; cuda, cuMemAlloc; vmm, pausable segments")
-	flags.StringVar(&f.memory, "memory", "", "the most bytes that the source gives out, such as 40GiB (default: no limit)")
-	flags.BoolVar(&f.events, "events", false, "print a JSON object a line for each operation, then that of the result")
-	flags.BoolVar(&f.asJSON, "json", false, "print the result as a JSON object a line, with the pool's full statistics")
-	flags.StringVar(&f.html, "html", "", "write a page with memory over time and the address map of each pool")
-	flags.StringVar(&f.snapshot, "snapshot", "", "write what one pool held at the end of one trace, and how it came to that, as torch.cuda.memory._dump_snapshot does: for pytorch.org/memory_viz")
+	flags.StringVar(&f.kind, "pool", "", "`KIND` of pool, or all")
+	flags.StringArrayVar(&f.settings, "option", nil, "option of the pool, `NAME=VALUE` (may be repeated)")
+	flags.StringVar(&f.source, "source", "sim", "`SOURCE` of segments: sim, cuda or vmm")
+	flags.StringVar(&f.memory, "memory", "", "`BYTES` of segments at most, such as 40GiB")
+	flags.BoolVar(&f.events, "events", false, "print one JSON line for each operation")
+	flags.BoolVar(&f.asJSON, "json", false, "print one JSON line for each result")
+	flags.StringVar(&f.html, "html", "", "write a page with memory over time to `FILE`")
+	flags.StringVar(&f.snapshot, "snapshot", "", "write one pool to `FILE` for pytorch.org/memory_viz")
 	return command
 }
 

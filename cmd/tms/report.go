@@ -16,22 +16,9 @@ func reportCommand() *cobra.Command {
 	var file, format, snapshot string
 	command := &cobra.Command{
 		Use:   "report TRACE...",
-		Short: "Show what was recorded of device memory",
-		Long: `Makes of recordings something to look at. A TRACE is what TMS_TRACE, tms run --trace or tms record has written,
-also one that is still being written; several are of processes of one machine.
-
-The formats:
-  html      a page that needs nothing else, and no network: memory over time by tag and process, as it was allocated,
-            held and kept elsewhere; pauses and resumes with what bounded them; where allocations lie over time;
-            the largest of them. It is less than 1 MiB: of long recordings it has what a screen can show
-  perfetto  a Chrome trace, for ui.perfetto.dev: a counter for each tag, a slice for each pause and resume
-  csv       the allocations of one TRACE in the format of RMM's logging_resource_adaptor, for its tools
-
-A recording does not know by which lines of a program memory was allocated. PyTorch does, after
-torch.cuda.memory._record_memory_history(): json.dump(torch.cuda.memory._snapshot(), file) writes what --torch-snapshot
-reads, for the segments that are in both.
-
-Exit status: 0 written, 2 not.`,
+		Short: "Show recordings of device memory on a page",
+		Long: `Makes a page of recordings, with device memory over time and what bounded each
+pause. Several traces must be of one machine; a trace may still be growing.`,
 		Example: `  tms report train.trace -o train.html
   tms report trainer.trace server.trace -o both.html
   tms report train.trace --format perfetto -o train.json
@@ -66,9 +53,9 @@ Exit status: 0 written, 2 not.`,
 			return writeFile(file, write)
 		},
 	}
-	command.Flags().StringVarP(&file, "output", "o", "", "the file to write; - is the standard output")
-	command.Flags().StringVar(&format, "format", "html", "what to write: html, perfetto or csv")
-	command.Flags().StringVar(&snapshot, "torch-snapshot", "", "a file with PyTorch's snapshot in JSON, for where memory was allocated")
+	command.Flags().StringVarP(&file, "output", "o", "", "`FILE` to write; - is the standard output")
+	command.Flags().StringVar(&format, "format", "html", "`FORMAT`: html, perfetto or csv")
+	command.Flags().StringVar(&snapshot, "torch-snapshot", "", "`FILE` of a PyTorch memory snapshot, for stacks")
 	return command
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/program"
 )
 
@@ -39,21 +38,8 @@ func runCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARGUMENT...]",
 		Short: "Run a program with all of its CUDA memory pausable",
-		Long: `Runs a program with libtms.so and libtms_reach.so preloaded and every allocation in a region, also those
-of a static libcudart, of libraries that find CUDA's functions by name (JAX, CuPy), and of its children.
-tms pause and tms resume pause and resume it by its number, which tms ps tells, without its cooperation. It can
-do so itself, by tms.pause and tms.resume, or tms_pause and tms_resume of tms.h.
-
-While the program is paused, its contents wait in host memory, which takes as many bytes as were paused. --backup puts
-them in files or on other GPUs instead; with --backup none a pause gives them up. A region that the program enters
-decides for itself. Without the flag, so does TMS_INIT_ENABLE_CPU_BACKUP, _DISK_BACKUP or _PEER_BACKUP, where one is on.
-
-What libraries of NCCL, NVSHMEM, UCX and libfabric allocate themselves stays CUDA's own; TMS_EXCLUDE names more.
-
-With --no-inherit the programs that it starts are not preloaded and see the environment that tms was started with:
-then name the program itself, not a script that starts it.
-
-The command takes the place of tms: its exit status and the signals that reach it are its own.`,
+		Long: `Runs a program so that tms pause can pause all of its CUDA memory, without the
+program's cooperation. During a pause, contents wait in host memory (--backup).`,
 		Example: `  tms run -- python train.py
   tms run --incremental --tag model -- python serve.py
   tms run --backup none -- ./cache
@@ -123,14 +109,13 @@ The command takes the place of tms: its exit status and the signals that reach i
 		},
 	}
 	command.Flags().SetInterspersed(false)
-	command.Flags().StringVar(&tag, "tag", "", "the tag of what it allocates (default \"default\")")
-	command.Flags().StringVar(&backup, "backup", "host", "where contents wait while paused: host, disk, peer or none")
-	command.Flags().BoolVar(&incremental, "incremental", false, "of host copies, make only those anew whose contents have changed")
-	command.Flags().StringVar(&kind, "pool", "", "serve what it allocates from a pool: "+strings.Join(kinds.Names(), ", ")+
-		", with a colon and its options behind it")
-	command.Flags().BoolVar(&noInherit, "no-inherit", false, "leave the programs that it starts as they are")
-	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, by library, for tms ps --bytes")
-	command.Flags().StringVar(&trace, "trace", "", "a file to record allocations, pauses and resumes in (%p: the process), for tms report")
+	command.Flags().StringVar(&tag, "tag", "", "`TAG` of its memory (default \"default\")")
+	command.Flags().StringVar(&backup, "backup", "host", "`WHERE` to save: host, disk, peer or none")
+	command.Flags().BoolVar(&incremental, "incremental", false, "copy only what has changed since the last pause")
+	command.Flags().StringVar(&kind, "pool", "", "`POOL` to allocate from, see docs/pools.md")
+	command.Flags().BoolVar(&noInherit, "no-inherit", false, "do not preload the programs that it starts")
+	command.Flags().BoolVar(&account, "account", false, "count what is not pausable, for tms ps --bytes")
+	command.Flags().StringVar(&trace, "trace", "", "record to `FILE` (%p: the process) for tms report")
 	return command
 }
 

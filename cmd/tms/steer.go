@@ -56,21 +56,6 @@ type steering struct {
 	tag    string
 }
 
-const steeringStatus = `
-Exit status: 0 done, by every process; 1 some failed, the others are done; 2 the command line is wrong;
-3 a process is not there or does not listen, and none failed.`
-
-const progressHelp = `
-While it goes on for longer, stderr tells how far it has come: a bar on a terminal, elsewhere a line each second; not
-with --json.
-`
-
-const dryRunHelp = `
-With --dry-run nothing is done. The command says what would happen, by what the processes say of themselves now: device
-memory freed or taken, how much of it without contents, and host memory needed for contents, beside what the machine and
-the control group have available. It exits with 0 if that fits.
-`
-
 func (s *steering) add(command *cobra.Command) {
 	flags := command.Flags()
 	flags.BoolVar(&s.all, "all", false, "all processes of this user that listen")
@@ -100,10 +85,12 @@ func (s *steering) add(command *cobra.Command) {
 	}
 }
 
+const tagHelp = "only this `TAG` (default: all pausable memory)"
+
 func (s *steering) addTag(command *cobra.Command) {
-	command.Flags().StringVar(&s.tag, "tag", "", "this tag alone (default: all that is pausable)")
+	command.Flags().StringVar(&s.tag, "tag", "", tagHelp)
 	command.Flags().BoolVar(&s.asJSON, "json", false, "print one JSON array")
-	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "do nothing, but say what would happen, and whether it fits")
+	command.Flags().BoolVar(&s.dryRun, "dry-run", false, "only say what would happen, and whether it fits")
 }
 
 func (s *steering) check(command *cobra.Command) error {
@@ -114,12 +101,12 @@ func (s *steering) check(command *cobra.Command) error {
 }
 
 func addTimeout(command *cobra.Command, timeout *float64, force *bool) {
-	command.Flags().Float64Var(timeout, "timeout", control.DefaultTimeout, "seconds to wait for a moment in which the program can be paused")
-	command.Flags().BoolVar(force, "force", false, "pause also where not all work of the program can be held up: you know that there is none")
+	command.Flags().Float64Var(timeout, "timeout", control.DefaultTimeout, "`SECONDS` to wait for GPU work to end")
+	command.Flags().BoolVar(force, "force", false, "pause though its threads cannot be stopped")
 }
 
 func addWait(command *cobra.Command, wait *float64) {
-	command.Flags().Float64Var(wait, "wait", 0, "seconds to try again while others hold the memory")
+	command.Flags().Float64Var(wait, "wait", 0, "`SECONDS` to keep trying while memory is short")
 }
 
 func checkSeconds(flag string, seconds float64) error {
@@ -256,37 +243,10 @@ func pauseCommand() *cobra.Command {
 	var to string
 	command := &cobra.Command{
 		Use:   "pause PID...",
-		Short: "Give the GPU memory of running processes back to the device",
-		Long: `Has processes give their pausable GPU memory back, while every address in them stays valid. Contents wait in host
-memory, unless tms run --backup or the program has chosen files, other GPUs, or no backup. Memory without a backup loses
-its contents, and the command says how many bytes went so ("4.00 MiB without contents"). Several processes are paused at
-the same time; when one fails, the others stay paused.
-
-A program that was started by tms run is paused between two CUDA calls: its threads go on until they give the
-device work, and then wait for the resume. If it does not come to such a moment in time (a stream that is captured, a
-kernel that does not end), it goes on as before, and the error says what was waited for. Other programs' threads
-cannot be held up, so they are paused with --force alone: a kernel that uses paused memory ends the program.
-
-With --everything the driver then takes what is left of a process on its devices: contexts, code, graphs, CUDA's own
-memory (driver 570 or later; a few MiB stay). All CUDA calls of the process wait until tms resume. What the driver
-cannot checkpoint is refused: managed memory, multicast objects, memory shared with other processes, parts of GPUs (MIG).
-NCCL gives its memory back first, where its version can and all ranks are in the process, or with --job in those of the
-launch; what became of it is said.
-
-With --to disk the contents that would wait in host memory are written to files (TMS_DISK_BACKUP_DIR of the process), and
-those of what is paused already are moved there; with --to host they go back to host memory, for a faster resume. With
---discard contents are given up, whatever backup they have. Where host memory does not suffice for a pause it is refused,
-with how much it needs and how much is available, and the program goes on: these are the ways out, beside a pause of
-fewer tags (--tag), and tms run --backup disk or peer from the start.
-
-With --job the ranks of one launch on this host are paused, or none of them. A rank that has launched a collective
-which another is held up before cannot be paused: all then go on for a moment, and are tried again, until they stand
-between the same two collectives or the timeout is over. Ranks of other hosts are not asked, so this is for a launch on
-one host; on several, tms.distributed pauses it from inside. With --everything the driver takes the rest of all ranks or,
-where it cannot checkpoint one, of none; what is pausable, and NCCL's part, are given back all the same, and it is said.
-
-If this command is interrupted, what it has not finished is undone.
-` + progressHelp + dryRunHelp + steeringStatus,
+		Short: "Return the GPU memory of running processes to the device",
+		Long: `Returns the pausable GPU memory of processes to the device; addresses in it stay
+valid. A program started by tms run waits at its next CUDA call until the
+resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 		Example: `  tms pause 12345
   tms pause --all --tag weights
   tms pause --job 127.0.0.1:29500
@@ -326,9 +286,9 @@ If this command is interrupted, what it has not finished is undone.
 	}
 	s.add(command)
 	addTimeout(command, &timeout, &force)
-	command.Flags().BoolVar(&everything, "everything", false, "have the driver take what is left of the process on its devices, too")
-	command.Flags().BoolVar(&discard, "discard", false, "give contents up, whatever backup they have")
-	command.Flags().StringVar(&to, "to", "", "where contents are to wait: disk, or host (memory)")
+	command.Flags().BoolVar(&everything, "everything", false, "also have the driver take the rest of the process")
+	command.Flags().BoolVar(&discard, "discard", false, "give contents up, whatever their backup")
+	command.Flags().StringVar(&to, "to", "", "`WHERE` contents are to wait: disk or host (memory)")
 	return command
 }
 
@@ -360,11 +320,9 @@ func resumeCommand() *cobra.Command {
 	var driverOnly bool
 	command := &cobra.Command{
 		Use:   "resume PID...",
-		Short: "Take the GPU memory of paused processes again",
-		Long: `Has processes take their GPU memory again, at the same addresses and with the contents that were kept. It
-resumes whatever is paused, also what the program has paused itself. What the driver has taken (tms pause --everything)
-comes back first, also when that pause was interrupted.
-` + progressHelp + dryRunHelp + steeringStatus,
+		Short: "Restore the GPU memory of paused processes",
+		Long: `Gives paused processes their GPU memory again, at the same addresses and with
+the contents that were kept. It resumes what the program itself has paused, too.`,
 		Example: `  tms resume 12345
   tms resume 12345 --wait 60`,
 		RunE: func(command *cobra.Command, arguments []string) error {

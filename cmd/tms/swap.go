@@ -29,14 +29,8 @@ func swapCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "swap OUT IN",
 		Short: "Pause one process and resume another in its place",
-		Long: `Pauses the process OUT and then resumes the process IN, as tms pause and tms resume do. If IN cannot be
-resumed, OUT is resumed again: one of them has the device's memory in the end.
-
-If this command is interrupted, it ends what IN has begun, and either both are done or neither is; at once by a
-second signal. If it is killed, OUT resumes itself, as soon as there is memory for it.
-` + progressHelp + dryRunHelp + `
-Exit status: 0 done; 1 it failed, and OUT is resumed, or the words say why it is not; 2 the command line is wrong;
-3 a process is not there or does not listen.`,
+		Long: `Pauses the process OUT, then resumes the process IN in its place. If IN cannot
+be resumed, OUT is resumed again.`,
 		Example: `  tms swap 12345 23456
   tms swap 12345 23456 --tag weights --wait 60`,
 		ValidArgsFunction: completeProcesses,

@@ -23,30 +23,16 @@ func topCommand() *cobra.Command {
 	var job string
 	command := &cobra.Command{
 		Use:   "top",
-		Short: "Watch devices and processes on the terminal, and pause and resume them by a key",
-		Long: `Shows on the whole terminal, twice a second, what tms ps lists, with bars, and above it the devices: memory of the
-processes listed, of others, and free, as NVML has it (without NVML, as the processes see their devices). Below are
-the pauses and resumes as they happen, whoever asked for them, with what they freed or took, in how long.
-
-  up, down   select a process, or a tag of it
-  p          pause it, as tms pause does without --force
-  r          resume it, as tms resume does
-  s          sort by memory held, by the time of the pause, by number, by command
-  /          only processes that have a text in their number, command or tags
-  ?          what the bars mean
-  q          quit; a pause or resume that is under way is interrupted
-
-With --job the processes are those of one launch, as of tms ps; the devices are shown with all.
-
-A process that does not answer within a second is shown as it was last, and marked. Colours can be done without
-(NO_COLOR). It needs a terminal that can move its cursor; elsewhere, tms ps and tms ps --watch tell the same.
-
-Exit status: 0; 2 this is no such terminal.`,
+		Short: "Watch devices and processes; pause and resume by a key",
+		Long: `Shows devices and processes on the whole terminal, twice a second, with every
+pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.`,
+		Example: `  tms top
+  tms top --job 127.0.0.1:29500`,
 		Args: func(command *cobra.Command, arguments []string) error {
 			if err := checkJob(command, job); err != nil {
 				return err
 			}
-			return cobra.NoArgs(command, arguments)
+			return noArguments(command, arguments)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := screenful(os.Stdin, os.Stdout); err != nil {
