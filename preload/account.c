@@ -23,6 +23,7 @@
 enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX };
 
 HIDDEN bool account_on;
+HIDDEN _Atomic bool account_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* whose memory it is; a child that no handler prepared notes nothing */
 static char program[256];	 /* the file that it is, without folders */
@@ -349,6 +350,6 @@ AT_LOAD HIDDEN void account_load(void)
 	const char *slash = strrchr(path, '/');
 	snprintf(program, sizeof program, "%s", slash ? slash + 1 : "unknown");
 	account_on = true;
-	atomic_store(&alloc_watched, true);
+	atomic_store(&account_watched, true);
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }

@@ -21,6 +21,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/guard"
 	"tms/internal/rawfile"
+	"tms/preload/goruntime"
 	"tms/vmm/cuda"
 )
 
@@ -41,8 +42,8 @@ var listener struct {
 //export tmsServe
 func tmsServe() {
 	go func() {
-		if err := onGo(serve); err != nil {
-			logLine(fmt.Sprintf("the process cannot be steered from outside: %v", err))
+		if err := goruntime.Run(serve); err != nil {
+			goruntime.Log(fmt.Sprintf("the process cannot be steered from outside: %v", err))
 		}
 	}()
 }
@@ -77,7 +78,7 @@ func serve() error {
 // controlThread never returns once it has its own table: the thread would be used for other goroutines.
 func controlThread(began chan<- error, asked <-chan chan error) {
 	runtime.LockOSThread()
-	growStack(false)
+	goruntime.GrowStack()
 	if err := ownTable(); err != nil {
 		runtime.UnlockOSThread()
 		began <- err
@@ -89,8 +90,8 @@ func controlThread(began chan<- error, asked <-chan chan error) {
 		err := guard.Call(func() error { return s.listen(clientPatience) })
 		answer <- err
 		for err == nil {
-			err := guard.Call(s.loop) // it ends by a panic alone
-			go logPanic(err)          // descriptor 2 is another here
+			err := guard.Call(s.loop)  // it ends by a panic alone
+			go goruntime.LogPanic(err) // descriptor 2 is another here
 			for _, c := range s.clients {
 				c.gone = true
 			}

@@ -26,7 +26,8 @@ type callGraph struct {
 const anyFunction = "__indirect_call" // as gcc has it: by a pointer
 
 // pointers are those whose functions are known; "": one of the C library's.
-var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "", "region_report_environment": "error_log"}
+var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
+	"region_report_environment": "error_log", "go_start": "region_report_environment"}
 
 // deepest is how much of the stack a function and what it calls have at a time; whose C library it is uses more.
 func (g *callGraph) deepest(function string) int {
@@ -107,7 +108,7 @@ func TestStackOfOurC(t *testing.T) {
 		require.Greater(t, len(g.frames), 100)
 		return g
 	}
-	ours, reach := graph("*.c", "../region/*.c", "../forward/*.c"), graph("../reach/*.c")
+	ours, reach := graph("*.c", "goruntime/*.c", "../region/*.c", "../forward/*.c"), graph("../reach/*.c")
 	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to CUDA, or
 	// to what libtms.so answers for dlsym.
 	reach.deep[anyFunction] = ours.deepest("tms_driver_function")

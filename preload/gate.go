@@ -20,6 +20,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/rawfile"
 	"tms/internal/readable"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -279,7 +280,7 @@ func unhold() {
 
 // letGo is unhold, on another thread than the control socket's.
 func letGo() {
-	_ = onGo(func() error { unhold(); return nil })
+	_ = goruntime.Run(func() error { unhold(); return nil })
 }
 
 // ungate resumes NCCL and opens the gate, if nothing is left that gated pauses have paused. Errors: those of resumeNCCL.

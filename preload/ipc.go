@@ -19,6 +19,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/rawfile"
 	"tms/internal/readable"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -73,7 +74,7 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 		return 0, cuda.Refuse(cuda.InvalidContext, "the handle is of memory of this process itself: use the address "+
 			"that it was made of")
 	}
-	if err := ready(int(operation.device)); err != nil {
+	if err := goruntime.Ready(int(operation.device)); err != nil {
 		return 0, err
 	}
 	address, err := e.Import(int(operation.device), share, uint64(handle.offset))

@@ -14,6 +14,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/rawfile"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -74,13 +75,13 @@ func (s *server) beginLend(now time.Time) {
 			continue
 		}
 		s.lending, s.handed = next, now
-		hand(func() { s.perform(next.number, next.share, next.to) })
+		goruntime.Hand(func() { s.perform(next.number, next.share, next.to) })
 	}
 }
 
 // perform lends memory, on another thread.
 func (s *server) perform(number, share uint64, to vmm.Importer) {
-	err := onGo(func() error {
+	err := goruntime.Run(func() error {
 		e := engine.Load()
 		if e == nil {
 			return vmm.ErrShareGone

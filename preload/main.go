@@ -22,7 +22,7 @@ import (
 	"unsafe"
 
 	_ "tms/forward" // the C functions that call the host's CUDA
-	"tms/internal/guard"
+	"tms/preload/goruntime"
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -32,10 +32,9 @@ import (
 func main() {}
 
 var (
-	engineMu  sync.Mutex // held to make it
-	engine    atomic.Pointer[vmm.Engine]
-	driver    *cuda.Driver // of the engine
-	logPanics sync.Once
+	engineMu sync.Mutex // held to make it
+	engine   atomic.Pointer[vmm.Engine]
+	driver   *cuda.Driver // of the engine
 )
 
 // start returns the engine, made at the first call. A failure is not kept: the driver may come.
@@ -64,7 +63,7 @@ func start() (*vmm.Engine, error) {
 		}
 		return nil
 	})
-	made.Warn(logLine)
+	made.Warn(goruntime.Log)
 	made.Contexts(eachContext)
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
@@ -106,9 +105,9 @@ func withoutCaptures(f func() error) error {
 	return f()
 }
 
-// enter is onGo of what needs the engine.
+// enter is goruntime.Run of what needs the engine.
 func enter(f func(*vmm.Engine) error) error {
-	return onGo(func() error {
+	return goruntime.Run(func() error {
 		e, err := start()
 		if err != nil {
 			return err
@@ -117,30 +116,9 @@ func enter(f func(*vmm.Engine) error) error {
 	})
 }
 
-// onGo runs f with room on the stack for a fault. A panic becomes an error, because nothing of ours may unwind into the
-// host, and the first one is logged.
-func onGo(f func() error) error {
-	growStack(false)
-	err := guard.Call(f)
-	logPanic(err)
-	return err
-}
-
-func logPanic(err error) {
-	var panicked *guard.Panic
-	if err != nil && errors.As(err, &panicked) {
-		logPanics.Do(func() { logLine(fmt.Sprintf("%v\n%s", err, panicked.Stack)) })
-	}
-}
-
-func logLine(line string) {
-	C.error_log(words(line))
-}
-
-// words is a text for C, for the time of a call. C.CString would end the process when there is no memory.
+// words is goruntime.Terminated, for C.
 func words(text string) *C.char {
-	terminated := append([]byte(text), 0)
-	return (*C.char)(unsafe.Pointer(&terminated[0]))
+	return (*C.char)(unsafe.Pointer(goruntime.Terminated(text)))
 }
 
 // handOver is a malloc'ed text, nil when there is no memory.
@@ -155,11 +133,6 @@ func report(err error) C.int {
 	}
 	return C.int(cuda.Code(err))
 }
-
-// tmsAwake returns once the Go runtime is up; that is all.
-//
-//export tmsAwake
-func tmsAwake() {}
 
 // interned is a text that lives as long as the process, as region_intern keeps them, without a copy.
 func interned(text *C.char) string {
@@ -191,7 +164,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 		Prompt:      settings.backup == C.REGION_CPU_BACKUP && bool(settings.mmap),
 		Margin:      now.Margin,
 		Capturing:   now.Capturing,
-	}, ready(int(device))
+	}, goruntime.Ready(int(device))
 }
 
 // state is what the engine has to know of the process now.
@@ -327,7 +300,7 @@ func tmsOperation(operation *C.struct_operation) {
 		var bytes uint64
 		var err error
 		if kind == C.OPERATION_SERVE { // the only one that needs no driver
-			err = onGo(serve)
+			err = goruntime.Run(serve)
 		} else {
 			err = enter(func(e *vmm.Engine) (err error) {
 				switch kind {
@@ -380,8 +353,8 @@ func tmsPrepare(tag *C.char) C.int {
 		}
 		finish := e.Prepare(name)
 		go func() {
-			if err := onGo(finish); err != nil {
-				logLine(err.Error())
+			if err := goruntime.Run(finish); err != nil {
+				goruntime.Log(err.Error())
 			}
 		}()
 		return nil

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"unsafe"
 
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -129,7 +130,7 @@ func tmsMemBound(handle C.uint64_t, worked C.bool) {
 		if !worked {
 			e.Unlend(cuda.Handle(handle))
 		} else if !bound.Swap(true) {
-			logLine("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
+			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
 				"without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 		}
 		return nil

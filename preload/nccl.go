@@ -19,6 +19,7 @@ import (
 	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/readable"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -184,7 +185,7 @@ func resumeNCCL() error {
 	lost := communicators(isLost)
 	err := takeAgain(deadline, lost)
 	if awaited = errors.Is(err, errAwaited); awaited {
-		logLine(ncclWaits)
+		goruntime.Log(ncclWaits)
 		nccl.awaited.Store(true)
 		go awaitNCCL(lost) // which has the turn now
 		return nil
@@ -237,14 +238,14 @@ func awaitedNCCL() string {
 
 // awaitNCCL ends what resumeNCCL has begun, on another thread, and has its turn.
 func awaitNCCL(lost int) {
-	err := onGo(func() error {
+	err := goruntime.Run(func() error {
 		for bool(C.nccl_is_busy()) {
 			clock.Sleep(10 * time.Millisecond)
 		}
 		return lostNCCL(lost)
 	})
 	if err != nil {
-		logLine(err.Error())
+		goruntime.Log(err.Error())
 	}
 	nccl.suspended.Store(false)
 	nccl.awaited.Store(false)
@@ -256,8 +257,8 @@ func awaitNCCL(lost int) {
 
 // resumeNCCLLater is for whoever may not wait.
 func resumeNCCLLater() {
-	if err := onGo(resumeNCCL); err != nil {
-		logLine(err.Error())
+	if err := goruntime.Run(resumeNCCL); err != nil {
+		goruntime.Log(err.Error())
 	}
 	openGate()
 }
@@ -320,7 +321,7 @@ func ncclShares() (words string) {
 // know the physical memory, and use that after a resume too. What NCCL may have registered is warned of. Errors: a refusal.
 func refuseRegistered(e *vmm.Engine, tag *string) error {
 	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
-		logLine("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered memory that CUDA graphs use: " +
+		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered memory that CUDA graphs use: " +
 			"after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 before the start, or start the program with tms run")
 	}
 	var cursor C.size_t
@@ -334,7 +335,7 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
-			logLine(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered it there, which does not "+
+			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered it there, which does not "+
 				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume",
 				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
 		default:

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
@@ -111,7 +112,7 @@ func withPool(handle C.uintptr_t, f func(pool.Pool) error) C.int {
 //export tmsPoolMalloc
 func tmsPoolMalloc(handle C.uintptr_t, address *C.uintptr_t, size C.size_t, stream C.uintptr_t) C.int {
 	return withPool(handle, func(p pool.Pool) error {
-		if err := room(); err != nil {
+		if err := goruntime.Room(); err != nil {
 			return err
 		}
 		block, err := p.Malloc(uint64(size), pool.Stream(stream))

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/lifetime"
@@ -31,7 +32,7 @@ func newProgramPools(e *vmm.Engine) *program.Pools {
 	source := func(m torch.Memory) (lifetime.Source, error) { return newSource(e, m) }
 	made, err := program.New(kind, options, e, source, func() bool { return state().Capturing })
 	if err != nil {
-		logLine(fmt.Sprintf("TMS_INIT_POOL=%s is not understood: %v; no pool is used", setting, err))
+		goruntime.Log(fmt.Sprintf("TMS_INIT_POOL=%s is not understood: %v; no pool is used", setting, err))
 		return nil
 	}
 	return made

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -55,7 +56,7 @@ func recordTransition(t vmm.Transition) {
 //export tmsTraceFigures
 func tmsTraceFigures() {
 	start := time.Now()
-	_ = onGo(func() error {
+	_ = goruntime.Run(func() error {
 		recordFigures(engine.Load())
 		return nil
 	})
@@ -123,5 +124,5 @@ func stopRecording(which int) error {
 
 // abandonRecording ends that of a client which has gone. Why it had ended before, stderr has been told.
 func abandonRecording(which int) {
-	hand(func() { _ = onGo(func() error { return stopRecording(which) }) })
+	goruntime.Hand(func() { _ = goruntime.Run(func() error { return stopRecording(which) }) })
 }

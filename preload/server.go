@@ -18,6 +18,7 @@ import (
 	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/control/rights"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -436,7 +437,7 @@ func (s *server) withdraw(c *connection) {
 // release takes back at once what nobody is responsible for any more.
 func (s *server) release(r rights.Released) {
 	if r.Hold {
-		hand(letGo)
+		goruntime.Hand(letGo)
 	}
 	if r.Align && (s.running == nil || s.running.request.Op != control.Align) { // else when it is done
 		C.nccl_release()
@@ -516,7 +517,7 @@ func (s *server) begin(now time.Time) {
 		s.release(rights.Released{Align: released.Align})
 	}
 	s.handed = now
-	hand(func() { s.done.Store(t.perform()) })
+	goruntime.Hand(func() { s.done.Store(t.perform()) })
 }
 
 // collect takes what other threads have done.
@@ -566,7 +567,7 @@ func (s *server) collect() {
 		if t.client == nil && !reply.OK {
 			if !s.retried {
 				// On another thread: descriptor 2 is another here.
-				go logLine("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
+				go goruntime.Log("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
 			}
 			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
 		}

@@ -9,7 +9,6 @@ import "C"
 import (
 	"encoding/json"
 	"errors"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +19,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -44,15 +44,6 @@ type task struct {
 	resumed   []string // which it has
 }
 
-// hand runs work on another thread, and has it begin at once: see tmsOperation.
-func hand(work func()) {
-	if short() {
-		C.memory_extend()
-	}
-	go work()
-	runtime.Gosched()
-}
-
 // perform does a request, on another thread.
 func (t *task) perform() *control.Reply {
 	start := time.Now()
@@ -60,7 +51,7 @@ func (t *task) perform() *control.Reply {
 	if t.lets && t.request.Op == control.Undo {
 		letGo()
 	}
-	err := onGo(func() (err error) {
+	err := goruntime.Run(func() (err error) {
 		switch t.request.Op {
 		case control.Record:
 			return t.record()
@@ -278,7 +269,7 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 			"device", C.GoString(words))
 	}
 	if request.Everything {
-		polling.Do(func() { logLine(mustNotPoll) })
+		polling.Do(func() { goruntime.Log(mustNotPoll) })
 	}
 	return pauseUngated(e, options, force)
 }
@@ -296,20 +287,20 @@ func (s *server) ask() {
 	if s.running != nil {
 		state.Doing = s.running.request.Op
 	}
-	hand(func() { s.status.Store(statusOf(state)) })
+	goruntime.Hand(func() { s.status.Store(statusOf(state)) })
 }
 
 // statusOf completes a status, on another thread.
 func statusOf(state control.ProcessState) *control.Reply {
 	reply := control.Reply{OK: true}
-	err := onGo(func() (err error) {
+	err := goruntime.Run(func() (err error) {
 		if state.Gated = C.gate_unusable() == nil; state.Gated {
 			idle := idleFor().Seconds()
 			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
 		}
 		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
 		if e := engine.Load(); e != nil {
-			if err = room(); err == nil {
+			if err = goruntime.Room(); err == nil {
 				state.Stats, err = statsOf(e, C.control_environment.temporary)
 			}
 		}

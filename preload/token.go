@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/rawfile"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -45,7 +46,7 @@ func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 		handle, err := e.RetainShare(share.ID)
 		return uint64(handle), err
 	}
-	if err := ready(int(operation.device)); err != nil {
+	if err := goruntime.Ready(int(operation.device)); err != nil {
 		return 0, err
 	}
 	handle, err := e.ImportHandle(int(operation.device), share)

@@ -9,6 +9,7 @@ import "C"
 import (
 	"encoding/json"
 
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/pool"
 	"tms/vmm/pool/torch"
@@ -42,7 +43,7 @@ func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, strea
 	return forTorch(func() error {
 		memory, err := memoryOf(device, settings)
 		if err == nil {
-			err = room()
+			err = goruntime.Room()
 		}
 		if err != nil {
 			return err

@@ -6,7 +6,7 @@
  * The file is made at the first allocation: most processes that inherit the variable make none. It is written through a
  * mapping, a window at a time, so that a record is the file's as soon as it is made, whatever ends the process. The
  * blocks behind a window are had before (fallocate), so a full disk is an error and no fault. Nobody can keep the
- * file from being cut short: the fault comes to trace_faulted, which puts other memory there.
+ * file from being cut short: the fault comes to taken, which puts other memory there.
  *
  * No descriptor is kept, for a host may close any, and open something of its own that gets the number: the file is
  * opened by its name for each window, and is the same if its inode is. A mapping that nobody touches keeps the lock that
@@ -63,7 +63,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
-/* All below is guarded by lock, but for window and lost, which trace_faulted has too. */
+/* All below is guarded by lock, but for window and lost, which taken has too. */
 static enum { UNOPENED, OPEN, STOPPED } state;
 static bool from_outside;     /* it was tms record that asked */
 static char asked[PATH_MAX];  /* the file's name, as it was given */
@@ -82,10 +82,14 @@ static const char *named[TAGS]; /* tags whose names are in the file, some of the
 static _Atomic int recordings; /* so far */
 static char complaint[512];   /* why it stopped; "": it was told to */
 
+static bool taken(const void *address);
+
 AT_LOAD static void turn(bool on)
 {
+	if (on)
+		atomic_store(&handlers_taker, taken);
 	atomic_store(&trace_on, on);
-	atomic_store(&alloc_watched, on || account_on);
+	atomic_store(&account_watched, on || account_on);
 }
 
 static int opened(const char *name, int flags)
@@ -154,7 +158,7 @@ static void stop(const char *what, const char *why)
 	turn(false);
 }
 
-HIDDEN bool trace_faulted(const void *address)
+static bool taken(const void *address)
 {
 	char *mine = atomic_load(&window);
 	if (!mine || (uintptr_t)address - (uintptr_t)mine >= WINDOW)

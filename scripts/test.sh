@@ -40,7 +40,7 @@ go vet ./...
 go tool staticcheck ./...
 mkdir -p build/_lint
 (cd preload && go tool cgo -objdir ../build/_lint -- -std=gnu11 -I../region -I../forward -I. $(grep -l '^import "C"' *.go))
-for file in preload/*.c region/*.c forward/*.c reach/*.c; do # the rest of the C is built with these flags
+for file in preload/*.c preload/goruntime/*.c region/*.c forward/*.c reach/*.c; do # the rest of the C is built with these flags
 	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/_lint -Ipreload -Iregion -Iforward -Ireach "$file"
 done
 for command in "check" "format --check"; do

@@ -1,7 +1,7 @@
 /* threads makes the Go runtime's threads. It aborts the process when it cannot make one, so they are made ahead and
  * wait here. See docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "goruntime.h"
 #include "forward.h"
 
 #include <pthread.h>

@@ -1,13 +1,16 @@
-package main
+package goruntime
 
 // faultRoom is what a fault takes of a goroutine's stack before it lands on one that is made for it
 // (handlers.c), and what leads to it. Stacks do not shrink (enter.c).
 const faultRoom = 24 << 10 // bytes
 
-// growStack makes that room: a function that has a frame of this size is entered.
+// GrowStack makes that room on the calling goroutine's stack.
+func GrowStack() { grow(false) }
+
+// grow has a frame of that size.
 //
 //go:noinline
-func growStack(use bool) byte {
+func grow(use bool) byte {
 	if use { // never: only the size counts
 		var frame [faultRoom]byte
 		fill(&frame)

@@ -2,15 +2,14 @@
  * at load (docs/rationale.md, "The deferred start"), knows when a fork has left it behind, and keeps what there is for
  * a thread. The threads and memory of Go's own are left to threads.c and memory.c, signals to handlers.c. */
 #define _GNU_SOURCE
-#include "shim.h"
-#include "_cgo_export.h"
+#include "goruntime.h"
 #include "region.h"
 
 #include <dlfcn.h>
 #include <elf.h>
 #include <pthread.h>
+#include <semaphore.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
@@ -100,6 +99,8 @@ HIDDEN struct thread *thread_new(void)
 	return mine;
 }
 
+extern void tmsAwake(void); /* goruntime.go */
+
 HIDDEN _Atomic int go_state = GO_ASLEEP;
 HIDDEN struct fork_mark go_process;
 
@@ -175,10 +176,7 @@ static void start(void)
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
-	if (region_config.control) {
-		control_load();
-		tmsServe();
-	}
+	go_hooks.awake();
 }
 
 static int reserve(void)
@@ -268,7 +266,7 @@ HIDDEN int go_start(void)
 		return SUCCESS;
 	int code = SUCCESS;
 	if (state != GO_DEAD) {
-		region_report_environment(error_log);
+		go_hooks.wanted();
 		struct thread *mine = thread_mine();
 		if (!mine)
 			return ERROR_MEMORY_ALLOCATION;
@@ -301,24 +299,9 @@ HIDDEN int go_enter(struct visit *visit)
 	return SUCCESS;
 }
 
-AT_LOAD static void leave_environment(void)
-{
-	Dl_info info;
-	if (!getenv("TMS_NO_INHERIT"))
-		return;
-	const char *name = dladdr(__ehdr_start, &info) && info.dli_fname ? info.dli_fname : "libtms.so";
-	const char *slash = strrchr(name, '/');
-	region_leave_environment((const char *const[]){slash ? slash + 1 : name, "libtms_reach.so", NULL});
-}
-
-/* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */
-__attribute__((constructor)) static void at_load(void)
+AT_LOAD HIDDEN void go_load(void)
 {
 	descriptor_load();
-	region_load_environment();
-	trace_load();
-	account_load();
-	leave_environment();
 	if (&tms_goinit_start[0] == &tms_goinit_end[0]) {
 		fork_mark_set(&go_process);
 		atomic_store(&go_state, GO_AWAKE);

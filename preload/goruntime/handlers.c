@@ -3,7 +3,7 @@
  * handler is ours, and what the host sets and asks for goes by sigaction and signal below, as if ours
  * were not there. A signal that is the host's gets its action put back, and comes again. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "goruntime.h"
 #include "forward.h"
 
 #include <errno.h>
@@ -18,6 +18,7 @@ enum { FAULTS = sizeof faults / sizeof *faults };
 static struct sigaction go_action[FAULTS];
 static struct sigaction host_action[FAULTS]; /* while a handler is armed; read and written under the lock */
 HIDDEN _Atomic unsigned handlers_armed;
+HIDDEN handlers_take *_Atomic handlers_taker;
 
 /* What the functions below stand in front of. */
 static struct {
@@ -129,11 +130,17 @@ static bool on_its_stack(int i, ucontext_t *context)
 	return true;
 }
 
+static bool taken(const void *address)
+{
+	handlers_take *take = atomic_load(&handlers_taker);
+	return take && take(address);
+}
+
 static void on_fault(int signal, siginfo_t *info, void *context)
 {
 	int i = fault_number(signal);
 	bool happened = info->si_code > 0 && !(signal == SIGBUS && info->si_code == BUS_MCEERR_AO);
-	if (happened && signal == SIGBUS && trace_faulted(info->si_addr))
+	if (happened && signal == SIGBUS && taken(info->si_addr))
 		return;
 	if (happened && in_go(program_counter(context))) {
 		if (on_its_stack(i, context))
@@ -183,7 +190,7 @@ HIDDEN void handlers_arm(void)
 		struct sigaction now;
 		next.sigaction(faults[i], NULL, &now);
 		/* None of Go's while it is asleep, or in a test binary, which has its own. */
-		bool wanted = go_action[i].sa_sigaction || (faults[i] == SIGBUS && trace_is_on());
+		bool wanted = go_action[i].sa_sigaction || (faults[i] == SIGBUS && atomic_load(&handlers_taker));
 		if (wanted && replaceable(i, &now))
 			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
 	}
@@ -207,11 +214,11 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 	return 0;
 }
 
-/* A call that is no concern of ours; asleep none is, but for a trace. */
+/* A call that is no concern of ours; asleep none is, unless the library takes some itself. */
 static bool passed_on(int signal)
 {
 	handlers_find();
-	return likely(fault_number(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !trace_is_on()));
+	return likely(fault_number(signal) < 0 || (atomic_load(&go_state) == GO_ASLEEP && !atomic_load(&handlers_taker)));
 }
 
 /* The host's action has replaced ours; handlers_arm takes it from there. */

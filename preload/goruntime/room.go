@@ -1,7 +1,7 @@
-package main
+package goruntime
 
 /*
-#include "shim.h"
+#include "goruntime.h"
 */
 import "C"
 
@@ -25,9 +25,9 @@ import (
 // devices are those that have their threads, a bit each.
 var devices atomic.Uint64
 
-// ready has the threads made that work for a device, and room for what is to be known of one more allocation.
+// Ready has the threads made that work for a device, and room for what is to be known of one more allocation.
 // Errors: cuda.OperatingSystem, wrapped.
-func ready(device int) error {
+func Ready(device int) error {
 	bit := uint64(1) << (device & 63)
 	if known := devices.Load(); known&bit == 0 {
 		if !C.threads_reserve(C.int(bits.OnesCount64(known|bit)), 0) {
@@ -36,7 +36,7 @@ func ready(device int) error {
 		}
 		devices.Or(bit)
 	}
-	return room()
+	return Room()
 }
 
 // bounded is the state while limits keep the heap from growing.
@@ -53,10 +53,10 @@ const (
 	collectEvery = 100 * time.Millisecond
 )
 
-// room tells whether a quarter of the heap at most is in use: the rest is for what a pause or resume needs, and
+// Room reports whether a quarter of the heap at most is in use: the rest is for what a pause or resume needs, and
 // for tables that double.
 // Errors: cuda.OperatingSystem, wrapped.
-func room() error {
+func Room() error {
 	if !short() && !bounded.now.Load() {
 		return nil
 	}

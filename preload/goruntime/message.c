@@ -2,9 +2,8 @@
  * texts. It never writes into a file of the host's, which may close any descriptor, and open something of its own
  * that gets the number. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "goruntime.h"
 #include "region.h"
-#include "tms.h"
 
 #include <errno.h>
 #include <fcntl.h>

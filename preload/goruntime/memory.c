@@ -2,7 +2,7 @@
  * given what was had before, and more is had at the doors, where a refusal is a code (room.go). See
  * docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "goruntime.h"
 
 #include <errno.h>
 #include <pthread.h>

@@ -1,0 +1,60 @@
+// Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host: its start
+// at first need, its threads and memory, the host's signals (C), and what Go code does there when a thread of the host, or one
+// of ours, begins it.
+package goruntime
+
+/*
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../../region -I${SRCDIR}/../../forward
+#cgo LDFLAGS: -lpthread
+#include "goruntime.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"runtime"
+	"sync"
+	"unsafe"
+
+	"tms/internal/guard"
+)
+
+var panicked sync.Once
+
+// Run runs f with room on the stack for a fault. A panic becomes an error, because nothing of ours may unwind into the
+// host, and the first one is logged.
+func Run(f func() error) error {
+	GrowStack()
+	err := guard.Call(f)
+	LogPanic(err)
+	return err
+}
+
+// LogPanic logs an error that is a panic, the first time.
+func LogPanic(err error) {
+	var panic *guard.Panic
+	if err != nil && errors.As(err, &panic) {
+		panicked.Do(func() { Log(fmt.Sprintf("%v\n%s", err, panic.Stack)) })
+	}
+}
+
+// Hand runs work on another thread, and has it begin at once: the caller may not wait for one.
+func Hand(work func()) {
+	if short() {
+		C.memory_extend()
+	}
+	go work()
+	runtime.Gosched()
+}
+
+// Log writes a line on the host's stderr, if that is still one.
+func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line)))) }
+
+// Terminated is a text with the zero byte of C, for the time of a call. C.CString would end the process when there is no memory.
+func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
+
+// tmsAwake returns once the Go runtime is up; that is all.
+//
+//export tmsAwake
+func tmsAwake() {}

@@ -1,0 +1,165 @@
+/* goruntime wakes the Go runtime in a host that knows nothing of it, and keeps it from harming the host: its start, its
+ * threads and memory, the host's signals, and the words for the host. Nothing here knows what the library is for. */
+#ifndef TMS_GORUNTIME_H
+#define TMS_GORUNTIME_H
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define HIDDEN __attribute__((visibility("hidden")))
+#define OUT_OF_LINE static __attribute__((noinline))
+#define HOT __attribute__((aligned(64))) /* its cost is not where the linker puts it */
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+
+/* cudaError_t numbers. */
+enum {
+	SUCCESS = 0,
+	ERROR_INVALID_VALUE = 1,
+	ERROR_MEMORY_ALLOCATION = 2,
+	ERROR_FORKED = 3,
+	ERROR_OPERATING_SYSTEM = 304,
+	ERROR_ILLEGAL_STATE = 401,
+	ERROR_NOT_SUPPORTED = 801,
+};
+
+/* enter.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
+ * faults inside Go land on where the thread has none of its own for them. */
+enum { THREAD_TEXT_SIZE = 1024 };
+struct thread {
+	char text[THREAD_TEXT_SIZE], line[THREAD_TEXT_SIZE]; /* of its last line on stderr */
+	stack_t faults;
+	struct visit *visit; /* the innermost; NULL: not in Go */
+	bool known_to_go;    /* which has noted where faults land */
+};
+extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
+HIDDEN struct thread *thread_new(void); /* NULL: no memory */
+static inline struct thread *thread_mine(void)
+{
+	return likely(thread_known) ? thread_known : thread_new();
+}
+
+/* message.c: the calling thread's last failure. */
+HIDDEN void error_set(const char *text);
+HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+HIDDEN void error_prefix(const char *words); /* put before its words */
+HIDDEN void error_log(const char *text); /* one line on stderr */
+HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line */
+
+/* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
+HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+struct fork_mark {
+	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
+	_Atomic pid_t process;	       /* 0: not set */
+};
+HIDDEN void fork_mark_set(struct fork_mark *mark);
+HIDDEN bool fork_other_process(struct fork_mark *mark);
+
+static inline bool fork_happened(struct fork_mark *mark)
+{
+	const volatile char *page = atomic_load_explicit(&mark->page, memory_order_acquire);
+	return page ? !*page : fork_other_process(mark);
+}
+
+/* message.c: a descriptor and the file that it was of, asked again before each write. */
+struct descriptor {
+	int number; /* -1: none */
+	dev_t device;
+	ino_t inode;
+};
+HIDDEN struct descriptor descriptor_of(int number);
+HIDDEN bool descriptor_is_still(struct descriptor then);
+HIDDEN void descriptor_load(void);
+extern const char *tms_last_error(void);
+
+/* Where the library's file headers start and its code ends, from the linker. */
+extern const char __ehdr_start[] HIDDEN;
+extern const char etext[] HIDDEN;
+
+/* enter.c: the Go runtime, asleep until first need. */
+enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
+extern _Atomic int go_state HIDDEN; /* but for forks: go_now */
+extern struct fork_mark go_process HIDDEN;
+
+/* Go does not survive fork (its other threads are gone), and neither does CUDA. */
+static inline int go_now(void)
+{
+	int state = atomic_load_explicit(&go_state, memory_order_acquire);
+	return state != GO_ASLEEP && unlikely(fork_happened(&go_process)) ? GO_DEAD : state;
+}
+HIDDEN int go_start(void); /* a code; error_set on failure */
+
+/* The library's own: what it does at the start of the runtime. Not set at load, for others may call before that. */
+struct go_hooks {
+	void (*wanted)(void); /* before a call that needs Go, as long as it has not started */
+	void (*awake)(void);
+};
+extern const struct go_hooks go_hooks HIDDEN;
+HIDDEN void go_load(void); /* enter.c: at load */
+
+/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would
+ * otherwise run on a goroutine's stack of a few KiB. Only faults come through. What the thread had is kept
+ * here, and is so again when it leaves. */
+struct visit {
+	struct visit *outer; /* that this one was made inside of: Go calls the host's CUDA, which calls us */
+	sigset_t mask;
+	stack_t stack;	  /* the thread's own, to be put back */
+	bool has_faulted; /* or may: ours is in its place */
+};
+HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
+HIDDEN void go_leave(struct visit *visit);
+
+/* What a call of Go answers, or the code that kept it from being made. */
+#define IN_GO(call)                                                                                \
+	({                                                                                         \
+		struct visit saved_;                                                               \
+		int entered_ = go_enter(&saved_);                                                  \
+		if (entered_ == SUCCESS) {                                                         \
+			entered_ = call;                                                           \
+			go_leave(&saved_);                                                         \
+		}                                                                                  \
+		entered_;                                                                          \
+	})
+
+/* memory.c: the memory of the Go runtime, had before it asks. */
+HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
+HIDDEN void memory_release(void); /* before it has started */
+HIDDEN size_t memory_at_start(void); /* bytes */
+HIDDEN bool memory_spare(int mappings); /* whether so many could be made now, and 16 MiB written */
+extern int memory_short HIDDEN; /* less is left than should be; read by room.go too */
+extern uint64_t memory_bound HIDDEN; /* bytes that the heap can have */
+HIDDEN void memory_extend(void); /* as far as the limits let us */
+
+/* threads.c: the threads of the Go runtime, made before it asks. */
+enum {
+	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
+	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
+	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
+	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
+	THREADS_OF_CONTROL = 5,	 /* the socket's, and what it hands on: an operation, which waits on two, a status, memory */
+};
+HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
+HIDDEN bool threads_reserve_control(void); /* and those for control.go; stays so */
+HIDDEN void threads_release(void);	 /* ends them, while none works */
+extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
+HIDDEN void threads_run(void *(*run)(void *), void *argument);
+HIDDEN int threads_processors(void); /* for Go, called on one of them */
+
+/* handlers.c: signal dispositions once the Go runtime has started. */
+extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose handler is ours */
+enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
+HIDDEN void handlers_arm(void);
+HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
+/* Takes a SIGBUS of memory that the library has mapped itself, in a handler: the instruction can go on. NULL until it is set. */
+typedef bool handlers_take(const void *address);
+extern handlers_take *_Atomic handlers_taker HIDDEN;
+
+/* message.c: what Go hands over in words, NULL when there is no memory. */
+HIDDEN char *text_copy(const char *text, size_t length);
+
+#endif
