@@ -90,10 +90,10 @@ func (e *Engine) grantMissing(x *extent) error {
 	if x.owner != nobody || !x.stale() {
 		return nil
 	}
-	return e.engage([]*extent{x}, x.grant)
+	return e.engage([]*extent{x}, func() error { return x.grant(x) })
 }
 
 // stale tells that devices have come into use since the extent was mapped.
 func (x *extent) stale() bool {
-	return x.step == accessible && x.userMapped == nil && x.imported == nil && !slices.Equal(x.users, x.device.users())
+	return x.step == accessible && x.isOwn() && !slices.Equal(x.users, x.device.users())
 }

@@ -124,20 +124,9 @@ func (d *device) haveStreams() {
 	})
 }
 
-// job is what a backup store needs to know of the device; what it copies counts as progress.
+// job is what a backup store needs to know of the device.
 func (d *device) job() backup.Job {
-	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node, Copied: func(bytes uint64) {
-		if p := d.progress.Load(); p != nil {
-			p.done.Add(bytes)
-		}
-	}}
-}
-
-// copying notes how many bytes of contents an operation will copy.
-func (d *device) copying(bytes uint64) {
-	if p := d.progress.Load(); p != nil {
-		p.total.Store(bytes)
-	}
+	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node}
 }
 
 // DeviceNames lists the names of all devices, by ordinal. (cuDeviceGetName)

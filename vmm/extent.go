@@ -1,7 +1,6 @@
 package vmm
 
 import (
-	"errors"
 	"slices"
 
 	"tms/vmm/cuda"
@@ -12,20 +11,19 @@ import (
 // the driver has done for it is kept step by step, so that every operation can be undone, or taken up
 // again after an undo that itself failed.
 type extent struct {
-	device     *device
-	address    uintptr
-	size       uint64
-	segments   []*segment // by address; those in slack are free, but cannot leave alone
-	live       int        // segments that are not in slack
-	owner      owner
-	step       step
-	userMapped *userMapped // made as a program asked for it; nil: as cudaMalloc's memory
-	imported   *imported   // had from another process; nil: made here
-	named      bool        // others know it by name, so it is of no use where it cannot be shared
-	plain      bool        // it cannot be
-	handle     cuda.Handle
-	users      []int    // devices that have access
-	lent       []uint64 // segments that were here, and that others may have mapped (sharing.importers)
+	device   *device
+	address  uintptr
+	size     uint64
+	segments []*segment // by address; those in slack are free, but cannot leave alone
+	live     int        // segments that are not in slack
+	owner    owner
+	step     step
+	backing
+	named  bool // others know it by name, so it is of no use where it cannot be shared
+	plain  bool // it cannot be
+	handle cuda.Handle
+	users  []int    // devices that have access
+	lent   []uint64 // segments that were here, and that others may have mapped (sharing.importers)
 }
 
 // step is how far an extent has come.
@@ -40,7 +38,7 @@ const (
 
 // newExtent returns an extent, of nothing yet, for a segment.
 func newExtent(s *segment) *extent {
-	x := &extent{device: s.device, address: s.address, userMapped: s.userMapped, imported: s.imported, named: s.shared != 0}
+	x := &extent{device: s.device, address: s.address, backing: s.backing, named: s.shared != 0}
 	x.add(s)
 	return x
 }
@@ -65,7 +63,7 @@ func (x *extent) create() error {
 	if x.step >= created {
 		return nil
 	}
-	handle, err := x.memory()
+	handle, err := x.backing.create(x)
 	if err != nil {
 		return err
 	}
@@ -73,67 +71,22 @@ func (x *extent) create() error {
 	return nil
 }
 
-func (x *extent) memory() (cuda.Handle, error) {
-	if f := x.userMapped; f != nil {
-		return x.device.driver.MemCreateWith(f.size, f.prop)
-	}
-	d := x.device
-	prop := cuda.PinnedOn(d.ordinal)
-	if d.rdma {
-		prop = prop.ForRDMA()
-	}
-	if !d.shareable.Load() {
-		return d.driver.MemCreateWith(x.size, prop)
-	}
-	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
-	if err == nil {
-		d.shares.Store(true)
-	}
-	if !x.named && (errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)) {
-		// The device has said that it can, but a virtual one, or a sandbox, may not.
-		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
-			x.plain = true
-			d.shareable.Store(d.shares.Load())
-			return plain, nil
-		}
-	}
-	return handle, err
-}
-
 // attach maps the handle and lets the device use it, as far as the program has.
 func (x *extent) attach() error {
-	f := x.userMapped
-	if f != nil && !f.mapped {
-		return nil
-	}
-	if x.step < mapped {
+	goal := x.goal()
+	if x.step < mapped && mapped <= goal {
 		if err := x.device.driver.MemMap(x.address, x.size, x.handle); err != nil {
 			return err
 		}
 		x.step = mapped
 	}
-	if x.step < accessible && (f == nil || len(f.access) > 0) {
-		if err := x.grant(); err != nil {
+	if x.step < accessible && accessible <= goal {
+		if err := x.grant(x); err != nil {
 			return err
 		}
 		x.step = accessible
 	}
 	return nil
-}
-
-func (x *extent) grant() error {
-	if f := x.userMapped; f != nil {
-		return x.device.driver.MemSetAccessOf(x.address, x.size, f.access)
-	}
-	users := x.device.users()
-	if x.imported != nil {
-		users = []int{x.device.ordinal} // who has access to this device need not have it to that of the memory
-	}
-	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
-	if err == nil {
-		x.users = users
-	}
-	return err
 }
 
 // detach unmaps. The device must be idle: the driver does not wait for work in flight.
@@ -157,7 +110,7 @@ func (x *extent) release() error {
 		return err
 	}
 	x.handle, x.step = 0, none
-	x.imported.giveBack()
+	x.giveBack()
 	return nil
 }
 

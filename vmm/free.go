@@ -156,7 +156,7 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		a := e.around(address)
 		s := a.segment
-		if s == nil || a.address() != address || s.userMapped != nil || s.imported != nil {
+		if s == nil || a.address() != address || !s.isOwn() {
 			return allocation{}, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 		}
 		if s.owner == aTransition {
@@ -187,11 +187,11 @@ func (a allocation) address() uintptr { return a.segment.address + a.offset }
 
 // size is in bytes as asked for.
 func (a allocation) size() uint64 {
-	switch i := a.segment.imported; {
+	switch {
 	case a.small:
 		return a.segment.slab.Size(a.offset)
-	case i != nil:
-		return i.size
+	case a.segment.isImported():
+		return a.segment.imported.size
 	}
 	return a.segment.size
 }
@@ -269,11 +269,11 @@ func (x *extent) unmap() error {
 
 // drop releases what an unmapped extent holds, at a later time if the driver refuses.
 func (x *extent) drop() {
-	if driver, handle, i := x.device.driver, x.handle, x.imported; x.step == created {
+	if driver, handle, from := x.device.driver, x.handle, x.backing; x.step == created {
 		driver.End("device memory", func() error {
 			err := driver.MemRelease(handle)
 			if err == nil {
-				i.giveBack()
+				from.giveBack()
 			}
 			return err
 		})

@@ -48,11 +48,6 @@ func (s *segment) setGated(gated bool) {
 	s.gated = gated
 }
 
-// comesToPaused is the outcome of a pause for one of its segments; one that was paused before is whose it was.
-func (s *segment) comesToPaused(gated bool) {
-	s.outcome.state, s.outcome.gated = paused, s.gated || gated && s.state == active
-}
-
 // ErrBusy: a device has not done its work in time.
 var ErrBusy = errors.New("the devices have not finished the work that they were given")
 

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -36,7 +35,7 @@ type importKey struct {
 
 func (i *imported) key(s *segment) importKey {
 	key := importKey{share: i.share, ordinal: s.device.ordinal}
-	if s.userMapped != nil {
+	if s.isUserMapped() {
 		key.handle = s.userMapped.handle
 	}
 	return key
@@ -89,14 +88,6 @@ func (i *imported) open() (b borrowed, err error) {
 	return b, err
 }
 
-// giveBack has the process told that the memory is not mapped any more. Of memory that is not imported it does nothing.
-func (i *imported) giveBack() {
-	if i != nil && i.number != 0 {
-		i.tell(i.number)
-		i.number = 0
-	}
-}
-
 // tell has the process told that nothing is held under a number; again soon, where that cannot be said.
 func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
@@ -109,7 +100,7 @@ const noticeAgain = 100 * time.Millisecond
 // end gives memory back that is mapped nowhere.
 func (i *imported) end(d *device, b borrowed) {
 	i.number = b.number
-	(&extent{device: d, imported: i, handle: b.handle, step: created}).drop()
+	(&extent{device: d, backing: backing{imported: i}, handle: b.handle, step: created}).drop()
 }
 
 // Import maps another process's segment for a device, and returns the address of offset in it: the same as before, if
@@ -189,7 +180,7 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	last := func() (s *segment, last bool, err error) {
 		s = e.segmentAt(address)
-		if s == nil || s.imported == nil || s.owner == aFree || s.imported.opened[address] == 0 {
+		if s == nil || !s.isImported() || s.owner == aFree || s.imported.opened[address] == 0 {
 			return nil, false, fmt.Errorf("%#x was not opened: %w", address, ErrInvalidAddress)
 		}
 		return s, len(s.imported.opened) == 1 && s.imported.opened[address] == 1, nil
@@ -229,79 +220,28 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 
 // ImportedBytes is how much memory of other processes is mapped.
 func (e *Engine) ImportedBytes() (bytes uint64) {
-	for _, segments := range e.choose(nil, func(s *segment) bool { return s.imported != nil && s.is(active) }) {
-		for _, s := range segments {
-			bytes += s.imported.size
-		}
+	for _, s := range e.choose(nil, func(s *segment) bool { return s.isImported() && s.is(active) }) {
+		bytes += s.imported.size
 	}
 	return bytes
 }
 
-// pauseImports unmaps what is imported under a tag, and waits for no other process. It returns which segments those are,
-// also after an error: those are unmapped then, or still held.
-func (e *Engine) pauseImports(o Options) (unmapped map[*segment]bool, err error) {
-	wanted := func(s *segment) bool {
-		return s.imported != nil && (s.is(active) || s.is(paused) && s.extent != nil)
-	}
-	start := time.Now()
-	var devices []*device
-	for d := range e.choose(o.Tag, wanted) {
-		devices = append(devices, d)
-	}
-	if len(devices) == 0 {
-		return nil, nil
-	}
-	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
-		return nil, err
-	}
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool {
-		return slices.Contains(devices, s.device) && wanted(s)
-	})
-	o.spent.waitedSince(start)
-	unmapped = map[*segment]bool{}
-	err = e.transit(batches, func() (first error) {
-		if err := unmap(batches, o.Gated); err != nil {
-			return err
-		}
-		for _, b := range batches {
-			for _, s := range b.segments {
-				s.comesToPaused(o.Gated)
-				unmapped[s] = true
-			}
-			for _, x := range b.extents {
-				if err := x.release(); err != nil && first == nil {
-					first = err
-				}
-			}
-		}
-		return first
-	}, func(t *tag) { t.pausedSince = float64(time.Now().UnixMilli()) / 1000 })
-	return unmapped, err
-}
-
-// resumeImports maps again what is imported under a tag and meant, at the addresses that it had. Where the process that has
-// the memory has not resumed it yet, or does not answer, that is waited for, with nothing claimed or locked; and for each
-// process by a thread of its own: one that is stopped delays nobody else's.
+// resumeImports maps other processes' memory again, at the addresses that it had. Where the process that has the memory has
+// not resumed it yet, or does not answer, it waits, with nothing claimed or locked; and for each process on a thread of its
+// own: one that is stopped delays nobody else's.
 // Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the same.
-func (e *Engine) resumeImports(o Options, wait time.Duration, meant func(*segment) bool) (first error) {
+func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
 	start := time.Now()
-	defer func() { o.spent.waitedSince(start) }()
-	of := map[Share]bool{} // by process: no ID
-	process := func(s *segment) Share { return Share{PID: s.imported.share.PID, Start: s.imported.share.Start} }
-	wanted := func(s *segment) bool { return s.imported != nil && !s.imported.lost && s.is(paused) && meant(s) }
-	for _, segments := range e.choose(o.Tag, wanted) {
-		for _, s := range segments {
-			of[process(s)] = true
-		}
+	defer o.spent.waitedSince(start)
+	of := map[Share][]*segment{} // by process: no ID
+	for _, s := range segments {
+		process := Share{PID: s.imported.share.PID, Start: s.imported.share.Start}
+		of[process] = append(of[process], s)
 	}
 	errs := make(chan error)
-	for its := range of {
+	for _, segments := range of {
 		go func() {
-			errs <- guard.Call(func() error {
-				return e.resumeImportsOf(o, start.Add(wait), func(s *segment) bool { return wanted(s) && process(s) == its })
-			})
+			errs <- guard.Call(func() error { return e.resumeImportsOf(o.Tag, start.Add(wait), segments) })
 		}()
 	}
 	for range of {
@@ -313,11 +253,11 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, meant func(*segmen
 }
 
 // resumeImportsOf is resumeImports of one process's memory.
-func (e *Engine) resumeImportsOf(o Options, until time.Time, wanted func(*segment) bool) error {
+func (e *Engine) resumeImportsOf(tag *string, until time.Time, segments []*segment) error {
 	var gone error // of one try
 	for pause := firstLook; ; pause = min(2*pause, lastImportLook) {
 		last := !time.Now().Before(until)
-		waits, err := e.tryResumeImports(o, wanted, last)
+		waits, err := e.tryResumeImports(tag, segments, last)
 		if goneFor(err) {
 			gone = cmp.Or(gone, err)
 		}
@@ -335,21 +275,22 @@ type fetched struct {
 	err  error
 }
 
-// fetchImports asks for a process's memory, with nothing claimed or locked. What is still paused there is asked for once by
-// tag, but in the last try.
-func (e *Engine) fetchImports(o Options, wanted func(*segment) bool, last bool) map[*segment]*fetched {
+// fetchImports asks a process for those of its segments that are paused here, with nothing claimed or locked. What is still
+// paused there it asks for once by tag, but in the last try.
+func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetched {
 	got := map[*segment]*fetched{}
 	var asked []*segment
 	e.mu.Lock()
-	for _, segments := range e.matching(o.Tag, wanted) {
-		for _, s := range segments {
-			got[s] = &fetched{room: s.length()}
-			if s.userMapped != nil {
-				got[s].room = s.userMapped.size
-			}
-			if s.extent == nil { // else it is held
-				asked = append(asked, s)
-			}
+	for _, s := range segments {
+		if !s.is(paused) || s.imported.lost {
+			continue
+		}
+		got[s] = &fetched{room: s.length()}
+		if s.isUserMapped() {
+			got[s].room = s.userMapped.size
+		}
+		if s.extent == nil { // else it is held
+			asked = append(asked, s)
 		}
 	}
 	e.mu.Unlock()
@@ -371,26 +312,18 @@ func (e *Engine) fetchImports(o Options, wanted func(*segment) bool, last bool) 
 	return got
 }
 
-// tryResumeImports tells whether that is to be tried again. What is gone is paused no more, but lost.
-func (e *Engine) tryResumeImports(o Options, wanted func(*segment) bool, last bool) (waits bool, first error) {
-	got := e.fetchImports(o, wanted, last)
+// tryResumeImports reports whether another try may map more. What is gone is paused no more, but lost.
+func (e *Engine) tryResumeImports(name *string, segments []*segment, last bool) (waits bool, first error) {
+	got := e.fetchImports(segments, last)
 	if len(got) == 0 {
 		return false, nil
 	}
 	var lines []string
-	defer func() { // when the lock is gone
-		for _, line := range lines {
-			e.warn(line)
-		}
-	}()
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return got[s] != nil && wanted(s) })
-	_ = e.transit(batches, func() error {
+	o := &Options{Tag: name, spent: &spent{}}
+	wanted := func(s *segment) bool { return got[s] != nil && s.is(paused) && !s.imported.lost }
+	_ = e.transact("resume", o, wanted, func(batches []*batch) error {
+		e.gather(batches, 0)
 		for _, b := range batches {
-			e.mu.Lock()
-			b.gather(0)
-			e.mu.Unlock()
 			for n, x := range b.extents {
 				s := b.segments[n]
 				f := got[s]
@@ -400,7 +333,7 @@ func (e *Engine) tryResumeImports(o Options, wanted func(*segment) bool, last bo
 					err = x.attach()
 				}
 				if err == nil {
-					s.outcome.state, s.outcome.gated = active, false
+					s.outcome.state = active
 					continue
 				}
 				_ = x.undo()
@@ -409,7 +342,7 @@ func (e *Engine) tryResumeImports(o Options, wanted func(*segment) bool, last bo
 				if goneFor(err) {
 					err = fmt.Errorf("%w; close it (%s)", err, s.closedBy())
 					lines = append(lines, err.Error())
-					s.outcome.lost, s.outcome.gated = true, false
+					s.outcome.lost = true
 				}
 				if first == nil || !goneFor(first) && goneFor(err) {
 					first = err
@@ -418,6 +351,9 @@ func (e *Engine) tryResumeImports(o Options, wanted func(*segment) bool, last bo
 		}
 		return nil
 	}, func(*tag) {})
+	for _, line := range lines {
+		e.warn(line)
+	}
 	for s, f := range got { // that was closed meanwhile, or resumed by another
 		if f.handle != 0 {
 			(&imported{engine: e, share: s.imported.share}).end(s.device, f.borrowed)
@@ -432,25 +368,8 @@ func (x *extent) borrow(b *borrowed) {
 		return
 	}
 	x.handle, x.step, x.imported.number = b.handle, created, b.number
-	if x.userMapped == nil { // without the neighbours that it had, perhaps
+	if !x.isUserMapped() { // without the neighbours that it had, perhaps
 		x.address, x.size = x.segments[0].address+uintptr(x.imported.offset-b.lent.Offset), b.lent.Extent
 	}
 	b.handle = 0
-}
-
-// lost is the error for memory of another process that will not come back.
-func (s *segment) lost() error {
-	if s.imported == nil || !s.imported.lost {
-		return nil
-	}
-	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address, s.imported.share.PID, s.closedBy(),
-		ErrShareGone)
-}
-
-// closedBy names the calls by which a program ends an import.
-func (s *segment) closedBy() string {
-	if s.userMapped != nil {
-		return "cuMemUnmap, cuMemRelease"
-	}
-	return "cudaIpcCloseMemHandle"
 }

@@ -99,7 +99,7 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			err = errors.New("in the list of another tag, or not where it says")
 		case s.state == slack:
 			err = errors.New("slack among the live")
-		case s.userMapped != nil:
+		case s.isUserMapped():
 			err = e.checkUserMapped(s)
 		case !t.ranges.Holds(s.span):
 			err = errors.New("in addresses of another tag")
@@ -150,7 +150,7 @@ func (i *inspection) segment(d *device, s *segment) error {
 		return errors.New("of another device")
 	case i.idle && s.owner == aTransition:
 		return errors.New("in a pause or resume, and none goes on")
-	case s.userMapped != nil: // it has no span
+	case s.isUserMapped(): // it has no span
 	case s.address != s.span.Address():
 		return errors.New("not where its span is")
 	case i.owned[s.span]:
@@ -166,7 +166,7 @@ func (i *inspection) segment(d *device, s *segment) error {
 		}
 		step = x.step
 	}
-	if s.owner == nobody && (s.state == active && step < accessible && s.userMapped == nil || s.state == paused && step == accessible) {
+	if s.owner == nobody && (s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible) {
 		return fmt.Errorf("in state %d, and its memory at step %d", s.state, step)
 	}
 	if s.gated && s.state != paused {
@@ -182,11 +182,11 @@ func (e *Engine) checkUserMapped(s *segment) error {
 	switch {
 	case listed != s.userMapped.mapped:
 		return errors.New("mapped by the program, and not listed as that, or the reverse")
-	case !s.userMapped.mapped && s.imported == nil && s.state != paused:
+	case !s.userMapped.mapped && !s.isImported() && s.state != paused:
 		return errors.New("not mapped")
 	case e.userMapped.known[s.userMapped.handle] != s:
 		return errors.New("not known by its handle")
-	case s.imported != nil && e.sharing.imports[s.imported.key(s)] != s:
+	case s.isImported() && e.sharing.imports[s.imported.key(s)] != s:
 		return errors.New("of another process, and not listed as that")
 	}
 	return nil
@@ -213,8 +213,8 @@ func (s *segment) checkSlab() error {
 }
 
 func (x *extent) check() error {
-	if i := x.imported; i != nil && x.userMapped == nil {
-		return x.checkImported(i)
+	if x.isImported() && !x.isUserMapped() {
+		return x.checkImported(x.imported)
 	}
 	live, size := 0, uint64(0)
 	for n, s := range x.segments {

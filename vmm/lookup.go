@@ -32,7 +32,7 @@ func (e *Engine) around(address uintptr) allocation {
 	switch {
 	case s == nil || s.owner == aFree:
 		return allocation{}
-	case s.imported != nil:
+	case s.isImported():
 		at := uintptr(s.imported.offset)
 		if uint64(address-s.address-at) >= s.imported.size {
 			return allocation{} // what came with it
@@ -53,7 +53,7 @@ func (e *Engine) around(address uintptr) allocation {
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if s := e.around(address).segment; s != nil && (s.imported == nil || s.is(paused) && !s.imported.lost) {
+	if s := e.around(address).segment; s != nil && (!s.isImported() || s.is(paused) && !s.imported.lost) {
 		return s.device.ordinal
 	}
 	return -1

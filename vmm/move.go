@@ -34,29 +34,21 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 
 func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, err error) {
 	e.warnUnknown("move", o.Tag)
-	reported := func() {}
-	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	if to == BackupDisk {
-		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
-			return 0, err
-		}
-	}
 	from := backup.Store(e.host)
 	if to == BackupHost {
 		from = e.disk
 	}
-	start := time.Now()
-	batches := e.begin(o.Tag, func(s *segment) bool {
+	wanted := func(s *segment) bool {
 		return s.is(paused) && s.current && s.contents != nil && s.contents.Store() == from &&
 			(to == BackupDisk || s.backup != BackupDisk)
-	})
-	if len(batches) == 0 {
-		return 0, nil
 	}
-	reported = track(batches, "move", o.Progress)
-	err = e.transit(batches, func() error {
+	err = e.transact("move", &o, wanted, func(batches []*batch) error {
+		defer o.spent.copyingSince(time.Now())
+		if to == BackupDisk {
+			if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
+				return err
+			}
+		}
 		if err := e.checkHost(batches, func(*segment) bool { return to == BackupHost }); err != nil {
 			return err
 		}
@@ -80,8 +72,6 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 		}
 		return nil
 	}, func(*tag) {})
-	o.spent.copyingSince(start)
-	o.spent.copiedBy(batches)
 	return moved, err
 }
 
@@ -94,14 +84,13 @@ func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 		contents[i], spans[i] = s.contents, s.backupSpan()
 		total += s.contents.Bytes()
 	}
-	b.device.copying(total)
-	job := b.job()
+	b.progress.total.Store(total)
 	var copies []backup.Contents
 	var err error
 	if to == BackupDisk {
-		copies, err = e.disk.Take(job, contents)
-	} else if copies, err = e.host.Prepare(job, spans); err == nil {
-		if err = e.disk.Give(job, contents, copies); err != nil {
+		copies, err = e.disk.Take(b.job, contents)
+	} else if copies, err = e.host.Prepare(b.job, spans); err == nil {
+		if err = e.disk.Give(b.job, contents, copies); err != nil {
 			for _, c := range copies {
 				c.Discard()
 			}

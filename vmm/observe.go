@@ -40,11 +40,11 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	for _, d := range e.devices {
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if s.owner == aFree || s.imported != nil || s.address == 0 { // 0: it was unmapped while it is paused
+				if s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while it is paused
 					continue
 				}
 				if s.slab == nil {
-					all = append(all, Allocation{s.address, s.size, d.ordinal, t.name, s.userMapped != nil})
+					all = append(all, Allocation{s.address, s.size, d.ordinal, t.name, s.isUserMapped()})
 					continue
 				}
 				s.slab.Each(func(offset uintptr, size uint64) {
@@ -64,7 +64,7 @@ func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.overlapping(address, 1)
-	if s == nil || s.imported != nil {
+	if s == nil || s.isImported() {
 		return Allocation{}, false
 	}
 	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
@@ -87,15 +87,6 @@ func (s *spent) copyingSince(start time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.copying = max(s.copying, time.Since(start))
-}
-
-// copiedBy notes what the devices have copied, before that is forgotten.
-func (s *spent) copiedBy(batches []*batch) {
-	for _, b := range batches {
-		if p := b.device.progress.Load(); p != nil {
-			s.copied += p.done.Load()
-		}
-	}
 }
 
 // observed tells of a transition around the work.

@@ -2,7 +2,6 @@ package vmm
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"time"
 
@@ -11,18 +10,41 @@ import (
 
 // Pause releases the physical memory of every active segment with the tag, on all devices, after
 // saving the contents of those that have a backup (unless Options.Discard), and returns how many bytes that was.
-// When it returns the memory is free for others; memory of contents that are discarded is back, unless that takes
+// When it returns, the memory is free for others; host memory of contents that it discards is back, unless that takes
 // long: see discarded.
 //
 // It is a transaction: wait for the devices; save contents; unmap all; release all. An error in
 // one of the first three leaves every segment active; one while releasing leaves them paused, with
 // the memory that was refused still held, and another Pause releases it.
-// Errors: ErrCapturing, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+//
+// Where processes share memory there are two such transactions. The first unmaps other processes' memory and waits for
+// none of them; the second takes this process's own, once no other process has it mapped. Each process that pauses does
+// so, so two that have each other's memory need no order. If the second fails, the first is undone, as far as the other
+// processes let it.
+// Errors: ErrCapturing, ErrImported, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("pause", &o, &freed, &err)()
+	if o.Capturing {
+		return 0, fmt.Errorf("pause: %w", ErrCapturing)
+	}
+	e.warnUnknown("pause", o.Tag)
 	o.discarded = &discarded{}
-	if freed, err = e.pauseShared(o); err != nil {
+	open := e.closeShares(&o)
+	defer open()
+	_, theirs, err := e.pausePart(&o, true)
+	if err == nil {
+		err = e.awaitImporters(&o)
+	}
+	var own []*segment
+	if err == nil {
+		freed, own, err = e.pausePart(&o, false)
+	}
+	if err != nil && len(own) == 0 {
+		open()
+		err = e.remap(&o, theirs, err)
+	}
+	if err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
 	defer o.spent.waitedSince(time.Now())
@@ -30,75 +52,67 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	return freed, nil
 }
 
-func (e *Engine) tryPause(o Options) (freed uint64, err error) {
-	if o.Capturing {
-		return 0, ErrCapturing
-	}
-	e.warnUnknown("pause", o.Tag)
+// pausePart pauses what other processes own, or what this one does. It returns how many bytes that freed, and the segments
+// that it took the memory of, also after an error.
+func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
-		return s.imported == nil && (s.is(active) && !s.stays() || s.is(paused) && s.extent != nil)
+		return s.isImported() == theirs && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
-	devices := slices.Collect(maps.Keys(e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.owner == aFree })))
-	// What was freed before the call is to be free too when pause returns.
-	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
-		return 0, err
-	}
-	e.FreeDeferred()
-	reported := func() {}
-	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	if !o.Discard && e.usesDisk(&o) {
-		if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
-			return 0, err
+	var devices []*device
+	for _, s := range e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }) {
+		if !slices.Contains(devices, s.device) {
+			devices = append(devices, s.device)
 		}
 	}
-	batches := e.begin(o.Tag, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) })
-	o.spent.waitedSince(start)
-	if len(batches) == 0 {
-		return 0, nil
+	if theirs && len(devices) == 0 {
+		return 0, nil, nil
 	}
-	reported = track(batches, "pause", o.Progress)
-	err = e.transit(batches, func() error {
-		freed, err = e.pause(batches, o)
-		return err
-	}, func(t *tag) {
-		t.lastPause, t.pausedSince = time.Since(start).Seconds(), float64(time.Now().UnixMilli())/1000
-	})
-	o.spent.copiedBy(batches)
-	return freed, err
+	// What was freed before the call is to be free too when Pause returns.
+	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
+		return 0, nil, err
+	}
+	if !theirs { // other processes wait for what is theirs
+		e.FreeDeferred()
+	}
+	o.spent.waitedSince(start)
+	err = e.transact("pause", o, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) },
+		func(batches []*batch) error {
+			freed, taken, err = e.pause(batches, o)
+			return err
+		},
+		func(t *tag) {
+			t.lastPause, t.pausedSince = time.Since(start).Seconds(), float64(time.Now().UnixMilli())/1000
+		})
+	return freed, taken, err
 }
 
-func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) {
+// pause is the work of the transaction.
+func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*segment, first error) {
 	var err error
 	if !o.Discard {
-		fresh := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupHost && s.contents == nil }
-		if err := e.checkHost(batches, fresh); err != nil {
-			return 0, err
-		}
-		err = parallel(batches, func(b *batch) error {
-			defer o.spent.copyingSince(time.Now())
-			return e.save(b, &o)
-		})
+		err = e.saveAll(batches, o)
 	}
 	if err == nil {
-		err = unmap(batches, o.Gated)
+		err = unmap(batches)
 	}
 	if err != nil {
 		dropSaved(batches)
-		return 0, err
+		return 0, nil, err
 	}
 	for _, b := range batches {
 		for _, s := range b.segments {
-			if o.Discard && s.state == active && s.contents != nil {
+			if s.outcome.state = paused; s.state == paused {
+				continue
+			}
+			taken = append(taken, s)
+			if o.Discard && s.contents != nil {
 				o.discarded.add(s)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
 			}
-			s.comesToPaused(o.Gated)
 		}
 		for _, x := range b.extents {
 			if err := x.release(); err == nil {
@@ -108,15 +122,10 @@ func (e *Engine) pause(batches []*batch, o Options) (freed uint64, first error) 
 			}
 		}
 	}
-	return freed, first
+	return freed, taken, first
 }
 
-// usesDisk tells whether a pause would write files.
-func (e *Engine) usesDisk(o *Options) bool {
-	return len(e.choose(o.Tag, func(s *segment) bool { return s.is(active) && o.backupOf(s) == BackupDisk })) > 0
-}
-
-// backupOf is where a pause saves a segment's contents. What host memory is kept for is saved there, at no price.
+// backupOf is where a pause saves a segment's contents. A segment that has host memory for them keeps using it.
 func (o *Options) backupOf(s *segment) BackupKind {
 	if o.ToDisk && s.backup == BackupHost && s.contents == nil {
 		return BackupDisk
@@ -124,8 +133,27 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	return s.backup
 }
 
-// save copies the contents of the active segments that have a backup, or those of their blocks that are
-// not kept already.
+// saveAll copies the contents of the active segments that have a backup. It refuses before anything is copied where
+// there is no directory for files, or too little host memory.
+func (e *Engine) saveAll(batches []*batch, o *Options) error {
+	for _, b := range batches {
+		if slices.ContainsFunc(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }) {
+			if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
+				return err
+			}
+		}
+	}
+	fresh := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupHost && s.contents == nil }
+	if err := e.checkHost(batches, fresh); err != nil {
+		return err
+	}
+	return parallel(batches, func(b *batch) error {
+		defer o.spent.copyingSince(time.Now())
+		return e.save(b, o)
+	})
+}
+
+// save copies the contents of a device's segments, or those of their blocks that are not kept already.
 func (e *Engine) save(b *batch, o *Options) error {
 	var segments []*segment
 	for _, s := range b.segments {
@@ -155,10 +183,10 @@ func (e *Engine) save(b *batch, o *Options) error {
 		saving[kind] = append(saving[kind], s)
 		total += size
 	}
-	b.device.copying(total)
+	b.progress.total.Store(total)
 	stores := map[BackupKind]backup.Store{BackupHost: e.host, BackupDisk: e.disk, BackupPeer: e.peer}
 	for kind, segments := range saving {
-		saved, err := stores[kind].Save(b.job(), items[kind])
+		saved, err := stores[kind].Save(b.job, items[kind])
 		if err != nil {
 			return err
 		}
@@ -181,15 +209,15 @@ func dropSaved(batches []*batch) {
 				s.outcome.contents.Discard()
 			}
 			s.outcome.kept = s.kept
-			// What was kept may have been overwritten in part.
+			// The failed pause may have overwritten part of what was kept.
 			s.outcome.current, s.outcome.sums = false, nil
 		}
 	}
 }
 
-// unmap detaches all, or after an error maps again what it had detached. What could not be mapped again
-// is left paused, its memory still held, so nothing is lost.
-func unmap(batches []*batch, gated bool) error {
+// unmap detaches all extents, or after an error maps again those that it had detached. What the driver does not map again
+// is left paused, with its memory held, so nothing is lost.
+func unmap(batches []*batch) error {
 	var undo []*extent
 	for _, b := range batches {
 		for _, x := range b.extents {
@@ -198,7 +226,7 @@ func unmap(batches []*batch, gated bool) error {
 				for _, u := range undo {
 					if u.attach() != nil {
 						for _, s := range u.segments {
-							s.comesToPaused(gated)
+							s.outcome.state = paused
 						}
 					}
 				}

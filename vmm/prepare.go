@@ -22,7 +22,7 @@ func (e *Engine) Prepare(name *string) (finish func() error) {
 
 func (e *Engine) prepare(name *string) error {
 	wants := func(s *segment) bool {
-		return s.is(active) && s.backup == BackupHost && s.contents == nil && !s.stays()
+		return s.pausable() && s.backup == BackupHost && s.contents == nil
 	}
 	var prepared []*segment
 	for _, d := range e.known() {
@@ -77,11 +77,4 @@ func (e *Engine) Trim() {
 		}
 	}
 	e.driver.Reclaim.Drain()
-}
-
-// choose is matching for those that do not hold e.mu, and claim nothing: the segments may go at any time.
-func (e *Engine) choose(name *string, wanted func(*segment) bool) map[*device][]*segment {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.matching(name, wanted)
 }

@@ -43,10 +43,9 @@ const (
 // for its turn (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
 // when the segments have settled and no lock of ours is held.
 func track(batches []*batch, operation string, report func(Progress)) (end func()) {
-	own := make([]*progress, len(batches))
-	for i, b := range batches {
-		own[i] = &progress{operation: operation}
-		b.device.progress.Store(own[i])
+	for _, b := range batches {
+		b.progress.operation = operation
+		b.device.progress.Store(b.progress)
 	}
 	all := func() {
 		for _, b := range batches {
@@ -74,8 +73,8 @@ func track(batches []*batch, operation string, report func(Progress)) (end func(
 	return func() {
 		ended.Store(true)
 		reporter.Wait()
-		for i, b := range batches {
-			b.device.progress.CompareAndSwap(own[i], nil) // the next may have begun
+		for _, b := range batches {
+			b.device.progress.CompareAndSwap(b.progress, nil) // the next may have begun
 		}
 	}
 }

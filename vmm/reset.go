@@ -23,7 +23,7 @@ func (e *Engine) Reset(ordinal int) {
 	for _, t := range d.tags {
 		for _, s := range t.segments {
 			switch {
-			case s.userMapped != nil:
+			case s.isUserMapped():
 				mapped = append(mapped, s)
 			case s.owner != aFree:
 				s.owner = aFree

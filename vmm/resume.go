@@ -35,7 +35,7 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 			continue
 		}
 		if err == nil {
-			err = e.resumeImports(o, o.Importers, func(*segment) bool { return true })
+			err = e.resumeImports(o, o.Importers, e.choose(o.Tag, (*segment).isImported))
 		}
 		if err != nil {
 			return mapped, fmt.Errorf("resume: %w", err)
@@ -59,27 +59,13 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	e.warnUnknown("resume", o.Tag)
 	start := time.Now()
 	e.FreeDeferred()
-	reported := func() {}
-	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
-	e.transition.Lock()
-	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, func(s *segment) bool { return s.is(paused) && s.imported == nil })
 	o.spent.waitedSince(start)
-	if len(batches) == 0 {
-		return 0, nil
-	}
-	e.mu.Lock()
-	for _, b := range batches {
-		b.gather(o.ExtentBytes)
-		for _, x := range b.extents {
-			mapped += x.size
-		}
-	}
-	e.mu.Unlock()
-	reported = track(batches, "resume", o.Progress)
-	err = e.transit(batches, func() error { return e.resume(batches, o) },
+	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() },
+		func(batches []*batch) error {
+			mapped = e.gather(batches, o.ExtentBytes)
+			return e.resume(batches, o)
+		},
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
-	o.spent.copiedBy(batches)
 	return mapped, err
 }
 
@@ -97,7 +83,7 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	room := o.PoolBytes
 	for _, b := range batches {
 		for _, s := range b.segments {
-			s.outcome.state, s.outcome.gated = active, false
+			s.outcome.state = active
 			switch {
 			case s.contents == nil || (o.RetainBackup || s.incremental) && s.contents.Host() != 0:
 			case s.contents.Host() != 0 && s.contents.Bytes() <= room:
@@ -117,13 +103,13 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 // it is mapped, while the driver still scrubs memory for the next.
 func (e *Engine) restore(b *batch, o Options) (err error) {
 	e.refreshUsers(b.device)
-	job, total := b.job(), uint64(0)
+	total := uint64(0)
 	for _, s := range b.segments {
 		if s.contents != nil && s.current {
 			total += s.length()
 		}
 	}
-	b.device.copying(total)
+	b.progress.total.Store(total)
 	loaders := map[backup.Store]backup.Loader{}
 	b.aside = map[*segment]uintptr{}
 	var ends []func() // of those
@@ -156,7 +142,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 		if err := x.attach(); err != nil {
 			return err
 		}
-		if s := x.segments[0]; s.userMapped != nil && !s.accessible() {
+		if s := x.segments[0]; !s.accessible() {
 			address, end, err := x.aside()
 			if err != nil {
 				return err
@@ -169,7 +155,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 			}
 			store := s.contents.Store()
 			if loaders[store] == nil {
-				loaders[store] = store.Load(job)
+				loaders[store] = store.Load(b.job)
 			}
 			loaders[store].Add(b.span(s), s.contents)
 		}
@@ -194,31 +180,39 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
-// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. The caller holds
-// the engine's lock.
-func (b *batch) gather(limit uint64) {
-	b.extents = nil
-	var x *extent // the last
-	for n, s := range b.segments {
-		switch {
-		case x != nil && s.extent == x:
-			continue
-		case s.extent != nil:
-			x = s.extent
-		case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.size+s.length() <= limit:
-			x.add(s)
-			continue
-		default:
-			x = newExtent(s)
-			x.owner = aTransition
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns how
+// many bytes all have.
+func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, b := range batches {
+		b.extents = nil
+		var x *extent // the last
+		for n, s := range b.segments {
+			switch {
+			case x != nil && s.extent == x:
+				continue
+			case s.extent != nil:
+				x = s.extent
+			case n > 0 && b.segments[n-1].extent == nil && s.follows(b.segments[n-1]) && x.size+s.length() <= limit:
+				x.add(s)
+				continue
+			default:
+				x = newExtent(s)
+				x.owner = aTransition
+			}
+			b.extents = append(b.extents, x)
 		}
-		b.extents = append(b.extents, x)
+		for _, x := range b.extents {
+			bytes += x.size
+		}
 	}
+	return bytes
 }
 
 // follows tells whether a segment can share an extent with the one before it: what is slack of it later can be
 // joined within a range only, and what other processes open is to stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
-		s.userMapped == nil && last.userMapped == nil && s.shared == 0 && last.shared == 0
+		!s.isUserMapped() && !last.isUserMapped() && s.shared == 0 && last.shared == 0
 }

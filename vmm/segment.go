@@ -27,15 +27,13 @@ type segment struct {
 	tag     *tag
 	index   int // in tag.segments, or in its list of slack
 	policy
-	state  state
-	owner  owner
-	extent *extent     // its memory; nil: none
-	slab   *small.Slab // the small allocations in it; nil: it is one allocation
-	listed bool        // in its tag's list of slabs with room
-	// userMapped is what a program made and mapped itself; nil: what Malloc made. It has no span.
-	userMapped *userMapped
-	shared     uint64    // its name for other processes; 0: nobody has asked for a handle
-	imported   *imported // another process's, which has its contents; nil: this one's
+	state   state
+	owner   owner
+	extent  *extent     // its memory; nil: none
+	slab    *small.Slab // the small allocations in it; nil: it is one allocation
+	listed  bool        // in its tag's list of slabs with room
+	backing             // user-mapped memory has no span; imported memory has its contents where it comes from
+	shared  uint64      // its name for other processes; 0: nobody has asked for a handle
 	kept
 	gated   bool    // it is paused, by a pause that shut the gate
 	outcome outcome // of the transition that works on it
@@ -43,7 +41,7 @@ type segment struct {
 
 // length is the size in bytes of its granules.
 func (s *segment) length() uint64 {
-	if s.userMapped != nil {
+	if s.isUserMapped() {
 		return s.size
 	}
 	return uint64(s.span.Granules()) * s.device.granularity
@@ -89,8 +87,7 @@ func (s *segment) discard() {
 type outcome struct {
 	state state
 	kept
-	gated bool
-	lost  bool // of an import
+	lost bool // of an import
 }
 
 type state int

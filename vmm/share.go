@@ -90,7 +90,7 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	switch {
 	case s == nil:
 		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
-	case s.imported != nil:
+	case s.isImported():
 		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address, s.imported.share.PID,
 			cuda.NotSupported)
 	case !e.shareable:
@@ -202,15 +202,15 @@ func (s *sharing) left(ids []uint64) (pids []int) {
 func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
-		if freed.extent != nil && freed.userMapped == nil {
+		if freed.extent != nil && !freed.isUserMapped() {
 			freed.extent.lent = append(freed.extent.lent, freed.shared)
 		} else {
 			s.forgetImporters(freed.shared)
 		}
 		freed.shared = 0
 	}
-	if i := freed.imported; i != nil && s.imports[i.key(freed)] == freed {
-		delete(s.imports, i.key(freed))
+	if freed.isImported() && s.imports[freed.imported.key(freed)] == freed {
+		delete(s.imports, freed.imported.key(freed))
 	}
 }
 
@@ -222,73 +222,44 @@ func (s *sharing) forgetImporters(ids ...uint64) {
 	}
 }
 
-// none tells that nobody else has memory of this process, or is to have any, nor this one of others. The caller holds the
-// engine's lock.
-func (s *sharing) none() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.shares)+len(s.imports)+len(s.importers) == 0
-}
-
-// own tells that a pause of the engine's own memory is about a segment.
-func (s *segment) own() bool { return s.imported == nil && s.is(active) && !s.stays() }
-
-// pauseShared is tryPause where memory may be shared: what others have is unmapped first, without waiting for anybody;
-// then those are waited for who have ours, with nothing claimed or locked; then ours goes. Each process that pauses does
-// so, so two that have each other's memory need no order. If it fails all is as before, as far as others let it be.
-func (e *Engine) pauseShared(o Options) (freed uint64, err error) {
+// closeShares keeps memory that a pause is about from being given to others, until open is called.
+func (e *Engine) closeShares(o *Options) (open func()) {
 	e.mu.Lock()
-	none := e.sharing.none()
-	e.sharing.closing = append(e.sharing.closing, &o)
-	e.mu.Unlock()
-	open := sync.OnceFunc(func() {
+	defer e.mu.Unlock()
+	e.sharing.closing = append(e.sharing.closing, o)
+	return func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *Options) bool { return other == &o })
-	})
-	defer open()
-	if none || o.Capturing {
-		return e.tryPause(o)
+		e.sharing.closing = slices.DeleteFunc(e.sharing.closing, func(other *Options) bool { return other == o })
 	}
-	had := len(e.choose(o.Tag, (*segment).own)) > 0
-	unmapped, err := e.pauseImports(o)
-	if err == nil {
-		err = e.awaitImporters(o)
-	}
-	taken := false // ours, though not all is released
-	if err == nil {
-		freed, err = e.tryPause(o)
-		taken = had && len(e.choose(o.Tag, (*segment).own)) == 0
-	}
-	if err == nil || taken {
-		return freed, err
-	}
-	open()
+}
+
+// remap maps other processes' memory again that a pause has unmapped before it failed, and returns why it failed.
+func (e *Engine) remap(o *Options, theirs []*segment, failed error) error {
 	wait := soon // others have paused, and do not come back because of this one
-	if errors.Is(err, ErrImported) {
+	if errors.Is(failed, ErrImported) {
 		wait = o.Importers // others are refused for the same reason, if later
 	}
-	if failed := e.resumeImports(o, wait, func(s *segment) bool { return unmapped[s] }); failed != nil {
-		err = fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", err, failed)
+	if err := e.resumeImports(*o, wait, theirs); err != nil {
+		return fmt.Errorf("%w; and memory of other processes is not mapped again, resume it: %v", failed, err)
 	}
-	return freed, err
+	return failed
 }
 
 // awaitImporters returns when no other process has an extent mapped that a pause is about. Errors: ErrImported.
-func (e *Engine) awaitImporters(o Options) error {
+func (e *Engine) awaitImporters(o *Options) error {
 	start := time.Now()
 	defer func() { o.spent.waitedSince(start) }()
 	var ids []uint64
 	e.mu.Lock()
 	seen := map[*extent]bool{}
-	for _, segments := range e.matching(o.Tag, (*segment).own) {
-		for _, s := range segments {
-			if s.extent != nil && !seen[s.extent] {
-				seen[s.extent] = true
-				ids = append(ids, s.extent.shares()...)
-			}
+	e.matching(o.Tag, func(s *segment) bool {
+		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
+			seen[s.extent] = true
+			ids = append(ids, s.extent.shares()...)
 		}
-	}
+		return false
+	})
 	e.mu.Unlock()
 	for pause := firstLook; ; pause = min(2*pause, lastImporterLook) {
 		left := e.sharing.left(ids)

@@ -144,7 +144,7 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 	for _, t := range d.tags {
 		ts := TagStats{Tag: TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {
-			if s.imported != nil {
+			if s.isImported() {
 				if s.state == active {
 					ts.ImportedBytes += s.imported.size
 				} else if s.imported.lost {
@@ -173,7 +173,7 @@ func (e *Engine) statsOf(d *device) DeviceStats {
 					ts.WithoutContents += s.length()
 				}
 			}
-			if s.state == active && s.backup == BackupNone && !s.stays() {
+			if s.state == active && s.backup == BackupNone && s.pausable() {
 				ts.PauseWithoutContents += s.length()
 			}
 			if s.state == active && s.backup == BackupHost && (s.contents == nil || s.contents.Host() == 0) {

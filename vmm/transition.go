@@ -3,6 +3,7 @@ package vmm
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -33,22 +34,16 @@ type Options struct {
 	spent        *spent
 }
 
-// batch is a device's part in a transition: a pause or resume. From begin to end its segments and extents are
-// its own, and others see the segments as they were before.
+// batch is a device's part in a transition. From begin to end its segments and extents are its own, and others see the
+// segments as they were before.
 type batch struct {
 	device   *device
-	segments []*segment     // by address
-	extents  []*extent      // that they have, or get, by address
-	budget   *backup.Budget // of host memory, for all batches together
+	segments []*segment // by address
+	extents  []*extent  // that they have, or get, by address
+	job      backup.Job // for a backup store
+	progress *progress
 
 	aside map[*segment]uintptr // where the memory of some is mapped for the resume alone
-}
-
-// job is what a backup store needs to know.
-func (b *batch) job() backup.Job {
-	job := b.device.job()
-	job.Budget = b.budget
-	return job
 }
 
 // span is where the device reaches a segment's contents.
@@ -60,52 +55,73 @@ func (b *batch) span(s *segment) backup.Span {
 	return span
 }
 
-// transit does a transition's work on the batches of begin, and ends it whatever happens; when the work is
-// done, each tag notes that.
-func (e *Engine) transit(batches []*batch, work func() error, note func(*tag)) error {
-	err := guard.Call(work)
-	if err != nil {
-		note = func(*tag) {}
+// transact is the frame of every transition: it takes its turn, claims the segments that are wanted, does the work on
+// them, and ends the transition whatever happens. Where the work succeeds, it calls done with each tag.
+func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error, done func(*tag)) error {
+	start := time.Now()
+	reported := func() {}
+	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
+	e.transition.Lock()
+	defer e.transition.Unlock()
+	batches := e.begin(o.Tag, wanted)
+	o.spent.waitedSince(start)
+	if len(batches) == 0 {
+		return nil
 	}
-	e.end(batches, note)
+	reported = track(batches, operation, o.Progress)
+	err := guard.Call(func() error { return work(batches) })
+	if err != nil {
+		done = func(*tag) {}
+	}
+	e.end(batches, o.Gated, done)
+	for _, b := range batches {
+		o.spent.copied += b.progress.done.Load()
+	}
 	return err
 }
 
 // begin makes a transition the owner of segments, and of their extents, and returns them, grouped by device.
-// What is to become of a segment is noted in its outcome meanwhile: others may read its state under the
-// lock. It waits for driver calls of others that concern the same extents: none of those waits for the device.
-func (e *Engine) begin(name *string, wanted func(*segment) bool) []*batch {
+// Others may read a segment's state under the lock meanwhile, so its outcome notes what becomes of it.
+// begin waits for driver calls of others on the same extents: none of those waits for the device.
+func (e *Engine) begin(name *string, wanted func(*segment) bool) (batches []*batch) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-again:
-	var batches []*batch
+	var found map[*device][]*segment
+	for busy := true; busy; {
+		busy = false
+		found = e.matching(name, func(s *segment) bool {
+			meant := wanted(s)
+			busy = busy || meant && s.extent != nil && s.extent.owner != nobody
+			return meant
+		})
+		if busy {
+			e.settled.Wait()
+		}
+	}
 	budget := &backup.Budget{}
-	for d, segments := range e.matching(name, wanted) {
+	for d, segments := range found {
 		slices.SortFunc(segments, func(x, y *segment) int { return cmp.Compare(x.address, y.address) })
-		b := &batch{device: d, segments: segments, budget: budget}
+		b := &batch{device: d, segments: segments, job: d.job(), progress: &progress{}}
+		b.job.Budget = budget // of all batches together
+		b.job.Copied = func(bytes uint64) { b.progress.done.Add(bytes) }
 		for _, s := range segments {
-			x := s.extent
-			if x == nil || len(b.extents) > 0 && x == b.extents[len(b.extents)-1] {
-				continue
+			s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept}
+			if x := s.extent; x != nil && x.owner == nobody {
+				x.owner = aTransition
+				b.extents = append(b.extents, x)
 			}
-			if x.owner != nobody {
-				e.settled.Wait()
-				goto again
-			}
-			b.extents = append(b.extents, x)
 		}
 		batches = append(batches, b)
 	}
 	slices.SortFunc(batches, func(x, y *batch) int { return x.device.ordinal - y.device.ordinal })
-	for _, b := range batches {
-		for _, s := range b.segments {
-			s.owner, s.outcome = aTransition, outcome{state: s.state, kept: s.kept, gated: s.gated}
-		}
-		for _, x := range b.extents {
-			x.owner = aTransition
-		}
-	}
 	return batches
+}
+
+// choose is matching for callers that do not hold e.mu, and claim nothing: the segments may go at any time.
+func (e *Engine) choose(name *string, wanted func(*segment) bool) []*segment {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Concat(slices.Collect(maps.Values(e.matching(name, wanted)))...)
 }
 
 // matching lists the segments with the tag (nil: every tag) that are wanted, by device. The caller holds e.mu.
@@ -131,23 +147,22 @@ func (e *Engine) matching(name *string, wanted func(*segment) bool) map[*device]
 }
 
 // end makes the outcome of each segment its state, lets what waited for the transition go on, and
-// lets each tag note its time.
-func (e *Engine) end(batches []*batch, note func(*tag)) {
+// calls done with each tag. gated: what it has paused, the gate has to keep from the program.
+func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, b := range batches {
 		e.grantLate(b)
-		noted := map[*tag]bool{}
+		tags := map[*tag]bool{}
 		for _, s := range b.segments {
-			s.owner = nobody
-			s.state, s.kept = s.outcome.state, s.outcome.kept
-			s.setGated(s.outcome.gated)
+			s.setGated(s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active))
+			s.owner, s.state, s.kept = nobody, s.outcome.state, s.outcome.kept
 			if s.outcome.lost {
 				s.imported.lost = true
 			}
-			if !noted[s.tag] {
-				noted[s.tag] = true
-				note(s.tag)
+			if !tags[s.tag] {
+				tags[s.tag] = true
+				done(s.tag)
 			}
 			e.leaveUnmapped(s)
 		}
@@ -181,7 +196,7 @@ func (e *Engine) grantLate(b *batch) {
 		}
 		if err := e.unlocked(func() (first error) {
 			for _, x := range stale {
-				if err := x.grant(); first == nil {
+				if err := x.grant(x); first == nil {
 					first = err
 				}
 			}
@@ -205,7 +220,7 @@ func (e *Engine) checkHost(batches []*batch, meant func(*segment) bool) error {
 			}
 		}
 	}
-	return e.host.Check(batches[0].budget, sizes)
+	return e.host.Check(batches[0].job.Budget, sizes)
 }
 
 // parallel runs f for every device at once and returns the first error, after all have ended.

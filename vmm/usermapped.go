@@ -73,7 +73,7 @@ func (e *Engine) unmapped(s *segment) {
 // leaveUnmapped takes memory out of its tag that is there, and not mapped: no pause can save what it holds. What is paused
 // stays in it, for a resume is to make it. The caller holds e.mu.
 func (e *Engine) leaveUnmapped(s *segment) {
-	if s.userMapped != nil && !s.userMapped.mapped && s.imported == nil && s.state == active && s.inTag() {
+	if s.isUserMapped() && !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
 		s.discard() // the memory itself has what it holds
 		s.tag.remove(s)
 		s.device.retire(s.tag)
@@ -139,12 +139,6 @@ func (x *extent) aside() (address uintptr, end func(), err error) {
 	return address, end, err
 }
 
-// stays tells that a pause leaves user-mapped memory as it is: its device has no access, so contents
-// cannot be moved, or others hold the memory. What is of another process has no contents to be moved.
-func (s *segment) stays() bool {
-	return s.userMapped != nil && s.imported == nil && (s.userMapped.lent > 0 || !s.accessible())
-}
-
 // noteAccess notes access that has been given, or is to be given when the memory comes back.
 func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 	for _, desc := range descs {
@@ -155,10 +149,4 @@ func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 			f.access[at] = desc
 		}
 	}
-}
-
-// accessible tells that its device can read and write the memory, so that contents can be moved.
-func (s *segment) accessible() bool {
-	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }

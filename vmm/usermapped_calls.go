@@ -15,7 +15,7 @@ var ErrNotOurs = errors.New("no memory of a region")
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
 // Errors: ErrMargin, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
-	s := &segment{size: r.Size, policy: r.policy(), userMapped: &userMapped{size: r.Size, prop: prop, references: 1}}
+	s := &segment{size: r.Size, policy: r.policy(), backing: backing{userMapped: &userMapped{size: r.Size, prop: prop, references: 1}}}
 	if err := e.obtain(r, "creating", func(d *device) error {
 		s.device = d
 		s.extent = newExtent(s)
@@ -205,7 +205,7 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case lend && s.imported != nil:
+	case lend && s.isImported():
 		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w", s.imported.share.PID, cuda.NotSupported)
 	case s.lost() != nil:
 		return nil, s.lost()

@@ -20,7 +20,7 @@ func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err 
 	switch {
 	case err != nil:
 		return share, 0, err
-	case s.imported != nil:
+	case s.isImported():
 		return s.imported.share, s.userMapped.size, nil
 	case !e.shareable || !s.userMapped.prop.IsFile():
 		return share, 0, ErrNotShareable
@@ -33,11 +33,11 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sharing.shares[id]
-	for s != nil && s.userMapped != nil && !s.settled() { // it may be on its way out
+	for s != nil && s.isUserMapped() && !s.settled() { // it may be on its way out
 		e.settled.Wait()
 		s = e.sharing.shares[id]
 	}
-	if s == nil || s.userMapped == nil {
+	if s == nil || !s.isUserMapped() {
 		return 0, ErrShareGone
 	}
 	s.userMapped.references++
@@ -61,7 +61,7 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 		return 0, err
 	}
 	lent := b.lent
-	s := &segment{size: lent.Size, imported: i, userMapped: &userMapped{size: lent.Size, references: 1}, device: d}
+	s := &segment{size: lent.Size, device: d, backing: backing{&userMapped{size: lent.Size, references: 1}, i}}
 	x := newExtent(s)
 	x.handle, x.step = b.handle, created
 	if lent.Size%d.granularity != 0 || lent.Extent != lent.Size {

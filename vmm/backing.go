@@ -1,0 +1,116 @@
+package vmm
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tms/vmm/cuda"
+)
+
+// backing says where memory comes from, and who maps it. A segment and its extent have the same.
+//
+//	own          the engine makes the memory and maps it, as cudaMalloc does
+//	user-mapped  the program makes it, or has it from another process, and maps it (usermapped.go)
+//	imported     another process has made it; the engine maps it, or the program (import.go)
+type backing struct {
+	userMapped *userMapped
+	imported   *imported
+}
+
+func (b backing) isOwn() bool        { return b == backing{} }
+func (b backing) isUserMapped() bool { return b.userMapped != nil }
+func (b backing) isImported() bool   { return b.imported != nil }
+
+// create makes the memory of an extent. (cuMemCreate)
+func (b backing) create(x *extent) (cuda.Handle, error) {
+	if f := b.userMapped; f != nil {
+		return x.device.driver.MemCreateWith(f.size, f.prop)
+	}
+	d := x.device
+	prop := cuda.PinnedOn(d.ordinal)
+	if d.rdma {
+		prop = prop.ForRDMA()
+	}
+	if !d.shareable.Load() {
+		return d.driver.MemCreateWith(x.size, prop)
+	}
+	handle, err := d.driver.MemCreateWith(x.size, prop.AsFile())
+	if err == nil {
+		d.shares.Store(true)
+	}
+	if !x.named && (errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)) {
+		// The device has said that it can, but a virtual one, or a sandbox, may not.
+		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
+			x.plain = true
+			d.shareable.Store(d.shares.Load())
+			return plain, nil
+		}
+	}
+	return handle, err
+}
+
+// goal is how far the extent of an active segment comes.
+func (b backing) goal() step {
+	switch f := b.userMapped; {
+	case f == nil || f.mapped && len(f.access) > 0:
+		return accessible
+	case f.mapped:
+		return mapped
+	}
+	return created
+}
+
+// grant gives devices access to a mapped extent. (cuMemSetAccess)
+func (b backing) grant(x *extent) error {
+	if b.isUserMapped() {
+		return x.device.driver.MemSetAccessOf(x.address, x.size, b.userMapped.access)
+	}
+	users := x.device.users()
+	if b.isImported() {
+		users = []int{x.device.ordinal} // a device with access to this one may have none to that of the memory
+	}
+	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
+	if err == nil {
+		x.users = users
+	}
+	return err
+}
+
+// giveBack tells the process that has imported memory that it is not held here any more.
+func (b backing) giveBack() {
+	if i := b.imported; i != nil && i.number != 0 {
+		i.tell(i.number)
+		i.number = 0
+	}
+}
+
+// pausable reports whether a pause has something to take from a segment. It leaves user-mapped memory as it is where the
+// device has no access, for contents cannot be moved then, and where others hold the memory itself. Imported memory has no
+// contents to be moved.
+func (s *segment) pausable() bool {
+	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.lent == 0 && s.accessible())
+}
+
+// accessible reports whether its device can read and write the memory, so that contents can be moved.
+func (s *segment) accessible() bool {
+	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
+	return !s.isUserMapped() || slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+}
+
+// lost is the error for imported memory that will not come back.
+func (s *segment) lost() error {
+	if !s.isImported() || !s.imported.lost {
+		return nil
+	}
+	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address, s.imported.share.PID, s.closedBy(),
+		ErrShareGone)
+}
+
+// closedBy names the calls by which a program ends an import.
+func (b backing) closedBy() string {
+	if b.isUserMapped() {
+		return "cuMemUnmap, cuMemRelease"
+	}
+	return "cudaIpcCloseMemHandle"
+}
