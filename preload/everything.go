@@ -82,13 +82,13 @@ func notCheckpointed() error {
 
 // statsOf reads the statistics, with what the host and the settings add to the engine's, and without a call of the
 // driver where those may wait. temporary is TMPDIR.
-func statsOf(e *vmm.Engine, temporary *C.char) (stats vmm.Stats, err error) {
-	if C.everything_asked() {
-		stats, err = e.KnownStats()
+func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
+	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()), Capturing: state().Capturing}
+	if stats.Everything {
+		stats.Stats, err = e.KnownStats()
 	} else {
-		stats, err = e.Stats()
+		stats.Stats, err = e.Stats()
 	}
-	stats.Capturing = state().Capturing
 	if available := min(hostmemory.Machine(), hostmemory.Group("self")); available < math.MaxUint64 {
 		stats.HostAvailableBytes = &available
 	}

@@ -22,6 +22,7 @@ import (
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is asked
@@ -116,7 +117,7 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 		err = errors.New("the memory did not come with the answer: no room for a descriptor?")
 	}
 	return vmm.Lent{Descriptor: descriptor, Extent: reply.Extent, Offset: reply.Offset, Size: reply.Bytes,
-		Tag: vmm.TagName(reply.Tag), Device: reply.Device}, err
+		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
 }
 
 // ask has a request answered; descriptor is what came with it, or -1.

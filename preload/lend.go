@@ -17,6 +17,7 @@ import (
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // What the thread of the control socket does for other processes that have memory of this one open (ipc.go asks).
@@ -95,7 +96,7 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		}
 		defer func() { _ = unix.Close(lent.Descriptor) }()
 		unix.CloseOnExec(lent.Descriptor)
-		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: vmm.TagText(lent.Tag), Device: lent.Device}
+		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: stats.TagText(lent.Tag), Device: lent.Device}
 		s.lent.Store(reply)
 		if err = passOver(number, lent.Descriptor); err == nil || !s.lent.CompareAndSwap(reply, nil) {
 			return nil // who takes it away answers: the socket's thread has, if later than was waited for

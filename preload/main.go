@@ -27,6 +27,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool/source"
+	"tms/vmm/stats"
 )
 
 func main() {}
@@ -281,7 +282,7 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 func tmsOperation(operation *C.struct_operation) {
 	options := optionsOf(operation)
 	if operation.report {
-		options.Progress = func(p vmm.Progress) {
+		options.Progress = func(p stats.Progress) {
 			C.operation_progress(C.int(p.Device), words(p.Operation), C.uint64_t(p.Done), C.uint64_t(p.Total))
 		}
 	}
@@ -385,7 +386,6 @@ func tmsStats(version, temporary *C.char) *C.char {
 		if err != nil {
 			return err
 		}
-		stats.Version = C.GoString(version)
 		if programPools != nil {
 			stats.Pools = programPools.Stats()
 		}

@@ -13,6 +13,7 @@ import (
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // What is recorded of the engine, beside the allocations that trace.c sees: pauses, resumes and moves, and the figures
@@ -76,7 +77,7 @@ func recordFigures(e *vmm.Engine) {
 	known := map[figuresOf]C.struct_trace_figures{}
 	for _, d := range e.Recorded().Devices {
 		for _, t := range d.Tags {
-			name := vmm.TagName(t.Tag)
+			name := stats.TagName(t.Tag)
 			key := figuresOf{d.Device, name}
 			now := C.struct_trace_figures{device: C.int(d.Device), tag: C.region_intern(words(name)),
 				live: C.uint64_t(t.LiveBytes), physical: C.uint64_t(t.PhysicalBytes), host: C.uint64_t(t.HostBytes),

@@ -19,8 +19,8 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/rights"
 	"tms/preload/goruntime"
-	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 const (
@@ -383,7 +383,7 @@ func (s *server) request(c *connection, line []byte) {
 		}
 		c.task = &task{client: c, request: r, recording: c.recording}
 		if r.Tag != nil {
-			name := vmm.TagName(*r.Tag)
+			name := stats.TagName(*r.Tag)
 			c.task.tag = &name
 		}
 		s.queue = append(s.queue, c.task)

@@ -23,6 +23,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 const (
@@ -94,10 +95,10 @@ func (t *task) perform() *control.Reply {
 }
 
 // more is by how much a figure of all tags has grown.
-func more(before, after vmm.Stats, figure func(vmm.TagStats) uint64) uint64 {
+func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 	var sums [2]uint64
-	for i, stats := range []vmm.Stats{before, after} {
-		for _, d := range stats.Devices {
+	for i, held := range []stats.Stats{before, after} {
+		for _, d := range held.Devices {
 			for _, tag := range d.Tags {
 				sums[i] += figure(tag)
 			}
@@ -135,9 +136,9 @@ func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err 
 		if bytes > 0 || e.ImportedBytes() < imported {
 			t.tags = taken(before, after, t.tag)
 		}
-		reply.WithoutContents = more(before, after, func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
+		reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		if options.ToDisk {
-			reply.Moved = more(before, after, func(tag vmm.TagStats) uint64 { return tag.DiskBytes + tag.PauseDiskBytes })
+			reply.Moved = more(before, after, func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes })
 		}
 		if nccl.suspended.Load() && !suspended {
 			t.tags = append(t.tags, rights.Rest)
@@ -215,7 +216,7 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 
 // taken lists the tags of which a pause of one, nil for all, has paused something. What the program has paused itself
 // before is not among them.
-func taken(before, after vmm.Stats, tag *string) (names []string) {
+func taken(before, after stats.Stats, tag *string) (names []string) {
 	if tag != nil {
 		return []string{*tag}
 	}
@@ -225,15 +226,15 @@ func taken(before, after vmm.Stats, tag *string) (names []string) {
 	})
 }
 
-func pausedOf(t vmm.TagStats) uint64 { return t.PausedBytes + t.ImportedPaused }
-func activeOf(t vmm.TagStats) uint64 { return t.PhysicalBytes + t.ImportedBytes }
+func pausedOf(t stats.Tag) uint64 { return t.PausedBytes + t.ImportedPaused }
+func activeOf(t stats.Tag) uint64 { return t.PhysicalBytes + t.ImportedBytes }
 
 // tagsWith lists the tags that have any of such bytes.
-func tagsWith(stats vmm.Stats, bytes func(vmm.TagStats) uint64) (names []string) {
-	for _, d := range stats.Devices {
+func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
+	for _, d := range held.Devices {
 		for _, t := range d.Tags {
 			if bytes(t) > 0 {
-				names = append(names, vmm.TagName(t.Tag))
+				names = append(names, stats.TagName(t.Tag))
 			}
 		}
 	}
@@ -298,7 +299,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 			idle := idleFor().Seconds()
 			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
 		}
-		state.Stats = vmm.Stats{Devices: []vmm.DeviceStats{}}
+		state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
 		if e := engine.Load(); e != nil {
 			if err = goruntime.Room(); err == nil {
 				state.Stats, err = statsOf(e, C.control_environment.temporary)
@@ -310,7 +311,6 @@ func statusOf(state control.ProcessState) *control.Reply {
 		}
 		state.Account = accountOf(state.Devices)
 		if err == nil {
-			state.Stats.Version = C.GoString(C.tms_version())
 			reply.Process, err = json.Marshal(state)
 		}
 		return err

@@ -20,6 +20,7 @@ import (
 	"tms/internal/hermetic"
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 const mib = 1 << 20
@@ -133,19 +134,19 @@ func TestStatsAddUp(t *testing.T) {
 	b, err := engine.Malloc(vmm.Request{Size: 1 * mib, Tag: "b"})
 	require.NoError(t, err)
 	require.NoError(t, pause(engine, name("a")))
-	stats, err := engine.Stats()
+	held, err := engine.Stats()
 	require.NoError(t, err)
-	require.Len(t, stats.Devices, 1)
-	require.Equal(t, uint64(1<<30), stats.Devices[0].TotalBytes)
-	require.Equal(t, uint64(1<<30-2*mib), stats.Devices[0].FreeBytes)
-	tags := stats.Devices[0].Tags
+	require.Len(t, held.Devices, 1)
+	require.Equal(t, uint64(1<<30), held.Devices[0].TotalBytes)
+	require.Equal(t, uint64(1<<30-2*mib), held.Devices[0].FreeBytes)
+	tags := held.Devices[0].Tags
 	require.Len(t, tags, 2)
 	require.Positive(t, tags[0].LastPauseSeconds)
 	require.WithinDuration(t, time.Now(), time.UnixMilli(int64(tags[0].PausedSince*1000)), time.Minute)
 	tags[0].LastPauseSeconds, tags[0].PausedSince = 0, 0
-	require.Equal(t, vmm.TagStats{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
+	require.Equal(t, stats.Tag{Tag: "a", Segments: 1, LiveBytes: 3 * mib, PausedBytes: 4 * mib,
 		SlackBytes: mib, BackupBytes: 4 * mib, HostBytes: 4 * mib}, tags[0])
-	require.Equal(t, vmm.TagStats{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,
+	require.Equal(t, stats.Tag{Tag: "b", Segments: 1, LiveBytes: mib, PhysicalBytes: 2 * mib,
 		SlackBytes: mib, PauseWithoutContents: 2 * mib}, tags[1])
 	require.NoError(t, pause(engine, name("b")))
 	require.Equal(t, [2][2]uint64{{0, 0}, {2 * mib, 0}}, withoutContents(t, engine))
@@ -337,7 +338,7 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 		t.Helper()
 		copied = 0
 		o := name("t")
-		o.Progress = func(p vmm.Progress) {
+		o.Progress = func(p stats.Progress) {
 			require.Equal(t, "pause", p.Operation)
 			require.LessOrEqual(t, p.Done, p.Total)
 			copied = p.Done // the last one comes at the end
@@ -526,18 +527,18 @@ func TestProgressInStats(t *testing.T) {
 	}
 	seen := map[int]uint64{}
 	o := name("t")
-	o.Progress = func(p vmm.Progress) { seen[p.Device] = p.Done }
+	o.Progress = func(p stats.Progress) { seen[p.Device] = p.Done }
 	require.NoError(t, pause(engine, o))
 	require.Equal(t, map[int]uint64{0: 64 * mib, 1: 64 * mib}, seen)
-	stats, err := engine.Stats()
+	held, err := engine.Stats()
 	require.NoError(t, err)
-	require.Nil(t, stats.Devices[0].Progress)
-	o.Progress = func(p vmm.Progress) {
+	require.Nil(t, held.Devices[0].Progress)
+	o.Progress = func(p stats.Progress) {
 		require.Equal(t, "resume", p.Operation)
-		stats, err := engine.Stats()
+		held, err := engine.Stats()
 		require.NoError(t, err)
-		require.NotNil(t, stats.Devices[p.Device].Progress)
-		require.Equal(t, uint64(64*mib), stats.Devices[p.Device].Progress.Total)
+		require.NotNil(t, held.Devices[p.Device].Progress)
+		require.Equal(t, uint64(64*mib), held.Devices[p.Device].Progress.Total)
 		seen[p.Device] = 0
 	}
 	require.NoError(t, resume(engine, o))

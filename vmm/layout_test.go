@@ -8,6 +8,7 @@ import (
 
 	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // shared makes a resume give neighbours common extents of up to 16 MiB.
@@ -28,11 +29,11 @@ func mallocs(t *testing.T, engine *vmm.Engine, count int, r vmm.Request) []uintp
 	return addresses
 }
 
-func tagStats(t *testing.T, engine *vmm.Engine, tag string) vmm.TagStats {
+func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 	t.Helper()
-	stats, err := engine.Stats()
+	held, err := engine.Stats()
 	require.NoError(t, err)
-	for _, d := range stats.Devices {
+	for _, d := range held.Devices {
 		for _, ts := range d.Tags {
 			if ts.Tag == tag {
 				return ts
@@ -40,7 +41,7 @@ func tagStats(t *testing.T, engine *vmm.Engine, tag string) vmm.TagStats {
 		}
 	}
 	t.Fatalf("no tag %q", tag)
-	return vmm.TagStats{}
+	return stats.Tag{}
 }
 
 func TestResumeSharesExtents(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"tms/internal/clock"
 	"tms/internal/guard"
 	"tms/vmm/cuda"
-	"tms/vmm/reclaim"
+	"tms/vmm/stats"
 )
 
 // pendingFree is a free that the caller was told is done, and that is still to be made.
@@ -242,10 +242,10 @@ func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 }
 
 // waitingFrees describes the pending frees for statistics. The caller holds e.mu.
-func (e *Engine) waitingFrees() (list []reclaim.Waiting) {
+func (e *Engine) waitingFrees() (list []stats.Waiting) {
 	for _, f := range e.pending {
 		if f.stage != made && (!f.small || f.segment.slab != nil) {
-			list = reclaim.Count(list, "free", f.why, f.size())
+			list = stats.Count(list, "free", f.why, f.size())
 		}
 	}
 	return list

@@ -7,27 +7,20 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/guard"
+	"tms/vmm/stats"
 )
-
-// Progress is how far a pause or resume has come with the contents of a device.
-type Progress struct {
-	Device    int    `json:"-"`
-	Operation string `json:"operation"`   // "pause", "resume" or "move"
-	Done      uint64 `json:"done_bytes"`  // copied so far
-	Total     uint64 `json:"total_bytes"` // to be copied
-}
 
 type progress struct {
 	operation   string
 	done, total atomic.Uint64
 }
 
-func (d *device) readProgress() *Progress {
+func (d *device) readProgress() *stats.Progress {
 	p := d.progress.Load()
 	if p == nil {
 		return nil
 	}
-	return &Progress{d.ordinal, p.operation, p.done.Load(), p.total.Load()}
+	return &stats.Progress{Device: d.ordinal, Operation: p.operation, Done: p.done.Load(), Total: p.total.Load()}
 }
 
 // reportEvery is short enough for a bar that moves; endedEvery, for a pause that is not held up by it.
@@ -42,7 +35,7 @@ const (
 // A report may have to wait for a lock that the host holds while it waits for segments of the operation, or
 // for its turn (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
 // when the segments have settled and no lock of ours is held.
-func track(batches []*batch, operation string, report func(Progress)) (end func()) {
+func track(batches []*batch, operation string, report func(stats.Progress)) (end func()) {
 	for _, b := range batches {
 		b.progress.operation = operation
 		b.device.progress.Store(b.progress)

@@ -8,24 +8,8 @@ import (
 	"tms/internal/failpoint"
 	"tms/vmm"
 	"tms/vmm/cuda"
-	"tms/vmm/reclaim"
+	"tms/vmm/stats"
 )
-
-// No two names look the same, and nearly all look as they are.
-func TestTagText(t *testing.T) {
-	shown := map[string]string{
-		"weights": "weights", "größe 重み": "größe 重み", "�": "�", `C:\tags`: `C:\tags`,
-		"\xff": `\xff`, "\xfe": `\xfe`, `\xff`: `\\xff`, `\\xff`: `\\\\xff`, "\\\xff": `\\\xff`,
-		"a\xc3": `a\xc3`, "\xed\xa0\x80": `\xed\xa0\x80`,
-	}
-	seen := map[string]bool{}
-	for name, want := range shown {
-		require.Equal(t, want, vmm.TagText(name))
-		require.Equal(t, name, vmm.TagName(want))
-		require.False(t, seen[want], "%q looks like another", name)
-		seen[want] = true
-	}
-}
 
 // What the driver refuses to take back is told of until it has it.
 func TestStatsTellWhatIsRefused(t *testing.T) {
@@ -64,7 +48,7 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 // So is a free that is still to be made, with what it waits for.
 func TestStatsTellOfPendingFrees(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	waiting := func() []reclaim.Waiting {
+	waiting := func() []stats.Waiting {
 		stats, err := engine.Stats()
 		require.NoError(t, err)
 		return stats.Waiting
@@ -74,7 +58,7 @@ func TestStatsTellOfPendingFrees(t *testing.T) {
 	for _, address := range append(a, small) {
 		require.NoError(t, engine.Free(address, true))
 	}
-	require.Equal(t, []reclaim.Waiting{{What: "free", Why: "a stream was being captured", Count: 3, Bytes: 6*mib + 700}}, waiting())
+	require.Equal(t, []stats.Waiting{{What: "free", Why: "a stream was being captured", Count: 3, Bytes: 6*mib + 700}}, waiting())
 	sim.Fail("cuMemUnmap", 1, 999)
 	engine.FreeDeferred()
 	require.Len(t, waiting(), 1)

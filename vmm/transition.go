@@ -9,28 +9,29 @@ import (
 
 	"tms/internal/guard"
 	"tms/vmm/backup"
+	"tms/vmm/stats"
 )
 
 // Options of a pause or resume.
 type Options struct {
-	Tag          *string        // nil: every tag
-	RetainBackup bool           // keep host copies after resume
-	Discard      bool           // a pause saves no contents, and gives up what is kept of earlier ones
-	ToDisk       bool           // a pause saves in files what would take new host memory
-	PoolBytes    uint64         // without retaining: keep so many bytes of pinned host memory for the next pause
-	DiskDir      string         // where a pause puts files
-	DiskSetting  string         // what that came from, for error texts; "": it is the default
-	DiskChunk    uint64         // bytes of one read or write
-	Verify       bool           // compare contents after a resume with those before the pause
-	ExtentBytes  uint64         // segments side by side get extents of up to so much when resumed; 0: one each
-	Wait         time.Duration  // how long a resume tries again when memory is short
-	Poison       bool           // fill memory that a resume brings back without contents with NaNs
-	Progress     func(Progress) // nil, or told now and then how far contents have come
-	Capturing    bool           // a stream of the process is being captured
-	Gated        bool           // nobody can give the devices work; see WhenUngated
-	Importers    time.Duration  // how long a pause waits for other processes to unmap memory, and a resume for theirs
-	Asked        time.Time      // when a pause was, if its caller has waited for the program since; or zero
-	discarded    *discarded     // by a resume, or by such a pause
+	Tag          *string              // nil: every tag
+	RetainBackup bool                 // keep host copies after resume
+	Discard      bool                 // a pause saves no contents, and gives up what is kept of earlier ones
+	ToDisk       bool                 // a pause saves in files what would take new host memory
+	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause
+	DiskDir      string               // where a pause puts files
+	DiskSetting  string               // what that came from, for error texts; "": it is the default
+	DiskChunk    uint64               // bytes of one read or write
+	Verify       bool                 // compare contents after a resume with those before the pause
+	ExtentBytes  uint64               // segments side by side get extents of up to so much when resumed; 0: one each
+	Wait         time.Duration        // how long a resume tries again when memory is short
+	Poison       bool                 // fill memory that a resume brings back without contents with NaNs
+	Progress     func(stats.Progress) // nil, or told now and then how far contents have come
+	Capturing    bool                 // a stream of the process is being captured
+	Gated        bool                 // nobody can give the devices work; see WhenUngated
+	Importers    time.Duration        // how long a pause waits for other processes to unmap memory, and a resume for theirs
+	Asked        time.Time            // when a pause was, if its caller has waited for the program since; or zero
+	discarded    *discarded           // by a resume, or by such a pause
 	spent        *spent
 }
 

@@ -14,7 +14,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/nvml"
 	"tms/internal/readable"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // deviceBytes is what one process has on one device, by name.
@@ -100,7 +100,7 @@ func (d *deviceBytes) add(p part) {
 	d.NamedBytes += p.Bytes
 }
 
-func detailsOf(tag vmm.TagStats) string {
+func detailsOf(tag stats.Tag) string {
 	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
 	var words []string
 	for _, w := range []struct {

@@ -15,7 +15,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/nvml"
 	"tms/internal/readable"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // onOneDevice has programs that are started, and the command, see one simulated device, and its NVML.
@@ -160,9 +160,9 @@ func TestWhoseFigureItIs(t *testing.T) {
 func TestTableOfBytes(t *testing.T) {
 	long := strings.Repeat("long", 30)
 	state := control.ProcessState{PID: 1, Command: long, Devices: []control.Device{{Device: 1, UUID: "GPU-2"}},
-		Stats: vmm.Stats{Devices: []vmm.DeviceStats{{Device: 0, UUID: "GPU-1", PoolBytes: 5 << 20, BackupBytes: 6 << 20, Tags: []vmm.TagStats{
+		Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{Device: 0, UUID: "GPU-1", PoolBytes: 5 << 20, BackupBytes: 6 << 20, Tags: []stats.Tag{
 			{Tag: long, LiveBytes: 999 << 30, PhysicalBytes: 10 << 20, PausedBytes: 999 << 30, SlackBytes: 999 << 30, BackupBytes: 999 << 30,
-				HostBytes: 999 << 30}}}}},
+				HostBytes: 999 << 30}}}}}},
 		Account: &control.Account{Uncounted: 3, Others: []control.Other{
 			{Device: 0, Library: "lib\x1b[2J.so", Kind: control.Allocations, Bytes: 2 << 20, Count: 4},
 			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1}, {Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // What is told comes true, and nothing is done before.
@@ -93,9 +93,9 @@ func TestPlans(t *testing.T) {
 		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
 		return err == nil && strings.Contains(string(environment), "CUDA_VISIBLE_DEVICES=3,1")
 	}, 10*time.Second, time.Millisecond)
-	state := func(device int, tag vmm.TagStats) control.ProcessState {
-		return control.ProcessState{Gated: true, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
-			{Device: device, FreeBytes: 10, Tags: []vmm.TagStats{tag}}}}}
+	state := func(device int, tag stats.Tag) control.ProcessState {
+		return control.ProcessState{Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
+			{Device: device, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}
 	}
 	p := steering{}.planning(false)
 	make := func(pid int, op string, state control.ProcessState) plan {
@@ -104,21 +104,21 @@ func TestPlans(t *testing.T) {
 		return made
 	}
 	own := os.Getpid()
-	require.Empty(t, make(own, control.Pause, state(3, vmm.TagStats{PhysicalBytes: 100})).Error)
-	require.Empty(t, make(sleeping.Process.Pid, control.Resume, state(0, vmm.TagStats{PausedBytes: 60})).Error)
-	require.Contains(t, make(own, control.Resume, state(3, vmm.TagStats{PausedBytes: 60})).Error,
+	require.Empty(t, make(own, control.Pause, state(3, stats.Tag{PhysicalBytes: 100})).Error)
+	require.Empty(t, make(sleeping.Process.Pid, control.Resume, state(0, stats.Tag{PausedBytes: 60})).Error)
+	require.Contains(t, make(own, control.Resume, state(3, stats.Tag{PausedBytes: 60})).Error,
 		"device 3 would have 50 bytes free and 60 bytes are needed")
-	require.Contains(t, make(own, control.Resume, state(1, vmm.TagStats{PausedBytes: 11})).Error, "would have 10 bytes free")
-	checkpointed := state(0, vmm.TagStats{PausedBytes: 11})
+	require.Contains(t, make(own, control.Resume, state(1, stats.Tag{PausedBytes: 11})).Error, "would have 10 bytes free")
+	checkpointed := state(0, stats.Tag{PausedBytes: 11})
 	checkpointed.Stats.Everything = true
 	made := make(own, control.Resume, checkpointed)
 	require.Empty(t, made.Error)
 	require.Contains(t, made.text(), "what is free is not known while the driver has the process")
 
-	made = make(own, control.Pause, state(0, vmm.TagStats{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))
+	made = make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))
 	if made.HostAvailableBytes != nil { // else this machine gets memory as it uses it
 		require.Contains(t, made.Error, "4.00 EiB are needed for contents")
-		made = make(own, control.Pause, state(0, vmm.TagStats{PhysicalBytes: 1, PauseHostBytes: 1}))
+		made = make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1}))
 		require.Contains(t, made.Error, "it does not fit: 0 bytes of host memory are available")
 	}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"tms/internal/control"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 const (
@@ -178,7 +178,7 @@ func (c *collector) bytes(p process, gauge func(*prometheus.Desc, float64, ...st
 	}
 }
 
-func (c *collector) tag(t vmm.TagStats, gauge func(*prometheus.Desc, float64, ...string)) {
+func (c *collector) tag(t stats.Tag, gauge func(*prometheus.Desc, float64, ...string)) {
 	gauge(c.live, float64(t.LiveBytes))
 	gauge(c.held, float64(t.PhysicalBytes))
 	gauge(c.paused, float64(t.PausedBytes))

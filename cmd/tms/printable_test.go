@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
-	"tms/vmm"
 	"tms/vmm/cuda"
+	"tms/vmm/stats"
 )
 
 // obeyed is what a terminal takes for orders: of one byte, of one character that is two bytes, and a line from the left.
@@ -50,8 +50,8 @@ func beRude(manner string) {
 		doing = obeyed
 	}
 	state, err := json.Marshal(control.ProcessState{PID: os.Getpid(), Command: obeyed, Doing: doing, Gated: true, IdleSeconds: &idle,
-		Stats: vmm.Stats{Version: obeyed, Devices: []vmm.DeviceStats{{UUID: obeyed, Progress: &vmm.Progress{Operation: obeyed, Total: 1},
-			Tags: []vmm.TagStats{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}},
+		Stats: control.Stats{Version: obeyed, Stats: stats.Stats{Devices: []stats.Device{{UUID: obeyed, Progress: &stats.Progress{Operation: obeyed, Total: 1},
+			Tags: []stats.Tag{{Tag: obeyed, LiveBytes: 1, PhysicalBytes: 1, PausedBytes: 1}}}}}},
 		Devices: []control.Device{{UUID: obeyed}},
 		Account: &control.Account{Others: []control.Other{{Library: obeyed, Kind: obeyed, Bytes: 1}}}})
 	fail(err)

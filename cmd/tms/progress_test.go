@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // slow is a process that is done with what it is asked when it has been asked so often how far it is, as another one
@@ -54,11 +54,11 @@ func slow(t *testing.T, looks int64) (pid int) {
 			reply := control.Reply{Version: control.Version, ID: request.ID, OK: true}
 			switch request.Op {
 			case control.Status:
-				state := control.ProcessState{PID: pid, Gated: true, Stats: vmm.Stats{Devices: []vmm.DeviceStats{{}}}}
+				state := control.ProcessState{PID: pid, Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{{}}}}}
 				if asked.Load() >= 0 {
 					now := asked.Add(1)
 					state.Doing = control.Pause
-					state.Stats.Devices[0].Progress = &vmm.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: uint64(looks) * each}
+					state.Stats.Devices[0].Progress = &stats.Progress{Operation: "pause", Done: uint64(min(now, looks)) * each, Total: uint64(looks) * each}
 					pausing <- now
 				}
 				reply.Process, _ = json.Marshal(state)

@@ -18,7 +18,7 @@ import (
 	"tms/internal/control/client"
 	"tms/internal/nvml"
 	"tms/internal/readable"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // process is a row's process, or why it has told nothing.
@@ -211,16 +211,16 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
 	}
 	for _, p := range found {
-		say(&text, p, "a pause would free %s without contents", func(tag vmm.TagStats) uint64 { return tag.PauseWithoutContents })
-		say(&text, p, "paused %s without contents", func(tag vmm.TagStats) uint64 { return tag.WithoutContents })
-		say(&text, p, "lost %s of other processes, which have ended or freed it", func(tag vmm.TagStats) uint64 { return tag.ImportedLost })
+		say(&text, p, "a pause would free %s without contents", func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
+		say(&text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		say(&text, p, "lost %s of other processes, which have ended or freed it", func(tag stats.Tag) uint64 { return tag.ImportedLost })
 	}
 	_, err := io.WriteString(to, text.String())
 	return err
 }
 
 // say writes a line if a process has such memory, with its tags.
-func say(to *strings.Builder, p process, words string, of func(vmm.TagStats) uint64) {
+func say(to *strings.Builder, p process, words string, of func(stats.Tag) uint64) {
 	var all uint64
 	var names []string
 	for _, d := range p.Stats.Devices {
@@ -256,7 +256,7 @@ func rows(p process, now time.Time) (table [][]string) {
 	return table
 }
 
-func stateOf(p process, d vmm.DeviceStats, tag vmm.TagStats, now time.Time) string {
+func stateOf(p process, d stats.Device, tag stats.Tag, now time.Time) string {
 	switch {
 	case p.Doing != "" && d.Progress != nil:
 		return doing(d.Progress.Operation)
@@ -279,12 +279,12 @@ func doing(operation string) string {
 }
 
 // backup is how many bytes hold contents, and where.
-func backup(tag vmm.TagStats) string {
+func backup(tag stats.Tag) string {
 	return strings.TrimSuffix(readable.Short(tag.BackupBytes)+" "+store(tag), " ")
 }
 
 // store is where contents are held: "" where there are none.
-func store(tag vmm.TagStats) string {
+func store(tag stats.Tag) string {
 	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
 	switch tag.BackupBytes {
 	case 0:

@@ -22,7 +22,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // steered is a program of preload's tests that listens, and does what it is told on its standard input.
@@ -288,18 +288,18 @@ func TestProcessTable(t *testing.T) {
 	now := time.Unix(2_000_000, 0)
 	long := strings.Repeat("long", 30)
 	boxed := container{Container: strings.Repeat("0123456789abcdef", 4)}
-	tag := func(name string, physical, paused uint64, since time.Duration) vmm.TagStats {
-		return vmm.TagStats{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
+	tag := func(name string, physical, paused uint64, since time.Duration) stats.Tag {
+		return stats.Tag{Tag: name, LiveBytes: physical + paused, PhysicalBytes: physical, PausedBytes: paused,
 			PausedSince: float64(now.Add(-since).UnixMilli()) / 1000, BackupBytes: paused, HostBytes: paused}
 	}
-	devices := []vmm.DeviceStats{
-		{Device: 0, Tags: []vmm.TagStats{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
-		{Device: 7, Progress: &vmm.Progress{Operation: "pause"}, Tags: []vmm.TagStats{tag("\x1b[2J", 0, 15<<30, 0)}},
-		{Device: 8, Tags: []vmm.TagStats{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
+	devices := []stats.Device{
+		{Device: 0, Tags: []stats.Tag{tag("größe", 1000, 0, 0), tag(long, 1023<<20, 1<<40, 99*time.Minute)}},
+		{Device: 7, Progress: &stats.Progress{Operation: "pause"}, Tags: []stats.Tag{tag("\x1b[2J", 0, 15<<30, 0)}},
+		{Device: 8, Tags: []stats.Tag{tag("a", 0, 1<<64-1, 4000*24*time.Hour)}},
 	}
 	var out strings.Builder
 	require.NoError(t, writeProcesses(&out, []process{
-		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: vmm.Stats{Devices: devices}}},
+		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
 		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"},

@@ -17,7 +17,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/nvml"
 	"tms/internal/top"
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // tmux is a terminal.
@@ -214,12 +214,12 @@ func TestTopNeedsATerminal(t *testing.T) {
 // What of a device is whose.
 func TestOverview(t *testing.T) {
 	const gib = 1 << 30
-	one := process{here: 1, ProcessState: control.ProcessState{PID: 1, Stats: vmm.Stats{Devices: []vmm.DeviceStats{
+	one := process{here: 1, ProcessState: control.ProcessState{PID: 1, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
 		{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
-			Tags: []vmm.TagStats{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}
+			Tags: []stats.Tag{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}}
 	silent := process{here: 2, ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
-	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3, Stats: vmm.Stats{Everything: true, Devices: []vmm.DeviceStats{
-		{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}
+	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3, Stats: control.Stats{Everything: true, Stats: stats.Stats{Devices: []stats.Device{
+		{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}}
 	all := []process{one, silent, gone}
 	var silents uint64 // where numbers are the driver's
 	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace == initialNamespace {

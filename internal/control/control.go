@@ -20,7 +20,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"tms/vmm"
+	"tms/vmm/stats"
 )
 
 // Version is that of the protocol. A field or operation more is a version more: what is asked for and not
@@ -78,7 +78,7 @@ type Request struct {
 	Version int     `json:"version"`
 	ID      uint64  `json:"id,omitempty"` // comes back in the reply
 	Op      string  `json:"op"`
-	Tag     *string `json:"tag,omitempty"` // as vmm.TagText writes it; nil: all
+	Tag     *string `json:"tag,omitempty"` // as stats.TagText writes it; nil: all
 	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
 	Timeout *float64 `json:"timeout,omitempty"`
 	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or the Timeout of a device
@@ -166,7 +166,7 @@ type Reply struct {
 	Bytes   uint64  `json:"bytes"`            // of device memory that were freed, or taken, or are lent
 	Extent  uint64  `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
 	Offset  uint64  `json:"offset,omitempty"` // and where in it those begin
-	Tag     string  `json:"tag,omitempty"`    // of what is lent, as vmm.TagText writes it
+	Tag     string  `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
 	Device  string  `json:"device,omitempty"` // and its UUID
 	Seconds float64 `json:"seconds"`          // that it took
 	// WithoutContents is of a pause: how many of Bytes have no backup, so that their contents are gone.
@@ -194,11 +194,29 @@ type ProcessState struct {
 	HeldUp  bool   `json:"held_up"` // and now those are that give a device work
 	// IdleSeconds is how long no thread has given a device work, as far as it was looked: each status looks, and what
 	// is new since the last one counts as of now. nil: that cannot be seen.
-	IdleSeconds *float64  `json:"idle_seconds"`
-	Stats       vmm.Stats `json:"stats"`
+	IdleSeconds *float64 `json:"idle_seconds"`
+	Stats       Stats    `json:"stats"`
 	// Devices are those that the process has a context on, in its own order.
 	Devices []Device `json:"devices"`
 	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
+}
+
+// Stats is what the process holds, for tms_stats_json. Sizes are in bytes.
+type Stats struct {
+	Version string `json:"version"`
+	Started bool   `json:"started"`
+	stats.Stats
+	// Everything tells that all was paused for the driver's checkpoint, while which the driver is not asked:
+	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
+	Everything bool `json:"everything"`
+	// Capturing tells that a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
+	Capturing bool `json:"capturing"`
+	// HostAvailableBytes is the host memory that the machine and the control group leave; nil: not known, or no limit.
+	HostAvailableBytes *uint64 `json:"host_available_bytes"`
+	// DiskDirectory is where the next pause puts files; it may not be there yet.
+	DiskDirectory string `json:"disk_directory"`
+	// Pools is what the pools hold that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil: none do.
+	Pools any `json:"pools"`
 }
 
 // Device is one of a process's.

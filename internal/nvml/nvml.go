@@ -16,7 +16,7 @@ import (
 // Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510 what is reserved counts as used)
 type Device struct {
 	Index         int    // NVML's, by PCI bus: not always the ordinal that a process has for it
-	UUID          string // as of vmm.DeviceStats
+	UUID          string // as of stats.Device
 	Name          string
 	TotalBytes    uint64
 	ReservedBytes uint64 // the driver's and the firmware's own, which nobody can have

@@ -15,6 +15,7 @@ import (
 
 	"tms/internal/clock"
 	"tms/internal/guard"
+	"tms/vmm/stats"
 )
 
 // Queue is safe for use by many threads. Its zero value is empty.
@@ -237,43 +238,23 @@ func (k *Kind) reached(goal uint64) bool {
 	return k.done >= goal
 }
 
-// Waiting is what of one kind waits for one reason.
-type Waiting struct {
-	What  string `json:"what"`
-	Why   string `json:"why"`
-	Count int    `json:"count"`
-	Bytes uint64 `json:"bytes"` // 0 where that is not known
-}
-
 // Waiting lists what is in the queue.
-func (q *Queue) Waiting() []Waiting {
+func (q *Queue) Waiting() []stats.Waiting {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	list := []Waiting{}
+	list := []stats.Waiting{}
 	for _, k := range q.kinds {
 		if n := int(k.added - k.done); n > 0 {
-			w := Waiting{What: k.what, Why: "given back in the background", Count: n}
+			w := stats.Waiting{What: k.what, Why: "given back in the background", Count: n}
 			for _, i := range k.queued { // but for the one that is being released
 				w.Bytes += i.bytes
 			}
 			list = append(list, w)
 		}
 		for _, i := range k.refused {
-			list = Count(list, k.what, "refused: "+i.err.Error(), i.bytes)
+			list = stats.Count(list, k.what, "refused: "+i.err.Error(), i.bytes)
 		}
 	}
-	slices.SortFunc(list, func(x, y Waiting) int { return cmp.Or(cmp.Compare(x.What, y.What), cmp.Compare(x.Why, y.Why)) })
+	slices.SortFunc(list, func(x, y stats.Waiting) int { return cmp.Or(cmp.Compare(x.What, y.What), cmp.Compare(x.Why, y.Why)) })
 	return list
-}
-
-// Count adds a thing to a list.
-func Count(list []Waiting, what, why string, bytes uint64) []Waiting {
-	for i := range list {
-		if w := &list[i]; w.What == what && w.Why == why {
-			w.Count++
-			w.Bytes += bytes
-			return list
-		}
-	}
-	return append(list, Waiting{what, why, 1, bytes})
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/reclaim"
+	"tms/vmm/stats"
 )
 
 // Adding never waits for a release; settling does, up to its limit.
@@ -94,7 +95,7 @@ func TestRefused(t *testing.T) {
 	kind.Add(5, release)
 	kind.Await(time.Time{})
 	require.Equal(t, 1, tries)
-	require.Equal(t, []reclaim.Waiting{{What: "memory", Why: "refused: busy", Count: 1, Bytes: 5}}, queue.Waiting())
+	require.Equal(t, []stats.Waiting{{What: "memory", Why: "refused: busy", Count: 1, Bytes: 5}}, queue.Waiting())
 	kind.Drain()
 	require.Equal(t, 2, tries)
 	require.Zero(t, queue.Retry(), "it is tried in the background")
@@ -108,7 +109,7 @@ func TestRefused(t *testing.T) {
 
 	queue.Keep("stream", 7, errors.New("no"), release)
 	queue.Keep("stream", 8, errors.New("no"), release)
-	require.Equal(t, []reclaim.Waiting{{What: "stream", Why: "refused: no", Count: 2}}, queue.Waiting())
+	require.Equal(t, []stats.Waiting{{What: "stream", Why: "refused: no", Count: 2}}, queue.Waiting())
 	queue.Forget(7)
 	require.Equal(t, 1, queue.Retry())
 	require.Zero(t, queue.Retry())

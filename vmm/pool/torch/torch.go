@@ -17,6 +17,7 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/streams"
+	"tms/vmm/stats"
 )
 
 // What is refused about the kind of the pools.
@@ -267,7 +268,7 @@ func (e entry) tag() *string {
 	if !e.Pausable {
 		return nil
 	}
-	tag := vmm.TagText(e.Request.Tag)
+	tag := stats.TagText(e.Request.Tag)
 	return &tag
 }
 

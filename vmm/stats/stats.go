@@ -1,0 +1,131 @@
+// Package stats is what the engine says that it holds, in tms_stats_json and to other processes. It knows nothing else of
+// the engine, so those that read it need not link one. Sizes are in bytes.
+package stats
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+)
+
+// Stats is what the engine holds.
+type Stats struct {
+	Devices []Device `json:"devices"`
+	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
+	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
+	Waiting []Waiting `json:"waiting"`
+}
+
+// Device is one device's part of Stats.
+type Device struct {
+	Device     int    `json:"device"`
+	UUID       string `json:"uuid"` // as NVML has it, "GPU-…"; "": the driver does not tell
+	TotalBytes uint64 `json:"total_bytes"`
+	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
+	// What is used: by live allocations, by slack, by pools of this library that took theirs from cudaMalloc,
+	// by contents of other devices that wait here, and by whatever else: CUDA itself, ordinary cudaMallocs,
+	// other processes.
+	LiveBytes      uint64    `json:"live_bytes"`
+	SlackBytes     uint64    `json:"slack_bytes"`
+	PoolBytes      uint64    `json:"pool_bytes"`
+	BackupBytes    uint64    `json:"backup_bytes"`
+	UntrackedBytes uint64    `json:"untracked_bytes"`
+	Tags           []Tag     `json:"tags"`
+	Progress       *Progress `json:"progress"` // of the contents, while a pause or resume runs
+}
+
+// Tag is one tag's part of Device.
+type Tag struct {
+	Tag                  string  `json:"tag"` // as TagText writes it
+	Segments             int     `json:"segments"`
+	LiveBytes            uint64  `json:"live_bytes"`                   // as asked for, active and paused
+	PhysicalBytes        uint64  `json:"physical_bytes"`               // device memory held now
+	PausedBytes          uint64  `json:"paused_bytes"`                 // device memory given up by pausing
+	SlackBytes           uint64  `json:"slack_bytes"`                  // held beyond that: rounding, freed parts of shared extents
+	BackupBytes          uint64  `json:"backup_bytes"`                 // host memory, files or memory of other devices that hold contents
+	HostBytes            uint64  `json:"host_bytes"`                   // of that: pinned host memory
+	DiskBytes            uint64  `json:"disk_bytes"`                   // of that: files
+	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // pinned host memory that a pause would take beyond that
+	PauseDiskBytes       uint64  `json:"pause_disk_bytes"`             // in files
+	WithoutContents      uint64  `json:"without_contents_bytes"`       // of PausedBytes: what was paused without contents
+	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // what a pause would free so, for want of a backup
+	ImportedBytes        uint64  `json:"imported_bytes"`               // other processes' memory, mapped now; in none of the figures above
+	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
+	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was
+	PausedSince          float64 `json:"paused_since"`                 // when the last pause was done, in seconds since 1970; 0: nothing is paused
+	LastPauseSeconds     float64 `json:"last_pause_seconds"`
+	LastResumeSeconds    float64 `json:"last_resume_seconds"`
+}
+
+// Progress is how far a pause or resume has come with the contents of a device.
+type Progress struct {
+	Device    int    `json:"-"`
+	Operation string `json:"operation"`   // "pause", "resume" or "move"
+	Done      uint64 `json:"done_bytes"`  // copied so far
+	Total     uint64 `json:"total_bytes"` // to be copied
+}
+
+// Waiting is what of one kind waits for one reason.
+type Waiting struct {
+	What  string `json:"what"`
+	Why   string `json:"why"`
+	Count int    `json:"count"`
+	Bytes uint64 `json:"bytes"` // 0 where that is not known
+}
+
+// Count adds a thing to a list.
+func Count(list []Waiting, what, why string, bytes uint64) []Waiting {
+	for i := range list {
+		if w := &list[i]; w.What == what && w.Why == why {
+			w.Count++
+			w.Bytes += bytes
+			return list
+		}
+	}
+	return append(list, Waiting{what, why, 1, bytes})
+}
+
+// TagText is a tag's name for JSON, which holds nothing but UTF-8: in a name that is not, each byte at fault
+// becomes \xNN and each backslash two. So it does in a name that contains \x, so that no two names look the same.
+func TagText(name string) string {
+	if utf8.ValidString(name) && !strings.Contains(name, `\x`) {
+		return name
+	}
+	var text strings.Builder
+	for len(name) > 0 {
+		r, size := utf8.DecodeRuneInString(name)
+		switch {
+		case r == utf8.RuneError && size == 1:
+			fmt.Fprintf(&text, `\x%02x`, name[0])
+		case r == '\\':
+			text.WriteString(`\\`)
+		default:
+			text.WriteString(name[:size])
+		}
+		name = name[size:]
+	}
+	return text.String()
+}
+
+// TagName is the name of which TagText made text.
+func TagName(text string) string {
+	if !strings.Contains(text, `\x`) {
+		return text
+	}
+	var name strings.Builder
+	for len(text) > 0 {
+		size := 1
+		if value, err := strconv.ParseUint(text[min(2, len(text)):min(4, len(text))], 16, 8); err == nil && strings.HasPrefix(text, `\x`) {
+			name.WriteByte(byte(value))
+			size = 4
+		} else {
+			name.WriteByte(text[0])
+			if strings.HasPrefix(text, `\\`) {
+				size = 2
+			}
+		}
+		text = text[size:]
+	}
+	return name.String()
+}
