@@ -19,7 +19,8 @@ func accounting(t *testing.T, cudart string, environment ...string) *steered {
 	one := shared(t, "accounted")
 	text, err := os.ReadFile(one)
 	require.NoError(t, err)
-	paths := []string{filepath.Join(filepath.Dir(one), "libone.so.1"), filepath.Join(filepath.Dir(one), "libtwo.so")}
+	folder := t.TempDir()
+	paths := []string{filepath.Join(folder, "libone.so.1"), filepath.Join(folder, "libtwo.so")}
 	for _, path := range paths {
 		require.NoError(t, os.WriteFile(path, text, 0o755))
 	}
@@ -134,7 +135,7 @@ func TestAccount(t *testing.T) {
 		{"0 free", has{two: "1 1", one: "2 1"}},
 		{"0 free", has{two: "1 1"}},
 	}
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		for name, preload := range map[string]string{"the runtime's own way": "NONE=", "all ways": reaching(t)} {
 			t.Run(cudart+" "+name, func(t *testing.T) {
 				h := accounting(t, cudart, preload)

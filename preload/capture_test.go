@@ -5,7 +5,7 @@ import "testing"
 // Captures by the names of both APIs, in the order of events that a library behind ours brings about.
 func TestCaptures(t *testing.T) {
 	behind := shared(t, "slowbegin")
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		program := compile(t, "captures", cudart)
 		for _, api := range []string{"cuda", "cu"} {
 			t.Run(api+" "+cudart, func(t *testing.T) {

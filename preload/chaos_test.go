@@ -16,7 +16,7 @@ import (
 func TestChaos(t *testing.T) {
 	program := compile(t, "chaos", majors[1])
 	seed := cmp.Or(os.Getenv("TMS_CHAOS_SEED"), strconv.FormatInt(time.Now().UnixNano()%1e9, 10))
-	seconds := cmp.Or(os.Getenv("TMS_CHAOS_SECONDS"), "2")
+	seconds := cmp.Or(os.Getenv("TMS_CHAOS_SECONDS"), "1")
 	duration, err := time.ParseDuration(seconds + "s")
 	require.NoError(t, err)
 	// One thread repeats a seed's run exactly. Resumes fail with little memory, only with much are there backups in

@@ -57,7 +57,7 @@ func (g *callGraph) chain(function string) string {
 // readGraph compiles one file of C.
 func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 	output := filepath.Join(folder, strings.ReplaceAll(strings.TrimPrefix(file, "../"), "/", "_"))
-	text, err := exec.Command("gcc", "-std=gnu11", "-O2", "-fPIC", "-fvisibility=hidden", "-fcallgraph-info=su", "-isystem", headers,
+	text, err := exec.Command("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fcallgraph-info=su", "-isystem", headers,
 		"-I.", "-I../region", "-I../forward", "-I../reach", "-c", "-o", output+".o", file).CombinedOutput()
 	require.NoError(t, err, "%s", text)
 	graph, err := os.Open(output + ".ci")
@@ -83,6 +83,7 @@ func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 }
 
 // Coroutines and threads of a host may have small stacks: of what comes before Go's own, and before CUDA, ours is little.
+// Here all C is compiled with warnings as errors.
 func TestStackOfOurC(t *testing.T) {
 	const most = 2 << 10 // bytes
 	if sanitized {

@@ -1,13 +1,16 @@
 package main
 
 import (
+	"cmp"
 	"os"
-	"os/exec"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 func TestGate(t *testing.T) {
@@ -35,9 +38,7 @@ func TestGateHoldsNotAll(t *testing.T) {
 
 	run(t, program, []string{"sandboxed", "after one"}, reaching(t)).succeeded(t)
 
-	library := filepath.Join(t.TempDir(), "nvshmem_bootstrap_uid.so.3")
-	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	library := hermetic.Compile(t, "nvshmem_bootstrap_uid.so.3", "-shared", "-x", "c", os.DevNull)
 	run(t, program, []string{"library", library}, reaching(t)).succeeded(t)
 }
 
@@ -49,13 +50,10 @@ func TestGateIsNotThere(t *testing.T) {
 }
 
 func TestGateAndAnotherDriver(t *testing.T) {
-	program, folder := compile(t, "unknown", ""), t.TempDir()
-	output, err := exec.Command("cc", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
-		"-Wl,-soname,libcuda.so.1", "-o", filepath.Join(folder, "libcuda.so.1"), "testdata/otherdriver.c").CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	plugin := filepath.Join(folder, "newer.so")
-	output, err = exec.Command("cc", "-shared", "-fPIC", "-o", plugin, "testdata/newer.c", "-L"+folder, "-l:libcuda.so.1").CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	program := compile(t, "unknown", "")
+	folder := filepath.Dir(hermetic.Compile(t, "libcuda.so.1", "-std=gnu11", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC",
+		"-Wl,-soname,libcuda.so.1", "testdata/otherdriver.c"))
+	plugin := hermetic.Compile(t, "newer.so", "-shared", "-fPIC", "testdata/newer.c", "-L"+folder, "-l:libcuda.so.1")
 	for _, arguments := range [][]string{{"name"}, {"dlsym"}, {"bound", plugin}} {
 		t.Run(arguments[0], func(t *testing.T) { run(t, program, arguments, reaching(t), "LD_LIBRARY_PATH="+folder).succeeded(t) })
 	}
@@ -63,14 +61,7 @@ func TestGateAndAnotherDriver(t *testing.T) {
 
 // TMS_GATE_PAUSES says how many pauses; scripts/soak.sh sets it.
 func TestGateStorm(t *testing.T) {
-	pauses, given := os.LookupEnv("TMS_GATE_PAUSES")
-	switch {
-	case given:
-	case sanitized:
-		pauses = "100"
-	default:
-		pauses = "300"
-	}
+	pauses := cmp.Or(os.Getenv("TMS_GATE_PAUSES"), strconv.Itoa(often(300, 60)))
 	program := compileWithDriver(t, "gatestorm", majors[1])
 	o := runWithin(t, 2*time.Hour, program, []string{pauses, os.Getenv("TMS_GATE_SEED")}, reaching(t))
 	o.succeeded(t)

@@ -8,15 +8,15 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // Manners: what a process notices of a libtms.so that it inherited. Every process under the user's
@@ -25,11 +25,7 @@ import (
 // shared compiles testdata/NAME.c into a shared library.
 func shared(t *testing.T, name string) string {
 	t.Helper()
-	library := filepath.Join(t.TempDir(), name+".so")
-	output, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror",
-		"-o", library, filepath.Join("testdata", name+".c"), "-ldl").CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	return library
+	return hermetic.Compile(t, name+".so", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", name+".c"), "-ldl")
 }
 
 func field(t *testing.T, text, name string) int {
@@ -41,6 +37,7 @@ func field(t *testing.T, text, name string) int {
 	return value
 }
 
+// What it adds to the start: scripts/bench.sh start.
 func TestUnusedCostsLittle(t *testing.T) {
 	noop := shared(t, "noop")
 	look := []string{"/proc/self/smaps_rollup", "/proc/self/status"}
@@ -56,21 +53,6 @@ func TestUnusedCostsLittle(t *testing.T) {
 		line := regexp.MustCompile(mask + `:\s+\S+`)
 		require.Equal(t, line.FindString(without.stdout), line.FindString(with.stdout))
 	}
-
-	// The time is for docs/benchmarks.md; here only what no noise explains is refused.
-	times := map[string][]time.Duration{}
-	for range 100 {
-		for _, library := range []string{noop, built(t, "lib", "libtms.so")} {
-			start := time.Now()
-			command := exec.Command("/bin/true")
-			command.Env = []string{"LD_PRELOAD=" + library}
-			require.NoError(t, command.Run())
-			times[library] = append(times[library], time.Since(start))
-		}
-	}
-	extra := median(times[built(t, "lib", "libtms.so")]) - median(times[noop])
-	t.Logf("start over a library that does nothing: %v", extra)
-	require.Less(t, extra, 2*time.Millisecond)
 }
 
 // Programs behave as without us, also under limits.
@@ -160,7 +142,7 @@ func TestLoadingInASandbox(t *testing.T) {
 
 // The loader of musl takes the library, in programs that do not use it.
 func TestMusl(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "hello")
+	program, compiler := filepath.Join(t.TempDir(), "hello"), hermetic.Program(t, "musl-gcc")
 	source := program + ".c"
 	require.NoError(t, os.WriteFile(source, []byte(`#include <stdio.h>
 #include <sys/wait.h>
@@ -175,8 +157,8 @@ int main(void)
 	return 0;
 }
 `), 0o644))
-	output, err := exec.Command("musl-gcc", "-o", program, source).CombinedOutput()
-	require.NoError(t, err, "%s (scripts/test.sh installs it)", output)
+	output, err := exec.Command(compiler, "-o", program, source).CombinedOutput()
+	require.NoError(t, err, "%s", output)
 	for _, environment := range [][]string{nil, {"TMS_TRACE=" + program + ".csv", "TMS_INIT_ENABLE=1"}} {
 		o := run(t, program, nil, environment...)
 		o.succeeded(t)
@@ -185,13 +167,7 @@ int main(void)
 }
 
 func TestSignals(t *testing.T) {
-	children := "300"
-	if sanitized && !full { // there a fork takes long
-		children = "30"
-	}
-	for _, cudart := range lastMajor() {
-		run(t, compile(t, "signals", cudart), []string{children}).succeeded(t)
-	}
+	run(t, compile(t, "signals", majors[1]), []string{strconv.Itoa(often(300, 60))}).succeeded(t)
 }
 
 func TestStacksOfHandlers(t *testing.T) {
@@ -234,10 +210,7 @@ func TestCallersThatVanish(t *testing.T) {
 
 func TestForkInEveryState(t *testing.T) {
 	program := compile(t, "forks", majors[1])
-	children, one, many := "192", "64", "208"
-	if full {
-		children, one, many = "1008", "256", "1008"
-	}
+	children, one, many := strconv.Itoa(often(1008, 48)), strconv.Itoa(often(256, 16)), strconv.Itoa(often(1008, 64))
 	for _, state := range []string{"unused", "used", "pausing"} {
 		for _, atOnce := range []string{"1", "16"} {
 			t.Run(state+" "+atOnce, func(t *testing.T) {
@@ -253,10 +226,7 @@ func TestForkInEveryState(t *testing.T) {
 
 func TestForkUnheardOf(t *testing.T) {
 	program := compile(t, "clones", majors[1])
-	children := "200"
-	if sanitized && !full {
-		children = "40"
-	}
+	children := strconv.Itoa(often(200, 40))
 	for _, how := range []string{"raw", "refused", "callback"} {
 		t.Run(how, func(t *testing.T) { run(t, program, []string{how, children}).succeeded(t) })
 	}
@@ -277,17 +247,10 @@ func TestClosedAndOpenedAgain(t *testing.T) {
 	repeat(t, 300, func() outcome { return run(t, program, []string{library}, "LD_PRELOAD=") })
 }
 
-// repeat runs something many times, where that is not for the soak a fifth of them, a few at once, and wants every run
-// to succeed.
+// repeat runs something many times, where that is not for the soak a few, some at once, and wants every run to succeed.
 func repeat(t *testing.T, times int, f func() outcome) {
 	t.Helper()
-	switch {
-	case full:
-	case sanitized: // a start takes ten times as long
-		times /= 20
-	default:
-		times /= 5
-	}
+	times = often(times, times/25)
 	var failed []outcome
 	var mu sync.Mutex
 	var workers sync.WaitGroup
@@ -340,11 +303,7 @@ func TestLibrariesThatComeAgain(t *testing.T) {
 	program := compile(t, "reopened", "")
 	plugins := []string{"plugins"}
 	for _, cudart := range majors {
-		plugin := filepath.Join(t.TempDir(), "plugin.so")
-		output, err := exec.Command("cc", "-shared", "-fPIC", "-O1", "-o", plugin, "testdata/plugin.c", "-L"+built(t, "sim"),
-			"-l:"+cudart).CombinedOutput()
-		require.NoError(t, err, "%s", output)
-		plugins = append(plugins, plugin)
+		plugins = append(plugins, hermetic.Compile(t, "plugin.so", "-shared", "-fPIC", "-O1", "testdata/plugin.c", "-L"+built(t, "sim"), "-l:"+cudart))
 	}
 	for _, preload := range []string{"LD_PRELOAD=" + built(t, "lib", "libtms.so"), reaching(t)} {
 		for _, arguments := range [][]string{plugins[:2], plugins, {"driver"}} {
@@ -355,13 +314,15 @@ func TestLibrariesThatComeAgain(t *testing.T) {
 }
 
 func TestOtherMallocs(t *testing.T) {
-	backup, contended := compile(t, "backup", majors[1]), compile(t, "contended", majors[1])
+	program := compile(t, "contended", majors[1])
 	for _, name := range []string{"libjemalloc.so.2", "libtcmalloc_minimal.so.4"} {
 		found, err := filepath.Glob("/usr/lib/*/" + name)
 		require.NoError(t, err)
-		require.NotEmpty(t, found, "%s is missing: scripts/test.sh installs it", name)
-		run(t, backup, nil, "LD_PRELOAD="+found[0]+":"+built(t, "lib", "libtms.so")).succeeded(t)
-		run(t, contended, nil, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+found[0]).succeeded(t)
+		if len(found) == 0 {
+			hermetic.Missing(t, name)
+		}
+		run(t, program, nil, "LD_PRELOAD="+found[0]+":"+built(t, "lib", "libtms.so")).succeeded(t)
+		run(t, program, nil, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+found[0]).succeeded(t)
 	}
 }
 
@@ -393,11 +354,6 @@ ctypes.string_at(8)
 		require.Contains(t, o.stderr, "Fatal Python error: Segmentation fault")
 		require.NotContains(t, o.stderr, "goroutine")
 	}
-}
-
-func median(d []time.Duration) time.Duration {
-	sorted := slices.Sorted(slices.Values(d))
-	return sorted[len(sorted)/2]
 }
 
 func TestNoDescriptorLeft(t *testing.T) {

@@ -13,12 +13,13 @@ import (
 	"slices"
 	"sort"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // The tests enter by the door a stranger's process does: C programs from testdata, compiled here,
@@ -46,33 +47,15 @@ func compileWithDriver(t *testing.T, name, cudart string) string {
 	return compileWith(t, name, cudart, "-l:libcuda.so.1")
 }
 
-// programs is the directory of what compileWith has compiled; TestMain makes and removes it.
-var (
-	programs  string
-	compiling sync.Mutex
-)
-
-// compileWith compiles a program once for all tests.
 func compileWith(t *testing.T, name, cudart string, more ...string) string {
 	t.Helper()
-	program := filepath.Join(append([]string{programs, cmp.Or(cudart, "none")}, append(more, name)...)...)
-	compiling.Lock()
-	defer compiling.Unlock()
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	require.NoError(t, os.MkdirAll(filepath.Dir(program), 0o755))
-	arguments := []string{"-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread",
-		"-o", program, filepath.Join("testdata", name+".c"),
+	arguments := []string{"-std=gnu11", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread", filepath.Join("testdata", name+".c"),
 		"-Wl,-z,dynamic-undefined-weak"}
 	arguments = append(arguments, sanitizerFlags()...)
 	if cudart != "" {
 		arguments = append(arguments, "-L"+built(t, "sim"), "-l:"+cudart)
 	}
-	arguments = append(arguments, more...)
-	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	return program
+	return hermetic.Compile(t, name, append(append(arguments, more...), "-ldl")...)
 }
 
 type outcome struct {
@@ -106,6 +89,9 @@ func runWithin(t *testing.T, limit time.Duration, program string, arguments []st
 	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
 		"CUDASIM_MEMORY=1G")
 	command.Env = append(command.Env, environment...)
+	if hermetic.Full {
+		command.Env = append(command.Env, "OFTEN=1") // host.h
+	}
 	reports := filepath.Join(t.TempDir(), "report")
 	if sanitized {
 		command.Env = sanitizedEnvironment(t, command.Env, program, reports)
@@ -126,29 +112,28 @@ func (o outcome) succeeded(t *testing.T) {
 
 var majors = []string{"libcudart.so.12", "libcudart.so.13"}
 
-// full is for the soak: as often and as long as is worth a machine of its own.
-var full = os.Getenv("TMS_TEST_FULL") == "1"
-
-// eachMajor is both, but sanitized: our C knows no difference.
-func eachMajor() []string {
-	if sanitized && !full {
-		return majors[1:]
+// often is hermetic.Often, but under sanitizers, where a start takes ten times as long, half of the usual.
+func often(soak, usual int) int {
+	if sanitized {
+		usual = max(1, usual/2)
 	}
-	return majors
+	return hermetic.Often(soak, usual)
 }
 
-// lastMajor is for what takes long and has nothing to do with libcudart.
-func lastMajor() []string {
-	if full {
+// eachMajor is both in the soak: our C knows no difference where CUDA has none.
+func eachMajor() []string {
+	if hermetic.Full {
 		return majors
 	}
 	return majors[1:]
 }
 
 func TestHosts(t *testing.T) {
-	for name, of := range map[string][]string{"asleep": eachMajor(), "edges": eachMajor(), "backup": lastMajor(),
-		"forked": eachMajor(), "storm": lastMajor(), "contended": eachMajor(), "capture": lastMajor(), "incremental": eachMajor()} {
-		for _, cudart := range of {
+	for _, cudart := range majors {
+		run(t, compile(t, "edges", cudart), nil).succeeded(t)
+	}
+	for _, name := range []string{"asleep", "backup", "forked", "storm", "contended", "capture", "incremental"} {
+		for _, cudart := range eachMajor() {
 			t.Run(name+" "+cudart, func(t *testing.T) {
 				run(t, compile(t, name, cudart), nil).succeeded(t)
 			})

@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // Two processes that share memory by CUDA's handles: testdata/ipc.c.
@@ -30,9 +30,7 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 
 // NCCL takes handles of memory from the driver itself, which is seen with libtms_reach.so alone.
 func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
-	program, library := compileWithDriver(t, "ipc", majors[1]), filepath.Join(t.TempDir(), "libnccl.so.2")
-	output, err := exec.Command("cc", "-shared", "-o", library, "-x", "c", os.DevNull).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	program, library := compileWithDriver(t, "ipc", majors[1]), hermetic.Compile(t, "libnccl.so.2", "-shared", "-x", "c", os.DevNull)
 	const warning = "NCCL may have registered memory that CUDA graphs use"
 	loaded := "NCCL=" + library
 	for _, variables := range [][]string{

@@ -18,7 +18,7 @@ func TestNoLimitEndsTheProcess(t *testing.T) {
 		step          int // MiB, threads or mappings
 		until, stride int // of 30, which of the values that far refuse something: more do not
 		allocations   int
-	}{{"as", 60, 30, 3, 200}, {"data", 12, 30, 3, 200}, {"threads", 6, 10, 3, 60}, {"maps", 20, 19, 3, 60}} {
+	}{{"as", 60, 30, 8, 200}, {"data", 12, 30, 8, 200}, {"threads", 6, 10, 5, 60}, {"maps", 20, 19, 6, 60}} {
 		if os.Getenv("TMS_SWEEP") == "full" {
 			limit.until, limit.stride, limit.allocations = 30, 1, 200
 		}
@@ -48,7 +48,7 @@ func TestBookkeepingIsFull(t *testing.T) {
 
 func TestCrowd(t *testing.T) {
 	program := compile(t, "crowd", majors[1])
-	for range 2 { // some of them find each other extending
+	for range often(2, 1) { // some of them find each other extending
 		run(t, program, nil, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
 	}
 }

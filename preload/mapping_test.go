@@ -1,11 +1,13 @@
 package main
 
 import (
-	"os/exec"
+	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 func TestMappingByTheProgram(t *testing.T) {
@@ -24,9 +26,8 @@ func TestExportedSegments(t *testing.T) {
 func TestExcluded(t *testing.T) {
 	program, folder := compile(t, "excluded", majors[1]), t.TempDir()
 	for _, file := range []string{"libkeeper.so.1", "libkeeper-1f2e3d4c.so.1.0.0"} {
-		output, err := exec.Command("cc", "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", "-o", filepath.Join(folder, file),
-			filepath.Join("testdata", "keeper.c")).CombinedOutput()
-		require.NoError(t, err, "%s", output)
+		keeper := hermetic.Compile(t, file, "-shared", "-fPIC", "-O2", "-Wall", "-Wextra", "-Werror", filepath.Join("testdata", "keeper.c"))
+		require.NoError(t, os.Symlink(keeper, filepath.Join(folder, file)))
 	}
 	for _, c := range []struct{ file, list, listed string }{
 		{"libkeeper.so.1", "", "free"},

@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/internal/trace"
 	"tms/vmm/pool/kinds"
 )
@@ -52,7 +53,7 @@ func TestPoolDestroyedBesideOtherThreads(t *testing.T) {
 func libc10(t *testing.T, flags ...string) string {
 	t.Helper()
 	library := filepath.Join(t.TempDir(), "libc10.so")
-	output, err := exec.Command("c++", append(flags, "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", library,
+	output, err := exec.Command(hermetic.Program(t, "c++"), append(flags, "-shared", "-fPIC", "-Wl,-soname,libc10.so", "-o", library,
 		filepath.Join("testdata", "libc10.cc"))...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 	return library

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // reaching is the environment with libtms_reach.so preloaded beside libtms.so.
@@ -28,14 +30,11 @@ func TestWaysToTheDriver(t *testing.T) {
 }
 
 func TestStaticRuntime(t *testing.T) {
-	program := filepath.Join(t.TempDir(), "static")
 	sources, err := filepath.Glob("../internal/cudasim/runtime/*.c")
 	require.NoError(t, err)
-	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-g", "-O1", "-pthread", "-fvisibility=hidden",
-		"-I../internal/cudasim", "-I../internal/cudasim/driver", "-I../vmm/digest", "-o", program, "testdata/static.c"}, sources...)
-	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	run(t, program, nil, reaching(t)).succeeded(t)
+	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread", "-fvisibility=hidden",
+		"-I../internal/cudasim", "-I../internal/cudasim/driver", "-I../vmm/digest", "testdata/static.c"}, sources...)
+	run(t, hermetic.Compile(t, "static", append(arguments, "-ldl")...), nil, reaching(t)).succeeded(t)
 }
 
 // ordinary are commands that have nothing to do with CUDA, whose output is the same each time. Most hosts have most.

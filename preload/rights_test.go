@@ -196,7 +196,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 func TestClientsAtRandom(t *testing.T) {
 	sockets(t)
 	h := working(t)
-	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("TMS_CLIENTS_SECONDS"), "3"), 64)
+	seconds, err := strconv.ParseFloat(cmp.Or(os.Getenv("TMS_CLIENTS_SECONDS"), "1"), 64)
 	require.NoError(t, err)
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("TMS_CLIENTS_SEED"), strconv.FormatInt(time.Now().UnixNano()%1e9, 10)), 10, 64)
 	require.NoError(t, err)

@@ -1,10 +1,13 @@
 package main
 
-import "testing"
+import (
+	"strconv"
+	"testing"
+)
 
 // A tag for every step of a long run.
 func TestManyTags(t *testing.T) {
-	o := run(t, compile(t, "tags", majors[1]), []string{"many", "20000"})
+	o := run(t, compile(t, "tags", majors[1]), []string{"many", strconv.Itoa(often(20000, 6000))})
 	o.succeeded(t)
 	t.Log(o.stdout)
 }

@@ -10,7 +10,7 @@ import (
 
 // Memory that a program made itself, in other processes, as PyTorch's symmetric memory: testdata/symmetric.c.
 func TestSymmetricMemory(t *testing.T) {
-	for _, cudart := range majors {
+	for _, cudart := range eachMajor() {
 		program := compile(t, "symmetric", cudart)
 		for _, what := range []string{"mutual", "taken", "moved", "freed", "killed", "importer_dies", "while_paused", "devices", "refused"} {
 			t.Run(what+" "+cudart, func(t *testing.T) {

@@ -4,6 +4,7 @@
 #   scripts/bench.sh gate [RUNS]        what the gate of gated pauses adds to a launch; needs no GPU
 #   scripts/bench.sh gatestorm [PAUSES] [LIBCUDART]  gated pauses beside sixteen submitting threads
 #   scripts/bench.sh start              starting a program that does not use the library
+#   scripts/bench.sh recording          what a recording adds to an allocation and its free; needs no GPU
 #   scripts/bench.sh backup [PEER]      contents in host memory and on disk; PEER is a folder that holds
 #                                       the unpacked wheel of torch_memory_saver
 #   scripts/bench.sh layout [PEER]      many segments against one, small allocations, threads
@@ -21,6 +22,7 @@ passthrough) exec scripts/bench/passthrough.sh "$@" ;;
 gate) exec scripts/bench/gate.sh "$@" ;;
 gatestorm) exec scripts/bench/gatestorm.sh "$@" ;;
 start) exec scripts/bench/start.sh "$@" ;;
+recording) exec scripts/bench/recording.sh "$@" ;;
 backup)
 	export PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}"
 	exec "${PYTHON:-python3}" scripts/bench/backup.py "$@"

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # The long runs: every failure of every call, random operations against a model, fuzzing, cycles by the
 # hundred thousand, a host of threads and forks, gated pauses beside submitting threads, chaos: random operations
-# with failures and limits; processes swapped, and woken from idleness, by the command; and in full what scripts/test.sh
+# with failures and limits; processes swapped, and woken from idleness, by the command, clients that do anything; and in full what scripts/test.sh
 # does in part. Hours; run scripts/build.sh first.
-#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos] [swap] [idle] [tests]     (all, unless some are named)
+#   scripts/soak.sh [sweep] [model] [fuzz] [cycles] [host] [gate] [chaos] [swap] [idle] [clients] [tests]     (all, unless some are named)
 # SEED, OPERATIONS (1000000; the host makes a 20th of them), CYCLES (100000), FUZZTIME (10m, for each target),
-# GATE_PAUSES (10000), CHAOS_SECONDS (600, for each of seven runs), SWAPS and IDLE_ROUNDS (1000) may be set.
+# GATE_PAUSES (10000), CHAOS_SECONDS (600, for each of seven runs), SWAPS and IDLE_ROUNDS (1000),
+# CLIENTS_SECONDS (600) may be set.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -22,7 +23,7 @@ engine() { # test pattern
 	go test -count=1 -v -timeout 12h -run "$1" ./vmm
 }
 
-for part in "${@:-sweep model fuzz cycles host gate chaos swap idle tests}"; do
+for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients tests}"; do
 	for what in $part; do
 		echo "== $what"
 		case $what in
@@ -60,8 +61,9 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle tests}"; do
 			;;
 		idle) TMS_IDLE_ROUNDS=${IDLE_ROUNDS:-1000} go test -count=1 -v -timeout 3h -run '^TestIdle' ./cmd/tms ;;
 		swap) TMS_SWAPS=${SWAPS:-1000} go test -count=1 -v -timeout 3h -run '^TestSwap' ./cmd/tms ;;
+		clients) TMS_CLIENTS_SECONDS=${CLIENTS_SECONDS:-600} go test -count=1 -v -timeout 3h -run '^TestClientsAtRandom$' ./preload ;;
 		tests)
-			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload
+			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
 			go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
 			TMS_TEST_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload

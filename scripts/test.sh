@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds everything and passes all tests: Go (the engine also under the race detector), C and
-# Python hosts with the library preloaded over the simulator, the same under sanitizers, and the linters. What is often
-# repeated, or long, it does in part: scripts/soak.sh does all of it.
+# Builds everything and passes all tests: Go (what has threads also under the race detector), C and
+# Python hosts with the library preloaded over the simulator, the C also under sanitizers, and the linters. Each repeats
+# little: scripts/soak.sh repeats. Three parts run side by side, since all wait much; what each says is in build/test/.
 #
 # As root on Debian or Ubuntu it installs with apt-get what is missing of: gcc, libc6-dev, binutils, g++, musl-tools,
 # tmux, python3, python3-venv, libjemalloc2, libtcmalloc-minimal4, chromium-headless-shell, and for the aarch64 wheel
@@ -28,52 +28,63 @@ require_library libjemalloc.so.2 libjemalloc2          # other malloc replacemen
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 require_browser
 require_prometheus
+export TMS_TEST_COMPLETE=1 # no Go test is skipped for want of these
 
 say() { printf '\n== %s\n' "$*"; }
 
 scripts/build.sh
 
-say "linters"
-unformatted=$(gofmt -l cmd forward internal preload region vmm)
-[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
-go vet ./...
-go tool staticcheck ./...
-mkdir -p build/_lint
-(cd preload && go tool cgo -objdir ../build/_lint -- -std=gnu11 -I../region -I../forward -I. $(grep -l '^import "C"' *.go))
-for file in preload/*.c preload/goruntime/*.c region/*.c forward/*.c reach/*.c; do # the rest of the C is built with these flags
-	gcc -std=gnu11 -Wall -Wextra -Werror -fsyntax-only -isystem build/_lint -Ipreload -Iregion -Iforward -Ireach "$file"
-done
-for command in "check" "format --check"; do
-	build/venv/bin/ruff $command pymodule
-	build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/picture scripts/picture.py scripts/torch-versions docs/examples
-done
-(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/rollout.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
+scripts/build.sh --sanitized # before the parts, which share what builds are made with
 
-say "kernels"
-scripts/generate-kernels.sh --check
+lint() {
+	unformatted=$(gofmt -l cmd forward internal preload region vmm)
+	[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
+	go vet ./...
+	go tool staticcheck ./...
+	for command in "check" "format --check"; do
+		build/venv/bin/ruff $command pymodule
+		build/venv/bin/ruff $command --config pymodule/pyproject.toml scripts/bench scripts/picture scripts/picture.py scripts/torch-versions docs/examples
+	done
+	(cd pymodule && ../build/venv/bin/python -m mypy && ../build/venv/bin/python -m mypy ../docs/examples/rollout.py ../scripts/picture.py && ../build/venv/bin/python -m pyright)
+	scripts/generate-kernels.sh --check
+}
 
-say "Go tests"
-go test -count=1 -timeout 30m ./... # ./preload takes minutes, and on a busy machine more than the ten that are Go's limit
+go_tests() { # it compiles all C with warnings as errors, too
+	lint
+	go test -count=1 -timeout 30m ./... # more than the ten minutes that are Go's limit, for a busy machine
+}
 
-say "Python tests and the aarch64 wheel; beside them, since all wait much, C under AddressSanitizer and \
-UndefinedBehaviorSanitizer, and Go under the race detector"
-scripts/build.sh --sanitized
-beside() {
+python_tests() {
+	build/venv/bin/python -m pytest -q pymodule/tests
+	scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
+}
+
+instrumented_tests() {
 	TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 30m ./preload
 	# The simulator is loaded into the tests' own process: the sanitizer comes first, faults and stacks are Go's.
 	TMS_TEST_BUILD=build/sanitized go test -count=1 -exec "env LD_PRELOAD=$(gcc -print-file-name=libasan.so) \
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
-	go test -count=1 -short -race -timeout 30m ./vmm/... ./internal/...
+	go test -count=1 -short -race -timeout 30m ./vmm ./vmm/backup/... ./vmm/pool/conformance ./vmm/pool/program \
+		./vmm/pool/source ./internal/control/...
 }
-set -m # a process group of its own, and SIGINT not ignored
-(set -e; beside) >build/beside.log 2>&1 &
-beside=$!
+
+mkdir -p build/test
+declare -A parts
+trap 'kill -- "${parts[@]/#/-}" 2>/dev/null || true' EXIT
+set -m # each part is a process group of its own, and does not ignore SIGINT
+for part in go_tests python_tests instrumented_tests; do
+	say "$part: build/test/$part.log"
+	(set -e; $part) >build/test/$part.log 2>&1 &
+	parts[$part]=$!
+done
 set +m
-trap 'kill -- -"$beside" 2>/dev/null || true' EXIT
-build/venv/bin/python -m pytest -q pymodule/tests
-scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
-wait "$beside" || { cat build/beside.log; exit 1; }
+for part in go_tests python_tests instrumented_tests; do
+	status=0
+	wait "${parts[$part]}" || status=$?
+	say "$part"
+	cat build/test/$part.log
+	[ $status = 0 ] || exit 1
+done
 trap - EXIT
-cat build/beside.log
 
 say "all tests passed"

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // prometheusProgram finds a program of Prometheus: one that is installed, or what scripts/test.sh has fetched.
@@ -28,8 +30,7 @@ func prometheusProgram(t *testing.T, name string) string {
 	}
 	path := filepath.Join("..", "..", "build", "prometheus", name)
 	if _, err := os.Stat(path); err != nil {
-		require.Empty(t, os.Getenv("CI"), "%s is not there: scripts/test.sh fetches it", name)
-		t.Skipf("%s is not there: scripts/test.sh fetches it", name)
+		hermetic.Missing(t, name)
 	}
 	return path
 }

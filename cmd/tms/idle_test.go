@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // sharing starts programs on one device, each of which holds 32 MiB.
@@ -21,7 +23,7 @@ func sharing(t *testing.T, device string) (start func() *steered) {
 	t.Helper()
 	ownSockets(t)
 	program := steeredProgram(t)
-	shared := fmt.Sprintf("CUDASIM_SHARED=%s-%d", t.Name(), os.Getpid())
+	shared := fmt.Sprint("CUDASIM_SHARED=", filepath.Base(os.Getenv("TMPDIR")))
 	return func() *steered {
 		t.Helper()
 		return startSteered(t, program, reaching(t),
@@ -94,14 +96,9 @@ func waits(t *testing.T, answer <-chan string) {
 	}
 }
 
-// TMS_IDLE_ROUNDS sets how often it is paused and woken (50).
+// It is paused and woken TMS_IDLE_ROUNDS times.
 func TestIdle(t *testing.T) {
-	rounds := 50
-	if text := os.Getenv("TMS_IDLE_ROUNDS"); text != "" {
-		var err error
-		rounds, err = strconv.Atoi(text)
-		require.NoError(t, err)
-	}
+	rounds := hermetic.Number(t, "TMS_IDLE_ROUNDS", 5)
 	start := sharing(t, "44M")
 	one := start()
 	watch := idle(t, one.number(), "--after", "100ms")
@@ -125,7 +122,7 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, rounds+1, resumed())
 
 	// A process that works, if only now and then, is not paused.
-	for range 40 {
+	for range hermetic.Often(40, 20) {
 		called := time.Now()
 		require.Equal(t, "ok", one.do("check"))
 		if bytes := held(t, one); time.Since(called) < 100*time.Millisecond { // else the machine was busy
@@ -237,7 +234,7 @@ func TestIdleWithLock(t *testing.T) {
 			}
 			const together = 256 - 3*32
 			require.Eventually(t, func() bool { return free() > together }, 20*time.Second, time.Millisecond, "both run as it begins")
-			for range 10 {
+			for range hermetic.Often(10, 4) {
 				x, y := one.background("check"), other.background("check")
 				for x != nil || y != nil {
 					select {

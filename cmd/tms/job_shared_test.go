@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // Ranks that have each other's memory open are paused together, or not at all; one alone is refused, by name.
@@ -26,7 +28,7 @@ func TestJobThatSharesMemory(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Regexp(t, "(?m)^tms: "+ranks[1].number()+": .*999", words)
 	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
-	for range 3 {
+	for range hermetic.Often(3, 1) {
 		_, words, code = command(t, "pause", "--job", "here:29501", "--timeout", "60")
 		require.Zero(t, code, words)
 		require.Equal(t, repeated(0, count), jobHeld(t, ranks))
@@ -43,10 +45,10 @@ func TestJobThatSharesMemory(t *testing.T) {
 	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
 
 	// Killed at any moment.
-	for i := range 8 {
+	for i := range hermetic.Often(8, 2) {
 		pausing := exec.Command(tms, "pause", "--job", "here:29501", "--timeout", "60")
 		require.NoError(t, pausing.Start())
-		time.Sleep(time.Duration(i) * 15 * time.Millisecond)
+		time.Sleep(time.Duration(i) * 30 * time.Millisecond)
 		require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
 		if pausing.Wait() == nil {
 			command(t, "resume", "--job", "here:29501")

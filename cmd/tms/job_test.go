@@ -18,6 +18,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/hermetic"
 )
 
 const rankBytes = 8 << 20 // that a rank of the job has
@@ -25,12 +26,7 @@ const rankBytes = 8 << 20 // that a rank of the job has
 // startJob starts ranks that are in collectives all the time. The environment of each is made by own.
 func startJob(t *testing.T, ranks int, own func(rank int) []string) []*steered {
 	t.Helper()
-	folder := t.TempDir()
-	program := filepath.Join(folder, "collective")
-	output, err := exec.Command("cc", "-std=gnu11", "-O1", "-pthread", "-o", program, filepath.Join("..", "..", "preload", "testdata", "collective.c"),
-		"-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl").CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	shared := filepath.Join(folder, "shared")
+	program, shared := fixture(t, "collective"), filepath.Join(t.TempDir(), "shared")
 	require.NoError(t, os.WriteFile(shared, make([]byte, 4096), 0o600))
 	var started []*steered
 	for rank := range ranks {
@@ -78,20 +74,13 @@ func wasKept(t *testing.T, ranks []*steered) (kept bool) {
 }
 
 // Ranks whose devices wait for one another are paused when they all stand between the same two collectives.
-// TMS_JOB_PAUSES sets how often (4).
 func TestJob(t *testing.T) {
 	ownSockets(t)
-	pauses := 4
-	if text := os.Getenv("TMS_JOB_PAUSES"); text != "" {
-		var err error
-		pauses, err = strconv.Atoi(text)
-		require.NoError(t, err)
-	}
 	const count = 3
 	ranks := startJob(t, count, func(int) []string { return []string{"TORCHELASTIC_RUN_ID=lively"} })
 	startJob(t, 1, func(int) []string { return []string{"SLURM_JOB_ID=77", "TORCHELASTIC_RUN_ID=none"} })
 	tries, most := 0, 0
-	for round := 0; round < pauses || tries <= round; round++ { // until a collective was in the way
+	for round := 0; round < hermetic.Often(40, 2) || tries <= round; round++ { // until a collective was in the way
 		out, words, code := command(t, "pause", "--job", "lively", "--json", "--timeout", "60")
 		require.Zero(t, code, words)
 		var outcomes []outcome
@@ -209,7 +198,7 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 	other, err := client.Dial(ready.Process.Pid)
 	require.NoError(t, err)
 	defer other.Close()
-	for range 3 {
+	for range hermetic.Often(3, 1) {
 		pausing := exec.Command(tms, "pause", "--job", "here:2", "--timeout", "600")
 		require.NoError(t, pausing.Start())
 		require.Eventually(t, func() bool { return heldUp(t, ready) }, 20*time.Second, time.Millisecond)

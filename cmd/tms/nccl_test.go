@@ -16,6 +16,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
+
 	"tms/internal/control"
 	"tms/internal/control/client"
 )
@@ -24,8 +26,7 @@ import (
 // 128 MiB of their device. Each rank of a communicator holds 4 MiB.
 type communicating struct {
 	*whole
-	libraries string
-	stderr    *os.File
+	stderr *os.File
 }
 
 // said is what the program has written to stderr.
@@ -35,10 +36,9 @@ func (c *communicating) said() string {
 	return string(text)
 }
 
-func buildC(t *testing.T, arguments ...string) {
+func buildC(t *testing.T, name string, arguments ...string) string {
 	t.Helper()
-	output, err := exec.Command("cc", append([]string{"-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"}, arguments...)...).CombinedOutput()
-	require.NoError(t, err, "%s", output)
+	return hermetic.Compile(t, name, append([]string{"-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror"}, arguments...)...)
 }
 
 const (
@@ -46,32 +46,26 @@ const (
 	ncclNew = "22907"
 )
 
-func buildNCCL(t *testing.T, version, library string) {
+func buildNCCL(t *testing.T, version string) string {
 	t.Helper()
-	buildC(t, "-shared", "-fPIC", "-DVERSION="+version, "-Wl,-soname,libnccl.so.2", "-o", library,
+	return buildC(t, "libnccl.so.2", "-shared", "-fPIC", "-DVERSION="+version, "-Wl,-soname,libnccl.so.2",
 		filepath.Join("..", "..", "preload", "testdata", "libnccl.c"), "-L"+built(t, "sim"), "-l:libcudart.so.13")
 }
 
 // startNCCL starts it on its way to an NCCL of a version.
 func startNCCL(t *testing.T, way, version string, environment ...string) *communicating {
 	t.Helper()
-	c := &communicating{libraries: t.TempDir()}
-	library, program := filepath.Join(c.libraries, "libnccl.so.2"), filepath.Join(c.libraries, "program")
-	sources := filepath.Join("..", "..", "preload", "testdata")
-	cudart := []string{"-L" + built(t, "sim"), "-l:libcudart.so.13", "-ldl"}
-	buildNCCL(t, version, library)
-	host := append([]string{filepath.Join(sources, "nccl.c"), "-Wl,-z,dynamic-undefined-weak"}, cudart...)
-	linked := append([]string{"-DLINKED"}, append(host, "-Wl,-rpath,"+c.libraries, "-L"+c.libraries, "-l:libnccl.so.2")...)
-	arguments := []string{way, library}
+	c, library := &communicating{}, buildNCCL(t, version)
+	folder := filepath.Dir(library)
+	host := []string{filepath.Join("..", "..", "preload", "testdata", "nccl.c"), "-Wl,-z,dynamic-undefined-weak", "-L" + built(t, "sim"),
+		"-l:libcudart.so.13", "-ldl"}
+	linked := append([]string{"-DLINKED", "-Wl,-rpath," + folder, "-L" + folder}, append(host, "-l:libnccl.so.2")...)
+	program, arguments := fixture(t, "nccl"), []string{way, library}
 	switch way {
 	case "linked":
-		buildC(t, append(linked, "-o", program)...)
+		program = buildC(t, "linked", linked...)
 	case "local":
-		arguments[1] = filepath.Join(c.libraries, "libguest.so")
-		buildC(t, append(linked, "-shared", "-fPIC", "-o", arguments[1])...)
-		fallthrough
-	default:
-		buildC(t, append(host, "-o", program)...)
+		arguments[1] = buildC(t, "libguest.so", append(linked, "-shared", "-fPIC")...)
 	}
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
@@ -80,7 +74,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
 	c.Env = slices.Concat(shared, []string{reaching(t)}, environment)
 	var err error
-	c.stderr, err = os.Create(filepath.Join(c.libraries, "stderr"))
+	c.stderr, err = os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)
 	c.Stderr = c.stderr
 	t.Cleanup(func() {
@@ -98,7 +92,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 // beside starts the program once more, on the same device.
 func (c *communicating) beside(environment ...string) *communicating {
 	c.t.Helper()
-	other := &communicating{libraries: c.libraries, stderr: c.stderr}
+	other := &communicating{stderr: c.stderr}
 	other.whole = &whole{steered: &steered{t: c.t, Cmd: exec.Command(c.Path, c.Args[1:]...)}}
 	other.Env, other.Stderr, other.other = append(slices.Clone(c.Env), environment...), c.stderr, c.other
 	other.start()
@@ -195,10 +189,8 @@ func TestCommunicatorsThatStay(t *testing.T) {
 	}
 	t.Run("two versions", func(t *testing.T) {
 		c := startNCCL(t, "handle", ncclOld)
-		other := filepath.Join(t.TempDir(), "libnccl.so.2")
-		buildNCCL(t, ncclNew, other)
 		c.do("all 2")
-		c.do("other " + other)
+		c.do("other " + buildNCCL(t, ncclNew))
 		c.do("all 1")
 		require.Contains(t, c.pause(), "NCCL 2.27.5: 2 communicators left to the driver (this version has no ncclCommSuspend, which came with 2.29.7); "+
 			"NCCL 2.29.7: 1 communicator with 4.00 MiB suspended;")
@@ -239,14 +231,13 @@ func TestASuspendThatHangs(t *testing.T) {
 
 // A suspend may come back just as who asked for it gives up: one of the two sees to the resume.
 func TestASuspendThatIsLate(t *testing.T) {
-	folder, reach := t.TempDir(), filepath.Join("..", "..", "reach")
-	object, library, seen := filepath.Join(folder, "suspending.o"), filepath.Join(folder, "libtms_reach.so"), filepath.Join(folder, "seen")
-	buildC(t, "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c", "-o", object,
+	reach, seen := filepath.Join("..", "..", "reach"), filepath.Join(t.TempDir(), "seen")
+	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c",
 		filepath.Join(reach, "suspending.c"))
 	sources, err := filepath.Glob(filepath.Join(reach, "*.c"))
 	require.NoError(t, err)
 	sources = slices.DeleteFunc(sources, func(file string) bool { return filepath.Base(file) == "suspending.c" })
-	buildC(t, append([]string{"-shared", "-fPIC", "-fvisibility=hidden", "-o", library, object}, sources...)...)
+	library := buildC(t, "libtms_reach.so", append([]string{"-shared", "-fPIC", "-fvisibility=hidden", object}, sources...)...)
 	c := startNCCL(t, "linked", ncclNew, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+library, "LATE="+seen)
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.pid, "--everything", "--timeout", "1")
@@ -296,7 +287,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		asBefore()
 	}
 	c.do("work")
-	for range 10 {
+	for range hermetic.Often(10, 3) {
 		c.pause()
 		before := c.do("cycles")
 		time.Sleep(10 * time.Millisecond)
@@ -396,7 +387,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		r.do("destroy 7")
 		r.do("work")
 	}
-	for range 10 {
+	for range hermetic.Often(10, 3) {
 		spread(t, "pause", "--everything")
 		ranks[0].requireFree(128)
 		before := ranks[1].do("cycles")
@@ -681,7 +672,7 @@ func TestNCCLIsUsedByAll(t *testing.T) {
 	c.do("all 2")
 	c.do("work")
 	c.do("churn")
-	for range 20 {
+	for range hermetic.Often(20, 6) {
 		out, stderr, code := command(t, "pause", c.pid, "--everything")
 		require.True(t, code == 0 || strings.Contains(stderr, "is registered with NCCL"), stderr)
 		if code == 0 {

@@ -10,21 +10,20 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // staticProgram is a program of preload's tests that has a libcudart of its own in it.
 func staticProgram(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(t.TempDir(), "static")
 	simulator := filepath.Join("..", "..", "internal", "cudasim")
 	sources, err := filepath.Glob(filepath.Join(simulator, "runtime", "*.c"))
 	require.NoError(t, err)
 	arguments := append([]string{"-std=gnu11", "-D_GNU_SOURCE", "-DCUDART_MAJOR=13", "-O1", "-pthread", "-fvisibility=hidden",
-		"-I" + simulator, "-I" + filepath.Join(simulator, "driver"), "-I" + filepath.Join("..", "..", "vmm", "digest"), "-o", program,
+		"-I" + simulator, "-I" + filepath.Join(simulator, "driver"), "-I" + filepath.Join("..", "..", "vmm", "digest"),
 		filepath.Join("..", "..", "preload", "testdata", "static.c")}, sources...)
-	output, err := exec.Command("cc", append(arguments, "-ldl")...).CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	return program
+	return hermetic.Compile(t, "static", append(arguments, "-ldl")...)
 }
 
 // under runs tms run with arguments, over the simulator.

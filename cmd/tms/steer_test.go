@@ -20,6 +20,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/control"
+	"tms/internal/hermetic"
 	"tms/internal/hostmemory"
 	"tms/internal/readable"
 	"tms/vmm/stats"
@@ -35,14 +36,14 @@ type steered struct {
 
 func steeredProgram(t *testing.T) string {
 	t.Helper()
-	program := filepath.Join(filepath.Dir(tms), "steered")
-	if _, err := os.Stat(program); err == nil {
-		return program
-	}
-	output, err := exec.Command("cc", "-std=gnu11", "-O1", "-pthread", "-o", program, filepath.Join("..", "..", "preload", "testdata", "steered.c"),
-		"-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl").CombinedOutput()
-	require.NoError(t, err, "%s", output)
-	return program
+	return fixture(t, "steered")
+}
+
+// fixture is a program of preload's tests.
+func fixture(t *testing.T, name string) string {
+	t.Helper()
+	return hermetic.Compile(t, name, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
+		filepath.Join("..", "..", "preload", "testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl")
 }
 
 func startSteered(t *testing.T, program string, environment ...string) *steered {
@@ -239,10 +240,10 @@ func TestSteering(t *testing.T) {
 	require.Contains(t, said.String(), "interrupted")
 	other.do("unhog")
 	other.do("resume")
-	for i := range 20 {
+	for i := range hermetic.Often(20, 5) {
 		pausing := exec.Command(tms, "pause", "--force", second)
 		require.NoError(t, pausing.Start())
-		time.Sleep(time.Duration(i) * time.Millisecond)
+		time.Sleep(time.Duration(i) * 4 * time.Millisecond)
 		_ = pausing.Process.Kill()
 		_ = pausing.Wait()
 	}

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"tms/internal/hermetic"
 )
 
 // pair starts two programs on one device that holds one of them, 64 and 32 MiB; the first is paused.
@@ -49,16 +51,10 @@ func held(t *testing.T, s *steered) (bytes uint64) {
 
 const largeBytes, smallBytes = 64 << 20, 32 << 20
 
-// TMS_SWAPS sets how many (20).
+// TMS_SWAPS sets how many.
 func TestSwap(t *testing.T) {
-	swaps := 20
-	if text := os.Getenv("TMS_SWAPS"); text != "" {
-		var err error
-		swaps, err = strconv.Atoi(text)
-		require.NoError(t, err)
-	}
 	in, out, start := pair(t)
-	for i := range swaps {
+	for i := range hermetic.Number(t, "TMS_SWAPS", 4) {
 		words, errors_, code := command(t, "swap", out.number(), in.number())
 		require.Zero(t, code, "swap %d: %s", i, errors_)
 		require.Regexp(t, "^"+out.number()+`: paused, \d\d\.00 MiB freed in \d+\.\d\d s, (8|16)\.00 MiB without contents`+"\n"+
@@ -146,10 +142,11 @@ func TestSwapIsEnded(t *testing.T) {
 	in, out, _ := pair(t)
 	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
 	done := map[bool]int{}
-	for i := range 40 {
+	moments := hermetic.Often(40, 10)
+	for i := range moments {
 		swap := exec.Command(tms, "swap", out.number(), in.number(), "--wait", "5")
 		require.NoError(t, swap.Start())
-		time.Sleep(time.Duration(i/2) * 2 * time.Millisecond)
+		time.Sleep(time.Duration(i/2) * 80 * time.Millisecond / time.Duration(moments))
 		require.NoError(t, swap.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
 		_ = swap.Wait()
 		var swapped bool

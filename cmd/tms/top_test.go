@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
+
 	"tms/internal/control"
 	"tms/internal/nvml"
 	"tms/internal/top"
@@ -29,13 +31,14 @@ type tmux struct {
 // openTmux runs a line of shell in a terminal of 80 x 24.
 func openTmux(t *testing.T, line string, environment ...string) *tmux {
 	t.Helper()
+	program := hermetic.Program(t, "tmux")
 	folder, err := os.MkdirTemp("/tmp", "tms-tmux-") // a socket's path is short
 	require.NoError(t, err)
 	s := &tmux{t, filepath.Join(folder, "socket")}
-	c := exec.Command("tmux", "-f", "/dev/null", "-S", s.socket, "new-session", "-d", "-x", "80", "-y", "24", line)
+	c := exec.Command(program, "-f", "/dev/null", "-S", s.socket, "new-session", "-d", "-x", "80", "-y", "24", line)
 	c.Env = append(append(os.Environ(), "LC_ALL=C.UTF-8", "SHELL=/bin/sh", "TMUX="), environment...)
 	out, err := c.CombinedOutput()
-	require.NoError(t, err, "tmux, which scripts/test.sh installs: %s", out)
+	require.NoError(t, err, "%s", out)
 	t.Cleanup(func() {
 		_ = exec.Command("tmux", "-S", s.socket, "kill-server").Run()
 		_ = os.RemoveAll(folder)

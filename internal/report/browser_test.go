@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"flag"
 	"fmt"
 	"image"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"tms/internal/hermetic"
 	"tms/internal/report"
 )
 
@@ -42,13 +42,7 @@ var names = []string{"chromium-headless-shell", "chromium", "chromium-browser", 
 
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
-	program, err := "", errors.New("none")
-	for _, name := range names {
-		if program, err = exec.LookPath(name); err == nil {
-			break
-		}
-	}
-	require.NoError(t, err, "this test needs a Chromium, one of %v: apt-get install %s", names, names[0])
+	program := hermetic.Program(t, names...)
 	// Root may not have Chromium's own sandbox; the page is ours.
 	command := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
 		"--disable-dev-shm-usage", "--force-color-profile=srgb", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")

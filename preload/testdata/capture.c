@@ -101,7 +101,7 @@ int main(void)
 	fill(kept, 64 * MIB, 7);
 	pthread_t thread;
 	EXPECT(pthread_create(&thread, NULL, capture_again_and_again, stream), 0);
-	for (int cycle = 0; cycle < 20; cycle++) {
+	for (int cycle = 0; cycle < often(20, 5); cycle++) {
 		EXPECT(pthread_mutex_lock(&pausing), 0);
 		EXPECT(tms_pause("kept"), 0);
 		EXPECT(pthread_mutex_unlock(&pausing), 0);

@@ -191,6 +191,12 @@ static inline int descriptors(void)
 	return count;
 }
 
+/* What is repeated: so often in the soak, and so often else. */
+static inline int often(int soak, int usual)
+{
+	return getenv("OFTEN") ? soak : usual;
+}
+
 struct random {
 	uint64_t state;
 };

@@ -131,7 +131,7 @@ static void mutual(void)
 	void *graph = captured(stream, copy, b.other_big);
 	size_t apart = sim_stat("handles") + 2; /* what is shared stands alone, and parts its neighbours */
 	int open_before = descriptors();
-	for (unsigned cycle = 0; cycle < 100; cycle++) {
+	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
 		write_all(b, cycle);
 		meet();
 		EXPECT(cudaGraphLaunch(graph, stream), 0);

@@ -2,8 +2,14 @@
 #include "host.h"
 
 #include <fcntl.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
+#include <stdatomic.h>
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 static void *kept[64];
@@ -74,6 +80,44 @@ static void faulting(const char *path)
 	mine[4096] = 1;
 }
 
+static void allocate_and_free(int count)
+{
+	for (int i = 0; i < count; i++) {
+		void *block = NULL;
+		cudaMalloc(&block, 1000);
+		cudaFree(block);
+	}
+}
+
+static _Atomic bool quiet_ended;
+
+/* The kernel ends the process when this thread makes a system call while it allocates. */
+static void *quietly(void *count)
+{
+	struct sock_filter filter[] = {
+		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 2, 0),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_gettime, 1, 0), /* where the vDSO has no clock */
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
+		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+	};
+	struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
+	allocate_and_free(1); /* the thread's first record asks for its number */
+	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
+	allocate_and_free((int)(intptr_t)count);
+	atomic_store(&quiet_ended, true);
+	for (;;)
+		syscall(SYS_exit, 0);
+}
+
+static void quiet(int count)
+{
+	pthread_t thread;
+	EXPECT(pthread_create(&thread, NULL, quietly, (void *)(intptr_t)count), 0);
+	while (!atomic_load(&quiet_ended))
+		usleep(1000);
+}
+
 static double now(void)
 {
 	struct timespec time;
@@ -87,11 +131,7 @@ static void timed(int count)
 	double best = 1e9;
 	for (int round = 0; round < 40; round++) {
 		double start = now();
-		for (int i = 0; i < count; i++) {
-			void *block = NULL;
-			cudaMalloc(&block, 1000);
-			cudaFree(block);
-		}
+		allocate_and_free(count);
 		double took = (now() - start) / count * 1e9;
 		best = took < best ? took : best;
 	}
@@ -114,6 +154,8 @@ int main(int argc, char **argv)
 		removed(argv[2], count);
 	else if (strcmp(argv[1], "faulting") == 0)
 		faulting(argv[2]);
+	else if (strcmp(argv[1], "quiet") == 0)
+		quiet(count);
 	else
 		timed(count);
 	return 0;

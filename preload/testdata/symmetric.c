@@ -255,7 +255,7 @@ static void mutual(void)
 	EXPECT(prop.handle_types, POSIX_FD);
 	size_t before = sim_stat("handles");
 	int open_before = descriptors();
-	for (unsigned cycle = 0; cycle < 100; cycle++) {
+	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
 		fill(own.base, BUFFER, 2 * cycle + (unsigned)rank);
 		signal_pad(other, (unsigned)rank, cycle); /* what one writes, the other has kept for it */
 		meet();
@@ -322,7 +322,7 @@ static void taken(void)
 		CHECK(filled((void *)base, CHUNKS * BLOCK, 1));
 		meet();
 	}
-	for (unsigned cycle = 1; cycle < 20; cycle++) {
+	for (unsigned cycle = 1; cycle < (unsigned)often(20, 6); cycle++) {
 		EXPECT(tms_pause("expandable"), 0);
 		EXPECT(sim_stat("handles"), 0);
 		meet();

@@ -59,7 +59,7 @@ static void cancelled(void)
 	pthread_attr_t attributes;
 	EXPECT(pthread_attr_init(&attributes), 0);
 	EXPECT(pthread_attr_setstacksize(&attributes, 256 << 10), 0);
-	for (int i = 0; i < 20; i++) {
+	for (int i = 0; i < often(20, 4); i++) {
 		in_thread(&attributes, cycle_for_ever, NULL, true);
 		in_thread(&attributes, watch, NULL, false);
 	}
@@ -74,9 +74,9 @@ static void on_alarm(int signal)
 
 static void jumped(void)
 {
-	volatile int jumps = 0;
+	volatile int jumps = 0, wanted = often(40, 8);
 	signal(SIGALRM, on_alarm);
-	for (volatile int i = 0; i < 40; i++) {
+	for (volatile int i = 0; i < wanted; i++) {
 		if (sigsetjmp(out, 1) == 0) {
 			ualarm(2000 + rand() % 8000, 0);
 			for (;;)
@@ -85,7 +85,7 @@ static void jumped(void)
 		jumps++;
 		watch_stack();
 	}
-	EXPECT(jumps, 40);
+	EXPECT(jumps, wanted);
 }
 
 int main(int argc, char **argv)

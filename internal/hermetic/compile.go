@@ -1,0 +1,111 @@
+package hermetic
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// Full is for the soak: what is repeated is repeated as often, and as long, as is worth a machine of its own.
+var Full = os.Getenv("TMS_TEST_FULL") == "1"
+
+// Often is how often something is repeated: in the soak, and else.
+func Often(soak, usual int) int {
+	if Full {
+		return soak
+	}
+	return usual
+}
+
+// Number is what an environment variable says, or as usual.
+func Number(t testing.TB, variable string, usual int) int {
+	t.Helper()
+	if text := os.Getenv(variable); text != "" {
+		number, err := strconv.Atoi(text)
+		require.NoError(t, err, variable)
+		return number
+	}
+	return usual
+}
+
+// Program finds a program by any of its names. A test that needs one that is missing is skipped, but by scripts/test.sh,
+// which installs what is missing.
+func Program(t testing.TB, names ...string) string {
+	t.Helper()
+	for _, name := range names {
+		if path, err := exec.LookPath(name); err == nil {
+			return path
+		}
+	}
+	Missing(t, names[0])
+	return ""
+}
+
+// Missing ends a test that needs what is not there.
+func Missing(t testing.TB, what string) {
+	t.Helper()
+	if os.Getenv("TMS_TEST_COMPLETE") == "1" {
+		t.Fatalf("%s is missing, which scripts/test.sh installs", what)
+	}
+	t.Skipf("%s is missing: scripts/test.sh installs it", what)
+}
+
+// Compile has cc make a program or library of a name, and returns its path: that of an earlier test where all that goes
+// in is the same. Do not change it.
+func Compile(t testing.TB, name string, arguments ...string) string {
+	t.Helper()
+	var inputs []string
+	headers := func(folder string) {
+		found, err := filepath.Glob(filepath.Join(folder, "*.h"))
+		require.NoError(t, err)
+		inputs = append(inputs, found...)
+	}
+	for _, argument := range arguments {
+		if folder, ok := strings.CutPrefix(argument, "-I"); ok {
+			headers(folder)
+		} else if information, err := os.Stat(argument); err == nil && information.Mode().IsRegular() {
+			inputs = append(inputs, argument)
+			headers(filepath.Dir(argument))
+			headers(filepath.Join(filepath.Dir(argument), ".."))
+		}
+	}
+	hash := sha256.New()
+	_, _ = fmt.Fprintf(hash, "%q", arguments)
+	for _, input := range inputs {
+		file, err := os.Open(input)
+		require.NoError(t, err)
+		_, err = io.Copy(hash, file)
+		require.NoError(t, err)
+		_ = file.Close()
+	}
+	root, err := filepath.Abs(".")
+	require.NoError(t, err)
+	for {
+		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
+			break
+		}
+		root = filepath.Dir(root)
+	}
+	folder := filepath.Join(root, "build", "_fixtures", fmt.Sprintf("%x", hash.Sum(nil)[:8]))
+	made := filepath.Join(folder, name)
+	if _, err := os.Stat(made); err == nil {
+		return made
+	}
+	require.NoError(t, os.MkdirAll(folder, 0o755))
+	unfinished, err := os.MkdirTemp(folder, "")
+	require.NoError(t, err)
+	defer func() { _ = os.RemoveAll(filepath.Dir(unfinished)) }()
+	unfinished = filepath.Join(unfinished, name)
+	output, err := exec.Command("cc", append([]string{"-o", unfinished}, arguments...)...).CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	require.NoError(t, os.Rename(unfinished, made))
+	return made
+}
