@@ -563,7 +563,7 @@ func sweep(t *testing.T, scenario func(*scene), least int) {
 	swept, failures, quiet := 0, 0, map[string]int{}
 	every := 1
 	if testing.Short() {
-		every, least = 5, least/5
+		every, least = 20, least/20
 	}
 	for i := 0; i < len(points); i += every {
 		p := points[i]
@@ -603,7 +603,7 @@ func TestSweepPairs(t *testing.T) {
 	dir := t.TempDir()
 	swept, failures := 0, 0
 	random := rand.New(rand.NewPCG(1, 2))
-	stride := func() int { return 1 + random.IntN(200) }
+	stride := func() int { return 1 + random.IntN(600) }
 	if fullSweep() {
 		stride = func() int { return 1 }
 	}
@@ -626,7 +626,7 @@ func TestSweepPairs(t *testing.T) {
 				continue
 			}
 			firsts[c] = true
-			if testing.Short() && len(firsts)%5 != 0 {
+			if testing.Short() && len(firsts)%20 != 0 {
 				continue
 			}
 			for second := first + 1; ; second += stride() {

@@ -325,16 +325,16 @@ func TestIdleIsRefused(t *testing.T) {
 		arguments []string
 		code      int
 	}{
-		"name the processes by number":   {nil, exitUsage},
-		"--after 1ms: give a time from":  {[]string{"1", "--after", "1ms"}, exitUsage},
-		"--after 8761h0m0s: give a time": {[]string{"1", "--after", "8761h"}, exitUsage},
-		"the tag is empty":               {[]string{"1", "--tag", ""}, exitUsage},
-		"--lock /nowhere/f: ":            {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
-		"--slice is of those who share":  {[]string{"1", "--slice", "1s"}, exitUsage},
-		"--slice 1ms: give a time from":  {[]string{"1", "--slice", "1ms", "--lock", "/dev/null"}, exitUsage},
-		"there is no such process":       {[]string{"999999999"}, exitNoProcess},
-		"it was not started by tms run":  {[]string{ungated.number()}, exitNo},
-		`"x" is no process`:              {[]string{"x"}, exitUsage},
+		"name the processes by number":         {nil, exitUsage},
+		"--after 1ms: give a time from":        {[]string{"1", "--after", "1ms"}, exitUsage},
+		"--after 8761h0m0s: give a time":       {[]string{"1", "--after", "8761h"}, exitUsage},
+		"the tag is empty":                     {[]string{"1", "--tag", ""}, exitUsage},
+		"--lock /nowhere/f cannot be opened: ": {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
+		"--slice is of those who share":        {[]string{"1", "--slice", "1s"}, exitUsage},
+		"--slice 1ms: give a time from":        {[]string{"1", "--slice", "1ms", "--lock", "/dev/null"}, exitUsage},
+		"there is no such process":             {[]string{"999999999"}, exitNoProcess},
+		"it was not started by tms run":        {[]string{ungated.number()}, exitNo},
+		`"x" is no process`:                    {[]string{"x"}, exitUsage},
 	} {
 		_, stderr, code := command(t, append([]string{"idle"}, c.arguments...)...)
 		require.Equal(t, c.code, code, stderr)

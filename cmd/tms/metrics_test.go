@@ -76,7 +76,9 @@ func TestMetrics(t *testing.T) {
 	one, other := "pid="+small.number(), "pid="+large.number()
 	const mib = 1 << 20
 	s := scrape(t, address)
-	require.Equal(t, []float64{1, 1}, s.values("tms_process_up"))
+	for s.values("tms_process_up")[0]+s.values("tms_process_up")[1] < 2 { // each has a second to answer
+		s = scrape(t, address)
+	}
 	require.Equal(t, []float64{1}, s.values("tms_process_info", one, "command="+small.Path, "version="+version))
 	require.Equal(t, []float64{24 * mib}, s.values("tms_tag_held_bytes", one, "device=0", "tag=weights"))
 	require.Equal(t, []float64{0}, s.values("tms_tag_held_bytes", other, "device=0", "tag=weights"))
@@ -91,17 +93,18 @@ func TestMetrics(t *testing.T) {
 	require.Equal(t, []float64{1}, s.values("tms_tag_state", other, "tag=cache", "state=paused"))
 	require.Equal(t, []float64{0}, s.values("tms_tag_state", other, "tag=cache", "state=active"))
 	require.Len(t, s.values("tms_tag_paused_timestamp_seconds"), 2)
-	require.Equal(t, []float64{0}, s.values("tms_unanswered_total"))
+	unanswered := s.values("tms_unanswered_total")[0]
 
 	_, words, code := command(t, "swap", small.number(), large.number())
 	require.Zero(t, code, words)
 	stop(t, small.Process)
-	s = scrape(t, address)
+	for s = scrape(t, address); s.values("tms_process_up", other)[0] < 1; s = scrape(t, address) {
+	}
 	require.NoError(t, small.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, []float64{0}, s.values("tms_process_up", one))
 	require.Empty(t, s.values("tms_tag_held_bytes", one))
 	require.Equal(t, []float64{1}, s.values("tms_tag_state", other, "tag=weights", "state=active"))
-	require.Equal(t, []float64{1}, s.values("tms_unanswered_total"))
+	require.Greater(t, s.values("tms_unanswered_total")[0], unanswered)
 
 	reply, err := http.Get(strings.TrimSuffix(address, "/metrics") + "/other")
 	require.NoError(t, err)
