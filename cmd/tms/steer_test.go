@@ -277,7 +277,7 @@ func TestSteeringIsRefused(t *testing.T) {
 		"the tag is empty":           {"pause", "1", "--tag", ""},
 		"unknown command":            {"ps", "1"},
 		"--watch 0: give seconds":    {"ps", "--watch=0"},
-		"--watch x: give seconds":    {"ps", "--watch", "x"},
+		"--watch x: give a number":   {"ps", "--watch", "x"},
 		"--watch NaN: give seconds":  {"ps", "--watch", "nan"},
 		"name two processes":         {"swap", "1"},
 		"name two different":         {"swap", "1", "1"},
