@@ -1,6 +1,7 @@
 package vmm
 
 import (
+	"fmt"
 	"slices"
 
 	"tms/vmm/cuda"
@@ -91,6 +92,34 @@ func (e *Engine) grantMissing(x *extent) error {
 		return nil
 	}
 	return e.engage([]*extent{x}, func() error { return x.grant(x) })
+}
+
+// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds
+// e.mu, which is let go for driver calls.
+func (e *Engine) grantLate(b *batch) {
+	for {
+		var stale []*extent
+		for _, x := range b.extents {
+			if x.stale() {
+				stale = append(stale, x)
+			}
+		}
+		if len(stale) == 0 {
+			return
+		}
+		if err := e.unlocked(func() (first error) {
+			for _, x := range stale {
+				if err := x.grant(x); first == nil {
+					first = err
+				}
+			}
+			return first
+		}); err != nil {
+			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err)
+			_ = e.unlocked(func() error { e.warn(line); return nil })
+			return
+		}
+	}
 }
 
 // stale tells that devices have come into use since the extent was mapped.

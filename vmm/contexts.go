@@ -49,26 +49,3 @@ func (e *Engine) admit(d *device, current cuda.Context) error {
 	}
 	return ErrContext
 }
-
-// withPrimary calls use with a device's primary context, if there is one: it is made neither by that nor kept by it.
-func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
-	e.mu.Lock()
-	d := e.devices[ordinal]
-	e.mu.Unlock()
-	if d != nil {
-		return use(d.context)
-	}
-	device, err := e.driver.DeviceGet(ordinal)
-	if err != nil {
-		return err
-	}
-	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
-		return err
-	}
-	context, err := e.driver.DevicePrimaryCtxRetain(device)
-	if err != nil {
-		return err
-	}
-	defer e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
-	return use(context)
-}

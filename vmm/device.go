@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"tms/vmm/backup"
 	"tms/vmm/cuda"
 	"tms/vmm/space"
 )
@@ -122,11 +121,6 @@ func (d *device) haveStreams() {
 		}
 		return nil
 	})
-}
-
-// job is what a backup store needs to know of the device.
-func (d *device) job() backup.Job {
-	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node}
 }
 
 // DeviceNames lists the names of all devices, by ordinal. (cuDeviceGetName)

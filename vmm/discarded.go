@@ -27,11 +27,13 @@ func (d *discarded) add(s *segment) {
 // await waits, with no lock held, until what was discarded is back: what is prompt however long that
 // takes, the rest no longer than a tenth of the operation's time, or awaitTime; it then goes on in the
 // background.
-func (d *discarded) await() {
+func (d *discarded) await(spent *spent) {
 	if len(d.contents) == 0 {
 		return
 	}
-	until := time.Now().Add(max(awaitTime, time.Since(d.start)/10))
+	now := time.Now()
+	defer func() { spent.waited += time.Since(now) }()
+	until := now.Add(max(awaitTime, now.Sub(d.start)/10))
 	for i, contents := range d.contents {
 		if d.prompt[i] {
 			contents.Await(time.Time{})

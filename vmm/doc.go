@@ -15,7 +15,7 @@
 //	slabs.go                     which slabs have room
 //	malloc.go, lookup.go         an allocation is made; what is at an address
 //	free.go, pending.go          frees: now; those that wait for a capture, a stream or the driver
-//	transition.go, ticket.go     what pause and resume have in common; whose turn it is
+//	transition.go                what pause, resume and move have in common; whose turn it is
 //	pause.go, resume.go          the two transactions
 //	prepare.go, reset.go         pinning ahead; the end of a device
 //	quiesce.go, access.go        waiting for a device; which devices have access

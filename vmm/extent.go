@@ -1,8 +1,6 @@
 package vmm
 
 import (
-	"slices"
-
 	"tms/vmm/cuda"
 )
 
@@ -134,15 +132,19 @@ func (x *extent) undo() error {
 	return err
 }
 
-// shares are what others may have mapped of it.
-func (x *extent) shares() []uint64 {
-	ids := slices.Clone(x.lent)
+// dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.
+func (e *Engine) dissolve(x *extent) {
+	if len(x.lent) > 0 {
+		e.sharing.forgetImporters(x.lent...)
+		x.lent = nil
+	}
 	for _, s := range x.segments {
-		if s.shared != 0 {
-			ids = append(ids, s.shared)
+		s.extent = nil
+		if s.state == slack {
+			s.tag.removeSlack(s)
+			s.vacate()
 		}
 	}
-	return ids
 }
 
 // engage makes a driver call that concerns extents, while nobody else works on them. The caller holds e.mu,

@@ -34,7 +34,7 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	given := &discarded{}
-	defer given.await() // when no lock is held
+	defer given.await(&spent{}) // when no lock is held
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	a, err := e.claim(address)
@@ -289,21 +289,4 @@ func (e *Engine) forget(s *segment) {
 	s.discard()
 	s.slab = nil
 	e.tellUngated()
-}
-
-// dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.
-func (e *Engine) dissolve(x *extent) {
-	e.sharing.forgetImporters(x.lent...)
-	x.lent = nil
-	for _, s := range x.segments {
-		s.extent = nil
-		if s.state == slack {
-			s.tag.removeSlack(s)
-			s.vacate()
-		}
-	}
-}
-
-func captureForbids(err error) bool {
-	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
 }

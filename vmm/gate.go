@@ -37,17 +37,6 @@ func (e *Engine) tellUngated() {
 	}
 }
 
-// setGated notes that a segment of a tag is paused by a gated pause, or no more. The caller holds the engine's lock.
-func (s *segment) setGated(gated bool) {
-	switch {
-	case gated && !s.gated:
-		s.device.gated++
-	case s.gated && !gated:
-		s.device.gated--
-	}
-	s.gated = gated
-}
-
 // ErrBusy: a device has not done its work in time.
 var ErrBusy = errors.New("the devices have not finished the work that they were given")
 

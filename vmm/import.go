@@ -232,7 +232,7 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 // Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the same.
 func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
 	start := time.Now()
-	defer o.spent.waitedSince(start)
+	defer func() { o.spent.waited += time.Since(start) }()
 	of := map[Share][]*segment{} // by process: no ID
 	for _, s := range segments {
 		process := Share{PID: s.imported.share.PID, Start: s.imported.share.Start}

@@ -115,7 +115,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 			return 0, err
 		}
 		x := newExtent(s)
-		err = e.unlocked(func() error { return e.furnish(x, r) })
+		err = e.unlocked(func() error { return e.makeOrUndo(x, r) })
 		if err != nil && x.step > none { // nor could it be undone: that is a free to be made later
 			s.state, s.owner, s.extent = paused, aFree, x
 			s.span.Enter(s)
@@ -162,8 +162,8 @@ func (s *segment) vacate() {
 	s.device.retire(s.tag)
 }
 
-// furnish makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
-func (e *Engine) furnish(x *extent, r Request) error {
+// makeOrUndo makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
+func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	e.refreshUsers(x.device)
 	if r.Backup != BackupNone && !r.Capturing {
 		x.device.haveStreams()

@@ -25,15 +25,15 @@ func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	if moved, err = e.move(o, to, &old); err != nil {
 		return 0, fmt.Errorf("move: %w", err)
 	}
-	defer o.spent.waitedSince(time.Now())
+	start := time.Now()
 	for _, contents := range old.contents {
 		contents.Await(time.Time{})
 	}
+	o.spent.waited += time.Since(start)
 	return moved, nil
 }
 
 func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, err error) {
-	e.warnUnknown("move", o.Tag)
 	from := backup.Store(e.host)
 	if to == BackupHost {
 		from = e.disk

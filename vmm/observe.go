@@ -1,6 +1,11 @@
 package vmm
 
 import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
@@ -79,9 +84,6 @@ type spent struct {
 	copied  uint64
 }
 
-// waitedSince adds to what was waited.
-func (s *spent) waitedSince(start time.Time) { s.waited += time.Since(start) }
-
 // copyingSince is of one device: the slowest counts.
 func (s *spent) copyingSince(start time.Time) {
 	s.mu.Lock()
@@ -96,6 +98,7 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 	if !o.Asked.IsZero() && o.Asked.Before(start) {
 		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
 	}
+	e.warnUnknown(operation, o.Tag)
 	number := e.transitions.Add(1)
 	e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag})
 	return func() {
@@ -103,4 +106,32 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 		e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes, Copied: s.copied,
 			Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 	}
+}
+
+const (
+	namesTold   = 8  // how many tags a warning names
+	unknownTold = 16 // how often unknown tags are told of
+)
+
+// warnUnknown tells, once for an operation and a name, that nothing was ever made with the tag that is to be paused or
+// resumed: most likely it is misspelt.
+func (e *Engine) warnUnknown(operation string, name *string) {
+	e.mu.Lock()
+	if name == nil || e.names[*name] || e.unknown[[2]string{operation, *name}] || len(e.unknown) == unknownTold {
+		e.mu.Unlock()
+		return
+	}
+	e.unknown[[2]string{operation, *name}] = true
+	known := slices.Collect(maps.Keys(e.names))
+	e.mu.Unlock()
+	slices.Sort(known)
+	var quoted []string
+	for _, n := range known[:min(len(known), namesTold)] {
+		quoted = append(quoted, strconv.Quote(n))
+	}
+	if len(known) > namesTold {
+		quoted = append(quoted, "...")
+	}
+	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %q; tags so far: %s", operation, *name,
+		strings.Join(quoted, ", ")))
 }

@@ -28,7 +28,6 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	if o.Capturing {
 		return 0, fmt.Errorf("pause: %w", ErrCapturing)
 	}
-	e.warnUnknown("pause", o.Tag)
 	o.discarded = &discarded{}
 	open := e.closeShares(&o)
 	defer open()
@@ -47,8 +46,7 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	if err != nil {
 		return freed, fmt.Errorf("pause: %w", err)
 	}
-	defer o.spent.waitedSince(time.Now())
-	o.discarded.await()
+	o.discarded.await(o.spent)
 	return freed, nil
 }
 
@@ -77,7 +75,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	if !theirs { // other processes wait for what is theirs
 		e.FreeDeferred()
 	}
-	o.spent.waitedSince(start)
+	o.spent.waited += time.Since(start)
 	err = e.transact("pause", o, func(s *segment) bool { return wanted(s) && slices.Contains(devices, s.device) },
 		func(batches []*batch) error {
 			freed, taken, err = e.pause(batches, o)

@@ -34,8 +34,8 @@ const (
 	made
 )
 
-// coming tells that a free is made without anybody's doing anything for it.
-func (f *pendingFree) coming() bool {
+// inProgress tells that a free is made without anybody's doing anything for it.
+func (f *pendingFree) inProgress() bool {
 	return f.stage == onDevices || f.stage == onStream || f.stage == due
 }
 
@@ -117,7 +117,7 @@ func (e *Engine) waited(frees []*pendingFree, err error) {
 		case f.stage == onStream || f.stage == made: // reap sees, or has seen, to it
 		case err == nil:
 			f.stage = due
-		case captureForbids(err):
+		case errors.Is(err, ErrCapturing):
 			f.stage, f.why = unwaited, captured
 		default:
 			f.stage, f.why = unwaited, refusedPrefix+err.Error()
@@ -209,7 +209,7 @@ func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for d.made == *were && e.awaitAny(func(f *pendingFree) bool { return f.segment.device == d && f.coming() }) {
+	for d.made == *were && e.awaitAny(func(f *pendingFree) bool { return f.segment.device == d && f.inProgress() }) {
 	}
 	more := d.made != *were
 	*were = d.made
@@ -220,7 +220,7 @@ func (e *Engine) awaitFree(d *device, were *uint64) bool {
 // It holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
 	for _, f := range frees {
-		for f.coming() {
+		for f.inProgress() {
 			e.settled.Wait()
 		}
 	}

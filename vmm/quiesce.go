@@ -28,6 +28,10 @@ func (e *Engine) quiesce(of ...*device) error {
 	return err
 }
 
+func captureForbids(err error) bool {
+	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
+}
+
 // eachContext calls use with the contexts that there are: primary ones, and those that the program has made.
 func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) error {
 	count, err := e.driver.DeviceCount()
@@ -38,6 +42,29 @@ func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) 
 		}
 	}
 	return err
+}
+
+// withPrimary calls use with a device's primary context, if there is one: it is made neither by that nor kept by it.
+func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
+	e.mu.Lock()
+	d := e.devices[ordinal]
+	e.mu.Unlock()
+	if d != nil {
+		return use(d.context)
+	}
+	device, err := e.driver.DeviceGet(ordinal)
+	if err != nil {
+		return err
+	}
+	if active, err := e.driver.DevicePrimaryCtxGetState(device); err != nil || !active {
+		return err
+	}
+	context, err := e.driver.DevicePrimaryCtxRetain(device)
+	if err != nil {
+		return err
+	}
+	defer e.driver.End("context", func() error { return e.driver.DevicePrimaryCtxRelease(device) })
+	return use(context)
 }
 
 // synchronize waits for a context. Nobody may begin a capture while cuCtxSynchronize, which is for drivers before CUDA

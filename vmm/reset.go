@@ -38,7 +38,7 @@ func (e *Engine) Reset(ordinal int) {
 		}
 	}
 	for _, s := range mapped {
-		e.lose(s)
+		e.dropAtReset(s)
 	}
 	e.tellUngated()
 	e.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"tms/internal/clock"
 	"tms/internal/readable"
 	"tms/vmm/backup"
+	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
 )
 
@@ -40,8 +41,7 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		if err != nil {
 			return mapped, fmt.Errorf("resume: %w", err)
 		}
-		defer o.spent.waitedSince(time.Now())
-		o.discarded.await()
+		o.discarded.await(o.spent)
 		return mapped, nil
 	}
 }
@@ -56,10 +56,9 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if o.Capturing {
 		return 0, ErrCapturing
 	}
-	e.warnUnknown("resume", o.Tag)
 	start := time.Now()
 	e.FreeDeferred()
-	o.spent.waitedSince(start)
+	o.spent.waited += time.Since(start)
 	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() },
 		func(batches []*batch) error {
 			mapped = e.gather(batches, o.ExtentBytes)
@@ -178,6 +177,20 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 	}
 	return fmt.Errorf("device %d has %s free and %s are needed: %w%s",
 		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
+}
+
+// named adds to an error about lost contents whose they are.
+func (b *batch) named(err error) error {
+	var lost *disk.Lost
+	if !errors.As(err, &lost) {
+		return err
+	}
+	for _, s := range b.segments {
+		if lost.Address-b.span(s).Address < uintptr(s.length()) {
+			return fmt.Errorf("tag %q, %d bytes at %#x: %w", s.tag.name, s.size, s.address, err)
+		}
+	}
+	return err
 }
 
 // gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns how

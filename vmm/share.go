@@ -249,22 +249,27 @@ func (e *Engine) remap(o *Options, theirs []*segment, failed error) error {
 // awaitImporters returns when no other process has an extent mapped that a pause is about. Errors: ErrImported.
 func (e *Engine) awaitImporters(o *Options) error {
 	start := time.Now()
-	defer func() { o.spent.waitedSince(start) }()
+	defer func() { o.spent.waited += time.Since(start) }()
 	var ids []uint64
 	e.mu.Lock()
 	seen := map[*extent]bool{}
 	e.matching(o.Tag, func(s *segment) bool {
 		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
 			seen[s.extent] = true
-			ids = append(ids, s.extent.shares()...)
+			ids = append(ids, s.extent.lent...)
+			for _, part := range s.extent.segments {
+				if part.shared != 0 {
+					ids = append(ids, part.shared)
+				}
+			}
 		}
 		return false
 	})
 	e.mu.Unlock()
-	for pause := firstLook; ; pause = min(2*pause, lastImporterLook) {
+	for pause := firstLook; len(ids) > 0; pause = min(2*pause, lastImporterLook) {
 		left := e.sharing.left(ids)
 		if len(left) == 0 {
-			return nil
+			break
 		}
 		if time.Since(start) >= o.Importers {
 			var pids []string
@@ -276,6 +281,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 		}
 		clock.Sleep(pause)
 	}
+	return nil
 }
 
 const (

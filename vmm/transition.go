@@ -2,9 +2,9 @@ package vmm
 
 import (
 	"cmp"
-	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 
 	"tms/internal/guard"
@@ -47,6 +47,11 @@ type batch struct {
 	aside map[*segment]uintptr // where the memory of some is mapped for the resume alone
 }
 
+// job is what a backup store needs to know of the device.
+func (d *device) job() backup.Job {
+	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node}
+}
+
 // span is where the device reaches a segment's contents.
 func (b *batch) span(s *segment) backup.Span {
 	span := s.backupSpan()
@@ -65,7 +70,7 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, wanted)
-	o.spent.waitedSince(start)
+	o.spent.waited += time.Since(start)
 	if len(batches) == 0 {
 		return nil
 	}
@@ -153,10 +158,18 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, b := range batches {
-		e.grantLate(b)
+		d := b.device
+		if len(d.peers) > 0 {
+			e.grantLate(b)
+		}
 		tags := map[*tag]bool{}
 		for _, s := range b.segments {
-			s.setGated(s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active))
+			if s.gated {
+				d.gated--
+			}
+			if s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active); s.gated {
+				d.gated++
+			}
 			s.owner, s.state, s.kept = nobody, s.outcome.state, s.outcome.kept
 			if s.outcome.lost {
 				s.imported.lost = true
@@ -165,7 +178,9 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 				tags[s.tag] = true
 				done(s.tag)
 			}
-			e.leaveUnmapped(s)
+			if s.isUserMapped() {
+				e.leaveUnmapped(s)
+			}
 		}
 		for _, x := range b.extents {
 			x.owner = nobody
@@ -180,34 +195,6 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	}
 	e.tellUngated()
 	e.settled.Broadcast()
-}
-
-// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds
-// e.mu, which is let go for driver calls.
-func (e *Engine) grantLate(b *batch) {
-	for {
-		var stale []*extent
-		for _, x := range b.extents {
-			if x.stale() {
-				stale = append(stale, x)
-			}
-		}
-		if len(stale) == 0 {
-			return
-		}
-		if err := e.unlocked(func() (first error) {
-			for _, x := range stale {
-				if err := x.grant(x); first == nil {
-					first = err
-				}
-			}
-			return first
-		}); err != nil {
-			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err)
-			_ = e.unlocked(func() error { e.warn(line); return nil })
-			return
-		}
-	}
 }
 
 // checkHost refuses, before anything is copied, a transition for which host memory does not suffice: that which the segments
@@ -237,4 +224,52 @@ func parallel(batches []*batch, f func(*batch) error) error {
 		}
 	}
 	return first
+}
+
+// ticketLock is a lock that is had in the order in which it was asked for. Asking and waiting are two steps:
+// what is to go on in the background has its place in the order when the call that begins it returns.
+type ticketLock struct {
+	mu            sync.Mutex
+	turn          sync.Cond // serving has changed
+	next, serving uint64    // tickets
+}
+
+func (l *ticketLock) init() { l.turn.L = &l.mu }
+
+// ask takes a ticket. It never waits; await must follow.
+func (l *ticketLock) ask() (ticket uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	ticket = l.next
+	l.next++
+	return ticket
+}
+
+// await returns when it is the ticket's turn, which lasts until Unlock.
+func (l *ticketLock) await(ticket uint64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for l.serving != ticket {
+		l.turn.Wait()
+	}
+}
+
+func (l *ticketLock) Lock() { l.await(l.ask()) }
+
+// TryLock tells whether the lock was free, and is now the caller's.
+func (l *ticketLock) TryLock() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.serving != l.next {
+		return false
+	}
+	l.next++
+	return true
+}
+
+func (l *ticketLock) Unlock() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.serving++
+	l.turn.Broadcast()
 }

@@ -56,7 +56,7 @@ func (s *segment) settled() bool {
 	return s.owner == nobody && (s.extent == nil || s.extent.owner == nobody)
 }
 
-// unmapped notes that a mapping is no more; bury is to follow. The caller holds e.mu.
+// unmapped notes that a mapping is no more; releaseUnused is to follow. The caller holds e.mu.
 func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
 		x.step = min(x.step, created)
@@ -73,16 +73,16 @@ func (e *Engine) unmapped(s *segment) {
 // leaveUnmapped takes memory out of its tag that is there, and not mapped: no pause can save what it holds. What is paused
 // stays in it, for a resume is to make it. The caller holds e.mu.
 func (e *Engine) leaveUnmapped(s *segment) {
-	if s.isUserMapped() && !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
+	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
 		s.discard() // the memory itself has what it holds
 		s.tag.remove(s)
 		s.device.retire(s.tag)
 	}
 }
 
-// bury ends memory that is neither referred to nor mapped, unless another thread has; release is for its extent. The caller
+// releaseUnused ends memory that is neither referred to nor mapped, unless another thread has; release is for its extent. The caller
 // holds e.mu, which is let go for driver calls.
-func (e *Engine) bury(s *segment, release func() error) error {
+func (e *Engine) releaseUnused(s *segment, release func() error) error {
 	for !s.settled() {
 		e.settled.Wait()
 	}
@@ -105,8 +105,8 @@ func (e *Engine) bury(s *segment, release func() error) error {
 	return nil
 }
 
-// lose is what a reset of the device does: the memory goes. The program may still unmap and release it.
-func (e *Engine) lose(s *segment) {
+// dropAtReset is what a reset of the device does: the memory goes. The program may still unmap and release it.
+func (e *Engine) dropAtReset(s *segment) {
 	for !s.settled() {
 		e.settled.Wait()
 	}

@@ -30,7 +30,7 @@ func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, er
 	if s.incremental {
 		e.loadHasher(s.device)
 	}
-	e.know(s)
+	e.assignHandle(s)
 	return s.userMapped.handle, nil
 }
 
@@ -44,7 +44,7 @@ func (e *Engine) MemRelease(handle cuda.Handle) error {
 		return err
 	}
 	s.userMapped.references--
-	if err = e.bury(s, func() error { return s.extent.release() }); err != nil {
+	if err = e.releaseUnused(s, func() error { return s.extent.release() }); err != nil {
 		s.userMapped.references++
 	}
 	return err
@@ -107,7 +107,7 @@ func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 		unmapped = append(unmapped, s)
 	})
 	for _, s := range unmapped {
-		_ = e.bury(s, func() error { s.extent.drop(); return nil })
+		_ = e.releaseUnused(s, func() error { s.extent.drop(); return nil })
 	}
 	return err
 }

@@ -71,13 +71,13 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 	s.extent = x
 	e.names[lent.Tag] = true
 	d.tag(lent.Tag).add(s)
-	e.know(s)
+	e.assignHandle(s)
 	e.sharing.imports[i.key(s)] = s
 	return s.userMapped.handle, nil
 }
 
-// know gives user-mapped memory its handle. The caller holds e.mu.
-func (e *Engine) know(s *segment) {
+// assignHandle gives user-mapped memory its handle. The caller holds e.mu.
+func (e *Engine) assignHandle(s *segment) {
 	e.userMapped.made++
 	s.userMapped.handle = handlePrefix<<handleShift | cuda.Handle(e.userMapped.made)
 	e.userMapped.known[s.userMapped.handle] = s
