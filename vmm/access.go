@@ -7,9 +7,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// users lists the devices that are given access to a device's memory: its own, and those with peer access
-// to it that the process uses. cudaMalloc's memory could be copied with any device current, and read by
-// kernels once peer access is enabled; memory that is mapped needs to be told beforehand.
+// users lists the devices that get access to a device's memory: the device itself, and those with peer access to it
+// that the process uses. Any device could copy cudaMalloc's memory, and its kernels read it once peer access is
+// enabled; the driver must be told beforehand of memory that is mapped.
 func (d *device) users() []int {
 	if list := d.access.Load(); list != nil {
 		return *list
@@ -53,9 +53,9 @@ func (d *device) findPeers() {
 	}
 }
 
-// Grant gives devices that the process has come to use access to the segments there are. Segments made,
-// or resumed, later have it anyway, and those that a pause or resume works on get it from that.
-// Errors: *cuda.Error, of the first that failed. (cuMemSetAccess)
+// Grant gives devices that the process has come to use access to the segments there are. Segments made or resumed
+// later get it when they are mapped, and those in a transition at its end. Errors: *cuda.Error, of the first that
+// failed. (cuMemSetAccess)
 func (e *Engine) Grant() (err error) {
 	defer e.audit(&err)
 	for _, d := range e.known() {
@@ -82,8 +82,9 @@ func (e *Engine) Grant() (err error) {
 	return err
 }
 
-// grantMissing gives an extent access that lacks it. One that a transition works on gets it from that; a call on it is waited
-// for, which may give access to those that were known when it began. The caller holds e.mu, which is let go.
+// grantMissing gives an extent the access that it lacks, unless a transition owns it, which does so at its end. It
+// waits for a driver call on the extent, which may give access to those devices alone that were known when it began.
+// The caller holds e.mu, which is let go.
 func (e *Engine) grantMissing(x *extent) error {
 	for x.owner == aCall {
 		e.settled.Wait()
@@ -122,7 +123,7 @@ func (e *Engine) grantLate(b *batch) {
 	}
 }
 
-// stale tells that devices have come into use since the extent was mapped.
+// stale reports whether devices have come into use since the extent was mapped.
 func (x *extent) stale() bool {
 	return x.step == accessible && x.isOwn() && !slices.Equal(x.users, x.device.users())
 }

@@ -39,7 +39,8 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 	if err == nil {
 		d.shares.Store(true)
 	}
-	if !x.named && (errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)) {
+	refused := errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)
+	if refused && !x.named {
 		// The device has said that it can, but a virtual one, or a sandbox, may not.
 		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
 			x.plain = true
@@ -85,9 +86,9 @@ func (b backing) giveBack() {
 	}
 }
 
-// pausable reports whether a pause has something to take from a segment. It leaves user-mapped memory as it is where the
-// device has no access, for contents cannot be moved then, and where others hold the memory itself. Imported memory has no
-// contents to be moved.
+// pausable reports whether a pause has something to take from a segment. It leaves user-mapped memory as it is where
+// the device has no access, for contents cannot be moved then, and where others hold the memory itself. Imported
+// memory has no contents to be moved.
 func (s *segment) pausable() bool {
 	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.lent == 0 && s.accessible())
 }
@@ -95,7 +96,8 @@ func (s *segment) pausable() bool {
 // accessible reports whether its device can read and write the memory, so that contents can be moved.
 func (s *segment) accessible() bool {
 	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
-	return !s.isUserMapped() || slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
+	return !s.isUserMapped() ||
+		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }
 
 // lost is the error for imported memory that will not come back.
@@ -103,8 +105,8 @@ func (s *segment) lost() error {
 	if !s.isImported() || !s.imported.lost {
 		return nil
 	}
-	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address, s.imported.share.PID, s.closedBy(),
-		ErrShareGone)
+	return fmt.Errorf("the memory at %#x was process %d's and is lost; close it (%s): %w", s.address,
+		s.imported.share.PID, s.closedBy(), ErrShareGone)
 }
 
 // closedBy names the calls by which a program ends an import.

@@ -2,13 +2,13 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// Contexts calls use with each context of a device, by its ordinal, that the program has made itself, one after
-// the other, and sees to it that none of them is destroyed meanwhile; it ends with the first error of use. The
-// primary context is not one of them.
+// Contexts calls use with each context of a device that the program has made itself, one after the other, and keeps
+// the program from destroying it meanwhile; it ends with the first error of use. The primary context is not among
+// them.
 type Contexts func(ordinal int, use func(cuda.Context) error) error
 
-// Admit refuses a caller whose context could not be waited for, as Malloc does; current is that context, 0 if it is not
-// known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
+// Admit refuses, as Malloc does, a caller in a context that the engine could not wait for; current is that context, 0
+// if it is not known. Errors: ErrContext, *cuda.Error. (cuCtxGetCurrent, cuCtxSetCurrent)
 func (e *Engine) Admit(ordinal int, current cuda.Context) error {
 	e.mu.Lock()
 	d, err := e.device(ordinal)
@@ -19,7 +19,7 @@ func (e *Engine) Admit(ordinal int, current cuda.Context) error {
 	return e.admit(d, current)
 }
 
-// admit refuses to make memory in a context that could not be waited for, and gives a thread without a context
+// admit refuses to make memory in a context that the engine could not wait for, and gives a thread without a context
 // the device's primary one, as the first runtime call of a thread does. (cuCtxGetCurrent, cuCtxSetCurrent)
 func (e *Engine) admit(d *device, current cuda.Context) error {
 	if current == d.context {

@@ -19,16 +19,16 @@ type device struct {
 	total       uint64
 	node        int         // NUMA node of the nearest host memory; -1: unknown
 	rdma        bool        // memory can be made usable for GPUDirect RDMA, as cudaMalloc's is
-	shareable   atomic.Bool // memory is made so that other processes can be given it, as file descriptors
-	shares      atomic.Bool // it has been
+	shareable   atomic.Bool // new memory can be exported to other processes, as file descriptors
+	shares      atomic.Bool // such memory was made
 	tags        map[string]*tag
 	space       *space.Space[segment]
 	peers       []int                 // devices that could have access to its memory
 	looking     sync.Mutex            // held while that is asked:
 	access      atomic.Pointer[[]int] // which of them are used
-	pools       int64                 // bytes that NotePool was told of
+	pools       int64                 // bytes that NotePool has noted
 	made        uint64                // pending frees so far
-	waiting     bool                  // a thread waits for its users, for pending frees
+	waiting     bool                  // a thread waits for its contexts, for pending frees
 	hashing     bool                  // the kernel of the content hash is loaded, or being loaded
 	hashed      atomic.Bool           // the hash has been used
 	streamed    atomic.Bool           // the driver has had to make streams
@@ -97,12 +97,12 @@ func (d *device) retire(t *tag) {
 	}
 }
 
-// streams is how many a pause or resume uses at once, and some for those that the program makes meanwhile.
+// streams is how many streams a pause or resume uses at once, and some for those that the program makes meanwhile.
 const streams = 16
 
-// haveStreams makes the driver take the device memory that streams need, which it keeps: at the first allocation
-// with contents, since a pause and a resume are to leave as much in use as they found. An error comes again where a
-// stream is needed. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
+// haveStreams makes the driver take the device memory that streams need, which the driver keeps: a pause and a resume
+// are to leave as much in use as they found, so this comes at the first allocation with contents. Whoever needs a
+// stream meets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
 func (d *device) haveStreams() {
 	if d.streamed.Swap(true) {
 		return

@@ -10,8 +10,8 @@ import (
 	"tms/vmm/digest"
 )
 
-// loadHasher has the kernel of the content hash compiled in the background, so that no pause waits for
-// it. The caller holds e.mu.
+// loadHasher compiles the kernel of the content hash in the background, so that no pause waits for it. The caller
+// holds e.mu.
 func (e *Engine) loadHasher(d *device) {
 	if d.hashing {
 		return

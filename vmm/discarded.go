@@ -6,11 +6,11 @@ import (
 	"tms/vmm/backup"
 )
 
-// awaitTime is how long, at least, an operation may wait for what it has discarded; see discarded.await.
+// awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
 const awaitTime = 20 * time.Millisecond
 
-// discarded is what an operation has given up of the contents of segments. Clients measure their memory
-// when it returns, and expect what is not kept to be back with the system.
+// discarded is what an operation has given up of the contents of segments. Clients measure their memory when the
+// operation returns, and expect the system to have back what is not kept.
 type discarded struct {
 	start    time.Time // of the operation, or of its first discarding
 	contents []backup.Contents
@@ -24,9 +24,8 @@ func (d *discarded) add(s *segment) {
 	d.contents, d.prompt = append(d.contents, s.contents), append(d.prompt, s.prompt)
 }
 
-// await waits, with no lock held, until what was discarded is back: what is prompt however long that
-// takes, the rest no longer than a tenth of the operation's time, or awaitTime; it then goes on in the
-// background.
+// await waits, with no lock held, until the system has back what was discarded: for prompt segments however long that
+// takes, for the rest a tenth of the operation's time, or awaitTime. The rest then goes on in the background.
 func (d *discarded) await(spent *spent) {
 	if len(d.contents) == 0 {
 		return

@@ -1,37 +1,54 @@
 // Package vmm is the engine: it makes device memory whose physical part can be taken away and
 // brought back under the same addresses.
 //
+// # Nouns
+//
+// A change to a pause needs these, and each has one file that says what states it has:
+//
+//	tag           tag.go         segments of a device that pause and resume together
+//	segment       segment.go     whole granules of addresses: active, paused or slack; its owner works on it
+//	backing       backing.go     where its memory comes from: own, user-mapped, imported
+//	extent        extent.go      one handle, one mapping, perhaps of several segments: none, created, mapped, accessible
+//	slack         tag.go         what is free in an extent that others still use
+//	contents      segment.go     kept: where they wait, and whether they are current
+//	discarded     discarded.go   contents given up: the system has them back, or not yet
+//	transition    transition.go  a pause, resume or move: its turn, begin, work, end
+//	batch         transition.go  a device's part of a transition
+//	outcome       segment.go     what becomes of a segment at the end
+//	context       quiesce.go     whose work a pause waits for
+//	pending free  pending.go     unwaited, on devices, on a stream, due, refused, made
+//	share         share.go       a segment that other processes may map: open, or closed by a pause
+//	import        import.go      such a segment of another process: mapped, paused, lost
+//	gate          gate.go        nobody gives the devices work until all is back
+//
 // A segment is one cudaMalloc, or a slab: a granule that allocations below the granularity share. Its addresses
-// are a span of an arena, a large reservation of its device that is kept for good. Its memory is an extent: one
-// physical handle and one mapping, which neighbours may share after a resume. What is freed in an extent that
-// others still use is slack. Segments with one tag are paused and resumed together, as a transaction: a
-// transition. Where contents wait meanwhile is the business of a store of package backup.
+// are a span of an arena, a large reservation of its device that the engine keeps for good. A store of package backup
+// keeps contents.
 //
 // # Files
 //
-//	engine.go                    Engine: what it is made of
-//	device.go, tag.go            what is known of a GPU; its segments by tag, and their slack
-//	segment.go, extent.go        a segment, its contents and their policy; an extent, step by step
-//	slabs.go                     which slabs have room
-//	malloc.go, lookup.go         an allocation is made; what is at an address
+//	engine.go, device.go         what the engine is made of; what it knows of a GPU
+//	tag.go, segment.go, backing.go, extent.go, slabs.go
+//	                             the nouns above, and which slabs have room
+//	malloc.go, lookup.go         allocations; what is at an address
 //	free.go, pending.go          frees: now; those that wait for a capture, a stream or the driver
-//	transition.go                what pause, resume and move have in common; whose turn it is
-//	pause.go, resume.go          the two transactions
+//	transition.go                what pause, resume and move have in common
+//	pause.go, resume.go, move.go the three
 //	prepare.go, reset.go         pinning ahead; the end of a device
-//	quiesce.go, access.go        waiting for a device; which devices have access
-//	contexts.go                  contexts that the program made, and which of them can be waited for
+//	quiesce.go, contexts.go      waiting for devices; which contexts can be waited for
+//	access.go                    which devices have access
 //	usermapped.go, ..._calls.go, ..._range.go, ..._share.go
 //	                             memory that the program maps itself with the driver's calls
-//	share.go, import.go          memory that other processes have mapped; theirs that is mapped here
+//	share.go, import.go          memory that processes share
 //	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
-//	move.go                      contents from host memory to disk, and back
-//	discarded.go, lost.go        contents given up, and waiting for them; contents that are lost
-//	progress.go, stats.go        how far a transition is; what there is
-//	errors.go, unknown.go        what is refused; tags that never were
+//	discarded.go, gate.go        waiting for discarded memory; gated pauses
+//	progress.go, observe.go, stats.go
+//	                             how far a transition is; what it did; what there is
+//	errors.go                    what the engine refuses
 //	invariants.go                the records, checked against each other
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
-// peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back).
+// peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).
 //
 // # The life of a segment
 //
@@ -47,18 +64,18 @@
 //	    +--------------------+-------------------+
 //	     Pause, or the others go       Free
 //
-// Its extent goes through the steps none, created, mapped, accessible and back. Whoever is not working on it sees
-// an active one at accessible, and a paused one at none, or after an error at created or mapped: the next pause,
-// resume or free goes on from there. Who works on a segment or an extent owns it: a pause or resume (aTransition),
-// a driver call (aCall), or a free, made or pending (aFree); with that owner it is not found any more.
+// Its extent goes through the steps none, created, mapped, accessible and back. Others see an active one at accessible,
+// and a paused one at none, or after an error at created or mapped: the next pause, resume or free goes on from there.
+// Whoever works on a segment or an extent owns it: a transition (aTransition), a driver call (aCall), or a free, made
+// or pending (aFree); lookups do not find a segment that a free owns.
 //
 // # Locks
 //
-// In the order in which they are taken: transition, of which pauses, resumes,
+// In the order in which they are taken: transition, of which pauses, resumes, moves,
 // preparations and resets have turns; mu, over all records, space and small included, never held over a driver call
-// but those of newDevice and of the reservation of an arena; then mu of sharing, under which nothing is done, and
-// those inside backup, cuda, digest and reclaim, which call nobody above. What works on extents without mu owns
-// them, and their segments where it changes those: others wait for settled. None of these is held while anything
-// of the program's is waited for: its streams and contexts (quiesce), its callbacks (track), other processes that
+// but those of newDevice and of the reservation of an arena; then mu of sharing, whose holder does nothing else, and
+// those inside backup, cuda, digest and reclaim, which call nobody above. Whoever works on extents without mu owns
+// them, and their segments where it changes those: others wait for settled. Nobody holds any of these while it waits
+// for anything of the program's: its streams and contexts (quiesce), its callbacks (track), other processes that
 // have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
 package vmm

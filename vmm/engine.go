@@ -28,13 +28,13 @@ type Engine struct {
 
 	shareable bool
 
-	whenUngated func()           // called under mu
-	observe     func(Transition) // called without it
+	whenUngated func()           // called with mu held
+	observe     func(Transition) // called with no lock held
 	transitions atomic.Uint64    // so far, also those that failed
 
 	cannotHash sync.Once // the note of it
 
-	// transition is held through what works on many segments at once: a pause, a resume, a preparation, a
+	// transition is the lock of whatever works on many segments at once: a pause, a resume, a move, a preparation, a
 	// reset. They run one at a time.
 	transition ticketLock
 
@@ -45,10 +45,10 @@ type Engine struct {
 	devices map[int]*device
 	space   *space.Space[segment]
 	pending []*pendingFree
-	reaping bool               // a thread makes those of them that are due
+	reaping bool               // a thread makes those that are due
 	loading int                // kernels of the content hash
 	names   map[string]bool    // tags that were ever used
-	unknown map[[2]string]bool // operations and names that never were, as was told
+	unknown map[[2]string]bool // operations and names that were warned of
 
 	userMapped userMappings
 	sharing    sharing
@@ -60,8 +60,8 @@ type Engine struct {
 	checking atomic.Bool // see CheckInvariants
 }
 
-// New returns an engine on a driver. announce is called, under a lock, with the address range of
-// each new arena; an error from it fails the allocation.
+// New returns an engine on a driver. It calls announce, with a lock held, with the address range of each new arena; an
+// error from announce fails the allocation.
 func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *Engine {
 	e := &Engine{
 		driver:   driver,
@@ -80,7 +80,8 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		names:      map[string]bool{},
 		unknown:    map[[2]string]bool{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
-		sharing:    sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{}, opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
+		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{}, opening: map[importKey]bool{},
+			importers: map[uint64][]Importer{}},
 	}
 	told := func(line string) { e.warn(line) }
 	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)
@@ -89,7 +90,7 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 	return e
 }
 
-// unlocked lets go of e.mu, which the caller holds, while call is made. A panic in it is an error.
+// unlocked makes a call without e.mu, which the caller holds. A panic in the call becomes an error.
 func (e *Engine) unlocked(call func() error) error {
 	e.mu.Unlock()
 	defer e.mu.Lock()
@@ -112,14 +113,15 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	return d, err
 }
 
-// Shareable has memory made so that other processes can be given it, where devices can do that: by Share, or by the program
-// itself (cuMemRetainAllocationHandle, cuMemExportToShareableHandle). Call it before anything else. Who has it from the
-// program keeps the memory of before a pause, which is then not free until that is let go; the segment itself gets other
-// memory at the resume. That is of the segment alone only if its extent is: see Options.ExtentBytes.
+// Shareable makes memory that can be exported to other processes, where devices can do that: by Share, or by the
+// program itself (cuMemRetainAllocationHandle, cuMemExportToShareableHandle). Call it before anything else. A process
+// that has memory from the program keeps it over a pause, and that memory is not free until the process lets go; the
+// segment gets other memory at the resume. Such memory is the segment's alone only if its extent is: see
+// Options.ExtentBytes.
 func (e *Engine) Shareable(on bool) { e.shareable = on }
 
-// NotePool tells the statistics that a pool of this library holds so many bytes more, or fewer, of a
-// device's memory that it took from CUDA itself.
+// NotePool adds to the statistics how many bytes more, or fewer, of a device's memory a pool of this library holds
+// that it took from CUDA itself.
 func (e *Engine) NotePool(ordinal int, bytes int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -128,7 +130,7 @@ func (e *Engine) NotePool(ordinal int, bytes int64) {
 	}
 }
 
-// Drain waits until what goes on in the background, most of it giving back device and host memory, is over.
+// Drain waits for the background work, most of which gives back device and host memory.
 func (e *Engine) Drain() {
 	e.mu.Lock()
 	e.finish(slices.Clone(e.pending))
@@ -146,8 +148,8 @@ func (e *Engine) known() []*device {
 	return slices.Collect(maps.Values(e.devices))
 }
 
-// Contexts sets how the engine learns of the contexts that the program makes. Call it before anything else.
+// Contexts sets how the engine finds the contexts that the program makes. Call it before anything else.
 func (e *Engine) Contexts(contexts Contexts) { e.contexts = contexts }
 
-// Warn sets what is called with a line for the user's log, rarely. Call it before anything else.
+// Warn sets what gets a line for the user's log, rarely. Call it before anything else.
 func (e *Engine) Warn(warn func(string)) { e.warn = warn }

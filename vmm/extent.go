@@ -4,10 +4,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its
-// segment; a resume makes them for many segments at once, because the driver charges per handle. What
-// the driver has done for it is kept step by step, so that every operation can be undone, or taken up
-// again after an undo that itself failed.
+// extent is physical memory at one place: one driver handle, one mapping. A cudaMalloc makes one for its segment; a
+// resume makes them for many segments at once, because the driver charges per handle. step records what the driver has
+// done for it, so that any operation can be undone, or taken up again after an undo that itself failed.
 type extent struct {
 	device   *device
 	address  uintptr
@@ -17,11 +16,11 @@ type extent struct {
 	owner    owner
 	step     step
 	backing
-	named  bool // others know it by name, so it is of no use where it cannot be shared
-	plain  bool // it cannot be
+	named  bool // other processes may ask for it, so it must be exportable
+	plain  bool // it cannot be exported
 	handle cuda.Handle
 	users  []int    // devices that have access
-	lent   []uint64 // segments that were here, and that others may have mapped (sharing.importers)
+	lent   []uint64 // names of freed segments that other processes may still have mapped (sharing.importers)
 }
 
 // step is how far an extent has come.
@@ -34,22 +33,21 @@ const (
 	accessible      // and the device has access
 )
 
-// newExtent returns an extent, of nothing yet, for a segment.
+// newExtent returns an extent without memory for a segment.
 func newExtent(s *segment) *extent {
 	x := &extent{device: s.device, address: s.address, backing: s.backing, named: s.shared != 0}
 	x.add(s)
 	return x
 }
 
-// add makes room for a segment that lies behind those of an extent of nothing.
+// add makes room for a segment behind those of an extent without memory.
 func (x *extent) add(s *segment) {
 	x.segments = append(x.segments, s)
 	x.live++
 	x.size += s.length()
 }
 
-// make takes the extent as far as it is from nothing to accessible. After an error it holds what
-// had been reached.
+// make takes the extent as far as it is from nothing to accessible. After an error it holds what it had reached.
 func (x *extent) make() error {
 	if err := x.create(); err != nil {
 		return err
@@ -120,19 +118,19 @@ func (x *extent) unmake() error {
 	return x.release()
 }
 
-// undo takes back what a failed resume has done: memory that was held before, because an undo had failed
-// or could not be released, may be all there is of contents, and stays held.
+// undo takes back what a failed resume has done. Memory that an extent held before, because an undo or a release had
+// failed, stays held: it may be all there is of contents.
 func (x *extent) undo() error {
 	undo := x.unmake
 	if x.segments[0].extent == x {
 		undo = x.detach
 	}
 	err := undo()
-	x.step = min(x.step, mapped) // its segments are paused: nobody is to be given a part of it
+	x.step = min(x.step, mapped) // its segments are paused: no allocation may take a part of it
 	return err
 }
 
-// dissolve parts the segments from an extent that is nothing any more; what was slack has gone with it.
+// dissolve parts the segments from an extent that has no memory any more; its slack has gone with it.
 func (e *Engine) dissolve(x *extent) {
 	if len(x.lent) > 0 {
 		e.sharing.forgetImporters(x.lent...)
@@ -147,8 +145,8 @@ func (e *Engine) dissolve(x *extent) {
 	}
 }
 
-// engage makes a driver call that concerns extents, while nobody else works on them. The caller holds e.mu,
-// which is let go meanwhile.
+// engage makes a driver call on extents while nobody else works on them. The caller holds e.mu, which is let go
+// meanwhile.
 func (e *Engine) engage(extents []*extent, call func() error) error {
 	for _, x := range extents {
 		x.owner = aCall

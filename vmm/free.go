@@ -14,15 +14,14 @@ type allocation struct {
 	offset  uintptr // where that begins
 }
 
-// Free ends an allocation, on the calling thread, after the devices have finished with it.
-// Memory of its contents is back when it returns, unless that takes long: see discarded.
-// While a stream is being captured nothing may wait, so then the free is made later, by FreeDeferred.
-// After any other error the allocation is still there, and the free can be tried again.
-// Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// Free ends an allocation, on the calling thread, after the devices have finished with it. Host memory of its contents
+// is back when Free returns, unless that takes long: see discarded. While a stream is being captured nothing may wait,
+// so FreeDeferred makes the free later. After any other error the allocation is still there, and the caller can try
+// again. Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	if !capturing {
 		err = e.Quiesce(address)
-		capturing = errors.Is(err, ErrCapturing) // one that nobody saw begin
+		capturing = errors.Is(err, ErrCapturing) // the program began it without our seeing
 	}
 	if err != nil && !capturing {
 		return fmt.Errorf("freeing %#x: %w", address, err)
@@ -30,7 +29,7 @@ func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	return e.FreeIdle(address, capturing)
 }
 
-// FreeIdle is Free of memory that nobody uses any more, as the caller knows: it waits for no device.
+// FreeIdle is Free of memory that the caller knows to be unused: it waits for no device.
 func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	given := &discarded{}
@@ -51,17 +50,16 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	return e.free(a)
 }
 
-// FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The
-// caller waits for none of that, only for a pause or resume that works on the segment at the
-// moment; a thread of ours looks now and then how far the stream is. The stream must not be being captured.
-// Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
-// (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
+// FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The caller waits for
+// none of that, only for a transition that works on the segment at the moment; a thread of ours asks now and then how
+// far the stream is. The stream must not be in a capture. Errors: ErrInvalidAddress, *cuda.Error; the segment is then
+// still there. (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
 	var event cuda.Event
 	d := e.using(address)
 	if d != nil {
-		// Before the claim, so that nothing is claimed if it cannot be had.
+		// Before the claim, so that an error leaves nothing claimed.
 		if event, err = d.mark(stream); err != nil {
 			return err
 		}
@@ -82,9 +80,8 @@ func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	return e.free(a)
 }
 
-// Quiesce waits until the devices have done the work they hold now, as Free does before it frees the memory at an address;
-// not for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error.
-// (cuCtxSynchronize)
+// Quiesce waits until the devices have done the work they hold now, as Free does before it frees the memory at an
+// address. It does not wait for memory that nobody can be using. Errors: ErrCapturing, *cuda.Error. (cuCtxSynchronize)
 func (e *Engine) Quiesce(address uintptr) error {
 	d := e.using(address)
 	if d == nil {
@@ -93,8 +90,8 @@ func (e *Engine) Quiesce(address uintptr) error {
 	return e.quiesce(d)
 }
 
-// Mark makes an event of the work that a stream holds now which may use the memory at an address; 0 for memory that
-// nobody can be using. IsDone ends it. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
+// Mark makes an event of a stream's work that may use the memory at an address; 0 for memory that nobody can be using.
+// IsDone ends the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
 func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	d := e.using(address)
 	if d == nil {
@@ -103,7 +100,7 @@ func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	return d.mark(stream)
 }
 
-// IsDone tells whether the work that Mark saw is done, or has gone with its context; the event is then no more.
+// IsDone reports whether the work of a Mark is done, or has gone with its context; it then ends the event.
 // (cuEventQuery)
 func (e *Engine) IsDone(event cuda.Event) bool {
 	ask := func() error { return e.driver.EventQuery(event) }
@@ -114,8 +111,8 @@ func (e *Engine) IsDone(event cuda.Event) bool {
 	return true
 }
 
-// using returns the device of the live allocation at an address, if it may be in use; nil: nobody can be using it.
-// Nothing is claimed: what the devices do may depend on the thread that frees something else, or pauses.
+// using returns the device of the live allocation at an address, if it may be in use; nil: nobody can be using it. It
+// claims nothing: the devices' work may depend on a thread that frees something else, or pauses.
 func (e *Engine) using(address uintptr) *device {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -125,8 +122,8 @@ func (e *Engine) using(address uintptr) *device {
 	return nil
 }
 
-// mark records an event in a stream that uses memory of the device, in the stream's own context: it may be another
-// than the calling thread's, which may have none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
+// mark records an event in a stream that uses memory of the device, in the stream's own context: the calling thread
+// may have another, or none. (cuStreamGetCtx, cuEventCreate, cuEventRecord)
 func (d *device) mark(stream cuda.Stream) (event cuda.Event, err error) {
 	context, err := d.driver.StreamGetCtx(stream)
 	switch {
@@ -150,8 +147,7 @@ func (d *device) mark(stream cuda.Stream) (event cuda.Event, err error) {
 	return event, err
 }
 
-// claim marks the allocation at an address as being freed, once no pause or resume works on it. The caller
-// holds e.mu.
+// claim marks the allocation at an address as being freed, once no transition works on it. The caller holds e.mu.
 func (e *Engine) claim(address uintptr) (allocation, error) {
 	for {
 		a := e.around(address)
@@ -185,7 +181,7 @@ func (e *Engine) free(a allocation) error {
 
 func (a allocation) address() uintptr { return a.segment.address + a.offset }
 
-// size is in bytes as asked for.
+// size is how many bytes the caller asked for.
 func (a allocation) size() uint64 {
 	switch {
 	case a.small:
@@ -196,7 +192,7 @@ func (a allocation) size() uint64 {
 	return a.segment.size
 }
 
-// reinstate makes an allocation live again that could not be freed.
+// reinstate makes an allocation live again after its free has failed.
 func (a allocation) reinstate() {
 	switch {
 	case !a.small:
@@ -212,8 +208,8 @@ func (s *segment) reinstate() {
 	}
 }
 
-// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is let go
-// for driver calls. After an error the segment, or block, is still there and claimed.
+// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is let go for driver
+// calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
 	if a.small && s.slab == nil {
@@ -257,8 +253,8 @@ func (e *Engine) drop(a allocation) error {
 	return nil
 }
 
-// unmap ends an extent. Once it is unmapped what it held is gone, so a release that the driver refuses is made
-// later; the caller need not know.
+// unmap ends an extent. Its contents are gone once it is unmapped, so a release that the driver refuses comes later,
+// and the caller need not know.
 func (x *extent) unmap() error {
 	if err := x.detach(); err != nil {
 		return err
@@ -281,7 +277,7 @@ func (x *extent) drop() {
 	x.handle, x.step = 0, none
 }
 
-// forget takes a segment out of what can be found, paused or resumed.
+// forget takes a segment out of what lookups, pauses and resumes find.
 func (e *Engine) forget(s *segment) {
 	s.span.Enter(nil)
 	s.tag.remove(s)

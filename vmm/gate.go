@@ -9,22 +9,22 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A gated pause is one that a program does not help with: its threads are held up before they give the devices more
-// work (libtms_reach.so), what they have given is waited for here, and they go on when all is back. Who is held up
-// is not known here, nor by what.
+// A gated pause stops the world around a program that does not help: libtms_reach.so holds its threads at their next
+// CUDA call, the engine waits for the work that they have given, and they go on when all memory is back. The engine
+// knows neither the threads nor what holds them.
 
-// WhenUngated sets what is called, with a lock held, whenever nothing is left that a gated pause (Options.Gated) has
-// paused: it is resumed, or freed, or its device was reset. Call it before anything else.
+// WhenUngated sets what is called, with a lock held, when nothing is left that a gated pause (Options.Gated) has
+// paused: all of it was resumed, freed, or went with a reset. Call it before anything else.
 func (e *Engine) WhenUngated(call func()) { e.whenUngated = call }
 
-// Gated tells whether something is paused by a gated pause.
+// Gated reports whether a gated pause has anything paused.
 func (e *Engine) Gated() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gating
 }
 
-// tellUngated comes after whatever may have changed that. The caller holds e.mu.
+// tellUngated follows whatever may have ended the last gated pause. The caller holds e.mu.
 func (e *Engine) tellUngated() {
 	count := 0
 	for _, d := range e.devices {
@@ -40,10 +40,10 @@ func (e *Engine) tellUngated() {
 // ErrBusy: a device has not done its work in time.
 var ErrBusy = errors.New("the devices have not finished the work that they were given")
 
-// AwaitIdle waits until all contexts of all devices have done what they were given, as long as nobody gives them
-// more. It asks and does not wait in the driver, so that it can give up. busy makes the error for that, with the
-// context current: ask tells whether a stream has something left to do.
-// Errors: ErrCapturing, that of busy, *cuda.Error. (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
+// AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls,
+// and does not wait in the driver, so that it can give up. busy makes the error for that, with the context current:
+// ask reports whether a stream has something left to do. Errors: ErrCapturing, that of busy, *cuda.Error.
+// (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
 func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda.Stream) bool) error) error {
 	return e.eachContext(func(ordinal int, context cuda.Context) error {
 		err := e.driver.With(context, func() error { return e.awaitContext(context, until) })
@@ -80,8 +80,8 @@ func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
 	return err
 }
 
-// awaitContextAside is for drivers before CUDA 12.5, which cannot be asked about a context. A thread of ours waits in
-// the driver, and may still do so when this has given up; there is one at a time.
+// awaitContextAside is for drivers before CUDA 12.5, which have no event for a whole context. A thread of ours waits
+// in the driver, and may still do so when this has given up; there is one such thread at a time.
 func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error {
 	for asked := false; !e.waitingAside.CompareAndSwap(false, true); asked = true {
 		if err := rest(asked, until); err != nil {
@@ -105,7 +105,7 @@ func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error 
 	}
 }
 
-// rest sleeps before what is awaited is looked at again; ErrBusy when it is time to give up.
+// rest sleeps before the next poll; ErrBusy when the time is up.
 func rest(asked bool, until time.Time) error {
 	left := time.Until(until)
 	switch {

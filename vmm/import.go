@@ -14,23 +14,23 @@ import (
 	"tms/vmm/cuda"
 )
 
-// imported is of a segment whose memory is another process's. It belongs to the tag that it has there. It has no contents
-// of its own to keep: a pause unmaps it and says so to its process, a resume asks for the memory again.
+// imported is another process's memory that is mapped here. It belongs to the tag that it has there. It has no
+// contents to keep: a pause unmaps it and tells its process, a resume asks for it again.
 type imported struct {
 	engine *Engine
 	share  Share
-	number uint64          // under which the memory is held there; 0: it is not
-	offset uint64          // where in the addresses here that memory begins: before it lies what shared its extent at first
-	size   uint64          // bytes of it
-	opened map[uintptr]int // addresses that the program was given, and how often
-	lost   bool            // it will not come back: its process has ended or freed it while it was paused here
+	number uint64          // by which its process knows that it is held here; 0: it is not held
+	offset uint64          // where it begins in the segment's addresses: before it lies what shared its extent at first
+	size   uint64          // in bytes
+	opened map[uintptr]int // addresses that the program got, and how often
+	lost   bool            // its process has ended, or freed it while it was paused here
 }
 
-// importKey is what can be imported once.
+// importKey tells imports apart.
 type importKey struct {
 	share   Share
 	ordinal int
-	handle  cuda.Handle // of ImportHandle, of which there may be many; 0: of Import
+	handle  cuda.Handle // of an ImportHandle, which may come often; 0: of Import
 }
 
 func (i *imported) key(s *segment) importKey {
@@ -41,15 +41,15 @@ func (i *imported) key(s *segment) importKey {
 	return key
 }
 
-// borrowed is another process's memory that is held here.
+// borrowed is a handle to another process's memory.
 type borrowed struct {
 	handle cuda.Handle
 	lent   Lent
-	number uint64 // under which it is held there
+	number uint64 // by which its process knows
 }
 
-// fetch has the memory from its process, if it goes where it was in room bytes of addresses; 0: if it goes anywhere. It
-// changes nothing that it does not return: what waits for another process is done with nothing claimed or locked.
+// fetch asks the process for its memory, which must fit where it was in room bytes of addresses; 0: it may go
+// anywhere. fetch changes nothing here: it waits for another process, with nothing claimed or locked.
 // (cuMemImportFromShareableHandle)
 func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	number := max(1, rand.Uint64())
@@ -65,10 +65,10 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 		offset, size, room = lent.Offset, lent.Size, lent.Extent
 	}
 	var handle cuda.Handle
-	if lent.Size == 0 || lent.Size != size || lent.Size > lent.Extent || lent.Offset > min(offset, lent.Extent-lent.Size) ||
-		lent.Extent > room-(offset-lent.Offset) {
-		err = fmt.Errorf("%d bytes at %d of %d, to be at %d of %d bytes: %w", lent.Size, lent.Offset, lent.Extent, offset, room,
-			cuda.InvalidValue)
+	if lent.Size == 0 || lent.Size != size || lent.Size > lent.Extent ||
+		lent.Offset > min(offset, lent.Extent-lent.Size) || lent.Extent > room-(offset-lent.Offset) {
+		err = fmt.Errorf("%d bytes at %d of %d, to be at %d of %d bytes: %w", lent.Size, lent.Offset,
+			lent.Extent, offset, room, cuda.InvalidValue)
 	} else {
 		handle, err = i.engine.driver.MemImport(lent.Descriptor)
 	}
@@ -88,7 +88,7 @@ func (i *imported) open() (b borrowed, err error) {
 	return b, err
 }
 
-// tell has the process told that nothing is held under a number; again soon, where that cannot be said.
+// tell sends the process the notice that nothing is held under a number, and again soon where that fails.
 func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
 	notices := e.driver.Reclaim.Kind("notice to another process").Persist(noticeAgain)
@@ -97,15 +97,15 @@ func (i *imported) tell(number uint64) {
 
 const noticeAgain = 100 * time.Millisecond
 
-// end gives memory back that is mapped nowhere.
+// end gives back memory that is mapped nowhere.
 func (i *imported) end(d *device, b borrowed) {
 	i.number = b.number
 	(&extent{device: d, backing: backing{imported: i}, handle: b.handle, step: created}).drop()
 }
 
-// Import maps another process's segment for a device, and returns the address of offset in it: the same as before, if
-// it is open already. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
-// (cuMemImportFromShareableHandle, cuMemMap, cuMemSetAccess)
+// Import maps another process's segment for a device, and returns the address of offset in it, which is the same each
+// time while it stays open. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle,
+// cuMemMap, cuMemSetAccess)
 func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintptr, err error) {
 	defer e.audit(&err)
 	key := importKey{share: share, ordinal: ordinal}
@@ -154,7 +154,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	x.handle, x.step = b.handle, created
 	if err := e.unlocked(x.attach); err != nil {
 		_ = e.unlocked(x.unmake)
-		if x.step > none { // a free to be made later, as in malloc
+		if x.step > none { // a free that is made later, as in malloc
 			s.state, s.owner, s.extent = paused, aFree, x
 			s.span.Enter(s)
 			t.add(s)
@@ -162,7 +162,8 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 		} else {
 			s.vacate()
 		}
-		return 0, fmt.Errorf("device %d cannot use memory of process %d on device %s: %w", ordinal, share.PID, lent.Device, err)
+		return 0, fmt.Errorf("device %d cannot use memory of process %d on device %s: %w", ordinal, share.PID,
+			lent.Device, err)
 	}
 	s.extent = x
 	s.span.Enter(s)
@@ -173,9 +174,9 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	return address, nil
 }
 
-// Close ends one Import of an address. After the last of its segment that is unmapped, when the devices have finished with
-// it; while a stream is being captured that is done later. Errors: ErrInvalidAddress, *cuda.Error; the import is then still
-// there. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// Close ends one Import of an address. The last one of a segment unmaps it when the devices have finished with it;
+// during a capture that comes later. Errors: ErrInvalidAddress, *cuda.Error; the import is then still there.
+// (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
 	last := func() (s *segment, last bool, err error) {
@@ -226,10 +227,10 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 	return bytes
 }
 
-// resumeImports maps other processes' memory again, at the addresses that it had. Where the process that has the memory has
-// not resumed it yet, or does not answer, it waits, with nothing claimed or locked; and for each process on a thread of its
-// own: one that is stopped delays nobody else's.
-// Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the same.
+// resumeImports maps other processes' memory again, at the addresses that it had. It waits for a process that has not
+// resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so one
+// that is stopped delays nobody else's. Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the
+// same.
 func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
@@ -275,8 +276,8 @@ type fetched struct {
 	err  error
 }
 
-// fetchImports asks a process for those of its segments that are paused here, with nothing claimed or locked. What is still
-// paused there it asks for once by tag, but in the last try.
+// fetchImports asks a process for its segments that are paused here, with nothing claimed or locked. Of a tag that is
+// still paused there it asks for one segment, but in the last try for all.
 func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetched {
 	got := map[*segment]*fetched{}
 	var asked []*segment
@@ -312,7 +313,8 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 	return got
 }
 
-// tryResumeImports reports whether another try may map more. What is gone is paused no more, but lost.
+// tryResumeImports reports whether another try may map more. Memory that is gone counts as lost, and no longer as
+// paused.
 func (e *Engine) tryResumeImports(name *string, segments []*segment, last bool) (waits bool, first error) {
 	got := e.fetchImports(segments, last)
 	if len(got) == 0 {
@@ -362,7 +364,7 @@ func (e *Engine) tryResumeImports(name *string, segments []*segment, last bool) 
 	return waits, first
 }
 
-// borrow takes memory that was fetched, unless the extent has some.
+// borrow gives fetched memory to an extent that has none.
 func (x *extent) borrow(b *borrowed) {
 	if x.step > none || b.handle == 0 {
 		return

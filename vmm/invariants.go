@@ -8,16 +8,16 @@ import (
 	"tms/vmm/space"
 )
 
-// ErrInvariant: the engine's own records contradict each other (CheckInvariants). It is a defect of this
-// library; please report it.
+// ErrInvariant: the engine's own records contradict each other (CheckInvariants). That is a defect of this library;
+// please report it.
 var ErrInvariant = errors.New("the engine contradicts itself")
 
-// CheckInvariants turns a check of the engine's records at the end of every operation on, or off. What it
-// finds is the operation's error, ErrInvariant, or a warning where that has none. A check takes time in
-// proportion to all that there is, so it is for finding defects.
+// CheckInvariants turns on, or off, a check of the engine's records at the end of every operation. An operation
+// returns what the check finds as ErrInvariant, or warns of it where it returns no error. A check takes time in
+// proportion to the records, so it is for finding defects.
 func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
 
-// audit is deferred by the operations: it adds what check finds to the error.
+// audit adds what check finds to an operation's error, which defers it.
 func (e *Engine) audit(err *error) {
 	if !e.checking.Load() {
 		return
@@ -51,7 +51,7 @@ type inspection struct {
 	owned   map[space.Span[segment]]bool
 }
 
-// check looks for a contradiction. It holds whenever e.mu, which the caller holds, is free: whatever other
+// check looks for a contradiction. There must be none whenever e.mu, which the caller holds, is free, whatever other
 // threads are in the middle of.
 func (e *Engine) check() error {
 	i := &inspection{extents: map[*extent]bool{}, owned: map[space.Span[segment]]bool{}}
@@ -166,7 +166,8 @@ func (i *inspection) segment(d *device, s *segment) error {
 		}
 		step = x.step
 	}
-	if s.owner == nobody && (s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible) {
+	amiss := s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible
+	if s.owner == nobody && amiss {
 		return fmt.Errorf("in state %d, and its memory at step %d", s.state, step)
 	}
 	if s.gated && s.state != paused {

@@ -25,7 +25,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	return s.contents.Host() + address - s.address, nil
 }
 
-// around returns the live allocation that an address lies in, or just behind; none has no segment. The
+// around returns the live allocation at, or just behind, which an address lies; without a segment there is none. The
 // caller holds e.mu.
 func (e *Engine) around(address uintptr) allocation {
 	s := e.segmentAt(address)
@@ -48,8 +48,8 @@ func (e *Engine) around(address uintptr) allocation {
 	return allocation{segment: s, small: true, offset: offset}
 }
 
-// DeviceOf returns the ordinal of the device that a live segment at, or around, an address is on;
-// -1 when there is none, and for another process's memory that is mapped, or lost: CUDA knows where that is, or nothing.
+// DeviceOf returns the ordinal of the device that holds a live segment at, or around, an address. It is -1 where there
+// is none, and for another process's memory while it is mapped or lost: CUDA knows about that.
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -70,7 +70,7 @@ func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 	return a.address(), a.size()
 }
 
-// Holds tells whether a segment of a tag (nil: of any) that is not paused reaches into size bytes at an address.
+// Holds reports whether a segment of a tag (nil: of any) that is not paused reaches into size bytes at an address.
 func (e *Engine) Holds(tag *string, address uintptr, size uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -67,8 +67,8 @@ func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
 	return t.mallocSmall(r.policy(), r.Size)
 }
 
-// obtain has memory of a device made, and made again when it is short and frees that the caller was told of were still
-// to be made. doing says in errors what that is for.
+// obtain makes memory of a device, and tries again when memory is short and frees that callers believe done were still
+// pending. doing names the purpose in errors.
 func (e *Engine) obtain(r Request, doing string, take func(*device) error) error {
 	e.mu.Lock()
 	d, err := e.device(r.Device)
@@ -116,7 +116,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		x := newExtent(s)
 		err = e.unlocked(func() error { return e.makeOrUndo(x, r) })
-		if err != nil && x.step > none { // nor could it be undone: that is a free to be made later
+		if err != nil && x.step > none { // nor could it be undone: the free is made later
 			s.state, s.owner, s.extent = paused, aFree, x
 			s.span.Enter(s)
 			t.add(s)
@@ -129,7 +129,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		s.extent = x
 	}
-	_ = e.grantMissing(s.extent) // a device that cannot be told can still not copy it: no worse than before
+	_ = e.grantMissing(s.extent) // without access a device can still not copy it: no worse than before
 	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
 	s.span.Enter(s)
 	t.add(s)
@@ -162,7 +162,8 @@ func (s *segment) vacate() {
 	s.device.retire(s.tag)
 }
 
-// makeOrUndo makes an extent on the calling thread, or leaves nothing behind, if the driver allows that.
+// makeOrUndo makes an extent on the calling thread. After an error it leaves nothing behind, if the driver allows
+// that.
 func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	e.refreshUsers(x.device)
 	if r.Backup != BackupNone && !r.Capturing {
@@ -177,7 +178,7 @@ func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	})
 }
 
-// withinMargin takes memory of a device, whole granules, if that leaves the margin, also while a stream is being
+// withinMargin takes whole granules of a device's memory if that leaves the margin, also while a stream is being
 // captured.
 func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {

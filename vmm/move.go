@@ -7,14 +7,12 @@ import (
 	"tms/vmm/backup"
 )
 
-// Move moves the contents of paused segments with the tag from host memory to files, or from there back to
-// pinned host memory, and returns how many bytes that was. The segments stay paused. Contents that are to be on
-// disk (BackupDisk) stay there, those in the memory of another device stay too, and moving what is there already
-// does nothing. When it returns, what the contents had before is free.
+// Move moves the contents of paused segments with the tag from host memory to files, or from there back to pinned host
+// memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, and
+// those in the memory of another device stay there. When Move returns, the contents' former place is free.
 //
-// It is a transaction: after an error all contents are where they were.
-// Errors: backup.ErrHostMemory, disk.ErrFailed, disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to
-// host memory; cuMemHostUnregister)
+// It is a transaction: after an error all contents are where they were. Errors: backup.ErrHostMemory, disk.ErrFailed,
+// disk.ErrContentsLost, *cuda.Error. (cuMemHostRegister, where they go to host memory; cuMemHostUnregister)
 func (e *Engine) Move(o Options, to BackupKind) (moved uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("move", &o, &moved, &err)()
@@ -75,7 +73,7 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 	return moved, err
 }
 
-// moveBatch leaves the contents as they are; the copies become those of the outcome.
+// moveBatch copies contents; the outcomes get the copies, and the segments keep what they have.
 func (e *Engine) moveBatch(b *batch, to BackupKind) error {
 	contents := make([]backup.Contents, len(b.segments))
 	spans := make([]backup.Span, len(b.segments))

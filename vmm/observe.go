@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Transition is what a pause, resume or move does, for who observes the engine.
+// Transition is what an observer of the engine hears of a pause, resume or move.
 type Transition struct {
 	Number    uint64  // the same when it begins and when it is over, from 1 on
 	Operation string  // "pause", "resume" or "move"
@@ -19,13 +19,13 @@ type Transition struct {
 	Err       error
 	Bytes     uint64 // of device memory given back or taken; of a move, of contents
 	Copied    uint64 // bytes of contents
-	// Took is how long it went on, with what its caller had waited for the program before. Of that Waited was for the
-	// program, the devices, other operations, memory, and what was discarded; Copying for contents; the rest is the
-	// driver's work on mappings. Of several devices it is what the slowest did.
+	// Took is the whole time, with what the caller had waited for the program before. Waited is the part for the
+	// program, the devices, other operations, memory, and what was discarded; Copying the part for contents; the rest
+	// is the driver's work on mappings. Each counts the slowest device.
 	Took, Waited, Copying time.Duration
 }
 
-// Observe sets what is called when a transition begins and when it is over, on its thread, with no lock of the engine
+// Observe sets what is called when a transition begins and when it ends, on its thread, with no lock of the engine
 // held. Call it before anything else.
 func (e *Engine) Observe(observe func(Transition)) { e.observe = observe }
 
@@ -38,7 +38,7 @@ type Allocation struct {
 	Mapped  bool // by the program itself
 }
 
-// Allocations calls f with each. No lock is held meanwhile, so some may have been freed by then.
+// Allocations calls f with each allocation. It holds no lock meanwhile, so some may have been freed by then.
 func (e *Engine) Allocations(f func(Allocation)) {
 	var all []Allocation
 	e.mu.Lock()
@@ -64,7 +64,7 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	}
 }
 
-// MappedAt is what the program has mapped itself at an address; false: nothing that is the engine's.
+// MappedAt returns what the program itself has mapped at an address; false: nothing of the engine's.
 func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -75,7 +75,7 @@ func (e *Engine) MappedAt(address uintptr) (Allocation, bool) {
 	return Allocation{s.address, s.size, s.device.ordinal, s.tag.name, true}, true
 }
 
-// spent is where the time of a transition went.
+// spent is how a transition has used its time.
 type spent struct {
 	mu      sync.Mutex // devices are worked on at the same time
 	asked   time.Time
@@ -84,14 +84,14 @@ type spent struct {
 	copied  uint64
 }
 
-// copyingSince is of one device: the slowest counts.
+// copyingSince notes the time of one device: the slowest counts.
 func (s *spent) copyingSince(start time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.copying = max(s.copying, time.Since(start))
 }
 
-// observed tells of a transition around the work.
+// observed reports a transition when it begins and, by over, when it ends.
 func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *error) (over func()) {
 	start := time.Now()
 	o.spent = &spent{asked: start}
@@ -103,18 +103,18 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 	e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag})
 	return func() {
 		s := o.spent
-		e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes, Copied: s.copied,
-			Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
+		e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes,
+			Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 	}
 }
 
 const (
 	namesTold   = 8  // how many tags a warning names
-	unknownTold = 16 // how often unknown tags are told of
+	unknownTold = 16 // of how many unknown tags it warns
 )
 
-// warnUnknown tells, once for an operation and a name, that nothing was ever made with the tag that is to be paused or
-// resumed: most likely it is misspelt.
+// warnUnknown warns, once for an operation and a name, that nothing was ever allocated with the tag: most likely it is
+// misspelt.
 func (e *Engine) warnUnknown(operation string, name *string) {
 	e.mu.Lock()
 	if name == nil || e.names[*name] || e.unknown[[2]string{operation, *name}] || len(e.unknown) == unknownTold {

@@ -50,8 +50,8 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	return freed, nil
 }
 
-// pausePart pauses what other processes own, or what this one does. It returns how many bytes that freed, and the segments
-// that it took the memory of, also after an error.
+// pausePart pauses what other processes own, or what this one does. It returns how many bytes that freed, and the
+// segments that it took the memory of, also after an error.
 func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
@@ -60,7 +60,8 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	// What was submitted before the call is waited for here, while nothing is held that another thread of the
 	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
 	var devices []*device
-	for _, s := range e.choose(o.Tag, func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }) {
+	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
+	for _, s := range e.choose(o.Tag, goes) {
 		if !slices.Contains(devices, s.device) {
 			devices = append(devices, s.device)
 		}
@@ -134,8 +135,9 @@ func (o *Options) backupOf(s *segment) BackupKind {
 // saveAll copies the contents of the active segments that have a backup. It refuses before anything is copied where
 // there is no directory for files, or too little host memory.
 func (e *Engine) saveAll(batches []*batch, o *Options) error {
+	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
-		if slices.ContainsFunc(b.segments, func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }) {
+		if slices.ContainsFunc(b.segments, toDisk) {
 			if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
 				return err
 			}
@@ -213,8 +215,8 @@ func dropSaved(batches []*batch) {
 	}
 }
 
-// unmap detaches all extents, or after an error maps again those that it had detached. What the driver does not map again
-// is left paused, with its memory held, so nothing is lost.
+// unmap detaches all extents, or after an error maps again those that it had detached. What the driver does not map
+// again is left paused, with its memory held, so nothing is lost.
 func unmap(batches []*batch) error {
 	var undo []*extent
 	for _, b := range batches {

@@ -11,11 +11,11 @@ import (
 	"tms/vmm/stats"
 )
 
-// pendingFree is a free that the caller was told is done, and that is still to be made.
+// pendingFree is a free that its caller believes done, and that is still to come.
 type pendingFree struct {
 	allocation
 	stage stage
-	why   string     // it is not made yet, for statistics
+	why   string     // the free still waits, for statistics
 	event cuda.Event // of onStream: recorded in the stream at the free
 }
 
@@ -26,15 +26,15 @@ type pendingFree struct {
 type stage int
 
 const (
-	unwaited  stage = iota // nothing may wait for the devices while a stream is being captured; or that failed
+	unwaited  stage = iota // a capture forbids to wait for the devices, or the wait failed
 	onDevices              // a thread waits until the devices have finished with it
-	onStream               // its stream has not come to it
-	due                    // nothing uses it: it is to be made
+	onStream               // its stream has not reached it
+	due                    // nothing uses the memory any more
 	refused                // by the driver
 	made
 )
 
-// inProgress tells that a free is made without anybody's doing anything for it.
+// inProgress reports whether a free comes without anybody's help.
 func (f *pendingFree) inProgress() bool {
 	return f.stage == onDevices || f.stage == onStream || f.stage == due
 }
@@ -46,26 +46,26 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// Streams come to their frees in any order, and one that never does must not hold up the others: so they are
-// asked, not waited for.
+// Streams reach their frees in any order, and one that never does must not hold up the others: so the engine polls
+// them.
 const (
 	firstLook = 20 * time.Microsecond
 	lastLook  = time.Millisecond
 )
 
-// patience is for a program that runs ahead of its streams. A stream may also wait for the very thread that
-// allocates, so it ends.
+// patience is how long to wait for a program that runs ahead of its streams. It has an end, for a stream may wait for
+// the very thread that allocates.
 const patience = time.Second
 
-// putOff leaves a claimed allocation to be freed later. The caller holds e.mu.
+// putOff frees a claimed allocation later. The caller holds e.mu.
 func (e *Engine) putOff(f pendingFree) {
 	e.pending = append(e.pending, &f)
 	e.startReaping()
 }
 
-// FreeDeferred has the frees made that a stream capture, or a refusal of the driver, has put off, and gives back what
-// else has been refused. It waits for that as long as one of them comes each second; the rest is made as soon as the
-// devices have finished with it, or stays for the next time.
+// FreeDeferred makes the frees that a capture, or a refusal of the driver, has put off, and gives back what else the
+// driver has refused. It waits while at least one of them comes each second; the rest comes when the devices have
+// finished with it, or stays for the next time.
 func (e *Engine) FreeDeferred() {
 	e.renew()
 	e.mu.Lock()
@@ -74,7 +74,7 @@ func (e *Engine) FreeDeferred() {
 	}
 }
 
-// renew begins to make what was put off before, and returns how much of what else has been refused is back.
+// renew begins to make the frees that were put off, and returns how many of the other refused things are back.
 func (e *Engine) renew() (back int) {
 	back = e.driver.Reclaim.Retry()
 	e.mu.Lock()
@@ -95,8 +95,8 @@ func (e *Engine) renew() (back int) {
 	return back
 }
 
-// awaitDevices waits for the devices on behalf of the frees of a device's memory, until there are none that need it.
-// How long that takes is the program's affair, so nobody waits for it without bound.
+// awaitDevices waits for the devices on behalf of a device's frees, until no free needs it. The program decides how
+// long that takes, so nobody waits for it without bound.
 func (e *Engine) awaitDevices(d *device) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -110,11 +110,11 @@ func (e *Engine) awaitDevices(d *device) error {
 	}
 }
 
-// waited notes that the devices have finished with frees, or why that is not known. The caller holds e.mu.
+// waited notes that the devices have finished with frees, or why that is unknown. The caller holds e.mu.
 func (e *Engine) waited(frees []*pendingFree, err error) {
 	for _, f := range frees {
 		switch {
-		case f.stage == onStream || f.stage == made: // reap sees, or has seen, to it
+		case f.stage == onStream || f.stage == made: // reap makes it, or has made it
 		case err == nil:
 			f.stage = due
 		case errors.Is(err, ErrCapturing):
@@ -129,7 +129,7 @@ func (e *Engine) waited(frees []*pendingFree, err error) {
 
 func reapable(f *pendingFree) bool { return f.stage == due || f.stage == onStream }
 
-// startReaping has the frees made that are due, or that streams come to. The caller holds e.mu.
+// startReaping starts a thread for the frees that are due, or wait for streams. The caller holds e.mu.
 func (e *Engine) startReaping() {
 	if !e.reaping && slices.ContainsFunc(e.pending, reapable) {
 		e.reaping = true
@@ -137,7 +137,7 @@ func (e *Engine) startReaping() {
 	}
 }
 
-// reap is the one place where pending frees are made.
+// reap is the one place that makes pending frees.
 func (e *Engine) reap() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -155,7 +155,7 @@ func (e *Engine) reap() error {
 	return nil
 }
 
-// makePending makes a free, unless its stream has not come to it; it returns whether that has changed anything.
+// makePending makes a free, unless its stream has not reached it, and reports whether it has changed anything.
 func (e *Engine) makePending(f *pendingFree) bool {
 	if f.stage == onStream {
 		err := e.unlocked(func() error {
@@ -181,7 +181,7 @@ func (e *Engine) makePending(f *pendingFree) bool {
 	return true
 }
 
-// pendingOf lists the pending frees that are meant. The caller holds e.mu.
+// pendingOf lists the pending frees that meant picks. The caller holds e.mu.
 func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree) {
 	for _, f := range e.pending {
 		if meant(f) {
@@ -191,7 +191,7 @@ func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree)
 	return frees
 }
 
-// awaitAny waits until one of the frees that are meant is made, or is not meant any more; false: there is none, or
+// awaitAny waits until meant leaves out one of the frees that it picks now. It returns false where there is none, or
 // none has come for too long. The caller holds e.mu.
 func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 	before := e.pendingOf(meant)
@@ -204,8 +204,7 @@ func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 	return false
 }
 
-// awaitFree waits until more frees have been made on a device than there were, as awaitAny does, and says whether
-// they have.
+// awaitFree waits, as awaitAny does, until a device has made more frees than it had, and reports whether it has.
 func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -216,8 +215,7 @@ func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	return more
 }
 
-// finish waits until pending frees are made, or put off once more. Nothing that they need may depend on the caller.
-// It holds e.mu.
+// finish waits until frees are made, or put off once more. They may need nothing of the caller, which holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
 	for _, f := range frees {
 		for f.inProgress() {
@@ -226,7 +224,7 @@ func (e *Engine) finish(frees []*pendingFree) {
 	}
 }
 
-// freeQuiesced makes the pending frees of some devices once quiesce has waited for these.
+// freeQuiesced makes the pending frees of some devices once quiesce has waited for these devices.
 func (e *Engine) freeQuiesced(devices []*device, quiesce func() error) error {
 	e.mu.Lock()
 	frees := e.pendingOf(func(f *pendingFree) bool { return slices.Contains(devices, f.segment.device) })

@@ -6,10 +6,10 @@ import (
 	"tms/vmm/backup"
 )
 
-// Prepare begins to pin host memory ahead for the active segments with the tag (nil: every tag) that have a
-// host backup, so that their next pause runs at the speed of the link, and returns at once. What finish does
-// is the work; it must be called, on any thread. A pause, resume or trim that comes after Prepare waits for it.
-// Errors of finish: backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
+// Prepare begins to pin host memory for the active segments with the tag (nil: every tag) that have a host backup, so
+// that their next pause runs at the speed of the link, and returns at once. The caller must call finish, on any
+// thread: it does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
+// backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
 func (e *Engine) Prepare(name *string) (finish func() error) {
 	ticket := e.transition.ask()
 	return func() (err error) {
@@ -58,8 +58,8 @@ func (e *Engine) prepare(name *string) error {
 	return nil
 }
 
-// Trim gives back host memory that holds nothing a paused segment needs: pinned ahead, kept for the
-// next pause, retained after a resume. It returns when the operating system has it.
+// Trim gives back host memory that no paused segment needs: pinned ahead, kept for the next pause, retained after a
+// resume. It returns when the operating system has it.
 func (e *Engine) Trim() {
 	defer e.auditQuietly()
 	e.transition.Lock()

@@ -23,18 +23,18 @@ func (d *device) readProgress() *stats.Progress {
 	return &stats.Progress{Device: d.ordinal, Operation: p.operation, Done: p.done.Load(), Total: p.total.Load()}
 }
 
-// reportEvery is short enough for a bar that moves; endedEvery, for a pause that is not held up by it.
+// reportEvery is short enough for a bar that moves; endedEvery is short enough not to hold up a pause.
 const (
 	reportEvery = 50 * time.Millisecond
 	endedEvery  = 200 * time.Microsecond
 )
 
-// track counts what an operation copies, per device, and calls report with it now and then, from one
-// thread. What it returns ends that, after a last call for every device with contents.
+// track counts what an operation copies, per device, and calls report with it now and then, from one thread. end stops
+// that, after a last call for every device with contents.
 //
-// A report may have to wait for a lock that the host holds while it waits for segments of the operation, or
-// for its turn (Python's, in a callback): so it does not come from a thread that copies, and end is to be called
-// when the segments have settled and no lock of ours is held.
+// A report may wait for a lock that the host holds while it waits for the operation's segments, or for its turn
+// (Python's, in a callback). So reports do not come from a thread that copies, and the caller calls end when the
+// segments have settled and no lock of ours is held.
 func track(batches []*batch, operation string, report func(stats.Progress)) (end func()) {
 	for _, b := range batches {
 		b.progress.operation = operation

@@ -8,17 +8,17 @@ import (
 	"tms/vmm/cuda"
 )
 
-// quiesce waits for all that can be using memory of some devices: every context of the process. Access tells no more: a
-// copy by another device's stream needs none where the driver stages it. The driver does not wait when memory is
+// quiesce waits for every context of the process, for any of them can be using memory of some devices: a copy by
+// another device's stream needs no access where the driver stages it. The driver does not wait when memory is
 // unmapped; work that still uses it dies with an error that stays.
 //
-// How long that takes is the program's affair: a stream may wait for a host thread, which may be about to
-// call us. So the caller holds no lock and has claimed nothing. (cuCtxRecordEvent, cuEventSynchronize)
+// The program decides how long that takes: a stream may wait for a host thread, which may be about to call us. So the
+// caller holds no lock and has claimed nothing. (cuCtxRecordEvent, cuEventSynchronize)
 func (e *Engine) quiesce(of ...*device) error {
 	err := e.eachContext(func(ordinal int, context cuda.Context) error {
 		err := e.synchronize(context)
 		if cuda.Ended(err) && !slices.ContainsFunc(of, func(d *device) bool { return d.ordinal == ordinal }) {
-			return nil // its work has ended with it, and it is nothing to whose memory this is
+			return nil // its work has ended with it, and the memory is not on its device
 		}
 		return err
 	})
@@ -32,7 +32,7 @@ func captureForbids(err error) bool {
 	return errors.Is(err, cuda.StreamCaptureUnsupported) || errors.Is(err, cuda.StreamCaptureImplicit)
 }
 
-// eachContext calls use with the contexts that there are: primary ones, and those that the program has made.
+// eachContext calls use with every context: the primary ones, and those that the program has made.
 func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) error {
 	count, err := e.driver.DeviceCount()
 	for ordinal := 0; ordinal < count && err == nil; ordinal++ {
@@ -44,7 +44,7 @@ func (e *Engine) eachContext(use func(ordinal int, context cuda.Context) error) 
 	return err
 }
 
-// withPrimary calls use with a device's primary context, if there is one: it is made neither by that nor kept by it.
+// withPrimary calls use with a device's primary context, if there is one, and neither makes nor keeps it.
 func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
 	e.mu.Lock()
 	d := e.devices[ordinal]
@@ -67,8 +67,8 @@ func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
 	return use(context)
 }
 
-// synchronize waits for a context. Nobody may begin a capture while cuCtxSynchronize, which is for drivers before CUDA
-// 12.5, is entered, and nobody can be kept from it as long as that may take.
+// synchronize waits for a context. On drivers before CUDA 12.5 nobody may begin a capture while it enters
+// cuCtxSynchronize, and it cannot keep the program from that as long as it waits.
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, func() error {
 		event, err := e.recordWork(context)
@@ -83,8 +83,8 @@ func (e *Engine) synchronize(context cuda.Context) error {
 	})
 }
 
-// recordWork makes an event of all that the current context was given so far. That breaks the captures that there are,
-// so there are none at that moment. Errors: cuda.NotSupported before CUDA 12.5; cuda.StreamCaptureUnsupported.
+// recordWork makes an event of all work that the current context has so far. That breaks captures, so it comes at a
+// moment without any. Errors: cuda.NotSupported before CUDA 12.5; cuda.StreamCaptureUnsupported.
 func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) {
 	if event, err = e.driver.EventCreate(); err != nil {
 		return 0, err
@@ -95,6 +95,6 @@ func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) 
 	return event, err
 }
 
-// WithoutCaptures sets what calls a short function while no stream is being captured, and holds up those that would
-// begin a capture; where there is one it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
+// WithoutCaptures sets what calls a short function while no stream is being captured, and holds up threads that would
+// begin a capture; during a capture it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
 func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }

@@ -1,7 +1,7 @@
 package vmm
 
-// Reset drops everything of a device, contents included, before its primary context is reset. The
-// addresses stay reserved; the device can be used again. (cudaDeviceReset)
+// Reset drops all of a device's memory and contents before its primary context is reset. The addresses stay reserved,
+// and the device can be used again. (cudaDeviceReset)
 func (e *Engine) Reset(ordinal int) {
 	defer e.auditQuietly()
 	e.mu.Lock()

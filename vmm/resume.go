@@ -12,17 +12,16 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Resume gives every paused segment with the tag new memory at its old address, and its contents
-// where they were kept, and returns how many bytes of memory that was.
+// Resume gives every paused segment with the tag new memory at its old address, and its contents where they were kept,
+// and returns how many bytes of memory that was.
 //
-// It is a transaction: create, map and refill all, then drop what was kept. After an error every
-// segment is still paused with its contents, and nothing new is held. Contents that cannot be read back
-// from disk stop the resume of their segment, and of what is resumed with it, until it is freed.
+// It is a transaction: create, map and refill all, then drop what was kept. After an error every segment is still
+// paused with its contents, and nothing new is held. Contents that cannot be read back from disk stop the resume of
+// their segment, and of those resumed with it, until the program frees it.
 //
-// Memory of contents that are not kept is back when it returns, unless that takes long: see discarded.
-// Memory that is short is waited for, for a time if that is asked for.
-// Errors: ErrCapturing, ErrContents, disk.ErrContentsLost, *cuda.Error with cuda.OutOfMemory when others hold the memory.
-// (cuMemCreate, cuMemMap, cuMemSetAccess)
+// Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
+// waits for device memory that is short, for Options.Wait. Errors: ErrCapturing, ErrContents, disk.ErrContentsLost,
+// *cuda.Error with cuda.OutOfMemory when others hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("resume", &o, &mapped, &err)()
@@ -98,8 +97,8 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	return nil
 }
 
-// restore gives a device's segments their memory; the contents of each begin to come back as soon as
-// it is mapped, while the driver still scrubs memory for the next.
+// restore gives a device's segments their memory. The contents of each begin to come back as soon as it is mapped,
+// while the driver still scrubs memory for the next.
 func (e *Engine) restore(b *batch, o Options) (err error) {
 	e.refreshUsers(b.device)
 	total := uint64(0)
@@ -111,7 +110,7 @@ func (e *Engine) restore(b *batch, o Options) (err error) {
 	b.progress.total.Store(total)
 	loaders := map[backup.Store]backup.Loader{}
 	b.aside = map[*segment]uintptr{}
-	var ends []func() // of those
+	var ends []func() // of these mappings
 	defer func() {
 		for _, end := range ends {
 			end()
@@ -179,7 +178,7 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
 }
 
-// named adds to an error about lost contents whose they are.
+// named adds to an error about lost contents which segment they belong to.
 func (b *batch) named(err error) error {
 	var lost *disk.Lost
 	if !errors.As(err, &lost) {
@@ -193,8 +192,8 @@ func (b *batch) named(err error) error {
 	return err
 }
 
-// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns how
-// many bytes all have.
+// gather plans extents for the segments that have none: one for neighbours of a tag, up to limit bytes. It returns the
+// size of all extents.
 func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -223,8 +222,8 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 	return bytes
 }
 
-// follows tells whether a segment can share an extent with the one before it: what is slack of it later can be
-// joined within a range only, and what other processes open is to stand alone (share.go).
+// follows reports whether a segment can share an extent with the one before it. Slack can be joined later within a
+// range only, and a segment that other processes open must stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
 		!s.isUserMapped() && !last.isUserMapped() && s.shared == 0 && last.shared == 0

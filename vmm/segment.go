@@ -32,10 +32,10 @@ type segment struct {
 	extent  *extent     // its memory; nil: none
 	slab    *small.Slab // the small allocations in it; nil: it is one allocation
 	listed  bool        // in its tag's list of slabs with room
-	backing             // user-mapped memory has no span; imported memory has its contents where it comes from
-	shared  uint64      // its name for other processes; 0: nobody has asked for a handle
+	backing             // of user-mapped memory there is no span, of imported memory nothing kept
+	shared  uint64      // its name for other processes; 0: it has none
 	kept
-	gated   bool    // it is paused, by a pause that shut the gate
+	gated   bool    // a gated pause has paused it
 	outcome outcome // of the transition that works on it
 }
 
@@ -47,12 +47,12 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.Granules()) * s.device.granularity
 }
 
-// backupSpan is the device memory whose contents a backup is of.
+// backupSpan is the device memory that a backup copies.
 func (s *segment) backupSpan() backup.Span {
 	return backup.Span{Address: s.address, Size: s.length()}
 }
 
-// mapped tells whether the device may be using it. The caller holds the engine's lock.
+// mapped reports whether the device may be using it. The caller holds the engine's lock.
 func (s *segment) mapped() bool {
 	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
 }
@@ -72,7 +72,7 @@ func (r Request) policy() policy {
 // kept is where a segment's contents are, or can be, kept.
 type kept struct {
 	contents backup.Contents // nil: nowhere
-	current  bool            // contents hold what the segment held at its last pause
+	current  bool            // contents are those of its last pause
 	sums     []digest.Sum    // of that, block by block; nil: not known
 }
 
@@ -98,15 +98,15 @@ const (
 	slack        // free, in an extent that others still use
 )
 
-// owner is who works on a segment, or an extent, also while e.mu is free. The others wait for settled.
+// owner is who works on a segment, or an extent, also while e.mu is free. Others wait for settled.
 type owner int
 
 const (
 	nobody      owner = iota
-	aTransition       // a pause or resume, which others do not see yet: the outcome of a segment is what it comes to
-	aCall             // of the driver, on an extent
-	aFree             // of a segment, that is made or pending: it cannot be found any more
+	aTransition       // others still see what was before; outcome has what comes of it
+	aCall             // a driver call on an extent
+	aFree             // a free, made or pending: lookups do not find the segment any more
 )
 
-// is tells whether a segment is in a state, and not about to be freed.
+// is reports whether a segment is in a state, and not about to be freed.
 func (s *segment) is(state state) bool { return s.state == state && s.owner != aFree }

@@ -14,19 +14,19 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Memory that processes share: here is what the process does that has it, import.go has what the others do. Who opens
-// a segment is known by name until it gives it back, or has ended. A pause first closes the segment, so that nobody gets
-// it any more, and goes on when nobody has it mapped; others unmap it as part of their own pause, and never wait for that.
+// Memory that processes share: this file has what the exporting process does, import.go what the importing ones do.
+// The engine lists the importers of a segment until they give it back, or end. A pause first closes the segment to new
+// importers, and goes on when nobody has it mapped; importers unmap it in their own pauses, and never wait there.
 //
-// The driver gives and maps whole extents. A segment that has been named to others gets one of its own at each resume, so
-// addresses in another process stay what they were when it lay among neighbours: that process then keeps room for those.
-// Until then it can read and write them too, as CUDA's own handles do it for what lies in the same 2 MiB; it is of the same
-// user, who may look at this process's memory anyway.
+// The driver exports and maps whole extents. A resume gives an exported segment an extent of its own. An importer that
+// had mapped it among its neighbours keeps room for those, so its addresses stay. Until then the importer can read and
+// write the neighbours too, as with CUDA's own handles for the same 2 MiB; it belongs to the same user, who may look
+// at this process's memory anyway.
 
 // Share names a segment for other processes.
 type Share struct {
 	PID   int
-	Start uint64 // of the process (rawfile.Process): its number may be another's by now
+	Start uint64 // of the process (rawfile.Process): another may have its number by now
 	ID    uint64 // random
 }
 
@@ -34,13 +34,13 @@ type Share struct {
 type Importer struct {
 	PID    int
 	Start  uint64
-	Number uint64 // which of its imports: random, so that of no other process that has its PID later
+	Number uint64 // which of its imports: random, so no later process with its PID has the same
 }
 
 // Lent is what an importer gets.
 type Lent struct {
-	Descriptor int    // of the extent that the segment lies in; who has it closes it
-	Extent     uint64 // bytes of that
+	Descriptor int    // of the extent that the segment lies in; the caller closes it
+	Extent     uint64 // bytes of the extent
 	Offset     uint64 // where in it the segment begins
 	Size       uint64 // bytes of the segment
 	Tag        string // whose pause takes the memory
@@ -49,12 +49,13 @@ type Lent struct {
 
 // Processes is how the engine speaks to other processes.
 type Processes interface {
-	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any other,
-	// as ErrSilent, the memory may be held for the number all the same.
+	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any
+	// other, as ErrSilent, the other process may hold the memory for the number all the same.
 	Fetch(share Share, number uint64) (Lent, error)
-	// Return says that it is not mapped under the number any more, and waits for nothing. An error: that could not be said.
+	// Return gives notice that the memory is not mapped under the number any more, and waits for nothing. An error:
+	// the notice could not be sent.
 	Return(share Share, number uint64) error
-	// Gone tells that an importer has ended.
+	// Gone reports whether an importer has ended.
 	Gone(importer Importer) bool
 }
 
@@ -63,16 +64,17 @@ type sharing struct {
 	processes Processes
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
-	closing []*Options // of the pauses that go on: nobody gets memory that they are about
+	closing []*Options // the pauses that go on: nobody gets memory of their tags
 	imports map[importKey]*segment
-	opening map[importKey]bool // by an Import that goes on
+	opening map[importKey]bool // by an Import in progress
 
-	// mu is for the thread that hears other processes, which may wait for nothing: nothing is done under it.
+	// mu is for the thread that hears other processes, which may wait for nothing: code that holds mu does nothing
+	// else.
 	mu        sync.Mutex
-	importers map[uint64][]Importer // by id; of a segment that was freed, while its extent is there
+	importers map[uint64][]Importer // by id; of a freed segment as long as its extent is there
 }
 
-// closed tells that a pause of the tag goes on. The caller holds the engine's lock.
+// closed reports whether a pause of the tag goes on. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
 	return slices.ContainsFunc(s.closing, func(o *Options) bool { return o.Tag == nil || *o.Tag == tag })
 }
@@ -91,8 +93,8 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	case s == nil:
 		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 	case s.isImported():
-		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address, s.imported.share.PID,
-			cuda.NotSupported)
+		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address,
+			s.imported.share.PID, cuda.NotSupported)
 	case !e.shareable:
 		return 0, 0, 0, ErrNotShareable
 	case s.plain():
@@ -107,8 +109,8 @@ func (s *segment) plain() bool {
 }
 
 func (s *segment) errPlain() error {
-	return fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it outside "+
-		"regions: %w", s.device.ordinal, cuda.NotSupported)
+	return fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it "+
+		"outside regions: %w", s.device.ordinal, cuda.NotSupported)
 }
 
 // name gives a segment its name for other processes. The caller holds the engine's lock.
@@ -120,7 +122,7 @@ func (s *sharing) name(of *segment) uint64 {
 	return of.shared
 }
 
-// Export lets an importer have a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
+// Export gives an importer a segment. It waits for no pause. Errors: ErrShareGone, ErrSharePaused, *cuda.Error.
 // (cuMemExportToShareableHandle)
 func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	e.mu.Lock()
@@ -135,7 +137,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		case s.extent.owner != nobody:
 			e.settled.Wait()
 			continue
-		case s.extent.plain: // named while that was made
+		case s.extent.plain: // it was named while the extent was made
 			return lent, s.errPlain()
 		}
 		// From now on a pause waits for it.
@@ -144,7 +146,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		e.sharing.mu.Unlock()
 		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(), Tag: s.tag.name,
 			Device: s.device.uuid}
-		if f := s.userMapped; f != nil { // of which less may be mapped, or nothing
+		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
 			lent.Extent, lent.Offset, lent.Size = f.size, 0, f.size
 		}
 		if err = e.engage([]*extent{s.extent}, func() (err error) {
@@ -157,7 +159,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	}
 }
 
-// Returned notes that an importer has a segment no more. It never waits.
+// Returned notes that an importer does not have a segment any more. It never waits.
 func (e *Engine) Returned(id uint64, pid int, number uint64) {
 	e.sharing.mu.Lock()
 	defer e.sharing.mu.Unlock()
@@ -172,7 +174,7 @@ func (s *sharing) drop(id uint64, which func(Importer) bool) {
 	}
 }
 
-// left are the processes that live and have one of the segments.
+// left lists the living processes that have one of the segments.
 func (s *sharing) left(ids []uint64) (pids []int) {
 	known := map[Importer]bool{} // whether it has ended, by all but the number
 	for _, id := range ids {
@@ -197,8 +199,8 @@ func (s *sharing) left(ids []uint64) (pids []int) {
 	return slices.Compact(pids)
 }
 
-// forget is of a segment that is freed. Who has it mapped has its whole extent, and is known until that goes. The caller
-// holds the engine's lock.
+// forget drops the name of a freed segment. An importer has its whole extent mapped, and stays listed until that goes.
+// The caller holds the engine's lock.
 func (s *sharing) forget(freed *segment) {
 	if freed.shared != 0 {
 		delete(s.shares, freed.shared)
@@ -222,7 +224,7 @@ func (s *sharing) forgetImporters(ids ...uint64) {
 	}
 }
 
-// closeShares keeps memory that a pause is about from being given to others, until open is called.
+// closeShares closes the segments of a pause to new importers, until the caller calls open.
 func (e *Engine) closeShares(o *Options) (open func()) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -246,7 +248,7 @@ func (e *Engine) remap(o *Options, theirs []*segment, failed error) error {
 	return failed
 }
 
-// awaitImporters returns when no other process has an extent mapped that a pause is about. Errors: ErrImported.
+// awaitImporters waits until no other process has an extent mapped that a pause is to take. Errors: ErrImported.
 func (e *Engine) awaitImporters(o *Options) error {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
@@ -276,8 +278,8 @@ func (e *Engine) awaitImporters(o *Options) error {
 			for _, pid := range left {
 				pids = append(pids, strconv.Itoa(pid))
 			}
-			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program (tms.distributed), or by "+
-				"tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "), o.Importers)
+			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program (tms.distributed), "+
+				"or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "), o.Importers)
 		}
 		clock.Sleep(pause)
 	}
@@ -290,5 +292,5 @@ const (
 	soon             = 100 * time.Millisecond
 )
 
-// goneFor tells, of an error, that the memory will not come back.
+// goneFor reports whether an error means that the memory will not come back.
 func goneFor(err error) bool { return errors.Is(err, ErrShareGone) }

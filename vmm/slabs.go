@@ -1,7 +1,7 @@
 package vmm
 
-// The search for room is bounded: an allocation that finds none in the last few slabs begins another
-// one, and one that has none for a small part of a granule counts as full until something in it is freed.
+// The search for room is bounded: an allocation that finds none in the last few slabs begins another slab. A slab
+// without room for a small part of a granule counts as full until something in it is freed.
 const (
 	smallTries = 4
 	fullBelow  = 16

@@ -10,13 +10,13 @@ import (
 	"tms/vmm/stats"
 )
 
-// KnownStats reads the statistics without a call of the driver, which would wait while the process is checkpointed.
-// Errors: of another thread's, made meanwhile, nothing can be known.
+// KnownStats is Stats without a call of the driver, which would wait while the process is checkpointed. Errors: a
+// thread that waits in the driver holds the records.
 func (e *Engine) KnownStats() (stats.Stats, error) {
 	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); clock.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
-			return stats.Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all of the process's CUDA calls " +
-				"do until everything of it is resumed")
+			return stats.Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all " +
+				"of the process's CUDA calls do until everything of it is resumed")
 		}
 	}
 	defer e.mu.Unlock()
@@ -24,10 +24,10 @@ func (e *Engine) KnownStats() (stats.Stats, error) {
 	return held, nil
 }
 
-// knownWithin is how long is waited for a thread that has the records.
+// knownWithin is how long KnownStats waits for the records.
 const knownWithin = time.Second
 
-// Recorded is Stats as far as the records have it: without what the driver tells, and without a call of it.
+// Recorded is Stats as far as the engine's records go, without a call of the driver.
 func (e *Engine) Recorded() stats.Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +47,7 @@ func (e *Engine) Stats() (stats.Stats, error) {
 			return stats.Stats{}, err
 		}
 		own.BackupBytes = e.peer.Held(d.ordinal)
-		// Its parts were not read at the same moment, so it may come to less than nothing.
+		// The figures come from different moments, so their difference may be less than nothing.
 		used := own.TotalBytes - own.FreeBytes
 		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
@@ -55,7 +55,7 @@ func (e *Engine) Stats() (stats.Stats, error) {
 	return held, nil
 }
 
-// recorded is what the records say. The caller holds e.mu.
+// recorded returns what the records have. The caller holds e.mu.
 func (e *Engine) recorded() (stats.Stats, []*device) {
 	held := stats.Stats{Devices: []stats.Device{}}
 	devices := make([]*device, 0, len(e.devices))
@@ -70,10 +70,10 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 	return held, devices
 }
 
-// statsOf is what is known of a device without asking the driver. The caller holds e.mu.
+// statsOf returns what the records have of a device. The caller holds e.mu.
 func (e *Engine) statsOf(d *device) stats.Device {
-	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{}, Progress: d.readProgress(),
-		PoolBytes: uint64(max(0, d.pools))}
+	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
+		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}
 	for _, t := range d.tags {
 		ts := stats.Tag{Tag: stats.TagText(t.name), LastPauseSeconds: t.lastPause, LastResumeSeconds: t.lastResume}
 		for _, s := range t.segments {

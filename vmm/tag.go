@@ -12,7 +12,7 @@ import (
 	"tms/vmm/space"
 )
 
-// tag is the segments of one device that are paused and resumed together.
+// tag is the segments of one device that pause and resume together.
 type tag struct {
 	name        string
 	segments    []*segment
@@ -37,7 +37,7 @@ func (t *tag) add(s *segment) {
 	t.segments = append(t.segments, s)
 }
 
-// inTag tells whether a segment is among those of its tag.
+// inTag reports whether a segment is among those of its tag.
 func (s *segment) inTag() bool { return s.index < len(s.tag.segments) && s.tag.segments[s.index] == s }
 
 func (t *tag) remove(s *segment) {
@@ -47,8 +47,7 @@ func (t *tag) remove(s *segment) {
 	t.segments = removeAt(t.segments, s.index)
 }
 
-// addSlack notes a segment that is free but whose memory cannot leave alone, as one with what is slack beside
-// it.
+// addSlack notes a segment that is free but whose memory cannot leave alone, joined with the slack beside it.
 func (t *tag) addSlack(s *segment) {
 	x := s.extent
 	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
@@ -85,7 +84,7 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 	return bytes
 }
 
-// takeSlack returns a segment of as many granules whose memory is there already, split from the smallest in the room
+// takeSlack returns a segment of as many granules that has its memory already, split from the smallest in the room
 // that is large enough; nil if there is none.
 func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	var best *segment
@@ -116,7 +115,7 @@ func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	return best
 }
 
-// slackNote says, behind an error for want of memory, what is held beside live segments.
+// slackNote says, behind an error for want of memory, how much slack there is.
 func (e *Engine) slackNote(d *device, err error) string {
 	if !errors.Is(err, cuda.OutOfMemory) {
 		return ""

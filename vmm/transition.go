@@ -16,27 +16,27 @@ import (
 type Options struct {
 	Tag          *string              // nil: every tag
 	RetainBackup bool                 // keep host copies after resume
-	Discard      bool                 // a pause saves no contents, and gives up what is kept of earlier ones
+	Discard      bool                 // a pause saves no contents, and gives up those that earlier pauses kept
 	ToDisk       bool                 // a pause saves in files what would take new host memory
 	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string               // where a pause puts files
-	DiskSetting  string               // what that came from, for error texts; "": it is the default
+	DiskSetting  string               // where the directory comes from, for error texts; "": it is the default
 	DiskChunk    uint64               // bytes of one read or write
 	Verify       bool                 // compare contents after a resume with those before the pause
-	ExtentBytes  uint64               // segments side by side get extents of up to so much when resumed; 0: one each
-	Wait         time.Duration        // how long a resume tries again when memory is short
+	ExtentBytes  uint64               // a resume gives neighbours common extents up to this size; 0: one each
+	Wait         time.Duration        // how long a resume waits for memory that is short
 	Poison       bool                 // fill memory that a resume brings back without contents with NaNs
-	Progress     func(stats.Progress) // nil, or told now and then how far contents have come
+	Progress     func(stats.Progress) // nil, or called now and then with how much is copied
 	Capturing    bool                 // a stream of the process is being captured
-	Gated        bool                 // nobody can give the devices work; see WhenUngated
-	Importers    time.Duration        // how long a pause waits for other processes to unmap memory, and a resume for theirs
-	Asked        time.Time            // when a pause was, if its caller has waited for the program since; or zero
-	discarded    *discarded           // by a resume, or by such a pause
+	Gated        bool                 // the gate is closed: nobody can give the devices work; see WhenUngated
+	Importers    time.Duration        // how long a pause waits until others have unmapped memory, a resume for theirs
+	Asked        time.Time            // when the caller began to wait for the program before a pause; or zero
+	discarded    *discarded           // by a resume, or a pause with Discard
 	spent        *spent
 }
 
-// batch is a device's part in a transition. From begin to end its segments and extents are its own, and others see the
-// segments as they were before.
+// batch is a device's part in a transition. From begin to end its segments and extents belong to it, and others see
+// the segments as they were before.
 type batch struct {
 	device   *device
 	segments []*segment // by address
@@ -44,7 +44,7 @@ type batch struct {
 	job      backup.Job // for a backup store
 	progress *progress
 
-	aside map[*segment]uintptr // where the memory of some is mapped for the resume alone
+	aside map[*segment]uintptr // where a resume maps memory that its device cannot reach
 }
 
 // job is what a backup store needs to know of the device.
@@ -62,11 +62,12 @@ func (b *batch) span(s *segment) backup.Span {
 }
 
 // transact is the frame of every transition: it takes its turn, claims the segments that are wanted, does the work on
-// them, and ends the transition whatever happens. Where the work succeeds, it calls done with each tag.
-func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error, done func(*tag)) error {
+// them, and ends the transition whatever happens. After work that succeeds it calls done with each tag.
+func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bool, work func([]*batch) error,
+	done func(*tag)) error {
 	start := time.Now()
 	reported := func() {}
-	defer func() { reported() }() // when the lock is gone: a report may wait for what the host holds
+	defer func() { reported() }() // without the lock: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
 	batches := e.begin(o.Tag, wanted)
@@ -86,9 +87,9 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	return err
 }
 
-// begin makes a transition the owner of segments, and of their extents, and returns them, grouped by device.
-// Others may read a segment's state under the lock meanwhile, so its outcome notes what becomes of it.
-// begin waits for driver calls of others on the same extents: none of those waits for the device.
+// begin makes a transition the owner of segments and their extents, and returns them by device. Others may read a
+// segment's state under the lock meanwhile, so outcome has what becomes of it. begin waits for others' driver calls on
+// the same extents: none of those waits for the device.
 func (e *Engine) begin(name *string, wanted func(*segment) bool) (batches []*batch) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -152,8 +153,8 @@ func (e *Engine) matching(name *string, wanted func(*segment) bool) map[*device]
 	return found
 }
 
-// end makes the outcome of each segment its state, lets what waited for the transition go on, and
-// calls done with each tag. gated: what it has paused, the gate has to keep from the program.
+// end makes the outcome of each segment its state, calls done with each tag, and wakes what waits for the transition.
+// gated: the gate holds the program's threads from what was paused.
 func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -197,8 +198,8 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 	e.settled.Broadcast()
 }
 
-// checkHost refuses, before anything is copied, a transition for which host memory does not suffice: that which the segments
-// of all devices that are meant are to have. Errors: *backup.Shortage.
+// checkHost refuses a transition, before it copies anything, where the host memory does not suffice for all the
+// segments that meant picks. Errors: *backup.Shortage.
 func (e *Engine) checkHost(batches []*batch, meant func(*segment) bool) error {
 	var sizes []uint64
 	for _, b := range batches {

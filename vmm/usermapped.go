@@ -7,10 +7,10 @@ import (
 	"tms/vmm/cuda"
 )
 
-// userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory,
-// inside a region, or had from another process (usermapped_share.go). It is a segment of its tag while it is
-// mapped; its extent is its own, made as the program asked for it. The program knows it by a handle of ours, for a
-// resume puts another of the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
+// userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory, inside a
+// region, or had from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent
+// is its own, made as the program asked for it. The program knows it by a handle of ours, for a resume puts another of
+// the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
 type userMapped struct {
 	handle     cuda.Handle // ours
 	size       uint64      // of the memory; the mapping may be shorter
@@ -18,7 +18,7 @@ type userMapped struct {
 	references int               // to the handle; a mapping keeps the memory without any
 	mapped     bool              // as the program sees it: also while paused
 	access     []cuda.AccessDesc // of the mapping, one for each location
-	lent       int               // how often others were given the memory itself: it cannot be replaced
+	lent       int               // how often others got the memory itself, which cannot be replaced then
 }
 
 // userMappings is what the engine knows of user-mapped memory.
@@ -51,12 +51,12 @@ func (e *Engine) byHandle(handle cuda.Handle) (*segment, error) {
 	}
 }
 
-// settled tells that no transition or other call works on user-mapped memory.
+// settled reports whether no transition or other call works on user-mapped memory.
 func (s *segment) settled() bool {
 	return s.owner == nobody && (s.extent == nil || s.extent.owner == nobody)
 }
 
-// unmapped notes that a mapping is no more; releaseUnused is to follow. The caller holds e.mu.
+// unmapped notes that a mapping has gone; the caller then calls releaseUnused. The caller holds e.mu.
 func (e *Engine) unmapped(s *segment) {
 	if x := s.extent; x != nil {
 		x.step = min(x.step, created)
@@ -70,8 +70,8 @@ func (e *Engine) unmapped(s *segment) {
 	e.leaveUnmapped(s)
 }
 
-// leaveUnmapped takes memory out of its tag that is there, and not mapped: no pause can save what it holds. What is paused
-// stays in it, for a resume is to make it. The caller holds e.mu.
+// leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
+// contents. Paused memory stays in its tag, for a resume is to make it. The caller holds e.mu.
 func (e *Engine) leaveUnmapped(s *segment) {
 	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
 		s.discard() // the memory itself has what it holds
@@ -80,8 +80,8 @@ func (e *Engine) leaveUnmapped(s *segment) {
 	}
 }
 
-// releaseUnused ends memory that is neither referred to nor mapped, unless another thread has; release is for its extent. The caller
-// holds e.mu, which is let go for driver calls.
+// releaseUnused ends memory that the program neither refers to nor maps, unless another thread has ended it; release
+// is for its extent. The caller holds e.mu, which is let go for driver calls.
 func (e *Engine) releaseUnused(s *segment, release func() error) error {
 	for !s.settled() {
 		e.settled.Wait()
@@ -105,7 +105,7 @@ func (e *Engine) releaseUnused(s *segment, release func() error) error {
 	return nil
 }
 
-// dropAtReset is what a reset of the device does: the memory goes. The program may still unmap and release it.
+// dropAtReset gives up memory that goes with a reset of the device. The program may still unmap and release it.
 func (e *Engine) dropAtReset(s *segment) {
 	for !s.settled() {
 		e.settled.Wait()
@@ -117,8 +117,8 @@ func (e *Engine) dropAtReset(s *segment) {
 	s.discard()
 }
 
-// aside maps an extent for a resume alone, where its device has no access to it or the program has it mapped nowhere:
-// contents come back there. Call end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
+// aside maps an extent for a resume alone, where its device has no access to it or the program has not mapped it:
+// contents come back there. The caller calls end when they have. (cuMemAddressReserve, cuMemMap, cuMemSetAccess)
 func (x *extent) aside() (address uintptr, end func(), err error) {
 	d, size := x.device.driver, x.size
 	if address, err = d.MemAddressReserve(size, 0); err != nil {
@@ -139,7 +139,7 @@ func (x *extent) aside() (address uintptr, end func(), err error) {
 	return address, end, err
 }
 
-// noteAccess notes access that has been given, or is to be given when the memory comes back.
+// noteAccess notes access that the driver has given, or is to give when the memory comes back.
 func (f *userMapped) noteAccess(descs []cuda.AccessDesc) {
 	for _, desc := range descs {
 		at := slices.IndexFunc(f.access, func(a cuda.AccessDesc) bool { return a.Location == desc.Location })

@@ -8,14 +8,15 @@ import (
 	"tms/vmm/cuda"
 )
 
-// ErrNotOurs: nothing of a region is concerned; the driver is to be called. The calls of a program for virtual
-// memory come here first, for only the engine knows what is paused.
+// ErrNotOurs: the call concerns no memory of a region, so it goes to the driver. A program's calls for virtual memory
+// come to the engine first, for only the engine knows what is paused.
 var ErrNotOurs = errors.New("no memory of a region")
 
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
 // Errors: ErrMargin, *cuda.Error. (cuMemCreate)
 func (e *Engine) MemCreate(r Request, prop cuda.AllocationProp) (cuda.Handle, error) {
-	s := &segment{size: r.Size, policy: r.policy(), backing: backing{userMapped: &userMapped{size: r.Size, prop: prop, references: 1}}}
+	s := &segment{size: r.Size, policy: r.policy()}
+	s.userMapped = &userMapped{size: r.Size, prop: prop, references: 1}
 	if err := e.obtain(r, "creating", func(d *device) error {
 		s.device = d
 		s.extent = newExtent(s)
@@ -50,9 +51,9 @@ func (e *Engine) MemRelease(handle cuda.Handle) error {
 	return err
 }
 
-// MemMap is cuMemMap of size bytes. Paused memory stays paused: it comes back at the new address. A
-// driver's own handle is refused where paused memory is, and is the driver's business elsewhere.
-// Errors: ErrNotOurs, cuda.InvalidValue, cuda.NotSupported, *cuda.Error. (cuMemMap)
+// MemMap is cuMemMap of size bytes. Paused memory stays paused and comes back at the new address. MemMap refuses a
+// driver's own handle where paused memory is, and leaves it to the driver elsewhere. Errors: ErrNotOurs,
+// cuda.InvalidValue, cuda.NotSupported, *cuda.Error. (cuMemMap)
 func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle, flags uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -94,13 +95,13 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	return nil
 }
 
-// MemUnmap is cuMemUnmap, of whole mappings. Paused ones have only to be forgotten. Where the driver refuses
-// to release memory that nobody refers to any more, that is done later.
-// Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
+// MemUnmap is cuMemUnmap of whole mappings. Of paused ones it drops the record. A release that the driver refuses
+// comes later. Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// The lock is let go to release one, so all are noted before: no pause may find what the driver has unmapped.
+	// A release lets go of the lock, so all mappings are noted before: no pause may find one that the driver has
+	// unmapped.
 	var unmapped []*segment
 	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(s *segment) {
 		e.unmapped(s)
@@ -160,9 +161,9 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// MemUse calls use with the driver's handle behind one of ours, while no pause comes. lend: what use does lets
-// others hold the memory itself, so from then on pauses leave it as it is: memory made anew could not
-// be given to them. Errors: ErrNotOurs, cuda.NotSupported while it is paused, that of use.
+// MemUse calls use with the driver's handle behind one of ours, and no pause comes meanwhile. lend: use gives others
+// the memory itself, so later pauses leave it as it is: those others could not get new memory. Errors: ErrNotOurs,
+// cuda.NotSupported while it is paused, that of use.
 func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -177,8 +178,8 @@ func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) err
 	return err
 }
 
-// Lend is MemUse for what may wait for other processes: it returns the driver's handle behind one of ours, and pauses leave
-// the memory as it is from then on, or until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is paused.
+// Lend is MemUse for what may wait for other processes: it returns the driver's handle behind one of ours, and pauses
+// leave the memory as it is until Unlend. Errors: ErrNotOurs, cuda.NotSupported while it is paused.
 func (e *Engine) Lend(handle cuda.Handle) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -199,14 +200,15 @@ func (e *Engine) Unlend(handle cuda.Handle) {
 	}
 }
 
-// usable finds settled memory that is there, for a call with the driver's handle. The caller holds e.mu.
+// usable finds settled memory that is not paused, for a call with the driver's handle. The caller holds e.mu.
 func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	s, err := e.byHandle(handle)
 	switch {
 	case err != nil:
 		return nil, err
 	case lend && s.isImported():
-		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w", s.imported.share.PID, cuda.NotSupported)
+		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w",
+			s.imported.share.PID, cuda.NotSupported)
 	case s.lost() != nil:
 		return nil, s.lost()
 	case s.state == paused:

@@ -8,11 +8,12 @@ import (
 	"tms/vmm/cuda"
 )
 
-// eachPart goes through a range in which there is user-mapped memory: it has the driver do what concerns
-// mappings that the driver has, as many at a time as lie between paused ones, and then calls note for the
-// user-mapped ones of them; for those that are paused it only calls note, which may not let e.mu go. An error leaves the
-// parts before it done. The caller holds e.mu, which is let go for driver calls.
-func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error, note func(*segment)) error {
+// eachPart goes through a range that has user-mapped memory in it. The driver does what concerns its own mappings, as
+// many at a time as lie between paused ones; then eachPart calls note for the user-mapped ones among them. For paused
+// ones it only calls note, which may not let e.mu go. An error leaves the parts before it done. The caller holds e.mu,
+// which is let go for driver calls.
+func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error,
+	note func(*segment)) error {
 	if e.overlapping(address, size) == nil {
 		return ErrNotOurs
 	}
@@ -67,7 +68,7 @@ again:
 	return end, segments
 }
 
-// onDevice tells that the driver has the mapping.
+// onDevice reports whether the driver has the mapping.
 func (s *segment) onDevice() bool { return s.extent != nil && s.extent.step >= mapped }
 
 // overlapping returns the first mapping of user-mapped memory that reaches into a range, nil if none does.

@@ -6,13 +6,13 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Memory that a program made itself, for other processes: its own is named here for them, and theirs mapped. What then
-// happens to it is as with segments of Malloc (share.go, import.go); but an import that is not mapped has memory, too,
-// which a pause gives up, so it belongs to its tag as long as it is known.
+// User-mapped memory that processes share: this file names the program's own for other processes, and takes theirs by
+// handle. The rest is as with segments of Malloc (share.go, import.go). But an import has memory also while it is not
+// mapped, which a pause gives up, so it belongs to its tag until the program releases it.
 
-// ShareHandle names the memory behind a handle of MemCreate, or of ImportHandle, for other processes, and tells its size in
-// bytes. Share.PID is 0 for this process's own.
-// Errors: ErrNotOurs, ErrNotShareable: it was not made for that, or nothing is shared here.
+// ShareHandle names the memory behind a handle of MemCreate, or of ImportHandle, for other processes, and returns its
+// size in bytes. Share.PID is 0 for this process's own. Errors: ErrNotOurs, ErrNotShareable: the memory, or the
+// engine, was not made for that.
 func (e *Engine) ShareHandle(handle cuda.Handle) (share Share, size uint64, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -44,9 +44,9 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// ImportHandle has another process's memory, for the program to map, under a handle of ours as MemCreate's: another one
-// each time. It belongs to the tag that it has there, and to the device by which the program uses it, whose work a pause
-// waits for. Errors: ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle)
+// ImportHandle takes another process's memory, for the program to map, under a new handle of ours. It belongs to the
+// tag that it has there, and to the device by which the program uses it: a pause waits for that device. Errors:
+// ErrShareGone, ErrSharePaused, *cuda.Error. (cuMemImportFromShareableHandle)
 func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err error) {
 	defer e.audit(&err)
 	e.mu.Lock()

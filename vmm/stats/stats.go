@@ -1,5 +1,5 @@
-// Package stats is what the engine says that it holds, in tms_stats_json and to other processes. It knows nothing else of
-// the engine, so those that read it need not link one. Sizes are in bytes.
+// Package stats has the types by which the engine reports what it holds, in tms_stats_json and to other processes. It
+// needs nothing of the engine, so a reader of statistics links none. Sizes are in bytes.
 package stats
 
 import (
@@ -13,7 +13,8 @@ import (
 type Stats struct {
 	Devices []Device `json:"devices"`
 	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
-	// much. It is tried again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
+	// much. The engine tries again at each pause, resume, trim and reset, at the end of a capture, and when memory is
+	// short.
 	Waiting []Waiting `json:"waiting"`
 }
 
@@ -42,18 +43,18 @@ type Tag struct {
 	LiveBytes            uint64  `json:"live_bytes"`                   // as asked for, active and paused
 	PhysicalBytes        uint64  `json:"physical_bytes"`               // device memory held now
 	PausedBytes          uint64  `json:"paused_bytes"`                 // device memory given up by pausing
-	SlackBytes           uint64  `json:"slack_bytes"`                  // held beyond that: rounding, freed parts of shared extents
-	BackupBytes          uint64  `json:"backup_bytes"`                 // host memory, files or memory of other devices that hold contents
+	SlackBytes           uint64  `json:"slack_bytes"`                  // held beyond that: rounding, slack
+	BackupBytes          uint64  `json:"backup_bytes"`                 // what holds contents, wherever it is
 	HostBytes            uint64  `json:"host_bytes"`                   // of that: pinned host memory
 	DiskBytes            uint64  `json:"disk_bytes"`                   // of that: files
-	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // pinned host memory that a pause would take beyond that
+	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // that a pause would take more
 	PauseDiskBytes       uint64  `json:"pause_disk_bytes"`             // in files
 	WithoutContents      uint64  `json:"without_contents_bytes"`       // of PausedBytes: what was paused without contents
 	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // what a pause would free so, for want of a backup
-	ImportedBytes        uint64  `json:"imported_bytes"`               // other processes' memory, mapped now; in none of the figures above
+	ImportedBytes        uint64  `json:"imported_bytes"`               // of other processes, in no figure above
 	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
 	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was
-	PausedSince          float64 `json:"paused_since"`                 // when the last pause was done, in seconds since 1970; 0: nothing is paused
+	PausedSince          float64 `json:"paused_since"`                 // in seconds since 1970; 0: nothing is paused
 	LastPauseSeconds     float64 `json:"last_pause_seconds"`
 	LastResumeSeconds    float64 `json:"last_resume_seconds"`
 }
@@ -66,7 +67,7 @@ type Progress struct {
 	Total     uint64 `json:"total_bytes"` // to be copied
 }
 
-// Waiting is what of one kind waits for one reason.
+// Waiting is the things of one kind that wait for one reason.
 type Waiting struct {
 	What  string `json:"what"`
 	Why   string `json:"why"`
@@ -86,8 +87,8 @@ func Count(list []Waiting, what, why string, bytes uint64) []Waiting {
 	return append(list, Waiting{what, why, 1, bytes})
 }
 
-// TagText is a tag's name for JSON, which holds nothing but UTF-8: in a name that is not, each byte at fault
-// becomes \xNN and each backslash two. So it does in a name that contains \x, so that no two names look the same.
+// TagText is a tag's name for JSON, which holds nothing but UTF-8. In a name that is not UTF-8, or contains \x, each
+// byte at fault becomes \xNN and each backslash two, so that no two names look the same.
 func TagText(name string) string {
 	if utf8.ValidString(name) && !strings.Contains(name, `\x`) {
 		return name
@@ -116,7 +117,8 @@ func TagName(text string) string {
 	var name strings.Builder
 	for len(text) > 0 {
 		size := 1
-		if value, err := strconv.ParseUint(text[min(2, len(text)):min(4, len(text))], 16, 8); err == nil && strings.HasPrefix(text, `\x`) {
+		value, err := strconv.ParseUint(text[min(2, len(text)):min(4, len(text))], 16, 8)
+		if err == nil && strings.HasPrefix(text, `\x`) {
 			name.WriteByte(byte(value))
 			size = 4
 		} else {
