@@ -37,18 +37,6 @@ typedef struct {
 	unsigned gpu_instance, compute_instance;
 } nvmlProcessInfo_v2_t;
 
-EXPORT nvmlReturn_t nvmlInit_v2(void);
-EXPORT nvmlReturn_t nvmlShutdown(void);
-EXPORT const char *nvmlErrorString(nvmlReturn_t result);
-EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count);
-EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device);
-EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length);
-EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length);
-EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memory);
-EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *memory);
-EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
-							    nvmlProcessInfo_v2_t *processes);
-
 static int initialized; // how often
 
 // Calls a function with the page of each process, which it may read.
@@ -122,14 +110,14 @@ static int index_of(nvmlDevice_t device)
 	return (int)(uintptr_t)device - 1;
 }
 
-nvmlReturn_t nvmlInit_v2(void)
+EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
 	initialized++;
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlShutdown(void)
+EXPORT nvmlReturn_t nvmlShutdown(void)
 {
 	if (!initialized)
 		return NVML_ERROR_UNINITIALIZED;
@@ -137,7 +125,7 @@ nvmlReturn_t nvmlShutdown(void)
 	return NVML_SUCCESS;
 }
 
-const char *nvmlErrorString(nvmlReturn_t result)
+EXPORT const char *nvmlErrorString(nvmlReturn_t result)
 {
 	switch (result) {
 	case NVML_SUCCESS: return "Success";
@@ -148,7 +136,7 @@ const char *nvmlErrorString(nvmlReturn_t result)
 	return "Unknown Error";
 }
 
-nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
+EXPORT nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 {
 	if (!initialized)
 		return NVML_ERROR_UNINITIALIZED;
@@ -158,7 +146,7 @@ nvmlReturn_t nvmlDeviceGetCount_v2(unsigned *count)
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
+EXPORT nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *device)
 {
 	nvmlDevice_t found = (nvmlDevice_t)(uintptr_t)(index + 1ul);
 	nvmlReturn_t result = check(found, device);
@@ -177,7 +165,7 @@ static nvmlReturn_t write_text(nvmlDevice_t device, char *text, unsigned length,
 	return result;
 }
 
-nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
+EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 {
 	char bytes[17] = "cudasim-device-", written[64] = "GPU-"; // as cuDeviceGetUuid
 	bytes[15] = (char)index_of(device);
@@ -186,12 +174,12 @@ nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *text, unsigned length)
 	return write_text(device, text, length, written);
 }
 
-nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
+EXPORT nvmlReturn_t nvmlDeviceGetName(nvmlDevice_t device, char *text, unsigned length)
 {
 	return write_text(device, text, length, "cudasim");
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *info)
 {
 	nvmlReturn_t result = check(device, info);
 	if (result == NVML_SUCCESS && info->version != (sizeof *info | 2u << 24))
@@ -207,7 +195,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t *in
 	return NVML_SUCCESS;
 }
 
-nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
+EXPORT nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
 {
 	nvmlMemory_v2_t newer = {.version = sizeof newer | 2u << 24};
 	nvmlReturn_t result = check(device, info);
@@ -218,7 +206,7 @@ nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *info)
 	return result;
 }
 
-nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
+EXPORT nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v2(nvmlDevice_t device, unsigned *count,
 						     nvmlProcessInfo_v2_t *processes)
 {
 	nvmlReturn_t result = check(device, count);

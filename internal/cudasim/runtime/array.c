@@ -10,67 +10,40 @@ struct cudaArray {
 	CUdeviceptr memory;
 };
 
-static cudaError_t create(cudaArray_t *array, const struct cudaChannelFormatDesc *format,
+static int create(cudaArray_t *array, const struct cudaChannelFormatDesc *format,
 			  struct cudaExtent extent, unsigned flags)
 {
-	READY();
 	if (!array || !format || !extent.width)
-		return result(cudaErrorInvalidValue);
+		return cudaErrorInvalidValue;
 	size_t element = (size_t)(format->x + format->y + format->z + format->w) / 8;
 	size_t rows = (extent.height ? extent.height : 1) * (extent.depth ? extent.depth : 1), size;
 	if (!element || __builtin_mul_overflow(extent.width * element, rows, &size))
-		return result(cudaErrorInvalidValue);
+		return cudaErrorInvalidValue;
 	struct cudaArray *made = malloc(sizeof *made);
 	if (!made)
-		return result(cudaErrorMemoryAllocation);
+		return cudaErrorMemoryAllocation;
 	*made = (struct cudaArray){*format, extent, flags, 0};
 	int error = cu.cuMemAlloc_v2(&made->memory, size);
 	if (error) {
 		free(made);
-		return result(error);
+		return error;
 	}
 	*array = made;
 	return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaMallocArray(cudaArray_t *array, const struct cudaChannelFormatDesc *format,
-				   size_t width, size_t height, unsigned flags)
+static int release(cudaArray_t array)
 {
-	return create(array, format, (struct cudaExtent){width, height, 0}, flags);
-}
-
-EXPORT cudaError_t cudaMalloc3DArray(cudaArray_t *array, const struct cudaChannelFormatDesc *format,
-				     struct cudaExtent extent, unsigned flags)
-{
-	return create(array, format, extent, flags);
-}
-
-EXPORT cudaError_t cudaFreeArray(cudaArray_t array)
-{
-	READY();
-	if (!array)
-		return cudaSuccess;
-	int error = cu.cuMemFree_v2(array->memory);
+	int error = array ? (int)cu.cuMemFree_v2(array->memory) : cudaSuccess;
 	if (!error)
 		free(array);
-	return result(error);
+	return error;
 }
 
-EXPORT cudaError_t cudaArrayGetInfo(struct cudaChannelFormatDesc *format, struct cudaExtent *extent,
-				    unsigned *flags, cudaArray_t array)
-{
-	if (!array)
-		return result(cudaErrorInvalidValue);
-	if (format)
-		*format = array->format;
-	if (extent)
-		*extent = array->extent;
-	if (flags)
-		*flags = array->flags;
-	return cudaSuccess;
-}
-
-EXPORT struct cudaChannelFormatDesc cudaCreateChannelDesc(int x, int y, int z, int w, int kind)
-{
-	return (struct cudaChannelFormatDesc){x, y, z, w, kind};
-}
+PASS(ready, cudaMallocArray,
+     (cudaArray_t *array, const struct cudaChannelFormatDesc *format, size_t width, size_t height, unsigned flags),
+     create(array, format, (struct cudaExtent){width, height, 0}, flags))
+PASS(ready, cudaMalloc3DArray,
+     (cudaArray_t *array, const struct cudaChannelFormatDesc *format, struct cudaExtent extent, unsigned flags),
+     create(array, format, extent, flags))
+PASS(ready, cudaFreeArray, (cudaArray_t array), release(array))

@@ -1,9 +1,8 @@
 // Devices: choosing, describing, synchronizing, peers.
+#include <stdbool.h>
 #include <string.h>
 
 #include "runtime.h"
-
-enum { RUNTIME_VERSION = CUDART_MAJOR >= 13 ? 13000 : 12090 };
 
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
 {
@@ -26,114 +25,64 @@ EXPORT cudaError_t cudaGetDeviceCount(int *count)
 	if (!count)
 		return result(cudaErrorInvalidValue);
 	*count = 0;
-	STARTED();
-	return result(cu.cuDeviceGetCount(count));
+	cudaError_t error = driver_start();
+	return result(error ? (int)error : (int)cu.cuDeviceGetCount(count));
 }
 
-EXPORT cudaError_t cudaGetDevice(int *device)
+static int current(int *device)
 {
 	if (!device)
-		return result(cudaErrorInvalidValue);
-	STARTED();
+		return cudaErrorInvalidValue;
 	if (cu.cuCtxGetDevice(device) != CUDA_SUCCESS)
 		*device = device_chosen();
 	return cudaSuccess;
 }
 
-EXPORT cudaError_t cudaSetDevice(int device)
-{
-	STARTED();
-	return result(device_bind(device));
-}
-
-EXPORT cudaError_t cudaInitDevice(int device, unsigned device_flags, unsigned flags)
+static int start(int device, unsigned device_flags, bool with_flags)
 {
 	CUcontext context;
-	STARTED();
-	if (flags & 1) {
-		int error = cu.cuDevicePrimaryCtxSetFlags_v2(device, device_flags);
-		if (error)
-			return result(error);
-	}
-	return result(device_primary(device, &context));
+	int error = with_flags ? cu.cuDevicePrimaryCtxSetFlags_v2(device, device_flags) : CUDA_SUCCESS;
+	return error ? error : (int)device_primary(device, &context);
 }
 
-EXPORT cudaError_t cudaSetDeviceFlags(unsigned flags)
+static int reset(void)
 {
-	STARTED();
-	return result(cu.cuDevicePrimaryCtxSetFlags_v2(device_chosen(), flags));
-}
-
-EXPORT cudaError_t cudaGetDeviceFlags(unsigned *flags)
-{
-	int active;
-	if (!flags)
-		return result(cudaErrorInvalidValue);
-	STARTED();
-	return result(cu.cuDevicePrimaryCtxGetState(device_chosen(), flags, &active));
-}
-
-EXPORT cudaError_t cudaDeviceSynchronize(void)
-{
-	READY();
-	return result(cu.cuCtxSynchronize());
-}
-
-EXPORT cudaError_t cudaDeviceReset(void)
-{
-	STARTED();
 	int device;
-	if (cu.cuCtxGetDevice(&device) != CUDA_SUCCESS)
-		device = device_chosen();
+	current(&device);
 	device_forget(device);
-	return result(cu.cuDevicePrimaryCtxReset_v2(device));
+	return cu.cuDevicePrimaryCtxReset_v2(device);
 }
 
-EXPORT cudaError_t cudaDeviceGetAttribute(int *value, int attribute, int device)
-{
-	STARTED();
-	return result(cu.cuDeviceGetAttribute(value, attribute, device));
-}
-
-EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device)
-{
-	STARTED();
-	return result(cu.cuDeviceGetPCIBusId(text, length, device));
-}
-
-EXPORT cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest)
-{
-	READY();
-	return result(cu.cuCtxGetStreamPriorityRange(least, greatest));
-}
-
-EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer)
-{
-	STARTED();
-	return result(cu.cuDeviceCanAccessPeer(can, device, peer));
-}
-
-EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, int attribute, int device, int peer)
-{
-	STARTED();
-	return result(cu.cuDeviceGetP2PAttribute(value, (CUdevice_P2PAttribute)attribute, device, peer));
-}
-
-EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
+static int change_peer(int peer, bool enable, unsigned flags)
 {
 	CUcontext context;
-	READY();
 	cudaError_t error = device_primary(peer, &context);
-	return result(error ? error : (cudaError_t)cu.cuCtxEnablePeerAccess(context, flags));
+	if (error)
+		return error;
+	return enable ? cu.cuCtxEnablePeerAccess(context, flags) : cu.cuCtxDisablePeerAccess(context);
 }
 
-EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer)
-{
-	CUcontext context;
-	READY();
-	cudaError_t error = device_primary(peer, &context);
-	return result(error ? error : (cudaError_t)cu.cuCtxDisablePeerAccess(context));
-}
+PASS(driver_start, cudaGetDevice, (int *device), current(device))
+PASS(driver_start, cudaSetDevice, (int device), device_bind(device))
+PASS(driver_start, cudaInitDevice, (int device, unsigned device_flags, unsigned flags),
+     start(device, device_flags, flags & 1))
+PASS(driver_start, cudaSetDeviceFlags, (unsigned flags), cu.cuDevicePrimaryCtxSetFlags_v2(device_chosen(), flags))
+PASS(driver_start, cudaGetDeviceFlags, (unsigned *flags),
+     cu.cuDevicePrimaryCtxGetState(device_chosen(), flags, &(int){0}))
+PASS(ready, cudaDeviceSynchronize, (void), cu.cuCtxSynchronize())
+PASS(driver_start, cudaDeviceReset, (void), reset())
+PASS(driver_start, cudaDeviceGetAttribute, (int *value, int attribute, int device),
+     cu.cuDeviceGetAttribute(value, attribute, device))
+PASS(driver_start, cudaDeviceGetPCIBusId, (char *text, int length, int device),
+     cu.cuDeviceGetPCIBusId(text, length, device))
+PASS(ready, cudaDeviceGetStreamPriorityRange, (int *least, int *greatest),
+     cu.cuCtxGetStreamPriorityRange(least, greatest))
+PASS(driver_start, cudaDeviceCanAccessPeer, (int *can, int device, int peer),
+     cu.cuDeviceCanAccessPeer(can, device, peer))
+PASS(driver_start, cudaDeviceGetP2PAttribute, (int *value, int attribute, int device, int peer),
+     cu.cuDeviceGetP2PAttribute(value, (CUdevice_P2PAttribute)attribute, device, peer))
+PASS(ready, cudaDeviceEnablePeerAccess, (int peer, unsigned flags), change_peer(peer, true, flags))
+PASS(ready, cudaDeviceDisablePeerAccess, (int peer), change_peer(peer, false, 0))
 
 static int attribute(int number, int device)
 {
@@ -194,32 +143,22 @@ static int fill(struct cudaDeviceProp *prop, int device)
 	return 0;
 }
 
-static cudaError_t properties(void *target, size_t size, int device)
+static int properties(void *target, size_t size, int device)
 {
 	struct cudaDeviceProp prop;
-	if (!target)
-		return result(cudaErrorInvalidValue);
-	STARTED();
-	int error = fill(&prop, device);
+	int error = target ? fill(&prop, device) : (int)cudaErrorInvalidValue;
 	if (!error)
 		memcpy(target, &prop, size);
-	return result(error);
+	return error;
 }
 
 #if CUDART_MAJOR >= 13
-EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
-{
-	return properties(prop, sizeof *prop, device);
-}
+PASS(driver_start, cudaGetDeviceProperties, (struct cudaDeviceProp *prop, int device),
+     properties(prop, sizeof *prop, device))
 #else
-EXPORT cudaError_t cudaGetDeviceProperties_v2(struct cudaDeviceProp *prop, int device)
-{
-	return properties(prop, sizeof *prop, device);
-}
-
+PASS(driver_start, cudaGetDeviceProperties_v2, (struct cudaDeviceProp *prop, int device),
+     properties(prop, sizeof *prop, device))
 // The plain name is that of programs built for CUDA 11, whose struct ends earlier.
-EXPORT cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *prop, int device)
-{
-	return properties(prop, offsetof(struct cudaDeviceProp, hostRegisterSupported), device);
-}
+PASS(driver_start, cudaGetDeviceProperties, (struct cudaDeviceProp *prop, int device),
+     properties(prop, offsetof(struct cudaDeviceProp, hostRegisterSupported), device))
 #endif

@@ -17,10 +17,10 @@ static void load(void)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
 	loaded = library ? cudaSuccess : cudaErrorInsufficientDriver;
-#define X(symbol)                                                                                            \
-	if (library && !(cu.symbol = dlsym(library, #symbol)))                                               \
+#define X(since, needs, name, version, ...) \
+	if (library && !(cu.name##version = dlsym(library, #name #version))) \
 		loaded = cudaErrorInsufficientDriver;
-	DRIVER_CALLS(X)
+	DRIVER_FUNCTIONS(X, X, X)
 #undef X
 }
 

@@ -1,5 +1,5 @@
 // The thread's last error, names and texts.
-#include "../driver/abi/errors.h"
+#include <stdbool.h>
 
 #include "runtime.h"
 
@@ -24,31 +24,23 @@ EXPORT cudaError_t cudaPeekAtLastError(void)
 	return last;
 }
 
-EXPORT const char *cudaGetErrorName(cudaError_t error)
+static const char *look_up(cudaError_t error, bool words)
 {
-	switch ((int)error) {
-#define X(code, driver, runtime, text)                                                                       \
-	case code: return #runtime;
-		ERRORS(X)
+	switch (error) {
+#define X(code, driver, runtime, text) \
+	case code: return words ? text : #runtime;
+		ERRORS(X) RUNTIME_ERRORS(X)
 #undef X
-	case cudaErrorInvalidMemcpyDirection: return "cudaErrorInvalidMemcpyDirection";
-	case cudaErrorInsufficientDriver: return "cudaErrorInsufficientDriver";
-	case cudaErrorInvalidDeviceFunction: return "cudaErrorInvalidDeviceFunction";
 	}
 	return "unrecognized error code";
 }
 
+EXPORT const char *cudaGetErrorName(cudaError_t error)
+{
+	return look_up(error, false);
+}
+
 EXPORT const char *cudaGetErrorString(cudaError_t error)
 {
-	switch ((int)error) {
-#define X(code, driver, runtime, text)                                                                       \
-	case code: return text;
-		ERRORS(X)
-#undef X
-	case cudaErrorInvalidMemcpyDirection: return "invalid copy direction for memcpy";
-	case cudaErrorInsufficientDriver:
-		return "CUDA driver version is insufficient for CUDA runtime version";
-	case cudaErrorInvalidDeviceFunction: return "invalid device function";
-	}
-	return "unrecognized error code";
+	return look_up(error, true);
 }

@@ -2,35 +2,37 @@
 // generated registers them here, and a launch is refused.
 #include "runtime.h"
 
-EXPORT void **__cudaRegisterFatBinary(void *binary)
+// Of these the arguments are of no interest.
+EXPORT void **__cudaRegisterFatBinary(void)
 {
 	static void *handle;
-	(void)binary;
 	return &handle;
 }
 
-EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
+EXPORT void __cudaRegisterFatBinaryEnd(void)
 {
-	(void)handle;
 }
 
-EXPORT void __cudaUnregisterFatBinary(void **handle)
+EXPORT void __cudaUnregisterFatBinary(void)
 {
-	(void)handle;
 }
 
-EXPORT void __cudaRegisterFunction(void **handle, const char *host, char *device, const char *name, int limit,
-				   void *thread, void *block, void *block_dim, void *grid_dim, int *size)
+EXPORT void __cudaRegisterFunction(void)
 {
-	(void)handle, (void)host, (void)device, (void)name, (void)limit;
-	(void)thread, (void)block, (void)block_dim, (void)grid_dim, (void)size;
 }
 
-EXPORT void __cudaRegisterVar(void **handle, char *host, char *device, const char *name, int external,
-			      size_t size, int constant, int global)
+EXPORT void __cudaRegisterVar(void)
 {
-	(void)handle, (void)host, (void)device, (void)name, (void)external, (void)size, (void)constant,
-		(void)global;
+}
+
+EXPORT cudaError_t cudaLaunchKernel(void)
+{
+	return result(cudaErrorNotSupported);
+}
+
+EXPORT cudaError_t cudaLaunchKernel_ptsz(void)
+{
+	return result(cudaErrorNotSupported);
 }
 
 static _Thread_local struct {
@@ -55,17 +57,4 @@ EXPORT cudaError_t __cudaPopCallConfiguration(dim3 *grid, dim3 *block, size_t *s
 	*shared = configuration.shared;
 	*(cudaStream_t *)stream = configuration.stream;
 	return cudaSuccess;
-}
-
-EXPORT cudaError_t cudaLaunchKernel(const void *function, dim3 grid, dim3 block, void **arguments,
-				    size_t shared, cudaStream_t stream)
-{
-	(void)function, (void)grid, (void)block, (void)arguments, (void)shared, (void)stream;
-	return result(cudaErrorNotSupported);
-}
-
-EXPORT cudaError_t cudaLaunchKernel_ptsz(const void *function, dim3 grid, dim3 block, void **arguments,
-					 size_t shared, cudaStream_t stream)
-{
-	return cudaLaunchKernel(function, grid, block, arguments, shared, stream);
 }

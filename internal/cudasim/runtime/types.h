@@ -7,22 +7,16 @@
 
 #include "../driver/abi/types.h"
 
+// Errors of the runtime alone.
+#define RUNTIME_ERRORS(X) \
+	X(21, , cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy") \
+	X(35, , cudaErrorInsufficientDriver, "CUDA driver version is insufficient for CUDA runtime version") \
+	X(98, , cudaErrorInvalidDeviceFunction, "invalid device function")
+
 typedef enum {
-	cudaSuccess = 0,
-	cudaErrorInvalidValue = 1,
-	cudaErrorMemoryAllocation = 2,
-	cudaErrorInitializationError = 3,
-	cudaErrorInvalidMemcpyDirection = 21,
-	cudaErrorInvalidDeviceFunction = 98,
-	cudaErrorInsufficientDriver = 35,
-	cudaErrorNoDevice = 100,
-	cudaErrorInvalidDevice = 101,
-	cudaErrorDeviceUninitialized = 201,
-	cudaErrorSymbolNotFound = 500,
-	cudaErrorNotReady = 600,
-	cudaErrorContextIsDestroyed = 709,
-	cudaErrorNotSupported = 801,
-	cudaErrorUnknown = 999,
+#define X(code, driver, runtime, text) runtime = code,
+	ERRORS(X) RUNTIME_ERRORS(X)
+#undef X
 } cudaError_t;
 
 typedef CUstream cudaStream_t;
@@ -73,13 +67,7 @@ struct cudaChannelFormatDesc {
 	int x, y, z, w, f;
 };
 
-struct cudaMemLocation {
-	int type, id;
-};
-
-typedef struct {
-	char reserved[64];
-} cudaIpcMemHandle_t;
+typedef CUipcMemHandle cudaIpcMemHandle_t;
 
 typedef struct {
 	unsigned x, y, z;

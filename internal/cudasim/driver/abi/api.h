@@ -1,5 +1,13 @@
-// Prototypes of the driver functions, as cuda.h has them. The runtime library takes
-// its function pointer types from here too.
+// The driver's functions, each in one row, by the file of entry/ that has them. From here come their prototypes,
+// which the runtime's pointers have too, what cuGetProcAddress knows, what is counted and can be made to fail.
+//
+//   X(the CUDA version that it came with (1000*major + 10*minor), what it needs, its plain name, what the symbol
+//     has behind that, parameters, what it does)
+//
+// Needs: INIT cuInit, CTX a current context in good health, ANY nothing. What it does is an expression, which only its
+// own file can make sense of. Rows of T and S also have a function with _ptds or _ptsz behind the symbol, for
+// the calling thread's own default stream in place of the legacy one: there the expression's "own" is true, and
+// MINE(stream) is that stream. Where a plain name has several versions they stand oldest first.
 #ifndef CUDASIM_API_H
 #define CUDASIM_API_H
 
@@ -7,211 +15,313 @@
 
 #define EXPORT __attribute__((visibility("default")))
 
-EXPORT CUresult cuInit(unsigned flags);
-EXPORT CUresult cuDriverGetVersion(int *version);
-EXPORT CUresult cuGetErrorName(CUresult error, const char **text);
-EXPORT CUresult cuGetErrorString(CUresult error, const char **text);
-EXPORT CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags);
-EXPORT CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
-				    CUdriverProcAddressQueryResult *status);
+#define ERROR_FUNCTIONS(X) \
+	X(6000, ANY, cuGetErrorName, , (CUresult error, const char **text), look_up(error, text, false)) \
+	X(6000, ANY, cuGetErrorString, , (CUresult error, const char **text), look_up(error, text, true))
 
-EXPORT CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state);
-EXPORT CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid);
-EXPORT CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args);
-EXPORT CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args);
-EXPORT CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args);
-EXPORT CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args);
+#define PROC_ADDRESS_FUNCTIONS(X) \
+	X(11030, ANY, cuGetProcAddress, , (const char *symbol, void **function, int version, uint64_t flags), \
+	  look_up_one(symbol, function, version, flags)) \
+	X(12000, ANY, cuGetProcAddress, _v2, (const char *symbol, void **function, int version, uint64_t flags, \
+	  CUdriverProcAddressQueryResult *status), look_up(symbol, function, version, flags, status))
 
-EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal);
-EXPORT CUresult cuDeviceGetCount(int *count);
-EXPORT CUresult cuDeviceGetName(char *name, int length, CUdevice device);
-EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device);
-EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device);
-EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device);
-EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device);
-EXPORT CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device);
-EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text);
-EXPORT CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer);
-EXPORT CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device,
-					CUdevice peer);
-EXPORT CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device);
-EXPORT CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device);
-EXPORT CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool);
+#define CHECKPOINT_FUNCTIONS(X) \
+	X(12080, ANY, cuCheckpointProcessGetState, , (int pid, CUprocessState *state), state_of(pid, state)) \
+	X(12080, ANY, cuCheckpointProcessGetRestoreThreadId, , (int pid, int *tid), thread_of(pid, tid)) \
+	X(12080, ANY, cuCheckpointProcessLock, , (int pid, CUcheckpointLockArgs *args), lock(pid, args)) \
+	X(12080, ANY, cuCheckpointProcessCheckpoint, , (int pid, CUcheckpointCheckpointArgs *args), \
+	  change(pid, args ? args->reserved : NULL, checkpoint)) \
+	X(12080, ANY, cuCheckpointProcessRestore, , (int pid, CUcheckpointRestoreArgs *args), \
+	  change(pid, args ? args->reserved : NULL, restore)) \
+	X(12080, ANY, cuCheckpointProcessUnlock, , (int pid, CUcheckpointUnlockArgs *args), \
+	  change(pid, args ? args->reserved : NULL, unlock))
 
-EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device);
-EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device);
-EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags);
-EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active);
-EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device);
-EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags,
-			       CUdevice device);
-EXPORT CUresult cuCtxDestroy_v2(CUcontext context);
-EXPORT CUresult cuCtxGetCurrent(CUcontext *context);
-EXPORT CUresult cuCtxSetCurrent(CUcontext context);
-EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context);
-EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context);
-EXPORT CUresult cuCtxGetDevice(CUdevice *device);
-EXPORT CUresult cuCtxGetFlags(unsigned *flags);
-EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest);
-EXPORT CUresult cuCtxSynchronize(void);
-EXPORT CUresult cuCtxRecordEvent(CUcontext context, CUevent event);
-EXPORT CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags);
-EXPORT CUresult cuCtxDisablePeerAccess(CUcontext peer);
+#define DEVICE_FUNCTIONS(X) \
+	X(2000, ANY, cuInit, , (unsigned flags), init(flags)) \
+	X(2020, ANY, cuDriverGetVersion, , (int *version), GIVES(version, DRIVER_VERSION)) \
+	X(2000, INIT, cuDeviceGet, , (CUdevice *device, int ordinal), DEVICE_GIVES(ordinal, device, ordinal)) \
+	X(2000, INIT, cuDeviceGetCount, , (int *count), GIVES(count, sim.settings.device_count)) \
+	X(2000, INIT, cuDeviceGetName, , (char *name, int length, CUdevice device), \
+	  text(name, length, device, "%s", sim.settings.name)) \
+	X(9020, INIT, cuDeviceGetUuid, , (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
+	X(11040, INIT, cuDeviceGetUuid, _v2, (CUuuid *uuid, CUdevice device), uuid_of(uuid, device)) \
+	X(3020, INIT, cuDeviceTotalMem, _v2, (size_t *bytes, CUdevice device), \
+	  DEVICE_GIVES(device, bytes, memory.devices[device].total)) \
+	X(2000, INIT, cuDeviceGetAttribute, , (int *value, int attribute, CUdevice device), \
+	  attribute_of(value, attribute, device)) \
+	X(4010, INIT, cuDeviceGetPCIBusId, , (char *name, int length, CUdevice device), \
+	  text(name, length, device, "0000:%02X:00.0", device + 1)) \
+	X(4010, INIT, cuDeviceGetByPCIBusId, , (CUdevice *device, const char *text), by_bus(device, text)) \
+	X(4000, INIT, cuDeviceCanAccessPeer, , (int *can, CUdevice device, CUdevice peer), \
+	  DEVICE_GIVES(device_valid(device) ? peer : device, can, peers(device, peer))) \
+	X(8000, INIT, cuDeviceGetP2PAttribute, , \
+	  (int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer), \
+	  peer_attribute(value, attribute, device, peer))
 
-EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
-				    unsigned long long flags);
-EXPORT CUresult cuMemAddressFree(CUdeviceptr address, size_t size);
-EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size,
-			    const CUmemAllocationProp *prop, unsigned long long flags);
-EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
-EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-			 unsigned long long flags);
-EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size);
-EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count);
-EXPORT CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address);
-EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
-					      CUmemAllocationGranularity_flags option);
-EXPORT CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-						       CUmemGenericAllocationHandle handle);
-EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address);
-EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-					     CUmemAllocationHandleType type, unsigned long long flags);
-EXPORT CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop);
-EXPORT CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device);
-EXPORT CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
-				   size_t memory_offset, size_t size, unsigned long long flags);
-EXPORT CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
-				      CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
-				      unsigned long long flags);
-EXPORT CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr memory, size_t size,
-				    unsigned long long flags);
-EXPORT CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
-				       CUdeviceptr memory, size_t size, unsigned long long flags);
-EXPORT CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size);
-EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-					       CUmemAllocationHandleType type);
+#define CONTEXT_FUNCTIONS(X) \
+	X(7000, INIT, cuDevicePrimaryCtxRetain, , (CUcontext *context, CUdevice device), retain(context, device)) \
+	X(11000, INIT, cuDevicePrimaryCtxRelease, _v2, (CUdevice device), release(device)) \
+	X(11000, INIT, cuDevicePrimaryCtxReset, _v2, (CUdevice device), reset(device)) \
+	X(11000, INIT, cuDevicePrimaryCtxSetFlags, _v2, (CUdevice device, unsigned flags), set_flags(device, flags)) \
+	X(7000, INIT, cuDevicePrimaryCtxGetState, , (CUdevice device, unsigned *flags, int *active), \
+	  state_of(device, flags, active)) \
+	X(3020, INIT, cuCtxCreate, _v2, (CUcontext *context, unsigned flags, CUdevice device), \
+	  create(context, NULL, flags, device)) \
+	X(12050, INIT, cuCtxCreate, _v4, \
+	  (CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device), \
+	  create(context, params, flags, device)) \
+	X(4000, INIT, cuCtxDestroy, _v2, (CUcontext context), destroy(context)) \
+	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), get_current(context)) \
+	X(4000, INIT, cuCtxSetCurrent, , (CUcontext context), set_current(context)) \
+	X(4000, INIT, cuCtxPushCurrent, _v2, (CUcontext context), \
+	  object_find(context, CONTEXT) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
+	X(4000, INIT, cuCtxPopCurrent, _v2, (CUcontext *context), pop(context)) \
+	X(2000, INIT, cuCtxGetDevice, , (CUdevice *device), device_of_current(device)) \
+	X(5050, CTX, cuCtxGetStreamPriorityRange, , (int *least, int *greatest), priorities(least, greatest)) \
+	X(2000, CTX, cuCtxSynchronize, , (void), synchronize()) \
+	X(4000, CTX, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned flags), enable_peer(peer, flags)) \
+	X(4000, CTX, cuCtxDisablePeerAccess, , (CUcontext peer), disable_peer(peer))
 
-EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size);
-EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-				   unsigned element);
-EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags);
-EXPORT CUresult cuMemFree_v2(CUdeviceptr address);
-EXPORT CUresult cuMemGetInfo_v2(size_t *available, size_t *total);
-EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address);
-EXPORT CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address);
-EXPORT CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data,
-				       CUdeviceptr address);
-EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address);
-EXPORT CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags);
-EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr address);
-EXPORT CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream);
-EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
-					CUstream stream);
-EXPORT CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream);
-EXPORT CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *props);
-EXPORT CUresult cuMemPoolDestroy(CUmemoryPool pool);
-EXPORT CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool pool, CUmemAllocationHandleType type,
-						 unsigned long long flags);
-EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *shareable, CUmemAllocationHandleType type,
-						   unsigned long long flags);
-EXPORT CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep);
-EXPORT CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
-EXPORT CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value);
+#define VMM_FUNCTIONS(X) \
+	X(10020, INIT, cuMemAddressReserve, , (CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint, \
+	  unsigned long long flags), reserve(address, size, alignment, hint, flags)) \
+	X(10020, INIT, cuMemAddressFree, , (CUdeviceptr address, size_t size), free_addresses(address, size)) \
+	X(10020, INIT, cuMemCreate, , (CUmemGenericAllocationHandle *handle, size_t size, \
+	  const CUmemAllocationProp *prop, unsigned long long flags), create(handle, size, prop, flags)) \
+	X(10020, INIT, cuMemRelease, , (CUmemGenericAllocationHandle handle), release(handle)) \
+	X(10020, INIT, cuMemMap, , (CUdeviceptr address, size_t size, size_t offset, \
+	  CUmemGenericAllocationHandle handle, unsigned long long flags), map(address, size, offset, handle, flags)) \
+	X(10020, INIT, cuMemUnmap, , (CUdeviceptr address, size_t size), unmap(address, size)) \
+	X(10020, INIT, cuMemSetAccess, , (CUdeviceptr address, size_t size, const CUmemAccessDesc *access, \
+	  size_t count), set_access(address, size, access, count)) \
+	X(10020, INIT, cuMemGetAccess, , (unsigned long long *flags, const CUmemLocation *location, \
+	  CUdeviceptr address), get_access(flags, location, address)) \
+	X(10020, INIT, cuMemGetAllocationGranularity, , (size_t *granularity, const CUmemAllocationProp *prop, \
+	  CUmemAllocationGranularity_flags option), granularity_of(granularity, prop, option)) \
+	X(10020, INIT, cuMemGetAllocationPropertiesFromHandle, , (CUmemAllocationProp *prop, \
+	  CUmemGenericAllocationHandle handle), properties_of(prop, handle)) \
+	X(11000, INIT, cuMemRetainAllocationHandle, , (CUmemGenericAllocationHandle *handle, void *address), \
+	  retain_at(handle, address)) \
+	X(10020, INIT, cuMemExportToShareableHandle, , (void *shareable, CUmemGenericAllocationHandle handle, \
+	  CUmemAllocationHandleType type, unsigned long long flags), export(shareable, handle, type, flags)) \
+	X(10020, INIT, cuMemImportFromShareableHandle, , (CUmemGenericAllocationHandle *handle, void *shareable, \
+	  CUmemAllocationHandleType type), import(handle, shareable, type))
 
-EXPORT CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags);
-EXPORT CUresult cuMemAllocHost_v2(void **pointer, size_t size);
-EXPORT CUresult cuMemFreeHost(void *pointer);
-EXPORT CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags);
-EXPORT CUresult cuMemHostUnregister(void *pointer);
-EXPORT CUresult cuMemHostGetFlags(unsigned *flags, void *pointer);
-EXPORT CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, unsigned flags);
+#define MULTICAST_FUNCTIONS(X) \
+	X(12010, INIT, cuMulticastCreate, , (CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop), \
+	  create_group(handle, prop)) \
+	X(12010, INIT, cuMulticastAddDevice, , (CUmemGenericAllocationHandle handle, CUdevice device), \
+	  multicast_find(handle) && device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE) \
+	X(12010, INIT, cuMulticastBindAddr, , (CUmemGenericAllocationHandle handle, size_t offset, \
+	  CUdeviceptr address, size_t size, unsigned long long flags), \
+	  bind(handle, offset, block_at(address), 0, size, flags)) \
+	X(13010, INIT, cuMulticastBindAddr, _v2, (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, \
+	  CUdeviceptr address, size_t size, unsigned long long flags), \
+	  bind(handle, offset, device_valid(device) ? block_at(address) : NULL, 0, size, flags)) \
+	X(12010, INIT, cuMulticastBindMem, , (CUmemGenericAllocationHandle handle, size_t offset, \
+	  CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size, unsigned long long flags), \
+	  bind(handle, offset, block_of(memory), memory_offset, size, flags)) \
+	X(13010, INIT, cuMulticastBindMem, _v2, (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, \
+	  CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size, unsigned long long flags), \
+	  bind(handle, offset, device_valid(device) ? block_of(memory) : NULL, memory_offset, size, flags)) \
+	X(12010, INIT, cuMulticastUnbind, , (CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, \
+	  size_t size), unbind(handle, device, offset, size))
 
-EXPORT CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t size);
-EXPORT CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream);
-EXPORT CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size);
-EXPORT CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size);
-EXPORT CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t size);
-EXPORT CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t size, CUstream stream);
-EXPORT CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t size, CUstream stream);
-EXPORT CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream);
-EXPORT CUresult cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
-			     CUcontext source_context, size_t size);
-EXPORT CUresult cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
-				  CUcontext source_context, size_t size, CUstream stream);
-EXPORT CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *copy);
-EXPORT CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *copy, CUstream stream);
-EXPORT CUresult cuMemsetD8_v2(CUdeviceptr target, unsigned char value, size_t count);
-EXPORT CUresult cuMemsetD16_v2(CUdeviceptr target, unsigned short value, size_t count);
-EXPORT CUresult cuMemsetD32_v2(CUdeviceptr target, unsigned value, size_t count);
-EXPORT CUresult cuMemsetD2D8_v2(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
-				size_t height);
-EXPORT CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream stream);
-EXPORT CUresult cuMemsetD16Async(CUdeviceptr target, unsigned short value, size_t count, CUstream stream);
-EXPORT CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream);
-EXPORT CUresult cuMemsetD2D8Async(CUdeviceptr target, size_t pitch, unsigned char value, size_t width,
-				  size_t height, CUstream stream);
+#define MEMORY_FUNCTIONS(X) \
+	X(3020, CTX, cuMemAlloc, _v2, (CUdeviceptr *address, size_t size), allocate(address, size)) \
+	X(3020, CTX, cuMemAllocPitch, _v2, (CUdeviceptr *address, size_t *pitch, size_t width, size_t height, \
+	  unsigned element), allocate_rows(address, pitch, width, height, element)) \
+	X(6000, CTX, cuMemAllocManaged, , (CUdeviceptr *address, size_t size, unsigned flags), \
+	  allocate_managed(address, size, flags)) \
+	X(3020, CTX, cuMemFree, _v2, (CUdeviceptr address), address ? free_when_done(address, false) : CUDA_SUCCESS) \
+	X(3020, CTX, cuMemGetInfo, _v2, (size_t *available, size_t *total), info(available, total)) \
+	X(3020, INIT, cuMemGetAddressRange, _v2, (CUdeviceptr *base, size_t *size, CUdeviceptr address), \
+	  range_of(base, size, address)) \
+	X(4000, INIT, cuPointerGetAttribute, , (void *data, CUpointer_attribute attribute, CUdeviceptr address), \
+	  attribute_at(data, attribute, address)) \
+	X(7000, INIT, cuPointerGetAttributes, , (unsigned count, CUpointer_attribute *attributes, void **data, \
+	  CUdeviceptr address), attributes_at(count, attributes, data, address)) \
+	X(4010, CTX, cuIpcGetMemHandle, , (CUipcMemHandle *handle, CUdeviceptr address), ipc_export(handle, address)) \
+	X(11000, CTX, cuIpcOpenMemHandle, _v2, (CUdeviceptr *address, CUipcMemHandle handle, unsigned flags), \
+	  ipc_open(address, handle, flags)) \
+	X(4010, CTX, cuIpcCloseMemHandle, , (CUdeviceptr address), free_when_done(address, true))
 
-EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags);
-EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority);
-EXPORT CUresult cuStreamDestroy_v2(CUstream stream);
-EXPORT CUresult cuStreamSynchronize(CUstream stream);
-EXPORT CUresult cuStreamQuery(CUstream stream);
-EXPORT CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned flags);
-EXPORT CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
-EXPORT CUresult cuStreamGetDevice(CUstream stream, CUdevice *device);
-EXPORT CUresult cuStreamGetFlags(CUstream stream, unsigned *flags);
-EXPORT CUresult cuStreamGetPriority(CUstream stream, int *priority);
-EXPORT CUresult cuStreamGetId(CUstream stream, unsigned long long *id);
-EXPORT CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned flags);
-EXPORT CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data);
-EXPORT CUresult cuLibraryLoadData(CUlibrary *library, const void *image, void *jit_options, void **jit_values,
-				  unsigned jit_count, void *options, void **values, unsigned count);
-EXPORT CUresult cuLibraryUnload(CUlibrary library);
-EXPORT CUresult cuLibraryGetKernel(CUkernel *kernel, CUlibrary library, const char *name);
-EXPORT CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel);
-EXPORT CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-			       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-			       CUstream stream, void **parameters, void **extra);
-EXPORT CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters,
-				 void **extra);
-EXPORT CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode);
-EXPORT CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph graph, const CUgraphNode *dependencies,
-					    const CUgraphEdgeData *edges, size_t count,
-					    CUstreamCaptureMode mode);
-EXPORT CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph);
-EXPORT CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
-EXPORT CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id);
-EXPORT CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
-					  CUgraph *graph, const CUgraphNode **dependencies, size_t *count);
-EXPORT CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
-					  CUgraph *graph, const CUgraphNode **dependencies,
-					  const CUgraphEdgeData **edges, size_t *count);
-EXPORT CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode);
+#define POOL_FUNCTIONS(X, S) \
+	X(11020, INIT, cuDeviceGetDefaultMemPool, , (CUmemoryPool *pool, CUdevice device), \
+	  get_pool(pool, device, pool_default)) \
+	X(11020, INIT, cuDeviceGetMemPool, , (CUmemoryPool *pool, CUdevice device), \
+	  get_pool(pool, device, pool_current)) \
+	X(11020, INIT, cuDeviceSetMemPool, , (CUdevice device, CUmemoryPool pool), set_pool(device, pool)) \
+	S(11020, INIT, cuMemAllocAsync, , (CUdeviceptr *address, size_t size, CUstream stream), \
+	  allocate(address, size, NULL, MINE(stream))) \
+	S(11020, INIT, cuMemAllocFromPoolAsync, , (CUdeviceptr *address, size_t size, CUmemoryPool pool, \
+	  CUstream stream), allocate(address, size, &pool, MINE(stream))) \
+	S(11020, INIT, cuMemFreeAsync, , (CUdeviceptr address, CUstream stream), free_later(address, MINE(stream))) \
+	X(11020, INIT, cuMemPoolCreate, , (CUmemoryPool *pool, const CUmemPoolProps *props), create(pool, props)) \
+	X(11020, INIT, cuMemPoolDestroy, , (CUmemoryPool pool), destroy(pool)) \
+	X(11020, INIT, cuMemPoolExportToShareableHandle, , (void *shareable, CUmemoryPool pool, \
+	  CUmemAllocationHandleType type, unsigned long long flags), export(shareable, pool, type, flags)) \
+	X(11020, INIT, cuMemPoolImportFromShareableHandle, , (CUmemoryPool *pool, void *shareable, \
+	  CUmemAllocationHandleType type, unsigned long long flags), import(pool, shareable, type, flags)) \
+	X(11020, INIT, cuMemPoolTrimTo, , (CUmemoryPool pool, size_t keep), \
+	  ((void)keep, pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)) /* nothing is kept beyond use */ \
+	X(11020, INIT, cuMemPoolGetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
+	  get_attribute(pool, attribute, value)) \
+	X(11020, INIT, cuMemPoolSetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
+	  set_attribute(pool, attribute, value))
 
-EXPORT CUresult cuEventCreate(CUevent *event, unsigned flags);
-EXPORT CUresult cuEventRecord(CUevent event, CUstream stream);
-EXPORT CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags);
-EXPORT CUresult cuEventQuery(CUevent event);
-EXPORT CUresult cuEventSynchronize(CUevent event);
-EXPORT CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end);
-EXPORT CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end);
-EXPORT CUresult cuEventDestroy_v2(CUevent event);
+#define HOST_FUNCTIONS(X) \
+	X(2020, CTX, cuMemHostAlloc, , (void **pointer, size_t size, unsigned flags), allocate(pointer, size, flags)) \
+	X(3020, CTX, cuMemAllocHost, _v2, (void **pointer, size_t size), allocate(pointer, size, 0)) \
+	X(2000, CTX, cuMemFreeHost, , (void *pointer), forget(pointer, false, CUDA_ERROR_INVALID_VALUE)) \
+	X(6050, CTX, cuMemHostRegister, _v2, (void *pointer, size_t size, unsigned flags), \
+	  register_range(pointer, size, flags)) \
+	X(4000, CTX, cuMemHostUnregister, , (void *pointer), \
+	  forget(pointer, true, CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED)) \
+	X(2030, CTX, cuMemHostGetFlags, , (unsigned *flags, void *pointer), flags_of(flags, pointer)) \
+	X(3020, CTX, cuMemHostGetDevicePointer, _v2, (CUdeviceptr *address, void *pointer, unsigned flags), \
+	  device_pointer(address, pointer, flags))
 
-EXPORT CUresult cuGraphCreate(CUgraph *graph, unsigned flags);
-EXPORT CUresult cuGraphGetNodes(CUgraph graph, CUgraphNode *nodes, size_t *count);
-EXPORT CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags);
-EXPORT CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph,
-					     CUDA_GRAPH_INSTANTIATE_PARAMS *params);
-EXPORT CUresult cuGraphUpload(CUgraphExec exec, CUstream stream);
-EXPORT CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream);
-EXPORT CUresult cuGraphDestroy(CUgraph graph);
-EXPORT CUresult cuGraphExecDestroy(CUgraphExec exec);
+#define COPY_FUNCTIONS(X, T, S) \
+	T(4000, CTX, cuMemcpy, , (CUdeviceptr target, CUdeviceptr source, size_t size), \
+	  now(copy(target, source, size), ANY_DIRECTION, own)) \
+	S(4000, INIT, cuMemcpyAsync, , (CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream), \
+	  later(copy(target, source, size), ANY_DIRECTION, MINE(stream))) \
+	T(3020, CTX, cuMemcpyHtoD, _v2, (CUdeviceptr target, const void *source, size_t size), \
+	  now(copy(target, (uint64_t)source, size), TO_DEVICE, own)) \
+	T(3020, CTX, cuMemcpyDtoH, _v2, (void *target, CUdeviceptr source, size_t size), \
+	  now(copy((uint64_t)target, source, size), FROM_DEVICE, own)) \
+	T(3020, CTX, cuMemcpyDtoD, _v2, (CUdeviceptr target, CUdeviceptr source, size_t size), \
+	  now(copy(target, source, size), ON_DEVICE, own)) \
+	S(3020, INIT, cuMemcpyHtoDAsync, _v2, (CUdeviceptr target, const void *source, size_t size, CUstream stream), \
+	  later(copy(target, (uint64_t)source, size), TO_DEVICE, MINE(stream))) \
+	S(3020, INIT, cuMemcpyDtoHAsync, _v2, (void *target, CUdeviceptr source, size_t size, CUstream stream), \
+	  later(copy((uint64_t)target, source, size), FROM_DEVICE, MINE(stream))) \
+	S(3020, INIT, cuMemcpyDtoDAsync, _v2, (CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream), \
+	  later(copy(target, source, size), ON_DEVICE, MINE(stream))) \
+	T(4000, CTX, cuMemcpyPeer, , (CUdeviceptr target, CUcontext target_context, CUdeviceptr source, \
+	  CUcontext source_context, size_t size), \
+	  now(copy_peer(target, target_context, source, source_context, size), ON_DEVICE, own)) \
+	S(4000, INIT, cuMemcpyPeerAsync, , (CUdeviceptr target, CUcontext target_context, CUdeviceptr source, \
+	  CUcontext source_context, size_t size, CUstream stream), \
+	  later(copy_peer(target, target_context, source, source_context, size), ON_DEVICE, MINE(stream))) \
+	X(3020, CTX, cuMemcpy2D, _v2, (const CUDA_MEMCPY2D *copy), now(copy_2d(copy), ANY_DIRECTION, own)) \
+	X(3020, INIT, cuMemcpy2DAsync, _v2, (const CUDA_MEMCPY2D *copy, CUstream stream), \
+	  later(copy_2d(copy), ANY_DIRECTION, stream)) \
+	T(3020, CTX, cuMemsetD8, _v2, (CUdeviceptr target, unsigned char value, size_t count), \
+	  now(fill(target, value, 1, count), ANY_DIRECTION, own)) \
+	T(3020, CTX, cuMemsetD16, _v2, (CUdeviceptr target, unsigned short value, size_t count), \
+	  now(fill(target, value, 2, count), ANY_DIRECTION, own)) \
+	T(3020, CTX, cuMemsetD32, _v2, (CUdeviceptr target, unsigned value, size_t count), \
+	  now(fill(target, value, 4, count), ANY_DIRECTION, own)) \
+	X(3020, CTX, cuMemsetD2D8, _v2, (CUdeviceptr target, size_t pitch, unsigned char value, size_t width, \
+	  size_t height), now(fill_2d(target, pitch, value, width, height), ANY_DIRECTION, own)) \
+	S(3020, INIT, cuMemsetD8Async, , (CUdeviceptr target, unsigned char value, size_t count, CUstream stream), \
+	  later(fill(target, value, 1, count), ANY_DIRECTION, MINE(stream))) \
+	S(3020, INIT, cuMemsetD16Async, , (CUdeviceptr target, unsigned short value, size_t count, CUstream stream), \
+	  later(fill(target, value, 2, count), ANY_DIRECTION, MINE(stream))) \
+	S(3020, INIT, cuMemsetD32Async, , (CUdeviceptr target, unsigned value, size_t count, CUstream stream), \
+	  later(fill(target, value, 4, count), ANY_DIRECTION, MINE(stream))) \
+	X(3020, INIT, cuMemsetD2D8Async, , (CUdeviceptr target, size_t pitch, unsigned char value, size_t width, \
+	  size_t height, CUstream stream), later(fill_2d(target, pitch, value, width, height), ANY_DIRECTION, stream))
 
-// The same on the calling thread's own default stream where the stream is NULL or implied.
-#include "functions.h"
-#define X(symbol, suffix) EXPORT __typeof__(symbol) symbol##_##suffix;
-PER_THREAD_FUNCTIONS(X)
-#undef X
+#define STREAM_FUNCTIONS(X, S) \
+	X(2000, CTX, cuStreamCreate, , (CUstream *stream, unsigned flags), create(stream, flags, 0)) \
+	X(5050, CTX, cuStreamCreateWithPriority, , (CUstream *stream, unsigned flags, int priority), \
+	  create(stream, flags, priority)) \
+	X(4000, INIT, cuStreamDestroy, _v2, (CUstream stream), destroy(stream)) \
+	S(2000, INIT, cuStreamSynchronize, , (CUstream stream), stream_wait(MINE(stream))) \
+	S(2000, INIT, cuStreamQuery, , (CUstream stream), query(MINE(stream))) \
+	X(9020, INIT, cuStreamGetCtx, , (CUstream stream, CUcontext *context), \
+	  STREAM_GIVES(stream, context, object_handle(found->context))) \
+	X(12080, INIT, cuStreamGetDevice, , (CUstream stream, CUdevice *device), \
+	  STREAM_GIVES(stream, device, found->context->device)) \
+	X(5050, INIT, cuStreamGetFlags, , (CUstream stream, unsigned *flags), \
+	  STREAM_GIVES(stream, flags, found->flags)) \
+	X(5050, INIT, cuStreamGetPriority, , (CUstream stream, int *priority), \
+	  STREAM_GIVES(stream, priority, found->priority)) \
+	X(12000, INIT, cuStreamGetId, , (CUstream stream, unsigned long long *id), \
+	  STREAM_GIVES(stream, id, found->object.node.key)) \
+	X(5000, INIT, cuStreamAddCallback, , (CUstream stream, CUstreamCallback callback, void *data, unsigned flags), \
+	  add_callback(stream, callback, data, flags)) \
+	S(10000, INIT, cuLaunchHostFunc, , (CUstream stream, CUhostFn function, void *data), \
+	  launch_host(MINE(stream), function, data))
+
+#define EVENT_FUNCTIONS(X, S) \
+	X(2000, CTX, cuEventCreate, , (CUevent *event, unsigned flags), create(event, flags)) \
+	S(2000, INIT, cuEventRecord, , (CUevent event, CUstream stream), record(event, MINE(stream), 0)) \
+	X(11010, INIT, cuEventRecordWithFlags, , (CUevent event, CUstream stream, unsigned flags), \
+	  record(event, stream, flags)) \
+	X(12050, INIT, cuCtxRecordEvent, , (CUcontext context, CUevent event), record_context(context, event)) \
+	X(2000, INIT, cuEventQuery, , (CUevent event), query(event)) \
+	X(2000, INIT, cuEventSynchronize, , (CUevent event), synchronize(event)) \
+	S(3020, INIT, cuStreamWaitEvent, , (CUstream stream, CUevent event, unsigned flags), \
+	  wait(MINE(stream), event, flags)) \
+	X(2000, INIT, cuEventElapsedTime, , (float *milliseconds, CUevent start, CUevent end), \
+	  elapsed(milliseconds, start, end)) \
+	X(12080, INIT, cuEventElapsedTime, _v2, (float *milliseconds, CUevent start, CUevent end), \
+	  elapsed(milliseconds, start, end)) \
+	X(4000, INIT, cuEventDestroy, _v2, (CUevent event), destroy(event))
+
+#define LIBRARY_FUNCTIONS(X, S) \
+	X(12000, INIT, cuLibraryLoadData, , (CUlibrary *library, const void *image, void *jit_options, \
+	  void **jit_values, unsigned jit_count, void *options, void **values, unsigned count), \
+	  load(library, image, (jit_count && (!jit_options || !jit_values)) || (count && (!options || !values)))) \
+	X(12000, INIT, cuLibraryUnload, , (CUlibrary library), unload(library)) \
+	X(12000, INIT, cuLibraryGetKernel, , (CUkernel *kernel, CUlibrary library, const char *name), \
+	  get_kernel(kernel, library, name)) \
+	X(12000, CTX, cuKernelGetFunction, , (CUfunction *function, CUkernel kernel), get_function(function, kernel)) \
+	S(4000, INIT, cuLaunchKernel, , (CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z, \
+	  unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared, CUstream stream, void **parameters, \
+	  void **extra), \
+	  launch(&(CUlaunchConfig){grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, NULL, 0}, own, \
+	  function, parameters, extra)) \
+	S(11060, INIT, cuLaunchKernelEx, , (const CUlaunchConfig *config, CUfunction function, void **parameters, \
+	  void **extra), launch(config, own, function, parameters, extra))
+
+#define CAPTURE_FUNCTIONS(X, S) \
+	S(10010, INIT, cuStreamBeginCapture, _v2, (CUstream stream, CUstreamCaptureMode mode), \
+	  begin(MINE(stream), NULL, mode)) \
+	S(12030, INIT, cuStreamBeginCaptureToGraph, , (CUstream stream, CUgraph graph, \
+	  const CUgraphNode *dependencies, const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode), \
+	  ((void)edges, begin_to_graph(MINE(stream), graph, dependencies, count, mode))) \
+	S(10000, INIT, cuStreamEndCapture, , (CUstream stream, CUgraph *graph), end(MINE(stream), graph)) \
+	S(10000, INIT, cuStreamIsCapturing, , (CUstream stream, CUstreamCaptureStatus *status), \
+	  info(MINE(stream), status, NULL, NULL, NULL, NULL, NULL)) \
+	X(10010, INIT, cuStreamGetCaptureInfo, , (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id), \
+	  info(stream, status, id, NULL, NULL, NULL, NULL)) \
+	S(11030, INIT, cuStreamGetCaptureInfo, _v2, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, \
+	  CUgraph *graph, const CUgraphNode **dependencies, size_t *count), \
+	  info(MINE(stream), status, id, graph, dependencies, NULL, count)) \
+	S(12030, INIT, cuStreamGetCaptureInfo, _v3, (CUstream stream, CUstreamCaptureStatus *status, uint64_t *id, \
+	  CUgraph *graph, const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count), \
+	  info(MINE(stream), status, id, graph, dependencies, edges, count)) \
+	X(10010, INIT, cuThreadExchangeStreamCaptureMode, , (CUstreamCaptureMode *mode), exchange_mode(mode))
+
+#define GRAPH_FUNCTIONS(X, S) \
+	X(10000, INIT, cuGraphCreate, , (CUgraph *graph, unsigned flags), create(graph, flags)) \
+	X(10000, INIT, cuGraphGetNodes, , (CUgraph graph, CUgraphNode *nodes, size_t *count), \
+	  get_nodes(graph, nodes, count)) \
+	X(11040, INIT, cuGraphInstantiateWithFlags, , (CUgraphExec *exec, CUgraph graph, unsigned long long flags), \
+	  flags & ~15ull ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph)) \
+	X(12000, INIT, cuGraphInstantiateWithParams, , (CUgraphExec *exec, CUgraph graph, \
+	  CUDA_GRAPH_INSTANTIATE_PARAMS *params), instantiate_with(exec, graph, params)) \
+	X(11010, INIT, cuGraphUpload, , (CUgraphExec exec, CUstream stream), upload(exec, stream)) \
+	S(10000, INIT, cuGraphLaunch, , (CUgraphExec exec, CUstream stream), launch(exec, MINE(stream))) \
+	X(10000, INIT, cuGraphDestroy, , (CUgraph graph), destroy(graph, GRAPH)) \
+	X(10000, INIT, cuGraphExecDestroy, , (CUgraphExec exec), destroy(exec, GRAPH_EXEC))
+
+#define DRIVER_FUNCTIONS(X, T, S) \
+	ERROR_FUNCTIONS(X) PROC_ADDRESS_FUNCTIONS(X) CHECKPOINT_FUNCTIONS(X) DEVICE_FUNCTIONS(X) CONTEXT_FUNCTIONS(X) \
+	VMM_FUNCTIONS(X) MULTICAST_FUNCTIONS(X) MEMORY_FUNCTIONS(X) POOL_FUNCTIONS(X, S) HOST_FUNCTIONS(X) \
+	COPY_FUNCTIONS(X, T, S) STREAM_FUNCTIONS(X, S) EVENT_FUNCTIONS(X, S) LIBRARY_FUNCTIONS(X, S) \
+	CAPTURE_FUNCTIONS(X, S) GRAPH_FUNCTIONS(X, S)
+#define NO_FUNCTION(...)
+
+#define DECLARE(since, needs, name, version, parameters, ...) EXPORT CUresult name##version parameters;
+#define DECLARE_PTDS(since, needs, name, version, parameters, ...) EXPORT CUresult name##version##_ptds parameters;
+#define DECLARE_PTSZ(since, needs, name, version, parameters, ...) EXPORT CUresult name##version##_ptsz parameters;
+DRIVER_FUNCTIONS(DECLARE, DECLARE, DECLARE)
+DRIVER_FUNCTIONS(NO_FUNCTION, DECLARE_PTDS, DECLARE_PTSZ)
 
 #endif

@@ -14,26 +14,18 @@ static CUresult begin(CUstream handle, struct graph *graph, CUstreamCaptureMode 
 	return capture_begin(stream, graph, mode);
 }
 
-CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode)
+// A graph is one chain: what is added depends on all that is there.
+static CUresult begin_to_graph(CUstream stream, CUgraph handle, const CUgraphNode *dependencies, size_t count,
+			       CUstreamCaptureMode mode)
 {
-	ENTER(cuStreamBeginCapture_v2);
-	return begin(stream, NULL, mode);
-}
-
-CUresult cuStreamBeginCaptureToGraph(CUstream stream, CUgraph handle, const CUgraphNode *dependencies,
-				     const CUgraphEdgeData *edges, size_t count, CUstreamCaptureMode mode)
-{
-	ENTER(cuStreamBeginCaptureToGraph);
 	struct graph *graph = object_find(handle, GRAPH);
 	if (!graph || (count && !dependencies))
 		return CUDA_ERROR_INVALID_VALUE;
-	(void)edges; // a graph is one chain: what is added depends on all that is there
 	return begin(stream, graph, mode);
 }
 
-CUresult cuStreamEndCapture(CUstream handle, CUgraph *graph)
+static CUresult end(CUstream handle, CUgraph *graph)
 {
-	ENTER(cuStreamEndCapture);
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
 	if (!graph)
@@ -67,9 +59,17 @@ static CUstreamCaptureStatus status_of(const struct stream *stream)
 					    : CU_STREAM_CAPTURE_STATUS_ACTIVE;
 }
 
-static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph)
+// Nodes are not simulated: there are no dependencies to report.
+static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *id, CUgraph *graph,
+		     const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
 {
 	struct stream *stream;
+	if (dependencies)
+		*dependencies = NULL;
+	if (edges)
+		*edges = NULL;
+	if (count)
+		*count = 0;
 	TRY(stream_resolve(handle, &stream));
 	if (!status)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -85,47 +85,8 @@ static CUresult info(CUstream handle, CUstreamCaptureStatus *status, uint64_t *i
 	return CUDA_SUCCESS;
 }
 
-CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+static CUresult exchange_mode(CUstreamCaptureMode *mode)
 {
-	ENTER(cuStreamIsCapturing);
-	return info(stream, status, NULL, NULL);
-}
-
-CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id)
-{
-	ENTER(cuStreamGetCaptureInfo);
-	return info(stream, status, id, NULL);
-}
-
-// Nodes are not simulated: there are no dependencies to report.
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
-				   CUgraph *graph, const CUgraphNode **dependencies, size_t *count)
-{
-	ENTER(cuStreamGetCaptureInfo_v2);
-	if (dependencies)
-		*dependencies = NULL;
-	if (count)
-		*count = 0;
-	return info(stream, status, id, graph);
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, uint64_t *id,
-				   CUgraph *graph, const CUgraphNode **dependencies,
-				   const CUgraphEdgeData **edges, size_t *count)
-{
-	ENTER(cuStreamGetCaptureInfo_v3);
-	if (dependencies)
-		*dependencies = NULL;
-	if (edges)
-		*edges = NULL;
-	if (count)
-		*count = 0;
-	return info(stream, status, id, graph);
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-	ENTER(cuThreadExchangeStreamCaptureMode);
 	if (!mode || (unsigned)*mode > CU_STREAM_CAPTURE_MODE_RELAXED)
 		return CUDA_ERROR_INVALID_VALUE;
 	CUstreamCaptureMode previous = thread_state()->capture_mode;
@@ -133,3 +94,5 @@ CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
 	*mode = previous;
 	return CUDA_SUCCESS;
 }
+
+CAPTURE_FUNCTIONS(DEFINE, DEFINE_PTSZ)

@@ -4,13 +4,6 @@
 #include "base/process.h"
 #include "entry/gate.h"
 
-// As ENTER, without the lock, which calls of this process must be able to get while a lock is put on them.
-#define ENTER_UNLOCKED(symbol)                                                                               \
-	do {                                                                                                 \
-		TRY(gate_enter(FN_##symbol));                                                                \
-		gate_leave(NULL);                                                                            \
-	} while (0)
-
 static bool zero(const uint64_t *words, size_t count)
 {
 	uint64_t any = 0;
@@ -19,9 +12,8 @@ static bool zero(const uint64_t *words, size_t count)
 	return !any;
 }
 
-CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
+static CUresult state_of(int pid, CUprocessState *state)
 {
-	ENTER_UNLOCKED(cuCheckpointProcessGetState);
 	struct process_page *page;
 	if (!state)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -32,9 +24,8 @@ CUresult cuCheckpointProcessGetState(int pid, CUprocessState *state)
 }
 
 // The simulator needs none: the first thread does as well as another.
-CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
+static CUresult thread_of(int pid, int *tid)
 {
-	ENTER_UNLOCKED(cuCheckpointProcessGetRestoreThreadId);
 	struct process_page *page;
 	if (!tid)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -44,9 +35,8 @@ CUresult cuCheckpointProcessGetRestoreThreadId(int pid, int *tid)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCheckpointProcessLock(int pid, CUcheckpointLockArgs *args)
+static CUresult lock(int pid, CUcheckpointLockArgs *args)
 {
-	ENTER_UNLOCKED(cuCheckpointProcessLock);
 	struct process_page *page;
 	if (args && (args->reserved0 || !zero(args->reserved1, 7)))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -70,20 +60,11 @@ static CUresult checkpoint(struct process_page *page)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCheckpointProcessCheckpoint(int pid, CUcheckpointCheckpointArgs *args)
-{
-	ENTER_UNLOCKED(cuCheckpointProcessCheckpoint);
-	struct process_page *page;
-	if (args && !zero(args->reserved, 8)) // the first would be for storage of the caller's: driver 610
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(process_find(pid, &page));
-	CUresult result = checkpoint(page);
-	process_release(page);
-	return result;
-}
-
+// To the devices that it had: others could be named, which there are none of here.
 static CUresult restore(struct process_page *page)
 {
+	if (!sim.initialized) // as the driver without persistence mode
+		return CUDA_ERROR_NOT_INITIALIZED;
 	if (process_state(page) != CU_PROCESS_STATE_CHECKPOINTED)
 		return CUDA_ERROR_ILLEGAL_STATE;
 	TRY(budget_claim(page->process, page->shared));
@@ -91,31 +72,30 @@ static CUresult restore(struct process_page *page)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCheckpointProcessRestore(int pid, CUcheckpointRestoreArgs *args)
+static CUresult unlock(struct process_page *page)
 {
-	ENTER_UNLOCKED(cuCheckpointProcessRestore);
+	bool locked = process_state(page) == CU_PROCESS_STATE_LOCKED;
+	locked = locked && process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING);
+	return locked ? CUDA_SUCCESS : CUDA_ERROR_ILLEGAL_STATE;
+}
+
+static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct process_page *))
+{
 	struct process_page *page;
-	if (args && !zero(args->reserved, 8)) // other devices to restore to, which there are none of here
+	if (!zero(reserved, 8)) // the first of a checkpoint would be for storage of the caller's: driver 610
 		return CUDA_ERROR_INVALID_VALUE;
-	if (!sim.initialized) // as the driver without persistence mode
-		return CUDA_ERROR_NOT_INITIALIZED;
 	TRY(process_find(pid, &page));
-	CUresult result = restore(page);
+	CUresult result = to(page);
 	process_release(page);
 	return result;
 }
 
-CUresult cuCheckpointProcessUnlock(int pid, CUcheckpointUnlockArgs *args)
-{
-	ENTER_UNLOCKED(cuCheckpointProcessUnlock);
-	struct process_page *page;
-	if (args && !zero(args->reserved, 8))
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(process_find(pid, &page));
-	CUresult result = CUDA_ERROR_ILLEGAL_STATE;
-	if (process_state(page) == CU_PROCESS_STATE_LOCKED &&
-	    process_move(page, CU_PROCESS_STATE_LOCKED, CU_PROCESS_STATE_RUNNING))
-		result = CUDA_SUCCESS;
-	process_release(page);
-	return result;
-}
+// As DEFINE, without the lock, which calls of this process must be able to get while a lock is put on them.
+#define DEFINE_UNLOCKED(since, needs, name, version, parameters, ...) \
+	CUresult name parameters \
+	{ \
+		TRY(gate_enter(FN_##name)); \
+		gate_leave(NULL); \
+		return __VA_ARGS__; \
+	}
+CHECKPOINT_FUNCTIONS(DEFINE_UNLOCKED)

@@ -16,9 +16,8 @@ void primaries_reset(void)
 	memset(primaries, 0, sizeof primaries);
 }
 
-CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice index)
+static CUresult retain(CUcontext *context, CUdevice index)
 {
-	ENTER(cuDevicePrimaryCtxRetain);
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(index))
@@ -41,9 +40,8 @@ static void primary_delete(struct primary *primary)
 		context_delete(context);
 }
 
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice index)
+static CUresult release(CUdevice index)
 {
-	ENTER(cuDevicePrimaryCtxRelease_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
 	struct primary *primary = &primaries[index];
@@ -54,9 +52,8 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice index)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxReset_v2(CUdevice index)
+static CUresult reset(CUdevice index)
 {
-	ENTER(cuDevicePrimaryCtxReset_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
 	primaries[index].references = 0;
@@ -64,9 +61,8 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice index)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice index, unsigned flags)
+static CUresult set_flags(CUdevice index, unsigned flags)
 {
-	ENTER(cuDevicePrimaryCtxSetFlags_v2);
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
 	primaries[index].flags = flags;
@@ -75,9 +71,8 @@ CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice index, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDevicePrimaryCtxGetState(CUdevice index, unsigned *flags, int *active)
+static CUresult state_of(CUdevice index, unsigned *flags, int *active)
 {
-	ENTER(cuDevicePrimaryCtxGetState);
 	if (!flags || !active)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(index))
@@ -96,35 +91,22 @@ static CUresult push(uint64_t handle)
 	return CUDA_SUCCESS;
 }
 
-static CUresult create(CUcontext *result, unsigned flags, CUdevice device)
+static CUresult create(CUcontext *result, const CUctxCreateParams *params, unsigned flags, CUdevice device)
 {
+	struct context *context;
+	if (params && (params->execAffinityParams || params->cigParams))
+		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!result)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	struct context *context;
 	TRY(context_new(device, flags, object_new_handle(), &context));
 	*result = object_handle(context);
 	return push(context->object.node.key);
 }
 
-CUresult cuCtxCreate_v2(CUcontext *context, unsigned flags, CUdevice device)
+static CUresult destroy(CUcontext handle)
 {
-	ENTER(cuCtxCreate_v2);
-	return create(context, flags, device);
-}
-
-CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned flags, CUdevice device)
-{
-	ENTER(cuCtxCreate_v4);
-	if (params && (params->execAffinityParams || params->cigParams))
-		return CUDA_ERROR_NOT_SUPPORTED;
-	return create(context, flags, device);
-}
-
-CUresult cuCtxDestroy_v2(CUcontext handle)
-{
-	ENTER(cuCtxDestroy_v2);
 	struct context *context = object_find(handle, CONTEXT);
 	if (!context)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -137,9 +119,8 @@ CUresult cuCtxDestroy_v2(CUcontext handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetCurrent(CUcontext *context)
+static CUresult get_current(CUcontext *context)
 {
-	ENTER(cuCtxGetCurrent);
 	if (!context)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct thread_state *thread = thread_state();
@@ -147,9 +128,8 @@ CUresult cuCtxGetCurrent(CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSetCurrent(CUcontext handle)
+static CUresult set_current(CUcontext handle)
 {
-	ENTER(cuCtxSetCurrent);
 	struct thread_state *thread = thread_state();
 	if (!handle) {
 		thread->depth -= thread->depth > 0;
@@ -163,17 +143,8 @@ CUresult cuCtxSetCurrent(CUcontext handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxPushCurrent_v2(CUcontext handle)
+static CUresult pop(CUcontext *context)
 {
-	ENTER(cuCtxPushCurrent_v2);
-	if (!object_find(handle, CONTEXT))
-		return CUDA_ERROR_INVALID_CONTEXT;
-	return push((uint64_t)handle);
-}
-
-CUresult cuCtxPopCurrent_v2(CUcontext *context)
-{
-	ENTER(cuCtxPopCurrent_v2);
 	struct thread_state *thread = thread_state();
 	if (!thread->depth)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -183,9 +154,8 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetDevice(CUdevice *device)
+static CUresult device_of_current(CUdevice *device)
 {
-	ENTER(cuCtxGetDevice);
 	if (!device)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct context *context = current_context();
@@ -195,21 +165,8 @@ CUresult cuCtxGetDevice(CUdevice *device)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxGetFlags(unsigned *flags)
+static CUresult priorities(int *least, int *greatest)
 {
-	ENTER(cuCtxGetFlags);
-	struct context *context = current_context();
-	if (!context)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	*flags = context->flags;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
-{
-	ENTER(cuCtxGetStreamPriorityRange);
 	if (least)
 		*least = 0;
 	if (greatest)
@@ -217,18 +174,16 @@ CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxSynchronize(void)
+static CUresult synchronize(void)
 {
-	ENTER(cuCtxSynchronize);
 	struct context *context = current_context();
 	TRY(capture_forbids_context(context));
 	queue_wait_context(context);
 	return context->sticky;
 }
 
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
+static CUresult enable_peer(CUcontext peer, unsigned flags)
 {
-	ENTER(cuCtxEnablePeerAccess);
 	struct context *context = current_context(), *other = object_find(peer, CONTEXT);
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -242,9 +197,8 @@ CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxDisablePeerAccess(CUcontext peer)
+static CUresult disable_peer(CUcontext peer)
 {
-	ENTER(cuCtxDisablePeerAccess);
 	struct context *context = current_context(), *other = object_find(peer, CONTEXT);
 	if (!other)
 		return CUDA_ERROR_INVALID_CONTEXT;
@@ -253,3 +207,5 @@ CUresult cuCtxDisablePeerAccess(CUcontext peer)
 	context->peers &= ~(1u << other->device);
 	return CUDA_SUCCESS;
 }
+
+CONTEXT_FUNCTIONS(DEFINE)

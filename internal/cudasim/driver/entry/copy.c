@@ -6,16 +6,21 @@ enum { CALLER = -1 };
 
 enum direction { ANY_DIRECTION, TO_DEVICE, FROM_DEVICE, ON_DEVICE };
 
-static struct operation copy(uint64_t target, uint64_t source, uint64_t size)
+struct request {
+	struct operation operation;
+	CUresult refused; // CUDA_SUCCESS: it is not
+};
+
+static struct request copy(uint64_t target, uint64_t source, uint64_t size)
 {
-	return (struct operation){
-		.type = COPY, .copy = {target, size, source, size, size, 1, CALLER, CALLER}};
+	return (struct request){
+		{.type = COPY, .copy = {target, size, source, size, size, 1, CALLER, CALLER}}, CUDA_SUCCESS};
 }
 
-static struct operation fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
+static struct request fill(uint64_t target, uint32_t value, uint32_t element, uint64_t count)
 {
-	return (struct operation){.type = SET,
-				  .set = {target, element * count, element * count, 1, value, element}};
+	return (struct request){
+		{.type = SET, .set = {target, element * count, element * count, 1, value, element}}, CUDA_SUCCESS};
 }
 
 static uint64_t span(uint64_t pitch, uint64_t width, uint64_t height)
@@ -94,116 +99,59 @@ static void name_devices(struct operation *operation, const struct context *call
 		operation->copy.source_device = caller->device;
 }
 
-static CUresult synchronous(struct operation operation, enum direction direction)
+static CUresult later(struct request request, enum direction direction, CUstream handle)
 {
-	struct context *context = current_context();
-	bool pageable;
-	TRY(capture_forbids_legacy(context));
-	name_devices(&operation, context);
-	TRY(check(context, &operation, direction, &pageable));
-	return run_now(context->legacy, &operation);
-}
-
-static CUresult asynchronous(struct operation operation, enum direction direction, CUstream handle)
-{
+	struct operation *operation = &request.operation;
 	struct stream *stream;
 	bool pageable;
+	TRY(request.refused);
 	TRY(stream_resolve(handle, &stream));
-	name_devices(&operation, current_context() ? current_context() : stream->context);
-	TRY(check(stream->context, &operation, direction, &pageable));
+	name_devices(operation, current_context() ? current_context() : stream->context);
+	TRY(check(stream->context, operation, direction, &pageable));
 	// The driver stages pageable memory before it returns; so does the copy here.
 	if (pageable && !stream->capture) {
 		if (stream->legacy)
 			TRY(capture_forbids_legacy(stream->context));
-		return run_now(stream, &operation);
+		return run_now(stream, operation);
 	}
-	return stream_submit(stream, &operation);
+	return stream_submit(stream, operation);
 }
 
-CUresult cuMemcpy(CUdeviceptr target, CUdeviceptr source, size_t size)
+// own: on the thread's own stream, where it is the asynchronous call and a wait.
+static CUresult now(struct request request, enum direction direction, bool own)
 {
-	ENTER(cuMemcpy);
-	return synchronous(copy(target, source, size), ANY_DIRECTION);
-}
-
-CUresult cuMemcpyHtoD_v2(CUdeviceptr target, const void *source, size_t size)
-{
-	ENTER(cuMemcpyHtoD_v2);
-	return synchronous(copy(target, (uint64_t)source, size), TO_DEVICE);
-}
-
-CUresult cuMemcpyDtoH_v2(void *target, CUdeviceptr source, size_t size)
-{
-	ENTER(cuMemcpyDtoH_v2);
-	return synchronous(copy((uint64_t)target, source, size), FROM_DEVICE);
-}
-
-CUresult cuMemcpyDtoD_v2(CUdeviceptr target, CUdeviceptr source, size_t size)
-{
-	ENTER(cuMemcpyDtoD_v2);
-	return synchronous(copy(target, source, size), ON_DEVICE);
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream)
-{
-	ENTER(cuMemcpyAsync);
-	return asynchronous(copy(target, source, size), ANY_DIRECTION, stream);
-}
-
-CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr target, const void *source, size_t size, CUstream stream)
-{
-	ENTER(cuMemcpyHtoDAsync_v2);
-	return asynchronous(copy(target, (uint64_t)source, size), TO_DEVICE, stream);
-}
-
-CUresult cuMemcpyDtoHAsync_v2(void *target, CUdeviceptr source, size_t size, CUstream stream)
-{
-	ENTER(cuMemcpyDtoHAsync_v2);
-	return asynchronous(copy((uint64_t)target, source, size), FROM_DEVICE, stream);
-}
-
-CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr target, CUdeviceptr source, size_t size, CUstream stream)
-{
-	ENTER(cuMemcpyDtoDAsync_v2);
-	return asynchronous(copy(target, source, size), ON_DEVICE, stream);
+	struct operation *operation = &request.operation;
+	struct context *context = current_context();
+	bool pageable;
+	if (own) {
+		TRY(later(request, direction, CU_STREAM_PER_THREAD));
+		return stream_wait(CU_STREAM_PER_THREAD);
+	}
+	TRY(request.refused);
+	TRY(capture_forbids_legacy(context));
+	name_devices(operation, context);
+	TRY(check(context, operation, direction, &pageable));
+	return run_now(context->legacy, operation);
 }
 
 // Each side of the copy is reached by the context named for it.
-static CUresult copy_peer(CUdeviceptr target, CUcontext target_handle, CUdeviceptr source,
-			  CUcontext source_handle, size_t size, struct operation *operation)
+static struct request copy_peer(CUdeviceptr target, CUcontext target_handle, CUdeviceptr source,
+				CUcontext source_handle, size_t size)
 {
 	struct context *target_context = object_find(target_handle, CONTEXT);
 	struct context *source_context = object_find(source_handle, CONTEXT);
+	struct request request = copy(target, source, size);
 	if (!target_context || !source_context)
-		return CUDA_ERROR_INVALID_CONTEXT;
-	*operation = copy(target, source, size);
-	operation->copy.target_device = target_context->device;
-	operation->copy.source_device = source_context->device;
-	return CUDA_SUCCESS;
+		return (struct request){.refused = CUDA_ERROR_INVALID_CONTEXT};
+	request.operation.copy.target_device = target_context->device;
+	request.operation.copy.source_device = source_context->device;
+	return request;
 }
 
-CUresult cuMemcpyPeer(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
-		      CUcontext source_context, size_t size)
-{
-	ENTER(cuMemcpyPeer);
-	struct operation operation;
-	TRY(copy_peer(target, target_context, source, source_context, size, &operation));
-	return synchronous(operation, ON_DEVICE);
-}
-
-CUresult cuMemcpyPeerAsync(CUdeviceptr target, CUcontext target_context, CUdeviceptr source,
-			   CUcontext source_context, size_t size, CUstream stream)
-{
-	ENTER(cuMemcpyPeerAsync);
-	struct operation operation;
-	TRY(copy_peer(target, target_context, source, source_context, size, &operation));
-	return asynchronous(operation, ON_DEVICE, stream);
-}
-
-static CUresult copy_2d(const CUDA_MEMCPY2D *parameters, struct operation *operation)
+static struct request copy_2d(const CUDA_MEMCPY2D *parameters)
 {
 	if (!parameters || parameters->srcArray || parameters->dstArray)
-		return parameters ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE;
+		return (struct request){.refused = parameters ? CUDA_ERROR_NOT_SUPPORTED : CUDA_ERROR_INVALID_VALUE};
 	uint64_t source = parameters->srcMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)parameters->srcHost
 									  : parameters->srcDevice;
 	uint64_t target = parameters->dstMemoryType == CU_MEMORYTYPE_HOST ? (uint64_t)parameters->dstHost
@@ -212,89 +160,19 @@ static CUresult copy_2d(const CUDA_MEMCPY2D *parameters, struct operation *opera
 	uint64_t source_pitch = parameters->srcPitch ? parameters->srcPitch : width;
 	uint64_t target_pitch = parameters->dstPitch ? parameters->dstPitch : width;
 	if (source_pitch < width || target_pitch < width)
-		return CUDA_ERROR_INVALID_VALUE;
-	*operation = (struct operation){
-		.type = COPY,
-		.copy = {target + parameters->dstY * target_pitch + parameters->dstXInBytes, target_pitch,
-			 source + parameters->srcY * source_pitch + parameters->srcXInBytes, source_pitch,
-			 width, height, CALLER, CALLER}};
-	return CUDA_SUCCESS;
+		return (struct request){.refused = CUDA_ERROR_INVALID_VALUE};
+	target += parameters->dstY * target_pitch + parameters->dstXInBytes;
+	source += parameters->srcY * source_pitch + parameters->srcXInBytes;
+	return (struct request){
+		{.type = COPY, .copy = {target, target_pitch, source, source_pitch, width, height, CALLER, CALLER}},
+		CUDA_SUCCESS};
 }
 
-CUresult cuMemcpy2D_v2(const CUDA_MEMCPY2D *parameters)
-{
-	ENTER(cuMemcpy2D_v2);
-	struct operation operation;
-	TRY(copy_2d(parameters, &operation));
-	return synchronous(operation, ANY_DIRECTION);
-}
-
-CUresult cuMemcpy2DAsync_v2(const CUDA_MEMCPY2D *parameters, CUstream stream)
-{
-	ENTER(cuMemcpy2DAsync_v2);
-	struct operation operation;
-	TRY(copy_2d(parameters, &operation));
-	return asynchronous(operation, ANY_DIRECTION, stream);
-}
-
-CUresult cuMemsetD8_v2(CUdeviceptr target, unsigned char value, size_t count)
-{
-	ENTER(cuMemsetD8_v2);
-	return synchronous(fill(target, value, 1, count), ANY_DIRECTION);
-}
-
-CUresult cuMemsetD16_v2(CUdeviceptr target, unsigned short value, size_t count)
-{
-	ENTER(cuMemsetD16_v2);
-	return synchronous(fill(target, value, 2, count), ANY_DIRECTION);
-}
-
-CUresult cuMemsetD32_v2(CUdeviceptr target, unsigned value, size_t count)
-{
-	ENTER(cuMemsetD32_v2);
-	return synchronous(fill(target, value, 4, count), ANY_DIRECTION);
-}
-
-static CUresult fill_2d(uint64_t target, size_t pitch, unsigned char value, size_t width, size_t height,
-			struct operation *operation)
+static struct request fill_2d(uint64_t target, size_t pitch, unsigned char value, size_t width, size_t height)
 {
 	if (pitch < width)
-		return CUDA_ERROR_INVALID_VALUE;
-	*operation = (struct operation){.type = SET, .set = {target, pitch, width, height, value, 1}};
-	return CUDA_SUCCESS;
+		return (struct request){.refused = CUDA_ERROR_INVALID_VALUE};
+	return (struct request){{.type = SET, .set = {target, pitch, width, height, value, 1}}, CUDA_SUCCESS};
 }
 
-CUresult cuMemsetD2D8_v2(CUdeviceptr target, size_t pitch, unsigned char value, size_t width, size_t height)
-{
-	ENTER(cuMemsetD2D8_v2);
-	struct operation operation;
-	TRY(fill_2d(target, pitch, value, width, height, &operation));
-	return synchronous(operation, ANY_DIRECTION);
-}
-
-CUresult cuMemsetD8Async(CUdeviceptr target, unsigned char value, size_t count, CUstream stream)
-{
-	ENTER(cuMemsetD8Async);
-	return asynchronous(fill(target, value, 1, count), ANY_DIRECTION, stream);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr target, unsigned short value, size_t count, CUstream stream)
-{
-	ENTER(cuMemsetD16Async);
-	return asynchronous(fill(target, value, 2, count), ANY_DIRECTION, stream);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr target, unsigned value, size_t count, CUstream stream)
-{
-	ENTER(cuMemsetD32Async);
-	return asynchronous(fill(target, value, 4, count), ANY_DIRECTION, stream);
-}
-
-CUresult cuMemsetD2D8Async(CUdeviceptr target, size_t pitch, unsigned char value, size_t width, size_t height,
-			   CUstream stream)
-{
-	ENTER(cuMemsetD2D8Async);
-	struct operation operation;
-	TRY(fill_2d(target, pitch, value, width, height, &operation));
-	return asynchronous(operation, ANY_DIRECTION, stream);
-}
+COPY_FUNCTIONS(DEFINE, DEFINE_PTDS, DEFINE_PTSZ)

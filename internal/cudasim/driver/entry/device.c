@@ -1,4 +1,5 @@
 // The driver itself and its devices: start, names, attributes.
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -7,9 +8,8 @@
 
 #define DRIVER_VERSION 13000
 
-CUresult cuInit(unsigned flags)
+static CUresult init(unsigned flags)
 {
-	ENTER(cuInit);
 	if (flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!sim.settings.device_count)
@@ -23,43 +23,20 @@ CUresult cuInit(unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDriverGetVersion(int *version)
-{
-	ENTER(cuDriverGetVersion);
-	if (!version)
-		return CUDA_ERROR_INVALID_VALUE;
-	*version = DRIVER_VERSION;
-	return CUDA_SUCCESS;
-}
+#define DEVICE_GIVES(device, pointer, value) \
+	((pointer) && !device_valid(device) ? CUDA_ERROR_INVALID_DEVICE : GIVES(pointer, value))
 
-CUresult cuDeviceGet(CUdevice *device, int ordinal)
+static __attribute__((format(printf, 4, 5))) CUresult text(char *text, int length, CUdevice device, const char *format,
+							   ...)
 {
-	ENTER(cuDeviceGet);
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(ordinal))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*device = ordinal;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetCount(int *count)
-{
-	ENTER(cuDeviceGetCount);
-	if (!count)
-		return CUDA_ERROR_INVALID_VALUE;
-	*count = sim.settings.device_count;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetName(char *name, int length, CUdevice device)
-{
-	ENTER(cuDeviceGetName);
-	if (!name || length <= 0)
+	if (!text || length <= 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
-	snprintf(name, (size_t)length, "%s", sim.settings.name);
+	va_list arguments;
+	va_start(arguments, format);
+	vsnprintf(text, (size_t)length, format, arguments);
+	va_end(arguments);
 	return CUDA_SUCCESS;
 }
 
@@ -74,43 +51,8 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device)
+static CUresult by_bus(CUdevice *device, const char *text)
 {
-	ENTER(cuDeviceGetUuid);
-	return uuid_of(uuid, device);
-}
-
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device)
-{
-	ENTER(cuDeviceGetUuid_v2);
-	return uuid_of(uuid, device);
-}
-
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
-{
-	ENTER(cuDeviceTotalMem_v2);
-	if (!bytes)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*bytes = memory.devices[device].total;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice device)
-{
-	ENTER(cuDeviceGetPCIBusId);
-	if (!text || length <= 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device))
-		return CUDA_ERROR_INVALID_DEVICE;
-	snprintf(text, (size_t)length, "0000:%02X:00.0", device + 1);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
-{
-	ENTER(cuDeviceGetByPCIBusId);
 	unsigned domain, bus, slot;
 	if (!device || !text || sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -120,20 +62,8 @@ CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
+static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
 {
-	ENTER(cuDeviceCanAccessPeer);
-	if (!can)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (!device_valid(device) || !device_valid(peer))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*can = peers(device, peer);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetP2PAttribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
-{
-	ENTER(cuDeviceGetP2PAttribute);
 	if (!value)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device) || !device_valid(peer) || device == peer)
@@ -197,9 +127,8 @@ static const int attributes[][2] = {
 	{134, -1},	  // HOST_NUMA_ID
 };
 
-CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
+static CUresult attribute_of(int *value, int attribute, CUdevice device)
 {
-	ENTER(cuDeviceGetAttribute);
 	if (!value || attribute < 1 || attribute > 161)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!device_valid(device))
@@ -212,3 +141,5 @@ CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 			*value = attributes[i][1];
 	return CUDA_SUCCESS;
 }
+
+DEVICE_FUNCTIONS(DEFINE)

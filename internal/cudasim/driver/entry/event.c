@@ -1,9 +1,8 @@
 // Events: marks in a stream that others wait for. The waiting is execution/queue.c's.
 #include "entry/gate.h"
 
-CUresult cuEventCreate(CUevent *handle, unsigned flags)
+static CUresult create(CUevent *handle, unsigned flags)
 {
-	ENTER(cuEventCreate);
 	if (!handle || flags & ~7u)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct event *event = object_new(EVENT, sizeof *event);
@@ -21,10 +20,12 @@ static CUresult resolve(CUevent handle, struct event **event)
 	return *event ? (*event)->context->sticky : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult record(CUevent handle, CUstream stream_handle)
+static CUresult record(CUevent handle, CUstream stream_handle, unsigned flags)
 {
 	struct event *event;
 	struct stream *stream;
+	if (flags & ~1u)
+		return CUDA_ERROR_INVALID_VALUE;
 	TRY(resolve(handle, &event));
 	TRY(stream_resolve(stream_handle, &stream));
 	if (event->context != stream->context)
@@ -47,9 +48,8 @@ static CUresult record(CUevent handle, CUstream stream_handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle)
+static CUresult record_context(CUcontext context_handle, CUevent handle)
 {
-	ENTER(cuCtxRecordEvent);
 	struct context *context = object_find(context_handle, CONTEXT);
 	struct event *event;
 	if (!context)
@@ -65,18 +65,6 @@ CUresult cuCtxRecordEvent(CUcontext context_handle, CUevent handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuEventRecord(CUevent event, CUstream stream)
-{
-	ENTER(cuEventRecord);
-	return record(event, stream);
-}
-
-CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags)
-{
-	ENTER(cuEventRecordWithFlags);
-	return flags & ~1u ? CUDA_ERROR_INVALID_VALUE : record(event, stream);
-}
-
 static CUresult resolve_to_wait(CUevent handle, struct event **event)
 {
 	TRY(resolve(handle, event));
@@ -88,9 +76,8 @@ static CUresult resolve_to_wait(CUevent handle, struct event **event)
 }
 
 // A program may ask only this, so asking makes the work happen.
-CUresult cuEventQuery(CUevent handle)
+static CUresult query(CUevent handle)
 {
-	ENTER(cuEventQuery);
 	struct event *event;
 	TRY(resolve_to_wait(handle, &event));
 	if (!event->recorded || event->complete)
@@ -101,9 +88,8 @@ CUresult cuEventQuery(CUevent handle)
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuEventSynchronize(CUevent handle)
+static CUresult synchronize(CUevent handle)
 {
-	ENTER(cuEventSynchronize);
 	struct event *event;
 	TRY(resolve_to_wait(handle, &event));
 	if (!event->recorded || event->complete)
@@ -116,9 +102,8 @@ CUresult cuEventSynchronize(CUevent handle)
 	return context->sticky;
 }
 
-CUresult cuStreamWaitEvent(CUstream stream_handle, CUevent handle, unsigned flags)
+static CUresult wait(CUstream stream_handle, CUevent handle, unsigned flags)
 {
-	ENTER(cuStreamWaitEvent);
 	struct event *event;
 	struct stream *stream;
 	if (flags & ~1u)
@@ -154,24 +139,13 @@ static CUresult elapsed(float *milliseconds, CUevent start_handle, CUevent end_h
 	return CUDA_SUCCESS;
 }
 
-CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+static CUresult destroy(CUevent handle)
 {
-	ENTER(cuEventElapsedTime);
-	return elapsed(milliseconds, start, end);
-}
-
-CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
-{
-	ENTER(cuEventElapsedTime_v2);
-	return elapsed(milliseconds, start, end);
-}
-
-CUresult cuEventDestroy_v2(CUevent handle)
-{
-	ENTER(cuEventDestroy_v2);
 	struct event *event = object_find(handle, EVENT);
 	if (!event)
 		return CUDA_ERROR_INVALID_HANDLE;
 	object_delete(&event->object);
 	return CUDA_SUCCESS;
 }
+
+EVENT_FUNCTIONS(DEFINE, DEFINE_PTSZ)

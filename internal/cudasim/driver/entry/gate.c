@@ -16,8 +16,8 @@ static const struct {
 	const char *name, *symbol;
 	enum needs needs;
 } functions[] = {
-#define X(name, symbol, since, needs) {#name, #symbol, needs},
-	DRIVER_FUNCTIONS(X)
+#define X(since, needs, name, version, ...) {#name, #name #version, needs},
+	DRIVER_FUNCTIONS(X, X, X)
 #undef X
 };
 

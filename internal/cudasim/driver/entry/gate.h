@@ -4,12 +4,11 @@
 #define CUDASIM_GATE_H
 
 #include "abi/api.h"
-#include "abi/functions.h"
 #include "execution/execution.h"
 
 enum driver_function {
-#define X(name, symbol, since, needs) FN_##symbol,
-	DRIVER_FUNCTIONS(X)
+#define X(since, needs, name, version, ...) FN_##name##version,
+	DRIVER_FUNCTIONS(X, X, X)
 #undef X
 		FUNCTION_COUNT
 };
@@ -21,6 +20,27 @@ void gate_leave(const int *guard);
 	if (entered_ != CUDA_SUCCESS)                                                                        \
 		return entered_;                                                                             \
 	int guard_ __attribute__((cleanup(gate_leave), unused)) = 0
+
+// The exported functions of a row of api.h. A file of entry/ has these at its end, behind what the rows call.
+#define DEFINE(since, needs, name, version, parameters, ...) \
+	DEFINE_AS(name##version, , false, parameters, __VA_ARGS__)
+#define DEFINE_PTDS(since, needs, name, version, parameters, ...) \
+	DEFINE_AS(name##version, , false, parameters, __VA_ARGS__) \
+	DEFINE_AS(name##version, _ptds, true, parameters, __VA_ARGS__)
+#define DEFINE_PTSZ(since, needs, name, version, parameters, ...) \
+	DEFINE_AS(name##version, , false, parameters, __VA_ARGS__) \
+	DEFINE_AS(name##version, _ptsz, true, parameters, __VA_ARGS__)
+#define DEFINE_AS(symbol, suffix, is_own, parameters, ...) \
+	CUresult symbol##suffix parameters \
+	{ \
+		ENTER(symbol); \
+		const bool own __attribute__((unused)) = is_own; \
+		return __VA_ARGS__; \
+	}
+#define MINE(stream) (own && !(stream) ? CU_STREAM_PER_THREAD : (stream))
+#define GIVES(pointer, value) ((pointer) ? (*(pointer) = (value), CUDA_SUCCESS) : CUDA_ERROR_INVALID_VALUE)
+
+CUresult stream_wait(CUstream handle); // cuStreamSynchronize
 
 void gate_start(void); // reads the environment, once after each gate_reset
 bool gate_reset(void); // false: it had not been started

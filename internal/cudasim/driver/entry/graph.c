@@ -4,9 +4,8 @@
 
 #include "entry/gate.h"
 
-CUresult cuGraphCreate(CUgraph *handle, unsigned flags)
+static CUresult create(CUgraph *handle, unsigned flags)
 {
-	ENTER(cuGraphCreate);
 	if (!handle || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct graph *graph = graph_new(GRAPH);
@@ -17,9 +16,8 @@ CUresult cuGraphCreate(CUgraph *handle, unsigned flags)
 }
 
 // Nodes have no handles of their own; how many there are is what programs ask.
-CUresult cuGraphGetNodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
+static CUresult get_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 {
-	ENTER(cuGraphGetNodes);
 	struct graph *graph = object_find(handle, GRAPH);
 	if (!graph || !count)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -48,15 +46,8 @@ static CUresult instantiate(CUgraphExec *handle, CUgraph graph_handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *exec, CUgraph graph, unsigned long long flags)
+static CUresult instantiate_with(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
 {
-	ENTER(cuGraphInstantiateWithFlags);
-	return flags & ~15ull ? CUDA_ERROR_INVALID_VALUE : instantiate(exec, graph);
-}
-
-CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRAPH_INSTANTIATE_PARAMS *params)
-{
-	ENTER(cuGraphInstantiateWithParams);
 	if (!params)
 		return CUDA_ERROR_INVALID_VALUE;
 	params->hErrNode_out = NULL;
@@ -64,17 +55,15 @@ CUresult cuGraphInstantiateWithParams(CUgraphExec *exec, CUgraph graph, CUDA_GRA
 	return instantiate(exec, graph);
 }
 
-CUresult cuGraphUpload(CUgraphExec exec, CUstream stream_handle)
+static CUresult upload(CUgraphExec exec, CUstream stream_handle)
 {
-	ENTER(cuGraphUpload);
 	struct stream *stream;
 	TRY(stream_resolve(stream_handle, &stream));
 	return object_find(exec, GRAPH_EXEC) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
+static CUresult launch(CUgraphExec handle, CUstream stream_handle)
 {
-	ENTER(cuGraphLaunch);
 	struct stream *stream;
 	struct graph *exec = object_find(handle, GRAPH_EXEC);
 	if (!exec)
@@ -85,22 +74,13 @@ CUresult cuGraphLaunch(CUgraphExec handle, CUstream stream_handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGraphDestroy(CUgraph handle)
+static CUresult destroy(const void *handle, enum object_type type)
 {
-	ENTER(cuGraphDestroy);
-	struct graph *graph = object_find(handle, GRAPH);
+	struct graph *graph = object_find(handle, type);
 	if (!graph)
 		return CUDA_ERROR_INVALID_VALUE;
 	graph_delete(graph);
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGraphExecDestroy(CUgraphExec handle)
-{
-	ENTER(cuGraphExecDestroy);
-	struct graph *exec = object_find(handle, GRAPH_EXEC);
-	if (!exec)
-		return CUDA_ERROR_INVALID_VALUE;
-	graph_delete(exec);
-	return CUDA_SUCCESS;
-}
+GRAPH_FUNCTIONS(DEFINE, DEFINE_PTSZ)

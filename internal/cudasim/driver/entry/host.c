@@ -24,24 +24,11 @@ static CUresult allocate(void **pointer, size_t size, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostAlloc(void **pointer, size_t size, unsigned flags)
+static CUresult forget(void *pointer, bool registered, CUresult unknown)
 {
-	ENTER(cuMemHostAlloc);
-	return allocate(pointer, size, flags);
-}
-
-CUresult cuMemAllocHost_v2(void **pointer, size_t size)
-{
-	ENTER(cuMemAllocHost_v2);
-	return allocate(pointer, size, 0);
-}
-
-CUresult cuMemFreeHost(void *pointer)
-{
-	ENTER(cuMemFreeHost);
 	struct host_range *range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
-	if (!range || range->registered)
-		return CUDA_ERROR_INVALID_VALUE;
+	if (!range || range->registered != registered)
+		return unknown;
 	TRY(capture_forbids_unsafe());
 	queue_wait_host(range->node.key, range->size);
 	range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
@@ -57,9 +44,8 @@ static bool present(uint64_t address, uint64_t size)
 	       0; // fails on addresses without memory
 }
 
-CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags)
+static CUresult register_range(void *pointer, size_t size, unsigned flags)
 {
-	ENTER(cuMemHostRegister_v2);
 	uint64_t address = (uint64_t)pointer, end;
 	if (!pointer || !size || flags & ~15u || __builtin_add_overflow(address, size, &end))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -73,23 +59,8 @@ CUresult cuMemHostRegister_v2(void *pointer, size_t size, unsigned flags)
 									 : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemHostUnregister(void *pointer)
+static CUresult flags_of(unsigned *flags, void *pointer)
 {
-	ENTER(cuMemHostUnregister);
-	struct host_range *range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
-	if (!range || !range->registered)
-		return CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED;
-	TRY(capture_forbids_unsafe());
-	queue_wait_host(range->node.key, range->size);
-	range = (struct host_range *)tree_find(&memory.host, (uint64_t)pointer);
-	if (range)
-		host_range_delete(range);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuMemHostGetFlags(unsigned *flags, void *pointer)
-{
-	ENTER(cuMemHostGetFlags);
 	struct host_range *range = host_range_at((uint64_t)pointer);
 	if (!flags || !range)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -97,11 +68,12 @@ CUresult cuMemHostGetFlags(unsigned *flags, void *pointer)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *address, void *pointer, unsigned flags)
+static CUresult device_pointer(CUdeviceptr *address, void *pointer, unsigned flags)
 {
-	ENTER(cuMemHostGetDevicePointer_v2);
 	if (!address || flags || !host_range_at((uint64_t)pointer))
 		return CUDA_ERROR_INVALID_VALUE;
 	*address = (CUdeviceptr)pointer;
 	return CUDA_SUCCESS;
 }
+
+HOST_FUNCTIONS(DEFINE)

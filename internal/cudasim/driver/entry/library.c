@@ -27,12 +27,9 @@ static bool has_entry(const char *text, const char *name)
 	return false;
 }
 
-CUresult cuLibraryLoadData(CUlibrary *handle, const void *image, void *jit_options, void **jit_values,
-			   unsigned jit_count, void *options, void **values, unsigned count)
+static CUresult load(CUlibrary *handle, const void *image, bool lacks_options)
 {
-	ENTER(cuLibraryLoadData);
-	if (!handle || !image || (jit_count && (!jit_options || !jit_values)) ||
-	    (count && (!options || !values)))
+	if (!handle || !image || lacks_options)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct library *library = object_new(LIBRARY, sizeof *library);
 	if (!library)
@@ -44,9 +41,8 @@ CUresult cuLibraryLoadData(CUlibrary *handle, const void *image, void *jit_optio
 	return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryUnload(CUlibrary handle)
+static CUresult unload(CUlibrary handle)
 {
-	ENTER(cuLibraryUnload);
 	struct library *library = object_find(handle, LIBRARY);
 	if (!library)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -60,9 +56,8 @@ CUresult cuLibraryUnload(CUlibrary handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const char *name)
+static CUresult get_kernel(CUkernel *handle, CUlibrary library_handle, const char *name)
 {
-	ENTER(cuLibraryGetKernel);
 	struct library *library = object_find(library_handle, LIBRARY);
 	if (!library)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -87,9 +82,8 @@ CUresult cuLibraryGetKernel(CUkernel *handle, CUlibrary library_handle, const ch
 	return CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuKernelGetFunction(CUfunction *handle, CUkernel kernel_handle)
+static CUresult get_function(CUfunction *handle, CUkernel kernel_handle)
 {
-	ENTER(cuKernelGetFunction);
 	struct kernel *kernel = object_find(kernel_handle, KERNEL);
 	struct context *context = current_context();
 	if (!kernel)
@@ -119,50 +113,34 @@ static bool valid_block(unsigned x, unsigned y, unsigned z)
 	return x && y && z && x <= 1024 && y <= 1024 && z <= 64 && (uint64_t)x * y * z <= 1024;
 }
 
-static CUresult launch(CUfunction function_handle, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-		       unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-		       CUstream stream_handle, void **parameters, void **extra)
+static CUresult launch(const CUlaunchConfig *config, bool own, CUfunction handle, void **parameters, void **extra)
 {
 	struct stream *stream;
-	struct function *function = object_find(function_handle, FUNCTION);
-	struct kernel *kernel = function ? function->kernel : object_find(function_handle, KERNEL);
+	if (!config)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (config->numAttrs)
+		return CUDA_ERROR_NOT_SUPPORTED; // the emulation knows none
+	struct function *function = object_find(handle, FUNCTION);
+	struct kernel *kernel = function ? function->kernel : object_find(handle, KERNEL);
 	if (!kernel)
 		return CUDA_ERROR_INVALID_HANDLE;
-	if (!valid_grid(grid_x, grid_y, grid_z) || !valid_block(block_x, block_y, block_z))
+	if (!valid_grid(config->gridDimX, config->gridDimY, config->gridDimZ) ||
+	    !valid_block(config->blockDimX, config->blockDimY, config->blockDimZ) || (!parameters && !extra))
 		return CUDA_ERROR_INVALID_VALUE;
 	const struct emulation *emulation = kernel->emulation;
-	if (!parameters && !extra)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (extra || shared || grid_y != 1 || grid_z != 1 || block_x != emulation->block[0] ||
-	    block_y != emulation->block[1] || block_z != emulation->block[2])
+	if (extra || config->sharedMemBytes || config->gridDimY != 1 || config->gridDimZ != 1 ||
+	    config->blockDimX != emulation->block[0] || config->blockDimY != emulation->block[1] ||
+	    config->blockDimZ != emulation->block[2])
 		return CUDA_ERROR_NOT_SUPPORTED; // the emulation is written for one shape
-	TRY(stream_resolve(stream_handle, &stream));
+	TRY(stream_resolve(MINE(config->hStream), &stream));
 	if (function && function->context != stream->context) // a kernel is of every context
 		return CUDA_ERROR_INVALID_HANDLE;
-	struct operation operation = {.type = LAUNCH, .launch = {.emulation = emulation, .grid = grid_x}};
+	struct operation operation = {.type = LAUNCH,
+				      .launch = {.emulation = emulation, .grid = config->gridDimX}};
 	for (size_t i = 0; i < emulation->count; i++)
 		memcpy(operation.launch.parameters + emulation->parameters[i].offset, parameters[i],
 		       emulation->parameters[i].size);
 	return stream_submit(stream, &operation);
 }
 
-CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
-			unsigned block_x, unsigned block_y, unsigned block_z, unsigned shared,
-			CUstream stream, void **parameters, void **extra)
-{
-	ENTER(cuLaunchKernel);
-	return launch(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared, stream, parameters,
-		      extra);
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **parameters, void **extra)
-{
-	ENTER(cuLaunchKernelEx);
-	if (!config)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (config->numAttrs)
-		return CUDA_ERROR_NOT_SUPPORTED; // the emulation knows none
-	return launch(function, config->gridDimX, config->gridDimY, config->gridDimZ, config->blockDimX,
-		      config->blockDimY, config->blockDimZ, config->sharedMemBytes, config->hStream, parameters,
-		      extra);
-}
+LIBRARY_FUNCTIONS(DEFINE, DEFINE_PTSZ)

@@ -9,8 +9,11 @@
 #include "entry/gate.h"
 
 enum { PITCH = 512 };
+
 static CUresult allocate(CUdeviceptr *address, size_t size)
 {
+	if (!address || !size)
+		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
 	struct context *context = current_context();
 	uint64_t at;
@@ -19,18 +22,9 @@ static CUresult allocate(CUdeviceptr *address, size_t size)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
+static CUresult allocate_rows(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
+			 unsigned element)
 {
-	ENTER(cuMemAlloc_v2);
-	if (!address || !size)
-		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(address, size);
-}
-
-CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, size_t height,
-			    unsigned element)
-{
-	ENTER(cuMemAllocPitch_v2);
 	size_t padded = (width + PITCH - 1) & ~(size_t)(PITCH - 1), size;
 	if (!address || !pitch || !width || !height || (element != 4 && element != 8 && element != 16) ||
 	    padded < width || __builtin_mul_overflow(padded, height, &size))
@@ -42,9 +36,8 @@ CUresult cuMemAllocPitch_v2(CUdeviceptr *address, size_t *pitch, size_t width, s
 
 // The host can read and write all device memory here, so this stays where it is.
 enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
-CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
+static CUresult allocate_managed(CUdeviceptr *address, size_t size, unsigned flags)
 {
-	ENTER(cuMemAllocManaged);
 	if (!address || !size || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(allocate(address, size));
@@ -53,8 +46,11 @@ CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-static CUresult free_when_done(struct mapping *mapping, CUdeviceptr address)
+static CUresult free_when_done(CUdeviceptr address, bool foreign)
 {
+	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
+	if (!mapping || !mapping->context || (mapping->block->foreign_fd >= 0) != foreign)
+		return CUDA_ERROR_INVALID_VALUE;
 	TRY(capture_forbids_unsafe());
 	queue_wait_device(mapping->block->device);
 	if (current_context()->sticky)
@@ -62,29 +58,8 @@ static CUresult free_when_done(struct mapping *mapping, CUdeviceptr address)
 	return memory_free(address); // looked up again: the wait ran operations
 }
 
-CUresult cuMemFree_v2(CUdeviceptr address)
+static CUresult info(size_t *available, size_t *total)
 {
-	ENTER(cuMemFree_v2);
-	if (!address)
-		return CUDA_SUCCESS;
-	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
-	if (!mapping || !mapping->context || mapping->block->foreign_fd >= 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	return free_when_done(mapping, address);
-}
-
-CUresult cuIpcCloseMemHandle(CUdeviceptr address)
-{
-	ENTER(cuIpcCloseMemHandle);
-	struct mapping *mapping = (struct mapping *)tree_find(&memory.mappings, address);
-	if (!mapping || !mapping->context || mapping->block->foreign_fd < 0)
-		return CUDA_ERROR_INVALID_VALUE;
-	return free_when_done(mapping, address);
-}
-
-CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
-{
-	ENTER(cuMemGetInfo_v2);
 	int device = current_context()->device;
 	if (available)
 		*available = budget_free(device);
@@ -93,9 +68,8 @@ CUresult cuMemGetInfo_v2(size_t *available, size_t *total)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address)
+static CUresult range_of(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 {
-	ENTER(cuMemGetAddressRange_v2);
 	struct mapping *mapping = mapping_at(address);
 	struct host_range *host = host_range_at(address);
 	if (!mapping && !host)
@@ -191,9 +165,8 @@ static bool attribute_of(uint64_t address, CUpointer_attribute attribute, uint64
 	return true;
 }
 
-CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address)
+static CUresult attribute_at(void *data, CUpointer_attribute attribute, CUdeviceptr address)
 {
-	ENTER(cuPointerGetAttribute);
 	size_t size = attribute_size(attribute);
 	uint64_t value;
 	if (!data || !size || !attribute_of(address, attribute, &value))
@@ -202,10 +175,9 @@ CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdevi
 	return CUDA_SUCCESS;
 }
 
-CUresult cuPointerGetAttributes(unsigned count, CUpointer_attribute *attributes, void **data,
-				CUdeviceptr address)
+static CUresult attributes_at(unsigned count, CUpointer_attribute *attributes, void **data,
+			 CUdeviceptr address)
 {
-	ENTER(cuPointerGetAttributes);
 	if (!count || !attributes || !data)
 		return CUDA_ERROR_INVALID_VALUE;
 	for (unsigned i = 0; i < count; i++)
@@ -227,9 +199,8 @@ struct shared_memory {
 	uint64_t address, offset, size, id;
 };
 
-CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
+static CUresult ipc_export(CUipcMemHandle *handle, CUdeviceptr address)
 {
-	ENTER(cuIpcGetMemHandle);
 	struct mapping *mapping = mapping_at(address);
 	if (!handle || !mapping || !mapping->context || mapping->pool || mapping->managed || mapping->block->foreign_fd >= 0)
 		return CUDA_ERROR_INVALID_VALUE; // handles and pools are shared by other means
@@ -247,9 +218,8 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr address)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
+static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
 {
-	ENTER(cuIpcOpenMemHandle_v2);
 	enum { LAZY_ENABLE_PEER_ACCESS = 1 };
 	struct shared_memory shared;
 	memcpy(&shared, &handle, sizeof shared);
@@ -279,3 +249,5 @@ CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *address, CUipcMemHandle handle, unsi
 	process_shares(1);
 	return CUDA_SUCCESS;
 }
+
+MEMORY_FUNCTIONS(DEFINE)

@@ -47,21 +47,8 @@ static CUresult get_pool(CUmemoryPool *pool, CUdevice device, struct pool *(*of)
 	return *pool ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device)
+static CUresult set_pool(CUdevice device, CUmemoryPool handle)
 {
-	ENTER(cuDeviceGetDefaultMemPool);
-	return get_pool(pool, device, pool_default);
-}
-
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device)
-{
-	ENTER(cuDeviceGetMemPool);
-	return get_pool(pool, device, pool_current);
-}
-
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
-{
-	ENTER(cuDeviceSetMemPool);
 	struct pool *pool = pool_find(handle);
 	if (!device_valid(device))
 		return CUDA_ERROR_INVALID_DEVICE;
@@ -71,9 +58,8 @@ CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
+static CUresult create(CUmemoryPool *handle, const CUmemPoolProps *props)
 {
-	ENTER(cuMemPoolCreate);
 	if (!handle || !props || props->allocType != CU_MEM_ALLOCATION_TYPE_PINNED ||
 	    props->location.type != CU_MEM_LOCATION_TYPE_DEVICE || !device_valid(props->location.id))
 		return CUDA_ERROR_INVALID_VALUE;
@@ -85,9 +71,8 @@ CUresult cuMemPoolCreate(CUmemoryPool *handle, const CUmemPoolProps *props)
 }
 
 // What is in use of it stays until it is freed.
-CUresult cuMemPoolDestroy(CUmemoryPool handle)
+static CUresult destroy(CUmemoryPool handle)
 {
-	ENTER(cuMemPoolDestroy);
 	struct pool *pool = pool_find(handle);
 	if (!pool || pool == memory.devices[pool->device].pool)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -101,10 +86,9 @@ CUresult cuMemPoolDestroy(CUmemoryPool handle)
 }
 
 // A descriptor that stands for the pool, in any process: what it has is not shared here.
-CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, CUmemAllocationHandleType type,
-					  unsigned long long flags)
+static CUresult export(void *shareable, CUmemoryPool handle, CUmemAllocationHandleType type,
+			 unsigned long long flags)
 {
-	ENTER(cuMemPoolExportToShareableHandle);
 	struct pool *pool = pool_find(handle);
 	if (!shareable || !pool || !pool->exportable || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -116,10 +100,9 @@ CUresult cuMemPoolExportToShareableHandle(void *shareable, CUmemoryPool handle, 
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *handle, void *shareable, CUmemAllocationHandleType type,
-					    unsigned long long flags)
+static CUresult import(CUmemoryPool *handle, void *shareable, CUmemAllocationHandleType type,
+			 unsigned long long flags)
 {
-	ENTER(cuMemPoolImportFromShareableHandle);
 	struct stat about;
 	if (!handle || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR || flags ||
 	    fstat((int)(intptr_t)shareable, &about) != 0)
@@ -137,8 +120,15 @@ static CUresult take(const struct stream *stream, size_t size, struct pool *pool
 	return memory_allocate(context->device, context->object.node.key, size, pool, address);
 }
 
-static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, struct stream *stream)
+static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *from, CUstream handle)
 {
+	struct stream *stream;
+	TRY(stream_resolve(handle, &stream));
+	struct pool *pool = from ? pool_find(*from) : pool_current(stream->context->device);
+	if (!address || !size || (from && (!pool || pool->device != stream->context->device)))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!pool)
+		return CUDA_ERROR_OUT_OF_MEMORY;
 	if (stream->capture) // graph memory nodes are not simulated
 		return CUDA_ERROR_NOT_SUPPORTED;
 	uint64_t at;
@@ -158,31 +148,8 @@ static CUresult allocate(CUdeviceptr *address, size_t size, struct pool *pool, s
 	return result;
 }
 
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream handle)
+static CUresult free_later(CUdeviceptr address, CUstream handle)
 {
-	ENTER(cuMemAllocAsync);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	struct pool *pool = pool_current(stream->context->device);
-	if (!address || !size)
-		return CUDA_ERROR_INVALID_VALUE;
-	return pool ? allocate(address, size, pool, stream) : CUDA_ERROR_OUT_OF_MEMORY;
-}
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool_handle, CUstream handle)
-{
-	ENTER(cuMemAllocFromPoolAsync);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	struct pool *pool = pool_find(pool_handle);
-	if (!address || !size || !pool || pool->device != stream->context->device)
-		return CUDA_ERROR_INVALID_VALUE;
-	return allocate(address, size, pool, stream);
-}
-
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
-{
-	ENTER(cuMemFreeAsync);
 	struct stream *stream;
 	TRY(stream_resolve(handle, &stream));
 	if (!address)
@@ -197,16 +164,8 @@ CUresult cuMemFreeAsync(CUdeviceptr address, CUstream handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep)
+static CUresult get_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
-	ENTER(cuMemPoolTrimTo);
-	(void)keep; // nothing is kept beyond what is in use
-	return pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
-{
-	ENTER(cuMemPoolGetAttribute);
 	struct pool *pool = pool_find(handle);
 	if (!pool || !value)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -225,9 +184,8 @@ CUresult cuMemPoolGetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
+static CUresult set_attribute(CUmemoryPool handle, CUmemPool_attribute attribute, void *value)
 {
-	ENTER(cuMemPoolSetAttribute);
 	struct pool *pool = pool_find(handle);
 	if (!pool || !value)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -247,3 +205,5 @@ CUresult cuMemPoolSetAttribute(CUmemoryPool handle, CUmemPool_attribute attribut
 	default: return CUDA_ERROR_INVALID_VALUE;
 	}
 }
+
+POOL_FUNCTIONS(DEFINE, DEFINE_PTSZ)

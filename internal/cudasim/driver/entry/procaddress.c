@@ -6,25 +6,15 @@
 enum { NEWEST = 13000 }; // what cuDriverGetVersion says
 
 static const struct {
-	const char *name, *symbol;
+	const char *name;
 	int since;
-	void *function;
+	void *function, *per_thread; // the latter NULL: the same
 } functions[] = {
-#define X(name, symbol, since, needs) {#name, #symbol, since, (void *)symbol},
-	DRIVER_FUNCTIONS(X)
-#undef X
-#define X(name, symbol, since) {#name, #symbol, since, (void *)symbol},
-		FUNCTION_ALIASES(X)
-#undef X
-};
-
-static const struct {
-	const char *symbol;
-	void *function;
-} per_thread[] = {
-#define X(symbol, suffix) {#symbol, (void *)symbol##_##suffix},
-	PER_THREAD_FUNCTIONS(X)
-#undef X
+#define X(since, needs, name, version, ...) {#name, since, (void *)name##version, NULL},
+#define T(since, needs, name, version, ...) {#name, since, (void *)name##version, (void *)name##version##_ptds},
+#define S(since, needs, name, version, ...) {#name, since, (void *)name##version, (void *)name##version##_ptsz},
+	DRIVER_FUNCTIONS(X, T, S)
+	{"cuGraphInstantiate", 12000, (void *)cuGraphInstantiateWithFlags, NULL},
 };
 
 static CUresult look_up(const char *name, void **function, int version, uint64_t flags,
@@ -35,9 +25,10 @@ static CUresult look_up(const char *name, void **function, int version, uint64_t
 	if (!name || !*name || !function || version < 0 || version > NEWEST || flags & ~known ||
 	    flags == known)
 		return CUDA_ERROR_INVALID_VALUE;
+	CUdriverProcAddressQueryResult ignored;
+	status = status ? status : &ignored;
 	*function = NULL;
 	*status = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-	const char *symbol = NULL;
 	for (size_t i = 0; i < sizeof functions / sizeof *functions; i++) {
 		if (strcmp(functions[i].name, name))
 			continue;
@@ -46,29 +37,17 @@ static CUresult look_up(const char *name, void **function, int version, uint64_t
 		if (functions[i].since > version)
 			continue;
 		*status = CU_GET_PROC_ADDRESS_SUCCESS; // later versions stand later
-		*function = functions[i].function;
-		symbol = functions[i].symbol;
+		bool own = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && functions[i].per_thread;
+		*function = own ? functions[i].per_thread : functions[i].function;
 	}
-	if (!symbol || !(flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM))
-		return CUDA_SUCCESS;
-	for (size_t i = 0; i < sizeof per_thread / sizeof *per_thread; i++)
-		if (!strcmp(per_thread[i].symbol, symbol))
-			*function = per_thread[i].function;
 	return CUDA_SUCCESS;
 }
 
-CUresult cuGetProcAddress(const char *symbol, void **function, int version, uint64_t flags)
+// Of the first version, which has no status.
+static CUresult look_up_one(const char *name, void **function, int version, uint64_t flags)
 {
-	ENTER(cuGetProcAddress);
-	CUdriverProcAddressQueryResult status;
-	TRY(look_up(symbol, function, version, flags, &status));
+	TRY(look_up(name, function, version, flags, NULL));
 	return *function ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
-CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, uint64_t flags,
-			     CUdriverProcAddressQueryResult *status)
-{
-	ENTER(cuGetProcAddress_v2);
-	CUdriverProcAddressQueryResult ignored;
-	return look_up(symbol, function, version, flags, status ? status : &ignored);
-}
+PROC_ADDRESS_FUNCTIONS(DEFINE)

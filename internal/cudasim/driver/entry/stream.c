@@ -17,21 +17,8 @@ static CUresult create(CUstream *handle, unsigned flags, int priority)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+static CUresult destroy(CUstream handle)
 {
-	ENTER(cuStreamCreate);
-	return create(stream, flags, 0);
-}
-
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
-{
-	ENTER(cuStreamCreateWithPriority);
-	return create(stream, flags, priority);
-}
-
-CUresult cuStreamDestroy_v2(CUstream handle)
-{
-	ENTER(cuStreamDestroy_v2);
 	struct stream *stream = object_find(handle, STREAM);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;
@@ -40,6 +27,13 @@ CUresult cuStreamDestroy_v2(CUstream handle)
 	stream_delete(stream);
 	return result;
 }
+
+#define STREAM_GIVES(handle, pointer, value) \
+	({ \
+		struct stream *found; \
+		CUresult resolved_ = stream_resolve(handle, &found); \
+		resolved_ == CUDA_SUCCESS ? GIVES(pointer, value) : resolved_; \
+	})
 
 static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 {
@@ -54,9 +48,8 @@ static CUresult resolve_to_wait(CUstream handle, struct stream **stream)
 	return invalidated ? CUDA_ERROR_STREAM_CAPTURE_INVALIDATED : CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
 }
 
-CUresult cuStreamSynchronize(CUstream handle)
+CUresult stream_wait(CUstream handle)
 {
-	ENTER(cuStreamSynchronize);
 	struct stream *stream;
 	TRY(resolve_to_wait(handle, &stream));
 	struct context *context = stream->context;
@@ -68,9 +61,8 @@ CUresult cuStreamSynchronize(CUstream handle)
 }
 
 // A program may ask only this, so asking makes the work happen.
-CUresult cuStreamQuery(CUstream handle)
+static CUresult query(CUstream handle)
 {
-	ENTER(cuStreamQuery);
 	struct stream *stream;
 	TRY(resolve_to_wait(handle, &stream));
 	bool done = queue_stream_done(stream);
@@ -78,64 +70,8 @@ CUresult cuStreamQuery(CUstream handle)
 	return done ? CUDA_SUCCESS : CUDA_ERROR_NOT_READY;
 }
 
-CUresult cuStreamGetCtx(CUstream handle, CUcontext *context)
+static CUresult launch_host(CUstream handle, CUhostFn function, void *data)
 {
-	ENTER(cuStreamGetCtx);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (!context)
-		return CUDA_ERROR_INVALID_VALUE;
-	*context = object_handle(stream->context);
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetDevice(CUstream handle, CUdevice *device)
-{
-	ENTER(cuStreamGetDevice);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (!device)
-		return CUDA_ERROR_INVALID_VALUE;
-	*device = stream->context->device;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetFlags(CUstream handle, unsigned *flags)
-{
-	ENTER(cuStreamGetFlags);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (!flags)
-		return CUDA_ERROR_INVALID_VALUE;
-	*flags = stream->flags;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetPriority(CUstream handle, int *priority)
-{
-	ENTER(cuStreamGetPriority);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (!priority)
-		return CUDA_ERROR_INVALID_VALUE;
-	*priority = stream->priority;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetId(CUstream handle, unsigned long long *id)
-{
-	ENTER(cuStreamGetId);
-	struct stream *stream;
-	TRY(stream_resolve(handle, &stream));
-	if (!id)
-		return CUDA_ERROR_INVALID_VALUE;
-	*id = stream->object.node.key;
-	return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
-{
-	ENTER(cuLaunchHostFunc);
 	struct stream *stream;
 	if (!function)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -144,9 +80,8 @@ CUresult cuLaunchHostFunc(CUstream handle, CUhostFn function, void *data)
 							 .host = {.function = function, .data = data}});
 }
 
-CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
+static CUresult add_callback(CUstream handle, CUstreamCallback callback, void *data, unsigned flags)
 {
-	ENTER(cuStreamAddCallback);
 	struct stream *stream;
 	if (!callback || flags)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -158,3 +93,5 @@ CUresult cuStreamAddCallback(CUstream handle, CUstreamCallback callback, void *d
 	return stream_submit(
 		stream, &(struct operation){.type = CALLBACK, .host = {.callback = callback, .data = data}});
 }
+
+STREAM_FUNCTIONS(DEFINE, DEFINE_PTSZ)

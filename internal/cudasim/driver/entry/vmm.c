@@ -15,10 +15,9 @@ static bool aligned(uint64_t value)
 	return value % sim.settings.granularity == 0;
 }
 
-CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
-			     unsigned long long flags)
+static CUresult reserve(CUdeviceptr *address, size_t size, size_t alignment, CUdeviceptr hint,
+			 unsigned long long flags)
 {
-	ENTER(cuMemAddressReserve);
 	if (!address || !size || !aligned(size) || (alignment & (alignment - 1)) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct reservation *reservation = calloc(1, sizeof *reservation);
@@ -34,9 +33,8 @@ CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_t alignment
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemAddressFree(CUdeviceptr address, size_t size)
+static CUresult free_addresses(CUdeviceptr address, size_t size)
 {
-	ENTER(cuMemAddressFree);
 	struct reservation *reservation = (struct reservation *)tree_find(&memory.reservations, address);
 	if (!reservation || reservation->size != size)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -84,10 +82,9 @@ static CUresult allocation_new(struct block *block, CUmemGenericAllocationHandle
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
-		     unsigned long long flags)
+static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const CUmemAllocationProp *prop,
+			 unsigned long long flags)
 {
-	ENTER(cuMemCreate);
 	if (!handle || !size || !aligned(size) || flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(check_prop(prop));
@@ -103,9 +100,8 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t size, const CU
 }
 
 // A group of one member at most, whose memory writes to the group would reach; it cannot be mapped here.
-CUresult cuMulticastCreate(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
+static CUresult create_group(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
 {
-	ENTER(cuMulticastCreate);
 	if (!handle || !prop || !prop->numDevices || !prop->size || !aligned(prop->size) || prop->flags)
 		return CUDA_ERROR_INVALID_VALUE;
 	struct block *block = calloc(1, sizeof *block);
@@ -126,14 +122,21 @@ static struct block *multicast_find(CUmemGenericAllocationHandle handle)
 	return allocation && allocation->block->multicast ? allocation->block : NULL;
 }
 
-CUresult cuMulticastAddDevice(CUmemGenericAllocationHandle handle, CUdevice device)
+static struct block *block_of(CUmemGenericAllocationHandle handle)
 {
-	ENTER(cuMulticastAddDevice);
-	return multicast_find(handle) && device_valid(device) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+	struct allocation *allocation = allocation_find(handle);
+	return allocation ? allocation->block : NULL;
 }
 
-static CUresult bind_block(CUmemGenericAllocationHandle handle, size_t offset, struct block *member, size_t member_offset,
-			   size_t size, unsigned long long flags)
+// Memory that cuMemMap has mapped, as one from its first address.
+static struct block *block_at(CUdeviceptr address)
+{
+	struct mapping *mapping = mapping_at(address);
+	return mapping && !mapping->context ? mapping->block : NULL;
+}
+
+static CUresult bind(CUmemGenericAllocationHandle handle, size_t offset, struct block *member, size_t member_offset,
+		     size_t size, unsigned long long flags)
 {
 	struct block *group = multicast_find(handle);
 	if (!group || !member || member->multicast || group->member || flags || !size || offset > group->multicast ||
@@ -144,53 +147,8 @@ static CUresult bind_block(CUmemGenericAllocationHandle handle, size_t offset, s
 	return CUDA_SUCCESS;
 }
 
-static CUresult bind(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
-		     size_t memory_offset, size_t size, unsigned long long flags)
+static CUresult unbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)
 {
-	struct allocation *member = allocation_find(memory);
-	return bind_block(handle, offset, member ? member->block : NULL, memory_offset, size, flags);
-}
-
-// Of memory that cuMemMap has mapped, as one from its first address.
-static CUresult bind_at(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr address, size_t size,
-			unsigned long long flags)
-{
-	struct mapping *mapping = mapping_at(address);
-	return bind_block(handle, offset, mapping && !mapping->context ? mapping->block : NULL, 0, size, flags);
-}
-
-CUresult cuMulticastBindAddr(CUmemGenericAllocationHandle handle, size_t offset, CUdeviceptr memory, size_t size,
-			     unsigned long long flags)
-{
-	ENTER(cuMulticastBindAddr);
-	return bind_at(handle, offset, memory, size, flags);
-}
-
-CUresult cuMulticastBindAddr_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, CUdeviceptr memory,
-				size_t size, unsigned long long flags)
-{
-	ENTER(cuMulticastBindAddr_v2);
-	return device_valid(device) ? bind_at(handle, offset, memory, size, flags) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMulticastBindMem(CUmemGenericAllocationHandle handle, size_t offset, CUmemGenericAllocationHandle memory,
-			    size_t memory_offset, size_t size, unsigned long long flags)
-{
-	ENTER(cuMulticastBindMem);
-	return bind(handle, offset, memory, memory_offset, size, flags);
-}
-
-CUresult cuMulticastBindMem_v2(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset,
-			       CUmemGenericAllocationHandle memory, size_t memory_offset, size_t size,
-			       unsigned long long flags)
-{
-	ENTER(cuMulticastBindMem_v2);
-	return device_valid(device) ? bind(handle, offset, memory, memory_offset, size, flags) : CUDA_ERROR_INVALID_VALUE;
-}
-
-CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)
-{
-	ENTER(cuMulticastUnbind);
 	struct block *group = multicast_find(handle);
 	if (!group || !group->member || !device_valid(device) || offset > group->multicast || size > group->multicast - offset)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -199,9 +157,8 @@ CUresult cuMulticastUnbind(CUmemGenericAllocationHandle handle, CUdevice device,
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+static CUresult release(CUmemGenericAllocationHandle handle)
 {
-	ENTER(cuMemRelease);
 	struct allocation *allocation = allocation_find(handle);
 	if (!allocation)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -216,10 +173,9 @@ CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
-		  unsigned long long flags)
+static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGenericAllocationHandle handle,
+			 unsigned long long flags)
 {
-	ENTER(cuMemMap);
 	if (offset)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	struct allocation *allocation = allocation_find(handle);
@@ -254,9 +210,8 @@ static struct mapping *whole_mappings(uint64_t address, uint64_t size)
 	return NULL;
 }
 
-CUresult cuMemUnmap(CUdeviceptr address, size_t size)
+static CUresult unmap(CUdeviceptr address, size_t size)
 {
-	ENTER(cuMemUnmap);
 	struct mapping *mapping = whole_mappings(address, size);
 	if (!mapping)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -302,9 +257,8 @@ static bool owned_or_peer(const struct mapping *mapping, uint64_t end, CUdevice 
 	return true;
 }
 
-CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
+static CUresult set_access(CUdeviceptr address, size_t size, const CUmemAccessDesc *access, size_t count)
 {
-	ENTER(cuMemSetAccess);
 	struct mapping *first = whole_mappings(address, size);
 	if (!access || !count || !first)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -339,9 +293,8 @@ CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const CUmemAccessDesc 
 	return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
+static CUresult get_access(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr address)
 {
-	ENTER(cuMemGetAccess);
 	struct mapping *mapping = mapping_at(address);
 	if (!flags || !location || !mapping || mapping->context)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -351,10 +304,9 @@ CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocationProp *prop,
-				       CUmemAllocationGranularity_flags option)
+static CUresult granularity_of(size_t *granularity, const CUmemAllocationProp *prop,
+			 CUmemAllocationGranularity_flags option)
 {
-	ENTER(cuMemGetAllocationGranularity);
 	if (!granularity || (unsigned)option > CU_MEM_ALLOC_GRANULARITY_RECOMMENDED)
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(check_prop(prop));
@@ -362,10 +314,8 @@ CUresult cuMemGetAllocationGranularity(size_t *granularity, const CUmemAllocatio
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemGetAllocationPropertiesFromHandle(CUmemAllocationProp *prop,
-						CUmemGenericAllocationHandle handle)
+static CUresult properties_of(CUmemAllocationProp *prop, CUmemGenericAllocationHandle handle)
 {
-	ENTER(cuMemGetAllocationPropertiesFromHandle);
 	struct allocation *allocation = allocation_find(handle);
 	if (!prop || !allocation)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -387,9 +337,8 @@ static CUresult retain(struct block *block, CUmemGenericAllocationHandle *handle
 	return result;
 }
 
-CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 {
-	ENTER(cuMemRetainAllocationHandle);
 	struct mapping *mapping = mapping_at((uint64_t)address);
 	if (!handle || !mapping || mapping->context)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -404,10 +353,9 @@ struct export {
 };
 static const char magic[8] = "cudasim";
 
-CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
-				      CUmemAllocationHandleType type, unsigned long long flags)
+static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUmemAllocationHandleType type,
+			 unsigned long long flags)
 {
-	ENTER(cuMemExportToShareableHandle);
 	struct allocation *allocation = allocation_find(handle);
 	if (!shareable || !allocation || flags)
 		return CUDA_ERROR_INVALID_VALUE;
@@ -435,10 +383,8 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	return CUDA_SUCCESS;
 }
 
-CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
-					CUmemAllocationHandleType type)
+static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CUmemAllocationHandleType type)
 {
-	ENTER(cuMemImportFromShareableHandle);
 	struct export export;
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
@@ -476,3 +422,6 @@ CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, vo
 	block_shared(block);
 	return result;
 }
+
+VMM_FUNCTIONS(DEFINE)
+MULTICAST_FUNCTIONS(DEFINE)
