@@ -59,10 +59,8 @@ static int note_path(struct dl_phdr_info *info, size_t size, void *data)
 {
 	(void)size;
 	struct loaded *loaded = data;
-	const char *base = strrchr(info->dlpi_name, '/');
-	base = base ? base + 1 : info->dlpi_name;
-	return strncmp(base, loaded->library, strlen(loaded->library)) == 0 && strlen(info->dlpi_name) < PATH_MAX &&
-	       loaded->skip-- == 0 && strcpy(loaded->path, info->dlpi_name);
+	return strncmp(file_of(info->dlpi_name), loaded->library, strlen(loaded->library)) == 0 &&
+	       strlen(info->dlpi_name) < PATH_MAX && loaded->skip-- == 0 && strcpy(loaded->path, info->dlpi_name);
 }
 
 /* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. */
@@ -99,5 +97,5 @@ HIDDEN void *forward_find(const char *name)
 		return found arguments;                                                            \
 	}                                                                                          \
 	HIDDEN int(*_Atomic forward_##name) parameters = first_##name;
-FORWARD_FUNCTIONS(X)
-#undef X
+#define N(since, ...) X(__VA_ARGS__)
+FORWARD_FUNCTIONS(X, N)

@@ -204,50 +204,20 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 	ALLOCATING(pointer, size, stream_id, TAKING() && !is_captured(is_capturing, stream), plain, ours, \
 		   account_pool(pool, __builtin_return_address(0)), (void)0)
 
-EXPORT int cudaMallocAsync(void **pointer, size_t size, void *stream)
-{
-	return ORDERED(stream, forward_cudaStreamIsCapturing, NULL,
-		       forward_cudaMallocAsync(pointer, size, stream), pausable_malloc_here(pointer, size));
-}
-
-EXPORT int cudaMallocFromPoolAsync(void **pointer, size_t size, void *pool, void *stream)
-{
-	return ORDERED(stream, forward_cudaStreamIsCapturing, pool,
-		       forward_cudaMallocFromPoolAsync(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
-}
-
-EXPORT int cudaMallocAsync_ptsz(void **pointer, size_t size, void *stream)
-{
-	return ORDERED(own_stream(stream), forward_cudaStreamIsCapturing_ptsz, NULL,
-		       forward_cudaMallocAsync_ptsz(pointer, size, stream), pausable_malloc_here(pointer, size));
-}
-
-EXPORT int cudaMallocFromPoolAsync_ptsz(void **pointer, size_t size, void *pool, void *stream)
-{
-	return ORDERED(own_stream(stream), forward_cudaStreamIsCapturing_ptsz, pool,
-		       forward_cudaMallocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_malloc_here(pointer, size));
-}
-
-EXPORT int cuMemAllocAsync(uintptr_t *pointer, size_t size, void *stream)
-{
-	return ORDERED(stream, forward_cuStreamIsCapturing, NULL,
-		       forward_cuMemAllocAsync(pointer, size, stream), pausable_driver_malloc(pointer, size));
-}
-
-EXPORT int cuMemAllocFromPoolAsync(uintptr_t *pointer, size_t size, void *pool, void *stream)
-{
-	return ORDERED(stream, forward_cuStreamIsCapturing, pool,
-		       forward_cuMemAllocFromPoolAsync(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
-}
-
-EXPORT int cuMemAllocAsync_ptsz(uintptr_t *pointer, size_t size, void *stream)
-{
-	return ORDERED(own_stream(stream), forward_cuStreamIsCapturing_ptsz, NULL,
-		       forward_cuMemAllocAsync_ptsz(pointer, size, stream), pausable_driver_malloc(pointer, size));
-}
-
-EXPORT int cuMemAllocFromPoolAsync_ptsz(uintptr_t *pointer, size_t size, void *pool, void *stream)
-{
-	return ORDERED(own_stream(stream), forward_cuStreamIsCapturing_ptsz, pool,
-		       forward_cuMemAllocFromPoolAsync_ptsz(pointer, size, pool, stream), pausable_driver_malloc(pointer, size));
-}
+/* own: the stream, as the suffix means it. */
+#define ALLOCATES_ORDERED(api, suffix, type, is_capturing, own, ours)                              \
+	EXPORT int api##Async##suffix(type *pointer, size_t size, void *stream)                    \
+	{                                                                                          \
+		return ORDERED(own, forward_##is_capturing##suffix, NULL,                          \
+			       forward_##api##Async##suffix(pointer, size, stream), ours(pointer, size)); \
+	}                                                                                          \
+	EXPORT int api##FromPoolAsync##suffix(type *pointer, size_t size, void *pool, void *stream) \
+	{                                                                                          \
+		return ORDERED(own, forward_##is_capturing##suffix, pool,                          \
+			       forward_##api##FromPoolAsync##suffix(pointer, size, pool, stream),  \
+			       ours(pointer, size));                                               \
+	}
+ALLOCATES_ORDERED(cudaMalloc, , void *, cudaStreamIsCapturing, stream, pausable_malloc_here)
+ALLOCATES_ORDERED(cudaMalloc, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream), pausable_malloc_here)
+ALLOCATES_ORDERED(cuMemAlloc, , uintptr_t, cuStreamIsCapturing, stream, pausable_driver_malloc)
+ALLOCATES_ORDERED(cuMemAlloc, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream), pausable_driver_malloc)

@@ -4,10 +4,9 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "region.h"
+#include "../reach/symbols.h"
 
-#include <link.h>
 #include <stdio.h>
-#include <string.h>
 
 /* Whether a file's name is this one, or this with a version behind .so, or with the hash that auditwheel puts before
  * the first dot of what it copies into a wheel (libucp-1f2e3d4c.so.0.0.0). */
@@ -47,8 +46,7 @@ static int look(struct dl_phdr_info *info, size_t size, void *data)
 	for (int i = 0; i < info->dlpi_phnum; i++) {
 		const ElfW(Phdr) *part = &info->dlpi_phdr[i];
 		if (part->p_type == PT_LOAD && query->address - info->dlpi_addr - part->p_vaddr < part->p_memsz) {
-			const char *slash = strrchr(info->dlpi_name, '/');
-			snprintf(query->name, CALLER_NAME_SIZE, "%s", slash ? slash + 1 : info->dlpi_name);
+			snprintf(query->name, CALLER_NAME_SIZE, "%s", file_of(info->dlpi_name));
 			return 1;
 		}
 	}

@@ -154,98 +154,40 @@ static void await_let(void)
 		code_;                                                                             \
 	})
 
-EXPORT int cudaStreamBeginCapture(void *stream, int mode)
-{
-	return CAPTURING(stream, forward_cudaStreamBeginCapture(stream, mode));
-}
-
-EXPORT int cudaStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
-					   size_t count, int mode)
-{
-	return CAPTURING(stream, forward_cudaStreamBeginCaptureToGraph(stream, graph, dependencies, edges,
-									       count, mode));
-}
-
-EXPORT int cudaStreamEndCapture(void *stream, void **graph)
-{
-	struct entry entry = find(stream);
-	return ended(entry, forward_cudaStreamIsCapturing, stream, forward_cudaStreamEndCapture(stream, graph));
-}
-
-EXPORT int cudaStreamBeginCapture_ptsz(void *stream, int mode)
-{
-	return CAPTURING(own_stream(stream), forward_cudaStreamBeginCapture_ptsz(stream, mode));
-}
-
-EXPORT int cudaStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges,
-					   size_t count, int mode)
-{
-	return CAPTURING(own_stream(stream), forward_cudaStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, edges,
-									       count, mode));
-}
-
-EXPORT int cudaStreamEndCapture_ptsz(void *stream, void **graph)
-{
-	struct entry entry = find(own_stream(stream));
-	return ended(entry, forward_cudaStreamIsCapturing_ptsz, stream, forward_cudaStreamEndCapture_ptsz(stream, graph));
-}
-
-EXPORT int cuStreamBeginCapture_v2(void *stream, int mode)
-{
-	return CAPTURING(stream, forward_cuStreamBeginCapture_v2(stream, mode));
-}
-
-EXPORT int cuStreamBeginCaptureToGraph(void *stream, void *graph, const void *dependencies, const void *edges,
-					   size_t count, int mode)
-{
-	return CAPTURING(stream, forward_cuStreamBeginCaptureToGraph(stream, graph, dependencies, edges,
-									       count, mode));
-}
-
-EXPORT int cuStreamEndCapture(void *stream, void **graph)
-{
-	struct entry entry = find(stream);
-	return ended(entry, forward_cuStreamIsCapturing, stream, forward_cuStreamEndCapture(stream, graph));
-}
-
-EXPORT int cuStreamBeginCapture_v2_ptsz(void *stream, int mode)
-{
-	return CAPTURING(own_stream(stream), forward_cuStreamBeginCapture_v2_ptsz(stream, mode));
-}
-
-EXPORT int cuStreamBeginCaptureToGraph_ptsz(void *stream, void *graph, const void *dependencies, const void *edges,
-					   size_t count, int mode)
-{
-	return CAPTURING(own_stream(stream), forward_cuStreamBeginCaptureToGraph_ptsz(stream, graph, dependencies, edges,
-									       count, mode));
-}
-
-EXPORT int cuStreamEndCapture_ptsz(void *stream, void **graph)
-{
-	struct entry entry = find(own_stream(stream));
-	return ended(entry, forward_cuStreamIsCapturing_ptsz, stream, forward_cuStreamEndCapture_ptsz(stream, graph));
-}
+/* version: what stands behind the name of the first; own: the stream, as the suffix means it. */
+#define CAPTURES(api, version, suffix, own)                                                        \
+	EXPORT int api##BeginCapture##version##suffix(void *stream, int mode)                      \
+	{                                                                                          \
+		return CAPTURING(own, forward_##api##BeginCapture##version##suffix(stream, mode)); \
+	}                                                                                          \
+	EXPORT int api##BeginCaptureToGraph##suffix(void *stream, void *graph, const void *dependencies, \
+						    const void *edges, size_t count, int mode)     \
+	{                                                                                          \
+		return CAPTURING(own, forward_##api##BeginCaptureToGraph##suffix(stream, graph, dependencies, edges, \
+										 count, mode));    \
+	}                                                                                          \
+	EXPORT int api##EndCapture##suffix(void *stream, void **graph)                             \
+	{                                                                                          \
+		struct entry entry = find(own);                                                    \
+		return ended(entry, forward_##api##IsCapturing##suffix, stream,                    \
+			     forward_##api##EndCapture##suffix(stream, graph));                    \
+	}
+CAPTURES(cudaStream, , , stream)
+CAPTURES(cudaStream, , _ptsz, own_stream(stream))
+CAPTURES(cuStream, _v2, , stream)
+CAPTURES(cuStream, _v2, _ptsz, own_stream(stream))
 
 /* A stream that is destroyed takes its capture along. */
-static int destroyed(struct entry entry, int code)
-{
-	if (code == SUCCESS)
-		leave(entry);
-	return code;
-}
-
-EXPORT int cudaStreamDestroy(void *stream)
-{
-	if (likely(!capturing()))
-		return forward_cudaStreamDestroy(stream);
-	struct entry entry = find(stream);
-	return destroyed(entry, forward_cudaStreamDestroy(stream));
-}
-
-EXPORT int cuStreamDestroy_v2(void *stream)
-{
-	if (likely(!capturing()))
-		return forward_cuStreamDestroy_v2(stream);
-	struct entry entry = find(stream);
-	return destroyed(entry, forward_cuStreamDestroy_v2(stream));
-}
+#define DESTROYS(name)                                                                             \
+	EXPORT int name(void *stream)                                                              \
+	{                                                                                          \
+		if (likely(!capturing()))                                                          \
+			return forward_##name(stream);                                             \
+		struct entry entry = find(stream);                                                 \
+		int code = forward_##name(stream);                                                 \
+		if (code == SUCCESS)                                                               \
+			leave(entry);                                                              \
+		return code;                                                                       \
+	}
+DESTROYS(cudaStreamDestroy)
+DESTROYS(cuStreamDestroy_v2)

@@ -138,12 +138,6 @@ EXPORT int cuCtxDestroy_v2(void *context)
 
 /* The end of a device's context: what is ours there goes before it does, and what we know of it after. */
 
-static void drop(int device)
-{
-	if (go_now() == GO_AWAKE)
-		(void)IN_GO((tmsReset(device), SUCCESS));
-}
-
 /* The device's context while it is there, and captures may be going on in it or its memory is counted; else NULL. */
 static void *context_to_end(int device)
 {
@@ -164,32 +158,31 @@ static void forget(int device, const void *context)
 		captures_forget(context);
 }
 
+#define RESETTING(device, plain)                                                                   \
+	({                                                                                         \
+		if (go_now() == GO_AWAKE)                                                          \
+			(void)IN_GO((tmsReset(device), SUCCESS));                                  \
+		void *context_ = context_to_end(device);                                           \
+		account_device_resets(device);                                                     \
+		int code_ = (plain);                                                               \
+		account_context_left(context_, code_ == SUCCESS);                                  \
+		if (code_ == SUCCESS)                                                              \
+			forget(device, context_);                                                  \
+		code_;                                                                             \
+	})
+
 EXPORT int cudaDeviceReset(void)
 {
 	int device = 0;
 	if ((go_now() != GO_AWAKE && !capturing() && !account_on) ||
 	    forward_cudaGetDevice(&device) != SUCCESS)
 		return forward_cudaDeviceReset();
-	drop(device);
-	void *context = context_to_end(device);
-	account_device_resets(device);
-	int code = forward_cudaDeviceReset();
-	account_context_left(context, code == SUCCESS);
-	if (code == SUCCESS)
-		forget(device, context);
-	return code;
+	return RESETTING(device, forward_cudaDeviceReset());
 }
 
 EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 {
-	drop(device);
-	void *context = context_to_end(device);
-	account_device_resets(device);
-	int code = forward_cuDevicePrimaryCtxReset_v2(device);
-	account_context_left(context, code == SUCCESS);
-	if (code == SUCCESS)
-		forget(device, context);
-	return code;
+	return RESETTING(device, forward_cuDevicePrimaryCtxReset_v2(device));
 }
 
 /* The last reference is never a host's where we have segments: the engine keeps one of its own. */

@@ -67,42 +67,22 @@ HIDDEN int everything_note(const char *call, int code)
 	return code;
 }
 
-#define NOTED(call, arguments) everything_note(#call, forward_##call arguments)
-
-EXPORT int cudaMallocManaged(void **pointer, size_t size, unsigned flags)
-{
-	return NOTED(cudaMallocManaged, (pointer, size, flags));
-}
-
-EXPORT int cuMemAllocManaged(uintptr_t *pointer, size_t size, unsigned flags)
-{
-	return NOTED(cuMemAllocManaged, (pointer, size, flags));
-}
-
-EXPORT int cuMulticastCreate(uint64_t *handle, const void *properties)
-{
-	return NOTED(cuMulticastCreate, (handle, properties));
-}
-
-EXPORT int cudaMemPoolExportToShareableHandle(void *shareable, void *pool, int type, unsigned flags)
-{
-	return NOTED(cudaMemPoolExportToShareableHandle, (shareable, pool, type, flags));
-}
-
-EXPORT int cudaMemPoolImportFromShareableHandle(void **pool, void *shareable, int type, unsigned flags)
-{
-	return NOTED(cudaMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
-}
-
-EXPORT int cuMemPoolExportToShareableHandle(void *shareable, void *pool, int type, unsigned long long flags)
-{
-	return NOTED(cuMemPoolExportToShareableHandle, (shareable, pool, type, flags));
-}
-
-EXPORT int cuMemPoolImportFromShareableHandle(void **pool, void *shareable, int type, unsigned long long flags)
-{
-	return NOTED(cuMemPoolImportFromShareableHandle, (pool, shareable, type, flags));
-}
+#define NOTED(call, parameters, arguments)                                                         \
+	EXPORT int call parameters                                                                 \
+	{                                                                                          \
+		return everything_note(#call, forward_##call arguments);                           \
+	}
+NOTED(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags))
+NOTED(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags))
+NOTED(cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties))
+NOTED(cudaMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned flags),
+      (shareable, pool, type, flags))
+NOTED(cudaMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned flags),
+      (pool, shareable, type, flags))
+NOTED(cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned long long flags),
+      (shareable, pool, type, flags))
+NOTED(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned long long flags),
+      (pool, shareable, type, flags))
 
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
 static const char *command(char path[4096])

@@ -57,48 +57,19 @@ static int free_after(void *pointer, void *stream, bool captured)
 	return IN_GO(tmsFreeAfter(pointer, stream));
 }
 
-OUT_OF_LINE int watched_cudaFreeAsync(void *pointer, void *stream)
-{
-	return WATCHED(pointer, stream, forward_cudaFreeAsync(pointer, stream),
-		       free_after(pointer, stream, is_captured(forward_cudaStreamIsCapturing, stream)));
-}
-
-EXPORT int cudaFreeAsync(void *pointer, void *stream)
-{
-	return watches(pointer) ? watched_cudaFreeAsync(pointer, stream) : forward_cudaFreeAsync(pointer, stream);
-}
-
-OUT_OF_LINE int watched_cudaFreeAsync_ptsz(void *pointer, void *stream)
-{
-	return WATCHED(pointer, own_stream(stream), forward_cudaFreeAsync_ptsz(pointer, stream),
-		       free_after(pointer, own_stream(stream), is_captured(forward_cudaStreamIsCapturing_ptsz, stream)));
-}
-
-EXPORT int cudaFreeAsync_ptsz(void *pointer, void *stream)
-{
-	return watches(pointer) ? watched_cudaFreeAsync_ptsz(pointer, stream) : forward_cudaFreeAsync_ptsz(pointer, stream);
-}
-
-OUT_OF_LINE int watched_cuMemFreeAsync(uintptr_t pointer, void *stream)
-{
-	return WATCHED((void *)pointer, stream, forward_cuMemFreeAsync(pointer, stream),
-		       free_after((void *)pointer, stream, is_captured(forward_cuStreamIsCapturing, stream)));
-}
-
-EXPORT int cuMemFreeAsync(uintptr_t pointer, void *stream)
-{
-	return watches((void *)pointer) ? watched_cuMemFreeAsync(pointer, stream) : forward_cuMemFreeAsync(pointer, stream);
-}
-
-OUT_OF_LINE int watched_cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
-{
-	return WATCHED((void *)pointer, own_stream(stream), forward_cuMemFreeAsync_ptsz(pointer, stream),
-		       free_after((void *)pointer, own_stream(stream),
-				  is_captured(forward_cuStreamIsCapturing_ptsz, stream)));
-}
-
-EXPORT int cuMemFreeAsync_ptsz(uintptr_t pointer, void *stream)
-{
-	return watches((void *)pointer) ? watched_cuMemFreeAsync_ptsz(pointer, stream)
-					: forward_cuMemFreeAsync_ptsz(pointer, stream);
-}
+/* own: the stream, as the suffix means it. */
+#define FREES_ORDERED(name, suffix, type, is_capturing, own)                                       \
+	OUT_OF_LINE int watched_##name##suffix(type pointer, void *stream)                         \
+	{                                                                                          \
+		return WATCHED((void *)pointer, own, forward_##name##suffix(pointer, stream),      \
+			       free_after((void *)pointer, own, is_captured(forward_##is_capturing##suffix, stream))); \
+	}                                                                                          \
+	EXPORT int name##suffix(type pointer, void *stream)                                        \
+	{                                                                                          \
+		return watches((void *)pointer) ? watched_##name##suffix(pointer, stream)          \
+						: forward_##name##suffix(pointer, stream);         \
+	}
+FREES_ORDERED(cudaFreeAsync, , void *, cudaStreamIsCapturing, stream)
+FREES_ORDERED(cudaFreeAsync, _ptsz, void *, cudaStreamIsCapturing, own_stream(stream))
+FREES_ORDERED(cuMemFreeAsync, , uintptr_t, cuStreamIsCapturing, stream)
+FREES_ORDERED(cuMemFreeAsync, _ptsz, uintptr_t, cuStreamIsCapturing, own_stream(stream))

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "gate.h"
+#include "../reach/symbols.h"
 #include "region.h"
 #include "tms.h"
 
@@ -177,8 +178,7 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 {
 	(void)size;
 	struct seen *seen = data;
-	const char *base = strrchr(info->dlpi_name, '/');
-	base = base ? base + 1 : info->dlpi_name;
+	const char *base = file_of(info->dlpi_name);
 	for (size_t i = 0; i < sizeof self_starting / sizeof *self_starting; i++)
 		if (strncmp(base, self_starting[i], strlen(self_starting[i])) == 0)
 			return snprintf(seen->name, seen->size, "%s", base);

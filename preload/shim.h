@@ -282,23 +282,12 @@ HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* an address whose m
 HIDDEN void gate_gone(uintptr_t address); /* it was freed since */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
 
-/* nccl.c: NCCL, as libtms_reach.so sees it (its gate.h), for nccl.go. The last four after a look that found something. */
-HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to);
+/* nccl.c: NCCL, as libtms_reach.so sees it (its communicators.h), for nccl.go and align.go; nothing where it is not
+ * preloaded. */
 HIDDEN bool nccl_is_unseen(void); /* at registering memory that it can use after a pause */
-HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to);
-HIDDEN void nccl_hold(bool on);
-HIDDEN bool nccl_is_used(void);
-HIDDEN void nccl_together(uint64_t clique);
-HIDDEN bool nccl_begin(bool suspend);
-HIDDEN bool nccl_is_busy(void);
-HIDDEN void nccl_give_up(void);
-/* How far ranks are, for align.go. After gate_unusable has been asked, but nccl_release. */
-HIDDEN bool nccl_sequences(size_t *cursor, struct gate_sequence *to);
-HIDDEN bool nccl_is_launching(void);
-HIDDEN bool nccl_has_captured(void);
-HIDDEN void nccl_freeze(void);
-HIDDEN void nccl_limit(const struct gate_sequence *targets, size_t count);
-HIDDEN void nccl_release(void);
+#define X(returns, name, parameters, arguments) HIDDEN returns nccl_##name parameters;
+GATE_NCCL(X)
+#undef X
 
 /* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
 struct gate_call;

@@ -4,6 +4,7 @@
 #define _GNU_SOURCE
 #include "reach.h"
 #include "calls.h"
+#include "names.h"
 #include "symbols.h"
 #include "words.h"
 
@@ -135,17 +136,8 @@ HIDDEN void calls_gone(uintptr_t address)
 	pthread_mutex_unlock(&lent_lock);
 }
 
-#define SECOND_1 0
-#define SECOND_2 b
-#define SECOND_3 b
-#define SECOND_4 b
-#define SECOND_5 b
-#define SECOND_6 b
-#define SECOND_7 b
-#define SECOND_8 b
-#define SECOND_9 b
-#define SECOND_10 b
-#define SECOND_11 b
+/* An argument by its number, 0 where there are fewer; off the short way, for it reads them all. */
+#define ARGUMENT(words, number) (((const uintptr_t[11]){PASS_##words})[number])
 #define WORD_0 a
 #define WORD_1 b
 #define WORD_2 c
@@ -157,26 +149,52 @@ HIDDEN void calls_gone(uintptr_t address)
 #define WORD_8 i
 #define WORD_NONE 0
 
+/* The ways in and out of a kind, which is known when this is compiled. The mark is NULL where the short way in does not
+ * do, and NO_MARK where there was no memory for one. */
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
+ALWAYS_INLINE struct gate_poll try(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
+{
+	if (kind == POLL)
+		return gate_try_poll(call);
+	return (struct gate_poll){kind == WORK ? gate_try(call, stream) : NULL, NULL};
+}
+
+ALWAYS_INLINE struct gate_poll enter(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
+{
+	if (kind != POLL)
+		return (struct gate_poll){gate_enter(call, stream), NULL};
+	struct gate_poll poll = gate_enter_poll(call);
+	return poll.mark ? poll : (struct gate_poll){NO_MARK, NULL};
+}
+
+ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
+{
+	if (kind == POLL)
+		gate_leave_poll(way);
+	else
+		gate_leave(way.mark);
+}
+
 /* Each argument goes on as the word that it came as. The whole way through the gate has a function of the same kind for
  * itself, so that the short one can jump there and need not keep the arguments anywhere else. */
-#define GATED(symbol, words, stream, kind)                                                                 \
+#define GATED(symbol, words, stream, kind, since)                                                          \
 	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
 	{                                                                                                  \
 		struct gate_call *call = &calls[AT_##symbol];                                              \
 		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
-		struct gate_mark *mark = gate_enter(call, WORD_##stream);                                  \
-		if (mark == NO_MARK)                                                                       \
+		struct gate_poll way = enter(kind, call, WORD_##stream);                                   \
+		if (way.mark == NO_MARK)                                                                   \
 			return NO_MEMORY;                                                                  \
 		if (kind == DESTROY)                                                                       \
 			gate_forget_stream(WORD_##stream);                                                 \
 		if (AT_##symbol == AT_cuMemRelease)                                                        \
-			note_release(a);                                                                   \
+			note_release(ARGUMENT(words, 0));                                                  \
 		int code = real(PASS_##words);                                                             \
 		if (kind == LEND && code == 0)                                                             \
-			note_lent(AT_##symbol, a, SECOND_##words);                                         \
-		gate_leave(mark);                                                                          \
+			note_lent(AT_##symbol, ARGUMENT(words, 0), ARGUMENT(words, 1));                    \
+		leave(kind, way);                                                                          \
 		return code;                                                                               \
 	}                                                                                                  \
 	EXPORT int symbol(WORDS_##words);                                                                  \
@@ -185,60 +203,32 @@ HIDDEN void calls_gone(uintptr_t address)
 		struct gate_call *call = &calls[AT_##symbol];                                              \
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
-		struct gate_mark *mark;                                                                    \
-		if (kind != WORK || unlikely(!real) || unlikely(!(mark = gate_try(call, WORD_##stream)))) \
+		struct gate_poll way;                                                                      \
+		if (unlikely(!real) || unlikely(!(way = try(kind, call, WORD_##stream)).mark))             \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
-		gate_leave(mark);                                                                          \
+		leave(kind, way);                                                                          \
 		return code;                                                                               \
 	}
-#define DEFINE_WORK GATED
-#define DEFINE_CAPTURE GATED
-#define DEFINE_DESTROY GATED
-#define DEFINE_LEND GATED
-#define DEFINE_POLL(symbol, words, stream, kind)                                                           \
-	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
-	{                                                                                                  \
-		struct gate_call *call = &calls[AT_##symbol];                                              \
-		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
-		if (!real)                                                                                 \
-			return NOT_FOUND;                                                                  \
-		struct gate_poll poll = gate_enter_poll(call);                                             \
-		if (!poll.mark)                                                                            \
-			return NO_MEMORY;                                                                  \
-		int code = real(PASS_##words);                                                             \
-		gate_leave_poll(poll);                                                                     \
-		return code;                                                                               \
-	}                                                                                                  \
-	EXPORT int symbol(WORDS_##words);                                                                  \
-	EXPORT int symbol(WORDS_##words)                                                                   \
-	{                                                                                                  \
-		struct gate_call *call = &calls[AT_##symbol];                                              \
-		int (*real)(WORDS_##words) =                                                               \
-			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
-		struct gate_poll poll;                                                                     \
-		if (unlikely(!real) || unlikely(!(poll = gate_try_poll(call)).mark))                       \
-			return slowly_##symbol(PASS_##words);                                              \
-		int code = real(PASS_##words);                                                             \
-		gate_leave_poll(poll);                                                                     \
-		return code;                                                                               \
-	}
-#define X(symbol, words, stream, kind, since) DEFINE_##kind(symbol, words, stream, kind)
-GATED_CALLS(X)
-#undef X
+GATED_CALLS(GATED)
 
 static struct gate_call calls[CALLS] = {
-#define X(symbol, words, stream, kind, since) {#symbol, kind, since, (void *)symbol, NULL},
+#define X(symbol, words, stream, kind, since) {#symbol, kind, NULL},
+	GATED_CALLS(X)
+#undef X
+};
+static const struct named names[] = {
+#define X(symbol, words, stream, kind, since) {#symbol, since, (void *)symbol},
 	GATED_CALLS(X)
 #undef X
 };
 
 static void *entry_of(struct gate_call *call, void *real)
 {
-	void *none = NULL;
-	if (real != call->entry && !atomic_load(&call->real))
+	void *none = NULL, *ours = (void *)names[call - calls].ours;
+	if (real != ours && !atomic_load(&call->real))
 		atomic_compare_exchange_strong(&call->real, &none, kept(real));
-	return call->entry;
+	return ours;
 }
 
 static struct gate_call *find(const char *symbol)
@@ -269,17 +259,6 @@ static void note_unknown(const char *name, int version)
 	atomic_store(&unknown_set, true);
 }
 
-/* Symbols are a name, "_v" and a digit or nothing, "_ptsz" or "_ptds" or nothing. This is the name's length. */
-static size_t name_length(const char *symbol)
-{
-	size_t length = strlen(symbol);
-	if (length > 5 && (strcmp(symbol + length - 5, "_ptsz") == 0 || strcmp(symbol + length - 5, "_ptds") == 0))
-		length -= 5;
-	if (length > 3 && symbol[length - 3] == '_' && symbol[length - 2] == 'v')
-		length -= 3;
-	return length;
-}
-
 /* Whether it is of a function that a pause holds, and none that is known here. */
 static bool is_unknown(const char *symbol)
 {
@@ -288,7 +267,7 @@ static bool is_unknown(const char *symbol)
 	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
 		if (strcmp(call->name, symbol) == 0)
 			return false;
-		gated |= call->kind != POLL && strncmp(call->name, symbol, length) == 0 && name_length(call->name) == length;
+		gated |= call->kind != POLL && has_name(call->name, symbol, length);
 	}
 	return gated;
 }
@@ -353,38 +332,6 @@ HIDDEN const char *calls_unknown(void)
 	return atomic_load(&unknown_set) ? unknown : NULL;
 }
 
-static bool is_symbol_of(const char *symbol, const char *name, bool per_thread)
-{
-	size_t length = strlen(name);
-	if (strncmp(symbol, name, length) != 0)
-		return false;
-	symbol += length;
-	if (symbol[0] == '_' && symbol[1] == 'v' && symbol[2] >= '2' && symbol[2] <= '9')
-		symbol += 3;
-	return per_thread ? strcmp(symbol, "_ptsz") == 0 || strcmp(symbol, "_ptds") == 0 : !*symbol;
-}
-
-/* The call of a name that a version of CUDA has, for per-thread streams where there is one; NULL: none. */
-static struct gate_call *call_of(const char *name, int version, bool per_thread)
-{
-	struct gate_call *best = NULL;
-	for (struct gate_call *call = calls; call < calls + CALLS; call++)
-		if (call->since <= version && is_symbol_of(call->name, name, per_thread) &&
-		    (!best || call->since > best->since))
-			best = call;
-	return best || !per_thread ? best : call_of(name, version, false);
-}
-
-/* Whether the driver has a later function of the name, with a signature that is not known here. */
-static bool has_later(const struct gate_call *call, const char *name)
-{
-	const char *rest = call->name + strlen(name);
-	int version = rest[0] == '_' && rest[1] == 'v' ? rest[2] - '0' : 1;
-	char later[96];
-	snprintf(later, sizeof later, "%s_v%d%s", name, version + 1, version > 1 ? rest + 3 : rest);
-	return !find(later) && reach_in_driver(later);
-}
-
 /* Where the driver's own functions are, looked up once: that tells which of the versions of a name it has answered. */
 static void *_Atomic in_driver[CALLS];
 
@@ -398,30 +345,22 @@ static void look_up_all(void)
 	atomic_store(&done, true);
 }
 
-enum { PER_THREAD = 2 }; /* CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM */
+static void *theirs_of(size_t i)
+{
+	look_up_all();
+	return atomic_load_explicit(&in_driver[i], memory_order_relaxed);
+}
 
 static int answered(int code, const char *name, void **function, int version, uint64_t flags)
 {
 	if (code != 0 || !name || strncmp(name, "cu", 2) != 0 || !function || !*function)
 		return code;
-	struct gate_call *named = NULL; /* one of the name */
-	look_up_all();
-	for (struct gate_call *call = calls; call < calls + CALLS; call++) {
-		if (!is_symbol_of(call->name, name, false) && !is_symbol_of(call->name, name, true))
-			continue;
-		named = call;
-		if (*function == atomic_load_explicit(&in_driver[call - calls], memory_order_relaxed) ||
-		    *function == call->entry) {
-			*function = entry_of(call, *function);
-			return code;
-		}
-	}
-	if (!named)
-		return code;
-	struct gate_call *call = call_of(name, version, flags & PER_THREAD);
-	if (call && !has_later(call, name))
-		*function = entry_of(call, *function);
-	else
+	bool is_newer;
+	const struct named *named = named_by(names, CALLS, name, version, flags & PER_THREAD, *function, theirs_of,
+					     reach_in_driver, &is_newer);
+	if (named)
+		*function = entry_of(&calls[named - names], *function);
+	else if (is_newer)
 		note_unknown(name, version);
 	return code;
 }

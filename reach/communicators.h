@@ -34,4 +34,30 @@ struct gate_registration {
 	int version;
 };
 
+/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). Of those who hold and
+ * begin there is one at a time, and of those who align ranks. Some look at one after the other, from *cursor 0 on;
+ * false: there are no more. */
+#define GATE_NCCL(X) \
+	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
+	X(bool, is_used, (void), ()) /* somebody is inside, or in the middle of a group */ \
+	/* ask: NCCL is asked too, while nobody is inside. */ \
+	X(bool, look, (size_t *cursor, bool ask, struct gate_communicator *to), (cursor, ask, to)) \
+	X(bool, look_at_memory, (size_t *cursor, struct gate_registration *to), (cursor, to)) \
+	/* The ranks of this clique are being suspended in all processes at once, so that the next begin does it here; \
+	 * 0: of none, from now on. */ \
+	X(void, together, (uint64_t clique), (clique)) \
+	/* Suspends all that can be, or resumes all that this has suspended; false: there were no threads for that, \
+	 * and nothing is begun. Only while nobody is inside. */ \
+	X(bool, begin, (bool suspend), (suspend)) \
+	X(bool, is_busy, (void), ()) /* that goes on */ \
+	X(void, give_up, (void), ()) /* what is suspended late is resumed at once */ \
+	X(bool, sequences, (size_t *cursor, struct gate_sequence *to), (cursor, to)) /* each rank's own */ \
+	X(bool, is_launching, (void), ()) /* what has begun is not all launched */ \
+	X(bool, has_captured, (void), ()) /* operations, into graphs: those are not counted */ \
+	X(void, freeze, (void), ()) /* nobody begins one more */ \
+	/* Instead: no more than these; others go free, but for pairs of a communicator whose collectives are named: \
+	 * those are at 0. */ \
+	X(void, limit, (const struct gate_sequence *targets, size_t count), (targets, count)) \
+	X(void, release, (void), ()) /* all go on */
+
 #endif

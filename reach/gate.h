@@ -20,8 +20,6 @@ enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CH
 struct gate_call {
 	const char *name;
 	enum gate_kind kind;
-	int since; /* the first CUDA version with it */
-	void *entry;	      /* ours */
 	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet */
 };
 
@@ -41,30 +39,10 @@ struct gate_mark {
 	_Atomic(const struct gate_call *) polling; /* NULL: the thread is in no call that polls */
 };
 
-/* What libtms_reach.so sees of NCCL (nccl.c). Of those who hold and begin there is one at a time. */
-struct gate_nccl {
-	void (*hold)(bool on);	/* threads wait before they enter NCCL */
-	bool (*is_used)(void);	/* somebody is inside, or in the middle of a group */
-	/* One after the other, from *cursor 0; false: there are no more. ask: NCCL is asked too, while nobody is inside. */
-	bool (*look)(size_t *cursor, bool ask, struct gate_communicator *to);
-	bool (*look_at_memory)(size_t *cursor, struct gate_registration *to);
-	/* The ranks of this clique are being suspended in all processes at once, so that the next begin does it here; 0: of
-	 * none, from now on. */
-	void (*together)(uint64_t clique);
-	/* Suspends all that can be, or resumes all that this has suspended; false: there were no threads for that, and
-	 * nothing is begun. Only while nobody is inside. */
-	bool (*begin)(bool suspend);
-	bool (*is_busy)(void);	/* that goes on */
-	void (*give_up)(void);	/* what is suspended late is resumed at once */
-	/* Of those who align ranks there is one at a time. All sequences that are here, as look: each rank's own. */
-	bool (*sequences)(size_t *cursor, struct gate_sequence *to);
-	bool (*is_launching)(void); /* what has begun is not all launched */
-	bool (*has_captured)(void); /* operations, into graphs: those are not counted */
-	void (*freeze)(void);	    /* nobody begins one more */
-	/* Instead: no more than these; others go free, but for pairs of a communicator whose collectives are named: those
-	 * are at 0. */
-	void (*limit)(const struct gate_sequence *targets, size_t count);
-	void (*release)(void); /* all go on */
+struct gate_nccl { /* nccl.c */
+#define X(returns, name, parameters, arguments) returns (*name) parameters;
+	GATE_NCCL(X)
+#undef X
 };
 
 struct gate {

@@ -10,6 +10,7 @@
  * there is no NCCL; it then fails. */
 #define _GNU_SOURCE
 #include "nccl.h"
+#include "symbols.h"
 #include "words.h"
 
 #include <dlfcn.h>
@@ -23,12 +24,9 @@
 #include <unistd.h>
 
 static const char *const names[SYMBOLS] = {
-#define X(symbol, parameters, arguments) #symbol,
-#define Y(symbol, words, counted) #symbol,
-	NCCL_SEEN(X) NCCL_COUNTED(Y)
+#define X(symbol, ...) #symbol,
+	NCCL_SEEN(X) NCCL_COUNTED(X) NCCL_ASKED(X)
 #undef X
-#undef Y
-	"ncclGetVersion", "ncclCommCount", "ncclCommUserRank", "ncclCommCuDevice", "ncclCommSuspend", "ncclCommResume", "ncclCommMemStats",
 };
 
 /* Those that are loaded. */
@@ -62,12 +60,6 @@ static struct library *library_of(void *function)
 		return &libraries[i];
 	}
 	return NULL;
-}
-
-static const char *file_of(const char *path)
-{
-	const char *slash = strrchr(path, '/');
-	return slash ? slash + 1 : path;
 }
 
 static bool is_nccl(const char *path)
@@ -171,109 +163,16 @@ HIDDEN bool nccl_is_outermost(void)
 	return mine.calls <= 1;
 }
 
-/* What each function of NCCL_SEEN does beside the call of its like in the library. */
-#define CALL(symbol, arguments) ((typeof(&symbol))library->real[AT_##symbol])arguments
-#define X(symbol, parameters, arguments) EXPORT int symbol parameters;
-NCCL_SEEN(X)
-#undef X
-static int in_ncclCommInitRank(struct library *library, void **comm, int ranks, struct nccl_id id, int rank)
-{
-	int code = CALL(ncclCommInitRank, (comm, ranks, id, rank));
-	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(NULL, NULL));
-}
-
-static int in_ncclCommInitRankConfig(struct library *library, void **comm, int ranks, struct nccl_id id, int rank,
-				     const struct nccl_config *config)
-{
-	int code = CALL(ncclCommInitRankConfig, (comm, ranks, id, rank, config));
-	return comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(config, NULL));
-}
-
-static int in_ncclCommInitRankScalable(struct library *library, void **comm, int ranks, int rank, int ids,
-				       const struct nccl_id *id, const struct nccl_config *config)
-{
-	int code = CALL(ncclCommInitRankScalable, (comm, ranks, rank, ids, id, config));
-	return comm_made(code, library, comm, code == DONE ? comm_clique(id, ids) : 0, ranks, rank,
-			 comm_blocks(config, NULL));
-}
-
-static int in_ncclCommInitAll(struct library *library, void **comm, int ranks, const int *devices)
+static int all_made(int code, struct library *library, void **comm, int ranks)
 {
 	const uint64_t clique = comm_clique_here();
-	int code = CALL(ncclCommInitAll, (comm, ranks, devices));
 	for (int i = 0; code == DONE && i < ranks; i++)
 		comm_made(code, library, comm + i, clique, ranks, i, comm_blocks(NULL, NULL));
 	return code;
 }
 
-static int in_ncclCommSplit(struct library *library, void *parent, int color, int order, void **comm,
-			    const struct nccl_config *config)
+static int started(int code)
 {
-	int code = CALL(ncclCommSplit, (parent, color, order, comm, config));
-	return comm_made_of(code, library, parent, comm, (uint64_t)color, config);
-}
-
-static int in_ncclCommShrink(struct library *library, void *parent, int *without, int count, void **comm,
-			     const struct nccl_config *config, int flags)
-{
-	int code = CALL(ncclCommShrink, (parent, without, count, comm, config, flags));
-	return comm_made_of(code, library, parent, comm, ~0ull, config);
-}
-
-/* New ranks have no parent, so that they are not told from others'. */
-static int in_ncclCommGrow(struct library *library, void *parent, int ranks, const struct nccl_id *id, int rank,
-			   void **comm, const struct nccl_config *config)
-{
-	int code = CALL(ncclCommGrow, (parent, ranks, id, rank, comm, config));
-	return comm_made(code, library, comm, 0, ranks, -1, comm_blocks(config, parent));
-}
-
-static int in_ncclCommFinalize(struct library *library, void *comm)
-{
-	comm_goes(comm);
-	return CALL(ncclCommFinalize, (comm));
-}
-
-static int in_ncclCommDestroy(struct library *library, void *comm)
-{
-	comm_goes(comm);
-	memory_goes_with(comm);
-	return CALL(ncclCommDestroy, (comm));
-}
-
-static int in_ncclCommAbort(struct library *library, void *comm)
-{
-	comm_goes(comm);
-	memory_goes_with(comm);
-	return CALL(ncclCommAbort, (comm));
-}
-
-static int in_ncclCommRegister(struct library *library, void *comm, void *memory, size_t size, void **handle)
-{
-	int code = CALL(ncclCommRegister, (comm, memory, size, handle));
-	return memory_registered(code, library, comm, memory, size, handle, false);
-}
-
-static int in_ncclCommDeregister(struct library *library, void *comm, void *handle)
-{
-	return memory_deregistered(CALL(ncclCommDeregister, (comm, handle)), comm, handle);
-}
-
-static int in_ncclCommWindowRegister(struct library *library, void *comm, void *memory, size_t size, void **window,
-				     int flags)
-{
-	int code = CALL(ncclCommWindowRegister, (comm, memory, size, window, flags));
-	return memory_registered(code, library, comm, memory, size, window, true);
-}
-
-static int in_ncclCommWindowDeregister(struct library *library, void *comm, void *window)
-{
-	return memory_deregistered(CALL(ncclCommWindowDeregister, (comm, window)), comm, window);
-}
-
-static int in_ncclGroupStart(struct library *library)
-{
-	int code = CALL(ncclGroupStart, ());
 	if (code == DONE && mine.calls == 1)
 		mine.groups++;
 	return code;
@@ -290,16 +189,6 @@ static int ended(int code, bool launches)
 	return code;
 }
 
-static int in_ncclGroupEnd(struct library *library)
-{
-	return ended(CALL(ncclGroupEnd, ()), true);
-}
-
-static int in_ncclGroupSimulateEnd(struct library *library, void *result)
-{
-	return ended(CALL(ncclGroupSimulateEnd, (result)), false);
-}
-
 #define LAST_4 d
 #define LAST_6 f
 #define LAST_7 g
@@ -312,23 +201,30 @@ static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 #define COMM_11 j
 
 /* The ways in: by the loader, and for each library the one that dlsym answers with. Not all functions are in each. */
-#define ENTERED(which, symbol, arguments)                                                                  \
+#define ENTERED(which, symbol, does)                                                                       \
 	struct library *library = which;                                                                   \
 	if (unlikely(!library || !library->real[AT_##symbol]))                                             \
 		return SYSTEM_ERROR;                                                                       \
 	enter();                                                                                           \
-	int code = in_##symbol arguments;                                                                  \
+	int answer = does;                                                                                 \
 	leave(AT_##symbol != AT_ncclGroupStart);                                                           \
-	return code;
-#define X(symbol, parameters, arguments)                                                                   \
-	int symbol parameters                                                                              \
+	return answer;
+#define ENTRIES(symbol, parameters, does)                                                                  \
+	EXPORT int symbol parameters;                                                                      \
+	EXPORT int symbol parameters                                                                       \
 	{                                                                                                  \
-		ENTERED(bound_to(__builtin_return_address(0), #symbol), symbol, arguments)                 \
+		ENTERED(bound_to(__builtin_return_address(0), #symbol), symbol, does)                      \
 	}                                                                                                  \
-	static int symbol##_0 parameters { ENTERED(&libraries[0], symbol, arguments) }                     \
-	static int symbol##_1 parameters { ENTERED(&libraries[1], symbol, arguments) }                     \
-	static int symbol##_2 parameters { ENTERED(&libraries[2], symbol, arguments) }                     \
-	static int symbol##_3 parameters { ENTERED(&libraries[3], symbol, arguments) }
+	static int symbol##_0 parameters { ENTERED(&libraries[0], symbol, does) }                          \
+	static int symbol##_1 parameters { ENTERED(&libraries[1], symbol, does) }                          \
+	static int symbol##_2 parameters { ENTERED(&libraries[2], symbol, does) }                          \
+	static int symbol##_3 parameters { ENTERED(&libraries[3], symbol, does) }
+#define X(symbol, parameters, arguments, before, result)                                                   \
+	ENTRIES(symbol, parameters, ({                                                                     \
+			before;                                                                            \
+			int code = ((int(*) parameters)library->real[AT_##symbol])arguments;               \
+			result;                                                                            \
+		}))
 #define Y(symbol, words, counted)                                                                          \
 	static int in_##symbol(struct library *library, WORDS_##words)                                     \
 	{                                                                                                  \
@@ -341,8 +237,7 @@ static int in_ncclGroupSimulateEnd(struct library *library, void *result)
 		sequence_ended(sequence, code == DONE || code == IN_PROGRESS);                             \
 		return code;                                                                               \
 	}                                                                                                  \
-	EXPORT int symbol(WORDS_##words);                                                                  \
-	X(symbol, (WORDS_##words), (library, PASS_##words))
+	ENTRIES(symbol, (WORDS_##words), in_##symbol(library, PASS_##words))
 NCCL_SEEN(X)
 NCCL_COUNTED(Y)
 #undef X
@@ -351,11 +246,9 @@ NCCL_COUNTED(Y)
 HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 {
 	static void *const entries[][LIBRARIES] = {
-#define X(symbol, parameters, arguments) {symbol##_0, symbol##_1, symbol##_2, symbol##_3},
-#define Y(symbol, words, counted) X(symbol, , )
-		NCCL_SEEN(X) NCCL_COUNTED(Y)
+#define X(symbol, ...) {symbol##_0, symbol##_1, symbol##_2, symbol##_3},
+		NCCL_SEEN(X) NCCL_COUNTED(X)
 #undef X
-#undef Y
 	};
 	Dl_info info;
 	for (size_t at = 0; at < sizeof entries / sizeof *entries; at++) {

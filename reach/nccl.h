@@ -2,7 +2,8 @@
  * registrations.c, which know what communicators and what registered memory there are; sequence.c, which counts how far
  * they are; and suspending.c. It lists the functions that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
  *
- *   X(symbol, parameters, arguments)    nccl.c has what each does beside the call, of a library
+ *   X(symbol, parameters, arguments, before, result)
+ *                                       what nccl.c does before the call of a library, and makes of its code
  *   Y(symbol, how many arguments, what sequence it is of)
  *                                       those that use a communicator, and are counted while they do: buffers come
  *                                       first, the stream last, and before it the communicator; of SENT and RECEIVED
@@ -26,67 +27,77 @@ struct nccl_config {
 	int blocking;
 };
 
-#define NCCL_SEEN(X)                                                                                        \
-	X(ncclCommInitRank, (void **comm, int ranks, struct nccl_id id, int rank), (library, comm, ranks, id, rank)) \
-	X(ncclCommInitRankConfig,                                                                           \
-	  (void **comm, int ranks, struct nccl_id id, int rank, const struct nccl_config *config),          \
-	  (library, comm, ranks, id, rank, config))                                                         \
-	X(ncclCommInitRankScalable,                                                                         \
+#define NCCL_SEEN(X) \
+	X(ncclCommInitRank, (void **comm, int ranks, struct nccl_id id, int rank), (comm, ranks, id, rank), (void)0, \
+	  comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(NULL, NULL))) \
+	X(ncclCommInitRankConfig, \
+	  (void **comm, int ranks, struct nccl_id id, int rank, const struct nccl_config *config), \
+	  (comm, ranks, id, rank, config), (void)0, \
+	  comm_made(code, library, comm, comm_clique(&id, 1), ranks, rank, comm_blocks(config, NULL))) \
+	X(ncclCommInitRankScalable, \
 	  (void **comm, int ranks, int rank, int ids, const struct nccl_id *id, const struct nccl_config *config), \
-	  (library, comm, ranks, rank, ids, id, config))                                                    \
-	X(ncclCommInitAll, (void **comm, int ranks, const int *devices), (library, comm, ranks, devices))   \
+	  (comm, ranks, rank, ids, id, config), (void)0, \
+	  comm_made(code, library, comm, code == DONE ? comm_clique(id, ids) : 0, ranks, rank, \
+		    comm_blocks(config, NULL))) \
+	X(ncclCommInitAll, (void **comm, int ranks, const int *devices), (comm, ranks, devices), (void)0, \
+	  all_made(code, library, comm, ranks)) \
 	X(ncclCommSplit, (void *parent, int color, int order, void **comm, const struct nccl_config *config), \
-	  (library, parent, color, order, comm, config))                                                    \
-	X(ncclCommShrink,                                                                                   \
+	  (parent, color, order, comm, config), (void)0, \
+	  comm_made_of(code, library, parent, comm, (uint64_t)color, config)) \
+	X(ncclCommShrink, \
 	  (void *parent, int *without, int count, void **comm, const struct nccl_config *config, int flags), \
-	  (library, parent, without, count, comm, config, flags))                                           \
-	X(ncclCommGrow,                                                                                     \
-	  (void *parent, int ranks, const struct nccl_id *id, int rank, void **comm, const struct nccl_config *config), \
-	  (library, parent, ranks, id, rank, comm, config))                                                 \
-	X(ncclCommFinalize, (void *comm), (library, comm))                                                  \
-	X(ncclCommDestroy, (void *comm), (library, comm))                                                   \
-	X(ncclCommAbort, (void *comm), (library, comm))                                                     \
-	X(ncclCommRegister, (void *comm, void *memory, size_t size, void **handle),                         \
-	  (library, comm, memory, size, handle))                                                            \
-	X(ncclCommDeregister, (void *comm, void *handle), (library, comm, handle))                          \
-	X(ncclCommWindowRegister, (void *comm, void *memory, size_t size, void **window, int flags),        \
-	  (library, comm, memory, size, window, flags))                                                     \
-	X(ncclCommWindowDeregister, (void *comm, void *window), (library, comm, window))                    \
-	X(ncclGroupStart, (void), (library))                                                                \
-	X(ncclGroupEnd, (void), (library))                                                                       \
-	X(ncclGroupSimulateEnd, (void *result), (library, result))
+	  (parent, without, count, comm, config, flags), (void)0, \
+	  comm_made_of(code, library, parent, comm, ~0ull, config)) \
+	/* New ranks have no parent, so that they are not told from others'. */ \
+	X(ncclCommGrow, \
+	  (void *parent, int ranks, const struct nccl_id *id, int rank, void **comm, \
+	   const struct nccl_config *config), \
+	  (parent, ranks, id, rank, comm, config), (void)0, \
+	  comm_made(code, library, comm, 0, ranks, -1, comm_blocks(config, parent))) \
+	X(ncclCommFinalize, (void *comm), (comm), comm_goes(comm), code) \
+	X(ncclCommDestroy, (void *comm), (comm), (comm_goes(comm), memory_goes_with(comm)), code) \
+	X(ncclCommAbort, (void *comm), (comm), (comm_goes(comm), memory_goes_with(comm)), code) \
+	X(ncclCommRegister, (void *comm, void *memory, size_t size, void **handle), (comm, memory, size, handle), \
+	  (void)0, \
+	  memory_registered(code, library, comm, memory, size, handle, false)) \
+	X(ncclCommDeregister, (void *comm, void *handle), (comm, handle), (void)0, \
+	  memory_deregistered(code, comm, handle)) \
+	X(ncclCommWindowRegister, (void *comm, void *memory, size_t size, void **window, int flags), \
+	  (comm, memory, size, window, flags), (void)0, \
+	  memory_registered(code, library, comm, memory, size, window, true)) \
+	X(ncclCommWindowDeregister, (void *comm, void *window), (comm, window), (void)0, \
+	  memory_deregistered(code, comm, window)) \
+	X(ncclGroupStart, (void), (), (void)0, started(code)) \
+	X(ncclGroupEnd, (void), (), (void)0, ended(code, true)) \
+	X(ncclGroupSimulateEnd, (void *result), (result), (void)0, ended(code, false))
 
-#define NCCL_COUNTED(Y)                                                                                    \
-	Y(ncclAllGather, 6, COLLECTIVE)                                                                           \
-	Y(ncclAllReduce, 7, COLLECTIVE)                                                                           \
-	Y(ncclAlltoAll, 6, COLLECTIVE)                                                                            \
-	Y(ncclBcast, 6, COLLECTIVE)                                                                               \
-	Y(ncclBroadcast, 7, COLLECTIVE)                                                                           \
-	Y(ncclGather, 7, COLLECTIVE)                                                                              \
-	Y(ncclPutSignal, 11, UNCOUNTED)                                                                           \
-	Y(ncclRecv, 6, RECEIVED)                                                                                  \
-	Y(ncclReduce, 8, COLLECTIVE)                                                                              \
-	Y(ncclReduceScatter, 7, COLLECTIVE)                                                                       \
-	Y(ncclScatter, 7, COLLECTIVE)                                                                             \
-	Y(ncclSend, 6, SENT)                                                                                      \
-	Y(ncclSignal, 6, UNCOUNTED)                                                                               \
+#define NCCL_COUNTED(Y) \
+	Y(ncclAllGather, 6, COLLECTIVE) \
+	Y(ncclAllReduce, 7, COLLECTIVE) \
+	Y(ncclAlltoAll, 6, COLLECTIVE) \
+	Y(ncclBcast, 6, COLLECTIVE) \
+	Y(ncclBroadcast, 7, COLLECTIVE) \
+	Y(ncclGather, 7, COLLECTIVE) \
+	Y(ncclPutSignal, 11, UNCOUNTED) \
+	Y(ncclRecv, 6, RECEIVED) \
+	Y(ncclReduce, 8, COLLECTIVE) \
+	Y(ncclReduceScatter, 7, COLLECTIVE) \
+	Y(ncclScatter, 7, COLLECTIVE) \
+	Y(ncclSend, 6, SENT) \
+	Y(ncclSignal, 6, UNCOUNTED) \
 	Y(ncclWaitSignal, 4, UNCOUNTED)
+
+/* Those that libtms_reach.so calls itself. */
+#define NCCL_ASKED(X) \
+	X(ncclGetVersion) X(ncclCommCount) X(ncclCommUserRank) X(ncclCommCuDevice) X(ncclCommSuspend) \
+	X(ncclCommResume) X(ncclCommMemStats)
 
 enum { DONE = 0, SYSTEM_ERROR = 2, INVALID_USAGE = 5, IN_PROGRESS = 7 }; /* ncclResult_t */
 
 enum {
-#define X(symbol, parameters, arguments) AT_##symbol,
-#define Y(symbol, words, counted) AT_##symbol,
-	NCCL_SEEN(X) NCCL_COUNTED(Y)
+#define X(symbol, ...) AT_##symbol,
+	NCCL_SEEN(X) NCCL_COUNTED(X) NCCL_ASKED(X)
 #undef X
-#undef Y
-	AT_ncclGetVersion,
-	AT_ncclCommCount,
-	AT_ncclCommUserRank,
-	AT_ncclCommCuDevice,
-	AT_ncclCommSuspend,
-	AT_ncclCommResume,
-	AT_ncclCommMemStats,
 	SYMBOLS
 };
 

@@ -141,15 +141,6 @@ HIDDEN void *reach_next(const char *name)
 	return found ? kept(found) : reach_in_driver(name);
 }
 
-static bool is_drivers(void *function)
-{
-	Dl_info info;
-	if (!dladdr(function, &info) || !info.dli_fname)
-		return false;
-	const char *slash = strrchr(info.dli_fname, '/');
-	return strncmp(slash ? slash + 1 : info.dli_fname, "libcuda.so", 10) == 0;
-}
-
 /* theirs: the next dlsym's answer, which may be a function of that library that stands in front of the driver's. */
 static void *chosen(void *handle, const char *name, void *theirs, const void *caller)
 {
@@ -157,7 +148,7 @@ static void *chosen(void *handle, const char *name, void *theirs, const void *ca
 	void *found = drivers ? ours(name, drivers, caller) : NULL;
 	if (found)
 		return found == drivers ? theirs : found; /* libtms.so itself has theirs */
-	return is_drivers(drivers) ? calls_entry(name, theirs) : NULL;
+	return is_of_driver(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
 /* What the entries call first. NULL: go on to the next dlsym. */

@@ -7,6 +7,7 @@
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <string.h>
 
 /* One library's dynamic symbols. */
 struct symbols {
@@ -97,6 +98,19 @@ static inline const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
 static inline void *c_dlsym(const struct symbols *symbols)
 {
 	return defined(symbols, "dlerror") ? defined(symbols, "dlsym") : NULL;
+}
+
+/* A path without its folders. */
+static inline const char *file_of(const char *path)
+{
+	const char *slash = strrchr(path, '/');
+	return slash ? slash + 1 : path;
+}
+
+static inline bool is_of_driver(const void *function)
+{
+	Dl_info info;
+	return dladdr(function, &info) && info.dli_fname && strncmp(file_of(info.dli_fname), "libcuda.so", 10) == 0;
 }
 
 /* The function, or NULL; its library stays from now on, though the program closes it, and opens it again elsewhere. */
