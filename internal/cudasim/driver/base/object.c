@@ -38,6 +38,17 @@ void *object_find(const void *handle, enum object_type type)
 	return object && object->type == type ? object : NULL;
 }
 
+void *object_next(enum object_type type, uint64_t *cursor)
+{
+	struct object *object;
+	do {
+		object = (struct object *)tree_ceiling(&sim.objects, *cursor);
+		if (object)
+			*cursor = object->node.key + 1;
+	} while (object && object->type != type);
+	return object;
+}
+
 void *object_handle(const void *object)
 {
 	return object ? (void *)((const struct object *)object)->node.key : NULL;

@@ -29,6 +29,8 @@ void *object_new_at(enum object_type type, size_t size, uint64_t handle);
 uint64_t object_new_handle(void);
 void object_delete(struct object *object);
 void *object_find(const void *handle, enum object_type type);
+// The next one of a type, from *cursor 0 on; NULL: there are no more. It may be deleted.
+void *object_next(enum object_type type, uint64_t *cursor);
 void *object_handle(const void *object);
 
 #endif

@@ -1,7 +1,4 @@
 // cuMemAlloc and its kind, and what can be asked about an address. Where the memory comes from: memory/heap.c.
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -193,27 +190,15 @@ static CUresult attributes_at(unsigned count, CUpointer_attribute *attributes, v
 	return CUDA_SUCCESS;
 }
 
-// What an IPC handle says, in its 64 bytes.
-struct shared_memory {
-	int process, fd, device;
-	uint64_t address, offset, size, id;
-};
-
 static CUresult ipc_export(CUipcMemHandle *handle, CUdeviceptr address)
 {
 	struct mapping *mapping = mapping_at(address);
-	if (!handle || !mapping || !mapping->context || mapping->pool || mapping->managed || mapping->block->foreign_fd >= 0)
+	if (!handle || !mapping || !mapping->context || mapping->pool || mapping->managed ||
+	    mapping->block->foreign_fd >= 0)
 		return CUDA_ERROR_INVALID_VALUE; // handles and pools are shared by other means
-	int device = mapping->block->device;
-	struct shared_memory shared = {.process = getpid(),
-				       .fd = memory.devices[device].fd,
-				       .device = device,
-				       .address = mapping->node.key,
-				       .offset = mapping->block->offset,
-				       .size = mapping->size,
-				       .id = mapping->id};
+	struct exported exported = block_export(mapping->block, mapping->id);
 	memset(handle, 0, sizeof *handle);
-	memcpy(handle, &shared, sizeof shared);
+	memcpy(handle, &exported, sizeof exported);
 	process_shares(1);
 	return CUDA_SUCCESS;
 }
@@ -221,30 +206,16 @@ static CUresult ipc_export(CUipcMemHandle *handle, CUdeviceptr address)
 static CUresult ipc_open(CUdeviceptr *address, CUipcMemHandle handle, unsigned flags)
 {
 	enum { LAZY_ENABLE_PEER_ACCESS = 1 };
-	struct shared_memory shared;
-	memcpy(&shared, &handle, sizeof shared);
-	if (!address || flags != LAZY_ENABLE_PEER_ACCESS || !shared.size || !device_valid(shared.device))
-		return CUDA_ERROR_INVALID_VALUE;
-	if (shared.process == getpid())
-		return CUDA_ERROR_INVALID_CONTEXT;
-	struct context *context = current_context();
-	struct block *block = calloc(1, sizeof *block);
-	char path[64];
-	snprintf(path, sizeof path, "/proc/%d/fd/%d", shared.process, shared.fd);
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	if (!block || fd < 0) {
-		free(block);
-		if (fd >= 0)
-			close(fd);
-		return fd < 0 ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY; // of one who is gone
-	}
-	*block = (struct block){.device = shared.device,
-				.offset = shared.offset,
-				.size = shared.size,
-				.references = 1,
-				.foreign_fd = fd};
+	struct exported exported;
+	struct block *block;
 	uint64_t at;
-	TRY(memory_show(block, context->object.node.key, shared.size, NULL, &at));
+	memcpy(&exported, &handle, sizeof exported);
+	if (!address || flags != LAZY_ENABLE_PEER_ACCESS || !exported.size || !device_valid(exported.device))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (exported.process == getpid())
+		return CUDA_ERROR_INVALID_CONTEXT;
+	TRY(block_import(&exported, &block));
+	TRY(memory_show(block, current_context()->object.node.key, exported.size, NULL, &at));
 	*address = at;
 	process_shares(1);
 	return CUDA_SUCCESS;

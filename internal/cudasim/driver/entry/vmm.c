@@ -1,7 +1,5 @@
 // Virtual memory management: address ranges, physical handles, mappings, access.
 // Refuses what the real driver (580) refuses, with its codes; the mapping itself is memory/mapping.c's.
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -345,11 +343,10 @@ static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 	return retain(mapping->block, handle);
 }
 
-// What an exported file descriptor says: where the block is, for whoever imports it.
+// What an exported file descriptor says: where the block is, for whoever imports it. Its id is the handle.
 struct export {
 	char magic[8];
-	int process, fd, device;
-	uint64_t handle, offset, size;
+	struct exported block;
 };
 static const char magic[8] = "cudasim";
 
@@ -364,12 +361,7 @@ static CUresult export(void *shareable, CUmemGenericAllocationHandle handle, CUm
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!(block->prop.requestedHandleTypes & CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR))
 		return CUDA_ERROR_INVALID_VALUE;
-	struct export export = {.process = getpid(),
-				.fd = memory.devices[block->device].fd,
-				.device = block->device,
-				.handle = handle,
-				.offset = block->offset,
-				.size = block->size};
+	struct export export = {.block = block_export(block, handle)};
 	memcpy(export.magic, magic, sizeof magic);
 	int fd = memfd_create("cudasim-export", MFD_CLOEXEC);
 	if (fd < 0)
@@ -389,37 +381,22 @@ static CUresult import(CUmemGenericAllocationHandle *handle, void *shareable, CU
 	if (type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
 		return CUDA_ERROR_NOT_SUPPORTED;
 	if (!handle || pread((int)(intptr_t)shareable, &export, sizeof export, 0) != sizeof export ||
-	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.device))
+	    memcmp(export.magic, magic, sizeof magic) || !device_valid(export.block.device))
 		return CUDA_ERROR_INVALID_VALUE;
-	if (export.process == getpid()) {
-		struct allocation *allocation = allocation_find(export.handle);
+	if (export.block.process == getpid()) {
+		struct allocation *allocation = allocation_find(export.block.id);
 		return allocation ? retain(allocation->block, handle) : CUDA_ERROR_INVALID_VALUE;
 	}
-	char path[64];
-	snprintf(path, sizeof path, "/proc/%d/fd/%d", export.process, export.fd);
-	int fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0)
-		return CUDA_ERROR_INVALID_VALUE; // the exporter is gone
-	struct block *block = calloc(1, sizeof *block);
-	CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
-	if (block) {
-		*block = (struct block){.device = export.device,
-					.offset = export.offset,
-					.size = export.size,
-					.references = 1,
-					.foreign_fd = fd};
-		block->prop = (CUmemAllocationProp){
-			.type = CU_MEM_ALLOCATION_TYPE_PINNED,
-			.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
-			.location = {CU_MEM_LOCATION_TYPE_DEVICE, export.device}};
-		result = allocation_new(block, handle);
-	}
-	if (result != CUDA_SUCCESS) {
-		free(block);
-		close(fd);
-		return result;
-	}
-	block_shared(block);
+	struct block *block;
+	TRY(block_import(&export.block, &block));
+	block->prop = (CUmemAllocationProp){.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+					    .requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+					    .location = {CU_MEM_LOCATION_TYPE_DEVICE, block->device}};
+	CUresult result = allocation_new(block, handle);
+	if (result == CUDA_SUCCESS)
+		block_shared(block);
+	else
+		block_release(block);
 	return result;
 }
 

@@ -13,19 +13,19 @@ void capture_invalidate(struct capture *capture)
 // Every stream and event of the capture goes back to normal.
 static void release_members(struct capture *capture)
 {
-	for (struct tree_node *node = tree_ceiling(&sim.objects, 0); node;
-	     node = tree_ceiling(&sim.objects, node->key + 1)) {
-		struct object *object = (struct object *)node;
-		if (object->type == STREAM && ((struct stream *)object)->capture == capture)
-			((struct stream *)object)->capture = NULL;
-		if (object->type == EVENT && ((struct event *)object)->capture == capture)
-			((struct event *)object)->capture = NULL;
-		if (object->type == CONTEXT)
-			for (struct stream *stream = ((struct context *)object)->threads; stream;
-			     stream = stream->next_thread)
-				if (stream->capture == capture)
-					stream->capture = NULL;
-	}
+	struct stream *stream;
+	struct event *event;
+	struct context *context;
+	for (uint64_t cursor = 0; (stream = object_next(STREAM, &cursor));)
+		if (stream->capture == capture)
+			stream->capture = NULL;
+	for (uint64_t cursor = 0; (event = object_next(EVENT, &cursor));)
+		if (event->capture == capture)
+			event->capture = NULL;
+	for (uint64_t cursor = 0; (context = object_next(CONTEXT, &cursor));)
+		for (stream = context->threads; stream; stream = stream->next_thread)
+			if (stream->capture == capture)
+				stream->capture = NULL;
 }
 
 void capture_delete(struct capture *capture)
@@ -128,13 +128,10 @@ CUresult capture_join(struct stream *stream, struct event *event)
 
 bool capture_unjoined(const struct capture *capture)
 {
-	for (struct tree_node *node = tree_ceiling(&sim.objects, 0); node;
-	     node = tree_ceiling(&sim.objects, node->key + 1)) {
-		struct stream *stream = (struct stream *)node;
-		if (stream->object.type == STREAM && stream->capture == capture &&
-		    stream != capture->origin && stream->unjoined)
+	struct stream *stream;
+	for (uint64_t cursor = 0; (stream = object_next(STREAM, &cursor));)
+		if (stream->capture == capture && stream != capture->origin && stream->unjoined)
 			return true;
-	}
 	return false;
 }
 

@@ -34,14 +34,10 @@ CUresult context_new(int device, unsigned flags, uint64_t handle, struct context
 
 static void events_forget_context(struct context *context)
 {
-	struct tree_node *node = tree_ceiling(&sim.objects, 0);
-	while (node) {
-		struct event *event = (struct event *)node;
-		uint64_t key = node->key;
-		if (event->object.type == EVENT && event->context == context)
+	struct event *event;
+	for (uint64_t cursor = 0; (event = object_next(EVENT, &cursor));)
+		if (event->context == context)
 			object_delete(&event->object);
-		node = tree_ceiling(&sim.objects, key + 1);
-	}
 }
 
 void context_delete(struct context *context)

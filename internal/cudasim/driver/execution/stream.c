@@ -71,16 +71,12 @@ void stream_delete(struct stream *stream)
 
 void streams_forget_context(struct context *context)
 {
-	struct tree_node *node = tree_ceiling(&sim.objects, 0);
-	while (node) {
-		struct stream *stream = (struct stream *)node;
-		uint64_t key = node->key;
-		if (stream->object.type == STREAM && stream->context == context)
+	struct stream *stream;
+	for (uint64_t cursor = 0; (stream = object_next(STREAM, &cursor));)
+		if (stream->context == context)
 			stream_delete(stream);
-		node = tree_ceiling(&sim.objects, key + 1);
-	}
 	while (context->threads) {
-		struct stream *stream = context->threads;
+		stream = context->threads;
 		context->threads = stream->next_thread;
 		stream_delete(stream);
 	}

@@ -2,6 +2,7 @@
 // allows. Where a block is seen is mapping.c's affair.
 #include <fcntl.h>
 #include <linux/falloc.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -51,6 +52,32 @@ struct block *block_new(int index, uint64_t size, CUresult *result)
 	device->next_offset += size;
 	*result = CUDA_SUCCESS;
 	return block;
+}
+
+struct exported block_export(const struct block *block, uint64_t id)
+{
+	int device = block->device;
+	return (struct exported){getpid(), memory.devices[device].fd, device, id, block->offset, block->size};
+}
+
+CUresult block_import(const struct exported *from, struct block **block)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/proc/%d/fd/%d", from->process, from->fd);
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0)
+		return CUDA_ERROR_INVALID_VALUE; // the exporter is gone
+	*block = calloc(1, sizeof **block);
+	if (!*block) {
+		close(fd);
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	}
+	**block = (struct block){.device = from->device,
+				 .offset = from->offset,
+				 .size = from->size,
+				 .references = 1,
+				 .foreign_fd = fd};
+	return CUDA_SUCCESS;
 }
 
 void block_shared(struct block *block)

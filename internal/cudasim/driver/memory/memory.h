@@ -99,6 +99,13 @@ CUresult budget_claim(int process, const char *shared);
 
 // --- physical memory (block.c)
 struct block *block_new(int device, uint64_t size, CUresult *result);
+// Where it is, for another process, and what it is called there; the latter's way to it.
+struct exported {
+	int process, fd, device;
+	uint64_t id, offset, size;
+};
+struct exported block_export(const struct block *block, uint64_t id);
+CUresult block_import(const struct exported *from, struct block **block);
 void block_shared(struct block *block); // with other processes, until it is released
 void block_release(struct block *block);
 
