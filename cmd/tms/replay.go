@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -24,7 +23,6 @@ type replayFlags struct {
 	memory   string
 	events   bool
 	asJSON   bool
-	html     string
 	snapshot string
 }
 
@@ -36,7 +34,7 @@ func replayCommand() *cobra.Command {
 		Long: `Replays recorded allocations on a memory pool, and measures what the pool costs.
 KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 		Example: `  tms replay --pool caching train.csv
-  tms replay --pool all --html pools.html train.trace serve.csv.gz
+  tms replay --pool all train.trace serve.csv.gz
   tms replay --pool caching --snapshot train.pickle train.csv
   tms replay --pool bfc --option garbage_collection=true train.csv`,
 		RunE: func(command *cobra.Command, paths []string) error { return f.run(command.OutOrStdout(), paths) },
@@ -54,7 +52,6 @@ KIND is a kind of pool (docs/pools.md), or all to compare them.`,
 	flags.StringVar(&f.memory, "memory", "", "`BYTES` of segments at most, such as 40GiB")
 	flags.BoolVar(&f.events, "events", false, "print one JSON line for each operation")
 	flags.BoolVar(&f.asJSON, "json", false, "print one JSON line for each result")
-	flags.StringVar(&f.html, "html", "", "write a page with memory over time to `FILE`")
 	flags.StringVar(&f.snapshot, "snapshot", "", "write one pool to `FILE` for pytorch.org/memory_viz")
 	return command
 }
@@ -77,43 +74,37 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 	}
 	out := bufio.NewWriter(stdout)
 	lines := json.NewEncoder(out)
-	var all []*replay.Result
+	var result *replay.Result
 	for i, t := range traces {
 		var results []*replay.Result
 		for _, kind := range selected {
-			o := replay.Options{Kind: kind, Settings: f.settings, Place: place, Timeline: f.html != "", Snapshot: f.snapshot != ""}
+			o := replay.Options{Kind: kind, Settings: f.settings, Place: place, Snapshot: f.snapshot != ""}
 			if f.events {
 				o.Each = func(e replay.Event) error { return lines.Encode(e) }
 			}
-			result, err := replay.Run(t, o)
-			if err != nil {
+			if result, err = replay.Run(t, o); err != nil {
 				return errors.Join(fmt.Errorf("%s on %s: %w", t.Name, kind, err), out.Flush())
 			}
-			results = append(results, result)
 			if f.events || f.asJSON {
-				err = lines.Encode(result)
+				if err := errors.Join(lines.Encode(result), out.Flush()); err != nil {
+					return err
+				}
+				continue
 			}
-			if err == nil {
-				err = out.Flush()
+			results = append(results, result)
+		}
+		if len(results) > 0 {
+			if i > 0 {
+				fmt.Fprintln(out)
 			}
-			if err != nil {
+			fmt.Fprintln(out, t.Name)
+			if err := errors.Join(replay.WriteTable(out, results), out.Flush()); err != nil {
 				return err
 			}
-		}
-		if !f.events && !f.asJSON {
-			if err := f.table(out, i, t, results); err != nil {
-				return err
-			}
-		}
-		all = append(all, results...)
-	}
-	if f.html != "" {
-		if err := f.write(f.html, func(to io.Writer) error { return replay.WritePage(to, all) }); err != nil {
-			return err
 		}
 	}
 	if f.snapshot != "" {
-		return f.write(f.snapshot, all[0].Snapshot.Write)
+		return writeFile(f.snapshot, result.Snapshot.Write)
 	}
 	return nil
 }
@@ -144,23 +135,4 @@ func (f *replayFlags) read() (selected []string, place *replay.Place, err error)
 		return nil, nil, err
 	}
 	return selected, place, replay.Check(replay.Options{Kind: selected[0], Settings: f.settings, Place: place})
-}
-
-func (f *replayFlags) table(out *bufio.Writer, i int, t *trace.Trace, results []*replay.Result) error {
-	if i > 0 {
-		fmt.Fprintln(out)
-	}
-	fmt.Fprintln(out, t.Name)
-	if err := replay.WriteTable(out, results); err != nil {
-		return err
-	}
-	return out.Flush()
-}
-
-func (f *replayFlags) write(path string, content func(io.Writer) error) error {
-	file, err := os.Create(path)
-	if err != nil {
-		return err
-	}
-	return errors.Join(content(file), file.Close())
 }

@@ -133,17 +133,6 @@ func TestReplayDumpsOnce(t *testing.T) {
 	}
 }
 
-func TestReplayPage(t *testing.T) {
-	t.Parallel()
-	page := filepath.Join(t.TempDir(), "report.html")
-	require.Contains(t, replayed(t, "--pool", "all", "--html", page, training), "caching")
-	text, err := os.ReadFile(page)
-	require.NoError(t, err)
-	for _, kind := range kinds.Names() {
-		require.Contains(t, string(text), `"kind":"`+kind+`"`)
-	}
-}
-
 // The snapshot is what Python reads, and ends as the trace does.
 func TestReplaySnapshot(t *testing.T) {
 	t.Parallel()
@@ -232,12 +221,12 @@ func TestReplayRefuses(t *testing.T) {
 		"no file":         {[]string{"--pool", "bfc", "none.csv"}, "none.csv"},
 		"malformed":       {[]string{"--pool", "bfc", training, bad}, "bad.csv:2: malformed trace: a free of pointer 0xa"},
 		"two snapshots":   {[]string{"--pool", "all", "--snapshot", "/none/a.pickle", training}, "one pool"},
-		"page":            {[]string{"--pool", "bfc", "--html", "/none/a.html", training}, "/none/a.html"},
+		"snapshot":        {[]string{"--pool", "bfc", "--snapshot", "/none/a.pickle", training}, "/none/a.pickle"},
 	} {
 		stdout, stderr, code := execute(t, nil, append([]string{"replay"}, c.arguments...))
 		require.Equal(t, exitUsage, code, name)
 		require.Contains(t, stderr, c.reason, name)
-		if name != "page" {
+		if name != "snapshot" {
 			require.Empty(t, stdout, "%s: nothing was replayed", name)
 		}
 	}

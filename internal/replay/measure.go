@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"errors"
 	"math"
 	"runtime"
 	"time"
@@ -35,12 +36,9 @@ func measureTime(t *trace.Trace, o Options, result *Result) error {
 	}
 	timed(p, t, at)
 	again, err := fastest(func() (time.Duration, error) { return timed(p, t, at), nil })
-	if destroyed := p.Destroy(); err == nil {
-		err = destroyed
-	}
 	result.First = float64(first.Nanoseconds()) / float64(len(t.Events))
 	result.Again = float64(again.Nanoseconds()) / float64(len(t.Events))
-	return err
+	return errors.Join(err, p.Destroy())
 }
 
 func fastest(pass func() (time.Duration, error)) (time.Duration, error) {

@@ -1,6 +1,8 @@
 package replay
 
 import (
+	"errors"
+
 	"tms/internal/trace"
 	"tms/vmm/pool"
 )
@@ -24,7 +26,6 @@ type observer struct {
 	requested uint64     // bytes live, as asked for
 	live      uint64     // bytes live, as set aside
 	meter     *meter
-	timeline  *Timeline // nil: not wanted
 	snapshot  *Snapshot // nil: not wanted
 
 	peakLive     uint64
@@ -36,31 +37,23 @@ type observer struct {
 type observed struct {
 	pool.Block
 	requested uint64
-	since     int
+	stream    pool.Stream
 }
 
 // observe fills in what does not need a clock, and returns the operation at which most was live.
 func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
 	meter := o.Place.fresh()
 	ob := &observer{result: result, base: o.Place.base, at: make([]observed, t.Blocks+1), meter: meter, peak: -1}
-	if o.Timeline {
-		ob.timeline = &Timeline{}
-		meter.changed = append(meter.changed, ob.timeline.segment)
-	}
 	if o.Snapshot {
-		ob.snapshot = newSnapshot()
-		meter.changed = append(meter.changed, ob.snapshot.segment)
+		ob.snapshot = &Snapshot{segments: map[uintptr]heldSegment{}}
+		meter.changed = ob.snapshot.segment
 		result.Snapshot = ob.snapshot
 	}
 	p, err := o.pool(meter.source())
 	if err != nil {
 		return 0, err
 	}
-	defer func() {
-		if destroyed := p.Destroy(); err == nil {
-			err = destroyed
-		}
-	}()
+	defer func() { err = errors.Join(err, p.Destroy()) }()
 	for i, e := range t.Events {
 		event := ob.step(p, i, e)
 		if o.Each != nil {
@@ -69,69 +62,60 @@ func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
 			}
 		}
 	}
-	ob.finish(p, len(t.Events))
+	ob.finish(p)
 	return ob.peak, nil
 }
 
 func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 	event := Event{Index: i, Action: e.Action.String(), Size: e.Size}
-	var block pool.Block
+	b := observed{requested: e.Size, stream: pool.Stream(e.Stream)}
 	var err error
-	if _, ordered := p.(pool.StreamRecorder); ordered && ob.snapshot != nil {
-		ob.snapshot.stream = pool.Stream(e.Stream)
-	}
-	switch e.Action {
-	case trace.Free:
-		b := &ob.at[e.Block]
-		if block = b.Block; block.Address == 0 {
-			break // it was refused
+	if e.Action == trace.Free {
+		if b = ob.at[e.Block]; b.Address != 0 { // else it was refused
+			err = ob.free(p, e.Block)
 		}
-		if ob.snapshot != nil {
-			ob.snapshot.free(block.Address) // before its segment may go
+	} else {
+		if _, ordered := p.(pool.StreamRecorder); ordered && ob.snapshot != nil {
+			ob.snapshot.stream = b.stream
 		}
-		if err = p.Free(block.Address); err != nil {
-			ob.result.FreeFailures++
-			if ob.snapshot != nil {
-				ob.snapshot.alloc(block, b.requested, pool.Stream(e.Stream))
-			}
-			break
-		}
-		ob.end(*b, i)
-		*b = observed{}
-	case trace.Allocate:
-		if block, err = p.Malloc(e.Size, pool.Stream(e.Stream)); err == nil && block.Address != 0 {
-			ob.at[e.Block] = observed{block, e.Size, i}
-			ob.begin(ob.at[e.Block], i)
-			if ob.snapshot != nil {
-				ob.snapshot.alloc(block, e.Size, pool.Stream(e.Stream))
-			}
-		}
-	case trace.Failure:
-		if block, err = p.Malloc(e.Size, pool.Stream(e.Stream)); err == nil && block.Address != 0 {
-			b := observed{block, e.Size, i}
+		if b.Block, err = p.Malloc(e.Size, b.stream); err != nil {
+			ob.snapshot.note("oom", 0, e.Size, b.stream, ob.meter.left())
+		} else if b.Address != 0 {
 			ob.begin(b, i)
-			if err = p.Free(block.Address); err == nil {
-				ob.end(b, i)
+			if e.Action == trace.Allocate {
+				ob.at[e.Block] = b
+				ob.snapshot.note("alloc", b.Address, b.requested, b.stream, 0)
+			} else if err = p.Free(b.Address); err == nil {
+				ob.end(b)
 			}
 		}
 	}
-	if block.Address != 0 {
-		offset := uint64(block.Address - ob.base)
-		event.Address, event.Block = &offset, block.Size
+	if b.Address != 0 {
+		offset := uint64(b.Address - ob.base)
+		event.Address, event.Block = &offset, b.Size
 	}
 	event.Reserved = ob.meter.reserved
 	if err != nil {
 		text := err.Error()
 		event.Error = &text
-		if ob.snapshot != nil && e.Action != trace.Free {
-			ob.snapshot.oom(e.Size, pool.Stream(e.Stream), ob.meter.left())
-		}
-		if ob.timeline != nil && e.Action != trace.Free {
-			ob.timeline.failed = append(ob.timeline.failed, [2]uint64{uint64(i), e.Size})
-		}
 	}
 	ob.sample()
 	return event
+}
+
+func (ob *observer) free(p pool.Pool, number uint32) error {
+	b := ob.at[number]
+	for _, action := range []string{"free_requested", "free_completed"} { // before its segment may go
+		ob.snapshot.note(action, b.Address, b.requested, b.stream, 0)
+	}
+	if err := p.Free(b.Address); err != nil {
+		ob.result.FreeFailures++
+		ob.snapshot.note("alloc", b.Address, b.requested, b.stream, 0)
+		return err
+	}
+	ob.end(b)
+	ob.at[number] = observed{}
+	return nil
 }
 
 func (ob *observer) begin(b observed, i int) {
@@ -143,12 +127,9 @@ func (ob *observer) begin(b observed, i int) {
 	}
 }
 
-func (ob *observer) end(b observed, i int) {
+func (ob *observer) end(b observed) {
 	ob.requested -= b.requested
 	ob.live -= b.Size
-	if ob.timeline != nil {
-		ob.timeline.block(b, i)
-	}
 }
 
 // sample looks at the state after an operation. Reserved mostly stays at its peak for long; what counts is
@@ -162,26 +143,14 @@ func (ob *observer) sample() {
 	if reserved == ob.peakReserved {
 		ob.result.External = min(ob.result.External, share(reserved-ob.live, reserved))
 	}
-	if ob.timeline != nil {
-		ob.timeline.sample(ob.requested, ob.live, reserved)
-	}
 }
 
-func (ob *observer) finish(p pool.Pool, operations int) {
+func (ob *observer) finish(p pool.Pool) {
 	ob.meter.changed = nil // what follows is not of the trace
 	if ob.snapshot != nil {
-		ob.snapshot.end(p)
-	}
-	if ob.timeline != nil {
-		for _, b := range ob.at {
-			if b.Size > 0 {
-				ob.timeline.block(b, operations)
-			}
-		}
-		ob.timeline.close(ob.base)
+		ob.snapshot.end(p, ob.at)
 	}
 	r := ob.result
-	r.Timeline = ob.timeline
 	r.Stats = p.Stats()
 	r.SourceCalls = int(r.SourceMallocs + r.SourceFrees + r.SourceFailures)
 	if r.PeakLive > 0 {

@@ -24,10 +24,9 @@ type list struct {
 	at     func(int) any
 }
 
-// most is how many items a reader takes at once.
-const most = 1000
+func listOf(all []any) list { return list{len(all), func(i int) any { return all[i] }} }
 
-// writePickle writes a dict, list, string, bool, int or uint64 below 2^63. Errors: the writer's.
+// writePickle writes a dict, list, string, false or uint64 below 2^63. Errors: the writer's.
 func writePickle(to io.Writer, value any) error {
 	p := &pickler{bufio.NewWriter(to), map[string]byte{}}
 	_, _ = p.to.Write([]byte{0x80, 2}) // PROTO; errors stay until Flush
@@ -46,16 +45,11 @@ func (p *pickler) put(value any) {
 		}
 		_ = w.WriteByte('u')
 	case list:
-		_ = w.WriteByte(']')
+		_, _ = w.WriteString("](")
 		for i := range v.length {
-			if i%most == 0 {
-				_ = w.WriteByte('(')
-			}
 			p.put(v.at(i))
-			if i%most == most-1 || i == v.length-1 {
-				_ = w.WriteByte('e')
-			}
 		}
+		_ = w.WriteByte('e')
 	case string:
 		if at, known := p.strings[v]; known {
 			_, _ = w.Write([]byte{'h', at})
@@ -63,14 +57,10 @@ func (p *pickler) put(value any) {
 		}
 		_, _ = w.Write(binary.LittleEndian.AppendUint32([]byte{'X'}, uint32(len(v))))
 		_, _ = w.WriteString(v)
-		if at := len(p.strings); at < 256 {
-			p.strings[v] = byte(at)
-			_, _ = w.Write([]byte{'q', byte(at)})
-		}
+		p.strings[v] = byte(len(p.strings)) // there are few
+		_, _ = w.Write([]byte{'q', p.strings[v]})
 	case bool:
-		_ = w.WriteByte(map[bool]byte{false: 0x89, true: 0x88}[v])
-	case int:
-		p.put(uint64(v))
+		_ = w.WriteByte(0x89) // NEWFALSE
 	case uint64:
 		_, _ = w.Write(binary.LittleEndian.AppendUint64([]byte{0x8a, 8}, v)) // LONG1
 	default:

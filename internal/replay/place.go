@@ -3,22 +3,21 @@ package replay
 import (
 	"errors"
 	"fmt"
-	"runtime"
+	"math"
 
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
-	"tms/vmm/space"
+	"tms/vmm/pool/source"
 )
 
-// Place is where the segments of replayed pools come from. It is used by one replay at a time.
+// Place is where the segments of replayed pools come from. One replay at a time uses it.
 type Place struct {
 	name   string
 	limit  uint64  // the most bytes that a source gives out; 0: no limit
 	base   uintptr // addresses count from here
-	enter  func() error
 	source func() pool.Source
-	memory func() (free, total uint64, err error) // nil: it has no end
+	visit  func(f func() error) error // runs f on a thread that can use the place
 }
 
 // ErrPlace: there is no place of that name.
@@ -36,87 +35,122 @@ const (
 // none. Errors: ErrPlace, or the driver's.
 func NewPlace(name string, limit uint64) (*Place, error) {
 	p := &Place{name: name, limit: limit}
-	if name == "sim" {
+	switch name {
+	case "sim":
 		p.base = simulatedBase
-		p.enter = func() error { return nil }
 		p.source = func() pool.Source { return pool.NewRange(simulatedBase, simulatedCapacity) }
+		p.visit = func(f func() error) error { return f() }
+		return p, nil
+	case "cuda", "vmm":
+		if err := p.onDevice(); err != nil {
+			return nil, fmt.Errorf("--source %s needs a GPU: %w", name, err)
+		}
 		return p, nil
 	}
-	if name != "cuda" && name != "vmm" {
-		return nil, fmt.Errorf("%w: %q; there are sim, cuda and vmm", ErrPlace, name)
-	}
+	return nil, fmt.Errorf("%w: %q; there are sim, cuda and vmm", ErrPlace, name)
+}
+
+func (p *Place) onDevice() error {
 	driver, err := cuda.Open("libcuda.so.1")
 	if err != nil {
-		return nil, fmt.Errorf("--source %s needs a GPU: %w", name, err)
+		return err
 	}
 	device, err := driver.DeviceGet(0)
 	if err != nil {
-		return nil, fmt.Errorf("--source %s needs a GPU: %w", name, err)
+		return err
 	}
 	context, err := driver.DevicePrimaryCtxRetain(device)
 	if err != nil {
-		return nil, err
-	}
-	p.enter = func() error { return driver.CtxSetCurrent(context) }
-	p.memory = driver.MemGetInfo
-	if name == "cuda" {
-		p.source = func() pool.Source { return plain{driver} }
-		return p, nil
-	}
-	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
-	p.source = func() pool.Source { return &pausable{engine: engine} }
-	return p, nil
-}
-
-// visit runs f on a thread that can use the place.
-func (p *Place) visit(f func() error) error {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	if err := p.enter(); err != nil {
 		return err
 	}
-	return f()
+	p.visit = func(f func() error) error { return driver.With(context, f) }
+	engine := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	state := func() source.State { return source.State{} }
+	if p.name == "cuda" {
+		plain, err := source.NewPlain(engine, driver, 0, driver.MemAlloc, driver.MemFree, state)
+		p.source = func() pool.Source { return plain }
+		return err
+	}
+	segments, err := source.NewSegments(engine, driver, vmm.Request{Tag: "replay"}, state)
+	p.source = func() pool.Source {
+		fresh := *segments // with no room of an earlier pool
+		return &fresh
+	}
+	return err
+}
+
+// meter is a source that counts what is out and refuses what goes beyond a limit. It counts bytes, not
+// places, as a device does: with virtual memory its holes do not keep large segments out.
+type meter struct {
+	pool.Source
+	limit    uint64 // 0: none
+	reserved uint64
+	changed  func(address uintptr, size uint64, held bool) // called for each segment; nil: for none
 }
 
 // fresh returns a source that nothing has come from yet.
-func (p *Place) fresh() *meter {
-	return &meter{Source: p.source(), limit: p.limit, memory: p.memory}
+func (p *Place) fresh() *meter { return &meter{Source: p.source(), limit: p.limit} }
+
+func (m *meter) Allocate(size uint64) (uintptr, error) {
+	if m.limit > 0 && size > m.left() {
+		return 0, fmt.Errorf("a segment of %d bytes with %d of %d reserved: %w", size, m.reserved, m.limit, pool.ErrOutOfMemory)
+	}
+	address, err := m.Source.Allocate(size)
+	if err == nil {
+		m.reserved += size
+		m.tell(address, size, true)
+	}
+	return address, err
 }
 
-// plain is device memory.
-type plain struct{ driver *cuda.Driver }
-
-func (s plain) Allocate(size uint64) (uintptr, error) {
-	address, err := s.driver.MemAlloc(size)
-	return address, refusal(err)
-}
-
-func (s plain) Free(address uintptr, _ uint64) error { return s.driver.MemFree(address) }
-
-// pausable is segments of an engine.
-type pausable struct {
-	engine *vmm.Engine
-	room   *pool.Room
-}
-
-func (s *pausable) Allocate(size uint64) (uintptr, error) {
-	address, err := s.engine.Malloc(vmm.Request{Size: size, Tag: "replay", Room: (*space.Room)(s.room)})
-	return address, refusal(err)
-}
-
-func (s *pausable) Reserve(room *pool.Room) bool {
-	s.room = room
-	return true
-}
-
-func (s *pausable) Free(address uintptr, _ uint64) error { return s.engine.Free(address, false) }
-
-func (s *pausable) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
-
-// refusal makes an error for want of memory one that pools know.
-func refusal(err error) error {
-	if errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrTooLarge) {
-		return fmt.Errorf("%w: %w", pool.ErrOutOfMemory, err)
+func (m *meter) Free(address uintptr, size uint64) error {
+	err := m.Source.Free(address, size)
+	if err == nil {
+		m.reserved -= size
+		m.tell(address, size, false)
 	}
 	return err
+}
+
+func (m *meter) tell(address uintptr, size uint64, held bool) {
+	if m.changed != nil {
+		m.changed(address, size, held)
+	}
+}
+
+// left is how many bytes the limit leaves; 0 when there is none.
+func (m *meter) left() uint64 { return m.limit - min(m.limit, m.reserved) }
+
+// Reserve is pool.Coalescer.Reserve.
+func (m *meter) Reserve(room *pool.Room) bool {
+	source, ok := m.Source.(pool.Coalescer)
+	return ok && source.Reserve(room)
+}
+
+// Coalesces is pool.Coalescer.Coalesces.
+func (m *meter) Coalesces(below, above uintptr) bool {
+	source, ok := m.Source.(pool.Coalescer)
+	return ok && source.Coalesces(below, above)
+}
+
+// bounded is a meter that is a pool.Memory too.
+type bounded struct{ *meter }
+
+func (b bounded) Memory() (free, total uint64, err error) {
+	free, total = math.MaxUint64, math.MaxUint64
+	if device, ok := b.Source.(pool.Memory); ok {
+		free, total, err = device.Memory()
+	}
+	if b.limit > 0 {
+		free, total = min(free, b.left()), min(total, b.limit)
+	}
+	return free, total, err
+}
+
+// source is the meter as what it is to a pool.
+func (m *meter) source() pool.Source {
+	if _, ok := m.Source.(pool.Memory); ok || m.limit > 0 {
+		return bounded{m}
+	}
+	return m
 }

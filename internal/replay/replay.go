@@ -1,8 +1,19 @@
+// Package replay does with a pool what a recorded program did with its allocator, and says what that cost:
+// time, memory and fragmentation.
+//
+//	replay.go    what is asked for, and what came of it
+//	place.go     where segments come from, and how many
+//	observe.go   once through the trace, looking at every operation
+//	measure.go   many times through it, for the time; once for the size of the metadata
+//	snapshot.go  a pool's history as PyTorch's: pickle.go
 package replay
 
 import (
+	"fmt"
+	"io"
 	"strings"
 
+	"tms/internal/readable"
 	"tms/internal/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
@@ -14,7 +25,6 @@ type Options struct {
 	Settings []string // of the pool, each k=v
 	Place    *Place
 	Each     func(Event) error // called for each operation; nil: for none
-	Timeline bool              // Result.Timeline is wanted
 	Snapshot bool              // Result.Snapshot is wanted
 	quiet    bool              // the pool's failures have been told
 }
@@ -39,7 +49,6 @@ type Result struct {
 	External        float64 `json:"external_fragmentation"` // of reserved, what was not live, at the peak of reserved
 	Metadata        uint64  `json:"metadata_bytes"`         // of host memory, at the peak of live
 
-	Timeline *Timeline `json:"-"`
 	Snapshot *Snapshot `json:"-"`
 }
 
@@ -83,4 +92,18 @@ func Run(t *trace.Trace, o Options) (*Result, error) {
 		return err
 	})
 	return result, err
+}
+
+// WriteTable writes a line for each result, all of one trace. docs/cli.md has what the columns mean.
+func WriteTable(to io.Writer, results []*Result) error {
+	var text strings.Builder
+	fmt.Fprintf(&text, "%-8s  %10s  %6s  %6s  %11s  %13s  %13s  %8s  %8s  %12s  %8s\n", "pool", "operations", "ns/op", "again",
+		"peak live", "peak reserved", "reserved/live", "internal", "external", "source calls", "failures")
+	for _, r := range results {
+		fmt.Fprintf(&text, "%-8s  %10d  %6.0f  %6.0f  %11s  %13s  %13.3f  %7.1f%%  %7.1f%%  %12d  %8d\n",
+			r.Kind, r.Operations, r.First, r.Again, readable.Bytes(r.PeakLive), readable.Bytes(r.PeakReserved),
+			r.ReservedPerLive, 100*r.Internal, 100*r.External, r.SourceCalls, r.Failures+uint64(r.FreeFailures))
+	}
+	_, err := io.WriteString(to, text.String())
+	return err
 }

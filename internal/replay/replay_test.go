@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"image/png"
-	"math"
 	"os"
 	"strings"
 	"testing"
@@ -106,12 +104,11 @@ func TestFragmentation(t *testing.T) {
 
 func TestATraceOfNothing(t *testing.T) {
 	for _, kind := range kinds.Names() {
-		result, events := run(t, parse(t), Options{Kind: kind, Place: simulated(t, 0), Timeline: true})
+		result, events := run(t, parse(t), Options{Kind: kind, Place: simulated(t, 0)})
 		require.Empty(t, events)
 		require.Zero(t, result.First+result.Again+result.Internal+result.External+result.ReservedPerLive)
 		_, err := json.Marshal(result)
 		require.NoError(t, err)
-		require.NoError(t, WritePage(&bytes.Buffer{}, []*Result{result}))
 	}
 }
 
@@ -171,14 +168,13 @@ func TestDevices(t *testing.T) {
 	for _, name := range []string{"cuda", "vmm"} {
 		place, err := NewPlace(name, 0)
 		require.NoError(t, err, "with the simulator loaded the name libcuda.so.1 is its")
-		result, events := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: place, Timeline: true})
+		result, events := run(t, on, Options{Kind: "paddle", Settings: []string{"initial=2MiB", "reallocate=2MiB"}, Place: place})
 		require.Zero(t, result.Failures)
 		require.Equal(t, name, result.Source)
 		for i := range events {
 			events[i].Address, want[i].Address = nil, nil
 		}
 		require.Equal(t, want, events, "but for the addresses")
-		require.Equal(t, result.PeakReserved, result.Timeline.top(), "segments are drawn side by side")
 
 		place, err = NewPlace(name, 0)
 		require.NoError(t, err)
@@ -194,104 +190,6 @@ func TestNoSuchPlace(t *testing.T) {
 	require.ErrorIs(t, err, ErrPlace)
 }
 
-func TestGrid(t *testing.T) {
-	// Half of the addresses are one block for the second half of the time; the other half is never live.
-	timeline := &Timeline{}
-	for i := range 10 {
-		if i == 0 {
-			timeline.segment(1000, 720*512, true)
-		}
-		if i == 9 {
-			timeline.block(observed{Block: pool.Block{Address: 1000, Size: 360 * 512}, since: 5}, 10)
-		}
-		timeline.sample(1, 2, 3)
-	}
-	timeline.close(0)
-	g := timeline.grid(1000)
-	require.Equal(t, 10, g.columns)
-	for row := range rows {
-		for column := range 10 {
-			cell := row*10 + column
-			require.True(t, g.held[cell])
-			want := float32(0)
-			if row < rows/2 && column >= 5 {
-				want = 1
-			}
-			require.InDelta(t, want, g.live[cell], 1e-3, "row %d, column %d", row, column)
-		}
-	}
-	encoded, err := g.png()
-	require.NoError(t, err)
-	picture, err := png.Decode(bytes.NewReader(encoded))
-	require.NoError(t, err)
-	require.NotEqual(t, picture.At(9, rows-1), picture.At(9, 0), "address 0 is below")
-	require.Equal(t, picture.At(0, rows-1), picture.At(9, 0))
-}
-
-func TestTimelineKeepsPeaks(t *testing.T) {
-	timeline := &Timeline{}
-	for i := range uint64(100_000) {
-		value := i % 7
-		if i == 54_321 {
-			value = 1000
-		}
-		timeline.sample(value, value+1, value+2)
-	}
-	at, requested, live, reserved := timeline.series(1000)
-	require.Len(t, at, 1000)
-	require.Equal(t, 99_999, at[999])
-	require.Equal(t, uint64(1000), requested[543])
-	require.Equal(t, uint64(1001), live[543])
-	require.Equal(t, uint64(1002), reserved[543])
-	require.Equal(t, uint64(6), requested[0])
-}
-
-func TestPage(t *testing.T) {
-	on := training(t)
-	on.Name = "</script><b>&"
-	result, _ := run(t, on, Options{Kind: "caching", Place: simulated(t, 0), Timeline: true})
-	var text bytes.Buffer
-	require.NoError(t, WritePage(&text, []*Result{result}))
-	require.Less(t, text.Len(), 200_000)
-	require.Equal(t, 1, strings.Count(text.String(), "</script>"), "the trace's name cannot end the script")
-	require.NotRegexp(t, `(?:src|href)\s*=\s*["']|url\(|https?://`, text.String(), "it needs nothing else")
-
-	_, data, _ := strings.Cut(text.String(), "const data = ")
-	data, _, _ = strings.Cut(data, ";\nconst")
-	var got struct{ Panels []map[string]any }
-	require.NoError(t, json.Unmarshal([]byte(data), &got))
-	require.Len(t, got.Panels, 1)
-	p := got.Panels[0]
-	require.Equal(t, on.Name, p["trace"])
-	require.NotContains(t, p, "detail")
-	require.Len(t, p["live"], min(pagePoints, len(on.Events)))
-	peak := 0.0
-	for _, v := range p["live"].([]any) {
-		peak = math.Max(peak, v.(float64))
-	}
-	require.Equal(t, float64(result.PeakLive), peak)
-}
-
-func TestPageMarksFailures(t *testing.T) {
-	on := parse(t, "allocate,0x1,1000", "allocate,0x2,3000000000", "allocate,0x3,1000", "allocate failure,0x0,9000000000")
-	result, _ := run(t, on, Options{Kind: "naive", Place: simulated(t, 1<<30), Timeline: true})
-	panel, err := newPanel(result)
-	require.NoError(t, err)
-	require.Equal(t, [][2]uint64{{1, 3000000000}, {3, 9000000000}}, panel.Failed)
-	result.Timeline.failed = make([][2]uint64, 3*pageFailed)
-	result.Timeline.failed[3*pageFailed-3][0] = 7
-	panel, err = newPanel(result)
-	require.NoError(t, err)
-	require.Len(t, panel.Failed, pageFailed)
-	require.EqualValues(t, 7, panel.Failed[pageFailed-1][0], "evenly chosen")
-}
-
-func TestLegend(t *testing.T) {
-	for _, c := range columns[2:] {
-		require.Contains(t, Legend(), "  "+c.title+" ")
-	}
-}
-
 func TestTable(t *testing.T) {
 	result, _ := run(t, parse(t, "allocate,0x1,3000000"), Options{Kind: "caching", Place: simulated(t, 0)})
 	var text bytes.Buffer
@@ -303,11 +201,6 @@ func TestTable(t *testing.T) {
 	require.Len(t, lines[1], len(lines[0]))
 }
 
-func TestSize(t *testing.T) {
-	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.00 KiB", 3 << 29: "1.50 GiB", ^uint64(0): "16.00 EiB"} {
-		require.Equal(t, want, size(bytes))
-	}
-}
 func TestEachMayStop(t *testing.T) {
 	_, err := Run(parse(t, "allocate,0x1,1"), Options{Kind: "naive", Place: simulated(t, 0), Each: func(Event) error {
 		return fmt.Errorf("stop: %w", os.ErrClosed)

@@ -3,6 +3,7 @@ package replay
 import (
 	"cmp"
 	"io"
+	"maps"
 	"slices"
 
 	"tms/vmm/pool"
@@ -13,9 +14,9 @@ import (
 // (torch.cuda.memory._snapshot; pytorch.org/memory_viz)
 type Snapshot struct {
 	events   []happening
-	segments map[uintptr]heldSegment
-	live     map[uintptr]liveBlock
-	stream   pool.Stream // that segments are now made for; 0 of a kind that ignores streams
+	segments map[uintptr]heldSegment // by address
+	live     []observed              // by address
+	stream   pool.Stream             // that segments are now made for; 0 of a kind that ignores streams
 }
 
 type heldSegment struct {
@@ -32,68 +33,45 @@ type happening struct {
 	free    uint64 // bytes that the source had left; of oom
 }
 
-type liveBlock struct {
-	pool.Block
-	requested uint64
-	stream    pool.Stream
-}
-
-func newSnapshot() *Snapshot {
-	return &Snapshot{segments: map[uintptr]heldSegment{}, live: map[uintptr]liveBlock{}}
+// note adds an event; to no snapshot it does nothing.
+func (s *Snapshot) note(action string, address uintptr, size uint64, stream pool.Stream, free uint64) {
+	if s != nil {
+		s.events = append(s.events, happening{action, address, size, stream, free})
+	}
 }
 
 func (s *Snapshot) segment(address uintptr, size uint64, held bool) {
-	event := happening{"segment_free", address, size, s.segments[address].stream, 0}
 	if held {
-		event.action, event.stream = "segment_alloc", s.stream
 		s.segments[address] = heldSegment{size: size, stream: s.stream}
-	} else {
-		delete(s.segments, address)
-	}
-	s.events = append(s.events, event)
-}
-
-// end asks a pool that tells of its segments which of them are for small blocks.
-func (s *Snapshot) end(p pool.Pool) {
-	of, ok := p.(*caching.Pool)
-	if !ok {
+		s.note("segment_alloc", address, size, s.stream, 0)
 		return
 	}
-	for _, found := range of.Snapshot().([]caching.Segment) {
-		held := s.segments[found.Address]
-		held.small = found.Type == "small"
-		s.segments[found.Address] = held
+	s.note("segment_free", address, size, s.segments[address].stream, 0)
+	delete(s.segments, address)
+}
+
+// end takes the blocks that are live, and asks a pool that tells of its segments which of them are for small blocks.
+func (s *Snapshot) end(p pool.Pool, blocks []observed) {
+	s.live = slices.DeleteFunc(slices.Clone(blocks), func(b observed) bool { return b.Size == 0 })
+	slices.SortFunc(s.live, func(a, b observed) int { return cmp.Compare(a.Address, b.Address) })
+	if of, ok := p.(*caching.Pool); ok {
+		for _, found := range of.Snapshot().([]caching.Segment) {
+			held := s.segments[found.Address]
+			held.small = found.Type == "small"
+			s.segments[found.Address] = held
+		}
 	}
-}
-
-func (s *Snapshot) alloc(b pool.Block, requested uint64, stream pool.Stream) {
-	s.live[b.Address] = liveBlock{b, requested, stream}
-	s.events = append(s.events, happening{action: "alloc", address: b.Address, size: requested, stream: stream})
-}
-
-func (s *Snapshot) free(address uintptr) {
-	b := s.live[address]
-	delete(s.live, address)
-	for _, action := range []string{"free_requested", "free_completed"} {
-		s.events = append(s.events, happening{action: action, address: address, size: b.requested, stream: b.stream})
-	}
-}
-
-func (s *Snapshot) oom(size uint64, stream pool.Stream, free uint64) {
-	s.events = append(s.events, happening{action: "oom", size: size, stream: stream, free: free})
 }
 
 // Write writes the snapshot as a pickle, as torch.cuda.memory._dump_snapshot does. Sizes are in bytes; nothing has
 // frames, as a trace has no stacks. Errors: the writer's.
 func (s *Snapshot) Write(to io.Writer) error {
-	segments := s.tiled()
-	none := list{}
 	return writePickle(to, dict{
-		"segments", list{len(segments), func(i int) any { return segments[i] }},
+		"segments", s.tiled(),
 		"device_traces", list{1, func(int) any {
 			return list{len(s.events), func(i int) any {
 				e := s.events[i]
-				d := dict{"action", e.action, "addr", uint64(e.address), "size", e.size, "stream", uint64(e.stream), "frames", none}
+				d := dict{"action", e.action, "addr", uint64(e.address), "size", e.size, "stream", uint64(e.stream), "frames", list{}}
 				if e.action == "oom" {
 					d = append(d, "device_free", e.free)
 				}
@@ -104,23 +82,15 @@ func (s *Snapshot) Write(to io.Writer) error {
 }
 
 // tiled returns the segments by address, each with blocks that tile it. Segments that a block lies across are one.
-func (s *Snapshot) tiled() (all []dict) {
-	addresses := make([]uintptr, 0, len(s.segments))
-	for address := range s.segments {
-		addresses = append(addresses, address)
-	}
-	slices.Sort(addresses)
-	blocks := make([]liveBlock, 0, len(s.live))
-	for _, b := range s.live {
-		blocks = append(blocks, b)
-	}
-	slices.SortFunc(blocks, func(a, b liveBlock) int { return cmp.Compare(a.Address, b.Address) })
-
+func (s *Snapshot) tiled() list {
+	addresses := slices.Sorted(maps.Keys(s.segments))
+	blocks := s.live
+	var all []any
 	for i := 0; i < len(addresses); i++ {
 		at := addresses[i]
 		held := s.segments[at]
 		end := at + uintptr(held.size)
-		var tiles []dict
+		var tiles []any
 		var allocated, requested uint64
 		tile := func(size, requested uint64, state string) {
 			tiles = append(tiles, dict{"size", size, "requested_size", requested, "state", state, "frames", list{}})
@@ -147,10 +117,9 @@ func (s *Snapshot) tiled() (all []dict) {
 		if held.small {
 			kind = "small"
 		}
-		all = append(all, dict{"device", 0, "address", uint64(at), "total_size", uint64(end - at),
+		all = append(all, dict{"device", uint64(0), "address", uint64(at), "total_size", uint64(end - at),
 			"allocated_size", allocated, "active_size", allocated, "requested_size", requested, "stream", uint64(stream),
-			"segment_type", kind, "is_expandable", false, "frames", list{},
-			"blocks", list{len(tiles), func(i int) any { return tiles[i] }}})
+			"segment_type", kind, "is_expandable", false, "frames", list{}, "blocks", listOf(tiles)})
 	}
-	return all
+	return listOf(all)
 }
