@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"strconv"
 	"strings"
@@ -23,19 +22,26 @@ const longest = 4096
 // ReadFile reads a trace; a file whose name ends in .gz is decompressed.
 // Errors: ErrMalformed, or the operating system's.
 func ReadFile(path string) (*Trace, error) {
-	file, err := os.Open(path)
+	from, file, err := open(path)
 	if err != nil {
 		return nil, err
 	}
 	defer file.Close()
-	if !strings.HasSuffix(path, ".gz") {
-		return Read(path, file)
+	return Read(path, from)
+}
+
+// open returns what a file has, decompressed, and the file to close.
+func open(path string) (io.Reader, io.Closer, error) {
+	file, err := os.Open(path)
+	if err != nil || !strings.HasSuffix(path, ".gz") {
+		return file, file, err
 	}
-	unpacked, err := gzip.NewReader(bufio.NewReader(file))
+	unpacked, err := gzip.NewReader(file)
 	if err != nil {
-		return nil, fmt.Errorf("%s:1: %w: %w", path, ErrMalformed, err)
+		_ = file.Close()
+		return nil, nil, fmt.Errorf("%s:1: %w: %w", path, ErrMalformed, err)
 	}
-	return Read(path, unpacked)
+	return unpacked, file, nil
 }
 
 // Read reads a trace, of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer hexadecimal with or
@@ -136,9 +142,6 @@ func (r *reader) allocate(number int, pointer uint64, event Event) error {
 	}
 	if earlier, live := r.live[pointer]; live {
 		return fmt.Errorf("pointer %#x is allocated a second time; it is live since line %d", pointer, earlier.line)
-	}
-	if r.trace.Blocks == math.MaxUint32 {
-		return fmt.Errorf("more than %d allocates", uint32(math.MaxUint32))
 	}
 	r.trace.Blocks++
 	event.Block = uint32(r.trace.Blocks)

@@ -4,15 +4,11 @@ import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math"
-	"os"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -124,16 +120,9 @@ func NewRecords(name string, from io.Reader) (*Records, error) {
 
 // OpenRecords is NewRecords of a file, which is to be closed; one whose name ends in .gz is decompressed.
 func OpenRecords(path string) (*Records, io.Closer, error) {
-	file, err := os.Open(path)
+	from, file, err := open(path)
 	if err != nil {
 		return nil, nil, err
-	}
-	var from io.Reader = file
-	if strings.HasSuffix(path, ".gz") {
-		if from, err = gzip.NewReader(file); err != nil {
-			_ = file.Close()
-			return nil, nil, fmt.Errorf("%s: %w: %w", path, ErrMalformed, err)
-		}
 	}
 	r, err := NewRecords(path, from)
 	if err != nil {
@@ -256,9 +245,25 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
-// mapping tells whether a record is of memory in which an allocator of the program's places blocks: no allocation that
-// could be replayed.
-func (r Record) mapping() bool { return (r.Kind == Made || r.Kind == Freed) && r.Flags&FlagMapped != 0 }
+// allocations calls f for each block that is made or freed, and for each that is refused, with the record that says so.
+// Memory in which an allocator of the program's places blocks is none: it could not be replayed. Errors: ErrMalformed,
+// the reader's.
+func (r *Records) allocations(f func(at Record, action Action, block Record, stream uint64)) error {
+	live := NewLive()
+	for {
+		record, ok, err := r.Next()
+		switch {
+		case !ok || err != nil:
+			return err
+		case (record.Kind == Made || record.Kind == Freed) && record.Flags&FlagMapped != 0:
+		case record.Kind == Refused:
+			f(record, Failure, record, record.Stream)
+		default:
+			live.Apply(record, func(b Record) { f(record, Allocate, b, b.Stream) },
+				func(b Record, stream uint64) { f(record, Free, b, stream) })
+		}
+	}
+}
 
 // readRecords makes a Trace of a file of records.
 func readRecords(name string, from io.Reader) (*Trace, error) {
@@ -267,60 +272,30 @@ func readRecords(name string, from io.Reader) (*Trace, error) {
 		return nil, err
 	}
 	t := &Trace{Name: name}
-	live := NewLive()
 	numbers := map[uint64]uint32{} // of live blocks, by address
-	for {
-		r, ok, err := records.Next()
-		if err != nil {
-			return nil, err
-		}
-		if !ok {
-			return t, nil
-		}
-		if r.mapping() {
-			continue
-		}
-		if r.Kind == Refused {
-			t.Events = append(t.Events, Event{Action: Failure, Size: r.Size, Stream: r.Stream})
-			continue
-		}
-		if t.Blocks == math.MaxUint32 {
-			return nil, fmt.Errorf("%s: %w: more than %d allocates", name, ErrMalformed, uint32(math.MaxUint32))
-		}
-		live.Apply(r, func(b Record) {
+	err = records.allocations(func(_ Record, action Action, b Record, stream uint64) {
+		if action == Allocate {
 			t.Blocks++
 			numbers[b.Address] = uint32(t.Blocks)
-			t.Events = append(t.Events, Event{Allocate, uint32(t.Blocks), b.Size, b.Stream})
-		}, func(b Record, stream uint64) {
-			t.Events = append(t.Events, Event{Free, numbers[b.Address], b.Size, stream})
+		}
+		t.Events = append(t.Events, Event{action, numbers[b.Address], b.Size, stream})
+		if action == Free {
 			delete(numbers, b.Address)
-		})
+		}
+	})
+	if err != nil {
+		return nil, err
 	}
+	return t, nil
 }
 
 // WriteLines writes the allocations of a file of records as lines of RMM's format. Errors: ErrMalformed, the writer's.
 func WriteLines(to io.Writer, records *Records) error {
 	out := bufio.NewWriter(to)
 	fmt.Fprintln(out, Header)
-	live := NewLive()
-	for {
-		r, ok, err := records.Next()
-		if err != nil {
-			return err
-		}
-		if !ok {
-			return out.Flush()
-		}
-		line := func(action Action, b Record, stream uint64) {
-			fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", r.Thread, records.At(r).Format("15:04:05.000000"), action, b.Address, b.Size, stream)
-		}
-		if r.mapping() {
-			continue
-		}
-		if r.Kind == Refused {
-			line(Failure, r, r.Stream)
-			continue
-		}
-		live.Apply(r, func(b Record) { line(Allocate, b, b.Stream) }, func(b Record, stream uint64) { line(Free, b, stream) })
-	}
+	err := records.allocations(func(at Record, action Action, b Record, stream uint64) {
+		fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", at.Thread, records.At(at).Format("15:04:05.000000"), action, b.Address,
+			b.Size, stream)
+	})
+	return errors.Join(err, out.Flush())
 }
