@@ -220,9 +220,10 @@ func TestInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	b.scheme("light")
 	b.open(t, rollout(t)...)
-	require.Equal(t, float64(5), b.value("document.querySelectorAll('canvas').length"), "both together, and each with its addresses")
+	require.Equal(t, float64(3), b.value("document.querySelectorAll('canvas').length"), "both together, and each")
 	require.Equal(t, []any{false, false}, b.value("[...document.querySelectorAll('details')].map(d => d.open)"), "the processes come first")
 	b.drawn(func() { b.value("document.querySelectorAll('details').forEach(d => { d.open = true; })") })
+	b.eventually("document.querySelectorAll('canvas').length == 5 && charts.every(c => c.plot.status == 1)") // with their addresses
 	for canvas := range 5 {
 		require.Greater(t, b.value(fmt.Sprintf(colours, canvas)), float64(3), "canvas %d", canvas)
 	}
@@ -261,10 +262,24 @@ func TestInABrowser(t *testing.T) {
 	left, top := box[0].(float64), box[1].(float64)
 	middle := left + box[2].(float64)/2
 	b.mouse("mouseMoved", middle, top+100, 0)
-	require.Regexp(t, `: physical .* — `, b.value("document.querySelector('.read').textContent"))
+	require.Regexp(t, `: physical [\d.]+ .iB`, b.value("document.querySelector('.read').textContent"))
+	values := "[...document.querySelectorAll('.card')[%d].querySelectorAll('.u-value')].map(value => value.textContent).join(', ')"
+	for lane := range 3 { // all at the same moment
+		require.Regexp(t, `, [\d.]+ .?i?B, `, b.value(fmt.Sprintf(values, lane)))
+	}
 	b.drawn(func() { b.mouse("mouseWheel", middle, top+100, -100) })
 	wheelFrom, wheelTo := b.view()
 	require.Less(t, wheelTo-wheelFrom, to-from)
+	b.press("0")
+	b.drawn(func() {
+		for i, kind := range []string{"mousePressed", "mouseMoved", "mouseReleased"} {
+			b.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": middle + 50*float64(min(i, 1)), "y": top + 100,
+				"button": "left", "buttons": 1, "clickCount": 1}, nil)
+		}
+	})
+	b.eventually("charts.length == 5 && charts.every(c => c.plot.scales.x.min == view.from && c.plot.scales.x.max == view.to)")
+	dragFrom, dragTo := b.view()
+	require.InDelta(t, b.value("charts[0].plot.over.clientWidth / 50").(float64), (to-from)/(dragTo-dragFrom), 0.5)
 	b.press("0")
 
 	light := b.picture("../../build/pictures/report-light.png", nil)
@@ -285,18 +300,18 @@ func TestTurnsInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	b.scheme("light")
 	b.open(t, rl...)
-	names := "[...document.querySelectorAll('.card')[0].querySelectorAll('.key')].map(key => key.textContent)"
-	require.Equal(t, []any{"3578 python3 -c (trainer), at most 18.1 GiB", "3707 sglang::scheduler (kv_cache, weights), at most 72.1 GiB",
-		"pause", "resume"}, b.value(names))
+	names := "[...document.querySelectorAll('.card')[0].querySelectorAll('.key, .u-label')].map(key => key.textContent)"
+	require.Equal(t, []any{"pause", "resume", "Value", "3707 sglang::scheduler (kv_cache, weights), at most 72.1 GiB",
+		"3578 python3 -c (trainer), at most 18.1 GiB", "at least"}, b.value(names))
 	b.drawn(func() { b.value("look(45, 52.845)") })
 	if *writePicture {
 		height := b.value("document.querySelectorAll('.card')[2].getBoundingClientRect().bottom").(float64) + 14
 		b.picture("../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height, "scale": 1})
 	}
 	// Where both are at something, each row has its own.
-	box := b.value("(() => { const r = document.querySelector('canvas').getBoundingClientRect(); return [r.left, r.top]; })()").([]any)
+	box := b.value("(() => { const r = document.querySelector('.u-over').getBoundingClientRect(); return [r.left, r.top]; })()").([]any)
 	for row, words := range []string{"^pause trainer at 45.134 s: 15.4 GiB in 674 ms, 24.57 GB/s", "^resume kv_cache at 45.809 s: 69.7 GiB in 34.84 ms, 2148 GB/s"} {
-		x := b.value(fmt.Sprintf("xOf(document.querySelector('canvas'), %v)", []float64{45.7, 45.82}[row])).(float64)
+		x := b.value(fmt.Sprintf("charts[0].plot.valToPos(%v, 'x')", []float64{45.7, 45.82}[row])).(float64)
 		b.mouse("mouseMoved", box[0].(float64)+x, box[1].(float64)+float64(8+16*row), 0)
 		require.Regexp(t, words, b.value("document.querySelector('.read').textContent"))
 	}

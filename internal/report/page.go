@@ -11,13 +11,22 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
-
-	"tms/internal/page"
 )
 
 //go:embed page.html
 var html string
+
+// uPlot draws the page's charts; uplot/ has what its package at the npm registry has, version 1.6.32.
+var (
+	//go:embed uplot/uPlot.iife.min.js
+	uPlot string
+	//go:embed uplot/uPlot.min.css
+	uPlotStyle string
+	//go:embed uplot/LICENSE
+	uPlotLicence string
+)
 
 // How much a page has. Of a recording with more than fits into mostPage, columns and blocks are left out.
 const (
@@ -144,7 +153,9 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 	if err != nil {
 		return err
 	}
-	_, err = io.WriteString(to, page.Fill(html, "/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes())))
+	filled := strings.NewReplacer("/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes()),
+		"/*library*/", uPlot, "/*style*/", uPlotStyle, "/*licence*/", uPlotLicence)
+	_, err = filled.WriteString(to, html)
 	return err
 }
 
