@@ -1,6 +1,7 @@
 package report
 
 import (
+	"cmp"
 	"slices"
 )
 
@@ -113,23 +114,12 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 func together(processes []*process) []step {
 	var all []step
 	for n, p := range processes {
-		var sum [metrics]uint64
-		now := make([][metrics]uint64, len(p.series))
-		for _, s := range p.steps {
-			sum[s.metric] += s.value - now[s.series][s.metric]
-			now[s.series][s.metric] = s.value
-			all = append(all, step{s.at, n, s.metric, sum[s.metric]})
+		for _, s := range p.sums() {
+			s.series = n
+			all = append(all, s)
 		}
 	}
-	slices.SortStableFunc(all, func(x, y step) int {
-		switch {
-		case x.at < y.at:
-			return -1
-		case x.at > y.at:
-			return 1
-		}
-		return 0
-	})
+	slices.SortStableFunc(all, func(x, y step) int { return cmp.Compare(x.at, y.at) })
 	return all
 }
 

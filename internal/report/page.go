@@ -40,22 +40,11 @@ const (
 
 // shownProcess is a process's part of the page's data.
 type shownProcess struct {
-	PID           int             `json:"pid"`
-	Command       string          `json:"command"`
-	File          string          `json:"file"`
-	Records       int             `json:"records"`
-	Peak          [metrics]uint64 `json:"peak"`
-	Series        []shownSeries   `json:"series"`
-	Operations    []described     `json:"operations"`
-	AllOperations int             `json:"all_operations"`
-	Map           *addressMap     `json:"map"`
-	Largest       []shownBlock    `json:"largest"`
-}
-
-type shownSeries struct {
-	Label string `json:"label"`
-	Plain bool   `json:"plain"`
-	Peak  uint64 `json:"peak"`
+	*process
+	Operations    []described  `json:"operations"`
+	AllOperations int          `json:"all_operations"`
+	Map           *addressMap  `json:"map"`
+	Largest       []shownBlock `json:"largest"`
 }
 
 type shownBlock struct {
@@ -129,7 +118,7 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 		sums(together(processes), len(processes))
 	}
 	for _, p := range processes {
-		sums(p.steps, len(p.series))
+		sums(p.steps, len(p.Series))
 		m := p.newMap(zero, end, blocks)
 		data.Write(m.part)
 		for _, b := range m.shown {
@@ -160,11 +149,7 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 }
 
 func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
-	made := shownProcess{PID: p.pid, Command: p.command, File: p.name, Records: p.records, Peak: p.peak, Map: m,
-		AllOperations: len(p.operations), Operations: []described{}, Largest: []shownBlock{}, Series: []shownSeries{}}
-	for _, s := range p.series {
-		made.Series = append(made.Series, shownSeries{s.label(), s.Plain, s.peak})
-	}
+	made := shownProcess{process: p, Map: m, AllOperations: len(p.operations), Operations: []described{}, Largest: []shownBlock{}}
 	operations := slices.Clone(p.operations)
 	if len(operations) > mostOperations {
 		slices.SortStableFunc(operations, func(x, y operation) int { return cmp.Compare(y.took, x.took) })

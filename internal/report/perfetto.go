@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 )
 
@@ -44,13 +45,13 @@ func WritePerfetto(to io.Writer, paths []string) error {
 	micros := func(at int64) float64 { return float64(at-zero) / 1e3 }
 	const tid = 1
 	for _, p := range processes {
-		write(event{Phase: "M", Name: "process_name", PID: p.pid, Args: map[string]string{"name": p.label()}})
-		write(event{Phase: "M", Name: "thread_name", PID: p.pid, TID: tid, Args: map[string]string{"name": "pauses and resumes"}})
+		write(event{Phase: "M", Name: "process_name", PID: p.PID, Args: map[string]string{"name": fmt.Sprintf("%d %.80s", p.PID, p.Command)}})
+		write(event{Phase: "M", Name: "thread_name", PID: p.PID, TID: tid, Args: map[string]string{"name": "pauses and resumes"}})
 		var all [metrics]envelope
 		for metric := range metrics {
-			all[metric] = c.envelope(p.steps, len(p.series), metric)
+			all[metric] = c.envelope(p.steps, len(p.Series), metric)
 		}
-		for i, s := range p.series {
+		for i, s := range p.Series {
 			last := map[string]uint64{}
 			for column := range c.count() {
 				now := map[string]uint64{}
@@ -60,13 +61,13 @@ func WritePerfetto(to io.Writer, paths []string) error {
 					changed = changed || now[name] != last[name]
 				}
 				if changed {
-					write(event{Phase: "C", Name: s.label() + ", bytes", PID: p.pid, At: micros(c[column]), Args: now})
+					write(event{Phase: "C", Name: s.Label + ", bytes", PID: p.PID, At: micros(c[column]), Args: now})
 					last = now
 				}
 			}
 		}
 		for _, o := range p.operations {
-			write(event{Phase: "X", Name: o.label(), PID: p.pid, TID: tid, At: micros(o.from),
+			write(event{Phase: "X", Name: strings.TrimSpace(o.Kind + " " + o.Tag), PID: p.PID, TID: tid, At: micros(o.from),
 				Took: float64(o.took) / float64(time.Microsecond), Args: o.describe(zero)})
 		}
 	}
@@ -74,77 +75,4 @@ func WritePerfetto(to io.Writer, paths []string) error {
 		return err
 	}
 	return out.Flush()
-}
-
-func readAll(paths []string) ([]*process, error) {
-	var processes []*process
-	for _, path := range paths {
-		p, err := read(path)
-		if err != nil {
-			return nil, err
-		}
-		p.merge()
-		processes = append(processes, p)
-	}
-	return processes, nil
-}
-
-// label is a process in words.
-func (p *process) label() string { return fmt.Sprintf("%d %.80s", p.pid, p.command) }
-
-func (s *series) label() string {
-	name := s.Tag
-	switch {
-	case s.Others > 0:
-		return fmt.Sprintf("%d others", s.Others)
-	case s.Plain:
-		name = "not pausable"
-	}
-	if s.Device < 0 {
-		return name
-	}
-	return fmt.Sprintf("%s, device %d", name, s.Device)
-}
-
-func (o *operation) label() string {
-	if o.tag == "" {
-		return o.kind.String()
-	}
-	return o.kind.String() + " " + o.tag
-}
-
-// described is an operation for people. Times are seconds.
-type described struct {
-	Kind    string  `json:"kind"`
-	Tag     string  `json:"tag"` // "": all
-	From    float64 `json:"from"`
-	Took    float64 `json:"took"`
-	Bytes   uint64  `json:"bytes"`
-	Copied  uint64  `json:"copied"`
-	Rate    float64 `json:"gb_per_s"` // of Bytes in Took
-	Waited  float64 `json:"waited"`
-	Copying float64 `json:"copying"`
-	Driver  float64 `json:"driver"`
-	Bound   string  `json:"bound"` // by what most of the time went to
-	Code    int     `json:"code"`  // 0: done
-	Over    bool    `json:"over"`
-}
-
-func (o *operation) describe(zero int64) described {
-	driver := max(0, o.took-o.waited-o.copying)
-	d := described{Kind: o.kind.String(), Tag: o.tag, From: time.Duration(o.from - zero).Seconds(), Took: o.took.Seconds(), Bytes: o.bytes,
-		Copied: o.copied, Waited: o.waited.Seconds(), Copying: o.copying.Seconds(), Driver: driver.Seconds(), Code: o.code, Over: o.over,
-		Bound: "driver calls"}
-	if o.took > 0 {
-		d.Rate = float64(o.bytes) / o.took.Seconds() / 1e9
-	}
-	if o.copying > driver && o.copying >= o.waited {
-		d.Bound = "copying"
-	} else if o.waited > driver {
-		d.Bound = "waiting"
-	}
-	if !o.over {
-		d.Driver, d.Bound = 0, "not known"
-	}
-	return d
 }

@@ -22,18 +22,23 @@ const (
 
 var metricNames = [metrics]string{"physical", "live", "backup"}
 
-// series is a tag on a device, or what of a device is not pausable.
+// origin is a tag on a device, or what of a device is not pausable.
+type origin struct {
+	device int // -1: not known
+	tag    string
+	plain  bool // not pausable
+}
+
+// series is the memory of an origin, or of many.
 type series struct {
-	Device int    `json:"device"` // -1: not known
-	Tag    string `json:"tag"`
-	Plain  bool   `json:"plain,omitempty"`  // not pausable
-	Others int    `json:"others,omitempty"` // it stands for so many
+	Label string `json:"label"`
+	Plain bool   `json:"plain"`
+	Peak  uint64 `json:"peak"` // of any metric
 
 	allocated uint64 // by blocks
 	other     uint64 // the engine's figure beyond that: what the program maps itself, what pools hold
 	value     [metrics]uint64
 	sampled   uint64 // nanoseconds: when other was found
-	peak      uint64 // of any metric
 }
 
 // step is a change of one series.
@@ -55,32 +60,36 @@ type block struct {
 
 // operation is a pause, resume or move.
 type operation struct {
-	kind                  trace.Operation
-	tag                   string // "": all
+	Kind   string `json:"kind"`
+	Tag    string `json:"tag"` // "": all
+	Bytes  uint64 `json:"bytes"`
+	Copied uint64 `json:"copied"`
+	Code   int    `json:"code"` // 0: done
+	Over   bool   `json:"over"` // else the recording ends before
+
 	from                  int64
 	took, waited, copying time.Duration
-	bytes, copied         uint64
-	code                  int
-	over                  bool // else the recording ends before
 }
 
 // process is one recording.
 type process struct {
-	name, command string
-	pid           int
-	from, to      int64
-	records       int
-	series        []*series
-	steps         []step
-	blocks        []block
-	operations    []operation
-	peak          [metrics]uint64 // of the sum
+	PID     int             `json:"pid"`
+	Command string          `json:"command"`
+	File    string          `json:"file"`
+	Records int             `json:"records"`
+	Peak    [metrics]uint64 `json:"peak"` // of the sum
+	Series  []*series       `json:"series"`
+
+	from, to   int64
+	steps      []step
+	blocks     []block
+	operations []operation
 }
 
 type reader struct {
 	p       *process
 	records *trace.Records
-	known   map[series]int // by Device, Tag and Plain
+	known   map[origin]int // the numbers of series
 	open    map[uint64]int // of blocks, by address
 	begun   map[uint32]int // of operations, by number
 }
@@ -92,8 +101,8 @@ func read(path string) (*process, error) {
 		return nil, err
 	}
 	defer file.Close()
-	r := reader{p: &process{name: path, pid: records.PID, from: math.MaxInt64}, records: records, known: map[series]int{},
-		open: map[uint64]int{}, begun: map[uint32]int{}}
+	r := reader{p: &process{File: path, PID: records.PID, from: math.MaxInt64, Series: []*series{}}, records: records,
+		known: map[origin]int{}, open: map[uint64]int{}, begun: map[uint32]int{}}
 	alive := trace.NewLive()
 	for {
 		record, ok, err := records.Next()
@@ -104,7 +113,7 @@ func read(path string) (*process, error) {
 			break
 		}
 		at := records.At(record).UnixNano()
-		r.p.records++
+		r.p.Records++
 		r.p.from, r.p.to = min(r.p.from, at), max(r.p.to, at)
 		switch record.Kind {
 		case trace.Begin:
@@ -117,37 +126,45 @@ func read(path string) (*process, error) {
 			alive.Apply(record, func(b trace.Record) { r.made(b, at) }, func(b trace.Record, _ uint64) { r.freed(b, at) })
 		}
 	}
-	if r.p.records == 0 {
+	if r.p.Records == 0 {
 		return nil, fmt.Errorf("%s: nothing is recorded in it", path)
 	}
-	r.p.command = records.Command
+	r.p.Command = records.Command
 	for i := range r.p.operations {
-		if o := &r.p.operations[i]; !o.over {
+		if o := &r.p.operations[i]; !o.Over {
 			o.took = time.Duration(r.p.to - o.from)
 		}
 	}
-	r.peaks()
+	for _, s := range r.p.sums() {
+		r.p.Peak[s.metric] = max(r.p.Peak[s.metric], s.value)
+	}
 	return r.p, nil
 }
 
 func (r *reader) series(device int, tag string, plain bool) int {
-	key := series{Device: device, Tag: tag, Plain: plain}
+	key := origin{device, tag, plain}
 	i, ok := r.known[key]
 	if !ok {
-		i = len(r.p.series)
+		i = len(r.p.Series)
 		r.known[key] = i
-		r.p.series = append(r.p.series, &key)
+		if plain {
+			tag = "not pausable"
+		}
+		if device >= 0 {
+			tag = fmt.Sprintf("%s, device %d", tag, device)
+		}
+		r.p.Series = append(r.p.Series, &series{Label: tag, Plain: plain})
 	}
 	return i
 }
 
 func (r *reader) set(at int64, i, metric int, value uint64) {
-	s := r.p.series[i]
+	s := r.p.Series[i]
 	if s.value[metric] == value {
 		return
 	}
 	s.value[metric] = value
-	s.peak = max(s.peak, value)
+	s.Peak = max(s.Peak, value)
 	r.p.steps = append(r.p.steps, step{at, i, metric, value})
 }
 
@@ -158,7 +175,7 @@ func (r *reader) made(b trace.Record, at int64) {
 	if b.Flags&trace.FlagBlock != 0 {
 		return
 	}
-	s := r.p.series[i]
+	s := r.p.Series[i]
 	r.open[b.Address] = len(r.p.blocks)
 	r.p.blocks = append(r.p.blocks, block{b.Address, b.Size, at, math.MaxInt64, i, b.Thread, b.Flags&trace.FlagEarlier != 0})
 	if s.other >= b.Size && b.Time-s.sampled < uint64(time.Millisecond) {
@@ -177,7 +194,7 @@ func (r *reader) freed(b trace.Record, at int64) {
 	delete(r.open, b.Address)
 	freed := &r.p.blocks[n]
 	freed.to = at
-	s := r.p.series[freed.series]
+	s := r.p.Series[freed.series]
 	s.allocated -= freed.size
 	r.set(at, freed.series, live, s.allocated+s.other)
 	r.set(at, freed.series, physical, s.value[physical]-min(s.value[physical], freed.size)) // 0: it is paused
@@ -186,7 +203,7 @@ func (r *reader) freed(b trace.Record, at int64) {
 // figures are the engine's own.
 func (r *reader) figures(record trace.Record, at int64) {
 	i := r.series(int(record.Device), r.records.TagName(record), false)
-	s := r.p.series[i]
+	s := r.p.Series[i]
 	s.other, s.sampled = record.Address-min(record.Address, s.allocated), record.Time
 	r.set(at, i, live, s.allocated+s.other)
 	r.set(at, i, physical, record.Size)
@@ -195,33 +212,34 @@ func (r *reader) figures(record trace.Record, at int64) {
 
 func (r *reader) begin(record trace.Record, at int64) {
 	r.begun[record.Thread] = len(r.p.operations)
-	r.p.operations = append(r.p.operations, operation{kind: trace.Operation(record.Flags), tag: r.records.TagName(record), from: at})
+	r.p.operations = append(r.p.operations, operation{Kind: trace.Operation(record.Flags).String(), Tag: r.records.TagName(record), from: at})
 }
 
 func (r *reader) end(record trace.Record, at int64) {
-	n, ok := r.begun[record.Thread]
-	if !ok { // it began before the recording
-		n = len(r.p.operations)
-		r.p.operations = append(r.p.operations, operation{kind: trace.Operation(record.Flags), tag: r.records.TagName(record)})
+	if _, ok := r.begun[record.Thread]; !ok { // it began before the recording
+		r.begin(record, at)
 	}
+	n := r.begun[record.Thread]
 	delete(r.begun, record.Thread)
 	o := &r.p.operations[n]
-	o.over, o.code = true, int(record.Device)
+	o.Over, o.Code = true, int(record.Device)
 	o.took, o.waited, o.copying = time.Duration(record.Address), time.Duration(record.Pool), time.Duration(record.Other)
-	o.bytes, o.copied = record.Size, record.Stream
+	o.Bytes, o.Copied = record.Size, record.Stream
 	o.from = at - int64(o.took) // with what was waited before it began
 	r.p.from = min(r.p.from, o.from)
 }
 
-// peaks are of the sum of all series.
-func (r *reader) peaks() {
+// sums are the steps of the sum of all series, as if that were one.
+func (p *process) sums() []step {
+	all := slices.Clone(p.steps)
 	var sum [metrics]uint64
-	now := make([][metrics]uint64, len(r.p.series))
-	for _, s := range r.p.steps {
+	now := make([][metrics]uint64, len(p.Series))
+	for i, s := range p.steps {
 		sum[s.metric] += s.value - now[s.series][s.metric]
 		now[s.series][s.metric] = s.value
-		r.p.peak[s.metric] = max(r.p.peak[s.metric], sum[s.metric])
+		all[i] = step{s.at, 0, s.metric, sum[s.metric]}
 	}
+	return all
 }
 
 // mostSeries is how many of a process are told apart.
@@ -229,30 +247,28 @@ const mostSeries = 12
 
 // merge leaves the largest series, and one for the others.
 func (p *process) merge() {
-	if len(p.series) <= mostSeries {
+	if len(p.Series) <= mostSeries {
 		return
 	}
-	order := make([]int, len(p.series))
+	order := make([]int, len(p.Series))
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(p.series[y].peak, p.series[x].peak) })
-	place := make([]int, len(p.series))
+	slices.SortStableFunc(order, func(x, y int) int { return cmp.Compare(p.Series[y].Peak, p.Series[x].Peak) })
+	const last = mostSeries - 1
+	others := &series{Label: fmt.Sprintf("%d others", len(p.Series)-last)}
 	kept := make([]*series, 0, mostSeries)
+	place := make([]int, len(p.Series))
 	for rank, i := range order {
-		place[i] = min(rank, mostSeries-1)
-		if rank < mostSeries-1 {
-			kept = append(kept, p.series[i])
+		if place[i] = min(rank, last); rank < last {
+			kept = append(kept, p.Series[i])
 		}
 	}
-	others := &series{Device: -1, Others: len(p.series) - len(kept)}
-	kept = append(kept, others)
-	now := make([][metrics]uint64, len(p.series))
+	now := make([][metrics]uint64, len(p.Series))
 	for n := range p.steps {
 		s := &p.steps[n]
 		i := s.series
-		s.series = place[i]
-		if s.series == mostSeries-1 {
+		if s.series = place[i]; s.series == last {
 			others.value[s.metric] += s.value - now[i][s.metric]
 			now[i][s.metric] = s.value
 			s.value = others.value[s.metric]
@@ -261,5 +277,48 @@ func (p *process) merge() {
 	for n := range p.blocks {
 		p.blocks[n].series = place[p.blocks[n].series]
 	}
-	p.series = kept
+	p.Series = append(kept, others)
+}
+
+// described is an operation for people. Times are seconds.
+type described struct {
+	operation
+	From    float64 `json:"from"`
+	Took    float64 `json:"took"`
+	Rate    float64 `json:"gb_per_s"` // of Bytes in Took
+	Waited  float64 `json:"waited"`
+	Copying float64 `json:"copying"`
+	Driver  float64 `json:"driver"`
+	Bound   string  `json:"bound"` // by what most of the time went to
+}
+
+func (o *operation) describe(zero int64) described {
+	driver := max(0, o.took-o.waited-o.copying)
+	d := described{operation: *o, From: time.Duration(o.from - zero).Seconds(), Took: o.took.Seconds(),
+		Waited: o.waited.Seconds(), Copying: o.copying.Seconds(), Driver: driver.Seconds(), Bound: "driver calls"}
+	if o.took > 0 {
+		d.Rate = float64(o.Bytes) / o.took.Seconds() / 1e9
+	}
+	switch {
+	case !o.Over:
+		d.Driver, d.Bound = 0, "not known"
+	case o.copying > driver && o.copying >= o.waited:
+		d.Bound = "copying"
+	case o.waited > driver:
+		d.Bound = "waiting"
+	}
+	return d
+}
+
+func readAll(paths []string) ([]*process, error) {
+	var processes []*process
+	for _, path := range paths {
+		p, err := read(path)
+		if err != nil {
+			return nil, err
+		}
+		p.merge()
+		processes = append(processes, p)
+	}
+	return processes, nil
 }

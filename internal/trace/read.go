@@ -2,7 +2,6 @@ package trace
 
 import (
 	"bufio"
-	"bytes"
 	"compress/gzip"
 	"errors"
 	"fmt"
@@ -44,9 +43,9 @@ func open(path string) (io.Reader, io.Closer, error) {
 	return unpacked, file, nil
 }
 
-// Read reads a trace, of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer hexadecimal with or
-// without 0x, or (nil), Stream decimal or with 0x; Time is not looked at. A free's size is that of its
-// allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
+// Read reads a trace, of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer
+// hexadecimal with or without 0x, or (nil), Stream decimal or with 0x; Time is not looked at. A free's size is that of
+// its allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
 func Read(name string, from io.Reader) (*Trace, error) {
 	buffered := bufio.NewReader(from)
 	if begin, _ := buffered.Peek(len(magic)); IsRecords(begin) {
@@ -58,7 +57,7 @@ func Read(name string, from io.Reader) (*Trace, error) {
 	number := 0
 	for lines.Scan() {
 		number++
-		if err := r.line(number, bytes.TrimSuffix(lines.Bytes(), []byte{'\r'})); err != nil {
+		if err := r.line(number, lines.Text()); err != nil {
 			return nil, fmt.Errorf("%s:%d: %w: %w", name, number, ErrMalformed, err)
 		}
 	}
@@ -84,88 +83,84 @@ type allocation struct {
 	line  int
 }
 
-const fields = 6
-
-func (r *reader) line(number int, text []byte) error {
+func (r *reader) line(number int, text string) error {
 	if number == 1 {
-		if string(text) != Header {
+		if text != Header {
 			return fmt.Errorf("the header is %.80q, not %q", text, Header)
 		}
 		return nil
 	}
-	parts := bytes.Split(text, []byte{','})
-	if len(parts) != fields {
-		return fmt.Errorf("%d fields, not the %d of %s", len(parts), fields, Header)
+	fields := strings.Split(text, ",")
+	if len(fields) != 6 {
+		return fmt.Errorf("%d fields, not the 6 of %s", len(fields), Header)
 	}
-	field := func(i int) string { return string(bytes.TrimSpace(parts[i])) }
-	if _, err := whole("Thread", field(0), 10); err != nil {
-		return err
+	for i := range fields {
+		fields[i] = strings.TrimSpace(fields[i])
 	}
-	pointer, err := parsePointer(field(3))
+	_, err := whole("Thread", fields[0], 10)
 	if err != nil {
 		return err
 	}
-	size, err := whole("Size", field(4), 10)
+	pointer, err := parsePointer(fields[3])
 	if err != nil {
 		return err
 	}
-	stream, err := whole("Stream", field(5), 10)
-	if digits, found := strings.CutPrefix(field(5), "0x"); found {
-		stream, err = whole("Stream", digits, 16)
+	var e Event
+	if e.Size, err = whole("Size", fields[4], 10); err != nil {
+		return err
+	}
+	if digits, hexadecimal := strings.CutPrefix(fields[5], "0x"); hexadecimal {
+		e.Stream, err = whole("Stream", digits, 16)
+	} else {
+		e.Stream, err = whole("Stream", digits, 10)
 	}
 	if err != nil {
 		return err
 	}
-	event := Event{Size: size, Stream: stream}
-	switch action := field(2); action {
+	switch fields[2] {
 	case "allocate":
-		return r.allocate(number, pointer, event)
+		err = r.allocate(number, pointer, &e)
 	case "free":
-		return r.free(pointer, event)
+		e.Action = Free
+		err = r.free(pointer, &e)
 	case "allocate failure":
-		event.Action = Failure
-		r.trace.Events = append(r.trace.Events, event)
-		return nil
+		e.Action = Failure
 	default:
-		return fmt.Errorf("the action is %.40q, not allocate, free or allocate failure", action)
+		err = fmt.Errorf("the action is %.40q, not allocate, free or allocate failure", fields[2])
 	}
+	r.trace.Events = append(r.trace.Events, e)
+	return err
 }
 
-func (r *reader) allocate(number int, pointer uint64, event Event) error {
-	event.Action = Allocate
+func (r *reader) allocate(number int, pointer uint64, e *Event) error {
 	if pointer == 0 {
-		if event.Size > 0 {
-			return fmt.Errorf("an allocate of %d bytes at pointer 0", event.Size)
+		if e.Size > 0 {
+			return fmt.Errorf("an allocate of %d bytes at pointer 0", e.Size)
 		}
-		r.trace.Events = append(r.trace.Events, event)
 		return nil
 	}
 	if earlier, live := r.live[pointer]; live {
 		return fmt.Errorf("pointer %#x is allocated a second time; it is live since line %d", pointer, earlier.line)
 	}
 	r.trace.Blocks++
-	event.Block = uint32(r.trace.Blocks)
-	r.live[pointer] = allocation{event.Block, event.Size, number}
-	r.trace.Events = append(r.trace.Events, event)
+	e.Block = uint32(r.trace.Blocks)
+	r.live[pointer] = allocation{e.Block, e.Size, number}
 	return nil
 }
 
-func (r *reader) free(pointer uint64, event Event) error {
-	event.Action = Free
+func (r *reader) free(pointer uint64, e *Event) error {
 	if pointer == 0 {
-		r.trace.Events = append(r.trace.Events, event)
 		return nil
 	}
 	a, live := r.live[pointer]
-	if !live {
+	switch {
+	case !live:
 		return fmt.Errorf("a free of pointer %#x, which is not live", pointer)
-	}
-	if event.Size != 0 && event.Size != a.size {
-		return fmt.Errorf("a free of %d bytes at pointer %#x, of which line %d allocated %d", event.Size, pointer, a.line, a.size)
+	case e.Size != 0 && e.Size != a.size:
+		return fmt.Errorf("a free of %d bytes at pointer %#x, of which line %d allocated %d", e.Size, pointer, a.line, a.size)
 	}
 	delete(r.live, pointer)
-	event.Block, event.Size = a.block, a.size
-	r.trace.Events = append(r.trace.Events, event)
+	e.Block, e.Size = a.block, a.size
 	return nil
 }
 
