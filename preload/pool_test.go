@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/hermetic"
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool/kinds"
 )
 

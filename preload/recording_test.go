@@ -13,7 +13,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/hermetic"
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 )
 
 // recorded reads all records of a file.

@@ -1,5 +1,5 @@
 /* trace records what the process does with device memory, to the file that TMS_TRACE names (%p: the process) or that
- * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags. internal/trace
+ * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags. internal/recording/trace
  * reads it, and documents the records. What is an allocation is left to those who make them. It is C, and asleep Go
  * stays asleep, so that any program can be recorded.
  *
@@ -33,7 +33,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* As internal/trace/records.go has them. */
+/* As internal/recording/trace/records.go has them. */
 enum { POPULATE_WRITE = 23 }; /* of Linux 5.14; without it each page is a fault */
 enum kind { NONE, ALLOCATE, FREE, FAILURE, UNFREE, POOL_DESTROYED, TEXT, BEGIN, END, FIGURES };
 enum { FLAG_PAUSABLE = 1, FLAG_EARLIER = 2, FLAG_STREAM = 4, FLAG_BLOCK = 8, FLAG_MAPPED = 16 };
@@ -53,7 +53,7 @@ struct record {
 	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
 	uint64_t address, size, stream, pool, tag, other;
 };
-_Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as internal/trace reads them");
+_Static_assert(sizeof(struct header) == 64 && sizeof(struct record) == 64, "as internal/recording/trace reads them");
 
 enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 

@@ -10,8 +10,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"tms/internal/replay"
-	"tms/internal/trace"
+	"tms/internal/recording/replay"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )

@@ -15,7 +15,7 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-const training = "../../internal/replay/testdata/training.csv.gz"
+const training = "../../internal/recording/replay/testdata/training.csv.gz"
 
 func replayed(t *testing.T, arguments ...string) string {
 	t.Helper()

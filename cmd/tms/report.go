@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	reporting "tms/internal/report"
-	"tms/internal/trace"
+	reporting "tms/internal/recording/report"
+	"tms/internal/recording/trace"
 )
 
 func reportCommand() *cobra.Command {

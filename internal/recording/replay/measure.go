@@ -6,7 +6,7 @@ import (
 	"runtime"
 	"time"
 
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 )
 

@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/hermetic"
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }

@@ -9,7 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 )
 
 // file is what preload/trace.c would have written.

@@ -12,7 +12,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/internal/hermetic"
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )

@@ -10,7 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 )
 
 const (

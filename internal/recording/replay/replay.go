@@ -14,7 +14,7 @@ import (
 	"strings"
 
 	"tms/internal/readable"
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 	"tms/vmm/pool/kinds"
 )

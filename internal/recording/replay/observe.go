@@ -3,7 +3,7 @@ package replay
 import (
 	"errors"
 
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 	"tms/vmm/pool"
 )
 

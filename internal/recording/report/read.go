@@ -1,4 +1,4 @@
-// Package report makes of recordings (internal/trace) what people look at: a page, or a trace for Perfetto. It holds
+// Package report makes of recordings (internal/recording/trace) what people look at: a page, or a trace for Perfetto. It holds
 // each change of a recording while it does, some 24 bytes, and writes what a screen can show.
 package report
 
@@ -9,7 +9,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/trace"
+	"tms/internal/recording/trace"
 )
 
 // Metrics of a series.

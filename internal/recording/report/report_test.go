@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/internal/hermetic"
-	"tms/internal/report"
-	"tms/internal/trace"
+	"tms/internal/recording/report"
+	"tms/internal/recording/trace"
 )
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
