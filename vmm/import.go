@@ -137,16 +137,16 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 		return 0, err
 	}
 	lent := b.lent
-	drop := func() { i.end(d, b) }
+	drop := func() error { i.end(d, b); return nil }
 	if lent.Extent%d.granularity != 0 || offset >= lent.Size {
-		_ = e.unlocked(func() error { drop(); return nil })
+		_ = e.unlocked(drop)
 		return 0, fmt.Errorf("%d of %d bytes of process %d: %w", offset, lent.Extent, share.PID, cuda.InvalidValue)
 	}
 	t := d.tag(lent.Tag)
 	e.names[lent.Tag] = true
 	s, err := e.newSegment(d, t, uint32(lent.Extent/d.granularity), false, nil)
 	if err != nil {
-		_ = e.unlocked(func() error { drop(); return nil })
+		_ = e.unlocked(drop)
 		return 0, err
 	}
 	s.size, s.imported = lent.Extent, i
@@ -154,14 +154,7 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	x.handle, x.step = b.handle, created
 	if err := e.unlocked(x.attach); err != nil {
 		_ = e.unlocked(x.unmake)
-		if x.step > none { // a free that is made later, as in malloc
-			s.state, s.owner, s.extent = paused, aFree, x
-			s.span.Enter(s)
-			t.add(s)
-			e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
-		} else {
-			s.vacate()
-		}
+		e.abandon(s, x, err)
 		return 0, fmt.Errorf("device %d cannot use memory of process %d on device %s: %w", ordinal, share.PID,
 			lent.Device, err)
 	}

@@ -116,15 +116,8 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		x := newExtent(s)
 		err = e.unlocked(func() error { return e.makeOrUndo(x, r) })
-		if err != nil && x.step > none { // nor could it be undone: the free is made later
-			s.state, s.owner, s.extent = paused, aFree, x
-			s.span.Enter(s)
-			t.add(s)
-			e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
-			return 0, err
-		}
 		if err != nil {
-			s.vacate()
+			e.abandon(s, x, err)
 			return 0, err
 		}
 		s.extent = x
@@ -160,6 +153,18 @@ func (e *Engine) newSegment(d *device, t *tag, granules uint32, inSlab bool, roo
 func (s *segment) vacate() {
 	s.span.Release()
 	s.device.retire(s.tag)
+}
+
+// abandon ends a segment whose extent could not be made; later, by a free, where the driver refuses to undo it.
+func (e *Engine) abandon(s *segment, x *extent, err error) {
+	if x.step == none {
+		s.vacate()
+		return
+	}
+	s.state, s.owner, s.extent = paused, aFree, x
+	s.span.Enter(s)
+	s.tag.add(s)
+	e.putOff(pendingFree{allocation: allocation{segment: s}, stage: refused, why: refusedPrefix + err.Error()})
 }
 
 // makeOrUndo makes an extent on the calling thread. After an error it leaves nothing behind, if the driver allows
