@@ -50,15 +50,15 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	return freed, nil
 }
 
-// pausePart pauses what other processes own, or what this one does. It returns how many bytes that freed, and the
-// segments that it took the memory of, also after an error.
+// pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
+// segments lost their memory, also after an error.
 func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
 		return s.isImported() == theirs && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
-	// What was submitted before the call is waited for here, while nothing is held that another thread of the
-	// host may need in order to let it end. Whoever launches during a pause must not use the tag's memory.
+	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
+	// of the host may need to let them. Whoever launches during a pause must not use the tag's memory.
 	var devices []*device
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
 	for _, s := range e.choose(o.Tag, goes) {
@@ -69,11 +69,11 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	if theirs && len(devices) == 0 {
 		return 0, nil, nil
 	}
-	// What was freed before the call is to be free too when Pause returns.
+	// Memory that was freed before the call must be free too when Pause returns.
 	if err := e.freeQuiesced(devices, func() error { return e.quiesce(devices...) }); err != nil {
 		return 0, nil, err
 	}
-	if !theirs { // other processes wait for what is theirs
+	if !theirs { // else other processes wait for us
 		e.FreeDeferred()
 	}
 	o.spent.waited += time.Since(start)

@@ -257,7 +257,7 @@ func (l *ticketLock) await(ticket uint64) {
 
 func (l *ticketLock) Lock() { l.await(l.ask()) }
 
-// TryLock tells whether the lock was free, and is now the caller's.
+// TryLock reports whether the lock was free, and is now the caller's.
 func (l *ticketLock) TryLock() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -48,12 +48,11 @@ type Job struct {
 	Context cuda.Context
 	Node    int     // NUMA node of the host memory nearest to it; -1: unknown
 	Budget  *Budget // of host memory
-	// Copied, unless nil, is told how many more bytes have been copied; by any thread, at any time
-	// of the job.
+	// Copied, unless nil, gets how many more bytes have been copied; on any thread, at any time of the job.
 	Copied func(bytes uint64)
 }
 
-// Report tells Copied of bytes that have been copied.
+// Report calls Copied with bytes that have been copied.
 func (j Job) Report(bytes uint64) {
 	if j.Copied != nil {
 		j.Copied(bytes)
@@ -71,8 +70,8 @@ type Contents interface {
 	// Discard gives the memory back, in the background: it never waits. The Contents is not used after
 	// that, but for Await.
 	Discard()
-	// Await waits until discarded memory is back, but no longer than until; the zero Time is no limit.
-	// Memory that others share is not waited for, nor what the driver, or the system, refuses to take.
+	// Await waits until discarded memory is back, but no longer than until; the zero Time is no limit. It does not
+	// wait for memory that others share, nor for memory that the driver, or the system, refuses to take.
 	Await(until time.Time)
 }
 

@@ -8,9 +8,9 @@ import (
 	"tms/internal/readable"
 )
 
-// Budget is the host memory that one transition may take for all its devices, which work side by side: the system counts
-// what was taken only when it has been touched, and touching what is not there ends in the kernel killing a process, most
-// likely this one. The zero value has what the machine, and the control group, have when it is first asked; so has a nil one
+// Budget is the host memory that one transition may take for all its devices, which work side by side. The system
+// counts memory only once it is touched, and touching what is not there makes the kernel kill a process, most likely
+// this one. The zero value has what the machine, and the control group, have at the first question; a nil one asks
 // each time.
 type Budget struct {
 	mu    sync.Mutex
@@ -22,7 +22,8 @@ type Budget struct {
 type Shortage struct{ Needed, Available uint64 }
 
 func (s *Shortage) Error() string {
-	return NoHostMemory(fmt.Errorf("%s are needed and %s are available", readable.Bytes(s.Needed), readable.Bytes(s.Available))).Error()
+	needed, available := readable.Bytes(s.Needed), readable.Bytes(s.Available)
+	return NoHostMemory(fmt.Errorf("%s are needed and %s are available", needed, available)).Error()
 }
 
 // Unwrap makes errors.Is(err, ErrHostMemory) work.

@@ -1,9 +1,9 @@
-// Package backup keeps the contents of device memory while the memory itself is gone. It has what the stores
-// have in common for those who use them: packages host, disk and peer are the stores.
+// Package backup keeps the contents of device memory while the memory itself is gone. It has what all stores show to
+// their users; packages host, disk and peer are the stores.
 //
-// A Job is a device that a Store works for, an Item a Span of its memory to save. What is saved of one is
-// Contents, until its Discard; a Loader brings them back. A kept Contents is overwritten by the next Save, and
-// where only parts of the span have changed, in those Ranges.
+// A Job is a device that a Store works for, an Item a Span of its memory to save. Save makes Contents of it, until
+// Discard; a Loader brings them back. The next Save overwrites a kept Contents, and where only parts of the span have
+// changed, those Ranges.
 //
 // The Jobs of one transition have one Budget of host memory, for they take it side by side.
 //

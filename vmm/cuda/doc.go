@@ -10,6 +10,6 @@
 //	library.go                        kernels
 //	pool.go                           what pools and graphs hold
 //
-// What the driver refuses to take back is kept by End, in the queue of package reclaim, and tried again later.
+// End keeps what the driver refuses to take back in the queue of package reclaim, which tries again later.
 // A Driver is safe for use by many threads.
 package cuda

@@ -95,8 +95,8 @@ var (
 
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
-	// Reclaim is what is to be given back yet, or has been refused: by the driver, or by the system where it holds
-	// what the driver had to do with.
+	// Reclaim has what we still have to give back, or what was refused: by the driver, or by the system for what the
+	// driver uses.
 	Reclaim reclaim.Queue
 
 	address []uintptr // by function

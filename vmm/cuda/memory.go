@@ -89,7 +89,7 @@ func (p AllocationProp) AsFile() AllocationProp {
 	return p
 }
 
-// IsFile tells whether the memory can be exported as a file descriptor.
+// IsFile reports whether the memory can be exported as a file descriptor.
 func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }
 
 // MemCreateWith is cuMemCreate with properties that somebody else has chosen.

@@ -82,7 +82,7 @@ func Code(err error) int {
 	}
 }
 
-// sticky tells whether a fault in a kernel has ended the context: every call returns the error from then on.
+// sticky reports whether a fault in a kernel has ended the context: every call returns the error from then on.
 func sticky(err error) bool {
 	var failed *Error
 	return errors.As(err, &failed) && (failed.Result >= 700 && failed.Result < 720 || failed.Result == InvalidHandle)

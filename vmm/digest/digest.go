@@ -219,7 +219,8 @@ func (h *Hasher) take(n int) (*buffer, error) {
 	const page = 4096
 	perBlock := int(unsafe.Sizeof(block{}) + unsafe.Sizeof(Sum{}))
 	bytes := (n*perBlock + page - 1) &^ (page - 1)
-	mapping, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	mapping, err := unix.Mmap(-1, 0, bytes, unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
 	if err != nil {
 		return nil, fmt.Errorf("mapping %d bytes: %w", bytes, err)
 	}

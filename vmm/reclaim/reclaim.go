@@ -1,10 +1,11 @@
-// Package reclaim has the one queue of what is still to be given back: to the driver (streams, events, handles,
-// pinned memory, contexts) and to the system (mappings, files).
+// Package reclaim has the one queue of what the library still has to give back: to the driver (streams, events,
+// handles, pinned memory, contexts) and to the system (mappings, files).
 //
-// A thing comes into it in one of two ways. Add leaves it to a thread of ours, for who gives it up may hold a lock:
-// unpinning 16 GiB takes a quarter of a second, removing a file 170 ms for each GiB where the disk is told of free
-// blocks. Keep takes what has been refused. What is refused, in whichever way, waits for the next Retry or Drain; the
-// engine makes one at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
+// A thing comes into it in one of two ways. Add leaves it to a thread of ours, for the caller may hold a lock:
+// unpinning 16 GiB takes a quarter of a second, removing a file 170 ms for each GiB where the system tells the disk of
+// free blocks. Keep takes a thing that the driver has refused. Refused things, of either way, wait for the next Retry
+// or Drain; the engine makes one at each pause, resume, trim and reset, at the end of a capture, and when memory is
+// short.
 package reclaim
 
 import (
@@ -24,7 +25,7 @@ type Queue struct {
 	kinds []*Kind
 }
 
-// Kind is the part of a queue that holds things of one kind. Those of different kinds do not wait for each other.
+// Kind is the part of a queue that holds things of one kind. Kinds do not wait for each other.
 type Kind struct {
 	queue *Queue
 	what  string
@@ -68,7 +69,7 @@ func (q *Queue) kind(what string) *Kind {
 	return k
 }
 
-// Persist has what is refused tried again by itself after so long, and returns the kind.
+// Persist makes the queue try refused things again by itself after so long, and returns the kind.
 func (k *Kind) Persist(again time.Duration) *Kind {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -76,8 +77,8 @@ func (k *Kind) Persist(again time.Duration) *Kind {
 	return k
 }
 
-// Add has a thing of so many bytes released in the background, one of a kind at a time. It never waits. After an
-// error release is called again, at the next Retry, or by itself (Persist).
+// Add releases a thing of so many bytes in the background, one of a kind at a time. It never waits. After an error it
+// calls release again at the next Retry, or by itself (Persist).
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -108,8 +109,8 @@ func (k *Kind) empty() {
 	k.leave()
 }
 
-// release returns whether a thing is back; else it is among the refused. The caller holds the queue's lock, which
-// is let go meanwhile.
+// release reports whether a thing is back; else it is among the refused. The caller holds the queue's lock, which is
+// let go meanwhile.
 func (k *Kind) release(i item) bool {
 	k.queue.mu.Unlock()
 	i.err = guard.Call(i.release)
@@ -138,7 +139,7 @@ func (k *Kind) leave() {
 	}
 }
 
-// Keep takes a thing of a kind that has been refused with err, for the next Retry. owner is for Forget.
+// Keep takes a thing of a kind that was refused with err, for the next Retry. owner is for Forget.
 func (q *Queue) Keep(what string, owner uintptr, err error, release func() error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -146,7 +147,7 @@ func (q *Queue) Keep(what string, owner uintptr, err error, release func() error
 	k.refused = append(k.refused, item{owner: owner, release: release, kept: true, err: err})
 }
 
-// Forget drops what is kept with an owner, which is about to go, and with it all that is its.
+// Forget drops the kept things of an owner that is about to go: they go with it.
 func (q *Queue) Forget(owner uintptr) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -155,8 +156,8 @@ func (q *Queue) Forget(owner uintptr) {
 	}
 }
 
-// Retry has what was refused tried once more: what is of Add in the background, what is of Keep on the calling
-// thread. It returns how much of the latter is back.
+// Retry tries the refused things once more: those of Add in the background, those of Keep on the calling thread. It
+// returns how many of the latter are back.
 func (q *Queue) Retry() (done int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -204,9 +205,9 @@ func (k *Kind) Drain() {
 // large is how much has to go at once for its pace to be that of the bytes, not of the calls.
 const large = 64 << 20
 
-// Await waits until all that was added before is back, or refused, but no longer than until; the zero Time is no
-// limit. Where, at the better pace of the last two, that would not be before twice the time is over, it would wait for
-// nothing, and does not. It looks now and then: the runtime's timers would cost the host descriptors.
+// Await waits until all things added before are back, or refused, but no longer than until; the zero Time is no limit.
+// It waits for nothing where, at the better pace of the last two, that would take twice the time. It polls: the
+// runtime's timers would cost the host descriptors.
 func (k *Kind) Await(until time.Time) {
 	k.queue.mu.Lock()
 	goal, needed := k.added, k.needed()
@@ -219,7 +220,8 @@ func (k *Kind) Await(until time.Time) {
 	}
 }
 
-// needed is how long what is queued will take at least, as far as that is known. The caller holds the queue's lock.
+// needed is how long the queued things will take at least, as far as the queue knows. The caller holds the queue's
+// lock.
 func (k *Kind) needed() time.Duration {
 	bytes := k.now.bytes
 	for _, i := range k.queued {
@@ -255,6 +257,8 @@ func (q *Queue) Waiting() []stats.Waiting {
 			list = stats.Count(list, k.what, "refused: "+i.err.Error(), i.bytes)
 		}
 	}
-	slices.SortFunc(list, func(x, y stats.Waiting) int { return cmp.Or(cmp.Compare(x.What, y.What), cmp.Compare(x.Why, y.Why)) })
+	slices.SortFunc(list, func(x, y stats.Waiting) int {
+		return cmp.Or(cmp.Compare(x.What, y.What), cmp.Compare(x.Why, y.Why))
+	})
 	return list
 }

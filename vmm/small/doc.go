@@ -1,3 +1,3 @@
 // Package small packs allocations below the granularity of the driver into a granule that they share, its slab.
-// It deals in offsets: whose granule it is, and which slabs have room, the engine knows, under its lock.
+// It deals in offsets: the engine knows the granule's owner, and which slabs have room, under its lock.
 package small

@@ -154,7 +154,7 @@ func (s *Slab) Live() int { return s.live }
 // Bytes is how much they asked for.
 func (s *Slab) Bytes() uint64 { return s.bytes }
 
-// Freeing tells whether the allocation at an offset is marked as being freed.
+// Freeing reports whether the allocation at an offset is marked as being freed.
 func (s *Slab) Freeing(offset uintptr) bool {
 	first := int(offset / unit)
 	return s.groups[first/perGroup].freeing>>(first%perGroup)&1 != 0

@@ -1,8 +1,8 @@
 package space
 
-// arena is one large address reservation of a device. Spans are placed inside it, so that
-// whether a pointer is ours is two comparisons, and reserving costs nothing per span. It is kept for good:
-// freed, its addresses could become somebody else's, and a thread that is looking at it would take them for ours.
+// arena is one large address reservation of a device. Spans lie inside it, so two comparisons say whether a pointer is
+// ours, and reserving costs nothing per span. The engine keeps it for good: if it were freed, its addresses could
+// become somebody else's, and a thread that is looking at one would take it for ours.
 type arena[T any] struct {
 	base        uintptr
 	size        uint64
@@ -32,7 +32,7 @@ func (a *arena[T]) contains(address uintptr) bool {
 	return uint64(address-a.base) < a.size
 }
 
-// owner returns whose an address in the arena is, nil if nobody's.
+// owner returns the owner of an address in the arena, nil if there is none.
 func (a *arena[T]) owner(address uintptr) *T {
 	granule := uint64(address-a.base) / a.granularity
 	l := a.leaves[granule/leafGranules]

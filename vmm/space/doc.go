@@ -1,9 +1,9 @@
-// Package space finds device addresses and says whose an address is.
+// Package space finds device addresses and looks up the owner of an address.
 //
 // An arena is one large reservation of a device's addresses. A range is a part of an arena in which one tag
-// has its spans: what is allocated one after the other is then side by side, and can share memory. A room is a range
-// that one pool has to itself. A span is a
-// run of granules, of the device's allocation granularity, in a range. Nothing here maps memory.
+// has its spans, so allocations that follow each other lie side by side, and can share memory. A room is a range
+// of one pool alone. A span is a run of granules, of the device's allocation granularity, in a range. Nothing here maps
+// memory.
 //
 //	space.go   Space: the arenas of all devices, and the lookup by address
 //	arena.go   an arena and its table from granules to owners
@@ -12,5 +12,5 @@
 //	tlsf.go    how granules are found: two-level segregated fit
 //	limit.go   what the process may still map
 //
-// Nothing here is safe for use by many threads at once: the engine's lock is held around every call.
+// Nothing here is safe for use by many threads at once: the engine holds its lock around every call.
 package space

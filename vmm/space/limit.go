@@ -10,8 +10,8 @@ import (
 	"tms/internal/rawfile"
 )
 
-// addressesLeft is how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: no limit
-// is set. Where it cannot be found out, none are taken to be left.
+// addressesLeft is how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: there is no
+// limit. Where the system does not say, it is 0.
 func addressesLeft() uint64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {

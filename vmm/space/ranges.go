@@ -41,10 +41,10 @@ type addressRange[T any] struct {
 // NewRanges returns the ranges of a tag that has none.
 func (s *Space[T]) NewRanges(d Device) *Ranges[T] { return &Ranges[T]{space: s, device: d} }
 
-// Empty tells whether the tag has no span.
+// Empty reports whether the tag has no span.
 func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
 
-// Holds tells whether a span is one of the tag's.
+// Holds reports whether a span is one of the tag's.
 func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
 
 // Allocate finds so many granules, in a room unless that is nil; small: a single one that small allocations are to
@@ -82,7 +82,7 @@ func (in *addressRange[T]) allocate(granules uint32) *block {
 	return b
 }
 
-// next is how many granules the next range is to have.
+// next is how many granules the next range gets.
 func (r *Ranges[T]) next(small bool, room *Room) uint32 {
 	if room != nil {
 		return uint32((min(room.Bytes, r.device.Total) + r.device.Granularity - 1) / r.device.Granularity)
@@ -93,7 +93,7 @@ func (r *Ranges[T]) next(small bool, room *Room) uint32 {
 	return uint32(min(max(uint64(r.granules), firstRange/r.device.Granularity), largestRange/r.device.Granularity))
 }
 
-// drop gives a range back in which nothing is left.
+// drop gives back a range that has no span any more.
 func (r *Ranges[T]) drop(in *addressRange[T]) {
 	r.count(in, -in.block.count)
 	in.arena.ranges.release(in.block)
@@ -102,7 +102,7 @@ func (r *Ranges[T]) drop(in *addressRange[T]) {
 	r.list = slices.Delete(r.list, at, at+1)
 }
 
-// Check looks for a contradiction in the records; owned tells whether somebody has a span.
+// Check looks for a contradiction in the records; owned reports whether a span has an owner.
 func (r *Ranges[T]) Check(owned func(Span[T]) bool) error {
 	granules := uint32(0)
 	for _, in := range r.list {

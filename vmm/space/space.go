@@ -41,13 +41,13 @@ type Space[T any] struct {
 	arenas   []*arena[T]
 }
 
-// New returns a space without arenas. announce is told of each before any address in it is handed out; an
-// error from it fails the allocation.
+// New returns a space without arenas. It calls announce with each arena before it hands out an address in it; an error
+// from announce fails the allocation.
 func New[T any](driver Driver, announce func(base uintptr, size uint64) error) *Space[T] {
 	return &Space[T]{driver: driver, announce: announce}
 }
 
-// Find returns whose an address is, nil if nobody's, and whether it lies in an arena.
+// Find returns the owner of an address, nil if there is none, and whether the address lies in an arena.
 func (s *Space[T]) Find(address uintptr) (owner *T, inside bool) {
 	for _, a := range s.arenas {
 		if a.contains(address) {

@@ -20,10 +20,10 @@ func (s Span[T]) first() uint32 { return s.in.block.start + s.block.start }
 // Enter records that the span has an owner, which Find then returns; nil: that it has none.
 func (s Span[T]) Enter(owner *T) { s.in.arena.enter(s.first(), s.block.count, owner) }
 
-// In tells whether the span lies in a room, nil: in none.
+// In reports whether the span lies in a room, nil: in none.
 func (s Span[T]) In(room *Room) bool { return s.in.room == room }
 
-// SameRange tells whether two spans were found in one range: only those can be joined.
+// SameRange reports whether two spans lie in one range: only those can be joined.
 func (s Span[T]) SameRange(other Span[T]) bool { return s.in == other.in }
 
 // Split shortens the span to so many granules and returns the rest.

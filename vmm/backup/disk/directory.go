@@ -29,8 +29,7 @@ type identity struct {
 	born          unix.StatxTimestamp // zero where the file system or the kernel does not say
 }
 
-// has tells whether a descriptor is the file: the host may have closed it, and its number may be that of a
-// file of the host's by now.
+// has reports whether a descriptor is the file: the host may have closed it, and opened another file with its number.
 func (i identity) has(fd int) bool {
 	var stat unix.Stat_t
 	return fd >= 0 && unix.Fstat(fd, &stat) == nil && uint64(stat.Dev) == i.device && stat.Ino == i.inode

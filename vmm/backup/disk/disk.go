@@ -44,11 +44,11 @@ type Store struct {
 	removed *reclaim.Kind // files
 }
 
-// tmpfsWarned is of the process, not of a Store: one line in a log is enough.
+// tmpfsWarned belongs to the process, not to a Store: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
-// New returns a store of files. Configure it before the first Save. warn is called, at most once in a process,
-// with a line for the user's log.
+// New returns a store of files. Configure it before the first Save. It calls warn, at most once in a process, with a
+// line for the user's log.
 func New(driver *cuda.Driver, warn func(string)) *Store {
 	return &Store{
 		driver:      driver,

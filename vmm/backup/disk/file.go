@@ -23,7 +23,7 @@ type diskFile struct {
 	path      string
 	size      uint64
 	identity  identity
-	owner     int // user ID, of who made it
+	owner     int // user ID of its maker
 }
 
 // create makes a file of size bytes that only its owner can read. One that comes to nothing is removed as garbage.

@@ -194,8 +194,8 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	// What a resume just before has discarded goes first: giving back and taking at once cost more than one
-	// after the other, and twice the memory, pages perhaps that the machine has never used.
+	// Buffers that a resume has just discarded go first: giving back and taking at once cost more than one after the
+	// other, and twice the memory, pages perhaps that the machine has never used.
 	h.garbage.Drain()
 	memory, err := pinned.New(h.driver, job, sizes...)
 	if err != nil {

@@ -28,11 +28,11 @@ type Store struct {
 	held   map[int]uint64 // bytes by device
 }
 
-// New returns a store of other devices' memory. What finds no place there goes to host; warn is told why, in one
-// line and once for every reason.
+// New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason, in
+// one line and once for every reason.
 func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
-	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize, garbage: driver.Reclaim.Kind("memory of another device"),
-		warned: map[string]bool{}, held: map[int]uint64{}}
+	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize,
+		garbage: driver.Reclaim.Kind("memory of another device"), warned: map[string]bool{}, held: map[int]uint64{}}
 }
 
 func (p *Store) note(reason string) {

@@ -106,7 +106,7 @@ func (b *Buffer) Pieces() []Piece {
 	return pieces
 }
 
-// Touch makes pages exist, by writing to each, and tells whether their registration is complete with them.
+// Touch makes pages exist, by writing to each, and reports whether their registration is complete with them.
 // Pinning pages that do not exist yet costs several times as much, and
 // madvise(MADV_POPULATE_WRITE) was slower than this.
 func (b *Buffer) Touch(p Piece) (complete bool) {
@@ -128,14 +128,14 @@ func (b *Buffer) Register(i int) error {
 	return nil
 }
 
-// Discard has it unpinned and unmapped in the background. (cuMemHostUnregister)
+// Discard unpins and unmaps it in the background. (cuMemHostUnregister)
 func (b *Buffer) Discard(garbage *reclaim.Kind) {
 	garbage.Add(b.Size, func() error { return b.driver.With(b.context, b.unpin) })
 }
 
-// gap is between two registrations that are unpinned. The driver holds a lock meanwhile, which who launches kernels does
-// not get before the last one is done if it is taken again at once: 1500 launches after a resume of 16 GiB took 260 ms,
-// and with the gap 60 to 120 (12 else).
+// gap is the pause between two unpinnings. The driver holds a lock while it unpins, and if we took it again at once,
+// threads that launch kernels would not get it before the last one: 1500 launches after a resume of 16 GiB took 260
+// ms, and with the gap 60 to 120 (12 else).
 const gap = 100 * time.Microsecond
 
 // unpin can be called again after an error.
