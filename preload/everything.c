@@ -1,6 +1,6 @@
 /* everything has what tms_pause_everything needs beside a pause: a process that makes the driver's checkpoint of this
- * one, for no process can make its own; that it was asked for, while which the process's CUDA calls wait; and notes of
- * what the driver cannot checkpoint. everything.go refuses with them; cmd/tms, which is run here, does the rest, over
+ * one, for no process can make its own; that it was asked for, while which the process's CUDA calls wait; and what
+ * the driver cannot checkpoint. everything.go refuses with them; cmd/tms, which is run here, does the rest, over
  * the socket of control.go. */
 #define _GNU_SOURCE
 #include "shim.h"
@@ -49,28 +49,16 @@ HIDDEN bool everything_driver_has(void)
 	return state_of && state_of(getpid(), &state) == SUCCESS && state != RUNNING;
 }
 
-/* Managed memory, multicast objects, and memory that processes share: the driver may lose a process that has any
- * (NVIDIA's notes on cuda-checkpoint), or not come back (multicast: NCCL's issues 2117 and 2337). Of memory that is shared
- * by handles shared.c knows when it is gone; what is noted here stays. */
-static const char *_Atomic obstacle;
-
 HIDDEN const char *everything_obstacle(void)
 {
-	const char *call = atomic_load(&obstacle);
+	const char *call = obstacle_noted();
 	return call ? call : shared_obstacle();
-}
-
-HIDDEN int everything_note(const char *call, int code)
-{
-	if (code == SUCCESS)
-		atomic_store(&obstacle, call);
-	return code;
 }
 
 #define NOTED(call, parameters, arguments)                                                         \
 	EXPORT int call parameters                                                                 \
 	{                                                                                          \
-		return everything_note(#call, forward_##call arguments);                           \
+		return obstacle_note(#call, forward_##call arguments);                           \
 	}
 NOTED(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags))
 NOTED(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags))
@@ -246,7 +234,7 @@ HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 {
 	if (!(timeout >= 0))
 		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", timeout);
-	int code = tms_serve();
+	int code = operation_serve();
 	if (code != SUCCESS)
 		return code;
 	char process[16], seconds[32];

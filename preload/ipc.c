@@ -22,7 +22,7 @@ static int share(struct ipc_handle *handle, uintptr_t pointer)
 	memcpy(made.magic, magic, sizeof magic);
 	int code = IN_GO(tmsShare(pointer, &made));
 	if (code == SUCCESS)
-		code = tms_serve(); /* who opens it asks there */
+		code = operation_serve(); /* who opens it asks there */
 	if (code == SUCCESS)
 		*handle = made;
 	return code;
@@ -39,14 +39,14 @@ EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
 {
 	if (unlikely(arena_contains(pointer)))
 		return share(handle, (uintptr_t)pointer);
-	return everything_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
+	return obstacle_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
 }
 
 EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
 {
 	if (unlikely(arena_contains((void *)pointer)))
 		return share(handle, pointer);
-	return everything_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
+	return obstacle_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
 }
 
 static bool is_ours(const struct forward_ipc *handle)
@@ -75,14 +75,14 @@ EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsig
 {
 	if (is_ours(&handle))
 		return open_ours(pointer, &handle, current_device);
-	return everything_note(__func__, forward_cudaIpcOpenMemHandle(pointer, handle, flags));
+	return obstacle_note(__func__, forward_cudaIpcOpenMemHandle(pointer, handle, flags));
 }
 
 EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
 {
 	if (is_ours(&handle))
 		return open_ours((void **)pointer, &handle, current_device_of_driver);
-	return everything_note(__func__, forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
+	return obstacle_note(__func__, forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
 }
 
 static int close_ours(uintptr_t pointer)

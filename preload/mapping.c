@@ -7,7 +7,6 @@
 #include "forward.h"
 #include "region.h"
 
-HIDDEN _Atomic bool mapping_tracked, mapping_watched;
 
 /* The beginning of CUmemAllocationProp. */
 struct prop {
@@ -30,13 +29,7 @@ static bool can_be_paused(const struct prop *prop)
 EXPORT bool tms_is_pausable(uintptr_t address);
 EXPORT bool tms_is_pausable(uintptr_t address)
 {
-	return arena_contains((const void *)address) || atomic_load(&mapping_tracked);
-}
-
-HIDDEN void mapping_track(void)
-{
-	atomic_store(&mapping_tracked, true);
-	atomic_store(&mapping_watched, true);
+	return arena_contains((const void *)address) || atomic_load(&handles_tracked);
 }
 
 static int create(uint64_t *handle, size_t size, const struct prop *prop)
@@ -46,7 +39,7 @@ static int create(uint64_t *handle, size_t size, const struct prop *prop)
 	gate_before_allocation();
 	int code = IN_GO(tmsMemCreate(&number, size, (void *)prop, prop->location, &settings));
 	if (code == SUCCESS) {
-		mapping_track();
+		handles_track();
 		*handle = number;
 	}
 	return code;
@@ -77,8 +70,8 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
 		bool counts_ = false;                                                              \
-		if (unlikely(atomic_load_explicit(&mapping_watched, memory_order_acquire))) {      \
-			if (atomic_load_explicit(&mapping_tracked, memory_order_acquire)) {        \
+		if (unlikely(atomic_load_explicit(&handles_watched, memory_order_acquire))) {      \
+			if (atomic_load_explicit(&handles_tracked, memory_order_acquire)) {        \
 				answer_ = IN_GO(ours);                                             \
 				trace_changed();                                                   \
 			}                                                                          \
@@ -146,7 +139,7 @@ EXPORT int cuMemExportToShareableHandle(void *shareable, uint64_t handle, int ty
 	int code = token_export(shareable, handle, type, flags);
 	if (code != NOT_OURS)
 		return code;
-	return TRACKED(type ? everything_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
+	return TRACKED(type ? obstacle_note(__func__, tmsMemUse(handle, true, &use)) : NOT_OURS,
 		       shared_export(shareable, handle, type, flags));
 }
 
@@ -161,7 +154,7 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 	({                                                                                         \
 		uint64_t theirs = memory;                                                          \
 		int code_ = NOT_OURS;                                                              \
-		if (unlikely(atomic_load_explicit(&mapping_tracked, memory_order_acquire)))        \
+		if (unlikely(atomic_load_explicit(&handles_tracked, memory_order_acquire)))        \
 			code_ = IN_GO(tmsMemLend(&theirs));                                        \
 		bool lent_ = code_ == SUCCESS;                                                     \
 		if (lent_ || code_ == NOT_OURS)                                                    \
@@ -187,7 +180,7 @@ static int refuse_binding(void)
 static uint64_t mapped_at(uintptr_t address)
 {
 	uint64_t handle = 0;
-	if (likely(!atomic_load_explicit(&mapping_tracked, memory_order_acquire)) ||
+	if (likely(!atomic_load_explicit(&handles_tracked, memory_order_acquire)) ||
 	    IN_GO(tmsMemRetain(&handle, address)) != SUCCESS)
 		return 0;
 	return handle;

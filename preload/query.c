@@ -15,7 +15,7 @@ enum { MEMORY_TYPE_DEVICE = 2 };
 /* CUDA knows active mappings of the program's own too, and nothing of paused ones. */
 static bool is_paused_mapping(int code, const struct attributes *attributes)
 {
-	return unlikely(atomic_load(&mapping_tracked)) && (code != SUCCESS || attributes->type == 0);
+	return unlikely(atomic_load(&handles_tracked)) && (code != SUCCESS || attributes->type == 0);
 }
 
 /* An active segment is device memory to CUDA too. A paused one is nothing to it: no memory is

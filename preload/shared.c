@@ -5,7 +5,7 @@
  *
  * As in account.c, whose lock is taken below this one, the lock is never held during a call of CUDA, and what takes away is
  * noted before it is made, and taken back when it failed. What finds no room here, or was made unseen, is shared for good
- * (everything_note), and not of the account. */
+ * (obstacle_note), and not of the account. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
@@ -69,6 +69,14 @@ static void after_fork_in_child(void)
 	pthread_mutex_unlock(&lock);
 }
 
+HIDDEN _Atomic bool handles_tracked, handles_watched;
+
+HIDDEN void handles_track(void)
+{
+	atomic_store(&handles_tracked, true);
+	atomic_store(&handles_watched, true);
+}
+
 static void watch(void)
 {
 	bool first = false;
@@ -76,7 +84,7 @@ static void watch(void)
 	if (!atomic_load(&shared_watched)) {
 		first = true;
 		fork_mark_set(&process);
-		atomic_store(&mapping_watched, true);
+		atomic_store(&handles_watched, true);
 		atomic_store_explicit(&shared_watched, true, memory_order_release);
 	}
 	pthread_mutex_unlock(&lock);
@@ -92,7 +100,7 @@ static bool put(struct block handle)
 	bool room = handles.live < BLOCKS_MAX && table_put(&handles, handle);
 	account_add(&handle, room);
 	if (!room && handle.shared)
-		everything_note(calls[handle.shared], SUCCESS);
+		obstacle_note(calls[handle.shared], SUCCESS);
 	return room;
 }
 
@@ -183,7 +191,7 @@ HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned lo
 		known = found && (type != POSIX_FD || note_descriptor(*(int *)shareable));
 		end();
 	}
-	return known ? code : everything_note(calls[EXPORTED], code);
+	return known ? code : obstacle_note(calls[EXPORTED], code);
 }
 
 HIDDEN int shared_retain(uint64_t *handle, void *address)
@@ -307,7 +315,7 @@ HIDDEN int shared_unmap(uintptr_t address, size_t size)
 			mapped(undo.pieces[undo.count].mapping);
 		}
 		if (undo.lost)
-			everything_note(calls[undo.lost], SUCCESS);
+			obstacle_note(calls[undo.lost], SUCCESS);
 		end();
 	}
 	if (undo.pieces != undo.few)

@@ -40,9 +40,6 @@ HIDDEN int current_device_of_driver(int *device); /* that of the thread's contex
 HIDDEN int pausable_free(void *pointer);
 
 /* mapping.c: memory that the program makes and maps itself. */
-extern _Atomic bool mapping_tracked HIDDEN; /* some has been made in a region */
-extern _Atomic bool mapping_watched HIDDEN; /* that, or it is counted by shared.c */
-HIDDEN void mapping_track(void);
 enum { NOT_OURS = -1 };
 struct mapping_use;
 HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
@@ -210,8 +207,7 @@ static inline void *own_stream(void *stream)
 	return stream ? stream : PER_THREAD_STREAM;
 }
 
-/* api.c: pause and resume. They take long, so they run on a thread of the Go runtime while
- * the caller waits with its signals open and its CUDA context untouched. */
+/* operation.c: pause and resume, and what else takes long. */
 enum operation_kind {
 	OPERATION_PAUSE,
 	OPERATION_DISCARD,
@@ -250,6 +246,10 @@ struct operation {
 };
 /* Fills in what holds for the process; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
+HIDDEN int operation_allowed(void);		/* a code: not from a progress callback */
+HIDDEN int operation_transition(int kind, const char *tag, double wait);
+HIDDEN int operation_serve(void);		/* the process listens on its socket (control.go) */
+HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes tells */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* of which tms_last_bytes tells nothing */
 /* Of what another process has; it waits where that is paused, if only as long as this one is held up, for then all are. */
 HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
@@ -306,6 +306,9 @@ extern const char *tms_version(void);
 
 /* shared.c: memory by handles that is of the account, or could be shared with other processes; as the driver's functions. */
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
+extern _Atomic bool handles_tracked HIDDEN; /* some memory by handles is pausable */
+extern _Atomic bool handles_watched HIDDEN; /* that, or shared_watched */
+HIDDEN void handles_track(void);
 HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner);
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);
 HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
@@ -315,6 +318,10 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 HIDDEN int shared_unmap(uintptr_t address, size_t size);
 HIDDEN const char *shared_obstacle(void); /* a function by which memory that is there is shared; NULL: none is */
 
+/* obstacle.c: calls after which the driver's checkpoint may lose the process. */
+HIDDEN int obstacle_note(const char *call, int code); /* that one was made, if it has worked; the code */
+HIDDEN const char *obstacle_noted(void);		 /* one of them; NULL: there is none */
+
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
 HIDDEN void everything_set(bool now);
@@ -322,10 +329,8 @@ HIDDEN bool everything_pending(void); /* a client is at it, who will keep or und
 HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver has the process locked or checkpointed */
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
-HIDDEN int everything_note(const char *call, int code); /* that one was, if it has worked; the code */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* the driver's part undone; nothing where it was not asked for */
-extern int tms_serve(void);
 
 /* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);

@@ -42,13 +42,13 @@ static int file(const struct ipc_handle *token)
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags)
 {
 	if (type != POSIX_FD || flags || !shareable || !region_config.exportable ||
-	    !atomic_load_explicit(&mapping_tracked, memory_order_acquire))
+	    !atomic_load_explicit(&handles_tracked, memory_order_acquire))
 		return NOT_OURS;
 	struct ipc_handle token = {.pid = 0};
 	memcpy(token.magic, magic, sizeof magic);
 	int code = IN_GO(tmsShareHandle(handle, &token));
 	if (code == SUCCESS && token.pid == (uint32_t)getpid())
-		code = tms_serve(); /* who imports it asks there */
+		code = operation_serve(); /* who imports it asks there */
 	if (code != SUCCESS)
 		return code;
 	int made = file(&token);
@@ -81,7 +81,7 @@ static int import(uint64_t *handle, const struct ipc_handle *token)
 	control_load();
 	code = operation_import(&operation, &number);
 	if (code == SUCCESS) {
-		mapping_track();
+		handles_track();
 		trace_changed();
 		*handle = number;
 	}
