@@ -58,8 +58,8 @@ struct forward_ipc {
 	  (name, function, version, flags, status))
 
 /* X(name, parameters, arguments). Every function returns cudaError_t or CUresult, passed on as int.
- * N(since, name, parameters, arguments): this library stands in front of it, and who asks CUDA for it by name gets this
- * library's; since is the first CUDA version that has it. */
+ * N(since, name, parameters, arguments): this library stands in front of it, and a program that asks CUDA for it by
+ * name gets this library's; since is the first CUDA version that has it. */
 #define FORWARD_FUNCTIONS(X, N)                                                                    \
 	X(cudaMalloc, (void **pointer, size_t size), (pointer, size))                              \
 	X(cudaMallocPitch, (void **pointer, size_t *pitch, size_t width, size_t height),           \

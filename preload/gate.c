@@ -14,11 +14,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-_Static_assert(GATE_OPENED == (int)GATE_OPEN && GATE_SHUT_FOR_CAPTURES == (int)GATE_NO_CAPTURES &&
-		       GATE_SHUT == (int)GATE_CLOSED && GATE_SHUT_FOR_NAMING == (int)GATE_NAMING &&
-		       GATE_SHUT_FOR_CHECKPOINT == (int)GATE_CHECKPOINT,
-	       "Go has the states by these names");
-
 static bool is_there(void)
 {
 	return &tms_reach_gate != NULL;
@@ -45,11 +40,11 @@ HIDDEN bool gate_is_shut(void)
 	return atomic_load_explicit(&shut, memory_order_relaxed);
 }
 
-HIDDEN int gate_set(int state)
+HIDDEN int gate_set(enum gate_state state)
 {
 	if (state != GATE_OPEN)
 		atomic_store(&shut, true);
-	int error = tms_reach_gate.set((enum gate_state)state, atomic_load(&go_process.page));
+	int error = tms_reach_gate.set(state, atomic_load(&go_process.page));
 	if (state == GATE_OPEN || error != 0) {
 		atomic_store(&shut, false);
 		atomic_store(&holds_allocations, false);

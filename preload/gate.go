@@ -190,7 +190,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 // holdPolls returns when no thread is in a call that reads pages which the driver's checkpoint takes away, and none gets
 // into one until releasePolls. Such calls do not wait for the driver's lock. The engine makes none meanwhile either.
 func holdPolls(deadline time.Time) error {
-	if err := setGate(C.GATE_SHUT_FOR_CHECKPOINT); err != nil {
+	if err := setGate(C.GATE_CHECKPOINT); err != nil {
 		return err
 	}
 	if soonest := time.Now().Add(time.Second); deadline.Before(soonest) { // the pause may have taken all of it
@@ -200,7 +200,7 @@ func holdPolls(deadline time.Time) error {
 	if !poll(deadline, func() bool { return !bool(C.gate_inside(&user)) }) {
 		inside := gateUser{thread: int(user.thread), lives: true, call: C.GoString(user.call)}
 		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the process "+
-			"in there", inside.name(), inside.call), setGate(C.GATE_SHUT))
+			"in there", inside.name(), inside.call), setGate(C.GATE_CLOSED))
 	}
 	gate.Lock()
 	gate.checkpoint = true
@@ -214,7 +214,7 @@ func releasePolls() {
 	defer gate.Unlock()
 	if gate.checkpoint {
 		gate.checkpoint = false
-		C.gate_set(C.GATE_SHUT) // lets more go on than before, which cannot fail
+		C.gate_set(C.GATE_CLOSED) // lets more go on than before, which cannot fail
 	}
 }
 
@@ -308,7 +308,7 @@ func openGate() {
 	}
 	C.nccl_hold(false)
 	if gate.shut {
-		C.gate_set(C.GATE_OPENED)
+		C.gate_set(C.GATE_OPEN)
 		gate.shut = false
 	}
 }
@@ -346,7 +346,7 @@ func holds(e *vmm.Engine) error {
 }
 
 // setGate shuts the gate, or shuts it in another way.
-func setGate(state C.int) error {
+func setGate(state C.enum_gate_state) error {
 	gate.Lock()
 	defer gate.Unlock()
 	if errno := C.gate_set(state); errno != 0 {
@@ -366,13 +366,13 @@ func shutGate(deadline time.Time, timeout time.Duration) error {
 	gate.Unlock()
 	for !shut { // else by a gated pause before this one
 		// Whoever captures needs his calls to come to the end of it. Nobody else begins.
-		if err := setGate(C.GATE_SHUT_FOR_CAPTURES); err != nil {
+		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
 			return err
 		}
 		if !poll(deadline, func() bool { return !state().Capturing }) {
 			return late("a stream is being captured into a CUDA graph, and that has not ended within %v", timeout)
 		}
-		if err := setGate(C.GATE_SHUT); err != nil {
+		if err := setGate(C.GATE_CLOSED); err != nil {
 			return err
 		}
 		var inside *gateUser
@@ -451,7 +451,7 @@ const legacyStream = 1
 // blamed is the error for a device that is not idle in time: what stream it is, if that can be told. A stream that
 // has been destroyed must not be asked for: who destroys one has it forgotten first, and waits meanwhile.
 func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) error {
-	if err := setGate(C.GATE_SHUT_FOR_NAMING); err != nil {
+	if err := setGate(C.GATE_NAMING); err != nil {
 		return err
 	}
 	inside := func() (found bool) {
@@ -479,7 +479,7 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 			})
 		}
 	}
-	if err := setGate(C.GATE_SHUT); err != nil {
+	if err := setGate(C.GATE_CLOSED); err != nil {
 		return err
 	}
 	if words == "" {

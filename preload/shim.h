@@ -256,8 +256,7 @@ HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
-/* gate.c: the gate of libtms_reach.so, for gate.go; the states are its gate.h's. */
-enum { GATE_OPENED, GATE_SHUT_FOR_CAPTURES, GATE_SHUT, GATE_SHUT_FOR_NAMING, GATE_SHUT_FOR_CHECKPOINT };
+/* gate.c: the gate of libtms_reach.so, for gate.go. */
 struct gate_user { /* a thread's last call, or one that it is in */
 	pid_t thread;
 	bool lives;
@@ -267,7 +266,7 @@ struct gate_user { /* a thread's last call, or one that it is in */
 };
 HIDDEN const char *gate_unusable(void);	 /* the words for why there is none; NULL: there is */
 HIDDEN const char *gate_not_gated(void); /* a function in use that passes by it; NULL: none */
-HIDDEN int gate_set(int state);		 /* an errno */
+HIDDEN int gate_set(enum gate_state state);		 /* an errno */
 HIDDEN bool gate_is_shut(void);
 /* Since the last of these a thread has given the device work, or it does now. */
 HIDDEN bool gate_has_worked(void);

@@ -1,10 +1,15 @@
-/* communicators has what libtms_reach.so tells libtms.so of NCCL (gate.h), for Go too. */
+/* communicators has what libtms_reach.so and libtms.so say to each other in words that Go has too: the gate's states
+ * (gate.h), and what there is of NCCL. */
 #ifndef REACH_COMMUNICATORS_H
 #define REACH_COMMUNICATORS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+/* What waits at the gate, each with what is before it: nothing; what begins a capture; what gives the device work; what
+ * ends streams; what polls, while the driver has the process. */
+enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
 
 struct gate_communicator {
 	int version;	      /* of its NCCL, as 22907; 0: unknown */

@@ -12,10 +12,6 @@
 
 enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL };
 
-/* What waits at the gate, each with what is before it: nothing; what begins a capture; what gives the device work; what
- * ends streams; what polls, while the driver has the process. */
-enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
-
 /* A function of the driver. */
 struct gate_call {
 	const char *name;

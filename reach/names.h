@@ -1,5 +1,5 @@
-/* names tells which function a program means that asks CUDA for one by name and version, of those that a library here
- * stands in front of. */
+/* names finds the function that a program means when it asks CUDA for one by name and version, among those that a
+ * library here stands in front of. */
 #ifndef REACH_NAMES_H
 #define REACH_NAMES_H
 
@@ -32,7 +32,7 @@ static inline bool has_name(const char *symbol, const char *name, size_t length)
 	return strncmp(symbol, name, length) == 0 && name_length(symbol) == length;
 }
 
-/* The latest that a version of CUDA has, for per-thread streams where there is such a one; NULL: none. */
+/* Returns the latest that a version of CUDA has, for per-thread streams where there is one for those; NULL: none. */
 static inline const struct named *latest_of(const struct named *first, size_t count, const char *name, int version,
 					    bool per_thread)
 {
@@ -47,7 +47,7 @@ static inline const struct named *latest_of(const struct named *first, size_t co
 	return best || !per_thread ? best : other;
 }
 
-/* Whether the driver has a later function of the name, with a signature that is not known here. */
+/* Reports whether the driver has a later function of the name, with a signature that is not known here. */
 static inline bool has_later(const struct named *first, size_t count, const struct named *of,
 			     void *(*in_driver)(const char *symbol))
 {
@@ -62,8 +62,8 @@ static inline bool has_later(const struct named *first, size_t count, const stru
 	return in_driver(later) != NULL;
 }
 
-/* Which of those that are known CUDA has answered with: the one that it is, else the one of the version. NULL: none;
- * *is_newer: for what it has answered with is newer than all of the name. */
+/* Finds the known function that CUDA has answered with: by its address, else by the version that was asked for. NULL:
+ * there is none; *is_newer: CUDA's is newer than all known ones of the name. theirs: of a known one, in CUDA. */
 static inline const struct named *named_by(const struct named *first, size_t count, const char *name, int version,
 					   bool per_thread, const void *answer, void *(*theirs)(size_t i),
 					   void *(*in_driver)(const char *symbol), bool *is_newer)
