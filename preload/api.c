@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #ifndef TMS_VERSION // scripts/build.sh has it from pymodule/tms/_version.py
 #define TMS_VERSION "unknown"
@@ -51,80 +52,100 @@ EXPORT const char *tms_get_current_tag(void)
 	return region_get().tag;
 }
 
-static void set_backup(enum region_backup kind, bool on)
+/* By enum region_backup, and as the older functions say it. */
+static const char *const kinds[] = {"none", "host", "disk", "peer"}, *const older[] = {"no", "cpu", "disk", "peer"};
+
+enum { DEVICES_MOST = 1 << 10 };
+
+/* Below 0: there is no such kind. */
+static int parse_backup(const char *kind)
 {
-	static const char *const names[] = {"no", "cpu", "disk", "peer"};
-	enum region_backup before = region_set_backup(kind, on);
-	if (before != REGION_NO_BACKUP)
+	char *end;
+	for (int i = REGION_NONE; i <= REGION_PEER; i++)
+		if (strcmp(kind, kinds[i]) == 0)
+			return i;
+	if (strncmp(kind, "peer:", 5) != 0 || kind[5] < '0' || kind[5] > '9')
+		return -1;
+	unsigned long device = strtoul(kind + 5, &end, 10);
+	return *end || device >= DEVICES_MOST ? -1 : REGION_PEER_OF((int)device);
+}
+
+EXPORT int tms_set_backup(const char *kind)
+{
+	int parsed = parse_backup(kind ? kind : kinds[REGION_NONE]);
+	if (parsed < 0)
+		return error_fail(ERROR_INVALID_VALUE,
+				  "\"%.100s\" is no kind of backup; use none, host, disk, peer, or peer: and a device ordinal",
+				  kind);
+	region_mine()->backup = parsed;
+	return SUCCESS;
+}
+
+EXPORT const char *tms_get_backup(void)
+{
+	char name[sizeof "peer:" + 3 * sizeof(int)];
+	int backup = region_get().backup;
+	if (backup <= REGION_PEER)
+		return kinds[backup];
+	snprintf(name, sizeof name, "peer:%d", backup - REGION_PEER_OF(0));
+	const char *kept = region_intern(name);
+	return kept ? kept : kinds[REGION_PEER];
+}
+
+static int without_device(int backup)
+{
+	return backup < REGION_PEER ? backup : REGION_PEER;
+}
+
+/* To turn one kind on turns off another; to turn off one that is not on changes nothing. */
+static void enable(int kind, bool on)
+{
+	struct region_settings *mine = region_mine();
+	int now = without_device(kind), before = without_device(mine->backup);
+	if (on || now == before)
+		mine->backup = on ? kind : REGION_NONE;
+	if (on && before != now && before != REGION_NONE)
 		error_fail(ERROR_INVALID_VALUE,
 			   "cpu, disk and peer backup exclude each other: %s backup is on now, and %s backup, which was, "
 			   "is off",
-			   names[kind], names[before]);
+			   older[now], older[before]);
 }
 
-EXPORT void tms_set_enable_cpu_backup(bool on)
+static bool is_on(int kind)
 {
-	set_backup(REGION_CPU_BACKUP, on);
+	return without_device(region_get().backup) == kind;
 }
 
-EXPORT bool tms_get_enable_cpu_backup(void)
-{
-	return region_get().backup == REGION_CPU_BACKUP;
-}
-
-EXPORT void tms_set_enable_disk_backup(bool on)
-{
-	set_backup(REGION_DISK_BACKUP, on);
-}
-
-EXPORT bool tms_get_enable_disk_backup(void)
-{
-	return region_get().backup == REGION_DISK_BACKUP;
-}
+EXPORT void tms_set_enable_cpu_backup(bool on) { enable(REGION_HOST, on); }
+EXPORT bool tms_get_enable_cpu_backup(void) { return is_on(REGION_HOST); }
+EXPORT void tms_set_enable_disk_backup(bool on) { enable(REGION_DISK, on); }
+EXPORT bool tms_get_enable_disk_backup(void) { return is_on(REGION_DISK); }
+EXPORT void tms_set_enable_incremental_backup(bool on) { region_mine()->incremental = on; }
+EXPORT bool tms_get_enable_incremental_backup(void) { return region_get().incremental; }
+EXPORT const char *tms_get_cpu_backup_backend(void) { return region_get().mmap ? "mmap" : "pinned"; }
+EXPORT void tms_set_retain_cpu_backup(bool on) { atomic_store(&region_process.retain_cpu_backup, on); }
+EXPORT bool tms_get_retain_cpu_backup(void) { return atomic_load(&region_process.retain_cpu_backup); }
 
 EXPORT void tms_set_enable_peer_backup(bool on, int device)
 {
-	if (on && device < -1) {
+	if (on && (device < -1 || device >= DEVICES_MOST))
 		error_fail(ERROR_INVALID_VALUE, "%d is no device ordinal; -1 stands for any device", device);
-		return;
-	}
-	if (on)
-		region_set_peer(device);
-	set_backup(REGION_PEER_BACKUP, on);
+	else
+		enable(on ? REGION_PEER_OF(device) : REGION_PEER, on);
 }
 
 EXPORT bool tms_get_enable_peer_backup(int *device)
 {
-	struct region_settings settings = region_get();
-	bool on = settings.backup == REGION_PEER_BACKUP;
-	if (device && on)
-		*device = settings.peer;
-	return on;
-}
-
-EXPORT void tms_set_enable_incremental_backup(bool on)
-{
-	region_set_incremental(on);
-}
-
-EXPORT bool tms_get_enable_incremental_backup(void)
-{
-	return region_get().incremental;
+	if (device && is_on(REGION_PEER))
+		*device = region_get().backup - REGION_PEER_OF(0);
+	return is_on(REGION_PEER);
 }
 
 EXPORT void tms_set_cpu_backup_backend(const char *name)
 {
-	bool mmap;
-	if (region_parse_backend(name, &mmap))
-		region_set_mmap(mmap);
-	else
+	if (!region_parse_backend(name, &region_mine()->mmap))
 		error_fail(ERROR_INVALID_VALUE, "cpu backup backend \"%.100s\" is unknown; use pinned or mmap",
 			   name ? name : "NULL");
-}
-
-EXPORT const char *tms_get_cpu_backup_backend(void)
-{
-	return region_get().mmap ? "mmap" : "pinned";
 }
 
 EXPORT void tms_set_disk_backup_dir(const char *path)
@@ -139,16 +160,6 @@ EXPORT void tms_set_disk_backup_dir(const char *path)
 EXPORT void set_memory_margin_bytes(uint64_t bytes)
 {
 	__atomic_store_n(&region_process.margin_bytes, bytes, __ATOMIC_SEQ_CST);
-}
-
-EXPORT void tms_set_retain_cpu_backup(bool on)
-{
-	atomic_store(&region_process.retain_cpu_backup, on);
-}
-
-EXPORT bool tms_get_retain_cpu_backup(void)
-{
-	return atomic_load(&region_process.retain_cpu_backup);
 }
 
 EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size)

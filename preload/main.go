@@ -145,24 +145,16 @@ func interned(text *C.char) string {
 	return unsafe.String(bytes, length)
 }
 
-// The numbers are the same, so that nothing is translated.
-var (
-	_ = [1]struct{}{}[C.REGION_NO_BACKUP-vmm.BackupNone]
-	_ = [1]struct{}{}[C.REGION_CPU_BACKUP-vmm.BackupHost]
-	_ = [1]struct{}{}[C.REGION_DISK_BACKUP-vmm.BackupDisk]
-	_ = [1]struct{}{}[C.REGION_PEER_BACKUP-vmm.BackupPeer]
-)
-
 // newRequest is what a thread's settings ask of its allocations. Errors: cuda.OperatingSystem, wrapped.
 func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, error) {
 	now := state()
 	return vmm.Request{
 		Device:      int(device),
 		Tag:         interned(settings.tag),
-		Backup:      vmm.BackupKind(settings.backup),
+		Backup:      vmm.BackupKind(min(settings.backup, C.REGION_PEER)), // the numbers are the same
 		Incremental: bool(settings.incremental),
-		Target:      int(settings.peer),
-		Prompt:      settings.backup == C.REGION_CPU_BACKUP && bool(settings.mmap),
+		Target:      max(-1, int(settings.backup)-C.REGION_PEER-1),
+		Prompt:      settings.backup == C.REGION_HOST && bool(settings.mmap),
 		Margin:      now.Margin,
 		Capturing:   now.Capturing,
 	}, goruntime.Ready(int(device))
@@ -266,7 +258,6 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 		PoolBytes:    uint64(C.region_config.host_pool_bytes),
 		DiskDir:      C.GoString(operation.disk_dir),
 		DiskSetting:  C.GoString(operation.disk_setting),
-		DiskChunk:    uint64(C.region_config.disk_chunk_bytes),
 		ExtentBytes:  uint64(C.region_config.extent_bytes),
 		Wait:         time.Duration(min(float64(operation.wait), maxWait) * float64(time.Second)),
 		Verify:       bool(C.region_config.verify),

@@ -36,26 +36,30 @@ bool tms_get_excluded(void);
 void tms_set_current_tag(const char *tag);
 const char *tms_get_current_tag(void);
 
-/* Whether contents of the calling thread's next segments are kept in host memory, or on disk, while
- * paused. They are kept in one place: to turn one kind on (of these and peer) turns off what was on, which
- * tms_last_error then says; to turn off a kind that is not on changes nothing. So the order does not
- * matter in which one is turned on and another off. */
+/* Where contents of the calling thread's next segments wait while paused:
+ *   "none", or NULL: nowhere, they are lost;
+ *   "host": in host memory;
+ *   "disk": in files (tms_set_disk_backup_dir);
+ *   "peer": in the free memory of another device, "peer:3": of device 3. Where peer access or room is wanting
+ *   they go to host memory, and a line on stderr says so.
+ * 1, and all as before, for another word. */
+int tms_set_backup(const char *kind);
+const char *tms_get_backup(void);
+
+/* Older names for that. To turn one kind on turns off what was on, and tms_last_error then says so; to turn off a
+ * kind that is not on changes nothing. The device of a peer is an ordinal, or -1 for any; get fills it in unless
+ * device is NULL or the answer is false. */
 void tms_set_enable_cpu_backup(bool on);
 bool tms_get_enable_cpu_backup(void);
 void tms_set_enable_disk_backup(bool on);
 bool tms_get_enable_disk_backup(void);
+void tms_set_enable_peer_backup(bool on, int device);
+bool tms_get_enable_peer_backup(int *device);
 
-/* Whether a pause copies only what has changed since the one before, of segments with a cpu backup: the
+/* Whether a pause copies only what has changed since the one before, of segments with a host backup: the
  * host copy is then kept while they are active. Blocks of 2 MiB are compared by a 128-bit hash. */
 void tms_set_enable_incremental_backup(bool on);
 bool tms_get_enable_incremental_backup(void);
-
-/* Whether contents of the calling thread's next segments are kept in the free memory of another
- * device while paused: of the one with this ordinal, -1: of any. Where that cannot be, for want of
- * peer access or room, they go to host memory, and a line on stderr says so. get fills in device,
- * unless that is NULL or the answer is false. */
-void tms_set_enable_peer_backup(bool on, int device);
-bool tms_get_enable_peer_backup(int *device);
 
 /* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Both are mapped memory
  * that is registered and copied at the speed of the link. When a resume, or the free of a segment, returns,

@@ -28,32 +28,47 @@ static void complain(const char *variable, const char *value, const char *expect
 		complaints[complaint_count++] = (struct complaint){variable, value, expected};
 }
 
-static const char *const variables[] = {
-	"TMS_INIT_ENABLE",
-	"TMS_INIT_TAG",
-	"TMS_INIT_ENABLE_CPU_BACKUP",
-	"TMS_INIT_ENABLE_INCREMENTAL_BACKUP",
-	"TMS_INIT_ENABLE_DISK_BACKUP",
-	"TMS_INIT_ENABLE_PEER_BACKUP",
-	"TMS_INIT_CPU_BACKUP_BACKEND",
-	"TMS_INIT_POOL",
-	"TMS_RETAIN_CPU_BACKUP",
-	"TMS_HOST_POOL_BYTES",
-	"TMS_DISK_BACKUP_DIR",
-	"TMS_DISK_BACKUP_CHUNK_MB",
-	"TMS_EXTENT_BYTES",
-	"TMS_VERIFY",
-	"TMS_DEBUG",
-	"TMS_SHAREABLE",
-	"TMS_COMMAND",
-	"TMS_CONTROL",
-	"TMS_TRACE",
-	"TMS_ACCOUNT",
-	"TMS_EXCLUDE",
-	"TMS_PAUSE_FORCE",
-	"TMS_LIBRARY",
-	"TMS_VLLM",
-	"TMS_NO_INHERIT",
+/* Each takes a value that is not empty; false: it is not understood, and to is as it was. */
+typedef bool take(const char *value, void *to);
+static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shareable;
+
+static bool no_inherit;
+
+#define BOOLEAN "one of 1, 0, true, false, yes, no; using 0"
+#define ONE_KIND BOOLEAN "; and 0 while the backup of another kind is set"
+
+/* In the order in which they are read. Those without a function are read by others, or accepted and not used. */
+static const struct variable {
+	const char *name;
+	take *take;
+	void *to;
+	const char *expected;
+} variables[] = {
+	{"TMS_INIT_ENABLE", take_bool, &region_defaults.active, BOOLEAN},
+	{"TMS_INIT_TAG", take_text, &region_defaults.tag, ""},
+	{"TMS_INIT_ENABLE_CPU_BACKUP", take_backup, (void *)REGION_HOST, BOOLEAN},
+	{"TMS_INIT_ENABLE_DISK_BACKUP", take_backup, (void *)REGION_DISK, ONE_KIND},
+	{"TMS_INIT_ENABLE_PEER_BACKUP", take_backup, (void *)REGION_PEER, ONE_KIND},
+	{"TMS_INIT_ENABLE_INCREMENTAL_BACKUP", take_bool, &region_defaults.incremental, BOOLEAN},
+	{"TMS_INIT_CPU_BACKUP_BACKEND", region_parse_backend, &region_defaults.mmap, "pinned or mmap; using pinned"},
+	{"TMS_INIT_POOL", take_text, &region_config.pool, ""},
+	{"TMS_RETAIN_CPU_BACKUP", take_bool, (void *)&region_process.retain_cpu_backup, BOOLEAN},
+	{"TMS_HOST_POOL_BYTES", take_bytes, &region_config.host_pool_bytes, "a number of bytes; using 0"},
+	{"TMS_DISK_BACKUP_DIR", take_text, &region_config.disk_backup_dir, ""},
+	{"TMS_DISK_BACKUP_CHUNK_MB", NULL, NULL, ""},
+	{"TMS_EXTENT_BYTES", take_bytes, &region_config.extent_bytes, "a number of bytes; using 83886080"},
+	{"TMS_VERIFY", take_bool, &region_config.verify, BOOLEAN},
+	{"TMS_DEBUG", take_debug, NULL, "poison, invariants, or both with a comma between"},
+	{"TMS_SHAREABLE", take_shareable, NULL, "ipc, 1 or 0; as if it were not set"},
+	{"TMS_COMMAND", NULL, NULL, ""},
+	{"TMS_CONTROL", take_bool, &region_config.control, BOOLEAN},
+	{"TMS_TRACE", NULL, NULL, ""},
+	{"TMS_ACCOUNT", take_bool, &region_config.account, BOOLEAN},
+	{"TMS_EXCLUDE", take_text, &region_config.exclude, ""},
+	{"TMS_PAUSE_FORCE", take_bool, &region_config.pause_force, BOOLEAN},
+	{"TMS_LIBRARY", NULL, NULL, ""},
+	{"TMS_VLLM", NULL, NULL, ""},
+	{"TMS_NO_INHERIT", take_bool, &no_inherit, BOOLEAN},
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };
 
@@ -85,10 +100,10 @@ static void unknown(const char *entry)
 {
 	char name[NAME_MOST + 1];
 	snprintf(name, sizeof name, "%.*s", (int)strcspn(entry, "="), entry);
-	const char *nearest = variables[0], *kept = region_intern(name); /* the environment is the host's to change */
+	const char *nearest = variables[0].name, *kept = region_intern(name); /* the environment is the host's to change */
 	for (int i = 1; i < VARIABLES; i++)
-		if (distance(name, variables[i]) < distance(name, nearest))
-			nearest = variables[i];
+		if (distance(name, variables[i].name) < distance(name, nearest))
+			nearest = variables[i].name;
 	if (kept)
 		complain(kept, NULL, nearest);
 }
@@ -103,7 +118,7 @@ AT_LOAD static void environment_names(void)
 		int i = 0;
 		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)
 			continue;
-		while (i < VARIABLES && (strncmp(variables[i], *entry, length) != 0 || variables[i][length]))
+		while (i < VARIABLES && (strncmp(variables[i].name, *entry, length) != 0 || variables[i].name[length]))
 			i++;
 		if (i == VARIABLES)
 			unknown(*entry);
@@ -123,129 +138,94 @@ AT_LOAD static int parse_bool(const char *value)
 	return -1;
 }
 
-AT_LOAD static bool environment_bool(const char *variable)
+AT_LOAD static bool take_bool(const char *value, void *to)
 {
-	const char *value = getenv(variable);
-	int parsed = value && *value ? parse_bool(value) : 0;
-	if (parsed < 0)
-		complain(variable, value, "one of 1, 0, true, false, yes, no; using 0");
-	return parsed > 0;
+	int parsed = parse_bool(value);
+	if (parsed >= 0)
+		*(bool *)to = parsed;
+	return parsed >= 0;
 }
 
-/* TMS_SHAREABLE: ipc, or a boolean; unset, it is for preload/ipc.c to say. Who is given a descriptor by the program can be
- * told nothing of neighbours. */
-AT_LOAD static void environment_shareable(void)
+/* Contents are kept in one place: the first that is asked for. */
+AT_LOAD static bool take_backup(const char *value, void *kind)
 {
-	const char *value = getenv("TMS_SHAREABLE");
-	const bool set = value && *value, ipc = set && strcasecmp(value, "ipc") == 0;
-	const int parsed = set && !ipc ? parse_bool(value) : -1;
-	if (set && !ipc && parsed < 0)
-		complain("TMS_SHAREABLE", value, "ipc, 1 or 0; as if it were not set");
-	region_config.shareable = ipc ? 1 : parsed;
-	region_config.exportable = parsed > 0;
-	if (region_config.exportable)
-		region_config.extent_bytes = 0;
-	const char *registers = getenv("NCCL_GRAPH_REGISTER"); /* read now: later others may be setting variables */
-	region_config.nccl_registers = !registers || atoi(registers) != 0;
+	int parsed = parse_bool(value);
+	if (parsed > 0 && region_defaults.backup != REGION_NONE)
+		return false;
+	if (parsed > 0)
+		region_defaults.backup = (int)(uintptr_t)kind;
+	return parsed >= 0;
 }
 
-AT_LOAD static uint64_t environment_number(const char *variable, uint64_t otherwise, uint64_t least, uint64_t most,
-				   const char *expected)
+AT_LOAD static bool take_text(const char *value, void *to)
 {
-	const char *value = getenv(variable);
-	if (!value || !*value)
-		return otherwise;
+	const char *kept = region_intern(value);
+	if (kept)
+		*(const char **)to = kept;
+	return true;
+}
+
+AT_LOAD static bool take_bytes(const char *value, void *to)
+{
 	char *end;
 	errno = 0;
 	unsigned long long number = strtoull(value, &end, 10);
-	if (errno == 0 && *end == 0 && *value >= '0' && *value <= '9' && number >= least && number <= most)
-		return number;
-	complain(variable, value, expected);
-	return otherwise;
+	if (errno != 0 || *end || *value < '0' || *value > '9')
+		return false;
+	*(uint64_t *)to = number;
+	return true;
 }
 
-/* TMS_DEBUG: names separated by commas. */
-AT_LOAD static void environment_debug(void)
+/* Names separated by commas. */
+AT_LOAD static bool take_debug(const char *value, void *to)
 {
-	const char *value = getenv("TMS_DEBUG");
-	for (const char *name = value; name && *name;) {
+	(void)to;
+	for (const char *name = value; *name;) {
 		size_t length = strcspn(name, ",");
 		if (length == 6 && strncmp(name, "poison", length) == 0)
 			region_config.poison = true;
 		else if (length == 10 && strncmp(name, "invariants", length) == 0)
 			region_config.invariants = true;
-		else if (length > 0) {
-			complain("TMS_DEBUG", value, "poison, invariants, or both with a comma between");
-			return;
-		}
+		else if (length > 0)
+			return false;
 		name += length + (name[length] == ',');
 	}
-}
-
-HIDDEN bool region_parse_backend(const char *text, bool *mmap)
-{
-	if (!text || (strcasecmp(text, "pinned") != 0 && strcasecmp(text, "mmap") != 0))
-		return false;
-	*mmap = strcasecmp(text, "mmap") == 0;
 	return true;
 }
 
-AT_LOAD static const char *environment_text(const char *variable)
+/* ipc, or a boolean; unset, preload/ipc.c decides. A program that exports a segment's descriptor itself gives the whole
+ * extent away, so no extent is then shared with a neighbour. */
+AT_LOAD static bool take_shareable(const char *value, void *to)
 {
-	const char *value = getenv(variable);
-	return value && *value ? region_intern(value) : NULL;
+	(void)to;
+	const bool ipc = strcasecmp(value, "ipc") == 0;
+	const int parsed = ipc ? 1 : parse_bool(value);
+	region_config.shareable = (signed char)parsed;
+	region_config.exportable = parsed > 0 && !ipc;
+	if (region_config.exportable)
+		region_config.extent_bytes = 0;
+	return parsed >= 0;
 }
 
-/* Contents are kept in one place: the first that is asked for. */
-AT_LOAD static void environment_backup(void)
+HIDDEN AT_LOAD bool region_parse_backend(const char *text, void *mmap)
 {
-	static const struct {
-		const char *variable, *refused;
-		enum region_backup kind;
-	} kinds[] = {
-		{"TMS_INIT_ENABLE_CPU_BACKUP", NULL, REGION_CPU_BACKUP},
-		{"TMS_INIT_ENABLE_DISK_BACKUP", "0 while TMS_INIT_ENABLE_CPU_BACKUP is set; using 0", REGION_DISK_BACKUP},
-		{"TMS_INIT_ENABLE_PEER_BACKUP", "0 while the backup of another kind is set; using 0", REGION_PEER_BACKUP},
-	};
-	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-		if (!environment_bool(kinds[i].variable))
-			continue;
-		if (region_defaults.backup == REGION_NO_BACKUP)
-			region_defaults.backup = kinds[i].kind;
-		else
-			complain(kinds[i].variable, getenv(kinds[i].variable), kinds[i].refused);
-	}
+	if (!text || (strcasecmp(text, "pinned") != 0 && strcasecmp(text, "mmap") != 0))
+		return false;
+	*(bool *)mmap = strcasecmp(text, "mmap") == 0;
+	return true;
 }
 
 AT_LOAD static void load(void)
 {
-	region_defaults.active = environment_bool("TMS_INIT_ENABLE");
-	const char *tag = getenv("TMS_INIT_TAG");
-	if (tag && *tag && (tag = region_intern(tag)))
-		region_defaults.tag = tag;
-	environment_backup();
-	region_defaults.incremental = environment_bool("TMS_INIT_ENABLE_INCREMENTAL_BACKUP");
-	const char *value = getenv("TMS_INIT_CPU_BACKUP_BACKEND");
-	if (value && *value && !region_parse_backend(value, &region_defaults.mmap))
-		complain("TMS_INIT_CPU_BACKUP_BACKEND", value, "pinned or mmap; using pinned");
-
-	region_process.retain_cpu_backup = environment_bool("TMS_RETAIN_CPU_BACKUP");
-	region_config.verify = environment_bool("TMS_VERIFY");
-	region_config.pause_force = environment_bool("TMS_PAUSE_FORCE");
-	region_config.account = environment_bool("TMS_ACCOUNT");
-	region_config.control = environment_bool("TMS_CONTROL");
-	environment_debug();
-	region_config.pool = environment_text("TMS_INIT_POOL");
-	region_config.exclude = environment_text("TMS_EXCLUDE");
-	region_process.disk_backup_dir = region_config.disk_backup_dir = environment_text("TMS_DISK_BACKUP_DIR");
-	region_config.disk_chunk_bytes = environment_number("TMS_DISK_BACKUP_CHUNK_MB", 32, 1, 32,
-							    "a number of MiB from 1 to 32; using 32")
-					 << 20;
-	region_config.extent_bytes = environment_number(
-		"TMS_EXTENT_BYTES", 80 << 20, 0, UINT64_MAX, "a number of bytes; using 83886080"); /* four of PyTorch's blocks */
-	environment_shareable();
-	region_config.host_pool_bytes = environment_number(
-		"TMS_HOST_POOL_BYTES", 0, 0, UINT64_MAX, "a number of bytes; using 0");
+	for (int i = 0; i < VARIABLES; i++) {
+		const struct variable *v = &variables[i];
+		const char *value = v->take ? getenv(v->name) : NULL;
+		if (value && *value && !v->take(value, v->to))
+			complain(v->name, value, v->expected);
+	}
+	region_process.disk_backup_dir = region_config.disk_backup_dir;
+	const char *registers = getenv("NCCL_GRAPH_REGISTER"); /* read now: later others may be setting variables */
+	region_config.nccl_registers = !registers || atoi(registers) != 0;
 	environment_names();
 }
 
@@ -295,7 +275,7 @@ AT_LOAD HIDDEN void region_leave_environment(const char *const *libraries)
 	static const char preload[] = "LD_PRELOAD=";
 	char **kept = environ, **entry = environ;
 	bool is_kept = getenv("TMS_BEFORE_LD_PRELOAD"); /* whole */
-	if (!environ || !environment_bool("TMS_NO_INHERIT"))
+	if (!environ || !no_inherit)
 		return;
 	for (; *entry; entry++) {
 		if (strncmp(*entry, set_aside, sizeof set_aside - 1) == 0)

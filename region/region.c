@@ -8,8 +8,8 @@
 
 __thread struct region_thread region_thread
 	__attribute__((tls_model("initial-exec"), visibility("hidden")));
-HIDDEN struct region_settings region_defaults = {.tag = "default", .peer = -1};
-HIDDEN struct region_config region_config;
+HIDDEN struct region_settings region_defaults = {.tag = "default"};
+HIDDEN struct region_config region_config = {.extent_bytes = 80 << 20 /* four of PyTorch's blocks */, .shareable = -1};
 HIDDEN struct region_process region_process;
 
 /* Names live for ever, so the lists only grow: no lock that fork could leave held. A program may have a name
@@ -88,8 +88,7 @@ HIDDEN void region_set_excluded(bool on)
 	settle();
 }
 
-/* The calling thread's own. */
-static struct region_settings *mine(void)
+HIDDEN struct region_settings *region_mine(void)
 {
 	region_load_environment();
 	if (!region_thread.set)
@@ -98,37 +97,11 @@ static struct region_settings *mine(void)
 	return &region_thread.settings;
 }
 
-HIDDEN enum region_backup region_set_backup(enum region_backup kind, bool on)
-{
-	struct region_settings *settings = mine();
-	enum region_backup before = settings->backup;
-	if (on)
-		settings->backup = kind;
-	else if (before == kind)
-		settings->backup = REGION_NO_BACKUP;
-	return on && before != kind ? before : REGION_NO_BACKUP;
-}
-
-HIDDEN void region_set_peer(int device)
-{
-	mine()->peer = device;
-}
-
-HIDDEN void region_set_incremental(bool on)
-{
-	mine()->incremental = on;
-}
-
-HIDDEN void region_set_mmap(bool on)
-{
-	mine()->mmap = on;
-}
-
 HIDDEN bool region_set_tag(const char *tag)
 {
 	bool other = tag && *tag && strcmp(tag, region_defaults.tag) != 0;
 	const char *kept = other ? region_intern(tag) : region_defaults.tag;
 	if (kept)
-		mine()->tag = kept;
+		region_mine()->tag = kept;
 	return kept;
 }

@@ -8,17 +8,18 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Where contents wait while a segment is paused: at one place. The numbers are vmm.BackupKind's. */
-enum region_backup { REGION_NO_BACKUP, REGION_CPU_BACKUP, REGION_DISK_BACKUP, REGION_PEER_BACKUP };
+/* Where contents wait while a segment is paused. The numbers are vmm.BackupKind's; those after REGION_PEER mean one
+ * device's memory: REGION_PEER_OF(0) and so on. */
+enum region_backup { REGION_NONE, REGION_HOST, REGION_DISK, REGION_PEER };
+#define REGION_PEER_OF(device) (REGION_PEER + 1 + (device))
 
 /* What one allocation is to be. */
 struct region_settings {
 	const char *tag; /* interned: valid for the life of the process */
 	bool active;	 /* in a region: it is to be pausable */
-	unsigned char backup; /* enum region_backup */
-	bool incremental;     /* of REGION_CPU_BACKUP */
-	bool mmap;	      /* of REGION_CPU_BACKUP: its backend is "mmap", not "pinned" */
-	int peer;	      /* of REGION_PEER_BACKUP: the ordinal that keeps contents; -1: any */
+	bool incremental; /* of REGION_HOST */
+	bool mmap;	  /* of REGION_HOST: its backend is "mmap", not "pinned" */
+	int backup;	  /* enum region_backup */
 };
 
 /* A fresh thread's zeroed storage means the defaults, so that the fast path needs no first-use branch. */
@@ -41,7 +42,6 @@ static inline bool region_active(void)
 
 /* What the process was started with. */
 struct region_config {
-	uint64_t disk_chunk_bytes;
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;
 	const char *disk_backup_dir; /* NULL: unset; interned */
@@ -82,6 +82,7 @@ void region_leave_environment(const char *const *libraries);
 void region_report_environment(void (*log)(const char *));
 
 struct region_settings region_get(void);
+struct region_settings *region_mine(void); /* the calling thread's own, to be set; but for active */
 void region_set_active(bool on);
 
 /* While a thread is excluded nothing is taken, whatever regions it enters. */
@@ -90,12 +91,6 @@ void region_set_excluded(bool on);
 /* What region_set_active was last told, or the default. */
 bool region_wanted(void);
 
-/* On: this kind, and no other. Off: none, if it is this kind. Returns what else was on and is off now. */
-enum region_backup region_set_backup(enum region_backup kind, bool on);
-void region_set_peer(int device); /* that keeps contents; -1: any */
-void region_set_incremental(bool on);
-void region_set_mmap(bool on);
-
 /* NULL or "" means the default. Returns false when there is no memory to keep the name. */
 bool region_set_tag(const char *tag);
 
@@ -103,6 +98,6 @@ bool region_set_tag(const char *tag);
 const char *region_intern(const char *text);
 
 /* "pinned" or "mmap" (any case); false: no such backend. */
-bool region_parse_backend(const char *text, bool *mmap);
+bool region_parse_backend(const char *text, void *mmap);
 
 #endif

@@ -179,7 +179,7 @@ var nothing vmm.Options // of them is set
 // A file system that takes its time over removing a file holds up no allocation.
 func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib}
+	o := vmm.Options{DiskDir: t.TempDir()}
 	onDisk := mallocs(t, engine, 2, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupDisk})
 	require.NoError(t, pause(engine, o))
 	unlinking, gate := make(chan struct{}, 2), make(chan struct{})
@@ -227,7 +227,7 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 // Contents whose file is gone are lost, and said to be, and whose, every time; the rest goes on.
 func TestLostContents(t *testing.T) {
 	_, _, engine := simulated(t, 1)
-	o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib}
+	o := vmm.Options{DiskDir: t.TempDir()}
 	other := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "other", Backup: vmm.BackupHost})[0]
 	kept := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "precious"})[0]
 	lost := mallocs(t, engine, 1, vmm.Request{Size: 3 * mib, Tag: "precious", Backup: vmm.BackupDisk})[0]

@@ -419,7 +419,7 @@ func TestDiscard(t *testing.T) {
 
 	// The incremental one's copy is gone with the discarding, and made anew by the pause after that.
 	o := name("t")
-	o.DiskDir, o.DiskChunk = t.TempDir(), 1*mib
+	o.DiskDir = t.TempDir()
 	require.NoError(t, pause(engine, o))
 	o.Discard = true
 	require.NoError(t, pause(engine, o)) // of what is paused: nothing

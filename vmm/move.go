@@ -43,7 +43,7 @@ func (e *Engine) move(o Options, to BackupKind, old *discarded) (moved uint64, e
 	err = e.transact("move", &o, wanted, func(batches []*batch) error {
 		defer o.spent.copyingSince(time.Now())
 		if to == BackupDisk {
-			if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
+			if err := e.disk.Configure(o.DiskDir, o.DiskSetting); err != nil {
 				return err
 			}
 		}

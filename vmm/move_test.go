@@ -12,7 +12,6 @@ import (
 
 	"tms/internal/failpoint"
 	"tms/vmm"
-	"tms/vmm/backup/disk"
 )
 
 // kept is what the tag "t" has where: host memory, files.
@@ -44,7 +43,7 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 	require.NoError(t, err)
 	fill(filed, 2*mib, 99)
 	o := name("t")
-	o.DiskDir, o.DiskChunk = t.TempDir(), disk.MinChunk
+	o.DiskDir = t.TempDir()
 	move := func(to vmm.BackupKind, want uint64) {
 		t.Helper()
 		bytes, err := engine.Move(o, to)
@@ -98,7 +97,7 @@ func TestAPauseToDisk(t *testing.T) {
 		addresses = append(addresses, a)
 	}
 	o := name("t")
-	o.DiskDir, o.DiskChunk, o.ToDisk = t.TempDir(), disk.MinChunk, true
+	o.DiskDir, o.ToDisk = t.TempDir(), true
 	for range 2 {
 		var most atomic.Uint64
 		failpoint.Set(func(call string) error {
@@ -144,7 +143,7 @@ func TestAMoveThatFailsChangesNothing(t *testing.T) {
 		addresses = append(addresses, a)
 	}
 	o := name("t")
-	o.DiskDir, o.DiskChunk = t.TempDir(), disk.MinChunk
+	o.DiskDir = t.TempDir()
 	require.NoError(t, pause(engine, o))
 	failing := func(call string, at int, to vmm.BackupKind) {
 		t.Helper()
@@ -192,7 +191,7 @@ func TestAMoveThatFailsChangesNothing(t *testing.T) {
 func TestMovesBesideFrees(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := name("t")
-	o.DiskDir, o.DiskChunk = t.TempDir(), disk.MinChunk
+	o.DiskDir = t.TempDir()
 	for range 10 {
 		var addresses []uintptr
 		for i := range 16 {

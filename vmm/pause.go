@@ -138,7 +138,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
 		if slices.ContainsFunc(b.segments, toDisk) {
-			if err := e.disk.Configure(o.DiskDir, o.DiskSetting, o.DiskChunk); err != nil {
+			if err := e.disk.Configure(o.DiskDir, o.DiskSetting); err != nil {
 				return err
 			}
 		}

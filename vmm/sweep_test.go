@@ -21,7 +21,6 @@ import (
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
 	"tms/vmm"
-	"tms/vmm/backup/disk"
 	"tms/vmm/cuda"
 )
 
@@ -348,7 +347,7 @@ func (s *scene) malloc(r vmm.Request) {
 }
 
 func (s *scene) options(tag string) vmm.Options {
-	o := vmm.Options{DiskDir: s.dir, DiskChunk: disk.MinChunk, ExtentBytes: 8 * sceneGranularity}
+	o := vmm.Options{DiskDir: s.dir, ExtentBytes: 8 * sceneGranularity}
 	if tag != "" {
 		o.Tag = &tag
 	}

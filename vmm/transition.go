@@ -21,7 +21,6 @@ type Options struct {
 	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string               // where a pause puts files
 	DiskSetting  string               // where the directory comes from, for error texts; "": it is the default
-	DiskChunk    uint64               // bytes of one read or write
 	Verify       bool                 // compare contents after a resume with those before the pause
 	ExtentBytes  uint64               // a resume gives neighbours common extents up to this size; 0: one each
 	Wait         time.Duration        // how long a resume waits for memory that is short

@@ -104,7 +104,7 @@ func TestUserMappedAndBackups(t *testing.T) {
 		for cycle := range uint64(3) {
 			fill(m.at(int(cycle)), chunk, cycle)
 			require.NoError(t, engine.Prepare(nil)())
-			require.NoError(t, pause(engine, vmm.Options{Verify: true, DiskDir: t.TempDir(), DiskChunk: mib}))
+			require.NoError(t, pause(engine, vmm.Options{Verify: true, DiskDir: t.TempDir()}))
 			require.NoError(t, resume(engine, vmm.Options{Verify: true, ExtentBytes: 1 << 30}))
 			for n := range cycle + 1 {
 				requireFilled(t, m.at(int(n)), chunk, n)
@@ -189,7 +189,7 @@ func TestUserMappedComesBackUnmapped(t *testing.T) {
 		for _, r := range []vmm.Request{weights, {Tag: "weights"}, {Tag: "weights", Backup: vmm.BackupDisk}} {
 			sim, driver, engine := simulated(t, 1)
 			engine.CheckInvariants(true)
-			o := vmm.Options{DiskDir: t.TempDir(), DiskChunk: mib, Verify: true, Poison: true, Gated: true}
+			o := vmm.Options{DiskDir: t.TempDir(), Verify: true, Poison: true, Gated: true}
 			m := newMapper(t, driver, engine, r)
 			handles := []cuda.Handle{m.create(0), m.create(1), m.create(2), m.create(3)}
 			m.open(0, 4)

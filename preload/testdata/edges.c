@@ -81,6 +81,21 @@ int main(void)
 	CHECK(tms_get_enable_disk_backup() && !tms_get_enable_cpu_backup());
 	tms_set_enable_disk_backup(false);
 	CHECK(!tms_get_enable_disk_backup());
+	const char *const kinds[] = {"host", "disk", "peer", "peer:0", "peer:12", "none"};
+	for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+		EXPECT(tms_set_backup(kinds[i]), 0);
+		CHECK(strcmp(tms_get_backup(), kinds[i]) == 0);
+		CHECK(tms_get_enable_cpu_backup() == (i == 0) && tms_get_enable_disk_backup() == (i == 1));
+		CHECK(tms_get_enable_peer_backup(NULL) == (i > 1 && i < 5));
+	}
+	const char *const others[] = {"", "cpu", "Host", "host ", "peer:", "peer:-1", "peer: 1", "peer:1x", "peer:99999", "peer:1:2"};
+	EXPECT(tms_set_backup("disk"), 0);
+	for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+		EXPECT(tms_set_backup(others[i]), 1);
+		CHECK(strstr(tms_last_error(), "is no kind of backup") && strcmp(tms_get_backup(), "disk") == 0);
+	}
+	EXPECT(tms_set_backup(NULL), 0);
+	CHECK(strcmp(tms_get_backup(), "none") == 0);
 	tms_set_enable_cpu_backup(true);
 	tms_set_cpu_backup_backend("paper");
 	CHECK(strstr(tms_last_error(), "paper"));

@@ -7,6 +7,7 @@
 
 /* They come from the preloaded library; the program itself is not linked with it. */
 #pragma weak set_memory_margin_bytes
+#pragma weak tms_get_backup
 #pragma weak tms_get_cpu_backup_backend
 #pragma weak tms_get_cpu_backup_pointer
 #pragma weak tms_get_current_tag
@@ -33,6 +34,7 @@
 #pragma weak tms_resume
 #pragma weak tms_resume_within
 #pragma weak tms_serve
+#pragma weak tms_set_backup
 #pragma weak tms_set_cpu_backup_backend
 #pragma weak tms_set_current_tag
 #pragma weak tms_set_disk_backup_dir

@@ -21,12 +21,6 @@ import (
 // After a Save nothing was saved. After a Load the files are as they were: nothing is lost.
 var ErrFailed = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
 
-// The sizes a chunk may have, in bytes.
-const (
-	MinChunk = 1 << 20
-	MaxChunk = stagingSize
-)
-
 // Store keeps contents in files, one for each span, which others can see and only their owner can
 // read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; those of a killed process are
 // removed by the next process that uses the directory. Nothing is synced: contents need not
@@ -38,7 +32,7 @@ type Store struct {
 	mu          sync.Mutex
 	directories map[string]*directory // by absolute path; each has been cleaned
 	current     *directory
-	chunkSize   uint64 // bytes of one read or write
+	chunkSize   uint64 // bytes of one read or write, at most stagingSize
 
 	staging *reclaim.Kind // buffers
 	removed *reclaim.Kind // files
@@ -60,16 +54,10 @@ func New(driver *cuda.Driver, warn func(string)) *Store {
 	}
 }
 
-// Configure says where the next Save puts its files, and how many bytes one read or write has at
-// most: from MinChunk to MaxChunk, which is what is staged.
-// A missing directory is made, for its owner only. setting is what the path came from, for the texts of
+// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting is what the path came from, for the texts of
 // errors: the name of a function or variable, "" for a default. At a directory's first use the files
 // that dead processes left there are removed. Errors: ErrFailed.
-func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
-	if chunkBytes < MinChunk || chunkBytes > MaxChunk {
-		return fmt.Errorf("%w: a chunk of %d bytes: set TMS_DISK_BACKUP_CHUNK_MB from %d to %d",
-			ErrFailed, chunkBytes, MinChunk>>20, MaxChunk>>20)
-	}
+func (d *Store) Configure(path, setting string) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
 		return newDirectory(path, setting).failed("finding", path, err)
@@ -78,7 +66,7 @@ func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	if err := made.make(); err != nil {
 		return err
 	}
-	d.use(made, chunkBytes&^(blockSize-1))
+	d.use(made)
 	if inMemory(absolute) && !tmpfsWarned.Swap(true) {
 		d.warn(fmt.Sprintf("disk backup: %s is a file system in memory (tmpfs), so a backup there takes host memory; "+
 			"%s", absolute, made.elsewhere(" on a disk")))
@@ -86,7 +74,7 @@ func (d *Store) Configure(path, setting string, chunkBytes uint64) error {
 	return nil
 }
 
-func (d *Store) use(made *directory, chunkSize uint64) {
+func (d *Store) use(made *directory) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	known := d.directories[made.path]
@@ -96,7 +84,7 @@ func (d *Store) use(made *directory, chunkSize uint64) {
 		d.directories[made.path] = made
 	}
 	known.setting.Store(made.setting.Load())
-	d.current, d.chunkSize = known, chunkSize
+	d.current = known
 }
 
 // diskContents is a span's file.
@@ -142,7 +130,7 @@ func (c *diskContents) replace(file *diskFile) {
 // overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
 // directory was configured since), its contents move to a new one. It is always written whole.
 func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
-	where, chunkSize, err := d.target()
+	where, err := d.target()
 	if err != nil {
 		return nil, err
 	}
@@ -165,7 +153,7 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 		}
 	}()
 
-	saving := d.transfer(job, chunkSize, (*transfer).save)
+	saving := d.transfer(job, (*transfer).save)
 	for i, item := range items {
 		saving.add(item.Span, files[i], unix.O_WRONLY)
 	}
@@ -184,15 +172,15 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 	return contents, nil
 }
 
-// target is the directory that is configured, held, and the bytes of one write.
-func (d *Store) target() (*directory, uint64, error) {
+// target is the directory that is configured, held.
+func (d *Store) target() (*directory, error) {
 	d.mu.Lock()
-	where, chunkSize := d.current, d.chunkSize
+	where := d.current
 	d.mu.Unlock()
 	if where == nil {
-		return nil, 0, fmt.Errorf("%w: no directory is configured", ErrFailed)
+		return nil, fmt.Errorf("%w: no directory is configured", ErrFailed)
 	}
-	return where, chunkSize, where.hold()
+	return where, where.hold()
 }
 
 // create makes the files that are missing, with space for all of them, or none.
@@ -228,7 +216,7 @@ func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fre
 // of its span at Host, at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them.
 // Errors: ErrFailed.
 func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Contents, err error) {
-	where, chunkSize, err := d.target()
+	where, err := d.target()
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +229,7 @@ func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Cont
 	if err != nil {
 		return nil, err
 	}
-	writing := d.transfer(job, chunkSize, (*transfer).write)
+	writing := d.transfer(job, (*transfer).write)
 	writing.hostOnly = true
 	contents := make([]backup.Contents, len(sources))
 	for i, source := range sources {
@@ -258,10 +246,7 @@ func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Cont
 // Give reads contents of this store into host memory: that of targets, of which each has the size and a Host as
 // those of Take. Errors: a *Lost, as of a Load; the files stay as they are.
 func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error {
-	d.mu.Lock()
-	chunkSize := d.chunkSize
-	d.mu.Unlock()
-	reading := d.transfer(job, chunkSize, (*transfer).read)
+	reading := d.transfer(job, (*transfer).read)
 	reading.hostOnly = true
 	for i, c := range contents {
 		(*diskLoader)(reading).Add(backup.Span{Address: targets[i].Host(), Size: c.Bytes()}, c)
@@ -295,7 +280,7 @@ func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, e
 func (d *Store) Load(job backup.Job) backup.Loader {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return (*diskLoader)(d.transfer(job, d.chunkSize, (*transfer).load))
+	return (*diskLoader)(d.transfer(job, (*transfer).load))
 }
 
 type diskLoader transfer

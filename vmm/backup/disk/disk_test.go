@@ -47,7 +47,8 @@ func newBench(t testing.TB) *bench {
 	t.Helper()
 	sim, driver, jobs := backuptest.Simulate(t, 1, "4G")
 	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver, silent), path: t.TempDir()}
-	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
+	b.disk.chunkSize = mib
+	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
 	t.Cleanup(func() { b.clean(0) })
 	return b
 }
@@ -102,10 +103,10 @@ func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
 }
 
 func TestRoundTrip(t *testing.T) {
-	for _, chunk := range []uint64{mib, 3*mib + 4097, MaxChunk} {
+	for _, chunk := range []uint64{mib, 3*mib + blockSize, stagingSize} {
 		t.Run(fmt.Sprint(chunk), func(t *testing.T) {
 			b := newBench(t)
-			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk))
+			b.disk.chunkSize = chunk
 			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
 			var contents []backup.Contents
 			for cycle := range uint64(3) {
@@ -415,7 +416,7 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	other := filepath.Join(t.TempDir(), "new", "deeper")
-	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR"))
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
@@ -445,7 +446,7 @@ func TestDirectoryIsRelative(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
 	t.Chdir(b.path)
-	require.NoError(t, b.disk.Configure("below/it", "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, b.disk.Configure("below/it", "TMS_DISK_BACKUP_DIR"))
 	contents := b.save(spans, nil)
 	require.NoError(t, os.Chdir("/"))
 	require.NoError(t, b.load(spans, contents))
@@ -461,18 +462,15 @@ func TestDirectoryCannotBeUsed(t *testing.T) {
 	file := filepath.Join(b.path, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{file, filepath.Join(file, "below"), "/proc/tms", "/sys/kernel"} {
-		err := b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib)
+		err := b.disk.Configure(path, "TMS_DISK_BACKUP_DIR")
 		if path == "/sys/kernel" && err == nil {
 			// Root may write, but not here.
 			_, err = b.trySave(b.spans(2*mib), nil)
-			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", mib))
+			require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
 		}
 		require.ErrorIs(t, err, ErrFailed, path)
 		require.ErrorContains(t, err, path)
 		require.ErrorContains(t, err, "set TMS_DISK_BACKUP_DIR")
-	}
-	for _, chunk := range []uint64{0, mib - 1, MaxChunk + 1} {
-		require.ErrorContains(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR", chunk), "TMS_DISK_BACKUP_CHUNK_MB")
 	}
 	_, err := New(b.driver, silent).Save(b.job, nil)
 	require.ErrorIs(t, err, ErrFailed)
@@ -503,7 +501,7 @@ func small(t *testing.T) string {
 func TestIsSmall(t *testing.T) {
 	path := small(t)
 	b := newBench(t)
-	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	b.path = path
 	spans := b.spans(4*mib, 2*mib, 4*mib)
 	backuptest.Fill(spans, 5)
@@ -531,10 +529,10 @@ func TestWarnsOfMemoryOnce(t *testing.T) {
 	defer tmpfsWarned.Store(tmpfsWarned.Swap(false))
 	var lines []string
 	b.disk.warn = func(line string) { lines = append(lines, line) }
-	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
-	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
+	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	other := New(b.driver, b.disk.warn)
-	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, other.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.Len(t, lines, 1)
 	require.Contains(t, lines[0], path)
 	require.Contains(t, lines[0], "TMS_DISK_BACKUP_DIR")
@@ -588,7 +586,7 @@ func TestLeftovers(t *testing.T) {
 	require.NoError(t, hidden.lock(int(lock.Fd())))
 
 	d := New(new(cuda.Driver), silent)
-	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(path, name))
 		return err == nil
@@ -601,9 +599,9 @@ func TestLeftovers(t *testing.T) {
 	}
 	// Only at the first use: later it would be waste.
 	require.NoError(t, lock.Close())
-	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.True(t, exists(unseen.name(1)))
-	require.NoError(t, New(new(cuda.Driver), silent).Configure(path, "TMS_DISK_BACKUP_DIR", mib))
+	require.NoError(t, New(new(cuda.Driver), silent).Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.False(t, exists(unseen.name(1)))
 }
 
@@ -777,10 +775,10 @@ func TestErrorsNameTheSetting(t *testing.T) {
 		"TMPDIR":                  "; TMPDIR names it: set that, or TMS_DISK_BACKUP_DIR, to a directory",
 		"":                        "; it is the default: set TMS_DISK_BACKUP_DIR to a directory",
 	} {
-		err := b.disk.Configure(file, setting, mib)
+		err := b.disk.Configure(file, setting)
 		require.ErrorIs(t, err, ErrFailed)
 		require.ErrorContains(t, err, file+": not a directory"+words+" that can be written")
-		require.NoError(t, b.disk.Configure(b.path, setting, mib))
+		require.NoError(t, b.disk.Configure(b.path, setting))
 		for cause, what := range map[error]string{
 			unix.ENOSPC: "no space left on device; free space there, or ",
 			unix.EDQUOT: "disk quota exceeded; free space in your quota, or ",
@@ -812,7 +810,7 @@ func BenchmarkDisk(b *testing.B) {
 		b.Setenv("TMPDIR", path)
 	}
 	w := newBench(b)
-	require.NoError(b, w.disk.Configure(w.path, "TMS_DISK_BACKUP_DIR", 64*mib))
+	w.disk.chunkSize = stagingSize
 	spans := w.spans(1024*mib, 1024*mib, 1024*mib)
 	// Nothing that a disk could compress.
 	block := make([]byte, 64*mib)

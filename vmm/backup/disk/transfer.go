@@ -31,11 +31,10 @@ type chunk struct {
 
 // transfer moves chunks between memory and files.
 type transfer struct {
-	disk      *Store
-	job       backup.Job
-	chunkSize uint64 // bytes of a chunk, at most
-	hostOnly  bool   // the memory is the host's: nothing is staged, and the driver not called
-	move      func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
+	disk     *Store
+	job      backup.Job
+	hostOnly bool // the memory is the host's: nothing is staged, and the driver not called
+	move     func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -47,9 +46,9 @@ type transfer struct {
 	running sync.WaitGroup
 }
 
-func (d *Store) transfer(job backup.Job, chunkSize uint64,
+func (d *Store) transfer(job backup.Job,
 	move func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error) *transfer {
-	t := &transfer{disk: d, job: job, chunkSize: chunkSize, move: move}
+	t := &transfer{disk: d, job: job, move: move}
 	t.changed.L = &t.mu
 	return t
 }
@@ -60,12 +59,12 @@ func (t *transfer) add(span backup.Span, file *diskFile, mode int) {
 	defer t.mu.Unlock()
 	open := &openFile{file: file, mode: mode, fd: -1}
 	t.files = append(t.files, open)
-	for offset := uint64(0); offset < span.Size; offset += t.chunkSize {
+	for offset := uint64(0); offset < span.Size; offset += t.disk.chunkSize {
 		t.chunks = append(t.chunks, chunk{
 			open:   open,
 			offset: offset,
 			memory: span.Address + uintptr(offset),
-			size:   min(t.chunkSize, span.Size-offset),
+			size:   min(t.disk.chunkSize, span.Size-offset),
 		})
 		open.chunks++
 		if t.workers < inFlight {
