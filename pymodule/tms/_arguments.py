@@ -30,7 +30,7 @@ Backup = Optional[
 ]
 """None, "host", "disk", "peer" or "peer:N" with the ordinal of a device."""
 
-_PEER = re.compile(r"peer(?::(\d{1,2}))?")
+_KIND = re.compile(r"host|disk|peer(:\d{1,2})?")
 
 
 def check_tag(tag: object) -> str:
@@ -48,7 +48,7 @@ def check_backup(backup: object) -> Backup:
     """`backup` itself; ValueError where it can't be one."""
     if backup is None:
         return None
-    if isinstance(backup, str) and (backup in ("host", "disk") or _PEER.fullmatch(backup)):
+    if isinstance(backup, str) and _KIND.fullmatch(backup):
         return cast(Backup, backup)
     raise ValueError(
         f"backup must be None (contents may go), 'host' (kept in host memory), 'disk' (kept in "
@@ -63,11 +63,3 @@ def check_incremental(incremental: object, backup: Backup) -> bool:
     if incremental and backup != "host":
         raise ValueError(f"incremental=True needs backup='host', not backup={backup!r}")
     return incremental
-
-
-def peer_of(backup: Backup) -> int | None:
-    """The device ordinal of a checked "peer:N", -1 for "peer", None for anything else."""
-    found = _PEER.fullmatch(backup or "")
-    if not found:
-        return None
-    return -1 if found[1] is None else int(found[1])

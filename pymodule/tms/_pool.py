@@ -10,14 +10,12 @@ from typing import Any, Union, cast
 
 from . import _torch
 from ._errors import NotSupportedError, OutOfMemoryError, TmsError, from_code
-from ._library import Library, load
+from ._library import Library, load, read
 from ._private import private, setter
 from ._scope import ThreadScope
 
 Option = Union[bool, int, float, str]
 """A setting of a kind of pool. A size is a number of bytes, or text such as "64MiB"."""
-
-_SIZE, _POINTER, _TEXT, _CODE = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
 
 
 def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
@@ -39,9 +37,8 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
         ForkedError, NotPreloadedError: as for `pause`.
     """
     library = load()
-    functions = _functions(library)
     handle = ctypes.c_void_p()
-    code = functions.create(
+    code = library.c.tms_pool_create(
         ctypes.byref(handle), kind.encode(), _text(options), -1 if device is None else device
     )
     _check(library, code, f"making a pool of kind {kind!r}")
@@ -57,7 +54,6 @@ class Pool:
     def __init__(self, library: Library, kind: str, handle: ctypes.c_void_p) -> None:
         self.kind = kind
         self._library = library
-        self._functions = _functions(library)
         self._handle = handle
         self._closed = False
 
@@ -77,7 +73,7 @@ class Pool:
         if size < 0:
             raise ValueError(f"size must be 0 or more, not {size}")
         address = ctypes.c_void_p()
-        code = self._functions.malloc(self._handle, ctypes.byref(address), size, stream)
+        code = self._library.c.tms_pool_malloc(self._handle, ctypes.byref(address), size, stream)
         self._check(code, f"allocating {size} bytes from a pool of kind {self.kind!r}")
         return address.value or 0
 
@@ -87,7 +83,7 @@ class Pool:
         Raises:
             TmsError: it is not the address of a live allocation of this pool.
         """
-        self._check(self._functions.free(self._handle, address), f"freeing {address:#x}")
+        self._check(self._library.c.tms_pool_free(self._handle, address), f"freeing {address:#x}")
 
     def record_stream(self, address: int, stream: int) -> None:
         """Says that another stream uses an allocation: once freed, it waits for that.
@@ -96,19 +92,19 @@ class Pool:
             NotSupportedError: the kind is not "caching".
             TmsError: as for `free`.
         """
-        code = self._functions.record_stream(self._handle, address, stream)
+        code = self._library.c.tms_pool_record_stream(self._handle, address, stream)
         self._check(code, f"recording a stream for {address:#x}")
 
     def trim(self) -> int:
         """Gives the segments in which nothing is live back to the device; how many bytes it was."""
         released = ctypes.c_size_t()
-        code = self._functions.trim(self._handle, ctypes.byref(released))
+        code = self._library.c.tms_pool_trim(self._handle, ctypes.byref(released))
         self._check(code, "trimming a pool")
         return released.value
 
     def stats(self) -> dict[str, Any]:
         """The pool's counters and sizes: "live_bytes", "reserved_bytes", "segments" and others."""
-        text = _read(self._functions.stats_json, self._handle)
+        text = read(self._library.c.tms_pool_stats_json, self._handle)
         if not text:
             self._check(1, "reading a pool's statistics")
         return cast("dict[str, Any]", json.loads(text))
@@ -122,7 +118,7 @@ class Pool:
         Raises:
             NotSupportedError: the pool is of another kind.
         """
-        text = _read(self._functions.snapshot_json, self._handle)
+        text = read(self._library.c.tms_pool_snapshot_json, self._handle)
         if not text:
             code = 1 if self._closed else 801
             self._check(code, "taking a snapshot of a pool")
@@ -130,7 +126,9 @@ class Pool:
 
     def reset_peak_stats(self) -> None:
         """Makes the peaks in `stats` what is there now (torch.cuda.reset_peak_memory_stats)."""
-        self._check(self._functions.reset_peak_stats(self._handle), "resetting a pool's peaks")
+        self._check(
+            self._library.c.tms_pool_reset_peak_stats(self._handle), "resetting a pool's peaks"
+        )
 
     def reset_accumulated_stats(self) -> None:
         """Makes the sums in `stats` begin anew (torch.cuda.reset_accumulated_memory_stats).
@@ -138,13 +136,13 @@ class Pool:
         Raises:
             NotSupportedError: the kind is not "caching".
         """
-        code = self._functions.reset_accumulated_stats(self._handle)
+        code = self._library.c.tms_pool_reset_accumulated_stats(self._handle)
         self._check(code, "resetting a pool's sums")
 
     def close(self) -> None:
         """Gives all segments back, with what is still live in them. Twice is fine."""
         if not self._closed:
-            self._check(self._functions.destroy(self._handle), "closing a pool")
+            self._check(self._library.c.tms_pool_destroy(self._handle), "closing a pool")
             self._closed = True
 
     def __enter__(self) -> Pool:
@@ -236,7 +234,7 @@ def allocator_stats() -> list[dict[str, Any]]:
     One dict for each device and each tag: "device", "tag" (None: not pausable) and "stats", which
     are as `Pool.stats` returns them.
     """
-    return cast("list[dict[str, Any]]", json.loads(_read(_functions(load()).torch_stats_json)))
+    return cast("list[dict[str, Any]]", json.loads(read(load().c.tms_torch_pool_stats_json)))
 
 
 def allocator_snapshot() -> list[dict[str, Any]]:
@@ -249,7 +247,7 @@ def allocator_snapshot() -> list[dict[str, Any]]:
         NotSupportedError: the kind is another.
     """
     library = load()
-    text = _read(_functions(library).torch_snapshot_json)
+    text = read(library.c.tms_torch_pool_snapshot_json)
     if not text:
         _check(library, 801, "taking a snapshot of PyTorch's allocator")
     return cast("list[dict[str, Any]]", json.loads(text))
@@ -258,48 +256,7 @@ def allocator_snapshot() -> list[dict[str, Any]]:
 def reset_allocator_peak_stats() -> None:
     """Makes the peaks in `allocator_stats` what is there now."""
     library = load()
-    _check(library, _functions(library).torch_reset_peak_stats(), "resetting the allocator's peaks")
-
-
-class _Functions:
-    """tms.h, as far as it is about pools."""
-
-    def __init__(self, library: Library) -> None:
-        bind = library.bind
-        self.create = bind("tms_pool_create", _CODE, _POINTER, _TEXT, _TEXT, ctypes.c_int)
-        self.malloc = bind("tms_pool_malloc", _CODE, _POINTER, _POINTER, _SIZE, _POINTER)
-        self.free = bind("tms_pool_free", _CODE, _POINTER, _POINTER)
-        self.record_stream = bind("tms_pool_record_stream", _CODE, _POINTER, _POINTER, _POINTER)
-        self.trim = bind("tms_pool_trim", _CODE, _POINTER, _POINTER)
-        self.destroy = bind("tms_pool_destroy", _CODE, _POINTER)
-        self.stats_json = bind("tms_pool_stats_json", _SIZE, _POINTER, _TEXT, _SIZE)
-        self.snapshot_json = bind("tms_pool_snapshot_json", _SIZE, _POINTER, _TEXT, _SIZE)
-        self.reset_peak_stats = bind("tms_pool_reset_peak_stats", _CODE, _POINTER)
-        self.reset_accumulated_stats = bind("tms_pool_reset_accumulated_stats", _CODE, _POINTER)
-        self.use = bind("tms_torch_pool_use", _CODE, _TEXT, _TEXT)
-        self.torch_stats_json = bind("tms_torch_pool_stats_json", _SIZE, _TEXT, _SIZE)
-        self.torch_snapshot_json = bind("tms_torch_pool_snapshot_json", _SIZE, _TEXT, _SIZE)
-        self.torch_reset_peak_stats = bind("tms_torch_pool_reset_peak_stats", _CODE)
-
-
-_bound: dict[Library, _Functions] = {}
-
-
-def _functions(library: Library) -> _Functions:
-    found = _bound.get(library)
-    if found is None:
-        found = _bound[library] = _Functions(library)
-    return found
-
-
-def _read(stats: Any, *arguments: Any) -> str:
-    room = 1
-    while True:
-        buffer = ctypes.create_string_buffer(room)
-        length: int = stats(*arguments, buffer, room)
-        if length < room:
-            return buffer.value.decode()
-        room = 1 + length
+    _check(library, library.c.tms_torch_pool_reset_peak_stats(), "resetting the allocator's peaks")
 
 
 def _check(library: Library, code: int, doing: str) -> None:
@@ -338,7 +295,7 @@ _plugged: dict[str, Any] = {}
 
 
 def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[str, Option]) -> Any:
-    code = _functions(library).use(kind.encode(), _text(options))
+    code = library.c.tms_torch_pool_use(kind.encode(), _text(options))
     _check(library, code, f"choosing a pool of kind {kind!r} for PyTorch")
     if malloc not in _plugged:
         made = private(torch, "_C._cuda_customAllocator")(

@@ -9,7 +9,8 @@ from collections.abc import Iterator
 from typing import Any, Callable, Union
 
 from ._errors import NotSupportedError
-from ._library import PROGRESS, Library
+from ._functions import PROGRESS
+from ._library import Library
 
 Progress = Union[bool, Callable[[int, str, int, int], object]]
 """True for bars on stderr; or what is called with device, "pause" or "resume", bytes, bytes of."""

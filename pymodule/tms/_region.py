@@ -100,7 +100,7 @@ def pausable(tag: str, backup: Backup, *, incremental: bool) -> dict[str, Any]:
     """A thread's settings for pausable memory, as attributes of `Library`."""
     return {
         "tag": tag.encode(),
-        "backup": backup,
+        "backup": (backup or "none").encode(),
         "incremental": incremental,
         "active": True,
     }

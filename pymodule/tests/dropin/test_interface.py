@@ -12,8 +12,8 @@ from programs import PRELUDE, in_mode, output, run
 from simulator import PYMODULE
 
 import tms
+from tms._functions import SIGNATURES
 from torch_memory_saver import TorchMemorySaver, configure_subprocess
-from torch_memory_saver.binary_wrapper import _SIGNATURES
 from torch_memory_saver.utils import change_env, get_binary_path_from_package
 
 
@@ -479,7 +479,7 @@ assert holds(tensor, 1)
 def test_every_function_has_its_signature() -> None:
     header = (PYMODULE.parent / "preload" / "tms.h").read_text()
     declared = set(re.findall(r"(\w+)\([^)]*\);", re.sub(r"/\*.*?\*/", "", header, flags=re.S)))
-    assert declared == set(_SIGNATURES)
+    assert declared == set(SIGNATURES)
 
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])

@@ -1,0 +1,108 @@
+"""The functions of libtms.so, as ctypes calls them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+_TEXT, _BOOL, _CODE = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int
+_BYTES = ctypes.POINTER(ctypes.c_uint8)
+_HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
+
+
+PROGRESS = ctypes.CFUNCTYPE(
+    None,
+    ctypes.c_int,
+    ctypes.c_char_p,
+    ctypes.c_uint64,
+    ctypes.c_uint64,
+    ctypes.c_void_p,
+)
+"""tms_progress_callback: device, operation, bytes done, bytes in total, user."""
+
+
+class _GraphPool(ctypes.Structure):
+    """tms_torch_pool_id."""
+
+    _fields_ = [("first", ctypes.c_uint64), ("second", ctypes.c_uint64)]
+
+
+SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "tms_set_interesting_region": (None, _BOOL),
+    "tms_get_interesting_region": (_BOOL,),
+    "tms_set_excluded": (None, _BOOL),
+    "tms_get_excluded": (_BOOL,),
+    "tms_set_current_tag": (None, _TEXT),
+    "tms_get_current_tag": (_TEXT,),
+    "tms_set_backup": (_CODE, _TEXT),
+    "tms_get_backup": (_TEXT,),
+    "tms_set_enable_cpu_backup": (None, _BOOL),
+    "tms_get_enable_cpu_backup": (_BOOL,),
+    "tms_set_enable_disk_backup": (None, _BOOL),
+    "tms_get_enable_disk_backup": (_BOOL,),
+    "tms_set_enable_incremental_backup": (None, _BOOL),
+    "tms_get_enable_incremental_backup": (_BOOL,),
+    "tms_set_enable_peer_backup": (None, _BOOL, ctypes.c_int),
+    "tms_get_enable_peer_backup": (_BOOL, ctypes.POINTER(ctypes.c_int)),
+    "tms_set_cpu_backup_backend": (None, _TEXT),
+    "tms_get_cpu_backup_backend": (_TEXT,),
+    "tms_set_disk_backup_dir": (None, _TEXT),
+    "tms_pause": (_CODE, _TEXT),
+    "tms_pause_gated": (_CODE, _TEXT, ctypes.c_double),
+    "tms_pause_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_discard": (_CODE, _TEXT),
+    "tms_resume": (_CODE, _TEXT),
+    "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
+    "tms_prepare": (_CODE, _TEXT, _BOOL),
+    "tms_last_bytes": (ctypes.c_uint64,),
+    "tms_set_progress_callback": (None, PROGRESS, ctypes.c_void_p),
+    "tms_trim": (_CODE,),
+    "tms_serve": (_CODE,),
+    "tms_pause_everything": (_CODE, ctypes.c_double),
+    "set_memory_margin_bytes": (None, ctypes.c_uint64),
+    "tms_set_retain_cpu_backup": (None, _BOOL),
+    "tms_get_retain_cpu_backup": (_BOOL,),
+    "tms_get_cpu_backup_pointer": (_BYTES, _BYTES, ctypes.c_uint64),
+    "tms_torch_malloc": (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p),
+    "tms_torch_free": (
+        None,
+        ctypes.c_void_p,
+        ctypes.c_ssize_t,
+        ctypes.c_int,
+        ctypes.c_void_p,
+    ),
+    "tms_pool_create": (_CODE, _OUT, _TEXT, _TEXT, ctypes.c_int),
+    "tms_pool_malloc": (_CODE, _HANDLE, _OUT, ctypes.c_size_t, _HANDLE),
+    "tms_pool_free": (_CODE, _HANDLE, _HANDLE),
+    "tms_pool_record_stream": (_CODE, _HANDLE, _HANDLE, _HANDLE),
+    "tms_pool_trim": (_CODE, _HANDLE, ctypes.POINTER(ctypes.c_size_t)),
+    "tms_pool_stats_json": (ctypes.c_size_t, _HANDLE, _TEXT, ctypes.c_size_t),
+    "tms_pool_snapshot_json": (ctypes.c_size_t, _HANDLE, _TEXT, ctypes.c_size_t),
+    "tms_pool_reset_peak_stats": (_CODE, _HANDLE),
+    "tms_pool_reset_accumulated_stats": (_CODE, _HANDLE),
+    "tms_pool_destroy": (_CODE, _HANDLE),
+    "tms_torch_pool_use": (_CODE, _TEXT, _TEXT),
+    "tms_torch_pool_malloc": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_malloc_or_throw": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_free": (None, _HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_pool_init": (None, ctypes.c_int),
+    "tms_torch_pool_reset": (None,),
+    "tms_torch_pool_memory_fraction": (None, ctypes.c_double, ctypes.c_int),
+    "tms_torch_pool_record_stream": (None, _HANDLE, _HANDLE),
+    "tms_torch_pool_begin_allocate_to_pool": (None, ctypes.c_int, _GraphPool, _HANDLE),
+    "tms_torch_pool_end_allocate_to_pool": (None, ctypes.c_int, _GraphPool),
+    "tms_torch_pool_release_pool": (None, ctypes.c_int, _GraphPool),
+    "tms_torch_pool_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_torch_pool_snapshot_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_torch_pool_reset_peak_stats": (_CODE,),
+    "tms_last_error": (_TEXT,),
+    "tms_stats_json": (ctypes.c_size_t, _TEXT, ctypes.c_size_t),
+    "tms_version": (_TEXT,),
+}
+"""The result of each function of tms.h, then its arguments."""
+
+
+def typed(function: Any, name: str) -> Any:
+    """`function` with the types of the one that is called `name`."""
+    function.restype, *function.argtypes = SIGNATURES[name]
+    return function
