@@ -10,11 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"runtime"
 	"time"
-	"unsafe"
-
-	"github.com/ebitengine/purego"
 
 	"tms/vmm/cuda"
 )
@@ -53,59 +49,35 @@ var (
 	ErrLate = errors.New("the driver did not finish in time")
 )
 
-// functions of the driver.
-const (
-	fnInit = iota
-	fnGetErrorName
-	fnGetErrorString
-	fnGetState
-	fnLock
-	fnCheckpoint
-	fnRestore
-	fnUnlock
-	functions
-)
-
-var names = [functions]string{"cuInit", "cuGetErrorName", "cuGetErrorString", "cuCheckpointProcessGetState",
-	"cuCheckpointProcessLock", "cuCheckpointProcessCheckpoint", "cuCheckpointProcessRestore", "cuCheckpointProcessUnlock"}
-
 // Driver is the CUDA driver of this process, loaded and not initialised.
-type Driver struct {
-	address [functions]uintptr
-}
+type Driver struct{ cuda *cuda.Driver }
 
 // Open loads libcuda.so.1. Errors: ErrUnsupported, wrapped.
 func Open() (*Driver, error) {
-	runtime.LockOSThread() // the loader keeps the words of its error for the thread
-	defer runtime.UnlockOSThread()
-	library, err := purego.Dlopen("libcuda.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
+	d, err := cuda.Load("libcuda.so.1")
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	var d Driver
-	for f, name := range names {
-		if d.address[f], err = purego.Dlsym(library, name); err != nil {
-			return nil, fmt.Errorf("%w: this one has no %s, which came with driver 570", ErrUnsupported, name)
-		}
+	if !d.CanCheckpoint() {
+		return nil, fmt.Errorf("%w: this one has no cuCheckpointProcessGetState, which came with driver 570", ErrUnsupported)
 	}
-	return &d, nil
+	return &Driver{d}, nil
 }
 
 // State asks for the state of a process. (cuCheckpointProcessGetState)
 // Errors: ErrNoCUDA, ErrUnsupported, *cuda.Error.
 func (d *Driver) State(pid int) (State, error) {
-	state := Failed
-	err := d.initialized(fnGetState, pid, unsafe.Pointer(&state))
-	if errors.Is(err, cuda.InvalidValue) || errors.Is(err, cuda.NotInitialized) {
-		return Failed, fmt.Errorf("%w: %w", ErrNoCUDA, err)
+	var state int32
+	err := d.initialized(func() (err error) { state, err = d.cuda.CheckpointProcessGetState(pid); return err })
+	switch {
+	case err == nil:
+		return State(state), nil
+	case errors.Is(err, cuda.InvalidValue), errors.Is(err, cuda.NotInitialized):
+		err = fmt.Errorf("%w: %w", ErrNoCUDA, err)
+	case errors.Is(err, cuda.NotSupported):
+		err = fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
-	return state, err
-}
-
-// lockArguments is a CUcheckpointLockArgs.
-type lockArguments struct {
-	timeoutMs, reserved0 uint32
-	reserved1            [7]uint64
+	return Failed, err
 }
 
 // Lock has the CUDA calls of a running process wait from now on. Work that the process has given its devices, and
@@ -113,8 +85,9 @@ type lockArguments struct {
 // Errors: ErrLate, *cuda.Error.
 func (d *Driver) Lock(pid int, timeout time.Duration) error {
 	milliseconds := max(1, min(timeout.Milliseconds(), math.MaxUint32)) // 0 would be for ever
-	arguments := &lockArguments{timeoutMs: uint32(milliseconds)}
-	err := within(timeout+grace, func() error { return d.initialized(fnLock, pid, unsafe.Pointer(arguments)) })
+	err := within(timeout+grace, func() error {
+		return d.initialized(func() error { return d.cuda.CheckpointProcessLock(pid, uint32(milliseconds)) })
+	})
 	if errors.Is(err, cuda.NotReady) {
 		return fmt.Errorf("%w: a CUDA call, or work on a device, has not ended within %v (%w)", ErrLate, timeout, err)
 	}
@@ -124,7 +97,9 @@ func (d *Driver) Lock(pid int, timeout time.Duration) error {
 // Checkpoint moves what a locked process has on its devices to host memory. (cuCheckpointProcessCheckpoint)
 // Errors: ErrLate, *cuda.Error: of NotSupported, the process has what this driver cannot move.
 func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
-	err := within(timeout, func() error { return d.initialized(fnCheckpoint, pid, nil) })
+	err := within(timeout, func() error {
+		return d.initialized(func() error { return d.cuda.CheckpointProcessCheckpoint(pid) })
+	})
 	if errors.Is(err, cuda.NotSupported) {
 		return fmt.Errorf("%w: the process has what this driver cannot checkpoint: managed memory, memory shared with "+
 			"other processes, or a part of a GPU (MIG)", err)
@@ -136,8 +111,8 @@ func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
 // Errors: ErrLate, *cuda.Error: of OutOfMemory, others have the memory, and nothing has changed.
 func (d *Driver) Restore(pid int, timeout time.Duration) error {
 	return within(timeout, func() error {
-		unusable := d.initialize() // without devices of its own, perhaps (CUDA_VISIBLE_DEVICES)
-		err := d.call(fnRestore, pid, nil)
+		unusable := d.cuda.Init() // without devices of its own, perhaps (CUDA_VISIBLE_DEVICES)
+		err := d.cuda.CheckpointProcessRestore(pid)
 		if errors.Is(err, cuda.NotInitialized) && unusable != nil { // else the driver is in persistence mode
 			return unusable
 		}
@@ -148,7 +123,9 @@ func (d *Driver) Restore(pid int, timeout time.Duration) error {
 // Unlock lets the CUDA calls of a locked process go on. (cuCheckpointProcessUnlock)
 // Errors: *cuda.Error.
 func (d *Driver) Unlock(pid int) error {
-	return within(grace, func() error { return d.initialized(fnUnlock, pid, nil) })
+	return within(grace, func() error {
+		return d.initialized(func() error { return d.cuda.CheckpointProcessUnlock(pid) })
+	})
 }
 
 // grace is for what should take no time.
@@ -166,50 +143,12 @@ func within(timeout time.Duration, call func() error) error {
 	}
 }
 
-func (d *Driver) initialize() error {
-	result, _, _ := purego.SyscallN(d.address[fnInit], 0)
-	return d.result(fnInit, result)
-}
-
 // initialized makes a call, and once more after cuInit where the driver wants that. Of most it does not, and cuInit
 // takes longer than they.
-func (d *Driver) initialized(function, pid int, arguments unsafe.Pointer) error {
-	err := d.call(function, pid, arguments)
-	if errors.Is(err, cuda.NotInitialized) && d.initialize() == nil {
-		err = d.call(function, pid, arguments)
+func (d *Driver) initialized(call func() error) error {
+	err := call()
+	if errors.Is(err, cuda.NotInitialized) && d.cuda.Init() == nil {
+		err = call()
 	}
 	return err
-}
-
-func (d *Driver) call(function, pid int, arguments unsafe.Pointer) error {
-	result, _, _ := purego.SyscallN(d.address[function], uintptr(pid), uintptr(arguments))
-	return d.result(function, result)
-}
-
-func (d *Driver) result(function int, result uintptr) error {
-	code := cuda.Result(int32(result))
-	if code == cuda.Success {
-		return nil
-	}
-	if code == cuda.NotSupported && function == fnGetState {
-		return fmt.Errorf("%w: %s", ErrUnsupported, d.text(fnGetErrorString, code))
-	}
-	return &cuda.Error{Call: names[function], Result: code, Name: d.text(fnGetErrorName, code), Text: d.text(fnGetErrorString, code)}
-}
-
-func (d *Driver) text(function int, code cuda.Result) string {
-	var text *byte
-	result, _, _ := purego.SyscallN(d.address[function], uintptr(code), uintptr(unsafe.Pointer(&text)))
-	if result != 0 || text == nil {
-		return "unknown error"
-	}
-	return cString(text)
-}
-
-func cString(text *byte) string {
-	n := 0
-	for *(*byte)(unsafe.Add(unsafe.Pointer(text), n)) != 0 {
-		n++
-	}
-	return string(unsafe.Slice(text, n))
 }

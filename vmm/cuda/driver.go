@@ -91,6 +91,12 @@ var (
 	fnDeviceGetDefaultMemPool    = named("cuDeviceGetDefaultMemPool")
 	fnMemPoolGetAttribute        = named("cuMemPoolGetAttribute")
 	fnDeviceGetGraphMemAttribute = named("cuDeviceGetGraphMemAttribute")
+
+	fnCheckpointProcessGetState   = named("cuCheckpointProcessGetState")
+	fnCheckpointProcessLock       = named("cuCheckpointProcessLock")
+	fnCheckpointProcessCheckpoint = named("cuCheckpointProcessCheckpoint")
+	fnCheckpointProcessRestore    = named("cuCheckpointProcessRestore")
+	fnCheckpointProcessUnlock     = named("cuCheckpointProcessUnlock")
 )
 
 // Driver is a loaded and initialised CUDA driver.
@@ -102,9 +108,23 @@ type Driver struct {
 	address []uintptr // by function
 }
 
-// Open loads the driver library at path (the loader searches for a bare name such as
-// "libcuda.so.1"), binds its functions and calls cuInit(0).
+// Open is Load, and calls cuInit(0). Errors: the driver is too old for the engine.
 func Open(path string) (*Driver, error) {
+	d, err := Load(path)
+	if err != nil {
+		return nil, err
+	}
+	for f, name := range names[:fnLibraryLoadData] {
+		if d.address[f] == 0 {
+			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed)", name)
+		}
+	}
+	return d, d.Init()
+}
+
+// Load loads the driver library at path (the loader searches for a bare name such as "libcuda.so.1") and binds what
+// functions it has.
+func Load(path string) (*Driver, error) {
 	runtime.LockOSThread() // the loader keeps the words of its error for the thread
 	defer runtime.UnlockOSThread()
 	library, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
@@ -113,15 +133,13 @@ func Open(path string) (*Driver, error) {
 	}
 	d := &Driver{address: make([]uintptr, len(names))}
 	for f, name := range names {
-		if d.address[f], err = purego.Dlsym(library, name); err != nil && function(f) < fnLibraryLoadData {
-			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed): %w", name, err)
-		}
-	}
-	if err := d.call(fnInit, 0); err != nil {
-		return nil, err
+		d.address[f], _ = purego.Dlsym(library, name)
 	}
 	return d, nil
 }
+
+// Init is cuInit.
+func (d *Driver) Init() error { return d.call(fnInit, 0) }
 
 // call makes one driver call. The pragma keeps what the arguments point to alive and in place.
 //
