@@ -35,7 +35,7 @@ static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shar
 static bool no_inherit;
 
 #define BOOLEAN "one of 1, 0, true, false, yes, no; using 0"
-#define ONE_KIND BOOLEAN "; and 0 while the backup of another kind is set"
+#define ONE_KIND "one of 1, 0, true, false, yes, no, and 0 while the backup of another kind is set; using 0"
 
 /* In the order in which they are read. Those without a function are read by others, or accepted and not used. */
 static const struct variable {
