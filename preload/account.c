@@ -1,13 +1,12 @@
-/* account keeps, where TMS_ACCOUNT asks for it, how much of each device CUDA itself has given to each library of the
- * program: what is not pausable. Whose an allocation is, the address says that its function returns to (caller.c).
- * Pausable memory is the engine's to count, and what CUDA takes without being asked by a function of ours (contexts,
- * modules, local memory, arrays) nobody's here.
+/* account counts, under TMS_ACCOUNT, the device memory that CUDA itself gives to each library of the program. The
+ * caller's return address names the library (caller.c). The engine counts pausable memory; nothing here counts what
+ * CUDA takes for itself (contexts, modules, local memory, arrays).
  *
- * The lock is never held during a call of CUDA. So that an address can be another thread's at once, a free is noted
- * before it is made, and taken back when it failed; an allocation is noted after. Of memory made by cuMemCreate shared.c
- * counts the handles and mappings. A pool is noted once, and asked for its size by account.go.
+ * The lock is never held during a call of CUDA. A free is noted before the call, because another thread may get the
+ * address at once, and taken back when the call fails; an allocation is noted after. For memory made by cuMemCreate,
+ * shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
  *
- * A forked child has nothing of this: CUDA does not survive fork. */
+ * A forked child has no account: CUDA does not survive fork. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"

@@ -84,10 +84,11 @@ EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **functi
 	return found(code, name, function, (int)version, flags & LEGACY ? 0 : PER_THREAD);
 }
 
-/* What dlsym is to answer caller with, who asked for name and would get theirs; NULL: nothing of ours. */
+/* Returns our function for dlsym to give to caller in place of theirs, which is called name; NULL: there is none. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)
 {
-	/* We need the driver's own, which passes no gate, but for what the driver's checkpoint would kill us in. */
+	/* This library takes the driver's own functions, which pass no gate. Calls that poll go through the gate, because
+	 * the driver's checkpoint would kill the process in one. */
 	if ((const char *)caller >= __ehdr_start && (const char *)caller < etext)
 		return gate_polls(name) ? NULL : theirs;
 	for (size_t i = 0; i < NAMES; i++)

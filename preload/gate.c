@@ -75,14 +75,14 @@ HIDDEN bool gate_is_waited_for(void)
 	return tms_reach_gate.waited();
 }
 
-/* The number of a thread that has ended may be another process's thread's by now: the process is asked for too. */
+/* The kernel may have given an ended thread's number to a thread of another process, so it is asked for both. */
 static bool lives(pid_t thread)
 {
 	return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
 }
 
-/* Of a mark's call: it was seen here. The thread's next call is written without, whichever it is, and by no more than
- * the store that it makes anyway. */
+/* A bit in the pointer to a mark's call: a look has counted this call. The thread's next call overwrites the pointer,
+ * and with it the bit, in the one store that every call makes. */
 enum { SEEN = 1 };
 
 static const struct gate_call *with_seen(const struct gate_call *call, uintptr_t seen)

@@ -25,35 +25,34 @@ import (
 	"tms/vmm/cuda"
 )
 
-// gate is whether the threads of the program are held up; reach/gate.c does it. It is shut from the time that a
-// gated pause begins until it has failed, or until nothing is left that gated pauses have paused.
+// gate stops the program's threads at a safepoint: before their next call that gives a device work (reach/gate.c). A
+// gated pause shuts it; it opens when that pause fails, or when nothing is left that gated pauses have paused.
 var gate struct {
-	sync.Mutex      // held while the state changes, and while nothing is waited for
-	pausing    bool // a gated pause goes on
+	sync.Mutex      // its holder changes the state, and waits for nothing
+	pausing    bool // a gated pause is at work
 	shut       bool
-	worked     time.Time  // when a look last found that a device was given work; zero: there was none
-	checkpoint bool       // calls that poll are held, too: the driver has the process, or is about to
-	held       int        // by so many who have nothing paused yet (control.Request.Hold); the gate stays shut for each
-	turn       sync.Mutex // of the gated pause that goes on; nobody waits in Lock for it
+	worked     time.Time  // when a device was last seen to get work; zero: no look has found any
+	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
+	held       int        // clients that keep it shut and have paused nothing yet (control.Request.Hold)
+	turn       sync.Mutex // the gated pause at work has it; no other waits for it in Lock
 }
 
-// notIdle is that a pause does not ask for how long there was no work.
+// notIdle is gating.idle of a pause that asks for no idle time.
 const notIdle time.Duration = -1
 
-// manner is how a gated pause is made.
-type manner struct {
-	idle  time.Duration // only if no device was given work for so long, unless it is notIdle
-	hold  bool          // all but the pause itself: see control.Request
-	force bool          // also where the gate cannot hold all work
-	// undo, where the driver's checkpoint comes next: calls that poll are held before the pause ends, and where that
-	// fails undo resumes what it has paused.
-	undo func() error
-	also *everything // NCCL is suspended before, where it can be; nil: not
+// gating is what a gated pause is asked for beside the engine's options.
+type gating struct {
+	idle  time.Duration // the least time since a device last got work; notIdle: any
+	hold  bool          // shut the gate and pause nothing: control.Request.Hold
+	force bool          // pause also where the gate cannot hold all work
+	undo  func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
+	nccl  *suspension   // suspend NCCL first, where it can be; nil: do not
 }
 
 // refuse is the error of a gated pause that has changed nothing.
 func refuse(code cuda.Result, format string, arguments ...any) error {
-	return cuda.Refuse(code, "gated pause: %s; nothing has changed, and the program runs on", fmt.Sprintf(format, arguments...))
+	return cuda.Refuse(code, "gated pause: %s; nothing has changed, and the program runs on",
+		fmt.Sprintf(format, arguments...))
 }
 
 func late(format string, arguments ...any) error { return refuse(cuda.Timeout, format, arguments...) }
@@ -62,17 +61,17 @@ func unsupported(format string, arguments ...any) error {
 	return refuse(cuda.NotSupported, format, arguments...)
 }
 
-// Of the timeout, what is waited at one moment is an eighth at first, and then more: a kernel may take long.
+// The first moment lasts an eighth of the timeout, and each later one twice as long: a kernel may take long.
 const firstMoment = 8
 
-// pauseGated is a pause of a program that goes on meanwhile, as tms_pause_gated is described. The moment may be a bad one:
-// a host callback waits for a thread that is held up, or another thread resets a device. Then all are let go, and another is
-// tried, unless whoever asks does that himself, or NCCL has a part in it.
+// pauseGated pauses a program that goes on meanwhile, as tms.h describes tms_pause_gated. A moment may be a bad one: a
+// host callback waits for a thread at the gate, or another thread resets a device. The gate then opens and another
+// moment is tried, unless the caller does that itself, or NCCL takes part.
 // Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
-func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how manner) (freed uint64, err error) {
+func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
 	deadline := options.Asked.Add(timeout)
-	once := how.hold || how.idle >= 0 || how.also != nil && communicators(anyOf) > 0
+	once := how.hold || how.idle >= 0 || how.nccl != nil && communicators(anyOf) > 0
 	for moment := timeout / firstMoment; ; moment *= 2 {
 		left := time.Until(deadline)
 		if once || moment <= 0 {
@@ -88,13 +87,13 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how m
 	}
 }
 
-// letRun is for how long at most the program runs on before another moment is tried.
+// letRun is the longest time that the program runs between two moments.
 const letRun = 50 * time.Millisecond
 
-// pauseAtOnce shuts the gate, waits until nobody is past it and the devices are idle, and pauses. What refuses an idle
-// pause counts as work. Whatever fails opens the gate again. It runs on a thread of ours, and calls nothing of the program's
-// but NCCL. timeout is what errors name.
-func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration, how manner) (freed uint64, err error) {
+// pauseAtOnce shuts the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
+// the gate again, and counts as work for an idle pause. It runs on a thread of ours, and calls nothing of the program's
+// but NCCL. Errors name timeout.
+func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration, how gating) (freed uint64, err error) {
 	deadline := time.Now().Add(within)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
@@ -137,8 +136,8 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 			openGate()
 		}
 	}()
-	held := how.also != nil && holdNCCL(deadline)
-	if how.hold && how.also != nil && !held && communicators(anyOf) > 0 {
+	held := how.nccl != nil && holdNCCL(deadline)
+	if how.hold && how.nccl != nil && !held && communicators(anyOf) > 0 {
 		return 0, late("threads are inside NCCL, and have not come out")
 	}
 	if err := shutGate(deadline, timeout); err != nil {
@@ -158,20 +157,20 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		return 0, err
 	}
 	if stays = how.hold; stays {
-		if how.also != nil {
-			how.also.apart = apartNCCL()
+		if how.nccl != nil {
+			how.nccl.apart = apartNCCL()
 		}
 		return 0, nil
 	}
 	if held {
-		if err := suspendNCCL(deadline, timeout, how.also.together); err != nil {
+		if err := suspendNCCL(deadline, timeout, how.nccl.together); err != nil {
 			return 0, err
 		}
 	}
 	options.Gated, options.Capturing, options.Progress = true, false, nil
 	options.Importers = max(0, min(options.Importers, time.Until(deadline)))
-	if freed, err = e.Pause(options); err == nil && how.also != nil {
-		how.also.nccl = tellNCCL(held)
+	if freed, err = e.Pause(options); err == nil && how.nccl != nil {
+		how.nccl.outcome = tellNCCL(held)
 	}
 	if err == nil && how.undo != nil {
 		C.everything_set(true) // or a resume of the program's own could let them go meanwhile
@@ -187,8 +186,8 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	return freed, err
 }
 
-// holdPolls returns when no thread is in a call that reads pages which the driver's checkpoint takes away, and none gets
-// into one until releasePolls. Such calls do not wait for the driver's lock. The engine makes none meanwhile either.
+// holdPolls stops calls that poll, and returns when no thread is in one. They do not wait for the driver's lock, and
+// read pages that its checkpoint takes away. The engine makes none until releasePolls either.
 func holdPolls(deadline time.Time) error {
 	if err := setGate(C.GATE_CHECKPOINT); err != nil {
 		return err
@@ -208,7 +207,7 @@ func holdPolls(deadline time.Time) error {
 	return nil
 }
 
-// releasePolls ends what holdPolls has begun, when the driver has given the process back or will not take it.
+// releasePolls lets calls that poll go on, once the driver has given the process back or will not take it.
 func releasePolls() {
 	gate.Lock()
 	defer gate.Unlock()
@@ -218,14 +217,14 @@ func releasePolls() {
 	}
 }
 
-// everything is what a pause with NCCL is to know, and has to say, beside its result.
-type everything struct {
-	together *control.NCCL // of other processes; nil: they are not paused with this one
+// suspension is what a pause that suspends NCCL is told, and what it answers.
+type suspension struct {
+	together *control.NCCL // the ranks that other processes pause now; nil: none
 	apart    []control.Communicator
-	nccl     string // what became of NCCL's memory
+	outcome  string // what became of NCCL's memory
 }
 
-// pauseUngated is a pause while the program does nothing on the devices. force: also of what NCCL has registered.
+// pauseUngated pauses a program that does nothing on the devices; with force, also memory that NCCL has registered.
 func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error) {
 	if err := refuseRegistered(e, options.Tag); err != nil && !force {
 		return 0, err
@@ -233,7 +232,8 @@ func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error
 	return e.Pause(options)
 }
 
-// idleFor is how long no thread has given a device work, as far as it was looked: what is new counts as of now.
+// idleFor returns the time since a look found that a thread had given a device work. Work since that look counts as of
+// now.
 func idleFor() time.Duration {
 	gate.Lock()
 	defer gate.Unlock()
@@ -243,7 +243,7 @@ func idleFor() time.Duration {
 	return time.Since(gate.worked)
 }
 
-// beenIdle tells if that is shorter than asked for.
+// beenIdle returns an error if that is shorter than idle.
 func beenIdle(idle time.Duration) error {
 	if idle <= 0 {
 		return nil
@@ -268,7 +268,7 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// unhold ends one hold. The program goes on if nothing else holds it up.
+// unhold ends one hold. The gate opens if nothing else keeps it shut.
 func unhold() {
 	gate.Lock()
 	gate.held--
@@ -278,12 +278,12 @@ func unhold() {
 	}
 }
 
-// letGo is unhold, on another thread than the control socket's.
+// letGo calls unhold on a thread other than the control socket's.
 func letGo() {
 	_ = goruntime.Run(func() error { unhold(); return nil })
 }
 
-// ungate resumes NCCL and opens the gate, if nothing is left that gated pauses have paused. Errors: those of resumeNCCL.
+// ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of resumeNCCL.
 func ungate(e *vmm.Engine) error {
 	if e.Gated() {
 		return nil
@@ -293,7 +293,7 @@ func ungate(e *vmm.Engine) error {
 	return err
 }
 
-// openGate lets the program's threads go on, unless a gated pause goes on, or they are held up for one.
+// openGate opens the gate, unless a gated pause is at work or a client holds it shut.
 func openGate() {
 	gate.Lock()
 	defer gate.Unlock()
@@ -313,7 +313,7 @@ func openGate() {
 	}
 }
 
-// holds tells why the gate could not hold all that uses pausable memory, as far as that can be known.
+// holds returns why the gate could not hold all work on pausable memory, as far as this library can know.
 func holds(e *vmm.Engine) error {
 	if name := C.gate_not_gated(); name != nil {
 		return unsupported("the program was given %s, which this version does not know and cannot hold up; use a newer "+
@@ -358,14 +358,13 @@ func setGate(state C.enum_gate_state) error {
 	return nil
 }
 
-// shutGate returns when nobody is in a call that gives a device work, and nobody gets into one, and no stream is
-// being captured.
+// shutGate shuts the gate, and returns when no thread is in a call that gives a device work and no stream is captured.
 func shutGate(deadline time.Time, timeout time.Duration) error {
 	gate.Lock()
 	shut := gate.shut
 	gate.Unlock()
 	for !shut { // else by a gated pause before this one
-		// Whoever captures needs his calls to come to the end of it. Nobody else begins.
+		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
 		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
 			return err
 		}
@@ -379,13 +378,13 @@ func shutGate(deadline time.Time, timeout time.Duration) error {
 		if !poll(deadline, func() bool { inside = nobodyInside(); return inside == nil }) {
 			return late("thread %s has not come back from %s within %v", inside.name(), inside.call, timeout)
 		}
-		// One that had passed the gate may have begun a capture since.
+		// A thread that had passed the gate may have begun a capture since.
 		shut = !state().Capturing
 	}
 	return nil
 }
 
-// poll asks until the answer is yes, or it is too late.
+// poll asks until the answer is yes, and reports whether that was before the deadline.
 func poll(deadline time.Time, ready func() bool) bool {
 	for pause := 20 * time.Microsecond; !ready(); pause = min(2*pause, time.Millisecond) {
 		left := time.Until(deadline)
@@ -397,7 +396,7 @@ func poll(deadline time.Time, ready func() bool) bool {
 	return true
 }
 
-// gateUser is what a thread shows of its calls.
+// gateUser is what the gate knows of a thread's calls.
 type gateUser struct {
 	thread        int
 	lives         bool
@@ -406,7 +405,7 @@ type gateUser struct {
 	stream        cuda.Stream
 }
 
-// gateUsers lists all that were ever past the gate, and calls look with each until that is false.
+// gateUsers calls look with each thread that was ever past the gate, until look returns false.
 func gateUsers(look func(gateUser) bool) {
 	var cursor unsafe.Pointer
 	var user C.struct_gate_user
@@ -418,7 +417,7 @@ func gateUsers(look func(gateUser) bool) {
 	}
 }
 
-// nobodyInside returns somebody who gives a device work, nil when there is nobody.
+// nobodyInside returns a thread that gives a device work now; nil: there is none.
 func nobodyInside() (found *gateUser) {
 	gateUsers(func(user gateUser) bool {
 		if user.works && user.lives {
@@ -429,7 +428,7 @@ func nobodyInside() (found *gateUser) {
 	return found
 }
 
-// name is the thread's number, and what it is called where it lives.
+// name returns the thread's number, and its name while it lives.
 func (u gateUser) name() string {
 	if !u.lives {
 		return fmt.Sprintf("%d, which has ended", u.thread)
@@ -441,15 +440,16 @@ func (u gateUser) name() string {
 	return fmt.Sprintf("%d (%s)", u.thread, readable.Printable(strings.TrimSpace(string(name))))
 }
 
-// perThread tells whether the stream is the thread's own default one, which others cannot ask about.
+// perThread reports whether the stream is the thread's own default one, which other threads cannot query.
 func (u gateUser) perThread() bool {
 	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(u.call, "_ptsz") || strings.HasSuffix(u.call, "_ptds"))
 }
 
 const legacyStream = 1
 
-// blamed is the error for a device that is not idle in time: what stream it is, if that can be told. A stream that
-// has been destroyed must not be asked for: who destroys one has it forgotten first, and waits meanwhile.
+// blamed returns the error for a device that is not idle in time; it names the stream where it can. The driver must not
+// be asked about a destroyed stream: a thread that destroys one waits at the gate meanwhile, and has the gate forget it
+// first.
 func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) error {
 	if err := setGate(C.GATE_NAMING); err != nil {
 		return err
@@ -488,5 +488,5 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 	return late("device %d has not finished within %v: %s", device, timeout, words)
 }
 
-// patience is how long is waited for a thread that destroys a stream.
+// patience is how long blamed waits for a thread that destroys a stream.
 const patience = 100 * time.Millisecond

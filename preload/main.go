@@ -301,7 +301,7 @@ func tmsOperation(operation *C.struct_operation) {
 					bytes, err = pauseUngated(e, options, bool(C.region_config.pause_force))
 					return err
 				case C.OPERATION_PAUSE_GATED:
-					bytes, err = pauseGated(e, options, options.Wait, manner{force: force, idle: notIdle})
+					bytes, err = pauseGated(e, options, options.Wait, gating{force: force, idle: notIdle})
 					return err
 				case C.OPERATION_RESUME:
 					bytes, err = resumeGated(e, options)

@@ -1,11 +1,11 @@
-/* shared counts memory by handles (cuMemCreate, cuMemImportFromShareableHandle): its references and mappings, for it is
- * there until the last has gone. That is for account.c, whose some of it is; and tells what this process shares with
- * others by handles and still has: NCCL gives all of its own back when it is suspended, and the driver can checkpoint the
- * process then. A descriptor that was exported counts while it is open.
+/* shared counts the references and mappings of each memory handle (cuMemCreate, cuMemImportFromShareableHandle): the
+ * memory exists until the last of them goes. account.c counts that memory's bytes. everything.c asks which of it other
+ * processes share: NCCL gives all of its own back when it is suspended, and the driver can checkpoint the process then.
+ * An exported descriptor counts as long as it is open.
  *
- * As in account.c, whose lock is taken below this one, the lock is never held during a call of CUDA, and what takes away is
- * noted before it is made, and taken back when it failed. What finds no room here, or was made unseen, is shared for good
- * (obstacle_note), and not of the account. */
+ * The lock is never held during a call of CUDA; account.c's lock is taken below it. A release or unmap is noted before
+ * the call, and taken back when the call fails. A handle that finds no room here, or was made unseen, counts as shared
+ * for good (obstacle_note), and account.c does not count it. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"

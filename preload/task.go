@@ -37,7 +37,7 @@ type task struct {
 	request   control.Request
 	tag       *string     // its tag, by its name
 	withdrawn atomic.Bool // what waits for memory is to end
-	also      everything
+	nccl      suspension
 	recording int      // of a record: which one it has begun, or is to end
 	lets      bool     // a hold goes with it
 	held      bool     // one has come with it
@@ -76,7 +76,7 @@ func (t *task) perform() *control.Reply {
 	if t.lets && t.request.Op == control.Pause { // which has held the threads up itself meanwhile
 		letGo()
 	}
-	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.also.nccl, t.also.apart
+	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.nccl.outcome, t.nccl.apart
 	if t.request.Op != control.Pause {
 		reply.NCCL = awaitedNCCL()
 	} else if t.request.NCCL != nil && err == nil {
@@ -250,10 +250,10 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		how := manner{hold: request.Hold, force: force, idle: seconds(request.IdleSeconds())}
+		how := gating{hold: request.Hold, force: force, idle: seconds(request.IdleSeconds())}
 		if request.Everything || request.NCCL != nil {
-			t.also.together = request.NCCL
-			how.also = &t.also
+			t.nccl.together = request.NCCL
+			how.nccl = &t.nccl
 		}
 		if request.Everything {
 			how.undo = undo
