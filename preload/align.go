@@ -15,11 +15,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Ranks of NCCL's communicators that are to be held up are first to have begun the same collectives, so that none waits
-// on a device for another that is held up before it. Those who are ahead are held back meanwhile (reach/sequence.c); how
-// far each is to come, only one who sees all of them can tell (cmd/tms/align.go).
+// A consistent cut of NCCL's ranks: all have begun the same collectives before the gate stops them, so that none waits
+// on a device for another that stopped before it. The gate holds back the ranks that are ahead (reach/sequence.c); the
+// command sees all ranks, and says how far each is to come (cmd/tms/align.go).
 
-// align holds back, as the request says, and tells how far this process is. Errors: a refusal.
+// align holds this process back as the request says, and returns how far it is. Errors: cuda.Refusal.
 func (t *task) align() (*control.Alignment, error) {
 	if words := C.gate_unusable(); words != nil {
 		return nil, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
@@ -53,8 +53,8 @@ func (t *task) align() (*control.Alignment, error) {
 	return &found, nil
 }
 
-// aligned compares how far this process is with targets. Of what has begun nothing is overlooked that is not launched
-// yet: that is asked last.
+// aligned compares how far this process is with targets. It asks last for collectives that have begun and are not
+// launched yet, so that it overlooks none.
 func aligned(targets map[string]uint64) (found control.Alignment, wanted bool) {
 	found.Reached, found.Captured = true, bool(C.nccl_has_captured())
 	found.Sequences = []control.Sequence{}
@@ -92,7 +92,7 @@ func sequenceName(s *C.struct_gate_sequence) string {
 	return fmt.Sprintf("%s:%d:%d", cliqueName(s.clique), s.from, s.to)
 }
 
-// sequenceNamed is the inverse. Errors: a refusal.
+// sequenceNamed is the inverse of sequenceName. Errors: cuda.Refusal.
 func sequenceNamed(name string) (s C.struct_gate_sequence, err error) {
 	words := strings.Split(name, ":")
 	clique, err := strconv.ParseUint(words[0], 16, 64)

@@ -81,7 +81,7 @@ static int pausable_malloc_here(void **pointer, size_t size)
 		made_;                                                                             \
 	})
 
-/* One whose memory is its own; bytes: that it has got. */
+/* An allocation with memory of its own; bytes: how many it has. */
 #define ALLOCATING_FOR(caller, pointer, size, bytes, plain, ours)                                  \
 	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
 		   account_malloc(*(void **)(pointer), bytes, caller))

@@ -1,6 +1,6 @@
-/* caller tells which library called a function, by the address that it returns to: one whose allocations are never
- * pausable (TMS_EXCLUDE; threads that are excluded are region's), and for account.c. Asked anew each time, microseconds
- * beside an allocation's hundred: a table would have to know of every dlclose. */
+/* caller finds the library that called a function, by its return address: for TMS_EXCLUDE, which makes a library's
+ * allocations never pausable, and for account.c. It looks anew each time, for microseconds beside an allocation's
+ * hundred, because a table would have to know of every dlclose. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "region.h"

@@ -115,8 +115,8 @@ HIDDEN void captures_forget(const void *context)
 	}
 }
 
-/* What an event of a whole context breaks captures at, cuCtxRecordEvent, is done while none can begin. Either who
- * begins one sees that they are held, or who holds them sees his entry. */
+/* cuCtxRecordEvent would break a capture, so it is called while none can begin: either the thread that begins one sees
+ * that captures are held, or the holder sees its entry. */
 static _Atomic int held;
 
 HIDDEN bool captures_hold(void)
@@ -142,7 +142,7 @@ static void await_let(void)
 		nanosleep(&(struct timespec){.tv_nsec = EACH}, NULL);
 }
 
-/* A capture that begins has its entry before: whoever asks meanwhile is told that there is one. */
+/* A capture has its entry before it begins, so that a thread that asks meanwhile finds it. */
 #define CAPTURING(stream, plain)                                                                \
 	({                                                                                         \
 		static const struct gate_call call_ = {.name = __func__, .kind = CAPTURE};         \

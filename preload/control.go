@@ -25,10 +25,10 @@ import (
 	"tms/vmm/cuda"
 )
 
-// The socket by which others steer this process (internal/control has what is said over it). One thread has it, and
-// a descriptor table of its own (docs/rationale.md, "Control"): nothing here may be done on that thread that opens
-// descriptors for the process, such as a call of the driver, and no other thread can use a descriptor of its.
-// server.go has what the thread does then, task.go what other threads do for it.
+// The socket by which others steer this process; internal/control has the protocol. One thread serves it, with a
+// descriptor table of its own (docs/rationale.md, "Control"). That thread may not open descriptors for the process, as
+// a call of the driver does, and no other thread can use its descriptors. server.go is what it does, task.go what other
+// threads do for it.
 
 // listener is what starts the thread, once.
 var listener struct {
@@ -147,7 +147,7 @@ func (s *server) listen(patience time.Duration) error {
 	return cuda.Refuse(cuda.OperatingSystem, "%s", strings.ReplaceAll(errors.Join(refused...).Error(), "\n", "; "))
 }
 
-// bind makes the socket in a directory, whose lock keeps those away who remove what the dead have left.
+// bind makes the socket in a directory. It holds the directory's lock, so that no other process removes the socket.
 func (s *server) bind(directory string, patience time.Duration) error {
 	lock, err := lockDirectory(directory, patience)
 	if err != nil {
@@ -200,7 +200,7 @@ func lockDirectory(directory string, patience time.Duration) (int, error) {
 	}
 }
 
-// answered tells whether somebody listens at an address.
+// answered reports whether a process listens at an address.
 func answered(address unix.Sockaddr) bool {
 	probe, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

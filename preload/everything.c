@@ -157,7 +157,7 @@ static int start_helper(pid_t *helper, char *const arguments[], char *const envi
 	return error;
 }
 
-/* All that the helper says, to its end; that it has ended is what counts, not who of the host waits for it. */
+/* Reads all that the helper writes, until it ends; another thread of the host may wait for the process itself. */
 static void listen_to(pid_t helper, int in, char *words, size_t capacity)
 {
 	size_t length = 0;

@@ -38,9 +38,8 @@ func (t *task) everything() error {
 	return nil
 }
 
-// settleEverything ends that everything is paused, as far as the driver is concerned, once it has given the process back. As
-// long as a client is still at it that is for this client alone: the driver's checkpoint may be yet to come, and calls that
-// poll must wait for it.
+// settleEverything notes that the driver has given the process back, and lets calls that poll go on. While a client is
+// still at a pause of everything only that client may do so: the driver's checkpoint may be yet to come.
 func settleEverything() error {
 	if C.everything_pending() {
 		return cuda.Refuse(cuda.IllegalState, "another command is pausing everything of this process at this moment; "+
@@ -54,8 +53,8 @@ func settleEverything() error {
 	return nil
 }
 
-// notCheckpointed tells what the driver cannot checkpoint of this process. It may lose the process when it tries.
-// (NVIDIA's cuda-checkpoint: managed memory, memory shared between processes; cuDeviceGetName: parts of GPUs)
+// notCheckpointed returns what the driver cannot checkpoint of this process. The driver may lose the process if it
+// tries. (NVIDIA's cuda-checkpoint: managed memory, memory shared between processes; cuDeviceGetName: parts of GPUs)
 func notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
@@ -80,8 +79,8 @@ func notCheckpointed() error {
 	return err
 }
 
-// statsOf reads the statistics, with what the host and the settings add to the engine's, and without a call of the
-// driver where those may wait. temporary is TMPDIR.
+// statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no call of the driver
+// while the driver may have the process. temporary is TMPDIR.
 func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
 	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()), Capturing: state().Capturing}
 	if stats.Everything {
@@ -98,7 +97,8 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 	return stats, err
 }
 
-// lent is an address whose memory was given to others by a route that libtms_reach.so alone sees; 0: none.
+// lent returns an address whose memory the program has exported in a way that only libtms_reach.so sees; 0: there is
+// none.
 func lent() uintptr {
 	if C.gate_unusable() != nil {
 		return 0

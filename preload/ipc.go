@@ -190,8 +190,8 @@ func dial(pid int) (socket int, err error) {
 	return socket, err
 }
 
-// find connects to the control socket of a process, in whichever of the directories it is. patience: of one who has not
-// taken others yet, and later, how long each sending and receiving may take; 0: nothing is waited for.
+// find connects to the control socket of a process, in whichever of the directories it is. It waits for patience until
+// the process takes the connection, and each send and receive later waits no longer; 0: none waits.
 func find(pid int, patience time.Duration) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist

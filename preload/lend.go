@@ -35,7 +35,7 @@ type lend struct {
 	passed int  // the descriptor, until it has been sent; -1: none
 }
 
-// importer is who asks.
+// importer returns the process that asks.
 func (c *connection) importer(number uint64) (vmm.Importer, error) {
 	if c.pid <= 0 {
 		return vmm.Importer{}, errors.New("the process that asks cannot be seen from this one: it is in another container")
@@ -99,7 +99,7 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: stats.TagText(lent.Tag), Device: lent.Device}
 		s.lent.Store(reply)
 		if err = passOver(number, lent.Descriptor); err == nil || !s.lent.CompareAndSwap(reply, nil) {
-			return nil // who takes it away answers: the socket's thread has, if later than was waited for
+			return nil // the socket's thread took the reply, and answers, if late
 		}
 		e.Returned(share, to.PID, to.Number)
 		return err
@@ -127,7 +127,7 @@ func passOver(number uint64, descriptor int) error {
 	return err
 }
 
-// take is of what is handed over.
+// take accepts the descriptor that the process has sent to itself.
 func (s *server) take(c *connection, r control.Request) {
 	var reply *control.Reply
 	if c.pid == unix.Getpid() && s.lending != nil && s.lending.number == r.ID {
@@ -159,7 +159,7 @@ func (s *server) answerLend(reply *control.Reply, descriptor int) {
 	l.client.answer(*reply)
 }
 
-// drop closes what could not be sent, and forgets who was to have it.
+// drop closes a descriptor that could not be sent, and has the engine forget its importer.
 func (l *lend) drop() {
 	if l.passed >= 0 {
 		_ = unix.Close(l.passed)
@@ -174,7 +174,7 @@ func (l *lend) giveUp() {
 	}
 }
 
-// unlend is of a client that has gone.
+// unlend gives up the requests of a client that has gone.
 func (s *server) unlend(c *connection) {
 	if s.lending != nil && s.lending.client == c {
 		s.lending.waits = false
@@ -192,7 +192,7 @@ func (s *server) unlend(c *connection) {
 	}
 }
 
-// rights is what goes with the next bytes that are sent.
+// rights returns the descriptor that goes with the next bytes, as a control message.
 func (c *connection) rights() []byte {
 	if c.lent == nil || c.lent.passed < 0 {
 		return nil
@@ -200,7 +200,7 @@ func (c *connection) rights() []byte {
 	return unix.UnixRights(c.lent.passed)
 }
 
-// sent notes that they were.
+// sent closes the descriptor once the kernel has it.
 func (c *connection) sent() {
 	if c.lent != nil && c.lent.passed >= 0 {
 		_ = unix.Close(c.lent.passed)

@@ -92,7 +92,7 @@ func eachContext(ordinal int, use func(cuda.Context) error) error {
 	return nil
 }
 
-// useContext lets go of the slot also when use panics: who destroys the context waits for that.
+// useContext releases the slot also when use panics, because a thread that destroys the context waits for that.
 func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) error {
 	defer C.context_release(slot)
 	return use(context)

@@ -29,7 +29,7 @@ import (
 
 // nccl is the state of what is suspended. It is resumed before the gate opens.
 var nccl struct {
-	turn      sync.Mutex // of who suspends or resumes; nobody waits in Lock for it
+	turn      sync.Mutex // the thread that suspends or resumes has it; no other waits in Lock for it
 	suspended atomic.Bool
 	awaited   atomic.Bool  // it is being resumed, and ranks in other processes are not yet
 	warned    atomic.Bool  // of what NCCL may have registered
@@ -77,8 +77,9 @@ func isSpread(c *C.struct_gate_communicator) bool     { return c.ranks > 1 && c.
 func isAwaited(c *C.struct_gate_communicator) bool    { return isUnfinished(c) && isSpread(c) }
 func hasFailed(c *C.struct_gate_communicator) bool    { return c.code != 0 && !bool(c.lost) }
 
-// holdNCCL keeps threads out of NCCL, and tells whether that is so: there is an NCCL, and nobody is inside. The gate is
-// still open, so that those who are inside come out. What they wait for is not known, so it is tried for a moment only.
+// holdNCCL keeps threads out of NCCL, and reports whether it could: there is an NCCL, and no thread is inside. The gate
+// is still open, so that threads inside come out. It tries for a moment only, because it cannot know what they wait
+// for.
 func holdNCCL(deadline time.Time) bool {
 	if communicators(anyOf) == 0 {
 		return false
@@ -107,15 +108,15 @@ func apartNCCL() (found []control.Communicator) {
 
 func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(clique), 16) }
 
-// suspendNCCL has NCCL give its memory back, while nobody is inside and the devices are idle. What NCCL refuses is left
-// as it was. Errors: a refusal, with cuda.Timeout.
+// suspendNCCL has NCCL give its memory back while no thread is inside and the devices are idle. A communicator that
+// NCCL refuses to suspend stays as it was. Errors: cuda.Timeout.
 func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
 	if !poll(deadline, nccl.turn.TryLock) {
 		return late("NCCL is being resumed, and that has not ended within %v", timeout)
 	}
 	C.nccl_together(0)
 	if together != nil {
-		// Whoever has given up must not be suspended behind his back.
+		// A client that has given up must not find NCCL suspended later.
 		if len(together.Together) > 0 && together.Wait() == 0 {
 			nccl.turn.Unlock()
 			return late("the other ranks do not wait any more for this one")
@@ -160,8 +161,8 @@ func counted(communicators int) string {
 	return fmt.Sprintf("%d communicators", communicators)
 }
 
-// resumeNCCL has NCCL take its memory again, before the gate opens. Where ranks in other processes are to be resumed for
-// that, and are not soon, it returns and the gate stays shut until they are. Errors: a refusal; it is not tried again then.
+// resumeNCCL has NCCL take its memory again, before the gate opens. It needs the ranks in other processes: if they are
+// not resumed soon it returns, and the gate stays shut until they are. Errors: cuda.Refusal; it is not tried again.
 func resumeNCCL() error {
 	deadline := time.Now().Add(ncclResumes)
 	if !nccl.suspended.Load() {
@@ -196,7 +197,7 @@ func resumeNCCL() error {
 
 var errAwaited = errors.New("ranks in other processes are not resumed yet")
 
-// takeAgain has all that is suspended resumed. lost: how many could not be, before. Errors: errAwaited; a refusal.
+// takeAgain resumes all suspended communicators; lost is how many failed to resume before. Errors: errAwaited, cuda.Refusal.
 func takeAgain(deadline time.Time, lost int) error {
 	if !bool(C.nccl_begin(false)) {
 		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s", counted(communicators(isSuspended)), useless)
@@ -228,7 +229,7 @@ func lostNCCL(before int) error {
 const ncclWaits = "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too: threads " +
 	"that give the device work wait until then; if one of those processes has ended, end this one"
 
-// awaitedNCCL says that, where it is so.
+// awaitedNCCL returns ncclWaits while NCCL waits for ranks in other processes, else "".
 func awaitedNCCL() string {
 	if nccl.awaited.Load() {
 		return ncclWaits
@@ -236,7 +237,7 @@ func awaitedNCCL() string {
 	return ""
 }
 
-// awaitNCCL ends what resumeNCCL has begun, on another thread, and has its turn.
+// awaitNCCL finishes on another thread what resumeNCCL has begun, and takes over its turn.
 func awaitNCCL(lost int) {
 	err := goruntime.Run(func() error {
 		for bool(C.nccl_is_busy()) {
@@ -255,7 +256,7 @@ func awaitNCCL(lost int) {
 	}
 }
 
-// resumeNCCLLater is for whoever may not wait.
+// resumeNCCLLater calls resumeNCCL on its own goroutine, for a caller that may not wait.
 func resumeNCCLLater() {
 	if err := goruntime.Run(resumeNCCL); err != nil {
 		goruntime.Log(err.Error())
@@ -263,7 +264,7 @@ func resumeNCCLLater() {
 	openGate()
 }
 
-// tellNCCL says what became of NCCL's memory in a pause of everything; "": there is no NCCL.
+// tellNCCL returns what became of NCCL's memory in a pause of everything; "": there is no NCCL.
 func tellNCCL(held bool) string {
 	type kind struct{ version, stays string }
 	var kinds []kind // in the order in which they were found
@@ -305,7 +306,7 @@ func tellNCCL(held bool) string {
 	return strings.Join(words, "; ")
 }
 
-// ncclShares is a hint at who shares memory, where there is an NCCL, and at what has it give that back.
+// ncclShares returns a hint for errors: NCCL shares memory between ranks, and when it gives that back. "": no NCCL is used.
 func ncclShares() (words string) {
 	var together string
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {
@@ -317,8 +318,8 @@ func ncclShares() (words string) {
 	return words
 }
 
-// refuseRegistered tells of memory that a pause of a tag, nil for all, would take from under NCCL: it and network cards
-// know the physical memory, and use that after a resume too. What NCCL may have registered is warned of. Errors: a refusal.
+// refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that NCCL has registered: NCCL
+// and network cards go on to use the physical memory after a resume. It warns of memory that NCCL may have registered.
 func refuseRegistered(e *vmm.Engine, tag *string) error {
 	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered memory that CUDA graphs use: " +

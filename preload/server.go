@@ -79,7 +79,7 @@ type connection struct {
 	recording  int           // which one it has asked for and not ended; 0: none
 }
 
-// What has become of a client's status; or it waits for somebody who waits at the gate.
+// What has become of a client's request for a status, for a thread at the gate, or for memory.
 const (
 	noStatus uint8 = iota
 	statusWanted
@@ -405,8 +405,8 @@ func (s *server) cancel(c *connection, id uint64) {
 	}
 }
 
-// glance answers those who wait for somebody who waits at the gate. Threads do not tell: it would cost those that go
-// through it.
+// glance answers the clients that wait until a thread waits at the gate. It looks, because threads that told would pay
+// for it at every call.
 func (s *server) glance(now time.Time) {
 	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients, func(c *connection) bool { return c.status == gateAwaited }) {
 		return
@@ -447,7 +447,7 @@ func (s *server) release(r rights.Released) {
 	}
 }
 
-// leave lets those go who have gone.
+// leave forgets the clients that have gone.
 func (s *server) leave() {
 	for i := 0; i < len(s.clients); {
 		c := s.clients[i]

@@ -23,7 +23,7 @@ func (s *server) look(now time.Time) {
 	case err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR):
 		return // the process may not look there, and others may
 	}
-	s.accept(now) // who came before it was gone
+	s.accept(now) // clients that came before it was gone
 	if before := s.socket; s.listen(0) == nil {
 		_ = unix.Close(before)
 	}

@@ -1,16 +1,16 @@
 /* trace records what the process does with device memory, to the file that TMS_TRACE names (%p: the process) or that
- * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags. internal/recording/trace
- * reads it, and documents the records. What is an allocation is left to those who make them. It is C, and asleep Go
- * stays asleep, so that any program can be recorded.
+ * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags.
+ * internal/recording/trace reads it, and documents the records. Its callers say what an allocation is. It is C and does
+ * not wake Go, so that any program can be recorded.
  *
  * The file is made at the first allocation: most processes that inherit the variable make none. It is written through a
  * mapping, a window at a time, so that a record is the file's as soon as it is made, whatever ends the process. The
- * blocks behind a window are had before (fallocate), so a full disk is an error and no fault. Nobody can keep the
- * file from being cut short: the fault comes to taken, which puts other memory there.
+ * blocks behind a window are had before (fallocate), so a full disk is an error and no fault. Nobody can keep the file
+ * from being cut short: the fault comes to taken, which puts other memory there.
  *
  * No descriptor is kept, for a host may close any, and open something of its own that gets the number: the file is
- * opened by its name for each window, and is the same if its inode is. A mapping that nobody touches keeps the lock that
- * a second process meets which is given the same file.
+ * opened by its name for each window, and is the same if its inode is. A mapping that nobody touches keeps the lock
+ * that a second process meets which is given the same file.
  *
  * A forked child has neither mapping. It writes a file of its own where the name has %p in it, and else nothing. */
 #define _GNU_SOURCE
@@ -137,7 +137,7 @@ static void give_back(void)
 	close(number);
 }
 
-/* A file whose lock is another's is not touched. */
+/* A file that another process has locked stays as it is. */
 static void close_file(void)
 {
 	if (!lock_kept)
@@ -151,7 +151,7 @@ static void stop(const char *what, const char *why)
 {
 	const char *by = from_outside ? "the recording to " : "TMS_TRACE=";
 	snprintf(complaint, sizeof complaint, "%s%.300s: %s: %s; no more is recorded", by, asked, what, why);
-	if (!from_outside || state == OPEN) /* who asks from outside is answered */
+	if (!from_outside || state == OPEN) /* a client outside gets the reply instead */
 		error_log(complaint);
 	close_file();
 	state = STOPPED;
@@ -482,7 +482,7 @@ HIDDEN void trace_free(const void *address, const void *stream)
 		r.stream = (uintptr_t)stream;
 	}
 	if (address && write_down(FREE, r, NULL))
-		pthread_mutex_unlock(&lock); /* who frees next may need what is freed now: no figures yet */
+		pthread_mutex_unlock(&lock); /* another thread may wait for the memory: no figures yet */
 }
 
 HIDDEN void trace_freed(int code, const void *address)
