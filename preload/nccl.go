@@ -197,7 +197,8 @@ func resumeNCCL() error {
 
 var errAwaited = errors.New("ranks in other processes are not resumed yet")
 
-// takeAgain resumes all suspended communicators; lost is how many failed to resume before. Errors: errAwaited, cuda.Refusal.
+// takeAgain resumes all suspended communicators; lost is how many failed to resume before.
+// Errors: errAwaited, cuda.Refusal.
 func takeAgain(deadline time.Time, lost int) error {
 	if !bool(C.nccl_begin(false)) {
 		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s", counted(communicators(isSuspended)), useless)
@@ -306,7 +307,8 @@ func tellNCCL(held bool) string {
 	return strings.Join(words, "; ")
 }
 
-// ncclShares returns a hint for errors: NCCL shares memory between ranks, and when it gives that back. "": no NCCL is used.
+// ncclShares returns a hint for errors: NCCL shares memory between ranks, and when it gives that back. "": there is no
+// NCCL.
 func ncclShares() (words string) {
 	var together string
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {

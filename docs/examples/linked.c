@@ -25,7 +25,7 @@ int main(void)
 	unsigned char last;
 
 	tms_set_current_tag("weights");
-	tms_set_enable_cpu_backup(true);
+	tms_set_backup("host");
 	tms_set_interesting_region(true); /* from here on this thread's allocations are pausable */
 	check(cudaMalloc(&weights, SIZE));
 	tms_set_interesting_region(false);
