@@ -23,17 +23,18 @@ var sanitized = strings.HasSuffix(os.Getenv(buildVariable), "sanitized")
 
 // unsanitized are the tests whose hosts cannot run so, and why.
 var unsanitized = map[string]string{
-	"TestForkInEveryState":      "thousands of forks take a minute, and one while another thread starts Go hangs in AddressSanitizer",
-	"TestUnusedCostsLittle":     "it measures time and memory",
-	"TestPrograms":              "it limits the address space, of which AddressSanitizer takes 16 TiB, and compares stderr",
-	"TestLoadingInASandbox":     "the sanitizers make system calls of their own",
-	"TestMusl":                  "there is no AddressSanitizer for musl",
-	"TestOtherMallocs":          "AddressSanitizer is a malloc of its own",
-	"TestNoLimitEndsTheProcess": "as TestLimits",
-	"TestBookkeepingIsFull":     "it leaves no memory, which AddressSanitizer ends the process for when it is the one that asks",
-	"TestOrdinaryPrograms":      "not all programs bear AddressSanitizer",
-	"TestCrowd":                 "two thousand threads with small stacks are too many for AddressSanitizer",
-	"TestLimits":                "it limits the address space, of which AddressSanitizer takes 16 TiB",
+	"TestForkInEveryState":        "thousands of forks take a minute, and one while another thread starts Go hangs in AddressSanitizer",
+	"TestUnusedCostsLittle":       "it measures time and memory",
+	"TestPrograms":                "it limits the address space, of which AddressSanitizer takes 16 TiB, and compares stderr",
+	"TestLoadingInASandbox":       "the sanitizers make system calls of their own",
+	"TestMusl":                    "there is no AddressSanitizer for musl",
+	"TestOtherMallocs":            "AddressSanitizer is a malloc of its own",
+	"TestNoLimitEndsTheProcess":   "as TestLimits",
+	"TestBookkeepingIsFull":       "it leaves no memory, which AddressSanitizer ends the process for when it is the one that asks",
+	"TestRecordMakesNoSystemCall": "the sanitizers make system calls of their own",
+	"TestOrdinaryPrograms":        "not all programs bear AddressSanitizer",
+	"TestCrowd":                   "two thousand threads with small stacks are too many for AddressSanitizer",
+	"TestLimits":                  "it limits the address space, of which AddressSanitizer takes 16 TiB",
 }
 
 // ofGo are the tests that try Go, by C that others try: sanitizers see C alone. The soak has them all.

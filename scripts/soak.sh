@@ -13,6 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source scripts/require.sh
 require_go
 require_cc
+require_python
 
 seed=${SEED:-$(date +%s)}
 operations=${OPERATIONS:-1000000}
@@ -64,6 +65,7 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients test
 		clients) TMS_CLIENTS_SECONDS=${CLIENTS_SECONDS:-600} go test -count=1 -v -timeout 3h -run '^TestClientsAtRandom$' ./preload ;;
 		tests)
 			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
+			TMS_TEST_FULL=1 build/venv/bin/python -m pytest -q pymodule/tests
 			go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
 			TMS_TEST_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload

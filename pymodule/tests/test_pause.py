@@ -338,7 +338,7 @@ def test_second_device(contents: bytes) -> None:
 
 def test_many_cycles(pointer: int, contents: bytes) -> None:
     before = cuda.free_memory()
-    for _ in range(50):
+    for _ in range(10):
         with tms.paused():
             pass
     assert cuda.free_memory() == before
@@ -384,8 +384,7 @@ def test_keyboard_interrupt() -> None:
         cuda.write(pointer + SIZE - 3, b"end")
         before = cuda.free_memory()
         interrupted = 0
-        for cycle in range(4):
-            delay = (0.0, 0.01, 0.05, 0.2)[cycle]
+        for delay in (0.0, 0.05):
             timer = threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT))
             try:
                 timer.start()
@@ -404,7 +403,7 @@ def test_keyboard_interrupt() -> None:
         """,
         CUDASIM_MEMORY="1G",
     )
-    assert out == "4\n"
+    assert out == "2\n"
 
 
 def test_resume_waits_for_memory() -> None:

@@ -31,12 +31,15 @@ def program(tmp_path: Path) -> list[str]:
     return [path]
 
 
+CYCLES = 10 if os.environ.get("TMS_TEST_FULL") == "1" else 3
+
+
 @pytest.mark.parametrize("more", [[], ["--pool", "caching", "--no-inherit"]])
 def test_paused_by_pid(program: list[str], other: Witness, more: list[str]) -> None:
     with started(program, 0, options=more, seconds=60) as running:
         taken = running.ready()
         assert pausable(running) >= 0.9 * taken
-        times = disturb(running, other, 10, gap=0.05, seconds=0.1)
+        times = disturb(running, other, CYCLES, gap=0.05, seconds=0.1)
         said = running.end()
-    assert len(times.out) == len(times.back) == 10
+    assert len(times.out) == len(times.back) == CYCLES
     equal(program, said, seconds=60)
