@@ -275,7 +275,7 @@ func TestSteeringIsRefused(t *testing.T) {
 		"--timeout -1: give seconds": {"pause", "1", "--timeout", "-1"},
 		"--wait -0.5: give seconds":  {"resume", "1", "--wait", "-0.5"},
 		"the tag is empty":           {"pause", "1", "--tag", ""},
-		"unknown command":            {"ps", "1"},
+		"takes flags alone":          {"ps", "1"},
 		"--watch 0: give seconds":    {"ps", "--watch=0"},
 		"--watch x: give a number":   {"ps", "--watch", "x"},
 		"--watch NaN: give seconds":  {"ps", "--watch", "nan"},
