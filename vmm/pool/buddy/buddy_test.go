@@ -9,7 +9,7 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 )
 
 func newPool(t *testing.T, capacity uint64, text string) *buddy.Pool {

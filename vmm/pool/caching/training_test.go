@@ -4,7 +4,7 @@ import (
 	"math/rand/v2"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/workload"
+	"tms/vmm/pool/internal/pooltest/workload"
 )
 
 // sequence is a recorder of what a program asks for.

@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/conformance"
 	"tms/vmm/pool/freelist"
+	"tms/vmm/pool/internal/pooltest/conformance"
 )
 
 func newPool(t *testing.T, capacity uint64, text string) *freelist.Pool {

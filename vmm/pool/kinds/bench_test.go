@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/workload"
+	"tms/vmm/pool/internal/pooltest/workload"
 	"tms/vmm/pool/kinds"
 )
 

@@ -3,7 +3,7 @@ package kinds_test
 import (
 	"testing"
 
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 )
 
 // FuzzEveryKind runs any program against any variant. The source has room for one or two of the largest

@@ -12,7 +12,7 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
 	"tms/vmm/pool/program"

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/slab"
 )
 

@@ -9,7 +9,7 @@ import (
 
 	"tms/vmm"
 	"tms/vmm/pool"
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/torch"
 )

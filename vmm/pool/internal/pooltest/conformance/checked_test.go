@@ -11,7 +11,7 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
-	"tms/vmm/pool/conformance"
+	"tms/vmm/pool/internal/pooltest/conformance"
 )
 
 // flawed is a right pool with functions in place of some methods.
