@@ -2,9 +2,14 @@ package pool
 
 import (
 	"fmt"
+	"math/bits"
 
 	"tms/internal/readable"
+	"tms/vmm/pool/internal/addresses"
+	"tms/vmm/pool/internal/ordered"
 )
+
+const rangeAlignment = 512
 
 // Endless is a Source of bare addresses that costs nothing, for pools that give nothing back.
 type Endless struct{ used uintptr }
@@ -20,30 +25,61 @@ func (e *Endless) Allocate(size uint64) (uintptr, error) {
 func (*Endless) Free(uintptr, uint64) error { return nil }
 
 // Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed
-// first fit. Nothing is behind them. A call costs O(log n) with n holes.
+// first fit. Nothing is behind them.
 type Range struct {
 	base     uintptr
 	capacity uint64
-	free     *hole // root of a treap by address; holes are never adjacent
-	random   uint64
-	held     map[uintptr]uint64
+	holes    ordered.Set             // by class, then by start; holes are never adjacent
+	sizes    addresses.Table[uint64] // of the holes, by start, which counts from base
+	ends     addresses.Table[uint64] // where the hole starts that ends there
+	held     addresses.Table[uint64] // sizes of the segments, by start
 }
-
-// hole is a node of the treap, a search tree by start that is a heap by priority.
-type hole struct {
-	start, size uint64 // start counts from base
-	most        uint64 // the largest size in this subtree
-	priority    uint64
-	left, right *hole
-}
-
-const rangeAlignment = 512
 
 // NewRange returns a source of capacity bytes that begin at base.
 func NewRange(base uintptr, capacity uint64) *Range {
-	r := &Range{base: base, capacity: capacity, random: 1, held: map[uintptr]uint64{}}
-	r.free = r.hole(0, capacity)
+	r := &Range{base: base, capacity: capacity}
+	r.open(0, capacity)
 	return r
+}
+
+// class is the first key of the holes of a size: each class is twice the one before, so that of the classes above
+// a size any hole fits, and of its own few need be looked at.
+func class(size uint64) uint64 { return uint64(bits.Len64(size)) << 56 }
+
+// at is where a table has what is known of a place; none is at 0.
+func at(start uint64) uintptr { return uintptr(start/rangeAlignment) + 1 }
+
+func (r *Range) open(start, size uint64) {
+	r.holes.Insert(class(size)+start/rangeAlignment, 0)
+	r.sizes.Insert(at(start), size)
+	r.ends.Insert(at(start+size), start)
+}
+
+func (r *Range) close(start, size uint64) {
+	r.holes.Remove(class(size) + start/rangeAlignment)
+	r.sizes.Remove(at(start))
+	r.ends.Remove(at(start + size))
+}
+
+// fit returns the start and the size of the lowest hole of at least size bytes.
+func (r *Range) fit(size uint64) (lowest, hole uint64, found bool) {
+	for key := class(size); ; {
+		e, any := r.holes.Ceiling(key)
+		if !any {
+			return lowest, hole, found
+		}
+		own := e.Key &^ (1<<56 - 1)
+		start := (e.Key - own) * rangeAlignment
+		key = own + 1<<56
+		if found && start > lowest {
+			continue
+		}
+		if has, _ := r.sizes.Find(at(start)); has < size {
+			key = e.Key + 1
+		} else {
+			lowest, hole, found = start, has, true
+		}
+	}
 }
 
 // Allocate is Source.Allocate.
@@ -52,120 +88,38 @@ func (r *Range) Allocate(size uint64) (uintptr, error) {
 	if rounded < size || size == 0 {
 		return 0, fmt.Errorf("%w: a segment of %s", ErrOutOfMemory, readable.Bytes(size))
 	}
-	if r.free.largest() < rounded {
-		return 0, fmt.Errorf("%w: a segment of %s in a range of %s", ErrOutOfMemory, readable.Bytes(size), readable.Bytes(r.capacity))
+	start, hole, found := r.fit(rounded)
+	if !found {
+		return 0, fmt.Errorf("%w: a segment of %s in a range of %s",
+			ErrOutOfMemory, readable.Bytes(size), readable.Bytes(r.capacity))
 	}
-	var start uint64
-	start, r.free = r.free.take(rounded)
-	address := r.base + uintptr(start)
-	r.held[address] = rounded
-	return address, nil
+	r.close(start, hole)
+	if hole > rounded {
+		r.open(start+rounded, hole-rounded)
+	}
+	r.held.Insert(at(start), rounded)
+	return r.base + uintptr(start), nil
 }
 
 // Free is Source.Free.
 func (r *Range) Free(address uintptr, size uint64) error {
 	rounded := (size + rangeAlignment - 1) &^ (rangeAlignment - 1)
-	if r.held[address] != rounded || rounded == 0 {
+	start := uint64(address - r.base)
+	if held, found := r.held.Find(at(start)); !found || held != rounded || start%rangeAlignment != 0 {
 		return fmt.Errorf("segment %#x of %d bytes: %w", address, size, ErrInvalidAddress)
 	}
-	delete(r.held, address)
-	start := uint64(address - r.base)
-	below, above := r.free.split(start)
-	if last := below.last(); last != nil && last.start+last.size == start {
-		below, _ = below.split(last.start)
-		start, rounded = last.start, last.size+rounded
+	r.held.Remove(at(start))
+	if above, touches := r.sizes.Find(at(start + rounded)); touches {
+		r.close(start+rounded, above)
+		rounded += above
 	}
-	if first := above.first(); first != nil && start+rounded == first.start {
-		_, above = above.split(first.start + 1)
-		rounded += first.size
+	if below, touches := r.ends.Find(at(start)); touches {
+		r.close(below, start-below)
+		start, rounded = below, start-below+rounded
 	}
-	r.free = join(join(below, r.hole(start, rounded)), above)
+	r.open(start, rounded)
 	return nil
 }
 
 // Held returns how many segments are out.
-func (r *Range) Held() int { return len(r.held) }
-
-// hole makes a node; priorities are a xorshift sequence, so that a range does the same every time.
-func (r *Range) hole(start, size uint64) *hole {
-	r.random ^= r.random << 13
-	r.random ^= r.random >> 7
-	r.random ^= r.random << 17
-	return &hole{start: start, size: size, most: size, priority: r.random}
-}
-
-func (h *hole) largest() uint64 {
-	if h == nil {
-		return 0
-	}
-	return h.most
-}
-
-func (h *hole) update() { h.most = max(h.size, h.left.largest(), h.right.largest()) }
-
-// take cuts size bytes off the lowest hole that has them; there is one.
-func (h *hole) take(size uint64) (start uint64, rest *hole) {
-	switch {
-	case h.left.largest() >= size:
-		start, h.left = h.left.take(size)
-	case h.size >= size:
-		start = h.start
-		h.start += size
-		h.size -= size
-		if h.size == 0 {
-			return start, join(h.left, h.right)
-		}
-	default:
-		start, h.right = h.right.take(size)
-	}
-	h.update()
-	return start, h
-}
-
-// split parts the holes that begin below start from the others.
-func (h *hole) split(start uint64) (below, above *hole) {
-	switch {
-	case h == nil:
-		return nil, nil
-	case h.start < start:
-		h.right, above = h.right.split(start)
-		h.update()
-		return h, above
-	default:
-		below, h.left = h.left.split(start)
-		h.update()
-		return below, h
-	}
-}
-
-// join is the opposite of split.
-func join(below, above *hole) *hole {
-	switch {
-	case below == nil:
-		return above
-	case above == nil:
-		return below
-	case below.priority > above.priority:
-		below.right = join(below.right, above)
-		below.update()
-		return below
-	default:
-		above.left = join(below, above.left)
-		above.update()
-		return above
-	}
-}
-
-func (h *hole) first() *hole {
-	for h != nil && h.left != nil {
-		h = h.left
-	}
-	return h
-}
-
-func (h *hole) last() *hole {
-	for h != nil && h.right != nil {
-		h = h.right
-	}
-	return h
-}
+func (r *Range) Held() int { return r.held.Len() }
