@@ -13,6 +13,7 @@ import (
 	"tms/internal/readable"
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
+	"tms/vmm/pool/internal/ledger"
 )
 
 const (
@@ -26,7 +27,7 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu     sync.Mutex
+	ledger.Base
 	table  chunks.BestFit
 	joined func(below, above uintptr) bool // whether regions that touch are joined; nil: never
 	memory pool.Memory                     // nil: the source cannot tell
@@ -93,7 +94,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		log:      func(text string) { _, _ = syscall.Write(2, []byte(text)) },
 		patience: time.Duration(patience) * time.Millisecond,
 	}
-	p.freed.L = &p.mu
+	p.freed.L = &p.Mutex
+	p.Hook(&p.table.Account, p.trim, p.table.End, func() any { return p.detail() })
 	if s, ok := source.(pool.Coalescer); ok && s.Reserve(&pool.Room{Bytes: p.limit}) {
 		p.joined = s.Coalesces
 	}
@@ -130,8 +132,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 }
 
 func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	block, err := p.malloc(size)
 	if p.patience > 0 && errors.Is(err, pool.ErrOutOfMemory) {
 		block, err = p.retry(size, err)
@@ -178,33 +180,18 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	p.freed.Broadcast()
 	return p.table.Reclaim(address)
 }
 
-// Trim is pool.Pool.Trim. A pool that holds nothing afterwards grows again as a new one does.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// trim makes a pool that then holds nothing grow again as a new one does.
+func (p *Pool) trim() (uint64, error) {
 	freed, err := p.table.Trim()
-	p.shrunk()
-	return freed, err
-}
-
-func (p *Pool) shrunk() {
 	if p.table.Stats().Segments == 0 {
 		p.region = p.initialRegion()
 	}
 	p.freed.Broadcast()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses stays as free memory of the pool.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	err := p.table.Clear()
-	p.shrunk()
-	return err
+	return freed, err
 }

@@ -37,8 +37,8 @@ type RegionDump struct {
 
 // Snapshot is pool.Snapshotter.Snapshot; it returns a MemoryDump. (BFCAllocator::RecordMemoryMap)
 func (p *Pool) Snapshot() any {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	return p.memoryDump()
 }
 

@@ -55,8 +55,8 @@ func TestDumpOnFailure(t *testing.T) {
 			p := newPool(t, pooltest.NewSource(GiB), "memory_limit=4MiB"+options)
 			var logged []string
 			p.log = func(text string) {
-				require.True(t, p.mu.TryLock(), "the lock is not held")
-				p.mu.Unlock()
+				require.True(t, p.TryLock(), "the lock is not held")
+				p.Unlock()
 				logged = append(logged, text)
 			}
 			pooltest.Malloc(t, p, 3*MiB)

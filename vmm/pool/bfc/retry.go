@@ -11,8 +11,8 @@ import (
 func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
 	expired := false
 	timer := time.AfterFunc(p.patience, func() {
-		p.mu.Lock()
-		defer p.mu.Unlock()
+		p.Lock()
+		defer p.Unlock()
 		expired = true
 		p.freed.Broadcast()
 	})

@@ -1,7 +1,5 @@
 package bfc
 
-import "tms/vmm/pool"
-
 // Detail has TensorFlow's names for what it counts (tsl AllocatorStats, MemAllocatorStats); sizes are
 // in bytes.
 type Detail struct {
@@ -16,22 +14,6 @@ type Detail struct {
 
 	// FragmentationMetric is the part of the free bytes that is not in the largest free chunk.
 	FragmentationMetric float64 `json:"fragmentation_metric"`
-}
-
-// Stats is pool.Pool.Stats; Detail is a Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	stats := p.table.Stats()
-	stats.Detail = p.detail()
-	return stats
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.table.ResetPeakStats()
 }
 
 func (p *Pool) detail() Detail {

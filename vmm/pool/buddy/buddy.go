@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"math/bits"
-	"sync"
 
 	"tms/internal/readable"
 	"tms/vmm/pool"
@@ -22,7 +21,7 @@ const (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu       sync.Mutex
+	ledger.Base
 	ledger   *ledger.Ledger
 	unit     uint64 // bytes of the smallest block
 	units    uint64 // of a root
@@ -74,6 +73,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	p.height = bits.Len64(p.units - 1)
 	p.largest = p.unit << (bits.Len64(p.units) - 1)
 	p.tree = newTree(p.height)
+	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
 	return p, nil
 }
 
@@ -82,8 +82,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	if size > p.largest {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: the largest block has %s", pool.ErrTooLarge, readable.Bytes(p.largest)),
@@ -135,8 +135,8 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	b, err := p.ledger.Remove(address)
 	if err != nil {
 		return err
@@ -153,12 +153,12 @@ func (p *Pool) give(address uintptr, b ledger.Block) {
 	r.free += count
 }
 
-// Trim is pool.Pool.Trim.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trim()
+func (p *Pool) end() error {
+	p.ledger.Empty(p.give)
+	return nil
 }
+
+func (p *Pool) detail() any { return Detail{LargestFree: p.tree.largest() * p.unit} }
 
 func (p *Pool) trim() (freed uint64, err error) {
 	for slot := range p.roots {
@@ -176,29 +176,4 @@ func (p *Pool) trim() (freed uint64, err error) {
 		p.vacant = append(p.vacant, uint32(slot))
 	}
 	return freed, err
-}
-
-// Stats is pool.Pool.Stats; Detail is a Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	stats := p.ledger.Stats()
-	stats.Detail = Detail{LargestFree: p.tree.largest() * p.unit}
-	return stats
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.ResetPeakStats()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.Empty(p.give)
-	_, err := p.trim()
-	return err
 }

@@ -1,12 +1,11 @@
 package caching
 
 import (
-	"errors"
 	"fmt"
-	"sync"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
+	"tms/vmm/pool/internal/ledger"
 	"tms/vmm/pool/internal/ordered"
 )
 
@@ -15,7 +14,7 @@ const maxRequest = 1 << 60
 
 // Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
 type Pool struct {
-	mu     sync.Mutex
+	ledger.Base
 	table  chunks.Table[state]
 	source pool.Source // of the table
 	events pool.Events // nil: the source has none
@@ -67,6 +66,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.smallPool.small = true
+	p.Hook(&p.table.Account, p.trim, p.end, func() any { return p.detail() })
 	if fraction >= 0 {
 		if err := p.SetMemoryFraction(fraction); err != nil {
 			return nil, err
@@ -80,8 +80,8 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	block, err := p.allocate(size, stream)
 	if err != nil {
 		p.table.CountFailure()
@@ -143,8 +143,8 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	if len(p.usages)-1 > len(p.unused) && p.events != nil && len(p.captures) == 0 {
 		h, err := p.table.Find(address)
 		if err == nil && p.at(h).Own.usage != 0 {
@@ -175,23 +175,17 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-// Trim is pool.Pool.Trim: it waits for the events of freed blocks and gives back every segment in
-// which nothing is left, except those of graphs that still exist. (emptyCache)
-// Errors: pool.ErrCapturing, the source's or its events'.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// trim waits for the events of freed blocks and gives back every segment in which nothing is left, except
+// those of graphs that still exist. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
+func (p *Pool) trim() (uint64, error) {
 	if len(p.captures) > 0 {
 		return 0, pool.ErrCapturing
 	}
 	return p.releaseCached()
 }
 
-// Destroy is pool.Pool.Destroy. Captures end, graph pools go, recorded streams are waited for. A
-// segment that the source does not take back stays, empty, for the next Trim.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+// end ends captures too, graph pools go, and recorded streams are waited for.
+func (p *Pool) end() error {
 	p.captures = nil
 	for _, g := range p.graphs {
 		g.graphs = 0
@@ -205,6 +199,5 @@ func (p *Pool) Destroy() error {
 			}
 		}
 	}
-	_, refused := p.releaseEmpty()
-	return errors.Join(err, refused)
+	return err
 }

@@ -13,8 +13,8 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 	if !(fraction >= 0 && fraction <= 1) {
 		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	_, total, err := p.memory()
 	if err != nil {
 		return fmt.Errorf("reading the device's memory: %w", err)

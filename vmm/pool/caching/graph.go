@@ -48,8 +48,8 @@ func (p *Pool) findCapture(id pool.GraphPoolID) int {
 // BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool. While any capture is under way nothing
 // is given back to the source and events are neither recorded nor asked for: CUDA forbids all three.
 func (p *Pool) BeginAllocateToPool(id pool.GraphPoolID, filter func(pool.Stream) bool) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	if p.findCapture(id) >= 0 {
 		return fmt.Errorf("%w: %v is being allocated to", pool.ErrGraphPool, id)
 	}
@@ -68,8 +68,8 @@ func (p *Pool) BeginAllocateToPool(id pool.GraphPoolID, filter func(pool.Stream)
 
 // EndAllocateToPool is pool.GraphPools.EndAllocateToPool.
 func (p *Pool) EndAllocateToPool(id pool.GraphPoolID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	i := p.findCapture(id)
 	if i < 0 {
 		return fmt.Errorf("%w: %v is not being allocated to", pool.ErrGraphPool, id)
@@ -81,8 +81,8 @@ func (p *Pool) EndAllocateToPool(id pool.GraphPoolID) error {
 // ReleasePool is pool.GraphPools.ReleasePool. Nothing is given back at once, but at the next Trim or
 // shortage.
 func (p *Pool) ReleasePool(id pool.GraphPoolID) error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	g := p.findGraph(id)
 	if g == nil || g.graphs == 0 {
 		return fmt.Errorf("%w: %v is unknown or released", pool.ErrGraphPool, id)

@@ -29,8 +29,8 @@ type BlockInfo struct {
 // Snapshot is pool.Snapshotter.Snapshot; it returns a []Segment, by address, in the shape of
 // torch.cuda.memory_snapshot. It takes time in proportion to the number of blocks, under the lock.
 func (p *Pool) Snapshot() any {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	all := []Segment{}
 	for _, r := range p.table.Regions() {
 		all = append(all, p.describe(r))

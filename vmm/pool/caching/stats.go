@@ -1,10 +1,6 @@
 package caching
 
-import (
-	"math"
-
-	"tms/vmm/pool"
-)
+import "math"
 
 // Stat is one quantity: its value, its highest value, and the sums of its rises and falls.
 type Stat struct {
@@ -150,15 +146,6 @@ func (p *Pool) countSegment(b *block, sign int64) {
 	}
 }
 
-// Stats is pool.Pool.Stats; its Detail is a *Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	stats := p.table.Stats()
-	stats.Detail = p.detail()
-	return stats
-}
-
 // reserved returns how many bytes are held from the source.
 func (p *Pool) reserved() uint64 { return uint64(p.all(reservedBytes).Current) }
 
@@ -196,8 +183,8 @@ func (p *Pool) detail() *Detail {
 
 // ResetPeakStats is pool.Pool.ResetPeakStats, and of the peaks in Detail.
 func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	p.table.ResetPeakStats()
 	p.eachStat(func(s *Stat) { s.Peak = s.Current })
 	for quantity := range p.peaks {
@@ -207,8 +194,8 @@ func (p *Pool) ResetPeakStats() {
 
 // ResetAccumulatedStats is pool.Accumulator.ResetAccumulatedStats.
 func (p *Pool) ResetAccumulatedStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	p.eachStat(func(s *Stat) { s.Allocated, s.Freed = 0, 0 })
 	p.retries, p.ooms = 0, 0
 }

@@ -27,8 +27,8 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	h, err := p.table.Find(address)
 	if err != nil {
 		return err

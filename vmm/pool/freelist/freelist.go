@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 
 	"tms/internal/readable"
 	"tms/vmm/pool"
@@ -19,7 +18,7 @@ const granularity = 1024 // sizes are rounded up to a multiple of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu       sync.Mutex
+	ledger.Base
 	ledger   *ledger.Ledger
 	capacity uint64           // of a buffer, in bytes
 	lists    map[uint64]*list // freed blocks, by size
@@ -64,12 +63,14 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if capacity == 0 || capacity%granularity != 0 {
 		return nil, fmt.Errorf("%w: buffer=%d: give a multiple of %d", pool.ErrOption, capacity, granularity)
 	}
-	return &Pool{
+	p := &Pool{
 		ledger:   ledger.New("freelist", source),
 		capacity: capacity,
 		lists:    map[uint64]*list{},
 		current:  -1,
-	}, nil
+	}
+	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
+	return p, nil
 }
 
 // Malloc is pool.Pool.Malloc. When the source has no room, idle buffers are given back and it is asked
@@ -78,8 +79,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	if size > p.capacity {
 		return pool.Block{}, p.ledger.Refuse(size,
 			fmt.Errorf("%w: a buffer has %s", pool.ErrTooLarge, readable.Bytes(p.capacity)), "give a larger buffer=")
@@ -112,7 +113,7 @@ func (p *Pool) reuse(size uint64) (freed, bool) {
 }
 
 func (p *Pool) cut(size uint64) (freed, error) {
-	if p.current < 0 || p.end(p.current) < size {
+	if p.current < 0 || p.left(p.current) < size {
 		if err := p.grow(); err != nil {
 			return freed{}, err
 		}
@@ -136,7 +137,7 @@ func (p *Pool) grow() error {
 		return err
 	}
 	if p.current >= 0 {
-		p.lost += p.end(p.current)
+		p.lost += p.left(p.current)
 	}
 	if last := len(p.vacant) - 1; last >= 0 {
 		p.current = int(p.vacant[last])
@@ -150,16 +151,16 @@ func (p *Pool) grow() error {
 	return nil
 }
 
-// end returns the bytes of a buffer that nothing was cut from.
-func (p *Pool) end(number int) uint64 { return p.capacity - p.buffers[number].used }
+// left returns the bytes of a buffer that nothing was cut from.
+func (p *Pool) left(number int) uint64 { return p.capacity - p.buffers[number].used }
 
 // Free is pool.Pool.Free.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	b, err := p.ledger.Remove(address)
 	if err != nil {
 		return err
@@ -181,13 +182,14 @@ func (p *Pool) list(address uintptr, b ledger.Block) {
 	}
 }
 
-// Trim is pool.Pool.Trim. It goes through all lists once.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trim()
+func (p *Pool) end() error {
+	p.ledger.Empty(p.list)
+	return nil
 }
 
+func (p *Pool) detail() any { return Detail{Listed: p.blocks - p.ledger.Stats().Live, Lost: p.lost} }
+
+// trim goes through all lists once.
 func (p *Pool) trim() (freedBytes uint64, err error) {
 	if p.idle == 0 {
 		return 0, nil
@@ -206,7 +208,7 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 		if p.current == i {
 			p.current = -1
 		} else {
-			p.lost -= p.end(i)
+			p.lost -= p.left(i)
 		}
 		*b = buffer{}
 		p.vacant = append(p.vacant, uint32(i))
@@ -219,29 +221,4 @@ func (p *Pool) trim() (freedBytes uint64, err error) {
 		}
 	}
 	return freedBytes, err
-}
-
-// Stats is pool.Pool.Stats; Detail is a Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	stats := p.ledger.Stats()
-	stats.Detail = Detail{Listed: p.blocks - stats.Live, Lost: p.lost}
-	return stats
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.ResetPeakStats()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.Empty(p.list)
-	_, err := p.trim()
-	return err
 }

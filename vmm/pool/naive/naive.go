@@ -5,7 +5,6 @@ package naive
 
 import (
 	"errors"
-	"sync"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/ledger"
@@ -13,7 +12,7 @@ import (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu      sync.Mutex
+	ledger.Base
 	ledger  *ledger.Ledger
 	refused []segment // of blocks that Destroy ended, but that the source did not take back
 }
@@ -29,7 +28,9 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
 	}
-	return &Pool{ledger: ledger.New("naive", source)}, nil
+	p := &Pool{ledger: ledger.New("naive", source)}
+	p.Hook(&p.ledger.Account, p.trim, p.end, nil)
+	return p, nil
 }
 
 // Malloc is pool.Pool.Malloc. A block has the size that was asked for.
@@ -37,8 +38,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	address, err := p.ledger.Allocate(size)
 	if err != nil {
 		return pool.Block{}, p.ledger.Refuse(size, err, "free something, or ask for less")
@@ -52,8 +53,8 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	b, err := p.ledger.Find(address)
 	if err != nil {
 		return err
@@ -65,13 +66,14 @@ func (p *Pool) Free(address uintptr) error {
 	return err
 }
 
-// Trim is pool.Pool.Trim. Nothing is ever idle here but what the source refused in Destroy.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trim()
+func (p *Pool) end() error {
+	p.ledger.Empty(func(address uintptr, b ledger.Block) {
+		p.refused = append(p.refused, segment{address, b.Size})
+	})
+	return nil
 }
 
+// trim finds nothing idle but what the source refused in Destroy.
 func (p *Pool) trim() (freed uint64, err error) {
 	kept := p.refused[:0]
 	for _, s := range p.refused {
@@ -84,29 +86,4 @@ func (p *Pool) trim() (freed uint64, err error) {
 	}
 	p.refused = kept
 	return freed, err
-}
-
-// Stats is pool.Pool.Stats.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.ledger.Stats()
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.ResetPeakStats()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.Empty(func(address uintptr, b ledger.Block) {
-		p.refused = append(p.refused, segment{address, b.Size})
-	})
-	_, err := p.trim()
-	return err
 }

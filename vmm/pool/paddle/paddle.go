@@ -6,17 +6,17 @@ package paddle
 
 import (
 	"fmt"
-	"sync"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
+	"tms/vmm/pool/internal/ledger"
 )
 
 const granularity = 256 // chunk sizes are multiples of it
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu    sync.Mutex
+	ledger.Base
 	table chunks.BestFit
 
 	huge, hugeBytes uint64 // live blocks above maximum, segments of their own
@@ -66,6 +66,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		descriptor: descriptor,
 	}
 	p.first, p.again = p.align(first), p.align(again)
+	p.Hook(&p.table.Account, p.table.Trim, p.end, p.detail)
 	return p, nil
 }
 
@@ -78,8 +79,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	block, err := p.malloc(size)
 	if err != nil {
 		return pool.Block{}, p.table.Refuse(size, err, p.advice(size))
@@ -142,8 +143,8 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	if p.huge > 0 {
 		if h, err := p.table.Find(address); err == nil && p.table.At(h).Size > p.maximum {
 			size := p.table.At(h).Size
@@ -158,17 +159,7 @@ func (p *Pool) Free(address uintptr) error {
 	return p.table.Reclaim(address)
 }
 
-// Trim is pool.Pool.Trim. (BuddyAllocator::Release)
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.table.Trim()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses stays as free memory of the pool.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Pool) end() error {
 	p.huge, p.hugeBytes = 0, 0
-	return p.table.Clear()
+	return p.table.End()
 }

@@ -1,7 +1,5 @@
 package paddle
 
-import "tms/vmm/pool"
-
 // Detail is what the kind counts beyond pool.Stats, in bytes; used and free are of the refills only,
 // as Paddle's total_used_ and total_free_.
 type Detail struct {
@@ -13,12 +11,9 @@ type Detail struct {
 	LargestFree uint64 `json:"largest_free_chunk_bytes"`
 }
 
-// Stats is pool.Pool.Stats; Detail is a Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (p *Pool) detail() any {
 	stats := p.table.Stats()
-	stats.Detail = Detail{
+	return Detail{
 		Used:        stats.Live - p.hugeBytes,
 		Free:        stats.Reserved - stats.Live,
 		Huge:        p.hugeBytes,
@@ -26,12 +21,4 @@ func (p *Pool) Stats() pool.Stats {
 		FreeChunks:  uint64(p.table.FreeChunks()),
 		LargestFree: p.table.Largest(),
 	}
-	return stats
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.table.ResetPeakStats()
 }

@@ -6,7 +6,6 @@ package slab
 import (
 	"errors"
 	"fmt"
-	"sync"
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
@@ -16,7 +15,7 @@ import (
 
 // Pool is a pool.Pool; the zero value is not usable.
 type Pool struct {
-	mu      sync.Mutex
+	ledger.Base
 	ledger  *ledger.Ledger
 	pages   pool.Pool // slabs and what is larger than any class
 	direct  pool.Pool // where pages have no room: each its own segment
@@ -92,6 +91,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	p.classes = classes(p.bound, page)
+	p.Hook(&p.ledger.Account, p.trim, p.end, p.detail)
 	return p, nil
 }
 
@@ -112,8 +112,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	block, owner, err := p.allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
 		empties := p.empties
@@ -212,8 +212,8 @@ func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	p.Lock()
+	defer p.Unlock()
 	b, err := p.ledger.Find(address)
 	if err != nil {
 		return err
@@ -262,11 +262,18 @@ func (p *Pool) release(owner uint32) error {
 	return nil
 }
 
-// Trim is pool.Pool.Trim.
-func (p *Pool) Trim() (uint64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.trim()
+func (p *Pool) end() error {
+	p.ledger.Empty(func(uintptr, ledger.Block) {})
+	p.slabs, p.vacant, p.empties = nil, nil, 0
+	for i := range p.classes {
+		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
+	}
+	_, _ = p.pages.Destroy(), p.direct.Destroy() // what the source refuses is trimmed next
+	return nil
+}
+
+func (p *Pool) detail() any {
+	return Detail{Slabs: len(p.slabs) - len(p.vacant), EmptySlabs: p.empties}
 }
 
 func (p *Pool) trim() (freed uint64, err error) {
@@ -283,32 +290,4 @@ func (p *Pool) trim() (freed uint64, err error) {
 		err = errors.Join(err, failed)
 	}
 	return before - p.ledger.Stats().Reserved, err
-}
-
-// Stats is pool.Pool.Stats; Detail is a Detail.
-func (p *Pool) Stats() pool.Stats {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	stats := p.ledger.Stats()
-	stats.Detail = Detail{Slabs: len(p.slabs) - len(p.vacant), EmptySlabs: p.empties}
-	return stats
-}
-
-// ResetPeakStats is pool.Pool.ResetPeakStats.
-func (p *Pool) ResetPeakStats() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.ResetPeakStats()
-}
-
-// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
-func (p *Pool) Destroy() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.ledger.Empty(func(uintptr, ledger.Block) {})
-	p.slabs, p.vacant, p.empties = nil, nil, 0
-	for i := range p.classes {
-		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
-	}
-	return errors.Join(p.pages.Destroy(), p.direct.Destroy())
 }

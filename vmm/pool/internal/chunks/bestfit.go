@@ -85,9 +85,8 @@ func (b *BestFit) FreeChunks() int { return b.free.Len() }
 // Trim gives idle segments back, as GiveBack.
 func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
 
-// Clear ends all live chunks and gives back what the source takes.
-func (b *BestFit) Clear() error {
+// End ends all live chunks.
+func (b *BestFit) End() error {
 	b.GiveAll(b.Add)
-	_, err := b.Trim()
-	return err
+	return nil
 }

@@ -213,7 +213,9 @@ func TestSegmentsThatTouchAreConnected(t *testing.T) {
 	connect(1024) // in the place of the first: below what is there
 	require.Equal(t, [][]int{{-2048, 512, -512}}, tiles(t, &b.Table))
 	require.NoError(t, b.Reclaim(last.Address))
-	require.NoError(t, b.Clear())
+	require.NoError(t, b.End())
+	_, err = b.Trim()
+	require.NoError(t, err)
 	require.Zero(t, source.Held())
 
 	grow(t, &b.Table, 1024)
@@ -269,7 +271,9 @@ func TestConnectedSegmentsAtRandom(t *testing.T) {
 			}
 		}
 		source.address = 0
-		require.NoError(t, b.Clear())
+		require.NoError(t, b.End())
+		_, err := b.Trim()
+		require.NoError(t, err)
 		require.Zero(t, source.Held())
 		require.Empty(t, b.segments)
 	}
