@@ -12,9 +12,8 @@ type block = chunks.Chunk[state]
 type state struct {
 	born    uint64 // the pool's clock when it became free
 	list    uint32 // in Pool.lists
-	usage   uint32 // in Pool.usages; 0: other streams have not used it
 	pending bool   // it waits
-	_       [15]byte
+	_       [19]byte
 }
 
 type handle = chunks.Handle

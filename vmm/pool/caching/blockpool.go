@@ -31,10 +31,8 @@ type freeList struct {
 // poolFor returns where a block of a size comes from and goes back to.
 func (p *Pool) poolFor(size uint64, stream pool.Stream) *blockPool {
 	small, large := &p.smallPool, &p.largePool
-	if len(p.captures) > 0 {
-		if g := p.capturing(stream); g != nil {
-			small, large = &g.small, &g.large
-		}
+	if g, captured := p.Captured(stream); captured {
+		small, large = &g.small, &g.large
 	}
 	if size <= smallSize {
 		return small

@@ -6,6 +6,7 @@ import (
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/chunks"
 	"tms/vmm/pool/internal/ledger"
+	"tms/vmm/pool/internal/multistream"
 	"tms/vmm/pool/internal/ordered"
 )
 
@@ -23,14 +24,8 @@ type Pool struct {
 	smallPool, largePool blockPool
 	lists                []*freeList // of all pools; nil: the number is not in use
 
-	graphs   []*graphPool
-	captures []capture
-
-	usages   []usage // usages[0] is nobody's
-	unused   []uint32
-	queues   []queue  // events of freed blocks, by stream
-	deferred []handle // freed during a capture, events to be recorded after it
-	parked   []handle // freed, used by other streams, and there are no events
+	multistream.Graphs[*graphPool]
+	uses multistream.Uses[handle]
 
 	limited bool   // a memory fraction is set
 	allowed uint64 // bytes, when limited
@@ -55,8 +50,10 @@ type Pool struct {
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
-	p := &Pool{table: chunks.New[state]("caching", source), source: source, usages: make([]usage, 1)}
+	p := &Pool{table: chunks.New[state]("caching", source), source: source}
 	p.events, _ = source.(pool.Events)
+	p.uses = multistream.NewUses[handle](p.events)
+	p.Graphs = multistream.NewGraphs(&p.Mutex, newGraphPool)
 	ordinal := 0
 	if known, ok := source.(interface{ Ordinal() int }); ok {
 		ordinal = known.Ordinal()
@@ -93,8 +90,8 @@ func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size > maxRequest {
 		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w; ask for less", pool.ErrTooLarge)
 	}
-	if len(p.captures) == 0 && len(p.queues)+len(p.deferred) > 0 {
-		if err := p.processEvents(); err != nil {
+	if p.uses.Held() > 0 && !p.Capturing() {
+		if err := p.uses.Settle(false, p.back); err != nil {
 			return pool.Block{}, err
 		}
 	}
@@ -145,10 +142,11 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	p.Lock()
 	defer p.Unlock()
-	if len(p.usages)-1 > len(p.unused) && p.events != nil && len(p.captures) == 0 {
+	held := false
+	if p.uses.Any() {
 		h, err := p.table.Find(address)
-		if err == nil && p.at(h).Own.usage != 0 {
-			err = p.record(h)
+		if err == nil {
+			held, err = p.uses.Hold(h, p.Capturing())
 		}
 		if err != nil {
 			return err
@@ -160,17 +158,8 @@ func (p *Pool) Free(address uintptr) error {
 	}
 	b := p.at(h)
 	p.countFree(b)
-	if b.Own.usage == 0 {
+	if b.Own.pending = held; !held {
 		p.retire(h)
-		return nil
-	}
-	b.Own.pending = true
-	switch {
-	case p.usages[b.Own.usage].pending > 0:
-	case p.events == nil:
-		p.parked = append(p.parked, h)
-	default:
-		p.deferred = append(p.deferred, h)
 	}
 	return nil
 }
@@ -178,7 +167,7 @@ func (p *Pool) Free(address uintptr) error {
 // trim waits for the events of freed blocks and gives back every segment in which nothing is left, except
 // those of graphs that still exist. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
 func (p *Pool) trim() (uint64, error) {
-	if len(p.captures) > 0 {
+	if p.Capturing() {
 		return 0, pool.ErrCapturing
 	}
 	return p.releaseCached()
@@ -186,11 +175,8 @@ func (p *Pool) trim() (uint64, error) {
 
 // end ends captures too, graph pools go, and recorded streams are waited for.
 func (p *Pool) end() error {
-	p.captures = nil
-	for _, g := range p.graphs {
-		g.graphs = 0
-	}
-	err := p.abandonEvents()
+	p.Graphs.Abandon()
+	err := p.uses.Abandon(p.back)
 	p.table.GiveAll(func(h handle) { p.countFree(p.at(h)) })
 	for _, r := range p.table.Regions() {
 		for h := r.First; h != none; h = p.at(h).Next {

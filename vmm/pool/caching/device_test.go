@@ -202,7 +202,7 @@ func check(t *testing.T, p *Pool) {
 		require.Equal(t, r.Address+uintptr(r.Size), end)
 	}
 	pools := []*blockPool{&p.smallPool, &p.largePool}
-	for _, g := range p.graphs {
+	for g := range p.Private() {
 		pools = append(pools, &g.small, &g.large)
 	}
 	free := int64(0)

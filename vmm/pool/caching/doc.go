@@ -10,8 +10,8 @@
 //	split.go      should_split, free_block, try_merge_blocks
 //	release.go    release_available_cached_blocks, release_cached_blocks, release_block
 //	gc.go         garbage_collect_cached_blocks
-//	stream.go     recordStream, insert_events, process_events
-//	graph.go      notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy
+//	stream.go     recordStream; insert_events, process_events are in package multistream
+//	graph.go      PrivatePool; notifyCaptureBegin, notifyCaptureEnd, notifyCaptureDestroy are there too
 //	blockpool.go  BlockPool, get_pool
 //	stats.go      DeviceStats; snapshot.go: SegmentInfo, BlockInfo
 package caching

@@ -12,7 +12,7 @@ import (
 // in steps, and tries again; not while a stream is captured, when the source must not free.
 func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	wanted := segmentSize(size)
-	mayRelease := len(p.captures) == 0
+	mayRelease := !p.Capturing()
 	var refused error
 	if mayRelease {
 		refused = p.collect()

@@ -56,8 +56,7 @@ func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream
 
 // releaseCached waits for the events of freed blocks and gives back every segment that is free.
 func (p *Pool) releaseCached() (uint64, error) {
-	err := p.synchronizeEvents()
-	p.unpark()
+	err := p.uses.Settle(true, p.back)
 	released, refused := p.releaseEmpty()
 	return released, errors.Join(err, refused)
 }
@@ -67,20 +66,12 @@ func (p *Pool) releaseEmpty() (uint64, error) {
 	released, err := p.releaseWhole(&p.largePool)
 	n, failed := p.releaseWhole(&p.smallPool)
 	released, err = released+n, errors.Join(err, failed)
-	kept := p.graphs[:0]
-	for _, g := range p.graphs {
-		if g.graphs == 0 {
-			for _, from := range []*blockPool{&g.small, &g.large} {
-				n, failed := p.releaseWhole(from)
-				released, err = released+n, errors.Join(err, failed)
-			}
+	p.Dissolve(func(g *graphPool) {
+		for _, from := range []*blockPool{&g.small, &g.large} {
+			n, failed := p.releaseWhole(from)
+			released, err = released+n, errors.Join(err, failed)
 		}
-		if g.graphs > 0 || g.segments > 0 {
-			kept = append(kept, g)
-		}
-	}
-	clear(p.graphs[len(kept):])
-	p.graphs = kept
+	})
 	return released, err
 }
 

@@ -35,7 +35,7 @@ func (p *Pool) retire(h handle) handle {
 	b := p.at(h)
 	blocks, bytes := int64(0), int64(0)
 	p.countInactive(b)
-	p.disuse(b)
+	b.Own.pending = false
 	b.Requested = 0
 	size := b.Size
 	next, previous := b.Next, b.Previous

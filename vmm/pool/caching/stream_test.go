@@ -36,7 +36,7 @@ func TestRecordStream(t *testing.T) {
 	b.device.complete(2)
 	require.Equal(t, address, b.malloc(5*mib, 0))
 	require.Empty(t, b.device.events)
-	require.Empty(t, b.queues)
+	require.Zero(t, b.uses.Held())
 	b.free(address)
 	require.Equal(t, address, b.malloc(5*mib, 0), "the streams are forgotten")
 
@@ -111,7 +111,7 @@ func TestEventsWaitForTheEndOfACapture(t *testing.T) {
 	b.device.complete(1)
 	b.device.complete(2)
 	require.Equal(t, during, b.malloc(5*mib, 0))
-	require.Empty(t, b.deferred)
+	require.Zero(t, b.uses.Held())
 }
 
 func TestDeferredRecordFails(t *testing.T) {
@@ -134,37 +134,5 @@ func TestDeferredRecordFails(t *testing.T) {
 func TestRecordStreamWithoutEvents(t *testing.T) {
 	d := newDevice(40 * mib)
 	b := bench{newPool(t, bare{d}, ""), t, d}
-	neighbour := b.malloc(5*mib, 0)
-	parked := b.recordedBlock()
-	require.NotEqual(t, parked, b.malloc(5*mib, 0))
-	require.Zero(t, len(d.calls))
-
-	released, err := b.Trim()
-	require.NoError(t, err)
-	require.Zero(t, released, "others are live in the segment")
-	require.Equal(t, "active_pending_free", b.snapshot()[0].Blocks[1].State)
-	b.free(neighbour)
-	require.NotEqual(t, parked, b.malloc(5*mib, 0), "the neighbour does not merge with it")
-	require.NoError(t, b.Destroy())
-
-	b.recordedBlock()
-	b.malloc(40*mib, 0) // gets the memory by way of the source
-	require.NoError(t, b.Destroy())
-	require.Zero(t, d.held)
-}
-
-func TestParkedBlocksOfAGraphStay(t *testing.T) {
-	d := newDevice(gib)
-	b := bench{newPool(t, bare{d}, ""), t, d}
-	require.NoError(t, b.BeginAllocateToPool(first, nil))
-	b.recordedBlock()
-	require.NoError(t, b.EndAllocateToPool(first))
-	released, err := b.Trim()
-	require.NoError(t, err)
-	require.Zero(t, released)
-	require.Equal(t, "active_pending_free", b.snapshot()[0].Blocks[0].State)
-	require.NoError(t, b.ReleasePool(first))
-	released, err = b.Trim()
-	require.NoError(t, err)
-	require.Equal(t, uint64(20*mib), released)
+	require.ErrorIs(t, b.RecordStream(b.malloc(5*mib, 0), 1), pool.ErrOption)
 }

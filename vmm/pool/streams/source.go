@@ -7,16 +7,20 @@ import (
 
 	"tms/internal/readable"
 	"tms/vmm/pool"
+	"tms/vmm/pool/internal/ledger"
 )
 
 // shared is the source of all pools beneath, which call it under locks of their own.
 type shared struct {
 	mu      sync.Mutex
 	under   pool.Source
-	held    uint64
+	account ledger.Account
 	limited bool
 	allowed uint64
-	stats   pool.Stats // of the source alone
+}
+
+func newShared(under pool.Source) *shared {
+	return &shared{under: under, account: ledger.NewAccount("", under)}
 }
 
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
@@ -28,35 +32,35 @@ func (s *shared) allocate(size uint64, room *pool.Room) (uintptr, error) {
 	if under, ok := s.under.(pool.Coalescer); ok {
 		under.Reserve(room)
 	}
-	if s.limited && (size > s.allowed || s.held > s.allowed-size) {
-		s.stats.SourceFailures++
+	if held := s.account.Stats().Reserved; s.limited && (size > s.allowed || held > s.allowed-size) {
+		s.account.CountSourceFailure()
 		return 0, fmt.Errorf("%w: a segment of %s, where the memory fraction allows %s and %s are held",
-			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(s.allowed), readable.Bytes(s.held))
+			pool.ErrOutOfMemory, readable.Bytes(size), readable.Bytes(s.allowed), readable.Bytes(held))
 	}
-	address, err := s.under.Allocate(size)
-	if err != nil {
-		s.stats.SourceFailures++
-		return 0, err
-	}
-	s.held += size
-	s.stats.Segments++
-	s.stats.SourceMallocs++
-	s.stats.PeakReserved = max(s.stats.PeakReserved, s.held)
-	return address, nil
+	return s.account.Allocate(size)
 }
 
 // Free is pool.Source.Free.
 func (s *shared) Free(address uintptr, size uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.under.Free(address, size); err != nil {
-		s.stats.SourceFailures++
-		return err
-	}
-	s.held -= size
-	s.stats.Segments--
-	s.stats.SourceFrees++
-	return nil
+	return s.account.Free(address, size)
+}
+
+func (s *shared) resetPeak() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.account.ResetPeakStats()
+}
+
+// count fills in what is counted of the source.
+func (s *shared) count(stats *pool.Stats) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own := s.account.Stats()
+	stats.Reserved, stats.PeakReserved, stats.Segments = own.Reserved, own.PeakReserved, own.Segments
+	stats.SourceMallocs, stats.SourceFrees = own.SourceMallocs, own.SourceFrees
+	stats.SourceFailures = own.SourceFailures
 }
 
 // Memory is pool.Memory.Memory; of a source that cannot tell, 0.
@@ -94,27 +98,13 @@ func (p *part) Coalesces(below, above uintptr) bool {
 func (s *shared) reserved() uint64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.held
+	return s.account.Stats().Reserved
 }
 
 func (s *shared) limit(bytes uint64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.limited, s.allowed = true, bytes
-}
-
-func (s *shared) resetPeak() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.stats.PeakReserved = s.held
-}
-
-func (s *shared) count(stats *pool.Stats) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	stats.Reserved, stats.PeakReserved, stats.Segments = s.held, s.stats.PeakReserved, s.stats.Segments
-	stats.SourceMallocs, stats.SourceFrees = s.stats.SourceMallocs, s.stats.SourceFrees
-	stats.SourceFailures = s.stats.SourceFailures
 }
 
 // held is a private pool's source: what it is given back it keeps, for segments of the same size, until

@@ -12,24 +12,21 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/internal/addresses"
+	"tms/vmm/pool/internal/ledger"
+	"tms/vmm/pool/internal/multistream"
 )
 
 // Pool is a pool.Pool, pool.StreamRecorder and pool.GraphPools.
 type Pool struct {
-	kind   string
 	fresh  func(pool.Source) (pool.Pool, error)
-	events pool.Events
 	source *shared
 
-	mu       sync.Mutex // never held while a pool beneath makes a block
-	pools    map[pool.Stream]pool.Pool
-	graphs   map[pool.GraphPoolID]*graph
-	captures []capture
-	live     addresses.Table[block]
-	uses     map[uintptr][]pool.Stream // of blocks that other streams use, until their events are recorded
-	waiting  []waiting                 // freed, for the events of other streams
-	deferred []waiting                 // freed during a capture, events to be recorded after it
-	stats    pool.Stats
+	mu     sync.Mutex // never held while a pool beneath makes a block
+	pools  map[pool.Stream]pool.Pool
+	live   addresses.Table[block]
+	blocks ledger.Account // without a source
+	uses   multistream.Uses[owned]
+	multistream.Graphs[*graph]
 }
 
 // block is one that a caller holds.
@@ -40,10 +37,10 @@ type block struct {
 	owner     pool.Pool
 }
 
-type waiting struct {
+// owned is a block of a pool beneath.
+type owned struct {
 	address uintptr
 	owner   pool.Pool
-	events  []pool.Event
 }
 
 // New makes an empty pool over a source that is also a pool.Events. fresh makes pools of the kind; one
@@ -63,10 +60,12 @@ func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.P
 		return nil, fmt.Errorf("%w: %s needs a source with events to serve several streams",
 			pool.ErrOption, own.Stats().Kind)
 	}
-	return &Pool{
-		kind: own.Stats().Kind, fresh: fresh, events: events, source: &shared{under: source},
-		pools: map[pool.Stream]pool.Pool{}, graphs: map[pool.GraphPoolID]*graph{}, uses: map[uintptr][]pool.Stream{},
-	}, nil
+	p := &Pool{
+		fresh: fresh, source: newShared(source), pools: map[pool.Stream]pool.Pool{},
+		blocks: ledger.NewAccount(own.Stats().Kind, nil), uses: multistream.NewUses[owned](events),
+	}
+	p.Graphs = multistream.NewGraphs(&p.mu, p.newGraph)
+	return p, nil
 }
 
 // Malloc is pool.Pool.Malloc. Before it fails for want of memory, what other streams' pools do not
@@ -88,15 +87,11 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if err != nil {
-		p.stats.Failures++
+		p.blocks.CountFailure()
 		return pool.Block{}, err
 	}
 	p.live.Insert(made.Address, block{stream, size, made.Size, owner})
-	p.stats.Mallocs++
-	p.stats.Requested += size
-	p.stats.Live += made.Size
-	p.stats.PeakRequested = max(p.stats.PeakRequested, p.stats.Requested)
-	p.stats.PeakLive = max(p.stats.PeakLive, p.stats.Live)
+	p.blocks.CountMalloc(size, made.Size)
 	return made, nil
 }
 
@@ -104,15 +99,13 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 func (p *Pool) poolOf(stream pool.Stream) (pool.Pool, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.captures) == 0 {
-		if err := p.settle(p.events.Query); err != nil {
+	if p.uses.Held() > 0 && !p.Capturing() {
+		if err := p.uses.Settle(false, giveBack); err != nil {
 			return nil, err
 		}
 	}
-	for _, c := range p.captures {
-		if c.filter == nil || c.filter(stream) {
-			return c.graph.pool, nil
-		}
+	if g, captured := p.Captured(stream); captured {
+		return g.pool, nil
 	}
 	if known := p.pools[stream]; known != nil {
 		return known, nil
@@ -136,29 +129,19 @@ func (p *Pool) Free(address uintptr) error {
 	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	w := waiting{address: address, owner: b.owner}
-	switch {
-	case len(p.uses) == 0 || len(p.uses[address]) == 0:
-		if err := w.owner.Free(address); err != nil {
-			return err
-		}
-	case len(p.captures) > 0: // events may not be recorded now
-		p.deferred = append(p.deferred, w)
-	default:
-		if err := p.record(w); err != nil {
-			return err
-		}
+	held, err := p.uses.Hold(owned{address, b.owner}, p.Capturing())
+	if err == nil && !held {
+		err = b.owner.Free(address)
+	}
+	if err != nil {
+		return err
 	}
 	p.live.Remove(address)
-	p.forget(b)
-	p.stats.Frees++
+	p.blocks.CountFree(b.requested, b.size)
 	return nil
 }
 
-func (p *Pool) forget(b block) {
-	p.stats.Requested -= b.requested
-	p.stats.Live -= b.size
-}
+func giveBack(b owned) error { return b.owner.Free(b.address) }
 
 // RecordStream is pool.StreamRecorder.RecordStream.
 func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
@@ -171,69 +154,10 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	if !found {
 		return fmt.Errorf("%#x: %w", address, pool.ErrInvalidAddress)
 	}
-	if stream != b.stream && !slices.Contains(p.uses[address], stream) {
-		p.uses[address] = append(p.uses[address], stream)
+	if stream != b.stream {
+		p.uses.Note(owned{address, b.owner}, stream)
 	}
 	return nil
-}
-
-// record makes an event in each stream that used a block. After an error nothing has changed.
-func (p *Pool) record(w waiting) error {
-	for _, stream := range p.uses[w.address] {
-		event, err := p.events.Record(stream)
-		if err != nil {
-			p.end(w.events)
-			return fmt.Errorf("recording an event for %#x: %w", w.address, err)
-		}
-		w.events = append(w.events, event)
-	}
-	delete(p.uses, w.address)
-	p.waiting = append(p.waiting, w)
-	return nil
-}
-
-func (p *Pool) end(events []pool.Event) {
-	for _, event := range events {
-		_ = p.events.Destroy(event)
-	}
-}
-
-// settle gives the blocks whose events are done back to their pools.
-func (p *Pool) settle(done func(pool.Event) (bool, error)) error {
-	for len(p.deferred) > 0 {
-		if err := p.record(p.deferred[0]); err != nil {
-			return err
-		}
-		p.deferred = p.deferred[1:]
-	}
-	var failed error
-	kept := p.waiting[:0]
-	for _, w := range p.waiting {
-		for len(w.events) > 0 {
-			ready, err := done(w.events[0])
-			failed = errors.Join(failed, err)
-			if !ready {
-				break
-			}
-			p.end(w.events[:1])
-			w.events = w.events[1:]
-		}
-		if len(w.events) == 0 {
-			if err := w.owner.Free(w.address); err == nil {
-				continue
-			} else {
-				failed = errors.Join(failed, err)
-			}
-		}
-		kept = append(kept, w)
-	}
-	p.waiting = kept
-	return failed
-}
-
-func (p *Pool) synchronize(event pool.Event) (bool, error) {
-	err := p.events.Synchronize(event)
-	return err == nil, err
 }
 
 // Trim is pool.Pool.Trim, of all streams and of the graphs that are gone.
@@ -241,20 +165,16 @@ func (p *Pool) synchronize(event pool.Event) (bool, error) {
 func (p *Pool) Trim() (freed uint64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if len(p.captures) > 0 {
+	if p.Capturing() {
 		return 0, pool.ErrCapturing
 	}
 	before := p.source.reserved()
-	err = p.settle(p.synchronize)
+	err = p.uses.Settle(true, giveBack)
 	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
 		_, failed := p.pools[stream].Trim()
 		err = errors.Join(err, failed)
 	}
-	for id, g := range p.graphs {
-		if g.uses == 0 {
-			err = errors.Join(err, p.dissolve(id, g))
-		}
-	}
+	p.Dissolve(func(g *graph) { err = errors.Join(err, g.trim()) })
 	return before - min(before, p.source.reserved()), err
 }
 
@@ -279,11 +199,10 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 func (p *Pool) Stats() pool.Stats {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	stats := p.stats
-	stats.Kind = p.kind
-	stats.Blocks = uint64(p.live.Len())
+	stats := p.blocks.Stats()
 	p.source.count(&stats)
-	stats.Detail = Detail{Streams: len(p.pools), Graphs: len(p.graphs), Waiting: len(p.waiting) + len(p.deferred)}
+	graphs := len(slices.Collect(p.Private()))
+	stats.Detail = Detail{Streams: len(p.pools), Graphs: graphs, Waiting: p.uses.Held()}
 	return stats
 }
 
@@ -291,7 +210,7 @@ func (p *Pool) Stats() pool.Stats {
 func (p *Pool) ResetPeakStats() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.stats.PeakRequested, p.stats.PeakLive = p.stats.Requested, p.stats.Live
+	p.blocks.ResetPeakStats()
 	p.source.resetPeak()
 }
 
@@ -306,12 +225,8 @@ type Detail struct {
 func (p *Pool) Destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.captures = nil
-	err := p.settle(p.synchronize)
-	for _, w := range p.waiting {
-		p.end(w.events)
-	}
-	p.waiting, p.deferred, p.uses = nil, nil, map[uintptr][]pool.Stream{}
+	p.Graphs.Abandon()
+	err := p.uses.Abandon(giveBack)
 	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
 		if failed := p.pools[stream].Destroy(); failed != nil {
 			err = errors.Join(err, failed)
@@ -319,12 +234,9 @@ func (p *Pool) Destroy() error {
 		}
 		delete(p.pools, stream)
 	}
-	for id, g := range p.graphs {
-		g.uses = 0
-		err = errors.Join(err, g.pool.Destroy(), p.dissolve(id, g))
-	}
+	p.Dissolve(func(g *graph) { err = errors.Join(err, g.pool.Destroy(), g.trim()) })
 	for _, b := range p.live.All() {
-		p.forget(b)
+		p.blocks.CountFree(b.requested, b.size)
 	}
 	p.live = addresses.Table[block]{}
 	return err

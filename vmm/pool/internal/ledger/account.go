@@ -65,6 +65,9 @@ func (a *Account) CountFree(requested, size uint64) {
 	s.Live -= size
 }
 
+// CountSourceFailure counts a segment that was refused without asking the source.
+func (a *Account) CountSourceFailure() { a.stats.SourceFailures++ }
+
 // CountFailure counts a malloc that failed.
 func (a *Account) CountFailure() { a.stats.Failures++ }
 

@@ -1,0 +1,151 @@
+package multistream
+
+import (
+	"fmt"
+	"iter"
+	"slices"
+	"sync"
+
+	"tms/vmm/pool"
+)
+
+// Private is a private pool of graphs. Their addresses are baked in, so its segments stay while a graph exists, though
+// blocks in them are freed and used again.
+type Private interface {
+	Empty() bool // holds nothing from the source
+}
+
+// Graphs makes a pool a pool.GraphPools. While any capture is under way nothing is given back to the source, and events
+// are neither recorded nor asked for: CUDA forbids all three.
+type Graphs[G Private] struct {
+	lock     sync.Locker // the pool's, for the calls of pool.GraphPools
+	fresh    func() (G, error)
+	all      []*graph[G]
+	captures []capture[G]
+}
+
+type graph[G Private] struct {
+	id   pool.GraphPoolID
+	own  G
+	uses int // graphs; at 0 what is free may go
+}
+
+// capture directs streams to a private pool.
+type capture[G Private] struct {
+	*graph[G]
+	filter func(pool.Stream) bool
+}
+
+// NewGraphs returns those of a pool with this lock. fresh makes a private pool.
+func NewGraphs[G Private](lock sync.Locker, fresh func() (G, error)) Graphs[G] {
+	return Graphs[G]{lock: lock, fresh: fresh}
+}
+
+// Capturing reports whether a capture is under way.
+func (g *Graphs[G]) Capturing() bool { return len(g.captures) > 0 }
+
+// Captured returns the private pool that a stream allocates from.
+func (g *Graphs[G]) Captured(stream pool.Stream) (own G, found bool) {
+	for _, c := range g.captures {
+		if c.filter == nil || c.filter(stream) {
+			return c.own, true
+		}
+	}
+	return own, false
+}
+
+// Private yields all private pools.
+func (g *Graphs[G]) Private() iter.Seq[G] {
+	return func(yield func(G) bool) {
+		for _, of := range g.all {
+			if !yield(of.own) {
+				return
+			}
+		}
+	}
+}
+
+// Dissolve hands the private pools that no graph uses any more to give, and forgets those that are then empty.
+func (g *Graphs[G]) Dissolve(give func(G)) {
+	g.all = slices.DeleteFunc(g.all, func(of *graph[G]) bool {
+		if of.uses > 0 {
+			return false
+		}
+		give(of.own)
+		return of.own.Empty()
+	})
+}
+
+// Abandon ends all captures and graphs.
+func (g *Graphs[G]) Abandon() {
+	g.captures = nil
+	for _, of := range g.all {
+		of.uses = 0
+	}
+}
+
+func (g *Graphs[G]) find(id pool.GraphPoolID) *graph[G] {
+	for _, of := range g.all {
+		if of.id == id {
+			return of
+		}
+	}
+	return nil
+}
+
+func (g *Graphs[G]) findCapture(id pool.GraphPoolID) int {
+	return slices.IndexFunc(g.captures, func(c capture[G]) bool { return c.id == id })
+}
+
+// BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool.
+func (g *Graphs[G]) BeginAllocateToPool(id pool.GraphPoolID, filter func(pool.Stream) bool) error {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	if g.findCapture(id) >= 0 {
+		return fmt.Errorf("%w: %v is being allocated to", pool.ErrGraphPool, id)
+	}
+	of := g.find(id)
+	if of == nil {
+		own, err := g.fresh()
+		if err != nil {
+			return err
+		}
+		of = &graph[G]{id: id, own: own}
+		g.all = append(g.all, of)
+	} else if of.uses == 0 {
+		return fmt.Errorf("%w: %v was released and still holds memory", pool.ErrGraphPool, id)
+	}
+	of.uses++
+	g.captures = append(g.captures, capture[G]{of, filter})
+	return nil
+}
+
+// EndAllocateToPool is pool.GraphPools.EndAllocateToPool.
+func (g *Graphs[G]) EndAllocateToPool(id pool.GraphPoolID) error {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	i := g.findCapture(id)
+	if i < 0 {
+		return fmt.Errorf("%w: %v is not being allocated to", pool.ErrGraphPool, id)
+	}
+	g.captures = slices.Delete(g.captures, i, i+1)
+	return nil
+}
+
+// ReleasePool is pool.GraphPools.ReleasePool. Nothing is given back at once, but at the next Trim or
+// shortage.
+func (g *Graphs[G]) ReleasePool(id pool.GraphPoolID) error {
+	g.lock.Lock()
+	defer g.lock.Unlock()
+	of := g.find(id)
+	if of == nil || of.uses == 0 {
+		return fmt.Errorf("%w: %v is unknown or released", pool.ErrGraphPool, id)
+	}
+	if of.uses == 1 && g.findCapture(id) >= 0 {
+		return fmt.Errorf("%w: the last graph of %v is being captured", pool.ErrGraphPool, id)
+	}
+	if of.uses--; of.uses == 0 {
+		g.Dissolve(func(G) {})
+	}
+	return nil
+}

@@ -1,0 +1,146 @@
+// Package multistream has what pools that serve several streams have in common: freed blocks that other streams still
+// use, and the private pools of CUDA graphs. Neither is locked but where it says so; the pool's mutex covers them.
+package multistream
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"tms/vmm/pool"
+)
+
+// Uses knows which streams use a block beside its own, and holds a freed block back until they are done with it.
+// B names a block.
+type Uses[B comparable] struct {
+	events   pool.Events
+	streams  map[B][]pool.Stream // that use a block, and are in no event yet
+	pending  map[B]int           // events of a freed block that are not done
+	queues   []queue[B]          // of events: a stream that is not done does not hold up the others
+	deferred []B                 // freed during a capture, events to be recorded after it
+	done     []B                 // nobody uses them
+}
+
+// queue holds the events that were recorded in a stream, the oldest first.
+type queue[B comparable] struct {
+	stream  pool.Stream
+	waiting []waiting[B]
+}
+
+type waiting[B comparable] struct {
+	event pool.Event
+	block B
+}
+
+// NewUses returns an empty one over the events of a source.
+func NewUses[B comparable](events pool.Events) Uses[B] {
+	return Uses[B]{events: events, streams: map[B][]pool.Stream{}, pending: map[B]int{}}
+}
+
+// Note notes that a stream uses a live block.
+func (u *Uses[B]) Note(block B, stream pool.Stream) {
+	if !slices.Contains(u.streams[block], stream) {
+		u.streams[block] = append(u.streams[block], stream)
+	}
+}
+
+// Any reports whether another stream uses any live block.
+func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
+
+// Held returns how many freed blocks are held back.
+func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
+
+// Hold holds a block that is being freed back until Settle hands it on, if other streams use it. Events are not
+// recorded during a capture, for CUDA forbids that. Errors: that of recording an event; the block is then still live.
+func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
+	if len(u.streams) == 0 || len(u.streams[block]) == 0 {
+		return false, nil
+	}
+	if capturing {
+		u.deferred = append(u.deferred, block)
+		return true, nil
+	}
+	err = u.record(block)
+	return err == nil, err
+}
+
+// record makes an event in each stream that uses a block. After an error nothing has changed.
+func (u *Uses[B]) record(block B) error {
+	streams := u.streams[block]
+	events := make([]pool.Event, len(streams))
+	for i, stream := range streams {
+		event, err := u.events.Record(stream)
+		if err != nil {
+			for _, made := range events[:i] {
+				_ = u.events.Destroy(made)
+			}
+			return fmt.Errorf("recording an event of stream %#x: %w", uintptr(stream), err)
+		}
+		events[i] = event
+	}
+	for i, stream := range streams {
+		at := slices.IndexFunc(u.queues, func(q queue[B]) bool { return q.stream == stream })
+		if at < 0 {
+			at = len(u.queues)
+			u.queues = append(u.queues, queue[B]{stream: stream})
+		}
+		u.queues[at].waiting = append(u.queues[at].waiting, waiting[B]{events[i], block})
+	}
+	u.pending[block] = len(events)
+	delete(u.streams, block)
+	return nil
+}
+
+// Settle hands the blocks that nobody uses any more to give; with wait it waits until that is all of them. What give
+// refuses is kept for the next time. Errors: those of events, and of give.
+func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
+	for len(u.deferred) > 0 {
+		if failed = u.record(u.deferred[0]); failed != nil {
+			break
+		}
+		u.deferred = u.deferred[1:]
+	}
+	for i := range u.queues {
+		for q := &u.queues[i]; len(q.waiting) > 0; q.waiting = q.waiting[1:] {
+			first := q.waiting[0]
+			done, err := u.ask(first.event, wait)
+			if err != nil {
+				failed = errors.Join(failed, fmt.Errorf("an event of stream %#x: %w", uintptr(q.stream), err))
+			}
+			if err != nil || !done {
+				break
+			}
+			_ = u.events.Destroy(first.event)
+			if u.pending[first.block]--; u.pending[first.block] == 0 {
+				delete(u.pending, first.block)
+				u.done = append(u.done, first.block)
+			}
+		}
+	}
+	u.queues = slices.DeleteFunc(u.queues, func(q queue[B]) bool { return len(q.waiting) == 0 })
+	u.done = slices.DeleteFunc(u.done, func(block B) bool {
+		err := give(block)
+		failed = errors.Join(failed, err)
+		return err == nil
+	})
+	return failed
+}
+
+func (u *Uses[B]) ask(event pool.Event, wait bool) (done bool, err error) {
+	if wait {
+		return true, u.events.Synchronize(event)
+	}
+	return u.events.Query(event)
+}
+
+// Abandon is Settle that waits, and then forgets all blocks, also after an error.
+func (u *Uses[B]) Abandon(give func(B) error) error {
+	err := u.Settle(true, give)
+	for _, q := range u.queues {
+		for _, w := range q.waiting {
+			_ = u.events.Destroy(w.event)
+		}
+	}
+	*u = NewUses[B](u.events)
+	return err
+}
