@@ -174,8 +174,8 @@ func (e *Engine) shortage(b *batch, made int, cause error) error {
 	if err != nil {
 		return cause
 	}
-	return fmt.Errorf("device %d has %s free and %s are needed: %w%s",
-		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), cause, e.slackNote(b.device, cause))
+	return fmt.Errorf("device %d has %s free and %s are needed%s%.0w", // the figures say what the cause does
+		b.device.ordinal, readable.Bytes(had+free), readable.Bytes(need), e.slackNote(b.device, cause), cause)
 }
 
 // named adds to an error about lost contents which segment they belong to.

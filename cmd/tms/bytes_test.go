@@ -167,7 +167,7 @@ func TestTableOfBytes(t *testing.T) {
 			{Device: 0, Library: "lib\x1b[2J.so", Kind: control.Allocations, Bytes: 2 << 20, Count: 4},
 			{Device: 0, Kind: control.Pool, Bytes: 3 << 20, Count: 1}, {Device: 0, Library: "libcublas.so.12", Kind: control.Pool, Bytes: 1 << 20},
 			{Device: 0, Kind: control.Graphs, Bytes: 4 << 20}}}}
-	found := []process{{ProcessState: state, here: 1}, {ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"}}
+	found := []process{{ProcessState: state, here: 1}, {ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"}}
 	measure(found, []nvml.Device{{UUID: "GPU-1", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 62 << 20, Known: true}}},
 		{UUID: "GPU-2", Name: "GPU", Processes: []nvml.Process{{PID: 1, UsedBytes: 500 << 20, Known: true}}}})
 	var out strings.Builder
@@ -190,7 +190,7 @@ func TestTableOfBytes(t *testing.T) {
     0.0% of 500 MiB is named by an allocation
     3 allocations are not counted: there are too many
 
-12 cannot be asked: it does not answer
+12 it does not answer
 `, out.String())
 	for line := range strings.Lines(out.String()) {
 		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)

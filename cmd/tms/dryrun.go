@@ -135,7 +135,7 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	}
 	p.host += made.HostBytes
 	if !state.Gated && !p.force {
-		made.Error = "its threads cannot be held up: it was not started by tms run, and takes --force"
+		made.Error = "its threads cannot be stopped: tms run did not start it, so it takes --force"
 	}
 }
 

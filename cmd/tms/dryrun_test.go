@@ -71,13 +71,13 @@ func TestDryRun(t *testing.T) {
 	third := start()
 	_, errors_, code = command(t, "pause", "--dry-run", third.number(), "999999999")
 	require.Equal(t, exitNo, code)
-	require.Contains(t, errors_, third.number()+": its threads cannot be held up")
-	require.Contains(t, errors_, "999999999: cannot be asked: there is no such process")
+	require.Contains(t, errors_, third.number()+": its threads cannot be stopped")
+	require.Contains(t, errors_, "999999999: there is no such process")
 	_, _, code = command(t, "swap", "--dry-run", "--force", third.number(), "999999999")
 	require.Equal(t, exitNoProcess, code)
 	_, errors_, code = command(t, "pause", "--dry-run", "--everything", third.number())
 	require.Equal(t, exitUsage, code)
-	require.Contains(t, errors_, "--dry-run is of what is pausable")
+	require.Contains(t, errors_, "--dry-run foretells a plain pause alone")
 }
 
 // Each plan has what those before it leave, of devices as the driver counts them.

@@ -87,7 +87,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 			return ended(o, err)
 		}
 		if err = failure(reply, nil); err != nil && driver == nil {
-			err = fmt.Errorf("paused, but its contents are where they were: %w", err)
+			err = fmt.Errorf("paused, but its contents were not moved: %w", err)
 		}
 	}
 	if err == nil && driver != nil {
@@ -165,16 +165,16 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error) error {
 	cause = interrupted(cause)
 	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
-		return fmt.Errorf("%w; the driver has lost the CUDA state of the process with that, and it must be ended", cause)
+		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
 	if _, err := giveBack(context.Background(), driver, pid, 0); err != nil {
-		return fmt.Errorf("%w; nor can the driver let it go on (%w): its CUDA calls wait; tms resume %d tries again", cause, err, pid)
+		return fmt.Errorf("%w; its CUDA calls wait, because the driver cannot unlock it (%w); tms resume %d tries again", cause, err, pid)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
 	reply, err := process.Do(ctx, control.Request{Op: control.Undo})
 	if err = failure(reply, err); err != nil {
-		return fmt.Errorf("%w; it is paused without the driver's part, since it cannot be resumed (%w): tms resume %d tries again",
+		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms resume %d tries again",
 			cause, err, pid)
 	}
 	return fmt.Errorf("%w; it goes on as before", cause)
@@ -197,7 +197,7 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		case checkpoint.Checkpointed:
 			err = driver.Restore(pid, driverTime)
 		case checkpoint.Failed:
-			return did, &stateError{state, "the driver has lost the CUDA state of the process in a checkpoint, and it must be ended"}
+			return did, &stateError{state, "a checkpoint lost the CUDA state of the process, which must be ended"}
 		default: // on its way
 			if time.Now().After(late) {
 				return did, fmt.Errorf("%w: the driver has it %v", checkpoint.ErrLate, state)
@@ -212,14 +212,14 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 			}
 			time.Sleep(retryTime)
 		case errors.Is(err, cuda.OutOfMemory):
-			return did, fmt.Errorf("others hold the memory that the driver needs for it: %w", err)
+			return did, fmt.Errorf("other processes have the memory that the driver needs for it: %w", err)
 		case errors.Is(err, cuda.IllegalState): // somebody else was first
 			tries++
 		case err != nil:
 			return did, err
 		}
 	}
-	return did, &stateError{checkpoint.Locked, "somebody else has the driver lock it again and again"}
+	return did, &stateError{checkpoint.Locked, "another client has the driver lock it again and again"}
 }
 
 const retryTime = 50 * time.Millisecond

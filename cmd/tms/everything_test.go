@@ -85,7 +85,7 @@ func TestEverythingIsPausedAndResumed(t *testing.T) {
 		w.refused("everything of this process is paused", "pause", w.pid, "--tag", "weights", "--to", "disk")
 		out, stderr, code = command(t, "resume", w.pid)
 		require.Zero(t, code, stderr)
-		require.Regexp(t, `resumed, 32.00 MiB in .* s; what the driver had in`, out)
+		require.Regexp(t, `resumed, 32.00 MiB in .* s; the driver's part in`, out)
 		w.asBefore()
 		out, _, _ = command(t, "resume", w.pid)
 		require.Contains(t, out, "nothing to resume")
@@ -135,10 +135,10 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 		t.Setenv("CUDASIM_FAIL", "")
 	}
 	for planned, words := range map[string]string{
-		"cuCheckpointProcessGetState:1:999":   "CUDA_ERROR_UNKNOWN",
+		"cuCheckpointProcessGetState:1:999":   "unknown error (999)",
 		"cuCheckpointProcessLock:1:600":       "has not ended within 1s",
-		"cuCheckpointProcessLock:1:999":       "CUDA_ERROR_UNKNOWN (999): unknown error; it goes on as before",
-		"cuCheckpointProcessCheckpoint:1:2":   "CUDA_ERROR_OUT_OF_MEMORY (2): out of memory; it goes on as before",
+		"cuCheckpointProcessLock:1:999":       "unknown error (999); it goes on as before",
+		"cuCheckpointProcessCheckpoint:1:2":   "out of memory (2); it goes on as before",
 		"cuCheckpointProcessCheckpoint:1:801": "managed memory, memory shared with other processes, or a part of a GPU (MIG); it goes on as before",
 		"cuCheckpointProcessGetState:2:999":   "it goes on as before",
 	} {
@@ -172,7 +172,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
 	require.Zero(t, code, stderr)
 	w.other.do("hog")
-	w.refused("others hold the memory that the driver needs", "resume", w.pid)
+	w.refused("other processes have the memory that the driver needs", "resume", w.pid)
 	waiting := exec.Command(tms, "resume", w.pid, "--wait", "60")
 	require.NoError(t, waiting.Start())
 	time.Sleep(100 * time.Millisecond)
@@ -224,8 +224,8 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	_, stderr, code := command(t, "resume", w.pid)
 	require.Zero(t, code, stderr)
 	for words, arguments := range map[string][]string{
-		"--everything is of a whole process": {"pause", "1", "--everything", "--tag", "a"},
-		"contents can be moved to disk or":   {"pause", "1", "--to", "tape"},
+		"--everything pauses a whole process": {"pause", "1", "--everything", "--tag", "a"},
+		"--to tape: give disk or host":        {"pause", "1", "--to", "tape"},
 	} {
 		_, stderr, code := command(t, arguments...)
 		require.Equal(t, exitUsage, code)
@@ -344,7 +344,7 @@ func TestFromInside(t *testing.T) {
 	require.Equal(t, fmt.Sprint("0 ", 32<<20, " "), w.do("everything 5"))
 	require.Equal(t, "0 0 ", w.do("everything 5"), "twice is no harm")
 	w.other.do("hog")
-	require.Contains(t, w.do("again"), "2 others hold the memory")
+	require.Contains(t, w.do("again"), "2 other processes have the memory")
 	w.other.do("unhog")
 	require.Equal(t, "0 ", w.do("again"))
 	w.asBefore()
@@ -439,7 +439,7 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.asBefore()
 	_, stderr, code := command(t, "pause", w.pid, "--force")
 	require.Zero(t, code, stderr)
-	w.refused("paused, but its contents are where they were", "pause", w.pid, "--force", "--to", "disk")
+	w.refused("paused, but its contents were not moved", "pause", w.pid, "--force", "--to", "disk")
 	w.requireFree(88)
 	w.resumed()
 	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk", "--everything")

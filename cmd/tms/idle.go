@@ -61,7 +61,7 @@ its next CUDA call resumes it. With --lock, processes take turns on a device.`,
 			}
 			if command.Flags().Changed("slice") {
 				if s.file == "" {
-					return errors.New("--slice is of those who share a --lock")
+					return errors.New("--slice needs --lock, whose file the processes share")
 				}
 				if s.slice < shortestIdle || s.slice > control.MaxSeconds*time.Second {
 					return fmt.Errorf("--slice %v: give a time from %v to a year, such as 1m", s.slice, shortestIdle)
@@ -142,9 +142,9 @@ func (w *watch) begin(ctx context.Context) error {
 	w.process = process
 	switch {
 	case !state.Gated:
-		return errors.New("its threads cannot be held up: it was not started by tms run")
+		return errors.New("its threads cannot be stopped: tms run did not start it")
 	case state.IdleSeconds == nil:
-		return fmt.Errorf("its libtms.so is older than this command (%s), and does not tell whether it is idle", version)
+		return fmt.Errorf("its libtms.so is older than this command (%s), and does not report whether it is idle", version)
 	}
 	err = w.attend(ctx)
 	if errors.Is(err, client.ErrUnreachable) {
@@ -313,7 +313,7 @@ func (w *watch) undo() error {
 		err = errors.New("it does not answer (stopped?)")
 	}
 	if err = failure(reply, err); err != nil {
-		return fmt.Errorf("paused, since it cannot be resumed (%w): it tries again by itself", err)
+		return fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself", err)
 	}
 	w.say("resumed, %s in %.2f s", readable.Bytes(reply.Bytes), reply.Seconds)
 	return nil

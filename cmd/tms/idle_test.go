@@ -185,7 +185,7 @@ func TestIdleIsKilled(t *testing.T) {
 	require.NoError(t, watch.Process.Signal(os.Interrupt))
 	require.Error(t, watch.Wait())
 	require.Equal(t, exitNo, watch.ProcessState.ExitCode())
-	require.Regexp(t, "^tms: "+one.number()+": paused, since it cannot be resumed \\(.*\\): it tries again by itself\n$", watch.errors.String())
+	require.Regexp(t, "^tms: "+one.number()+": still paused, because it cannot be resumed \\(.*\\); it tries again by itself\n$", watch.errors.String())
 	waits(t, answer)
 	require.NoError(t, other.Process.Kill())
 	require.Equal(t, "ok", <-answer)
@@ -330,10 +330,10 @@ func TestIdleIsRefused(t *testing.T) {
 		"--after 8761h0m0s: give a time":       {[]string{"1", "--after", "8761h"}, exitUsage},
 		"the tag is empty":                     {[]string{"1", "--tag", ""}, exitUsage},
 		"--lock /nowhere/f cannot be opened: ": {[]string{"1", "--lock", "/nowhere/f"}, exitUsage},
-		"--slice is of those who share":        {[]string{"1", "--slice", "1s"}, exitUsage},
+		"--slice needs --lock":                 {[]string{"1", "--slice", "1s"}, exitUsage},
 		"--slice 1ms: give a time from":        {[]string{"1", "--slice", "1ms", "--lock", "/dev/null"}, exitUsage},
 		"there is no such process":             {[]string{"999999999"}, exitNoProcess},
-		"it was not started by tms run":        {[]string{ungated.number()}, exitNo},
+		"tms run did not start it":             {[]string{ungated.number()}, exitNo},
 		`"x" is no process`:                    {[]string{"x"}, exitUsage},
 	} {
 		_, stderr, code := command(t, append([]string{"idle"}, c.arguments...)...)

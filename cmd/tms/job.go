@@ -125,7 +125,7 @@ func (r *jobRank) ask(ctx context.Context, request control.Request, within time.
 	defer stop()
 	answer, err := r.Do(limited, request)
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = fmt.Errorf("%w: it does not answer (stopped?)", client.ErrUnreachable)
+		err = client.Unreachable("it does not answer (stopped?)")
 	}
 	if reply != nil {
 		*reply = answer
@@ -287,7 +287,7 @@ func (j *job) takeRest(ctx context.Context) error {
 	}
 	if why != "" {
 		for _, r := range j.ranks {
-			r.Stays = cmp.Or(strings.TrimSuffix(r.Stays, otherwise), "the driver is to take all ranks or none, and "+why)
+			r.Stays = cmp.Or(strings.TrimSuffix(r.Stays, otherwise), "the driver takes all ranks or none, and "+why)
 			r.LeftBytes = leftOf(r.PID)
 		}
 		return nil
@@ -390,7 +390,7 @@ func (j *job) hold(ctx context.Context) error {
 		case late:
 			for _, r := range j.ranks {
 				if r.err != nil {
-					r.err = fmt.Errorf("%d times tried, and never did all ranks stand between the same collectives: %w", j.tries, r.err)
+					r.err = fmt.Errorf("in %d tries the ranks never stood between the same collectives: %w", j.tries, r.err)
 				}
 			}
 			return j.undo(err)
@@ -435,7 +435,7 @@ func (j *job) undo(cause error) error {
 		own := r.err
 		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
 		if err = failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
-			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the others are as before: %w", err, cause)
+			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the other ranks are as before: %w", err, cause)
 		} else if err == nil && reply.NCCL != "" {
 			own = fmt.Errorf("%w; %s", cmp.Or(own, cause), reply.NCCL)
 		}

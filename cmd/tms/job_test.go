@@ -169,8 +169,8 @@ func TestJobIsNotPaused(t *testing.T) {
 	stop(t, ranks[2].Process)
 	_, words, code = command(t, "pause", "--job", "here:29500")
 	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, words, "tms: "+ranks[2].number()+": cannot be asked: it does not answer (stopped?)\n")
-	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": cannot be asked")
+	require.Contains(t, words, "tms: "+ranks[2].number()+": it does not answer (stopped?)\n")
+	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": it does not answer")
 	require.NoError(t, ranks[2].Process.Signal(syscall.SIGCONT))
 
 	// One that never comes to the collective: the time is over.
@@ -181,7 +181,7 @@ func TestJobIsNotPaused(t *testing.T) {
 		command(t, "resume", "--job", "here:29500")
 	}
 	require.Equal(t, exitNo, code)
-	require.Regexp(t, `\d+ times tried, and never did all ranks stand between the same collectives: gated pause: `, words)
+	require.Regexp(t, `in \d+ tries the ranks never stood between the same collectives: gated pause: `, words)
 	require.Equal(t, repeated(rankBytes, 2), jobHeld(t, ranks[:2]))
 }
 

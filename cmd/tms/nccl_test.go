@@ -403,7 +403,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	out = spread(t, "pause", "--everything")
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
-	require.Contains(t, out, "stays: the driver is to take all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
+	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
 	require.NotContains(t, out, "without --everything")
 	ranks[0].requireFree(127)
 	spread(t, "resume")

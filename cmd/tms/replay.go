@@ -62,7 +62,7 @@ func (f *replayFlags) run(stdout io.Writer, paths []string) error {
 		return err
 	}
 	if f.snapshot != "" && (len(selected) > 1 || len(paths) > 1) {
-		return errors.New("--snapshot is of one pool and one trace; name one with --pool, and give one trace")
+		return errors.New("--snapshot takes one pool and one trace: name one with --pool, and give one trace")
 	}
 	var traces []*trace.Trace
 	for _, path := range paths {
@@ -116,7 +116,7 @@ func (f *replayFlags) read() (selected []string, place *replay.Place, err error)
 	case f.kind == "":
 		return nil, nil, fmt.Errorf("give --pool KIND, one of %s, or all", strings.Join(kinds.Names(), ", "))
 	case f.kind == "all" && len(f.settings) > 0:
-		return nil, nil, errors.New("--option is for one kind of pool; name it with --pool")
+		return nil, nil, errors.New("--option needs one kind of pool: name it with --pool")
 	case f.kind == "all":
 		selected = kinds.Names()
 	}

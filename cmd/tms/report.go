@@ -32,7 +32,7 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 		RunE: func(_ *cobra.Command, paths []string) error {
 			var write func(io.Writer) error
 			if snapshot != "" && (len(paths) > 1 || format != "html") {
-				return errors.New("--torch-snapshot is of one process: give one trace, and the format html")
+				return errors.New("--torch-snapshot takes one trace, and --format html")
 			}
 			switch format {
 			case "html":
@@ -41,7 +41,7 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 				write = func(to io.Writer) error { return reporting.WritePerfetto(to, paths) }
 			case "csv":
 				if len(paths) > 1 {
-					return errors.New("--format csv is of one trace")
+					return errors.New("--format csv takes one trace")
 				}
 				write = func(to io.Writer) error { return lines(to, paths[0]) }
 			default:

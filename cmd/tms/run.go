@@ -59,7 +59,7 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			}
 			if incremental {
 				if backup != "host" {
-					return errors.New("--incremental is of --backup host: copies in host memory are what it keeps")
+					return errors.New("--incremental needs --backup host: it keeps copies in host memory")
 				}
 				set["TMS_INIT_ENABLE_INCREMENTAL_BACKUP"] = "1"
 			}

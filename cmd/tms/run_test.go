@@ -102,7 +102,7 @@ func TestRunIsRefused(t *testing.T) {
 		"name the command to run":                                    nil,
 		"--backup ram: contents can wait":                            {"--backup", "ram", "true"},
 		"--pool heap: invalid pool option: no kind of pool is named": {"--pool", "heap", "true"},
-		"--incremental is of --backup host":                          {"--backup", "disk", "--incremental", "true"},
+		"--incremental needs --backup host":                          {"--backup", "disk", "--incremental", "true"},
 		"there-is-none cannot be run: executable file":               {"--", "there-is-none"},
 	} {
 		output, err := under(t, arguments...)

@@ -256,17 +256,17 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 				return err
 			}
 			if to != "" && to != control.ToDisk && to != control.ToHost {
-				return fmt.Errorf("--to %s: contents can be moved to disk or to host", to)
+				return fmt.Errorf("--to %s: give disk or host", to)
 			}
 			if discard && to != "" {
 				return errors.New("--discard leaves nothing to move: leave --to out")
 			}
 			if everything && s.tag != "" {
-				return errors.New("--everything is of a whole process: leave --tag out")
+				return errors.New("--everything pauses a whole process: leave --tag out")
 			}
 			if s.dryRun {
 				if everything || to != "" || discard {
-					return errors.New("--dry-run is of what is pausable, with its contents: leave --everything, --to and --discard out")
+					return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and --discard out")
 				}
 				return s.plan(command, control.Pause, force, arguments)
 			}
@@ -277,7 +277,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 			}
 			if s.job != "" {
 				if to != "" {
-					return errors.New("--job leaves contents where they are: leave --to out, and give it with the numbers then")
+					return errors.New("--job cannot move contents: leave --to out, then pause the processes by number with --to")
 				}
 				return s.pauseJob(command, p.request)
 			}
@@ -306,7 +306,7 @@ func sayResumed(o outcome) string {
 		text = fmt.Sprintf("resumed, %s in %.2f s", readable.Bytes(o.Bytes), o.Seconds)
 	}
 	if o.DriverSeconds > 0 {
-		text += fmt.Sprintf("; what the driver had in %.2f s", o.DriverSeconds)
+		text += fmt.Sprintf("; the driver's part in %.2f s", o.DriverSeconds)
 	}
 	if o.NCCL != "" {
 		text += "; " + o.NCCL

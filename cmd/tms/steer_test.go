@@ -179,7 +179,7 @@ func TestSteering(t *testing.T) {
 	// Several at once: what can be done is done.
 	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
 	require.Equal(t, exitNoProcess, code)
-	require.Equal(t, "tms: 999999999: cannot be asked: there is no such process\n", words)
+	require.Equal(t, "tms: 999999999: there is no such process\n", words)
 	var outcomes []outcome
 	require.NoError(t, json.Unmarshal([]byte(out), &outcomes))
 	require.Len(t, outcomes, 2)
@@ -226,7 +226,7 @@ func TestSteering(t *testing.T) {
 	stop(t, one.Process)
 	out, _, code = once(t, "ps")
 	require.Zero(t, code)
-	require.Regexp(t, `(?m)^ *`+first+` cannot be asked: it does not answer \(stopped\?\)$`, out)
+	require.Regexp(t, `(?m)^ *`+first+` it does not answer \(stopped\?\)$`, out)
 	require.Contains(t, out, second)
 	_, words, code = command(t, "pause", "--force", first)
 	require.Equal(t, exitNoProcess, code)
@@ -291,7 +291,7 @@ func TestSteeringIsRefused(t *testing.T) {
 	// A process that does not listen.
 	_, stderr, code := command(t, "pause", fmt.Sprint(os.Getpid()))
 	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, stderr, "it does not listen. It does from its first pausable allocation on")
+	require.Contains(t, stderr, "it does not listen: start it with tms run or TMS_CONTROL=1")
 }
 
 // The table keeps to its width, and says nothing to a terminal but text.
@@ -313,7 +313,7 @@ func TestProcessTable(t *testing.T) {
 		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
 		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
-		{ProcessState: control.ProcessState{PID: 12}, Error: "cannot be asked: it does not answer"},
+		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"},
 	}, now))
 	require.Equal(t, `    PID COMMAND   DEVICE TAG            LIVE     HELD STATE               BACKUP
       1 short          0 größe      0.98 KiB 0.98 KiB active                   0
@@ -322,7 +322,7 @@ func TestProcessTable(t *testing.T) {
       1 short          8 a          16.0 EiB        0 paused 4000d 16.0 EiB host
 4194304 longlong…      - -                 0        0 -                        0
      13 01234567…      - -                 0        0 -                        0
-     12 cannot be asked: it does not answer
+     12 it does not answer
 `, out.String())
 	for line := range strings.Lines(out.String()) {
 		require.LessOrEqual(t, len([]rune(strings.TrimSuffix(line, "\n"))), tableWidth, line)

@@ -122,7 +122,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
 		undone, err := leaving.Do(context.Background(), control.Request{Op: control.Undo})
 		if err = failure(undone, err); err != nil {
-			out = ended(out, fmt.Errorf("paused, since it cannot be resumed (%w): it tries again by itself", err))
+			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself", err))
 		} else {
 			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code, in.unreachable
 		}

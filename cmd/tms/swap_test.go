@@ -120,7 +120,7 @@ func TestSwap(t *testing.T) {
 	// A process that cannot be asked: nothing is done.
 	_, errors_, code = command(t, "swap", large.number(), "999999999")
 	require.Equal(t, exitNoProcess, code)
-	require.Contains(t, errors_, "tms: 999999999: cannot be asked: there is no such process\n")
+	require.Contains(t, errors_, "tms: 999999999: there is no such process\n")
 	require.Contains(t, errors_, "tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
 	_, errors_, code = command(t, "swap", third.number(), large.number()) // it is refused without --force
 	require.Equal(t, exitNo, code)
@@ -133,7 +133,7 @@ func TestSwap(t *testing.T) {
 	require.Zero(t, code, errors_)
 	words, errors_, code = command(t, "swap", large.number(), small.number())
 	require.Zero(t, code, errors_)
-	require.Regexp(t, small.number()+`: resumed, 32\.00 MiB in .* s; what the driver had in`, words)
+	require.Regexp(t, small.number()+`: resumed, 32\.00 MiB in .* s; the driver's part in`, words)
 	require.Equal(t, "ok", small.do("check"))
 }
 

@@ -70,7 +70,7 @@ func aMoment() Look {
 				{Device: 1, Name: "scratch", State: "paused 3m", Live: 8 * gib, Paused: 8 * gib, LastPause: 0.002, LastResume: 0.03,
 					PausedSince: noon.Add(-3 * time.Minute)},
 			}},
-			{PID: 99, Error: "cannot be asked: it does not answer (stopped?)"},
+			{PID: 99, Error: "it does not answer (stopped?)"},
 		},
 	}
 }
@@ -307,10 +307,10 @@ func TestFiltering(t *testing.T) {
 func TestNoAnswer(t *testing.T) {
 	v := start(t, aMoment(), Settings{})
 	v.source.look = aMoment()
-	v.source.look.Processes[0] = Process{PID: 4711, Error: "cannot be asked: it does not answer (stopped?)"}
+	v.source.look.Processes[0] = Process{PID: 4711, Error: "it does not answer (stopped?)"}
 	v.Update(v.ask())
 	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB no answer")
-	v.shows("4711: cannot be asked: it does not answer (stopped?)")
+	v.shows("4711: it does not answer (stopped?)")
 	v.source.look = aMoment()
 	v.Update(v.ask())
 	v.shows("4711 python3 serve.py … ████████████ 90.0 GiB 90.0 GiB 60.0 GiB active")

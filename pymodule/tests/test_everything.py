@@ -72,7 +72,7 @@ def test_a_resume_without_memory_calls_no_cuda(tmp_path: Path) -> None:
     """
     lines = said(code, tmp_path).splitlines()
     assert len(lines) == 2, lines
-    assert "others hold the memory that the driver needs" in lines[0]
+    assert "other processes have the memory that the driver needs" in lines[0]
     assert lines[1] == "resumed"
 
 

@@ -26,7 +26,6 @@ func named(name string) function {
 var (
 	fnInit                            = named("cuInit")
 	fnDriverGetVersion                = named("cuDriverGetVersion")
-	fnGetErrorName                    = named("cuGetErrorName")
 	fnGetErrorString                  = named("cuGetErrorString")
 	fnDeviceGet                       = named("cuDeviceGet")
 	fnDeviceGetCount                  = named("cuDeviceGetCount")
@@ -161,17 +160,12 @@ func (d *Driver) call(f function, arguments ...uintptr) error {
 }
 
 func (d *Driver) newError(f function, r Result) error {
-	return &Error{
-		Call:   names[f],
-		Result: r,
-		Name:   d.errorText(fnGetErrorName, r),
-		Text:   d.errorText(fnGetErrorString, r),
-	}
+	return &Error{Call: names[f], Result: r, Text: d.errorText(r)}
 }
 
-func (d *Driver) errorText(f function, r Result) string {
+func (d *Driver) errorText(r Result) string {
 	var text *byte
-	code, _, _ := purego.SyscallN(d.address[f], uintptr(r), uintptr(unsafe.Pointer(&text)))
+	code, _, _ := purego.SyscallN(d.address[fnGetErrorString], uintptr(r), uintptr(unsafe.Pointer(&text)))
 	if Result(code) != Success || text == nil {
 		return "unknown error"
 	}

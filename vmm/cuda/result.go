@@ -35,12 +35,11 @@ const (
 type Error struct {
 	Call   string // the function, as exported: cuMemMap
 	Result Result
-	Name   string // CUDA_ERROR_OUT_OF_MEMORY, from cuGetErrorName
 	Text   string // one line, from cuGetErrorString
 }
 
 func (e *Error) Error() string {
-	return fmt.Sprintf("%s: %s (%d): %s", e.Call, e.Name, e.Result, e.Text)
+	return fmt.Sprintf("%s: %s (%d)", e.Call, e.Text, e.Result)
 }
 
 // Is makes errors.Is(err, cuda.OutOfMemory) work.

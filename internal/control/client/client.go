@@ -25,10 +25,16 @@ import (
 
 // ErrUnreachable: the process cannot be asked: there is none of this number, it is another user's, it does not
 // listen, or it does not answer.
-var ErrUnreachable = errors.New("cannot be asked")
+var ErrUnreachable = errors.New("the process cannot be asked")
 
-// ErrElsewhere: who listens by this number is a process of another PID namespace, and here the number is not its own.
-var ErrElsewhere = fmt.Errorf("%w: the process that listens by that number has it in another PID namespace (a container): ask there", ErrUnreachable)
+// Unreachable is ErrUnreachable, and prints the reason alone.
+func Unreachable(format string, arguments ...any) error {
+	return fmt.Errorf("%w%.0w", fmt.Errorf(format, arguments...), ErrUnreachable)
+}
+
+// ErrElsewhere: the process that listens by this number is of another PID namespace, and here the number is not its own.
+var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a container): " +
+	"run tms there")
 
 // busyTime is how long a process is tried whose queue of clients is full.
 const busyTime = time.Second
@@ -200,14 +206,14 @@ func connect(pid int) (*Conn, error) {
 	case elsewhere != nil:
 		return elsewhere, nil
 	case refused != nil:
-		return nil, fmt.Errorf("%w: %w", ErrUnreachable, refused)
+		return nil, Unreachable("%w", refused)
 	case !known && errors.Is(syscall.Kill(pid, 0), unix.ESRCH):
-		return nil, fmt.Errorf("%w: there is no such process", ErrUnreachable)
+		return nil, Unreachable("there is no such process")
 	case known && owner != own && own != 0:
-		return nil, fmt.Errorf("%w: it is a process of user %d", ErrUnreachable, owner)
+		return nil, Unreachable("it is a process of user %d", owner)
 	}
-	return nil, fmt.Errorf("%w: it does not listen. It does from its first pausable allocation on when it was started by tms run "+
-		"or with TMS_CONTROL=1, or when it has called tms.serve()", ErrUnreachable)
+	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, or have it call tms.serve(); " +
+		"then it listens from its first pausable allocation on")
 }
 
 // Close ends the connection. What was paused over it and not kept is resumed by the process.
@@ -226,13 +232,13 @@ func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, 
 	case !stop(): // closed, or about to be, even where the reply has come
 		return reply, ctx.Err()
 	case errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET):
-		return reply, fmt.Errorf("%w: it has ended, or closed the connection", ErrUnreachable)
+		return reply, Unreachable("it has ended, or closed the connection")
 	case err != nil:
-		return reply, fmt.Errorf("%w: %w", ErrUnreachable, err)
+		return reply, Unreachable("%w", err)
 	case reply.ID != c.id && reply.OK:
-		return reply, fmt.Errorf("%w: it answers what was not asked", ErrUnreachable)
+		return reply, Unreachable("it has answered another request")
 	case failed != nil && reply.Error == "":
-		return reply, fmt.Errorf("%w: %w", ErrUnreachable, failed)
+		return reply, Unreachable("%w", failed)
 	}
 	return reply, nil
 }
@@ -253,7 +259,7 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 		}
 	}
 	if err := json.Unmarshal(line, &reply); err != nil {
-		return reply, fmt.Errorf("its reply is not understood: %w", err)
+		return reply, errors.New("its reply is not understood")
 	}
 	for _, words := range []*string{&reply.Error, &reply.NCCL, &reply.Stays} {
 		*words = readable.Printable(strings.ReplaceAll(*words, "\n", "; "))
@@ -269,7 +275,7 @@ func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.
 	reply, err := c.Do(limited, control.Request{Op: control.Status})
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
-		return state, fmt.Errorf("%w: it does not answer (stopped?)", ErrUnreachable)
+		return state, Unreachable("it does not answer (stopped?)")
 	case err != nil:
 		return state, err
 	case !reply.OK:

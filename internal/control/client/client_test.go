@@ -54,7 +54,7 @@ func TestRepliesThatAreNone(t *testing.T) {
 	for text, words := range map[string]string{
 		"":                                      "it has ended, or closed the connection",
 		"{\n":                                   "its reply is not understood",
-		`{"version":1,"id":7,"ok":true}` + "\n": "it answers what was not asked",
+		`{"version":1,"id":7,"ok":true}` + "\n": "it has answered another request",
 		`{"version":1,"ok":true`:                "it has ended",
 		strings.Repeat("x", 100_000) + "\n":     "its reply is not understood",
 	} {
