@@ -28,7 +28,7 @@ func (t *task) align() (*control.Alignment, error) {
 	shut := gate.shut
 	gate.Unlock()
 	if shut {
-		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are held up already, for another pause")
+		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are stopped already, for another pause")
 	}
 	if t.request.Targets == nil {
 		C.nccl_freeze()

@@ -46,7 +46,7 @@ func settleEverything() error {
 			"try again when it has ended")
 	}
 	if C.everything_driver_has() {
-		return cuda.Refuse(cuda.IllegalState, "the driver has this process; tms resume has it give the process back first")
+		return cuda.Refuse(cuda.IllegalState, "the driver has this process checkpointed; tms resume restores it first")
 	}
 	C.everything_set(false)
 	releasePolls()

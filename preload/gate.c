@@ -22,7 +22,7 @@ static bool is_there(void)
 HIDDEN const char *gate_unusable(void)
 {
 	if (!is_there())
-		return "libtms_reach.so is not preloaded, so the program's calls cannot be held up: start the program with "
+		return "libtms_reach.so is not preloaded, so the program's calls cannot be stopped: start the program with "
 		       "tms run, or preload libtms_reach.so behind libtms.so";
 	return tms_reach_gate.unusable();
 }

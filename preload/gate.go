@@ -316,13 +316,13 @@ func openGate() {
 // holds returns why the gate could not hold all work on pausable memory, as far as this library can know.
 func holds(e *vmm.Engine) error {
 	if name := C.gate_not_gated(); name != nil {
-		return unsupported("the program was given %s, which this version does not know and cannot hold up; use a newer "+
-			"one (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(name))
+		return unsupported("the program has %s, which this version does not know and cannot stop; use a newer "+
+			"one (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(name))
 	}
 	var library [256]C.char
 	if C.gate_self_starting(&library[0], C.size_t(len(library))) {
 		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by themselves, "+
-			"which cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same)", C.GoString(&library[0]))
+			"which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
 	}
 	for index := C.size_t(0); ; {
 		address := uintptr(C.gate_exported(index, false))
@@ -330,12 +330,12 @@ func holds(e *vmm.Engine) error {
 			return nil
 		}
 		if address == ^uintptr(0) {
-			return unsupported("more memory was exported than there was room to note, and whoever imported it cannot be held up " +
-				"(TMS_PAUSE_FORCE=1 pauses all the same)")
+			return unsupported("more memory was exported than there was room to note, and its importers cannot be stopped " +
+				"(TMS_PAUSE_FORCE=1 pauses anyway)")
 		}
 		if e.DeviceOf(address) >= 0 {
-			return unsupported("the memory at %#x was exported, and whoever imported it cannot be held up "+
-				"(TMS_PAUSE_FORCE=1 pauses all the same)", address)
+			return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
+				"(TMS_PAUSE_FORCE=1 pauses anyway)", address)
 		}
 		if base, _ := e.RangeOf(address); base == 0 {
 			C.gate_gone(C.uintptr_t(address))
@@ -352,7 +352,7 @@ func setGate(state C.enum_gate_state) error {
 	if errno := C.gate_set(state); errno != 0 {
 		gate.shut = false
 		return unsupported("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads "+
-			"cannot be held up: %v", unix.Errno(errno))
+			"cannot be stopped: %v", unix.Errno(errno))
 	}
 	gate.shut = true
 	return nil

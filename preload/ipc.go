@@ -72,7 +72,7 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	handle := &operation.ipc
 	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
 	if share.PID == unix.Getpid() {
-		return 0, cuda.Refuse(cuda.InvalidContext, "the handle is of memory of this process itself: use the address "+
+		return 0, cuda.Refuse(cuda.InvalidContext, "the handle names memory of this process itself: use the address "+
 			"that it was made of")
 	}
 	if err := goruntime.Ready(int(operation.device)); err != nil {

@@ -38,7 +38,7 @@ type lend struct {
 // importer returns the process that asks.
 func (c *connection) importer(number uint64) (vmm.Importer, error) {
 	if c.pid <= 0 {
-		return vmm.Importer{}, errors.New("the process that asks cannot be seen from this one: it is in another container")
+		return vmm.Importer{}, errors.New("the importer cannot be seen from this process: it is in another container")
 	}
 	start, _, err := rawfile.Process(c.pid)
 	return vmm.Importer{PID: c.pid, Start: start, Number: number}, err

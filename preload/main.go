@@ -59,7 +59,7 @@ func start() (*vmm.Engine, error) {
 	driver = opened
 	made := vmm.New(driver, func(base uintptr, size uint64) error {
 		if C.arena_add(C.uintptr_t(base), C.size_t(size)) != 0 {
-			return fmt.Errorf("addresses for pausable memory lie in %d reservations already, and more cannot be looked after: %w",
+			return fmt.Errorf("pausable memory lies in %d address reservations already, and no more can be noted: %w",
 				C.ARENAS_MAX, cuda.OutOfMemory)
 		}
 		return nil

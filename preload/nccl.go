@@ -334,7 +334,7 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 		case uint64(r.size) == math.MaxUint64:
 			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is room to note, "+
 				"and a registration does not survive a pause: register fewer and larger pieces, or exclude the memory from what is pausable "+
-				"(TMS_PAUSE_FORCE=1 pauses all the same)", ncclVersion(r.version), C.GoString(r.call))
+				"(TMS_PAUSE_FORCE=1 pauses anyway)", ncclVersion(r.version), C.GoString(r.call))
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
@@ -343,7 +343,7 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
 		default:
 			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration does not "+
-				"survive a pause: call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)",
+				"survive a pause: call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)",
 				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by))
 		}
 	}

@@ -134,7 +134,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 		}, 20*time.Second, time.Millisecond)
 		reply, err := silent.Do(context.Background(), control.Request{Op: control.Status})
 		require.NoError(t, err)
-		require.Contains(t, reply.Error, "nothing was heard of this client for 50ms")
+		require.Contains(t, reply.Error, "this client was silent for 50ms")
 	}
 	h.do("calm")
 	h.ends()

@@ -248,7 +248,7 @@ func (s *server) expire(c *connection, now time.Time) {
 		c.fail(errCrowded)
 	}
 	if s.leases(c) && now.Sub(c.written) > c.lease {
-		c.fail(fmt.Errorf("nothing was heard of this client for %v while it held threads up (stopped?): they go on", c.lease))
+		c.fail(fmt.Errorf("this client was silent for %v while threads waited for it (stopped?): they go on", c.lease))
 	}
 }
 
@@ -567,7 +567,7 @@ func (s *server) collect() {
 		if t.client == nil && !reply.OK {
 			if !s.retried {
 				// On another thread: descriptor 2 is another here.
-				go goruntime.Log("who paused this process from outside has gone, and it cannot be resumed yet: " + reply.Error)
+				go goruntime.Log("the client that paused this process has gone, and the process cannot be resumed yet: " + reply.Error)
 			}
 			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
 		}

@@ -264,7 +264,7 @@ func TestAlign(t *testing.T) {
 	require.Contains(t, other.ask(control.Request{Op: control.Align}).Error, "another client aligns the process with others")
 	reply := a.ask(control.Request{Op: control.Pause, Hold: true, NCCL: &control.NCCL{}})
 	require.True(t, reply.OK, reply.Error)
-	require.Contains(t, a.ask(control.Request{Op: control.Align}).Error, "held up already")
+	require.Contains(t, a.ask(control.Request{Op: control.Align}).Error, "stopped already")
 	require.True(t, a.ask(control.Request{Op: control.Undo}).OK)
 	require.Equal(t, "ok", c.line())
 
@@ -330,9 +330,9 @@ func TestAlign(t *testing.T) {
 		require.Contains(t, reply.Error, "is no name of a sequence", name)
 	}
 	for words, request := range map[string]control.Request{
-		"targets are of an align":   {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
-		"timeout, idle, force,":     {Op: control.Align, Hold: true},
-		"wait is of a resume, an a": {Op: control.Undo, Wait: 1},
+		"only an align takes targets": {Op: control.Undo, Targets: map[string]uint64{"1": 1}},
+		"timeout, idle, force,":       {Op: control.Align, Hold: true},
+		"an align takes wait, not":    {Op: control.Undo, Wait: 1},
 	} {
 		require.Contains(t, other.ask(request).Error, words)
 	}

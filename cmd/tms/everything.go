@@ -168,7 +168,7 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
 	if _, err := giveBack(context.Background(), driver, pid, 0); err != nil {
-		return fmt.Errorf("%w; its CUDA calls wait, because the driver cannot unlock it (%w); tms resume %d tries again", cause, err, pid)
+		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries again", cause, err, pid)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()

@@ -207,7 +207,7 @@ func TestAnInterruptedCommand(t *testing.T) {
 
 func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	w := startWhole(t)
-	w.refused("cannot be held up", "pause", w.pid, "--everything") // no gate, and not forced
+	w.refused("cannot be stopped", "pause", w.pid, "--everything") // no gate, and not forced
 	w.asBefore()
 	w.do("export")
 	w.refused("it has called cudaIpcGetMemHandle, and managed memory, multicast objects, or memory that processes share cannot be checkpointed; "+

@@ -297,5 +297,5 @@ func TestJobsOf(t *testing.T) {
 		require.Contains(t, stderr, words)
 	}
 	_, err := control.ParseRequest([]byte(`{"version":1,"op":"pause","hold":true,"keep":true}`))
-	require.ErrorContains(t, err, "has nothing to keep")
+	require.ErrorContains(t, err, "takes no keep")
 }

@@ -585,7 +585,7 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew)
 	c.do("all 1")
 	const words = " is registered with NCCL 2.29.7 by ncclCommRegister, and a registration does not survive a pause: call ncclCommDeregister first, " +
-		"or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses all the same)"
+		"or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)"
 	goes := func() {
 		t.Helper()
 		_, stderr, code := command(t, "pause", c.pid)

@@ -110,7 +110,7 @@ func TestReportsThatCannotBe(t *testing.T) {
 		"give the file to write":     {lines},
 		"the formats are":            {lines, "--format", "pdf", "-o", out},
 		"--torch-snapshot takes one": {lines, lines, "--torch-snapshot", lines, "-o", out},
-		"is of one trace":            {lines, lines, "--format", "csv", "-o", out},
+		"csv takes one trace":        {lines, lines, "--format", "csv", "-o", out},
 		"does not begin with":        {lines, "-o", out},
 		"no such file or directory":  {lines + ".none", "-o", out},
 	} {

@@ -275,7 +275,7 @@ func ParseRequest(line []byte) (Request, error) {
 }
 
 func wrongVersion(version int) error {
-	return fmt.Errorf("the request is of version %d of the protocol, and this process speaks version %d", version, Version)
+	return fmt.Errorf("the request has version %d of the protocol, and this process speaks version %d", version, Version)
 }
 
 func (r *Request) check() error {
@@ -285,40 +285,40 @@ func (r *Request) check() error {
 		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move, record and align", r.Op)
 	}
 	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)) {
-		return fmt.Errorf("%.100q: a file is of a record, and a path from the root", r.File)
+		return fmt.Errorf("%.100q: only a record takes a file, by its path from the root", r.File)
 	}
 	if (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned {
-		return fmt.Errorf("share and import are of a lend or returned, not of %s", r.Op)
+		return fmt.Errorf("only a lend or returned takes share and import, not a %s", r.Op)
 	}
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
-		return errors.New("everything is of a resume, a move, or a pause without a tag")
+		return errors.New("only a resume, a move, or a pause without a tag takes everything")
 	}
 	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || r.To != ToDisk) {
-		return fmt.Errorf("%q is nowhere to move contents: to is disk or host, of a move, and disk of a pause", r.To)
+		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	}
 	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause {
-		return fmt.Errorf("timeout, idle, force, keep, hold and discard are of a pause, not of %s", r.Op)
+		return fmt.Errorf("only a pause takes timeout, idle, force, keep, hold and discard, not a %s", r.Op)
 	}
 	if r.NCCL != nil && (r.Op != Pause || r.Tag != nil) {
-		return errors.New("nccl is of a pause without a tag")
+		return errors.New("only a pause without a tag takes nccl")
 	}
 	if r.NCCL != nil && len(r.NCCL.Together) > 0 && (r.Hold || r.NCCL.Until <= 0) {
-		return errors.New("together is of the pause that follows a hold, and until says when it ends")
+		return errors.New("only the pause after a hold takes together, and until says when it ends")
 	}
 	if r.Hold && (r.Keep || r.Everything || r.Idle != nil) {
-		return errors.New("hold is of a pause that is asked for next, and has nothing to keep")
+		return errors.New("a hold comes before a pause, and takes no keep, everything or idle")
 	}
 	if r.Lease != 0 && !r.Hold && r.Op != Align {
-		return fmt.Errorf("a lease is of a hold or an align, not of %s", r.Op)
+		return fmt.Errorf("only a hold or an align takes a lease, not a %s", r.Op)
 	}
 	if r.Wait != 0 && r.Op != Resume && r.Op != Await && r.Op != Align {
-		return fmt.Errorf("wait is of a resume, an await or an align, not of %s", r.Op)
+		return fmt.Errorf("only a resume, an await or an align takes wait, not a %s", r.Op)
 	}
 	if r.Targets != nil && (r.Op != Align || len(r.Targets) == 0) {
-		return errors.New("targets are of an align, and at least one")
+		return errors.New("only an align takes targets, and at least one")
 	}
 	if r.Tag != nil && r.Op != Pause && r.Op != Resume && r.Op != Move {
-		return fmt.Errorf("a tag is of a pause, resume or move, not of %s", r.Op)
+		return fmt.Errorf("only a pause, resume or move takes a tag, not a %s", r.Op)
 	}
 	if r.Tag != nil && (*r.Tag == "" || strings.ContainsRune(*r.Tag, 0)) {
 		return fmt.Errorf("%q is no tag; leave it out for all", *r.Tag)

@@ -645,7 +645,7 @@ static void sandboxed(bool registered)
 	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
 	EXPECT(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, SECCOMP_FILTER_FLAG_TSYNC, &filter), 0);
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
-	says("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be held up");
+	says("the kernel refuses membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED), without which threads cannot be stopped");
 	is_open(memory);
 	EXPECT(tms_pause("t"), 0);
 	EXPECT(tms_resume("t"), 0);
@@ -672,7 +672,7 @@ static void exported(bool forced)
 	if (forced)
 		EXPECT(tms_resume(NULL), 0);
 	else
-		says("was exported, and whoever imported it cannot be held up (TMS_PAUSE_FORCE=1 pauses all the same); nothing has");
+		says("was exported, and its importers cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway); nothing has");
 	is_open(memory);
 	close(descriptor);
 	EXPECT(cudaFree(memory), 0);
@@ -710,7 +710,7 @@ static void lent_before(bool by_range)
 		close(descriptor);
 	}
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
-	says("was exported, and whoever imported it cannot be held up");
+	says("was exported, and its importers cannot be stopped");
 	EXPECT(cudaFree(memory), 0);
 	EXPECT(tms_pause_gated(NULL, 5), 0);
 	EXPECT(tms_resume(NULL), 0);

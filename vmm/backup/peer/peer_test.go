@@ -223,7 +223,7 @@ func TestFallsBackWithANote(t *testing.T) {
 	}{
 		{"one device", "1", 1, -1, false, "device 0 has peer access to no other"},
 		{"no such device", "1", 2, 5, false, "device 5: cuDeviceCanAccessPeer: invalid device ordinal (101)"},
-		{"itself", "1", 2, 0, false, "device 0 is the one whose memory is to be free"},
+		{"itself", "1", 2, 0, false, "device 0 is the device to free"},
 		{"no peer access", "0", 2, 1, false, "device 0 has no peer access to device 1"},
 		{"no peer access to any", "0", 3, -1, false, "device 0 has peer access to no other"},
 		{"full", "1", 2, 1, true, "device 1 has no room"},

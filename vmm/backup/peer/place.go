@@ -59,7 +59,7 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 // most free memory could only be asked with a context on each.)
 func (p *Store) reachable(source, target int) ([]int, error) {
 	if target == source {
-		return nil, fmt.Errorf("device %d is the one whose memory is to be free", source)
+		return nil, fmt.Errorf("device %d is the device to free", source)
 	}
 	candidates := []int{target}
 	if target < 0 {
