@@ -406,7 +406,7 @@ func (m *model) helpLines() []string {
 		"",
 		"up, down, page up, page down, home, end   select a process or a tag of it",
 		"p   pause it, as tms pause does: between two CUDA calls, and never by force;",
-		"    what cannot be paused so goes on, and the reason is shown",
+		"    a program that cannot be paused so goes on, and the reason is shown",
 		"r   resume it, as tms resume does",
 		"s   sort by another: " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + ", " + byCommand.String(),
 		"/   only processes that have a text in number, command or tags; esc: all",
@@ -417,7 +417,7 @@ func (m *model) helpLines() []string {
 		"LIVE      what the program has allocated, active and paused",
 		"HELD      device memory that it has now",
 		"BACKUP    what holds contents; the line below the list says where",
-		"Bars of processes are as long as the largest process is.",
+		"The largest process has the longest bar.",
 		"",
 		"any key goes back",
 	}
