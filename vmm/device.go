@@ -46,7 +46,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 		return nil, err
 	}
 	if supported == 0 {
-		return nil, fmt.Errorf("device %d has no virtual memory management: %w", ordinal, cuda.NotSupported)
+		return nil, fmt.Errorf("device %d has no virtual memory management%.0w", ordinal, cuda.NotSupported)
 	}
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)

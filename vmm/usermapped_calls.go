@@ -60,19 +60,19 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	s, err := e.byHandle(handle)
 	switch {
 	case e.overlapping(address, size) != nil:
-		return fmt.Errorf("memory of a region is mapped at %#x: %w", address, cuda.InvalidValue)
+		return fmt.Errorf("memory of a region is mapped at %#x%.0w", address, cuda.InvalidValue)
 	case err != nil:
 		return err
 	case offset != 0 || flags != 0:
-		return fmt.Errorf("an offset into a handle, or flags: %w", cuda.NotSupported)
+		return fmt.Errorf("a handle made in a region is mapped without an offset and without flags%.0w", cuda.NotSupported)
 	case s.lost() != nil:
 		return s.lost()
 	case s.userMapped.mapped:
-		return fmt.Errorf("a second mapping of one handle made in a region: %w", cuda.NotSupported)
+		return fmt.Errorf("a handle made in a region cannot be mapped twice%.0w", cuda.NotSupported)
 	case s.state == paused && e.devices[s.device.ordinal] != s.device:
-		return fmt.Errorf("the memory went with a reset of device %d: %w", s.device.ordinal, cuda.InvalidValue)
+		return fmt.Errorf("the memory went with a reset of device %d%.0w", s.device.ordinal, cuda.InvalidValue)
 	case s.state == paused && size != s.size:
-		return fmt.Errorf("%d bytes of %d that are paused: %w", size, s.size, cuda.NotSupported)
+		return fmt.Errorf("%d bytes of %d that are paused cannot be mapped alone%.0w", size, s.size, cuda.NotSupported)
 	}
 	x := s.extent
 	if s.state == active {
@@ -119,7 +119,7 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if len(descs) == 0 && e.overlapping(address, size) != nil {
-		return fmt.Errorf("no access is asked for: %w", cuda.InvalidValue)
+		return fmt.Errorf("no access is asked for%.0w", cuda.InvalidValue)
 	}
 	if s := e.overlapping(address, size); s != nil && s.lost() != nil {
 		return s.lost()
@@ -143,7 +143,7 @@ func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if s := e.overlapping(address, size); s != nil {
-		return fmt.Errorf("memory of a region is mapped at %#x: %w", s.address, cuda.InvalidValue)
+		return fmt.Errorf("memory of a region is mapped at %#x%.0w", s.address, cuda.InvalidValue)
 	}
 	return ErrNotOurs
 }
@@ -212,7 +212,7 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	case s.lost() != nil:
 		return nil, s.lost()
 	case s.state == paused:
-		return nil, fmt.Errorf("the memory is paused; resume tag %q first: %w", s.tag.name, cuda.NotSupported)
+		return nil, fmt.Errorf("the memory is paused; resume tag %q first%.0w", s.tag.name, cuda.NotSupported)
 	}
 	return s, nil
 }

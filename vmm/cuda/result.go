@@ -90,4 +90,5 @@ func sticky(err error) bool {
 // Ended reports whether an error says that a context has no work left: it is gone, or a fault has ended it.
 func Ended(err error) bool { return sticky(err) || errors.Is(err, InvalidContext) }
 
+// Error is for a Result that is alone: an error that has words wraps it by %.0w, which prints nothing.
 func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }
