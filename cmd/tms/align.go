@@ -12,17 +12,17 @@ import (
 	"tms/internal/control/client"
 )
 
-// Ranks that are held up anywhere may have launched different collectives, and then their devices never become idle. So
-// they are aligned first. All are told to begin no collective more, and say how many they have begun of each sequence;
-// the most that any has begun becomes the target of all, and who is behind runs on to it. Who is held back before one
-// sequence on his way to the target of another has the target of the first raised by one, for all. Targets only grow, and
-// no further than the program's own order makes them, so this ends where all have begun the same. (The collective clock
-// of MANA, "Enabling Practical Transparent Checkpointing for MPI: A Topological Sort Approach", 2024.)
+// Ranks that stop anywhere may have launched different collectives, and then their devices never become idle. So they are
+// first aligned, at a consistent cut. All ranks stop before their next collective and report how many they have begun of
+// each sequence. The highest count becomes the target of all, and a rank behind it runs on to it. If a rank waits at one
+// sequence on its way to the target of another, the first target grows by one, for all. Targets only grow, and no further
+// than the program's own order makes them, so this ends where all ranks have begun the same. (The collective clock of
+// MANA, "Enabling Practical Transparent Checkpointing for MPI: A Topological Sort Approach", 2024.)
 
 const (
 	alignSlice = 10 * time.Millisecond // for which a rank that has neither arrived nor is held back is waited for
 	alignPause = time.Millisecond      // between two questions, if all is as it was
-	// How long no rank gets on before whoever is held back is let on by one: it may be waited for outside of NCCL. Then
+	// How long no rank gets on before waiting ranks may go on by one: others may wait for them outside of NCCL. Then
 	// twice as long, for ranks that take their time, but no longer than the last.
 	firstStall = 50 * time.Millisecond
 	lastStall  = 400 * time.Millisecond
@@ -79,7 +79,7 @@ func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err e
 	return false, false, nil
 }
 
-// ask tells all ranks the targets, and has their answers.
+// ask sends the targets to all ranks, and waits for their answers.
 func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	request := control.Request{Op: control.Align, Targets: a.targets, Wait: within.Seconds(), Lease: a.lease()}
 	if len(control.Line(request)) > control.MaxLine {
@@ -94,7 +94,7 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	return a.failed == nil
 }
 
-// next is what all ranks are to begin. raise: also of those who have reached their targets, the next that they want.
+// next returns what all ranks shall begin. raise: ranks that have reached their targets get the next one that they want.
 // A communicator with ranks elsewhere has no target.
 func (a *alignment) next(raise bool) map[string]uint64 {
 	here, ranks, next := map[string]int{}, map[string]int{}, map[string]uint64{}

@@ -19,10 +19,10 @@ import (
 
 // deviceBytes is what one process has on one device, by name.
 type deviceBytes struct {
-	Device int    `json:"device"` // as the process numbers it; -1: it has not told of it
+	Device int    `json:"device"` // as the process numbers it; -1: it has not named it
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"` // of the GPU; "": NVML does not show it
-	// UsedBytes is all that the process has there, of which Source tells; 0 without one.
+	// UsedBytes is all that the process has there, according to Source; 0 without one.
 	UsedBytes uint64 `json:"used_bytes"`
 	Source    string `json:"source"` // one of the below
 	// Parts is what was allocated, by whom; NamedBytes their sum. RestBytes is what of UsedBytes is in none: contexts,
@@ -127,7 +127,7 @@ func gpus() ([]nvml.Device, error) {
 	return library.Devices()
 }
 
-// initialNamespace is the namespace of process numbers that the driver's are of. (PROC_PID_INIT_INO of Linux)
+// initialNamespace is the PID namespace of the driver's numbers. (PROC_PID_INIT_INO of Linux)
 const initialNamespace = "pid:[4026531836]"
 
 // measure has NVML say how much each process has in all on each of its devices.
@@ -270,7 +270,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 }
 
-// title is the name with what it is of, where that is not plain.
+// title is the name, with the kind of memory where the name alone does not tell it.
 func (p part) title() string {
 	switch name := readable.Printable(p.Name); p.Kind {
 	case kindTag:

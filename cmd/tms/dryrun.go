@@ -57,7 +57,7 @@ func (s steering) planning(force bool) *planning {
 	return &planning{steering: s, force: force, freed: map[string]int64{}}
 }
 
-// run tells the plan of each process.
+// run prints the plan of each process.
 func (p *planning) run(stdout, stderr io.Writer, op string, pids ...int) (plans []plan, err error) {
 	var outcomes []outcome
 	for _, pid := range pids {

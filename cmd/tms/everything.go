@@ -58,7 +58,7 @@ func (p pausing) say(o outcome) string {
 
 // pause has one process pause.
 func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
-	process, err := client.Dial(pid) // whose number this is, before the driver is told it
+	process, err := client.Dial(pid) // asks whose number this is, before the driver gets it
 	if err != nil {
 		return ended(outcome{PID: pid}, err)
 	}
@@ -108,7 +108,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	return ended(o, err)
 }
 
-// free tells whether a process can be checkpointed; done: it is.
+// free reports whether a process can be checkpointed; done: it is checkpointed already.
 func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	if driver, err = checkpoint.Open(); err != nil {
 		return nil, false, fmt.Errorf("%w%s", err, otherwise)
@@ -180,8 +180,8 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 	return fmt.Errorf("%w; it goes on as before", cause)
 }
 
-// giveBack has a process run again as far as the driver is concerned, from whatever state it is in, and tells whether
-// there was anything to do. Memory that is short is waited for. Of two who do this at once, each does what is left.
+// giveBack makes the driver let a process run again, from any state, and reports whether there was anything to do. It
+// waits for memory that is short. Of two clients that do this at once, each does what is left.
 func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time.Duration) (did bool, err error) {
 	until, late := time.Now().Add(wait), time.Now().Add(wait+driverTime)
 	for tries := 0; tries < 10; {
@@ -234,7 +234,7 @@ type resuming struct {
 // is asked all the same: it knows whether there is something that only a driver can undo.
 func (r resuming) resume(ctx context.Context, pid int) outcome {
 	o := outcome{PID: pid}
-	process, unreachable := client.Dial(pid) // whose number this is, before the driver is told it
+	process, unreachable := client.Dial(pid) // asks whose number this is, before the driver gets it
 	if unreachable == nil {
 		defer process.Close()
 	} else if errors.Is(unreachable, client.ErrElsewhere) && !r.driverOnly {

@@ -22,10 +22,10 @@ import (
 const (
 	shortestIdle = 50 * time.Millisecond
 	rarestLook   = 5 * time.Second        // at whether a process is idle; oftener where --after is short
-	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls are held up
+	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls wait
 	awaitSlice   = 500 * time.Millisecond // a part of a wait, between looks whether the command is interrupted
 	undoPatience = 30 * time.Second       // when it is
-	headStart    = 50 * time.Millisecond  // of who waits for the lock, before who has had its slice
+	headStart    = 50 * time.Millisecond  // of watches that wait for the lock, before the one whose slice is over
 )
 
 // idling is what all processes are watched with.
@@ -125,7 +125,7 @@ type watch struct {
 	*idling
 	pid     int
 	process *client.Conn // what ends with it is resumed by the process
-	turn    *turn        // nil: nobody has to wait for one
+	turn    *turn        // nil: no process has to wait for one
 	say     func(format string, arguments ...any)
 }
 
@@ -214,7 +214,7 @@ func (w *watch) shortest() time.Duration {
 	return w.after
 }
 
-// isOver tells whether the process has had its slice, and another waits for it to end.
+// isOver reports whether the slice of the process is over, and another waits for the lock.
 func (w *watch) isOver() bool {
 	if w.slice == 0 || time.Since(w.turn.since) < w.slice {
 		return false
@@ -304,7 +304,7 @@ func (w *watch) rest(ctx context.Context) error {
 	}
 }
 
-// undo resumes what is paused, without a turn: nobody would give it one when this command has ended.
+// undo resumes what is paused, without a turn: after this command nothing would give it one.
 func (w *watch) undo() error {
 	limited, cancel := context.WithTimeout(context.Background(), undoPatience)
 	defer cancel()
@@ -346,7 +346,7 @@ func (t *turn) take(ctx context.Context, alive func() error) error {
 		}
 		taken <- err
 	}()
-	given := func(err error) error { // what comes then is for nobody
+	given := func(err error) error { // a lock that comes later is released
 		go func() {
 			<-taken
 			_ = t.file.Close()
@@ -377,8 +377,8 @@ func (t *turn) leave() {
 	}
 }
 
-// awaited tells whether anybody waits for an flock of this process: it has that of --lock alone, for one of its watches at
-// a time. The kernel lists who waits behind what is waited for, with the same number: "1: FLOCK ADVISORY WRITE 4711 …",
+// awaited reports whether anybody waits for an flock of this process: it has that of --lock alone, for one of its watches
+// at a time. The kernel lists waiters after the lock that they wait for, with the same number: "1: FLOCK ADVISORY WRITE 4711 …",
 // then "1: -> FLOCK …". (fs/locks.c)
 func awaited() (bool, error) {
 	list, err := os.ReadFile("/proc/locks")

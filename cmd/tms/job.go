@@ -45,7 +45,7 @@ var launchers = []func(environment map[string]string) string{
 	},
 }
 
-// jobsOf names the launches that a process is of; none where its environment cannot be read.
+// jobsOf returns the launches that a process belongs to; none where its environment cannot be read.
 func jobsOf(pid int) (jobs []string) {
 	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	environment := map[string]string{}
@@ -93,7 +93,7 @@ func ofJob(job string) (found []int, err error) {
 		}
 	}
 	if len(found) == 0 && len(others) > 0 {
-		return nil, fmt.Errorf("no process of job %s listens; those that do are of %s", job, readable.Printable(strings.Join(others, ", ")))
+		return nil, fmt.Errorf("no process of job %s listens; those that listen belong to %s", job, readable.Printable(strings.Join(others, ", ")))
 	}
 	return found, err
 }
@@ -251,8 +251,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	return j.keep()
 }
 
-// together lists the communicators of which all ranks are held up here: those can be suspended, each in all processes at
-// once. Whoever comes to it when half of the timeout is over finds that the others will not wait for it.
+// together lists the communicators with all ranks stopped here: those can be suspended, each in all processes at once. A
+// rank that comes to it after half of the timeout finds that the others will not wait for it.
 func (j *job) together(timeout float64) *control.NCCL {
 	here, ranks := map[string]int{}, map[string]int{}
 	for _, r := range j.ranks {
@@ -412,7 +412,7 @@ func (j *job) lease() float64 {
 	return min(j.request.TimeoutSeconds()+answerTime.Seconds(), control.MaxSeconds)
 }
 
-// goOn lets the ranks run on that are held up.
+// goOn lets stopped ranks run on.
 func (j *job) goOn(ctx context.Context) error {
 	if err := j.each(func(r *jobRank) error {
 		reply, err := r.Do(ctx, control.Request{Op: control.Undo})

@@ -111,7 +111,7 @@ func TestJob(t *testing.T) {
 	require.Len(t, regexp.MustCompile(`(?m)^ *\d+ `).FindAllString(out, -1), 2) // a row for each tag
 	_, words, code = command(t, "pause", "--job", "dead")
 	require.Equal(t, exitUsage, code)
-	require.Regexp(t, "^tms: no process of job dead listens; those that do are of (lively, 77|77, lively)\n$", words)
+	require.Regexp(t, "^tms: no process of job dead listens; those that listen belong to (lively, 77|77, lively)\n$", words)
 
 	out, words, code = command(t, "pause", "--job", "lively", "--timeout", "60", "--tag", "cache")
 	require.Zero(t, code, words)

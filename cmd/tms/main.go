@@ -90,7 +90,7 @@ func rootCommand() *cobra.Command {
 	return root
 }
 
-// plainly says of a flag's bad value what to write instead, where pflag tells of the function that refused it.
+// plainly says what to write in place of a flag's bad value, where pflag names the Go function that refused it.
 func plainly(err error) error {
 	var invalid *pflag.InvalidValueError
 	if !errors.As(err, &invalid) {

@@ -161,7 +161,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	c.unanswered.Collect(to)
 }
 
-// bytes is what tms ps --bytes tells beside tags.
+// bytes is what tms ps --bytes shows beside tags.
 func (c *collector) bytes(p process, gauge func(*prometheus.Desc, float64, ...string)) {
 	for _, d := range p.Bytes {
 		device := strconv.Itoa(d.Device)

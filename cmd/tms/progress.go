@@ -20,7 +20,7 @@ const (
 	barWidth  = 16
 )
 
-// progress tells on stderr how far work has come that processes do for a command: on a terminal by a bar in one place,
+// progress shows on stderr how far processes have come with a command's work: on a terminal by a bar in one place,
 // elsewhere by a line each second. The processes are asked for it, beside the request that they carry out; those that
 // do not tell (contents are not copied yet, the driver has the process) have the time alone.
 type progress struct {
@@ -31,12 +31,12 @@ type progress struct {
 	stopped chan struct{}
 	looking sync.WaitGroup
 
-	mutex sync.Mutex // of the below, and of who writes
+	mutex sync.Mutex // guards the fields below, and writing
 	pids  []int      // that are not done
 	shown bool
 }
 
-// progress begins to tell. It shows nothing to who reads JSON, or for libtms.so.
+// progress begins to show. It shows nothing beside JSON, or for libtms.so.
 func (s *steering) progress(to io.Writer, verb string, pids ...int) *progress {
 	_, bar := terminal(to)
 	p := &progress{to: to, bar: bar, verb: verb, begun: time.Now(), stopped: make(chan struct{}), pids: slices.Clone(pids)}
@@ -133,7 +133,7 @@ func (p *progress) text(pids []int, connections map[int]*client.Conn) string {
 	return text + fmt.Sprintf(", %d s", int(time.Since(p.begun).Seconds()))
 }
 
-// howFar is of the contents of one process. One that cannot be asked now may be later.
+// howFar counts the contents of one process. One that cannot be asked now may be later.
 func howFar(pid int, connections map[int]*client.Conn) (copied, total uint64, operation string) {
 	connection := connections[pid]
 	if connection == nil {

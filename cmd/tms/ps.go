@@ -21,17 +21,17 @@ import (
 	"tms/vmm/stats"
 )
 
-// process is a row's process, or why it has told nothing.
+// process is a row's process, or why it has not answered.
 type process struct {
 	control.ProcessState
 	container
-	Jobs  []string      `json:"jobs,omitempty"` // the launches that it is of
+	Jobs  []string      `json:"jobs,omitempty"` // the launches that it belongs to
 	here  int           // its number in this PID namespace; 0: it has none
 	Error string        `json:"error,omitempty"`
 	Bytes []deviceBytes `json:"bytes,omitempty"` // where they are asked for
 }
 
-// statuses asks all processes at once. Who holds most comes first.
+// statuses asks all processes at once. The one with the most device memory comes first.
 func statuses(within time.Duration) []process {
 	pids, _ := client.List() // a directory that is not ours has nothing for us
 	found := make([]process, len(pids))

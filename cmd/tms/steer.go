@@ -154,7 +154,7 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 	return pids, err
 }
 
-// run asks all processes at once, and tells of each when it is done. verb is what they do meanwhile.
+// run asks all processes at once, and reports each when it is done. verb is what they do meanwhile.
 func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
 	pids, err := s.named(command, arguments)
 	if err != nil {
@@ -189,7 +189,7 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 	return verdict(outcomes)
 }
 
-// plan tells what would happen to each process.
+// plan prints what would happen to each process.
 func (s *steering) plan(command *cobra.Command, op string, force bool, arguments []string) error {
 	pids, err := s.named(command, arguments)
 	if err != nil {

@@ -95,7 +95,7 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	return verdict(outcomes)
 }
 
-// swap tells what came of OUT, and of IN.
+// swap returns the outcomes of OUT and IN.
 func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	out, in := outcome{PID: outPID}, outcome{PID: inPID}
 	failed := func(outError, inError error) []outcome {

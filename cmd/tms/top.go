@@ -50,9 +50,9 @@ pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.
 	return command
 }
 
-// screenful tells why top cannot be shown.
+// screenful returns why top cannot be shown.
 func screenful(files ...*os.File) error {
-	const instead = ": tms ps tells the same, and tms ps --watch goes on doing so"
+	const instead = ": tms ps shows the same, and tms ps --watch repeats it"
 	for _, file := range files {
 		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
 			return fmt.Errorf("top is for a terminal, and %s is none%s", strings.TrimPrefix(file.Name(), "/dev/"), instead)
@@ -64,7 +64,7 @@ func screenful(files ...*os.File) error {
 	return nil
 }
 
-// utf8Locale tells whether the terminal is said to show more than ASCII.
+// utf8Locale reports whether the locale promises more than ASCII.
 func utf8Locale() bool {
 	locale := strings.ToLower(cmp.Or(os.Getenv("LC_ALL"), os.Getenv("LC_CTYPE"), os.Getenv("LANG")))
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
@@ -103,7 +103,7 @@ func (w *watched) Look() top.Look {
 	return look
 }
 
-// devices asks NVML, which may take long when the driver does not answer: then it tells what it knew.
+// devices asks NVML, which may take long when the driver does not answer: then it returns its last answer.
 func (w *watched) devices(within time.Duration) ([]nvml.Device, error) {
 	w.mu.Lock()
 	if w.asking == nil && !errors.Is(w.err, nvml.ErrUnavailable) {
@@ -140,7 +140,7 @@ func (w *watched) ask(done chan struct{}) {
 func overview(processes []process, found []nvml.Device) (devices []top.Device) {
 	processes = slices.Clone(processes)
 	for i := range processes {
-		processes[i].Error = "" // who does not answer has what NVML says all the same
+		processes[i].Error = "" // NVML knows a process that does not answer, too
 	}
 	measure(processes, found)
 	ours := func(uuid string) (bytes uint64) {

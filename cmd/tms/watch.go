@@ -42,7 +42,7 @@ func watching(to io.Writer, every time.Duration, apart bool, show func(io.Writer
 	}
 }
 
-// terminal tells how many lines a terminal has that what is shown can be moved about on.
+// terminal returns how many lines a terminal has, if it can move its cursor.
 func terminal(to io.Writer) (height int, ok bool) {
 	file, ok := to.(*os.File)
 	if !ok || os.Getenv("TERM") == "dumb" {

@@ -28,8 +28,8 @@ func Directories(runtime, temporary string, uid int) (found []string) {
 	return append(found, filepath.Join(temporary, fmt.Sprint("tms-", uid)))
 }
 
-// AllDirectories are those in which processes of a user may have theirs, with other variables than these. Who has set both
-// to places that are nobody's by default wants to be apart, and meets nobody elsewhere.
+// AllDirectories are those in which processes of a user may have their sockets, with other variables than these. A user
+// that has set both to places of no default wants to be apart, and looks nowhere else.
 func AllDirectories(runtime, temporary string, uid int) (found []string) {
 	own := Directories(runtime, temporary, uid)
 	if len(own) == 2 && !strings.HasPrefix(runtime, "/run/user/") && filepath.IsAbs(temporary) {

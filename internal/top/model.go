@@ -20,7 +20,7 @@ type model struct {
 	steer    func(steer) tea.Cmd
 
 	width, height int
-	look          Look // of processes that do not answer, what they told last
+	look          Look // of processes that do not answer, their last answer
 	seen          bool // whether there has been a look
 	events        []event
 
@@ -30,9 +30,9 @@ type model struct {
 	help     bool
 	selected key
 	line     int            // of the selected row, to stay near where it was when it has gone
-	under    map[int]string // what processes were told and have not done yet
-	message  string         // about what was told, until the next key
-	failed   bool           // it is of a failure
+	under    map[int]string // what processes were asked and have not done yet
+	message  string         // about what was asked, until the next key
+	failed   bool           // it reports a failure
 }
 
 const (
@@ -116,7 +116,7 @@ func (p *Process) sum() (all Tag) {
 	return all
 }
 
-// working tells that the tag's device is in the middle of a pause, resume or move.
+// working reports whether the tag's device is in the middle of a pause, resume or move.
 func (t *Tag) working() bool { return strings.HasSuffix(t.State, "ing") }
 
 // forever is when that was paused which is not.
@@ -293,7 +293,7 @@ func (m *model) write(name, text string) {
 	m.keepSelected()
 }
 
-// steer is what a process is told: to pause or resume a tag, or all.
+// steer asks a process to pause or resume a tag, or all.
 type steer struct {
 	pause bool
 	pid   int
@@ -311,7 +311,7 @@ type steered struct {
 func (m *model) tell(s steer) tea.Cmd {
 	s.pid, s.tag = m.selected.pid, m.selected.tag
 	if s.pid == 0 {
-		m.message, m.failed = "there is no process to be told", true
+		m.message, m.failed = "there is no process to pause or resume", true
 		return nil
 	}
 	if doing, ok := m.under[s.pid]; ok {

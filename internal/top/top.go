@@ -1,5 +1,5 @@
-// Package top is the live view of tms top: what it shows, and what its keys do. What there is to be shown, and who
-// pauses and resumes, comes by Source; the terminal is bubbletea's.
+// Package top is the live view of tms top: what it shows, and what its keys do. Source has what is shown, and
+// pauses and resumes; the terminal is bubbletea's.
 package top
 
 import (
@@ -11,7 +11,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// Source is who is asked for what is shown, and told what to do. Several calls may be on their way at once, of Look one.
+// Source answers what is shown, and pauses and resumes. Several calls may be on their way at once, but one Look.
 type Source interface {
 	// Look asks all processes and devices, and takes no longer than a second or two whatever they do.
 	Look() Look
@@ -34,7 +34,7 @@ type Process struct {
 	PID       int
 	Container string // the first digits of the number of its pod or container; "": it is in none
 	Command   string
-	Error     string // why it has told nothing this time; "": it has
+	Error     string // why it has not answered this time; "": it has
 	Tags      []Tag
 }
 

@@ -254,7 +254,7 @@ func TestKeys(t *testing.T) {
 	require.Equal(t, tea.Suspend(), v.press("ctrl+z")())
 	empty := start(t, Look{At: noon}, Settings{})
 	require.Nil(t, empty.press("down", "up", "p"))
-	empty.shows("there is no process to be told")
+	empty.shows("there is no process to pause or resume")
 	empty.shows("no process of this user listens")
 }
 

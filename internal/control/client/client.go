@@ -149,8 +149,8 @@ func Dial(pid int) (*Conn, error) {
 	return connection, err
 }
 
-// Look is Dial, also to a process that has the number in another PID namespace: what it says can be read, but whoever
-// changes something by the number means another. It waits for one that makes its socket anew.
+// Look is Dial, also to a process that has the number in another PID namespace: what it says can be read, but a client
+// that changes something by the number means another process. It waits for one that makes its socket anew.
 func Look(pid int) (*Conn, error) {
 	connection, err := connect(pid)
 	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {

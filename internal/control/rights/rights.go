@@ -1,7 +1,7 @@
-// Package rights is who is responsible for what clients of a control socket have done to a process: which of them holds its
-// threads up, aligns it, and has paused what. Events go in, and what the process must take back comes out. A client's
+// Package rights knows which client of a control socket is responsible for what in a process: which of them stops its
+// threads, aligns it, and has paused what. Events go in, and what the process must take back comes out. A client's
 // rights are its own: only it gives them up, by undoing, keeping or leaving. What several have paused stays so as long as
-// any of them wants it, and what one of them keeps is nobody's business any more. There is no clock here, and no process.
+// any of them wants it, and what one of them keeps stays so without a client. There is no clock here, and no process.
 package rights
 
 import "slices"
