@@ -93,7 +93,7 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	case s == nil:
 		return 0, 0, 0, fmt.Errorf("%w: %#x", ErrInvalidAddress, address)
 	case s.isImported():
-		return 0, 0, 0, fmt.Errorf("the memory at %#x is of process %d, which alone can share it: %w", address,
+		return 0, 0, 0, fmt.Errorf("the memory at %#x belongs to process %d, which alone can share it%.0w", address,
 			s.imported.share.PID, cuda.NotSupported)
 	case !e.shareable:
 		return 0, 0, 0, ErrNotShareable
@@ -110,7 +110,7 @@ func (s *segment) plain() bool {
 
 func (s *segment) errPlain() error {
 	return fmt.Errorf("device %d, or its driver, makes no memory that can be mapped in other processes; allocate it "+
-		"outside regions: %w", s.device.ordinal, cuda.NotSupported)
+		"outside regions%.0w", s.device.ordinal, cuda.NotSupported)
 }
 
 // name gives a segment its name for other processes. The caller holds the engine's lock.

@@ -207,7 +207,7 @@ func (e *Engine) usable(handle cuda.Handle, lend bool) (*segment, error) {
 	case err != nil:
 		return nil, err
 	case lend && s.isImported():
-		return nil, fmt.Errorf("the memory is of process %d, which alone can hand it on like this: %w",
+		return nil, fmt.Errorf("the memory belongs to process %d, which alone can export it like this%.0w",
 			s.imported.share.PID, cuda.NotSupported)
 	case s.lost() != nil:
 		return nil, s.lost()
