@@ -9,6 +9,7 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"strconv"
 	"strings"
@@ -17,10 +18,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/guard"
-	"tms/internal/rawfile"
 	"tms/preload/goruntime"
 	"tms/vmm/cuda"
 )
@@ -95,7 +94,7 @@ func controlThread(began chan<- error, asked <-chan chan error) {
 			for _, c := range s.clients {
 				c.gone = true
 			}
-			clock.Sleep(backOff)
+			time.Sleep(backOff)
 		}
 	}
 }
@@ -109,7 +108,7 @@ func ownTable() error {
 		return nil
 	}
 	own := "/proc/thread-self/fd"
-	descriptors, unlisted := rawfile.Names(own)
+	descriptors, unlisted := os.ReadDir(own)
 	if unlisted != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: %v)",
 			err, own, unlisted)
@@ -118,11 +117,11 @@ func ownTable() error {
 		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own "+
 			"(close_range, of Linux 5.9: %v; unshare: %v)", err, refused)
 	}
-	if now, err := rawfile.Names(own); err == nil {
+	if now, err := os.ReadDir(own); err == nil {
 		descriptors = now
 	}
-	for _, name := range descriptors {
-		if descriptor, err := strconv.Atoi(name); err == nil {
+	for _, entry := range descriptors {
+		if descriptor, err := strconv.Atoi(entry.Name()); err == nil {
 			_ = unix.Close(descriptor)
 		}
 	}
@@ -189,7 +188,7 @@ func lockDirectory(directory string, patience time.Duration) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("%s cannot be opened: %w", directory, err)
 	}
-	for start := time.Now(); ; clock.Sleep(10 * time.Millisecond) {
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if err = unix.Flock(descriptor, unix.LOCK_EX|unix.LOCK_NB); err == nil {
 			return descriptor, nil
 		}

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"strings"
 	"sync"
 	"time"
@@ -16,9 +17,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/internal/control"
-	"tms/internal/rawfile"
 	"tms/internal/readable"
 	"tms/preload/goruntime"
 	"tms/vmm"
@@ -83,7 +83,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 		if left = time.Until(deadline); !bad || once || left <= 0 {
 			return freed, err
 		}
-		clock.Sleep(min(left, time.Duration(1+rand.Int64N(int64(letRun)))))
+		time.Sleep(min(left, time.Duration(1+rand.Int64N(int64(letRun)))))
 	}
 }
 
@@ -386,12 +386,10 @@ func shutGate(deadline time.Time, timeout time.Duration) error {
 
 // poll asks until the answer is yes, and reports whether that was before the deadline.
 func poll(deadline time.Time, ready func() bool) bool {
-	for pause := 20 * time.Microsecond; !ready(); pause = min(2*pause, time.Millisecond) {
-		left := time.Until(deadline)
-		if left <= 0 {
+	for wait := (backoff.Backoff{Next: 20 * time.Microsecond, Most: time.Millisecond}); !ready(); {
+		if !wait.Sleep(deadline) {
 			return false
 		}
-		clock.Sleep(min(pause, left))
 	}
 	return true
 }
@@ -433,7 +431,7 @@ func (u gateUser) name() string {
 	if !u.lives {
 		return fmt.Sprintf("%d, which has ended", u.thread)
 	}
-	name, err := rawfile.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", u.thread))
+	name, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/comm", u.thread))
 	if err != nil {
 		return fmt.Sprint(u.thread)
 	}

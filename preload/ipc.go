@@ -15,9 +15,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
 	"tms/internal/control"
-	"tms/internal/rawfile"
+	"tms/internal/process"
 	"tms/internal/readable"
 	"tms/preload/goruntime"
 	"tms/vmm"
@@ -50,7 +49,7 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 		if err != nil {
 			return err
 		}
-		start, _, err := rawfile.Process(unix.Getpid())
+		start, _, err := process.Started(unix.Getpid())
 		handle.start, handle.id, handle.offset, handle.size = C.uint64_t(start), C.uint64_t(id), C.uint64_t(offset), C.uint64_t(size)
 		return err
 	}))
@@ -92,7 +91,7 @@ func (processes) Gone(i vmm.Importer) bool { return ended(i.PID, i.Start) }
 
 // ended tells that a process is no more.
 func ended(pid int, start uint64) bool {
-	now, zombie, err := rawfile.Process(pid)
+	now, zombie, err := process.Started(pid)
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
@@ -181,7 +180,7 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 // dial connects to the control socket of a process of this user. It waits for one that makes its socket anew.
 func dial(pid int) (socket int, err error) {
 	socket, err = find(pid, answerWithin)
-	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; clock.Sleep(20 * time.Millisecond) {
+	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(20 * time.Millisecond) {
 		if missed++; control.Lost(pid) {
 			missed = 0
 		}
@@ -234,7 +233,7 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 		}
 	}
 	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
-	for start := time.Now(); err == nil; clock.Sleep(time.Millisecond) {
+	for start := time.Now(); err == nil; time.Sleep(time.Millisecond) {
 		err = again(func() error { return unix.Connect(socket, address) })
 		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // too many at once
 			break

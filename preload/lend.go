@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/internal/rawfile"
 	"tms/preload/goruntime"
+	"tms/internal/process"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -40,7 +40,7 @@ func (c *connection) importer(number uint64) (vmm.Importer, error) {
 	if c.pid <= 0 {
 		return vmm.Importer{}, errors.New("the importer cannot be seen from this process: it is in another container")
 	}
-	start, _, err := rawfile.Process(c.pid)
+	start, _, err := process.Started(c.pid)
 	return vmm.Importer{PID: c.pid, Start: start, Number: number}, err
 }
 

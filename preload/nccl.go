@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/readable"
 	"tms/preload/goruntime"
@@ -242,7 +241,7 @@ func awaitedNCCL() string {
 func awaitNCCL(lost int) {
 	err := goruntime.Run(func() error {
 		for bool(C.nccl_is_busy()) {
-			clock.Sleep(10 * time.Millisecond)
+			time.Sleep(10 * time.Millisecond)
 		}
 		return lostNCCL(lost)
 	})

@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
 	"tms/internal/control"
 	"tms/internal/control/rights"
 	"tms/preload/goruntime"
@@ -109,7 +108,7 @@ func (s *server) loop() error {
 		}
 		if _, err := unix.Poll(events, s.timeout(now)); err != nil {
 			if !errors.Is(err, unix.EINTR) { // the host may allow itself fewer descriptors than these
-				clock.Sleep(backOff)
+				time.Sleep(backOff)
 			}
 			continue
 		}

@@ -9,6 +9,7 @@ import "C"
 import (
 	"encoding/json"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -322,16 +323,8 @@ func statusOf(state control.ProcessState) *control.Reply {
 }
 
 func command() string {
-	descriptor, err := unix.Open("/proc/thread-self/cmdline", unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return ""
-	}
-	defer func() { _ = unix.Close(descriptor) }()
-	text := make([]byte, commandMost)
-	n, err := unix.Read(descriptor, text)
-	if err != nil {
-		return ""
-	}
-	arguments := strings.ReplaceAll(strings.TrimRight(string(text[:n]), "\x00"), "\x00", " ")
+	text, _ := os.ReadFile("/proc/thread-self/cmdline")
+	text = text[:min(len(text), commandMost)]
+	arguments := strings.ReplaceAll(strings.TrimRight(string(text), "\x00"), "\x00", " ")
 	return strings.ToValidUTF8(arguments, "\uFFFD")
 }

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/rawfile"
 	"tms/preload/goruntime"
+	"tms/internal/process"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -31,7 +31,7 @@ func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 		}
 		if err == nil && share.PID == 0 {
 			share.PID = unix.Getpid()
-			share.Start, _, err = rawfile.Process(share.PID)
+			share.Start, _, err = process.Started(share.PID)
 		}
 		token.pid, token.start, token.id, token.size = C.uint32_t(share.PID), C.uint64_t(share.Start), C.uint64_t(share.ID), C.uint64_t(size)
 		return err

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/vmm/cuda"
 )
 
@@ -71,21 +71,25 @@ func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
 		return err
 	}
 	defer e.driver.DropEvent(event)
-	for asked := false; err == nil; asked = true {
+	for wait := soonAgain; ; {
 		if err = e.driver.EventQuery(event); err == nil || !errors.Is(err, cuda.NotReady) {
 			return err
 		}
-		err = rest(asked, until)
+		if !wait.Sleep(until) {
+			return ErrBusy
+		}
 	}
-	return err
 }
+
+// soonAgain is for what holds up a pause.
+var soonAgain = backoff.Backoff{Next: firstLook, Most: 200 * time.Microsecond}
 
 // awaitContextAside is for drivers before CUDA 12.5, which have no event for a whole context. A thread of ours waits
 // in the driver, and may still do so when this has given up; there is one such thread at a time.
 func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error {
-	for asked := false; !e.waitingAside.CompareAndSwap(false, true); asked = true {
-		if err := rest(asked, until); err != nil {
-			return err
+	for wait := soonAgain; !e.waitingAside.CompareAndSwap(false, true); {
+		if !wait.Sleep(until) {
+			return ErrBusy
 		}
 	}
 	result := make(chan error, 1)
@@ -93,28 +97,10 @@ func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error 
 		defer e.waitingAside.Store(false)
 		result <- e.synchronize(context)
 	}()
-	for asked := false; ; asked = true {
-		select {
-		case err := <-result:
-			return err
-		default:
-		}
-		if err := rest(asked, until); err != nil {
-			return err
-		}
-	}
-}
-
-// rest sleeps before the next poll; ErrBusy when the time is up.
-func rest(asked bool, until time.Time) error {
-	left := time.Until(until)
-	switch {
-	case left <= 0:
+	select {
+	case err := <-result:
+		return err
+	case <-time.After(time.Until(until)):
 		return ErrBusy
-	case asked:
-		clock.Sleep(min(left, 200*time.Microsecond))
-	default:
-		clock.Sleep(min(left, 20*time.Microsecond))
 	}
-	return nil
 }

@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/internal/guard"
 	"tms/vmm/cuda"
 )
@@ -249,7 +249,7 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 // resumeImportsOf is resumeImports of one process's memory.
 func (e *Engine) resumeImportsOf(tag *string, until time.Time, segments []*segment) error {
 	var gone error // of one try
-	for pause := firstLook; ; pause = min(2*pause, lastImportLook) {
+	for wait := (backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}); ; wait.Sleep(until) {
 		last := !time.Now().Before(until)
 		waits, err := e.tryResumeImports(tag, segments, last)
 		if goneFor(err) {
@@ -258,7 +258,6 @@ func (e *Engine) resumeImportsOf(tag *string, until time.Time, segments []*segme
 		if !waits || last {
 			return cmp.Or(gone, err)
 		}
-		clock.Sleep(pause)
 	}
 }
 

@@ -5,7 +5,7 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/internal/guard"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
@@ -46,12 +46,9 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// Streams reach their frees in any order, and one that never does must not hold up the others: so the engine polls
-// them.
-const (
-	firstLook = 20 * time.Microsecond
-	lastLook  = time.Millisecond
-)
+// firstLook is too short to be noticed. Streams reach their frees in any order, and one that never does must not hold up
+// the others: so the engine polls them.
+const firstLook = 20 * time.Microsecond
 
 // patience is how long to wait for a program that runs ahead of its streams. It has an end, for a stream may wait for
 // the very thread that allocates.
@@ -142,15 +139,16 @@ func (e *Engine) reap() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	defer func() { e.reaping = false }()
-	for pause := firstLook; slices.ContainsFunc(e.pending, reapable); pause = min(2*pause, lastLook) {
+	first := backoff.Backoff{Next: firstLook, Most: time.Millisecond}
+	for wait := first; slices.ContainsFunc(e.pending, reapable); {
 		for _, f := range e.pendingOf(reapable) {
 			if e.makePending(f) {
-				pause = firstLook
+				wait = first
 				e.settled.Broadcast()
 			}
 		}
 		e.pending = slices.DeleteFunc(e.pending, func(f *pendingFree) bool { return f.stage == made })
-		_ = e.unlocked(func() error { clock.Sleep(pause); return nil })
+		_ = e.unlocked(func() error { wait.Sleep(time.Time{}); return nil })
 	}
 	return nil
 }
@@ -196,7 +194,7 @@ func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree)
 func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 	before := e.pendingOf(meant)
 	for start := time.Now(); len(before) > 0 && time.Since(start) < patience; {
-		_ = e.unlocked(func() error { clock.Sleep(lastLook / 4); return nil })
+		_ = e.unlocked(func() error { time.Sleep(250 * time.Microsecond); return nil })
 		if slices.ContainsFunc(before, func(f *pendingFree) bool { return !meant(f) }) {
 			return true
 		}

@@ -5,7 +5,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"tms/internal/clock"
 	"tms/internal/guard"
 	"tms/vmm/stats"
 )
@@ -23,11 +22,8 @@ func (d *device) readProgress() *stats.Progress {
 	return &stats.Progress{Device: d.ordinal, Operation: p.operation, Done: p.done.Load(), Total: p.total.Load()}
 }
 
-// reportEvery is short enough for a bar that moves; endedEvery is short enough not to hold up a pause.
-const (
-	reportEvery = 50 * time.Millisecond
-	endedEvery  = 200 * time.Microsecond
-)
+// reportEvery is short enough for a bar that moves.
+const reportEvery = 50 * time.Millisecond
 
 // track counts what an operation copies, per device, and calls report with it now and then, from one thread. end stops
 // that, after a last call for every device with contents.
@@ -48,23 +44,26 @@ func track(batches []*batch, operation string, report func(stats.Progress)) (end
 		}
 	}
 	var reporter sync.WaitGroup
-	var ended atomic.Bool
+	ended := make(chan struct{})
 	if report != nil {
 		reporter.Go(func() {
 			_ = guard.Call(func() error {
-				for since := time.Now(); !ended.Load(); clock.Sleep(endedEvery) {
-					if time.Since(since) >= reportEvery {
-						since = time.Now()
+				ticks := time.NewTicker(reportEvery)
+				defer ticks.Stop()
+				for {
+					select {
+					case <-ticks.C:
 						all()
+					case <-ended:
+						all()
+						return nil
 					}
 				}
-				all()
-				return nil
 			})
 		})
 	}
 	return func() {
-		ended.Store(true)
+		close(ended)
 		reporter.Wait()
 		for _, b := range batches {
 			b.device.progress.CompareAndSwap(b.progress, nil) // the next may have begun

@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/internal/readable"
 	"tms/vmm/backup"
 	"tms/vmm/backup/disk"
@@ -26,11 +26,11 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("resume", &o, &mapped, &err)()
 	until := time.Now().Add(o.Wait)
-	for pause := firstRetry; ; pause = min(2*pause, lastRetry) {
+	retry := backoff.Backoff{Next: 5 * time.Millisecond, Most: 250 * time.Millisecond}
+	for {
 		o.discarded = &discarded{start: time.Now()}
 		mapped, err = e.tryResume(o)
-		if left := time.Until(until); errors.Is(err, cuda.OutOfMemory) && left > 0 {
-			clock.Sleep(min(pause, left))
+		if errors.Is(err, cuda.OutOfMemory) && retry.Sleep(until) {
 			*o.spent = spent{asked: o.spent.asked, waited: time.Since(o.spent.asked)} // all of it was for memory
 			continue
 		}
@@ -44,12 +44,6 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 		return mapped, nil
 	}
 }
-
-// How long a resume that waits for memory sleeps between tries.
-const (
-	firstRetry = 5 * time.Millisecond
-	lastRetry  = 250 * time.Millisecond
-)
 
 func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	if o.Capturing {

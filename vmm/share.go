@@ -10,7 +10,7 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/clock"
+	"tms/internal/backoff"
 	"tms/vmm/cuda"
 )
 
@@ -26,7 +26,7 @@ import (
 // Share names a segment for other processes.
 type Share struct {
 	PID   int
-	Start uint64 // of the process (rawfile.Process): another may have its number by now
+	Start uint64 // of the process (process.Started): another may have its number by now
 	ID    uint64 // random
 }
 
@@ -268,12 +268,12 @@ func (e *Engine) awaitImporters(o *Options) error {
 		return false
 	})
 	e.mu.Unlock()
-	for pause := firstLook; len(ids) > 0; pause = min(2*pause, lastImporterLook) {
+	for wait := (backoff.Backoff{Next: firstLook, Most: 2 * time.Millisecond}); len(ids) > 0; {
 		left := e.sharing.left(ids)
 		if len(left) == 0 {
 			break
 		}
-		if time.Since(start) >= o.Importers {
+		if !wait.Sleep(start.Add(o.Importers)) {
 			var pids []string
 			for _, pid := range left {
 				pids = append(pids, strconv.Itoa(pid))
@@ -281,16 +281,11 @@ func (e *Engine) awaitImporters(o *Options) error {
 			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program (tms.distributed), "+
 				"or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "), o.Importers)
 		}
-		clock.Sleep(pause)
 	}
 	return nil
 }
 
-const (
-	lastImporterLook = 2 * time.Millisecond
-	lastImportLook   = 8 * time.Millisecond
-	soon             = 100 * time.Millisecond
-)
+const soon = 100 * time.Millisecond
 
 // goneFor reports whether an error means that the memory will not come back.
 func goneFor(err error) bool { return errors.Is(err, ErrShareGone) }

@@ -6,14 +6,13 @@ import (
 	"slices"
 	"time"
 
-	"tms/internal/clock"
 	"tms/vmm/stats"
 )
 
 // KnownStats is Stats without a call of the driver, which would wait while the process is checkpointed. Errors: a
 // thread that waits in the driver holds the records.
 func (e *Engine) KnownStats() (stats.Stats, error) {
-	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); clock.Sleep(time.Millisecond) {
+	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
 			return stats.Stats{}, errors.New("the statistics cannot be read: a thread waits in the driver, as all " +
 				"of the process's CUDA calls do until everything of it is resumed")

@@ -3,14 +3,13 @@ package control
 import (
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"tms/internal/rawfile"
 )
 
 // maxAddress is how long the path of a socket can be. (sockaddr_un)
@@ -93,7 +92,7 @@ func PID(name string) (int, bool) {
 // the caller's network namespace shows it: it can be found soon after Look. (/proc/net/unix)
 func Lost(pid int) bool {
 	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
-	sockets, err := rawfile.ReadFile("/proc/net/unix")
+	sockets, err := os.ReadFile("/proc/net/unix")
 	if err != nil {
 		return false
 	}

@@ -3,12 +3,11 @@ package hostmemory
 
 import (
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-
-	"tms/internal/rawfile"
 )
 
 // Machine is how many bytes this machine has for whoever asks; math.MaxUint64: that is not known, or as many as it needs.
@@ -22,7 +21,7 @@ func Group(process string) uint64 {
 // machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
 // if the machine is given memory as it needs it.
 func machineAvailable(meminfo string) uint64 {
-	text, err := rawfile.ReadFile(meminfo)
+	text, err := os.ReadFile(meminfo)
 	if err != nil || growing() {
 		return math.MaxUint64
 	}
@@ -44,10 +43,9 @@ func machineAvailable(meminfo string) uint64 {
 // growing tells whether a hypervisor plugs in memory as this machine uses it: what it has now then
 // says nothing about what it can have. (Device type 24, memory, of the virtio specification.)
 func growing() bool {
-	const devices = "/sys/bus/virtio/devices"
-	names, _ := rawfile.Names(devices)
-	for _, name := range names {
-		if kind, err := rawfile.ReadFile(filepath.Join(devices, name, "device")); err == nil && strings.TrimSpace(string(kind)) == "0x0018" {
+	kinds, _ := filepath.Glob("/sys/bus/virtio/devices/*/device")
+	for _, file := range kinds {
+		if kind, err := os.ReadFile(file); err == nil && strings.TrimSpace(string(kind)) == "0x0018" {
 			return true
 		}
 	}
@@ -69,7 +67,7 @@ var (
 // groupAvailable is what the control groups of the process leave, in bytes.
 func groupAvailable(membership, root string) uint64 {
 	available := uint64(math.MaxUint64)
-	text, err := rawfile.ReadFile(membership)
+	text, err := os.ReadFile(membership)
 	if err != nil {
 		return available
 	}
@@ -108,7 +106,7 @@ func (v groupVersion) available(root, path string) uint64 {
 }
 
 func number(path string) (uint64, bool) {
-	text, err := rawfile.ReadFile(path)
+	text, err := os.ReadFile(path)
 	if err != nil {
 		return 0, false
 	}
@@ -117,7 +115,7 @@ func number(path string) (uint64, bool) {
 }
 
 func (v groupVersion) droppable(path string) uint64 {
-	text, _ := rawfile.ReadFile(path)
+	text, _ := os.ReadFile(path)
 	for line := range strings.SplitSeq(string(text), "\n") {
 		if value, found := strings.CutPrefix(line, v.inactiveFile); found {
 			n, _ := strconv.ParseUint(value, 10, 64)

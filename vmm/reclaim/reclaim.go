@@ -14,7 +14,6 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/clock"
 	"tms/internal/guard"
 	"tms/vmm/stats"
 )
@@ -38,8 +37,8 @@ type Kind struct {
 	added, done uint64 // how many there ever were in queued, and out of it again
 	threads     int    // that release something
 	again       time.Duration
-	comes       bool // a thread sleeps until then
-	idle        sync.Cond
+	comes       bool      // a thread sleeps until then
+	idle        sync.Cond // something is out of queued, or threads is 0
 }
 
 type item struct {
@@ -105,6 +104,7 @@ func (k *Kind) empty() {
 		}
 		k.now = item{}
 		k.done++
+		k.idle.Broadcast()
 	}
 	k.leave()
 }
@@ -126,7 +126,7 @@ func (k *Kind) release(i item) bool {
 }
 
 func (k *Kind) later() {
-	clock.Sleep(k.again)
+	time.Sleep(k.again)
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
 	k.comes = false
@@ -206,17 +206,23 @@ func (k *Kind) Drain() {
 const large = 64 << 20
 
 // Await waits until all things added before are back, or refused, but no longer than until; the zero Time is no limit.
-// It waits for nothing where, at the better pace of the last two, that would take twice the time. It polls: the
-// runtime's timers would cost the host descriptors.
+// It waits for nothing where, at the better pace of the last two, that would take twice the time.
 func (k *Kind) Await(until time.Time) {
 	k.queue.mu.Lock()
-	goal, needed := k.added, k.needed()
-	k.queue.mu.Unlock()
-	if !until.IsZero() && needed > 2*time.Until(until) {
-		return
+	defer k.queue.mu.Unlock()
+	if !until.IsZero() {
+		left := time.Until(until)
+		if k.needed() > 2*left {
+			return
+		}
+		defer time.AfterFunc(left, func() {
+			k.queue.mu.Lock() // so that whoever has just looked at the time is waiting by now
+			defer k.queue.mu.Unlock()
+			k.idle.Broadcast()
+		}).Stop()
 	}
-	for !k.reached(goal) && (until.IsZero() || time.Now().Before(until)) {
-		clock.Sleep(200 * time.Microsecond)
+	for goal := k.added; k.done < goal && (until.IsZero() || time.Now().Before(until)); {
+		k.idle.Wait()
 	}
 }
 
@@ -232,12 +238,6 @@ func (k *Kind) needed() time.Duration {
 		took -= time.Since(k.begun)
 	}
 	return took
-}
-
-func (k *Kind) reached(goal uint64) bool {
-	k.queue.mu.Lock()
-	defer k.queue.mu.Unlock()
-	return k.done >= goal
 }
 
 // Waiting lists what is in the queue.

@@ -2,12 +2,11 @@ package space
 
 import (
 	"math"
+	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
-
-	"tms/internal/rawfile"
 )
 
 // addressesLeft is how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: there is no
@@ -17,7 +16,7 @@ func addressesLeft() uint64 {
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {
 		return math.MaxUint64
 	}
-	text, err := rawfile.ReadFile("/proc/self/statm")
+	text, err := os.ReadFile("/proc/self/statm")
 	if err != nil {
 		return 0
 	}

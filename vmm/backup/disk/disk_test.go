@@ -21,7 +21,7 @@ import (
 	"tms/internal/cudasim"
 	"tms/internal/failpoint"
 	"tms/internal/hermetic"
-	"tms/internal/rawfile"
+	"tms/internal/process"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
@@ -546,12 +546,12 @@ func TestLeftovers(t *testing.T) {
 	defer func() { _ = zombie.Wait() }()
 	var zombieStart uint64
 	require.Eventually(t, func() bool {
-		start, gone, err := rawfile.Process(zombie.Process.Pid)
+		start, gone, err := process.Started(zombie.Process.Pid)
 		zombieStart = start
 		return err == nil && gone
 	}, 5*time.Second, time.Millisecond)
 	parent := os.Getppid()
-	parentStart, _, err := rawfile.Process(parent)
+	parentStart, _, err := process.Started(parent)
 	require.NoError(t, err)
 	me, err := self()
 	require.NoError(t, err)

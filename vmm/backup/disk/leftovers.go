@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/rawfile"
+	"tms/internal/process"
 )
 
 // owner is a process that has files, as their names tell it: tms-<pid>-<start>.<boot>-<n>.bak.
@@ -43,11 +43,11 @@ func self() (owner, error) {
 		return myself.owner, nil
 	}
 	o := owner{pid: os.Getpid(), boot: "00000000"}
-	start, _, err := rawfile.Process(o.pid)
+	start, _, err := process.Started(o.pid)
 	if passes(err) {
 		return owner{}, err
 	}
-	id, err := rawfile.ReadFile("/proc/sys/kernel/random/boot_id")
+	id, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if passes(err) {
 		return owner{}, err
 	}
@@ -112,9 +112,9 @@ func (o owner) dead(self owner, directory int, local bool) bool {
 	if o.boot != self.boot {
 		return local
 	}
-	start, zombie, err := rawfile.Process(o.pid)
+	start, zombie, err := process.Started(o.pid)
 	if err != nil {
-		_, _, unseen := rawfile.Process(os.Getpid()) // no /proc, no verdict
+		_, _, unseen := process.Started(os.Getpid()) // no /proc, no verdict
 		return errors.Is(err, fs.ErrNotExist) && unseen == nil
 	}
 	return zombie || start != o.start
@@ -139,17 +139,18 @@ func local(directory int) bool {
 // removeLeftovers removes files of this user's dead processes. What cannot be removed, or judged,
 // stays: it is in nobody's way but the disk's.
 func removeLeftovers(path string) {
-	fd, err := rawfile.Open(path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
+	directory, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
 		return
 	}
-	defer closeFile(fd)
+	defer func() { _ = directory.Close() }()
 	self, err := self()
 	if err != nil {
 		return
 	}
+	fd := int(directory.Fd())
 	isLocal := local(fd)
-	names, _ := rawfile.NamesAt(fd)
+	names, _ := directory.Readdirnames(-1)
 	given := serial.Load() // after the names: none of ours in the list is beyond it
 	for _, name := range names {
 		o, n, ok := parseName(name)

@@ -6,7 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/failpoint"
-	"tms/internal/rawfile"
 )
 
 // The system calls of which a failure matters, so that tests can fail each: see failpoint.
@@ -15,7 +14,12 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 	if err := failpoint.Err("open"); err != nil {
 		return -1, err
 	}
-	return rawfile.Open(path, flags, mode)
+	for {
+		fd, err := unix.Open(path, flags|unix.O_CLOEXEC, mode)
+		if err != unix.EINTR {
+			return fd, err
+		}
+	}
 }
 
 func mkdirAll(path string, mode os.FileMode) error {

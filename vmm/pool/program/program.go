@@ -13,7 +13,6 @@ import (
 	"sync"
 	"time"
 
-	"tms/internal/clock"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
@@ -132,7 +131,7 @@ func (p *Pools) recover() bool {
 	if p.reserved() < before {
 		return true
 	}
-	for start := time.Now(); time.Since(start) < patience; clock.Sleep(lookOnce) {
+	for start := time.Now(); time.Since(start) < patience; time.Sleep(lookOnce) {
 		back, left := p.settle()
 		if back || left == 0 {
 			return back

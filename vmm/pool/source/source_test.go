@@ -33,6 +33,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
+	runtime.LockOSThread() // it has a context current
 	t.Setenv("CUDASIM_MEMORY", "64M")
 	sim, err := cudasim.Load()
 	require.NoError(t, err)

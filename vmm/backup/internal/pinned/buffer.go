@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/internal/clock"
 	"tms/internal/failpoint"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -149,7 +148,7 @@ func (b *Buffer) unpin() error {
 			return err
 		}
 		r.registered = false
-		clock.Sleep(gap)
+		time.Sleep(gap)
 	}
 	if b.mapping == nil {
 		return nil

@@ -1,21 +1,23 @@
-package rawfile
+// Package process tells processes apart that have had the same number.
+package process
 
 import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Process returns when a process started, in clock ticks since the machine did, by which it is told from another that
-// has its number later; and whether all of it has ended and is still to be waited for: a process whose main thread has ended
-// alone lives. (proc_pid_stat(5))
+// Started returns when a process started, in clock ticks since the machine did, which tells it from another that gets
+// its number later; and whether all of it has ended and is still to be waited for. A process whose main thread alone
+// has ended lives. (proc_pid_stat(5))
 // Errors: fs.ErrNotExist when there is no such process.
-func Process(pid int) (start uint64, zombie bool, err error) {
-	stat, err := ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+func Started(pid int) (start uint64, zombie bool, err error) {
+	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist // it ended while we read
 	}
