@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
-	"tms/preload/goruntime"
 	"tms/internal/process"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"

@@ -11,8 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"tms/preload/goruntime"
 	"tms/internal/process"
+	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )

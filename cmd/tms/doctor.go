@@ -16,7 +16,8 @@ func doctorCommand() *cobra.Command {
 		Use:   "doctor [PROGRAM | --pid PID]",
 		Short: "Check whether libtms.so can interpose a program on this machine",
 		Long: `Checks whether libtms.so can interpose the CUDA memory of a program on this
-machine, and names what prevents it. Nothing is started or changed.`,
+machine, and names what prevents it. It changes nothing, and starts only the
+program's loader (ld.so), to ask it.`,
 		Example: `  tms doctor
   tms doctor python3
   tms doctor --pid 4242 --json`,

@@ -21,9 +21,6 @@ type image struct {
 	program bool   // not a library
 	fromGo  bool
 	soname  string
-	needed  []string
-	rpath   []string
-	runpath []string
 	filters []string // libraries that the loader takes in its place (DT_FILTER)
 
 	definesMalloc bool     // exports a cudaMalloc
@@ -31,9 +28,6 @@ type image struct {
 	importsCudart bool     // takes CUDA runtime functions from elsewhere
 	importsDlopen bool
 	looksForCUDA  bool // by weak references to its functions
-
-	versions []string            // symbol versions it defines
-	needs    map[string][]string // symbol versions it needs of each library
 }
 
 // openImage reads the ELF file that a program sees at path and this command sees at file.
@@ -48,7 +42,7 @@ func openImage(path, file string) (*image, error) {
 		return nil, err
 	}
 	defer f.Close()
-	i := &image{path: path, file: file, class: f.Class, machine: f.Machine, needs: map[string][]string{}}
+	i := &image{path: path, file: file, class: f.Class, machine: f.Machine}
 	for _, segment := range f.Progs {
 		if segment.Type == elf.PT_INTERP && segment.Filesz < 4096 {
 			text, err := io.ReadAll(segment.Open())
@@ -65,30 +59,11 @@ func openImage(path, file string) (*image, error) {
 	i.fromGo = f.Section(".go.buildinfo") != nil
 
 	// Errors below mean "has none": a static program, say.
-	i.needed, _ = f.DynString(elf.DT_NEEDED)
 	if names, _ := f.DynString(elf.DT_SONAME); len(names) > 0 {
 		i.soname = names[0]
 	}
-	if paths, _ := f.DynString(elf.DT_RPATH); len(paths) > 0 {
-		i.rpath = strings.Split(paths[0], ":")
-	}
-	if paths, _ := f.DynString(elf.DT_RUNPATH); len(paths) > 0 {
-		i.runpath = strings.Split(paths[0], ":")
-	}
 	i.filters = filters(f)
 	i.readSymbols(f)
-	if defined, err := f.DynamicVersions(); err == nil {
-		for _, version := range defined {
-			i.versions = append(i.versions, version.Name)
-		}
-	}
-	if needs, err := f.DynamicVersionNeeds(); err == nil {
-		for _, library := range needs {
-			for _, version := range library.Needs {
-				i.needs[library.Name] = append(i.needs[library.Name], version.Dep)
-			}
-		}
-	}
 	return i, nil
 }
 
@@ -169,18 +144,4 @@ func ownArchitecture() string {
 		return architecture(elf.ELFCLASS64, elf.EM_AARCH64)
 	}
 	return architecture(elf.ELFCLASS64, elf.EM_X86_64)
-}
-
-// lacking are the symbol versions that i needs of a library which does not define them.
-func (i *image) lacking(library *image) (missing []string) {
-	defined := map[string]bool{}
-	for _, version := range library.versions {
-		defined[version] = true
-	}
-	for _, version := range i.needs[library.soname] {
-		if !defined[version] {
-			missing = append(missing, version)
-		}
-	}
-	return missing
 }

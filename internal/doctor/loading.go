@@ -80,19 +80,3 @@ func (r *Report) examineSecureExecution(path string) {
 		report("file capabilities", os.Getuid() != 0)
 	}
 }
-
-// examineGlibc: a preloaded library that needs a newer glibc than there is stops the program.
-func (r *Report) examineGlibc(images []*image) {
-	if r.Library == nil {
-		return
-	}
-	for _, i := range images {
-		if i.soname != "libc.so.6" {
-			continue
-		}
-		if lacking := r.Library.image.lacking(i); len(lacking) > 0 {
-			r.add(Error, "glibc", fmt.Sprintf("libtms.so needs %s, which %s does not have: the program would not start", strings.Join(lacking, ", "), i.path),
-				"build libtms.so on the oldest system it is to run on")
-		}
-	}
-}

@@ -3,6 +3,7 @@ package doctor
 import (
 	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 )
@@ -20,17 +21,22 @@ func preloadFile(path string) []string {
 	return entries
 }
 
-// findPreloads are the files that the loader would preload, in its order.
-func (r *Report) findPreloads(l *loader) (found []*image) {
-	for _, entry := range r.Program.Preloaded {
-		if i := l.find(entry, &loaded{image: l.main}); i != nil {
-			found = append(found, i)
-			continue
+// preloads are those of the program's files that its LD_PRELOAD names, in that order. file is where to open one. A
+// process has them mapped under their own names: links are resolved.
+func (p *Program) preloads(file func(string) string) (preloads []*image) {
+	for _, entry := range p.Preloaded {
+		name, real := filepath.Base(entry), ""
+		if path, err := filepath.EvalSymlinks(file(entry)); err == nil && strings.Contains(entry, "/") {
+			real = filepath.Base(path)
 		}
-		r.add(Warning, "preload", fmt.Sprintf("LD_PRELOAD (or /etc/ld.so.preload) names %s, which the loader would not find or could not use", entry),
-			"correct the path: the loader goes on without it")
+		for _, i := range p.images {
+			if i.base() == name || i.base() == real || i.soname == name {
+				preloads = append(preloads, i)
+				break
+			}
+		}
 	}
-	return found
+	return preloads
 }
 
 // examples names the first of them.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"strings"
 )
 
@@ -135,7 +134,7 @@ func (r *Report) examineProcess(p *process) {
 		}
 	}
 	r.examineLibraryIn(p)
-	r.examinePreloads(p.preloads(program))
+	r.examinePreloads(program.preloads(p.file))
 	r.examineCudart(main)
 }
 
@@ -194,22 +193,4 @@ func (r *Report) whyNotTaken(p *process, named string) string {
 		return "take a libtms.so for " + r.Program.Machine
 	}
 	return "see what the program's loader said when it started: ERROR: ld.so: object ... cannot be preloaded"
-}
-
-// preloads are those files of the process that its LD_PRELOAD names, in that order. The process has
-// them mapped under their own names: links are resolved.
-func (p *process) preloads(program *Program) (preloads []*image) {
-	for _, entry := range program.Preloaded {
-		name := filepath.Base(entry)
-		if real, err := filepath.EvalSymlinks(p.file(entry)); err == nil && strings.Contains(entry, "/") {
-			name = filepath.Base(real)
-		}
-		for _, i := range program.images {
-			if i.base() == name || i.soname == name {
-				preloads = append(preloads, i)
-				break
-			}
-		}
-	}
-	return preloads
 }

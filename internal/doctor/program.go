@@ -158,17 +158,14 @@ func (r *Report) examineProgram(main *image, env environment) {
 	}
 	r.examineSecureExecution(p.Path)
 
-	l := newLoader(main, env)
 	p.Preloaded = append(p.Preloaded, append(env.preloads(), preloadFile("/etc/ld.so.preload")...)...)
-	r.examinePreloads(r.findPreloads(l))
-
 	var missing []string
-	p.images, missing = l.closure()
+	p.images, missing = r.askLoader(main, env)
+	r.examinePreloads(p.preloads(func(path string) string { return path }))
 	p.late = main.importsDlopen
 	for _, i := range p.images {
-		p.late = p.late || i.importsDlopen
+		p.late = p.late || i.importsDlopen && !i.isOurs()
 	}
-	r.examineGlibc(p.images)
 	if r.examineMissing(missing) {
 		r.examineCudart(main)
 	}

@@ -1,5 +1,5 @@
 // Package doctor looks at a machine and a program, and says whether libtms.so can interpose the
-// program's CUDA memory there. It changes nothing and starts nothing.
+// program's CUDA memory there. It changes nothing, and starts nothing but the program's loader, to ask it.
 package doctor
 
 import (
