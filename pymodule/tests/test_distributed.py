@@ -30,11 +30,6 @@ HELD = "sum(t['physical_bytes'] for d in tms.stats()['devices'] for t in d['tags
 CONTENTS = "cuda.read(weights, 9) == b'weights %d' % rank"
 
 
-def on_machines(count: int, fan: int = 8) -> str:
-    """Has each rank of four say that it is on one of so many machines."""
-    return f"_node.machine = lambda rank: str(rank * {count} // 4); _meeting.FAN = {fan}\n"
-
-
 def as_before(ranks: Ranks, count: int = 4) -> None:
     """All that live have their memory, with its contents, and can be paused."""
     living = len(ranks.living)
@@ -116,12 +111,12 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-@pytest.mark.parametrize(("machines", "fan"), [(1, 8), (2, 8), (4, 1)])
-def test_one_that_cannot(name: str, machines: int, fan: int) -> None:
+@pytest.mark.parametrize("fan", [8, 1])
+def test_one_that_cannot(name: str, fan: int) -> None:
     """By its check, or in the middle of the pause: all are as before, and all say who and why."""
     spoil, mend, words = REFUSALS[name]
     with Ranks(4) as ranks:
-        ranks.all(ALLOCATE + on_machines(machines, fan))
+        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
         ranks.all("len(together.stats())")  # so that all know where each is
         ranks.one(2, spoil)
         outcomes = ranks.all("together.pause('weights', timeout=20)")
@@ -223,46 +218,40 @@ DEATHS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("victim", "machines", "fan"), [(0, 1, 8), (2, 1, 8), (2, 2, 8), (2, 4, 1)]
-)
+@pytest.mark.parametrize(("victim", "fan"), [(0, 8), (2, 8), (2, 1)])
 @pytest.mark.parametrize("when", DEATHS)
-def test_a_rank_is_killed(when: str, victim: int, machines: int, fan: int) -> None:
-    """The others come back to one state within the time, and name the one that is missing."""
+def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
+    """The others come back to one state when the time is over, and name the one that is missing."""
     own = {victim: {"CUDASIM_FAIL": "cuMemUnmap:1:kill"}} if when == "in phase two" else {}
     death = DEATHS[when].replace("cuda.fail('cuMemUnmap', 1, -1)\n", "")
     timeout = 1.5
     with Ranks(4, own=own) as ranks:
-        ranks.all(ALLOCATE + on_machines(machines, fan))
+        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
         ranks.all("len(together.stats())")  # so that all know where each is
-        start = time.monotonic()
         for rank in ranks.living:
             code = death if rank == victim else f"together.pause('weights', timeout={timeout})"
             ranks.tell(rank, code)
         ranks.dead(victim)
         outcomes = [ranks.outcome(rank) for rank in ranks.living]
-        took = time.monotonic() - start
         same_error(
             outcomes,
             "all are as before",
             f"rank {victim} on {HOST}: it has not answered in time",
             "(cudaError 909)",
         )
-        assert took < 3 * timeout + 5
         as_before(ranks)
 
 
-@pytest.mark.parametrize("machines", [0, 1, 2, 4])
-def test_one_that_comes_late(machines: int) -> None:
-    """It gets the others' answer, and can take part again. Not even its first call is made with
-    the others, 0; it is a member, 1, or a leader."""
+@pytest.mark.parametrize("known", [False, True])
+def test_one_that_comes_late(known: bool) -> None:
+    """It gets the others' answer, and can take part again; also where it has made no call yet."""
     with Ranks(4) as ranks:
-        ranks.all(ALLOCATE + on_machines(machines or 1))
-        if machines:
+        ranks.all(ALLOCATE)
+        if known:
             ranks.all("len(together.stats())")
         ranks.living = [0, 1, 3]
         first = ranks.all("together.pause(timeout=1)")
-        where = f"rank 2 on {HOST}" if machines else "rank 2"
+        where = f"rank 2 on {HOST}" if known else "rank 2"
         same_error(first, f"{where}: it has not answered in time")
         second = ranks.all("together.pause(timeout=1)")
         same_error(second, f"{where}: it has not answered in time")
@@ -275,15 +264,13 @@ def test_one_that_comes_late(machines: int) -> None:
 
 
 def test_one_that_is_stopped() -> None:
-    """Of a leader the others of its machine hear nothing, and yet it alone is named."""
+    """Another hears it, and yet it alone is named."""
     with Ranks(4) as ranks:
-        ranks.all(ALLOCATE + on_machines(2))
+        ranks.all(ALLOCATE + "_meeting.FAN = 1")
         ranks.all("together.pause('weights'); together.resume('weights')")
         os.kill(ranks.pid(2), signal.SIGSTOP)
         ranks.living = [0, 1, 3]
-        start = time.monotonic()
         outcomes = ranks.all("together.pause('weights', timeout=2)")
-        assert time.monotonic() - start < 8
         said = same_error(outcomes, f"all are as before. rank 2 on {HOST}: it has not answered")
         os.kill(ranks.pid(2), signal.SIGCONT)
         with pytest.raises(Told) as caught:
@@ -293,57 +280,12 @@ def test_one_that_is_stopped() -> None:
         as_before(ranks)
 
 
-COUNT = """
-asked = []
-ask = _meeting.Meeting.ask
-_meeting.Meeting.ask = lambda self, *given: (asked.append(given[0]), ask(self, *given))[1]
-"""
-
-
-def test_ranks_of_a_machine_do_not_ask_the_store() -> None:
-    """But their leaders; and all do where links are gone, ranks late, or what they say is long."""
-    swap = "asked.clear(); together.pause('weights'); together.resume('weights'); len(asked)"
-    with Ranks(4) as ranks:
-        ranks.all(ALLOCATE + on_machines(2) + COUNT + "_meeting.PATIENCE = 10")
-        first = ranks.all(swap)
-        assert min(first) > 0
-        asked = ranks.all(swap)
-        assert asked[1] == asked[3] == 0 and 0 < asked[2] <= 16, asked
-        ranks.all(
-            "whole = _together._control.stats\n"
-            "_together._control.stats = lambda: {**whole(), 'long': [rank] * 100_000}"
-        )
-        stats = ranks.all("asked.clear(); together.stats()")
-        assert [each["stats"]["long"][-1] for each in stats[1]] == [0, 1, 2, 3]
-        assert stats[0] == stats[3]
-        assert min(ranks.all("len(asked)")) > 0
-        ranks.all("_together._control.stats = whole; _meeting.PATIENCE = 0.2")
-        for late in range(4):
-            outcomes = ranks.all(
-                f"import time; time.sleep(0.6 if rank == {late} else 0); {swap.split(';', 1)[1]}"
-            )
-            assert min(outcomes) >= 0, outcomes
-        ranks.all("_meeting.PATIENCE = 10")
-        ranks.all(swap)
-        assert ranks.all(swap)[1::2] == [0, 0]
-        links = "[meeting.node for meeting in together._meetings.values()][0]"
-        ranks.one(3, f"{links}._leave()")
-        start = time.monotonic()
-        asked = ranks.all(swap)
-        assert asked[1] == 0 and asked[3] > 0
-        assert time.monotonic() - start < 5, "a link that is gone is waited for"
-        as_before(ranks)
-        server = ranks.server
-        assert server is not None
-        before = server.num_keys()
-        for _ in range(5):
-            ranks.all(swap)
-        assert server.num_keys() <= before + 6
-
-
 def test_the_store_is_lost() -> None:
     """Its process is killed while the others wait in the first phase, or in the second."""
     for spoil in (
+        "_meeting.Meeting.wait = lambda self, keys, *given, **more: (\n"
+        "    self.store.wait(keys[:1], _meeting.datetime.timedelta(seconds=60)),\n"
+        "    os.kill(os.getpid(), signal.SIGKILL))\n"
         "together.pause('weights', timeout=20)",
         "do = _together.Part.do\n"
         "_together.Part.do = lambda self: (do(self), os.kill(os.getpid(), signal.SIGKILL))\n"
@@ -355,11 +297,9 @@ def test_the_store_is_lost() -> None:
             ranks.tell(1, "together.pause('weights', timeout=20)")
             if "Part.do" in spoil:
                 ranks.tell(2, "together.pause('weights', timeout=20)")
-            else:
-                time.sleep(0.5)
-                os.kill(ranks.pid(0), signal.SIGKILL)
-                ranks.tell(2, "together.pause('weights', timeout=20)")
             ranks.dead(0)
+            if "Part.do" not in spoil:  # the store is gone before it comes
+                ranks.tell(2, "together.pause('weights', timeout=20)")
             for rank in ranks.living:
                 with pytest.raises(Told, match="store does not answer") as caught:
                     ranks.answer(rank)
@@ -376,7 +316,7 @@ def test_interrupted() -> None:
         before = ranks.server.num_keys()
         for rank in (0, 1):
             ranks.tell(rank, "together.pause(timeout=50)")
-        while ranks.server.num_keys() < before + 3:  # where each is, and what rank 1 says
+        while ranks.server.num_keys() < before + 3:  # their hosts, and what rank 1 says
             time.sleep(0.01)
         os.kill(ranks.pid(1), signal.SIGINT)
         with pytest.raises(Told) as caught:

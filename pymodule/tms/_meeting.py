@@ -1,16 +1,11 @@
 """How the ranks of a group come to one decision: over a store, without a collective.
 
 A collective of a rank that has died never ends; a key that it did not write is known to be missing
-when time is over. In each phase every rank says something (a vote), a rank adds to its own what
-others said, writes that for the next, and so rank 0 has all after log n steps. What is decided is
-one key that is written once (compare_set): whoever's time is over before there is a decision writes
-that it failed, and whoever comes later, rank 0 too, reads that. So all that can reach the store
-have the same answer, whoever dies.
-
-In the first call each rank hears up to `FAN` others, and all learn who is on which machine. From
-then on so do the first ranks of machines (leaders) among themselves, and the others of a machine
-speak with its leader by local sockets (`_node.py`), without the store. A rank that has waited
-`PATIENCE` for that goes on by the store, its vote too: so who is missing can be seen there.
+when time is over. In each phase every rank says something (a vote). A rank adds to its own what up
+to `FAN` others said, and writes that for the next, so rank 0 has all votes after log n steps. What
+is decided is one key that is written once (compare_set): a rank whose time is over before there is
+a decision writes that the phase failed, and all that come later, rank 0 too, read that. So all that
+can reach the store have the same answer, whoever dies.
 
 Keys of a call are removed when the next has been decided: then all ranks have come to that.
 """
@@ -27,14 +22,10 @@ from collections.abc import Iterator
 from typing import Any, Callable
 
 from ._errors import GroupError
-from ._node import Node, Places, joined
 from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
 
 FAN = 8
-"""Ranks that one rank hears over the store."""
-
-PATIENCE = 1.0
-"""Seconds for which a rank waits by local sockets alone; a quarter of a shorter timeout."""
+"""Ranks that one rank hears."""
 
 _SLICE = 5.0
 """Seconds that one wait in the store takes at most: Ctrl-C is noticed so late."""
@@ -59,9 +50,6 @@ class Meeting:
         self.names = names
         self._number = 0
         self._written: list[str] = []
-        self._members: dict[int, list[int]] = {}
-        """By leader, in their order: the others of its machine. Empty until all have been here."""
-        self.node = Node(rank)
         self._lock = threading.Lock()
 
     def transact(self, part: Part, timeout: float) -> int:
@@ -211,27 +199,8 @@ class Meeting:
 
     def heard(self, rank: int) -> list[int]:
         """The ranks that one hears."""
-        leaders = [*self._members] or [*range(len(self.names))]
-        if rank not in leaders:
-            return []
-        first = FAN * leaders.index(rank) + 1
-        return self._members.get(rank, []) + leaders[first : first + FAN]
-
-    @property
-    def leads(self) -> bool:
-        """Whether this rank speaks for itself."""
-        return not self._members or self.rank in self._members
-
-    @property
-    def arranged(self) -> bool:
-        return bool(self._members)
-
-    def arrange(self, places: Places) -> None:
-        """Has the ranks of each machine speak with the first of them, from now on."""
-        for name, ranks in sorted(places.values(), key=lambda place: place[1]):
-            self._members[ranks[0]] = ranks[1:]
-            if self.rank in ranks:
-                self.node.arrange(name, ranks)
+        first = FAN * rank + 1
+        return [*range(first, min(first + FAN, len(self.names)))]
 
     def _host(self, rank: int) -> str:
         key = f"host/{rank}"
@@ -268,39 +237,18 @@ class _Call:
         judged: Callable[[dict[str, Any]], list[Failure]],
     ) -> list[Failure]:
         """What all ranks have decided of a phase: why it failed, or nothing. `agreed` has all."""
-        meeting, key = self._meeting, self._key(phase)
-        if not meeting.arranged:
-            vote["places"] = meeting.node.places
-        try:
-            self.agreed = decision = self._decided(phase, vote, merged, judged)
-        except BaseException:
-            meeting.node.tell(key, None)
-            raise
-        meeting.node.tell(key, decision)
-        if "places" in decision:
-            meeting.arrange(decision["places"])
+        self.agreed = decision = self._decided(phase, vote, merged, judged)
         if phase == 2:  # all have come to this call
-            meeting.remove_before(self.number)
+            self._meeting.remove_before(self.number)
         return _failures(decision)
 
     def _decided(self, phase: int, vote: dict[str, Any], merged: Any, judged: Any) -> Any:
         meeting, key = self._meeting, self._key(phase)
-        patience = min(PATIENCE, self._timeout / 4)
-        said: dict[int, Any] = {}
-        if meeting.leads:
-            said = meeting.node.hear(key, patience)
-        else:
-            decision = meeting.node.ask(key, vote, patience)
-            if decision is not None:
-                return decision
-        missing = [f"{key}/{rank}" for rank in meeting.heard(meeting.rank) if rank not in said]
-        if missing and not meeting.wait(missing, self._until, unless=key):
-            return meeting.settle(key, {"failures": self._late(key)})
-        votes = [vote, *said.values(), *(meeting.read(missing) if missing else [])]
-        if len(votes) > 1:
-            vote = merged(votes)
-            if "places" in votes[0]:
-                vote["places"] = joined([each["places"] for each in votes])
+        others = [f"{key}/{rank}" for rank in meeting.heard(meeting.rank)]
+        if others:
+            if not meeting.wait(others, self._until, unless=key):
+                return meeting.settle(key, {"failures": self._late(key)})
+            vote = merged([vote, *meeting.read(others)])
         if meeting.rank == 0:
             return meeting.settle(key, {**vote, "failures": judged(vote)})
         meeting.write(f"{key}/{meeting.rank}", vote)
@@ -334,7 +282,6 @@ class _Call:
         with contextlib.suppress(StoreLost):
             for phase in phases:
                 self._meeting.settle(self._key(phase), {"failures": why})
-                self._meeting.node.tell(self._key(phase), None)
 
     def _lost(self, lost: BaseException) -> GroupError:
         return error(self.doing, [failure(self._meeting.name, lost)], "this rank is as before")

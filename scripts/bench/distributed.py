@@ -1,14 +1,13 @@
 """What tms.distributed itself costs against the number of ranks: both phases, nothing to pause.
 
-    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 40] [--per-machine 8 1]
+    python scripts/bench/distributed.py [--ranks 8 64 512] [--rounds 40]
 
-Needs PyTorch, and no GPU: each rank is a process, with its own connection to one TCPStore, and
-says that it is on a machine with so many others. All share this machine's cores, so what ranks do
-themselves counts as often as there are ranks for a core. For that the floor: what a round takes
-here in which every rank sets a key of the store and gets its neighbour's. Columns: the messages
-that wait for one another; the floor; a call, and how many floors that is; what the store's process
-and all ranks together compute for it, by the kernel's account, and that for each core: no call is
-shorter here than the last.
+Needs PyTorch, and no GPU: each rank is a process, with its own connection to one TCPStore. All
+share this machine's cores, so what ranks do themselves counts as often as there are ranks for a
+core. For that the floor: what a round takes here in which every rank sets a key of the store and
+gets its neighbour's. Columns: the messages that wait for one another; the floor; a call, and how
+many floors that is; what the store's process and all ranks together compute for it, by the kernel's
+account, and that for each core: no call is shorter here than the last.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ import usage  # noqa: F401
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "pymodule"))
 
-from tms import _meeting, _node
+from tms import _meeting
 from tms._together import Part
 
 
@@ -66,14 +65,13 @@ def computed(process: int) -> float:
 
 
 def rank(
-    number: int, count: int, near: int, port: int, server: int, rounds: int, own: Any, results: Any
+    number: int, count: int, port: int, server: int, rounds: int, own: Any, results: Any
 ) -> None:
-    """One of so many, of which so many are on a machine."""
+    """One of so many."""
     import torch.distributed as dist
 
     raise_priority()
-    _node.machine = lambda rank: f"machine {rank // near}"
-    store = dist.PrefixStore(f"bench/{count}/{near}", connected(port))
+    store = dist.PrefixStore(f"bench/{count}", connected(port))
     meeting = _meeting.Meeting(store, number, list(range(count)))
     part = Nothing("pause", None, number, 60)
     meeting.transact(part, 300)  # all are there
@@ -94,22 +92,19 @@ def rank(
         results.put((floor, times, (computed(server) - before[0]) / rounds))
 
 
-def steps(count: int, near: int) -> int:
+def steps(count: int) -> int:
     """Messages that wait for one another: votes to rank 0, and the decision back, in two phases."""
-    depth, leader = 0, (count - 1) // near
-    while leader > 0:
-        leader = (leader - 1) // _meeting.FAN
+    depth, last = 0, count - 1
+    while last > 0:
+        last = (last - 1) // _meeting.FAN
         depth += 1
-    alone = count <= near
-    links = 2 if near > 1 and count > 1 else 0  # to the leader, and from it
-    return 2 * (links + depth + (0 if alone else 1))
+    return 2 * (depth + 1)
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     arguments.add_argument("--ranks", type=int, nargs="+", default=[8, 64, 512])
     arguments.add_argument("--rounds", type=int, default=40)
-    arguments.add_argument("--per-machine", type=int, nargs="+", default=[8, 1])
     given = arguments.parse_args()
 
     import torch.distributed  # noqa: F401  # once for all processes, which are forks of this one
@@ -122,34 +117,33 @@ def main() -> None:
     port = serving.get()
     load = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} before"
     print(f"{load}, {given.rounds} rounds, a process for each rank; milliseconds")
-    print("ranks  a machine  steps  floor  call: median  floors  least  90% below", end="")
+    print("ranks  steps  floor  call: median  floors  least  90% below", end="")
     print("  store's  ranks'  a core")
-    for near in given.per_machine:
-        for count in given.ranks:
-            own = context.Array("d", count)
-            workers = [
-                context.Process(
-                    target=rank,
-                    args=(number, count, near, port, server.pid, given.rounds, own, results),
-                )
-                for number in range(count)
-            ]
-            for worker in workers:
-                worker.start()
-            floor, taken, stores = results.get()
-            times = sorted(1000 * seconds for seconds in taken)
-            for worker in workers:
-                worker.join()
-            median = statistics.median(times)
-            all_own = sum(own)
-            core = (stores + all_own) / (os.cpu_count() or 1)
-            print(
-                f"{count:5}  {near:9}  {steps(count, near):5}  {1000 * floor:5.1f}  {median:12.2f}"
-                f"  {median / 1000 / floor:6.2f}  {times[0]:5.2f}"
-                f"  {times[len(times) * 9 // 10]:9.2f}  {1000 * stores:7.2f}  {1000 * all_own:6.1f}"
-                f"  {1000 * core:6.1f}",
-                flush=True,
+    for count in given.ranks:
+        own = context.Array("d", count)
+        workers = [
+            context.Process(
+                target=rank,
+                args=(number, count, port, server.pid, given.rounds, own, results),
             )
+            for number in range(count)
+        ]
+        for worker in workers:
+            worker.start()
+        floor, taken, stores = results.get()
+        times = sorted(1000 * seconds for seconds in taken)
+        for worker in workers:
+            worker.join()
+        median = statistics.median(times)
+        all_own = sum(own)
+        core = (stores + all_own) / (os.cpu_count() or 1)
+        print(
+            f"{count:5}  {steps(count):5}  {1000 * floor:5.1f}  {median:12.2f}"
+            f"  {median / 1000 / floor:6.2f}  {times[0]:5.2f}"
+            f"  {times[len(times) * 9 // 10]:9.2f}  {1000 * stores:7.2f}  {1000 * all_own:6.1f}"
+            f"  {1000 * core:6.1f}",
+            flush=True,
+        )
 
 
 def serve(port: Any) -> None:

@@ -176,7 +176,7 @@ def _rank() -> None:
     names: dict[str, Any] = {"rank": rank, "dist": dist}
     exec(  # noqa: S102
         "import os, signal, cuda, tms, tms.distributed as together\n"
-        "from tms import _meeting, _node, _together",
+        "from tms import _meeting, _together",
         names,
     )
     for line in sys.stdin:
