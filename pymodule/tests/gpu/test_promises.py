@@ -229,7 +229,7 @@ def test_waiting_for_host_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
-    """As much is in use as before the pause, within 1 MiB."""
+    """At most 1 MiB more is in use than before the pause; others may give some back meanwhile."""
     in_mode(
         mode,
         """
@@ -252,7 +252,7 @@ def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
                 saver.resume("t")
                 after = used()
                 assert before - paused >= sum(sizes), (backup, cycle, before - paused)
-                assert abs(after - before) <= MiB, (backup, cycle, after - before)
+                assert after - before <= MiB, (backup, cycle, after - before)
                 if backup:
                     assert all(holds(tensor, number) for number, tensor in enumerate(tensors))
             del tensors
