@@ -46,11 +46,11 @@ class TagStats(TypedDict):
     pause_without_contents_bytes: int
     """Device memory that has no backup, which a pause would free without contents."""
     imported_bytes: int
-    """Other processes' memory, mapped here now (cudaIpcOpenMemHandle); in none of the above."""
+    """Other processes' memory, mapped here now (CUDA IPC); in none of the above."""
     imported_paused_bytes: int
     """And that a pause has unmapped."""
     imported_lost_bytes: int
-    """And that was freed there meanwhile, or whose process has ended: it does not come back."""
+    """And that its process freed meanwhile, or whose process has ended: it does not come back."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float
@@ -135,7 +135,7 @@ def pause(
 ) -> int:
     """Gives the physical memory of a tag back to the device; every address stays reserved.
 
-    Waits for the devices' work first (cuCtxSynchronize). When it returns, the memory is free for
+    Waits for the devices' work first. When it returns, the memory is free for
     anyone. Reading or writing paused memory is an error until it is resumed; freeing it is fine.
     All or nothing: after an error the tag is wholly active or wholly paused with its contents,
     and the call can be repeated. Pausing what is paused does nothing, nor does a tag with which
@@ -144,17 +144,17 @@ def pause(
     Args:
         tag: as given to `region`; None: all tags, on all devices.
         discard: contents are lost, whatever backup the region has: nothing is copied, and host
-            memory that is kept or prepared for them is given up. (tms_discard)
+            memory that is kept or prepared for them is given up.
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
             in all, about 20 times a second and at the end. It comes from another thread, which the
             pause waits for: pausing or resuming in it raises NotSupportedError. Not with
             everything.
-        everything: then has the driver take what is left of this process on all devices: contexts,
-            code, graphs, CUDA's own memory; a few MiB stay (cuCheckpointProcessCheckpoint, driver
-            570 or later). All CUDA calls of the process, in every thread, wait until `resume`, or
-            `tms resume PID` of another process. The tms command is started for it. What PyTorch
-            only caches the driver copies too, at 2 GiB/s or so: call `empty_cache` first.
+        everything: the driver then takes what is left of this process on all devices: contexts,
+            code, graphs, CUDA's own memory; a few MiB stay (driver 570 or later). All CUDA calls of
+            the process, in every thread, wait until `resume`, or `tms resume PID` of another
+            process. This starts the tms command. The driver also copies what PyTorch only caches,
+            at 2 GiB/s or so: call `empty_cache` first.
         timeout: with everything: seconds for work on the devices, and calls of other threads, to
             end.
 
@@ -169,9 +169,9 @@ def pause(
         NotPreloadedError: libtms.so is not in this process.
         NotSupportedError: with everything: the driver cannot do it, or would lose the process:
             managed memory, memory shared with other processes, a part of a GPU (MIG).
-        TmsError: anything else that CUDA reports; `code` is the cudaError_t, 100 where there is no
-            driver, 909 of a timeout, 600
-            when other processes have memory of the tag open and were not paused (10 s).
+        TmsError: anything else that CUDA reports. `code` is the cudaError_t: 100 without a driver,
+            909 after the timeout, 600 when other processes have memory of the tag open and were not
+            paused (10 s).
         ValueError: everything with a tag, discard or progress, or a timeout that is no number of
             seconds.
     """
@@ -333,7 +333,7 @@ def prepare(tag: str | None = None, *, wait: bool = False) -> None:
     """Pins host memory ahead, so that the next pause runs at the speed of the link.
 
     For the active memory of regions with backup="host"; as many bytes of host memory as it has are
-    held until the resume after that pause, or `trim`. (cuMemHostRegister)
+    held until the resume after that pause, or `trim`.
 
     Args:
         tag: as given to `region`; None: all tags, on all devices.
@@ -396,7 +396,7 @@ def last_error() -> str:
     """The library's words for the calling thread's last failure in it, "" if there was none.
 
     Exceptions of tms have them already; this is for what failed elsewhere, such as a cudaMalloc in
-    a region that returned an error. (tms_last_error)
+    a region that returned an error.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.

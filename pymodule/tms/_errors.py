@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class TmsError(RuntimeError):
     """Something tms was asked for did not happen.
@@ -9,7 +11,7 @@ class TmsError(RuntimeError):
     Attributes:
         code: the `cudaError_t` number that the library returned (CUDA runtime API, "Error
             handling"), 0 where no call into the library was made.
-        cause: the library's own account of the failure, "" where it gave none.
+        cause: the library's own words for the failure, with the driver's function; "": none.
     """
 
     def __init__(self, message: str, *, code: int = 0, cause: str = "") -> None:
@@ -76,7 +78,6 @@ _STICKY = {700, 702, 709, 710, 714, 715, 716, 717, 718, 719}
 """cudaErrorIllegalAddress and others after which every call in the process fails."""
 
 _KNOWN: dict[int, tuple[type[TmsError], str]] = {
-    1: (TmsError, "Check the arguments."),
     2: (
         OutOfMemoryError,
         "Nothing is lost: free device memory "
@@ -107,6 +108,17 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
 }
 
 
+_DRIVERS = re.compile(r"(: |^)cu[A-Z]\w*: CUDA_ERROR_\w+ \(\d+\): ")
+
+
+def account(cause: str) -> str:
+    """The library's words as a Python program's: each thing once, and no function of C."""
+    words = re.sub(r"^(pause|resume|discard): ", "", cause.strip().rstrip("."))
+    if short := re.search(_DRIVERS.pattern + "out of memory$", words):
+        words = words[: short.start()] or "out of memory"
+    return _DRIVERS.sub(r"\1", words).replace("tms_set_", "tms.set_")
+
+
 def from_code(code: int, doing: str, cause: str) -> TmsError:
     """The exception for a failed call.
 
@@ -119,6 +131,6 @@ def from_code(code: int, doing: str, cause: str) -> TmsError:
         known, advice = TmsError, "CUDA is unusable in this process from here on: restart it."
     else:
         known, advice = _KNOWN.get(code, (TmsError, ""))
-    account = cause.strip().rstrip(".") or "the library gives no further account"
-    message = f"{doing} failed: {account} (cudaError {code}). {advice}".rstrip()
+    why = account(cause) or "the library gives no further account"
+    message = f"{doing} failed: {why} (cudaError {code}). {advice}".rstrip()
     return known(message, code=code, cause=cause)

@@ -5,7 +5,7 @@ when time is over. In each phase every rank says something (a vote). A rank adds
 to `FAN` others said, and writes that for the next, so rank 0 has all votes after log n steps. What
 is decided is one key that is written once (compare_set): a rank whose time is over before there is
 a decision writes that the phase failed, and all that come later, rank 0 too, read that. So all that
-can reach the store have the same answer, whoever dies.
+can reach the store have the same answer, whichever rank dies.
 
 Keys of a call are removed when the next has been decided: then all ranks have come to that.
 """
@@ -53,7 +53,7 @@ class Meeting:
         self._lock = threading.Lock()
 
     def transact(self, part: Part, timeout: float) -> int:
-        """Has every rank do its part, or none; the bytes of this rank's.
+        """Every rank does its part, or none does; returns the bytes of this rank's.
 
         Raises:
             GroupError: on every rank, in the same words; all is as before.
@@ -184,7 +184,7 @@ class Meeting:
                 return False
 
     def absent(self, key: str) -> list[Failure]:
-        """Who of all has not written in a phase although all that it hears have."""
+        """The ranks that have not written in a phase although all that they hear have."""
         found = []
         look = [0]
         while look:
@@ -236,7 +236,7 @@ class _Call:
         merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
         judged: Callable[[dict[str, Any]], list[Failure]],
     ) -> list[Failure]:
-        """What all ranks have decided of a phase: why it failed, or nothing. `agreed` has all."""
+        """The decision of all ranks on a phase: why it failed, or nothing. `agreed` has it all."""
         self.agreed = decision = self._decided(phase, vote, merged, judged)
         if phase == 2:  # all have come to this call
             self._meeting.remove_before(self.number)
@@ -267,7 +267,7 @@ class _Call:
 
     @contextlib.contextmanager
     def told(self, *phases: int) -> Iterator[None]:
-        """For a body that changes nothing: what ends it is told to the others."""
+        """For a body that changes nothing: its exception becomes the others' decision, too."""
         try:
             yield
         except StoreLost as lost:

@@ -54,7 +54,7 @@ class ThreadScope(Scope):
         return None
 
     def left(self, route: _torch.Route | None) -> None:
-        """What is to be done when all is as before."""
+        """Called when all is as before."""
 
     def __enter__(self) -> None:
         library = load()

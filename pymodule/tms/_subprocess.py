@@ -39,14 +39,21 @@ def preloading(locate: Callable[[], str]) -> Iterator[None]:
             f"LD_PRELOAD takes no path with a space or a colon, such as {path!r}. "
             "Copy or link the file elsewhere and set TMS_LIBRARY to it."
         )
-    before = os.environ.get("LD_PRELOAD")
-    others = [entry for entry in re.split(r"[\s:]+", before or "") if entry]
+    others = [each for each in re.split(r"[\s:]+", os.environ.get("LD_PRELOAD", "")) if each]
     kept = [entry for entry in others if os.path.realpath(entry) != os.path.realpath(path)]
-    os.environ["LD_PRELOAD"] = ":".join([path, *kept])
+    with change_env("LD_PRELOAD", ":".join([path, *kept])):
+        yield
+
+
+@contextlib.contextmanager
+def change_env(key: str, value: str) -> Iterator[None]:
+    """os.environ[key] is `value` in the body, and afterwards what it was."""
+    before = os.environ.get(key)
+    os.environ[key] = value
     try:
         yield
     finally:
         if before is None:
-            os.environ.pop("LD_PRELOAD", None)
+            os.environ.pop(key, None)
         else:
-            os.environ["LD_PRELOAD"] = before
+            os.environ[key] = before

@@ -7,6 +7,8 @@ torch.distributed, `ray.py` over Ray.
 
 from __future__ import annotations
 
+import importlib
+import math
 import os
 import socket
 import sys
@@ -14,7 +16,7 @@ import threading
 from typing import Any, Callable, NamedTuple
 
 from . import _control, _torch
-from ._errors import GroupError, TmsError
+from ._errors import GroupError, NotSupportedError, TmsError, account
 from ._library import load
 
 TIMEOUT, CAPTURED, NO_MEMORY, REFUSED = 909, 900, 2, 304
@@ -79,7 +81,7 @@ class Part:
         load()
         stats = _control.stats()
         if stats["everything"]:
-            raise TmsError("the driver has all of the process (pause(everything=True)): resume it")
+            raise TmsError("the whole process is paused (pause(everything=True)): resume it first")
         if stats["capturing"]:
             raise TmsError("a stream is being captured into a CUDA graph", code=CAPTURED)
         if self.operation == "resume":
@@ -126,14 +128,11 @@ class Part:
         for again in (False, True):
             short = ""
             for device in stats["devices"]:
-                need = sum(
-                    entry["paused_bytes"]
-                    for entry in device["tags"]
-                    if self.tag is None or _control.name_of(entry) == self.tag
-                )
+                number, entries = device["device"], self._entries(stats)
+                need = sum(entry["paused_bytes"] for on, entry in entries if on == number)
                 if need > device["free_bytes"]:
                     short = (
-                        f"device {device['device']} has {device['free_bytes']:,} bytes free, and "
+                        f"device {number} has {device['free_bytes']:,} bytes free, and "
                         f"{need:,} are needed"
                     )
             if not short:
@@ -176,7 +175,7 @@ def failure(rank: int, error: BaseException) -> Failure:
     """A rank's own failure, in the words of an exception."""
     cause = error.cause if isinstance(error, TmsError) and error.cause else str(error)
     code = error.code if isinstance(error, TmsError) else 0
-    return Failure(rank, socket.gethostname(), cause.strip().rstrip(".") or repr(error), code)
+    return Failure(rank, socket.gethostname(), account(cause) or repr(error), code)
 
 
 def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
@@ -211,7 +210,7 @@ _MOST_KEPT = 16
 
 
 def refusals(vote: dict[str, Any]) -> list[Failure]:
-    """Why the ranks whose vote it is cannot do it; none: they can."""
+    """Why the ranks of this vote cannot do it; empty: they can."""
     found = [Failure(*each) for each in vote["failures"]]
     for what, host, ranks, need, available in vote["needs"].values():
         if need > available:
@@ -247,6 +246,13 @@ def error(
     )
 
 
+def check_timeout(timeout: float) -> float:
+    """`timeout` itself; ValueError where it can't be one."""
+    if not (timeout > 0 and math.isfinite(timeout)):
+        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    return timeout
+
+
 def doing(operation: str, tag: str | None, ranks: str) -> str:
     """What is being done, in words."""
     what = "all tags" if tag is None else f"tag {tag!r}"
@@ -258,7 +264,7 @@ def _text(tag: str | None) -> str:
 
 
 def _machine() -> str:
-    """Names what this process's host memory is of: the machine, or its part for a container."""
+    """A name for the host memory of this process: that of the machine, or of its container."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read().strip()
@@ -287,10 +293,6 @@ def module(name: str, purpose: str) -> Any:
     Raises:
         NotSupportedError: it cannot be imported.
     """
-    import importlib
-
-    from ._errors import NotSupportedError
-
     try:
         return sys.modules.get(name) or importlib.import_module(name)
     except ImportError as missing:

@@ -9,7 +9,7 @@ the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
   it. Which of several that is differs between versions (the first begun, later the last), so at
   most one of ours is on the list for a thread: an inner region takes the outer one's pool off.
 - A pool can be on the list once. Two threads in the same region at the same time therefore get a
-  pool each; a pool nobody uses serves whoever comes next.
+  pool each; a pool nobody uses serves the next thread.
 - A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
   object counts on the device it was made on; on the others the first use is kept. At 0 the free
   segments in it are what torch.cuda.empty_cache() releases, and it can't be used any more.
@@ -423,7 +423,7 @@ def refuse_expandable_segments() -> None:
 
 
 class _Without:
-    """Who is in `without_expandable_segments`."""
+    """How many callers are in `without_expandable_segments`, and the settings before them."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

@@ -5,7 +5,7 @@ wake up; `register` adds one called "tms" (tms._vllm_backend). That alone change
 where memory lies: weights and KV cache are made inside `use_memory_pool(tag)` of the process's
 one `CuMemAllocator`, whichever backend there is. So in a worker whose backend is "tms" this
 module's `Allocator` takes that one's place, before the worker makes anything; `CuMemAllocator`
-itself then hands it to whoever asks (`vllm.device_allocator.get_mem_allocator_instance`, which
+itself then hands it to all callers (`vllm.device_allocator.get_mem_allocator_instance`, which
 modules of vLLM import by name).
 
 What is in it of vLLM is read in 0.26.0 and 0.33.0; tests/test_vllm.py compares the names and
@@ -116,8 +116,8 @@ def _choose(config: Any) -> None:
 class Allocator:
     """What vLLM takes a CuMemAllocator for: memory by tag, that can sleep.
 
-    All of it keeps its contents in host memory, incrementally, if it is told to; what is to be
-    discarded is decided by each `sleep`.
+    Each `sleep` decides which tags keep their contents, incrementally in host memory, and which
+    lose them.
 
     Raises:
         LibraryNotFoundError: there is no libtms.so.

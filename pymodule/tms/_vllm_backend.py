@@ -11,7 +11,7 @@ from ._vllm import Allocator
 
 
 class TmsBackend(CuMemBackend):  # type: ignore[misc]
-    """What each level of sleep keeps is as in vLLM's own backend; who does it is `Allocator`."""
+    """Keeps at each level of sleep what vLLM's own backend keeps; `Allocator` does the work."""
 
     def __init__(self) -> None:
         super().__init__()

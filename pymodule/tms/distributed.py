@@ -5,15 +5,14 @@
     together.pause("weights")  # on every rank, at the same point of the program
     together.resume("weights")
 
-Every function here is to be called by every rank of the group, in the same order, like a
-collective. It is none: the ranks meet over the group's store (TCPStore), whatever its backend, so
-that one that has died is noticed and named. docs/distributed.md says what is promised when which
-part fails. PyTorch is needed when a function is called, not before.
+Every rank of the group calls every function here, in the same order, like a collective. But the
+ranks meet over the group's store (TCPStore), whatever its backend, so a dead rank is noticed and
+named. docs/distributed.md has the promises for each failure. Importing this module does not need
+PyTorch; calling it does.
 """
 
 from __future__ import annotations
 
-import math
 import socket
 import zlib
 from typing import Any, TypedDict
@@ -24,7 +23,7 @@ from ._errors import GroupError, NotSupportedError
 from ._meeting import Meeting, StoreLost
 from ._private import private
 from ._scope import Scope
-from ._together import Part, failure, module
+from ._together import Part, check_timeout, failure, module
 from ._together import error as _error
 
 __all__ = ["GroupError", "RankStats", "pause", "paused", "resume", "stats"]
@@ -45,25 +44,25 @@ class RankStats(TypedDict):
 def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
     """Pauses a tag on every rank of a group, or on none.
 
-    First every rank says whether it can: that no stream is being captured, that the work that it
-    has given its devices ends, and what host memory and room on disk it needs, which is added up
-    for all ranks of a machine and compared with what that has. Then all do it (`tms.pause`). When
-    one cannot, or fails, or is not heard of in time, all others resume what they have paused.
+    First every rank checks that no stream is being captured and that the work on its devices ends,
+    and names the host memory and disk space that it needs. The sum for all ranks of a machine must
+    fit there. Then all ranks pause (`tms.pause`). When a rank cannot, fails, or does not answer in
+    time, all others resume what they have paused.
 
     Args:
         tag: as given to `tms.region`; None: all tags. The same on all ranks.
         group: a process group that this process is in; None: the default one.
-        timeout: seconds for the other ranks: to come to this call, and again to be done when this
-            one is. So long after that at most all have returned.
+        timeout: seconds that this rank waits for the others to come to this call, and again for
+            them to be done after it is.
 
     Returns:
         How many bytes of device memory were freed, on this rank.
 
     Raises:
-        GroupError: on all ranks that live, in the same words: the rank, its host and the cause.
+        GroupError: on all living ranks, in the same words: the failed rank, its host and the cause.
             All are as before, unless the message says otherwise.
         NotSupportedError: there is no PyTorch, or its group has no store (as with MPI).
-        ValueError: this process is not in the group, or there is no group; the timeout.
+        ValueError: this process is not in the group, there is no group, or the timeout is wrong.
     """
     return _transact("pause", tag, group, timeout)
 
@@ -71,9 +70,9 @@ def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) 
 def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
     """Resumes a tag on every rank of a group, or on none.
 
-    Every rank first looks whether its devices have the memory free; what PyTorch only caches is
-    given back for it. When one rank then fails, all others pause again what they have resumed: of
-    regions without a backup that loses nothing that the pause had not lost.
+    First every rank checks that its devices have the memory free, and gives back for it what
+    PyTorch only caches. When a rank then fails, all others pause again what they have resumed; that
+    loses no contents that the first pause had kept.
 
     Args and Raises: as for `pause`.
 
@@ -119,20 +118,14 @@ def stats(group: Any = None, timeout: float = _TIMEOUT) -> list[RankStats]:
     def own() -> RankStats:
         return {"rank": meeting.name, "host": socket.gethostname(), "stats": _control.stats()}
 
-    return meeting.gather(own, "statistics", _seconds(timeout))
+    return meeting.gather(own, "statistics", check_timeout(timeout))
 
 
 def _transact(operation: str, tag: str | None, group: Any, timeout: float) -> int:
     tag = None if tag is None else check_tag(tag)
-    timeout = _seconds(timeout)
+    timeout = check_timeout(timeout)
     meeting = _meeting(group)
     return meeting.transact(Part(operation, tag, meeting.name, timeout), timeout)
-
-
-def _seconds(timeout: float) -> float:
-    if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
-    return timeout
 
 
 _meetings: dict[tuple[object, ...], Meeting] = {}
@@ -145,7 +138,7 @@ def _meeting(group: Any) -> Meeting:
     group = distributed.group.WORLD if group is None else group
     rank = distributed.get_rank(group)
     if rank < 0:
-        raise ValueError("this process is not in the group, whose ranks alone can make the call")
+        raise ValueError("this process is not in the group, and only its ranks can make the call")
     names = [int(name) for name in distributed.get_process_group_ranks(group)]
     torch = module("torch", "tms.distributed")
     store = private(torch, "distributed.distributed_c10d._get_default_store")()
@@ -164,7 +157,7 @@ def _meeting(group: Any) -> Meeting:
 
 
 def _own(store: Any, name: int) -> Any:
-    """The same store by a connection of its own: a connection serves one who waits at a time."""
+    """The same store on a connection of its own: a connection serves one waiter at a time."""
     try:
         store.check(["tms"])  # a clone of one that is lost would try to connect for minutes
         return store.clone() if hasattr(store, "clone") else store  # of PyTorch from 2.7 on

@@ -19,7 +19,6 @@ fails. Ray is needed when a function is called, not before.
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Sequence
@@ -28,7 +27,18 @@ from typing import Any, Callable
 from ._arguments import check_tag
 from ._errors import GroupError
 from ._scope import Scope
-from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, module, refusals
+from ._together import (
+    TIMEOUT,
+    Failure,
+    Part,
+    check_timeout,
+    doing,
+    error,
+    failure,
+    merged,
+    module,
+    refusals,
+)
 
 __all__ = ["GroupError", "lend", "pause", "paused", "resume"]
 
@@ -38,13 +48,13 @@ _TIMEOUT = 60.0
 def pause(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEOUT) -> int:
     """Pauses a tag in every actor, or in none.
 
-    First every actor says whether it can, as in `tms.distributed.pause`; then all do it. When one
-    cannot, fails, has died or is not heard of in time, the others resume what they have paused.
+    First every actor checks that it can, as in `tms.distributed.pause`; then all pause. When an
+    actor cannot, fails, dies or does not answer in time, the others resume what they have paused.
 
     Args:
         actors: handles of actors, each once.
         tag: as given to `tms.region`; None: all tags.
-        timeout: seconds for the actors to come to it, and again for all to be done.
+        timeout: seconds for the actors to begin, and again for all to be done.
 
     Returns:
         How many bytes of device memory were freed, in all actors together.
@@ -53,7 +63,7 @@ def pause(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEO
         GroupError: names the actor, by its place, class and number, its host and the cause. All
             are as before, unless the message says otherwise.
         NotSupportedError: there is no Ray.
-        ValueError: no actors, one twice; the timeout.
+        ValueError: there are no actors, one is named twice, or the timeout is wrong.
     """
     return _transact("pause", actors, tag, timeout)
 
@@ -78,7 +88,7 @@ def paused(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIME
 
     Args and Raises: as for `pause` on entering and `resume` on leaving.
     """
-    given = _distinct(actors), None if tag is None else check_tag(tag), _seconds(timeout)
+    given = _distinct(actors), None if tag is None else check_tag(tag), check_timeout(timeout)
     return _Swap("paused", given, None)
 
 
@@ -106,7 +116,7 @@ def lend(
     Raises: as for `pause`.
     """
     tag = None if tag is None else check_tag(tag)
-    seconds = _seconds(timeout)
+    seconds = check_timeout(timeout)
     lender, borrower = _distinct(from_), _distinct(to)
     if {_key(actor) for actor in lender} & {_key(actor) for actor in borrower}:
         raise ValueError("an actor cannot lend to itself: from_ and to have one in common")
@@ -117,7 +127,7 @@ _Given = tuple[Sequence[Any], "str | None", float]
 
 
 class _Swap(Scope):
-    """Has some paused, and others not, for the body."""
+    """Some actors are paused, and others are not, for the body."""
 
     def __init__(self, name: str, out: _Given, into: _Given | None) -> None:
         self._name = name
@@ -147,13 +157,7 @@ class _Swap(Scope):
 
 def _transact(operation: str, actors: Sequence[Any], tag: str | None, timeout: float) -> int:
     tag = None if tag is None else check_tag(tag)
-    return _Calls(_distinct(actors), operation, tag, _seconds(timeout)).transact()
-
-
-def _seconds(timeout: float) -> float:
-    if not (timeout > 0 and math.isfinite(timeout)):
-        raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
-    return timeout
+    return _Calls(_distinct(actors), operation, tag, check_timeout(timeout)).transact()
 
 
 def _key(actor: Any) -> str:
@@ -215,7 +219,7 @@ class _Calls:
         return sum(each for each in done if not isinstance(each, Failure))
 
     def _take_back(self, everybody: range) -> str:
-        """Has all do so that live, late ones when they come to it; what came of it, in words."""
+        """All living actors undo it, late ones when they come to it; the outcome, in words."""
         back = self._all(everybody, _take_back)
         stuck = [each for each in back if isinstance(each, Failure) and each.rank not in self._gone]
         if not stuck:

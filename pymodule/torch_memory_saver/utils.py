@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 from tms import library_path
+from tms._subprocess import change_env
+
+__all__ = ["change_env", "get_binary_path_from_package", "is_xpu"]
 
 _STEMS = ("torch_memory_saver_hook_mode_preload", "torch_memory_saver_hook_mode_torch")
 
@@ -31,17 +31,3 @@ def get_binary_path_from_package(stem: str) -> Path:
 def is_xpu() -> bool:
     """False: this package is for CUDA."""
     return False
-
-
-@contextlib.contextmanager
-def change_env(key: str, value: str) -> Iterator[None]:
-    """os.environ[key] is `value` in the body, and afterwards what it was."""
-    before = os.environ.get(key)
-    os.environ[key] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(key, None)
-        else:
-            os.environ[key] = before
