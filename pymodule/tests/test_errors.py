@@ -167,7 +167,8 @@ def test_driver_fails_midway(
             except tms.TmsError as error:
                 raised += 1
                 assert error.code in (code, 304), function
-                assert function in error.cause, function
+                # that of a shortage is what the library says of the device
+                assert function in error.cause or error.code == 2, function
             assert cuda.failures() == fired + 1, (function, nth)
             # a handle that the driver does not take back counts as held, until the next pause
             assert paused_bytes() in (0, 24 * MiB) or function == "cuMemRelease", nth

@@ -114,8 +114,6 @@ _DRIVERS = re.compile(r"(: |^)cu[A-Z]\w*: CUDA_ERROR_\w+ \(\d+\): ")
 def account(cause: str) -> str:
     """The library's words as a Python program's: each thing once, and no function of C."""
     words = re.sub(r"^(pause|resume|discard): ", "", cause.strip().rstrip("."))
-    if short := re.search(_DRIVERS.pattern + "out of memory$", words):
-        words = words[: short.start()] or "out of memory"
     return _DRIVERS.sub(r"\1", words).replace("tms_set_", "tms.set_")
 
 
