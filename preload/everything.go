@@ -8,6 +8,7 @@ import "C"
 import (
 	"math"
 	"strings"
+	"sync"
 
 	"tms/internal/control"
 	"tms/internal/hostmemory"
@@ -79,8 +80,18 @@ func notCheckpointed() error {
 	return err
 }
 
+// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks: the
+// call would wait at the gate until the resume, and with it every status, which a resume asks for.
+var askingDriver sync.RWMutex
+
+func beginEverything() {
+	askingDriver.Lock()
+	defer askingDriver.Unlock()
+	C.everything_set(true)
+}
+
 // statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no call of the driver
-// while the driver may have the process. temporary is TMPDIR.
+// while the driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
 func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
 	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()), Capturing: state().Capturing}
 	if stats.Everything {

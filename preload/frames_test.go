@@ -27,7 +27,7 @@ const anyFunction = "__indirect_call" // as gcc has it: by a pointer
 
 // pointers are those whose functions are known; "": one of the C library's.
 var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
-	"region_report_environment": "error_log", "go_start": "region_report_environment"}
+	"region_report_environment": "error_log", "go_start": "region_report_environment", "region_load_environment": "../region/environment.c:take_debug"}
 
 // deepest is how much of the stack a function and what it calls have at a time; whose C library it is uses more.
 func (g *callGraph) deepest(function string) int {

@@ -173,7 +173,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		how.nccl.outcome = tellNCCL(held)
 	}
 	if err == nil && how.undo != nil {
-		C.everything_set(true) // or a resume of the program's own could let them go meanwhile
+		beginEverything() // or a resume of the program's own could let them go meanwhile
 		if err = holdPolls(deadline); err != nil {
 			C.everything_set(false)
 			failed := how.undo()

@@ -373,6 +373,8 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 func tmsStats(version, temporary *C.char) *C.char {
 	var text []byte
 	err := enter(func(e *vmm.Engine) error {
+		askingDriver.RLock()
+		defer askingDriver.RUnlock()
 		stats, err := statsOf(e, temporary)
 		if err != nil {
 			return err

@@ -151,7 +151,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	first, second := filepath.Join(t.TempDir(), "first"), filepath.Join(t.TempDir(), "second")
 	c := h.dial()
 	for file, words := range map[string]string{
-		"relative":    "a path from the root",
+		"relative":    "by its path from the root",
 		"/dev/full":   "it is no plain file",
 		"/none/there": "No such file or directory",
 		"":            "which it ends by a record without a file",

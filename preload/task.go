@@ -69,7 +69,7 @@ func (t *task) perform() *control.Reply {
 			reply.Bytes, err = t.carryOut(e, &reply)
 		}
 		if err == nil && t.request.Everything && t.request.Op == control.Pause {
-			C.everything_set(true)
+			beginEverything()
 			t.tags = append(t.tags, rights.Rest)
 		}
 		return err
@@ -296,6 +296,8 @@ func (s *server) ask() {
 func statusOf(state control.ProcessState) *control.Reply {
 	reply := control.Reply{OK: true}
 	err := goruntime.Run(func() (err error) {
+		askingDriver.RLock()
+		defer askingDriver.RUnlock()
 		if state.Gated = C.gate_unusable() == nil; state.Gated {
 			idle := idleFor().Seconds()
 			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle

@@ -355,7 +355,7 @@ static int answered(int code, const char *name, void **function, int version, ui
 {
 	if (code != 0 || !name || strncmp(name, "cu", 2) != 0 || !function || !*function)
 		return code;
-	bool is_newer;
+	bool is_newer = false;
 	const struct named *named = named_by(names, CALLS, name, version, flags & PER_THREAD, *function, theirs_of,
 					     reach_in_driver, &is_newer);
 	if (named)

@@ -64,11 +64,11 @@ for part in "${@:-sweep model fuzz cycles host gate chaos swap idle clients test
 		swap) TMS_SWAPS=${SWAPS:-1000} go test -count=1 -v -timeout 3h -run '^TestSwap' ./cmd/tms ;;
 		clients) TMS_CLIENTS_SECONDS=${CLIENTS_SECONDS:-600} go test -count=1 -v -timeout 3h -run '^TestClientsAtRandom$' ./preload ;;
 		tests)
-			TMS_TEST_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
-			TMS_TEST_FULL=1 build/venv/bin/python -m pytest -q pymodule/tests
+			TESTS_FULL=1 go test -count=1 -timeout 3h ./preload ./cmd/tms
+			TESTS_FULL=1 build/venv/bin/python -m pytest -q pymodule/tests
 			go test -count=1 -race -timeout 3h ./vmm/... ./internal/...
 			scripts/build.sh --sanitized
-			TMS_TEST_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
+			TESTS_FULL=1 TMS_TEST_BUILD=build/sanitized go test -count=1 -timeout 3h ./preload
 			;;
 		*) refuse "a part named $what" ;;
 		esac

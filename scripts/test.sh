@@ -28,7 +28,7 @@ require_library libjemalloc.so.2 libjemalloc2          # other malloc replacemen
 require_library libtcmalloc_minimal.so.4 libtcmalloc-minimal4 # preloaded together with
 require_browser
 require_prometheus
-export TMS_TEST_COMPLETE=1 # no Go test is skipped for want of these
+export TESTS_COMPLETE=1 # no Go test is skipped for want of these
 
 say() { printf '\n== %s\n' "$*"; }
 

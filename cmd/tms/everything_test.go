@@ -15,6 +15,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/client"
+	"tms/internal/hermetic"
 )
 
 // whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees what is
@@ -90,6 +91,30 @@ func TestEverythingIsPausedAndResumed(t *testing.T) {
 		out, _, _ = command(t, "resume", w.pid)
 		require.Contains(t, out, "nothing to resume")
 	}
+}
+
+// A status that is asked for as a pause of everything begins does not wait for the resume, which asks for one itself.
+func TestStatusBesidePausesOfEverything(t *testing.T) {
+	w := startWhole(t, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	done, ended := make(chan bool), make(chan error)
+	go func() {
+		var failed error
+		for asks := true; asks && failed == nil; {
+			_, failed = status(w.Process.Pid, time.Minute)
+			select {
+			case asks = <-done:
+			default:
+			}
+		}
+		ended <- failed
+	}()
+	for range hermetic.Often(200, 20) {
+		_, stderr, code := command(t, "pause", w.pid, "--everything")
+		require.Zero(t, code, stderr)
+		w.resumed()
+	}
+	close(done)
+	require.NoError(t, <-ended)
 }
 
 // Wherever the command dies, the process is as before, or a resume brings that about.
@@ -183,7 +208,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	_, stderr, code = command(t, "pause", w.pid, "--everything", "--force")
 	require.Zero(t, code, stderr)
 	w.other.do("own 70")
-	w.refused("out of memory", "resume", w.pid)
+	w.refused("device 0 has 18.00 MiB free and 32.00 MiB are needed", "resume", w.pid)
 	w.requireFree(18)
 	require.Equal(t, "0", w.do("stats"), "its CUDA calls do not wait")
 }

@@ -15,7 +15,7 @@ import (
 )
 
 // Full is for the soak: what is repeated is repeated as often, and as long, as is worth a machine of its own.
-var Full = os.Getenv("TMS_TEST_FULL") == "1"
+var Full = os.Getenv("TESTS_FULL") == "1"
 
 // Often is how often something is repeated: in the soak, and else.
 func Often(soak, usual int) int {
@@ -52,7 +52,7 @@ func Program(t testing.TB, names ...string) string {
 // Missing ends a test that needs what is not there.
 func Missing(t testing.TB, what string) {
 	t.Helper()
-	if os.Getenv("TMS_TEST_COMPLETE") == "1" {
+	if os.Getenv("TESTS_COMPLETE") == "1" {
 		t.Fatalf("%s is missing, which scripts/test.sh installs", what)
 	}
 	t.Skipf("%s is missing: scripts/test.sh installs it", what)

@@ -54,7 +54,7 @@ int main(void)
 	EXPECT(cudaMalloc(&most, before - 4 * MIB), 0);
 	EXPECT(cudaMalloc(&pointer, 6 * MIB), 2);
 	CHECK(pointer == &device_memory);
-	CHECK(strstr(tms_last_error(), "OUT_OF_MEMORY"));
+	CHECK(strstr(tms_last_error(), "out of memory"));
 	EXPECT(cudaMalloc(&pointer, 4 * MIB), 0);
 	EXPECT(cudaFree(pointer), 0);
 	EXPECT(cudaFree(most), 0);

@@ -31,7 +31,7 @@ def program(tmp_path: Path) -> list[str]:
     return [path]
 
 
-CYCLES = 10 if os.environ.get("TMS_TEST_FULL") == "1" else 3
+CYCLES = 10 if os.environ.get("TESTS_FULL") == "1" else 3
 
 
 @pytest.mark.parametrize("more", [[], ["--pool", "caching", "--no-inherit"]])
