@@ -89,7 +89,7 @@ func TestAPauseToDisk(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	defer failpoint.Set(nil)
 	var addresses []uintptr
-	const size = 64 * mib
+	const size = 96 * mib // all of it more than the staging buffers of two devices
 	for i := range 4 {
 		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost, Incremental: i == 3})
 		require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestAPauseToDisk(t *testing.T) {
 		require.NoError(t, pause(engine, o))
 		failpoint.Set(nil)
 		require.Positive(t, most.Load())
-		require.Less(t, most.Load(), uint64(4*size), "staging buffers, not all contents")
+		require.Less(t, most.Load(), uint64(4*size))
 		host, files := kept(t, engine)
 		require.Equal(t, [2]uint64{0, 4 * size}, [2]uint64{host, files})
 		require.Zero(t, withoutContents(t, engine)[0][0])
