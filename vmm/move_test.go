@@ -86,12 +86,12 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 
 // Contents that have no host memory yet go to files without taking any, but for what is on its way.
 func TestAPauseToDisk(t *testing.T) {
-	sim, _, engine := simulated(t, 2)
+	sim, _, engine := simulated(t, 1)
 	defer failpoint.Set(nil)
 	var addresses []uintptr
-	const size = 96 * mib // all of it more than the staging buffers of two devices
+	const size = 96 * mib // all of it more than the staging buffers
 	for i := range 4 {
-		a, err := engine.Malloc(vmm.Request{Size: size, Device: i % 2, Tag: "t", Backup: vmm.BackupHost, Incremental: i == 3})
+		a, err := engine.Malloc(vmm.Request{Size: size, Tag: "t", Backup: vmm.BackupHost, Incremental: i == 3})
 		require.NoError(t, err)
 		fill(a, size, uint64(i))
 		addresses = append(addresses, a)
