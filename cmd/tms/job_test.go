@@ -155,7 +155,7 @@ func TestJobIsNotPaused(t *testing.T) {
 		require.NoError(t, pausing.Start())
 		time.Sleep(time.Duration(i) * 5 * time.Millisecond)
 		kill := i%2 == 0
-		require.NoError(t, pausing.Process.Signal([]os.Signal{os.Interrupt, syscall.SIGKILL}[(i+1)%2]))
+		require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
 		if err := pausing.Wait(); err == nil || kill && wasKept(t, ranks) {
 			_, words, code := command(t, "resume", "--job", "here:29500")
 			require.Zero(t, code, words)
