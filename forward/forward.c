@@ -11,7 +11,8 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The C library's own: RTLD_NEXT in another library's dlsym, which may be preloaded too, is what stands behind that one. */
+/* The C library's own: RTLD_NEXT in another library's dlsym, which may be preloaded too, is what stands behind that
+ * one. */
 typedef void *find_function(void *handle, const char *name);
 
 static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)

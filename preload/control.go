@@ -128,9 +128,8 @@ func ownTable() error {
 	return nil
 }
 
-// listen makes the socket, and waits so long for the lock of a directory. What another process of the same number has left
-// there is removed. (socket, bind, listen)
-// Errors: a refusal.
+// listen makes the socket, and waits so long for the lock of a directory. What another process of the same number has
+// left there is removed. (socket, bind, listen) Errors: a refusal.
 func (s *server) listen(patience time.Duration) error {
 	user := unix.Geteuid()
 	var refused []error

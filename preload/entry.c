@@ -87,8 +87,8 @@ EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **functi
 /* Returns our function for dlsym to give to caller in place of theirs, which is called name; NULL: there is none. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)
 {
-	/* This library takes the driver's own functions, which pass no gate. Calls that poll go through the gate, because
-	 * the driver's checkpoint would kill the process in one. */
+	/* This library takes the driver's own functions, which pass no gate. Calls that poll go through the gate,
+	 * because the driver's checkpoint would kill the process in one. */
 	if ((const char *)caller >= __ehdr_start && (const char *)caller < etext)
 		return gate_polls(name) ? NULL : theirs;
 	for (size_t i = 0; i < NAMES; i++)

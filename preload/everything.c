@@ -216,7 +216,8 @@ static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes)
 	return code;
 }
 
-/* Runs the command with these arguments behind its name. Told to --report, it writes a line "CODE BYTES", then words. */
+/* Runs the command with these arguments behind its name. Told to --report, it writes a line "CODE BYTES", then
+ * words. */
 static int run_helper(char *arguments[], uint64_t *bytes)
 {
 	struct exchange *with = malloc(sizeof *with);

@@ -19,8 +19,8 @@ import (
 // What the process itself has to do with the driver's checkpoint, which others make of it (cmd/tms): to refuse what the
 // driver would not survive, and to know afterwards that its CUDA calls wait. everything.c has the rest.
 
-// everything comes before a request of the socket is carried out. While the driver has the process its calls of the driver
-// would wait, or kill it.
+// everything comes before a request of the socket is carried out. While the driver has the process its calls of the
+// driver would wait, or kill it.
 func (t *task) everything() error {
 	if C.everything_asked() && t.request.Op != control.Undo { // of its own: see there
 		if !t.request.Everything {
@@ -80,8 +80,8 @@ func notCheckpointed() error {
 	return err
 }
 
-// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks: the
-// call would wait at the gate until the resume, and with it every status, which a resume asks for.
+// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks:
+// the call would wait at the gate until the resume, and with it every status, which a resume asks for.
 var askingDriver sync.RWMutex
 
 func beginEverything() {

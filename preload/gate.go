@@ -283,7 +283,8 @@ func letGo() {
 	_ = goruntime.Run(func() error { unhold(); return nil })
 }
 
-// ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of resumeNCCL.
+// ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of
+// resumeNCCL.
 func ungate(e *vmm.Engine) error {
 	if e.Gated() {
 		return nil

@@ -1,7 +1,7 @@
-/* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is ours
- * too: it says which process to ask, and for what. ipc.go asks, lend.go answers; a process without this library cannot
- * open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint; ours is not there any more when
- * all is paused. */
+/* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is
+ * ours too: it says which process to ask, and for what. ipc.go asks, lend.go answers; a process without this library
+ * cannot open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint; ours is not there
+ * any more when all is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -22,14 +22,15 @@ static int share(struct ipc_handle *handle, uintptr_t pointer)
 	memcpy(made.magic, magic, sizeof magic);
 	int code = IN_GO(tmsShare(pointer, &made));
 	if (code == SUCCESS)
-		code = operation_serve(); /* who opens it asks there */
+		code = operation_serve(); /* the process that opens it asks there */
 	if (code == SUCCESS)
 		*handle = made;
 	return code;
 }
 
-/* Memory that can be shared NCCL registers with other processes when a graph that is captured has it as a buffer, and goes on
- * to use it after a pause. It takes the handles for that from the driver itself: only libtms_reach.so has them refused. */
+/* Memory that can be shared NCCL registers with other processes when a graph that is captured has it as a buffer,
+ * and goes on to use it after a pause. It takes the handles for that from the driver itself: only libtms_reach.so
+ * has them refused. */
 HIDDEN bool ipc_shares(void)
 {
 	return region_config.shareable < 0 ? !gate_unusable() : region_config.shareable;

@@ -24,12 +24,12 @@ import (
 	"tms/vmm/stats"
 )
 
-// Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is asked
-// for it, over its control socket (lend.go). Descriptors are in the process's table only while a call lasts.
+// Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is
+// asked for it, over its control socket (lend.go). Descriptors are in the process's table only while a call lasts.
 
-// How long, unless that is said, a pause waits until other processes have unmapped what they have of this one's memory, and
-// a resume until theirs is back: what lies between the ranks of a job that do the same. Before a rank's memory is back
-// its contents are, too.
+// How long, unless that is said, a pause waits until other processes have unmapped what they have of this one's memory,
+// and a resume until theirs is back: what lies between the ranks of a job that do the same. Before a rank's memory is
+// back its contents are, too.
 const (
 	pauseWait  = 10 * time.Second
 	resumeWait = time.Minute
@@ -95,8 +95,8 @@ func ended(pid int, start uint64) bool {
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
-// Return leaves the notice with the kernel, from which a process takes it whenever it comes to that: one that is stopped
-// answers late.
+// Return leaves the notice with the kernel, from which a process takes it whenever it comes to that: one that is
+// stopped answers late.
 func (processes) Return(share vmm.Share, number uint64) error {
 	if ended(share.PID, share.Start) {
 		return nil

@@ -20,8 +20,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// What the thread of the control socket does for other processes that have memory of this one open (ipc.go asks).
-// The driver makes a descriptor of memory in the process's table, where this thread's connections are not: so the thread
+// What the thread of the control socket does for other processes that have memory of this one open (ipc.go asks). The
+// driver makes a descriptor of memory in the process's table, where this thread's connections are not: so the thread
 // that has it made sends it to the process's own socket, and it goes on to the other process from there.
 
 // lend is a request for memory.

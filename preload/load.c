@@ -1,4 +1,5 @@
-/* load is what happens when the library is loaded, and at the start of the Go runtime: the parts find their settings. */
+/* load is what happens when the library is loaded, and at the start of the Go runtime: the parts find their
+ * settings. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"

@@ -1,6 +1,6 @@
 /* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments): in a
- * region the engine makes it, under numbers of its own, and pauses it like any other. What other processes have of it is
- * token.c's. What is not the engine's is left to the driver. */
+ * region the engine makes it, under numbers of its own, and pauses it like any other. What other processes have of
+ * it is token.c's. What is not the engine's is left to the driver. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -111,7 +111,8 @@ EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
-	/* NCCL does not release a handle that it then cannot export (2.28.9), and the memory would stay after a pause. */
+	/* NCCL does not release a handle that it then cannot export (2.28.9), and the memory would stay after a
+	 * pause. */
 	if (unlikely(arena_contains(address)) && !region_config.exportable)
 		return error_fail(ERROR_NOT_SUPPORTED, "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
 						       "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
@@ -149,7 +150,8 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
 }
 
-/* Memory whose address multicast writes to cannot be replaced, so it stays; the driver waits here for other processes. */
+/* Memory whose address multicast writes to cannot be replaced, so it stays; the driver waits here for other
+ * processes. */
 #define BINDING(bind)                                                                              \
 	({                                                                                         \
 		uint64_t theirs = memory;                                                          \

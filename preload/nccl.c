@@ -1,4 +1,5 @@
-/* nccl asks libtms_reach.so about NCCL, for nccl.go and align.go. Where that is not preloaded there is nothing to see. */
+/* nccl asks libtms_reach.so about NCCL, for nccl.go and align.go. Where that is not preloaded there is nothing to
+ * see. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "gate.h"

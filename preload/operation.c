@@ -1,5 +1,5 @@
-/* operation runs pauses, resumes and what else takes long on a thread of the Go runtime, while the caller waits with its
- * signals open and its CUDA context untouched; and it tells the host's callback how far they are. */
+/* operation runs pauses, resumes and what else takes long on a thread of the Go runtime, while the caller waits with
+ * its signals open and its CUDA context untouched; and it tells the host's callback how far they are. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"

@@ -33,7 +33,7 @@ static inline bool arena_contains(const void *address)
 	return false;
 }
 
-/* alloc.c, free.c: memory of this library, for whoever allocates and frees it. */
+/* alloc.c, free.c: allocating and freeing pausable memory. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
 HIDDEN int current_device(int *device); /* a code, with words */
 HIDDEN int current_device_of_driver(int *device); /* that of the thread's context; without one, the runtime's */
@@ -49,8 +49,8 @@ HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 /* token.c: memory that others have by descriptors; as the driver's function, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* caller.c: the file, without folders, that a function was called by, "" for the program; false: none. And whether it is
- * a library of TMS_EXCLUDE. */
+/* caller.c: the file, without folders, that a function was called by, "" for the program; false: none. And whether
+ * it is a library of TMS_EXCLUDE. */
 enum { CALLER_NAME_SIZE = 256 };
 HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
 HIDDEN bool excluded_caller(const void *address);
@@ -103,7 +103,8 @@ extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-/* A free is written down before it is made, when nobody else can have the address yet, and taken back when it failed. */
+/* A free is written down before it is made, when nobody else can have the address yet, and taken back when it
+ * failed. */
 #define TRACE_SAME_STREAM ((void *)-1) /* as the allocation */
 HIDDEN void trace_free(const void *address, const void *stream);
 HIDDEN void trace_freed(int code, const void *address);
@@ -251,7 +252,8 @@ HIDDEN int operation_transition(int kind, const char *tag, double wait);
 HIDDEN int operation_serve(void);		/* the process listens on its socket (control.go) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes tells */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* of which tms_last_bytes tells nothing */
-/* Of what another process has; it waits where that is paused, if only as long as this one is held up, for then all are. */
+/* Of what another process has; it waits where that is paused, if only as long as this one is held up, for then all
+ * are. */
 HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
@@ -303,7 +305,8 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
-/* shared.c: memory by handles that is of the account, or could be shared with other processes; as the driver's functions. */
+/* shared.c: memory by handles that is of the account, or could be shared with other processes; as the driver's
+ * functions. */
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
 extern _Atomic bool handles_tracked HIDDEN; /* some memory by handles is pausable */
 extern _Atomic bool handles_watched HIDDEN; /* that, or shared_watched */
@@ -324,7 +327,7 @@ HIDDEN const char *obstacle_noted(void);		 /* one of them; NULL: there is none *
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
 HIDDEN void everything_set(bool now);
-HIDDEN bool everything_pending(void); /* a client is at it, who will keep or undo it */
+HIDDEN bool everything_pending(void); /* a client is at it, and will keep or undo it */
 HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver has the process locked or checkpointed */
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */

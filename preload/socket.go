@@ -9,8 +9,8 @@ import (
 	"tms/internal/control"
 )
 
-// look binds the socket again when nothing leads to it any more: $XDG_RUNTIME_DIR goes with the user's last login. It waits
-// for nothing; what cannot be done is tried again at the next look.
+// look binds the socket again when nothing leads to it any more: $XDG_RUNTIME_DIR goes with the user's last login. It
+// waits for nothing; what cannot be done is tried again at the next look.
 func (s *server) look(now time.Time) {
 	if now.Sub(s.looked) < control.Look {
 		return

@@ -1,4 +1,5 @@
-/* table keeps blocks of memory by address, for account.c and shared.c, which have the locks. Open addressing, linear probing. */
+/* table keeps blocks of memory by address, for account.c and shared.c, which have the locks. Open addressing, linear
+ * probing. */
 #include "shim.h"
 
 #include <stdlib.h>

@@ -244,8 +244,8 @@ func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be. undo resumes what it
-// has paused.
+// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be. undo resumes
+// what it has paused.
 func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
 	request := &t.request
 	force := request.Force || bool(C.region_config.pause_force)

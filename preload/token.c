@@ -1,7 +1,7 @@
 /* token has the descriptors by which other processes get memory of ours that the program made itself
- * (cuMemExportToShareableHandle), as PyTorch's symmetric memory does: sealed files that say which process to ask, and for
- * what, as ipc.c's handles of 64 bytes do. They can be handed over like any descriptor, hold no memory, and mean nothing to
- * the driver. token.go asks; mapping.c has the rest of what can be done with the memory. */
+ * (cuMemExportToShareableHandle), as PyTorch's symmetric memory does: sealed files that say which process to ask,
+ * and for what, as ipc.c's handles of 64 bytes do. They can be handed over like any descriptor, hold no memory, and
+ * mean nothing to the driver. token.go asks; mapping.c has the rest of what can be done with the memory. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -48,7 +48,7 @@ HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned lon
 	memcpy(token.magic, magic, sizeof magic);
 	int code = IN_GO(tmsShareHandle(handle, &token));
 	if (code == SUCCESS && token.pid == (uint32_t)getpid())
-		code = operation_serve(); /* who imports it asks there */
+		code = operation_serve(); /* the process that imports it asks there */
 	if (code != SUCCESS)
 		return code;
 	int made = file(&token);

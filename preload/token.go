@@ -20,7 +20,8 @@ import (
 // Memory that a program made itself, in other processes: what token.c's files say, and those that are imported. Other
 // processes are asked as by ipc.go.
 
-// tmsShareHandle fills in which process to ask, and for what. NOT_OURS: the driver is to be called, if with its own handle.
+// tmsShareHandle fills in which process to ask, and for what. NOT_OURS: the driver is to be called, if with its own
+// handle.
 //
 //export tmsShareHandle
 func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {

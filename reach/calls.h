@@ -6,8 +6,8 @@
  * WORK      gives the device work that reads or writes memory, or that runs the program's own functions later.
  * CAPTURE   begins to capture a stream.
  * DESTROY   ends streams: a handle that a mark names must not be asked for after it.
- * LEND      gives memory to others, who use it whenever they like, or has to do with its handle. It passes always, and is
- *           written down.
+ * LEND      exports memory to other processes or libraries, which use it at any time, or works on its handle. It always
+ *           passes, and is noted.
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
  *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
  *

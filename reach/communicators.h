@@ -23,7 +23,8 @@ struct gate_communicator {
 	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
 };
 
-/* What the ranks of a communicator count alike: its collectives (from and to are -1), or what one rank sends another. */
+/* What the ranks of a communicator count alike: its collectives (from and to are -1), or what one rank sends
+ * another. */
 struct gate_sequence {
 	uint64_t clique;
 	int ranks, from, to;
@@ -39,9 +40,9 @@ struct gate_registration {
 	int version;
 };
 
-/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). Of those who hold and
- * begin there is one at a time, and of those who align ranks. Some look at one after the other, from *cursor 0 on;
- * false: there are no more. */
+/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). One
+ * caller at a time holds and begins, and one aligns ranks. Some functions look at one entry after the other, from *cursor 0
+ * on, and return false at the end. */
 #define GATE_NCCL(X) \
 	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
 	X(bool, is_used, (void), ()) /* somebody is inside, or in the middle of a group */ \

@@ -1,27 +1,28 @@
-/* gate knows which threads are inside a call that gives the device work, and keeps others out.
+/* gate brings the threads of a program to a safepoint: a point between two CUDA calls. It knows which threads are
+ * inside a call that gives the device work, and keeps other threads from entering one.
  *
- * A thread that wants in writes its mark, then reads the state; who closes writes the state, then reads the marks. So
- * that one of the two sees the other there must be a full barrier between the two steps on both sides. The thread has
- * none: it would cost more than all the rest. Who closes has membarrier put one into every running thread of the
- * process (one that does not run passes one when it does). It falls either before the thread has read the state,
- * which then reads as closed, or after it, and then the mark was written before it, and is seen. In the first case
- * the thread takes its mark back and sleeps. So once all marks have been seen OUT after the barrier, each at a moment
- * of its own, nobody is inside, and nobody gets in until the gate opens.
+ * A thread that wants to enter writes its mark, then reads the state. The closer writes the state, then reads the
+ * marks. One of the two sees the other if both sides have a full barrier between their two steps. The thread has none,
+ * because a barrier would cost more than all the rest. Instead the closer calls membarrier, which puts one into every
+ * running thread of the process (another thread passes one when it runs again). The barrier comes before the thread
+ * reads the state, and then the thread reads "closed", takes its mark back and sleeps; or it comes after that, and then
+ * the closer sees the mark. So when the closer has seen every mark OUT after the barrier, each at a moment of its own,
+ * no thread is inside. None enters until the gate opens.
  *
- * A signal handler may give the device work in the middle of this. When it finds INSIDE it passes: its thread was let
- * in, and is waited for. When it finds TRYING nothing is known yet: it passes the gate as if it were the thread and
- * leaves TRYING behind, as it found it; whoever has seen TRYING goes on looking. What a thread is inside of stands in
- * the one word that is read, so that a handler between two of its stores changes nothing.
+ * A signal handler may give the device work in the middle of this. If it finds INSIDE it passes: its thread was let in,
+ * and the closer waits for it. If it finds TRYING it does not know the outcome. It passes the gate as the thread would
+ * and leaves TRYING behind, as it found it; a closer that has seen TRYING looks again. One word says what a thread is
+ * inside of, so a handler between two stores changes nothing.
  *
- * Calls that poll have a word of their own: they are no work, an ordinary pause neither waits for them nor holds them, and
- * what a mark says of the thread's last work stays. The same barrier is between that word and the state.
+ * Calls that poll have a word of their own. They are no work: an ordinary pause neither waits for them nor holds them,
+ * and the mark keeps what it says of the thread's last work. The same barrier is between that word and the state.
  *
- * Calls that end streams go on while the gate is shut; their mark is PASSING. Streams are asked about only after the
- * gate has been shut for those too, and all marks were OUT.
+ * Calls that end streams go on while the gate is closed; their mark is PASSING. libtms.so asks about streams only after
+ * the gate has closed for those calls too, and all marks were OUT.
  *
- * Marks are never unmapped. One that a dead thread had is taken again; what it says of its last stream stays until
- * then, for the words of a pause that is refused. The mark of a thread that ends inside (it is cancelled) goes with
- * the thread's key; where that was too late for a key, who looks asks whether the thread lives. */
+ * Marks are never unmapped. A new thread takes the mark of a dead one; until then the mark names the last stream,
+ * for the text of a pause that is refused. A thread that ends inside a call (by cancellation) gives its mark back
+ * through its key. If the thread ended too late for a key, the closer asks the kernel whether the thread lives. */
 #define _GNU_SOURCE
 #include "reach.h"
 
@@ -162,7 +163,7 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 		wait_while(state);
 	}
 	if (was != OUT)
-		return NULL; /* and TRYING is left, to whom it was, or until he leaves who was PASSING */
+		return NULL; /* a handler: TRYING or PASSING stays, as the thread that it interrupted wrote it */
 	if (!passes)
 		atomic_store_explicit(&mine->inside, INSIDE, memory_order_relaxed);
 	atomic_signal_fence(memory_order_seq_cst);
@@ -240,7 +241,8 @@ static struct gate_mark *next(const struct gate_mark *mark)
 	return NULL;
 }
 
-/* The kernel knows who sleeps, also when a thread has died there. One that is woken looks, and sleeps again. */
+/* The kernel counts sleepers, without those that have died. The one that this wakes looks at the state and sleeps
+ * again. */
 static bool waited(void)
 {
 	return syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;

@@ -1,5 +1,6 @@
-/* gate is what libtms.so closes while it takes memory away, and what every call that gives the device work passes in
- * libtms_reach.so. libtms.so finds it by the one name below, which is NULL where libtms_reach.so is not preloaded. */
+/* gate stops the program at safepoints: libtms.so closes it while it takes memory away, and every call that gives
+ * the device work passes it, in libtms_reach.so. libtms.so finds it by the one name below, which is NULL without
+ * libtms_reach.so. */
 #ifndef REACH_GATE_H
 #define REACH_GATE_H
 
@@ -19,12 +20,12 @@ struct gate_call {
 	_Atomic(void *) real; /* the one behind it; NULL: not looked for yet */
 };
 
-/* Of a mark. TRYING: it looks at the gate; INSIDE: the call has begun, or is about to; PASSING: one that goes on while
- * the gate is shut, but for GATE_NAMING. */
+/* What a mark says of its thread. TRYING: it looks at the gate; INSIDE: its call has begun, or is about to; PASSING:
+ * its call goes on while the gate is closed, except in GATE_NAMING. */
 enum { OUT, TRYING, INSIDE, PASSING };
 
-/* What a thread shows of itself. Only it writes here, but for stream, which who destroys that sets to 0, taken, and the
- * lowest bit of call, which libtms.so sets when it has seen it. */
+/* What a thread shows of itself. Other threads write only three things here: stream, which becomes 0 when the stream is
+ * destroyed; taken; and the lowest bit of call, which libtms.so sets when it has seen that call. */
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
@@ -45,17 +46,20 @@ struct gate {
 	const char *(*unusable)(void);	/* the words for why there is no gate; NULL: there is */
 	const char *(*not_gated)(void); /* a function that is in use and passes by it; NULL: none */
 	bool (*polls)(const char *symbol); /* reports whether the function is of the kind POLL */
-	/* 0, or the errno that keeps it from being shut. alive: a byte that is 0 in a child, or NULL. Who is past it
-	 * when this returns has a mark that can be seen. An error leaves it open; what holds less than before cannot fail. */
+	/* Returns 0, or the errno that keeps the gate from closing. alive: a byte that is 0 in a child, or NULL. A
+	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; holding
+	 * less cannot fail. */
 	int (*set)(enum gate_state state, const volatile char *alive);
 	/* The marks, one after the other; NULL: the first; the last has NULL after it. None goes away. */
 	struct gate_mark *(*next)(const struct gate_mark *mark);
-	/* Around a call of the runtime. NULL from enter: the thread is inside already; leave takes that too. */
+	/* Around a call of the runtime. enter returns NULL for a thread that is inside already; leave takes NULL
+	 * too. */
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
-	bool (*waited)(void); /* a thread waits for the gate to open, or to be shut in another way */
-	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX is that
-	 * there are more than could be noted. ranges: of any memory, the first by cuMemGetHandleForAddressRange. */
+	bool (*waited)(void); /* a thread waits for another state */
+	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX is
+	 * that there are more than could be noted. ranges: of any memory, the first by
+	 * cuMemGetHandleForAddressRange. */
 	uintptr_t (*exported)(size_t index, bool ranges);
 	void (*gone)(uintptr_t address); /* that memory is there no more */
 	const struct gate_nccl *nccl;

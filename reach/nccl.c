@@ -1,13 +1,12 @@
 /* nccl stands in front of those functions of NCCL that make communicators, register memory with them and use them
- * (nccl.h): communicators.c and registrations.c are told what there is, sequence.c what is begun, and whether anybody is
- * inside is known here.
- * libtms.so asks for all that by gate.h.
+ * (nccl.h). It tells communicators.c and registrations.c what there is, and sequence.c what begins; it knows itself
+ * whether a thread is inside NCCL. libtms.so asks for all that by gate.h.
  *
- * A call comes here by the loader, for this library is preloaded, or by the address that dlsym gave for a handle
- * (reach.c asks nccl_entry). Several NCCLs may be loaded: who is bound by the loader gets the one that he would have
- * without us, dlsym's answers are of the one that was asked, and each communicator stays with who made it. An NCCL that
- * was used is kept loaded. A program that looks for an ncclCommInitRank with RTLD_DEFAULT finds this one, also where
- * there is no NCCL; it then fails. */
+ * A call comes here through the loader, because this library is preloaded, or through the address that dlsym
+ * returned for a handle (reach.c asks nccl_entry). A process may have several NCCLs. A caller that the loader binds
+ * gets the NCCL that it would have without us, dlsym answers with the NCCL of its handle, and each communicator
+ * stays with the NCCL that made it. An NCCL that was used stays loaded. A program that looks for ncclCommInitRank
+ * with RTLD_DEFAULT finds this one, also where there is no NCCL; the call then fails. */
 #define _GNU_SOURCE
 #include "nccl.h"
 #include "symbols.h"
@@ -109,7 +108,8 @@ static struct library *bound_to(const void *caller, const char *name)
 	return library;
 }
 
-/* Who is inside NCCL. calls: nested, as NCCL calls itself; groups: begun and not ended; filled: with something. */
+/* Whether this thread is inside NCCL. calls: nested, as NCCL calls itself; groups: begun and not ended; filled: not
+ * empty. */
 static __thread struct {
 	unsigned calls, groups;
 	bool filled;

@@ -146,7 +146,7 @@ enum state { FREE, TAKEN, WAITING, LIVE };
 enum counted { UNCOUNTED, COLLECTIVE, SENT, RECEIVED };
 struct sequence {
 	_Atomic uint64_t begun;	 /* so many here */
-	_Atomic uint64_t target; /* whoever would begin more waits */
+	_Atomic uint64_t target; /* a thread that would begin more waits */
 	_Atomic uint32_t told;	 /* the targets that it was named among last */
 	_Atomic uint32_t wanted; /* the targets at which somebody waited last */
 };
@@ -156,7 +156,7 @@ struct pair { /* with one other rank */
 struct pairs;
 
 /* communicators.c */
-enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* who asked for it waits no more: GIVEN_UP */
+enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* GIVEN_UP: its caller waits no more */
 enum { COMMUNICATORS = 256 };
 struct communicator {
 	_Atomic int state;
@@ -201,9 +201,11 @@ HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t
 			    uintptr_t stream);
 HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
 
-/* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost group. */
+/* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost
+ * group. */
 HIDDEN void sequence_start(struct communicator *c); /* a new one */
-/* *of: NULL for what is not counted. false: another thread has destroyed the communicator while this one was held back. */
+/* *of: NULL for what is not counted. false: another thread has destroyed the communicator while this one was held
+ * back. */
 HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of);
 HIDDEN void sequence_ended(struct sequence *s, bool good);
 HIDDEN void sequence_group_ended(bool launched);

@@ -1,9 +1,9 @@
 /* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
- * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. Asked
- * for one that libtms.so has a function for, it answers with that; which those are, libtms.so says
- * (tms_driver_function). Functions of NCCL are answered by nccl.c. Every other call goes on
- * to the next dlsym, of another library that stands in front of it too, by a jump, so that who called can still be told from
- * the return address, on which RTLD_NEXT and RTLD_DEFAULT depend. What passes the gate is in calls.c. */
+ * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
+ * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
+ * functions of NCCL. Every other call goes on to the next dlsym, also that of another library that stands in front
+ * of it, by a jump: RTLD_NEXT and RTLD_DEFAULT depend on the caller, which dlsym knows by the return address.
+ * calls.c has the calls that pass the gate. */
 #define _GNU_SOURCE
 #include "reach.h"
 #include "symbols.h"

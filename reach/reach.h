@@ -66,8 +66,9 @@ static inline void gate_leave(struct gate_mark *mark)
 		atomic_store_explicit(&mark->inside, OUT, memory_order_release);
 }
 
-/* Around a call that polls: in such calls only the driver's checkpoint waits for a thread, and a thread only for it. The
- * mark is NULL where the short way in does not do. Such calls may nest (a signal handler): leaving puts back what was. */
+/* Around a call that polls: in such calls only the driver's checkpoint waits for a thread, and a thread only for it.
+ * The mark is NULL where the short way in does not do. Such calls may nest (a signal handler): leaving puts back
+ * what was. */
 struct gate_poll {
 	struct gate_mark *mark;
 	const struct gate_call *outer;

@@ -74,8 +74,8 @@ HIDDEN void memory_group_ended(bool good)
 	}
 }
 
-/* Buffers of collectives that were captured: NCCL may register them with the graph, unless NCCL_GRAPH_REGISTER is 0 (its
- * user guide, "User Buffer Registration"). The first are enough for a warning. */
+/* Buffers of collectives that were captured: NCCL may register them with the graph, unless NCCL_GRAPH_REGISTER is 0
+ * (its user guide, "User Buffer Registration"). The first are enough for a warning. */
 static struct captured {
 	_Atomic uintptr_t address;
 	const char *call;

@@ -1,16 +1,17 @@
-/* sequence counts what the ranks of a communicator of NCCL count alike: its collectives, and what one rank sends
- * another. Each such sequence has a number in each rank: of how many have begun there. A collective that some ranks have
- * begun and others have not keeps devices from ever becoming idle; where all ranks have begun the same number in all
- * sequences nothing is open. So that they come to stand there, threads wait that would begin one beyond a target, and
- * who sets targets (cmd/tms/align.go) lets the others catch up. What is captured into a graph does not run, and is not
- * counted, nor is it when the graph is launched; neither are one-sided operations (ncclPutSignal).
+/* sequence brings the ranks of a job to a consistent cut: a point at which all ranks have begun the same NCCL
+ * operations. It counts what the ranks of a communicator count alike: its collectives, and what one rank sends to
+ * another. Each rank has a number for each such sequence: how many operations it has begun. A collective that only some
+ * ranks have begun keeps devices from becoming idle. Where all ranks have the same numbers nothing is open. To bring
+ * ranks there, cmd/tms/align.go sets targets: a thread that would begin an operation beyond a target waits, and the
+ * other ranks catch up. Operations that are captured into a graph do not run and are not counted, nor are launches of
+ * the graph, nor one-sided operations (ncclPutSignal).
  *
- * Whoever waits has begun nothing, and is not inside NCCL unless his group has something in it already. A group passes
- * as one, with its first operation. Targets hold only while somebody aligns ranks, in no child, and for no sequence
- * that the last ones did not name: what nobody set cannot be waited for.
+ * A thread that waits has begun nothing. It is not inside NCCL, unless its group has something in it already: a group
+ * passes as one, with its first operation. Targets hold only while a command aligns ranks, in no child, and for no
+ * sequence that the last targets did not name: a thread never waits for a target that nobody set.
  *
- * An operation counts first and looks for a target then; who sets targets does so first, and looks at the numbers then.
- * So each that has passed is seen. */
+ * An operation counts first and looks for a target then; the setter of targets sets them first and looks at the
+ * numbers then. So it sees each operation that has passed. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -23,7 +24,7 @@
 #include <unistd.h>
 
 static _Atomic pid_t process;	/* in which there are targets; 0: none */
-static _Atomic uint32_t number; /* of these targets; those who wait sleep on it */
+static _Atomic uint32_t number; /* of these targets; threads that wait sleep on it */
 static _Atomic int launching;	/* operations and groups that have begun and are not launched yet */
 static _Atomic bool captured;
 
@@ -245,7 +246,8 @@ static struct sequence *named(struct communicator *c, const struct gate_sequence
 	return c->rank == t->to ? sequence_of(c, RECEIVED, t->from) : NULL;
 }
 
-/* These are the targets already. Who waits is then not woken: until he waits again nobody sees that he does. */
+/* Reports whether these are the targets already. Waiting threads are then not woken: a woken thread does not count
+ * as waiting until it waits again. */
 static bool are_set(const struct gate_sequence *targets, size_t count)
 {
 	static size_t last;

@@ -2,7 +2,7 @@
  * and ncclCommResume(comm), which came with NCCL 2.29.7. Each waits for all ranks (bootstrapBarrier in NCCL's
  * src/mem_manager.cc), and what has begun to wait cannot be called off. So only communicators are suspended whose ranks
  * are all here, or are being suspended in the other processes at the same time; each on a thread of its own, and
- * whoever asked for it stops waiting in time. */
+ * the caller stops waiting in time. */
 #define _GNU_SOURCE
 #include "nccl.h"
 

@@ -94,7 +94,7 @@ static inline const ElfW(Dyn) *dynamic_of(const struct dl_phdr_info *info)
 	return NULL;
 }
 
-/* The C library's own dlsym: whoever else defines one has no dlerror. NULL: another library. */
+/* The C library's own dlsym: another library that defines one has no dlerror. NULL: it is another library. */
 static inline void *c_dlsym(const struct symbols *symbols)
 {
 	return defined(symbols, "dlerror") ? defined(symbols, "dlsym") : NULL;
@@ -123,7 +123,7 @@ static inline void *kept(void *function)
 	if (library)
 		dlclose(library);
 	else
-		dlerror(); /* is the program's, who asked for something else */
+		dlerror(); /* clears the loader's error, which the program would take for its own */
 	return function;
 }
 

@@ -1,4 +1,5 @@
-/* words has the parameters of functions whose arguments are words all, as they are declared and as they are passed on. */
+/* words has the parameters of functions whose arguments are words all, as they are declared and as they are passed
+ * on. */
 #ifndef REACH_WORDS_H
 #define REACH_WORDS_H
 

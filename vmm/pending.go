@@ -46,8 +46,8 @@ const (
 	refusedPrefix = "refused: "
 )
 
-// firstLook is too short to be noticed. Streams reach their frees in any order, and one that never does must not hold up
-// the others: so the engine polls them.
+// firstLook is too short to be noticed. Streams reach their frees in any order, and one that never does must not hold
+// up the others: so the engine polls them.
 const firstLook = 20 * time.Microsecond
 
 // patience is how long to wait for a program that runs ahead of its streams. It has an end, for a stream may wait for

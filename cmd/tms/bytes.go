@@ -118,7 +118,8 @@ func detailsOf(tag stats.Tag) string {
 // openNVML opens it once: where no process uses a device that takes a second.
 var openNVML = sync.OnceValues(nvml.Open)
 
-// gpus are those that NVML shows. Errors: nvml.ErrUnavailable, wrapped; of GPUs that cannot be asked, beside the others.
+// gpus are those that NVML shows. Errors: nvml.ErrUnavailable, wrapped; of GPUs that cannot be asked, beside the
+// others.
 func gpus() ([]nvml.Device, error) {
 	library, err := openNVML()
 	if err != nil {

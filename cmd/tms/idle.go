@@ -377,9 +377,9 @@ func (t *turn) leave() {
 	}
 }
 
-// awaited reports whether anybody waits for an flock of this process: it has that of --lock alone, for one of its watches
-// at a time. The kernel lists waiters after the lock that they wait for, with the same number: "1: FLOCK ADVISORY WRITE 4711 …",
-// then "1: -> FLOCK …". (fs/locks.c)
+// awaited reports whether anybody waits for an flock of this process: it has that of --lock alone, for one of its
+// watches at a time. The kernel lists waiters after the lock that they wait for, with the same number: "1: FLOCK
+// ADVISORY WRITE 4711 …", then "1: -> FLOCK …". (fs/locks.c)
 func awaited() (bool, error) {
 	list, err := os.ReadFile("/proc/locks")
 	if err != nil {

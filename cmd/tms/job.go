@@ -21,9 +21,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A job is the processes of one launch on this host. They are known by the variables that their launcher has given them,
-// as they were when they were started (/proc/PID/environ). Paused are all of them or none: first their threads are held
-// up, until no device has work that another rank is to finish, and then all give their memory back.
+// A job is the processes of one launch on this host. They are known by the variables that their launcher has given
+// them, as they were when they were started (/proc/PID/environ). Paused are all of them or none: first their threads
+// are held up, until no device has work that another rank is to finish, and then all give their memory back.
 
 // launchers are the variables that name a launch, for each kind of launcher.
 var launchers = []func(environment map[string]string) string{
@@ -118,8 +118,8 @@ type jobRank struct {
 	err           error
 }
 
-// ask sends a request that takes no longer than within. A process that is stopped never answers. Errors: those of Do; of
-// the reply, which may be nil.
+// ask sends a request that takes no longer than within. A process that is stopped never answers. Errors: those of Do;
+// of the reply, which may be nil.
 func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
 	limited, stop := context.WithTimeout(ctx, within+answerTime)
 	defer stop()
@@ -228,7 +228,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	if j.everything {
 		pause.NCCL = j.together(timeout)
 	}
-	// A rank whose NCCL is being suspended waits for the others: an interrupt withdraws nothing before that wait has ended.
+	// A rank whose NCCL is being suspended waits for the others: an interrupt withdraws nothing before that wait has
+	// ended.
 	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
 	defer withdraw()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
@@ -251,8 +252,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	return j.keep()
 }
 
-// together lists the communicators with all ranks stopped here: those can be suspended, each in all processes at once. A
-// rank that comes to it after half of the timeout finds that the others will not wait for it.
+// together lists the communicators with all ranks stopped here: those can be suspended, each in all processes at once.
+// A rank that comes to it after half of the timeout finds that the others will not wait for it.
 func (j *job) together(timeout float64) *control.NCCL {
 	here, ranks := map[string]int{}, map[string]int{}
 	for _, r := range j.ranks {
@@ -341,9 +342,9 @@ func leftOf(pid int) (bytes uint64) {
 	return bytes
 }
 
-// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives. For
-// that they are aligned, but where it did not help twice. As long as one has work that another is to finish, all go on for
-// a moment, and it is tried again.
+// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives.
+// For that they are aligned, but where it did not help twice. As long as one has work that another is to finish, all go
+// on for a moment, and it is tried again.
 func (j *job) hold(ctx context.Context) error {
 	until := time.Now().Add(time.Duration(j.request.TimeoutSeconds() * float64(time.Second)))
 	alignments := 2
@@ -406,8 +407,8 @@ func (j *job) hold(ctx context.Context) error {
 	}
 }
 
-// lease is for how many seconds this command need not be heard of, before ranks that it holds up go on: all of a pause's
-// time, and that of an answer.
+// lease is for how many seconds this command need not be heard of, before ranks that it holds up go on: all of a
+// pause's time, and that of an answer.
 func (j *job) lease() float64 {
 	return min(j.request.TimeoutSeconds()+answerTime.Seconds(), control.MaxSeconds)
 }

@@ -16,9 +16,10 @@ import (
 	"tms/vmm/pool/program"
 )
 
-// notTaken are libraries that hand buffers which they allocate themselves to network cards and to other processes, which
-// a pause would pull them away from. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and NIXL 1.5:
-// of UCX, parts that are loaded by libuct allocate. Not libucm_cuda, through which UCX leads everybody's cudaMalloc.
+// notTaken are libraries that hand buffers which they allocate themselves to network cards and to other processes,
+// which a pause would pull them away from. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and
+// NIXL 1.5: of UCX, parts that are loaded by libuct allocate. Not libucm_cuda, through which UCX leads everybody's
+// cudaMalloc.
 var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so", "nvshmem_transport_ibdevx.so",
 	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",
 	"libuct_ib_mlx5_gda.so", "libuct_ib_mlx5_gdp.so", "libfabric.so"}

@@ -49,13 +49,15 @@ const (
 	Undo   = "undo"   // resumes what this client has paused and not kept, as far as no other has; and ends its hold
 	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
-	// Between processes of which one has memory of the other mapped; see vmm.Processes. Nothing of them waits for a pause.
+	// Between processes of which one has memory of the other mapped; see vmm.Processes. Nothing of them waits for a
+	// pause.
 	Lend     = "lend"     // answers with the descriptor of memory (SCM_RIGHTS)
 	Returned = "returned" // that is not mapped any more
 	Hand     = "hand"     // of a process to itself: that descriptor, from the thread that can make it
 	Record   = "record"   // records allocations and pauses to a file, until the client asks without one, or goes
-	// Align holds threads back before they begin more collectives of NCCL than the targets say, without any than they have
-	// begun by now, until this client keeps, undoes or goes; and tells how far the process is. Not of several clients at once.
+	// Align holds threads back before they begin more collectives of NCCL than the targets say, without any than they
+	// have begun by now, until this client keeps, undoes or goes; and tells how far the process is. Not of several
+	// clients at once.
 	Align = "align"
 )
 
@@ -81,15 +83,15 @@ type Request struct {
 	Tag     *string `json:"tag,omitempty"` // as stats.TagText writes it; nil: all
 	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
 	Timeout *float64 `json:"timeout,omitempty"`
-	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or the Timeout of a device
-	// that works on). Until the resume such a pause holds up allocations, too.
+	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or the Timeout of a
+	// device that works on). Until the resume such a pause holds up allocations, too.
 	Idle  *float64 `json:"idle,omitempty"`
 	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
-	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the reply
-	// comes, until this client pauses, undoes or goes, whatever others do.
+	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the
+	// reply comes, until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
-	// Lease, of a hold or an align: the process ends it, and the connection, when it has not heard of this client for so many
-	// seconds, as of one that is stopped. 0: never.
+	// Lease, of a hold or an align: the process ends it, and the connection, when it has not heard of this client for
+	// so many seconds, as of one that is stopped. 0: never.
 	Lease float64 `json:"lease,omitempty"`
 	Keep  bool    `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
 	// Wait is how many seconds a resume tries again while memory is short, an await waits, or an align waits for the

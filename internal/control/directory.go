@@ -88,8 +88,8 @@ func PID(name string) (int, bool) {
 	return pid, ok && err == nil && pid > 0 && Name(pid) == name
 }
 
-// Lost reports whether a process listens on a socket that is not in its directory any more, or is about to listen, as far as
-// the caller's network namespace shows it: it can be found soon after Look. (/proc/net/unix)
+// Lost reports whether a process listens on a socket that is not in its directory any more, or is about to listen, as
+// far as the caller's network namespace shows it: it can be found soon after Look. (/proc/net/unix)
 func Lost(pid int) bool {
 	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
 	sockets, err := os.ReadFile("/proc/net/unix")

@@ -36,8 +36,8 @@ func Number(t testing.TB, variable string, usual int) int {
 	return usual
 }
 
-// Program finds a program by any of its names. A test that needs one that is missing is skipped, but by scripts/test.sh,
-// which installs what is missing.
+// Program finds a program by any of its names. A test that needs one that is missing is skipped, but by
+// scripts/test.sh, which installs what is missing.
 func Program(t testing.TB, names ...string) string {
 	t.Helper()
 	for _, name := range names {

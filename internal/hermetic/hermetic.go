@@ -10,8 +10,8 @@ import (
 )
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
-// this process alone, so its processes meet nobody else's. Its children do not ignore the signals that it was started to
-// ignore, as a script starts what it leaves in the background.
+// this process alone, so its processes meet nobody else's. Its children do not ignore the signals that it was started
+// to ignore, as a script starts what it leaves in the background.
 func Main(m *testing.M, prepare ...func() error) int {
 	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is: the path of a socket is short
 	if err != nil {

@@ -10,7 +10,8 @@ import (
 	"strings"
 )
 
-// Machine is how many bytes this machine has for whoever asks; math.MaxUint64: that is not known, or as many as it needs.
+// Machine is how many bytes this machine has for whoever asks; math.MaxUint64: that is not known, or as many as it
+// needs.
 func Machine() uint64 { return machineAvailable("/proc/meminfo") }
 
 // Group is how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no limit.

@@ -1,6 +1,6 @@
-// Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host: its start
-// at first need, its threads and memory, the host's signals (C), and what Go code does there when a thread of the host, or one
-// of ours, begins it.
+// Package goruntime wakes the Go runtime inside a host that knows nothing of it, and keeps it from harming the host:
+// its start at first need, its threads and memory, the host's signals (C), and what Go code does there when a thread of
+// the host, or one of ours, begins it.
 package goruntime
 
 /*
@@ -51,7 +51,8 @@ func Hand(work func()) {
 // Log writes a line on the host's stderr, if that is still one.
 func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line)))) }
 
-// Terminated is a text with the zero byte of C, for the time of a call. C.CString would end the process when there is no memory.
+// Terminated is a text with the zero byte of C, for the time of a call. C.CString would end the process when there is
+// no memory.
 func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
 
 // tmsAwake returns once the Go runtime is up; that is all.

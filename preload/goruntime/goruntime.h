@@ -155,7 +155,8 @@ extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose han
 enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
 HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
-/* Takes a SIGBUS of memory that the library has mapped itself, in a handler: the instruction can go on. NULL until it is set. */
+/* Takes a SIGBUS of memory that the library has mapped itself, in a handler: the instruction can go on. NULL until
+ * it is set. */
 typedef bool handlers_take(const void *address);
 extern handlers_take *_Atomic handlers_taker HIDDEN;
 

@@ -8,8 +8,8 @@ type Room struct {
 // Coalescer is what a Source may also be: one whose segments, where one begins at the end of another, serve
 // a block that lies across both, and yet are given back one by one. (SubAllocator::SupportsCoalescing)
 type Coalescer interface {
-	// Reserve has the segments allocated from here on lie in a room, as far as addresses last, and reports whether there
-	// can be such segments at all.
+	// Reserve has the segments allocated from here on lie in a room, as far as addresses last, and reports whether
+	// there can be such segments at all.
 	Reserve(room *Room) bool
 	// Coalesces reports whether two segments that touch are such.
 	Coalesces(below, above uintptr) bool

@@ -32,7 +32,8 @@ func Unreachable(format string, arguments ...any) error {
 	return fmt.Errorf("%w%.0w", fmt.Errorf(format, arguments...), ErrUnreachable)
 }
 
-// ErrElsewhere: the process that listens by this number is of another PID namespace, and here the number is not its own.
+// ErrElsewhere: the process that listens by this number is of another PID namespace, and here the number is not its
+// own.
 var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a container): " +
 	"run tms there")
 

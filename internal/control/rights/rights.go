@@ -1,7 +1,8 @@
 // Package rights knows which client of a control socket is responsible for what in a process: which of them stops its
 // threads, aligns it, and has paused what. Events go in, and what the process must take back comes out. A client's
-// rights are its own: only it gives them up, by undoing, keeping or leaving. What several have paused stays so as long as
-// any of them wants it, and what one of them keeps stays so without a client. There is no clock here, and no process.
+// rights are its own: only it gives them up, by undoing, keeping or leaving. What several have paused stays so as long
+// as any of them wants it, and what one of them keeps stays so without a client. There is no clock here, and no
+// process.
 package rights
 
 import "slices"
@@ -10,7 +11,8 @@ import "slices"
 // the driver takes after it.
 const Rest = "\x00"
 
-// Rights are those of all clients C of a process; the zero C is one that has gone. The zero value is that nobody has any.
+// Rights are those of all clients C of a process; the zero C is one that has gone. The zero value is that nobody has
+// any.
 type Rights[C comparable] struct {
 	holders []C            // who holds the threads up; each has one hold
 	aligns  C              // for whom threads are held back before collectives
@@ -33,7 +35,8 @@ func (r *Rights[C]) Held(c C) bool {
 	return true
 }
 
-// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be let go when the pause is done.
+// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be let go when the pause is
+// done.
 func (r *Rights[C]) Pauses(c C) bool {
 	before := len(r.holders)
 	r.holders = slices.DeleteFunc(r.holders, func(h C) bool { return h == c })
@@ -57,8 +60,8 @@ func with[C comparable](wanting []C, c C) []C {
 	return append(wanting, c)
 }
 
-// Paused notes that a client's pause of a tag, nil for all, is done: it wants that of which others have taken something,
-// too. keep: it stays when they all have gone.
+// Paused notes that a client's pause of a tag, nil for all, is done: it wants that of which others have taken
+// something, too. keep: it stays when they all have gone.
 func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
 	for name, wanting := range r.paused {
 		if tag == nil || *tag == name {

@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// columns are spans of time, for each of which a page has one value: boundaries, from the first to the last moment. They
-// are narrow where much happens: where there are few enough changes, each begins one.
+// columns are spans of time, for each of which a page has one value: boundaries, from the first to the last moment.
+// They are narrow where much happens: where there are few enough changes, each begins one.
 type columns []int64
 
 // newColumns makes at most so many. Half of the boundaries are evenly in time, the others evenly among the changes;

@@ -57,8 +57,8 @@ func (p *process) newMap(from, to int64, shown int) *addressMap {
 	return m
 }
 
-// cover adds up what blocks cover of each cell. Each changes two cells in each of its rows: what a block adds from where
-// it begins on is taken away where it ends.
+// cover adds up what blocks cover of each cell. Each changes two cells in each of its rows: what a block adds from
+// where it begins on is taken away where it ends.
 func (m *addressMap) cover(blocks []block, from, to int64) []byte {
 	parts := make([]float64, mapRows*(mapCells+2)) // the change from one cell to the next
 	perCell, perRow := float64(max(to-from, 1))/mapCells, float64(max(m.Total, 1))/mapRows

@@ -1,5 +1,5 @@
-// Package report makes of recordings (internal/recording/trace) what people look at: a page, or a trace for Perfetto. It holds
-// each change of a recording while it does, some 24 bytes, and writes what a screen can show.
+// Package report makes of recordings (internal/recording/trace) what people look at: a page, or a trace for Perfetto.
+// It holds each change of a recording while it does, some 24 bytes, and writes what a screen can show.
 package report
 
 import (

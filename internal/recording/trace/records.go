@@ -12,8 +12,8 @@ import (
 	"time"
 )
 
-// What preload/trace.c writes: a header of 64 bytes, then records of 64 bytes in the order in which they were made,
-// all little-endian. The first record of kind 0 is the end: it was never made. Times are nanoseconds of CLOCK_MONOTONIC.
+// What preload/trace.c writes: a header of 64 bytes, then records of 64 bytes in the order in which they were made, all
+// little-endian. The first record of kind 0 is the end: it was never made. Times are nanoseconds of CLOCK_MONOTONIC.
 //
 //	header  0 "TMSTRACE"  8 uint32 version, 1  12 uint32 process  16 uint64 monotonic  24 uint64 realtime, of the
 //	        same moment, nanoseconds since 1970  32 int64 seconds east of UTC

@@ -54,9 +54,9 @@ func New(driver *cuda.Driver, warn func(string)) *Store {
 	}
 }
 
-// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting is what the path came from, for the texts of
-// errors: the name of a function or variable, "" for a default. At a directory's first use the files
-// that dead processes left there are removed. Errors: ErrFailed.
+// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting is what
+// the path came from, for the texts of errors: the name of a function or variable, "" for a default. At a directory's
+// first use the files that dead processes left there are removed. Errors: ErrFailed.
 func (d *Store) Configure(path, setting string) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
