@@ -119,14 +119,14 @@ func (k *Kind) release(i item) bool {
 		k.refused = append(k.refused, i)
 		if k.again > 0 && !k.comes {
 			k.comes = true
-			go k.later()
+			go k.later(k.again)
 		}
 	}
 	return i.err == nil
 }
 
-func (k *Kind) later() {
-	time.Sleep(k.again)
+func (k *Kind) later(after time.Duration) {
+	time.Sleep(after)
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
 	k.comes = false
