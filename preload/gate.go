@@ -55,7 +55,12 @@ func refuse(code cuda.Result, format string, arguments ...any) error {
 		fmt.Sprintf(format, arguments...))
 }
 
-func late(format string, arguments ...any) error { return refuse(cuda.Timeout, format, arguments...) }
+// errMoment marks an error of a bad moment: see pauseGated.
+var errMoment = errors.New("a bad moment")
+
+func late(format string, arguments ...any) error {
+	return fmt.Errorf("%w%.0w", refuse(cuda.Timeout, format, arguments...), errMoment)
+}
 
 func unsupported(format string, arguments ...any) error {
 	return refuse(cuda.NotSupported, format, arguments...)
@@ -78,8 +83,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 			moment = left
 		}
 		freed, err = pauseAtOnce(e, options, min(moment, left), timeout, how)
-		var refused *cuda.Refusal
-		bad := errors.As(err, &refused) && refused.Result == cuda.Timeout || errors.Is(err, cuda.InvalidContext)
+		bad := errors.Is(err, errMoment) || errors.Is(err, cuda.InvalidContext)
 		if left = time.Until(deadline); !bad || once || left <= 0 {
 			return freed, err
 		}

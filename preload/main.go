@@ -145,13 +145,21 @@ func interned(text *C.char) string {
 	return unsafe.String(bytes, length)
 }
 
+// The numbers are the same, so that nothing is translated.
+var (
+	_ = [1]struct{}{}[C.REGION_NONE-vmm.BackupNone]
+	_ = [1]struct{}{}[C.REGION_HOST-vmm.BackupHost]
+	_ = [1]struct{}{}[C.REGION_DISK-vmm.BackupDisk]
+	_ = [1]struct{}{}[C.REGION_PEER-vmm.BackupPeer]
+)
+
 // newRequest is what a thread's settings ask of its allocations. Errors: cuda.OperatingSystem, wrapped.
 func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, error) {
 	now := state()
 	return vmm.Request{
 		Device:      int(device),
 		Tag:         interned(settings.tag),
-		Backup:      vmm.BackupKind(min(settings.backup, C.REGION_PEER)), // the numbers are the same
+		Backup:      vmm.BackupKind(min(settings.backup, C.REGION_PEER)),
 		Incremental: bool(settings.incremental),
 		Target:      max(-1, int(settings.backup)-C.REGION_PEER-1),
 		Prompt:      settings.backup == C.REGION_HOST && bool(settings.mmap),
