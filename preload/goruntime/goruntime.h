@@ -1,5 +1,5 @@
 /* goruntime wakes the Go runtime in a host that knows nothing of it, and keeps it from harming the host: its start, its
- * threads and memory, the host's signals, and the words for the host. Nothing here knows what the library is for. */
+ * threads and memory, the host's signals, and the words for the host. It knows nothing of regions, segments and pauses. */
 #ifndef TMS_GORUNTIME_H
 #define TMS_GORUNTIME_H
 
