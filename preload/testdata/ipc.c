@@ -487,6 +487,7 @@ static void *survive(void *handle)
 	meet();
 	meet();
 	EXPECT(tms_pause("t"), 0);
+	meet(); /* a resume before the other's pause would map the memory again */
 	EXPECT(tms_resume("t"), 0);
 	CHECK(filled(memory, SIZE, 1));
 	meet();
@@ -510,6 +511,7 @@ static void main_ends(void)
 	EXPECT(tms_pause_within("t", 0.1), NOT_READY);
 	meet();
 	EXPECT(tms_pause("t"), 0); /* with the other */
+	meet();
 	EXPECT(tms_resume("t"), 0);
 	meet();
 }
