@@ -105,7 +105,7 @@ REFUSALS = {
     "failing": (
         "cuda.fail('cuMemUnmap', 1, 999)",
         "cuda.forget_failures()",
-        "(cudaError 999)",
+        f"rank 2 on {HOST}: unknown error (cudaError 999)",
     ),
 }
 

@@ -169,6 +169,7 @@ def test_driver_fails_midway(
                 assert error.code in (code, 304), function
                 # that of a shortage is what the library says of the device
                 assert function in error.cause or error.code == 2, function
+                assert function not in str(error), function
             assert cuda.failures() == fired + 1, (function, nth)
             # a handle that the driver does not take back counts as held, until the next pause
             assert paused_bytes() in (0, 24 * MiB) or function == "cuMemRelease", nth
@@ -383,6 +384,16 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
     assert str(error).startswith(f"pausing tag 'a' failed: what happened (cudaError {code}).")
     assert advice in str(error)
     assert ("Nothing is lost" in str(error)) == (code in (2, 304))
+
+
+def test_words_of_the_driver() -> None:
+    """The message has them without the function of C and its number; the cause has all."""
+    held = "pause: paused, but memory is still held: cuMemRelease: unknown error (999)"
+    error = from_code(999, "pausing tag 'a'", held)
+    assert str(error) == (
+        "pausing tag 'a' failed: paused, but memory is still held: unknown error (cudaError 999)."
+    )
+    assert error.cause == held
 
 
 def test_what_cannot_be_done_is_not_put_down_to_the_driver() -> None:

@@ -108,13 +108,14 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
 }
 
 
-_DRIVERS = re.compile(r"(: |^)cu[A-Z]\w*: CUDA_ERROR_\w+ \(\d+\): ")
+_DRIVERS = re.compile(r"(: |^)cu[A-Z]\w*: (.+?) \(\d+\)")
+"""A failed call of the driver: cuMemMap: invalid argument (1)."""
 
 
 def account(cause: str) -> str:
     """The library's words as a Python program's: each thing once, and no function of C."""
     words = re.sub(r"^(pause|resume|discard): ", "", cause.strip().rstrip("."))
-    return _DRIVERS.sub(r"\1", words).replace("tms_set_", "tms.set_")
+    return _DRIVERS.sub(r"\1\2", words).replace("tms_set_", "tms.set_")
 
 
 def from_code(code: int, doing: str, cause: str) -> TmsError:

@@ -39,7 +39,7 @@ class Failure(NamedTuple):
     def told(self, name: Callable[[int], str]) -> str:
         """In words, of a rank that is called so."""
         where = name(self.rank) + (f" on {self.host}" if self.host else "")
-        return f"{where}: {self.cause}" + (f" (cudaError {self.code})" if self.code else "")
+        return f"{where}: {account(self.cause)}" + (f" (cudaError {self.code})" if self.code else "")
 
 
 class Part:
@@ -175,7 +175,7 @@ def failure(rank: int, error: BaseException) -> Failure:
     """A rank's own failure, in the words of an exception."""
     cause = error.cause if isinstance(error, TmsError) and error.cause else str(error)
     code = error.code if isinstance(error, TmsError) else 0
-    return Failure(rank, socket.gethostname(), account(cause) or repr(error), code)
+    return Failure(rank, socket.gethostname(), cause.strip().rstrip(".") or repr(error), code)
 
 
 def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
