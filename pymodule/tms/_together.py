@@ -39,7 +39,9 @@ class Failure(NamedTuple):
     def told(self, name: Callable[[int], str]) -> str:
         """In words, of a rank that is called so."""
         where = name(self.rank) + (f" on {self.host}" if self.host else "")
-        return f"{where}: {account(self.cause)}" + (f" (cudaError {self.code})" if self.code else "")
+        return f"{where}: {account(self.cause)}" + (
+            f" (cudaError {self.code})" if self.code else ""
+        )
 
 
 class Part:
