@@ -75,7 +75,7 @@ func run(t *testing.T, program string, arguments []string, environment ...string
 // runAnyway is run for a program in which the sanitizers may find something.
 func runAnyway(t *testing.T, program string, arguments []string, environment ...string) outcome {
 	t.Helper()
-	return runWithin(t, 120*time.Second, program, arguments, environment...)
+	return runWithin(t, 10*time.Minute, program, arguments, environment...)
 }
 
 // runWithin is runAnyway for a program that may take a time of its own.

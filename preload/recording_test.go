@@ -206,7 +206,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	c.Close()
 	again := h.dial()
 	third := filepath.Join(t.TempDir(), "third")
-	require.Eventually(t, func() bool { return request(t, again, recordTo(third)).OK }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return request(t, again, recordTo(third)).OK }, time.Minute, 10*time.Millisecond)
 	h.do("own 7")
 	records, _ = recorded(t, second)
 	require.Equal(t, uint64(1*mib), records[len(records)-1].Size)
@@ -216,7 +216,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	h.do("own 9")
 	reply = request(t, again, recordTo(""))
 	require.Contains(t, reply.Error, "it was cut short, or its disk fails")
-	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "\n") }, 20*time.Second, 5*time.Millisecond)
+	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "\n") }, time.Minute, 5*time.Millisecond)
 	require.Equal(t, 1, strings.Count(h.stderr.String(), "\n"), h.stderr)
 	require.Equal(t, "ok", h.do("check"))
 }

@@ -35,7 +35,7 @@ func (h *steered) goesOn(words ...any) {
 		return count
 	}
 	before := cycles()
-	require.Eventually(h.t, func() bool { return cycles() > before+3 }, 20*time.Second, time.Millisecond, words...)
+	require.Eventually(h.t, func() bool { return cycles() > before+3 }, time.Minute, time.Millisecond, words...)
 }
 
 func (h *steered) heldUp() bool {
@@ -131,7 +131,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 			other := h.dial()
 			defer other.Close()
 			return request(t, other, control.Request{Op: control.Align}).OK
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		reply, err := silent.Do(context.Background(), control.Request{Op: control.Status})
 		require.NoError(t, err)
 		require.Contains(t, reply.Error, "this client was silent for 50ms")

@@ -131,7 +131,7 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	open := gated(t, "cuMemHostUnregister")
 	var resumed sync.WaitGroup
 	resumed.Go(func() { require.NoError(t, resume(engine, name("t"))) })
-	require.Eventually(t, func() bool { return !engine.PausedAt(a) }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return !engine.PausedAt(a) }, time.Minute, time.Millisecond)
 	require.NoError(t, resume(engine, name("plain")))
 	require.NoError(t, pause(engine, name("plain")))
 	require.NoError(t, engine.Free(plain, false))
@@ -213,7 +213,7 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	case err := <-ended:
 		require.NoError(t, err)
 		close(gate)
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		close(gate)
 		t.Fatal("an allocation waits for a file to be removed")
 	}

@@ -72,7 +72,7 @@ func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries
 		before := ranks[0].do("work")
 		_, words, code = command(t, "resume", "--job", "apart")
 		require.Zero(t, code, words)
-		require.Eventually(t, func() bool { return ranks[0].do("work") != before }, 20*time.Second, time.Millisecond, "it goes on")
+		require.Eventually(t, func() bool { return ranks[0].do("work") != before }, time.Minute, time.Millisecond, "it goes on")
 	}
 	return tries
 }
@@ -147,7 +147,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			command(t, "resume", "--job", "apart") // of those that are paused: it may have been done
 			for _, r := range ranks {
 				before := r.do("work")
-				require.Eventually(t, func() bool { return r.do("work") != before }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return r.do("work") != before }, time.Minute, time.Millisecond)
 			}
 		}
 		pauseApart(t, ranks, 1)
@@ -173,7 +173,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			require.NoError(t, file.Close())
 			for _, r := range ranks[:2] {
 				before := r.do("work")
-				require.Eventually(t, func() bool { return r.do("work") != before }, 10*time.Second, time.Millisecond)
+				require.Eventually(t, func() bool { return r.do("work") != before }, time.Minute, time.Millisecond)
 			}
 		}
 	})
@@ -194,7 +194,7 @@ func TestARankThatIsFarBehind(t *testing.T) {
 	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[1].number()+": it does not answer")
 	require.NoError(t, ranks[1].Process.Signal(syscall.SIGCONT))
 	before := ranks[1].do("work")
-	require.Eventually(t, func() bool { return ranks[1].do("work") != before }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return ranks[1].do("work") != before }, time.Minute, time.Millisecond)
 	pauseApart(t, ranks, 1)
 	endApart(t, ranks)
 }
@@ -234,7 +234,7 @@ func (a *aligning) until(wanted string, targets map[string]uint64) *control.Alig
 	require.Eventually(a.t, func() bool {
 		found = a.align(targets)
 		return slices.ContainsFunc(found.Sequences, func(s control.Sequence) bool { return s.Name == wanted && s.Wanted })
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	return found
 }
 
@@ -302,7 +302,7 @@ func TestAlign(t *testing.T) {
 	a.align(begun)
 	c.do("launch 500")
 	require.False(t, a.align(begun).Reached)
-	require.Eventually(t, func() bool { return a.align(begun).Reached }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return a.align(begun).Reached }, time.Minute, time.Millisecond)
 
 	// A child is not held back, and nobody when the client has gone.
 	c.do("work")
@@ -310,11 +310,11 @@ func TestAlign(t *testing.T) {
 	c.do("fork")
 	a.Close()
 	before := c.do("cycles")
-	require.Eventually(t, func() bool { return c.do("cycles") != before }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	other.until(name, nil)
 	require.True(t, other.ask(control.Request{Op: control.Keep}).OK)
 	before = c.do("cycles")
-	require.Eventually(t, func() bool { return c.do("cycles") != before }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	c.do("calm")
 
 	// A communicator that is destroyed meanwhile, as by a watchdog, is used no more.
@@ -323,7 +323,7 @@ func TestAlign(t *testing.T) {
 	other.until(name, nil)
 	c.do("destroy 1")
 	require.True(t, other.ask(control.Request{Op: control.Undo}).OK)
-	require.Eventually(t, func() bool { return c.do("code") == "5" }, 10*time.Second, time.Millisecond, "ncclInvalidUsage")
+	require.Eventually(t, func() bool { return c.do("code") == "5" }, time.Minute, time.Millisecond, "ncclInvalidUsage")
 
 	for _, name := range []string{"", "x", "1:2", "1:2:3:4", "1:-1:2", "1:2:x"} {
 		reply := other.ask(control.Request{Op: control.Align, Targets: map[string]uint64{name: 1}})

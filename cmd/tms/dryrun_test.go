@@ -92,7 +92,7 @@ func TestPlans(t *testing.T) {
 	require.Eventually(t, func() bool { // its environment is there a moment after it has started
 		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
 		return err == nil && strings.Contains(string(environment), "CUDA_VISIBLE_DEVICES=3,1")
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	state := func(device int, tag stats.Tag) control.ProcessState {
 		return control.ProcessState{Gated: true, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
 			{Device: device, FreeBytes: 10, Tags: []stats.Tag{tag}}}}}}

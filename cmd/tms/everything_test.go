@@ -130,9 +130,9 @@ func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	die("GetState:1", pause...)
 	w.asBefore()
 	die("Lock:1", pause...) // after our pause: the process undoes it by itself
-	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, time.Minute, 10*time.Millisecond)
 	w.do("check")
-	require.Eventually(t, func() bool { return w.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 	_, stderr, code := command(t, "pause", w.pid, "--force") // it is as others
 	require.Zero(t, code, stderr)
 	w.resumed()
@@ -220,13 +220,13 @@ func TestAnInterruptedCommand(t *testing.T) {
 	c.Stderr = &said
 	w.do("busy 5000")
 	require.NoError(t, c.Start())
-	require.Eventually(t, func() bool { return w.doing() == control.Pause }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return w.doing() == control.Pause }, time.Minute, time.Millisecond)
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
 	require.Error(t, c.Wait())
 	require.Contains(t, said.String(), "interrupted")
 	// The pause that had begun is carried through, and then undone.
-	require.Eventually(t, func() bool { return w.doing() == "" }, 20*time.Second, time.Millisecond)
-	require.Eventually(t, func() bool { return w.other.do("free") == "56" && w.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return w.other.do("free") == "56" && w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 	w.asBefore()
 }
 

@@ -57,7 +57,7 @@ func TestJobThatSharesMemory(t *testing.T) {
 		}
 		require.Eventually(t, func() bool {
 			return fmt.Sprint(jobHeld(t, ranks)) == fmt.Sprint(repeated(rankBytes, count))
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 	}
 
 	last := ranks[0].do("stop")

@@ -67,7 +67,7 @@ func wasKept(t *testing.T, ranks []*steered) (kept bool) {
 			state, err := status(r.Process.Pid, time.Minute)
 			require.NoError(t, err)
 			return state.Doing == ""
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		kept = kept || held(t, r) < rankBytes
 	}
 	return kept
@@ -162,7 +162,7 @@ func TestJobIsNotPaused(t *testing.T) {
 		}
 		require.Eventually(t, func() bool {
 			return fmt.Sprint(jobHeld(t, ranks)) == fmt.Sprint(repeated(rankBytes, count))
-		}, 20*time.Second, time.Millisecond, "after pause %d", i)
+		}, time.Minute, time.Millisecond, "after pause %d", i)
 	}
 
 	// One is stopped: it is named, and the others go on.
@@ -201,7 +201,7 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 	for range hermetic.Often(3, 1) {
 		pausing := exec.Command(tms, "pause", "--job", "here:2", "--timeout", "600")
 		require.NoError(t, pausing.Start())
-		require.Eventually(t, func() bool { return heldUp(t, ready) }, 20*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return heldUp(t, ready) }, time.Minute, time.Millisecond)
 		reply, err := other.Do(context.Background(), control.Request{Op: control.Resume})
 		require.NoError(t, err)
 		require.True(t, reply.OK, reply.Error)
@@ -234,7 +234,7 @@ func TestAJobsPauseThatIsStopped(t *testing.T) {
 		}
 		require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
 		return false
-	}, 20*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	ready.goesOn()
 	require.False(t, heldUp(t, ready))
 	require.NoError(t, pausing.Process.Signal(syscall.SIGCONT))
@@ -259,7 +259,7 @@ func (s *steered) goesOn() {
 		return count
 	}
 	before := cycles()
-	require.Eventually(s.t, func() bool { return cycles() > before+3 }, 20*time.Second, time.Millisecond)
+	require.Eventually(s.t, func() bool { return cycles() > before+3 }, time.Minute, time.Millisecond)
 }
 
 func TestJobsOf(t *testing.T) {
@@ -277,7 +277,7 @@ func TestJobsOf(t *testing.T) {
 		require.Eventually(t, func() bool { // it is the program then
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
 			return strings.HasSuffix(string(text), "LAST=1\x00")
-		}, 10*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		jobs := jobsOf(sleeping.Process.Pid)
 		require.NoError(t, sleeping.Process.Kill())
 		_ = sleeping.Wait()

@@ -223,7 +223,7 @@ func TestASuspendThatHangs(t *testing.T) {
 	require.Equal(t, "0", c.do("stats"))
 	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.pid, "--timeout", "1")
 	// When it comes back it is resumed at once.
-	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, 20*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
 	c.do("reduce")
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.resume()
@@ -268,7 +268,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	c.do("all 2")
 	asBefore := func() {
 		t.Helper()
-		require.Eventually(t, func() bool { return c.other.do("free") == "96" && c.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.other.do("free") == "96" && c.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 		c.do("check")
 		c.do("reduce")
 	}
@@ -294,7 +294,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		require.Equal(t, before, c.do("cycles"), "nobody works meanwhile")
 		_, stderr, code := command(t, "resume", c.pid)
 		require.Zero(t, code, stderr)
-		require.Eventually(t, func() bool { return c.do("cycles") != before }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	}
 	c.do("calm")
 	asBefore()
@@ -302,7 +302,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	require.Equal(t, "0 ", c.do("pause"))
 	open := func() {
 		t.Helper()
-		require.Eventually(t, func() bool { return c.other.do("free") == "120" && c.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+		require.Eventually(t, func() bool { return c.other.do("free") == "120" && c.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 		c.do("reduce")
 	}
 	t.Setenv("CUDASIM_FAIL", "cuCheckpointProcessCheckpoint:1:2")
@@ -392,7 +392,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		ranks[0].requireFree(128)
 		before := ranks[1].do("cycles")
 		spread(t, "resume")
-		require.Eventually(t, func() bool { return ranks[1].do("cycles") != before }, 10*time.Second, time.Millisecond)
+		require.Eventually(t, func() bool { return ranks[1].do("cycles") != before }, time.Minute, time.Millisecond)
 	}
 	for _, r := range ranks {
 		r.do("calm")
@@ -463,7 +463,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	out, stderr, code = command(t, "resume", ranks[1].pid)
 	require.Zero(t, code, stderr)
 	require.NotContains(t, out, "NCCL")
-	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return ranks[0].do("cycles") != before }, time.Minute, time.Millisecond)
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")
@@ -477,7 +477,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	asBefore := func(ranks [2]*communicating) {
 		t.Helper()
 		for _, r := range ranks {
-			require.Eventually(t, func() bool { return r.do("stats") == "0" }, 10*time.Second, 10*time.Millisecond)
+			require.Eventually(t, func() bool { return r.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 			r.do("check")
 			r.do("reduce")
 		}
@@ -683,7 +683,7 @@ func TestNCCLIsUsedByAll(t *testing.T) {
 		require.Zero(t, code, stderr)
 	}
 	c.do("calm")
-	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
 	c.do("check")
 	c.do("reduce")
 }

@@ -243,7 +243,7 @@ func TestSteering(t *testing.T) {
 	var said bytes.Buffer
 	waiting.Stderr = &said
 	require.NoError(t, waiting.Start())
-	require.Eventually(t, func() bool { return other.doing() == control.Resume }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return other.doing() == control.Resume }, time.Minute, time.Millisecond)
 	require.NoError(t, waiting.Process.Signal(os.Interrupt))
 	require.Error(t, waiting.Wait())
 	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
@@ -261,7 +261,7 @@ func TestSteering(t *testing.T) {
 		command(t, "resume", second) // where the command had ended already
 		out, _, _ := command(t, "ps")
 		return regexp.MustCompile(second+`.*active`).MatchString(out) && !strings.Contains(out, "paused")
-	}, 20*time.Second, 10*time.Millisecond)
+	}, time.Minute, 10*time.Millisecond)
 	require.Equal(t, "ok", other.do("check"))
 }
 
@@ -343,7 +343,7 @@ func stop(t *testing.T, process *os.Process) {
 			}
 		}
 		return true
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 // A process of another PID namespace that shares the directory of sockets has its number there: here that is another

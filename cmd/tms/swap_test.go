@@ -92,7 +92,7 @@ func TestSwap(t *testing.T) {
 	var said bytes.Buffer
 	waiting.Stderr = &said
 	require.NoError(t, waiting.Start())
-	require.Eventually(t, func() bool { return held(t, small) == 0 }, 20*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return held(t, small) == 0 }, time.Minute, time.Millisecond)
 	require.NoError(t, waiting.Process.Signal(os.Interrupt))
 	require.Error(t, waiting.Wait())
 	require.Equal(t, exitNo, waiting.ProcessState.ExitCode())
@@ -154,7 +154,7 @@ func TestSwapIsEnded(t *testing.T) {
 			x, y := held(t, in), held(t, out)
 			swapped = x > 0
 			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
-		}, 20*time.Second, time.Millisecond)
+		}, time.Minute, time.Millisecond)
 		if i%2 == 1 && swap.ProcessState.Exited() { // interrupted, and it had begun: it says which
 			require.Equal(t, swapped, swap.ProcessState.Success(), "%v", swap.ProcessState)
 		}

@@ -63,7 +63,7 @@ func (s *tmux) shows(pattern string) {
 	s.t.Helper()
 	wanted := regexp.MustCompile(pattern)
 	for start := time.Now(); !wanted.MatchString(s.do("capture-pane", "-p")); time.Sleep(50 * time.Millisecond) {
-		if time.Since(start) > 30*time.Second {
+		if time.Since(start) > time.Minute {
 			require.Regexp(s.t, pattern, s.do("capture-pane", "-p"))
 		}
 	}
@@ -80,7 +80,7 @@ func (s *tmux) restored(folder string) {
 	require.Eventually(s.t, func() bool {
 		after, err := os.ReadFile(filepath.Join(folder, "after"))
 		return err == nil && string(after) == string(before)
-	}, 10*time.Second, 10*time.Millisecond, "the settings of the terminal")
+	}, time.Minute, 10*time.Millisecond, "the settings of the terminal")
 }
 
 // running is the line that runs tms top, and tells what it was before and after.

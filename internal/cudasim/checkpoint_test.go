@@ -120,7 +120,7 @@ func TestAKilledLocker(t *testing.T) {
 	killer.kill()
 	answer := target.waits("value", 0)
 	target.calm()
-	require.Eventually(t, func() bool { return other.do("state", pid) == "0 1" }, 10*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return other.do("state", pid) == "0 1" }, time.Minute, 10*time.Millisecond)
 	require.Equal(t, "0", other.do("unlock", pid))
 	require.Equal(t, "0 42", answer())
 }

@@ -189,7 +189,7 @@ func waitForZombie(t *testing.T, pid int) {
 	require.Eventually(t, func() bool {
 		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 		return err == nil && strings.Contains(string(text), ") Z ")
-	}, 10*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 }
 
 // Exec keeps a process's number and start, and ends what it held.

@@ -7,20 +7,19 @@ import subprocess
 import sys
 import textwrap
 
-from simulator import PYMODULE, environment
+from simulator import HANGS, PYMODULE, environment
 
 TESTS = os.path.dirname(os.path.abspath(__file__))
 
 
 def run(
-    code: str, *arguments: str, preloaded: bool = True, timeout: float = 60, **variables: str
+    code: str, *arguments: str, preloaded: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs Python code in a new process and returns what came of it.
 
     Args:
         code: may import cuda and tms; indented as the caller likes.
         preloaded: whether libtms.so is in LD_PRELOAD.
-        timeout: in seconds; subprocess.TimeoutExpired after it.
         variables: further environment variables.
     """
     all_variables = environment()
@@ -33,7 +32,7 @@ def run(
         env=all_variables,
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=HANGS,
         check=False,
     )
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from ctypes import byref, c_int, c_size_t, c_uint64, c_void_p
 
+from simulator import HANGS
+
 FILE_DESCRIPTOR = 1  # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 
 
@@ -44,7 +46,7 @@ class Importer:
         return self._process.stdout.readline().strip()
 
     def end(self) -> None:
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=HANGS)
         assert self._process.returncode == 0
 
 

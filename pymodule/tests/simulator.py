@@ -8,6 +8,8 @@ from pathlib import Path
 PYMODULE = Path(__file__).resolve().parent.parent
 BUILD = PYMODULE.parent / "build"
 DEVICE_MEMORY = 256 << 20
+HANGS = 600.0
+"""Seconds after which a process hangs; on a busy machine one may take some minutes."""
 
 
 def environment() -> dict[str, str]:

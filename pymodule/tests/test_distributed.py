@@ -119,7 +119,7 @@ def test_one_that_cannot(name: str, fan: int) -> None:
         ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
         ranks.all("len(together.stats())")  # so that all know where each is
         ranks.one(2, spoil)
-        outcomes = ranks.all("together.pause('weights', timeout=20)")
+        outcomes = ranks.all("together.pause('weights', timeout=600)")
         ranks.one(2, mend)
         said = same_error(outcomes, "pausing tag 'weights' on 4 ranks failed, and all", words)
         assert f"rank 2 on {HOST}: " in said
@@ -127,7 +127,7 @@ def test_one_that_cannot(name: str, fan: int) -> None:
         ranks.all("together.pause()")
         if name == "failing":  # and a resume: what was resumed is paused again
             ranks.one(2, "cuda.fail('cuMemCreate', 1, 2)")
-            outcomes = ranks.all("together.resume(timeout=20)")
+            outcomes = ranks.all("together.resume(timeout=600)")
             same_error(outcomes, "resuming all tags on 4 ranks failed", f"rank 2 on {HOST}: ")
             assert ranks.all(HELD) == [0] * 4
         assert ranks.all("together.resume()") == [12 * MiB] * 4
@@ -152,7 +152,7 @@ def test_what_was_paused_before_stays_paused() -> None:
     with Ranks(2) as ranks:
         ranks.all(ALLOCATE + "tms.pause('cache')")
         ranks.one(1, "cuda.fail('cuMemUnmap', 1, 999)")
-        same_error(ranks.all("together.pause(timeout=20)"), "rank 1 on ")
+        same_error(ranks.all("together.pause(timeout=600)"), "rank 1 on ")
         assert ranks.all(HELD) == [8 * MiB] * 2
         assert ranks.all(CONTENTS) == [True] * 2
 
@@ -169,7 +169,7 @@ def test_host_memory_is_counted_once_for_a_machine() -> None:
             "_together._control.stats = lambda: {**whole(), 'host_available_bytes': room}"
         )
         same_error(
-            ranks.all("together.pause(timeout=20)"),
+            ranks.all("together.pause(timeout=600)"),
             "failed, and all are as before. ",
             f"rank 0 on {HOST}: {32 * MiB:,} bytes of host memory are needed by its 4 ranks "
             f"together, and {20 * MiB:,} are available (cudaError 304)",
@@ -192,15 +192,15 @@ def test_room_for_files(tmp_path: Path) -> None:
         found = os.statvfs(tmp_path)
         size = found.f_bavail * found.f_frsize * 3 // 4 // (2 * MiB) * 2 * MiB
         ranks.all(f"with tms.region('large', backup='disk'): large = cuda.malloc({size})")
-        same_error(ranks.all("together.pause(timeout=20)"), f"bytes of room in {where} are needed")
+        same_error(ranks.all("together.pause(timeout=600)"), f"bytes of room in {where} are needed")
         assert ranks.all(HELD) == [size] * 2
 
 
 def test_a_rank_without_the_library() -> None:
     with Ranks(2, own={1: {"LD_PRELOAD": ""}}) as ranks:
-        outcomes = ranks.all("together.pause(timeout=20)")
+        outcomes = ranks.all("together.pause(timeout=600)")
         same_error(outcomes, f"rank 1 on {HOST}: libtms.so is not loaded into this process")
-        same_error(ranks.all("together.stats(timeout=20)"), f"rank 1 on {HOST}: libtms.so is not")
+        same_error(ranks.all("together.stats(timeout=600)"), f"rank 1 on {HOST}: libtms.so is not")
 
 
 DEATHS = {
@@ -286,20 +286,20 @@ def test_the_store_is_lost() -> None:
         "_meeting.Meeting.wait = lambda self, keys, *given, **more: (\n"
         "    self.store.wait(keys[:1], _meeting.datetime.timedelta(seconds=60)),\n"
         "    os.kill(os.getpid(), signal.SIGKILL))\n"
-        "together.pause('weights', timeout=20)",
+        "together.pause('weights', timeout=600)",
         "do = _together.Part.do\n"
         "_together.Part.do = lambda self: (do(self), os.kill(os.getpid(), signal.SIGKILL))\n"
-        "together.pause('weights', timeout=20)",
+        "together.pause('weights', timeout=600)",
     ):
         with Ranks(3, store_of=0) as ranks:
             ranks.all(ALLOCATE)
             ranks.tell(0, spoil)
-            ranks.tell(1, "together.pause('weights', timeout=20)")
+            ranks.tell(1, "together.pause('weights', timeout=600)")
             if "Part.do" in spoil:
-                ranks.tell(2, "together.pause('weights', timeout=20)")
+                ranks.tell(2, "together.pause('weights', timeout=600)")
             ranks.dead(0)
             if "Part.do" not in spoil:  # the store is gone before it comes
-                ranks.tell(2, "together.pause('weights', timeout=20)")
+                ranks.tell(2, "together.pause('weights', timeout=600)")
             for rank in ranks.living:
                 with pytest.raises(Told, match="store does not answer") as caught:
                     ranks.answer(rank)

@@ -15,6 +15,7 @@ import children
 import cuda
 import pytest
 from cuda import MiB
+from simulator import HANGS
 
 import tms
 from tms._library import load
@@ -153,7 +154,7 @@ def test_left_without_having_been_entered() -> None:
 )
 def test_entered_again_and_again(scope: Scope, within: tuple[bool, str, bool]) -> None:
     """One object: twice, within itself, and on two threads at a time."""
-    both = threading.Barrier(2, timeout=30)
+    both = threading.Barrier(2, timeout=HANGS)
     seen: list[object] = []
 
     def work() -> None:

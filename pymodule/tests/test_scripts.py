@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from simulator import PYMODULE
+from simulator import HANGS, PYMODULE
 
 ROOT = PYMODULE.parent
 SCRIPTS = sorted(
@@ -37,7 +37,7 @@ def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.Complete
         env={"TMS_NO_INSTALL": "1", "PATH": os.environ["PATH"], **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
         check=False,
     )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from reaching import PROGRAMS, Witness, disturb, equal, pausable, started, undisturbed, witness
-from simulator import BUILD
+from simulator import BUILD, HANGS
 
 
 @pytest.fixture
@@ -36,10 +36,10 @@ CYCLES = 10 if os.environ.get("TESTS_FULL") == "1" else 3
 
 @pytest.mark.parametrize("more", [[], ["--pool", "caching", "--no-inherit"]])
 def test_paused_by_pid(program: list[str], other: Witness, more: list[str]) -> None:
-    with started(program, 0, options=more, seconds=60) as running:
+    with started(program, 0, options=more, seconds=HANGS) as running:
         taken = running.ready()
         assert pausable(running) >= 0.9 * taken
         times = disturb(running, other, CYCLES, gap=0.05, seconds=0.1)
         said = running.end()
     assert len(times.out) == len(times.back) == CYCLES
-    equal(program, said, seconds=60)
+    equal(program, said, seconds=HANGS)

@@ -13,6 +13,7 @@ import types
 from collections.abc import Iterator
 
 import pytest
+from simulator import HANGS
 
 import tms
 from tms import _torch
@@ -200,7 +201,7 @@ def test_exceptions(model: Model) -> None:
 
 def test_threads_in_the_same_region(model: Model) -> None:
     """PyTorch refuses a pool to a second thread, so each gets its own, and they are reused."""
-    both_inside = threading.Barrier(2, timeout=30)
+    both_inside = threading.Barrier(2, timeout=HANGS)
     served: list[Id | None] = []
 
     def work() -> None:

@@ -49,7 +49,7 @@ func TestBackground(t *testing.T) {
 	require.EqualValues(t, 6, released.Load(), "what is added later is not waited for")
 	close(gate)
 	queue.Drain()
-	require.Eventually(t, func() bool { return released.Load() == 10 }, 5*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return released.Load() == 10 }, time.Minute, time.Millisecond)
 	queue.Drain()
 	require.Empty(t, queue.Waiting())
 }

@@ -7,7 +7,7 @@ import sys
 import textwrap
 from pathlib import Path
 
-from simulator import PYMODULE, environment
+from simulator import HANGS, PYMODULE, environment
 
 HERE = Path(__file__).resolve().parent
 PATHS = [PYMODULE, HERE.parent, HERE / "fake", HERE / "clients"]
@@ -31,7 +31,7 @@ def run(*arguments: str, preloaded: bool, **variables: str) -> subprocess.Comple
         env=all_variables,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=HANGS,
         check=False,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from programs import output, run
-from simulator import BUILD, PYMODULE, environment
+from simulator import BUILD, HANGS, PYMODULE, environment
 
 ROOT = PYMODULE.parent
 EXAMPLES = ROOT / "docs" / "examples"
@@ -63,14 +64,14 @@ class subprocess:
     assert output(prelude + example, CUDASIM_MEMORY="80G") == "7 79\nTrue\n"
 
 
-def test_rollout(tmp_path: Path) -> None:
+def test_rollout() -> None:
     """Trainer and server on one device that has not room for both."""
     done = run(
         str(EXAMPLES / "rollout.py"),
         preloaded=True,
         CUDASIM_DEVICES="1",
         CUDASIM_MEMORY="64M",
-        CUDASIM_SHARED=f"test_rollout_{tmp_path.name}",
+        CUDASIM_SHARED=f"rollout-{os.getpid()}",
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
@@ -83,7 +84,7 @@ def test_picture(tmp_path: Path) -> None:
     """Drawn from a run, as the one in the README was."""
     picture = tmp_path / "memory.svg"
     command = [sys.executable, ROOT / "scripts" / "picture.py", picture]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=HANGS, capture_output=True)
     for drawn in (picture, ROOT / "docs" / "memory.svg"):
         paths = {
             path[0].text: path.get("d") or ""
@@ -116,7 +117,7 @@ def started(program: Path, preload: str) -> str:
         "LD_PRELOAD": preload,
     }
     return subprocess.run(
-        [program], env=variables, check=True, timeout=60, capture_output=True, text=True
+        [program], env=variables, check=True, timeout=HANGS, capture_output=True, text=True
     ).stdout
 
 

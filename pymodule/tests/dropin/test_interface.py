@@ -338,7 +338,7 @@ def test_same_region_again(mode: str) -> None:
         """
 import threading
 saver.pause()
-both, made = threading.Barrier(2, timeout=20), []
+both, made = threading.Barrier(2), []
 def work(number):
     with saver.region("t", enable_cpu_backup=True):
         both.wait()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from programs import HERE
-from simulator import BUILD, PYMODULE, environment
+from simulator import BUILD, HANGS, PYMODULE, environment
 
 ALIASES = [
     f"torch_memory_saver_hook_mode_{mode}{suffix}.abi3.so"
@@ -36,7 +36,7 @@ def checked(*command: str | Path, **variables: str) -> str:
         cwd="/",  # python -m and -c import from where they are
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=HANGS,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

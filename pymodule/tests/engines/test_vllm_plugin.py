@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simulator import PYMODULE, environment
+from simulator import HANGS, PYMODULE, environment
 
 from tms import _vllm
 
@@ -71,7 +71,7 @@ class Worker:
             env={**inherited, "PYTHONPATH": paths, **variables},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANGS,
             check=False,
         )
 
@@ -130,7 +130,7 @@ def test_forked_workers(worker: Worker) -> None:
     from vllm.plugins import load_general_plugins
     load_general_plugins()
     fork = multiprocessing.get_context("fork")
-    together = fork.Barrier(2, timeout=30)
+    together = fork.Barrier(2)
 
     def work(value):
         import torch

@@ -23,7 +23,7 @@ if __name__ != "__main__":
     if importlib.util.find_spec("torch") is None:
         sys.path.insert(0, str(HERE / "fake"))
 
-WITHIN = 60
+WITHIN = 600
 """Seconds in which a rank must answer what it was told."""
 
 

@@ -549,7 +549,7 @@ func TestLeftovers(t *testing.T) {
 		start, gone, err := process.Started(zombie.Process.Pid)
 		zombieStart = start
 		return err == nil && gone
-	}, 5*time.Second, time.Millisecond)
+	}, time.Minute, time.Millisecond)
 	parent := os.Getppid()
 	parentStart, _, err := process.Started(parent)
 	require.NoError(t, err)
