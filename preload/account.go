@@ -33,8 +33,8 @@ func devicesOf() []control.Device {
 	return found
 }
 
-// accountOf reads what CUDA itself has given to whom (account.c); nil where that is not asked for. Pools and graphs of
-// the devices are asked of the driver.
+// accountOf reads what CUDA itself has given to each library (account.c); nil where that is not asked for.
+// Pools and graphs of the devices are asked of the driver.
 func accountOf(devices []control.Device) *control.Account {
 	if !C.account_on {
 		return nil

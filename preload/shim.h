@@ -279,7 +279,7 @@ HIDDEN void gate_wait(void);		  /* until it is open */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
 HIDDEN bool gate_inside(struct gate_user *user); /* a thread that is in any call, one that polls included; false: none */
 HIDDEN bool gate_polls(const char *symbol); /* the driver's checkpoint has such calls wait at the gate, and nothing else does */
-HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* an address whose memory was given to others; 0: no more; as gate.h */
+HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* of memory that was exported; 0: no more; as gate.h */
 HIDDEN void gate_gone(uintptr_t address); /* it was freed since */
 HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
 

@@ -29,7 +29,7 @@ class Library(BuildHookInterface[Any]):
             sys.exit(f"libtms is for Linux on x86_64 and aarch64, not {sys.platform} on {machine}.")
         done = subprocess.run(
             ["bash", script, machine],
-            env={"TMS_NO_INSTALL": "1", **os.environ},  # pip is not who installs compilers
+            env={"TMS_NO_INSTALL": "1", **os.environ},  # pip installs no compilers
             stdout=subprocess.PIPE,
             text=True,
             check=False,

@@ -9,7 +9,7 @@ source=internal/cudasim
 out=${1:-build/sim}
 cc=${CC:-gcc}
 flags=(-std=gnu11 -D_GNU_SOURCE -O2 -g -Wall -Wextra -Werror -fPIC -fvisibility=hidden -pthread -shared -I$source -I$source/driver -Ivmm/digest -Wl,-z,defs
-	-Wl,-Bsymbolic-functions # the libraries call themselves, not who stands in front of them
+	-Wl,-Bsymbolic-functions # the libraries call themselves, not a library in front of them
 	"${@:2}")
 mkdir -p "$out"
 

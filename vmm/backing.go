@@ -8,7 +8,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// backing says where memory comes from, and who maps it. A segment and its extent have the same.
+// backing says where memory comes from, and which side maps it. A segment and its extent have the same.
 //
 //	own          the engine makes the memory and maps it, as cudaMalloc does
 //	user-mapped  the program makes it, or has it from another process, and maps it (usermapped.go)

@@ -101,7 +101,7 @@ func (d *device) retire(t *tag) {
 const streams = 16
 
 // haveStreams makes the driver take the device memory that streams need, which the driver keeps: a pause and a resume
-// are to leave as much in use as they found, so this comes at the first allocation with contents. Whoever needs a
+// are to leave as much in use as they found, so this comes at the first allocation with contents. A caller that needs a
 // stream meets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
 func (d *device) haveStreams() {
 	if d.streamed.Swap(true) {

@@ -58,7 +58,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 		return s.isImported() == theirs && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
 	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
-	// of the host may need to let them. Whoever launches during a pause must not use the tag's memory.
+	// of the host may need to let them. A kernel launched during a pause must not use the tag's memory.
 	var devices []*device
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
 	for _, s := range e.choose(o.Tag, goes) {

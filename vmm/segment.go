@@ -98,7 +98,7 @@ const (
 	slack        // free, in an extent that others still use
 )
 
-// owner is who works on a segment, or an extent, also while e.mu is free. Others wait for settled.
+// owner is the worker on a segment, or an extent, also while e.mu is free. Others wait for settled.
 type owner int
 
 const (

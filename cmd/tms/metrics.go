@@ -89,7 +89,7 @@ func newCollector() *collector {
 		heldUp:    of("process_held_up", "Whether threads of the process that give a device work wait for a resume."),
 		idle:      of("process_idle_seconds", "How long no call has given a device work, as far as it was looked; of what tms run starts."),
 		size:      device("size_bytes", "Memory of the device."),
-		free:      device("free_bytes", "Memory of the device that is free, whoever may use it."),
+		free:      device("free_bytes", "Free memory of the device."),
 		untracked: device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
 		other: of("device_library_bytes", "Device memory that CUDA itself gave, by the library that asked for it, of a process with TMS_ACCOUNT.",
 			"device", "library", "kind"),

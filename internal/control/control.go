@@ -1,12 +1,12 @@
-// Package control is what a process that can be steered from outside and those who steer it say to each other over a
+// Package control is the protocol between a process that can be steered from outside and its clients, over a
 // Unix socket: a line of JSON for each request, and one for each reply. preload/control.go answers, package client
 // asks. Nothing here waits, or keeps a descriptor.
 //
 // A client has one request that changes something on its way at a time; status and cancel may come meanwhile. What
-// comes behind an await is read when that is answered. Requests that change something are done one after another,
-// whoever asks. What a client has paused is resumed when its connection ends, unless it or another client has paused it
-// to be kept; a request that has not begun is then withdrawn (package rights has who is responsible for what). A client
-// that shuts down its side of the connection for writing gets the replies that are due.
+// comes behind an await is read when that is answered. Requests of all clients that change something
+// are done one after another. What a client has paused is resumed when its connection ends, unless it or another client
+// has paused it to be kept; a request that has not begun is then withdrawn (package rights says which client is
+// responsible for what). A client that shuts down its side of the connection for writing gets the replies that are due.
 package control
 
 import (

@@ -20,7 +20,7 @@ extern "C" {
 //   contexts, streams, events, graphs, graph_execs, libraries
 //   pending                           async operations not executed yet
 //   devices, granularity
-//   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...), of all who share it (CUDASIM_SHARED)
+//   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...), of all processes that share it (CUDASIM_SHARED)
 //   calls:NAME                        calls of a driver function since start or reset;
 //                                     NAME with or without its version suffix
 // An unknown name gives UINT64_MAX.

@@ -65,7 +65,7 @@ func (r *Report) examineLimits(self string, p *process) {
 	}
 }
 
-// examineThreads counts as the kernel does: all threads of the user, of whom those are seen that /proc shows.
+// examineThreads counts as the kernel does: all threads of the user, as far as /proc shows them.
 func (r *Report) examineThreads(self string) {
 	limit, limited := limitOf(self, "Max processes")
 	user, above := userOf(self)
@@ -89,8 +89,8 @@ func (r *Report) examineThreads(self string) {
 	}
 }
 
-// userOf is a process's user, and whether the kernel does not count the threads of that one: root and who may do as
-// root, but not in a user namespace (a rootless container).
+// userOf returns a process's user, and whether the kernel leaves that user's threads uncounted: those of root and of
+// processes with root's capabilities, but not in a user namespace (a rootless container).
 func userOf(process string) (user string, above bool) {
 	status, err := os.ReadFile("/proc/" + process + "/status")
 	if err != nil {

@@ -48,7 +48,7 @@ func examples(functions []string) string {
 	return strings.Join(functions, " and ")
 }
 
-// examinePreloads looks for others who interpose CUDA's functions; preloads are in the loader's order.
+// examinePreloads looks for other libraries that interpose CUDA's functions; preloads are in the loader's order.
 func (r *Report) examinePreloads(preloads []*image) {
 	position := len(preloads)
 	for n := len(preloads) - 1; n >= 0; n-- {

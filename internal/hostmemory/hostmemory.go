@@ -10,7 +10,7 @@ import (
 	"strings"
 )
 
-// Machine is how many bytes this machine has for whoever asks; math.MaxUint64: that is not known, or as many as it
+// Machine returns the bytes that this machine has available; math.MaxUint64: that is not known, or as many as it
 // needs.
 func Machine() uint64 { return machineAvailable("/proc/meminfo") }
 

@@ -1,6 +1,6 @@
 // Package nvml asks NVIDIA's management library (libnvidia-ml.so.1, which comes with the driver) what is on each
 // device: the only source for what processes hold that do not use libtms.so, and for all that one holds. No context is
-// made, so who asks holds no device memory. What of it is whose is the business of those who ask.
+// made, so its caller holds no device memory. The caller tells processes apart.
 package nvml
 
 import (

@@ -85,7 +85,7 @@ int main(void)
 	}
 	closedir(tasks);
 
-	/* A child's death reaches sigtimedwait, whoever else runs in this process. */
+	/* A child's death reaches sigtimedwait, whatever else runs in this process. */
 	for (int i = 0; i < 50; i++) {
 		pid_t pid = fork();
 		if (pid == 0)

@@ -1,5 +1,5 @@
 /* Another library that stands in front of dlsym, as those that share out a GPU do, and in front of a function of the
- * driver for whoever asks for that by a handle. It has no dlvsym. */
+ * driver for a caller that asks for it by a handle. It has no dlvsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>

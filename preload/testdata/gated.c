@@ -1,4 +1,4 @@
-/* A stream that waits for a host thread (a gate) holds up nobody but who waits for that stream: no lock of the
+/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream: no lock of the
  * library is held meanwhile. argument: malloc, pause, other, captured */
 #include "host.h"
 

@@ -163,7 +163,7 @@ static void mutual(void)
 	close_all(b);
 }
 
-/* Who has memory that another process has mapped cannot pause alone; the other can. */
+/* An owner of memory that another process has mapped cannot pause alone; the other can. */
 static void lone(void)
 {
 	struct buffers b = exchanged("communication");

@@ -287,7 +287,7 @@ int ncclCommInitAll(struct comm **comm, int ranks, const int *devices)
 	return code;
 }
 
-/* All ranks have the same id for the new one: who asks first makes it. */
+/* All ranks have the same id for the new one: the first that asks makes it. */
 int ncclCommSplit(struct comm *comm, int color, int key, struct comm **new, void *config)
 {
 	(void)config;

@@ -673,7 +673,7 @@ static void devices(void)
 	drop_block(&other);
 }
 
-/* Under tms run: what was given away by a descriptor of ours is no obstacle, for who has it unmaps it first. */
+/* Under tms run: what was exported by a descriptor of ours is no obstacle, for its importer unmaps it first. */
 static void gated(void)
 {
 	fetch(from_the_driver);

@@ -110,7 +110,7 @@ class Library:
         """As the environment says; regions change it for their thread."""
 
     def address_of(self, name: str) -> int:
-        """Where a function of the library is, for those who call it by that."""
+        """The address of a function of the library, for callers that need it."""
         return ctypes.cast(self._process[name], ctypes.c_void_p).value or 0
 
     @property

@@ -9,5 +9,5 @@
 //
 // What the stores share below is in internal: pinned (buffers of registered host memory), copying (copies on a
 // stream, reported as they are done). What they give back goes through
-// package reclaim, in the background, for whoever discards may hold the engine's lock. Stores call nobody above.
+// package reclaim, in the background, since the caller may hold the engine's lock. Stores call nobody above.
 package backup

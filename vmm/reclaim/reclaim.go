@@ -216,7 +216,7 @@ func (k *Kind) Await(until time.Time) {
 			return
 		}
 		defer time.AfterFunc(left, func() {
-			k.queue.mu.Lock() // so that whoever has just looked at the time is waiting by now
+			k.queue.mu.Lock() // so that a thread that has just looked at the time is waiting by now
 			defer k.queue.mu.Unlock()
 			k.idle.Broadcast()
 		}).Stop()

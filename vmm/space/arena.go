@@ -8,8 +8,8 @@ type arena[T any] struct {
 	size        uint64
 	granularity uint64
 	ordinal     int        // of the device
-	ranges      *tlsf      // what is whose range
-	leaves      []*leaf[T] // whose a granule is
+	ranges      *tlsf      // addresses, free and in use
+	leaves      []*leaf[T] // the owner of each granule
 }
 
 const leafGranules = 4096

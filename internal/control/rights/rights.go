@@ -14,9 +14,9 @@ const Rest = "\x00"
 // Rights are those of all clients C of a process; the zero C is one that has gone. The zero value is that nobody has
 // any.
 type Rights[C comparable] struct {
-	holders []C            // who holds the threads up; each has one hold
-	aligns  C              // for whom threads are held back before collectives
-	paused  map[string][]C // what is paused and not kept, by tag, and for whom; for nobody: it is to be resumed
+	holders []C            // clients that hold the threads up, once each
+	aligns  C              // the client for which threads are held back before collectives
+	paused  map[string][]C // the clients for which a tag is paused and not kept; none: it is to be resumed
 }
 
 // Released is what no client is responsible for any more.

@@ -491,7 +491,7 @@ static void gates_and_the_legacy_stream(void)
 	CHECK(bytes(at)[0] == 6);
 }
 
-// Those who wait for everything wait for the gate, whoever is in it.
+// A wait for everything waits for the gate, and for any stream in it.
 static void the_context_waits_for_its_gates(void)
 {
 	start(0);

@@ -1,4 +1,4 @@
-"""Work that is in flight is waited for before its memory goes, whoever has begun it, and where."""
+"""Work in flight is waited for before its memory goes, on any stream and of any thread."""
 
 from __future__ import annotations
 

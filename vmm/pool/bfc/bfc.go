@@ -126,7 +126,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	}
 	block, dump, err := p.mallocOrDump(size)
 	if dump != nil {
-		p.log(dump.Text(size)) // without the lock: whoever reads it may wait for a call of ours
+		p.log(dump.Text(size)) // without the lock: its reader may wait for a call of ours
 	}
 	return block, err
 }

@@ -97,7 +97,7 @@ void process_holds(int device, uint64_t bytes)
 		atomic_store(&own->held[device], bytes);
 }
 
-// What the deadline, or the death of who locks, makes of a lock that is being put.
+// What the deadline, or the locking process's death, makes of a lock that is being put.
 static uint32_t settled(struct process_page *page)
 {
 	uint32_t state = atomic_load(&page->state);

@@ -13,7 +13,7 @@ struct process_page {
 	int process;
 	_Atomic uint32_t initialized;
 	_Atomic uint32_t state; // CUprocessState, or LOCKING; calls that wait sleep on it
-	_Atomic uint32_t inside; // calls of the process that have begun; who locks sleeps on it
+	_Atomic uint32_t inside; // calls of the process that have begun; the locking process sleeps on it
 	_Atomic uint32_t shares; // so much memory is shared with other processes, which can't be checkpointed
 	_Atomic uint64_t deadline; // of LOCKING, CLOCK_MONOTONIC in ns; 0: none
 	char shared[65]; // CUDASIM_SHARED
@@ -22,7 +22,7 @@ struct process_page {
 	_Atomic uint64_t held[MAX_DEVICES];
 };
 
-enum { LOCKING = 64 }; // running for those who ask, with calls that come held up already
+enum { LOCKING = 64 }; // a query answers running, but calls that come are held up already
 
 bool process_publish(uint64_t memory); // of each device; at cuInit. false: it can't be
 void process_withdraw(void); // at a reset

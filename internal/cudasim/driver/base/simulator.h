@@ -16,7 +16,7 @@ struct settings { // the environment's
 	uint64_t memory, granularity;
 	bool peers; // devices can access one another's memory
 	char name[64];	 // of the devices, as cuDeviceGetName has it
-	char shared[65]; // the name of those who share the devices, or empty
+	char shared[65]; // the name under which processes share the devices, or empty
 };
 
 struct statistics {

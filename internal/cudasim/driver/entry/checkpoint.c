@@ -1,6 +1,6 @@
 // Checkpoints: what one process does to another, found by its number. Its calls are held up (base/process.c), and what
-// it has of the devices' memory is given to others for a time (memory/budget.c). Contents stay where they are: who
-// could touch them is held up.
+// it has of the devices' memory is given to others for a time (memory/budget.c). Contents stay where they are:
+// whatever could touch them is held up.
 #include "base/process.h"
 #include "entry/gate.h"
 

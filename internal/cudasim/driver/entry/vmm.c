@@ -343,7 +343,7 @@ static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 	return retain(mapping->block, handle);
 }
 
-// What an exported file descriptor says: where the block is, for whoever imports it. Its id is the handle.
+// What an exported file descriptor says: where the block is, for an importer. Its id is the handle.
 struct export {
 	char magic[8];
 	struct exported block;

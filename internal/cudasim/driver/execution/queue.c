@@ -20,7 +20,7 @@ struct queued {
 	unsigned mark;	 // queue pass that needs it
 	unsigned held;	 // queue pass that found it held up
 	bool running;	 // a host function; it stays in the queue until it has returned
-	bool dropped;	 // no longer in the queue: whoever runs it frees it
+	bool dropped;	 // no longer in the queue: its runner frees it
 	bool poisoned;	 // its memory has been unmapped since it was issued
 	uint64_t issued; // sim.next_id then: of a launch, mappings with a higher one are of no use to it
 };

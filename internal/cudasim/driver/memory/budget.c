@@ -126,7 +126,7 @@ static bool create(const char *path)
 	return !error;
 }
 
-// The file's segment, locked; NULL: errno says why. Whoever would remove the file has the lock, so one that still
+// The file's segment, locked; NULL: errno says why. A remover of the file needs the lock, so one that still
 // has its name then keeps it.
 static struct segment *attach(const char *path, bool make)
 {
@@ -222,7 +222,7 @@ static CUresult join(void)
 	if (!drop_dead(segment))
 		segment->memory = sim.settings.memory;
 	if (segment->memory != sim.settings.memory)
-		sim_complain("CUDASIM_MEMORY is %llu for those who share %s; using that",
+		sim_complain("CUDASIM_MEMORY is %llu for the processes that share %s; using that",
 			     (unsigned long long)segment->memory, sim.settings.shared);
 	for (int i = 0; i < MEMBERS && !own; i++)
 		if (!segment->members[i].identity.process)

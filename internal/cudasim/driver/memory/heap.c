@@ -1,5 +1,5 @@
-// Memory with addresses of its own, for cuMemAlloc and cuMemAllocAsync. Who may free it, and when, is for the
-// entry points to know.
+// Memory with addresses of its own, for cuMemAlloc and cuMemAllocAsync. When it may be freed, and by which
+// stream, is for the entry points to know.
 #include <stdlib.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
-// Blocks shown at addresses by shared mappings, and who may touch them. That ranges fit and are not in use is for
-// the caller to see to.
+// Blocks shown at addresses by shared mappings, and which devices may touch them. The caller has checked that
+// ranges fit and are not in use.
 #include <stdlib.h>
 #include <sys/mman.h>
 

@@ -1,5 +1,5 @@
 // The memory layer: addresses, physical memory, what is shown where, pinned host memory. It knows of no context,
-// stream or queue: whoever calls has waited for what may use the memory.
+// stream or queue: the caller has waited for what may use the memory.
 #ifndef CUDASIM_MEMORY_H
 #define CUDASIM_MEMORY_H
 
@@ -86,8 +86,8 @@ bool addresses_clear(uint64_t address, uint64_t size); // PROT_NONE again
 bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
 void ballast_take(void); // kernel mappings kept for clearing at the limit of them
 
-// --- how much is in use, by whom (budget.c)
-CUresult budget_join(void); // those who share the devices, if the settings say so
+// --- how much each process uses (budget.c)
+CUresult budget_join(void); // the processes that share the devices, if the settings say so
 void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
@@ -114,8 +114,7 @@ CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struc
 void mapping_delete(struct mapping *mapping); // the addresses are cleared by the caller
 struct mapping *mapping_at(uint64_t address);
 int access_to_protection(uint32_t access);
-// Who touches memory: a device, with access to handles mapped for it and to what cuMemAlloc gave on the
-// devices of the set.
+// What a device may touch: handles mapped for it, and what cuMemAlloc gave on the devices of the set.
 struct reach {
 	int device;
 	uint32_t devices;

@@ -110,7 +110,7 @@ class TCPStore:
             port = server.server_address[1]
             threading.Thread(target=server.serve_forever, daemon=True).start()
         self.port = port
-        self._lock = threading.Lock()  # one who waits keeps others out, as with the real one
+        self._lock = threading.Lock()  # a waiting thread keeps others out, as with the real one
         self._connection = socket.create_connection((host, port))
 
     def clone(self) -> TCPStore:
