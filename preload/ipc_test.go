@@ -28,6 +28,14 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 	run(t, program, []string{"not shared"}, reaching(t), "TMS_SHAREABLE=0").succeeded(t)
 }
 
+// An answer that nobody waits for any more harms nobody: neither the thread that gives it nor who asks next.
+func TestAnAnswerThatIsLate(t *testing.T) {
+	sockets(t)
+	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid()))
+	o.succeeded(t)
+	require.Empty(t, o.stderr)
+}
+
 // NCCL takes handles of memory from the driver itself, which is seen with libtms_reach.so alone.
 func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 	program, library := compileWithDriver(t, "ipc", majors[1]), hermetic.Compile(t, "libnccl.so.2", "-shared", "-x", "c", os.DevNull)

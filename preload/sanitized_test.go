@@ -40,7 +40,7 @@ var unsanitized = map[string]string{
 // ofGo are the tests that try Go, by C that others try: sanitizers see C alone. The soak has them all.
 const ofGo = "^Test(Pool|PoolsAtTheExtremes|PoolDestroyedBesideOtherThreads|PoolUnderAProgramThatKnowsNone|ManyTags|" +
 	"RequestsThatAreRefused|ManyClients|Cancel|ControlDirectory|ControlOfOthers|ControlIsRobust|AHold.*|APauseIsItsClients|ClientsAtRandom|" +
-	"Socket.*|PausedWhileItWorks|Exports|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
+	"Socket.*|AnAnswerThatIsLate|PausedWhileItWorks|Exports|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
 
 // leaking are the hosts in which nobody looks for leaks, and why.
 var leaking = map[string]string{
