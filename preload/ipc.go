@@ -24,12 +24,11 @@ import (
 	"tms/vmm/stats"
 )
 
-// Memory that processes share by CUDA's handles (ipc.c): what they hold, and how the process that has the memory is
-// asked for it, over its control socket (lend.go). Descriptors are in the process's table only while a call lasts.
+// Memory that processes share by CUDA's handles (ipc.c): what the handles hold, and how an importer asks the exporting
+// process for the memory, over its control socket (lend.go). Descriptors stay open only while a call lasts.
 
-// How long, unless that is said, a pause waits until other processes have unmapped what they have of this one's memory,
-// and a resume until theirs is back: what lies between the ranks of a job that do the same. Before a rank's memory is
-// back its contents are, too.
+// By default, a pause waits pauseWait for other processes to unmap this one's memory, and a resume waits resumeWait for
+// theirs to be back. Both cover the time between the ranks of a job that do the same; a resume's includes the contents.
 const (
 	pauseWait  = 10 * time.Second
 	resumeWait = time.Minute
@@ -50,12 +49,13 @@ func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 			return err
 		}
 		start, _, err := process.Started(unix.Getpid())
-		handle.start, handle.id, handle.offset, handle.size = C.uint64_t(start), C.uint64_t(id), C.uint64_t(offset), C.uint64_t(size)
+		handle.start, handle.id = C.uint64_t(start), C.uint64_t(id)
+		handle.offset, handle.size = C.uint64_t(offset), C.uint64_t(size)
 		return err
 	}))
 }
 
-// tmsRangeOf fills in where the allocation around an address begins, and its bytes; 0: there is none.
+// tmsRangeOf fills in where the allocation around an address begins, and its size; 0: there is none.
 //
 //export tmsRangeOf
 func tmsRangeOf(address C.uintptr_t, base *C.uintptr_t, size *C.size_t) {
@@ -66,7 +66,7 @@ func tmsRangeOf(address C.uintptr_t, base *C.uintptr_t, size *C.size_t) {
 	})
 }
 
-// importMemory opens a handle of ours, for a device.
+// importMemory opens a handle that ipc.c made, for a device.
 func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
 	handle := &operation.ipc
 	share := vmm.Share{PID: int(handle.pid), Start: uint64(handle.start), ID: uint64(handle.id)}
@@ -84,19 +84,18 @@ func importMemory(e *vmm.Engine, operation *C.struct_operation) (uint64, error) 
 	return uint64(address), err
 }
 
-// processes is how the engine speaks to others.
+// processes lets the engine ask other processes.
 type processes struct{}
 
 func (processes) Gone(i vmm.Importer) bool { return ended(i.PID, i.Start) }
 
-// ended tells that a process is no more.
+// ended reports whether a process has ended.
 func ended(pid int, start uint64) bool {
 	now, zombie, err := process.Started(pid)
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)
 }
 
-// Return leaves the notice with the kernel, from which a process takes it whenever it comes to that: one that is
-// stopped answers late.
+// Return sends the notice without waiting for an answer: a stopped process reads it when it goes on.
 func (processes) Return(share vmm.Share, number uint64) error {
 	if ended(share.PID, share.Start) {
 		return nil
@@ -119,8 +118,8 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
 }
 
-// ask has a request answered; descriptor is what came with it, or -1.
-// Errors: vmm.ErrShareGone, also of a process that has ended, vmm.ErrSharePaused.
+// ask sends a request and returns the reply and the descriptor that came with it, or -1.
+// Errors: vmm.ErrShareGone, also if the process has ended, and vmm.ErrSharePaused.
 func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor int, err error) {
 	descriptor = -1
 	if ended(share.PID, share.Start) {
@@ -177,24 +176,26 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
 }
 
-// dial connects to the control socket of a process of this user. It waits for one that makes its socket anew.
+// dial connects to the control socket of a process of this user. It waits for a process that replaces its socket.
 func dial(pid int) (socket int, err error) {
 	socket, err = find(pid, answerWithin)
-	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(20 * time.Millisecond) {
+	missed := 0
+	for start := time.Now(); err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(20 * time.Millisecond) {
 		if missed++; control.Lost(pid) {
 			missed = 0
 		}
-		socket, err = find(pid, answerWithin) // it may be there by now
+		socket, err = find(pid, answerWithin)
 	}
 	return socket, err
 }
 
-// find connects to the control socket of a process, in whichever of the directories it is. It waits for patience until
-// the process takes the connection, and each send and receive later waits no longer; 0: none waits.
+// find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process
+// to accept, and later sends and receives wait no longer; 0: none waits.
 func find(pid int, patience time.Duration) (socket int, err error) {
 	user := unix.Geteuid()
 	err = fs.ErrNotExist
-	for _, directory := range control.AllDirectories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
+	runtimeDir, temporary := C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
+	for _, directory := range control.AllDirectories(runtimeDir, temporary, user) {
 		if control.CheckDirectory(directory, user) != nil {
 			continue
 		}
@@ -235,7 +236,7 @@ func connect(directory string, pid int, patience time.Duration) (int, error) {
 	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
 	for start := time.Now(); err == nil; time.Sleep(time.Millisecond) {
 		err = again(func() error { return unix.Connect(socket, address) })
-		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // too many at once
+		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // EAGAIN: too many at once
 			break
 		}
 		err = nil

@@ -1,12 +1,11 @@
-/* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments): in a
- * region the engine makes it, under numbers of its own, and pauses it like any other. What other processes have of
- * it is token.c's. What is not the engine's is left to the driver. */
+/* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments). In a
+ * region the engine makes it, under handles of its own, and pauses it like any other; the driver has the rest. token.c
+ * shares it with other processes. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
 #include "region.h"
-
 
 /* The beginning of CUmemAllocationProp. */
 struct prop {
@@ -19,13 +18,13 @@ struct prop {
 };
 enum { TYPE_PINNED = 1, LOCATION_DEVICE = 1 };
 
-/* usage: memory for sparse arrays is not mapped at addresses. */
+/* Memory with a usage is for sparse arrays, which are not mapped at addresses. */
 static bool can_be_paused(const struct prop *prop)
 {
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
-/* For libtms_reach.so, which notes what is given to others. Where the program maps memory of its own, any may be. */
+/* For libtms_reach.so, which notes exports. Where a program maps pausable memory itself, any address may be pausable. */
 EXPORT bool tms_is_pausable(uintptr_t address);
 EXPORT bool tms_is_pausable(uintptr_t address)
 {
@@ -65,7 +64,7 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	return code;
 }
 
-/* The engine's answer; the driver's where nothing of a region is concerned. */
+/* The engine's answer; the driver's for memory of no region. */
 #define TRACKED_OR(ours, plain, counted)                                                           \
 	({                                                                                         \
 		int answer_ = NOT_OURS;                                                            \
@@ -111,19 +110,19 @@ EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
-	/* NCCL does not release a handle that it then cannot export (2.28.9), and the memory would stay after a
-	 * pause. */
+	/* NCCL 2.28.9 keeps a handle that it then cannot export, and the memory would stay after a pause. */
 	if (unlikely(arena_contains(address)) && !region_config.exportable)
-		return error_fail(ERROR_NOT_SUPPORTED, "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
-						       "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
+		return error_fail(ERROR_NOT_SUPPORTED,
+				  "the program can have a handle of pausable memory under TMS_SHAREABLE=1 only: set "
+				  "that, share the memory by cudaIpcGetMemHandle, or allocate it outside regions");
 	return TRACKED_OR(handle ? tmsMemRetain(handle, (uintptr_t)address) : ERROR_INVALID_VALUE,
 			  forward_cuMemRetainAllocationHandle(handle, address), shared_retain(handle, address));
 }
 
-/* What is to be done with the driver's handle. */
+/* What mapping_use does with the driver's handle. */
 struct mapping_use {
 	void *out;
-	int type; /* of an export; 0: the properties are asked for */
+	int type; /* of an export; 0: it returns the properties */
 	unsigned long long flags;
 };
 
@@ -150,8 +149,8 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
 }
 
-/* Memory whose address multicast writes to cannot be replaced, so it stays; the driver waits here for other
- * processes. */
+/* A pause leaves memory that a multicast object writes to, for it cannot be replaced. The driver waits in bind for
+ * other processes. */
 #define BINDING(bind)                                                                              \
 	({                                                                                         \
 		uint64_t theirs = memory;                                                          \
@@ -166,7 +165,7 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 		code_;                                                                             \
 	})
 
-/* Where NCCL binds the buffers of a captured graph, a refusal has it go on without. */
+/* NCCL binds the buffers of a captured graph, and goes on without where that is refused. */
 static bool is_malloced(uintptr_t address)
 {
 	return unlikely(arena_contains((const void *)address));
@@ -174,11 +173,12 @@ static bool is_malloced(uintptr_t address)
 
 static int refuse_binding(void)
 {
-	return error_fail(ERROR_NOT_SUPPORTED, "memory that cudaMalloc gave in a region cannot be bound to a multicast object, which "
-					       "would go on to write where it was before a pause: allocate it outside regions");
+	return error_fail(ERROR_NOT_SUPPORTED,
+			  "memory that cudaMalloc gave in a region cannot be bound to a multicast object, which would go on "
+			  "to write where it was before a pause: allocate it outside regions");
 }
 
-/* 0: no handle of ours. It is to be released. */
+/* Returns a handle that the caller releases; 0: no handle of ours is there. */
 static uint64_t mapped_at(uintptr_t address)
 {
 	uint64_t handle = 0;
@@ -200,7 +200,8 @@ EXPORT int cuMulticastBindAddr(uint64_t object, size_t offset, uintptr_t address
 	if (is_malloced(address))
 		return refuse_binding();
 	const uint64_t memory = mapped_at(address);
-	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr(object, offset, address, size, flags))));
+	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr(object, offset, address, size,
+										     flags))));
 }
 
 EXPORT int cuMulticastBindAddr_v2(uint64_t object, int device, size_t offset, uintptr_t address, size_t size,
@@ -209,7 +210,8 @@ EXPORT int cuMulticastBindAddr_v2(uint64_t object, int device, size_t offset, ui
 	if (is_malloced(address))
 		return refuse_binding();
 	const uint64_t memory = mapped_at(address);
-	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr_v2(object, device, offset, address, size, flags))));
+	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr_v2(object, device, offset, address,
+											size, flags))));
 }
 
 EXPORT int cuMulticastBindMem(uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,

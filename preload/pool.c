@@ -1,5 +1,5 @@
-/* pool has the functions that C programs and PyTorch call for sub-allocators: tms_pool_*, tms_torch_*. The pools
- * themselves are Go's (pool.go). */
+/* pool has the functions of sub-allocators for C programs and PyTorch: tms_pool_*, tms_torch_*. The pools themselves
+ * are in Go (pool.go). */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Calls f with a CUDA function's device current, and puts the thread's own back. */
+/* Makes a call with its device current, and restores the thread's own. */
 #define ON_DEVICE(device, call)                                                                    \
 	({                                                                                         \
 		int own_ = (device), called_ = forward_cudaGetDevice(&own_);                       \
@@ -29,7 +29,7 @@ HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device)
 {
 	int code = ON_DEVICE(device, BELOW(forward_cudaMalloc(pointer, size)));
 	if (code != SUCCESS)
-		forward_cudaGetLastError(); /* the pool's answer tells of it */
+		forward_cudaGetLastError(); /* the pool reports the error itself */
 	return code;
 }
 
@@ -66,7 +66,7 @@ EXPORT int tms_pool_malloc(tms_pool *pool, void **address, size_t size, void *st
 	uintptr_t made = 0;
 	if (!address)
 		return error_fail(ERROR_INVALID_VALUE, "the address to fill in is NULL");
-	gate_before_allocation(); /* for memory of the pool that is there, too: it may have to be taken first */
+	gate_before_allocation(); /* even where the pool has free memory: a pause may have to take it first */
 	int code = IN_GO(tmsPoolMalloc((uintptr_t)pool, &made, size, (uintptr_t)stream));
 	trace_pool_malloc(code, (void *)made, size, stream, pool);
 	if (code == SUCCESS)
@@ -140,8 +140,7 @@ EXPORT int tms_pool_reset_accumulated_stats(tms_pool *pool)
 
 EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 {
-	/* Mapped for the whole device when the call returns, whatever the stream. */
-	void *pointer = NULL;
+	void *pointer = NULL; /* mapped for the whole device when the call returns, whatever the stream */
 	if (size < 0) {
 		error_fail(ERROR_INVALID_VALUE, "tms_torch_malloc: %zd is no size", size);
 		return NULL;
@@ -155,7 +154,7 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 {
 	(void)size;
 	(void)device;
-	trace_free(address, stream); /* which waits for the whole device */
+	trace_free(address, stream);
 	int code = SUCCESS;
 	if (arena_contains(address))
 		code = pausable_free(address);
@@ -166,8 +165,8 @@ EXPORT void tms_torch_free(void *address, ssize_t size, int device, void *stream
 
 typedef void torch_fail(const char *function, const char *file, uint32_t line, const char *message);
 
-/* Whether PyTorch is in the process. *fail is its own c10::detail::torchCheckFail, which raises a c10::Error and is
- * made for callers that are as plain as this one, or NULL. */
+/* Reports whether PyTorch is in the process. *fail is its c10::detail::torchCheckFail, which raises a c10::Error and
+ * has a C signature; NULL: this PyTorch has none. */
 static bool find_torch(torch_fail **fail)
 {
 	void *library = dlopen("libc10.so", RTLD_LAZY | RTLD_NOLOAD);
@@ -207,7 +206,7 @@ EXPORT void *tms_torch_pool_malloc(ssize_t size, int device, void *stream)
 	return torch_pool_malloc(&address, size, device, stream) == SUCCESS ? address : NULL;
 }
 
-/* Raises PyTorch's error; returns where there is no PyTorch. */
+/* Raises PyTorch's error; returns only without PyTorch. */
 static void throw_to_torch(int code)
 {
 	torch_fail *fail;
@@ -246,7 +245,7 @@ EXPORT void tms_torch_pool_free(void *address, ssize_t size, int device, void *s
 	log_failure(__func__, code);
 }
 
-/* What the first allocation would have to wait for. */
+/* Starts Go now, so that the first allocation need not wait for it. */
 EXPORT void tms_torch_pool_init(int devices)
 {
 	(void)devices;

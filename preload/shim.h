@@ -1,5 +1,5 @@
-/* shim is the C between the host's calls and the engine in Go: here is what its files use of each other, and what Go
- * uses of them. What a file keeps to itself is not here. */
+/* shim is the C between the host's calls and the engine in Go. This header has what its files use of each other, and
+ * what Go uses of them. */
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
@@ -35,8 +35,8 @@ static inline bool arena_contains(const void *address)
 
 /* alloc.c, free.c: allocating and freeing pausable memory. */
 HIDDEN int pausable_malloc(void **pointer, size_t size, int device);
-HIDDEN int current_device(int *device); /* a code, with words */
-HIDDEN int current_device_of_driver(int *device); /* that of the thread's context; without one, the runtime's */
+HIDDEN int current_device(int *device); /* a code, and an error's text */
+HIDDEN int current_device_of_driver(int *device); /* of the thread's context; without one, the runtime's */
 HIDDEN int pausable_free(void *pointer);
 
 /* mapping.c: memory that the program makes and maps itself. */
@@ -46,17 +46,17 @@ HIDDEN int mapping_use(struct mapping_use *use, uint64_t handle);
 
 HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 
-/* token.c: memory that others have by descriptors; as the driver's function, or NOT_OURS. */
+/* token.c: memory exported by descriptor. Returns the driver's codes, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* caller.c: the file, without folders, that a function was called by, "" for the program; false: none. And whether
- * it is a library of TMS_EXCLUDE. */
+/* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
+ * names that library. */
 enum { CALLER_NAME_SIZE = 256 };
 HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
 HIDDEN bool excluded_caller(const void *address);
 
-/* Inside a call of CUDA's own that may call another function of ours below it, by libtms_reach.so: what the one has
- * left to CUDA the other leaves too. */
+/* True inside a call of CUDA's that libtms_reach.so may lead back to another function of ours. What the outer one left
+ * to CUDA, the inner one leaves too. */
 extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
 #define BELOW(call)                                                                                \
 	({                                                                                         \
@@ -67,23 +67,23 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 		code_;                                                                             \
 	})
 
-/* Whether the allocation function that this stands in is to make pausable memory. */
+/* Whether the surrounding allocation function makes pausable memory. */
 #define TAKING() TAKING_FOR(__builtin_return_address(0))
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* table.c: blocks of account.c's and shared.c's by address. */
+/* table.c: the blocks of account.c and shared.c by address. */
 struct account_owner;
 struct block {
-	const void *address; /* or a handle, whose memory it is; NULL: none */
+	const void *address; /* or the memory's handle; NULL: none */
 	size_t size;
 	union {
-		struct account_owner *owner; /* NULL: none, of what is not of the account */
+		struct account_owner *owner; /* NULL: not counted */
 		uint64_t handle; /* that is mapped there */
 	};
 	union {
 		const void *context;
-		struct { /* of a handle */
+		struct { /* for a handle */
 			uint32_t references, mappings : 30, shared : 2; /* 0: not with other processes */
 		};
 	};
@@ -92,44 +92,43 @@ struct table {
 	struct block *slots;
 	size_t slot_count, live;
 };
-enum { BLOCKS_MAX = 1 << 19 }; /* that are put into one */
-HIDDEN struct block *table_find(const struct table *table, const void *address); /* until it is changed; NULL: none */
-HIDDEN bool table_put(struct table *table, struct block block);	/* in place of one that is there; false: no memory */
-HIDDEN struct block table_take(struct table *table, const void *address); /* of address NULL: there was none */
+enum { BLOCKS_MAX = 1 << 19 }; /* in one table */
+HIDDEN struct block *table_find(const struct table *table, const void *address); /* valid until a change; NULL: none */
+HIDDEN bool table_put(struct table *table, struct block block); /* replaces one at its address; false: no memory */
+HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
 HIDDEN void table_clear(struct table *table);
 
-/* trace.c: what TMS_TRACE, or tms record, has recorded; nothing happens without it. */
+/* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-/* A free is written down before it is made, when nobody else can have the address yet, and taken back when it
- * failed. */
-#define TRACE_SAME_STREAM ((void *)-1) /* as the allocation */
+/* A free is recorded before it happens, while nobody else can get the address, and taken back if it fails. */
+#define TRACE_SAME_STREAM ((void *)-1) /* the allocation's */
 HIDDEN void trace_free(const void *address, const void *stream);
 HIDDEN void trace_freed(int code, const void *address);
-HIDDEN void trace_changed(void); /* memory that is no allocation: the figures of its tag are of interest */
+HIDDEN void trace_changed(void); /* memory that is no allocation has changed: its tag's figures may have, too */
 HIDDEN void trace_pool_destroyed(const void *pool);
-HIDDEN int trace_recording(void); /* which one it is, from 1 on */
+HIDDEN int trace_recording(void); /* the number of the recording, from 1 on */
 HIDDEN const char *trace_start(const char *file); /* for tms record; NULL, or why not */
-HIDDEN const char *trace_end(int recording);	  /* that; NULL, or why it had ended before */
+HIDDEN const char *trace_end(int recording);	  /* NULL, or why it had ended before */
 static inline bool trace_is_on(void)
 {
 	return atomic_load_explicit(&trace_on, memory_order_relaxed);
 }
 
-/* What recording.go tells. Tags are interned; NULL: all, or none. */
+/* What recording.go passes on. Tags are interned; NULL: all, or none. */
 enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE };
 struct trace_operation {
-	uint32_t number; /* not 0; the same when it begins and when it is over, on whichever thread */
-	bool over;	 /* else it begins, and what follows the tag is 0 */
+	uint32_t number; /* not 0; the same at the begin and at the end, on whichever thread */
+	bool over;	 /* else it begins, and all behind the tag is 0 */
 	enum trace_kind kind;
 	const char *tag;
 	int code;
-	uint64_t bytes, copied;		/* of device memory given back or taken; of contents */
-	uint64_t took, waited, copying; /* nanoseconds: in all, and of that */
+	uint64_t bytes, copied;		/* device memory given back or taken; contents */
+	uint64_t took, waited, copying; /* nanoseconds: in all, and of these */
 };
-struct trace_figures { /* of a tag on a device, in bytes */
+struct trace_figures { /* for a tag on a device, in bytes */
 	int device;
 	const char *tag;
 	uint64_t live, physical, host, disk, peer;
@@ -140,8 +139,8 @@ HIDDEN void trace_allocation(int device, uintptr_t address, uint64_t size, const
 HIDDEN void trace_unmapped(uintptr_t address, uint64_t size);
 HIDDEN void trace_sample_after(uint64_t pause); /* nanoseconds, until tmsTraceFigures is called again */
 
-/* account.c: what CUDA itself gives to each library, where TMS_ACCOUNT asks for it; nothing happens without it. */
-extern _Atomic bool account_watched HIDDEN; /* what CUDA gives is looked at, by trace.c or account.c */
+/* account.c counts what CUDA itself gives to each library, for TMS_ACCOUNT, and does nothing without it. */
+extern _Atomic bool account_watched HIDDEN; /* trace.c or account.c looks at what CUDA gives */
 static inline bool account_is_watched(void)
 {
 	return atomic_load_explicit(&account_watched, memory_order_relaxed);
@@ -150,7 +149,7 @@ static inline bool account_is_watched(void)
 extern bool account_on HIDDEN; /* from load on */
 enum { ACCOUNT_OWNERS_MAX = 512, ACCOUNT_POOLS_MAX = 64 };
 struct account_owner {
-	const char *library; /* a file's name; interned */
+	const char *library; /* its file's name; interned */
 	int device;
 	uint64_t bytes, allocations;
 };
@@ -160,37 +159,37 @@ struct account_pool {
 	int device;
 };
 HIDDEN void account_load(void);
-HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after it was made */
-HIDDEN struct block account_free(const void *address);				  /* before */
-HIDDEN void account_unfree(struct block block);					  /* it has failed */
-/* Before a context is destroyed; after; before a device is reset. */
+HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after the allocation */
+HIDDEN struct block account_free(const void *address);				  /* before the free */
+HIDDEN void account_unfree(struct block block);					  /* after a free that failed */
+/* Call these before a context is destroyed, after that, and before a device is reset. */
 HIDDEN void account_context_leaves(const void *context);
 HIDDEN void account_context_left(const void *context, bool gone);
 HIDDEN void account_device_resets(int device);
-/* Of memory by handles, which has its owner from before it is counted. NULL: it is not. */
+/* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
 HIDDEN void account_add(const struct block *block, bool has_room);
 HIDDEN void account_subtract(const struct block *block);
-HIDDEN void account_pool(void *pool, const void *caller); /* before memory is taken from it; NULL: the device's current */
-/* All, and how many allocations found no room. Between begin and end no pool that is told is destroyed. */
+HIDDEN void account_pool(void *pool, const void *caller); /* before it gives memory; NULL: the device's current pool */
+/* All, and how many allocations found no room. Between begin and end none of the listed pools is destroyed. */
 HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
 HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX]);
 HIDDEN void account_pools_end(void);
 
-/* device.c: contexts that the program has made, by slot; every acquire that returns one needs a release. */
+/* device.c: the contexts that the program made, by slot. Release each that acquire returns. */
 extern int context_slots HIDDEN;
-HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: none there of the device */
+HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: the slot has none of the device */
 HIDDEN void context_release(int slot);
 
-/* capture.c: streams of this process that are being captured into graphs. */
-extern int captures HIDDEN; /* how many; read by Go too */
+/* capture.c: the streams of this process that are being captured into graphs. */
+extern int captures HIDDEN; /* how many; Go reads it too */
 static inline bool capturing(void)
 {
 	return __atomic_load_n(&captures, __ATOMIC_SEQ_CST) != 0;
 }
 
-HIDDEN void captures_forget(const void *context); /* which is gone */
-/* While they are held none begins; false where there is one. For a moment. */
+HIDDEN void captures_forget(const void *context); /* one that is gone */
+/* Keeps any from beginning until captures_let, which must follow soon; false: there is one. */
 HIDDEN bool captures_hold(void);
 HIDDEN void captures_let(void);
 
@@ -208,7 +207,7 @@ static inline void *own_stream(void *stream)
 	return stream ? stream : PER_THREAD_STREAM;
 }
 
-/* operation.c: pause and resume, and what else takes long. */
+/* operation.c: pause, resume, and other long operations. */
 enum operation_kind {
 	OPERATION_PAUSE,
 	OPERATION_DISCARD,
@@ -221,82 +220,80 @@ enum operation_kind {
 	OPERATION_CLOSE,
 	OPERATION_IMPORT_HANDLE,
 };
-/* ipc.c: what cudaIpcGetMemHandle gives for memory of ours; and what is in the files of token.c. */
+/* ipc.c: what cudaIpcGetMemHandle returns for memory of ours, and what token.c's files contain. */
 struct ipc_handle {
 	char magic[8];
 	uint32_t pid, unused;
 	uint64_t start; /* of the process, in clock ticks since the machine's */
-	uint64_t id, offset, size; /* of the segment, where in it the allocation begins, the segment's bytes */
+	uint64_t id, offset, size; /* the segment's number, the allocation's offset in it, the segment's bytes */
 	uint64_t reserved[2];
 };
 struct operation {
 	int kind;
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
-	const char *disk_dir, *disk_setting; /* and what that came from; "": it is the default */
-	double wait; /* seconds: of a resume for memory, of a gated pause for the program, of a pause for importers or below 0 */
-	struct ipc_handle ipc; /* of imports; of a close, id is the address */
-	int device;	       /* of imports */
-	bool force;  /* of a gated pause */
+	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
+	double wait; /* seconds: a resume waits for memory, a gated pause for the program, a pause for importers or below 0 */
+	struct ipc_handle ipc; /* for an import; for a close, id is the address */
+	int device;	       /* for an import */
+	bool force;  /* for a gated pause */
 	bool report; /* to operation_progress */
 	int code;
-	uint64_t bytes; /* of device memory that were freed, or mapped; of an import, the address, or the handle */
+	uint64_t bytes; /* of device memory that were freed or mapped; after an import, the address or the handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
 	char error[]; /* "": none; THREAD_TEXT_SIZE, but where it is asked for */
 };
-/* Fills in what holds for the process; temporary is TMPDIR. */
+/* Fills in the process's settings; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
-HIDDEN int operation_allowed(void);		/* a code: not from a progress callback */
+HIDDEN int operation_allowed(void);		/* a code: refused in a progress callback */
 HIDDEN int operation_transition(int kind, const char *tag, double wait);
 HIDDEN int operation_serve(void);		/* the process listens on its socket (control.go) */
-HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes tells */
-HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* of which tms_last_bytes tells nothing */
-/* Of what another process has; it waits where that is paused, if only as long as this one is held up, for then all
- * are. */
+HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
+HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */
+/* Imports another process's memory. While that is paused it waits, as long as the gate stops this process too. */
 HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 
 /* gate.c: the gate of libtms_reach.so, for gate.go. */
-struct gate_user { /* a thread's last call, or one that it is in */
+struct gate_user { /* a thread, and the call that it is in or made last */
 	pid_t thread;
 	bool lives;
-	bool works, inside; /* it gives the device work now; or it is inside any call, such as one that ends a stream */
+	bool works, inside; /* it gives the device work now; it is inside any call, such as one that ends a stream */
 	const char *call;
 	uintptr_t stream;
 };
-HIDDEN const char *gate_unusable(void);	 /* the words for why there is none; NULL: there is */
-HIDDEN const char *gate_not_gated(void); /* a function in use that passes by it; NULL: none */
+HIDDEN const char *gate_unusable(void);	 /* why there is no gate, in words; NULL: there is one */
+HIDDEN const char *gate_not_gated(void); /* a function in use that bypasses it; NULL: none */
 HIDDEN int gate_set(enum gate_state state);		 /* an errno */
 HIDDEN bool gate_is_shut(void);
-/* Since the last of these a thread has given the device work, or it does now. */
-HIDDEN bool gate_has_worked(void);
-HIDDEN bool gate_is_waited_for(void);	  /* while it is shut */
+HIDDEN bool gate_has_worked(void);	  /* since the last call of this a thread gave the device work, or does now */
+HIDDEN bool gate_is_waited_for(void);	  /* a thread waits at it while it is shut */
 HIDDEN void gate_hold_allocations(void);  /* until it opens */
-HIDDEN void gate_before_allocation(void); /* waits for that, where allocations are held */
+HIDDEN void gate_before_allocation(void); /* waits until allocations are no longer held */
 HIDDEN void gate_wait(void);		  /* until it is open */
 HIDDEN bool gate_look(const void **cursor, struct gate_user *user); /* *cursor: NULL at first; false: no more */
-HIDDEN bool gate_inside(struct gate_user *user); /* a thread that is in any call, one that polls included; false: none */
-HIDDEN bool gate_polls(const char *symbol); /* the driver's checkpoint has such calls wait at the gate, and nothing else does */
-HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* of memory that was exported; 0: no more; as gate.h */
-HIDDEN void gate_gone(uintptr_t address); /* it was freed since */
-HIDDEN bool gate_self_starting(char *name, size_t size); /* a library is loaded that starts work by itself */
+HIDDEN bool gate_inside(struct gate_user *user); /* a thread in any call, even one that polls; false: none */
+HIDDEN bool gate_polls(const char *symbol); /* such calls wait at the gate for the driver's checkpoint alone */
+HIDDEN uintptr_t gate_exported(size_t index, bool ranges); /* where exported memory begins; 0: no more; as gate.h */
+HIDDEN void gate_gone(uintptr_t address); /* the memory there was freed since */
+HIDDEN bool gate_self_starting(char *name, size_t size); /* a loaded library starts work by itself */
 
-/* nccl.c: NCCL, as libtms_reach.so sees it (its communicators.h), for nccl.go and align.go; nothing where it is not
- * preloaded. */
-HIDDEN bool nccl_is_unseen(void); /* at registering memory that it can use after a pause */
+/* nccl.c: NCCL as libtms_reach.so sees it (its communicators.h), for nccl.go and align.go. Without that library these
+ * do nothing. */
+HIDDEN bool nccl_is_unseen(void); /* NCCL may register memory unseen, and use it after a pause */
 #define X(returns, name, parameters, arguments) HIDDEN returns nccl_##name parameters;
 GATE_NCCL(X)
 #undef X
 
-/* Around what begins a capture: nobody is noted as capturing while the gate holds him up. */
+/* Around a call that begins a capture, so that no thread counts as capturing while it waits at the gate. */
 struct gate_call;
 struct gate_mark;
 HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream);
 HIDDEN void gate_leave_capture(struct gate_mark *mark);
 
-/* control.c: the socket by which others steer the process. */
+/* control.c: the socket through which others steer the process. */
 struct control_environment {
 	const char *runtime_dir, *temporary; /* XDG_RUNTIME_DIR and TMPDIR; NULL: unset; interned */
 };
@@ -305,11 +302,10 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
-/* shared.c: memory by handles that is of the account, or could be shared with other processes; as the driver's
- * functions. */
+/* shared.c: the driver's functions for memory by handle that the account counts, or that other processes could share. */
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
-extern _Atomic bool handles_tracked HIDDEN; /* some memory by handles is pausable */
-extern _Atomic bool handles_watched HIDDEN; /* that, or shared_watched */
+extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
+extern _Atomic bool handles_watched HIDDEN; /* handles_tracked or shared_watched */
 HIDDEN void handles_track(void);
 HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *owner);
 HIDDEN int shared_import(uint64_t *handle, void *shareable, int type);
@@ -318,23 +314,23 @@ HIDDEN int shared_retain(uint64_t *handle, void *address);
 HIDDEN int shared_release(uint64_t handle);
 HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags);
 HIDDEN int shared_unmap(uintptr_t address, size_t size);
-HIDDEN const char *shared_obstacle(void); /* a function by which memory that is there is shared; NULL: none is */
+HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared; NULL: none is */
 
 /* obstacle.c: calls after which the driver's checkpoint may lose the process. */
-HIDDEN int obstacle_note(const char *call, int code); /* that one was made, if it has worked; the code */
+HIDDEN int obstacle_note(const char *call, int code); /* notes a call that worked; returns the code */
 HIDDEN const char *obstacle_noted(void);		 /* one of them; NULL: there is none */
 
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
 HIDDEN void everything_set(bool now);
-HIDDEN bool everything_pending(void); /* a client is at it, and will keep or undo it */
+HIDDEN bool everything_pending(void); /* a client is making one, and will keep or undo it */
 HIDDEN void everything_set_pending(bool now);
-HIDDEN bool everything_driver_has(void);     /* the driver has the process locked or checkpointed */
+HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
-HIDDEN int everything_restore(double wait); /* the driver's part undone; nothing where it was not asked for */
+HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
 
-/* pool.c: what pool.go asks of the host's CUDA, on the calling thread. */
+/* pool.c: the host's CUDA calls that pool.go needs, on the calling thread. */
 HIDDEN int pool_cuda_malloc(void **pointer, size_t size, int device);
 HIDDEN int pool_cuda_free(uintptr_t pointer, int device);
 HIDDEN bool pool_is_captured(uintptr_t stream);

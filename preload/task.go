@@ -28,25 +28,25 @@ import (
 )
 
 const (
-	commandMost = 512                    // bytes of the command that are told
-	tryFor      = 250 * time.Millisecond // a resume that waits for memory then looks whether it is withdrawn
+	commandMost = 512                    // bytes of the command that a status has
+	tryFor      = 250 * time.Millisecond // after which a resume that waits for memory checks whether it is withdrawn
 )
 
 // task is a request that changes something.
 type task struct {
 	client    *connection // nil: it has gone
 	request   control.Request
-	tag       *string     // its tag, by its name
-	withdrawn atomic.Bool // what waits for memory is to end
+	tag       *string     // nil: all
+	withdrawn atomic.Bool // a wait for memory must end
 	nccl      suspension
-	recording int      // of a record: which one it has begun, or is to end
-	lets      bool     // a hold goes with it
-	held      bool     // one has come with it
-	tags      []string // of which a pause has taken something; or which an undo is to resume
-	resumed   []string // which it has
+	recording int      // for a record: the one that it began, or ends
+	lets      bool     // it ends a hold
+	held      bool     // it began one
+	tags      []string // that a pause took something of, or that an undo resumes
+	resumed   []string // that it has resumed
 }
 
-// perform does a request, on another thread.
+// perform carries out a request. It runs on another thread.
 func (t *task) perform() *control.Reply {
 	start := time.Now()
 	var reply control.Reply
@@ -74,7 +74,7 @@ func (t *task) perform() *control.Reply {
 		}
 		return err
 	})
-	if t.lets && t.request.Op == control.Pause { // which has held the threads up itself meanwhile
+	if t.lets && t.request.Op == control.Pause { // the pause itself stopped the threads meanwhile
 		letGo()
 	}
 	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.nccl.outcome, t.nccl.apart
@@ -95,7 +95,7 @@ func (t *task) perform() *control.Reply {
 	return &reply
 }
 
-// more is by how much a figure of all tags has grown.
+// more returns by how much a figure has grown over all tags.
 func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 	var sums [2]uint64
 	for i, held := range []stats.Stats{before, after} {
@@ -108,7 +108,7 @@ func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 	return sums[1] - min(sums[0], sums[1])
 }
 
-// carryOut does what the engine has to, and notes in the reply what came of contents.
+// carryOut does the engine's part, and notes in the reply what became of contents.
 func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err error) {
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
@@ -148,7 +148,7 @@ func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err 
 	}
 }
 
-// record begins a recording, or ends the client's.
+// record begins a recording, or ends the one that the client began.
 func (t *task) record() error {
 	which := t.recording
 	t.recording = 0
@@ -162,11 +162,11 @@ func (t *task) record() error {
 	return err
 }
 
-// resume tries again while memory is short, unless it is withdrawn.
+// resume tries again while memory is short, until it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	until := time.Now().Add(seconds(t.request.Wait))
 	options.Importers = max(resumeWait, seconds(t.request.Wait))
-	if t.withdrawn.Load() { // nobody waits for it, and it is tried again
+	if t.withdrawn.Load() { // nobody waits for it, and the server tries again
 		options.Importers = retryEvery
 	}
 	for {
@@ -179,7 +179,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 	}
 }
 
-// undo resumes each tag that it can: all at once, where nothing else is paused.
+// undo resumes each tag that it can: all at once if nothing else is paused.
 func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes uint64, err error) {
 	did := func(failed error, tags ...string) {
 		if failed == nil {
@@ -215,8 +215,8 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 	return bytes, err
 }
 
-// taken lists the tags of which a pause of one, nil for all, has paused something. What the program has paused itself
-// before is not among them.
+// taken lists the tags of which a pause of one tag, or of all (nil), has paused something. A tag that the program had
+// paused before is not among them.
 func taken(before, after stats.Stats, tag *string) (names []string) {
 	if tag != nil {
 		return []string{*tag}
@@ -230,7 +230,7 @@ func taken(before, after stats.Stats, tag *string) (names []string) {
 func pausedOf(t stats.Tag) uint64 { return t.PausedBytes + t.ImportedPaused }
 func activeOf(t stats.Tag) uint64 { return t.PhysicalBytes + t.ImportedBytes }
 
-// tagsWith lists the tags that have any of such bytes.
+// tagsWith lists the tags with any such bytes.
 func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 	for _, d := range held.Devices {
 		for _, t := range d.Tags {
@@ -244,8 +244,8 @@ func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 
 func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
-// pause holds the program's threads meanwhile, where they can be held. Forced, also where not all can be. undo resumes
-// what it has paused.
+// pause stops the program's threads meanwhile if it can; a forced pause goes on even if it cannot stop all. undo
+// resumes what the pause took.
 func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
 	request := &t.request
 	force := request.Force || bool(C.region_config.pause_force)
@@ -263,12 +263,12 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		t.held = err == nil && request.Hold
 		return bytes, err
 	}
-	if request.Hold && force { // the caller knows that there is nothing to hold up
+	if request.Hold && force { // the caller knows that no thread need be stopped
 		return 0, nil
 	}
-	if !force || request.Idle != nil { // whether it has work is then not seen
-		return 0, cuda.Refuse(cuda.NotSupported, "%s; or force the pause, while it is known that the program does nothing on the "+
-			"device", C.GoString(words))
+	if !force || request.Idle != nil { // without a gate nothing shows whether the program has work
+		return 0, cuda.Refuse(cuda.NotSupported, "%s; or force the pause, while it is known that the program does "+
+			"nothing on the device", C.GoString(words))
 	}
 	if request.Everything {
 		polling.Do(func() { goruntime.Log(mustNotPoll) })
@@ -276,14 +276,15 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 	return pauseUngated(e, options, force)
 }
 
-// mustNotPoll is told once to a program that has no gate.
-const mustNotPoll = "everything of this process is paused while nothing holds its threads. The driver's checkpoint kills a process " +
-	"with a thread that asks whether the device is done (cuStreamQuery, cuEventSynchronize and their kind, as NCCL's watchdog and " +
-	"JAX do), so none may ask until the resume; in a program that was started by tms run such threads wait"
+// mustNotPoll is logged once in a program that has no gate.
+const mustNotPoll = "everything of this process is paused while nothing holds its threads. The driver's checkpoint " +
+	"kills a process with a thread that asks whether the device is done (cuStreamQuery, cuEventSynchronize and their " +
+	"kind, as NCCL's watchdog and JAX do), so none may ask until the resume; in a program that was started by tms " +
+	"run such threads wait"
 
 var polling sync.Once
 
-// ask reads the status. Of the command, the process may have made something else (setproctitle).
+// ask has another thread make the status. It reads the command anew, which the process may have changed (setproctitle).
 func (s *server) ask() {
 	state := control.ProcessState{PID: unix.Getpid(), Command: command()}
 	if s.running != nil {
@@ -292,7 +293,7 @@ func (s *server) ask() {
 	goruntime.Hand(func() { s.status.Store(statusOf(state)) })
 }
 
-// statusOf completes a status, on another thread.
+// statusOf completes a status. It runs on another thread.
 func statusOf(state control.ProcessState) *control.Reply {
 	reply := control.Reply{OK: true}
 	err := goruntime.Run(func() (err error) {
@@ -309,7 +310,7 @@ func statusOf(state control.ProcessState) *control.Reply {
 			}
 		}
 		state.Devices, state.Account = []control.Device{}, nil
-		if engine.Load() != nil && !C.everything_asked() { // else there is no driver, or it would wait
+		if engine.Load() != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
 			state.Devices = devicesOf()
 		}
 		state.Account = accountOf(state.Devices)

@@ -1,7 +1,6 @@
-/* token has the descriptors by which other processes get memory of ours that the program made itself
- * (cuMemExportToShareableHandle), as PyTorch's symmetric memory does: sealed files that say which process to ask,
- * and for what, as ipc.c's handles of 64 bytes do. They can be handed over like any descriptor, hold no memory, and
- * mean nothing to the driver. token.go asks; mapping.c has the rest of what can be done with the memory. */
+/* token exports memory that the program made itself (cuMemExportToShareableHandle), as PyTorch's symmetric memory does,
+ * and imports it. Its descriptors are sealed files that say which process to ask for what, as ipc.c's handles of 64
+ * bytes do. They hold no memory and mean nothing to the driver. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -22,7 +21,7 @@ enum { POSIX_FD = 1, SEALS = F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL
 #define MFD_NOEXEC_SEAL 8
 #endif
 
-/* -1, with errno. Kernels before 6.3 do not know the flag; later ones may ask for it. */
+/* Returns -1 with errno. Kernels before 6.3 do not know the last flag; later ones may require it. */
 static int file(const struct ipc_handle *token)
 {
 	static const char name[] = "tms-memory";
@@ -59,7 +58,7 @@ HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned lon
 	return SUCCESS;
 }
 
-/* What is not a sealed file of this size costs one or two system calls. */
+/* Other descriptors cost one or two system calls. */
 static bool is_token(int descriptor, struct ipc_handle *token)
 {
 	struct stat about;

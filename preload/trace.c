@@ -1,18 +1,17 @@
-/* trace records what the process does with device memory, to the file that TMS_TRACE names (%p: the process) or that
- * tms record asks for: each allocation and free, and what recording.go tells of pauses, resumes and tags.
- * internal/recording/trace reads it, and documents the records. Its callers say what an allocation is. It is C and does
- * not wake Go, so that any program can be recorded.
+/* trace writes what the process does with device memory to a file: each allocation and free, and the pauses, resumes
+ * and tags that recording.go passes on. TMS_TRACE names the file (%p: the process's number), or tms record does.
+ * internal/recording/trace reads the records and documents them. This is C and does not wake Go, so any program can be
+ * recorded.
  *
- * The file is made at the first allocation: most processes that inherit the variable make none. It is written through a
- * mapping, a window at a time, so that a record is the file's as soon as it is made, whatever ends the process. The
- * blocks behind a window are had before (fallocate), so a full disk is an error and no fault. Nobody can keep the file
- * from being cut short: the fault comes to taken, which puts other memory there.
+ * The first allocation creates the file: most processes that inherit the variable make none. Records are written
+ * through a mapping, a window at a time, so they are in the file at once, whatever ends the process. fallocate reserves
+ * the blocks of a window first, so a full disk is an error and not a fault. If somebody truncates the file, taken
+ * handles the fault and puts other memory there.
  *
- * No descriptor is kept, for a host may close any, and open something of its own that gets the number: the file is
- * opened by its name for each window, and is the same if its inode is. A mapping that nobody touches keeps the lock
- * that a second process meets which is given the same file.
+ * No descriptor is kept: the host may close any, and get the number for a file of its own. Each window opens the file
+ * by its name again and compares the inode. A mapping that nobody touches holds the file's lock against a second process.
  *
- * A forked child has neither mapping. It writes a file of its own where the name has %p in it, and else nothing. */
+ * A forked child has neither mapping. It writes a file of its own if the name has %p in it, and nothing otherwise. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -49,7 +48,7 @@ struct record {
 	_Atomic uint8_t kind; /* written last */
 	uint8_t flags;
 	int16_t device; /* -1: not known */
-	uint32_t thread; /* of an operation: its number */
+	uint32_t thread; /* for an operation: its number */
 	uint64_t time; /* nanoseconds, of CLOCK_MONOTONIC */
 	uint64_t address, size, stream, pool, tag, other;
 };
@@ -60,27 +59,27 @@ enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 HIDDEN _Atomic bool trace_on;
 static const char *pattern; /* TMS_TRACE; NULL: unset */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* whose trace is open; a child that no handler prepared records nothing */
+static struct fork_mark process; /* that opened the trace; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
-/* All below is guarded by lock, but for window and lost, which taken has too. */
+/* lock guards all below but window and lost, which taken also uses. */
 static enum { UNOPENED, OPEN, STOPPED } state;
-static bool from_outside;     /* it was tms record that asked */
+static bool from_outside;     /* tms record asked */
 static char asked[PATH_MAX];  /* the file's name, as it was given */
-static char path[PATH_MAX];   /* and from the root, by which it is opened again */
+static char path[PATH_MAX];   /* the same from the root, to open it again */
 static dev_t device;
 static ino_t inode;
 static void *lock_kept;	      /* the mapping that keeps the file's lock */
-static char *_Atomic window;  /* NULL: there is none yet, at offset */
+static char *_Atomic window;  /* NULL: not yet mapped, at offset */
 static _Atomic bool lost;
 static off_t offset;	      /* of the window in the file */
-static size_t filled;	      /* of the window */
-static size_t touched;	      /* of the window has its pages, so that not each record meets a fault */
-static _Atomic uint64_t last;	 /* the time of the last record */
-static _Atomic uint64_t sampled; /* when recording.go is to be asked for figures again; both are read without lock */
-static const char *named[TAGS]; /* tags whose names are in the file, some of them */
+static size_t filled;	      /* bytes of the window */
+static size_t touched;	      /* bytes of the window with their pages made, so that few records fault */
+static _Atomic uint64_t last;	 /* the time of the last record; read without lock, as is sampled */
+static _Atomic uint64_t sampled; /* when recording.go is asked for figures again */
+static const char *named[TAGS]; /* some of the tags that the file names */
 static _Atomic int recordings; /* so far */
-static char complaint[512];   /* why it stopped; "": it was told to */
+static char complaint[512];   /* why it stopped; "": on request */
 
 static bool taken(const void *address);
 
@@ -95,7 +94,7 @@ AT_LOAD static void turn(bool on)
 static int opened(const char *name, int flags)
 {
 	int number = open(name, flags | O_RDWR | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
-	if (number >= 0 && number <= STDERR_FILENO) { /* which the host has closed, and still writes to */
+	if (number >= 0 && number <= STDERR_FILENO) { /* the host has closed these, but may still write to them */
 		int above = fcntl(number, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
 		close(number);
 		number = above;
@@ -103,7 +102,7 @@ static int opened(const char *name, int flags)
 	return number;
 }
 
-/* The file again; -1: what its name leads to is another by now, or nothing. */
+/* Opens the file again; -1: by now its name leads to another file, or to none. */
 static int reopened(void)
 {
 	struct stat found;
@@ -125,7 +124,7 @@ static void close_window(void)
 	filled = 0;
 }
 
-/* Gives back what of the file is not written to. What is recorded after that opens a window again. */
+/* Cuts off the unwritten end of the file. A later record maps a window again. */
 static void give_back(void)
 {
 	close_window();
@@ -133,11 +132,11 @@ static void give_back(void)
 	if (number < 0)
 		return;
 	if (ftruncate(number, offset) != 0)
-		errno = 0; /* zeros behind the last record do no harm */
+		errno = 0; /* zeros after the last record do no harm */
 	close(number);
 }
 
-/* A file that another process has locked stays as it is. */
+/* Leaves a file alone that another process has locked. */
 static void close_file(void)
 {
 	if (!lock_kept)
@@ -167,7 +166,7 @@ static bool taken(const void *address)
 	return mmap(mine, WINDOW, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
-/* What is past the limit of a file (ulimit -f) is an error, not a signal that ends the host. */
+/* Makes the limit of a file's size (ulimit -f) an error, not a signal that ends the host. */
 static bool without_signal(bool (*call)(int, off_t), int number, off_t from)
 {
 	sigset_t one, pending, saved;
@@ -185,7 +184,7 @@ static bool without_signal(bool (*call)(int, off_t), int number, off_t from)
 	return done;
 }
 
-/* Blocks for a window at the offset, whole pages. Not every file system can say; zeros that are written do it too. */
+/* Reserves whole pages of blocks for a window. Where the file system has no fallocate, it writes zeros. */
 static bool have_blocks(int number, off_t from)
 {
 	static const char zeros[4096];
@@ -193,7 +192,7 @@ static bool have_blocks(int number, off_t from)
 		return true;
 	if (errno != EOPNOTSUPP && errno != ENOSYS)
 		return false;
-	for (off_t at = offset; at < from + WINDOW;) { /* not over what is written */
+	for (off_t at = offset; at < from + WINDOW;) { /* after the records */
 		size_t most = (size_t)(from + WINDOW - at) < sizeof zeros ? (size_t)(from + WINDOW - at) : sizeof zeros;
 		ssize_t count = pwrite(number, zeros, most, at);
 		if (count <= 0)
@@ -243,7 +242,7 @@ static uint64_t nanoseconds(clockid_t clock)
 	return (uint64_t)now.tv_sec * 1000000000 + (uint64_t)now.tv_nsec;
 }
 
-/* Room for so much; NULL: it has stopped. */
+/* Returns room in the window; NULL: the recording has stopped. */
 static char *room(size_t bytes)
 {
 	if (unlikely(filled + bytes > WINDOW || !atomic_load_explicit(&window, memory_order_relaxed)) && !next_window())
@@ -257,7 +256,7 @@ static char *room(size_t bytes)
 	return to;
 }
 
-/* The text behind the record is there before the record is. */
+/* Writes the text behind the record before the record itself. */
 static void put(enum kind kind, struct record r, const char *text)
 {
 	size_t length = text ? strnlen(text, TEXT_MOST) : 0;
@@ -281,7 +280,7 @@ static void put(enum kind kind, struct record r, const char *text)
 		stop("cannot be written", "it was cut short, or its disk fails");
 }
 
-/* Names never end, so a tag's number is where its name lies. One whose place another has got is named again. */
+/* Names are never freed, so a tag's number is the address of its name. A tag that loses its place is named again. */
 static uint64_t tag_number(const char *tag)
 {
 	if (!tag)
@@ -325,7 +324,7 @@ static bool take_file(int number)
 	snprintf(link, sizeof link, "/proc/self/fd/%d", number);
 	ssize_t length = readlink(link, path, sizeof path - 1);
 	if (length < 0)
-		snprintf(path, sizeof path, "%s", asked); /* no /proc: as long as the host stays in its folder */
+		snprintf(path, sizeof path, "%s", asked); /* no /proc: right while the host stays in its folder */
 	else
 		path[length] = 0;
 	offset = 0;
@@ -345,7 +344,6 @@ static bool take_file(int number)
 	return true;
 }
 
-/* The file of the name in asked. */
 static void open_file(void)
 {
 	int number = opened(asked, O_CREAT);
@@ -375,7 +373,7 @@ static void open_file(void)
 	put_command();
 }
 
-/* The pattern with the process's number for each %p. */
+/* Opens the pattern's file, with the process's number for each %p. */
 static void open_pattern(void)
 {
 	size_t length = 0;
@@ -397,7 +395,7 @@ static void open_pattern(void)
 	}
 }
 
-/* Whether there is a trace to write to; lock is then held. What looks functions up may not be done under it. */
+/* Reports whether there is a trace to write to, and then holds lock. Under lock nothing may look functions up. */
 static bool begin(void)
 {
 	if (likely(!trace_is_on()) || fork_happened(&process))
@@ -417,11 +415,12 @@ static bool begin(void)
 	return false;
 }
 
-/* After what the host's own thread has done, with no lock held: now and then the figures of the tags follow. */
+/* Adds the figures of the tags now and then: after a call of the host's own thread, with no lock held. */
 static void sample(void)
 {
-	bool due = atomic_load_explicit(&last, memory_order_relaxed) >= atomic_load_explicit(&sampled, memory_order_relaxed);
-	if (unlikely(due) && go_now() == GO_AWAKE && !(thread_known && thread_known->visit))
+	uint64_t due = atomic_load_explicit(&sampled, memory_order_relaxed);
+	if (unlikely(atomic_load_explicit(&last, memory_order_relaxed) >= due) && go_now() == GO_AWAKE &&
+	    !(thread_known && thread_known->visit))
 		(void)IN_GO((tmsTraceFigures(), SUCCESS));
 }
 
@@ -470,8 +469,9 @@ HIDDEN void trace_malloc(int code, const void *address, size_t size, const void 
 		return;
 	if (code == SUCCESS && forward_cuCtxGetDevice(&ordinal) != SUCCESS)
 		ordinal = -1;
-	made(code, (struct record){.flags = pausable ? FLAG_PAUSABLE : 0, .device = (int16_t)ordinal, .address = (uintptr_t)address,
-				   .size = size, .stream = (uintptr_t)stream}, pausable ? region_get().tag : NULL);
+	made(code, (struct record){.flags = pausable ? FLAG_PAUSABLE : 0, .device = (int16_t)ordinal,
+				   .address = (uintptr_t)address, .size = size, .stream = (uintptr_t)stream},
+	     pausable ? region_get().tag : NULL);
 }
 
 HIDDEN void trace_free(const void *address, const void *stream)
@@ -530,16 +530,16 @@ HIDDEN void trace_unmapped(uintptr_t address, uint64_t size)
 
 HIDDEN void trace_operation(const struct trace_operation *o)
 {
-	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .thread = o->number, .address = o->took, .size = o->bytes,
-			   .stream = o->copied, .pool = o->waited, .other = o->copying};
+	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .thread = o->number, .address = o->took,
+			   .size = o->bytes, .stream = o->copied, .pool = o->waited, .other = o->copying};
 	if (write_down(o->over ? END : BEGIN, r, o->tag))
 		pthread_mutex_unlock(&lock);
 }
 
 HIDDEN void trace_figures(const struct trace_figures *f)
 {
-	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host, .pool = f->disk,
-			   .other = f->peer};
+	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host,
+			   .pool = f->disk, .other = f->peer};
 	if (write_down(FIGURES, r, f->tag))
 		pthread_mutex_unlock(&lock);
 }
@@ -554,7 +554,7 @@ static void after_fork_in_parent(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* What the parent has made is no block of the child's, and its mappings are not there. */
+/* The parent's blocks are not the child's, and the child lacks the parent's mappings. */
 static void after_fork_in_child(void)
 {
 	bool own = pattern && !from_outside && strstr(pattern, "%p");
@@ -573,7 +573,7 @@ HIDDEN const char *trace_start(const char *file)
 	static bool notified; /* of forks; under the lock from here on */
 	static char refused[sizeof complaint];
 	const char *answer = NULL;
-	handlers_find(); /* not under the lock, which the loader's may not come below */
+	handlers_find(); /* before the lock: the loader's lock must not be taken under it */
 	pthread_mutex_lock(&lock);
 	if (!pattern && !notified)
 		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -622,7 +622,7 @@ AT_LOAD HIDDEN void trace_load(void)
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* What comes after this is from destructors after ours. */
+/* Destructors that run later may still record. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	if (!trace_is_on() || fork_happened(&process))

@@ -1,5 +1,5 @@
-/* environment.c reads the TMS_* variables: what threads begin with, and what holds for the process. docs/settings.md
- * has them all. */
+/* environment.c reads the TMS_* variables: the threads' defaults and the process's settings. docs/settings.md has them
+ * all. */
 #define _GNU_SOURCE
 #include "region.h"
 
@@ -28,7 +28,7 @@ static void complain(const char *variable, const char *value, const char *expect
 		complaints[complaint_count++] = (struct complaint){variable, value, expected};
 }
 
-/* Each takes a value that is not empty; false: it is not understood, and to is as it was. */
+/* Each parses a value that is not empty; false: it does not understand it, and leaves *to as it was. */
 typedef bool take(const char *value, void *to);
 static take take_bool, take_backup, take_text, take_bytes, take_debug, take_shareable;
 
@@ -37,7 +37,7 @@ static bool no_inherit;
 #define BOOLEAN "one of 1, 0, true, false, yes, no; using 0"
 #define ONE_KIND "one of 1, 0, true, false, yes, no, and 0 while the backup of another kind is set; using 0"
 
-/* In the order in which they are read. Those without a function are read by others, or accepted and not used. */
+/* In the order of reading. Others read those without a function, or nobody does. */
 static const struct variable {
 	const char *name;
 	take *take;
@@ -72,10 +72,10 @@ static const struct variable {
 };
 enum { VARIABLES = sizeof variables / sizeof *variables, NAME_MOST = 64 };
 
-/* What a variable's name begins with that waits for region_leave_environment: tms run has set it anew. */
+/* The prefix of variables that tms run keeps for region_leave_environment because it sets them anew. */
 static const char set_aside[] = "TMS_BEFORE_";
 
-/* How many characters to put in, leave out or exchange make one name the other. (Levenshtein) */
+/* The Levenshtein distance. */
 static int distance(const char *from, const char *to)
 {
 	int row[NAME_MOST + 1], length = (int)strlen(to);
@@ -108,7 +108,7 @@ static void unknown(const char *entry)
 		complain(kept, NULL, nearest);
 }
 
-/* A misspelt variable would be one that is not set. */
+/* Finds misspelt variables, which would count as not set. */
 AT_LOAD static void environment_names(void)
 {
 	for (char **entry = environ; entry && *entry; entry++) {
@@ -125,7 +125,7 @@ AT_LOAD static void environment_names(void)
 	}
 }
 
-/* 1 or 0; -1: it is neither. */
+/* Returns 1 or 0; -1: it is neither. */
 AT_LOAD static int parse_bool(const char *value)
 {
 	static const char *const yes[] = {"1", "true", "yes"}, *const no[] = {"0", "false", "no"};
@@ -146,7 +146,7 @@ AT_LOAD static bool take_bool(const char *value, void *to)
 	return parsed >= 0;
 }
 
-/* Contents are kept in one place: the first that is asked for. */
+/* Contents wait in one place: the first variable that asks for one decides. */
 AT_LOAD static bool take_backup(const char *value, void *kind)
 {
 	int parsed = parse_bool(value);
@@ -193,8 +193,8 @@ AT_LOAD static bool take_debug(const char *value, void *to)
 	return true;
 }
 
-/* ipc, or a boolean; unset, preload/ipc.c decides. A program that exports a segment's descriptor itself gives the whole
- * extent away, so no extent is then shared with a neighbour. */
+/* ipc, or a boolean; unset, preload/ipc.c decides. A program that exports a segment's descriptor itself exports its
+ * whole extent, so segments then have extents of their own. */
 AT_LOAD static bool take_shareable(const char *value, void *to)
 {
 	(void)to;
@@ -229,7 +229,7 @@ AT_LOAD static void load(void)
 	environment_names();
 }
 
-/* The defaults must be known before anything is set: a constructor of another library may come before ours. */
+/* The defaults must be read before anything is set: a constructor of another library may run before ours. */
 AT_LOAD HIDDEN void region_load_environment(void)
 {
 	/* Not pthread_once, which makes a system call: a sandbox may kill for that at load. */
@@ -245,7 +245,7 @@ AT_LOAD HIDDEN void region_load_environment(void)
 		sched_yield();
 }
 
-/* Takes the named libraries out of a list for the loader, in place. Returns whether others are left. */
+/* Takes the named libraries out of a list for the loader, in place. Reports whether others are left. */
 AT_LOAD static bool without(char *list, const char *const *libraries)
 {
 	static const char separators[] = " :\t\n";
@@ -269,7 +269,7 @@ AT_LOAD static bool without(char *list, const char *const *libraries)
 	return any;
 }
 
-/* The array is changed where it lies: a program may have its address from main, or from its start. */
+/* Changes the array in place: a program may have its address from main, or from its start. */
 AT_LOAD HIDDEN void region_leave_environment(const char *const *libraries)
 {
 	static const char preload[] = "LD_PRELOAD=";

@@ -1,4 +1,4 @@
-/* region.c keeps what threads ask for, and the names that they give; what the environment says is environment.c's. */
+/* region.c keeps what threads ask for, and their tags' names; environment.c reads the environment. */
 #include "region.h"
 
 #include <stdlib.h>
@@ -12,8 +12,8 @@ HIDDEN struct region_settings region_defaults = {.tag = "default"};
 HIDDEN struct region_config region_config = {.extent_bytes = 80 << 20 /* four of PyTorch's blocks */, .shareable = -1};
 HIDDEN struct region_process region_process;
 
-/* Names live for ever, so the lists only grow: no lock that fork could leave held. A program may have a name
- * for each of its steps: the lists stay short up to a hundred thousand. */
+/* Names are never freed, so the lists only grow and need no lock, which fork could leave held. A program may name each
+ * of its steps: the lists stay short up to a hundred thousand. */
 struct name {
 	struct name *next;
 	char text[];

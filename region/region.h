@@ -1,5 +1,5 @@
-/* region has what a thread asks for its next allocations, and what the process was started with (TMS_*). What is
- * made of it is the business of preload; Go is handed it whole. */
+/* region has what a thread asks for its next allocations, and the process's settings (TMS_*). preload acts on them, and
+ * passes them to Go whole. */
 #ifndef TMS_REGION_H
 #define TMS_REGION_H
 
@@ -13,22 +13,22 @@
 enum region_backup { REGION_NONE, REGION_HOST, REGION_DISK, REGION_PEER };
 #define REGION_PEER_OF(device) (REGION_PEER + 1 + (device))
 
-/* What one allocation is to be. */
+/* The settings of one allocation. */
 struct region_settings {
 	const char *tag; /* interned: valid for the life of the process */
-	bool active;	 /* in a region: it is to be pausable */
-	bool incremental; /* of REGION_HOST */
-	bool mmap;	  /* of REGION_HOST: its backend is "mmap", not "pinned" */
+	bool active;	 /* in a region: make it pausable */
+	bool incremental; /* for REGION_HOST */
+	bool mmap;	  /* for REGION_HOST: its backend is "mmap", not "pinned" */
 	int backup;	  /* enum region_backup */
 };
 
 /* A fresh thread's zeroed storage means the defaults, so that the fast path needs no first-use branch. */
 struct region_thread {
-	struct region_settings settings; /* once something is set; but for active */
+	struct region_settings settings; /* once set; without active */
 	bool set;
-	/* Each whether it differs from the default. */
+	/* Of active and wanted, each is true where it differs from the default. */
 	bool active;
-	bool wanted; /* as active would be but for excluded */
+	bool wanted; /* what active would be without excluded */
 	bool excluded;
 };
 extern __thread struct region_thread region_thread
@@ -40,7 +40,7 @@ static inline bool region_active(void)
 	return region_thread.active ^ region_defaults.active;
 }
 
-/* What the process was started with. */
+/* Settings of the process that stay as they were at its start. */
 struct region_config {
 	uint64_t host_pool_bytes;
 	uint64_t extent_bytes;
@@ -49,7 +49,7 @@ struct region_config {
 	const char *exclude;	     /* names of libraries, ":" between them; NULL: none */
 	bool verify;
 	signed char shareable; /* TMS_SHAREABLE: other processes can open memory of a region; below 0: not set */
-	bool exportable; /* and the program can export it itself */
+	bool exportable; /* the program can also export it itself */
 	bool nccl_registers; /* NCCL_GRAPH_REGISTER is not 0 */
 	bool control; /* TMS_CONTROL */
 	bool poison;	 /* TMS_DEBUG */
@@ -67,28 +67,27 @@ struct region_process {
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
-/* What runs at load lies together: for each place that it touches the kernel maps 64 KiB of the file. */
+/* Functions that run at load lie together: for each place that they touch the kernel maps 64 KiB of the file. */
 #define AT_LOAD __attribute__((section(".text.startup")))
 
-/* Reads the TMS_* environment, once: at load, or at the first use before. Allocates nothing unless a
- * variable is set. */
+/* Reads the TMS_* environment once: at load, or at an earlier use. Allocates nothing unless a variable is set. */
 void region_load_environment(void);
 
-/* With TMS_NO_INHERIT, once all has been read: takes what was for this library out of the environment, these libraries
- * (a list that ends with NULL) out of LD_PRELOAD, and puts back what tms run has kept under TMS_BEFORE_. */
+/* With TMS_NO_INHERIT, after all was read: takes this library's variables out of the environment and these libraries (a
+ * list that ends with NULL) out of LD_PRELOAD, and restores what tms run kept under TMS_BEFORE_. */
 void region_leave_environment(const char *const *libraries);
 
-/* Tells log one line per environment variable that could not be understood; the first call only. */
+/* Logs one line per environment variable that was not understood, in the first call only. */
 void region_report_environment(void (*log)(const char *));
 
 struct region_settings region_get(void);
-struct region_settings *region_mine(void); /* the calling thread's own, to be set; but for active */
+struct region_settings *region_mine(void); /* the calling thread's own, for changes; not for active */
 void region_set_active(bool on);
 
-/* While a thread is excluded nothing is taken, whatever regions it enters. */
+/* While a thread is excluded its memory is not pausable, whatever regions it enters. */
 void region_set_excluded(bool on);
 
-/* What region_set_active was last told, or the default. */
+/* What region_set_active last set, or the default. */
 bool region_wanted(void);
 
 /* NULL or "" means the default. Returns false when there is no memory to keep the name. */
