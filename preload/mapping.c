@@ -24,7 +24,7 @@ static bool can_be_paused(const struct prop *prop)
 	return prop && prop->type == TYPE_PINNED && prop->location_type == LOCATION_DEVICE && prop->usage == 0;
 }
 
-/* For libtms_reach.so, which notes exports. Where a program maps pausable memory itself, any address may be pausable. */
+/* For libtms_reach.so, which notes exports. If the program maps pausable memory itself, any address may be pausable. */
 EXPORT bool tms_is_pausable(uintptr_t address);
 EXPORT bool tms_is_pausable(uintptr_t address)
 {

@@ -233,7 +233,7 @@ struct operation {
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
-	double wait; /* seconds: a resume waits for memory, a gated pause for the program, a pause for importers or below 0 */
+	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers or below 0 */
 	struct ipc_handle ipc; /* for an import; for a close, id is the address */
 	int device;	       /* for an import */
 	bool force;  /* for a gated pause */
@@ -302,7 +302,7 @@ HIDDEN void control_load(void);
 HIDDEN void control_bound(const char *path, dev_t device, ino_t inode);
 extern const char *tms_version(void);
 
-/* shared.c: the driver's functions for memory by handle that the account counts, or that other processes could share. */
+/* shared.c: the driver's functions for memory by handle that the account counts or other processes could share. */
 extern _Atomic bool shared_watched HIDDEN; /* there was some */
 extern _Atomic bool handles_tracked HIDDEN; /* some memory by handle is pausable */
 extern _Atomic bool handles_watched HIDDEN; /* handles_tracked or shared_watched */

@@ -9,7 +9,8 @@
  * handles the fault and puts other memory there.
  *
  * No descriptor is kept: the host may close any, and get the number for a file of its own. Each window opens the file
- * by its name again and compares the inode. A mapping that nobody touches holds the file's lock against a second process.
+ * by its name again and compares the inode. A mapping that nobody touches holds the file's lock against a second
+ * process.
  *
  * A forked child has neither mapping. It writes a file of its own if the name has %p in it, and nothing otherwise. */
 #define _GNU_SOURCE

@@ -1,5 +1,5 @@
-// Package cudasim drives the simulated GPU from Go tests: it loads build/sim/libcuda.so.1
-// and speaks the interface of cudasim.h, without cgo.
+// Package cudasim drives the simulated GPU from Go tests: it loads build/sim/libcuda.so.1 and calls the functions of
+// cudasim.h, without cgo.
 package cudasim
 
 import (
@@ -18,8 +18,8 @@ import (
 // Unknown is what Stat returns for a name that does not exist.
 const Unknown = ^uint64(0)
 
-// Library returns the path of the simulated libcuda.so.1, found from the module root above the working directory:
-// that of folder build, which it builds first if it must, or the one that TMS_TEST_BUILD names (build/sanitized).
+// Library returns the path of the simulated libcuda.so.1, below the module root above the working directory. It is in
+// folder build, and Library builds it if it must, or in the folder that TMS_TEST_BUILD names (build/sanitized).
 var Library = sync.OnceValues(library)
 
 func library() (string, error) {
@@ -54,7 +54,7 @@ func moduleRoot() (string, error) {
 	}
 }
 
-// Sim is the simulator loaded into this process. Its state is the process's: all Sims share it.
+// Sim is the simulator loaded into this process. All Sims of a process share its state.
 type Sim struct {
 	// Handle is the dlopen handle of libcuda.so.1, for purego.Dlsym of driver functions.
 	Handle uintptr
@@ -87,22 +87,20 @@ func Load() (*Sim, error) {
 	return sim, nil
 }
 
-// Stat returns a number of the simulator's state by the names cudasim.h lists: bytes for
-// names that say so (and free:DEV, used:DEV, total:DEV), else a count. Unknown for a name
-// it does not have.
+// Stat returns a number of the simulator's state, by a name that cudasim.h lists: bytes for names that say so (and
+// free:DEV, used:DEV, total:DEV), else a count; Unknown for other names.
 func (s *Sim) Stat(name string) uint64 { return s.stat(name) }
 
-// Fail makes the nth call from now (1 is the next) of a driver function return code without
-// doing anything, once. Code 0 drops all failures planned for the function. The name may
-// have its version suffix or not; an unknown one is reported on stderr and ignored.
+// Fail makes the nth call from now (1 is the next) of a driver function return code without doing anything, once. Code
+// 0 drops all failures planned for the function. The name may have its version suffix; an unknown one is only reported
+// on stderr.
 func (s *Sim) Fail(function string, nth int, code int) { s.fail(function, int32(nth), int32(code)) }
 
 // ClearFailures drops all planned failures, those of CUDASIM_FAIL included.
 func (s *Sim) ClearFailures() { s.clearFailures() }
 
-// Reset drops all state: memory, mappings, contexts, counters, planned failures. It then
-// reads the environment again. cuInit
-// is due again. No other thread may be inside a CUDA call.
+// Reset drops all state (memory, mappings, contexts, counters, planned failures) and reads the environment again. Call
+// cuInit again after it. No other thread may be inside a CUDA call.
 func (s *Sim) Reset() { s.reset() }
 
 // FailuresFired returns how many planned failures have fired since start or Reset.

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// A number of the simulator's state. Bytes are bytes, everything else is a count:
+// Returns a number of the simulator's state, a count unless it says bytes:
 //   handles, handle_bytes             live physical handles (cuMemCreate) and their bytes
 //   reservations, reserved_bytes      address ranges (cuMemAddressReserve)
 //   mappings, mapped_bytes            mappings of handles (cuMemMap)
@@ -23,12 +23,12 @@ extern "C" {
 //   total:DEV, used:DEV, free:DEV     bytes of device DEV (0, 1, ...), of all processes that share it (CUDASIM_SHARED)
 //   calls:NAME                        calls of a driver function since start or reset;
 //                                     NAME with or without its version suffix
-// An unknown name gives UINT64_MAX.
+// UINT64_MAX: an unknown name.
 uint64_t cudasim_stat(const char *name);
 
-// Makes the nth call from now (1 = the next) of a driver function return code without
-// doing anything, once. code 0 drops all failures planned for that function. Names work
-// with or without version suffix; an unknown one is reported on stderr and ignored.
+// Makes the nth call from now (1 = the next) of a driver function return code without doing anything, once. code 0
+// drops all failures planned for that function. The name may have its version suffix; an unknown one is only reported
+// on stderr.
 void cudasim_fail(const char *function, int nth, int code);
 
 // Drops all planned failures, those of CUDASIM_FAIL included.
@@ -37,9 +37,9 @@ void cudasim_clear_failures(void);
 // How many planned failures have fired since start or reset.
 uint64_t cudasim_failures_fired(void);
 
-// Drops all state: memory, mappings, reservations, contexts, streams, counters. Then reads
-// the environment again. Pointers and handles from before are invalid, cuInit is due again.
-// No other thread may be inside a CUDA call. Does nothing in a child forked after cuInit.
+// Drops all state (memory, mappings, reservations, contexts, streams, counters), and reads the environment again.
+// Pointers and handles from before are invalid; call cuInit again. No other thread may be inside a CUDA call. It does
+// nothing in a child forked after cuInit.
 void cudasim_reset(void);
 
 #ifdef __cplusplus

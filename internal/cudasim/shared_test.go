@@ -149,7 +149,8 @@ func TestTheFirstSaysHowMuchMemoryThereIs(t *testing.T) {
 	out, err := cmd.Output()
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprintf("0\n%d of %d\n", 64*mib, 64*mib), string(out))
-	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for those who share %s; using that\n", 64*mib, g.name), stderr.String())
+	require.Equal(t, fmt.Sprintf("cudasim: CUDASIM_MEMORY is %d for the processes that share %s; using that\n", 64*mib, g.name),
+		stderr.String())
 	one.end()
 	require.Equal(t, fmt.Sprintf("%d of %d", 32*mib, 32*mib), g.start("CUDASIM_MEMORY=32M").do("info", 0)) // all had left
 }

@@ -1,7 +1,7 @@
-// The simulated devices as NVML shows them: the functions that package internal/nvml calls, with NVML's own names,
-// numbers and layouts. What a process holds is on its page (driver/base/process.h), so this library is told by all
-// processes of the user, and is no CUDA process itself. It shows those with this process's CUDASIM_SHARED; without one,
-// those that share with nobody, as if they did: their devices are shown as one, which can then be more than full.
+// The simulated devices as NVML shows them: the functions that package internal/nvml calls, with NVML's names, numbers
+// and layouts. This library reads what each process of the user holds from its page (driver/base/process.h), and uses
+// no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows those that share with
+// nobody, as if they shared one set of devices, which can then be more than full.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,9 +37,9 @@ typedef struct {
 	unsigned gpu_instance, compute_instance;
 } nvmlProcessInfo_v2_t;
 
-static int initialized; // how often
+static int initialized; // how many times
 
-// Calls a function with the page of each process, which it may read.
+// Calls a function with the page of each process that this one may read.
 static void each(void (*see)(struct process_page *, void *), void *with)
 {
 	DIR *listing = opendir("/proc");
@@ -64,7 +64,7 @@ static void see_devices(struct process_page *page, void *seen)
 		devices->memory = page->memory;
 }
 
-// As many and as large as the processes have; without any, as the environment says.
+// Returns as many devices, and as large, as the processes have; without any, those of the environment.
 static struct settings devices(void)
 {
 	struct settings seen = {0};

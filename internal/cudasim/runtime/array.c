@@ -1,4 +1,4 @@
-// CUDA arrays: memory with a shape. Kept only to be allocated, described and freed.
+// CUDA arrays: memory with a shape. Programs can only allocate, describe and free them.
 #include <stdlib.h>
 
 #include "runtime.h"

@@ -1,7 +1,7 @@
 // Copies and fills.
 #include "runtime.h"
 
-// stream: NULL for a copy that is waited for. The direction is what the driver checks.
+// stream: NULL for a synchronous copy. The driver checks the direction.
 static int copy(void *target, const void *source, size_t size, enum cudaMemcpyKind kind, const cudaStream_t *stream)
 {
 	CUdeviceptr to = (CUdeviceptr)target, from = (CUdeviceptr)source;

@@ -158,7 +158,7 @@ PASS(driver_start, cudaGetDeviceProperties, (struct cudaDeviceProp *prop, int de
 #else
 PASS(driver_start, cudaGetDeviceProperties_v2, (struct cudaDeviceProp *prop, int device),
      properties(prop, sizeof *prop, device))
-// The plain name is that of programs built for CUDA 11, whose struct ends earlier.
+// Programs built for CUDA 11 use the plain name; their struct ends earlier.
 PASS(driver_start, cudaGetDeviceProperties, (struct cudaDeviceProp *prop, int device),
      properties(prop, offsetof(struct cudaDeviceProp, hostRegisterSupported), device))
 #endif

@@ -82,7 +82,7 @@ cudaError_t device_bind(int device)
 	cudaError_t error = device_primary(device, &context);
 	if (error == cudaSuccess)
 		error = (cudaError_t)cu.cuCtxSetCurrent(context);
-	if (error == cudaErrorDeviceUninitialized) { // the simulator was reset: the handle is of before
+	if (error == cudaErrorDeviceUninitialized) { // the handle is from before a reset of the simulator
 		device_forget(device);
 		error = device_primary(device, &context);
 		if (error == cudaSuccess)

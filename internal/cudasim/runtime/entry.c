@@ -11,7 +11,7 @@ PASS(driver_load, cudaGetDriverEntryPointByVersion_ptsz,
      (const char *symbol, void **function, unsigned version, unsigned long long flags,
       CUdriverProcAddressQueryResult *status),
      cu.cuGetProcAddress_v2(symbol, function, (int)version, flags ? flags : PER_THREAD, status))
-// The version meant is that of this library.
+// Finds the function of this library's version.
 PASS(driver_load, cudaGetDriverEntryPoint,
      (const char *symbol, void **function, unsigned long long flags, CUdriverProcAddressQueryResult *status),
      cu.cuGetProcAddress_v2(symbol, function, RUNTIME_VERSION, flags, status))

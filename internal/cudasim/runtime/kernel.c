@@ -1,8 +1,8 @@
-// Kernels compiled into a program are not simulated. It can still be loaded: what its compiler
-// generated registers them here, and a launch is refused.
+// Kernels compiled into a program are not simulated. The program still loads: its compiler's code registers them here,
+// and a launch is refused.
 #include "runtime.h"
 
-// Of these the arguments are of no interest.
+// These ignore their arguments.
 EXPORT void **__cudaRegisterFatBinary(void)
 {
 	static void *handle;

@@ -3,7 +3,7 @@
 
 #include "runtime.h"
 
-// Of size 0 an allocation is NULL, which works.
+// An allocation of size 0 succeeds with NULL.
 #define ALLOCATES(pointer, size, call) \
 	(!(pointer) ? CUDA_ERROR_INVALID_VALUE : (*(pointer) = NULL, (size) ? cu.call : CUDA_SUCCESS))
 

@@ -1,5 +1,5 @@
-// What the files of the simulated CUDA runtime share: the driver found at first use, the
-// calling thread's context, the last error.
+// What the files of the simulated CUDA runtime share: the driver, found at first use, the calling thread's context, the
+// last error.
 #ifndef CUDASIM_RUNTIME_H
 #define CUDASIM_RUNTIME_H
 
@@ -21,14 +21,14 @@ cudaError_t driver_start(void); // and initialises it
 cudaError_t ready(void);	// and makes the device's primary context current if the thread has none
 
 int device_chosen(void);
-cudaError_t device_bind(int device); // its primary context becomes current
+cudaError_t device_bind(int device); // makes its primary context current
 cudaError_t device_primary(int device, CUcontext *context);
 void device_forget(int device);
 
 // Remembers an error as the thread's last one, and returns it.
 cudaError_t result(int code);
 
-// What a function does when the first step has worked, an expression that is an error code.
+// Defines a function: after the first step works, it evaluates an expression, an error code.
 #define PASS(first, name, parameters, does) PASS_AFTER(, first, name, parameters, does)
 #define PASS_AFTER(setting, first, name, parameters, does) \
 	EXPORT cudaError_t name parameters \

@@ -1,5 +1,5 @@
-// The CUDA runtime ABI of majors 12 and 13 as far as it is simulated. The handles are the
-// driver's. Numbers and layouts are those of driver_types.h and cuda_runtime_api.h.
+// The simulated part of the CUDA runtime's ABI, majors 12 and 13, with the driver's handles. Numbers and layouts are
+// those of driver_types.h and cuda_runtime_api.h.
 #ifndef CUDASIM_RUNTIME_TYPES_H
 #define CUDASIM_RUNTIME_TYPES_H
 
@@ -75,7 +75,7 @@ typedef struct {
 
 typedef CUDA_GRAPH_INSTANTIATE_PARAMS cudaGraphInstantiateParams;
 
-// Fields that only one of the majors has are marked.
+// Comments mark the fields that only one major has.
 struct cudaDeviceProp {
 	char name[256];
 	char uuid[16];

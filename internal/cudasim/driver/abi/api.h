@@ -1,13 +1,13 @@
-// The driver's functions, each in one row, by the file of entry/ that has them. From here come their prototypes,
-// which the runtime's pointers have too, what cuGetProcAddress knows, what is counted and can be made to fail.
+// The driver's functions, one a row, grouped by the file of entry/ that defines them. The rows give their prototypes,
+// the runtime's pointers to them, what cuGetProcAddress finds, and what can be counted and made to fail.
 //
-//   X(the CUDA version that it came with (1000*major + 10*minor), what it needs, its plain name, what the symbol
-//     has behind that, parameters, what it does)
+//   X(the CUDA version that introduced it (1000*major + 10*minor), what it needs, its plain name, the symbol's
+//     suffix, parameters, what it does)
 //
-// Needs: INIT cuInit, CTX a current context in good health, ANY nothing. What it does is an expression, which only its
-// own file can make sense of. Rows of T and S also have a function with _ptds or _ptsz behind the symbol, for
-// the calling thread's own default stream in place of the legacy one: there the expression's "own" is true, and
-// MINE(stream) is that stream. Where a plain name has several versions they stand oldest first.
+// Needs: INIT cuInit, CTX a current context in good health, ANY nothing. What it does is an expression that only its
+// own file understands. Rows of T and S also define a function with the suffix _ptds or _ptsz, for the calling thread's
+// own default stream in place of the legacy one: there the expression's "own" is true, and MINE(stream) is that stream.
+// Versions of one plain name come oldest first.
 #ifndef CUDASIM_API_H
 #define CUDASIM_API_H
 

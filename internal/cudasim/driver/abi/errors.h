@@ -1,4 +1,4 @@
-// Error codes: number, driver name, runtime name, text. The numbers are shared by both APIs.
+// Error codes: number, driver name, runtime name, text. Both APIs share the numbers.
 #ifndef CUDASIM_ERRORS_H
 #define CUDASIM_ERRORS_H
 

@@ -219,7 +219,7 @@ typedef struct {
 	uint64_t reserved1[7];
 } CUcheckpointLockArgs;
 
-// Of these the simulator accepts only the defaults.
+// The simulator accepts only the defaults of these.
 typedef struct {
 	uint64_t reserved[8];
 } CUcheckpointCheckpointArgs, CUcheckpointRestoreArgs, CUcheckpointUnlockArgs;

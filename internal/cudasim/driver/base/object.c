@@ -1,4 +1,4 @@
-// Handles: opaque numbers that are never given out twice.
+// Handles: opaque numbers, each used once.
 #include <stdlib.h>
 
 #include "base/simulator.h"

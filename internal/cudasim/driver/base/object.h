@@ -1,5 +1,4 @@
-// Everything that a caller holds by an opaque handle. Handle values are never used twice, so a stale one is
-// recognised.
+// Objects that a caller holds by an opaque handle. No handle value is used twice, so a stale one is recognised.
 #ifndef CUDASIM_OBJECT_H
 #define CUDASIM_OBJECT_H
 
@@ -29,7 +28,7 @@ void *object_new_at(enum object_type type, size_t size, uint64_t handle);
 uint64_t object_new_handle(void);
 void object_delete(struct object *object);
 void *object_find(const void *handle, enum object_type type);
-// The next one of a type, from *cursor 0 on; NULL: there are no more. It may be deleted.
+// Returns the next object of a type, from *cursor 0 on; NULL: there are no more. The caller may delete it.
 void *object_next(enum object_type type, uint64_t *cursor);
 void *object_handle(const void *object);
 

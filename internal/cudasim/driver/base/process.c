@@ -1,4 +1,4 @@
-// The page of process.h: how it is made and found, and the lock that other processes put on the calls of this one.
+// The page of process.h: its making, the search for another process's, and the lock on this process's calls.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,8 +17,8 @@
 #define MEMFD "cudasim-process"
 static const char magic[16] = "cudasim-process";
 
-static struct process_page *own; // NULL: calls are never held up
-static const volatile char *taken; // nobody can read it
+static struct process_page *own; // NULL: calls never wait
+static const volatile char *taken; // a page that nobody can read
 
 static uint64_t now(void)
 {
@@ -27,8 +27,8 @@ static uint64_t now(void)
 	return (uint64_t)time.tv_sec * 1000000000 + (uint64_t)time.tv_nsec;
 }
 
-// Returns when the word has been woken, is not the value, or after 20 ms: what has become of a process that was
-// to change it, nobody tells.
+// Returns when the word is woken, when it is not the value, or after 20 ms: nothing reports that the process that would
+// change it has died.
 static void wait_on(_Atomic uint32_t *word, uint32_t value)
 {
 	struct timespec most = {.tv_nsec = 20000000};
@@ -59,7 +59,7 @@ bool process_publish(uint64_t memory)
 		close(fd);
 		return false;
 	}
-	page->process = getpid(); // the descriptor stays: by it the page is found
+	page->process = getpid(); // the descriptor stays open: others find the page by it
 	memcpy(page->shared, sim.settings.shared, sizeof page->shared);
 	page->devices = sim.settings.device_count;
 	page->memory = memory;
@@ -97,7 +97,7 @@ void process_holds(int device, uint64_t bytes)
 		atomic_store(&own->held[device], bytes);
 }
 
-// What the deadline, or the locking process's death, makes of a lock that is being put.
+// Returns the state, after the deadline or the locking process's death has ended a lock that is being put.
 static uint32_t settled(struct process_page *page)
 {
 	uint32_t state = atomic_load(&page->state);
@@ -169,7 +169,7 @@ static struct process_page *page_of(int process, const char *descriptor)
 		page = page == MAP_FAILED ? NULL : page;
 	}
 	close(fd);
-	// A child has its parent's descriptors.
+	// A child inherits its parent's descriptors.
 	if (page && (memcmp(page->magic, magic, sizeof magic) || page->process != process)) {
 		process_release(page);
 		page = NULL;

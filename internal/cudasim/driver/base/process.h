@@ -1,6 +1,6 @@
-// What other processes see of this one, and do to it: its state as the checkpoint functions have it, and what it holds,
-// for NVML. A page in a memfd that they find among the descriptors of the process, so only those who may look there (the
-// same user), and it goes with the process.
+// What other processes see of this one and do to it: its state for the checkpoint functions, and what it holds for
+// NVML. It is a page in a memfd. Others find it among the process's descriptors, so only the same user can, and it goes
+// with the process.
 #ifndef CUDASIM_PROCESS_H
 #define CUDASIM_PROCESS_H
 
@@ -12,32 +12,32 @@ struct process_page {
 	char magic[16];
 	int process;
 	_Atomic uint32_t initialized;
-	_Atomic uint32_t state; // CUprocessState, or LOCKING; calls that wait sleep on it
-	_Atomic uint32_t inside; // calls of the process that have begun; the locking process sleeps on it
-	_Atomic uint32_t shares; // so much memory is shared with other processes, which can't be checkpointed
-	_Atomic uint64_t deadline; // of LOCKING, CLOCK_MONOTONIC in ns; 0: none
+	_Atomic uint32_t state; // CUprocessState, or LOCKING; waiting calls sleep on it
+	_Atomic uint32_t inside; // calls that the process is in; the locking process sleeps on it
+	_Atomic uint32_t shares; // pieces of memory shared with other processes, which can't be checkpointed
+	_Atomic uint64_t deadline; // for LOCKING, CLOCK_MONOTONIC in ns; 0: none
 	char shared[65]; // CUDASIM_SHARED
 	int devices;
 	uint64_t memory; // of each device
 	_Atomic uint64_t held[MAX_DEVICES];
 };
 
-enum { LOCKING = 64 }; // a query answers running, but calls that come are held up already
+enum { LOCKING = 64 }; // a query reports running, but new calls already wait
 
 bool process_publish(uint64_t memory); // of each device; at cuInit. false: it can't be
 void process_withdraw(void); // at a reset
 void process_forget(void); // in a forked child
 void process_shares(int more); // pieces of memory, or fewer
 void process_holds(int device, uint64_t bytes);
-// Around each call that a lock holds up. The first waits while the process is locked; false: it has failed.
+// Around each call that waits for a lock. The first waits while the process is locked; false: the process has failed.
 bool process_enter(void);
 void process_leave(void);
-// As process_enter, of a call that a lock does not hold up; it returns the state. *inside: process_leave is to be called.
+// As process_enter, for a call that does not wait; returns the state. If *inside, call process_leave.
 CUprocessState process_pass(bool *inside);
 void process_read_taken(void); // reads from a page that a checkpoint has taken away: SIGSEGV
 
-// Of any process: its page, mapped. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED:
-// it has not called cuInit; CUDA_ERROR_NOT_PERMITTED: it is another user's.
+// Maps any process's page. CUDA_ERROR_INVALID_VALUE: there is no such process; CUDA_ERROR_NOT_INITIALIZED: it has not
+// called cuInit; CUDA_ERROR_NOT_PERMITTED: it is another user's.
 CUresult process_find(int process, struct process_page **page);
 void process_release(struct process_page *page);
 CUprocessState process_state(struct process_page *page);

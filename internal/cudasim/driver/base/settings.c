@@ -1,4 +1,4 @@
-// The settings of the environment: how many devices, how much memory. Planned failures are gate.c's.
+// The settings from the environment: how many devices, how much memory. gate.c reads the planned failures.
 #include <ctype.h>
 #include <errno.h>
 #include <limits.h>

@@ -1,5 +1,4 @@
-// The state of the process that all layers share: the lock, the calling thread's own state, complaints. What
-// is simulated is in the layers above.
+// The state that all layers share: the lock, the calling thread's own state, complaints.
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-// The bottom layer: the state that all others share. One lock guards everything: driver functions take it when they
-// are entered and hold it to their end.
+// The bottom layer: the state that all others share. One lock guards everything: a driver function takes it first and
+// holds it to its end.
 #ifndef CUDASIM_SIMULATOR_H
 #define CUDASIM_SIMULATOR_H
 
@@ -28,7 +28,7 @@ struct statistics {
 struct simulator {
 	pthread_mutex_t lock;
 	bool initialized, forked;
-	unsigned epoch; // of cudasim_reset: thread-local state of an older one is void
+	unsigned epoch; // counts cudasim_reset: thread-local state of an older one is void
 	struct settings settings;
 	uint64_t next_id; // of mappings and captures
 	struct tree objects;
@@ -49,7 +49,7 @@ int thread_id(void);
 
 void settings_read(void);
 bool device_valid(CUdevice device);
-bool peers(CUdevice device, CUdevice other); // whether one can be given access to the other
+bool peers(CUdevice device, CUdevice other); // whether one can get access to the other
 void sim_complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 // Returns early from a function with the error of another step.

@@ -1,5 +1,5 @@
-// A treap: random priorities keep it balanced, so a million handles or mappings
-// cost a few dozen steps per lookup, and there is no rebalancing code to get wrong.
+// A treap: random priorities keep it balanced, so a lookup among a million handles or mappings takes a few dozen steps,
+// without code that rebalances.
 #include "base/tree.h"
 
 static uint32_t next_priority(void)

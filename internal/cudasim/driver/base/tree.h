@@ -1,5 +1,5 @@
-// An ordered map from 64-bit keys to nodes embedded in their owners: the one
-// lookup structure of the simulator (addresses, handles, sizes).
+// An ordered map from 64-bit keys to nodes embedded in their owners: the simulator's one lookup structure (addresses,
+// handles, sizes).
 #ifndef CUDASIM_TREE_H
 #define CUDASIM_TREE_H
 

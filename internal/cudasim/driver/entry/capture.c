@@ -1,4 +1,4 @@
-// Capture, as programs begin, end and ask for it. What it records and forbids: execution/capture.c.
+// Capture: how programs begin, end and query one. execution/capture.c has what it records and forbids.
 #include "entry/gate.h"
 
 static CUresult begin(CUstream handle, struct graph *graph, CUstreamCaptureMode mode)
@@ -14,7 +14,7 @@ static CUresult begin(CUstream handle, struct graph *graph, CUstreamCaptureMode 
 	return capture_begin(stream, graph, mode);
 }
 
-// A graph is one chain: what is added depends on all that is there.
+// A graph is one chain: a new operation depends on all before it.
 static CUresult begin_to_graph(CUstream stream, CUgraph handle, const CUgraphNode *dependencies, size_t count,
 			       CUstreamCaptureMode mode)
 {

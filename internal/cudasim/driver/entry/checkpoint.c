@@ -1,6 +1,6 @@
-// Checkpoints: what one process does to another, found by its number. Its calls are held up (base/process.c), and what
-// it has of the devices' memory is given to others for a time (memory/budget.c). Contents stay where they are:
-// whatever could touch them is held up.
+// Checkpoints: one process stops another, found by its number. The other's calls wait (base/process.c), and its share
+// of the devices' memory goes to others for a time (memory/budget.c). Contents stay where they are, since nothing that
+// could touch them runs.
 #include "base/process.h"
 #include "entry/gate.h"
 
@@ -23,7 +23,7 @@ static CUresult state_of(int pid, CUprocessState *state)
 	return CUDA_SUCCESS;
 }
 
-// The simulator needs none: the first thread does as well as another.
+// The simulator needs no particular thread, so it names the first.
 static CUresult thread_of(int pid, int *tid)
 {
 	struct process_page *page;
@@ -46,7 +46,7 @@ static CUresult lock(int pid, CUcheckpointLockArgs *args)
 	return result;
 }
 
-// As the driver before version 610: what is shared with other processes can't be, and what is tried is not undone.
+// As drivers before 610: a process that shares memory with others can't be checkpointed, and an attempt is not undone.
 static CUresult checkpoint(struct process_page *page)
 {
 	if (process_state(page) != CU_PROCESS_STATE_LOCKED)
@@ -60,7 +60,7 @@ static CUresult checkpoint(struct process_page *page)
 	return CUDA_SUCCESS;
 }
 
-// To the devices that it had: others could be named, which there are none of here.
+// Restores to the devices that it had, for the simulator has no others to name.
 static CUresult restore(struct process_page *page)
 {
 	if (!sim.initialized) // as the driver without persistence mode
@@ -82,7 +82,7 @@ static CUresult unlock(struct process_page *page)
 static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct process_page *))
 {
 	struct process_page *page;
-	if (!zero(reserved, 8)) // the first of a checkpoint would be for storage of the caller's: driver 610
+	if (!zero(reserved, 8)) // from driver 610 on, a checkpoint's first one is for storage of the caller's
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = to(page);
@@ -90,7 +90,7 @@ static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct 
 	return result;
 }
 
-// As DEFINE, without the lock, which calls of this process must be able to get while a lock is put on them.
+// As DEFINE, without sim.lock: this process's calls must be able to take it while they are being locked.
 #define DEFINE_UNLOCKED(since, needs, name, version, parameters, ...) \
 	CUresult name parameters \
 	{ \

@@ -1,5 +1,4 @@
-// The primary context of each device, created ones, and each thread's stack of them. What a context is made of:
-// execution/context.c.
+// The primary context of each device, created ones, and each thread's stack of them. execution/context.c makes them.
 #include <string.h>
 
 #include "entry/gate.h"

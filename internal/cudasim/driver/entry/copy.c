@@ -1,14 +1,14 @@
 // Copies and fills, checked when they are issued; execution/operation.c checks them again when they run.
 #include "entry/gate.h"
 
-// The device of the caller's current context, whatever the stream: so the driver has it.
+// The device of the caller's current context, whatever the stream, as in the driver.
 enum { CALLER = -1 };
 
 enum direction { ANY_DIRECTION, TO_DEVICE, FROM_DEVICE, ON_DEVICE };
 
 struct request {
 	struct operation operation;
-	CUresult refused; // CUDA_SUCCESS: it is not
+	CUresult refused; // CUDA_SUCCESS: not refused
 };
 
 static struct request copy(uint64_t target, uint64_t source, uint64_t size)
@@ -79,7 +79,7 @@ static CUresult check(struct context *context, const struct operation *operation
 				       : check_fill(context, operation);
 }
 
-// Waits for its turn on the stream and runs at once.
+// Waits for the operation's turn on the stream, and runs it.
 static CUresult run_now(struct stream *stream, const struct operation *operation)
 {
 	struct context *context = stream->context;
@@ -117,7 +117,7 @@ static CUresult later(struct request request, enum direction direction, CUstream
 	return stream_submit(stream, operation);
 }
 
-// own: on the thread's own stream, where it is the asynchronous call and a wait.
+// own: on the thread's own stream, where a synchronous call is the asynchronous one and a wait.
 static CUresult now(struct request request, enum direction direction, bool own)
 {
 	struct operation *operation = &request.operation;
@@ -134,7 +134,7 @@ static CUresult now(struct request request, enum direction direction, bool own)
 	return run_now(context->legacy, operation);
 }
 
-// Each side of the copy is reached by the context named for it.
+// The context named for each side of the copy must have access to it.
 static struct request copy_peer(CUdeviceptr target, CUcontext target_handle, CUdeviceptr source,
 				CUcontext source_handle, size_t size)
 {

@@ -16,7 +16,7 @@ static CUresult init(unsigned flags)
 		return CUDA_ERROR_NO_DEVICE;
 	TRY(budget_join());
 	if (!process_publish(memory.devices[0].total)) {
-		sim_complain("no memfd is to be had; cuInit returns 304");
+		sim_complain("no memfd can be made; cuInit returns 304");
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	sim.initialized = true;
@@ -80,7 +80,7 @@ static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUde
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
-// What a large GPU of compute capability 9.0 says; attributes not listed are 0.
+// The attributes of a large GPU of compute capability 9.0; those not listed are 0.
 static const int attributes[][2] = {
 	{1, 1024},	  // MAX_THREADS_PER_BLOCK
 	{2, 1024},	  // MAX_BLOCK_DIM_X

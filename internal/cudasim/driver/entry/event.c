@@ -1,4 +1,4 @@
-// Events: marks in a stream that others wait for. The waiting is execution/queue.c's.
+// Events: marks in a stream that others wait for. execution/queue.c does the waiting.
 #include "entry/gate.h"
 
 static CUresult create(CUevent *handle, unsigned flags)
@@ -75,7 +75,7 @@ static CUresult resolve_to_wait(CUevent handle, struct event **event)
 	return capture_forbids_unsafe();
 }
 
-// A program may ask only this, so asking makes the work happen.
+// A program may wait by queries alone, so a query runs work.
 static CUresult query(CUevent handle)
 {
 	struct event *event;
@@ -116,7 +116,7 @@ static CUresult wait(CUstream stream_handle, CUevent handle, unsigned flags)
 		return CUDA_SUCCESS;
 	if (event->whole)
 		return CUDA_ERROR_NOT_SUPPORTED;
-	if (stream->capture) { // what is captured can't depend on what is not
+	if (stream->capture) { // captured work can't depend on other work
 		capture_invalidate(stream->capture);
 		return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;
 	}

@@ -1,5 +1,4 @@
-// The gate every driver function passes: call counting, planned failures, preconditions. What a
-// function does is its own affair.
+// The gate that every driver function passes: it counts calls, applies planned failures, checks preconditions.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -21,13 +20,12 @@ static const struct {
 #undef X
 };
 
-// All versions of a function share one counter and one set of planned failures: that of
-// the first of them.
+// All versions of a function share the counter and the planned failures of the first.
 static int family_of[FUNCTION_COUNT];
 static uint64_t calls[FUNCTION_COUNT];
 static int planned[FUNCTION_COUNT];
 
-#define KILLED ((CUresult)-1) // as a code: the process is
+#define KILLED ((CUresult)-1) // as a code: it kills the process
 
 struct failure {
 	struct failure *next;
@@ -36,9 +34,9 @@ struct failure {
 };
 static struct failure *failures;
 static uint64_t fired;
-static bool started; // with the environment of now
+static bool started; // the environment was read
 
-// -1 if there is no such function.
+// Returns -1 if there is no such function.
 static int find_family(const char *name, size_t length)
 {
 	for (int i = 0; i < FUNCTION_COUNT; i++)
@@ -55,7 +53,7 @@ static CUresult planned_failure(int family)
 		struct failure *failure = *slot;
 		if (failure->family == family)
 			failure->remaining--;
-		// Of two planned for the same call the second hits the next one.
+		// If two failures are planned for one call, the second hits the next call.
 		if (failure->family != family || failure->remaining > 0 || code != CUDA_SUCCESS) {
 			slot = &failure->next;
 			continue;
@@ -179,8 +177,8 @@ static CUresult enter(enum driver_function function)
 	return needs == CTX ? context_health() : CUDA_SUCCESS;
 }
 
-// What the driver's lock does not hold up (seen with driver 580, once work has been given): calls that read what the
-// device has written, on pages that a checkpoint takes away, and calls that it has refused.
+// Calls that the driver's lock does not stop (seen with driver 580, after the device was given work): those that read
+// what the device wrote, on pages that a checkpoint takes away, and those that it refuses.
 static bool reads_pages(enum driver_function function)
 {
 	switch (function) {
@@ -203,7 +201,7 @@ static bool is_refused(enum driver_function function)
 	return function == FN_cuMemGetInfo_v2 || function == FN_cuDeviceGetName || function == FN_cuIpcGetMemHandle;
 }
 
-// Whether the call may go on as far as the process's state is concerned; *inside: it is counted.
+// Returns CUDA_SUCCESS if the process's state lets the call go on; *inside: it is counted.
 static CUresult pass_lock(enum driver_function function, bool *inside)
 {
 	if (!reads_pages(function) && !is_refused(function))
@@ -221,7 +219,7 @@ static CUresult pass_lock(enum driver_function function, bool *inside)
 	}
 }
 
-// A host function's calls are part of the call that waits for it.
+// A host function's calls belong to the call that waits for it.
 static __thread bool counted;
 
 CUresult gate_enter(enum driver_function function)
@@ -245,7 +243,7 @@ void gate_leave(const int *guard)
 {
 	(void)guard;
 	pthread_mutex_unlock(&sim.lock);
-	// Inside the call that waits for a host function, that is one that the function makes.
+	// A host function's own calls leave nothing: the counted call waits for the function.
 	if (counted && !thread_state()->in_host_function) {
 		counted = false;
 		process_leave();

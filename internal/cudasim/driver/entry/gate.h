@@ -1,5 +1,5 @@
-// The gate that every driver function passes. Entry points check what they are given, in the driver's order and
-// with its codes, and leave the work to the layers below.
+// The gate that every driver function passes. Entry points check their arguments in the driver's order and with its
+// codes, and leave the work to the layers below.
 #ifndef CUDASIM_GATE_H
 #define CUDASIM_GATE_H
 
@@ -21,7 +21,7 @@ void gate_leave(const int *guard);
 		return entered_;                                                                             \
 	int guard_ __attribute__((cleanup(gate_leave), unused)) = 0
 
-// The exported functions of a row of api.h. A file of entry/ has these at its end, behind what the rows call.
+// Defines the exported functions of a row of api.h. A file of entry/ ends with these, after what the rows call.
 #define DEFINE(since, needs, name, version, parameters, ...) \
 	DEFINE_AS(name##version, , false, parameters, __VA_ARGS__)
 #define DEFINE_PTDS(since, needs, name, version, parameters, ...) \
@@ -43,7 +43,7 @@ void gate_leave(const int *guard);
 CUresult stream_wait(CUstream handle); // cuStreamSynchronize
 
 void gate_start(void); // reads the environment, once after each gate_reset
-bool gate_reset(void); // false: it had not been started
+bool gate_reset(void); // false: it had not started
 uint64_t gate_calls(const char *name); // of a function by either name; UINT64_MAX if there is none
 void primaries_reset(void);	       // context.c: as if no primary context had ever been
 

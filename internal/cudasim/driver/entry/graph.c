@@ -1,4 +1,4 @@
-// Graphs, as programs make, ask and launch them: what a capture recorded is replayed in that order.
+// Graphs: how programs make, query and launch them. A launch replays what a capture recorded, in that order.
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +15,7 @@ static CUresult create(CUgraph *handle, unsigned flags)
 	return CUDA_SUCCESS;
 }
 
-// Nodes have no handles of their own; how many there are is what programs ask.
+// Nodes have no handles: programs ask only how many there are.
 static CUresult get_nodes(CUgraph handle, CUgraphNode *nodes, size_t *count)
 {
 	struct graph *graph = object_find(handle, GRAPH);

@@ -1,4 +1,4 @@
-// Pinned host memory: what is refused, and what is waited for before it goes. The ranges: memory/host.c.
+// Pinned host memory: what these refuse, and what they wait for before it goes. memory/host.c has the ranges.
 #include <sys/mman.h>
 
 #include "entry/gate.h"

@@ -1,5 +1,5 @@
-// Libraries of kernels, and launches. An image is PTX text; of its entries those are known that
-// execution/kernel.c emulates. What is no image shows when a kernel is asked for: the driver loads lazily.
+// Libraries of kernels, and launches. An image is PTX text, of which only the entries count that execution/kernel.c
+// emulates. The driver loads lazily, so a bad image shows when a program asks for a kernel.
 #include <string.h>
 
 #include "entry/gate.h"
@@ -11,7 +11,7 @@ struct library {
 	struct kernel *kernels[EMULATIONS]; // asked for
 };
 
-// Whether the text has ".entry name(", spaces allowed as PTX allows them.
+// Reports whether the text has ".entry name(", with spaces where PTX allows them.
 static bool has_entry(const char *text, const char *name)
 {
 	const char *spaces = " \t\r\n";
@@ -133,7 +133,7 @@ static CUresult launch(const CUlaunchConfig *config, bool own, CUfunction handle
 	    config->blockDimZ != emulation->block[2])
 		return CUDA_ERROR_NOT_SUPPORTED; // the emulation is written for one shape
 	TRY(stream_resolve(MINE(config->hStream), &stream));
-	if (function && function->context != stream->context) // a kernel is of every context
+	if (function && function->context != stream->context) // a kernel belongs to every context
 		return CUDA_ERROR_INVALID_HANDLE;
 	struct operation operation = {.type = LAUNCH,
 				      .launch = {.emulation = emulation, .grid = config->gridDimX}};

@@ -1,4 +1,4 @@
-// cuMemAlloc and its kind, and what can be asked about an address. Where the memory comes from: memory/heap.c.
+// cuMemAlloc and its kind, and queries about an address. The memory comes from memory/heap.c.
 #include <string.h>
 #include <unistd.h>
 
@@ -78,7 +78,7 @@ static CUresult range_of(CUdeviceptr *base, size_t *size, CUdeviceptr address)
 	return CUDA_SUCCESS;
 }
 
-// The size of what an attribute writes, 0 if it is not simulated.
+// Returns the size of an attribute's value, 0 if it is not simulated.
 static size_t attribute_size(CUpointer_attribute attribute)
 {
 	switch (attribute) {
@@ -111,7 +111,7 @@ static bool reserved(uint64_t address)
 	return range && address - range->node.key < range->size;
 }
 
-// The attribute's value; false where the pointer has none.
+// Writes the attribute's value; false: the pointer has none.
 static bool attribute_of(uint64_t address, CUpointer_attribute attribute, uint64_t *value)
 {
 	struct mapping *mapping = mapping_at(address);
@@ -123,7 +123,7 @@ static bool attribute_of(uint64_t address, CUpointer_attribute attribute, uint64
 	uint64_t context = mapping ? mapping->context : host->context;
 	switch (attribute) {
 	case CU_POINTER_ATTRIBUTE_CONTEXT:
-		*value = context; // memory from handles belongs to none
+		*value = context; // 0 for memory from handles
 		break;
 	case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
 		*value = mapping ? CU_MEMORYTYPE_DEVICE : CU_MEMORYTYPE_HOST;
@@ -195,7 +195,7 @@ static CUresult ipc_export(CUipcMemHandle *handle, CUdeviceptr address)
 	struct mapping *mapping = mapping_at(address);
 	if (!handle || !mapping || !mapping->context || mapping->pool || mapping->managed ||
 	    mapping->block->foreign_fd >= 0)
-		return CUDA_ERROR_INVALID_VALUE; // handles and pools are shared by other means
+		return CUDA_ERROR_INVALID_VALUE; // handles and pools are shared in other ways
 	struct exported exported = block_export(mapping->block, mapping->id);
 	memset(handle, 0, sizeof *handle);
 	memcpy(handle, &exported, sizeof exported);

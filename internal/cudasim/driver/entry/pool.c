@@ -1,5 +1,5 @@
-// Stream-ordered allocation from pools, which hold what is in use of them. Memory is there at once;
-// freeing waits its turn on the stream, in execution/queue.c.
+// Stream-ordered allocation from pools, which hold no free memory. An allocation has its memory at once; a free waits
+// for its turn on the stream, in execution/queue.c.
 #include <sys/mman.h>
 #include <sys/stat.h>
 
@@ -70,7 +70,7 @@ static CUresult create(CUmemoryPool *handle, const CUmemPoolProps *props)
 	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// What is in use of it stays until it is freed.
+// Memory in use stays until it is freed.
 static CUresult destroy(CUmemoryPool handle)
 {
 	struct pool *pool = pool_find(handle);
@@ -85,7 +85,7 @@ static CUresult destroy(CUmemoryPool handle)
 	return CUDA_SUCCESS;
 }
 
-// A descriptor that stands for the pool, in any process: what it has is not shared here.
+// Makes a descriptor that stands for the pool in any process. The simulator does not share the pool's memory.
 static CUresult export(void *shareable, CUmemoryPool handle, CUmemAllocationHandleType type,
 			 unsigned long long flags)
 {
@@ -133,7 +133,7 @@ static CUresult allocate(CUdeviceptr *address, size_t size, const CUmemoryPool *
 		return CUDA_ERROR_NOT_SUPPORTED;
 	uint64_t at;
 	CUresult result = take(stream, size, pool, &at);
-	if (result == CUDA_ERROR_OUT_OF_MEMORY) { // memory freed in stream order may be what is missing
+	if (result == CUDA_ERROR_OUT_OF_MEMORY) { // memory freed in stream order may be enough
 		queue_run_free();
 		TRY(stream->context->sticky);
 		result = take(stream, size, pool, &at);
@@ -199,7 +199,7 @@ static CUresult set_attribute(CUmemoryPool handle, CUmemPool_attribute attribute
 	case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
 	case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
 		if (*(uint64_t *)value)
-			return CUDA_ERROR_INVALID_VALUE; // can only be set back
+			return CUDA_ERROR_INVALID_VALUE; // it can only be reset
 		pool->high = pool->used;
 		return CUDA_SUCCESS;
 	default: return CUDA_ERROR_INVALID_VALUE;

@@ -3,7 +3,7 @@
 
 #include "entry/gate.h"
 
-enum { NEWEST = 13000 }; // what cuDriverGetVersion says
+enum { NEWEST = 13000 }; // as cuDriverGetVersion
 
 static const struct {
 	const char *name;
@@ -36,14 +36,14 @@ static CUresult look_up(const char *name, void **function, int version, uint64_t
 			*status = CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT;
 		if (functions[i].since > version)
 			continue;
-		*status = CU_GET_PROC_ADDRESS_SUCCESS; // later versions stand later
+		*status = CU_GET_PROC_ADDRESS_SUCCESS; // later versions come later
 		bool own = flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM && functions[i].per_thread;
 		*function = own ? functions[i].per_thread : functions[i].function;
 	}
 	return CUDA_SUCCESS;
 }
 
-// Of the first version, which has no status.
+// The function's first version has no status.
 static CUresult look_up_one(const char *name, void **function, int version, uint64_t flags)
 {
 	TRY(look_up(name, function, version, flags, NULL));

@@ -3,8 +3,8 @@
 #include "base/process.h"
 #include "entry/gate.h"
 
-// CUDA does not survive fork: the child of an initialised process gets errors only. No other
-// thread is inside while the process forks, so the child's copy of the state is whole.
+// CUDA does not survive fork: the child of an initialised process gets errors only. The fork waits for other threads to
+// leave, so the child's copy of the state is whole.
 static void before_fork(void)
 {
 	pthread_mutex_lock(&sim.lock);

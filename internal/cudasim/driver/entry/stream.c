@@ -1,4 +1,4 @@
-// Streams, as programs create, ask and wait for them, and host functions in them.
+// Streams: how programs create, query and wait for them, and host functions in them.
 #include <stdlib.h>
 
 #include "entry/gate.h"
@@ -22,7 +22,7 @@ static CUresult destroy(CUstream handle)
 	struct stream *stream = object_find(handle, STREAM);
 	if (!stream)
 		return CUDA_ERROR_INVALID_HANDLE;
-	queue_wait_stream(stream); // its work is done before it goes
+	queue_wait_stream(stream); // its work ends before it does
 	CUresult result = stream->context->sticky;
 	stream_delete(stream);
 	return result;
@@ -60,7 +60,7 @@ CUresult stream_wait(CUstream handle)
 	return context->sticky;
 }
 
-// A program may ask only this, so asking makes the work happen.
+// A program may wait by queries alone, so a query runs work.
 static CUresult query(CUstream handle)
 {
 	struct stream *stream;

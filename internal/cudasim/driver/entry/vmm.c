@@ -1,5 +1,5 @@
-// Virtual memory management: address ranges, physical handles, mappings, access.
-// Refuses what the real driver (580) refuses, with its codes; the mapping itself is memory/mapping.c's.
+// Virtual memory management: address ranges, physical handles, mappings, access. It refuses what the real driver (580)
+// refuses, with its codes; memory/mapping.c does the mapping.
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -65,7 +65,7 @@ static struct allocation *allocation_find(CUmemGenericAllocationHandle handle)
 	return object_find((void *)handle, ALLOCATION);
 }
 
-// A handle for the block; takes over the caller's reference to it.
+// Makes a handle for the block, and takes over the caller's reference to it.
 static CUresult allocation_new(struct block *block, CUmemGenericAllocationHandle *handle)
 {
 	struct allocation *allocation = object_new(ALLOCATION, sizeof *allocation);
@@ -97,7 +97,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
 	return result;
 }
 
-// A group of one member at most, whose memory writes to the group would reach; it cannot be mapped here.
+// A group has one member at most, which gets what is written to the group. It cannot be mapped here.
 static CUresult create_group(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
 {
 	if (!handle || !prop || !prop->numDevices || !prop->size || !aligned(prop->size) || prop->flags)
@@ -105,7 +105,7 @@ static CUresult create_group(CUmemGenericAllocationHandle *handle, const CUmulti
 	struct block *block = calloc(1, sizeof *block);
 	if (!block)
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	*block = (struct block){.references = 1, .foreign_fd = -1, .multicast = prop->size}; // of no memory
+	*block = (struct block){.references = 1, .foreign_fd = -1, .multicast = prop->size}; // without memory
 	CUresult result = allocation_new(block, handle);
 	if (result != CUDA_SUCCESS)
 		block_release(block);
@@ -126,7 +126,7 @@ static struct block *block_of(CUmemGenericAllocationHandle handle)
 	return allocation ? allocation->block : NULL;
 }
 
-// Memory that cuMemMap has mapped, as one from its first address.
+// The block of a mapping by cuMemMap that begins at this address.
 static struct block *block_at(CUdeviceptr address)
 {
 	struct mapping *mapping = mapping_at(address);
@@ -148,7 +148,8 @@ static CUresult bind(CUmemGenericAllocationHandle handle, size_t offset, struct 
 static CUresult unbind(CUmemGenericAllocationHandle handle, CUdevice device, size_t offset, size_t size)
 {
 	struct block *group = multicast_find(handle);
-	if (!group || !group->member || !device_valid(device) || offset > group->multicast || size > group->multicast - offset)
+	if (!group || !group->member || !device_valid(device) || offset > group->multicast ||
+	    size > group->multicast - offset)
 		return CUDA_ERROR_INVALID_VALUE;
 	block_release(group->member);
 	group->member = NULL;
@@ -194,7 +195,7 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGeneri
 	return CUDA_SUCCESS;
 }
 
-// The first of the whole mappings that make up exactly this range, NULL if it is anything else.
+// The first of the mappings that together are exactly this range; NULL: no mappings are.
 static struct mapping *whole_mappings(uint64_t address, uint64_t size)
 {
 	struct mapping *first = (struct mapping *)tree_find(&memory.mappings, address), *mapping = first;
@@ -215,7 +216,7 @@ static CUresult unmap(CUdeviceptr address, size_t size)
 		return CUDA_ERROR_INVALID_VALUE;
 	if (!addresses_clear(address, size))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	queue_poison(address, size); // does not wait: what is in flight will fault
+	queue_poison(address, size); // does not wait: work in flight will fault
 	for (uint64_t done = 0; done < size;) {
 		mapping = (struct mapping *)tree_find(&memory.mappings, address + done);
 		done += mapping->size;
@@ -226,7 +227,7 @@ static CUresult unmap(CUdeviceptr address, size_t size)
 	return CUDA_SUCCESS;
 }
 
-// Gives every mapping of the range the protection its access asks for, neighbours together.
+// Gives every mapping of the range the protection that its access asks for, with one call for equal neighbours.
 static bool protect(uint64_t address, uint64_t size)
 {
 	uint64_t start = address;
@@ -343,7 +344,7 @@ static CUresult retain_at(CUmemGenericAllocationHandle *handle, void *address)
 	return retain(mapping->block, handle);
 }
 
-// What an exported file descriptor says: where the block is, for an importer. Its id is the handle.
+// The contents of an exported descriptor, which tell an importer where the block is. Its id is the handle.
 struct export {
 	char magic[8];
 	struct exported block;

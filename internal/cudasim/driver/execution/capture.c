@@ -10,7 +10,7 @@ void capture_invalidate(struct capture *capture)
 	capture->invalidated = true;
 }
 
-// Every stream and event of the capture goes back to normal.
+// Takes every stream and event out of the capture.
 static void release_members(struct capture *capture)
 {
 	struct stream *stream;
@@ -67,9 +67,8 @@ static CUresult refuse(struct capture *capture, CUresult code)
 	return code;
 }
 
-// By the rules of cuThreadExchangeStreamCaptureMode: a thread in global mode is held by its
-// own captures and everybody's global ones, one in thread-local mode by its own, one in
-// relaxed mode by none.
+// The rules of cuThreadExchangeStreamCaptureMode: its own captures and everybody's global ones bind a thread in global
+// mode, its own bind one in thread-local mode, and none binds one in relaxed mode.
 CUresult capture_forbids_unsafe(void)
 {
 	CUstreamCaptureMode mode = thread_state()->capture_mode;

@@ -1,5 +1,4 @@
-// Contexts: how they are made and found, and all that goes with one when it goes. Each thread's stack of them is
-// the entry points' affair.
+// Contexts: how they are made and found, and what ends with one. The entry points keep each thread's stack of them.
 #include "execution/execution.h"
 
 struct context *current_context(void)

@@ -23,7 +23,7 @@ struct stream {
 	unsigned flags;
 	int priority;
 	bool legacy;
-	int thread; // whose default stream it is, else 0
+	int thread; // the one that has it as its default stream, else 0
 	struct stream *next_thread;
 	unsigned mark; // queue pass that needs this stream
 	unsigned held; // queue pass that found it held up by a host function
@@ -116,26 +116,26 @@ void streams_forget_context(struct context *context);
 
 // --- the queue of asynchronous operations (queue.c)
 CUresult queue_push(struct stream *stream, const struct operation *operation, uint64_t *sequence);
-void queue_wait_stream(struct stream *stream); // for what the stream has been given
+void queue_wait_stream(struct stream *stream); // for the stream's work
 void queue_wait_turn(struct stream *stream);   // for what an operation issued now would wait for
 void queue_wait_context(struct context *context);
 void queue_wait_device(int device);
 void queue_wait_event(uint64_t sequence);
 void queue_wait_frees(int device);			 // in stream order
 void queue_wait_host(uint64_t address, uint64_t size); // for what may use this host memory
-void queue_run_free(void); // runs all that no host function is needed for; never waits
-// Queries: run what they can, have host functions called by threads of their own, never wait.
+void queue_run_free(void); // runs all that needs no host function; never waits
+// Queries run what they can, leave host functions to threads of their own, and never wait.
 bool queue_stream_done(struct stream *stream);
 bool queue_event_done(uint64_t sequence);
 bool queue_context_done(struct context *context, uint64_t until);
 void queue_wait_context_until(struct context *context, uint64_t until);
-uint64_t queue_last(void); // the sequence number that was given last
-void queue_poison(uint64_t address, uint64_t size); // unmapped under operations in flight
+uint64_t queue_last(void); // the last sequence number
+void queue_poison(uint64_t address, uint64_t size); // memory was unmapped under operations in flight
 void queue_drop(const struct stream *stream); // NULL: all
 uint64_t queue_pending(void);
 
 // --- copies and fills (operation.c)
-bool operation_execute(struct context *context, const struct operation *operation); // false: fault
+bool operation_execute(struct context *context, const struct operation *operation); // false: a fault
 
 // --- kernels (kernel.c, function.c)
 struct emulation { // of a kernel, in C
@@ -145,7 +145,7 @@ struct emulation { // of a kernel, in C
 		size_t offset, size;
 	} *parameters;
 	size_t count;
-	// What the kernel would do; mapped_before: ids of mappings above it came after the launch.
+	// What the kernel does to memory; mappings with ids above mapped_before came after the launch.
 	CUresult (*run)(const struct context *context, unsigned grid, const void *parameters,
 			uint64_t mapped_before);
 };

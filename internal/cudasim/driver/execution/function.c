@@ -1,4 +1,4 @@
-// Functions: kernels bound to a context each. Where kernels come from is the entry points' affair.
+// Functions: kernels, each bound to a context. The entry points find the kernels.
 #include "execution/execution.h"
 
 struct function *function_find(const struct kernel *kernel, const struct context *context)

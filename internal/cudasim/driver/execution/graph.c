@@ -1,4 +1,4 @@
-// Lists of operations, and graphs, which are such a list each. Launching one is the entry points' affair.
+// Lists of operations, and graphs, each of which is such a list. The entry points launch them.
 #include <stdlib.h>
 
 #include "execution/execution.h"

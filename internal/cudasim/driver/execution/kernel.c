@@ -1,5 +1,5 @@
-// The kernels that are simulated, each by a C function that does the same to memory. A kernel reads
-// memory as its device sees it: what is not mapped, or was mapped after the launch, is a fault.
+// The simulated kernels, each a C function that does the same to memory. A kernel reads memory as its device sees it:
+// an address that is not mapped, or was mapped after the launch, is a fault.
 #include <string.h>
 
 #include "digest.h"
@@ -80,7 +80,7 @@ static CUresult run_digest(const struct context *context, unsigned grid, const v
 	return CUDA_SUCCESS;
 }
 
-// Adds a number to each of some words, so that each launch that is lost, or made twice, shows.
+// Adds a number to each of some words, so that a lost or repeated launch shows.
 struct add_parameters {
 	uint32_t *words;
 	uint64_t count;

@@ -1,4 +1,4 @@
-// Copies and fills, when they run. Their order is queue.c's affair.
+// Runs copies and fills; queue.c orders them.
 #include <string.h>
 
 #include "execution/execution.h"

@@ -1,9 +1,7 @@
-// Asynchronous operations wait here, in the order of issue, until something waits for
-// them; then they run, and only those that are needed: the stream's own, what its events
-// wait for, and what the legacy default stream ties together. The order and the moment of
-// everything is determined, so a missing synchronization always shows. Host functions alone
-// take time: while one runs, on the thread that waits or on one of its own where nobody does,
-// the lock is given up, and what is not ordered behind it goes on.
+// Asynchronous operations wait here, in the order of issue, until something waits for them. Then only the needed ones
+// run: the stream's own, what its events wait for, and what the legacy default stream ties together. Order and moment
+// are deterministic, so a missing synchronization always shows. Only host functions take time. One runs on the thread
+// that waits, or on its own if none does; the lock is free meanwhile, and work that is not ordered behind it goes on.
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -21,14 +19,14 @@ struct queued {
 	unsigned held;	 // queue pass that found it held up
 	bool running;	 // a host function; it stays in the queue until it has returned
 	bool dropped;	 // no longer in the queue: its runner frees it
-	bool poisoned;	 // its memory has been unmapped since it was issued
+	bool poisoned;	 // its memory was unmapped after it was issued
 	uint64_t issued; // sim.next_id then: of a launch, mappings with a higher one are of no use to it
 };
 
 static struct queued *head, *tail;
 static uint64_t count, last_sequence;
 static unsigned pass;
-static pthread_cond_t returned = PTHREAD_COND_INITIALIZER; // a host function has
+static pthread_cond_t returned = PTHREAD_COND_INITIALIZER; // a host function has returned
 
 uint64_t queue_pending(void)
 {
@@ -69,7 +67,7 @@ CUresult queue_push(struct stream *stream, const struct operation *operation, ui
 {
 	if (count >= LIMIT) {
 		queue_run_free();
-		if (full(stream)) // of others, what a host function holds up is no reason to wait
+		if (full(stream)) // other streams' work behind a host function is no reason to wait
 			queue_wait_stream(stream);
 	}
 	if (stream->context->sticky != CUDA_SUCCESS)
@@ -112,7 +110,7 @@ static bool overlaps(uint64_t address, uint64_t size, uint64_t other, uint64_t p
 	return height && address < other + pitch * (height - 1) + width && other < address + size;
 }
 
-// Whether a copy or fill uses memory of the range.
+// Reports whether a copy or fill uses memory of the range.
 static bool uses(const struct operation *operation, uint64_t address, uint64_t size)
 {
 	if (operation->type == COPY)
@@ -124,8 +122,8 @@ static bool uses(const struct operation *operation, uint64_t address, uint64_t s
 						  operation->set.width, operation->set.height);
 }
 
-// What is waited for: of the operations issued before, those that fit one of these. Streams and contexts
-// are only compared: they may be gone when a host function has returned.
+// What a caller waits for: the earlier operations that fit one of these. Streams and contexts are only compared: they
+// may be gone when a host function returns.
 struct target {
 	uint64_t until; // the last one issued before
 	const struct stream *stream, *legacy;
@@ -150,7 +148,7 @@ static bool targeted(const struct queued *queued, const struct target *target)
 	       (target->size && (type == LAUNCH || uses(&queued->operation, target->address, target->size)));
 }
 
-// One walk backwards finds all that is needed, for an operation depends on earlier ones only.
+// One walk backwards finds all that is needed, because operations depend on earlier ones only.
 static void mark(const struct target *target)
 {
 	pass++;
@@ -171,7 +169,7 @@ static void mark(const struct target *target)
 	}
 }
 
-// Whether it is a host function that runs, or is ordered behind one; all before it have been asked.
+// Reports whether it is a running host function, or is ordered behind one. Call it for all before it first.
 static bool held_up(const struct queued *queued)
 {
 	const struct stream *stream = queued->stream;
@@ -202,7 +200,7 @@ static bool calls_host(const struct queued *queued)
 	return (type == HOST_FUNCTION || type == CALLBACK) && queued->stream->context->sticky == CUDA_SUCCESS;
 }
 
-// Of an operation that is marked as running. The lock is given up meanwhile.
+// Calls the host function of an operation that is marked as running, without the lock.
 static void call_host(struct queued *queued)
 {
 	struct thread_state *thread = thread_state();
@@ -232,7 +230,7 @@ static void *help(void *queued)
 	return NULL;
 }
 
-// The function is called by a thread that nobody waits for. If none is to be had, the next query tries again.
+// Starts a thread to call the function. If there can be none, the next query tries again.
 static void start_helper(struct queued *queued)
 {
 	pthread_t thread;
@@ -256,7 +254,7 @@ static void execute(const struct queued *queued)
 		return;
 	case WAIT: return;
 	case HOST_FUNCTION:
-	case CALLBACK: return; // the context is lost
+	case CALLBACK: return; // not called: the context is lost
 	case FREE: memory_free(operation->address); return;
 	case LAUNCH:
 		if (context->sticky == CUDA_SUCCESS)
@@ -277,7 +275,7 @@ enum host_functions { CALL, HELP, LEAVE }; // call them here, on a thread of the
 
 enum progress { DONE, HELD_UP, CALLED };
 
-// Runs what is needed and not held up, in order. After a call all may be different: the lock was given up.
+// Runs what is needed and not held up, in order. After a host function, all may have changed.
 static enum progress run(const struct target *target, enum host_functions host)
 {
 	enum progress progress = DONE;
@@ -328,7 +326,7 @@ static bool done(struct target target)
 	return run(&target, HELP) == DONE;
 }
 
-// What an operation issued on the stream now would wait for.
+// Returns what an operation issued on the stream now would wait for.
 static struct target turn(const struct stream *stream)
 {
 	return (struct target){.stream = stream,

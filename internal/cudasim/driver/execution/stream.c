@@ -1,4 +1,4 @@
-// Streams: created ones, and each context's default streams. What waits in them is queue.c's.
+// Streams: created ones, and each context's default streams. queue.c has the work in them.
 #include <stdlib.h>
 
 #include "execution/execution.h"

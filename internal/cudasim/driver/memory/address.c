@@ -1,10 +1,10 @@
-// Addresses of the process: reserved and cleared ones are PROT_NONE. What they show is mapping.c's affair.
+// Addresses of the process: reserved and cleared ones are PROT_NONE. mapping.c decides what the others show.
 #include <sys/mman.h>
 
 #include "memory/memory.h"
 
-// A process may have only so many VMAs (vm.max_map_count), and at that limit the kernel
-// refuses even what would leave fewer. A few kept for nothing else are given up for it.
+// A process may have only so many VMAs (vm.max_map_count), and at that limit the kernel refuses even a call that would
+// leave fewer. The simulator keeps a few spare ones, and gives them up then.
 static char *ballast;
 enum { BALLAST = 8 };
 

@@ -1,5 +1,4 @@
-// Physical memory: ranges of one sparse memfd per device, as many as budget.c
-// allows. Where a block is seen is mapping.c's affair.
+// Physical memory: ranges of one sparse memfd per device, as many as budget.c allows. mapping.c maps them.
 #include <fcntl.h>
 #include <linux/falloc.h>
 #include <stdio.h>

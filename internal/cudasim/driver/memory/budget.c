@@ -1,10 +1,9 @@
-// How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED).
-// Contents are never shared; where they are is block.c's affair.
+// How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED), which
+// never share contents.
 //
-// What is shared is a file in /dev/shm that each process maps: a robust lock, and a member for each process with
-// what it holds. A member is believed only while its process lives, so what a killed process held is free at the
-// next look, and nobody has to tidy up. The last to leave removes the file; one that the killed have left is removed
-// by the next process that starts.
+// The processes share a file in /dev/shm that each maps: a robust lock, and a member for each process with what it
+// holds. A member counts only while its process lives, so the memory of a killed process is free at the next look. The
+// last process to leave removes the file; the next process to start removes one that killed processes left.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -20,7 +19,7 @@
 
 enum { MEMBERS = 256 };
 
-// A process, and the program in it: a number comes again, and exec leaves number and start as they were.
+// A process and its program: numbers are used again, and exec keeps the number and the start.
 struct identity {
 	pid_t process; // 0: none
 	uint64_t started, stack;
@@ -29,19 +28,19 @@ struct identity {
 struct member {
 	struct identity identity;
 	uint64_t used[MAX_DEVICES];
-	bool lent; // to the others: it is checkpointed
+	bool lent; // the others may have its memory: it is checkpointed
 };
 
 static struct segment {
 	pthread_mutex_t lock; // robust: its owner may be killed. Each change is one store, so nothing is half done
-	uint64_t memory;      // of each device: what the first member said
+	uint64_t memory;      // of each device, as the first member set it
 	struct member members[MEMBERS];
 } *segment; // NULL: nothing is shared
 static struct member *own;
 static char folder[64], file[192]; // paths
 static char suffix[48];		   // of file names: processes that see one another, with one layout
 
-// Returns false if there is no such process, or only what its parent has not waited for yet.
+// Returns false if there is no such process, or only a zombie.
 static bool identify(pid_t process, struct identity *identity)
 {
 	char path[48], text[1024];
@@ -49,7 +48,7 @@ static bool identify(pid_t process, struct identity *identity)
 	*identity = (struct identity){.process = process};
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return errno != ENOENT; // it is there, but there is no descriptor left to look
+		return errno != ENOENT; // it is there, but no descriptor is left to look
 	ssize_t length = read(fd, text, sizeof text - 1);
 	close(fd);
 	if (length <= 0)
@@ -67,7 +66,7 @@ static bool identify(pid_t process, struct identity *identity)
 	return (state != 'Z' && state != 'X') || threads > 1; // its first thread may have ended before the others
 }
 
-// What could not be read is 0, and may be the same.
+// Fields that could not be read are 0, and count as equal.
 static bool same(const struct identity *one, const struct identity *other)
 {
 	return one->process == other->process &&
@@ -96,7 +95,7 @@ static bool drop_dead(struct segment *of)
 	return left;
 }
 
-// A new file is made without a name, and named when all is in it.
+// Makes a file without a name, and names it when all is in it.
 static bool create(const char *path)
 {
 	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -126,8 +125,8 @@ static bool create(const char *path)
 	return !error;
 }
 
-// The file's segment, locked; NULL: errno says why. A remover of the file needs the lock, so one that still
-// has its name then keeps it.
+// Returns the file's segment, locked; NULL: errno says why. To remove the file takes the lock, so a file that still has
+// its name keeps it.
 static struct segment *attach(const char *path, bool make)
 {
 	for (;;) {
@@ -163,7 +162,7 @@ static void detach(struct segment *of, const char *path)
 	munmap(of, sizeof *of);
 }
 
-// Removes what processes have left that were killed.
+// Removes the files that killed processes left.
 static void sweep(void)
 {
 	DIR *listing = opendir(folder);
@@ -182,7 +181,7 @@ static void sweep(void)
 		closedir(listing);
 }
 
-// Once in a process: others may be reading the paths, as what is done to other processes takes no lock of this one.
+// Once in a process: checkpoints of other processes read the paths without sim.lock.
 static bool find_folder(void)
 {
 	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
@@ -192,7 +191,8 @@ static bool find_folder(void)
 	pthread_mutex_lock(&finding);
 	if (found_by != getpid()) {
 		snprintf(folder, sizeof folder, "/dev/shm/cudasim-%u", geteuid());
-		found = !stat("/proc/self/ns/pid", &namespace) && (!mkdir(folder, 0700) || errno == EEXIST) && !lstat(folder, &status);
+		found = !stat("/proc/self/ns/pid", &namespace) && (!mkdir(folder, 0700) || errno == EEXIST) &&
+			!lstat(folder, &status);
 		if (found) {
 			snprintf(suffix, sizeof suffix, ".%lu.%zu", (unsigned long)namespace.st_ino, sizeof *segment);
 			snprintf(file, sizeof file, "%s/%s%s", folder, sim.settings.shared, suffix);
@@ -206,14 +206,14 @@ static bool find_folder(void)
 	return found;
 }
 
-// Of the segment, which is locked.
+// Takes a place in the segment, which is locked.
 static CUresult join(void)
 {
 	struct identity identity;
 	char name[16] = "";
 	if (readlink("/proc/self", name, sizeof name - 1) < 0 || atoi(name) != getpid() ||
 	    !identify(getpid(), &identity) || !identity.started) {
-		sim_complain("CUDASIM_SHARED needs /proc, to see which processes live; cuInit returns 304");
+		sim_complain("CUDASIM_SHARED needs /proc to see which processes live; cuInit returns 304");
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
 	for (int i = 0; i < MEMBERS; i++) // of this number: from before an exec, or from a process that has ended
@@ -273,7 +273,7 @@ void budget_leave(void)
 
 __attribute__((destructor)) static void leave(void)
 {
-	if (pthread_mutex_trylock(&sim.lock)) // a thread that ends the process in the middle: the next one sweeps
+	if (pthread_mutex_trylock(&sim.lock)) // a thread ends the process amid a call: the next process sweeps
 		return;
 	budget_leave();
 	pthread_mutex_unlock(&sim.lock);
@@ -335,7 +335,7 @@ uint64_t budget_free(int device)
 	return result;
 }
 
-// Of another process's segment, which need not be this one's.
+// Another process's segment need not be this one's.
 static CUresult set_lent(int process, const char *shared, bool lent)
 {
 	char path[sizeof file];

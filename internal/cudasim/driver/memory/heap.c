@@ -1,5 +1,4 @@
-// Memory with addresses of its own, for cuMemAlloc and cuMemAllocAsync. When it may be freed, and by which
-// stream, is for the entry points to know.
+// Memory with addresses of its own, for cuMemAlloc and cuMemAllocAsync. The entry points decide when it may be freed.
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -55,7 +54,7 @@ static void addresses_give(struct device *device, uint64_t size, uint64_t addres
 {
 	struct free_range *range = calloc(1, sizeof *range);
 	if (!range)
-		return; // the addresses are lost, nothing else
+		return; // only the addresses are lost
 	range->address = address;
 	struct free_range *first = (struct free_range *)tree_find(&device->free_addresses, size);
 	if (first) {

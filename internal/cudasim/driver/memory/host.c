@@ -1,5 +1,4 @@
-// The ranges of pinned host memory: allocated here, or the program's own and registered. Nothing is really locked;
-// it is only remembered.
+// The ranges of pinned host memory: allocated here, or the program's own and registered. They are noted, not locked.
 #include <stdlib.h>
 #include <sys/mman.h>
 

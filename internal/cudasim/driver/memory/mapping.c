@@ -1,5 +1,4 @@
-// Blocks shown at addresses by shared mappings, and which devices may touch them. The caller has checked that
-// ranges fit and are not in use.
+// Shared mappings of blocks, and which devices may touch them. The caller has checked that ranges fit and are free.
 #include <stdlib.h>
 #include <sys/mman.h>
 
@@ -92,7 +91,7 @@ enum place memory_place(struct reach reach, uint64_t address, uint64_t size, boo
 	return PLACE_HOST;
 }
 
-// Pages that are about to be written all at once: several times faster than fault by fault.
+// Makes all pages at once for a write: several times faster than fault by fault.
 void memory_populate(uint64_t address, uint64_t size)
 {
 #ifdef MADV_POPULATE_WRITE

@@ -1,4 +1,4 @@
-// The state of the layer: how it begins, and how all of it goes.
+// The layer's state: its start and its end.
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,12 +1,12 @@
-// The memory layer: addresses, physical memory, what is shown where, pinned host memory. It knows of no context,
-// stream or queue: the caller has waited for what may use the memory.
+// The memory layer: addresses, physical memory, mappings, pinned host memory. It knows no context, stream or queue: the
+// caller has waited for whatever may use the memory.
 #ifndef CUDASIM_MEMORY_H
 #define CUDASIM_MEMORY_H
 
 #include "base/simulator.h"
 
-// Physical memory: a range of its device's memfd. Offsets are handed out once and
-// ascending, so fresh memory is zero by construction and neighbours merge into one VMA.
+// Physical memory: a range of its device's memfd. Offsets only ascend, so fresh memory is zero by construction and
+// neighbours merge into one VMA.
 struct block {
 	int device;
 	uint64_t offset, size;
@@ -15,7 +15,7 @@ struct block {
 	CUmemAllocationProp prop;
 	int foreign_fd; // imported from another process: its memfd, else -1
 	bool shared; // exported or imported
-	uint64_t multicast;   // bytes of a multicast object, which is of no memory; 0: none
+	uint64_t multicast;   // bytes of a multicast object, which has no memory; 0: none
 	struct block *member; // what is bound to it
 };
 
@@ -57,7 +57,7 @@ struct pool {
 	int device;
 	uint64_t threshold, used, high;
 	int reuse[3];
-	bool ended; // by its owner, while it has memory in use
+	bool ended; // its owner destroyed it while memory was in use
 	bool exportable;
 };
 
@@ -67,10 +67,10 @@ struct device {
 	uint64_t next_offset;
 	uint64_t heap, heap_end;    // addresses for cuMemAlloc not handed out yet
 	struct tree free_addresses; // stacks of freed cuMemAlloc ranges, keyed by size
-	struct pool *pool, *current; // the default one; what cuMemAllocAsync takes from, NULL: that
+	struct pool *pool, *current; // the default one; the one for cuMemAllocAsync, NULL: the default
 };
 
-enum { PAGE = 4096 }; // of the host; cuMemAlloc is accounted in them
+enum { PAGE = 4096 }; // of the host; cuMemAlloc counts in them
 
 struct memory {
 	struct device devices[MAX_DEVICES];
@@ -84,37 +84,37 @@ void memory_drop(void);	       // the rest, when no handle is left
 // --- addresses (address.c)
 bool addresses_clear(uint64_t address, uint64_t size); // PROT_NONE again
 bool addresses_reserve(uint64_t hint, uint64_t size, uint64_t alignment, uint64_t *address);
-void ballast_take(void); // kernel mappings kept for clearing at the limit of them
+void ballast_take(void); // keeps spare kernel mappings, to clear addresses at their limit
 
 // --- how much each process uses (budget.c)
-CUresult budget_join(void); // the processes that share the devices, if the settings say so
+CUresult budget_join(void); // joins the processes that share the devices, if the settings say so
 void budget_leave(void);
 bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
-// What another process holds, by its number and CUDASIM_SHARED: others may have it meanwhile, until it is claimed
-// again. CUDA_ERROR_OUT_OF_MEMORY: they do.
+// Lends another process's memory, by its number and CUDASIM_SHARED, to others until it is claimed again.
+// CUDA_ERROR_OUT_OF_MEMORY: others have it still.
 CUresult budget_lend(int process, const char *shared);
 CUresult budget_claim(int process, const char *shared);
 
 // --- physical memory (block.c)
 struct block *block_new(int device, uint64_t size, CUresult *result);
-// Where it is, for another process, and what it is called there; the latter's way to it.
+// Where a block is, for another process, and its name there; and that process's way to it.
 struct exported {
 	int process, fd, device;
 	uint64_t id, offset, size;
 };
 struct exported block_export(const struct block *block, uint64_t id);
 CUresult block_import(const struct exported *from, struct block **block);
-void block_shared(struct block *block); // with other processes, until it is released
+void block_shared(struct block *block); // notes that other processes share it, until its release
 void block_release(struct block *block);
 
 // --- blocks at addresses (mapping.c)
 CUresult mapping_new(uint64_t address, uint64_t size, struct block *block, struct mapping **result);
-void mapping_delete(struct mapping *mapping); // the addresses are cleared by the caller
+void mapping_delete(struct mapping *mapping); // the caller clears the addresses
 struct mapping *mapping_at(uint64_t address);
 int access_to_protection(uint32_t access);
-// What a device may touch: handles mapped for it, and what cuMemAlloc gave on the devices of the set.
+// What a device may touch: handles mapped for it, and cuMemAlloc's memory on the devices of the set.
 struct reach {
 	int device;
 	uint32_t devices;
@@ -125,7 +125,8 @@ enum place memory_place(struct reach reach, uint64_t address, uint64_t size, boo
 void memory_populate(uint64_t address, uint64_t size);
 
 // --- allocations of cuMemAlloc's kind (heap.c)
-CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address); // takes the block
+CUresult memory_show(struct block *block, uint64_t context, uint64_t size, struct pool *pool,
+		     uint64_t *address); // takes the block
 CUresult memory_allocate(int device, uint64_t context, uint64_t size, struct pool *pool, uint64_t *address);
 CUresult memory_free(uint64_t address);
 void memory_forget_context(uint64_t context);
