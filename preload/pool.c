@@ -142,7 +142,7 @@ EXPORT void *tms_torch_malloc(ssize_t size, int device, void *stream)
 {
 	void *pointer = NULL; /* mapped for the whole device when the call returns, whatever the stream */
 	if (size < 0) {
-		error_fail(ERROR_INVALID_VALUE, "tms_torch_malloc: %zd is no size", size);
+		error_fail(ERROR_INVALID_VALUE, "PyTorch asked for %zd bytes", size);
 		return NULL;
 	}
 	int code = pausable_malloc(&pointer, (size_t)size, device);
@@ -183,8 +183,8 @@ EXPORT int tms_torch_pool_use(const char *kind, const char *options)
 		return error_fail(ERROR_INVALID_VALUE, "the kind of pool is NULL");
 	if (find_torch(&fail) && !fail)
 		return error_fail(ERROR_NOT_SUPPORTED,
-				  "this PyTorch's libc10.so has no c10::detail::torchCheckFail, without which it could "
-				  "not be told that an allocation failed and would use address 0");
+				  "this PyTorch's libc10.so lacks c10::detail::torchCheckFail, which raises its errors, so it "
+				  "would use address 0 after an allocation that failed");
 	return IN_GO(tmsTorchPoolUse((char *)kind, (char *)(options ? options : "")));
 }
 
@@ -193,7 +193,7 @@ static int torch_pool_malloc(void **address, ssize_t size, int device, void *str
 	struct region_settings settings = region_get();
 	uintptr_t made = 0;
 	if (size < 0)
-		return error_fail(ERROR_INVALID_VALUE, "tms_torch_pool_malloc: %zd is no size", size);
+		return error_fail(ERROR_INVALID_VALUE, "PyTorch asked for %zd bytes", size);
 	int code = IN_GO(tmsTorchPoolMalloc(&made, (size_t)size, device, (uintptr_t)stream, &settings));
 	trace_pool_malloc(code, (void *)made, (size_t)size, stream, NULL);
 	*address = (void *)made;

@@ -42,7 +42,7 @@ func (e *Engine) byHandle(handle cuda.Handle) (*segment, error) {
 	for {
 		s := e.userMapped.known[handle]
 		if s == nil || s.userMapped.references == 0 {
-			return nil, fmt.Errorf("handle %#x is none, or was released: %w", uint64(handle), cuda.InvalidValue)
+			return nil, fmt.Errorf("handle %#x names no memory, or was released%.0w", uint64(handle), cuda.InvalidValue)
 		}
 		if s.settled() {
 			return s, nil

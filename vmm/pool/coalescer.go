@@ -1,16 +1,16 @@
 package pool
 
-// Room is the addresses of one pool: its segments lie side by side there.
+// Room has the addresses of one pool, whose segments lie side by side there.
 type Room struct {
-	Bytes uint64 // of the segments, at most
+	Bytes uint64 // the most that the segments may have
 }
 
-// Coalescer is what a Source may also be: one whose segments, where one begins at the end of another, serve
-// a block that lies across both, and yet are given back one by one. (SubAllocator::SupportsCoalescing)
+// Coalescer is a Source whose segments, if one begins at the end of another, serve a block across both and still go
+// back one by one. (SubAllocator::SupportsCoalescing)
 type Coalescer interface {
-	// Reserve has the segments allocated from here on lie in a room, as far as addresses last, and reports whether
-	// there can be such segments at all.
+	// Reserve places later segments in a room, as far as its addresses last, and reports whether segments can coalesce
+	// at all.
 	Reserve(room *Room) bool
-	// Coalesces reports whether two segments that touch are such.
+	// Coalesces reports whether two segments that touch can.
 	Coalesces(below, above uintptr) bool
 }

@@ -3,8 +3,8 @@ package pool
 // Event marks the work that a stream held when the event was recorded.
 type Event uintptr
 
-// Events is what a Source may also be, so that a pool can tell when other streams have finished with a
-// block. The calls are made under the pool's lock and must not call the pool.
+// Events is a Source that shows a pool when other streams have finished with a block. The pool makes these calls under
+// its lock; they must not call the pool.
 type Events interface {
 	// Record makes an event of the work that stream holds now. (cudaEventCreateWithFlags, cudaEventRecord)
 	Record(stream Stream) (Event, error)
@@ -16,8 +16,7 @@ type Events interface {
 	Destroy(event Event) error
 }
 
-// StreamRecorder is what a Pool may also be: one that holds a freed block back until the streams that
-// used it, beside the one it was allocated for, have done so.
+// StreamRecorder is a Pool that holds a freed block back until the other streams that used it are done.
 type StreamRecorder interface {
 	// RecordStream notes that stream uses the live block at address; 0 is ignored.
 	// Errors: ErrInvalidAddress.

@@ -2,7 +2,7 @@ package pool
 
 import "tms/vmm/cuda"
 
-// What the calls about CUDA graphs refuse.
+// Errors of the calls for CUDA graphs.
 var (
 	// ErrGraphPool: the graph pool does not exist, or is not in the state that the call needs.
 	ErrGraphPool = cuda.Refuse(cuda.InvalidValue, "the graph pool is not in a state for this call")
@@ -15,20 +15,18 @@ var (
 // GraphPoolID names a private pool of graphs. (PyTorch's MempoolId_t)
 type GraphPoolID [2]uint64
 
-// GraphPools is what a Pool may also be: one with private pools for CUDA graphs. A captured graph has
-// addresses baked in, so what was allocated while it was captured must stay its own until it is gone.
+// GraphPools is a Pool with private pools for CUDA graphs. A captured graph has addresses baked in, so memory allocated
+// during its capture must stay its own until the graph is gone.
 type GraphPools interface {
-	// BeginAllocateToPool makes the streams that filter accepts (nil: all) allocate from the private
-	// pool id until EndAllocateToPool, and counts one more graph that uses it. The filter is called
-	// under the pool's lock and must not call the pool.
-	// Errors: ErrGraphPool when it is being allocated to already, or was released.
+	// BeginAllocateToPool makes the streams that filter accepts (nil: all) allocate from the private pool id until
+	// EndAllocateToPool, and counts one more graph that uses it. The pool calls filter under its lock; filter must not
+	// call the pool. Errors: ErrGraphPool if streams allocate from id already, or it was released.
 	BeginAllocateToPool(id GraphPoolID, filter func(Stream) bool) error
 
-	// EndAllocateToPool ends that. Errors: ErrGraphPool when no such allocation is under way.
+	// EndAllocateToPool ends that. Errors: ErrGraphPool if no stream allocates from id.
 	EndAllocateToPool(id GraphPoolID) error
 
-	// ReleasePool says that one of the graphs is gone. After the last, what is free in the private
-	// pool can go back to the source. Errors: ErrGraphPool when the pool is unknown, released, or the
-	// last graph is still being captured.
+	// ReleasePool notes that one of the graphs is gone. After the last, the private pool's free memory can go back to
+	// the source. Errors: ErrGraphPool if the pool is unknown or released, or the last graph is still being captured.
 	ReleasePool(id GraphPoolID) error
 }

@@ -8,16 +8,15 @@ import (
 	"strings"
 )
 
-// Options are a pool's settings as text, the way a command line or a C caller gives them. A kind reads
-// those it knows, and Err then names what is left.
+// Options are a pool's settings as text, as a command line or a C caller gives them. A kind reads those it knows, and
+// Err then names the rest.
 type Options struct {
 	values map[string]string
 	err    error
 }
 
-// ParseOptions reads settings written k=v and separated by commas, of which those within brackets do not count; empty
-// text is no settings.
-// Errors: ErrOption.
+// ParseOptions reads settings written k=v and separated by commas outside brackets; empty text has no settings. Errors:
+// ErrOption.
 func ParseOptions(text string) (*Options, error) {
 	o := &Options{values: map[string]string{}}
 	if strings.TrimSpace(text) == "" {

@@ -1,55 +1,54 @@
-// Package pool holds what the sub-allocators have in common: the interface they satisfy, the source
-// they split into allocations, and their errors. Each allocator is a package below this one;
-// package kinds knows them all by name.
+// Package pool has what the sub-allocators share: their interface, the source that they split into allocations, and
+// their errors. Each allocator is a package below this one; package kinds knows them all by name.
 //
-// Nothing here touches the memory that is managed: metadata live in ordinary Go memory, so a pool works
-// the same over a GPU, over pausable segments and over a range of bare numbers.
+// Nothing here touches the managed memory: metadata lives in ordinary Go memory, so a pool works the same over a GPU,
+// over pausable segments and over a range of bare numbers.
 package pool
 
 // Stream names a CUDA stream; 0 is the default stream. Kinds that do not order reuse by stream ignore it.
 type Stream uintptr
 
-// Block is an allocation as a pool made it.
+// Block is an allocation from a pool.
 type Block struct {
 	Address uintptr
-	Size    uint64 // bytes set aside for it, at least what was asked for
+	Size    uint64 // bytes set aside for it, at least the requested size
 }
 
-// Pool splits the segments of a Source into allocations. All methods may be called by many threads.
-// After any error the pool is as it was before the call.
+// Pool splits the segments of a Source into allocations. Many threads may call all methods. An error leaves the pool as
+// it was before the call.
 type Pool interface {
-	// Malloc returns a block of at least size bytes, usable in the order of stream. A size of 0 gets
-	// the zero Block. Errors: ErrOutOfMemory, ErrTooLarge, or the source's own, wrapped.
+	// Malloc returns a block of at least size bytes, usable in the order of stream. For a size of 0 it returns the zero
+	// Block. Errors: ErrOutOfMemory, ErrTooLarge, or the source's own, wrapped.
 	Malloc(size uint64, stream Stream) (Block, error)
 
-	// Free takes back the block that starts at address; 0 is ignored.
-	// Errors: ErrInvalidAddress when it is not the start of a live block of this pool.
+	// Free takes back the block that starts at address; it ignores 0. Errors: ErrInvalidAddress if no live block of
+	// this pool starts there.
 	Free(address uintptr) error
 
-	// Trim gives back to the source every segment in which nothing is live, and returns how many
-	// bytes that was. The error is the source's; what it refused stays in the pool.
+	// Trim gives every segment in which nothing is live back to the source, and returns their bytes. The error is the
+	// source's; segments that it refused stay in the pool.
 	Trim() (uint64, error)
 
 	// Stats returns the counters and sizes so far.
 	Stats() Stats
 
-	// ResetPeakStats makes the peaks in the statistics what is there now. (torch.cuda.reset_peak_memory_stats)
+	// ResetPeakStats sets the peaks to the present values. (torch.cuda.reset_peak_memory_stats)
 	ResetPeakStats()
 
 	// Destroy gives everything back to the source, live blocks too. The pool is then empty and usable.
 	Destroy() error
 }
 
-// Source is where segments come from. A source is used by one pool at a time, under its lock.
+// Source gives segments. One pool at a time uses a source, under its lock.
 type Source interface {
-	// Allocate returns the address of a new segment of exactly size bytes, aligned to at least
-	// 512 bytes. Errors: one that wraps ErrOutOfMemory when there is no room now.
+	// Allocate returns the address of a new segment of exactly size bytes, aligned to at least 512 bytes. Errors: one
+	// that wraps ErrOutOfMemory if there is no room now.
 	Allocate(size uint64) (uintptr, error)
 	// Free gives back a segment that Allocate returned.
 	Free(address uintptr, size uint64) error
 }
 
-// Stats is what every pool counts. Sizes are in bytes.
+// Stats has what every pool counts. Sizes are in bytes.
 type Stats struct {
 	Kind      string `json:"kind"`
 	Requested uint64 `json:"requested_bytes"` // live, as asked for
@@ -62,13 +61,13 @@ type Stats struct {
 
 	Blocks         uint64 `json:"blocks"`   // live
 	Segments       uint64 `json:"segments"` // held from the source
-	Mallocs        uint64 `json:"mallocs"`  // that succeeded, zero sizes not counted
-	Frees          uint64 `json:"frees"`    // that succeeded, of address 0 not counted
+	Mallocs        uint64 `json:"mallocs"`  // that succeeded, but for size 0
+	Frees          uint64 `json:"frees"`    // that succeeded, but for address 0
 	Failures       uint64 `json:"failures"` // mallocs that failed
 	SourceMallocs  uint64 `json:"source_mallocs"`
 	SourceFrees    uint64 `json:"source_frees"`
 	SourceFailures uint64 `json:"source_failures"`
 
-	// Detail is what this kind counts beyond that; it marshals to a JSON object. nil: nothing.
+	// Detail is what only this kind counts; it marshals to a JSON object. nil: nothing.
 	Detail any `json:"detail,omitempty"`
 }

@@ -11,7 +11,7 @@ import (
 
 const rangeAlignment = 512
 
-// Endless is a Source of bare addresses that costs nothing, for pools that give nothing back.
+// Endless is a Source of bare addresses without bookkeeping, for pools that give nothing back.
 type Endless struct{ used uintptr }
 
 // Allocate is Source.Allocate.
@@ -24,14 +24,14 @@ func (e *Endless) Allocate(size uint64) (uintptr, error) {
 // Free is Source.Free.
 func (*Endless) Free(uintptr, uint64) error { return nil }
 
-// Range is a Source of bare addresses, for replays and tests: segments of one range of numbers, placed
-// first fit. Nothing is behind them.
+// Range is a Source of bare addresses without memory, for replays and tests: segments of one range of numbers, placed
+// first fit.
 type Range struct {
 	base     uintptr
 	capacity uint64
 	holes    ordered.Set             // by class, then by start; holes are never adjacent
 	sizes    addresses.Table[uint64] // of the holes, by start, which counts from base
-	ends     addresses.Table[uint64] // where the hole starts that ends there
+	ends     addresses.Table[uint64] // the starts of the holes, by end
 	held     addresses.Table[uint64] // sizes of the segments, by start
 }
 
@@ -42,11 +42,11 @@ func NewRange(base uintptr, capacity uint64) *Range {
 	return r
 }
 
-// class is the first key of the holes of a size: each class is twice the one before, so that of the classes above
-// a size any hole fits, and of its own few need be looked at.
+// class returns the first key of the holes of a size. Each class is twice the one before, so any hole of a higher class
+// fits, and a search looks at few of its own.
 func class(size uint64) uint64 { return uint64(bits.Len64(size)) << 56 }
 
-// at is where a table has what is known of a place; none is at 0.
+// at returns a start's address in the tables, which is never 0.
 func at(start uint64) uintptr { return uintptr(start/rangeAlignment) + 1 }
 
 func (r *Range) open(start, size uint64) {
@@ -121,5 +121,5 @@ func (r *Range) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// Held returns how many segments are out.
+// Held returns the number of segments in use.
 func (r *Range) Held() int { return r.held.Len() }

@@ -1,6 +1,6 @@
-// Package bfc is best fit with coalescing, TensorFlow's BFCAllocator: free chunks wait in bins by size,
-// the smallest that fits is split if it is much too large, and a freed chunk is joined with its free
-// neighbours. Rules as in xla/tsl/framework/bfc_allocator.cc.
+// Package bfc is best fit with coalescing, TensorFlow's BFCAllocator. Free chunks wait in bins by size. A request gets
+// the smallest that fits, split if it is much too large, and a freed chunk joins its free neighbours. The rules are
+// those of xla/tsl/framework/bfc_allocator.cc.
 package bfc
 
 import (
@@ -20,9 +20,9 @@ const (
 	granularity = 256 // sizes and addresses are multiples of it
 	unlimited   = pool.MostBytes
 	firstRegion = 2 << 20   // bytes of the first region of a pool that grows
-	maxPadding  = 128 << 20 // bytes a block may be too large by, unless fragmentation_fraction says
+	maxPadding  = 128 << 20 // bytes by which a block may be too large, without fragmentation_fraction
 
-	deviceGranule = 2 << 20 // bytes, of all devices so far (cuMemGetAllocationGranularity)
+	deviceGranule = 2 << 20 // bytes, on all devices so far (cuMemGetAllocationGranularity)
 )
 
 // Pool is a pool.Pool; the zero value is not usable.
@@ -30,35 +30,34 @@ type Pool struct {
 	ledger.Base
 	table  chunks.BestFit
 	joined func(below, above uintptr) bool // whether regions that touch are joined; nil: never
-	memory pool.Memory                     // nil: the source cannot tell
+	memory pool.Memory                     // nil: the source does not know
 
 	limit   uint64 // bytes that may be reserved
-	given   bool   // it is memory_limit, and not what the device has
+	given   bool   // memory_limit sets it, not the device
 	grows   bool
 	region  uint64 // bytes of the next region, while the limit allows
 	padding uint64 // a chunk too large by less than this, and by less than its half, is not split
 	collect bool
 	largest uint64 // size of the largest block so far
 
-	dumps    bool              // when it is first out of memory, what the pool holds is logged
+	dumps    bool              // log the pool's contents when it is first out of memory
 	log      func(text string) // to stderr
 	patience time.Duration
 	freed    sync.Cond
 }
 
-// New makes an empty pool. Blocks are multiples of 256 bytes. Streams are ignored: in TensorFlow one
-// stream computes per device. Regions that touch are joined where the source is a pool.Coalescer.
+// New makes an empty pool. Blocks are multiples of 256 bytes. It ignores streams: in TensorFlow one stream computes per
+// device. Regions that touch are joined if the source is a pool.Coalescer.
 //
-//	memory_limit            bytes the pool may reserve, rounded down to 256 (what the device has; none where the source
-//	                        cannot tell)
+//	memory_limit            bytes the pool may reserve, rounded down to 256 (the device's memory; none if the source
+//	                        does not know that)
 //	allow_growth            true: regions of 2 MiB and doubling; false: one region of memory_limit bytes
 //	                        at the first need (true)
-//	garbage_collection      give idle regions back when a larger region is needed, and can then be had (false)
+//	garbage_collection      give idle regions back if that makes room for a larger one (false)
 //	fragmentation_fraction  a block may be too large by this part of memory_limit; 0: by 128 MiB (0)
 //	retry_ms                milliseconds that a malloc waits for frees by other threads before it is out
 //	                        of memory (0; TensorFlow's own default is 10000)
-//	dump_log_on_failure     when a malloc first fails for want of memory, all chunks and what they are used for go to
-//	                        stderr (false)
+//	dump_log_on_failure     log all chunks and their uses to stderr when a malloc first runs out of memory (false)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
@@ -126,7 +125,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	}
 	block, dump, err := p.mallocOrDump(size)
 	if dump != nil {
-		p.log(dump.Text(size)) // without the lock: its reader may wait for a call of ours
+		p.log(dump.Text(size)) // without the lock: stderr's reader may wait for a call of ours
 	}
 	return block, err
 }
@@ -150,7 +149,7 @@ func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
 	return pool.Block{}, nil, err
 }
 
-// malloc goes up the ladder: a free chunk; a new region; a new region in the place of idle ones.
+// malloc tries a free chunk, then a new region, then a new region in place of idle ones.
 func (p *Pool) malloc(size uint64) (pool.Block, error) {
 	if size > p.limit {
 		what, advice := "memory_limit is", "raise it"
@@ -186,7 +185,7 @@ func (p *Pool) Free(address uintptr) error {
 	return p.table.Reclaim(address)
 }
 
-// trim makes a pool that then holds nothing grow again as a new one does.
+// trim lets a pool that then holds nothing grow like a new one.
 func (p *Pool) trim() (uint64, error) {
 	freed, err := p.table.Trim()
 	if p.table.Stats().Segments == 0 {

@@ -2,8 +2,8 @@ package bfc
 
 import "math/bits"
 
-// binCount bins: bin b has the free chunks from 256 << b bytes to twice that, the last all above. Only a
-// dump tells of them, for the set of free chunks is in the same order and has bins of its own.
+// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all above. Only a dump uses these bins: the
+// set of free chunks has the same order and bins of its own.
 const binCount = 21
 
 func binFor(size uint64) int {

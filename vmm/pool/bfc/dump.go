@@ -1,7 +1,7 @@
 package bfc
 
-// MemoryDump is where every byte of a pool is. Marshalled to JSON it has the field names of
-// TensorFlow's bfc_memory_map.proto, and the regions beside.
+// MemoryDump shows where every byte of a pool is. As JSON it has the field names of TensorFlow's bfc_memory_map.proto,
+// and the regions.
 type MemoryDump struct {
 	AllocatorName string       `json:"allocator_name"`
 	Bins          []BinSummary `json:"bin_summary"`
@@ -10,7 +10,7 @@ type MemoryDump struct {
 	Regions       []RegionDump `json:"region"` // by address
 }
 
-// BinSummary counts the chunks of the sizes of a bin; only free ones are in it.
+// BinSummary counts the chunks of a bin's sizes, also those in use.
 type BinSummary struct {
 	Bin                      int    `json:"bin"`
 	TotalBytesInUse          uint64 `json:"total_bytes_in_use"`

@@ -8,9 +8,8 @@ import (
 	"strings"
 )
 
-// Text is the dump for reading: totals of each bin, the free chunks of the bin in which a
-// block of size bytes would be looked for first, all chunks of each region, the chunks in use summed up
-// by size, the statistics. (BFCAllocator::DumpMemoryLog)
+// Text returns the dump for reading: totals of each bin, the free chunks of the bin searched first for size bytes, all
+// chunks of each region, the chunks in use summed up by size, the statistics. (BFCAllocator::DumpMemoryLog)
 func (d MemoryDump) Text(size uint64) string {
 	var text strings.Builder
 	fmt.Fprintf(&text, "tms: bfc pool: out of memory for %s; it holds:\n", human(size))
@@ -107,7 +106,7 @@ func (c ChunkDump) String() string {
 	return fmt.Sprintf("free %#x of %d bytes", c.Address, c.Size)
 }
 
-// human is a number of bytes in three or four digits.
+// human returns a number of bytes in three or four digits.
 func human(bytes uint64) string {
 	if bytes < 1<<10 {
 		return fmt.Sprintf("%dB", bytes)

@@ -8,14 +8,14 @@ import (
 	"tms/vmm/pool"
 )
 
-// extend adds a region in which rounded bytes fit, which is free. Regions double in
-// size from one to the next; when the source has no room, it is asked for nine tenths, and again, and at
-// last for what is needed. A region that touches others is joined to them where the source allows it.
-// Errors: pool.ErrOutOfMemory, or the source's.
+// extend adds a free region with room for rounded bytes. Each region is twice the size of the one before. If the source
+// has no room, extend asks for nine tenths, again and again, and at last for what it needs. A region that touches
+// others is joined to them if the source allows it. Errors: pool.ErrOutOfMemory, or the source's.
 func (p *Pool) extend(rounded uint64) error {
 	available := (p.limit - min(p.limit, p.table.Stats().Reserved)) &^ (granularity - 1)
 	if rounded > available && p.given {
-		return fmt.Errorf("%w: the largest free chunk has %s and %s are left of the memory_limit of %s; free something or raise it",
+		return fmt.Errorf("%w: the largest free chunk has %s and %s are left of the memory_limit of %s; "+
+			"free something or raise it",
 			pool.ErrOutOfMemory, readable.Bytes(p.table.Largest()), readable.Bytes(available), readable.Bytes(p.limit))
 	}
 	region := p.region
@@ -30,7 +30,8 @@ func (p *Pool) extend(rounded uint64) error {
 	}
 	switch {
 	case errors.Is(err, pool.ErrOutOfMemory):
-		return fmt.Errorf("%w: the largest free chunk has %s and the device has no room for a region; free something, or ask for less",
+		return fmt.Errorf("%w: the largest free chunk has %s and the device has no room for a region; "+
+			"free something, or ask for less",
 			pool.ErrOutOfMemory, readable.Bytes(p.table.Largest()))
 	case err != nil:
 		return err
@@ -46,8 +47,8 @@ func (p *Pool) extend(rounded uint64) error {
 	return nil
 }
 
-// less is nine tenths of a region's size, rounded up but never the same. A region that ended within a granule of the
-// device's memory would touch no other.
+// less returns nine tenths of a region's size, rounded up but never the same. A region that ended within a granule of
+// the device's memory would touch no other.
 func (p *Pool) less(size uint64) uint64 {
 	unit := uint64(granularity)
 	if p.joined != nil && size > deviceGranule {
@@ -57,7 +58,7 @@ func (p *Pool) less(size uint64) uint64 {
 }
 
 // giveBackIdle gives idle regions back to the source if that can make room for rounded bytes: within the limit, and on
-// the device, of which others may have a part.
+// the device, which others may use too.
 func (p *Pool) giveBackIdle(rounded uint64) bool {
 	if !p.collect {
 		return false
@@ -72,6 +73,6 @@ func (p *Pool) giveBackIdle(rounded uint64) bool {
 			return false
 		}
 	}
-	freed, _ := p.table.Trim() // what the source refuses stays
+	freed, _ := p.table.Trim() // a region that the source refuses stays
 	return freed > 0
 }

@@ -7,7 +7,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// retry tries again whenever something was freed, until patience ends.
+// retry tries again after each free, until patience ends.
 func (p *Pool) retry(size uint64, err error) (block pool.Block, _ error) {
 	expired := false
 	timer := time.AfterFunc(p.patience, func() {

@@ -1,7 +1,6 @@
 package bfc
 
-// Detail has TensorFlow's names for what it counts (tsl AllocatorStats, MemAllocatorStats); sizes are
-// in bytes.
+// Detail has TensorFlow's names (tsl AllocatorStats, MemAllocatorStats); sizes are in bytes.
 type Detail struct {
 	NumAllocs             uint64 `json:"num_allocs"`
 	BytesInUse            uint64 `json:"bytes_in_use"`
@@ -12,7 +11,7 @@ type Detail struct {
 	PeakBytesReserved     uint64 `json:"peak_bytes_reserved"`
 	LargestFreeBlockBytes uint64 `json:"largest_free_block_bytes"`
 
-	// FragmentationMetric is the part of the free bytes that is not in the largest free chunk.
+	// FragmentationMetric is the part of the free bytes outside the largest free chunk.
 	FragmentationMetric float64 `json:"fragmentation_metric"`
 }
 

@@ -2,8 +2,8 @@ package buddy
 
 import "math/bits"
 
-// bitset is a set of numbers with a quick way to the lowest: above the bits lie layers in which bit i says
-// that word i of the layer below is not 0, up to a layer of one word.
+// bitset is a set of numbers that finds the lowest quickly: above the bits lie layers, up to one of a single word,
+// whose bit i is set if word i of the layer below is not 0.
 type bitset [][]uint64
 
 // grow makes room for the numbers below n.

@@ -1,7 +1,7 @@
-// Package buddy splits a root into halves down to the size that is needed and merges free halves again,
-// the third approach of the text on allocators for PyTorch, after Knuth (The Art of Computer
-// Programming, volume 1, 2.5). The text's slips are mended: the root can be freed, capacities need
-// not be 4 GiB or a power of two, and sizes are not cut to 32 bits.
+// Package buddy splits a root into halves down to the needed size and merges free halves again. This is the third
+// approach of the text on allocators for PyTorch, after Knuth (The Art of Computer Programming, volume 1, 2.5), with
+// the text's slips mended: the root can be freed, capacities need not be 4 GiB or a power of two, and sizes have 64
+// bits.
 package buddy
 
 import (
@@ -15,8 +15,8 @@ import (
 )
 
 const (
-	leastBlock = 512     // so that every block is aligned as a segment is
-	mostUnits  = 1 << 30 // of a root; their bits take 256 MiB
+	leastBlock = 512     // so that every block is aligned like a segment
+	mostUnits  = 1 << 30 // in a root; their bits take 256 MiB
 )
 
 // Pool is a pool.Pool; the zero value is not usable.
@@ -24,7 +24,7 @@ type Pool struct {
 	ledger.Base
 	ledger   *ledger.Ledger
 	unit     uint64 // bytes of the smallest block
-	units    uint64 // of a root
+	units    uint64 // in a root
 	capacity uint64 // of a root, in bytes
 	height   int    // 2^height units hold a root
 	largest  uint64 // bytes of the largest block
@@ -41,12 +41,12 @@ type root struct {
 
 // Detail is what the kind counts beyond pool.Stats, in bytes.
 type Detail struct {
-	LargestFree uint64 `json:"largest_free_bytes"` // what could be had without a further root
+	LargestFree uint64 `json:"largest_free_bytes"` // without another root
 }
 
-// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+// New makes an empty pool. It ignores streams: a program with several orders its own reuse.
 //
-//	capacity   bytes of a root, a multiple of min_block; another is added when all are full (4 GiB)
+//	capacity   bytes of a root, a multiple of min_block; the pool adds one when all are full (4 GiB)
 //	min_block  bytes of the smallest block, a power of two from 512 on (1 KiB)
 //	exact      give the unused end of a block back, so that sizes are multiples of min_block and not
 //	           powers of two (false); as alloc_pages_exact of Linux does
@@ -110,7 +110,6 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: count * p.unit, Owner: uint32(slot)}), nil
 }
 
-// grow adds a root.
 func (p *Pool) grow() error {
 	base, err := p.ledger.Allocate(p.capacity)
 	if err != nil {

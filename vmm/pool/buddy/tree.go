@@ -5,10 +5,9 @@ import (
 	"math/bits"
 )
 
-// tree is the free blocks of all roots, in units of the smallest block. It is implicit: block n of an
-// order covers the units from n<<order on, its halves are the blocks 2n and 2n+1 of the order below,
-// and one bit says whether it is free. A root of 2^h units has the units from slot<<h on; when its
-// capacity is no power of two, those past its end are never free.
+// tree has the free blocks of all roots, in units of the smallest block. It is implicit: block n of an order covers the
+// units from n<<order on, and blocks 2n and 2n+1 of the order below are its halves. One bit shows that a block is free.
+// A root of 2^h units has the units from slot<<h on; those past the end of its capacity are never free.
 type tree struct {
 	free []bitset // by order, up to h
 }
@@ -22,8 +21,8 @@ func (t *tree) grow(roots uint64) {
 	}
 }
 
-// take returns the first unit of the lowest free block of the order; when there is none, of the lowest
-// of the next order that has one, which is split.
+// take returns the first unit of the order's lowest free block. If there is none, it splits the lowest of the next
+// order that has one.
 func (t *tree) take(order int) (unit uint64, found bool) {
 	for from := order; from < len(t.free); from++ {
 		n, found := t.free[from].lowest()
@@ -52,7 +51,7 @@ func (t *tree) give(unit, count uint64) {
 	}
 }
 
-// withdraw takes a root, all of it free, out of the tree.
+// withdraw takes a root that is all free out of the tree.
 func (t *tree) withdraw(unit, count uint64) {
 	for n, order := range blocks(unit, count) {
 		t.free[order].clear(n)

@@ -5,8 +5,8 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// block is a part of a segment: free, in a list; live; or freed and waiting for streams that used it, which the
-// table knows as taken. With what that keeps it fills a cache line.
+// block is a part of a segment: free, in a list; live; or freed and waiting for streams that used it, which the table
+// counts as taken. With the table's fields it fills a cache line.
 type block = chunks.Chunk[state]
 
 type state struct {
@@ -20,10 +20,10 @@ type handle = chunks.Handle
 
 const none = chunks.None
 
-// key is where a free block stands in its list.
+// key returns a free block's key in its list.
 func key(b *block) uint64 { return ordered.Fit(b.Size, b.Address) }
 
-// at returns a block; the pointer is good until the next that is made.
+// at returns a block; the pointer is valid until the next block is made.
 func (p *Pool) at(h handle) *block { return p.table.At(h) }
 
 func (p *Pool) listOf(b *block) *freeList { return p.lists[b.Own.list] }
@@ -35,10 +35,10 @@ func (p *Pool) put(h handle, b *block) {
 	l.free.Insert(key(b), uint32(h))
 }
 
-// take makes a block that is free no longer so.
+// take takes a free block off its list.
 func (p *Pool) take(b *block) { p.listOf(b).free.Remove(key(b)) }
 
-// head returns the first block of the segment that a block is in.
+// head returns the first block of a block's segment.
 func (p *Pool) head(h handle) handle {
 	for p.at(h).Previous != none {
 		h = p.at(h).Previous

@@ -8,12 +8,12 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// blockPool holds the free blocks of the small or the large sizes, of a graph's or of all else.
+// blockPool holds the free blocks of the small or the large sizes, of one graph or of all else.
 type blockPool struct {
-	lists  []*freeList // by stream, of those that have segments
+	lists  []*freeList // by stream; only of streams with segments
 	recent *freeList   // one of them
 	small  bool
-	graph  *graphPool // nil: not of a graph
+	graph  *graphPool // nil: no graph's
 	clock  uint64     // searches so far, while there is garbage collection
 }
 
@@ -24,11 +24,11 @@ type freeList struct {
 	number   uint32      // in Pool.lists
 	segments int         // of the stream in the pool
 	counters *counters   // of the small or the large pool
-	others   *counters   // of the other one
+	others   *counters   // of the other of these
 	free     ordered.Set // by size and address
 }
 
-// poolFor returns where a block of a size comes from and goes back to.
+// poolFor returns the pool that blocks of a size come from and go back to.
 func (p *Pool) poolFor(size uint64, stream pool.Stream) *blockPool {
 	small, large := &p.smallPool, &p.largePool
 	if g, captured := p.Captured(stream); captured {
@@ -46,7 +46,7 @@ func (f *blockPool) search(stream pool.Stream) (int, bool) {
 	})
 }
 
-// of returns a stream's free list, nil when it has no segments.
+// of returns a stream's free list, nil if it has no segments.
 func (f *blockPool) of(stream pool.Stream) *freeList {
 	if f.recent != nil && f.recent.stream == stream {
 		return f.recent
@@ -59,7 +59,7 @@ func (f *blockPool) of(stream pool.Stream) *freeList {
 	return f.recent
 }
 
-// open returns a stream's free list, a new one when it has none.
+// open returns a stream's free list, a new one if it has none.
 func (p *Pool) open(f *blockPool, stream pool.Stream) *freeList {
 	s := f.of(stream)
 	if s == nil {

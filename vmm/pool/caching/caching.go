@@ -33,20 +33,18 @@ type Pool struct {
 	stats
 }
 
-// New returns a pool over source. When the source is also a pool.Memory or a pool.Events, it is used
-// as such. Options:
+// New returns a pool over source, which may also be a pool.Memory or a pool.Events. Options:
 //
 //	max_split_size=none               blocks of this size and more are neither split nor given to
 //	                                  smaller requests; more than 20 MiB, in whole MiB
 //	roundup_power2_divisions=none     sizes are rounded up to one of so many steps between powers of
 //	                                  two: a power of two for all sizes, or for each interval one,
 //	                                  [256:1,512:2,1024:4,>:8], the intervals' starts in MiB
-//	garbage_collection_threshold=0    from which part of the allowed memory on old blocks are given
-//	                                  back, below 1; 0 is never; works once a memory fraction is set
+//	garbage_collection_threshold=0    the part of the allowed memory above which the pool gives old blocks
+//	                                  back, below 1; 0: never; works once a memory fraction is set
 //	memory_fraction=none              as SetMemoryFraction
-//	total=0                           the device's memory in bytes, for a source that cannot tell
-//	device=0                          the ordinal that out of memory errors name (the source's Ordinal, if it
-//	                                  has one)
+//	total=0                           the device's memory in bytes, for a source that does not know it
+//	device=0                          the ordinal in out of memory errors (the source's Ordinal, if it has one)
 //
 // Errors: pool.ErrOption, or the source's from its Memory.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
@@ -72,7 +70,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. Out of memory comes as an *OutOfMemoryError.
+// Malloc is pool.Pool.Malloc. Its pool.ErrOutOfMemory is an *OutOfMemoryError.
 func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -88,7 +86,8 @@ func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 
 func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size > maxRequest {
-		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w; ask for less", pool.ErrTooLarge)
+		return pool.Block{}, fmt.Errorf("CUDA out of memory. Tried to allocate more than 1EB: %w; ask for less",
+			pool.ErrTooLarge)
 	}
 	if p.uses.Held() > 0 && !p.Capturing() {
 		if err := p.uses.Settle(false, p.back); err != nil {
@@ -110,7 +109,7 @@ func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	return made, nil
 }
 
-// fit takes the smallest free block that the size may have, none when there is none.
+// fit takes the smallest free block that the size may have; none: there is none.
 func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++
@@ -125,17 +124,17 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	switch {
 	case h == none:
 		return none
-	case size < p.maxSplit && b.Size >= p.maxSplit: // large blocks are kept for large requests
+	case size < p.maxSplit && b.Size >= p.maxSplit: // large blocks are for large requests
 		return none
-	case size >= p.maxSplit && b.Size >= size+largeSegment: // they are not split: bound what is lost
+	case size >= p.maxSplit && b.Size >= size+largeSegment: // large blocks are not split: bound the loss
 		return none
 	}
 	l.free.Take(found)
 	return h
 }
 
-// Free is pool.Pool.Free. A block that other streams have used comes back when they are done.
-// Errors: pool.ErrInvalidAddress, or that of recording an event; the block is then still live.
+// Free is pool.Pool.Free. A block that other streams used comes back when they are done. Errors:
+// pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -164,8 +163,8 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-// trim waits for the events of freed blocks and gives back every segment in which nothing is left, except
-// those of graphs that still exist. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
+// trim waits for the events of freed blocks and gives back every empty segment but those of graphs that still exist.
+// (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
 func (p *Pool) trim() (uint64, error) {
 	if p.Capturing() {
 		return 0, pool.ErrCapturing
@@ -173,7 +172,7 @@ func (p *Pool) trim() (uint64, error) {
 	return p.releaseCached()
 }
 
-// end ends captures too, graph pools go, and recorded streams are waited for.
+// end also ends captures and graph pools, and waits for recorded streams.
 func (p *Pool) end() error {
 	p.Graphs.Abandon()
 	err := p.uses.Abandon(p.back)

@@ -1,8 +1,8 @@
-// Package caching is PyTorch 2.0.0's native allocator (c10/cuda/CUDACachingAllocator.cpp) as a pool:
-// freed blocks are kept for their stream, split and merged within their segments, and given back to
-// the source only at out of memory, by garbage collection or by Trim.
+// Package caching is PyTorch 2.0.0's native allocator (c10/cuda/CUDACachingAllocator.cpp) as a pool. It keeps freed
+// blocks for their stream, splits and merges them within their segments, and gives segments back to the source only at
+// out of memory, by garbage collection or by Trim.
 //
-// The files, by the functions of PyTorch that they follow:
+// The files and the functions of PyTorch that they follow:
 //
 //	caching.go    malloc, get_free_block, free
 //	round.go      round_size, roundup_power2_divisions, get_allocation_size

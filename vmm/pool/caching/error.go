@@ -7,25 +7,25 @@ import (
 	"tms/vmm/pool"
 )
 
-// OutOfMemoryError tells what the pool and the device held when memory ran out. It wraps
-// pool.ErrOutOfMemory. Sizes are in bytes.
+// OutOfMemoryError has what the pool and the device held when memory ran out. It wraps pool.ErrOutOfMemory. Sizes are
+// in bytes.
 type OutOfMemoryError struct {
 	Device    int
-	Tried     uint64 // the segment that could not be had
-	Total     uint64 // the device's memory, 0 when unknown
+	Tried     uint64 // of the segment that found no room
+	Total     uint64 // the device's memory; 0: unknown
 	Allocated uint64 // live blocks
-	Free      uint64 // on the device; only when Total is known
+	Free      uint64 // on the device; only if Total is known
 	Limited   bool   // a memory fraction is set,
 	Allowed   uint64 // of this size
 	Reserved  uint64 // held from the source
 	Cause     error  // of the last attempt
 }
 
-// outOfMemory describes the state after all that could be given back was.
+// outOfMemory describes the state after the pool gave back all that it could.
 func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	free, total, err := p.memory()
 	if err != nil {
-		free, total = 0, 0 // the shortage matters more than not knowing that
+		free, total = 0, 0 // the shortage matters more than this error
 	}
 	return &OutOfMemoryError{
 		Device: p.device, Tried: tried, Total: total, Free: free, Limited: p.limited, Allowed: p.allowed,
@@ -46,11 +46,11 @@ func (e *OutOfMemoryError) Error() string {
 	}
 	return fmt.Sprintf("CUDA out of memory. Tried to allocate %s (GPU %d; %s total capacity; "+
 		"%s already allocated; %s free; %s%s reserved in total by the pool). %s",
-		readable.Bytes(e.Tried), e.Device, total, readable.Bytes(e.Allocated), free, allowed, readable.Bytes(e.Reserved),
-		e.advice())
+		readable.Bytes(e.Tried), e.Device, total, readable.Bytes(e.Allocated), free, allowed,
+		readable.Bytes(e.Reserved), e.advice())
 }
 
-// advice is what can be done about it.
+// advice returns what the caller can do about it.
 func (e *OutOfMemoryError) advice() string {
 	switch {
 	case e.Total > 0 && e.Tried > e.Total:

@@ -8,8 +8,8 @@ import (
 	"tms/vmm/pool"
 )
 
-// extend gets a new segment for a block of size. When memory is short it gives cached segments back,
-// in steps, and tries again; not while a stream is captured, when the source must not free.
+// extend gets a new segment for a block of size. When memory is short it gives cached segments back in steps and tries
+// again, but not during a capture, when the source must not free.
 func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	wanted := segmentSize(size)
 	mayRelease := !p.Capturing()
@@ -38,7 +38,7 @@ func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle,
 	return h, err
 }
 
-// grow makes a segment, as a block that is not yet free.
+// grow makes a segment: one block, not yet free.
 func (p *Pool) grow(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	if p.limited && p.reserved()+size > p.allowed {
 		return none, fmt.Errorf("%w: the memory fraction allows %s", pool.ErrOutOfMemory, readable.Bytes(p.allowed))

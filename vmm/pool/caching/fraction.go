@@ -6,9 +6,9 @@ import (
 	"tms/vmm/pool"
 )
 
-// SetMemoryFraction limits what the pool holds to a part, from 0 to 1, of the device's memory, and
-// switches garbage collection on where it has a threshold. (set_per_process_memory_fraction)
-// Errors: pool.ErrOption for other numbers or when the device's memory is unknown, or the source's.
+// SetMemoryFraction limits the pool to a part, from 0 to 1, of the device's memory, and switches garbage collection on
+// if that has a threshold. (set_per_process_memory_fraction) Errors: pool.ErrOption for other numbers or if the
+// device's memory is unknown, or the source's.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	if !(fraction >= 0 && fraction <= 1) {
 		return fmt.Errorf("%w: a memory fraction of %v: give 0 to 1", pool.ErrOption, fraction)
@@ -20,15 +20,15 @@ func (p *Pool) SetMemoryFraction(fraction float64) error {
 		return fmt.Errorf("reading the device's memory: %w", err)
 	}
 	if total == 0 {
-		return fmt.Errorf("%w: a memory fraction needs total=, as the source cannot tell", pool.ErrOption)
+		return fmt.Errorf("%w: a memory fraction needs total=, since the source does not know it", pool.ErrOption)
 	}
 	p.allowed = uint64(fraction * float64(total))
 	p.limited = true
 	return nil
 }
 
-// memory returns the device's free and total memory; total is 0 when it is unknown. Without a source
-// that can tell, what the pool does not hold counts as free.
+// memory returns the device's free and total memory; total is 0 if it is unknown. If the source does not know, all that
+// the pool does not hold counts as free.
 func (p *Pool) memory() (free, total uint64, err error) {
 	if m, ok := p.source.(pool.Memory); ok {
 		return m.Memory()

@@ -2,13 +2,13 @@ package caching
 
 import "errors"
 
-// collecting reports whether there is garbage collection. A block's age is the number of searches of
-// its pool since it became free, which the pool's clock counts, rather than each block.
+// collecting reports whether there is garbage collection. A block's age is the number of searches since it became free;
+// its pool's clock counts them.
 func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
 
-// collect gives back old segments when more than the threshold's part of the allowed memory is held:
-// those of at least the average age, then again with the average of the rest, until the excess is
-// gone. It waits for nothing, and passes over the small pool.
+// collect gives old segments back if the pool holds more than the threshold's part of the allowed memory. It takes
+// those of at least the average age, then again with the average of the rest, until the excess is gone. It waits for
+// nothing and skips the small pool.
 func (p *Pool) collect() (err error) {
 	if !p.collecting() {
 		return nil

@@ -8,8 +8,7 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// release gives a free block that is an entire segment back to the source. After an error it is as it
-// was.
+// release gives a free block that is an entire segment back to the source. An error changes nothing.
 func (p *Pool) release(h handle) error {
 	b := *p.at(h)
 	if err := p.table.ReturnWhole(h); err != nil {
@@ -27,9 +26,8 @@ func (p *Pool) release(h handle) error {
 	return nil
 }
 
-// releaseAvailable gives back blocks of at least max_split_size, which are never split: the first that
-// is large enough for size, else from the largest down until together they are. It reports whether
-// that much was given back.
+// releaseAvailable gives back blocks of at least max_split_size, which are never split: the first that is large enough
+// for size, else from the largest down until together they are. It reports whether they were.
 func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream) (bool, error) {
 	s := from.of(stream)
 	if s == nil || p.maxSplit == math.MaxUint64 {
@@ -61,7 +59,7 @@ func (p *Pool) releaseCached() (uint64, error) {
 	return released, errors.Join(err, refused)
 }
 
-// releaseEmpty gives back every segment that is free, but for those of graphs that still exist.
+// releaseEmpty gives back every segment that is free but those of graphs that still exist.
 func (p *Pool) releaseEmpty() (uint64, error) {
 	released, err := p.releaseWhole(&p.largePool)
 	n, failed := p.releaseWhole(&p.smallPool)

@@ -18,8 +18,8 @@ const (
 	segmentMultiple = 2 << 20  // in multiples of this
 )
 
-// divisions holds, for each power-of-two interval of sizes from 1 MiB to 64 GiB, the logarithm of the
-// number of steps in it; 0 is none. Smaller and larger sizes count to the first and last interval.
+// divisions holds, for each power-of-two interval of sizes from 1 MiB to 64 GiB, the logarithm of its number of steps;
+// 0 is none. Smaller and larger sizes belong to the first and last interval.
 type divisions [16]uint8
 
 // round returns the size of the block for a request.
@@ -33,7 +33,7 @@ func (d *divisions) round(size uint64) uint64 {
 	return (size + step - 1) &^ (step - 1)
 }
 
-// segmentSize returns how much is asked of the source for a block of a size.
+// segmentSize returns the size of the segment for a block of a size.
 func segmentSize(size uint64) uint64 {
 	switch {
 	case size <= smallSize:
@@ -61,7 +61,7 @@ func parseDivisions(text string) (d divisions, err error) {
 	if !isList {
 		list = ">:" + list
 	}
-	next := 0 // the interval after the last that was named
+	next := 0 // the interval after the last named one
 	for i, entry := range strings.Split(strings.ReplaceAll(list, ";", ","), ",") {
 		key, value, _ := strings.Cut(entry, ":")
 		steps, ok := logarithm(value)
@@ -77,7 +77,7 @@ func parseDivisions(text string) (d divisions, err error) {
 			first = min(interval, len(d)-1)
 			next, last = first+1, first+1
 			if i == 0 {
-				first = 0 // the first entry holds for what is smaller, too
+				first = 0 // the first entry also covers smaller sizes
 			}
 		}
 		for at := first; at < last; at++ {

@@ -11,12 +11,12 @@ import (
 type settings struct {
 	maxSplit  uint64
 	divisions divisions
-	threshold float64 // of garbage collection, 0 for none
+	threshold float64 // of garbage collection; 0: none
 	total     uint64
 	device    int
 }
 
-// read takes the options; ordinal is the source's device; fraction is negative when none is set.
+// read takes the options; ordinal is the source's device; a negative fraction means none is set.
 func (s *settings) read(options *pool.Options, ordinal int) (fraction float64, err error) {
 	s.maxSplit = options.Bytes("max_split_size", math.MaxUint64)
 	s.threshold = options.Fraction("garbage_collection_threshold", 0)

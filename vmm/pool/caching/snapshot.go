@@ -27,7 +27,7 @@ type BlockInfo struct {
 }
 
 // Snapshot is pool.Snapshotter.Snapshot; it returns a []Segment, by address, in the shape of
-// torch.cuda.memory_snapshot. It takes time in proportion to the number of blocks, under the lock.
+// torch.cuda.memory_snapshot. It holds the lock for a time in proportion to the number of blocks.
 func (p *Pool) Snapshot() any {
 	p.Lock()
 	defer p.Unlock()

@@ -1,6 +1,6 @@
 package caching
 
-// divisible reports whether what a block has beyond size is worth a block of its own.
+// divisible reports whether the rest of a block beyond size is worth a block of its own.
 func (p *Pool) divisible(b *block, size uint64) bool {
 	rest := b.Size - size
 	if p.listOf(b).pool.small {
@@ -29,8 +29,7 @@ func (p *Pool) split(h handle, size uint64) {
 	}
 }
 
-// retire makes a block free that nothing uses any more, one with its free neighbours; it returns what
-// became of it.
+// retire makes a block free that nothing uses any more, and joins it with its free neighbours. It returns the result.
 func (p *Pool) retire(h handle) handle {
 	b := p.at(h)
 	blocks, bytes := int64(0), int64(0)
@@ -40,7 +39,7 @@ func (p *Pool) retire(h handle) handle {
 	size := b.Size
 	next, previous := b.Next, b.Previous
 	n, before := p.at(next), p.at(previous)
-	// Both are read before either is acted on, so that the processor waits for them together.
+	// Both are read before either is used, so that the processor waits for them together.
 	nextTaken, previousTaken := n.Taken(), before.Taken()
 	if !nextTaken {
 		blocks--

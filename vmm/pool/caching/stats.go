@@ -37,8 +37,8 @@ type StatArray struct {
 	Large Stat `json:"large_pool"`
 }
 
-// Detail is Stats.Detail: torch.cuda.memory_stats, nested. Sizes are in bytes. A block is active while
-// it is allocated or other streams may use it.
+// Detail is Stats.Detail: torch.cuda.memory_stats, nested. Sizes are in bytes. A block is active while it is allocated
+// or other streams may use it.
 type Detail struct {
 	Allocation         StatArray `json:"allocation"`     // blocks allocated
 	Segment            StatArray `json:"segment"`        // held from the source
@@ -58,7 +58,7 @@ type Detail struct {
 	MaxSplitSize        int64 `json:"max_split_size"` // -1 when there is none
 }
 
-// What is counted of each pool.
+// The quantities that each pool counts.
 const (
 	allocation = iota
 	allocatedBytes
@@ -75,7 +75,7 @@ const (
 // counters are those of one pool.
 type counters [quantities]Stat
 
-// stats has no counters of both pools together but their peaks: the rest are sums.
+// stats has only the peaks of both pools together: the other totals are sums.
 type stats struct {
 	small, large  counters
 	peaks         [quantities]int64
@@ -89,7 +89,7 @@ func (c *counters) rise(others *counters, peaks *[quantities]int64, quantity int
 	peaks[quantity] = max(peaks[quantity], c[quantity].Current+others[quantity].Current)
 }
 
-// change is rise, or the opposite.
+// change is rise or, for a negative amount, fall.
 func (p *Pool) change(l *freeList, quantity int, amount int64) {
 	if amount > 0 {
 		l.counters.rise(l.others, &p.peaks, quantity, amount)
@@ -112,7 +112,7 @@ func (p *Pool) countMalloc(b *block) {
 	}
 }
 
-// countFree is for a block that stops being allocated; it may stay active.
+// countFree counts a block that stops being allocated; it may stay active.
 func (p *Pool) countFree(b *block) {
 	own := p.listOf(b).counters
 	own[allocation].fall(1)
@@ -129,14 +129,14 @@ func (p *Pool) countInactive(b *block) {
 	own[requestedBytes].fall(int64(b.Requested))
 }
 
-// countSplit takes the net change of one call, to the pool of a block.
+// countSplit adds the net change of one call to the counters of a block's pool.
 func (p *Pool) countSplit(b *block, blocks, bytes int64) {
 	l := p.listOf(b)
 	p.change(l, inactiveSplit, blocks)
 	p.change(l, inactiveSplitBytes, bytes)
 }
 
-// countSegment is for the block that is a segment, which comes (1) or goes (-1).
+// countSegment counts a block that is a segment, which comes (1) or goes (-1).
 func (p *Pool) countSegment(b *block, sign int64) {
 	l := p.listOf(b)
 	p.change(l, segment, sign)
@@ -146,10 +146,10 @@ func (p *Pool) countSegment(b *block, sign int64) {
 	}
 }
 
-// reserved returns how many bytes are held from the source.
+// reserved returns how many bytes the pool holds from the source.
 func (p *Pool) reserved() uint64 { return uint64(p.all(reservedBytes).Current) }
 
-// all is a quantity of both pools.
+// all returns a quantity of both pools.
 func (p *Pool) all(quantity int) Stat {
 	s, l := p.stats.small[quantity], p.stats.large[quantity]
 	return Stat{s.Current + l.Current, p.peaks[quantity], s.Allocated + l.Allocated, s.Freed + l.Freed}
@@ -181,7 +181,7 @@ func (p *Pool) detail() *Detail {
 	return d
 }
 
-// ResetPeakStats is pool.Pool.ResetPeakStats, and of the peaks in Detail.
+// ResetPeakStats is pool.Pool.ResetPeakStats, also for the peaks in Detail.
 func (p *Pool) ResetPeakStats() {
 	p.Lock()
 	defer p.Unlock()

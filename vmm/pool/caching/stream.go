@@ -26,7 +26,7 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	return nil
 }
 
-// back takes back a freed block that other streams have used.
+// back takes back a freed block that other streams used.
 func (p *Pool) back(h handle) error {
 	p.retire(h)
 	return nil

@@ -1,7 +1,6 @@
-// Package freelist cuts blocks off large buffers and keeps freed ones in lists by exact size, after the
-// second approach of the text on allocators for PyTorch. Nothing is split or merged, so a freed
-// block serves only its own size again, and the end of a buffer that a block did not fit into is lost
-// until the buffer goes.
+// Package freelist cuts blocks off large buffers and keeps freed ones in lists by exact size, after the second approach
+// of the text on allocators for PyTorch. It neither splits nor merges: a freed block serves only its own size again,
+// and the end of a buffer that was too small for a block is lost until the buffer goes.
 package freelist
 
 import (
@@ -24,7 +23,7 @@ type Pool struct {
 	lists    map[uint64]*list // freed blocks, by size
 	buffers  []buffer         // by number
 	vacant   []uint32         // numbers of buffers given back
-	current  int              // the buffer that new blocks are cut off, -1 for none
+	current  int              // the buffer that new blocks are cut off; -1: none
 	idle     int              // buffers in which nothing is live
 	blocks   uint64           // bytes of all blocks, live and freed
 	lost     uint64           // bytes of the ends of buffers that are not current
@@ -47,10 +46,10 @@ type freed struct {
 // Detail is what the kind counts beyond pool.Stats, in bytes.
 type Detail struct {
 	Listed uint64 `json:"listed_bytes"` // freed blocks, each waiting for its own size
-	Lost   uint64 `json:"lost_bytes"`   // ends of buffers that new blocks are no longer cut off
+	Lost   uint64 `json:"lost_bytes"`   // ends of buffers that were too small for a block
 }
 
-// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+// New makes an empty pool. It ignores streams: a program with several orders its own reuse.
 //
 //	buffer  bytes of a buffer, a multiple of 1 KiB; the largest block (5 GiB)
 //
@@ -73,8 +72,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. When the source has no room, idle buffers are given back and it is asked
-// once more.
+// Malloc is pool.Pool.Malloc. If the source has no room, it gives idle buffers back and asks once more.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -151,7 +149,7 @@ func (p *Pool) grow() error {
 	return nil
 }
 
-// left returns the bytes of a buffer that nothing was cut from.
+// left returns the bytes at a buffer's end that are not cut yet.
 func (p *Pool) left(number int) uint64 { return p.capacity - p.buffers[number].used }
 
 // Free is pool.Pool.Free.

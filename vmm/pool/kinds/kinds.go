@@ -30,8 +30,9 @@ var all = []kind{
 	{"paddle", maker(paddle.New)},
 }
 
-// maker hides the type of a kind's pool, so that a failure leaves no pool behind in the interface.
-func maker[P pool.Pool](make func(pool.Source, *pool.Options) (P, error)) func(pool.Source, *pool.Options) (pool.Pool, error) {
+// maker hides the type of a kind's pool, so that the interface is nil after a failure.
+func maker[P pool.Pool](
+	make func(pool.Source, *pool.Options) (P, error)) func(pool.Source, *pool.Options) (pool.Pool, error) {
 	return func(source pool.Source, options *pool.Options) (pool.Pool, error) {
 		p, err := make(source, options)
 		if err != nil {
@@ -41,8 +42,8 @@ func maker[P pool.Pool](make func(pool.Source, *pool.Options) (P, error)) func(p
 	}
 }
 
-// New makes an empty pool of a kind over a source; nil options are its defaults, which the New of the
-// kind's package documents. Errors: pool.ErrOption, also for a kind that there is not.
+// New makes an empty pool of a kind over a source. nil options are its defaults, which New in the kind's package
+// documents. Errors: pool.ErrOption, also for an unknown kind.
 func New(kind string, source pool.Source, options *pool.Options) (pool.Pool, error) {
 	for _, k := range all {
 		if k.name == kind {

@@ -8,11 +8,11 @@ import (
 	"tms/vmm/pool"
 )
 
-// ErrNoPool: a handle never stood for a pool.
-var ErrNoPool = cuda.Refuse(cuda.InvalidValue, "not a pool that tms_pool_create made")
+// ErrNoPool: a handle never named a pool.
+var ErrNoPool = cuda.Refuse(cuda.InvalidValue, "not the handle of a pool; create one first")
 
-// Handles has pools by numbers that C can hold. A number is not used again, so that one of a pool that was
-// destroyed is told from one that is nothing. The zero value is empty; it is safe for use by many threads.
+// Handles maps numbers that C can hold to pools. No number is used twice, so that of a destroyed pool differs from one
+// that never named any. The zero value is empty; it is safe for use by many threads.
 type Handles struct {
 	mu   sync.RWMutex
 	last uintptr
@@ -31,7 +31,7 @@ func (h *Handles) Add(p *Pool) uintptr {
 	return h.last
 }
 
-// Pool returns the pool of a handle. Errors: pool.ErrDestroyed for one that was removed; ErrNoPool.
+// Pool returns the pool of a handle. Errors: pool.ErrDestroyed after its Destroy; ErrNoPool.
 func (h *Handles) Pool(handle uintptr) (*Pool, error) {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
@@ -47,7 +47,7 @@ func (h *Handles) Pool(handle uintptr) (*Pool, error) {
 	}
 }
 
-// Destroy is Pool.Destroy of the pool of a handle, which then stands for none. Errors: also those of Pool.
+// Destroy destroys the pool of a handle, which then names none. Errors: those of Pool and of Pool.Destroy.
 func (h *Handles) Destroy(handle uintptr) error {
 	p, err := h.Pool(handle)
 	if err != nil {

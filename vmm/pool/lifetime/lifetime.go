@@ -1,5 +1,5 @@
-// Package lifetime ends a pool for good while other threads may be using it. A malloc that comes after the
-// end would make the pool ask its source again, for memory that nobody could give back any more.
+// Package lifetime ends a pool for good while other threads may be using it. A malloc after the end would make the pool
+// ask its source again, for memory that nobody could give back.
 package lifetime
 
 import (
@@ -8,7 +8,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Source is where the segments of such a pool come from. It keeps something of its own until it is closed.
+// Source is a pool.Source with resources of its own until Close.
 type Source interface {
 	pool.Source
 	pool.Memory
@@ -24,8 +24,8 @@ type Pool struct {
 	gate *gate
 }
 
-// gate is a source that gives nothing once it is shut. As a pool calls its source under its own lock, what
-// another thread took before is there for the pool's Destroy to give back, and nothing is taken after.
+// gate is a source that gives nothing once it is shut. A pool calls its source under its own lock, so its Destroy gives
+// back all that other threads took before, and none takes anything after.
 type gate struct {
 	Source
 	shut atomic.Bool
@@ -39,7 +39,7 @@ func (g *gate) Allocate(size uint64) (uintptr, error) {
 	return g.Source.Allocate(size)
 }
 
-// New makes a pool over a source, which is closed with it. Errors: those of fresh; the source is then as it was.
+// New makes a pool over a source, and closes the source with it. Errors: those of fresh, which leave the source open.
 func New(source Source, fresh func(pool.Source) (pool.Pool, error)) (*Pool, error) {
 	g := &gate{Source: source}
 	made, err := fresh(g)
@@ -49,7 +49,7 @@ func New(source Source, fresh func(pool.Source) (pool.Pool, error)) (*Pool, erro
 	return &Pool{made, g}, nil
 }
 
-// Use calls f with the pool. Errors: those of f; pool.ErrDestroyed when the pool's end came first, or in between.
+// Use calls f with the pool. Errors: those of f; pool.ErrDestroyed if the pool ended before or meanwhile.
 func (p *Pool) Use(f func(pool.Pool) error) error {
 	if p.gate.shut.Load() {
 		return pool.ErrDestroyed
@@ -61,10 +61,9 @@ func (p *Pool) Use(f func(pool.Pool) error) error {
 	return err
 }
 
-// Destroy gives everything back, live blocks too, and ends the pool; nothing of it is left at the source
-// then. It waits for calls that are under way only as these wait for each other.
-// Errors: the source's, after which the pool is there, empty, with what could not be given back;
-// pool.ErrDestroyed when another thread was first.
+// Destroy gives everything back to the source, live blocks too, and ends the pool. It waits for other calls only as
+// these wait for each other. Errors: the source's, after which the pool is empty and keeps what the source refused;
+// pool.ErrDestroyed if another thread was first.
 func (p *Pool) Destroy() error {
 	if p.gate.shut.Swap(true) {
 		return pool.ErrDestroyed

@@ -1,6 +1,5 @@
-// Package naive asks the source for every block and gives each back at once, as the first approach of
-// the text on allocators for PyTorch does with cudaMalloc and cudaFree. It is what the others are
-// measured against.
+// Package naive asks the source for every block and gives each back at once, as the first approach of the text on
+// allocators for PyTorch does with cudaMalloc and cudaFree. It is the baseline of the others.
 package naive
 
 import (
@@ -14,7 +13,7 @@ import (
 type Pool struct {
 	ledger.Base
 	ledger  *ledger.Ledger
-	refused []segment // of blocks that Destroy ended, but that the source did not take back
+	refused []segment // of blocks that Destroy ended and the source did not take back
 }
 
 type segment struct {
@@ -22,8 +21,8 @@ type segment struct {
 	size    uint64
 }
 
-// New makes an empty pool. There are no options; streams are ignored, because the source's Free waits
-// for the device. Errors: pool.ErrOption.
+// New makes an empty pool. It has no options, and ignores streams because the source's Free waits for the device.
+// Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	if err := options.Err(); err != nil {
 		return nil, err
@@ -33,7 +32,7 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. A block has the size that was asked for.
+// Malloc is pool.Pool.Malloc. A block has the requested size.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -47,8 +46,8 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	return p.ledger.Enter(address, ledger.Block{Requested: size, Size: size}), nil
 }
 
-// Free is pool.Pool.Free. When the source does not take the segment back, the block stays live and the
-// error is the source's.
+// Free is pool.Pool.Free. If the source does not take the segment back, the block stays live and the error is the
+// source's.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -73,7 +72,7 @@ func (p *Pool) end() error {
 	return nil
 }
 
-// trim finds nothing idle but what the source refused in Destroy.
+// trim gives back what the source refused in Destroy; nothing else is ever idle.
 func (p *Pool) trim() (freed uint64, err error) {
 	kept := p.refused[:0]
 	for _, s := range p.refused {

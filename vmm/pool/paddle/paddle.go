@@ -1,7 +1,7 @@
-// Package paddle is PaddlePaddle's BuddyAllocator, which despite its name is best fit with coalescing:
-// free chunks in one set ordered by size, split to the exact size and joined with their buddies, the
-// neighbours to the left and right. Blocks above a limit go straight to the system allocator, which is
-// the source here. Rules as in paddle/fluid/memory/detail/buddy_allocator.cc.
+// Package paddle is PaddlePaddle's BuddyAllocator, which despite its name is best fit with coalescing. Free chunks are
+// in one set ordered by size, split to the exact size and joined with their buddies, the neighbours to the left and
+// right. Blocks above a limit come straight from the system allocator, here the source. The rules are those of
+// paddle/fluid/memory/detail/buddy_allocator.cc.
 package paddle
 
 import (
@@ -21,20 +21,20 @@ type Pool struct {
 
 	huge, hugeBytes uint64 // live blocks above maximum, segments of their own
 
-	minimum, maximum uint64 // of a chunk that is cut from a refill
-	first, again     uint64 // bytes of a refill, of an empty pool and later
+	minimum, maximum uint64 // bytes of a chunk cut from a refill
+	first, again     uint64 // bytes of an empty pool's refill, and of later ones
 	descriptor       uint64
 }
 
-// New makes an empty pool. Streams are ignored: in Paddle one stream computes per device.
+// New makes an empty pool. It ignores streams: in Paddle one stream computes per device.
 //
-//	min_chunk   bytes that sizes are rounded up to a multiple of, itself a multiple of 256 (256)
-//	max_chunk   the largest chunk, in bytes; what is larger gets a segment of its own (the larger of the
+//	min_chunk   bytes: sizes are rounded up to a multiple of this, itself a multiple of 256 (256)
+//	max_chunk   the largest chunk, in bytes; a larger block gets a segment of its own (the larger of the
 //	            next two)
 //	initial     bytes of the first refill (max_chunk, or 1 GiB; Paddle takes 92 % of the device)
 //	reallocate  bytes of later refills (the same)
-//	descriptor  bytes added to each request for the descriptor that Paddle makes room for (64, as in
-//	            2020; here it keeps sizes faithful and nothing is written there)
+//	descriptor  bytes added to each request, as for Paddle's descriptor (64, as in 2020); nothing is
+//	            written there, but sizes are Paddle's
 //
 // Errors: pool.ErrOption.
 func New(source pool.Source, options *pool.Options) (*Pool, error) {
@@ -88,7 +88,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	return block, nil
 }
 
-// advice names the option that decides how much is asked of the source for a block.
+// advice names the option that decides how much a block takes from the source.
 func (p *Pool) advice(requested uint64) string {
 	switch {
 	case requested > p.maximum:
@@ -126,7 +126,7 @@ func (p *Pool) malloc(requested uint64) (pool.Block, error) {
 	return block, nil
 }
 
-// refill returns how much the source is asked for, where size bytes are needed.
+// refill returns the bytes of a refill with room for size bytes.
 func (p *Pool) refill(size uint64) uint64 {
 	if p.refills() == 0 {
 		return max(p.first, size)
@@ -134,11 +134,10 @@ func (p *Pool) refill(size uint64) uint64 {
 	return max(p.again, size)
 }
 
-// refills returns how many segments there are that blocks are split off.
+// refills returns the number of segments that blocks are split off.
 func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; when that refuses, it
-// stays live.
+// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; if that refuses, it stays live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil

@@ -1,7 +1,7 @@
 package paddle
 
-// Detail is what the kind counts beyond pool.Stats, in bytes; used and free are of the refills only,
-// as Paddle's total_used_ and total_free_.
+// Detail is what the kind counts beyond pool.Stats, in bytes. Used and free count refills only, as Paddle's total_used_
+// and total_free_ do.
 type Detail struct {
 	Used        uint64 `json:"used_bytes"`
 	Free        uint64 `json:"free_bytes"`

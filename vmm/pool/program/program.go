@@ -1,7 +1,6 @@
-// Package program serves what a program takes from cudaMalloc and gives to cudaFree from pools, of one kind, one for
-// each way of being pausable. The program knows nothing of that: memory that it is handed may be used at once in every
-// stream and context, so a block is given back to its pool once the devices, or the stream of a cudaFreeAsync, are done
-// with it. What a pool does is the affair of the kind.
+// Package program serves a program's cudaMalloc and cudaFree from pools of one kind, one for each way of being
+// pausable. The program does not know, and may use memory at once in every stream and context. So a block goes back to
+// its pool only after the devices, or the stream of a cudaFreeAsync, are done with it.
 package program
 
 import (
@@ -20,11 +19,11 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-// anyStream is of all blocks: a pool has one order for them, that of the calls.
+// anyStream is the stream of all blocks: a pool has one order for them, that of the calls.
 const anyStream = pool.Stream(math.MaxUint64)
 
-// How long an allocation for which there is no memory waits for the next block that a stream is to come to, and how
-// often it looks. A stream may also wait for the very thread that allocates, so it ends.
+// An allocation without memory waits up to patience for a stream to reach the next free, and looks every lookOnce. A
+// stream may wait for the very thread that allocates, so the wait must end.
 const (
 	patience = time.Second
 	lookOnce = time.Millisecond
@@ -46,7 +45,7 @@ type Pools struct {
 	capturing func() bool
 	pools     *torch.Pools
 
-	mu       sync.Mutex      // never held while anything else is called
+	mu       sync.Mutex      // never held during other calls
 	live     map[uintptr]int // blocks: ordinals of devices, by address
 	segments map[uintptr]int // likewise
 	ordered  []freed         // by cudaFreeAsync, the oldest first
@@ -61,9 +60,10 @@ type freed struct {
 	event   cuda.Event // 0: it is done
 }
 
-// New has no pools yet. source makes what a pool takes its segments from; capturing tells whether a stream of the
-// process is being captured. Errors: pool.ErrOption for a kind that there is not, or its options.
-func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error), capturing func() bool) (*Pools, error) {
+// New returns no pools yet. source makes a pool's source; capturing reports whether a stream of the process is being
+// captured. Errors: pool.ErrOption for an unknown kind, or its options.
+func New(kind, options string, engine Engine, source func(torch.Memory) (lifetime.Source, error),
+	capturing func() bool) (*Pools, error) {
 	p := &Pools{engine: engine, capturing: capturing, live: map[uintptr]int{}, segments: map[uintptr]int{}}
 	p.pools = torch.New(func(m torch.Memory) (pool.Source, error) {
 		from, err := source(m)
@@ -78,8 +78,8 @@ func New(kind, options string, engine Engine, source func(torch.Memory) (lifetim
 	return p, nil
 }
 
-// segments is a source whose segments are known, and go back without anybody waiting under a pool's lock: no block in
-// them is in use.
+// segments is a source that notes its segments. No block in them is in use when they go back, so nobody waits for the
+// device under a pool's lock.
 type segments struct {
 	lifetime.Source
 	of *Pools
@@ -107,8 +107,8 @@ func (s *segments) Free(address uintptr, _ uint64) error {
 	return err
 }
 
-// Malloc returns the address of at least so many bytes; 0 for none. Where memory is short it takes back what
-// cudaFreeAsync has freed, and what other pools do not need. Errors: those of pool.Pool.Malloc.
+// Malloc returns the address of at least size bytes; 0 for size 0. If memory is short it takes back blocks that
+// cudaFreeAsync freed, and what other pools do not need. Errors: those of pool.Pool.Malloc.
 func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	p.settle()
 	made, err := p.pools.Malloc(m, size, anyStream)
@@ -124,7 +124,7 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	return made.Address, nil
 }
 
-// recover tells whether there is more memory than there was.
+// recover takes back what it can, and reports whether that was anything.
 func (p *Pools) recover() bool {
 	before := p.reserved()
 	_ = p.pools.Trim()
@@ -147,8 +147,8 @@ func (p *Pools) reserved() (bytes uint64) {
 	return bytes
 }
 
-// claim takes a block out of those that can be freed; false: there is none at the address. Errors:
-// pool.ErrInvalidAddress for a segment of a pool in which no block begins.
+// claim removes a block from those that can be freed; false: none begins at the address. Errors: pool.ErrInvalidAddress
+// if only a segment of a pool begins there.
 func (p *Pools) claim(address uintptr) (device int, ours bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -172,9 +172,9 @@ func (p *Pools) putOff(list *[]freed, f freed) {
 	*list = append(*list, f)
 }
 
-// Free gives a block back once the devices have done what they hold now; what is no block is
-// the engine's. While a stream is being captured the free is put off. Errors: pool.ErrInvalidAddress, those of
-// vmm.Engine.Free, or the source's; what was to be freed is then still there.
+// Free gives a block back after the devices have finished their present work. An address of no block goes to the
+// engine. During a capture the free waits. Errors: pool.ErrInvalidAddress, those of vmm.Engine.Free, or the source's,
+// after which the memory is still there.
 func (p *Pools) Free(address uintptr) error {
 	device, ours, err := p.claim(address)
 	if err != nil {
@@ -189,7 +189,7 @@ func (p *Pools) Free(address uintptr) error {
 		if err == nil {
 			err = p.pools.Free(address)
 		}
-		capturing = errors.Is(err, vmm.ErrCapturing) // one that nobody saw begin
+		capturing = errors.Is(err, vmm.ErrCapturing) // a capture that nobody saw begin
 	}
 	if capturing {
 		p.putOff(&p.deferred, freed{address: address, device: device})
@@ -201,8 +201,8 @@ func (p *Pools) Free(address uintptr) error {
 	return err
 }
 
-// FreeAfter gives a block back once a stream has done the work it holds now, as seen at a later call; what is no block
-// is the engine's. The stream must not be being captured. Errors: as Free, and those of vmm.Engine.FreeAfter.
+// FreeAfter gives a block back after a stream has finished its present work, when a later call sees that. An address of
+// no block goes to the engine. The stream must not be in a capture. Errors: as Free, and those of vmm.Engine.FreeAfter.
 func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	device, ours, err := p.claim(address)
 	if err != nil {
@@ -221,11 +221,11 @@ func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	return nil
 }
 
-// settle gives back the blocks whose streams have come to their frees. It returns whether there were any, and how many
+// settle gives back the blocks whose streams have reached their frees. It reports whether there were any, and how many
 // are left.
 func (p *Pools) settle() (back bool, left int) {
 	p.mu.Lock()
-	if len(p.ordered) == 0 || p.capturing() { // which forbids to ask
+	if len(p.ordered) == 0 || p.capturing() { // a capture forbids queries
 		left = len(p.ordered)
 		p.mu.Unlock()
 		return false, left
@@ -234,7 +234,7 @@ func (p *Pools) settle() (back bool, left int) {
 	p.ordered = nil
 	p.mu.Unlock()
 	var kept []freed
-	behind := map[cuda.Stream]bool{} // what was freed later in a stream is not done before
+	behind := map[cuda.Stream]bool{} // streams whose later frees are not done either
 	for _, f := range list {
 		if f.event != 0 && (behind[f.stream] || !p.engine.IsDone(f.event)) {
 			behind[f.stream] = true
@@ -243,7 +243,7 @@ func (p *Pools) settle() (back bool, left int) {
 		}
 		f.event = 0
 		if p.pools.Free(f.address) != nil {
-			kept = append(kept, f) // the source has refused; it is asked again
+			kept = append(kept, f) // the source refused; a later call asks again
 			continue
 		}
 		back = true
@@ -254,7 +254,7 @@ func (p *Pools) settle() (back bool, left int) {
 	return back, len(p.ordered)
 }
 
-// FreeDeferred makes the frees that captures have put off, after the last of these.
+// FreeDeferred makes the frees that waited for captures, after the last of these.
 func (p *Pools) FreeDeferred() {
 	p.mu.Lock()
 	list := p.deferred
@@ -262,11 +262,11 @@ func (p *Pools) FreeDeferred() {
 	p.mu.Unlock()
 	for _, f := range list {
 		p.unclaim(f.address, f.device)
-		_ = p.Free(f.address) // after an error it is live
+		_ = p.Free(f.address) // after an error the block is live
 	}
 }
 
-// Reset forgets all of a device, whose segments are gone. (cudaDeviceReset)
+// Reset forgets everything of a device, whose segments are gone. (cudaDeviceReset)
 func (p *Pools) Reset(device int) {
 	p.pools.Forget(device)
 	p.mu.Lock()

@@ -13,8 +13,7 @@ const (
 	mostPage     = granularity << 32    // so that 32 bits number the objects of a slab
 )
 
-// class is a size of object and the slabs of it. A slab that is full is on neither list: only its
-// objects lead to it.
+// class is a size of object and its slabs. A full slab is on neither list: only its objects lead to it.
 type class struct {
 	size    uint64 // of an object
 	slab    uint64 // bytes
@@ -43,7 +42,7 @@ func classSize(number int) uint64 {
 	return uint64(number%4+5) << (number/4 + bits.Len64(granularity) - 1)
 }
 
-// classes makes those that hold up to bound bytes, in slabs of at least a page.
+// classes makes the classes for up to bound bytes, in slabs of at least a page.
 func classes(bound, page uint64) []class {
 	list := make([]class, classOf(bound)+1)
 	for i := range list {

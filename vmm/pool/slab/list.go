@@ -5,11 +5,11 @@ import "tms/vmm/pool"
 // slab is a run of pages cut into objects of one class.
 type slab struct {
 	base           uintptr
-	from           pool.Pool // that the run is a block of
+	from           pool.Pool // the run is a block of this pool
 	class          int
 	live           uint64   // objects
-	cut            uint64   // objects handed out so far, the lowest; the others are known by this alone
-	free           []uint32 // numbers of those cut that are not live; the last freed is reused first
+	cut            uint64   // objects handed out so far, the lowest; the slab keeps nothing of the others
+	free           []uint32 // numbers of freed objects; the last freed is reused first
 	previous, next uint32   // on the list of its class
 }
 

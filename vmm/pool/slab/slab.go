@@ -1,6 +1,6 @@
-// Package slab serves small sizes from slabs of equal objects, the remedy the text on allocators for
-// PyTorch names for what a buddy allocator loses to powers of two; after Bonwick, "The Slab Allocator"
-// (1994), without its constructors, for there is nothing to construct in memory of a device.
+// Package slab serves small sizes from slabs of equal objects, after Bonwick, "The Slab Allocator" (1994), without
+// constructors, for device memory needs none. The text on allocators for PyTorch names it as the remedy for what a
+// buddy allocator loses to powers of two.
 package slab
 
 import (
@@ -17,8 +17,8 @@ import (
 type Pool struct {
 	ledger.Base
 	ledger  *ledger.Ledger
-	pages   pool.Pool // slabs and what is larger than any class
-	direct  pool.Pool // where pages have no room: each its own segment
+	pages   pool.Pool // slabs, and blocks larger than any class
+	direct  pool.Pool // the same where pages have no room: each its own segment
 	bound   uint64    // the largest size that has a class
 	keep    int       // empty slabs of a class
 	classes []class
@@ -39,15 +39,15 @@ type Detail struct {
 	EmptySlabs int `json:"empty_slabs"` // of them, with no object live
 }
 
-// New makes an empty pool. Streams are ignored: a program with several orders its own reuse.
+// New makes an empty pool. It ignores streams: a program with several orders its own reuse.
 //
-//	max       bytes of the largest object, with pages=buddy at most a 64th of capacity; what is larger comes
+//	max       bytes of the largest object, with pages=buddy at most a 64th of capacity; a larger block comes
 //	          from pages directly (1 MiB)
 //	pages     where slabs come from: buddy, a buddy pool with exact sizes over the source, or source,
 //	          each its own segment (buddy)
 //	page      bytes of the smallest slab, a power of two from 512 to 1 TiB; with pages=buddy at most a quarter
 //	          of capacity, and larger blocks are rounded up to it (64 KiB; 2 MiB with pages=source)
-//	capacity  bytes of a root of the buddy pool; where the source has no room for a root, a slab or a
+//	capacity  bytes of a root of the buddy pool; if the source has no room for a root, a slab or a
 //	          larger block is its own segment (4 GiB)
 //	keep      empty slabs that each class keeps; further ones go back to pages at once (1)
 //
@@ -78,7 +78,8 @@ func New(source pool.Source, options *pool.Options) (*Pool, error) {
 		return nil, err
 	}
 	if page < 512 || page > mostPage || page&(page-1) != 0 {
-		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 to %d", pool.ErrOption, page, uint64(mostPage))
+		return nil, fmt.Errorf("%w: page=%d: give a power of two from 512 to %d", pool.ErrOption, page,
+			uint64(mostPage))
 	}
 	if p.bound == 0 {
 		return nil, fmt.Errorf("%w: max=0: give at least 1", pool.ErrOption)
@@ -106,8 +107,7 @@ func newPages(from string, source pool.Source, capacity, page uint64) (pool.Pool
 	return buddy.New(source, options)
 }
 
-// Malloc is pool.Pool.Malloc. When there is no room, empty slabs and idle segments are given back, and
-// it is tried once more.
+// Malloc is pool.Pool.Malloc. If there is no room, it gives empty slabs and idle segments back and tries once more.
 func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -138,7 +138,7 @@ func (p *Pool) allocate(size uint64) (pool.Block, uint32, error) {
 	return block, ofDirect, err
 }
 
-// object takes one of a class.
+// object takes an object of a class.
 func (p *Pool) object(number int) (pool.Block, uint32, error) {
 	c := &p.classes[number]
 	if c.partial == none {
@@ -166,8 +166,7 @@ func (p *Pool) object(number int) (pool.Block, uint32, error) {
 	return pool.Block{Address: s.base + uintptr(object*c.size), Size: c.size}, owner, nil
 }
 
-// grow gives a class an empty slab, of the pages or, where the source has no room for more of them, its own
-// segment.
+// grow gives a class an empty slab, from pages or, if the source has no room for more of them, as its own segment.
 func (p *Pool) grow(number int) error {
 	c := &p.classes[number]
 	from := p.pages
@@ -247,7 +246,7 @@ func (p *Pool) give(address uintptr, owner uint32) {
 	p.unlink(&c.partial, owner)
 	p.enterEmpty(owner)
 	if c.empties > p.keep {
-		_ = p.release(owner) // when the source refuses, the slab stays, as empty as the others
+		_ = p.release(owner) // if the source refuses, the slab stays empty like the others
 	}
 }
 
@@ -268,7 +267,7 @@ func (p *Pool) end() error {
 	for i := range p.classes {
 		p.classes[i].partial, p.classes[i].empty, p.classes[i].empties = none, none, 0
 	}
-	_, _ = p.pages.Destroy(), p.direct.Destroy() // what the source refuses is trimmed next
+	_, _ = p.pages.Destroy(), p.direct.Destroy() // a trim follows for what the source refuses
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package source has what pools draw from in a process that uses CUDA: segments of the engine, which
-// can be paused, and memory of CUDA's own.
+// Package source has the sources of pools in a process that uses CUDA: pausable segments of the engine, and CUDA's own
+// memory.
 package source
 
 import (
@@ -9,7 +9,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// device is what a source tells of its device: it makes it a pool.Memory and a pool.Events.
+// device makes a source a pool.Memory and a pool.Events.
 type device struct {
 	driver  *cuda.Driver
 	ordinal int
@@ -29,7 +29,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
 // Ordinal is the device's CUDA ordinal.
 func (d *device) Ordinal() int { return d.ordinal }
 
-// with runs f with the device's primary context current, and leaves the thread's own as it was.
+// with runs f with the device's primary context current, and restores the thread's own.
 func (d *device) with(f func() error) error {
 	return d.driver.With(d.context, f)
 }
@@ -76,13 +76,13 @@ func (d *device) Synchronize(event pool.Event) error {
 	return d.driver.Relaxed(func() error { return d.driver.EventSynchronize(cuda.Event(event)) })
 }
 
-// Destroy is pool.Events.Destroy; the event is kept for the next Record.
+// Destroy is pool.Events.Destroy; it keeps the event for the next Record.
 func (d *device) Destroy(event pool.Event) error {
 	d.spare = append(d.spare, cuda.Event(event))
 	return nil
 }
 
-// Close ends the events that are kept, once the pool over the source is gone. (cuEventDestroy)
+// Close ends the kept events after the pool over the source is gone. (cuEventDestroy)
 func (d *device) Close() error {
 	var failed error
 	for _, event := range d.spare {

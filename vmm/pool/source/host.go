@@ -12,13 +12,13 @@ import (
 	"tms/vmm/pool"
 )
 
-// Host is a pool.Source of host memory, pinned or ordinary: it is never paused. Its events are those of a device.
-// (Paddle's CUDAPinnedAllocator and CPUAllocator)
+// Host is a pool.Source of host memory, pinned or ordinary, which is never paused. Its events are a device's. (Paddle's
+// CUDAPinnedAllocator and CPUAllocator)
 type Host struct{ *Plain }
 
-// NewHost makes a source of host memory: "pinned", which is accessible to all devices (cuMemHostAlloc), or "host",
-// ordinary memory that takes room when it is written to (mmap).
-// Errors: pool.ErrOption for other words; *cuda.Error when there is no such device.
+// NewHost makes a source of host memory: "pinned", which all devices can access (cuMemHostAlloc), or "host", ordinary
+// memory that exists once it is written to (mmap). Errors: pool.ErrOption for other words; *cuda.Error if there is no
+// such device.
 func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State) (*Host, error) {
 	if memory != "pinned" && memory != "host" {
 		return nil, fmt.Errorf("%w: memory=%q: give device, pinned or host", pool.ErrOption, memory)
@@ -31,7 +31,8 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 	if memory == "host" {
 		sizes := map[uintptr]uint64{}
 		h.malloc = func(size uint64) (uintptr, error) {
-			made, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+			made, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_READ|unix.PROT_WRITE,
+				unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 			if err != nil {
 				return 0, fmt.Errorf("%w: mmap: %w", cuda.OutOfMemory, err)
 			}
@@ -39,7 +40,7 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 			return uintptr(made), nil
 		}
 		h.free = func(address uintptr) error {
-			err := unix.MunmapPtr(unsafe.Add(unsafe.Pointer(nil), address), uintptr(sizes[address])) // nothing of Go's is there
+			err := unix.MunmapPtr(unsafe.Add(unsafe.Pointer(nil), address), uintptr(sizes[address])) // not Go's memory
 			if err == nil {
 				delete(sizes, address)
 			}
@@ -64,7 +65,8 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 func (h *Host) Allocate(size uint64) (uintptr, error) {
 	address, err := h.Plain.Allocate(size)
 	if errors.Is(err, pool.ErrOutOfMemory) {
-		err = &shortage{fmt.Sprintf("%v: a segment of %s of host memory", pool.ErrOutOfMemory, readable.Bytes(size)), err}
+		text := fmt.Sprintf("%v: a segment of %s of host memory", pool.ErrOutOfMemory, readable.Bytes(size))
+		err = &shortage{text, err}
 	}
 	return address, err
 }

@@ -8,19 +8,18 @@ import (
 	"tms/vmm/pool"
 )
 
-// Plain is a pool.Source of memory of CUDA's own. It is also a pool.Memory and a pool.Events.
+// Plain is a pool.Source of CUDA's own memory. It is also a pool.Memory and a pool.Events.
 type Plain struct {
 	device
 	malloc func(size uint64) (uintptr, error)
 	free   func(address uintptr) error
 	state  func() State
-	note   func(bytes int64) // tells the engine's statistics
+	note   func(bytes int64) // for the engine's statistics
 	late   []uintptr         // freed while a stream was being captured
 }
 
-// NewPlain makes a source over functions that act as cudaMalloc and cudaFree do, on the device with an
-// ordinal.
-// Errors: *cuda.Error when there is no such device.
+// NewPlain makes a source over functions that act like cudaMalloc and cudaFree, on the device with an ordinal. Errors:
+// *cuda.Error if there is no such device.
 func NewPlain(engine *vmm.Engine, driver *cuda.Driver, ordinal int, malloc func(size uint64) (uintptr, error),
 	free func(address uintptr) error, state func() State) (*Plain, error) {
 	d, err := newDevice(driver, ordinal)
@@ -56,14 +55,14 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	return address, p.outOfMemory(size, 0, err)
 }
 
-// Reserve is pool.Coalescer.Reserve: CUDA refuses a copy that reaches from one allocation into the next.
+// Reserve is pool.Coalescer.Reserve: CUDA refuses a copy across two allocations.
 func (p *Plain) Reserve(*pool.Room) bool { return false }
 
 // Coalesces is pool.Coalescer.Coalesces.
 func (p *Plain) Coalesces(_, _ uintptr) bool { return false }
 
-// Free is pool.Source.Free. cudaFree waits for the device, which would break the capture of a stream:
-// then the memory goes at a later call.
+// Free is pool.Source.Free. cudaFree waits for the device, which would break a stream's capture, so it then leaves the
+// memory to a later call.
 func (p *Plain) Free(address uintptr, size uint64) error {
 	if p.state().Capturing {
 		p.late = append(p.late, address)
@@ -77,7 +76,7 @@ func (p *Plain) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// freeLate frees what captures held up and reports whether anything went.
+// freeLate frees what waited for captures, and reports whether anything went.
 func (p *Plain) freeLate() (any bool) {
 	kept := p.late[:0]
 	for _, address := range p.late {
@@ -90,7 +89,7 @@ func (p *Plain) freeLate() (any bool) {
 	return any
 }
 
-// Close frees what captures held up, and the events that are kept. What is refused stays.
+// Close frees what waited for captures, and the kept events. What CUDA refuses stays.
 func (p *Plain) Close() error {
 	if !p.state().Capturing {
 		p.freeLate()

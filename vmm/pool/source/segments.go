@@ -7,15 +7,15 @@ import (
 	"tms/vmm/space"
 )
 
-// State is what a source has to know of the process at each call.
+// State is what a source needs to know of the process at each call.
 type State struct {
 	Capturing bool   // a stream is being captured
 	Margin    uint64 // bytes of device memory that must stay free; 0: no margin
 }
 
-// Segments is a pool.Source of pausable segments: what a pool holds is paused and resumed with its tag.
-// Blocks keep their addresses meanwhile, free ones too, and memory that a pool hands out while its tag
-// is paused can be used after the resume. It is also a pool.Memory, a pool.Events and a pool.Coalescer.
+// Segments is a pool.Source of pausable segments: a pool's memory is paused and resumed with its tag. Blocks keep their
+// addresses meanwhile, free ones too, and a block allocated while the tag is paused is usable after the resume. It is
+// also a pool.Memory, a pool.Events and a pool.Coalescer.
 type Segments struct {
 	device
 	engine  *vmm.Engine
@@ -23,8 +23,8 @@ type Segments struct {
 	state   func() State
 }
 
-// NewSegments makes a source of segments that are as the request says, but for their size and what state
-// returns. Errors: *cuda.Error when there is no such device.
+// NewSegments makes a source of segments as in the request, but for their size and what state returns. Errors:
+// *cuda.Error if there is no such device.
 func NewSegments(engine *vmm.Engine, driver *cuda.Driver, request vmm.Request, state func() State) (*Segments, error) {
 	d, err := newDevice(driver, request.Device)
 	if err != nil {
@@ -48,10 +48,10 @@ func (s *Segments) Reserve(room *pool.Room) bool {
 	return true
 }
 
-// Coalesces is pool.Coalescer.Coalesces: mappings side by side in one reservation are one range to the driver.
+// Coalesces is pool.Coalescer.Coalesces: to the driver, neighbouring mappings in one reservation are one range.
 func (s *Segments) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
 
-// Free is pool.Source.Free. While a stream is being captured it is put off to the end of that.
+// Free is pool.Source.Free. During a capture it waits for the end of that.
 func (s *Segments) Free(address uintptr, _ uint64) error {
 	return s.engine.Free(address, s.state().Capturing)
 }

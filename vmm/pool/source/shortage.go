@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// shortage is a pool.ErrOutOfMemory that tells what the device had.
+// shortage is a pool.ErrOutOfMemory with the device's figures.
 type shortage struct {
 	words string
 	cause error
@@ -24,7 +24,7 @@ func short(err error) bool {
 	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
 }
 
-// outOfMemory makes the failure to get a segment one that pools know, if it is for want of memory.
+// outOfMemory makes the failure to get a segment a pool.ErrOutOfMemory if memory was short.
 func (d *device) outOfMemory(size, margin uint64, err error) error {
 	if !short(err) {
 		return err
@@ -34,7 +34,7 @@ func (d *device) outOfMemory(size, margin uint64, err error) error {
 		words += fmt.Sprintf(", which has %s free of %s", readable.Bytes(free), readable.Bytes(total))
 	}
 	if errors.Is(err, vmm.ErrMargin) {
-		words += fmt.Sprintf(" and is to keep a margin of %s", readable.Bytes(margin))
+		words += fmt.Sprintf(" and must keep a margin of %s", readable.Bytes(margin))
 	}
 	return &shortage{words, err}
 }

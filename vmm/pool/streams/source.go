@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool/internal/ledger"
 )
 
-// shared is the source of all pools beneath, which call it under locks of their own.
+// shared is the source of all pools beneath, which call it under their own locks.
 type shared struct {
 	mu      sync.Mutex
 	under   pool.Source
@@ -53,7 +53,7 @@ func (s *shared) resetPeak() {
 	s.account.ResetPeakStats()
 }
 
-// count fills in what is counted of the source.
+// count fills in the source's counters.
 func (s *shared) count(stats *pool.Stats) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -63,7 +63,7 @@ func (s *shared) count(stats *pool.Stats) {
 	stats.SourceFailures = own.SourceFailures
 }
 
-// Memory is pool.Memory.Memory; of a source that cannot tell, 0.
+// Memory is pool.Memory.Memory; 0 if the source does not know.
 func (s *shared) Memory() (free, total uint64, err error) {
 	if under, ok := s.under.(pool.Memory); ok {
 		return under.Memory()
@@ -71,7 +71,7 @@ func (s *shared) Memory() (free, total uint64, err error) {
 	return 0, 0, nil
 }
 
-// part is the source as one of the pools has it, whose segments lie in a room of their own.
+// part is one pool's view of the source. The pool's segments lie in a room of their own.
 type part struct {
 	*shared
 	room *pool.Room
@@ -107,8 +107,8 @@ func (s *shared) limit(bytes uint64) {
 	s.limited, s.allowed = true, bytes
 }
 
-// held is a private pool's source: what it is given back it keeps, for segments of the same size, until
-// the graphs are gone.
+// held is a private pool's source: it keeps the segments that the pool gives back, for later ones of the same size,
+// until the graphs are gone.
 type held struct {
 	mu    sync.Mutex
 	under *shared
@@ -137,7 +137,7 @@ func (h *held) Free(address uintptr, size uint64) error {
 // Memory is pool.Memory.Memory.
 func (h *held) Memory() (free, total uint64, err error) { return h.under.Memory() }
 
-// release gives back what it keeps. What the source refuses stays.
+// release gives back the kept segments. Those that the source refuses stay.
 func (h *held) release() (failed error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -1,6 +1,6 @@
-// Package streams makes a kind of pool that ignores streams safe for several of them, and for CUDA
-// graphs: each stream, and each private pool of graphs, has a pool of the kind to itself, over one
-// source. So what a block held is overwritten only by work that comes after it in its stream.
+// Package streams makes a kind of pool that ignores streams safe for several of them, and for CUDA graphs: each stream,
+// and each private pool of graphs, has its own pool of the kind, over one source. So only later work of its own stream
+// overwrites a freed block.
 package streams
 
 import (
@@ -24,12 +24,12 @@ type Pool struct {
 	mu     sync.Mutex // never held while a pool beneath makes a block
 	pools  map[pool.Stream]pool.Pool
 	live   addresses.Table[block]
-	blocks ledger.Account // without a source
+	blocks ledger.Account // counts without a source
 	uses   multistream.Uses[owned]
 	multistream.Graphs[*graph]
 }
 
-// block is one that a caller holds.
+// block is a caller's block.
 type block struct {
 	stream    pool.Stream
 	requested uint64
@@ -43,9 +43,9 @@ type owned struct {
 	owner   pool.Pool
 }
 
-// New makes an empty pool over a source that is also a pool.Events. fresh makes pools of the kind; one
-// that is a pool.StreamRecorder and pool.GraphPools itself is returned as it is.
-// Errors: those of fresh; pool.ErrOption for a source without events.
+// New makes an empty pool over a source that is also a pool.Events. fresh makes pools of the kind; New returns one as
+// it is if it is a pool.StreamRecorder and pool.GraphPools itself. Errors: those of fresh; pool.ErrOption for a source
+// without events.
 func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.Pool, error) {
 	own, err := fresh(source)
 	if err != nil {
@@ -68,8 +68,8 @@ func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.P
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. Before it fails for want of memory, what other streams' pools do not
-// need is given back to the source; not during a capture.
+// Malloc is pool.Pool.Malloc. Before it fails for want of memory, it gives back what other streams' pools do not need,
+// but not during a capture.
 func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -117,8 +117,8 @@ func (p *Pool) poolOf(stream pool.Stream) (pool.Pool, error) {
 	return made, err
 }
 
-// Free is pool.Pool.Free. A block that other streams have used comes back when they are done.
-// Errors: pool.ErrInvalidAddress, or that of recording an event; the block is then still live.
+// Free is pool.Pool.Free. A block that other streams used comes back when they are done. Errors:
+// pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil
@@ -160,8 +160,8 @@ func (p *Pool) RecordStream(address uintptr, stream pool.Stream) error {
 	return nil
 }
 
-// Trim is pool.Pool.Trim, of all streams and of the graphs that are gone.
-// Errors: pool.ErrCapturing, the source's or its events'.
+// Trim is pool.Pool.Trim for all streams, and for graphs that are gone. Errors: pool.ErrCapturing, the source's or its
+// events'.
 func (p *Pool) Trim() (freed uint64, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -178,8 +178,8 @@ func (p *Pool) Trim() (freed uint64, err error) {
 	return before - min(before, p.source.reserved()), err
 }
 
-// SetMemoryFraction limits what all streams hold together to a part, from 0 to 1, of the device's memory.
-// Errors: pool.ErrOption for other numbers or a source that is no pool.Memory, or the source's.
+// SetMemoryFraction limits all streams together to a part, from 0 to 1, of the device's memory. Errors: pool.ErrOption
+// for other numbers or a source that is no pool.Memory, or the source's.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	memory, ok := p.source.under.(pool.Memory)
 	if !ok {
@@ -218,10 +218,10 @@ func (p *Pool) ResetPeakStats() {
 type Detail struct {
 	Streams int `json:"streams"` // that have a pool
 	Graphs  int `json:"graphs"`  // private pools of graphs
-	Waiting int `json:"waiting"` // blocks freed, for other streams to be done with them
+	Waiting int `json:"waiting"` // freed blocks that wait for other streams
 }
 
-// Destroy is pool.Pool.Destroy. Captures end, private pools go, recorded streams are waited for.
+// Destroy is pool.Pool.Destroy. It also ends captures and private pools, and waits for recorded streams.
 func (p *Pool) Destroy() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -230,7 +230,7 @@ func (p *Pool) Destroy() error {
 	for _, stream := range slices.Sorted(maps.Keys(p.pools)) {
 		if failed := p.pools[stream].Destroy(); failed != nil {
 			err = errors.Join(err, failed)
-			continue // what the source refused stays for the next Trim
+			continue // the next Trim tries again what the source refused
 		}
 		delete(p.pools, stream)
 	}

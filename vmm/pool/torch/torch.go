@@ -1,8 +1,6 @@
-// Package torch serves PyTorch, which knows one allocator for all memory: it has a pool of one kind for each
-// device and for each way of being pausable, made when it is first needed, and tells them all what PyTorch
-// tells its allocator. What a pool does is the affair of the kind, and of package streams.
-//
-// (torch.cuda.memory.CUDAPluggableAllocator)
+// Package torch serves PyTorch, which has one allocator for all memory (torch.cuda.memory.CUDAPluggableAllocator). It
+// makes a pool of one kind for each device and each way of being pausable, at first need, and passes PyTorch's calls on
+// to all of them.
 package torch
 
 import (
@@ -20,23 +18,24 @@ import (
 	"tms/vmm/stats"
 )
 
-// What is refused about the kind of the pools.
+// Errors about the kind of the pools.
 var (
 	// ErrNotChosen: there is none yet.
-	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; call tms_torch_pool_use first")
+	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; choose one before it "+
+		"allocates, as tms.use_allocator does")
 
 	// ErrChosen: there is another.
 	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
 )
 
-// ErrNoSnapshot: the kind cannot tell what its memory is used for where each stream has a pool of its own.
+// ErrNoSnapshot: the kind has a pool for each stream, and so no snapshot of all its memory.
 var ErrNoSnapshot = cuda.Refuse(cuda.NotSupported, "under PyTorch only a pool of kind caching has a snapshot")
 
-// Memory is what the segments of a pool are. It tells the pools apart.
+// Memory is the kind of memory that a pool's segments are. Each kind has a pool.
 type Memory struct {
 	Device   int
 	Pausable bool        // false: CUDA's own memory
-	Request  vmm.Request // of pausable segments; Size, Margin, Context and Capturing are not looked at
+	Request  vmm.Request // for pausable segments; Size, Margin, Context and Capturing are ignored
 }
 
 // Pools is safe for use by many threads.
@@ -48,9 +47,9 @@ type Pools struct {
 	kind      string // "": not chosen yet
 	options   string
 	byMemory  map[Memory]pool.Pool
-	all       []entry // in the order in which they were made; what is in it never changes
+	all       []entry // in the order of their making; an entry never changes
 	fractions map[int]float64
-	captures  map[int][]pool.GraphPoolID // being allocated to, by device
+	captures  map[int][]pool.GraphPoolID // those that captures allocate from, by device
 }
 
 type entry struct {
@@ -58,20 +57,20 @@ type entry struct {
 	pool pool.Pool
 }
 
-// New has no pools yet. source makes what a pool takes its segments from: a pool.Source that is a pool.Memory
-// and a pool.Events too. captured tells whether a stream is being captured into a graph.
+// New returns no pools yet. source makes a pool's source, which is also a pool.Memory and a pool.Events. captured
+// reports whether a stream is being captured into a graph.
 func New(source func(Memory) (pool.Source, error), captured func(pool.Stream) bool) *Pools {
 	return &Pools{source: source, captured: captured, byMemory: map[Memory]pool.Pool{},
 		fractions: map[int]float64{}, captures: map[int][]pool.GraphPoolID{}}
 }
 
-// limitless is a source for finding out whether options are valid.
+// limitless is a source on which options are tried.
 type limitless struct{ *pool.Range }
 
 func (limitless) Memory() (free, total uint64, err error) { return 1 << 50, 1 << 50, nil }
 
-// Use chooses the kind of all pools, by its name in package kinds, and its options. The same choice can be made
-// again. Errors: ErrChosen, pool.ErrOption.
+// Use chooses the kind of all pools, by its name in package kinds, and its options. The caller may repeat a choice, not
+// change it. Errors: ErrChosen, pool.ErrOption.
 func (p *Pools) Use(kind, options string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -79,7 +78,8 @@ func (p *Pools) Use(kind, options string) error {
 		return nil
 	}
 	if p.kind != "" {
-		return fmt.Errorf("this process uses %s for PyTorch already, with the options %q; %w", p.kind, p.options, ErrChosen)
+		return fmt.Errorf("this process uses %s for PyTorch already, with the options %q; %w", p.kind, p.options,
+			ErrChosen)
 	}
 	if _, err := fresh(limitless{pool.NewRange(1<<20, 1<<50)}, kind, options); err != nil {
 		return err
@@ -122,7 +122,7 @@ func (p *Pools) of(m Memory) (pool.Pool, error) {
 	return made, nil
 }
 
-// make makes a pool that is as those there are: limited, and with the captures that go on.
+// make makes a pool with the memory fraction and the captures of the others.
 func (p *Pools) make(m Memory) (pool.Pool, error) {
 	from, err := p.source(m)
 	if err != nil {
@@ -151,7 +151,7 @@ func limit(p pool.Pool, fraction float64) error {
 	return p.(interface{ SetMemoryFraction(float64) error }).SetMemoryFraction(fraction)
 }
 
-// Malloc is pool.Pool.Malloc, of memory as it is asked for. Errors: also ErrNotChosen, or the source's.
+// Malloc is pool.Pool.Malloc from the pool of this memory. Errors: also ErrNotChosen, or the source's.
 func (p *Pools) Malloc(m Memory, size uint64, stream pool.Stream) (pool.Block, error) {
 	of, err := p.of(m)
 	if err != nil {
@@ -196,8 +196,8 @@ func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
 	return p.whose(func(p pool.Pool) error { return p.(pool.StreamRecorder).RecordStream(address, stream) })
 }
 
-// Trim is pool.Pool.Trim of all pools but those that are being captured to, which PyTorch's own allocator passes
-// over too. Errors: the sources'.
+// Trim is pool.Pool.Trim of all pools but those that captures allocate from, which PyTorch's own allocator skips too.
+// Errors: the sources'.
 func (p *Pools) Trim() (failed error) {
 	for _, e := range p.made() {
 		if _, err := e.pool.Trim(); !errors.Is(err, pool.ErrCapturing) {
@@ -207,7 +207,7 @@ func (p *Pools) Trim() (failed error) {
 	return failed
 }
 
-// on calls f for the pools of a device, and then, when none failed, after: while no pool is made.
+// on calls f for the pools of a device, and if none failed then after. Meanwhile nobody can make a pool.
 func (p *Pools) on(device int, f func(pool.Pool) error, after func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -229,8 +229,8 @@ func (p *Pools) SetMemoryFraction(device int, fraction float64) error {
 		func() { p.fractions[device] = fraction })
 }
 
-// BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool, of the streams that are being captured, for the
-// pools of a device; also for those that are made before the end. Errors: pool.ErrGraphPool.
+// BeginAllocateToPool is pool.GraphPools.BeginAllocateToPool with the streams that are being captured, for the pools of
+// a device, and for those made before the end. Errors: pool.ErrGraphPool.
 func (p *Pools) BeginAllocateToPool(device int, id pool.GraphPoolID) error {
 	return p.on(device, func(made pool.Pool) error {
 		return made.(pool.GraphPools).BeginAllocateToPool(id, p.captured)
@@ -245,8 +245,8 @@ func (p *Pools) EndAllocateToPool(device int, id pool.GraphPoolID) error {
 	})
 }
 
-// ReleasePool is pool.GraphPools.ReleasePool, for the pools of a device. One that was made after the graph was
-// captured does not know it, which is no error. Errors: the sources'.
+// ReleasePool is pool.GraphPools.ReleasePool, for the pools of a device. A pool made after the capture does not know
+// the graph, which is no error. Errors: the sources'.
 func (p *Pools) ReleasePool(device int, id pool.GraphPoolID) error {
 	return p.on(device, func(made pool.Pool) error {
 		if err := made.(pool.GraphPools).ReleasePool(id); !errors.Is(err, pool.ErrGraphPool) {
@@ -256,14 +256,14 @@ func (p *Pools) ReleasePool(device int, id pool.GraphPoolID) error {
 	}, func() {})
 }
 
-// Stats is of one pool.
+// Stats has the statistics of one pool.
 type Stats struct {
 	Device int        `json:"device"`
 	Tag    *string    `json:"tag"` // nil: not pausable
 	Stats  pool.Stats `json:"stats"`
 }
 
-// tag is what statistics name a pool by, nil for memory that is not pausable.
+// tag returns the tag in a pool's statistics, nil for memory that is not pausable.
 func (e entry) tag() *string {
 	if !e.Pausable {
 		return nil
@@ -272,7 +272,7 @@ func (e entry) tag() *string {
 	return &tag
 }
 
-// Stats lists the pools in the order in which they were made; never nil.
+// Stats lists the pools in the order of their making; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
 	for _, e := range p.made() {
@@ -281,15 +281,15 @@ func (p *Pools) Stats() []Stats {
 	return all
 }
 
-// Snapshot is of one pool.
+// Snapshot has the snapshot of one pool.
 type Snapshot struct {
 	Device   int     `json:"device"`
 	Tag      *string `json:"tag"` // nil: not pausable
 	Segments any     `json:"segments"`
 }
 
-// Snapshots lists what pool.Snapshotter.Snapshot says of the pools, in the order in which they were made; never
-// nil. Errors: ErrNoSnapshot for a kind other than caching.
+// Snapshots lists the pools' snapshots (pool.Snapshotter) in the order of their making; never nil. Errors:
+// ErrNoSnapshot for a kind other than caching.
 func (p *Pools) Snapshots() ([]Snapshot, error) {
 	all := []Snapshot{}
 	for _, e := range p.made() {

@@ -1,6 +1,5 @@
-// Package addresses finds what an address stands for: a hash table with linear probing
-// (Knuth, The Art of Computer Programming, volume 3, 6.4, algorithms L and R). A pair of malloc and free
-// would spend most of its time in a Go map.
+// Package addresses is a hash table of addresses with linear probing (Knuth, The Art of Computer Programming, volume 3,
+// 6.4, algorithms L and R). In a Go map a pair of malloc and free would spend most of its time.
 package addresses
 
 import (
@@ -8,8 +7,8 @@ import (
 	"math/bits"
 )
 
-// Table maps addresses other than 0 to values. The zero value is an empty table. It takes twice to four
-// times the room of the most entries it ever had.
+// Table maps addresses other than 0 to values. The zero value is an empty table. It takes two to four times the memory
+// of the most entries it ever had.
 type Table[V any] struct {
 	slots []slot[V] // a power of two of them, at most half in use, so that probes are short
 	count int
@@ -23,7 +22,7 @@ type slot[V any] struct {
 
 const leastSlots = 64
 
-// home is where an address belongs: multiplicative hashing, because addresses share their low bits.
+// home returns an address's slot: multiplicative hashing, because addresses share their low bits.
 func (t *Table[V]) home(address uintptr) int {
 	return int(uint64(address) * 0x9E3779B97F4A7C15 >> t.shift)
 }
@@ -52,7 +51,7 @@ func (t *Table[V]) Insert(address uintptr, value V) {
 	t.place(slot[V]{address, value})
 }
 
-// find returns the slot of an address, -1 when it is not in the table.
+// find returns the slot of an address; -1: it is not in the table.
 func (t *Table[V]) find(address uintptr) int {
 	if t.count == 0 || address == 0 {
 		return -1
@@ -81,7 +80,7 @@ func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 	}
 	value = t.slots[hole].value
 	t.count--
-	// Entries behind the hole move into it unless they would come to lie before their home.
+	// Entries behind the hole move into it unless that is before their home.
 	last := len(t.slots) - 1
 	for i := (hole + 1) & last; t.slots[i].address != 0; i = (i + 1) & last {
 		if (i-t.home(t.slots[i].address))&last >= (i-hole)&last {
@@ -96,7 +95,7 @@ func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 // Len returns how many addresses there are.
 func (t *Table[V]) Len() int { return t.count }
 
-// All goes through the entries in no order. The table must not be changed meanwhile.
+// All yields the entries in no order. The table must not change meanwhile.
 func (t *Table[V]) All() iter.Seq2[uintptr, V] {
 	return func(yield func(uintptr, V) bool) {
 		for _, s := range t.slots {

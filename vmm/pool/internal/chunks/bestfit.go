@@ -5,8 +5,8 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// BestFit is a Table in which a request gets the smallest free chunk that fits, the lowest of several, and
-// a freed chunk is joined with its free neighbours at once.
+// BestFit is a Table that gives a request the smallest free chunk that fits, the lowest of several, and joins a freed
+// chunk with its free neighbours at once.
 type BestFit struct {
 	Table[struct{}]
 	free ordered.Set
@@ -42,8 +42,8 @@ func (b *BestFit) Add(h Handle) {
 	b.list(h)
 }
 
-// Serve makes the first size bytes of a free chunk live. What it has beyond that stays with it when it is less than
-// as much again, and less than padding. It reports whether there was a chunk.
+// Serve makes the first size bytes of a free chunk live. The rest stays with it if it is less than size and less than
+// padding. Serve reports whether there was a chunk.
 func (b *BestFit) Serve(size, requested, padding uint64) (pool.Block, bool) {
 	e, found := b.free.Ceiling(ordered.Fit(size, 0))
 	if !found {

@@ -1,7 +1,6 @@
-// Package chunks has what pools that split and coalesce work on: chunks that tile the segments of a
-// source without gaps, each free or taken as a whole and linked to its neighbours. Which free chunk
-// serves a request, and when neighbours are joined, is for the pool to say; BestFit says it for most.
-// Not locked; the pool's mutex covers it.
+// Package chunks serves pools that split and coalesce: its chunks tile a source's segments without gaps, each free or
+// taken as a whole and linked to its neighbours. The pool decides which free chunk serves a request and when neighbours
+// are joined; BestFit does it for most. The pool's mutex covers it all.
 package chunks
 
 import (
@@ -12,8 +11,8 @@ import (
 	"tms/vmm/pool/internal/ledger"
 )
 
-// Handle names a chunk, by its place in a slice: handles are used again, so that no operation makes
-// garbage, and hold no pointers for the collector to follow.
+// Handle names a chunk by its place in a slice. Handles are used again, so no operation makes garbage, and they hold no
+// pointers for the collector to follow.
 type Handle uint32
 
 // None is no chunk; it counts as taken.
@@ -21,11 +20,11 @@ const None Handle = 0
 
 // Chunk is a piece of a segment.
 type Chunk[T any] struct {
-	Own            T // what the kind keeps of it
+	Own            T // the kind's own data
 	Address        uintptr
 	Size           uint64
-	Requested      uint64 // what a taken chunk was asked for with; 0 of a free one
-	Previous, Next Handle // neighbours in the segment, None at its ends; of a dropped one, the next dropped
+	Requested      uint64 // bytes that the caller of a taken chunk asked for; 0: free
+	Previous, Next Handle // neighbours in the segment, None at its ends; for a dropped one, the next dropped
 }
 
 // Taken reports whether the chunk is handed out, or not free yet.
@@ -34,7 +33,7 @@ func (c *Chunk[T]) Taken() bool { return c.Requested != 0 }
 // Whole reports whether the chunk has no neighbours.
 func (c *Chunk[T]) Whole() bool { return c.Previous == None && c.Next == None }
 
-// End is where the chunk ends.
+// End returns the address behind the chunk.
 func (c *Chunk[T]) End() uintptr { return c.Address + uintptr(c.Size) }
 
 // Table is all chunks of a pool.
@@ -53,13 +52,13 @@ func New[T any](kind string, source pool.Source) Table[T] {
 	return t
 }
 
-// At returns a chunk; the pointer is good until the next Adopt or Split.
+// At returns a chunk; the pointer is valid until the next Adopt or Split.
 func (t *Table[T]) At(h Handle) *Chunk[T] { return &t.chunks[h] }
 
 // IsFree reports whether h is a chunk, and free.
 func (t *Table[T]) IsFree(h Handle) bool { return !t.chunks[h].Taken() }
 
-// fresh returns a handle whose chunk is to be filled in.
+// fresh returns a handle whose chunk the caller fills in.
 func (t *Table[T]) fresh() Handle {
 	h := t.dropped
 	if h == None {
@@ -129,8 +128,7 @@ func (t *Table[T]) Find(address uintptr) (Handle, error) {
 	return h, nil
 }
 
-// Give ends the live chunk that starts at address; it is taken until Release.
-// Errors: pool.ErrInvalidAddress.
+// Give ends the live chunk that starts at address, which stays taken until Release. Errors: pool.ErrInvalidAddress.
 func (t *Table[T]) Give(address uintptr) (Handle, error) {
 	h, found := t.live.Remove(address)
 	if !found {
@@ -141,7 +139,7 @@ func (t *Table[T]) Give(address uintptr) (Handle, error) {
 	return h, nil
 }
 
-// Release makes a taken chunk, which is not live, free.
+// Release makes a taken chunk free that is not live.
 func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
 
 // GiveAll ends every live chunk.
@@ -154,7 +152,7 @@ func (t *Table[T]) GiveAll(give func(Handle)) {
 	t.live = addresses.Table[Handle]{}
 }
 
-// In yields the chunks of a region by address. None may be dropped meanwhile but the one yielded last.
+// In yields the chunks of a region by address. Meanwhile the caller may drop only the one yielded last.
 func (t *Table[T]) In(r Region) iter.Seq[Handle] {
 	return func(yield func(Handle) bool) {
 		for h := r.First; h != None; {

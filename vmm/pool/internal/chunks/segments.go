@@ -7,7 +7,7 @@ import (
 	"slices"
 )
 
-// Segment is what the source gave at one time.
+// Segment is memory that the source gave in one call.
 type Segment struct {
 	Address uintptr
 	Size    uint64
@@ -16,7 +16,7 @@ type Segment struct {
 
 func (s Segment) end() uintptr { return s.Address + uintptr(s.Size) }
 
-// Region is a segment, or several that touch and were joined: what chunks tile.
+// Region is a segment, or several that touch and were joined. Chunks tile it.
 type Region struct {
 	Address uintptr
 	Size    uint64
@@ -45,7 +45,7 @@ func (t *Table[T]) Grow(size uint64) (Handle, error) {
 	return t.Adopt(address, size), nil
 }
 
-// Adopt makes memory that was had from Allocate a segment of one free chunk.
+// Adopt makes memory from Allocate a segment of one free chunk.
 func (t *Table[T]) Adopt(address uintptr, size uint64) Handle {
 	h := t.fresh()
 	t.chunks[h] = Chunk[T]{Address: address, Size: size}
@@ -60,7 +60,7 @@ func (t *Table[T]) segment(address uintptr) (int, bool) {
 	})
 }
 
-// Connect makes a new segment, which is one chunk, part of the regions that it touches, where joined allows it.
+// Connect joins a new segment, which is one chunk, to the regions that it touches, if joined allows it.
 func (t *Table[T]) Connect(h Handle, joined func(below, above uintptr) bool) {
 	i, _ := t.segment(t.chunks[h].Address)
 	own := t.segments[i]
@@ -85,7 +85,7 @@ func (t *Table[T]) Connect(h Handle, joined func(below, above uintptr) bool) {
 	t.segments[i].first = None
 }
 
-// Return gives memory that was had from Allocate back to the source. Errors: the source's.
+// Return gives memory from Allocate back to the source. Errors: the source's.
 func (t *Table[T]) Return(address uintptr, size uint64) error {
 	if err := t.Free(address, size); err != nil {
 		return fmt.Errorf("%s pool: giving back the segment of %d bytes at %#x: %w", t.Stats().Kind, size, address, err)
@@ -93,8 +93,8 @@ func (t *Table[T]) Return(address uintptr, size uint64) error {
 	return nil
 }
 
-// ReturnWhole gives the segment that a chunk is all of back to the source; the chunk ends, also a live one.
-// Errors: the source's, after which all is as it was.
+// ReturnWhole gives a segment that is one chunk back to the source; the chunk ends, also a live one. Errors: the
+// source's, after which nothing has changed.
 func (t *Table[T]) ReturnWhole(h Handle) error {
 	c := &t.chunks[h]
 	if err := t.Return(c.Address, c.Size); err != nil {
@@ -109,8 +109,8 @@ func (t *Table[T]) ReturnWhole(h Handle) error {
 	return nil
 }
 
-// starts yields the segments by number, with the chunk that each begins in, and whether that covers it all: then
-// nothing in it is taken, for free neighbours are joined.
+// starts yields the segments by number, with the chunk that each begins in, and whether the segment is idle: then that
+// chunk covers it, for free neighbours are joined.
 func (t *Table[T]) starts(yield func(i int, h Handle, idle bool) Handle) {
 	h := None
 	for i := range t.segments {
@@ -125,7 +125,7 @@ func (t *Table[T]) starts(yield func(i int, h Handle, idle bool) Handle) {
 	}
 }
 
-// Idle returns how many bytes the segments have in which nothing is taken.
+// Idle returns the bytes of the segments in which nothing is taken.
 func (t *Table[T]) Idle() (bytes uint64) {
 	t.starts(func(i int, h Handle, idle bool) Handle {
 		if idle {
@@ -136,9 +136,9 @@ func (t *Table[T]) Idle() (bytes uint64) {
 	return bytes
 }
 
-// GiveBack returns every segment in which nothing is taken to the source, and how many bytes that was. A free
-// chunk that lies in one is handed to forget, and what it has in other segments to list. What the source refuses
-// stays. Errors: the source's.
+// GiveBack gives every segment in which nothing is taken back to the source, and returns their bytes. It hands each
+// free chunk that lies in one to forget, and the chunk's rest in other segments to list. A segment that the source
+// refuses stays. Errors: the source's.
 func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error) {
 	t.starts(func(i int, h Handle, idle bool) Handle {
 		s := t.segments[i]
@@ -162,7 +162,7 @@ func (t *Table[T]) GiveBack(forget, list func(Handle)) (bytes uint64, err error)
 	return bytes, err
 }
 
-// cut takes a segment out of the free chunk that covers it, and returns the chunk above, None if there is none.
+// cut takes a segment out of the free chunk that covers it, and returns the chunk above; None: there is none.
 func (t *Table[T]) cut(h Handle, s Segment, list func(Handle)) Handle {
 	if c := t.chunks[h]; c.Address < s.Address {
 		below := h

@@ -7,8 +7,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Account is a source and the counters of what a pool has from it and has handed out. It stands before
-// the source as a Source itself.
+// Account wraps a source and counts what a pool takes from it and hands out. It is a Source itself.
 type Account struct {
 	source pool.Source
 	stats  pool.Stats
@@ -45,7 +44,7 @@ func (a *Account) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// CountMalloc counts a block that has become live.
+// CountMalloc counts a new live block.
 func (a *Account) CountMalloc(requested, size uint64) {
 	s := &a.stats
 	s.Mallocs++
@@ -56,7 +55,7 @@ func (a *Account) CountMalloc(requested, size uint64) {
 	s.PeakLive = max(s.PeakLive, s.Live)
 }
 
-// CountFree counts a live block that has been freed.
+// CountFree counts a freed block.
 func (a *Account) CountFree(requested, size uint64) {
 	s := &a.stats
 	s.Frees++
@@ -65,14 +64,14 @@ func (a *Account) CountFree(requested, size uint64) {
 	s.Live -= size
 }
 
-// CountSourceFailure counts a segment that was refused without asking the source.
+// CountSourceFailure counts a segment that the pool refused without asking the source.
 func (a *Account) CountSourceFailure() { a.stats.SourceFailures++ }
 
 // CountFailure counts a malloc that failed.
 func (a *Account) CountFailure() { a.stats.Failures++ }
 
-// Refuse counts a malloc that failed and makes it a pool.Refusal; what a pool beneath said of itself is left
-// out. The advice is for shortages.
+// Refuse counts a malloc that failed and makes it a pool.Refusal, without the Refusal of a pool beneath. The advice is
+// for shortages.
 func (a *Account) Refuse(size uint64, err error, advice string) error {
 	a.CountFailure()
 	var beneath *pool.Refusal
@@ -83,7 +82,7 @@ func (a *Account) Refuse(size uint64, err error, advice string) error {
 		Cause: err, Advice: advice}
 }
 
-// Invalid is the error for an address that no live block starts at.
+// Invalid returns the error for an address where no live block starts.
 func (a *Account) Invalid(address uintptr) error {
 	return fmt.Errorf("%s pool: %#x: %w", a.stats.Kind, address, pool.ErrInvalidAddress)
 }

@@ -7,7 +7,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Base is what every kind embeds: its lock, and the calls of pool.Pool in which kinds differ by a hook only.
+// Base has the lock and those calls of pool.Pool in which kinds differ by a hook only. Every kind embeds it.
 type Base struct {
 	sync.Mutex
 	account *Account
@@ -16,8 +16,8 @@ type Base struct {
 	detail  func() any
 }
 
-// Hook sets what the kind does in these calls, under the lock. trim gives idle segments back; end ends all live blocks,
-// before trim; detail returns Stats.Detail, and may be nil.
+// Hook sets the kind's part of these calls, under the lock. trim gives idle segments back; end, before trim, ends all
+// live blocks; detail returns Stats.Detail, and may be nil.
 func (b *Base) Hook(account *Account, trim func() (uint64, error), end func() error, detail func() any) {
 	b.account, b.trim, b.end, b.detail = account, trim, end, detail
 }
@@ -47,7 +47,7 @@ func (b *Base) ResetPeakStats() {
 	b.account.ResetPeakStats()
 }
 
-// Destroy is pool.Pool.Destroy. What the source refuses is tried again by the next Trim or Destroy.
+// Destroy is pool.Pool.Destroy. The next Trim or Destroy tries again what the source refuses.
 func (b *Base) Destroy() error {
 	b.Lock()
 	defer b.Unlock()

@@ -1,5 +1,5 @@
-// Package ledger keeps the accounts of a pool: which bytes are held from the source, which blocks are
-// live, and the counters of pool.Stats. It is not locked; the pool's own mutex covers it.
+// Package ledger keeps the accounts of a pool: the bytes from the source, the live blocks, and the counters of
+// pool.Stats. The pool's own mutex covers it.
 package ledger
 
 import (
@@ -7,14 +7,14 @@ import (
 	"tms/vmm/pool/internal/addresses"
 )
 
-// Block is what is known of a live block.
+// Block is a live block.
 type Block struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
-	Owner     uint32 // what it was split off, in the numbering of the pool
+	Owner     uint32 // the pool's number of what it was split off
 }
 
-// Ledger is the account of a pool that knows no more of a live block than that.
+// Ledger is the account of a pool that keeps nothing else of a live block.
 type Ledger struct {
 	Account
 	live addresses.Table[Block]

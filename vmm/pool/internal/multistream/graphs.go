@@ -9,16 +9,16 @@ import (
 	"tms/vmm/pool"
 )
 
-// Private is a private pool of graphs. Their addresses are baked in, so its segments stay while a graph exists, though
-// blocks in them are freed and used again.
+// Private is a private pool of graphs. Graphs have addresses baked in, so its segments stay while one exists, though
+// their blocks are freed and used again.
 type Private interface {
 	Empty() bool // holds nothing from the source
 }
 
-// Graphs makes a pool a pool.GraphPools. While any capture is under way nothing is given back to the source, and events
-// are neither recorded nor asked for: CUDA forbids all three.
+// Graphs makes a pool a pool.GraphPools. During a capture the pool gives nothing back to the source and neither records
+// nor queries events: CUDA forbids all three.
 type Graphs[G Private] struct {
-	lock     sync.Locker // the pool's, for the calls of pool.GraphPools
+	lock     sync.Locker // the pool's, which the calls of pool.GraphPools take
 	fresh    func() (G, error)
 	all      []*graph[G]
 	captures []capture[G]
@@ -36,7 +36,7 @@ type capture[G Private] struct {
 	filter func(pool.Stream) bool
 }
 
-// NewGraphs returns those of a pool with this lock. fresh makes a private pool.
+// NewGraphs returns the Graphs of a pool with this lock. fresh makes a private pool.
 func NewGraphs[G Private](lock sync.Locker, fresh func() (G, error)) Graphs[G] {
 	return Graphs[G]{lock: lock, fresh: fresh}
 }
@@ -65,7 +65,7 @@ func (g *Graphs[G]) Private() iter.Seq[G] {
 	}
 }
 
-// Dissolve hands the private pools that no graph uses any more to give, and forgets those that are then empty.
+// Dissolve hands the private pools of no graph to give, and forgets those that are then empty.
 func (g *Graphs[G]) Dissolve(give func(G)) {
 	g.all = slices.DeleteFunc(g.all, func(of *graph[G]) bool {
 		if of.uses > 0 {
@@ -132,8 +132,7 @@ func (g *Graphs[G]) EndAllocateToPool(id pool.GraphPoolID) error {
 	return nil
 }
 
-// ReleasePool is pool.GraphPools.ReleasePool. Nothing is given back at once, but at the next Trim or
-// shortage.
+// ReleasePool is pool.GraphPools.ReleasePool. The next Trim or shortage gives the memory back.
 func (g *Graphs[G]) ReleasePool(id pool.GraphPoolID) error {
 	g.lock.Lock()
 	defer g.lock.Unlock()

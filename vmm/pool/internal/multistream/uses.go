@@ -1,5 +1,5 @@
-// Package multistream has what pools that serve several streams have in common: freed blocks that other streams still
-// use, and the private pools of CUDA graphs. Neither is locked but where it says so; the pool's mutex covers them.
+// Package multistream is for pools that serve several streams: freed blocks that other streams still use, and the
+// private pools of CUDA graphs. The pool's mutex covers both, unless a comment says otherwise.
 package multistream
 
 import (
@@ -10,18 +10,18 @@ import (
 	"tms/vmm/pool"
 )
 
-// Uses knows which streams use a block beside its own, and holds a freed block back until they are done with it.
-// B names a block.
+// Uses notes which other streams use a block, and holds a freed block back until they are done with it. B names a
+// block.
 type Uses[B comparable] struct {
 	events   pool.Events
 	streams  map[B][]pool.Stream // that use a block, and are in no event yet
 	pending  map[B]int           // events of a freed block that are not done
-	queues   []queue[B]          // of events: a stream that is not done does not hold up the others
-	deferred []B                 // freed during a capture, events to be recorded after it
+	queues   []queue[B]          // of events, one for each stream, so that none waits for another stream
+	deferred []B                 // freed during a capture, after which their events are recorded
 	done     []B                 // nobody uses them
 }
 
-// queue holds the events that were recorded in a stream, the oldest first.
+// queue holds a stream's events, the oldest first.
 type queue[B comparable] struct {
 	stream  pool.Stream
 	waiting []waiting[B]
@@ -32,7 +32,7 @@ type waiting[B comparable] struct {
 	block B
 }
 
-// NewUses returns an empty one over the events of a source.
+// NewUses returns an empty Uses over the events of a source.
 func NewUses[B comparable](events pool.Events) Uses[B] {
 	return Uses[B]{events: events, streams: map[B][]pool.Stream{}, pending: map[B]int{}}
 }
@@ -47,11 +47,11 @@ func (u *Uses[B]) Note(block B, stream pool.Stream) {
 // Any reports whether another stream uses any live block.
 func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
 
-// Held returns how many freed blocks are held back.
+// Held returns the number of freed blocks held back.
 func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
 
-// Hold holds a block that is being freed back until Settle hands it on, if other streams use it. Events are not
-// recorded during a capture, for CUDA forbids that. Errors: that of recording an event; the block is then still live.
+// Hold holds a freed block back until Settle hands it on, if other streams use it. CUDA forbids to record events during
+// a capture, so it then waits for the end of that. Errors: that of recording an event; the block is then still live.
 func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
 	if len(u.streams) == 0 || len(u.streams[block]) == 0 {
 		return false, nil
@@ -64,7 +64,7 @@ func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
 	return err == nil, err
 }
 
-// record makes an event in each stream that uses a block. After an error nothing has changed.
+// record makes an event in each stream that uses a block. An error changes nothing.
 func (u *Uses[B]) record(block B) error {
 	streams := u.streams[block]
 	events := make([]pool.Event, len(streams))
@@ -91,8 +91,8 @@ func (u *Uses[B]) record(block B) error {
 	return nil
 }
 
-// Settle hands the blocks that nobody uses any more to give; with wait it waits until that is all of them. What give
-// refuses is kept for the next time. Errors: those of events, and of give.
+// Settle hands the blocks that nobody uses any more to give; with wait it first waits until that is all of them. It
+// keeps a block that give refuses for the next time. Errors: those of events, and of give.
 func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
 	for len(u.deferred) > 0 {
 		if failed = u.record(u.deferred[0]); failed != nil {
@@ -133,7 +133,7 @@ func (u *Uses[B]) ask(event pool.Event, wait bool) (done bool, err error) {
 	return u.events.Query(event)
 }
 
-// Abandon is Settle that waits, and then forgets all blocks, also after an error.
+// Abandon waits and settles, and then forgets all blocks, also after an error.
 func (u *Uses[B]) Abandon(give func(B) error) error {
 	err := u.Settle(true, give)
 	for _, q := range u.queues {

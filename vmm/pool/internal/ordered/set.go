@@ -1,7 +1,6 @@
-// Package ordered has what best fit searches: a set of keys in order, from which the first key not below
-// a wanted one is found, taken out and put back, without garbage and without pointers for the collector
-// to follow. The high bits of a key choose a bin, and each bin is a B+ tree; the nodes of all lie in one
-// slice.
+// Package ordered has an ordered set for best fit, which finds, removes and returns the first key not below a wanted
+// one. It makes no garbage and has no pointers for the collector to follow. The high bits of a key choose a bin, and
+// each bin is a B+ tree; all nodes lie in one slice.
 package ordered
 
 import (
@@ -9,9 +8,9 @@ import (
 	"math/bits"
 )
 
-// Fit is the key of a free block: it orders by size, then by address, those that do not overlap. Of the
-// address it needs only what the size leaves open, for two blocks of at least 2^n bytes begin at least as
-// far apart. The size is at least a unit, 256 bytes, and a multiple of it.
+// Fit returns the key of a free block: it orders blocks that do not overlap by size, then by address. It needs only the
+// address bits that the size leaves open, for two blocks of at least 2^n bytes begin at least as far apart. The size is
+// a multiple of 256 bytes, and not 0.
 func Fit(size uint64, address uintptr) uint64 {
 	units := size / 256
 	log := bits.Len64(units) - 1
@@ -20,8 +19,8 @@ func Fit(size uint64, address uintptr) uint64 {
 
 // Set maps keys to values in the order of the keys. The zero value is an empty set.
 type Set struct {
-	nodes  []node // nodes[0] is nobody's, so that 0 can stand for none
-	vacant uint32 // first node to use again
+	nodes  []node // nodes[0] is unused, so that 0 means none
+	vacant uint32 // the first free node
 	length int
 
 	bins   [bins]tree
@@ -29,14 +28,13 @@ type Set struct {
 	words  uint8             // bit w: filled[w] is not 0
 }
 
-// tree is one bin. Once it has had a key it keeps a node, because bins are filled and emptied all the
-// time.
+// tree is one bin. From its first key on it keeps a node, because bins fill and empty all the time.
 type tree struct {
-	root   uint32 // 0: it has not
+	root   uint32 // 0: it never had a key
 	levels uint32 // above the leaves
 }
 
-// Entry is a key that is in the set, with its value.
+// Entry is a key of the set, with its value.
 type Entry struct {
 	Key   uint64
 	Value uint32
@@ -52,18 +50,17 @@ const (
 	minimum = width / 4 // in every node but the root
 )
 
-// node is a leaf, or an inner node whose values are its children and whose keys are lower bounds of
-// theirs.
+// node is a leaf, or an inner node whose values are its children and whose keys are lower bounds of theirs.
 type node struct {
 	count  int32
-	next   uint32 // the node to the right on this level; of a vacant one, the next vacant
+	next   uint32 // the node to the right on this level; for a free one, the next free
 	keys   [width]uint64
 	values [width]uint32
 }
 
 func binOf(key uint64) int { return int(min(key>>binShift, bins-1)) }
 
-// rank returns how many keys are below k.
+// rank returns the number of keys below k.
 func (n *node) rank(k uint64) int {
 	low, high := 0, int(n.count)
 	for low < high {
@@ -77,7 +74,7 @@ func (n *node) rank(k uint64) int {
 	return low
 }
 
-// child returns which child of an inner node k belongs to.
+// child returns the child of an inner node that k belongs to.
 func (n *node) child(k uint64) int {
 	i := n.rank(k)
 	if i < int(n.count) && n.keys[i] == k {
@@ -109,7 +106,7 @@ func (n *node) move(at int32, from *node, i, end int32) {
 	copy(n.values[at:], from.values[i:end])
 }
 
-// Len returns how many keys there are.
+// Len returns the number of keys.
 func (s *Set) Len() int { return s.length }
 
 // Insert adds a key, which must not be in the set.
@@ -148,7 +145,7 @@ func (s *Set) Insert(key uint64, value uint32) {
 	root.insert(1, s.nodes[right].keys[0], right)
 }
 
-// leaf returns the leaf that a key belongs to, in a bin that is not empty.
+// leaf returns a key's leaf, in a bin that is not empty.
 func (s *Set) leaf(t *tree, key uint64) uint32 {
 	at := t.root
 	for range t.levels {
@@ -158,7 +155,7 @@ func (s *Set) leaf(t *tree, key uint64) uint32 {
 	return at
 }
 
-// insert puts an entry below a node and returns the node that was split off to its right, 0 if none.
+// insert puts an entry below a node and returns the node that it split off to its right; 0: none.
 func (s *Set) insert(at, level uint32, key uint64, value uint32) uint32 {
 	n := &s.nodes[at]
 	if level > 0 {
@@ -189,7 +186,7 @@ func (s *Set) insert(at, level uint32, key uint64, value uint32) uint32 {
 	return right
 }
 
-// Remove takes a key out; whether it was there.
+// Remove takes a key out and reports whether it was there.
 func (s *Set) Remove(key uint64) bool {
 	b := binOf(key)
 	t := &s.bins[b]
@@ -206,7 +203,7 @@ func (s *Set) Remove(key uint64) bool {
 	return true
 }
 
-// Take takes out what Ceiling has just found.
+// Take takes out the entry that Ceiling has just returned.
 func (s *Set) Take(e Entry) { s.removeAt(&s.nodes[e.leaf], int(e.at), binOf(e.Key)) }
 
 // removeAt takes an entry out of a leaf of a bin.
@@ -231,7 +228,7 @@ func (s *Set) removeAt(n *node, i, b int) {
 	}
 }
 
-// remove takes a key that is there out from below a node.
+// remove takes a present key out from below a node.
 func (s *Set) remove(at, level uint32, key uint64) {
 	n := &s.nodes[at]
 	if level == 0 {
@@ -246,7 +243,7 @@ func (s *Set) remove(at, level uint32, key uint64) {
 	}
 }
 
-// refill joins child i, which has too few entries, with a neighbour, or shares theirs out evenly.
+// refill joins child i, which has too few entries, with a neighbour, or divides their entries evenly.
 func (s *Set) refill(n *node, i int) {
 	i = min(i, int(n.count)-2)
 	right := n.values[i+1]
@@ -287,7 +284,7 @@ func (s *Set) drop(at uint32) {
 	s.vacant = at
 }
 
-// seek returns the place of the first key not below k; the leaf is 0 when there is none.
+// seek returns the place of the first key not below k; leaf 0: there is none.
 func (s *Set) seek(k uint64) (leaf uint32, i int) {
 	b := binOf(k)
 	if t := &s.bins[b]; t.root != 0 {
@@ -303,7 +300,7 @@ func (s *Set) seek(k uint64) (leaf uint32, i int) {
 	return s.behind(b), 0
 }
 
-// behind returns the first leaf of the bins behind one, 0 when they are empty.
+// behind returns the first leaf of the bins behind one; 0: they are empty.
 func (s *Set) behind(bin int) uint32 {
 	word := bin / 64
 	above := s.filled[word] >> (bin % 64) >> 1 << 1 << (bin % 64)

@@ -10,14 +10,14 @@ import (
 	"tms/vmm/pool"
 )
 
-// Rules are those by which kinds of best fit with coalescing differ.
+// Rules are the rules in which kinds of best fit with coalescing differ.
 type Rules struct {
 	Round func(size uint64) uint64         // to the size of a chunk
-	Grow  func(rounded uint64) uint64      // bytes of the next segment, in which as many must fit
-	Split func(chunk, rounded uint64) bool // whether what is left of a free chunk becomes one
+	Grow  func(rounded uint64) uint64      // bytes of the next segment, with room for these
+	Split func(chunk, rounded uint64) bool // whether the rest of a free chunk becomes one
 }
 
-// model places blocks by the rules as they are told, with a list and linear searches.
+// model places blocks by the rules in the simplest way, with a list and linear searches.
 type model struct {
 	Rules
 	chunks []modelChunk // by address
@@ -66,8 +66,8 @@ func (m *model) free(address uint64) {
 	}
 }
 
-// Follow compares where a new pool over a Source without end and the rules place blocks of up to 2^most
-// bytes, made and freed by chance.
+// Follow compares a new pool over an endless Source with the rules: both must place blocks of up to 2^most bytes, made
+// and freed at random, alike.
 func Follow(t *testing.T, seed uint64, p pool.Pool, rules Rules, most int) {
 	t.Helper()
 	random := rand.New(rand.NewPCG(seed, 1))

@@ -1,4 +1,4 @@
-// Package pooltest is what the tests of the pools that split and coalesce have in common.
+// Package pooltest has what the tests of pools that split and coalesce share.
 package pooltest
 
 import (
@@ -10,16 +10,16 @@ import (
 	"tms/vmm/pool/internal/chunks"
 )
 
-// Base is where the addresses of a Source begin.
+// Base is the first address of a Source.
 const Base = 1 << 40
 
-// Source is a range that notes what it was asked for.
+// Source is a range that notes its requests.
 type Source struct {
 	*pool.Range
 	Asked []uint64
-	Err   error // when not nil, what Allocate answers
-	Keeps error // when not nil, what Free answers
-	Joins bool  // what Coalesces answers
+	Err   error // if not nil, Allocate returns it
+	Keeps error // if not nil, Free returns it
+	Joins bool  // Coalesces returns it
 }
 
 // NewSource returns a source of capacity bytes.
@@ -50,7 +50,7 @@ func (s *Source) Reserve(*pool.Room) bool { return s.Joins }
 // Coalesces is pool.Coalescer.Coalesces.
 func (s *Source) Coalesces(_, _ uintptr) bool { return s.Joins }
 
-// New makes a pool that is checked when the test ends, and must then give all back.
+// New makes a pool. At the test's end it checks the pool, which must then give all back.
 func New[P pool.Pool](t *testing.T, kind func(pool.Source, *pool.Options) (P, error), check func(*testing.T, P),
 	source pool.Source, options string) P {
 	t.Helper()
@@ -66,7 +66,7 @@ func New[P pool.Pool](t *testing.T, kind func(pool.Source, *pool.Options) (P, er
 	return p
 }
 
-// Malloc returns a block that must be had.
+// Malloc returns a block; it must succeed.
 func Malloc(t *testing.T, p pool.Pool, size uint64) pool.Block {
 	t.Helper()
 	block, err := p.Malloc(size, 0)
@@ -82,8 +82,8 @@ func Free(t *testing.T, p pool.Pool, blocks ...pool.Block) {
 	}
 }
 
-// Walk checks that the chunks of a table tile its segments and know their neighbours, and hands each to
-// visit with the one before it in the segment.
+// Walk checks that a table's chunks tile its segments and know their neighbours. It hands each to visit with the one
+// before it in the segment.
 func Walk[T any](t *testing.T, table *chunks.Table[T], visit func(h, before chunks.Handle)) {
 	t.Helper()
 	for _, s := range table.Regions() {

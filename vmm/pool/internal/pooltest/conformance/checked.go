@@ -9,8 +9,8 @@ import (
 	"tms/vmm/pool"
 )
 
-// Checked is a pool that is compared with a model after every call. What the pool answers is passed on;
-// what it should not have answered is kept for Violation. It is not locked.
+// Checked compares a pool with a model after every call. It passes the pool's results on and keeps a wrong one for
+// Violation. It has no lock.
 type Checked struct {
 	pool   pool.Pool
 	source *Source
@@ -18,19 +18,19 @@ type Checked struct {
 
 	live      []span
 	requested map[uintptr]uint64
-	want      pool.Stats // what the model counts; the source has its part itself
-	got       pool.Stats // what the pool last answered
+	want      pool.Stats // the model's; the source counts its part itself
+	got       pool.Stats // the pool's last
 	violation error
 }
 
-// Check makes a Checked of an empty pool over its source.
+// Check returns a Checked of an empty pool over its source.
 func Check(p pool.Pool, source *Source, traits Traits) *Checked {
 	c := &Checked{pool: p, source: source, traits: traits, requested: map[uintptr]uint64{}}
 	c.compare("New")
 	return c
 }
 
-// Violation returns the first thing the pool did that it may not do.
+// Violation returns the first thing that the pool did wrong.
 func (c *Checked) Violation() error { return c.violation }
 
 func (c *Checked) fail(call, format string, arguments ...any) {
@@ -147,13 +147,13 @@ func (c *Checked) Trim() (uint64, error) {
 	return freed, err
 }
 
-// Destroy is pool.Pool.Destroy. All blocks end, whatever the source answers.
+// Destroy is pool.Pool.Destroy. All blocks end, even if the source refuses.
 func (c *Checked) Destroy() error {
 	refused := c.source.refused
 	err := c.pool.Destroy()
 	c.live = nil
 	clear(c.requested)
-	// Whether the blocks that it ends count as frees is up to the kind.
+	// Kinds may or may not count the blocks that it ends as frees.
 	if frees := c.pool.Stats().Frees; frees == c.want.Frees+c.want.Blocks {
 		c.want.Frees = frees
 	}
@@ -163,7 +163,7 @@ func (c *Checked) Destroy() error {
 	return err
 }
 
-// givenBack checks that no idle segment is left unless the source refused one, and that the error says so.
+// givenBack checks that an idle segment is left only if the source refused one, and that the error says so.
 func (c *Checked) givenBack(call string, refused uint64, err error) {
 	if c.source.refused > refused {
 		if err == nil {

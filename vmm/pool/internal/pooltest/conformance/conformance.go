@@ -1,5 +1,5 @@
-// Package conformance says what every pool has in common, as tests that a kind's own tests run. A kind
-// that passes them satisfies pool.Pool; how well it places blocks is for its own tests.
+// Package conformance tests what every pool has in common; a kind's own tests run it. A kind that passes satisfies
+// pool.Pool; its own tests check how well it places blocks.
 package conformance
 
 import (
@@ -16,11 +16,10 @@ type Traits struct {
 	Kind string
 	// Alignment divides the address of every block, for a source that aligns segments to 512.
 	Alignment uint64
-	// Largest is the largest size it serves, in bytes; what is larger gets ErrTooLarge. 0: no size is
-	// too large for it.
+	// Largest is the largest size it serves, in bytes; a larger one gets ErrTooLarge. 0: no size is too large.
 	Largest uint64
-	// Direct is the size in bytes from which on a block is a segment of its own, and goes back to the
-	// source when it is freed. 0: no block does.
+	// Direct is the size in bytes from which on a block is a segment of its own, which its free gives back to the
+	// source. 0: no block is.
 	Direct uint64
 	// StreamOrdered: without a Trim between, memory freed on one stream is not reused on another.
 	StreamOrdered bool
@@ -28,8 +27,8 @@ type Traits struct {
 
 const capacity = 64 << 30 // of a test's source, in bytes
 
-// Run tests the pools that newPool makes. The sources it is given have room for many segments of the
-// default size of any kind. With -short, which is for the race detector, only what has several threads is tested.
+// Run tests the pools that newPool makes, over sources with room for many segments of any kind's default size. With
+// -short, which is for the race detector, it runs only the tests with several threads.
 func Run(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Traits) {
 	fresh := func(t *testing.T) *suite {
 		source := NewSource(capacity)
@@ -89,7 +88,6 @@ func (s *suite) end() {
 	require.NoError(s.t, s.pool.Violation())
 }
 
-// malloc must succeed.
 func (s *suite) malloc(size uint64, stream pool.Stream) pool.Block {
 	s.t.Helper()
 	block, err := s.pool.Malloc(size, stream)
@@ -98,14 +96,13 @@ func (s *suite) malloc(size uint64, stream pool.Stream) pool.Block {
 	return block
 }
 
-// free must succeed.
 func (s *suite) free(address uintptr) {
 	s.t.Helper()
 	require.NoError(s.t, s.pool.Free(address))
 	require.NoError(s.t, s.pool.Violation())
 }
 
-// most is a size that the kind serves: so large, or its largest.
+// most returns a size that the kind serves: this one, or its largest.
 func (s *suite) most(size uint64) uint64 {
 	if s.traits.Largest > 0 {
 		return min(size, s.traits.Largest)
@@ -113,7 +110,7 @@ func (s *suite) most(size uint64) uint64 {
 	return size
 }
 
-// sizes are on both sides of everything that kinds round to, up to a limit.
+// sizes returns sizes on both sides of all that kinds round to, up to a limit.
 func (s *suite) sizes(limit uint64) []uint64 {
 	var sizes []uint64
 	for size := uint64(1); size <= s.most(limit); size *= 2 {

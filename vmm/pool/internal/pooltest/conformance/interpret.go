@@ -16,9 +16,9 @@ type program struct {
 	freed []uintptr // the last few
 }
 
-// Interpret does with a pool what bytes say, for fuzzing: mallocs of sizes over all scales, frees, frees
-// of what is not live, Trim, Destroy, and a source that refuses for a while. In the end it frees all and
-// lets the pool give everything back. Any bytes are a program. It returns the first violation.
+// Interpret runs bytes as a program over a pool, for fuzzing: mallocs of sizes over all scales, frees, invalid frees,
+// Trim, Destroy, and a source that refuses for a while. In the end it frees all and lets the pool give everything back.
+// Any bytes are a program. It returns the first violation.
 func Interpret(c *Checked, operations []byte) error {
 	p := &program{rest: operations, pool: c}
 	for len(p.rest) > 0 && c.Violation() == nil {
@@ -40,7 +40,7 @@ func (p *program) next() byte {
 	return b
 }
 
-// step does one operation: the low bits of its byte say which, the high bits how.
+// step runs one operation: the low bits of its byte say which, the high bits how.
 func (p *program) step() {
 	operation := p.next()
 	how := operation >> 4
@@ -82,7 +82,7 @@ func (p *program) source(how byte) {
 	}
 }
 
-// chosen returns a live block, the empty span when there is none.
+// chosen returns a live block; the empty span: there is none.
 func (p *program) chosen() span {
 	live := p.pool.live
 	i := int(p.next())

@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// blocks: what is live is apart, aligned and counted, in whatever order it is freed.
+// blocks: live blocks are apart, aligned and counted, and may be freed in any order.
 func (s *suite) blocks() {
 	sizes := s.sizes(256 << 20)
 	orders := map[string]func(n int) []int{
@@ -45,8 +45,8 @@ func (s *suite) zero() {
 	require.Zero(s.t, s.pool.Stats().Frees)
 }
 
-// reuse: a program that repeats itself stops asking the source. The first rounds may: a best fit among
-// what the first left behind need not be the fit that the first made.
+// reuse: a program that repeats itself stops asking the source after the first rounds. A best fit among the first
+// round's blocks need not be the first round's own.
 func (s *suite) reuse() {
 	limit := uint64(32 << 20)
 	if s.traits.Direct > 0 {
@@ -94,7 +94,7 @@ func (s *suite) streams() {
 	}
 }
 
-// deterministic: two pools with the same past place alike, so that what is seen once can be replayed.
+// deterministic: two pools with the same past place alike, so that a failure can be replayed.
 func deterministic(t *testing.T, first, second *Checked) {
 	random := rand.New(rand.NewPCG(3, 4))
 	var live []uintptr
@@ -132,7 +132,7 @@ func deterministic(t *testing.T, first, second *Checked) {
 	require.Equal(t, first.got.Reserved, second.got.Reserved)
 }
 
-// random: any sequence of calls, of a source that fails at times.
+// random: any sequence of calls, over a source that fails at times.
 func (s *suite) random() {
 	for seed := range uint64(6) {
 		operations := make([]byte, 3000)

@@ -29,7 +29,7 @@ func (s *suite) invalidFree() {
 
 // huge: sizes that no source has, up to those that overflow when rounded, are refused.
 func (s *suite) huge() {
-	for _, size := range []uint64{capacity + 1, 1 << 48, 1 << 62, 1 << 63, ^uint64(0) - 511, ^uint64(0) - 1, ^uint64(0)} {
+	for _, size := range []uint64{capacity + 1, 1 << 48, 1 << 62, 1 << 63, ^uint64(511), ^uint64(1), ^uint64(0)} {
 		_, err := s.pool.Malloc(size, 0)
 		require.Error(s.t, err)
 		require.NoError(s.t, s.pool.Violation())
@@ -37,7 +37,7 @@ func (s *suite) huge() {
 	s.malloc(1, 0)
 }
 
-// outOfMemory: a full pool refuses, keeps what is live, and serves again when something was freed.
+// outOfMemory: a full pool refuses, keeps its live blocks, and serves again after a free.
 func (s *suite) outOfMemory() {
 	size := s.most(128 << 20)
 	fill := func() (live []uintptr) {
@@ -65,7 +65,7 @@ func (s *suite) outOfMemory() {
 	require.Len(s.t, fill(), len(live), "as much as the first time")
 }
 
-// sourceRefuses: the source's errors come through, and afterwards the pool goes on.
+// sourceRefuses: the pool passes the source's errors on, and works afterwards.
 func (s *suite) sourceRefuses() {
 	broken := errors.New("the source is broken")
 	for _, refusal := range []error{pool.ErrOutOfMemory, broken} {
@@ -82,7 +82,7 @@ func (s *suite) sourceRefuses() {
 	}
 }
 
-// sourceRefusesFree: what the source does not take back stays in the pool and goes with a later Trim.
+// sourceRefusesFree: a segment that the source refuses stays in the pool and goes with a later Trim.
 func (s *suite) sourceRefusesFree() {
 	broken := errors.New("the source is broken")
 	for _, size := range s.sizes(64 << 20) {
@@ -108,7 +108,7 @@ func (s *suite) sourceRefusesFree() {
 	}
 }
 
-// destroy: live blocks end too, and the pool can be used again.
+// destroy: live blocks end too, and the pool works again.
 func (s *suite) destroy() {
 	for range 3 {
 		var last pool.Block

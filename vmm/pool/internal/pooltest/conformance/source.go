@@ -6,8 +6,8 @@ import (
 	"tms/vmm/pool"
 )
 
-// Source is a pool.Source over a range of addresses that knows what it handed out, and refuses when it is
-// told to. Like any source it is not locked: the race detector sees a pool that calls it without its own.
+// Source is a pool.Source over a range of addresses that notes its segments and refuses on request. Like any source it
+// has no lock: the race detector then sees a pool that calls it without its own.
 type Source struct {
 	addresses *pool.Range
 	capacity  uint64
@@ -15,7 +15,7 @@ type Source struct {
 	reserved  uint64
 	peak      uint64
 
-	// Refuse and RefuseFree, when not nil, are what Allocate and Free answer.
+	// Allocate and Free return Refuse and RefuseFree if those are not nil.
 	Refuse     error
 	RefuseFree error
 
@@ -24,11 +24,11 @@ type Source struct {
 	wrong                     error  // the first call that no pool may make
 }
 
-// Where the addresses begin: nothing in a pool may rest on them being small, or aligned to more than the
-// 512 bytes that a Source promises.
+// The first address: no pool may rely on small addresses, or on more alignment than the 512 bytes that a Source
+// promises.
 const base = 0x7f00_0000_0200
 
-// NewSource makes one of so many bytes.
+// NewSource returns a Source of capacity bytes.
 func NewSource(capacity uint64) *Source {
 	return &Source{addresses: pool.NewRange(base, capacity), capacity: capacity}
 }
@@ -79,5 +79,5 @@ func (s *Source) Reserve(*pool.Room) bool {
 // Coalesces is pool.Coalescer.Coalesces.
 func (s *Source) Coalesces(_, _ uintptr) bool { return true }
 
-// Held returns how many segments and bytes are out.
+// Held returns how many segments and bytes pools have.
 func (s *Source) Held() (segments int, bytes uint64) { return len(s.held), s.reserved }

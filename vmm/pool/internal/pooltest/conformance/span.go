@@ -8,7 +8,7 @@ import (
 // span is a range of addresses. Lists of spans are sorted and do not overlap.
 type span struct{ start, size uint64 }
 
-// find returns where the span is, or belongs, that begins at start.
+// find returns the place of the span that begins at start, or where it belongs.
 func find(spans []span, start uint64) (int, bool) {
 	return slices.BinarySearchFunc(spans, start, func(s span, start uint64) int { return cmp.Compare(s.start, start) })
 }
@@ -20,14 +20,14 @@ func insert(spans []span, s span) []span {
 
 func remove(spans []span, i int) []span { return slices.Delete(spans, i, i+1) }
 
-// overlaps says whether any byte of s is in one of the spans.
+// overlaps reports whether any byte of s is in one of the spans.
 func overlaps(spans []span, s span) bool {
 	i, _ := find(spans, s.start)
 	return i > 0 && spans[i-1].start+spans[i-1].size > s.start ||
 		i < len(spans) && spans[i].start < s.start+s.size
 }
 
-// within says whether one of the spans, or with across several that touch, holds all of s.
+// within reports whether one of the spans, or with across several that touch, holds all of s.
 func within(spans []span, s span, across bool) bool {
 	i, found := find(spans, s.start)
 	if !found {

@@ -10,9 +10,9 @@ import (
 	"tms/vmm/pool"
 )
 
-// threads: many threads at once get blocks that are apart, and the counters come out even.
+// threads: many threads at once get separate blocks, and the counters are right.
 func (s *suite) threads() {
-	t, p := s.t, s.pool.pool // past the model, which is not locked
+	t, p := s.t, s.pool.pool // without the model, which has no lock
 	const count, steps = 8, 2000
 	var owners sync.Map // by address of a live block
 	work := func(thread uint64) (live []pool.Block, err error) {

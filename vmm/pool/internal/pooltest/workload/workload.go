@@ -1,16 +1,16 @@
 // Package workload makes sequences of mallocs and frees to measure pools with.
 package workload
 
-// Step is a malloc of Size bytes that is named Slot, or, if Size is 0, the free of that slot.
+// Step is a malloc of Size bytes into Slot, or, if Size is 0, the free of Slot.
 type Step struct {
 	Slot uint32
 	Size uint64
 }
 
-// Training is what a transformer asks for when it is trained.
+// Training has the requests of a transformer's training.
 type Training struct {
 	Setup []Step // parameters and optimizer state, which stay
-	Step  []Step // one iteration: forward, backward, optimizer; frees all that it makes
+	Step  []Step // one iteration: forward, backward, optimizer; frees all its blocks
 	Slots int
 }
 
@@ -39,11 +39,12 @@ func (r *recorder) cut() []Step {
 	return steps
 }
 
-// NewTraining returns the sequence of a GPT-like model: activations live from the forward to the
-// backward pass of their layer, workspaces and gradients of activations come and go.
+// NewTraining returns the sequence of a GPT-like model: activations live from the forward to the backward pass of their
+// layer; workspaces and gradients of activations come and go.
 func NewTraining(layers int, hidden, tokens, vocabulary uint64) Training {
 	var r recorder
-	weights := []uint64{3 * hidden * hidden, hidden * hidden, 4 * hidden * hidden, 4 * hidden * hidden, hidden, hidden, 3 * hidden, 4 * hidden}
+	square := hidden * hidden
+	weights := []uint64{3 * square, square, 4 * square, 4 * square, hidden, hidden, 3 * hidden, 4 * hidden}
 	for range layers {
 		for _, elements := range weights {
 			r.malloc(elements)     // weight
@@ -77,7 +78,7 @@ func NewTraining(layers int, hidden, tokens, vocabulary uint64) Training {
 		for i := len(saved[l]) - 1; i >= 0; i-- {
 			next := r.malloc(tokens * hidden << (i % 3))
 			if i%2 == 0 {
-				r.temporary(weights[i%len(weights)]) // gradient of a weight, before it is added up
+				r.temporary(weights[i%len(weights)]) // gradient of a weight, before its addition
 			}
 			r.free(saved[l][i], gradient)
 			gradient = next
