@@ -8,11 +8,11 @@ import (
 	"strings"
 )
 
-// Cudart is where the program's CUDA runtime is.
+// Cudart describes the program's CUDA runtime.
 type Cudart struct {
 	Linkage   string          `json:"linkage"` // shared, static, both; none: it may still load one at run time
-	Sure      string          `json:"sure"`    // of static: certain or likely
-	Sign      string          `json:"sign"`    // of static: why
+	Sure      string          `json:"sure"`    // for static: certain or likely
+	Sign      string          `json:"sign"`    // for static: why
 	Libraries []CudartLibrary `json:"libraries"`
 }
 
@@ -22,7 +22,7 @@ type CudartLibrary struct {
 	Major int    `json:"major"` // 0 if the name does not say
 }
 
-// examineCudart says where the program's CUDA runtime is and whether calls of it can be seen.
+// examineCudart finds the program's CUDA runtime, and reports whether libtms.so can see calls of it.
 func (r *Report) examineCudart(main *image) {
 	p := r.Program
 	majors := map[int]bool{}
@@ -50,11 +50,12 @@ func (r *Report) examineCudart(main *image) {
 	switch {
 	case static.sure != "" && shared && !static.wins:
 		p.Cudart.Linkage = "both"
-		r.add(Warning, "cudart", fmt.Sprintf("%s %s has a CUDA runtime linked statically besides a shared one (%s): its own allocations cannot be seen",
-			main.path, adverb(static.sure), static.sign), staticAdvice)
+		r.add(Warning, "cudart", fmt.Sprintf("%s %s has a CUDA runtime linked statically besides a shared one (%s): "+
+			"its own allocations cannot be seen", main.path, adverb(static.sure), static.sign), staticAdvice)
 	case static.sure != "":
 		p.Cudart.Linkage = "static"
-		r.add(Error, "cudart", fmt.Sprintf("%s %s has the CUDA runtime linked statically: %s", main.path, adverb(static.sure), static.sign), staticAdvice)
+		r.add(Error, "cudart", fmt.Sprintf("%s %s has the CUDA runtime linked statically: %s", main.path,
+			adverb(static.sure), static.sign), staticAdvice)
 	case shared:
 		p.Cudart.Linkage = "shared"
 		r.add(OK, "cudart", "it uses a shared libcudart", "")
@@ -62,26 +63,29 @@ func (r *Report) examineCudart(main *image) {
 		r.add(Note, "cudart", "the process has not loaded a libcudart",
 			"look again once it has used CUDA; if it has, it calls the driver directly, which cannot be paused")
 	case p.late:
-		r.add(Note, "cudart", "it depends on no libcudart but can load one at run time, as Python does; that is interposed, except under RTLD_DEEPBIND, which cannot be seen from here",
+		r.add(Note, "cudart", "it depends on no libcudart but can load one at run time, as Python does; that is "+
+			"interposed, except under RTLD_DEEPBIND, which cannot be seen from here",
 			"examine the process when it has started: tms doctor --pid")
 	default:
-		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to interpose", "")
+		r.add(Note, "cudart", "it depends on no libcudart and loads nothing at run time: there is nothing to "+
+			"interpose", "")
 	}
 	if looks := lookForCUDA(append([]*image{main}, p.images...)); len(looks) > 0 && !shared {
-		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, also where there is no CUDA: they return 302 then",
-			strings.Join(looks, ", ")), "to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
+		r.add(Note, "cudart-weak", fmt.Sprintf("weak references to CUDA's functions (%s) find those of libtms.so, "+
+			"also where there is no CUDA: they return 302 then", strings.Join(looks, ", ")),
+			"to find out whether there is CUDA look for cuInit or cudaGetDeviceCount, which libtms.so does not define")
 	}
 	if len(majors) > 1 {
-		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go to the first that libtms.so finds",
-			"make the program and its libraries use one version")
+		r.add(Warning, "cudart-versions", "it has more than one major version of libcudart: calls of all of them go "+
+			"to the first that libtms.so finds", "make the program and its libraries use one version")
 	}
 	if len(inside) > 0 {
-		r.add(Note, "cudart-inside", fmt.Sprintf("%s with a CUDA runtime inside: what they allocate for themselves cannot be paused (%s)",
-			count(len(inside), "library", "libraries"), strings.Join(inside, ", ")), "")
+		r.add(Note, "cudart-inside", fmt.Sprintf("%s with a CUDA runtime inside: their own allocations cannot be "+
+			"paused (%s)", count(len(inside), "library", "libraries"), strings.Join(inside, ", ")), "")
 	}
 }
 
-// lookForCUDA names the images that take CUDA's functions for optional.
+// lookForCUDA names the images to which CUDA's functions are optional.
 func lookForCUDA(images []*image) (names []string) {
 	for _, i := range images {
 		if i.looksForCUDA && !i.isOurs() {
@@ -107,7 +111,7 @@ func count(n int, one, many string) string {
 	return fmt.Sprintf("%d %s", n, many)
 }
 
-// majorOf reads the number behind libcudart.so.; the soname is surer than the file's name.
+// majorOf reads the number after libcudart.so.; the soname is surer than the file's name.
 func majorOf(i *image) int {
 	for _, name := range []string{i.soname, i.base()} {
 		if number, ok := strings.CutPrefix(name, "libcudart.so."); ok {
@@ -122,18 +126,19 @@ func majorOf(i *image) int {
 
 func (r *Report) examineMajor(library CudartLibrary) {
 	if library.Major > r.Driver.major && r.Driver.major != 0 {
-		r.add(Error, "cudart-version", fmt.Sprintf("%s needs a driver for CUDA %d; this one is for CUDA %s", library.Path, library.Major, r.Driver.CUDAVersion),
+		r.add(Error, "cudart-version", fmt.Sprintf("%s needs a driver for CUDA %d; this one is for CUDA %s",
+			library.Path, library.Major, r.Driver.CUDAVersion),
 			"install a newer driver, or a build of the program for this one")
 	}
 	if library.Major != 0 && library.Major < 12 {
-		r.add(Warning, "cudart-version", fmt.Sprintf("%s is CUDA %d; libtms.so is made for 12 and 13", library.Path, library.Major),
-			"use a build of the program for CUDA 12 or 13")
+		r.add(Warning, "cudart-version", fmt.Sprintf("%s is CUDA %d; libtms.so is made for 12 and 13", library.Path,
+			library.Major), "use a build of the program for CUDA 12 or 13")
 	}
 }
 
-// evidence is why a file is taken to contain the CUDA runtime.
+// evidence is why a file seems to contain the CUDA runtime.
 type evidence struct {
-	sure string // certain, likely, or "": it contains none, as far as can be seen
+	sure string // certain, likely, or "": it seems to contain none
 	sign string
 	wins bool // over every other one in the process
 }
@@ -143,15 +148,14 @@ const (
 	likely  = "likely"
 )
 
-// Texts of every libcudart (both in its 12 and 13) that no other code has a reason to contain both of:
-// the name of its shared memory, and its answer to an old driver.
+// Two texts of every libcudart, 12 and 13, that no other code should contain together: the name of its shared memory,
+// and its error for an old driver.
 var runtimeTexts = [][]byte{
 	[]byte("/cudart.shm."),
 	[]byte("CUDA driver version is insufficient for CUDA runtime version"),
 }
 
-// staticCudart looks for a CUDA runtime inside the file. Read-only data is searched only up to limit
-// bytes a section.
+// staticCudart looks for a CUDA runtime inside the file. It searches up to limit bytes of each read-only section.
 func (i *image) staticCudart(limit uint64) evidence {
 	f, err := elf.Open(i.file)
 	if err != nil {
@@ -162,7 +166,7 @@ func (i *image) staticCudart(limit uint64) evidence {
 		if i.program {
 			return evidence{certain, "it exports a cudaMalloc, which comes before any preloaded one", true}
 		}
-		return evidence{} // a library's is found after the preloaded ones
+		return evidence{} // a library's comes after the preloaded ones
 	}
 	symbols, _ := f.Symbols()
 	for _, s := range symbols {
@@ -171,9 +175,9 @@ func (i *image) staticCudart(limit uint64) evidence {
 		}
 	}
 	if i.importsCudart {
-		return evidence{} // and stripped: what it contains beside is not the runtime it calls
+		return evidence{} // stripped: a runtime inside would not be the one that it calls
 	}
-	// nvcc's code registers what is in this section with a CUDA runtime; it imports none.
+	// nvcc's code registers this section with a CUDA runtime; it imports none.
 	if f.Section(".nvFatBinSegment") != nil {
 		return evidence{likely, "it has GPU code made by nvcc and imports no CUDA runtime", false}
 	}
@@ -183,7 +187,7 @@ func (i *image) staticCudart(limit uint64) evidence {
 	return evidence{}
 }
 
-// containsAll tells whether one read-only data section has all of the texts.
+// containsAll reports whether one read-only data section has all of the texts.
 func containsAll(f *elf.File, limit uint64, texts [][]byte) bool {
 	for _, section := range f.Sections {
 		readOnly := section.Type == elf.SHT_PROGBITS && section.Flags&elf.SHF_ALLOC != 0 &&

@@ -10,14 +10,14 @@ import (
 	"strings"
 )
 
-// image is what an ELF file says of itself.
+// image describes an ELF file.
 type image struct {
-	path    string // as the program sees it
+	path    string // where the program sees it
 	file    string // where to open it
 	class   elf.Class
 	machine elf.Machine
 
-	loader  string // the dynamic loader it asks for; libraries and static programs have none
+	loader  string // its dynamic loader; libraries and static programs have none
 	program bool   // not a library
 	fromGo  bool
 	soname  string
@@ -34,7 +34,7 @@ type image struct {
 func openImage(path, file string) (*image, error) {
 	if info, err := os.Stat(file); err != nil {
 		return nil, err
-	} else if !info.Mode().IsRegular() { // opening a device can do something
+	} else if !info.Mode().IsRegular() { // to open a device can have effects
 		return nil, fmt.Errorf("%s is no regular file", path)
 	}
 	f, err := elf.Open(file)
@@ -58,7 +58,7 @@ func openImage(path, file string) (*image, error) {
 	i.program = f.Type == elf.ET_EXEC || i.loader != "" || pie
 	i.fromGo = f.Section(".go.buildinfo") != nil
 
-	// Errors below mean "has none": a static program, say.
+	// Errors below mean that it has none, as a static program.
 	if names, _ := f.DynString(elf.DT_SONAME); len(names) > 0 {
 		i.soname = names[0]
 	}
@@ -67,7 +67,7 @@ func openImage(path, file string) (*image, error) {
 	return i, nil
 }
 
-// filters reads what elf.File.DynString does not know to be strings.
+// filters reads strings that elf.File.DynString does not know.
 func filters(f *elf.File) (names []string) {
 	dynamic := f.SectionByType(elf.SHT_DYNAMIC)
 	if dynamic == nil || int(dynamic.Link) >= len(f.Sections) {
@@ -104,12 +104,12 @@ func (i *image) readSymbols(f *elf.File) {
 	}
 }
 
-// isRuntimeFunction tells cudaMalloc from cudart-like names: "cuda" and a capital.
+// isRuntimeFunction reports whether a name is like cudaMalloc: "cuda" and a capital.
 func isRuntimeFunction(name string) bool {
 	return len(name) > 4 && name[:4] == "cuda" && name[4] >= 'A' && name[4] <= 'Z'
 }
 
-// isCUDAFunction is isRuntimeFunction or the same of the driver: "cu" and a capital.
+// isCUDAFunction reports whether a name is the runtime's or the driver's: "cuda" or "cu" and a capital.
 func isCUDAFunction(name string) bool {
 	return isRuntimeFunction(name) || len(name) > 2 && name[:2] == "cu" && name[2] >= 'A' && name[2] <= 'Z'
 }
@@ -124,7 +124,7 @@ func (i *image) isCudart() bool {
 	return strings.HasPrefix(i.base(), "libcudart.so") || strings.HasPrefix(i.soname, "libcudart.so")
 }
 
-// architecture names what must agree between a program and a preloaded library.
+// architecture returns what a program and a preloaded library must share.
 func (i *image) architecture() string { return architecture(i.class, i.machine) }
 
 func architecture(class elf.Class, machine elf.Machine) string {
@@ -138,7 +138,7 @@ func architecture(class elf.Class, machine elf.Machine) string {
 	return name
 }
 
-// ownArchitecture is this command's, which is built along with libtms.so.
+// ownArchitecture returns this command's, which one build makes with libtms.so.
 func ownArchitecture() string {
 	if runtime.GOARCH == "arm64" {
 		return architecture(elf.ELFCLASS64, elf.EM_AARCH64)

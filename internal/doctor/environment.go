@@ -33,7 +33,8 @@ func (r *Report) examineEnvironment(env environment) {
 
 	// The driver shows the devices up to the first that does not exist, and -1 never does.
 	visible, set := env["CUDA_VISIBLE_DEVICES"]
-	if first, _, _ := strings.Cut(visible, ","); set && (strings.TrimSpace(first) == "" || strings.TrimSpace(first) == "-1") {
+	if first, _, _ := strings.Cut(visible, ","); set &&
+		(strings.TrimSpace(first) == "" || strings.TrimSpace(first) == "-1") {
 		r.add(Error, "visible-devices", fmt.Sprintf("CUDA_VISIBLE_DEVICES=%q hides every device", visible),
 			"unset it, or name the devices to use")
 	}
@@ -44,13 +45,13 @@ func (r *Report) examineEnvironment(env environment) {
 		if set {
 			what = fmt.Sprintf("NCCL_GRAPH_REGISTER=%q", value)
 		}
-		r.add(Note, "nccl-graphs", what+": NCCL registers the buffers of collectives captured into CUDA graphs, which ties them to their physical memory",
-			"set NCCL_GRAPH_REGISTER=0 if memory that such graphs use is to be paused")
+		r.add(Note, "nccl-graphs", what+": NCCL registers the buffers of collectives captured into CUDA graphs, which "+
+			"ties them to their physical memory", "set NCCL_GRAPH_REGISTER=0 to pause memory that such graphs use")
 	}
 }
 
 func (r *Report) examinePyTorchSettings(env environment) {
-	// A wrong setting harms only PyTorch, so it is an error only where PyTorch is known to be.
+	// A wrong setting harms only PyTorch, so it is an error only in a program that has it.
 	severity, who := Warning, "if the program uses PyTorch, its"
 	if r.Program.has("libc10_cuda.so") {
 		severity, who = Error, "PyTorch's"
@@ -59,8 +60,8 @@ func (r *Report) examinePyTorchSettings(env environment) {
 		value := env[variable]
 		if asyncBackend.MatchString(value) {
 			r.add(severity, "async-backend",
-				fmt.Sprintf("%s=%q: %s memory comes from cudaMallocAsync, which is not pausable, and regions are refused", variable, value, who),
-				"start it without backend:cudaMallocAsync")
+				fmt.Sprintf("%s=%q: %s memory comes from cudaMallocAsync, which is not pausable, and regions are "+
+					"refused", variable, value, who), "start it without backend:cudaMallocAsync")
 		}
 	}
 }

@@ -14,8 +14,8 @@ const (
 	Error   Severity = "error"
 )
 
-// Finding is one thing that was looked at: a line of what is so, and a line of what to do about it
-// (empty when there is nothing to do). ID is stable, for programs that read the JSON.
+// Finding is one result: a line of what is so, and a line of what to do about it ("": nothing). ID is stable, for
+// programs that read the JSON.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	ID       string   `json:"id"`

@@ -11,9 +11,9 @@ import (
 	"tms/internal/hostmemory"
 )
 
-// Host is what backups in host memory, and the start of the engine, depend on.
+// Host has what backups in host memory, and the start of the engine, depend on.
 type Host struct {
-	MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`    // within the control group's limit too
+	MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`    // also within the control group's limit
 	TransparentHugepages   string `json:"transparent_hugepages"`     // always, madvise, never; "" unknown
 	AddressSpaceLimitBytes uint64 `json:"address_space_limit_bytes"` // RLIMIT_AS; 0 for none
 }
@@ -43,7 +43,8 @@ func (r *Report) examineHost(p *process) {
 
 	r.examineLimits(self, p)
 	if h.TransparentHugepages == "never" {
-		r.add(Note, "hugepages", "transparent huge pages are off, so pinning host memory for backups takes nearly twice as long",
+		r.add(Note, "hugepages", "transparent huge pages are off, so pinning host memory for backups takes nearly "+
+			"twice as long",
 			"as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
 	}
 	var most uint64
@@ -52,8 +53,9 @@ func (r *Report) examineHost(p *process) {
 	}
 	if h.MemoryAvailableBytes != 0 && h.MemoryAvailableBytes < most {
 		r.add(Note, "host-memory",
-			fmt.Sprintf("%s of host memory is available; backups of a full device need %s", size(h.MemoryAvailableBytes), size(most)),
-			"keep backups only of what cannot be made again")
+			fmt.Sprintf("%s of host memory is available; backups of a full device need %s",
+				size(h.MemoryAvailableBytes), size(most)),
+			"keep backups only of contents that cannot be made again")
 	}
 }
 

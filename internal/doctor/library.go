@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// Library is the libtms.so that is, or would be, preloaded.
+// Library is the libtms.so that the process has or would preload.
 type Library struct {
 	Path    string `json:"path"`
 	Machine string `json:"machine"`
@@ -22,11 +22,11 @@ func isLibrary(path string) bool {
 	return strings.HasPrefix(filepath.Base(path), libraryName)
 }
 
-// isOurs also recognises the names that clients of torch_memory_saver look for, whose files only stand for
+// isOurs also recognises the names that clients of torch_memory_saver look for: files in whose place the loader takes
 // libtms.so (scripts/wheel/alias.c).
 func (i *image) isOurs() bool { return isLibrary(i.path) || i.standsFor(i.path) != "" }
 
-// standsFor is the libtms.so that the loader takes in place of this file where it is at path; "" if none.
+// standsFor returns the libtms.so that the loader takes in place of this file at path; "": none.
 func (i *image) standsFor(path string) string {
 	for _, filter := range i.filters {
 		if isLibrary(filter) && !isLibrary(path) {
@@ -36,8 +36,8 @@ func (i *image) standsFor(path string) string {
 	return ""
 }
 
-// findLibrary looks for libtms.so: where it was told, in the process, in TMS_LIBRARY (as the Python
-// package does), in this command's own LD_PRELOAD, and beside this command.
+// findLibrary looks for libtms.so at the given path, in the process, in TMS_LIBRARY (as the Python package does), in
+// this command's own LD_PRELOAD, and beside this command.
 func (r *Report) findLibrary(given string, p *process) error {
 	if given != "" {
 		return r.openLibrary(given, given)
@@ -46,7 +46,7 @@ func (r *Report) findLibrary(given string, p *process) error {
 		if !p.library.deleted {
 			return r.openLibrary(p.library.path, p.file(p.library.path))
 		}
-		return nil // examineProcess says so
+		return nil // examineProcess reports it
 	}
 	env := parseEnvironment(os.Environ())
 	if named := env["TMS_LIBRARY"]; named != "" {
@@ -77,7 +77,8 @@ func (r *Report) findLibrary(given string, p *process) error {
 
 func (r *Report) openLibrary(path, file string) error {
 	if info, err := os.Stat(file); err != nil || info.IsDir() {
-		return fmt.Errorf("%s is no file; give the path of libtms.so (scripts/build.sh makes build/lib/libtms.so)", path)
+		return fmt.Errorf("%s is no file; give the path of libtms.so (scripts/build.sh makes build/lib/libtms.so)",
+			path)
 	}
 	if absolute, err := filepath.Abs(path); err == nil {
 		path = absolute
@@ -105,14 +106,15 @@ func (r *Report) libraryArchitecture() string {
 	return ownArchitecture()
 }
 
-// preloadAdvice is the beginning of a command that preloads the library.
+// preloadAdvice returns the beginning of a command that preloads the library.
 func (r *Report) preloadAdvice() string {
 	path := "/path/to/" + libraryName
 	if r.Library != nil {
 		path = r.Library.Path
 	}
 	if strings.ContainsAny(path, " :") {
-		return "copy libtms.so to a path without spaces and colons, which LD_PRELOAD cannot hold, and start the program with LD_PRELOAD=PATH"
+		return "copy libtms.so to a path without spaces and colons, which LD_PRELOAD cannot hold, and start the " +
+			"program with LD_PRELOAD=PATH"
 	}
 	return "start it with LD_PRELOAD=" + path
 }

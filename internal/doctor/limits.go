@@ -10,18 +10,18 @@ import (
 	"strings"
 )
 
-// addressSpaceNeeded is what the driver itself takes (13 GiB were seen with one GPU; cuInit fails at
-// 8) and a little for memory. The engine's arenas shrink to what a limit leaves.
+// addressSpaceNeeded covers the driver itself (it took 13 GiB with one GPU; cuInit fails at 8) and a little memory. The
+// engine's arenas shrink to what a limit leaves.
 const addressSpaceNeeded = 16 << 30
 
-// Below addressSpaceAmple the engine's threads do not take ahead what the driver keeps of each: C's allocator would
-// reserve 64 MiB for each. dataNeeded is what the engine's runtime maps at its start, and twice as much.
+// Below addressSpaceAmple the engine's threads do not make the driver's data for each thread ahead, for which C's
+// allocator would reserve 64 MiB each. dataNeeded has room for what the engine's runtime maps at its start.
 const (
 	addressSpaceAmple = 64 << 30
 	dataNeeded        = 1 << 30
 )
 
-// What the engine's start takes: threads (preload/shim.h), and kernel mappings, 180 of which were seen, with 128 to
+// What the engine's start takes: threads (preload/shim.h), and kernel mappings, of which it took 180, with 128 to
 // spare. A process has some hundreds itself, with PyTorch some thousands.
 const (
 	threadsAtStart   = 36
@@ -30,7 +30,7 @@ const (
 	mappingsFew      = 8 << 10
 )
 
-// examineLimits looks at what docs/rationale.md has under "Limits". A process is nil where none is running yet.
+// examineLimits looks at the limits of docs/rationale.md ("Limits"). A nil process is not running yet.
 func (r *Report) examineLimits(self string, p *process) {
 	if limit := r.Host.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceNeeded {
 		r.add(Error, "address-space",
@@ -39,8 +39,8 @@ func (r *Report) examineLimits(self string, p *process) {
 	}
 	if limit := r.Host.AddressSpaceLimitBytes; limit >= addressSpaceNeeded && limit < addressSpaceAmple {
 		r.add(Warning, "address-space",
-			fmt.Sprintf("the address space is limited to %s; when it is used up, a thread's first call of the driver ends "+
-				"the program", size(limit)),
+			fmt.Sprintf("the address space is limited to %s; when it is used up, a thread's first call of the driver "+
+				"ends the program", size(limit)),
 			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
 	}
 	if limit, limited := limitOf(self, "Max data size"); limited && limit < dataNeeded {
@@ -53,11 +53,11 @@ func (r *Report) examineLimits(self string, p *process) {
 	const raise = "as root: sysctl vm.max_map_count=262144"
 	if ok && p != nil && most < uint64(p.mappings)+mappingsNeeded {
 		r.add(Warning, "mappings",
-			fmt.Sprintf("the process has %d of the %d mappings that vm.max_map_count allows; pausable memory, whose start needs up to %d, "+
-				"may be refused", p.mappings, most, mappingsNeeded), raise)
+			fmt.Sprintf("the process has %d of the %d mappings that vm.max_map_count allows; pausable memory, whose "+
+				"start needs up to %d, may be refused", p.mappings, most, mappingsNeeded), raise)
 	} else if ok && most < mappingsFew {
-		r.add(Warning, "mappings", fmt.Sprintf("vm.max_map_count=%d is low: a program with PyTorch has thousands of mappings, and when "+
-			"there are no more, memory is refused", most), raise)
+		r.add(Warning, "mappings", fmt.Sprintf("vm.max_map_count=%d is low: a program with PyTorch has thousands of "+
+			"mappings, and when there are no more, memory is refused", most), raise)
 	}
 	adapters, _ := filepath.Glob("/sys/class/infiniband/*")
 	if limit, limited := limitOf(self, "Max locked memory"); limited {
@@ -83,14 +83,14 @@ func (r *Report) examineThreads(self string) {
 	needed := threadsAtStart + threadsPerDevice*uint64(max(1, len(r.Devices)))
 	if limit < running+needed {
 		r.add(Warning, "threads",
-			fmt.Sprintf("user %s may have %d processes and threads and has %d; pausable memory needs %d threads more and is refused without",
-				user, limit, running, needed),
+			fmt.Sprintf("user %s may have %d processes and threads and has %d; pausable memory needs %d threads more "+
+				"and is refused without", user, limit, running, needed),
 			"start the program under ulimit -u unlimited, or end others of this user")
 	}
 }
 
-// userOf returns a process's user, and whether the kernel leaves that user's threads uncounted: those of root and of
-// processes with root's capabilities, but not in a user namespace (a rootless container).
+// userOf returns a process's user, and whether the kernel does not count its threads: those of root and of processes
+// with root's capabilities, but not in a user namespace (a rootless container).
 func userOf(process string) (user string, above bool) {
 	status, err := os.ReadFile("/proc/" + process + "/status")
 	if err != nil {
@@ -104,7 +104,7 @@ func userOf(process string) (user string, above bool) {
 	return user, all && (user == "0" || capabilities&adminOrResource != 0)
 }
 
-// field is the first word of a line of /proc/PID/status.
+// field returns the first word of a line of /proc/PID/status.
 func field(status []byte, name string) string {
 	for line := range bytes.Lines(status) {
 		if value, ok := bytes.CutPrefix(line, []byte(name+":")); ok {
@@ -115,17 +115,17 @@ func field(status []byte, name string) string {
 	return ""
 }
 
-// examineLockedMemory: CUDA's pinned memory is not counted against RLIMIT_MEMLOCK, what a network card registers is.
+// examineLockedMemory: RLIMIT_MEMLOCK does not count CUDA's pinned memory, but counts what a network card registers.
 func (r *Report) examineLockedMemory(limit uint64, adapters int) {
 	if adapters > 0 {
 		r.add(Warning, "locked-memory",
-			fmt.Sprintf("locked memory is limited to %s: registering more with the InfiniBand adapters fails (NCCL and UCX do); "+
-				"backups in pinned memory are not counted", size(limit)),
+			fmt.Sprintf("locked memory is limited to %s: registering more with the InfiniBand adapters fails (NCCL "+
+				"and UCX do); backups in pinned memory are not counted", size(limit)),
 			"start the program under ulimit -l unlimited")
 	}
 }
 
-// limitOf is a soft limit in bytes, or of what it counts; false: there is none.
+// limitOf returns a soft limit, in its own unit; false: there is none.
 func limitOf(process, name string) (limit uint64, limited bool) {
 	text, err := os.ReadFile("/proc/" + process + "/limits")
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 )
 
 // What ld.so writes about a program that it traces and does not start, as for ldd(1): one line for each file, in the
-// order in which symbols are looked up, and complaints. With --list it would stop at the first missing library.
+// order of symbol lookup, and complaints. With --list it would stop at the first missing library.
 var (
 	listed  = regexp.MustCompile(`(?m)^\t(?:.* => )?(.*) \(0x[0-9a-f]+\)$`)
 	notHere = regexp.MustCompile(`(?m)^\t(.*) => not found$`)
@@ -18,14 +18,13 @@ var (
 	lacking = regexp.MustCompile(`version .(\S+)' not found \(required by (.*)\)`)
 )
 
-// askLoader has the program's loader say what it would load, with libtms.so preloaded, and which libraries it would not
-// find.
+// askLoader asks the program's loader what it would load, with libtms.so preloaded, and which libraries it would miss.
 func (r *Report) askLoader(main *image, env environment) (images []*image, missing []string) {
 	preloads := env.preloads()
 	if r.Library != nil && !strings.ContainsAny(r.Library.Path, " :") {
 		preloads = append(preloads, r.Library.Path)
 	}
-	program, err := filepath.EvalSymlinks(main.path) // of which $ORIGIN is
+	program, err := filepath.EvalSymlinks(main.path) // whose folder $ORIGIN is
 	if err != nil {
 		program = main.path
 	}

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// examineLoading looks at what the kernel and the loader do with the file itself. It returns false
-// when there is no use in looking further.
+// examineLoading looks at what the kernel and the loader do with the file itself. It returns false if nothing else
+// matters then.
 func (r *Report) examineLoading(main *image) bool {
 	switch {
 	case main.loader == "" && main.program:
@@ -22,8 +22,8 @@ func (r *Report) examineLoading(main *image) bool {
 			"link it dynamically (a Go program: use cgo, CGO_ENABLED=1)")
 		return false
 	case main.architecture() != r.libraryArchitecture():
-		r.add(Error, "architecture", fmt.Sprintf("%s is for %s, libtms.so is for %s", main.path, main.architecture(), r.libraryArchitecture()),
-			"use a program and a libtms.so of the same architecture")
+		r.add(Error, "architecture", fmt.Sprintf("%s is for %s, libtms.so is for %s", main.path, main.architecture(),
+			r.libraryArchitecture()), "use a program and a libtms.so of the same architecture")
 		return false
 	case !main.program:
 		r.add(Note, "program", main.path+" is a library: examined as a part of the program that will load it", "")
@@ -47,9 +47,9 @@ func (r *Report) examineLoading(main *image) bool {
 	return true
 }
 
-// examineSecureExecution: the loader ignores LD_PRELOAD entries with a slash in programs that run
-// with more rights than their user has (ld.so(8), "secure-execution mode"). When the kernel sets
-// that mode is in cap_bprm_creds_from_file, security/commoncap.c.
+// examineSecureExecution: the loader ignores LD_PRELOAD entries with a slash in programs that run with more rights than
+// their user (ld.so(8), "secure-execution mode"). cap_bprm_creds_from_file in security/commoncap.c shows when the
+// kernel sets that mode.
 func (r *Report) examineSecureExecution(path string) {
 	var status unix.Stat_t
 	if unix.Stat(path, &status) != nil {
@@ -57,17 +57,19 @@ func (r *Report) examineSecureExecution(path string) {
 	}
 	var mount unix.Statfs_t
 	if unix.Statfs(path, &mount) == nil && mount.Flags&unix.ST_NOSUID != 0 {
-		return // the bits do nothing there
+		return // the bits have no effect there
 	}
 	if set, err := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0); err == nil && set == 1 {
-		return // nor where that is ruled out, as in some containers
+		return // nor under no_new_privs, as in some containers
 	}
 	const advice = "run a copy without it: cp keeps neither the bits nor capabilities"
 	report := func(what string, here bool) {
 		if here {
-			r.add(Error, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path (secure-execution mode)", path, what), advice)
+			r.add(Error, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path (secure-execution mode)",
+				path, what), advice)
 		} else {
-			r.add(Note, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path when another user starts it", path, what), advice)
+			r.add(Note, "secure", fmt.Sprintf("%s has %s: the loader ignores LD_PRELOAD=/path when another user "+
+				"starts it", path, what), advice)
 		}
 	}
 	if status.Mode&unix.S_ISUID != 0 {

@@ -10,11 +10,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Driver is the CUDA driver as this command finds it.
+// Driver is the CUDA driver that this command finds.
 type Driver struct {
 	Loaded       bool   `json:"loaded"`
 	CUDAVersion  string `json:"cuda_version"`  // the newest CUDA it supports: "13.0"
-	KernelModule string `json:"kernel_module"` // "580.95.05", "" if it does not say
+	KernelModule string `json:"kernel_module"` // "580.95.05"; "": unknown
 	Error        string `json:"error"`
 
 	major int
@@ -133,7 +133,7 @@ func adviceFor(err error) string {
 	var failed *cuda.Error
 	switch {
 	case errors.Is(err, cuda.NoDevice):
-		return "check that nvidia-smi shows a GPU, that a container was given one (/dev/nvidia*), and CUDA_VISIBLE_DEVICES"
+		return "check that nvidia-smi shows a GPU, that a container has one (/dev/nvidia*), and CUDA_VISIBLE_DEVICES"
 	case errors.Is(err, cuda.OutOfMemory):
 		return "raise the address space limit (ulimit -v unlimited), or free host memory"
 	case errors.Is(err, stubLibrary):
@@ -141,19 +141,19 @@ func adviceFor(err error) string {
 	case errors.Is(err, systemNotReady):
 		return "wait for the driver's services, or start them (on NVSwitch machines nvidia-fabricmanager)"
 	case errors.Is(err, systemDriverMismatch):
-		return "libcuda.so.1 and the kernel module are of different versions: reboot, or install the same version of both"
+		return "libcuda.so.1 and the kernel module have different versions: reboot, or install the same version of both"
 	case errors.Is(err, compatNotSupported):
 		return "take the cuda-compat folder out of LD_LIBRARY_PATH: this GPU does not support forward compatibility"
 	case errors.As(err, &failed):
-		return "see what the kernel log and nvidia-smi say of the driver"
+		return "see what the kernel log and nvidia-smi say about the driver"
 	}
 	return "install NVIDIA's driver 460.27 or newer; in a container start it with the GPUs (docker run --gpus all)"
 }
 
 var versionNumber = regexp.MustCompile(`\d+(\.\d+)+`)
 
-// kernelModule is the version of the loaded nvidia module. Its two sources are written by the
-// module itself; the text around the number differs between the open and the closed one.
+// kernelModule returns the version of the loaded nvidia module, which writes both sources itself. The text around the
+// number differs between the open and the closed module.
 func kernelModule() string {
 	for _, path := range []string{"/sys/module/nvidia/version", "/proc/driver/nvidia/version"} {
 		if text, err := os.ReadFile(path); err == nil {

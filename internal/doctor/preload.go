@@ -16,13 +16,14 @@ func preloadFile(path string) []string {
 	var entries []string
 	for _, line := range strings.Split(string(text), "\n") {
 		line, _, _ = strings.Cut(line, "#")
-		entries = append(entries, strings.FieldsFunc(line, func(c rune) bool { return c == ' ' || c == '\t' || c == ':' })...)
+		entries = append(entries, strings.FieldsFunc(line,
+			func(c rune) bool { return c == ' ' || c == '\t' || c == ':' })...)
 	}
 	return entries
 }
 
-// preloads are those of the program's files that its LD_PRELOAD names, in that order. file is where to open one. A
-// process has them mapped under their own names: links are resolved.
+// preloads returns the program's files that its LD_PRELOAD names, in that order. file returns where to open one. A
+// process maps them under their own names, with links resolved.
 func (p *Program) preloads(file func(string) string) (preloads []*image) {
 	for _, entry := range p.Preloaded {
 		name, real := filepath.Base(entry), ""
@@ -60,18 +61,18 @@ func (r *Report) examinePreloads(preloads []*image) {
 		switch {
 		case i.isOurs() || i.isDriver() || len(i.definesCUDA) == 0:
 		case !i.definesMalloc:
-			r.add(Warning, "interposer", fmt.Sprintf("%s is preloaded too and defines %s: what it does with memory made in regions is not known",
-				i.path, examples(i.definesCUDA)), "preload only one of them")
+			r.add(Warning, "interposer", fmt.Sprintf("%s is preloaded too and defines %s: what it does with memory "+
+				"made in regions is not known", i.path, examples(i.definesCUDA)), "preload only one of them")
 		case i.isCudart() && n < position && position < len(preloads):
-			r.add(Error, "preload", fmt.Sprintf("%s is preloaded before libtms.so, so its cudaMalloc is the one that is called", i.path),
-				"put libtms.so first in LD_PRELOAD")
+			r.add(Error, "preload", fmt.Sprintf("%s is preloaded before libtms.so, so the program calls its cudaMalloc",
+				i.path), "put libtms.so first in LD_PRELOAD")
 		case i.isCudart():
 		case n < position:
-			r.add(Warning, "interposer", i.path+" is preloaded too and defines cudaMalloc: libtms.so sees only what it passes on",
-				"preload only one of them, or put libtms.so first in LD_PRELOAD")
+			r.add(Warning, "interposer", i.path+" is preloaded too and defines cudaMalloc: libtms.so sees only what "+
+				"it passes on", "preload only one of them, or put libtms.so first in LD_PRELOAD")
 		default:
-			r.add(Warning, "interposer", i.path+" is preloaded too and defines cudaMalloc: it does not see memory made in regions",
-				"preload only one of them")
+			r.add(Warning, "interposer", i.path+" is preloaded too and defines cudaMalloc: it does not see memory "+
+				"made in regions", "preload only one of them")
 		}
 	}
 }

@@ -9,26 +9,26 @@ import (
 	"strings"
 )
 
-// process is what /proc tells of a running program.
+// process is a running program, from /proc.
 type process struct {
 	pid         int
 	path        string // of the program
 	environment environment
 	mapped      []mapped // files
-	mappings    int      // of all kinds
+	mappings    int      // of every kind
 	library     *mapped  // libtms.so
 	secure      bool     // it was started in secure-execution mode
 }
 
 // mapped is a file in a process's address space.
 type mapped struct {
-	path    string // as the process sees it
+	path    string // where the process sees it
 	deleted bool
 }
 
 func (p *process) proc(name string) string { return fmt.Sprintf("/proc/%d/%s", p.pid, name) }
 
-// file is where this command finds a file of the process, which may live in a container.
+// file returns where this command finds a file of the process, which may live in a container.
 func (p *process) file(path string) string {
 	if file := p.proc("root") + path; exists(file) {
 		return file
@@ -44,13 +44,15 @@ func exists(path string) bool {
 func openProcess(pid int) (*process, error) {
 	p := &process{pid: pid}
 	if !exists(p.proc("")) {
-		return nil, fmt.Errorf("there is no process %d; give the number of a running one (in a container: as this shell sees it)", pid)
+		return nil, fmt.Errorf("there is no process %d; give the number of a running one (in a container: as this "+
+			"shell sees it)", pid)
 	}
 	unreadable := func(err error) error {
 		if errors.Is(err, fs.ErrPermission) {
 			return fmt.Errorf("process %d may not be examined: %w; run this as its user or as root", pid, err)
 		}
-		return fmt.Errorf("process %d cannot be examined: %w; is it a program that still runs, and no kernel thread?", pid, err)
+		return fmt.Errorf("process %d cannot be examined: %w; is it a program that still runs, and no kernel thread?",
+			pid, err)
 	}
 	var err error
 	if p.path, err = os.Readlink(p.proc("exe")); err != nil {
@@ -94,7 +96,7 @@ func (p *process) readMaps(text string) {
 	}
 }
 
-// secureFlag reads AT_SECURE from the auxiliary vector, pairs of machine words.
+// secureFlag reads AT_SECURE from the auxiliary vector: pairs of machine words.
 func secureFlag(path string) bool {
 	const atSecure = 23
 	vector, err := os.ReadFile(path)
@@ -112,8 +114,9 @@ func secureFlag(path string) bool {
 func (r *Report) examineProcess(p *process) {
 	program := &Program{
 		Path: p.path, PID: p.pid,
-		Preloaded: append([]string{}, append(p.environment.preloads(), preloadFile(p.file("/etc/ld.so.preload"))...)...),
-		Cudart:    Cudart{Linkage: "none", Libraries: []CudartLibrary{}},
+		Preloaded: append([]string{}, append(p.environment.preloads(),
+			preloadFile(p.file("/etc/ld.so.preload"))...)...),
+		Cudart: Cudart{Linkage: "none", Libraries: []CudartLibrary{}},
 	}
 	r.Program = program
 	main, err := openImage(p.path, p.proc("exe"))
@@ -138,7 +141,7 @@ func (r *Report) examineProcess(p *process) {
 	r.examineCudart(main)
 }
 
-// examineLibraryIn says whether libtms.so is in the process, and if not, why.
+// examineLibraryIn reports whether libtms.so is in the process, and if not, why.
 func (r *Report) examineLibraryIn(p *process) {
 	named := ""
 	for _, entry := range r.Program.Preloaded {
@@ -152,24 +155,26 @@ func (r *Report) examineLibraryIn(p *process) {
 		r.Program.Libtms = p.library.path
 		r.add(OK, "loaded", "libtms.so is in the process: "+p.library.path, "")
 		if named == "" {
-			r.add(Warning, "preload", "LD_PRELOAD does not name libtms.so: if it was loaded later, with dlopen, cudaMalloc does not reach it", r.preloadAdvice())
+			r.add(Warning, "preload", "LD_PRELOAD does not name libtms.so: if it was loaded later, with dlopen, "+
+				"cudaMalloc does not reach it", r.preloadAdvice())
 		}
 	case p.secure:
-		r.add(Error, "loaded", "libtms.so is not in the process, which runs in secure-execution mode (setuid, setgid, capabilities): the loader ignores LD_PRELOAD=/path",
-			"run a copy of the program without them")
+		r.add(Error, "loaded", "libtms.so is not in the process, which runs in secure-execution mode (setuid, setgid, "+
+			"capabilities): the loader ignores LD_PRELOAD=/path", "run a copy of the program without them")
 	case named != "":
 		r.add(Error, "loaded", fmt.Sprintf("libtms.so is not in the process, though LD_PRELOAD names %s", named),
 			r.whyNotTaken(p, named))
 	default:
-		r.add(Error, "loaded", "libtms.so is not in the process, and a running process cannot take it", r.preloadAdvice())
+		r.add(Error, "loaded", "libtms.so is not in the process, and a running process cannot take it",
+			r.preloadAdvice())
 	}
 	if p.library != nil && p.library.deleted {
 		if exists(p.proc("root") + p.library.path) {
-			r.add(Warning, "replaced", p.library.path+" was replaced since the process started; the process goes on with the old one, its children take the new one",
-				"restart the process")
+			r.add(Warning, "replaced", p.library.path+" was replaced since the process started; the process goes on "+
+				"with the old one, its children take the new one", "restart the process")
 		} else {
-			r.add(Warning, "replaced", p.library.path+" was deleted since the process started; the process goes on, its children are not interposed",
-				"put the file back, or restart the process with another")
+			r.add(Warning, "replaced", p.library.path+" was deleted since the process started; the process goes on, "+
+				"its children are not interposed", "put the file back, or restart the process with another")
 		}
 	}
 }
@@ -181,7 +186,7 @@ func (r *Report) whyNotTaken(p *process, named string) string {
 	case !strings.Contains(named, "/"):
 		return "write a path: the loader looks for a bare name in LD_LIBRARY_PATH and the system's folders only"
 	case !strings.HasPrefix(named, "/"):
-		return "write an absolute path: this one is taken from the folder that the process was started in"
+		return "write an absolute path: this one is relative to the folder where the process started"
 	}
 	i, err := openImage(named, p.file(named))
 	switch {

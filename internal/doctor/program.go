@@ -14,7 +14,7 @@ import (
 type Program struct {
 	Path      string   `json:"path"`
 	PID       int      `json:"pid"`    // 0: no process, only a file
-	Script    string   `json:"script"` // the script that was named, if Path is its interpreter
+	Script    string   `json:"script"` // the named script, if Path is its interpreter
 	Machine   string   `json:"machine"`
 	Loader    string   `json:"loader"` // "" if it has none: LD_PRELOAD does nothing
 	Cudart    Cudart   `json:"cudart"`
@@ -36,7 +36,7 @@ func (p *Program) String() string {
 	return text
 }
 
-// has tells whether the program has a library whose name begins so.
+// has reports whether the program has a library whose name begins so.
 func (p *Program) has(library string) bool {
 	if p == nil {
 		return false
@@ -49,7 +49,7 @@ func (p *Program) has(library string) bool {
 	return false
 }
 
-// python tells whether it is a Python that has not started yet: it may come to load anything.
+// python reports whether it is a Python that has not started yet, which may load anything.
 func (p *Program) python() bool {
 	return p != nil && p.PID == 0 && strings.HasPrefix(filepath.Base(p.Path), "python")
 }
@@ -76,7 +76,8 @@ func openProgram(name string) (*Program, *image, error) {
 	}
 	main, err := openImage(p.Path, p.Path)
 	if err != nil {
-		return nil, nil, fmt.Errorf("%s is no program (neither ELF nor a script with #!): give the interpreter that runs it, python3 for instance", p.Path)
+		return nil, nil, fmt.Errorf("%s is no program (neither ELF nor a script with #!): give the interpreter that "+
+			"runs it, python3 for instance", p.Path)
 	}
 	p.Machine, p.Loader = main.architecture(), main.loader
 	return p, main, nil
@@ -107,7 +108,7 @@ func lookUp(name string) (string, error) {
 	return filepath.Abs(path)
 }
 
-// interpreterOf reads a script's first line. Through env, which many scripts use, it looks on.
+// interpreterOf reads a script's first line. It looks through env, which many scripts use.
 func interpreterOf(path string) (interpreter string, isScript bool, err error) {
 	file, err := os.Open(path)
 	if err != nil {
@@ -150,8 +151,8 @@ func (r *Report) examineProgram(main *image, env environment) {
 	p := r.Program
 	errorsBefore := r.count(Error)
 	if p.Script != "" && shells[filepath.Base(p.Path)] {
-		r.add(Note, "script", fmt.Sprintf("%s is run by a shell; what it starts gets the same LD_PRELOAD and is not examined here", p.Script),
-			"examine the programs it starts too")
+		r.add(Note, "script", fmt.Sprintf("a shell runs %s; the programs it starts get the same LD_PRELOAD and are "+
+			"not examined here", p.Script), "examine those programs too")
 	}
 	if !r.examineLoading(main) {
 		return

@@ -1,5 +1,5 @@
-// Package doctor looks at a machine and a program, and says whether libtms.so can interpose the
-// program's CUDA memory there. It changes nothing, and starts nothing but the program's loader, to ask it.
+// Package doctor examines a machine and a program, and reports whether libtms.so can interpose the program's CUDA
+// memory there. It changes nothing, and starts only the program's loader, with its questions.
 package doctor
 
 import (
@@ -13,25 +13,25 @@ import (
 	"tms/internal/readable"
 )
 
-// Target is what to examine: the machine, and a program or a process if one is named.
+// Target is what to examine: the machine, and a program or a process if it names one.
 type Target struct {
 	Program string // a path, or a name to search for in PATH; "" for none
 	PID     int    // 0 for none
 	Library string // libtms.so; "" to look for it
 }
 
-// Report is all that was seen. Its JSON form is the interface of `tms doctor --json`.
+// Report has all findings. Its JSON form is the interface of `tms doctor --json`.
 type Report struct {
 	CanInterpose bool      `json:"can_interpose"` // no finding is an error
 	Driver       Driver    `json:"driver"`
 	Devices      []Device  `json:"devices"`
 	Host         Host      `json:"host"`
-	Library      *Library  `json:"library"` // null if libtms.so was not found
-	Program      *Program  `json:"program"` // null if only the machine was examined
+	Library      *Library  `json:"library"` // null: libtms.so was not found
+	Program      *Program  `json:"program"` // null: only the machine was examined
 	Findings     []Finding `json:"findings"`
 }
 
-// Examine returns an error when there is nothing to report on: no such program, process or library.
+// Examine returns an error if there is nothing to report on: no such program, process or library.
 func Examine(target Target) (*Report, error) {
 	r := &Report{Devices: []Device{}, Findings: []Finding{}}
 	env := parseEnvironment(os.Environ())
