@@ -1,4 +1,4 @@
-"""Checks of what callers pass in."""
+"""Checks of arguments."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _KIND = re.compile(r"host|disk|peer(:\d{1,2})?")
 
 
 def check_tag(tag: object) -> str:
-    """`tag` itself; TypeError or ValueError where it can't be one."""
+    """Returns `tag`. Raises TypeError or ValueError if it can't be a tag."""
     if not isinstance(tag, str):
         raise TypeError(f"tag must be a str such as 'weights', not {type(tag).__name__}")
     if not tag:
@@ -45,19 +45,19 @@ def check_tag(tag: object) -> str:
 
 
 def check_backup(backup: object) -> Backup:
-    """`backup` itself; ValueError where it can't be one."""
+    """Returns `backup`. Raises ValueError if it can't be a backup."""
     if backup is None:
         return None
     if isinstance(backup, str) and _KIND.fullmatch(backup):
         return cast(Backup, backup)
     raise ValueError(
-        f"backup must be None (contents may go), 'host' (kept in host memory), 'disk' (kept in "
-        f"files), 'peer' (kept in another GPU) or 'peer:N' (in GPU number N), not {backup!r}"
+        f"backup must be None (a pause loses contents), 'host' (host memory keeps them), 'disk' "
+        f"(files), 'peer' (another GPU) or 'peer:N' (GPU number N), not {backup!r}"
     )
 
 
 def check_incremental(incremental: object, backup: Backup) -> bool:
-    """`incremental` itself; TypeError or ValueError where it can't be one, or go with `backup`."""
+    """Returns `incremental`. Raises TypeError or ValueError if it is no bool or needs a backup."""
     if incremental is not True and incremental is not False:
         raise TypeError(f"incremental must be True, False or None, not {incremental!r}")
     if incremental and backup != "host":

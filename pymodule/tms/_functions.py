@@ -1,4 +1,4 @@
-"""The functions of libtms.so, as ctypes calls them."""
+"""The functions of libtms.so and their ctypes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROGRESS = ctypes.CFUNCTYPE(
     ctypes.c_uint64,
     ctypes.c_void_p,
 )
-"""tms_progress_callback: device, operation, bytes done, bytes in total, user."""
+"""tms_progress_callback: device, operation, bytes done, total bytes, user."""
 
 
 class _GraphPool(ctypes.Structure):
@@ -103,6 +103,6 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 def typed(function: Any, name: str) -> Any:
-    """`function` with the types of the one that is called `name`."""
+    """Gives `function` the types of the one named `name`, and returns it."""
     function.restype, *function.argtypes = SIGNATURES[name]
     return function

@@ -20,8 +20,8 @@ _PACKAGE = Path(__file__).resolve().parent
 def library_path() -> str:
     """The path of libtms.so, for LD_PRELOAD.
 
-    Looked for in this order: the environment variable TMS_LIBRARY, the package's own
-    lib/libtms.so, a source checkout's build/lib/libtms.so.
+    It is the first of: the environment variable TMS_LIBRARY, the package's own lib/libtms.so, a
+    source checkout's build/lib/libtms.so.
 
     Raises:
         LibraryNotFoundError: it is in none of these places.
@@ -60,7 +60,7 @@ _Value = TypeVar("_Value")
 
 
 class _Setting(Generic[_Value]):
-    """A setting of the calling thread, by the functions that get and set it."""
+    """A setting of the calling thread, with a function that gets it and one that sets it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -77,12 +77,12 @@ class Library:
     """The libtms.so that this process was started with.
 
     Attributes:
-        c: its functions, as tms.h has them.
+        c: the functions of tms.h.
         active, excluded, tag, backup, incremental, cpu_backup_backend: the calling thread's.
     """
 
     interposes = True
-    """Whether it was preloaded, so that CUDA's functions are its own; see `attach`."""
+    """Whether it was preloaded, and so takes the program's CUDA calls; see `attach`."""
 
     active = _Setting[bool]("interesting_region")
     """Whether allocations are pausable."""
@@ -90,9 +90,9 @@ class Library:
     """Whether they are ordinary, whatever `active` says."""
     tag = _Setting[bytes]("current_tag")
     backup = _Setting[bytes]("backup")
-    """Where their contents wait while they are paused: b"none", b"host" or as `Backup` says."""
+    """Where their contents wait while they are paused: b"none", or a name of `Backup`."""
     incremental = _Setting[bool]("enable_incremental_backup")
-    """Whether a pause copies only what has changed of what goes to host memory."""
+    """Whether a pause to host memory copies only changed contents."""
     cpu_backup_backend = _Setting[bytes]("cpu_backup_backend")
     """The kind of host memory: b"pinned" or b"mmap"."""
 
@@ -107,10 +107,10 @@ class Library:
                 )
         self.c = SimpleNamespace(**{name: typed(process[name], name) for name in SIGNATURES})
         self.incremental_by_default = self.incremental
-        """As the environment says; regions change it for their thread."""
+        """The environment's setting; regions change it for their thread."""
 
     def address_of(self, name: str) -> int:
-        """The address of a function of the library, for callers that need it."""
+        """The address of a function of the library."""
         return ctypes.cast(self._process[name], ctypes.c_void_p).value or 0
 
     @property
@@ -120,20 +120,19 @@ class Library:
 
     @property
     def started(self) -> bool:
-        """Whether the library has been needed in this process."""
+        """Whether the library has started in this process."""
         return bool(json.loads(self.stats_json())["started"])
 
     @property
     def everything(self) -> bool:
-        """Whether all is paused, the driver's part too: calls of CUDA wait."""
+        """Whether everything is paused, the driver's part too: CUDA calls wait."""
         return bool(json.loads(self.stats_json())["everything"])
 
     def pause(self, tag: str | None, within: float | None = None) -> int:
-        """tms_pause, its error code raised; the bytes of device memory that it freed.
+        """Calls tms_pause and returns the bytes of device memory that it freed.
 
         Args:
-            within: seconds for other processes that have memory of the tag open
-                (tms_pause_within).
+            within: seconds for other processes to close memory of the tag (tms_pause_within).
         """
         self._find_driver("pausing", tag)
         name = _encoded(tag)
@@ -143,55 +142,55 @@ class Library:
 
     @property
     def last_bytes(self) -> int:
-        """tms_last_bytes: also of a resume that was an error, because of other processes."""
+        """Returns tms_last_bytes, also after a resume that failed because of other processes."""
         return int(self.c.tms_last_bytes())
 
     def discard(self, tag: str | None) -> int:
-        """tms_discard, as `pause`."""
+        """Calls tms_discard and returns the bytes that it freed."""
         self._find_driver("discarding", tag)
         self._check(self.c.tms_discard(_encoded(tag)), "discarding", tag)
         return int(self.c.tms_last_bytes())
 
     def resume(self, tag: str | None) -> int:
-        """tms_resume, waiting for nothing, its error code raised; the bytes that it mapped."""
+        """Calls tms_resume without a wait and returns the bytes that it mapped."""
         self._find_driver("resuming", tag)
         self._check(self.c.tms_resume_within(_encoded(tag), 0), "resuming", tag)
         return int(self.c.tms_last_bytes())
 
     def prepare(self, tag: str | None, wait: bool) -> None:
-        """tms_prepare, its error code raised."""
+        """Calls tms_prepare."""
         self._find_driver("preparing", tag)
         self._check(self.c.tms_prepare(_encoded(tag), wait), "preparing", tag)
 
     def trim(self) -> None:
-        """tms_trim, its error code raised."""
+        """Calls tms_trim."""
         self._find_driver("trimming", None)
         self._check(self.c.tms_trim(), "trimming", None)
 
     def pause_everything(self, timeout: float) -> int:
-        """tms_pause_everything, its error code raised; the bytes that it freed (tms_last_bytes)."""
+        """Calls tms_pause_everything and returns the bytes that it freed."""
         code = self.c.tms_pause_everything(timeout)
         if code:
             raise from_code(code, "pausing everything", self.last_error)
         return int(self.c.tms_last_bytes())
 
     def serve(self) -> None:
-        """tms_serve, its error code raised."""
+        """Calls tms_serve."""
         missing = self._driver_missing()
         code = 100 if missing else self.c.tms_serve()
         if code:
             raise from_code(code, "listening", missing or self.last_error)
 
     def set_disk_directory(self, path: bytes) -> None:
-        """tms_set_disk_backup_dir."""
+        """Calls tms_set_disk_backup_dir."""
         self.c.tms_set_disk_backup_dir(path)
 
     def set_progress(self, callback: Any) -> None:
-        """tms_set_progress_callback, of a `PROGRESS`; None: no more calls."""
+        """Calls tms_set_progress_callback with a `PROGRESS`; None: no more calls."""
         self.c.tms_set_progress_callback(PROGRESS() if callback is None else callback, None)
 
     def stats_json(self) -> str:
-        """The text of tms_stats_json."""
+        """Returns the text of tms_stats_json."""
         return read(self.c.tms_stats_json)
 
     def _check(self, code: int, doing: str, tag: str | None, cause: str = "") -> None:
@@ -200,7 +199,7 @@ class Library:
             raise from_code(code, f"{doing} {what}", cause or self.last_error)
 
     def _find_driver(self, doing: str, tag: str | None) -> None:
-        """Without a driver nothing can ever have been made that the library would pause."""
+        """Raises if there is no driver, without which there is nothing to pause."""
         missing = self._driver_missing()
         self._check(100 if missing else 0, doing, tag, missing)
 
@@ -222,7 +221,7 @@ def read(function: Callable[..., int], *arguments: Any) -> str:
         length = function(*arguments, buffer, room)
         if length < room:
             return buffer.value.decode()
-        room = 1 + length  # it may grow in between
+        room = 1 + length  # the text may grow meanwhile
 
 
 _loaded: Library | None = None
@@ -244,7 +243,7 @@ def load() -> Library:
 
 
 def attach(process: ctypes.CDLL) -> Library:
-    """Makes a libtms.so that was opened, not preloaded, the one that this package uses."""
+    """Makes this package use a libtms.so that the process opened and did not preload."""
     global _loaded
     _loaded = Library(process)
     _loaded.interposes = False

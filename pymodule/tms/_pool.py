@@ -1,4 +1,4 @@
-"""Pools: sub-allocators for device memory, for programs of one's own and for PyTorch."""
+"""Pools: sub-allocators for device memory, for your own programs and for PyTorch."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Option = Union[bool, int, float, str]
 
 
 def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
-    """Makes an empty pool, which splits few large segments of device memory into allocations.
+    """Makes an empty pool, which splits a few large segments of device memory into allocations.
 
-    Made inside a `region` it takes pausable segments, with the region's tag and backup, wherever it
-    is used later: what it has handed out is paused and resumed with the tag. Made outside it takes
+    A pool made inside a `region` takes pausable segments with the region's tag and backup, wherever
+    it is used later: its allocations are paused and resumed with the tag. A pool made outside takes
     ordinary memory (cudaMalloc).
 
     Args:
@@ -30,10 +30,10 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
             (TensorFlow's) or "paddle" (PaddlePaddle's).
         device: the ordinal of a GPU; None: the current one.
         options: the kind's settings, such as max_split_size="40MiB" for "caching". For all kinds:
-            memory="pinned" (cuMemHostAlloc) or "host", for host memory, which is never paused.
+            memory="pinned" (cuMemHostAlloc) or "host": host memory, which is never paused.
 
     Raises:
-        TmsError: the kind, an option or the device does not exist; the message names those that do.
+        TmsError: the kind, an option or the device does not exist; the message names valid ones.
         ForkedError, NotPreloadedError: as for `pause`.
     """
     library = load()
@@ -46,9 +46,9 @@ def pool(kind: str, device: int | None = None, **options: Option) -> Pool:
 
 
 class Pool:
-    """A pool that `pool` made. Addresses are ints, sizes are in bytes; any thread may call.
+    """A pool, made by `pool`. Addresses are ints, sizes are in bytes; any thread may call.
 
-    A context manager that closes it.
+    It is a context manager that closes the pool.
     """
 
     def __init__(self, library: Library, kind: str, handle: ctypes.c_void_p) -> None:
@@ -58,15 +58,15 @@ class Pool:
         self._closed = False
 
     def malloc(self, size: int, stream: int = 0) -> int:
-        """The address of `size` bytes, usable in the order of a stream; 0 for no bytes.
+        """Returns the address of `size` bytes, usable in the order of a stream; 0 for no bytes.
 
         Args:
-            stream: a cudaStream_t, as `torch.cuda.Stream.cuda_stream` has it. Only "caching" looks
-                at it: in the other kinds what is freed must not be in use any more.
+            stream: a cudaStream_t, such as `torch.cuda.Stream.cuda_stream`. Only "caching" uses it:
+                with the other kinds, free only memory that no stream uses any more.
 
         Raises:
-            OutOfMemoryError: neither the pool nor the device has room; the message names the option
-                of the pool that would help, if one would.
+            OutOfMemoryError: neither the pool nor the device has room; the message names a pool's
+                option that would help, if there is one.
             TmsError: the pool is closed.
             ValueError: `size` is negative.
         """
@@ -78,7 +78,7 @@ class Pool:
         return address.value or 0
 
     def free(self, address: int) -> None:
-        """Takes back what `malloc` returned; 0 is ignored.
+        """Takes back an allocation of `malloc`; ignores 0.
 
         Raises:
             TmsError: it is not the address of a live allocation of this pool.
@@ -86,7 +86,7 @@ class Pool:
         self._check(self._library.c.tms_pool_free(self._handle, address), f"freeing {address:#x}")
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Says that another stream uses an allocation: once freed, it waits for that.
+        """Notes that another stream uses an allocation, which is then not reused before it is done.
 
         Raises:
             NotSupportedError: the kind is not "caching".
@@ -96,7 +96,7 @@ class Pool:
         self._check(code, f"recording a stream for {address:#x}")
 
     def trim(self) -> int:
-        """Gives the segments in which nothing is live back to the device; how many bytes it was."""
+        """Gives segments in which nothing is live back to the device, and returns their bytes."""
         released = ctypes.c_size_t()
         code = self._library.c.tms_pool_trim(self._handle, ctypes.byref(released))
         self._check(code, "trimming a pool")
@@ -110,10 +110,11 @@ class Pool:
         return cast("dict[str, Any]", json.loads(text))
 
     def snapshot(self) -> Any:
-        """What every byte that the pool holds is used for.
+        """Returns the use of every byte that the pool holds.
 
-        Of "caching" the list that torch.cuda.memory_snapshot returns: segments by address, with
-        their blocks. Of "bfc" a dict with the fields of TensorFlow's bfc_memory_map.proto.
+        For "caching" it is the list that torch.cuda.memory_snapshot returns: segments by address,
+        with their blocks. For "bfc" it is a dict with the fields of TensorFlow's
+        bfc_memory_map.proto.
 
         Raises:
             NotSupportedError: the pool is of another kind.
@@ -125,13 +126,13 @@ class Pool:
         return json.loads(text)
 
     def reset_peak_stats(self) -> None:
-        """Makes the peaks in `stats` what is there now (torch.cuda.reset_peak_memory_stats)."""
+        """Sets the peaks in `stats` to the present values (torch.cuda.reset_peak_memory_stats)."""
         self._check(
             self._library.c.tms_pool_reset_peak_stats(self._handle), "resetting a pool's peaks"
         )
 
     def reset_accumulated_stats(self) -> None:
-        """Makes the sums in `stats` begin anew (torch.cuda.reset_accumulated_memory_stats).
+        """Sets the sums in `stats` to 0 (torch.cuda.reset_accumulated_memory_stats).
 
         Raises:
             NotSupportedError: the kind is not "caching".
@@ -140,7 +141,7 @@ class Pool:
         self._check(code, "resetting a pool's sums")
 
     def close(self) -> None:
-        """Gives all segments back, with what is still live in them. Twice is fine."""
+        """Gives all segments back, with all live allocations. A second call does nothing."""
         if not self._closed:
             self._check(self._library.c.tms_pool_destroy(self._handle), "closing a pool")
             self._closed = True
@@ -163,9 +164,9 @@ def use_allocator(kind: str, **options: Option) -> None:
 
     Call it before PyTorch makes its first CUDA tensor: PyTorch can't change its allocator later
     (for a part of a program there is `allocator`). Tensors made in a `region` are pausable, others
-    are not. Streams are kept apart and CUDA graphs have memory of their own, whatever the kind.
-    torch.cuda.empty_cache and set_per_process_memory_fraction work; PyTorch's own figures
-    (torch.cuda.memory_stats) it has for its own allocator only: see `allocator_stats`.
+    are not. With every kind, streams share no memory and CUDA graphs have their own.
+    torch.cuda.empty_cache and set_per_process_memory_fraction work. torch.cuda.memory_stats covers
+    PyTorch's own allocator only: see `allocator_stats`.
     A shortage is a RuntimeError that begins "CUDA out of memory", not a torch.OutOfMemoryError.
 
     Args:
@@ -173,7 +174,7 @@ def use_allocator(kind: str, **options: Option) -> None:
 
     Raises:
         NotSupportedError: PyTorch uses CUDA already, has another allocator, is older than 2.6, or
-            could not be told of a shortage.
+            cannot raise an error for a shortage.
         TmsError: the kind or an option does not exist, or another was chosen before.
         NotPreloadedError, ImportError: there is no libtms.so in the process, or no PyTorch.
     """
@@ -198,9 +199,9 @@ def use_allocator(kind: str, **options: Option) -> None:
 def allocator(kind: str, **options: Option) -> ThreadScope:
     """Serves the CUDA tensors that this thread makes in the body from a pool.
 
-    A context manager, and a decorator, as `region`. PyTorch's own allocator still handles tensors,
-    in a `torch.cuda.MemPool` of the body's: the pool makes its segments. Entered within a `region`,
-    these are pausable; a region entered in the body is served as always.
+    It is a context manager and a decorator, like `region`. PyTorch's own allocator still places
+    tensors, in a `torch.cuda.MemPool` of the body's, and the pool makes its segments. These are
+    pausable inside a `region`. A region entered in the body works as always.
 
     Args:
         kind, options: as for `use_allocator`.
@@ -229,19 +230,19 @@ class _Allocator(ThreadScope):
 
 
 def allocator_stats() -> list[dict[str, Any]]:
-    """The figures of what serves PyTorch by `use_allocator` or `allocator`.
+    """Returns the figures of the pools that serve PyTorch by `use_allocator` or `allocator`.
 
-    One dict for each device and each tag: "device", "tag" (None: not pausable) and "stats", which
-    are as `Pool.stats` returns them.
+    There is one dict for each device and tag: "device", "tag" (None: not pausable) and "stats", as
+    `Pool.stats` returns them.
     """
     return cast("list[dict[str, Any]]", json.loads(read(load().c.tms_torch_pool_stats_json)))
 
 
 def allocator_snapshot() -> list[dict[str, Any]]:
-    """What the memory of what serves PyTorch is used for, where that is of kind "caching".
+    """Returns the use of the memory of the pools that serve PyTorch, of kind "caching".
 
-    One dict for each device and each tag: "device", "tag" (None: not pausable) and "segments",
-    which are as torch.cuda.memory_snapshot returns them.
+    There is one dict for each device and tag: "device", "tag" (None: not pausable) and "segments",
+    as torch.cuda.memory_snapshot returns them.
 
     Raises:
         NotSupportedError: the kind is another.
@@ -254,13 +255,13 @@ def allocator_snapshot() -> list[dict[str, Any]]:
 
 
 def reset_allocator_peak_stats() -> None:
-    """Makes the peaks in `allocator_stats` what is there now."""
+    """Sets the peaks in `allocator_stats` to the present values."""
     library = load()
     _check(library, library.c.tms_torch_pool_reset_peak_stats(), "resetting the allocator's peaks")
 
 
 def _check(library: Library, code: int, doing: str) -> None:
-    if code == 2:  # the account of a pool says itself what to do
+    if code == 2:  # a pool's error says itself what to do
         cause = library.last_error
         raise OutOfMemoryError(f"{doing} failed: {cause} (cudaError 2).", code=code, cause=cause)
     if code:
@@ -271,7 +272,7 @@ def _text(options: dict[str, Option]) -> bytes:
     for name, value in options.items():
         if "," in re.sub(r"\[[^]]*\]", "", str(value)):
             raise ValueError(
-                f"{name}={value!r}: a setting must not contain a comma but in brackets"
+                f"{name}={value!r}: a setting must not contain a comma outside brackets"
             )
     return ",".join(f"{name}={value}" for name, value in options.items()).encode()
 
@@ -285,13 +286,13 @@ def _pytorch() -> Any:
     if torch.cuda.get_allocator_backend() != "native":
         raise NotSupportedError(
             f"PyTorch's CUDA allocator is {torch.cuda.get_allocator_backend()!r} already; "
-            "it can be replaced, or used beside another, only where it is its own ('native')."
+            "another can replace or complement only its own ('native')."
         )
     return torch
 
 
 _plugged: dict[str, Any] = {}
-"""PyTorch's objects for our functions, by the name of the one that allocates; kept for good."""
+"""PyTorch's objects for our functions, by the name of the allocating one; they are never freed."""
 
 
 def _plug(library: Library, torch: Any, malloc: str, kind: str, options: dict[str, Option]) -> Any:

@@ -10,8 +10,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Passes are repeated for so long, at least once, and the fastest counts: what else the machine does only
-// ever adds.
+// Passes repeat for this time, at least once, and the fastest counts: other work of the machine only adds time.
 const measuring = 200 * time.Millisecond
 
 // measureTime fills in the time of an operation in passes that do nothing else.
@@ -56,7 +55,7 @@ func fastest(pass func() (time.Duration, error)) (time.Duration, error) {
 
 // timed plays a trace and then, off the clock, frees what it left.
 func timed(p pool.Pool, t *trace.Trace, at []uintptr) time.Duration {
-	runtime.GC() // what earlier passes left is not this one's
+	runtime.GC() // the garbage of earlier passes is not this one's
 	begin := time.Now()
 	play(p, t.Events, at)
 	took := time.Since(begin)
@@ -67,7 +66,7 @@ func timed(p pool.Pool, t *trace.Trace, at []uintptr) time.Duration {
 	return took
 }
 
-// play does the operations; their errors are observe's matter.
+// play does the operations; observe looks at their errors.
 func play(p pool.Pool, events []trace.Event, at []uintptr) {
 	for i := range events {
 		switch e := &events[i]; e.Action {
@@ -84,8 +83,7 @@ func play(p pool.Pool, events []trace.Event, at []uintptr) {
 	}
 }
 
-// measureMetadata returns by how much the Go heap has grown when the pool has done the operations up to
-// the peak.
+// measureMetadata returns by how much the Go heap grows while the pool does the operations up to the peak.
 func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
 	at := make([]uintptr, t.Blocks+1)
 	meter := o.Place.fresh()
@@ -104,7 +102,7 @@ func measureMetadata(t *trace.Trace, o Options, peak int) (uint64, error) {
 
 func heap() uint64 {
 	runtime.GC()
-	runtime.GC() // what the first only swept
+	runtime.GC() // collects what the first only swept
 	var stats runtime.MemStats
 	runtime.ReadMemStats(&stats)
 	return stats.HeapAlloc

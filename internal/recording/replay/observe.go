@@ -7,12 +7,12 @@ import (
 	"tms/vmm/pool"
 )
 
-// Event is what became of one operation.
+// Event is the outcome of one operation.
 type Event struct {
 	Index    int     `json:"index"` // from 0
 	Action   string  `json:"action"`
 	Size     uint64  `json:"size"`    // bytes asked for
-	Address  *uint64 `json:"address"` // of the block made or freed, in sim counted from the first; nil: none
+	Address  *uint64 `json:"address"` // of the block made or freed, in sim from the first one on; nil: none
 	Block    uint64  `json:"block"`   // bytes set aside for it
 	Reserved uint64  `json:"reserved"`
 	Error    *string `json:"error"` // nil: none
@@ -40,7 +40,7 @@ type observed struct {
 	stream    pool.Stream
 }
 
-// observe fills in what does not need a clock, and returns the operation at which most was live.
+// observe fills in what needs no clock, and returns the operation at which most was live.
 func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
 	meter := o.Place.fresh()
 	ob := &observer{result: result, base: o.Place.base, at: make([]observed, t.Blocks+1), meter: meter, peak: -1}
@@ -105,7 +105,7 @@ func (ob *observer) step(p pool.Pool, i int, e trace.Event) Event {
 
 func (ob *observer) free(p pool.Pool, number uint32) error {
 	b := ob.at[number]
-	for _, action := range []string{"free_requested", "free_completed"} { // before its segment may go
+	for _, action := range []string{"free_requested", "free_completed"} { // before its segment can go
 		ob.snapshot.note(action, b.Address, b.requested, b.stream, 0)
 	}
 	if err := p.Free(b.Address); err != nil {
@@ -132,8 +132,8 @@ func (ob *observer) end(b observed) {
 	ob.live -= b.Size
 }
 
-// sample looks at the state after an operation. Reserved mostly stays at its peak for long; what counts is
-// how much of it came to be used, so of the operations there the one with most live.
+// sample looks at the state after an operation. Reserved mostly stays at its peak for long, and of the operations there
+// the one with most live counts: it shows how much of reserved came to be used.
 func (ob *observer) sample() {
 	reserved := ob.meter.reserved
 	if reserved > ob.peakReserved {
@@ -146,7 +146,7 @@ func (ob *observer) sample() {
 }
 
 func (ob *observer) finish(p pool.Pool) {
-	ob.meter.changed = nil // what follows is not of the trace
+	ob.meter.changed = nil // the trace ends here
 	if ob.snapshot != nil {
 		ob.snapshot.end(p, ob.at)
 	}

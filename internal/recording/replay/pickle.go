@@ -7,18 +7,17 @@ import (
 	"io"
 )
 
-// pickler writes what Python's pickle.load and the memory_viz page of PyTorch read: protocol 2, with strings written
-// once and referred to from then on.
-// (Python's Lib/pickletools.py; torch/utils/viz/MemoryViz.js)
+// pickler writes what Python's pickle.load and the memory_viz page of PyTorch read: protocol 2, each string once and
+// then references to it. (Python's Lib/pickletools.py; torch/utils/viz/MemoryViz.js)
 type pickler struct {
 	to      *bufio.Writer
 	strings map[string]byte // where they are in the reader's memo
 }
 
-// dict is keys and values in turn.
+// dict has keys and values in turn.
 type dict []any
 
-// list is a Python list of so many, each made when it is written.
+// list is a Python list whose elements are made when they are written.
 type list struct {
 	length int
 	at     func(int) any

@@ -11,28 +11,26 @@ import (
 	"tms/vmm/pool/source"
 )
 
-// Place is where the segments of replayed pools come from. One replay at a time uses it.
+// Place gives replayed pools their segments. One replay at a time uses it.
 type Place struct {
 	name   string
 	limit  uint64  // the most bytes that a source gives out; 0: no limit
 	base   uintptr // addresses count from here
 	source func() pool.Source
-	visit  func(f func() error) error // runs f on a thread that can use the place
+	visit  func(f func() error) error // runs f on a thread with access to the place
 }
 
 // ErrPlace: there is no place of that name.
 var ErrPlace = errors.New("no such source")
 
-// In the simulated place addresses begin here: 0 is no address, and no power of two that a kind may align
-// to is larger.
+// Addresses of the simulated place begin here: 0 is no address, and no kind aligns to a larger power of two.
 const (
 	simulatedBase     = 1 << 40
 	simulatedCapacity = 1 << 46
 )
 
-// NewPlace returns the place of a name: sim, numbers from 0 on with nothing behind them; cuda, memory of
-// the first device by cuMemAlloc; vmm, pausable segments on the first device. limit is in bytes, 0 for
-// none. Errors: ErrPlace, or the driver's.
+// NewPlace returns the place of a name: sim, bare numbers from 0 on; cuda, memory of the first device by cuMemAlloc;
+// vmm, pausable segments on the first device. limit is in bytes; 0: none. Errors: ErrPlace, or the driver's.
 func NewPlace(name string, limit uint64) (*Place, error) {
 	p := &Place{name: name, limit: limit}
 	switch name {
@@ -73,27 +71,28 @@ func (p *Place) onDevice() error {
 	}
 	segments, err := source.NewSegments(engine, driver, vmm.Request{Tag: "replay"}, state)
 	p.source = func() pool.Source {
-		fresh := *segments // with no room of an earlier pool
+		fresh := *segments // without an earlier pool's room
 		return &fresh
 	}
 	return err
 }
 
-// meter is a source that counts what is out and refuses what goes beyond a limit. It counts bytes, not
-// places, as a device does: with virtual memory its holes do not keep large segments out.
+// meter is a source that counts the bytes in use and refuses more than a limit. Like a device it counts bytes, not
+// places: with virtual memory holes do not keep large segments out.
 type meter struct {
 	pool.Source
 	limit    uint64 // 0: none
 	reserved uint64
-	changed  func(address uintptr, size uint64, held bool) // called for each segment; nil: for none
+	changed  func(address uintptr, size uint64, held bool) // called for each segment, unless nil
 }
 
-// fresh returns a source that nothing has come from yet.
+// fresh returns a source of which nothing is in use.
 func (p *Place) fresh() *meter { return &meter{Source: p.source(), limit: p.limit} }
 
 func (m *meter) Allocate(size uint64) (uintptr, error) {
 	if m.limit > 0 && size > m.left() {
-		return 0, fmt.Errorf("a segment of %d bytes with %d of %d reserved: %w", size, m.reserved, m.limit, pool.ErrOutOfMemory)
+		return 0, fmt.Errorf("a segment of %d bytes with %d of %d reserved: %w", size, m.reserved, m.limit,
+			pool.ErrOutOfMemory)
 	}
 	address, err := m.Source.Allocate(size)
 	if err == nil {
@@ -118,7 +117,7 @@ func (m *meter) tell(address uintptr, size uint64, held bool) {
 	}
 }
 
-// left is how many bytes the limit leaves; 0 when there is none.
+// left returns the bytes that the limit leaves; 0 without a limit.
 func (m *meter) left() uint64 { return m.limit - min(m.limit, m.reserved) }
 
 // Reserve is pool.Coalescer.Reserve.
@@ -147,7 +146,7 @@ func (b bounded) Memory() (free, total uint64, err error) {
 	return free, total, err
 }
 
-// source is the meter as what it is to a pool.
+// source returns the meter with the interfaces that the pool may see.
 func (m *meter) source() pool.Source {
 	if _, ok := m.Source.(pool.Memory); ok || m.limit > 0 {
 		return bounded{m}

@@ -1,11 +1,11 @@
-// Package replay does with a pool what a recorded program did with its allocator, and says what that cost:
-// time, memory and fragmentation.
+// Package replay repeats a recorded program's allocations on a pool, and reports the cost: time, memory and
+// fragmentation.
 //
-//	replay.go    what is asked for, and what came of it
-//	place.go     where segments come from, and how many
-//	observe.go   once through the trace, looking at every operation
-//	measure.go   many times through it, for the time; once for the size of the metadata
-//	snapshot.go  a pool's history as PyTorch's: pickle.go
+//	replay.go    options and results
+//	place.go     the source of segments, and its limit
+//	observe.go   one pass through the trace that looks at every operation
+//	measure.go   many passes for the time, and one for the size of the metadata
+//	snapshot.go  a pool's history in PyTorch's format: pickle.go
 package replay
 
 import (
@@ -19,25 +19,25 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-// Options say what a trace is replayed on.
+// Options describe the pool of a replay.
 type Options struct {
 	Kind     string
 	Settings []string // of the pool, each k=v
 	Place    *Place
-	Each     func(Event) error // called for each operation; nil: for none
-	Snapshot bool              // Result.Snapshot is wanted
-	quiet    bool              // the pool's failures have been told
+	Each     func(Event) error // called for each operation, unless nil
+	Snapshot bool              // fill in Result.Snapshot
+	quiet    bool              // the pool's failures were reported
 }
 
-// Result is what came of a trace. Sizes are in bytes.
+// Result is the outcome of a trace. Sizes are in bytes.
 type Result struct {
 	Trace    string `json:"trace"`
 	Settings string `json:"options"`
 	Source   string `json:"source"`
 
 	Operations int     `json:"operations"`
-	First      float64 `json:"ns_per_op"`       // from an empty pool on, the source's time included
-	Again      float64 `json:"ns_per_op_again"` // once more on the pool that has been through it
+	First      float64 `json:"ns_per_op"`       // on an empty pool, with the source's time
+	Again      float64 `json:"ns_per_op_again"` // on the same pool once more
 
 	// The pool's own statistics at the end of the trace.
 	pool.Stats
@@ -45,14 +45,14 @@ type Result struct {
 	FreeFailures int `json:"free_failures"`
 
 	ReservedPerLive float64 `json:"reserved_per_live"`      // peak by peak
-	Internal        float64 `json:"internal_fragmentation"` // of live, what was not asked for, at the peak of live
-	External        float64 `json:"external_fragmentation"` // of reserved, what was not live, at the peak of reserved
+	Internal        float64 `json:"internal_fragmentation"` // the part of live not asked for, at the peak of live
+	External        float64 `json:"external_fragmentation"` // the part of reserved not live, at the peak of reserved
 	Metadata        uint64  `json:"metadata_bytes"`         // of host memory, at the peak of live
 
 	Snapshot *Snapshot `json:"-"`
 }
 
-// Check says whether a pool can be made like that. Errors: pool.ErrOption, the place's.
+// Check returns an error if the options make no pool. Errors: pool.ErrOption, the place's.
 func Check(o Options) error {
 	return o.Place.visit(func() error {
 		_, err := o.pool(o.Place.fresh().source())
@@ -71,10 +71,9 @@ func (o Options) pool(source pool.Source) (pool.Pool, error) {
 	return kinds.New(o.Kind, source, settings)
 }
 
-// Run replays a trace: once with a look at every operation, then several times for the time, then once up
-// to its peak for the size of the metadata. Blocks that the trace leaves live are freed after it. That the
-// pool refuses an operation is part of the result.
-// Errors: pool.ErrOption, what Each returns, the place's.
+// Run replays a trace: once to look at every operation, then several times for the time, then once up to its peak for
+// the size of the metadata. It frees blocks that the trace leaves live. An operation that the pool refuses is part of
+// the result. Errors: pool.ErrOption, what Each returns, the place's.
 func Run(t *trace.Trace, o Options) (*Result, error) {
 	result := &Result{
 		Trace: t.Name, Settings: strings.Join(o.Settings, ","), Source: o.Place.name, Operations: len(t.Events),
@@ -94,11 +93,11 @@ func Run(t *trace.Trace, o Options) (*Result, error) {
 	return result, err
 }
 
-// WriteTable writes a line for each result, all of one trace. docs/cli.md has what the columns mean.
+// WriteTable writes a line for each result of one trace. docs/cli.md explains the columns.
 func WriteTable(to io.Writer, results []*Result) error {
 	var text strings.Builder
-	fmt.Fprintf(&text, "%-8s  %10s  %6s  %6s  %11s  %13s  %13s  %8s  %8s  %12s  %8s\n", "pool", "operations", "ns/op", "again",
-		"peak live", "peak reserved", "reserved/live", "internal", "external", "source calls", "failures")
+	fmt.Fprintf(&text, "%-8s  %10s  %6s  %6s  %11s  %13s  %13s  %8s  %8s  %12s  %8s\n", "pool", "operations", "ns/op",
+		"again", "peak live", "peak reserved", "reserved/live", "internal", "external", "source calls", "failures")
 	for _, r := range results {
 		fmt.Fprintf(&text, "%-8s  %10d  %6.0f  %6.0f  %11s  %13s  %13.3f  %7.1f%%  %7.1f%%  %12d  %8d\n",
 			r.Kind, r.Operations, r.First, r.Again, readable.Bytes(r.PeakLive), readable.Bytes(r.PeakReserved),

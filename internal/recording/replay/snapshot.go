@@ -10,13 +10,13 @@ import (
 	"tms/vmm/pool/caching"
 )
 
-// Snapshot is what a pool held at the end of a trace and how it came to that, as PyTorch tells of its own allocator.
+// Snapshot has what a pool held at the end of a trace and its history, in the form of PyTorch's own allocator.
 // (torch.cuda.memory._snapshot; pytorch.org/memory_viz)
 type Snapshot struct {
 	events   []happening
 	segments map[uintptr]heldSegment // by address
 	live     []observed              // by address
-	stream   pool.Stream             // that segments are now made for; 0 of a kind that ignores streams
+	stream   pool.Stream             // of the segments made now; 0 for a kind that ignores streams
 }
 
 type heldSegment struct {
@@ -30,10 +30,10 @@ type happening struct {
 	address uintptr
 	size    uint64
 	stream  pool.Stream
-	free    uint64 // bytes that the source had left; of oom
+	free    uint64 // for oom: bytes that the source had left
 }
 
-// note adds an event; to no snapshot it does nothing.
+// note adds an event; on a nil snapshot it does nothing.
 func (s *Snapshot) note(action string, address uintptr, size uint64, stream pool.Stream, free uint64) {
 	if s != nil {
 		s.events = append(s.events, happening{action, address, size, stream, free})
@@ -50,7 +50,7 @@ func (s *Snapshot) segment(address uintptr, size uint64, held bool) {
 	delete(s.segments, address)
 }
 
-// end takes the blocks that are live, and asks a pool that tells of its segments which of them are for small blocks.
+// end takes the live blocks. If the pool has a snapshot, end asks it which segments are for small blocks.
 func (s *Snapshot) end(p pool.Pool, blocks []observed) {
 	s.live = slices.DeleteFunc(slices.Clone(blocks), func(b observed) bool { return b.Size == 0 })
 	slices.SortFunc(s.live, func(a, b observed) int { return cmp.Compare(a.Address, b.Address) })
@@ -63,15 +63,16 @@ func (s *Snapshot) end(p pool.Pool, blocks []observed) {
 	}
 }
 
-// Write writes the snapshot as a pickle, as torch.cuda.memory._dump_snapshot does. Sizes are in bytes; nothing has
-// frames, as a trace has no stacks. Errors: the writer's.
+// Write writes the snapshot as a pickle, like torch.cuda.memory._dump_snapshot, with sizes in bytes. Frames are empty,
+// as a trace has no stacks. Errors: the writer's.
 func (s *Snapshot) Write(to io.Writer) error {
 	return writePickle(to, dict{
 		"segments", s.tiled(),
 		"device_traces", list{1, func(int) any {
 			return list{len(s.events), func(i int) any {
 				e := s.events[i]
-				d := dict{"action", e.action, "addr", uint64(e.address), "size", e.size, "stream", uint64(e.stream), "frames", list{}}
+				d := dict{"action", e.action, "addr", uint64(e.address), "size", e.size, "stream", uint64(e.stream),
+					"frames", list{}}
 				if e.action == "oom" {
 					d = append(d, "device_free", e.free)
 				}
@@ -81,7 +82,7 @@ func (s *Snapshot) Write(to io.Writer) error {
 	})
 }
 
-// tiled returns the segments by address, each with blocks that tile it. Segments that a block lies across are one.
+// tiled returns the segments by address, each with blocks that tile it. It joins segments that share a block.
 func (s *Snapshot) tiled() list {
 	addresses := slices.Sorted(maps.Keys(s.segments))
 	blocks := s.live
@@ -118,8 +119,8 @@ func (s *Snapshot) tiled() list {
 			kind = "small"
 		}
 		all = append(all, dict{"device", uint64(0), "address", uint64(at), "total_size", uint64(end - at),
-			"allocated_size", allocated, "active_size", allocated, "requested_size", requested, "stream", uint64(stream),
-			"segment_type", kind, "is_expandable", false, "frames", list{}, "blocks", listOf(tiles)})
+			"allocated_size", allocated, "active_size", allocated, "requested_size", requested,
+			"stream", uint64(stream), "segment_type", kind, "is_expandable", false, "frames", list{}, "blocks", listOf(tiles)})
 	}
 	return listOf(all)
 }

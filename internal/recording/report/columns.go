@@ -5,12 +5,12 @@ import (
 	"slices"
 )
 
-// columns are spans of time, for each of which a page has one value: boundaries, from the first to the last moment.
-// They are narrow where much happens: where there are few enough changes, each begins one.
+// columns are spans of time, each with one value on a page: their boundaries, from the first to the last moment. They
+// are narrow where much happens: if there are few enough changes, each begins one.
 type columns []int64
 
-// newColumns makes at most so many. Half of the boundaries are evenly in time, the others evenly among the changes;
-// where operations begin and end there are some in any case.
+// newColumns makes at most that many columns. It spaces half of the boundaries evenly in time and the others evenly
+// among the changes, and always adds those where operations begin and end.
 func newColumns(processes []*process, most int) columns {
 	from, to := span(processes)
 	bounds := columns{from, to}
@@ -46,7 +46,7 @@ func newColumns(processes []*process, most int) columns {
 	return bounds
 }
 
-// span is from the first to the last record of all.
+// span returns the times of the first and the last record of all.
 func span(processes []*process) (from, to int64) {
 	from, to = processes[0].from, processes[0].to
 	for _, p := range processes {
@@ -57,7 +57,7 @@ func span(processes []*process) (from, to int64) {
 
 func (c columns) count() int { return len(c) - 1 }
 
-// envelope is what a sum of series has in each column: the series when the sum was largest, and its smallest.
+// envelope has, for a sum of series in each column, the series when the sum was largest, and the smallest sum.
 type envelope struct {
 	atMost [][]uint64 // by series
 	least  []uint64
@@ -72,7 +72,7 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 	now := make([]uint64, count)
 	sum, most := uint64(0), uint64(0)
 	column := 0
-	enter := func() { // a column begins with what there is
+	enter := func() { // a column begins with the present values
 		most, e.least[column] = sum, sum
 		for i, value := range now {
 			e.atMost[i][column] = value
@@ -91,7 +91,7 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 		}
 		sum += s.value - now[s.series]
 		now[s.series] = s.value
-		if moved && s.at == c[column] { // what there was ended as the column began
+		if moved && s.at == c[column] { // the old values ended as the column began
 			enter()
 			continue
 		}
@@ -110,7 +110,7 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 	return e
 }
 
-// together are the changes of all processes, as if each were a series.
+// together returns the changes of all processes, as if each were a series.
 func together(processes []*process) []step {
 	var all []step
 	for n, p := range processes {
@@ -123,7 +123,7 @@ func together(processes []*process) []step {
 	return all
 }
 
-// exact tells whether no column has more than one change: nothing is left out.
+// exact reports whether no column has more than one change, so that the page has them all.
 func (c columns) exact(processes []*process) bool {
 	for _, p := range processes {
 		for _, s := range p.steps {

@@ -6,27 +6,27 @@ import (
 	"slices"
 )
 
-// addressMap is where blocks lie over time, without the addresses that none has.
+// addressMap shows where blocks lie over time, without unused addresses.
 type addressMap struct {
-	Ranges [][2]uint64 `json:"ranges"` // address and size of each that has blocks, one above the other
+	Ranges [][2]uint64 `json:"ranges"` // address and size of each range with blocks, stacked
 	Total  uint64      `json:"total"`  // bytes of them
 	Blocks int         `json:"blocks"`
-	Shown  int         `json:"shown"` // of them, the largest, one by one; the others are cells
+	Shown  int         `json:"shown"` // the number of largest blocks shown one by one; cells show the others
 	Rows   int         `json:"rows"`
 	Cells  int         `json:"cells"` // in a row
 
 	shown []block
-	place func(address uint64) uint64 // where it is in Total
-	part  []byte                      // of each cell that the others cover, in 255ths
+	place func(address uint64) uint64 // its place in Total
+	part  []byte                      // how much of each cell the others cover, in 255ths
 }
 
 const (
-	mapGap   = 2 << 20 // addresses that are not told apart from what is around them
+	mapGap   = 2 << 20 // smaller unused ranges count as used
 	mapRows  = 96
 	mapCells = 512
 )
 
-// newMap shows so many blocks one by one.
+// newMap shows that many blocks one by one.
 func (p *process) newMap(from, to int64, shown int) *addressMap {
 	m := &addressMap{Blocks: len(p.blocks), Rows: mapRows, Cells: mapCells, Ranges: [][2]uint64{}}
 	blocks := slices.Clone(p.blocks)
@@ -44,7 +44,8 @@ func (p *process) newMap(from, to int64, shown int) *addressMap {
 		m.Total += r[1]
 	}
 	m.place = func(address uint64) uint64 {
-		i, found := slices.BinarySearchFunc(m.Ranges, address, func(r [2]uint64, a uint64) int { return cmp.Compare(r[0], a) })
+		i, found := slices.BinarySearchFunc(m.Ranges, address,
+			func(r [2]uint64, a uint64) int { return cmp.Compare(r[0], a) })
 		if !found {
 			i--
 		}
@@ -57,8 +58,8 @@ func (p *process) newMap(from, to int64, shown int) *addressMap {
 	return m
 }
 
-// cover adds up what blocks cover of each cell. Each changes two cells in each of its rows: what a block adds from
-// where it begins on is taken away where it ends.
+// cover adds up how much of each cell blocks cover. A block changes two cells in each of its rows: it adds its part
+// where it begins, and subtracts it where it ends.
 func (m *addressMap) cover(blocks []block, from, to int64) []byte {
 	parts := make([]float64, mapRows*(mapCells+2)) // the change from one cell to the next
 	perCell, perRow := float64(max(to-from, 1))/mapCells, float64(max(m.Total, 1))/mapRows
@@ -68,7 +69,7 @@ func (m *addressMap) cover(blocks []block, from, to int64) []byte {
 		bottom, top := place/perRow, (place+float64(b.size))/perRow
 		for row := int(bottom); row < mapRows && float64(row) < top; row++ {
 			height := min(top, float64(row+1)) - max(bottom, float64(row))
-			edge := func(at, sign float64) { // all of the cells from at on, and of its own the part behind it
+			edge := func(at, sign float64) { // all cells behind at, and the part of its own cell behind it
 				cell := min(int(at), mapCells)
 				behind := 1 - (at - float64(cell))
 				parts[row*(mapCells+2)+cell] += sign * height * behind

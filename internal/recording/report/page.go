@@ -18,7 +18,7 @@ import (
 //go:embed page.html
 var html string
 
-// uPlot draws the page's charts; uplot/ has what its package at the npm registry has, version 1.6.32.
+// uPlot draws the page's charts; uplot/ has its npm package, version 1.6.32.
 var (
 	//go:embed uplot/uPlot.iife.min.js
 	uPlot string
@@ -28,7 +28,7 @@ var (
 	uPlotLicence string
 )
 
-// How much a page has. Of a recording with more than fits into mostPage, columns and blocks are left out.
+// The size of a page. If a recording does not fit into mostPage, the page leaves columns and blocks out.
 const (
 	mostPage       = 1 << 20 // bytes
 	mostColumns    = 4096
@@ -53,7 +53,7 @@ type shownBlock struct {
 	Series  int      `json:"series"`
 	Thread  uint32   `json:"thread"`
 	From    *float64 `json:"from"` // nil: before the recording
-	To      *float64 `json:"to"`   // nil: it is there at the end
+	To      *float64 `json:"to"`   // nil: after the recording
 	Where   string   `json:"where"`
 }
 
@@ -66,9 +66,8 @@ type shown struct {
 	Processes []shownProcess `json:"processes"`
 }
 
-// WritePage writes a page of HTML that needs nothing else. snapshot is a file with PyTorch's snapshot, of the one
-// recording that there then is; "": none.
-// Errors: trace.ErrMalformed, the operating system's, the writer's.
+// WritePage writes a self-contained page of HTML. snapshot is a file with PyTorch's snapshot, for a single recording;
+// "": none. Errors: trace.ErrMalformed, the operating system's, the writer's.
 func WritePage(to io.Writer, paths []string, snapshot string) error {
 	processes, err := readAll(paths)
 	if err != nil {
@@ -96,9 +95,10 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 	c := newColumns(processes, most)
 	zero, end := c[0], c[c.count()]
 	seconds := func(at int64) float64 { return time.Duration(at - zero).Seconds() }
-	s := shown{Zero: time.Unix(0, zero), Duration: seconds(end), Columns: c.count(), Exact: c.exact(processes), Metrics: metricNames[:]}
+	s := shown{Zero: time.Unix(0, zero), Duration: seconds(end), Columns: c.count(), Exact: c.exact(processes),
+		Metrics: metricNames[:]}
 
-	// The numbers, in the order in which the page's script takes them.
+	// The numbers, in the order in which the page's script reads them.
 	var data bytes.Buffer
 	number := func(value float64) { _ = binary.Write(&data, binary.LittleEndian, value) }
 	for _, bound := range c {
@@ -138,18 +138,20 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 	if err := packer.Close(); err != nil {
 		return err
 	}
-	text, err := json.Marshal(s) // escapes what would end a script
+	text, err := json.Marshal(s) // escapes the end tag of a script
 	if err != nil {
 		return err
 	}
-	filled := strings.NewReplacer("/*data*/", string(text), "/*numbers*/", base64.StdEncoding.EncodeToString(packed.Bytes()),
+	filled := strings.NewReplacer("/*data*/", string(text), "/*numbers*/",
+		base64.StdEncoding.EncodeToString(packed.Bytes()),
 		"/*library*/", uPlot, "/*style*/", uPlotStyle, "/*licence*/", uPlotLicence)
 	_, err = filled.WriteString(to, html)
 	return err
 }
 
 func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
-	made := shownProcess{process: p, Map: m, AllOperations: len(p.operations), Operations: []described{}, Largest: []shownBlock{}}
+	made := shownProcess{process: p, Map: m, AllOperations: len(p.operations), Operations: []described{},
+		Largest: []shownBlock{}}
 	operations := slices.Clone(p.operations)
 	if len(operations) > mostOperations {
 		slices.SortStableFunc(operations, func(x, y operation) int { return cmp.Compare(y.took, x.took) })
@@ -160,7 +162,8 @@ func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
 		made.Operations = append(made.Operations, o.describe(zero))
 	}
 	for _, b := range m.shown[:min(mostLargest, len(m.shown))] {
-		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread, Where: where.of(b.address)}
+		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread,
+			Where: where.of(b.address)}
 		at := time.Duration(b.from - zero).Seconds()
 		if !b.earlier {
 			shown.From = &at

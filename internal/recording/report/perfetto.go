@@ -9,10 +9,10 @@ import (
 	"time"
 )
 
-// perfettoColumns is how many values a counter has at most.
+// perfettoColumns is the most values that a counter has.
 const perfettoColumns = 20000
 
-// event is one of Chrome's trace event format, which Perfetto reads. Times are in microseconds.
+// event is an event of Chrome's trace event format, which Perfetto reads. Times are in microseconds.
 type event struct {
 	Phase string  `json:"ph"`
 	Name  string  `json:"name"`
@@ -35,7 +35,7 @@ func WritePerfetto(to io.Writer, paths []string) error {
 	write := func(e event) {
 		line, err := json.Marshal(e)
 		if err == nil {
-			_, _ = out.WriteString(separator) // an error is kept for Flush
+			_, _ = out.WriteString(separator) // Flush returns an error
 			_, _ = out.Write(line)
 			separator = ",\n"
 		}
@@ -45,8 +45,10 @@ func WritePerfetto(to io.Writer, paths []string) error {
 	micros := func(at int64) float64 { return float64(at-zero) / 1e3 }
 	const tid = 1
 	for _, p := range processes {
-		write(event{Phase: "M", Name: "process_name", PID: p.PID, Args: map[string]string{"name": fmt.Sprintf("%d %.80s", p.PID, p.Command)}})
-		write(event{Phase: "M", Name: "thread_name", PID: p.PID, TID: tid, Args: map[string]string{"name": "pauses and resumes"}})
+		write(event{Phase: "M", Name: "process_name", PID: p.PID,
+			Args: map[string]string{"name": fmt.Sprintf("%d %.80s", p.PID, p.Command)}})
+		write(event{Phase: "M", Name: "thread_name", PID: p.PID, TID: tid,
+			Args: map[string]string{"name": "pauses and resumes"}})
 		var all [metrics]envelope
 		for metric := range metrics {
 			all[metric] = c.envelope(p.steps, len(p.Series), metric)
@@ -67,8 +69,8 @@ func WritePerfetto(to io.Writer, paths []string) error {
 			}
 		}
 		for _, o := range p.operations {
-			write(event{Phase: "X", Name: strings.TrimSpace(o.Kind + " " + o.Tag), PID: p.PID, TID: tid, At: micros(o.from),
-				Took: float64(o.took) / float64(time.Microsecond), Args: o.describe(zero)})
+			write(event{Phase: "X", Name: strings.TrimSpace(o.Kind + " " + o.Tag), PID: p.PID, TID: tid,
+				At: micros(o.from), Took: float64(o.took) / float64(time.Microsecond), Args: o.describe(zero)})
 		}
 	}
 	if _, err := out.WriteString("\n]}\n"); err != nil {

@@ -1,5 +1,5 @@
-// Package report makes of recordings (internal/recording/trace) what people look at: a page, or a trace for Perfetto.
-// It holds each change of a recording while it does, some 24 bytes, and writes what a screen can show.
+// Package report makes recordings (internal/recording/trace) readable: as a page, or a trace for Perfetto. It holds
+// each change of a recording in memory, some 24 bytes, and writes as much as a screen can show.
 package report
 
 import (
@@ -16,29 +16,29 @@ import (
 const (
 	physical = iota // device memory held
 	live            // as the program asked for it, active and paused
-	backup          // contents in host memory, files and with peers
+	backup          // contents in host memory, files and peers
 	metrics
 )
 
 var metricNames = [metrics]string{"physical", "live", "backup"}
 
-// origin is a tag on a device, or what of a device is not pausable.
+// origin is a tag on a device, or a device's memory that is not pausable.
 type origin struct {
 	device int // -1: not known
 	tag    string
 	plain  bool // not pausable
 }
 
-// series is the memory of an origin, or of many.
+// series is the memory of one origin, or of many.
 type series struct {
 	Label string `json:"label"`
 	Plain bool   `json:"plain"`
-	Peak  uint64 `json:"peak"` // of any metric
+	Peak  uint64 `json:"peak"` // over all metrics
 
-	allocated uint64 // by blocks
+	allocated uint64 // in blocks
 	other     uint64 // the engine's figure beyond that: what the program maps itself, what pools hold
 	value     [metrics]uint64
-	sampled   uint64 // nanoseconds: when other was found
+	sampled   uint64 // nanoseconds: when other was computed
 }
 
 // step is a change of one series.
@@ -65,7 +65,7 @@ type operation struct {
 	Bytes  uint64 `json:"bytes"`
 	Copied uint64 `json:"copied"`
 	Code   int    `json:"code"` // 0: done
-	Over   bool   `json:"over"` // else the recording ends before
+	Over   bool   `json:"over"` // false: the recording ends before it
 
 	from                  int64
 	took, waited, copying time.Duration
@@ -123,7 +123,8 @@ func read(path string) (*process, error) {
 		case trace.Figures:
 			r.figures(record, at)
 		default:
-			alive.Apply(record, func(b trace.Record) { r.made(b, at) }, func(b trace.Record, _ uint64) { r.freed(b, at) })
+			alive.Apply(record, func(b trace.Record) { r.made(b, at) },
+				func(b trace.Record, _ uint64) { r.freed(b, at) })
 		}
 	}
 	if r.p.Records == 0 {
@@ -168,7 +169,7 @@ func (r *reader) set(at int64, i, metric int, value uint64) {
 	r.p.steps = append(r.p.steps, step{at, i, metric, value})
 }
 
-// made is of a block. A pool's blocks are in memory that is counted where the pool took it.
+// made adds a block. A pool's blocks do not count: the segments that the pool took do.
 func (r *reader) made(b trace.Record, at int64) {
 	pausable := b.Flags&trace.FlagPausable != 0
 	i := r.series(int(b.Device), r.records.TagName(b), !pausable)
@@ -177,9 +178,10 @@ func (r *reader) made(b trace.Record, at int64) {
 	}
 	s := r.p.Series[i]
 	r.open[b.Address] = len(r.p.blocks)
-	r.p.blocks = append(r.p.blocks, block{b.Address, b.Size, at, math.MaxInt64, i, b.Thread, b.Flags&trace.FlagEarlier != 0})
+	r.p.blocks = append(r.p.blocks, block{b.Address, b.Size, at, math.MaxInt64, i, b.Thread,
+		b.Flags&trace.FlagEarlier != 0})
 	if s.other >= b.Size && b.Time-s.sampled < uint64(time.Millisecond) {
-		s.other -= b.Size // another thread's, which the figures had already
+		s.other -= b.Size // another thread made it, and the figures already had it
 	}
 	s.allocated += b.Size
 	r.set(at, i, live, s.allocated+s.other)
@@ -200,7 +202,7 @@ func (r *reader) freed(b trace.Record, at int64) {
 	r.set(at, freed.series, physical, s.value[physical]-min(s.value[physical], freed.size)) // 0: it is paused
 }
 
-// figures are the engine's own.
+// figures takes the engine's own figures.
 func (r *reader) figures(record trace.Record, at int64) {
 	i := r.series(int(record.Device), r.records.TagName(record), false)
 	s := r.p.Series[i]
@@ -212,7 +214,8 @@ func (r *reader) figures(record trace.Record, at int64) {
 
 func (r *reader) begin(record trace.Record, at int64) {
 	r.begun[record.Thread] = len(r.p.operations)
-	r.p.operations = append(r.p.operations, operation{Kind: trace.Operation(record.Flags).String(), Tag: r.records.TagName(record), from: at})
+	r.p.operations = append(r.p.operations, operation{Kind: trace.Operation(record.Flags).String(),
+		Tag: r.records.TagName(record), from: at})
 }
 
 func (r *reader) end(record trace.Record, at int64) {
@@ -225,11 +228,11 @@ func (r *reader) end(record trace.Record, at int64) {
 	o.Over, o.Code = true, int(record.Device)
 	o.took, o.waited, o.copying = time.Duration(record.Address), time.Duration(record.Pool), time.Duration(record.Other)
 	o.Bytes, o.Copied = record.Size, record.Stream
-	o.from = at - int64(o.took) // with what was waited before it began
+	o.from = at - int64(o.took) // with its wait before Begin
 	r.p.from = min(r.p.from, o.from)
 }
 
-// sums are the steps of the sum of all series, as if that were one.
+// sums returns the steps of the sum of all series, as one series.
 func (p *process) sums() []step {
 	all := slices.Clone(p.steps)
 	var sum [metrics]uint64
@@ -242,7 +245,7 @@ func (p *process) sums() []step {
 	return all
 }
 
-// mostSeries is how many of a process are told apart.
+// mostSeries is the most series that a process keeps.
 const mostSeries = 12
 
 // merge leaves the largest series, and one for the others.
@@ -280,7 +283,7 @@ func (p *process) merge() {
 	p.Series = append(kept, others)
 }
 
-// described is an operation for people. Times are seconds.
+// described is an operation for people. Times are in seconds.
 type described struct {
 	operation
 	From    float64 `json:"from"`
@@ -289,7 +292,7 @@ type described struct {
 	Waited  float64 `json:"waited"`
 	Copying float64 `json:"copying"`
 	Driver  float64 `json:"driver"`
-	Bound   string  `json:"bound"` // by what most of the time went to
+	Bound   string  `json:"bound"` // what most of the time went to
 }
 
 func (o *operation) describe(zero int64) described {

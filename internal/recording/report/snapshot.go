@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// snapshot is what torch.cuda.memory._snapshot() returns, as far as it tells where segments were allocated.
+// snapshot is the part of torch.cuda.memory._snapshot()'s result that shows where segments were allocated.
 type snapshot struct {
 	Segments []struct {
 		Address uint64  `json:"address"`
@@ -32,10 +32,10 @@ type frame struct {
 	Name string `json:"name"`
 }
 
-// mostFrames of a stack are shown, the innermost first.
+// mostFrames is the most frames shown of a stack, the innermost first.
 const mostFrames = 8
 
-// stacks are those that PyTorch has recorded, each of a range of addresses. What comes later counts.
+// stacks are PyTorch's recorded stacks, each for a range of addresses. A later one wins.
 type stacks []placed
 
 type placed struct {
@@ -43,8 +43,8 @@ type placed struct {
 	words         string
 }
 
-// of is the stack by which the memory at an address was allocated; "": not known. A segment that can be expanded
-// is mapped in pieces, of which PyTorch tells as one.
+// of returns the stack that allocated the memory at an address; "": unknown. PyTorch maps an expandable segment in
+// pieces, but reports it as one.
 func (s stacks) of(address uint64) string {
 	for i := len(s) - 1; i >= 0; i-- {
 		if address >= s[i].address && address-s[i].address < s[i].size {
@@ -54,8 +54,8 @@ func (s stacks) of(address uint64) string {
 	return ""
 }
 
-// readSnapshot returns the stacks by which segments were allocated. What PyTorch has recorded of that comes before the
-// stack of the largest block in a segment.
+// readSnapshot returns the stacks that allocated segments. PyTorch's record of that wins over the stack of a segment's
+// largest block.
 func readSnapshot(path string) (stacks, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -63,7 +63,8 @@ func readSnapshot(path string) (stacks, error) {
 	}
 	var s snapshot
 	if err := json.Unmarshal(text, &s); err != nil {
-		return nil, fmt.Errorf("%s: it is no snapshot of PyTorch's in JSON: %w; write one by json.dump(torch.cuda.memory._snapshot(), file)", path, err)
+		return nil, fmt.Errorf("%s: it is no snapshot of PyTorch's in JSON: %w; write one by "+
+			"json.dump(torch.cuda.memory._snapshot(), file)", path, err)
 	}
 	var found stacks
 	note := func(address, size uint64, frames []frame) {
@@ -91,11 +92,11 @@ func readSnapshot(path string) (stacks, error) {
 	return found, nil
 }
 
-// stack has the frames of Python. Those of C++ are in files that are named otherwise, "??" or "".
+// stack returns the frames of Python. Frames of C++ have files of other names, "??" or "".
 func stack(frames []frame) string {
 	var lines []string
 	for _, f := range frames {
-		// <string> is python -c, <stdin> a prompt; a notebook's cells have names that end as a file's do, or begin so.
+		// <string> is python -c, <stdin> a prompt; the names of a notebook's cells end like a file's, or begin so.
 		python := strings.HasSuffix(f.File, ".py") || strings.HasPrefix(f.File, "<")
 		if python && len(lines) < mostFrames {
 			lines = append(lines, fmt.Sprintf("%s (%s:%d)", f.Name, f.File, f.Line))

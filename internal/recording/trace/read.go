@@ -11,15 +11,15 @@ import (
 	"strings"
 )
 
-// ErrMalformed: a line is not what the format allows, or frees what is not live. The error that wraps it
+// ErrMalformed: the format does not allow a line, or the line frees a block that is not live. The error that wraps it
 // begins with the file and the line.
 var ErrMalformed = errors.New("malformed trace")
 
-// longest is the most bytes that a line may have; real ones have less than a hundred.
+// longest is the most bytes of a line; real ones have less than a hundred.
 const longest = 4096
 
-// ReadFile reads a trace; a file whose name ends in .gz is decompressed.
-// Errors: ErrMalformed, or the operating system's.
+// ReadFile reads a trace, and decompresses a file whose name ends in .gz. Errors: ErrMalformed, or the operating
+// system's.
 func ReadFile(path string) (*Trace, error) {
 	from, file, err := open(path)
 	if err != nil {
@@ -29,7 +29,7 @@ func ReadFile(path string) (*Trace, error) {
 	return Read(path, from)
 }
 
-// open returns what a file has, decompressed, and the file to close.
+// open returns a reader of a file, decompressed, and the file to close.
 func open(path string) (io.Reader, io.Closer, error) {
 	file, err := os.Open(path)
 	if err != nil || !strings.HasSuffix(path, ".gz") {
@@ -43,9 +43,9 @@ func open(path string) (io.Reader, io.Closer, error) {
 	return unpacked, file, nil
 }
 
-// Read reads a trace, of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer
-// hexadecimal with or without 0x, or (nil), Stream decimal or with 0x; Time is not looked at. A free's size is that of
-// its allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
+// Read reads a trace of records or of lines. Fields of lines are as RMM writes them: Thread and Size decimal, Pointer
+// hexadecimal with or without 0x, or (nil), Stream decimal or with 0x; Read ignores Time. A free has the size of its
+// allocate or 0. Blocks may be live at the end. Errors: ErrMalformed, or the reader's.
 func Read(name string, from io.Reader) (*Trace, error) {
 	buffered := bufio.NewReader(from)
 	if begin, _ := buffered.Peek(len(magic)); IsRecords(begin) {
@@ -157,7 +157,8 @@ func (r *reader) free(pointer uint64, e *Event) error {
 	case !live:
 		return fmt.Errorf("a free of pointer %#x, which is not live", pointer)
 	case e.Size != 0 && e.Size != a.size:
-		return fmt.Errorf("a free of %d bytes at pointer %#x, of which line %d allocated %d", e.Size, pointer, a.line, a.size)
+		return fmt.Errorf("a free of %d bytes at pointer %#x, of which line %d allocated %d", e.Size, pointer, a.line,
+			a.size)
 	}
 	delete(r.live, pointer)
 	e.Block, e.Size = a.block, a.size

@@ -12,51 +12,49 @@ import (
 	"time"
 )
 
-// What preload/trace.c writes: a header of 64 bytes, then records of 64 bytes in the order in which they were made, all
-// little-endian. The first record of kind 0 is the end: it was never made. Times are nanoseconds of CLOCK_MONOTONIC.
+// preload/trace.c writes a header of 64 bytes, then records of 64 bytes in the order of their making, all
+// little-endian. A record of kind 0 was never made, and marks the end. Times are nanoseconds of CLOCK_MONOTONIC.
 //
 //	header  0 "TMSTRACE"  8 uint32 version, 1  12 uint32 process  16 uint64 monotonic  24 uint64 realtime, of the
 //	        same moment, nanoseconds since 1970  32 int64 seconds east of UTC
 //	record  0 uint8 kind  1 uint8 flags  2 int16 device, -1: not known  4 uint32 thread  8 uint64 time
 //	        16 uint64 address  24 size  32 stream  40 pool  48 tag  56 other
 //
-// The fields of a record have other meanings where Kind says so. A tag is a number that a Text before it has named.
+// Some kinds give the fields of a record other meanings. A tag is a number that an earlier Text has named.
 const (
 	magic       = "TMSTRACE"
 	fileVersion = 1
 	recordSize  = 64
 )
 
-// Kind is what a record says.
+// Kind is the kind of a record.
 type Kind uint8
 
-// The kinds.
 const (
 	Made          Kind = iota + 1 // Address, Size, Stream, Pool: a block. Tag: of the region, if it is pausable
 	Freed                         // Address; Stream, if FlagStream; Size, if FlagMapped: all that is mapped there
 	Refused                       // Size, Stream; Other: the error code
-	Unfreed                       // Address: the thread's last Freed did not come to pass
+	Unfreed                       // Address: the thread's last Freed failed
 	PoolDestroyed                 // Pool: all of its blocks are freed
 	Text                          // of Size bytes, in as many whole records behind it: a Tag's name, or what Other says
-	Begin                         // Flags: an Operation, of Tag, 0: of all. Thread: its number
-	End                           // that; Device: the error code. Address: nanoseconds that it took, of them Pool were
-	// waited and Other went to contents. Size: bytes of device memory; Stream: of contents
-	Figures // of Tag on Device, bytes now: Address live, Size physical, Stream in host memory, Pool in files, Other with peers
+	Begin                         // Flags: an Operation, on Tag, 0: on all. Thread: its number
+	End                           // the same; Device: the error code. Address: nanoseconds that it took, of them Pool
+	// for waiting and Other for contents. Size: bytes of device memory; Stream: of contents
+	Figures // of Tag on Device, bytes: Address live, Size physical, Stream in host memory, Pool in files, Other peers
 )
 
 // Flags of Made and Freed.
 const (
 	FlagPausable = 1 << iota // in a region
-	FlagEarlier              // it was made before the recording
+	FlagEarlier              // made before the recording
 	FlagStream               // a free has a stream of its own
-	FlagBlock                // a pool's, whose memory is counted where the pool took it
-	FlagMapped               // of what the program makes and maps itself: PyTorch's expandable segments
+	FlagBlock                // a pool's: only the pool's own segments count
+	FlagMapped               // memory that the program makes and maps itself: PyTorch's expandable segments
 )
 
-// Operation is what Begin and End are of.
+// Operation is what begins with Begin and ends with End.
 type Operation uint8
 
-// The operations.
 const (
 	Pause Operation = iota + 1
 	Resume
@@ -75,7 +73,7 @@ func (o Operation) String() string {
 
 const textCommand = 1 // Other of a Text
 
-// Record is one of them; the comments at Kind tell what its fields mean.
+// Record is one record; the comments at Kind explain its fields.
 type Record struct {
 	Kind                                    Kind
 	Flags                                   uint8
@@ -85,11 +83,11 @@ type Record struct {
 	Address, Size, Stream, Pool, Tag, Other uint64
 }
 
-// Records reads the records of a file one after another. Texts are not among them.
+// Records reads the records of a file one after another, without Texts.
 type Records struct {
 	Name    string // the file's path
 	PID     int
-	Command string // once the first record has been read
+	Command string // known after the first record
 	zero    int64  // nanoseconds since 1970 at monotonic 0
 	zone    *time.Location
 	tags    map[uint64]string
@@ -97,28 +95,32 @@ type Records struct {
 	count   int
 }
 
-// IsRecords tells whether a file that begins so has records, not lines.
+// IsRecords reports whether a file that begins so has records, not lines.
 func IsRecords(begin []byte) bool { return bytes.HasPrefix(begin, []byte(magic)) }
 
 // NewRecords reads the header. Errors: ErrMalformed, or the reader's.
 func NewRecords(name string, from io.Reader) (*Records, error) {
 	var header [recordSize]byte
 	buffered := bufio.NewReaderSize(from, 1<<20)
-	if _, err := io.ReadFull(buffered, header[:]); err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
+	if _, err := io.ReadFull(buffered, header[:]); err != nil && !errors.Is(err, io.EOF) &&
+		!errors.Is(err, io.ErrUnexpectedEOF) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	if !IsRecords(header[:]) {
-		return nil, fmt.Errorf("%s: %w: it does not begin with %s, as what TMS_TRACE and tms record write does", name, ErrMalformed, magic)
+		return nil, fmt.Errorf("%s: %w: it does not begin with %s, as recordings of TMS_TRACE and tms record do", name,
+			ErrMalformed, magic)
 	}
 	le := binary.LittleEndian
 	if version := le.Uint32(header[8:]); version != fileVersion {
-		return nil, fmt.Errorf("%s: %w: it is of version %d, and this tms reads version %d", name, ErrMalformed, version, fileVersion)
+		return nil, fmt.Errorf("%s: %w: it has version %d, and this tms reads version %d", name, ErrMalformed, version,
+			fileVersion)
 	}
-	return &Records{Name: name, PID: int(le.Uint32(header[12:])), zero: int64(le.Uint64(header[24:]) - le.Uint64(header[16:])),
+	return &Records{Name: name, PID: int(le.Uint32(header[12:])),
+		zero: int64(le.Uint64(header[24:]) - le.Uint64(header[16:])),
 		zone: time.FixedZone("", int(int64(le.Uint64(header[32:])))), tags: map[uint64]string{}, from: buffered}, nil
 }
 
-// OpenRecords is NewRecords of a file, which is to be closed; one whose name ends in .gz is decompressed.
+// OpenRecords is NewRecords of a file, which the caller closes. It decompresses a file whose name ends in .gz.
 func OpenRecords(path string) (*Records, io.Closer, error) {
 	from, file, err := open(path)
 	if err != nil {
@@ -141,7 +143,7 @@ func (r *Records) Next() (Record, bool, error) {
 		}
 		text := make([]byte, (record.Size+recordSize-1)/recordSize*recordSize)
 		if _, err := io.ReadFull(r.from, text); err != nil {
-			return Record{}, false, nil // the process ended before it was whole
+			return Record{}, false, nil // the process ended within it
 		}
 		if text = text[:record.Size]; record.Other == textCommand {
 			r.Command = string(text)
@@ -165,35 +167,36 @@ func (r *Records) raw() (Record, bool, error) {
 	}
 	r.count++
 	le := binary.LittleEndian
-	record := Record{Kind: Kind(b[0]), Flags: b[1], Device: int16(le.Uint16(b[2:])), Thread: le.Uint32(b[4:]), Time: le.Uint64(b[8:]),
-		Address: le.Uint64(b[16:]), Size: le.Uint64(b[24:]), Stream: le.Uint64(b[32:]), Pool: le.Uint64(b[40:]),
-		Tag: le.Uint64(b[48:]), Other: le.Uint64(b[56:])}
+	record := Record{Kind: Kind(b[0]), Flags: b[1], Device: int16(le.Uint16(b[2:])), Thread: le.Uint32(b[4:]),
+		Time: le.Uint64(b[8:]), Address: le.Uint64(b[16:]), Size: le.Uint64(b[24:]), Stream: le.Uint64(b[32:]),
+		Pool: le.Uint64(b[40:]), Tag: le.Uint64(b[48:]), Other: le.Uint64(b[56:])}
 	if record.Kind > Figures || record.Kind == Text && record.Size > longestText {
-		return Record{}, false, fmt.Errorf("%s: %w: record %d is of no kind that this tms knows", r.Name, ErrMalformed, r.count)
+		return Record{}, false, fmt.Errorf("%s: %w: this tms does not know the kind of record %d", r.Name, ErrMalformed,
+			r.count)
 	}
 	return record, true, nil
 }
 
-// TagName is the name of a record's tag; "" if it has none.
+// TagName returns the name of a record's tag; "": it has none.
 func (r *Records) TagName(record Record) string { return r.tags[record.Tag] }
 
-// At is the time of a record, in the zone of the process.
+// At returns the time of a record, in the zone of the process.
 func (r *Records) At(record Record) time.Time {
 	return time.Unix(0, r.zero+int64(record.Time)).In(r.zone)
 }
 
-// Live follows which blocks there are.
+// Live keeps track of live blocks.
 type Live struct {
 	blocks map[uint64]Record // by address
 	freed  map[uint32]Record // the last of each thread
 }
 
-// NewLive returns one without blocks.
+// NewLive returns a Live without blocks.
 func NewLive() *Live { return &Live{map[uint64]Record{}, map[uint32]Record{}} }
 
-// Apply tells what a record does to blocks. Each is given to made as it was made, and to freed with the stream of the
-// free. A block at whose address another is made was freed where nobody looked (a reset of the device); a free of
-// what was not made here is none.
+// Apply applies a record. It calls made for each new block, and freed for each freed one with the stream of the free. A
+// block at whose address another appears was freed unseen (by a reset of the device). It ignores a free of a block that
+// the records do not have.
 func (l *Live) Apply(r Record, made func(Record), freed func(block Record, stream uint64)) {
 	end := func(b Record, stream uint64) {
 		delete(l.blocks, b.Address)
@@ -245,9 +248,8 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
-// allocations calls f for each block that is made or freed, and for each that is refused, with the record that says so.
-// Memory in which an allocator of the program's places blocks is none: it could not be replayed. Errors: ErrMalformed,
-// the reader's.
+// allocations calls f for each block that was made, freed or refused, with its record. It leaves out memory in which an
+// allocator of the program's own places blocks, which could not be replayed. Errors: ErrMalformed, the reader's.
 func (r *Records) allocations(f func(at Record, action Action, block Record, stream uint64)) error {
 	live := NewLive()
 	for {
@@ -294,8 +296,8 @@ func WriteLines(to io.Writer, records *Records) error {
 	out := bufio.NewWriter(to)
 	fmt.Fprintln(out, Header)
 	err := records.allocations(func(at Record, action Action, b Record, stream uint64) {
-		fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", at.Thread, records.At(at).Format("15:04:05.000000"), action, b.Address,
-			b.Size, stream)
+		fmt.Fprintf(out, "%d,%s,%s,%#x,%d,%#x\n", at.Thread, records.At(at).Format("15:04:05.000000"), action,
+			b.Address, b.Size, stream)
 	})
 	return errors.Join(err, out.Flush())
 }

@@ -79,8 +79,8 @@ func TestRecordsThatEndEarly(t *testing.T) {
 func TestMalformedRecords(t *testing.T) {
 	for words, text := range map[string][]byte{
 		"version 9":                  file(9),
-		"record 1 is of no kind":     file(1, trace.Record{Kind: 77}),
-		"record 2 is of no kind":     file(1, life[0], trace.Record{Kind: trace.Text, Size: 1 << 40}),
+		"the kind of record 1":       file(1, trace.Record{Kind: 77}),
+		"the kind of record 2":       file(1, life[0], trace.Record{Kind: trace.Text, Size: 1 << 40}),
 		"it does not begin with TMS": []byte("TMSTRAC"),
 	} {
 		var err error

@@ -1,13 +1,11 @@
-// Package trace has the formats of traces of allocations, and reads them so that they can be replayed. What
-// preload/trace.c writes are records (records.go), which have pauses and resumes too. The other is the CSV
-// format of RMM's logging_resource_adaptor, which RMM's replay benchmark and its viewers read: a header, then a
-// line for each block that is made, freed or refused. Thread is the kernel's number, Time the local time to the
-// microsecond, Pointer and Stream are in hexadecimal, Size is what was asked for.
+// Package trace reads two formats of traces of allocations for replays. preload/trace.c writes records (records.go),
+// which have pauses and resumes too. The other is the CSV format of RMM's logging_resource_adaptor, which RMM's replay
+// benchmark and its viewers read: a header, then a line for each block that was made, freed or refused. Thread is the
+// kernel's number, Time the local time to the microsecond, Pointer and Stream are in hexadecimal, Size is the requested
+// size. tms report --format csv and tms.trace_from_memory_history write lines.
 //
-// Lines are in an order in which the calls can have happened: a block is freed before it is made again, whatever
-// threads do. Nothing is written where nothing happened: size 0, address 0, an address that was refused.
-//
-// Lines are written by tms report --format csv, and by tms.trace_from_memory_history.
+// Lines are in a possible order of the calls: a block is freed before it is made again, whatever threads do. A call
+// without effect has no line: size 0, address 0, an address that was refused.
 package trace
 
 // Header is the first line of a trace.
@@ -20,19 +18,19 @@ type Action uint8
 const (
 	Allocate Action = iota
 	Free
-	Failure // an allocate that the program was refused
+	Failure // an allocate that was refused
 )
 
 var names = [...]string{Allocate: "allocate", Free: "free", Failure: "allocate failure"}
 
-// String returns the action as traces spell it.
+// String returns the action as in traces.
 func (a Action) String() string { return names[a] }
 
-// Event is one line of a trace, without what a replay has no use for.
+// Event is one line of a trace, as far as a replay needs it.
 type Event struct {
 	Action Action
-	Block  uint32 // numbers an allocate from 1 on, and names the one that a free ends; 0: none, of pointer 0
-	Size   uint64 // bytes asked for; of a free, those of its allocate
+	Block  uint32 // the number of an allocate, from 1 on, or of the one that a free ends; 0: pointer 0
+	Size   uint64 // bytes asked for; for a free, those of its allocate
 	Stream uint64
 }
 
