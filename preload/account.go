@@ -43,8 +43,8 @@ func accountOf(devices []control.Device) *control.Account {
 	owners := make([]C.struct_account_owner, C.ACCOUNT_OWNERS_MAX)
 	var uncounted C.uint64_t
 	for _, o := range owners[:C.account_owners(unsafe.SliceData(owners), &uncounted)] {
-		made.Others = append(made.Others, control.Other{Device: int(o.device), Library: C.GoString(o.library), Kind: control.Allocations,
-			Bytes: uint64(o.bytes), Count: uint64(o.allocations)})
+		made.Others = append(made.Others, control.Other{Device: int(o.device), Library: C.GoString(o.library),
+			Kind: control.Allocations, Bytes: uint64(o.bytes), Count: uint64(o.allocations)})
 	}
 	made.Uncounted = uint64(uncounted)
 	if len(devices) > 0 {
@@ -67,7 +67,8 @@ func poolsAndGraphs(devices []control.Device) (found []control.Other) {
 				found[i].Count += count
 				return
 			}
-			found = append(found, control.Other{Device: device, Library: library, Kind: kind, Bytes: bytes, Count: count})
+			found = append(found, control.Other{Device: device, Library: library, Kind: kind, Bytes: bytes,
+				Count: count})
 		}
 	}
 	known := map[cuda.MemPool]bool{}

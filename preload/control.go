@@ -110,8 +110,8 @@ func ownTable() error {
 	own := "/proc/thread-self/fd"
 	descriptors, unlisted := os.ReadDir(own)
 	if unlisted != nil {
-		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: %v)",
-			err, own, unlisted)
+		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: "+
+			"%v)", err, own, unlisted)
 	}
 	if refused := unix.Unshare(unix.CLONE_FILES); refused != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own "+
@@ -133,7 +133,8 @@ func ownTable() error {
 func (s *server) listen(patience time.Duration) error {
 	user := unix.Geteuid()
 	var refused []error
-	for _, directory := range control.Directories(C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary), user) {
+	for _, directory := range control.Directories(C.GoString(C.control_environment.runtime_dir),
+		C.GoString(C.control_environment.temporary), user) {
 		err := control.MakeDirectory(directory, user)
 		if err == nil {
 			if err = s.bind(directory, patience); err == nil {

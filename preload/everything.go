@@ -60,11 +60,13 @@ func notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
 		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: it has called %s, and "+
-			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s", C.GoString(call), ncclShares(), otherwise)
+			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s",
+			C.GoString(call), ncclShares(), otherwise)
 	}
 	if address := lent(); address != 0 {
-		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: its memory at %#x was exported, "+
-			"and memory that processes share cannot be checkpointed%s%s", address, ncclShares(), otherwise)
+		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: its memory at %#x "+
+			"was exported, and memory that processes share cannot be checkpointed%s%s", address, ncclShares(),
+			otherwise)
 	}
 	e := engine.Load()
 	if e == nil {
@@ -73,8 +75,8 @@ func notCheckpointed() error {
 	names, err := e.DeviceNames()
 	for ordinal, name := range names {
 		if strings.Contains(name, " MIG ") {
-			return cuda.Refuse(cuda.NotSupported, "device %d is a part of a GPU (%s), which the driver cannot checkpoint%s",
-				ordinal, name, otherwise)
+			return cuda.Refuse(cuda.NotSupported, "device %d is a part of a GPU (%s), which the driver cannot "+
+				"checkpoint%s", ordinal, name, otherwise)
 		}
 	}
 	return err
@@ -93,7 +95,8 @@ func beginEverything() {
 // statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no call of the driver
 // while the driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
 func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
-	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()), Capturing: state().Capturing}
+	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()),
+		Capturing: state().Capturing}
 	if stats.Everything {
 		stats.Stats, err = e.KnownStats()
 	} else {

@@ -97,7 +97,8 @@ const letRun = 50 * time.Millisecond
 // pauseAtOnce shuts the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
 // the gate again, and counts as work for an idle pause. It runs on a thread of ours, and calls nothing of the program's
 // but NCCL. Errors name timeout.
-func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration, how gating) (freed uint64, err error) {
+func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration,
+	how gating) (freed uint64, err error) {
 	deadline := time.Now().Add(within)
 	if words := C.gate_unusable(); words != nil {
 		return 0, unsupported("%s", C.GoString(words))
@@ -202,8 +203,8 @@ func holdPolls(deadline time.Time) error {
 	var user C.struct_gate_user
 	if !poll(deadline, func() bool { return !bool(C.gate_inside(&user)) }) {
 		inside := gateUser{thread: int(user.thread), lives: true, call: C.GoString(user.call)}
-		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the process "+
-			"in there", inside.name(), inside.call), setGate(C.GATE_CLOSED))
+		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the "+
+			"process in there", inside.name(), inside.call), setGate(C.GATE_CLOSED))
 	}
 	gate.Lock()
 	gate.checkpoint = true
@@ -253,7 +254,8 @@ func beenIdle(idle time.Duration) error {
 		return nil
 	}
 	if found := idleFor(); found < idle {
-		return refuse(cuda.NotReady, "a device was given work %v ago, less than %v", found.Round(time.Millisecond), idle)
+		return refuse(cuda.NotReady, "a device was given work %v ago, less than %v", found.Round(time.Millisecond),
+			idle)
 	}
 	return nil
 }
@@ -326,8 +328,8 @@ func holds(e *vmm.Engine) error {
 	}
 	var library [256]C.char
 	if C.gate_self_starting(&library[0], C.size_t(len(library))) {
-		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by themselves, "+
-			"which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
+		return unsupported("%s is loaded, so NVSHMEM is in use, with which GPUs and network cards start work by "+
+			"themselves, which cannot be stopped (TMS_PAUSE_FORCE=1 pauses anyway)", C.GoString(&library[0]))
 	}
 	for index := C.size_t(0); ; {
 		address := uintptr(C.gate_exported(index, false))
@@ -335,8 +337,8 @@ func holds(e *vmm.Engine) error {
 			return nil
 		}
 		if address == ^uintptr(0) {
-			return unsupported("more memory was exported than there was room to note, and its importers cannot be stopped " +
-				"(TMS_PAUSE_FORCE=1 pauses anyway)")
+			return unsupported("more memory was exported than there was room to note, and its importers cannot be " +
+				"stopped (TMS_PAUSE_FORCE=1 pauses anyway)")
 		}
 		if e.DeviceOf(address) >= 0 {
 			return unsupported("the memory at %#x was exported, and its importers cannot be stopped "+
@@ -465,7 +467,8 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 	if poll(time.Now().Add(patience), func() bool { return !inside() }) {
 		gateUsers(func(user gateUser) bool {
 			if user.stream > 2 && busy(user.stream) {
-				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(), user.call)
+				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(),
+					user.call)
 			}
 			return words == ""
 		})
@@ -474,9 +477,11 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 				switch {
 				case user.stream > 2:
 				case user.perThread():
-					words = fmt.Sprintf("perhaps the own default stream of thread %s, which called %s last", user.name(), user.call)
+					words = fmt.Sprintf("perhaps the own default stream of thread %s, which called %s last",
+						user.name(), user.call)
 				case busy(legacyStream):
-					words = fmt.Sprintf("the default stream, to which thread %s gave work last, with %s", user.name(), user.call)
+					words = fmt.Sprintf("the default stream, to which thread %s gave work last, with %s", user.name(),
+						user.call)
 				}
 				return words == ""
 			})

@@ -41,8 +41,8 @@ const answerWithin = 5 * time.Second
 func tmsShare(address C.uintptr_t, handle *C.struct_ipc_handle) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		if base, _ := e.RangeOf(uintptr(address)); programPools != nil && base != uintptr(address) {
-			return cuda.Refuse(cuda.NotSupported, "memory of a pool (TMS_INIT_POOL) is shared with other processes only as the "+
-				"whole segment of the pool; allocate it outside regions")
+			return cuda.Refuse(cuda.NotSupported, "memory of a pool (TMS_INIT_POOL) is shared with other processes "+
+				"only as the whole segment of the pool; allocate it outside regions")
 		}
 		id, offset, size, err := e.Share(uintptr(address))
 		if err != nil {
@@ -105,7 +105,8 @@ func (processes) Return(share vmm.Share, number uint64) error {
 		return err
 	}
 	defer func() { _ = unix.Close(socket) }()
-	line := control.Line(control.Request{Version: control.Version, Op: control.Returned, Share: share.ID, Import: number})
+	line := control.Line(control.Request{Version: control.Version, Op: control.Returned, Share: share.ID,
+		Import: number})
 	return again(func() error { return unix.Sendmsg(socket, line, nil, nil, unix.MSG_NOSIGNAL|unix.MSG_DONTWAIT) })
 }
 
@@ -179,8 +180,8 @@ func receive(socket int) (reply control.Reply, descriptor int, err error) {
 // dial connects to the control socket of a process of this user. It waits for a process that replaces its socket.
 func dial(pid int) (socket int, err error) {
 	socket, err = find(pid, answerWithin)
-	missed := 0
-	for start := time.Now(); err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(20 * time.Millisecond) {
+	until := time.Now().Add(control.LookFor)
+	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
 		if missed++; control.Lost(pid) {
 			missed = 0
 		}
@@ -209,8 +210,8 @@ func find(pid int, patience time.Duration) (socket int, err error) {
 		}
 		_ = unix.Close(found)
 	}
-	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be of the same "+
-		"user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
+	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be "+
+		"of the same user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
 }
 
 func connect(directory string, pid int, patience time.Duration) (int, error) {

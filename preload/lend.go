@@ -53,7 +53,8 @@ func (s *server) lend(c *connection, r control.Request) {
 	}
 	lends.made++
 	c.status = lendAwaited
-	s.lends = append(s.lends, &lend{client: c, id: r.ID, number: lends.made, share: r.Share, to: to, waits: true, passed: -1})
+	s.lends = append(s.lends, &lend{client: c, id: r.ID, number: lends.made, share: r.Share, to: to, waits: true,
+		passed: -1})
 }
 
 // lends is of the socket's thread alone.
@@ -96,7 +97,8 @@ func (s *server) perform(number, share uint64, to vmm.Importer) {
 		}
 		defer func() { _ = unix.Close(lent.Descriptor) }()
 		unix.CloseOnExec(lent.Descriptor)
-		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset, Tag: stats.TagText(lent.Tag), Device: lent.Device}
+		reply := &control.Reply{OK: true, Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset,
+			Tag: stats.TagText(lent.Tag), Device: lent.Device}
 		s.lent.Store(reply)
 		if err = passOver(number, lent.Descriptor); err == nil || !s.lent.CompareAndSwap(reply, nil) {
 			return nil // the socket's thread took the reply, and answers, if late
@@ -117,7 +119,8 @@ func passOver(number uint64, descriptor int) error {
 	}
 	defer func() { _ = unix.Close(socket) }()
 	line := control.Line(control.Request{Version: control.Version, ID: number, Op: control.Hand})
-	if err := again(func() error { return unix.Sendmsg(socket, line, unix.UnixRights(descriptor), nil, unix.MSG_NOSIGNAL) }); err != nil {
+	err = again(func() error { return unix.Sendmsg(socket, line, unix.UnixRights(descriptor), nil, unix.MSG_NOSIGNAL) })
+	if err != nil {
 		return err
 	}
 	reply, _, err := receive(socket) // a connection that ends before it is read is given up
@@ -138,7 +141,8 @@ func (s *server) take(c *connection, r control.Request) {
 		return
 	}
 	if c.passed < 0 { // this thread's table is full, or the system's
-		reply = &control.Reply{Code: int(C.ERROR_OPERATING_SYSTEM), Error: "the process that has the memory has no room for a descriptor"}
+		reply = &control.Reply{Code: int(C.ERROR_OPERATING_SYSTEM), Error: "the process that has the memory has no " +
+			"room for a descriptor"}
 		s.lending.giveUp()
 	}
 	s.answerLend(reply, c.passed)

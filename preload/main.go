@@ -177,7 +177,8 @@ func state() source.State {
 }
 
 //export tmsMalloc
-func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer, settings *C.struct_region_settings) C.int {
+func tmsMalloc(address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
+	settings *C.struct_region_settings) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		if programPools != nil {
 			return poolMalloc(e, address, size, device, context, settings)
@@ -396,8 +397,9 @@ func tmsStats(version, temporary *C.char) *C.char {
 	if err != nil {
 		report(err)
 		text, _ = json.Marshal(map[string]any{
-			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()), "devices": []int{},
-			"waiting": []int{}, "capturing": false, "host_available_bytes": nil, "disk_directory": "", "pools": nil, "error": err.Error(),
+			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()),
+			"devices": []int{}, "waiting": []int{}, "capturing": false, "host_available_bytes": nil,
+			"disk_directory": "", "pools": nil, "error": err.Error(),
 		})
 	}
 	return handOver(text)

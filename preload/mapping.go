@@ -25,7 +25,8 @@ func reportMapping(err error) C.int {
 }
 
 //export tmsMemCreate
-func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int, settings *C.struct_region_settings) C.int {
+func tmsMemCreate(handle *C.uint64_t, size C.size_t, prop unsafe.Pointer, device C.int,
+	settings *C.struct_region_settings) C.int {
 	return report(enter(func(e *vmm.Engine) error {
 		request, err := newRequest(device, settings)
 		if err != nil {
@@ -130,8 +131,8 @@ func tmsMemBound(handle C.uint64_t, worked C.bool) {
 		if !worked {
 			e.Unlend(cuda.Handle(handle))
 		} else if !bound.Swap(true) {
-			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's symmetric memory does " +
-				"without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
+			goruntime.Log("memory of a region is bound to a multicast object, so pauses leave it as it is; PyTorch's " +
+				"symmetric memory does without with TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 		}
 		return nil
 	})

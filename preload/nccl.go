@@ -141,7 +141,8 @@ func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NC
 		words := fmt.Sprintf("ncclCommSuspend has not come back within %v for %s of NCCL, which may be of no use now; "+
 			"all else is as before, and the program runs on", timeout, counted(unfinished))
 		if awaited > 0 {
-			words += fmt.Sprintf(" (%d of them with ranks in other processes, one of which has ended, or does not run)", awaited)
+			words += fmt.Sprintf(" (%d of them with ranks in other processes, one of which has ended, or does not "+
+				"run)", awaited)
 		}
 		if failed != nil {
 			words += "; " + failed.Error()
@@ -200,7 +201,8 @@ var errAwaited = errors.New("ranks in other processes are not resumed yet")
 // Errors: errAwaited, cuda.Refusal.
 func takeAgain(deadline time.Time, lost int) error {
 	if !bool(C.nccl_begin(false)) {
-		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s", counted(communicators(isSuspended)), useless)
+		return cuda.Refuse(cuda.OperatingSystem, "there are no threads to resume %s of NCCL%s",
+			counted(communicators(isSuspended)), useless)
 	}
 	if communicators(isAwaited) > 0 {
 		deadline = time.Now().Add(ncclMeets)
@@ -221,13 +223,14 @@ const useless = ", which can be used no more; all else is resumed"
 
 func lostNCCL(before int) error {
 	if now := communicators(isLost); now > before {
-		return cuda.Refuse(cuda.NotSupported, "ncclCommResume has failed for %s of NCCL%s", counted(now-before), useless)
+		return cuda.Refuse(cuda.NotSupported, "ncclCommResume has failed for %s of NCCL%s", counted(now-before),
+			useless)
 	}
 	return nil
 }
 
-const ncclWaits = "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, too: threads " +
-	"that give the device work wait until then; if one of those processes has ended, end this one"
+const ncclWaits = "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, " +
+	"too: threads that give the device work wait until then; if one of those processes has ended, end this one"
 
 // awaitedNCCL returns ncclWaits while NCCL waits for ranks in other processes, else "".
 func awaitedNCCL() string {
@@ -323,26 +326,30 @@ func ncclShares() (words string) {
 // and network cards go on to use the physical memory after a resume. It warns of memory that NCCL may have registered.
 func refuseRegistered(e *vmm.Engine, tag *string) error {
 	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
-		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered memory that CUDA graphs use: " +
-			"after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 before the start, or start the program with tms run")
+		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +
+			"memory that CUDA graphs use: after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 " +
+			"before the start, or start the program with tms run")
 	}
 	var cursor C.size_t
 	var r C.struct_gate_registration
 	for C.nccl_look_at_memory(&cursor, &r) {
 		switch {
 		case uint64(r.size) == math.MaxUint64:
-			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is room to note, "+
-				"and a registration does not survive a pause: register fewer and larger pieces, or exclude the memory from what is pausable "+
-				"(TMS_PAUSE_FORCE=1 pauses anyway)", ncclVersion(r.version), C.GoString(r.call))
+			return cuda.Refuse(cuda.NotSupported, "more pausable memory was registered with %s by %s than there is "+
+				"room to note, and a registration does not survive a pause: register fewer and larger pieces, or "+
+				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", ncclVersion(r.version),
+				C.GoString(r.call))
 		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
-			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered it there, which does not "+
-				"survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the start, or capture it anew after a resume",
+			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered "+
+				"it there, which does not survive a pause: that graph may hang. Set NCCL_GRAPH_REGISTER=0 before the "+
+				"start, or capture it anew after a resume",
 				ncclVersion(r.version), uintptr(r.address), C.GoString(r.call)))
 		default:
-			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration does not "+
-				"survive a pause: call %s first, or exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)",
+			return cuda.Refuse(cuda.NotSupported, "the memory at %#x is registered with %s by %s, and a registration "+
+				"does not survive a pause: call %s first, or exclude the memory from what is pausable "+
+				"(TMS_PAUSE_FORCE=1 pauses anyway)",
 				uintptr(r.address), ncclVersion(r.version), C.GoString(r.call), C.GoString(r.undone_by))
 		}
 	}

@@ -44,9 +44,10 @@ func recordTransition(t vmm.Transition) {
 		return
 	}
 	recordFigures(engine.Load())
-	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME, "move": C.TRACE_MOVE}[t.Operation]
-	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind, code: C.int(cuda.Code(t.Err)),
-		bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
+	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME,
+		"move": C.TRACE_MOVE}[t.Operation]
+	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind,
+		code: C.int(cuda.Code(t.Err)), bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
 	if t.Tag != nil {
 		operation.tag = C.region_intern(words(*t.Tag))
@@ -98,8 +99,8 @@ func recordFigures(e *vmm.Engine) {
 
 // recordAllocation writes down what trace.c has not seen: what the program has mapped itself, or made before.
 func recordAllocation(a vmm.Allocation, earlier bool) {
-	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), C.region_intern(words(a.Tag)), C.bool(earlier),
-		C.bool(a.Mapped))
+	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), C.region_intern(words(a.Tag)),
+		C.bool(earlier), C.bool(a.Mapped))
 }
 
 // startRecording records to a file for somebody outside, beginning with what there is.

@@ -24,11 +24,11 @@ import (
 
 const (
 	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
-	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of the time that it takes
+	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of its time
 	lastGlance     = 20 * time.Millisecond
 	retryEvery     = 500 * time.Millisecond // of what a client that has gone left to be resumed
 	backOff        = 100 * time.Millisecond // when the kernel has no room
-	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, if a client wants to know
+	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
 )
 
 // server is what the thread knows. Other threads reach the last four alone.
@@ -253,7 +253,8 @@ func (s *server) expire(c *connection, now time.Time) {
 
 // leases reports whether a client must let itself be heard: not while it waits for an answer.
 func (s *server) leases(c *connection) bool {
-	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 && s.rights.Holds(c)
+	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 &&
+		s.rights.Holds(c)
 }
 
 var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
@@ -407,7 +408,8 @@ func (s *server) cancel(c *connection, id uint64) {
 // glance answers the clients that wait until a thread waits at the gate. It looks, because threads that told would pay
 // for it at every call.
 func (s *server) glance(now time.Time) {
-	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients, func(c *connection) bool { return c.status == gateAwaited }) {
+	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients,
+		func(c *connection) bool { return c.status == gateAwaited }) {
 		return
 	}
 	s.glanced = now
@@ -460,7 +462,7 @@ func (s *server) leave() {
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
 			c.task.withdrawn.Store(true)
-		} else if c.task != nil && c.task.request.NCCL.Wait() > 0 { // other ranks wait for this one: it is undone when it is done
+		} else if c.task != nil && c.task.request.NCCL.Wait() > 0 { // other ranks wait for this one: undo it later
 			c.task.lets, c.task.client = s.rights.Pauses(c), nil
 			c.task.withdrawn.Store(true)
 		} else if c.task != nil {
@@ -566,7 +568,8 @@ func (s *server) collect() {
 		if t.client == nil && !reply.OK {
 			if !s.retried {
 				// On another thread: descriptor 2 is another here.
-				go goruntime.Log("the client that paused this process has gone, and the process cannot be resumed yet: " + reply.Error)
+				go goruntime.Log("the client that paused this process has gone, and the process cannot be resumed " +
+					"yet: " + reply.Error)
 			}
 			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
 		}

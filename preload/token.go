@@ -34,7 +34,8 @@ func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 			share.PID = unix.Getpid()
 			share.Start, _, err = process.Started(share.PID)
 		}
-		token.pid, token.start, token.id, token.size = C.uint32_t(share.PID), C.uint64_t(share.Start), C.uint64_t(share.ID), C.uint64_t(size)
+		token.pid, token.start, token.id, token.size = C.uint32_t(share.PID), C.uint64_t(share.Start),
+			C.uint64_t(share.ID), C.uint64_t(size)
 		return err
 	}))
 }

@@ -39,7 +39,8 @@ func tmsTorchPoolUse(kind, options *C.char) C.int {
 }
 
 //export tmsTorchPoolMalloc
-func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t, settings *C.struct_region_settings) C.int {
+func tmsTorchPoolMalloc(address *C.uintptr_t, size C.size_t, device C.int, stream C.uintptr_t,
+	settings *C.struct_region_settings) C.int {
 	return forTorch(func() error {
 		memory, err := memoryOf(device, settings)
 		if err == nil {

@@ -116,7 +116,8 @@ func (e *Engine) grantLate(b *batch) {
 			}
 			return first
 		}); err != nil {
-			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal, err)
+			line := fmt.Sprintf("device %d: other devices could not be given access to memory: %v", b.device.ordinal,
+				err)
 			_ = e.unlocked(func() error { e.warn(line); return nil })
 			return
 		}

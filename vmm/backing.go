@@ -39,7 +39,8 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 	if err == nil {
 		d.shares.Store(true)
 	}
-	refused := errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) || errors.Is(err, cuda.InvalidValue)
+	refused := errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) ||
+		errors.Is(err, cuda.InvalidValue)
 	if refused && !x.named {
 		// The device has said that it can, but a virtual one, or a sandbox, may not.
 		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {

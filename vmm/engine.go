@@ -80,8 +80,8 @@ func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *E
 		names:      map[string]bool{},
 		unknown:    map[[2]string]bool{},
 		userMapped: userMappings{known: map[cuda.Handle]*segment{}},
-		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{}, opening: map[importKey]bool{},
-			importers: map[uint64][]Importer{}},
+		sharing: sharing{shares: map[uint64]*segment{}, imports: map[importKey]*segment{},
+			opening: map[importKey]bool{}, importers: map[uint64][]Importer{}},
 	}
 	told := func(line string) { e.warn(line) }
 	e.disk, e.peer = disk.New(driver, told), peer.New(driver, e.host, told)

@@ -67,8 +67,8 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	var handle cuda.Handle
 	if lent.Size == 0 || lent.Size != size || lent.Size > lent.Extent ||
 		lent.Offset > min(offset, lent.Extent-lent.Size) || lent.Extent > room-(offset-lent.Offset) {
-		err = fmt.Errorf("the memory that came does not fit: %d bytes at %d of %d, to be at %d of %d bytes%.0w", lent.Size, lent.Offset,
-			lent.Extent, offset, room, cuda.InvalidValue)
+		err = fmt.Errorf("the memory that came does not fit: %d bytes at %d of %d, to be at %d of %d bytes%.0w",
+			lent.Size, lent.Offset, lent.Extent, offset, room, cuda.InvalidValue)
 	} else {
 		handle, err = i.engine.driver.MemImport(lent.Descriptor)
 	}

@@ -144,8 +144,8 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		e.sharing.mu.Lock()
 		e.sharing.importers[id] = append(e.sharing.importers[id], to)
 		e.sharing.mu.Unlock()
-		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(), Tag: s.tag.name,
-			Device: s.device.uuid}
+		lent = Lent{Extent: s.extent.size, Offset: uint64(s.address - s.extent.address), Size: s.length(),
+			Tag: s.tag.name, Device: s.device.uuid}
 		if f := s.userMapped; f != nil { // the program may have mapped less, or nothing
 			lent.Extent, lent.Offset, lent.Size = f.size, 0, f.size
 		}
@@ -278,8 +278,9 @@ func (e *Engine) awaitImporters(o *Options) error {
 			for _, pid := range left {
 				pids = append(pids, strconv.Itoa(pid))
 			}
-			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program (tms.distributed), "+
-				"or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "), o.Importers)
+			return fmt.Errorf("%w: process %s, after %v. Pause those too, at the same time: in the program "+
+				"(tms.distributed), or by tms pause --job; nothing has changed", ErrImported, strings.Join(pids, ", "),
+				o.Importers)
 		}
 	}
 	return nil

@@ -167,7 +167,8 @@ func (e *Engine) end(batches []*batch, gated bool, done func(*tag)) {
 			if s.gated {
 				d.gated--
 			}
-			if s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active); s.gated {
+			s.gated = s.outcome.state == paused && !s.outcome.lost && (s.gated || gated && s.state == active)
+			if s.gated {
 				d.gated++
 			}
 			s.owner, s.state, s.kept = nobody, s.outcome.state, s.outcome.kept

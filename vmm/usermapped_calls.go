@@ -64,7 +64,8 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	case err != nil:
 		return err
 	case offset != 0 || flags != 0:
-		return fmt.Errorf("a handle made in a region is mapped without an offset and without flags%.0w", cuda.NotSupported)
+		return fmt.Errorf("a handle made in a region is mapped without an offset and without flags%.0w",
+			cuda.NotSupported)
 	case s.lost() != nil:
 		return s.lost()
 	case s.userMapped.mapped:

@@ -20,7 +20,8 @@ func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, ui
 	end := address + uintptr(size)
 	for _, s := range []*segment{e.overlapping(address, 1), e.overlapping(end-1, 1)} {
 		if s != nil && (s.address < address || s.address+uintptr(s.size) > end) {
-			return fmt.Errorf("this is a part of the mapping at %#x, which can be changed only whole%.0w", s.address, cuda.InvalidValue)
+			return fmt.Errorf("this is a part of the mapping at %#x, which can be changed only whole%.0w", s.address,
+				cuda.InvalidValue)
 		}
 	}
 	for address < end {

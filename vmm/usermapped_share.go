@@ -66,7 +66,8 @@ func (e *Engine) ImportHandle(ordinal int, share Share) (made cuda.Handle, err e
 	x.handle, x.step = b.handle, created
 	if lent.Size%d.granularity != 0 || lent.Extent != lent.Size {
 		_ = e.unlocked(func() error { x.drop(); return nil })
-		return 0, fmt.Errorf("process %[2]d shares no whole granules, but %[1]d bytes%.0[3]w", lent.Size, share.PID, cuda.InvalidValue)
+		return 0, fmt.Errorf("process %[2]d shares no whole granules, but %[1]d bytes%.0[3]w", lent.Size, share.PID,
+			cuda.InvalidValue)
 	}
 	s.extent = x
 	e.names[lent.Tag] = true

@@ -107,7 +107,8 @@ func detailsOf(tag stats.Tag) string {
 		what  string
 		bytes uint64
 	}{{"live", tag.LiveBytes}, {"paused", tag.PausedBytes}, {"slack", tag.SlackBytes}, {"on host", tag.HostBytes},
-		{"on disk", tag.DiskBytes}, {"on peers", peer}, {"without contents", tag.WithoutContents + tag.PauseWithoutContents}} {
+		{"on disk", tag.DiskBytes}, {"on peers", peer},
+		{"without contents", tag.WithoutContents + tag.PauseWithoutContents}} {
 		if w.bytes > 0 {
 			words = append(words, w.what+" "+readable.Short(w.bytes))
 		}
@@ -260,7 +261,8 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 	if d.Source != fromNobody {
 		row(rest, d.RestBytes, "the difference")
-		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation", 100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), readable.Short(d.UsedBytes))
+		fmt.Fprintf(to, "    %.1f%% of %s is named by an allocation",
+			100*float64(d.NamedBytes)/float64(max(d.UsedBytes, 1)), readable.Short(d.UsedBytes))
 		to.WriteString("\n")
 	}
 	switch {

@@ -24,7 +24,8 @@ program's loader (ld.so), to ask it.`,
 		Args: func(command *cobra.Command, arguments []string) error {
 			switch {
 			case len(arguments) > 1:
-				return fmt.Errorf("too many arguments: give one program, without its arguments (tms doctor %s)", arguments[0])
+				return fmt.Errorf("too many arguments: give one program, without its arguments (tms doctor %s)",
+					arguments[0])
 			case len(arguments) == 1 && command.Flags().Changed("pid"):
 				return errors.New("give a program or --pid, not both")
 			case command.Flags().Changed("pid") && target.PID <= 0:

@@ -112,8 +112,8 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 				free := uint64(max(0, int64(d.FreeBytes)+p.freed[device]))
 				part.Free = &free
 				if free < part.Bytes {
-					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed", d.Device,
-						readable.Bytes(free), readable.Bytes(part.Bytes))
+					made.Error = fmt.Sprintf("it does not fit: device %d would have %s free and %s are needed",
+						d.Device, readable.Bytes(free), readable.Bytes(part.Bytes))
 				}
 			}
 			p.freed[device] -= int64(part.Bytes)
@@ -126,12 +126,13 @@ func (p *planning) plan(made *plan, state control.ProcessState) {
 	if resume || made.Bytes == 0 {
 		return
 	}
-	if machine, group := hostmemory.Machine(), hostmemory.Group(strconv.Itoa(made.PID)); min(machine, group) < math.MaxUint64 {
+	machine, group := hostmemory.Machine(), hostmemory.Group(strconv.Itoa(made.PID))
+	if min(machine, group) < math.MaxUint64 {
 		available := min(machine-min(machine, p.host), group)
 		made.HostAvailableBytes = &available
 		if available < made.HostBytes {
-			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for contents (%s)",
-				readable.Bytes(available), readable.Bytes(made.HostBytes), waysOut)
+			made.Error = fmt.Sprintf("it does not fit: %s of host memory are available and %s are needed for "+
+				"contents (%s)", readable.Bytes(available), readable.Bytes(made.HostBytes), waysOut)
 		}
 	}
 	p.host += made.HostBytes
@@ -159,7 +160,8 @@ func (m *plan) text() string {
 				lost = append(lost, name)
 			}
 		}
-		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device, strings.Join(tags, ", "))
+		fmt.Fprintf(&text, "%d: would %s %s of device %d: %s", m.PID, verb, readable.Bytes(d.Bytes), d.Device,
+			strings.Join(tags, ", "))
 		if d.Free != nil {
 			fmt.Fprintf(&text, "; %s free", readable.Bytes(*d.Free))
 		} else if m.Op == control.Resume {
@@ -168,14 +170,16 @@ func (m *plan) text() string {
 		text.WriteByte('\n')
 	}
 	if m.WithoutContents > 0 {
-		fmt.Fprintf(&text, "%d: would %s%s: %s\n", m.PID, verb, without(" ", m.WithoutContents), strings.Join(lost, ", "))
+		fmt.Fprintf(&text, "%d: would %s%s: %s\n", m.PID, verb, without(" ", m.WithoutContents),
+			strings.Join(lost, ", "))
 	}
 	if m.HostBytes > 0 {
 		available := ""
 		if m.HostAvailableBytes != nil {
 			available = fmt.Sprintf("; %s available", readable.Bytes(*m.HostAvailableBytes))
 		}
-		fmt.Fprintf(&text, "%d: would take %s of host memory for contents%s\n", m.PID, readable.Bytes(m.HostBytes), available)
+		fmt.Fprintf(&text, "%d: would take %s of host memory for contents%s\n", m.PID, readable.Bytes(m.HostBytes),
+			available)
 	}
 	return text.String()
 }

@@ -35,7 +35,8 @@ type pausing struct {
 func (p pausing) say(o outcome) string {
 	text := "nothing to pause"
 	if o.Bytes > 0 {
-		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds) + without(", ", o.WithoutContents)
+		text = fmt.Sprintf("paused, %s freed in %.2f s", readable.Bytes(o.Bytes), o.Seconds) +
+			without(", ", o.WithoutContents)
 	}
 	if o.MovedBytes > 0 {
 		text += fmt.Sprintf("; %s moved to %s", readable.Bytes(o.MovedBytes), p.to)
@@ -81,7 +82,8 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 		return ended(o, err)
 	}
 	if p.to != "" {
-		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to, Everything: p.request.Everything})
+		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to,
+			Everything: p.request.Everything})
 		o.MovedBytes += reply.Bytes
 		if err != nil { // of the connection: without it the process undoes the pause
 			return ended(o, err)
@@ -120,7 +122,8 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	case state == checkpoint.Checkpointed:
 		return driver, true, nil
 	case state != checkpoint.Running:
-		return nil, false, &stateError{state, fmt.Sprintf("the driver has it %v already; tms resume %d lets it go on", state, pid)}
+		return nil, false, &stateError{state, fmt.Sprintf("the driver has it %v already; tms resume %d lets it go on",
+			state, pid)}
 	}
 	return driver, false, nil
 }
@@ -168,14 +171,15 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 		return fmt.Errorf("%w; that lost the CUDA state of the process, which must be ended", cause)
 	}
 	if _, err := giveBack(context.Background(), driver, pid, 0); err != nil {
-		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries again", cause, err, pid)
+		return fmt.Errorf("%w; the driver cannot unlock it either (%w), so its CUDA calls wait; tms resume %d tries "+
+			"again", cause, err, pid)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
 	reply, err := process.Do(ctx, control.Request{Op: control.Undo})
 	if err = failure(reply, err); err != nil {
-		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms resume %d tries again",
-			cause, err, pid)
+		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
+			"resume %d tries again", cause, err, pid)
 	}
 	return fmt.Errorf("%w; it goes on as before", cause)
 }

@@ -144,7 +144,8 @@ func (w *watch) begin(ctx context.Context) error {
 	case !state.Gated:
 		return errors.New("its threads cannot be stopped: tms run did not start it")
 	case state.IdleSeconds == nil:
-		return fmt.Errorf("its libtms.so is older than this command (%s), and does not report whether it is idle", version)
+		return fmt.Errorf("its libtms.so is older than this command (%s), and does not report whether it is idle",
+			version)
 	}
 	err = w.attend(ctx)
 	if errors.Is(err, client.ErrUnreachable) {
@@ -158,7 +159,7 @@ func (w *watch) begin(ctx context.Context) error {
 func (w *watch) attend(ctx context.Context) error {
 	tryAt := time.Time{} // nothing is paused before
 	for {
-		state, err := w.process.Status(ctx, control.MaxSeconds*time.Second) // one that is stopped answers when it goes on
+		state, err := w.process.Status(ctx, control.MaxSeconds*time.Second) // a stopped process answers when it goes on
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -238,7 +239,8 @@ func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, e
 	switch {
 	case reply.OK:
 		if reply.Bytes > 0 {
-			w.say("paused, %s freed in %.2f s%s", readable.Bytes(reply.Bytes), reply.Seconds, without(", ", reply.WithoutContents))
+			w.say("paused, %s freed in %.2f s%s", readable.Bytes(reply.Bytes), reply.Seconds,
+				without(", ", reply.WithoutContents))
 		}
 		return reply.Bytes > 0, nil
 	case reply.Code == int(cuda.NotReady) || reply.Code == int(cuda.Timeout):
@@ -289,7 +291,8 @@ func (w *watch) rest(ctx context.Context) error {
 			if w.turn != nil {
 				w.turn.since = time.Now()
 			}
-			w.say("called, and resumed after %.2f s: %s in %.2f s", time.Since(came).Seconds(), readable.Bytes(reply.Bytes), reply.Seconds)
+			w.say("called, and resumed after %.2f s: %s in %.2f s", time.Since(came).Seconds(),
+				readable.Bytes(reply.Bytes), reply.Seconds)
 			return nil
 		}
 		if reply.Code != int(cuda.OutOfMemory) {

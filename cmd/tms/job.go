@@ -93,7 +93,8 @@ func ofJob(job string) (found []int, err error) {
 		}
 	}
 	if len(found) == 0 && len(others) > 0 {
-		return nil, fmt.Errorf("no process of job %s listens; those that listen belong to %s", job, readable.Printable(strings.Join(others, ", ")))
+		return nil, fmt.Errorf("no process of job %s listens; those that listen belong to %s", job,
+			readable.Printable(strings.Join(others, ", ")))
 	}
 	return found, err
 }
@@ -180,7 +181,8 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 			return err
 		}
 	} else if err == nil && len(pids) > 0 {
-		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids), j.tries)
+		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids),
+			j.tries)
 	}
 	return verdict(outcomes)
 }
@@ -215,7 +217,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	for i, r := range j.ranks {
 		made := plan{PID: r.PID, Op: control.Pause}
 		if planning.plan(&made, states[i]); made.Error != "" && !j.request.Discard {
-			r.err = &refusal{"with those of the job before it, " + made.Error, int(cuda.OperatingSystem), made.HostBytes, *made.HostAvailableBytes}
+			r.err = &refusal{"with those of the job before it, " + made.Error, int(cuda.OperatingSystem),
+				made.HostBytes, *made.HostAvailableBytes}
 			return r.err
 		}
 	}
@@ -235,7 +238,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
 	err := j.each(func(r *jobRank) error {
 		reply, err := r.Do(carried, pause)
-		r.Bytes, r.WithoutContents, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.WithoutContents, reply.Seconds, reply.NCCL, reply.Stays
+		r.Bytes, r.WithoutContents, r.Seconds, r.NCCL, r.Stays = reply.Bytes, reply.WithoutContents, reply.Seconds,
+			reply.NCCL, reply.Stays
 		return failure(reply, err)
 	})
 	if err == nil {
@@ -391,7 +395,8 @@ func (j *job) hold(ctx context.Context) error {
 		case late:
 			for _, r := range j.ranks {
 				if r.err != nil {
-					r.err = fmt.Errorf("in %d tries the ranks never stood between the same collectives: %w", j.tries, r.err)
+					r.err = fmt.Errorf("in %d tries the ranks never stood between the same collectives: %w", j.tries,
+						r.err)
 				}
 			}
 			return j.undo(err)
@@ -436,7 +441,8 @@ func (j *job) undo(cause error) error {
 		own := r.err
 		reply, err := r.Do(context.Background(), control.Request{Op: control.Undo})
 		if err = failure(reply, err); err != nil && !errors.Is(err, client.ErrUnreachable) {
-			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the other ranks are as before: %w", err, cause)
+			own = fmt.Errorf("it cannot be resumed (%w) and tries again by itself; the other ranks are as before: %w",
+				err, cause)
 		} else if err == nil && reply.NCCL != "" {
 			own = fmt.Errorf("%w; %s", cmp.Or(own, cause), reply.NCCL)
 		}

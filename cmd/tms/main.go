@@ -86,7 +86,8 @@ func rootCommand() *cobra.Command {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
 	})
 	root.AddCommand(runCommand(), psCommand(), topCommand(), pauseCommand(), resumeCommand(), swapCommand(),
-		idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(), versionCommand())
+		idleCommand(), metricsCommand(), doctorCommand(), recordCommand(), reportCommand(), replayCommand(),
+		versionCommand())
 	return root
 }
 
@@ -97,9 +98,9 @@ func plainly(err error) error {
 		return err
 	}
 	flag := invalid.GetFlag()
-	wanted := map[string]string{"float64": "a number of seconds, such as 30", "duration": "a time with its unit, such as 30s or 5m",
-		"int": "a whole number, such as 12345", "bool": "true or false"}[flag.Value.Type()]
-	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted)
+	wanted := map[string]string{"float64": "a number of seconds, such as 30", "bool": "true or false",
+		"duration": "a time with its unit, such as 30s or 5m", "int": "a whole number, such as 12345"}
+	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted[flag.Value.Type()])
 }
 
 // bare is the system's own word, without the call and the path that it failed at: the caller names them.

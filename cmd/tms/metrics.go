@@ -35,7 +35,8 @@ Anybody who can reach the address can read it, commands included.`,
 		RunE: func(command *cobra.Command, _ []string) error {
 			listener, err := net.Listen("tcp", listen)
 			if err != nil {
-				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen, bare(err))
+				return fmt.Errorf("--listen %s: %w; give an address and a free port, such as 127.0.0.1:9400", listen,
+					bare(err))
 			}
 			if _, err := fmt.Fprintf(command.OutOrStdout(), "http://%s/metrics\n", listener.Addr()); err != nil {
 				return err
@@ -53,7 +54,8 @@ func serveMetrics(listener net.Listener) error {
 		return err
 	}
 	paths := http.NewServeMux()
-	paths.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
+	paths.Handle("GET /metrics", promhttp.HandlerFor(registry,
+		promhttp.HandlerOpts{MaxRequestsInFlight: scrapesAtOnce}))
 	server := &http.Server{Handler: paths, ReadHeaderTimeout: headerTime}
 	ctx, _ := interruptible()
 	context.AfterFunc(ctx, func() { _ = server.Close() })
@@ -83,19 +85,24 @@ func newCollector() *collector {
 		return of("tag_"+name, help, append([]string{"device", "tag"}, labels...)...)
 	}
 	return &collector{
-		up:        of("process_up", "Whether the process has answered."),
-		info:      of("process_info", "1, with the command of the process and the version of its library.", "command", "version"),
-		doing:     of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
-		heldUp:    of("process_held_up", "Whether threads of the process that give a device work wait for a resume."),
-		idle:      of("process_idle_seconds", "How long no call has given a device work, as far as it was looked; of what tms run starts."),
-		size:      device("size_bytes", "Memory of the device."),
-		free:      device("free_bytes", "Free memory of the device."),
-		untracked: device("untracked_bytes", "Memory of the device in use beside what the library knows of: CUDA itself, other processes."),
-		other: of("device_library_bytes", "Device memory that CUDA itself gave, by the library that asked for it, of a process with TMS_ACCOUNT.",
+		up: of("process_up", "Whether the process has answered."),
+		info: of("process_info", "1, with the command of the process and the version of its library.", "command",
+			"version"),
+		doing:  of("process_busy", "Whether the process does what it was asked from outside, such as a pause."),
+		heldUp: of("process_held_up", "Whether threads of the process that give a device work wait for a resume."),
+		idle:   of("process_idle_seconds", "How long no call has given a device work, for processes of tms run."),
+		size:   device("size_bytes", "Memory of the device."),
+		free:   device("free_bytes", "Free memory of the device."),
+		untracked: device("untracked_bytes",
+			"Memory of the device in use that the library does not know: of CUDA itself, of other processes."),
+		other: of("device_library_bytes",
+			"Device memory that CUDA itself gave, by the library that asked for it (with TMS_ACCOUNT).",
 			"device", "library", "kind"),
-		used: of("device_process_bytes", "All that the process has on the device, by NVML; source tells how its figure was found.",
+		used: of("device_process_bytes",
+			"All that the process has on the device, by NVML; source is where the figure comes from.",
 			"device", "uuid", "source"),
-		unnamed: of("device_unnamed_bytes", "Of that, what no tag, pool or library has: contexts, modules, local memory, what was not counted.",
+		unnamed: of("device_unnamed_bytes",
+			"Of that, what no tag, pool or library has: contexts, modules, local memory, what was not counted.",
 			"device", "uuid"),
 		live:   tag("live_bytes", "What the program has allocated, active and paused."),
 		held:   tag("held_bytes", "Device memory held now."),
@@ -103,7 +110,8 @@ func newCollector() *collector {
 		slack:  tag("slack_bytes", "Device memory held beyond what was asked for."),
 		backup: tag("backup_bytes", "Memory or files that hold contents, by where: host, disk or peer.", "store"),
 		without: tag("without_contents_bytes",
-			"Device memory without a backup: what was paused without contents (state paused), and what a pause would free so (active).", "state"),
+			"Device memory without a backup: what was paused without contents (state paused), and what a pause would "+
+				"free so (active).", "state"),
 		segments:      tag("segments", "Allocations."),
 		state:         tag("state", "1 for the state that the tag is in: active, partly (paused) or paused.", "state"),
 		since:         tag("paused_timestamp_seconds", "When the last pause was done, of what is paused now."),
@@ -115,8 +123,8 @@ func newCollector() *collector {
 }
 
 func (c *collector) Describe(to chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.heldUp, c.idle, c.size, c.free, c.untracked, c.live, c.held, c.paused, c.slack, c.backup, c.without,
-		c.other, c.used, c.unnamed,
+	for _, d := range []*prometheus.Desc{c.up, c.info, c.doing, c.heldUp, c.idle, c.size, c.free, c.untracked, c.live,
+		c.held, c.paused, c.slack, c.backup, c.without, c.other, c.used, c.unnamed,
 		c.segments, c.state, c.since, c.pauseSeconds, c.resumeSeconds} {
 		to <- d
 	}

@@ -39,7 +39,8 @@ type progress struct {
 // progress begins to show. It shows nothing beside JSON, or for libtms.so.
 func (s *steering) progress(to io.Writer, verb string, pids ...int) *progress {
 	_, bar := terminal(to)
-	p := &progress{to: to, bar: bar, verb: verb, begun: time.Now(), stopped: make(chan struct{}), pids: slices.Clone(pids)}
+	p := &progress{to: to, bar: bar, verb: verb, begun: time.Now(), stopped: make(chan struct{}),
+		pids: slices.Clone(pids)}
 	if !s.asJSON && !s.report && len(pids) > 0 {
 		p.looking.Go(p.follow)
 	}

@@ -42,7 +42,8 @@ func statuses(within time.Duration) []process {
 			if err == nil {
 				defer connection.Close()
 				found[i].here = connection.Peer
-				found[i].container, found[i].Jobs = containerOf(fmt.Sprintf("/proc/%d/cgroup", connection.Peer)), jobsOf(connection.Peer)
+				found[i].container, found[i].Jobs = containerOf(fmt.Sprintf("/proc/%d/cgroup", connection.Peer)),
+					jobsOf(connection.Peer)
 				found[i].ProcessState, err = connection.Status(context.Background(), within)
 			}
 			if err != nil {
@@ -122,9 +123,10 @@ that it has now, and BACKUP says where contents wait.`,
 			if watch == 0 {
 				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
 			}
-			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON, func(to io.Writer) error {
-				return showProcesses(to, to, job, asJSON, inBytes)
-			})
+			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON,
+				func(to io.Writer) error {
+					return showProcesses(to, to, job, asJSON, inBytes)
+				})
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with all statistics")
@@ -211,9 +213,11 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 		fmt.Fprintln(&text, strings.TrimRight(line.String(), " "))
 	}
 	for _, p := range found {
-		say(&text, p, "a pause would free %s without contents", func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
+		say(&text, p, "a pause would free %s without contents",
+			func(tag stats.Tag) uint64 { return tag.PauseWithoutContents })
 		say(&text, p, "paused %s without contents", func(tag stats.Tag) uint64 { return tag.WithoutContents })
-		say(&text, p, "lost %s of other processes, which have ended or freed it", func(tag stats.Tag) uint64 { return tag.ImportedLost })
+		say(&text, p, "lost %s of other processes, which have ended or freed it",
+			func(tag stats.Tag) uint64 { return tag.ImportedLost })
 	}
 	_, err := io.WriteString(to, text.String())
 	return err
@@ -246,8 +250,8 @@ func rows(p process, now time.Time) (table [][]string) {
 	}
 	for _, d := range p.Stats.Devices {
 		for _, tag := range d.Tags {
-			table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag), readable.Short(tag.LiveBytes),
-				readable.Short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
+			table = append(table, []string{pid, command, fmt.Sprint(d.Device), readable.Printable(tag.Tag),
+				readable.Short(tag.LiveBytes), readable.Short(tag.PhysicalBytes), stateOf(p, d, tag, now), backup(tag)})
 		}
 	}
 	if table == nil {

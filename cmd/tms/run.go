@@ -20,7 +20,8 @@ import (
 // which a pause would pull them away from. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and
 // NIXL 1.5: of UCX, parts that are loaded by libuct allocate. Not libucm_cuda, through which UCX leads everybody's
 // cudaMalloc.
-var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so", "nvshmem_transport_ibdevx.so",
+var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so",
+	"nvshmem_transport_ibdevx.so",
 	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",
 	"libuct_ib_mlx5_gda.so", "libuct_ib_mlx5_gdp.so", "libfabric.so"}
 
@@ -55,8 +56,8 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			set := map[string]string{"TMS_INIT_ENABLE": "1", "TMS_CONTROL": "1"}
 			variable, known := backups[backup]
 			if !known && backup != "none" {
-				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the free memory "+
-					"of other GPUs (peer), or not be kept (none)", backup)
+				return fmt.Errorf("--backup %s: contents can wait in host memory (host), in files (disk) or in the "+
+					"free memory of other GPUs (peer), or not be kept (none)", backup)
 			}
 			if incremental {
 				if backup != "host" {
@@ -106,7 +107,8 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			if err != nil {
 				return fmt.Errorf("%s cannot be run: %w", arguments[0], errors.Unwrap(err))
 			}
-			return fmt.Errorf("%s cannot be run: %w", path, syscall.Exec(path, arguments, environment(os.Environ(), set)))
+			return fmt.Errorf("%s cannot be run: %w", path,
+				syscall.Exec(path, arguments, environment(os.Environ(), set)))
 		},
 	}
 	command.Flags().SetInterspersed(false)
@@ -178,10 +180,12 @@ func libraries() ([]string, error) {
 	both := []string{path, filepath.Join(filepath.Dir(path), "libtms_reach.so")}
 	for _, file := range both {
 		if _, err := os.Stat(file); err != nil {
-			return nil, fmt.Errorf("%s is not there: run scripts/build.sh, or set TMS_LIBRARY to the path of libtms.so", file)
+			return nil, fmt.Errorf("%s is not there: run scripts/build.sh, or set TMS_LIBRARY to the path of "+
+				"libtms.so", file)
 		}
 		if strings.ContainsFunc(file, separates) {
-			return nil, fmt.Errorf("LD_PRELOAD takes no path with a space or a colon, such as %q: copy the folder elsewhere and set TMS_LIBRARY to libtms.so in it", file)
+			return nil, fmt.Errorf("LD_PRELOAD takes no path with a space or a colon, such as %q: copy the folder "+
+				"elsewhere and set TMS_LIBRARY to libtms.so in it", file)
 		}
 	}
 	return both, nil

@@ -37,7 +37,7 @@ type outcome struct {
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"` // of --everything, and of a resume of it: what became of NCCL's memory
+	NCCL          string  `json:"nccl,omitempty"` // of --everything, and its resume: what became of NCCL's memory
 	// Of --job with --everything: why the driver has not taken the rest, and how much that is, as NVML knows it.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
@@ -155,7 +155,8 @@ func (s *steering) named(command *cobra.Command, arguments []string) ([]int, err
 }
 
 // run asks all processes at once, and reports each when it is done. verb is what they do meanwhile.
-func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome, say func(outcome) string) error {
+func (s *steering) run(command *cobra.Command, verb string, arguments []string, ask func(context.Context, int) outcome,
+	say func(outcome) string) error {
 	pids, err := s.named(command, arguments)
 	if err != nil {
 		return err
@@ -266,7 +267,8 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 			}
 			if s.dryRun {
 				if everything || to != "" || discard {
-					return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and --discard out")
+					return errors.New("--dry-run foretells a plain pause alone: leave --everything, --to and " +
+						"--discard out")
 				}
 				return s.plan(command, control.Pause, force, arguments)
 			}
@@ -277,7 +279,8 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 			}
 			if s.job != "" {
 				if to != "" {
-					return errors.New("--job cannot move contents: leave --to out, then pause the processes by number with --to")
+					return errors.New("--job cannot move contents: leave --to out, then pause the processes by " +
+						"number with --to")
 				}
 				return s.pauseJob(command, p.request)
 			}

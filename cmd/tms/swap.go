@@ -36,7 +36,8 @@ be resumed, OUT is resumed again.`,
 		ValidArgsFunction: completeProcesses,
 		Args: func(command *cobra.Command, arguments []string) error {
 			if len(arguments) != 2 {
-				return errors.New("name two processes by number: the one to pause and the one to resume (tms ps lists them)")
+				return errors.New("name two processes by number: the one to pause and the one to resume (tms ps " +
+					"lists them)")
 			}
 			if pids, err := processes(arguments); err != nil {
 				return err
@@ -122,9 +123,11 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
 		undone, err := leaving.Do(context.Background(), control.Request{Op: control.Undo})
 		if err = failure(undone, err); err != nil {
-			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself", err))
+			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself",
+				err))
 		} else {
-			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code, in.unreachable
+			out.Error, out.Code, out.unreachable = fmt.Sprintf("resumed again: %d could not be", inPID), in.Code,
+				in.unreachable
 		}
 		return []outcome{out, in}
 	}

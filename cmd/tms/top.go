@@ -39,7 +39,8 @@ pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.
 				return err
 			}
 			ctx, _ := interruptible()
-			interrupted, err := top.Run(ctx, &watched{job: job}, top.Settings{ASCII: !utf8Locale(), Whose: ofWhom(job)}, os.Stdin, os.Stdout)
+			interrupted, err := top.Run(ctx, &watched{job: job}, top.Settings{ASCII: !utf8Locale(), Whose: ofWhom(job)},
+				os.Stdin, os.Stdout)
 			for _, words := range interrupted {
 				fmt.Fprintf(command.ErrOrStderr(), "tms: %s\n", words)
 			}
@@ -55,7 +56,8 @@ func screenful(files ...*os.File) error {
 	const instead = ": tms ps shows the same, and tms ps --watch repeats it"
 	for _, file := range files {
 		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
-			return fmt.Errorf("top is for a terminal, and %s is none%s", strings.TrimPrefix(file.Name(), "/dev/"), instead)
+			return fmt.Errorf("top is for a terminal, and %s is none%s", strings.TrimPrefix(file.Name(), "/dev/"),
+				instead)
 		}
 	}
 	if kind := os.Getenv("TERM"); kind == "" || kind == "dumb" {
@@ -154,7 +156,8 @@ func overview(processes []process, found []nvml.Device) (devices []top.Device) {
 		return bytes
 	}
 	for _, d := range found {
-		one := top.Device{Label: fmt.Sprint(d.Index, " ", strings.TrimPrefix(d.Name, "NVIDIA ")), Total: d.TotalBytes, Free: d.FreeBytes}
+		one := top.Device{Label: fmt.Sprint(d.Index, " ", strings.TrimPrefix(d.Name, "NVIDIA ")), Total: d.TotalBytes,
+			Free: d.FreeBytes}
 		one.Ours = min(ours(d.UUID), d.UsedBytes)
 		one.Others = d.UsedBytes - one.Ours
 		devices = append(devices, one)
@@ -194,9 +197,10 @@ func shown(p process, now time.Time) top.Process {
 	one := top.Process{PID: p.PID, Container: p.short(), Command: p.Command, Error: p.Error}
 	for _, d := range p.Stats.Devices {
 		for _, t := range d.Tags {
-			tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes, Held: t.PhysicalBytes,
-				Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes, LastPause: t.LastPauseSeconds,
-				LastResume: t.LastResumeSeconds, PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
+			tag := top.Tag{Device: d.Device, Name: t.Tag, State: stateOf(p, d, t, now), Live: t.LiveBytes,
+				Held: t.PhysicalBytes, Paused: t.PausedBytes, Slack: t.SlackBytes, Backup: t.BackupBytes,
+				LastPause: t.LastPauseSeconds, LastResume: t.LastResumeSeconds,
+				PausedSince: time.UnixMilli(int64(t.PausedSince * 1000)), Where: store(t),
 				Unkept: t.WithoutContents, Unbacked: t.PauseWithoutContents}
 			if d.Progress != nil {
 				tag.Done, tag.Total = d.Progress.Done, d.Progress.Total

@@ -59,7 +59,8 @@ func Open() (*Driver, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnsupported, err)
 	}
 	if !d.CanCheckpoint() {
-		return nil, fmt.Errorf("%w: this one has no cuCheckpointProcessGetState, which came with driver 570", ErrUnsupported)
+		return nil, fmt.Errorf("%w: this one has no cuCheckpointProcessGetState, which came with driver 570",
+			ErrUnsupported)
 	}
 	return &Driver{d}, nil
 }

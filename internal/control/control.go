@@ -120,7 +120,8 @@ type Request struct {
 // NCCL is what a pause that suspends NCCL is to know of the other processes: ncclCommSuspend waits for all ranks, and a
 // wait for one that does not come has no end.
 type NCCL struct {
-	Together []string `json:"together,omitempty"` // communicators whose ranks are all asked for that at this moment, by their names
+	// Together names the communicators all of whose ranks get such a request at this moment.
+	Together []string `json:"together,omitempty"`
 	// Until is when it is too late to begin, for the others will have given up, in seconds since 1970. (CLOCK_REALTIME)
 	Until float64 `json:"until,omitempty"`
 }
@@ -178,7 +179,7 @@ type Reply struct {
 	// Host is of a pause or move that was refused for want of host memory: how much it takes, and how much there is.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
-	NCCL          string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or a resume of it: what became of that
+	NCCL          string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or its resume: what became of NCCL
 	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are of a hold that is for a pause with NCCL.
@@ -277,16 +278,19 @@ func ParseRequest(line []byte) (Request, error) {
 }
 
 func wrongVersion(version int) error {
-	return fmt.Errorf("the request has version %d of the protocol, and this process speaks version %d", version, Version)
+	return fmt.Errorf("the request has version %d of the protocol, and this process speaks version %d", version,
+		Version)
 }
 
 func (r *Request) check() error {
 	switch r.Op {
 	case Status, Pause, Resume, Keep, Cancel, Undo, Await, Move, Record, Align, Lend, Returned, Hand:
 	default:
-		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, move, record and align", r.Op)
+		return fmt.Errorf("there is no operation %q; there are status, pause, resume, keep, cancel, undo, await, "+
+			"move, record and align", r.Op)
 	}
-	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath || strings.ContainsRune(r.File, 0)) {
+	if r.File != "" && (r.Op != Record || r.File[0] != '/' || len(r.File) > maxPath ||
+		strings.ContainsRune(r.File, 0)) {
 		return fmt.Errorf("%.100q: only a record takes a file, by its path from the root", r.File)
 	}
 	if (r.Share != 0 || r.Import != 0) && r.Op != Lend && r.Op != Returned {
@@ -295,7 +299,8 @@ func (r *Request) check() error {
 	if r.Everything && (r.Op != Pause && r.Op != Resume && r.Op != Move || r.Op == Pause && r.Tag != nil) {
 		return errors.New("only a resume, a move, or a pause without a tag takes everything")
 	}
-	if known := r.To == ToDisk || r.To == ToHost; r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || r.To != ToDisk) {
+	known := r.To == ToDisk || r.Op == Move && r.To == ToHost
+	if r.Op == Move && !known || r.Op != Move && r.To != "" && (r.Op != Pause || !known) {
 		return fmt.Errorf("%q is no place for contents: to is disk or host for a move, and disk for a pause", r.To)
 	}
 	if (r.Timeout != nil || r.Idle != nil || r.Force || r.Keep || r.Hold || r.Discard) && r.Op != Pause {

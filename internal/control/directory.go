@@ -71,7 +71,8 @@ func CheckDirectory(directory string, uid int) error {
 	case found.Mode&unix.S_IFMT != unix.S_IFDIR:
 		return fmt.Errorf("%s is no directory; remove it", directory)
 	case found.Uid != uint32(uid):
-		return fmt.Errorf("%s belongs to user %d, not to %d: sockets in it could be anybody's", directory, found.Uid, uid)
+		return fmt.Errorf("%s belongs to user %d, not to %d: sockets in it could be anybody's", directory, found.Uid,
+			uid)
 	case found.Mode&0o077 != 0:
 		return fmt.Errorf("%s can be entered by other users (mode %#o); chmod 700 it", directory, found.Mode&0o777)
 	}

@@ -107,9 +107,10 @@ func Open() (*Library, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	var l Library
-	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown, nvmlErrorString: &l.errorString,
-		nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid, nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory,
-		nvmlGetMemory: &l.memory, nvmlGetProcesses: &l.processes} {
+	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown,
+		nvmlErrorString: &l.errorString, nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid,
+		nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory, nvmlGetMemory: &l.memory,
+		nvmlGetProcesses: &l.processes} {
 		address, err := purego.Dlsym(loaded, name)
 		switch {
 		case err == nil:

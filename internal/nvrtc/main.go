@@ -16,7 +16,8 @@ import (
 
 func main() {
 	if len(os.Args) != 5 {
-		fmt.Fprintln(os.Stderr, "usage: nvrtc LIBRARY ARCHITECTURE SOURCE OUTPUT, as in nvrtc libnvrtc.so.12 compute_70 a.cu a.ptx")
+		fmt.Fprintln(os.Stderr, "usage: nvrtc LIBRARY ARCHITECTURE SOURCE OUTPUT, as in nvrtc libnvrtc.so.12 "+
+			"compute_70 a.cu a.ptx")
 		os.Exit(2)
 	}
 	if err := compile(os.Args[1], os.Args[2], os.Args[3], os.Args[4]); err != nil {

@@ -52,7 +52,8 @@ func changes(before, now Process, at time.Time) (found []event) {
 		was := before.Tags[i]
 		paused, resumed := tag.LastPause != was.LastPause, tag.LastResume != was.LastResume
 		pause := func() {
-			add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.Unkept-min(was.Unkept, tag.Unkept), tag.LastPause)
+			add("paused", tag.Name, tag.Paused-min(was.Paused, tag.Paused), tag.Unkept-min(was.Unkept, tag.Unkept),
+				tag.LastPause)
 		}
 		resume := func() { add("resumed", tag.Name, was.Paused-min(was.Paused, tag.Paused), 0, tag.LastResume) }
 		switch {
@@ -72,7 +73,8 @@ func changes(before, now Process, at time.Time) (found []event) {
 }
 
 func (e event) String() string {
-	text := fmt.Sprintf("%s %7d %s %s", e.at.Format(time.TimeOnly), e.pid, e.what, readable.Printable(strings.Join(e.tags, ", ")))
+	text := fmt.Sprintf("%s %7d %s %s", e.at.Format(time.TimeOnly), e.pid, e.what,
+		readable.Printable(strings.Join(e.tags, ", ")))
 	if e.bytes > 0 {
 		text += ": " + readable.Short(e.bytes)
 	}

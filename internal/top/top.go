@@ -74,7 +74,8 @@ const every = 500 * time.Millisecond
 
 // Run shows it until the user quits or the context ends, and returns what came of pauses and resumes that were under
 // way at that moment: they are interrupted.
-func Run(ctx context.Context, source Source, settings Settings, in io.Reader, out io.Writer) (interrupted []string, err error) {
+func Run(ctx context.Context, source Source, settings Settings, in io.Reader,
+	out io.Writer) (interrupted []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var steering sync.WaitGroup

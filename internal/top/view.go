@@ -293,7 +293,8 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	}
 	// The bar has colours of its own.
 	bar := m.bar(c.bar, whole, ofTag(tag)...)
-	line := cursor + c.line(m, first, name, "\x00", readable.Short(tag.Live), readable.Short(tag.Held), readable.Short(tag.Backup), state)
+	line := cursor + c.line(m, first, name, "\x00", readable.Short(tag.Live), readable.Short(tag.Held),
+		readable.Short(tag.Backup), state)
 	before, after, found := strings.Cut(line, "\x00")
 	if !found {
 		return style.Render(line)
@@ -351,11 +352,12 @@ func (r row) detail() string {
 	}
 	if r.tag == nil {
 		sum := r.process.sum()
-		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(sum.Held), readable.Short(sum.Paused),
-			readable.Short(sum.Backup), sum.without(), r.process.Command)
+		return fmt.Sprintf("%d: held %s, paused %s, backup %s%s; %s", r.pid, readable.Short(sum.Held),
+			readable.Short(sum.Paused), readable.Short(sum.Backup), sum.without(), r.process.Command)
 	}
 	t := r.tag
-	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Name, readable.Short(t.Paused), readable.Short(t.Slack), readable.Short(t.Backup))
+	text := fmt.Sprintf("%s: paused %s, slack %s, backup %s", t.Name, readable.Short(t.Paused), readable.Short(t.Slack),
+		readable.Short(t.Backup))
 	if t.Where != "" {
 		text += " " + t.Where
 	}
@@ -408,12 +410,14 @@ func (m *model) helpLines() []string {
 		"p   pause it, as tms pause does: between two CUDA calls, and never by force;",
 		"    a program that cannot be paused so goes on, and the reason is shown",
 		"r   resume it, as tms resume does",
-		"s   sort by another: " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + ", " + byCommand.String(),
+		"s   sort by another: " + byHeld.String() + ", " + byPaused.String() + ", " + byPID.String() + ", " +
+			byCommand.String(),
 		"/   only processes that have a text in number, command or tags; esc: all",
 		"q   quit; a pause or resume that is under way is interrupted",
 		"",
 		"Devices:  " + strings.TrimSpace(legend(ofDevice(Device{}), "processes below", "others", "free")),
-		"Bars:     " + strings.TrimSpace(legend(ofTag(Tag{}), "held", "paused, contents kept", "paused, contents not kept")),
+		"Bars:     " + strings.TrimSpace(legend(ofTag(Tag{}), "held", "paused, contents kept",
+			"paused, contents not kept")),
 		"LIVE      what the program has allocated, active and paused",
 		"HELD      device memory that it has now",
 		"BACKUP    what holds contents; the line below the list says where",

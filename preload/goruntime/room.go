@@ -32,7 +32,8 @@ func Ready(device int) error {
 	if known := devices.Load(); known&bit == 0 {
 		if !C.threads_reserve(C.int(bits.OnesCount64(known|bit)), 0) {
 			return fmt.Errorf("device %d needs %d threads more, which the process cannot make; raise ulimit -u or the "+
-				"pids limit, ulimit -v, ulimit -d, ulimit -l under mlockall, or vm.max_map_count%.0w", device, C.THREADS_PER_DEVICE, cuda.OperatingSystem)
+				"pids limit, ulimit -v, ulimit -d, ulimit -l under mlockall, or vm.max_map_count%.0w", device,
+				C.THREADS_PER_DEVICE, cuda.OperatingSystem)
 		}
 		devices.Or(bit)
 	}
@@ -84,9 +85,9 @@ func Room() error {
 		bounded.collected, bounded.inUse = time.Now(), held()
 	}
 	if bounded.inUse > bound/4 {
-		return fmt.Errorf("the library's bookkeeping is full: it has %d of %d MiB, the rest of which a pause may need, and the "+
-			"limits of the process leave no more; free memory, or raise ulimit -v, ulimit -d, ulimit -l under mlockall, or vm.max_map_count%.0w",
-			bounded.inUse>>20, bound>>20, cuda.OperatingSystem)
+		return fmt.Errorf("the library's bookkeeping is full: it has %d of %d MiB, the rest of which a pause may "+
+			"need, and the limits of the process leave no more; free memory, or raise ulimit -v, ulimit -d, ulimit "+
+			"-l under mlockall, or vm.max_map_count%.0w", bounded.inUse>>20, bound>>20, cuda.OperatingSystem)
 	}
 	return nil
 }

@@ -113,7 +113,7 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 @pytest.mark.parametrize("fan", [8, 1])
 def test_one_that_cannot(name: str, fan: int) -> None:
-    """By its check, or in the middle of the pause: all are as before, and each names the rank and its reason."""
+    """By its check, or amid the pause: all are as before, and each names rank and reason."""
     spoil, mend, words = REFUSALS[name]
     with Ranks(4) as ranks:
         ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")

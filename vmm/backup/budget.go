@@ -31,8 +31,8 @@ func (s *Shortage) Unwrap() error { return ErrHostMemory }
 
 // NoHostMemory is an ErrHostMemory that says what to do.
 func NoHostMemory(cause error) error {
-	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, have contents wait on disk or in the memory of another "+
-		"device, or make what may go without a backup", ErrHostMemory, cause)
+	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, have contents wait on disk or in the "+
+		"memory of another device, or make what may go without a backup", ErrHostMemory, cause)
 }
 
 // Check fails where less than so many bytes are left. Errors: *Shortage.

@@ -19,7 +19,7 @@ type Attribute int32
 const (
 	AttributeHostNUMAID                       Attribute = 134
 	AttributeVirtualMemoryManagementSupported Attribute = 102
-	AttributeHandleTypeFileSupported          Attribute = 103 // CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
+	AttributeHandleTypeFileSupported          Attribute = 103 // ..._HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED
 	AttributeGPUDirectRDMAWithVMMSupported    Attribute = 110
 )
 
@@ -82,7 +82,8 @@ func (d *Driver) DevicePrimaryCtxRelease(device Device) error {
 func (d *Driver) DevicePrimaryCtxGetState(device Device) (active bool, err error) {
 	var flags uint32
 	var state int32
-	err = d.call(fnDevicePrimaryCtxGetState, uintptr(device), uintptr(unsafe.Pointer(&flags)), uintptr(unsafe.Pointer(&state)))
+	err = d.call(fnDevicePrimaryCtxGetState, uintptr(device), uintptr(unsafe.Pointer(&flags)),
+		uintptr(unsafe.Pointer(&state)))
 	return state != 0, err
 }
 

@@ -42,7 +42,8 @@ func (d *Driver) KernelGetFunction(kernel Kernel) (Function, error) {
 
 // LaunchKernel is cuLaunchKernel: grid blocks of block threads, in one dimension, without dynamic
 // shared memory. Each of parameters points to a value, which is copied before LaunchKernel returns.
-func (d *Driver) LaunchKernel(function Function, grid, block uint32, stream Stream, parameters ...unsafe.Pointer) error {
+func (d *Driver) LaunchKernel(function Function, grid, block uint32, stream Stream,
+	parameters ...unsafe.Pointer) error {
 	var values runtime.Pinner
 	defer values.Unpin()
 	for _, parameter := range parameters {

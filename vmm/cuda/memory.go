@@ -55,7 +55,8 @@ func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 func (d *Driver) MemGetAllocationGranularity(device int) (uint64, error) {
 	var granularity uint64
 	prop := PinnedOn(device)
-	err := d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)), uintptr(unsafe.Pointer(&prop)), 0)
+	err := d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)),
+		uintptr(unsafe.Pointer(&prop)), 0)
 	return granularity, err
 }
 
@@ -125,7 +126,8 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 
 // MemSetAccessOf is cuMemSetAccess with whatever access is asked for.
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
-	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))), uintptr(len(descs)))
+	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))),
+		uintptr(len(descs)))
 }
 
 const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR

@@ -28,6 +28,7 @@ func (d *Driver) MemPoolReserved(pool MemPool) (uint64, error) {
 // (cuDeviceGetGraphMemAttribute)
 func (d *Driver) GraphMemReserved(device Device) (uint64, error) {
 	var bytes uint64
-	err := d.call(fnDeviceGetGraphMemAttribute, uintptr(device), graphMemReservedCurrent, uintptr(unsafe.Pointer(&bytes)))
+	err := d.call(fnDeviceGetGraphMemAttribute, uintptr(device), graphMemReservedCurrent,
+		uintptr(unsafe.Pointer(&bytes)))
 	return bytes, err
 }

@@ -109,7 +109,8 @@ func (r *Ranges[T]) Check(owned func(Span[T]) bool) error {
 		if in.of != r || in.used == 0 {
 			return errors.New("a range of another tag, or of nothing")
 		}
-		if err := in.blocks.check(in.block.count, in.used, func(b *block) bool { return owned(Span[T]{in, b}) }); err != nil {
+		if err := in.blocks.check(in.block.count, in.used,
+			func(b *block) bool { return owned(Span[T]{in, b}) }); err != nil {
 			return fmt.Errorf("range at %#x: %w", Span[T]{in, in.blocks.head}.Address(), err)
 		}
 		if in.room == nil {

@@ -47,10 +47,10 @@ type Tag struct {
 	BackupBytes          uint64  `json:"backup_bytes"`                 // what holds contents, wherever it is
 	HostBytes            uint64  `json:"host_bytes"`                   // of that: pinned host memory
 	DiskBytes            uint64  `json:"disk_bytes"`                   // of that: files
-	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // that a pause would take more
-	PauseDiskBytes       uint64  `json:"pause_disk_bytes"`             // in files
-	WithoutContents      uint64  `json:"without_contents_bytes"`       // of PausedBytes: what was paused without contents
-	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // what a pause would free so, for want of a backup
+	PauseHostBytes       uint64  `json:"pause_host_bytes"`             // host memory that a pause would add
+	PauseDiskBytes       uint64  `json:"pause_disk_bytes"`             // files that a pause would add
+	WithoutContents      uint64  `json:"without_contents_bytes"`       // of PausedBytes: paused without contents
+	PauseWithoutContents uint64  `json:"pause_without_contents_bytes"` // that a pause would free without contents
 	ImportedBytes        uint64  `json:"imported_bytes"`               // of other processes, in no figure above
 	ImportedPaused       uint64  `json:"imported_paused_bytes"`        // and unmapped by pausing
 	ImportedLost         uint64  `json:"imported_lost_bytes"`          // and gone while it was

@@ -34,8 +34,8 @@ func Unreachable(format string, arguments ...any) error {
 
 // ErrElsewhere: the process that listens by this number is of another PID namespace, and here the number is not its
 // own.
-var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a container): " +
-	"run tms there")
+var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a " +
+	"container): run tms there")
 
 // busyTime is how long a process is tried whose queue of clients is full.
 const busyTime = time.Second
@@ -151,10 +151,11 @@ func Dial(pid int) (*Conn, error) {
 }
 
 // Look is Dial, also to a process that has the number in another PID namespace: what it says can be read, but a client
-// that changes something by the number means another process. It waits for one that makes its socket anew.
+// that changes something by the number means another process. It waits for a process that replaces its socket.
 func Look(pid int) (*Conn, error) {
 	connection, err := connect(pid)
-	for start, missed := time.Now(), 0; err != nil && missed < 2 && time.Since(start) < control.LookFor; time.Sleep(lostGlance) {
+	until := time.Now().Add(control.LookFor)
+	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(lostGlance) {
 		if missed++; control.Lost(pid) {
 			missed = 0
 		}
@@ -167,8 +168,8 @@ func connect(pid int) (*Conn, error) {
 	own := os.Geteuid()
 	places := directories(own)
 	var process syscall.Stat_t
-	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) == nil // else it is in another container, perhaps
-	owner := int(process.Uid)                                          // root, too, of one that lets nobody look into it
+	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) == nil // else perhaps it is in another container
+	owner := int(process.Uid)                                          // root also for one that is not dumpable
 	if own == 0 && known && owner != own {
 		places = append(places, directories(owner)...)
 	}
@@ -213,8 +214,8 @@ func connect(pid int) (*Conn, error) {
 	case known && owner != own && own != 0:
 		return nil, Unreachable("it is a process of user %d", owner)
 	}
-	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, or have it call tms.serve(); " +
-		"then it listens from its first pausable allocation on")
+	return nil, Unreachable("it does not listen: start it with tms run or TMS_CONTROL=1, or have it call " +
+		"tms.serve(); then it listens from its first pausable allocation on")
 }
 
 // Close ends the connection. What was paused over it and not kept is resumed by the process.

@@ -120,7 +120,8 @@ func (s *Snapshot) tiled() list {
 		}
 		all = append(all, dict{"device", uint64(0), "address", uint64(at), "total_size", uint64(end - at),
 			"allocated_size", allocated, "active_size", allocated, "requested_size", requested,
-			"stream", uint64(stream), "segment_type", kind, "is_expandable", false, "frames", list{}, "blocks", listOf(tiles)})
+			"stream", uint64(stream), "segment_type", kind, "is_expandable", false, "frames", list{}, "blocks",
+			listOf(tiles)})
 	}
 	return listOf(all)
 }

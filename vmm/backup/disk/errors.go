@@ -26,7 +26,8 @@ type Lost struct {
 
 func (l *Lost) Error() string {
 	if errors.Is(l.Cause, errChanged) {
-		return fmt.Sprintf("%v: %s is %v; free the memory and load its contents again", ErrContentsLost, l.Path, l.Cause)
+		return fmt.Sprintf("%v: %s is %v; free the memory and load its contents again", ErrContentsLost, l.Path,
+			l.Cause)
 	}
 	return fmt.Sprintf("%v unless %s can be read again (%v); else free the memory and load its contents again",
 		ErrContentsLost, l.Path, l.Cause)

@@ -216,7 +216,8 @@ func forget(fd int, buffer []byte, offset int64) {
 
 // each calls f until all of buffer is done, and returns the descriptor that it used last; short is the
 // error for when no more comes.
-func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64, short error) (fd int, err error) {
+func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64,
+	short error) (fd int, err error) {
 	for done := 0; done < len(buffer); {
 		if fd, err = o.descriptor(); err != nil {
 			return -1, err

@@ -31,8 +31,7 @@ func (p *Pool) extend(rounded uint64) error {
 	switch {
 	case errors.Is(err, pool.ErrOutOfMemory):
 		return fmt.Errorf("%w: the largest free chunk has %s and the device has no room for a region; "+
-			"free something, or ask for less",
-			pool.ErrOutOfMemory, readable.Bytes(p.table.Largest()))
+			"free something, or ask for less", pool.ErrOutOfMemory, readable.Bytes(p.table.Largest()))
 	case err != nil:
 		return err
 	}

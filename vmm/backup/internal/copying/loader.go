@@ -15,7 +15,8 @@ type loader[C backup.Contents, J any] struct {
 }
 
 // NewLoader starts a load. list gives the copies that bring a part of contents back, restore makes one.
-func NewLoader[C backup.Contents, J any](driver *cuda.Driver, job backup.Job, list func(C, backup.Span, ...backup.Range) []J,
+func NewLoader[C backup.Contents, J any](driver *cuda.Driver, job backup.Job,
+	list func(C, backup.Span, ...backup.Range) []J,
 	restore func(*Stream, J) error) backup.Loader {
 	l := &loader[C, J]{jobs: make(chan J, 1024), list: list, done: make(chan error, 1)}
 	go func() {

@@ -53,7 +53,8 @@ func WholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage 
 // New maps memory, near the job's device, for registrations of these sizes, in bytes; nothing is touched or
 // pinned yet. Errors: backup.ErrHostMemory.
 func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) {
-	b := &Buffer{driver: driver, context: job.Context, budget: job.Budget, Registrations: make([]Registration, len(sizes))}
+	b := &Buffer{driver: driver, context: job.Context, budget: job.Budget,
+		Registrations: make([]Registration, len(sizes))}
 	for i, size := range sizes {
 		r := &b.Registrations[i]
 		r.Offset, r.Size = b.Size, WholePages(size)
