@@ -144,8 +144,8 @@ static void *context_to_end(int device)
 	void *context = NULL;
 	unsigned flags = 0;
 	int active = 0;
-	if ((capturing() || account_on) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS && active &&
-	    forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
+	if ((capturing() || account_on) && forward_cuDevicePrimaryCtxGetState(device, &flags, &active) == SUCCESS &&
+	    active && forward_cuDevicePrimaryCtxRetain(&context, device) == SUCCESS)
 		forward_cuDevicePrimaryCtxRelease_v2(device);
 	account_context_leaves(context);
 	return context;

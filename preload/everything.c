@@ -258,8 +258,8 @@ HIDDEN int everything_restore(double wait)
 	if (code != SUCCESS)
 		return code;
 	if (everything_pending())
-		return error_fail(ERROR_ILLEGAL_STATE, "a command is pausing everything of this process at this moment; resume it "
-						       "again when that has ended");
+		return error_fail(ERROR_ILLEGAL_STATE, "a command is pausing everything of this process at this moment; "
+						       "resume it again when that has ended");
 	everything_set(false);
 	return SUCCESS;
 }

@@ -233,7 +233,7 @@ struct operation {
 	const char *tag; /* NULL: all */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
-	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers or below 0 */
+	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
 	struct ipc_handle ipc; /* for an import; for a close, id is the address */
 	int device;	       /* for an import */
 	bool force;  /* for a gated pause */

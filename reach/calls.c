@@ -255,7 +255,8 @@ static void note_unknown(const char *name, int version)
 {
 	if (atomic_flag_test_and_set(&unknown_taken))
 		return;
-	snprintf(unknown, sizeof unknown, version ? "%.40s of CUDA %d.%d" : "%.60s", name, version / 1000, version % 1000 / 10);
+	snprintf(unknown, sizeof unknown, version ? "%.40s of CUDA %d.%d" : "%.60s", name, version / 1000,
+		 version % 1000 / 10);
 	atomic_store(&unknown_set, true);
 }
 

@@ -40,9 +40,9 @@ struct gate_registration {
 	int version;
 };
 
-/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). One
- * caller at a time holds and begins, and one aligns ranks. Some functions look at one entry after the other, from *cursor 0
- * on, and return false at the end. */
+/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). One caller at a time
+ * holds and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the
+ * end. */
 #define GATE_NCCL(X) \
 	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
 	X(bool, is_used, (void), ()) /* somebody is inside, or in the middle of a group */ \

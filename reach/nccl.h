@@ -1,15 +1,15 @@
-/* nccl is what the files share that see NCCL: nccl.c, which stands in front of its functions; communicators.c and
- * registrations.c, which know what communicators and what registered memory there are; sequence.c, which counts how far
- * they are; and suspending.c. It lists the functions that libtms_reach.so stands in front of (nccl.h of 2.31; older ones lack some):
+/* nccl has what the files for NCCL share: nccl.c interposes NCCL's functions, communicators.c and registrations.c list
+ * communicators and registered memory, sequence.c counts their collectives, and suspending.c suspends them. It lists
+ * the interposed functions (nccl.h of 2.31; older versions lack some):
  *
  *   X(symbol, parameters, arguments, before, result)
  *                                       what nccl.c does before the call of a library, and makes of its code
- *   Y(symbol, how many arguments, what sequence it is of)
- *                                       those that use a communicator, and are counted while they do: buffers come
- *                                       first, the stream last, and before it the communicator; of SENT and RECEIVED
- *                                       the other rank is the fourth
+ *   Y(symbol, number of arguments, its sequence)
+ *                                       functions that use a communicator, counted meanwhile: buffers come first, the
+ *                                       stream last, and before it the communicator; of SENT and RECEIVED the other
+ *                                       rank is the fourth
  *
- * What is newer, and what only asks (ncclCommGetAsyncError, ncclCommCount), goes past. */
+ * Newer functions, and those that only ask (ncclCommGetAsyncError, ncclCommCount), are not interposed. */
 #ifndef REACH_NCCL_H
 #define REACH_NCCL_H
 

@@ -87,8 +87,8 @@ static void prepare(void)
 HIDDEN struct thread *thread_new(void)
 {
 	pthread_once(&once, prepare);
-	char *base = mmap(NULL, thread_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK,
-			  -1, 0);
+	char *base = mmap(NULL, thread_size, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
 	if (base == MAP_FAILED)
 		return NULL;
 	struct thread *mine = (struct thread *)(base + thread_size) - 1; /* above the stack, which grows away from it */

@@ -1,5 +1,5 @@
-/* goruntime wakes the Go runtime in a host that knows nothing of it, and keeps it from harming the host: its start, its
- * threads and memory, the host's signals, and the words for the host. It knows nothing of regions, segments and pauses. */
+/* goruntime wakes the Go runtime in a host that does not know of it, and keeps it from harming the host: its start, its
+ * threads and memory, the host's signals, and the words for the host. It knows no regions, segments and pauses. */
 #ifndef TMS_GORUNTIME_H
 #define TMS_GORUNTIME_H
 
@@ -141,7 +141,7 @@ enum {
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
 	THREADS_PER_DEVICE = 13, /* what a pause or resume waits on, 8 for files, 4 for the rest; and pending frees */
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
-	THREADS_OF_CONTROL = 5,	 /* the socket's, and what it hands on: an operation, which waits on two, a status, memory */
+	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
 HIDDEN bool threads_reserve_control(void); /* and those for control.go; stays so */

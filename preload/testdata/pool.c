@@ -124,7 +124,7 @@ static void errors(void)
 	EXPECT(tms_pool_create(&pool, kind, options, 7), 101);
 	CHECK(!pool);
 	EXPECT(tms_pool_malloc(nowhere, &block, 1, NULL), 1);
-	CHECK(strstr(tms_last_error(), "0x12345 is not a pool"));
+	CHECK(strstr(tms_last_error(), "0x12345 is not the handle of a pool"));
 	EXPECT(tms_pool_free(nowhere, other), 1);
 	EXPECT(tms_pool_trim(nowhere, NULL), 1);
 	EXPECT(tms_pool_destroy(NULL), 1);

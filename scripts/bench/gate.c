@@ -1,6 +1,6 @@
 /* What a launch costs, cuLaunchKernel with 11 arguments, and what a poll, cuStreamQuery; both bound by the loader, in
- * nanoseconds. Where the device is a real one a kernel that does nothing is launched, and waited for now and then. Run it with and
- * without the libraries in LD_PRELOAD; gate.py does, and compares. */
+ * nanoseconds. Where the device is a real one a kernel that does nothing is launched, and waited for now and then. Run
+ * it with and without the libraries in LD_PRELOAD; gate.py does, and compares. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,10 +15,10 @@ NOTHING(cuModuleLoadData, (void **module __attribute__((unused)), const void *im
 NOTHING(cuModuleGetFunction, (void **function __attribute__((unused)), void *module __attribute__((unused)),
 			      const char *name __attribute__((unused))))
 
-int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned shared,
-		   void *stream, void **parameters, void **extra);
-int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f, unsigned shared,
-		   void *stream, void **parameters, void **extra)
+int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+		   unsigned shared, void *stream, void **parameters, void **extra);
+int cuLaunchKernel(void *function, unsigned a, unsigned b, unsigned c, unsigned d, unsigned e, unsigned f,
+		   unsigned shared, void *stream, void **parameters, void **extra)
 {
 	(void)function, (void)a, (void)b, (void)c, (void)d, (void)e, (void)f, (void)shared, (void)stream, (void)parameters,
 		(void)extra;
