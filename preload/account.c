@@ -24,7 +24,7 @@ enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX };
 HIDDEN bool account_on;
 HIDDEN _Atomic bool account_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* whose memory it is; a child that no handler prepared notes nothing */
+static struct fork_mark process; /* that has the memory; a child that no handler prepared notes nothing */
 static char program[256];	 /* the file that it is, without folders */
 
 /* All below is guarded by lock. */

@@ -18,7 +18,7 @@ enum { FREE, BEGINNING, CAPTURED };
 struct slot {
 	struct slot *next;
 	_Atomic uint64_t state;
-	/* Of CAPTURED. */
+	/* For CAPTURED. */
 	_Atomic(void *) stream, context;
 	_Atomic(const void *) thread; /* of a per-thread stream, which is another in each */
 };

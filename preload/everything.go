@@ -111,8 +111,7 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 	return stats, err
 }
 
-// lent returns an address whose memory the program has exported in a way that only libtms_reach.so sees; 0: there is
-// none.
+// lent returns an address of memory that the program has exported in a way that only libtms_reach.so sees; 0: none.
 func lent() uintptr {
 	if C.gate_unusable() != nil {
 		return 0

@@ -222,7 +222,7 @@ func releasePolls() {
 	}
 }
 
-// suspension is what a pause that suspends NCCL is told, and what it answers.
+// suspension has the parameters and the results of a pause that suspends NCCL.
 type suspension struct {
 	together *control.NCCL // the ranks that other processes pause now; nil: none
 	apart    []control.Communicator

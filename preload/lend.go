@@ -57,7 +57,7 @@ func (s *server) lend(c *connection, r control.Request) {
 		passed: -1})
 }
 
-// lends is of the socket's thread alone.
+// lends belongs to the socket's thread.
 var lends struct{ made uint64 }
 
 // returned notes that memory is not mapped any more. That waits for nothing.

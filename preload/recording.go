@@ -124,7 +124,7 @@ func stopRecording(which int) error {
 	return nil
 }
 
-// abandonRecording ends that of a client which has gone. Why it had ended before, stderr has been told.
+// abandonRecording ends the recording of a client that has gone. If it had ended before, stderr has the reason.
 func abandonRecording(which int) {
 	goruntime.Hand(func() { _ = goruntime.Run(func() error { return stopRecording(which) }) })
 }

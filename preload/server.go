@@ -43,9 +43,9 @@ type server struct {
 	asking  bool      // a status is being read
 	handed  time.Time // when work was last given to another thread
 	rights  rights.Rights[*connection]
-	retryAt time.Time // when what is due of clients that have gone is tried again
-	retried bool      // and the program was told
-	full    time.Time // until then no client is taken: the kernel had no room
+	retryAt time.Time // when the server next tries what clients that have gone left to do
+	retried bool      // it has tried, and logged that
+	full    time.Time // until then it accepts no client: the kernel had no room
 	glanced time.Time // at the gate
 	lends   []*lend   // that are asked for
 	lending *lend     // that another thread is at
@@ -178,12 +178,12 @@ func (s *server) timeout(now time.Time) int {
 	return int(max(0, next.Sub(now)).Milliseconds()) + 1
 }
 
-// reads tells whether more is taken of the client now: its replies go first.
+// reads reports whether the server reads from the client now: replies go first.
 func (c *connection) reads() bool {
 	return !c.ended && !c.closing && !c.gone && c.status == noStatus && len(c.out) == 0
 }
 
-// ready tells whether there is something to do for the client already.
+// ready reports whether the client already has work for the server.
 func (s *server) ready(c *connection) bool {
 	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
 		return false
@@ -233,7 +233,7 @@ func (s *server) hear(c *connection, now time.Time) {
 	}
 }
 
-// keeps tells whether something lasts as long as the client is there, also one that sends no more.
+// keeps reports whether something lasts as long as the client, even one that sends nothing more.
 func (s *server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
 
 // expire gives up a client that takes too long.

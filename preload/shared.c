@@ -21,7 +21,7 @@ static const char *const calls[] = {NULL, "cuMemExportToShareableHandle", "cuMem
 
 HIDDEN _Atomic bool shared_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* whose memory it is; a child that no handler prepared notes nothing */
+static struct fork_mark process; /* that has the memory; a child that no handler prepared notes nothing */
 
 /* Guarded by lock. */
 static struct table handles, mappings;

@@ -260,7 +260,7 @@ static void note_unknown(const char *name, int version)
 	atomic_store(&unknown_set, true);
 }
 
-/* Whether it is of a function that a pause holds, and none that is known here. */
+/* Reports whether the table has other versions of a function that a pause holds, but not this one. */
 static bool is_unknown(const char *symbol)
 {
 	const size_t length = name_length(symbol);

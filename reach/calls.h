@@ -24,7 +24,7 @@
 	X(name, words, stream, kind, since) X(name##_ptsz, words, stream, kind, since > 7000 ? since : 7000)
 #define PTDS(X, name, words, stream, kind, since) \
 	X(name, words, stream, kind, since) X(name##_ptds, words, stream, kind, since > 7000 ? since : 7000)
-/* And an older one, of the same arguments, in whose place that with "_v2" behind it has come. */
+/* And an older one with the same arguments, which the one with "_v2" has replaced. */
 #define V2(X, name, words, stream, kind, old, since) \
 	X(name, words, stream, kind, old) X(name##_v2, words, stream, kind, since)
 #define V2_PTSZ(X, name, words, stream, kind, old, since) \

@@ -1,6 +1,6 @@
-/* communicators knows what communicators of NCCL there are, and which are ranks of one: those of a clique have the same
- * unique id, or were made of the same one by the same call. It is told by nccl.c, and calls nothing of NCCL's but
- * ncclCommCount and ncclCommUserRank. */
+/* communicators lists NCCL's communicators, and finds those that are ranks of one clique: they have the same unique id,
+ * or the same call made them from the same one. nccl.c reports them. Of NCCL's functions it calls only ncclCommCount
+ * and ncclCommUserRank. */
 #define _GNU_SOURCE
 #include "nccl.h"
 

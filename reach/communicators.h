@@ -1,5 +1,5 @@
-/* communicators has what libtms_reach.so and libtms.so say to each other in words that Go has too: the gate's states
- * (gate.h), and what there is of NCCL. */
+/* communicators has the types that libtms_reach.so, libtms.so and Go share: the gate's states (gate.h), and NCCL's
+ * communicators. */
 #ifndef REACH_COMMUNICATORS_H
 #define REACH_COMMUNICATORS_H
 

@@ -102,7 +102,7 @@ static struct gate_mark *mine_new(void)
 	return mine;
 }
 
-/* Of the process that closed the gate: a byte that its children read as 0, or NULL, and its number. */
+/* For the process that closed the gate: a byte that its children read as 0, or NULL; and its number. */
 static const volatile char *_Atomic alive;
 static _Atomic pid_t process;
 

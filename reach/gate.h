@@ -29,7 +29,7 @@ enum { OUT, TRYING, INSIDE, PASSING };
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
-	/* Of the last call; they stay when it, or the thread, has ended. */
+	/* The last call's; they stay when it, or the thread, has ended. */
 	_Atomic(const struct gate_call *) call; /* NULL: none yet */
 	_Atomic uintptr_t stream;
 	_Atomic bool taken; /* by a thread that lives */

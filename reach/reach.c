@@ -72,7 +72,7 @@ static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 /* The loader's list for debuggers, which musl has not. */
 extern struct r_debug _r_debug __attribute__((weak));
 
-/* Of a C library without dlvsym. */
+/* For a C library without dlvsym. */
 static void *none(void *handle, const char *name, const char *version)
 {
 	(void)handle, (void)name, (void)version;

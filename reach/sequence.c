@@ -139,7 +139,7 @@ HIDDEN void sequence_ended(struct sequence *s, bool good)
 		atomic_fetch_sub(&launching, 1);
 }
 
-/* Of a group that was not launched nobody knows what the other ranks did with theirs. */
+/* If a group was not launched, nobody knows what the other ranks did with theirs. */
 HIDDEN void sequence_group_ended(bool launched)
 {
 	if (!group)

@@ -9,12 +9,12 @@ import (
 // awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
 const awaitTime = 20 * time.Millisecond
 
-// discarded is what an operation has given up of the contents of segments. Clients measure their memory when the
-// operation returns, and expect the system to have back what is not kept.
+// discarded has the contents of segments that an operation gives up. Clients measure their memory when the operation
+// returns, and expect the system to have the memory of contents that are not kept.
 type discarded struct {
 	start    time.Time // of the operation, or of its first discarding
 	contents []backup.Contents
-	prompt   []bool // it is of a segment that wants it back in any case
+	prompt   []bool // its segment wants the memory back in any case
 }
 
 func (d *discarded) add(s *segment) {

@@ -118,8 +118,8 @@ func (x *extent) unmake() error {
 	return x.release()
 }
 
-// undo takes back what a failed resume has done. Memory that an extent held before, because an undo or a release had
-// failed, stays held: it may be all there is of contents.
+// undo reverts a failed resume. Memory that an extent held before, because an undo or a release had failed, stays held:
+// it may have the only copy of contents.
 func (x *extent) undo() error {
 	undo := x.unmake
 	if x.segments[0].extent == x {

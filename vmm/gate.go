@@ -37,7 +37,7 @@ func (e *Engine) tellUngated() {
 	}
 }
 
-// ErrBusy: a device has not done its work in time.
+// ErrBusy: a device has not finished its work in time.
 var ErrBusy = errors.New("the devices have not finished the work that they were given")
 
 // AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls,

@@ -243,7 +243,7 @@ func (x *extent) check() error {
 	return nil
 }
 
-// checkImported checks that the memory is where the program was told, and within what is reserved for it.
+// checkImported checks that the memory is at the address that the program got, and within its reservation.
 func (x *extent) checkImported(i *imported) error {
 	s := x.segments[0]
 	begins, ends := uint64(x.address-s.address), uint64(x.address-s.address)+x.size

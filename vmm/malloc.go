@@ -52,7 +52,7 @@ func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	return address, nil
 }
 
-// mallocSmall serves a request from memory that its tag has, for a thread whose context is the device's primary one.
+// mallocSmall serves a request from its tag's memory, for a thread in the device's primary context.
 func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -23,8 +23,7 @@ type plan struct {
 	Devices []planDevice `json:"devices"`
 	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or of a resume are.
 	WithoutContents uint64 `json:"without_contents_bytes"`
-	// Of a pause with contents in host memory: what it takes of that, and what it can have; nil: not known, or no
-	// limit.
+	// For a pause to host memory: the bytes that it takes, and the bytes available; nil: unknown, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	Error              string  `json:"error,omitempty"` // why it would not be done

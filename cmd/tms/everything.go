@@ -14,9 +14,9 @@ import (
 )
 
 // A process is paused over its socket, then by the driver where all of it is to go, and resumed the other way round.
-// Nothing is written down of what has been done: the driver knows its part and the process its own, so that a resume
-// goes on from wherever a pause has ended. Until all is done the pause is not kept: should this command end, the
-// process undoes its part, as soon as the driver lets it.
+// This command keeps no record: the driver knows its part and the process its own, so a resume goes on from wherever a
+// pause has ended. The pause is kept only when all of it is complete: if this command ends before, the process undoes
+// its part as soon as the driver lets it.
 
 // driverTime is how long the driver may take for a checkpoint or a restore: it copies what is left of a process.
 const driverTime = 2 * time.Minute

@@ -29,19 +29,19 @@ type outcome struct {
 	Seconds float64 `json:"seconds"`
 	Code    int     `json:"code"`
 	Error   string  `json:"error,omitempty"`
-	// Of a pause: how much of that has no backup, so that the contents are gone.
+	// For a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	// Of what is refused for want of host memory: how much it takes, and how much there is.
+	// For a refusal for want of host memory: the bytes that it takes, and the bytes available.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
 	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
-	NCCL          string  `json:"nccl,omitempty"` // of --everything, and its resume: what became of NCCL's memory
-	// Of --job with --everything: why the driver has not taken the rest, and how much that is, as NVML knows it.
+	NCCL          string  `json:"nccl,omitempty"` // for --everything, and its resume: what became of NCCL's memory
+	// For --job with --everything: why the driver has not taken the rest, and how much that is by NVML.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
-	Tries     int    `json:"tries,omitempty"` // of a pause of a job: until all stood between the same collectives
+	Tries     int    `json:"tries,omitempty"` // for a pause of a job: until all stood between the same collectives
 
 	unreachable bool
 }
@@ -295,7 +295,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 	return command
 }
 
-// without says how much has no backup, behind what is said before; "": nothing.
+// without returns words for bytes without a backup, after the words before; "" for none.
 func without(before string, bytes uint64) string {
 	if bytes == 0 {
 		return ""

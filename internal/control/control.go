@@ -30,7 +30,7 @@ const Version = 1
 // Limits of a process that answers.
 const (
 	MaxLine    = 64 << 10 // bytes of a request
-	MaxClients = 16       // more are told so, and sent away
+	MaxClients = 16       // the process refuses more
 )
 
 // Look is how often a process looks whether its socket is still in its directory, and makes another one if it is not.
@@ -102,7 +102,7 @@ type Request struct {
 	// move: that client's, before the driver does it. Of a resume: the client has undone it. Other requests than these
 	// that change something are refused while it is remembered.
 	Everything bool `json:"everything,omitempty"`
-	// To is of a move: ToDisk or ToHost. Of a pause: ToDisk has it save in files what would take new host memory.
+	// To is ToDisk or ToHost for a move. For a pause, ToDisk saves contents in files that would take new host memory.
 	To      string `json:"to,omitempty"`
 	Discard bool   `json:"discard,omitempty"` // of a pause: contents are given up, whatever backup they have
 	// NCCL, of a pause without a tag: what NCCL holds is given back, too. Of a hold: the reply names the communicators
@@ -172,17 +172,17 @@ type Reply struct {
 	Tag     string  `json:"tag,omitempty"`    // of what is lent, as stats.TagText writes it
 	Device  string  `json:"device,omitempty"` // and its UUID
 	Seconds float64 `json:"seconds"`          // that it took
-	// WithoutContents is of a pause: how many of Bytes have no backup, so that their contents are gone.
+	// WithoutContents is for a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	// Moved is of a pause to disk: bytes of contents that went to files instead of host memory.
+	// Moved is for a pause to disk: bytes of contents that went to files instead of host memory.
 	Moved uint64 `json:"moved_bytes,omitempty"`
-	// Host is of a pause or move that was refused for want of host memory: how much it takes, and how much there is.
+	// Host is for a pause or move refused for want of host memory: the bytes that it takes, and the bytes available.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
-	NCCL          string `json:"nccl,omitempty"` // of a pause that suspends NCCL, or its resume: what became of NCCL
-	// Stays is of a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
+	NCCL          string `json:"nccl,omitempty"` // for a pause that suspends NCCL, or its resume: what became of NCCL
+	// Stays is for a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
-	// Communicators are of a hold that is for a pause with NCCL.
+	// Communicators are for a hold before a pause with NCCL.
 	Communicators []Communicator  `json:"communicators,omitempty"`
 	Alignment     *Alignment      `json:"alignment,omitempty"` // of an align
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState

@@ -82,7 +82,7 @@ func CheckDirectory(directory string, uid int) error {
 // Name is what the socket of a process is called in its directory.
 func Name(pid int) string { return strconv.Itoa(pid) + ".sock" }
 
-// PID is the process whose socket is called so; false: it is none.
+// PID returns the process whose socket has this name; false: it is no socket's name.
 func PID(name string) (int, bool) {
 	number, ok := strings.CutSuffix(name, ".sock")
 	pid, err := strconv.Atoi(number)

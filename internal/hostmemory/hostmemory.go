@@ -41,8 +41,8 @@ func machineAvailable(meminfo string) uint64 {
 	return available
 }
 
-// growing tells whether a hypervisor plugs in memory as this machine uses it: what it has now then
-// says nothing about what it can have. (Device type 24, memory, of the virtio specification.)
+// growing reports whether a hypervisor adds memory as this machine uses it, which can then get more than it has.
+// (Device type 24, memory, of the virtio specification.)
 func growing() bool {
 	kinds, _ := filepath.Glob("/sys/bus/virtio/devices/*/device")
 	for _, file := range kinds {

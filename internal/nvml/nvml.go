@@ -82,8 +82,8 @@ type Library struct {
 	processes            func(uintptr, *uint32, *processInfo) int32
 }
 
-// The functions. Of those that list processes this is the one whose layout no driver has changed: in some of 535 _v3
-// has a longer record.
+// The functions. nvmlGetProcesses is the version whose layout no driver has changed: in some of 535, _v3 has a longer
+// record.
 const (
 	nvmlInit         = "nvmlInit_v2"
 	nvmlShutdown     = "nvmlShutdown"

@@ -15,8 +15,8 @@ import (
 type Source interface {
 	// Look asks all processes and devices, and takes no longer than a second or two whatever they do.
 	Look() Look
-	// Pause and Resume do it to one tag of a process, or to all of it (""), and tell what came of it in words. A
-	// context that ends undoes what has not been done.
+	// Pause and Resume pause or resume one tag of a process, or all (""), and return the outcome in words. If the
+	// context ends they undo what is not complete.
 	Pause(ctx context.Context, pid int, tag string) (string, error)
 	Resume(ctx context.Context, pid int, tag string) (string, error)
 }

@@ -48,9 +48,9 @@ class TagStats(TypedDict):
     imported_bytes: int
     """Other processes' memory, mapped here now (CUDA IPC); in none of the above."""
     imported_paused_bytes: int
-    """And that a pause has unmapped."""
+    """Other processes' memory that a pause has unmapped."""
     imported_lost_bytes: int
-    """And that its process freed meanwhile, or whose process has ended: it does not come back."""
+    """Of that, what its process has freed, also by ending: it does not come back."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float

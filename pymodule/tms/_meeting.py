@@ -223,7 +223,7 @@ class _Call:
         self._meeting = meeting
         self._timeout = timeout
         self.restart()
-        self.number = meeting.begin()  # last: from here on others are told what ends it
+        self.number = meeting.begin()  # last: from here on others learn what ends it
 
     def restart(self) -> None:
         """From here on the time is counted."""

@@ -1,8 +1,8 @@
 package space
 
-// arena is one large address reservation of a device. Spans lie inside it, so two comparisons say whether a pointer is
-// ours, and reserving costs nothing per span. The engine keeps it for good: if it were freed, its addresses could
-// become somebody else's, and a thread that is looking at one would take it for ours.
+// arena is one large address reservation of a device. Spans lie inside it, so two comparisons show whether a pointer is
+// ours, and a span needs no reservation of its own. The engine never frees it: its addresses could become somebody
+// else's, and a thread that is looking at one would take it for ours.
 type arena[T any] struct {
 	base        uintptr
 	size        uint64

@@ -32,12 +32,11 @@ func Unreachable(format string, arguments ...any) error {
 	return fmt.Errorf("%w%.0w", fmt.Errorf(format, arguments...), ErrUnreachable)
 }
 
-// ErrElsewhere: the process that listens by this number is of another PID namespace, and here the number is not its
-// own.
+// ErrElsewhere: the process that listens by this number belongs to another PID namespace; here another process has it.
 var ErrElsewhere = Unreachable("the process that listens by that number has it in another PID namespace (a " +
 	"container): run tms there")
 
-// busyTime is how long a process is tried whose queue of clients is full.
+// busyTime is how long a client tries a process with a full queue of clients.
 const busyTime = time.Second
 
 // lostGlance is between looks for a socket that is being made anew.

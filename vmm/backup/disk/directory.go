@@ -94,7 +94,7 @@ func (d *directory) make() error {
 	return nil
 }
 
-// inMemory says whether files at path take memory.
+// inMemory reports whether files at path take memory.
 func inMemory(path string) bool {
 	var stat unix.Statfs_t
 	if unix.Statfs(path, &stat) != nil {

@@ -104,7 +104,7 @@ func (o owner) locked(directory int) bool {
 	return err == nil && lock.Type != unix.F_UNLCK
 }
 
-// dead says whether a process is known not to live. local: no other machine has the directory.
+// dead reports whether a process has certainly ended. local: no other machine has the directory.
 func (o owner) dead(self owner, directory int, local bool) bool {
 	if o.locked(directory) {
 		return false // whatever else says: it may be in another sandbox, which sees other PIDs and boot IDs
