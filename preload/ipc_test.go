@@ -31,7 +31,8 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 // An answer that nobody waits for any more harms nobody: neither the thread that gives it nor who asks next.
 func TestAnAnswerThatIsLate(t *testing.T) {
 	sockets(t)
-	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants", fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid()))
+	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants",
+		fmt.Sprint("CUDASIM_SHARED=late-", os.Getpid()))
 	o.succeeded(t)
 	require.Empty(t, o.stderr)
 }

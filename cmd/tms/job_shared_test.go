@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -64,4 +66,56 @@ func TestJobThatSharesMemory(t *testing.T) {
 	for _, r := range ranks[1:] {
 		require.Equal(t, last, r.line())
 	}
+}
+
+// Memory of a process that has ended does not come back: the resume of what had imported it ends all the same, says what
+// is lost, and lets the program's threads go on.
+func TestImportedMemoryIsLost(t *testing.T) {
+	ownSockets(t)
+	start := func() *steered {
+		command := exec.Command(tms, "run", "--", steeredProgram(t))
+		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
+			"CUDASIM_MEMORY=256M", "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")))
+		return startProgram(t, command)
+	}
+	exporter, importer := start(), start()
+	exporter.do("own 2")
+	handle := exporter.do("export")
+	importer.do("allocate")
+	require.Equal(t, "0 ", importer.do("borrow "+handle))
+	require.Equal(t, "0 7", importer.do("read"))
+	importer.do("work")
+	_, words, code := command(t, "pause", importer.number())
+	require.Zero(t, code, words)
+	require.NoError(t, exporter.Process.Kill())
+	_ = exporter.Wait()
+
+	_, words, code = command(t, "resume", importer.number())
+	require.Equal(t, exitNo, code)
+	require.Regexp(t, fmt.Sprint("^tms: ", importer.number(), ": resume: memory of process ", exporter.number(),
+		" at 0x[0-9a-f]+: the process has ended: .*; close it \\(cudaIpcCloseMemHandle\\)\n$"), words)
+	require.False(t, heldUp(t, importer))
+	importer.goesOn()
+	require.Equal(t, "ok", importer.do("check"))
+
+	lost := func() bool {
+		table, _, code := command(t, "ps")
+		require.Zero(t, code)
+		objects, _, code := command(t, "ps", "--json")
+		require.Zero(t, code)
+		said := strings.Contains(table, importer.number()+": lost 2.00 MiB of other processes, which have ended or freed it: default\n")
+		require.Equal(t, said, strings.Contains(objects, fmt.Sprintf(`"imported_lost_bytes":%d`, 2<<20)), "%s\n%s", table, objects)
+		return said
+	}
+	require.True(t, lost())
+	// It has been said. The next use fails, until the program closes the memory.
+	_, words, code = command(t, "pause", importer.number())
+	require.Zero(t, code, words)
+	_, words, code = command(t, "resume", importer.number())
+	require.Zero(t, code, words)
+	require.Regexp(t, "^400 .*was process "+exporter.number()+"'s and is lost; close it", importer.do("borrow "+handle))
+	require.NotRegexp(t, "^0 ", importer.do("read"))
+	importer.do("return")
+	require.False(t, lost())
+	importer.do("calm")
 }

@@ -163,6 +163,15 @@ int cudaIpcOpenMemHandle(void **, struct ipc_handle, unsigned);
 int cudaIpcCloseMemHandle(void *);
 int cudaMallocManaged(void **, size_t, unsigned);
 
+static void *opened; /* what another has exported */
+static int open_other(const char *hexadecimal)
+{
+	struct ipc_handle handle;
+	for (size_t i = 0; i < sizeof handle.bytes; i++)
+		CHECK(sscanf(hexadecimal + 2 * i, "%2hhx", &handle.bytes[i]) == 1);
+	return cudaIpcOpenMemHandle(&opened, handle, 1);
+}
+
 /* Of what can be exported as a descriptor, which it becomes. */
 static uint64_t exported_handle;
 static uintptr_t exported_at;
@@ -315,13 +324,19 @@ static const char *run(char *line, char *const *argv)
 		for (size_t i = 0; i < sizeof handle.bytes; i++)
 			sprintf(answer + 2 * i, "%02x", handle.bytes[i]);
 	} else if (strcmp(word, "open") == 0) { /* what another has exported */
-		struct ipc_handle handle;
-		unsigned char *opened, byte;
-		for (size_t i = 0; i < sizeof handle.bytes; i++)
-			CHECK(sscanf(rest + 2 * i, "%2hhx", &handle.bytes[i]) == 1);
-		EXPECT(cudaIpcOpenMemHandle((void **)&opened, handle, 1), 0);
+		unsigned char byte;
+		EXPECT(open_other(rest), 0);
 		EXPECT(cudaMemcpy(&byte, opened, 1, 2), 0);
 		EXPECT(byte, 7);
+		EXPECT(cudaIpcCloseMemHandle(opened), 0);
+	} else if (strcmp(word, "borrow") == 0) { /* and keep it open; or it fails */
+		int code = open_other(rest);
+		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
+	} else if (strcmp(word, "read") == 0) { /* what is borrowed */
+		unsigned char byte = 0;
+		int code = cudaMemcpy(&byte, opened, 1, 2);
+		snprintf(answer, sizeof answer, "%d %d", code, byte);
+	} else if (strcmp(word, "return") == 0) {
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
 	} else if (strcmp(word, "share") == 0) {
 		snprintf(answer, sizeof answer, "%d", exported());
