@@ -174,7 +174,7 @@ HIDDEN void account_context_left(const void *context, bool gone)
 	end();
 }
 
-/* ---- memory by handles: shared.c tells when it comes and goes */
+/* ---- memory by handles, which shared.c reports */
 
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device)
 {

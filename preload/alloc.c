@@ -88,7 +88,7 @@ static int pausable_malloc_here(void **pointer, size_t size)
 #define ALLOCATING_ONE(pointer, size, bytes, plain, ours)                                          \
 	ALLOCATING_FOR(__builtin_return_address(0), pointer, size, bytes, plain, ours)
 
-/* Apart, so that what is passed on needs no frame. */
+/* A function of its own, so that a call passed on needs no frame. */
 OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *caller)
 {
 	return ALLOCATING_FOR(caller, pointer, size, size, forward_cudaMalloc(pointer, size),
@@ -198,8 +198,8 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 			      pausable_driver_pitch(pointer, pitch, width, height, element));
 }
 
-/* Stream-ordered: memory made in a region is there at once, which every order allows. While the stream is being
- * captured the graph owns what it allocates, so that stays CUDA's. */
+/* Stream-ordered: memory made in a region is there at once, which every order allows. During a capture the graph owns
+ * the stream's allocations, so they stay CUDA's. */
 #define ORDERED(stream_id, is_capturing, pool, plain, ours)                                        \
 	ALLOCATING(pointer, size, stream_id, TAKING() && !is_captured(is_capturing, stream), plain, ours, \
 		   account_pool(pool, __builtin_return_address(0)), (void)0)

@@ -1,5 +1,5 @@
-/* api has the tms_* functions of regions, pauses and resumes, and what they tell; those of pools are in pool.c. No
- * setter wakes Go. */
+/* api has the tms_* functions for regions, pauses, resumes and their results; pool.c has those for pools. No setter
+ * wakes Go. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"

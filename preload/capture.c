@@ -1,6 +1,6 @@
 /* capture knows when nothing may synchronize: a device that waits while one of its streams is being captured into a
  * graph breaks the capture. It keeps the set of streams that captures began in; those that join one need no entry, as
- * only the first ends it. What is put off meanwhile is left to the engine. */
+ * only the first ends it. The engine keeps frees that wait for the end of captures. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"

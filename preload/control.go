@@ -26,8 +26,8 @@ import (
 
 // The socket by which others steer this process; internal/control has the protocol. One thread serves it, with a
 // descriptor table of its own (docs/rationale.md, "Control"). That thread may not open descriptors for the process, as
-// a call of the driver does, and no other thread can use its descriptors. server.go is what it does, task.go what other
-// threads do for it.
+// a call of the driver does, and no other thread can use its descriptors. server.go has its work, task.go the work that
+// other threads do for it.
 
 // listener is what starts the thread, once.
 var listener struct {

@@ -136,7 +136,7 @@ EXPORT int cuCtxDestroy_v2(void *context)
 	return code;
 }
 
-/* The end of a device's context: what is ours there goes before it does, and what we know of it after. */
+/* The end of a device's context: our memory there goes before it, and our notes after it. */
 
 /* The device's context while it is there, and captures may be going on in it or its memory is counted; else NULL. */
 static void *context_to_end(int device)

@@ -13,8 +13,8 @@ static inline bool watches(const void *pointer)
 	return unlikely(arena_contains(pointer) || account_is_watched());
 }
 
-/* The rest of a function that frees what it watches. What it does not is passed on without a frame of ours, which
- * WATCHED would need, so that is in a function of its own. */
+/* The rest of a function that frees watched memory. It passes other frees on without a frame of ours, which WATCHED
+ * would need, so WATCHED is in a function of its own. */
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
 		trace_free(pointer, stream);                                                       \
@@ -48,7 +48,7 @@ EXPORT int cuMemFree_v2(uintptr_t pointer)
 	return watches((void *)pointer) ? watched_cuMemFree_v2(pointer) : forward_cuMemFree_v2(pointer);
 }
 
-/* Stream-ordered: what is freed goes when its stream has come to the free. */
+/* Stream-ordered: the memory goes when the stream has reached the free. */
 static int free_after(void *pointer, void *stream, bool captured)
 {
 	if (captured)

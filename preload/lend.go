@@ -28,7 +28,7 @@ import (
 type lend struct {
 	client *connection
 	id     uint64 // of the request
-	number uint64 // by which what is handed over is known
+	number uint64 // names the descriptor that is handed over
 	share  uint64
 	to     vmm.Importer
 	waits  bool // the client still does

@@ -342,7 +342,7 @@ func tmsOperation(operation *C.struct_operation) {
 	runtime.Gosched()
 }
 
-// tmsPrepare starts a preparation that nobody waits for; what is called after it comes after it.
+// tmsPrepare starts a preparation in the background, before any later call.
 //
 //export tmsPrepare
 func tmsPrepare(tag *C.char) C.int {

@@ -60,7 +60,7 @@ func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, fl
 //export tmsMemUnmap
 func tmsMemUnmap(address C.uintptr_t, size C.size_t) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
-		C.trace_unmapped(address, size) // before others can have the addresses; what is not known there is none
+		C.trace_unmapped(address, size) // before others can get the addresses; readers ignore unknown ones
 		return e.MemUnmap(uintptr(address), uint64(size))
 	}))
 }

@@ -26,7 +26,7 @@ import (
 // What NCCL holds for its communicators is given back with everything of a process where NCCL can do that, and memory
 // that is registered with NCCL is not paused. libtms_reach.so sees both (reach/nccl.h).
 
-// nccl is the state of what is suspended. It is resumed before the gate opens.
+// nccl is the state of suspended communicators, which are resumed before the gate opens.
 var nccl struct {
 	turn      sync.Mutex // the thread that suspends or resumes has it; no other waits in Lock for it
 	suspended atomic.Bool

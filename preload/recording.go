@@ -25,7 +25,7 @@ type figuresOf struct {
 	tag    string
 }
 
-// figures are what was written last, so that only changes are.
+// figures are the last ones written, so that only changes are written.
 var figures struct {
 	sync.Mutex
 	recording int // which one of trace.c's it was

@@ -52,8 +52,8 @@ type server struct {
 
 	done   atomic.Pointer[control.Reply] // of running
 	status atomic.Pointer[control.Reply]
-	lent   atomic.Pointer[control.Reply] // of lending, to go with what is handed over
-	unlent atomic.Pointer[control.Reply] // or nothing will be
+	lent   atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
+	unlent atomic.Pointer[control.Reply] // of lending, without a descriptor
 }
 
 // connection is one client.
@@ -87,7 +87,7 @@ const (
 	lendAwaited
 )
 
-// loop serves until something is wrong that should not be; what is known by then is kept.
+// loop serves until an unexpected error, and keeps the server's state then.
 func (s *server) loop() error {
 	events := make([]unix.PollFd, 0, control.MaxClients+1)
 	for {
@@ -476,7 +476,7 @@ func (s *server) leave() {
 	}
 }
 
-// settle tells other threads whether a client is at a pause of everything.
+// settle shows other threads whether a client is pausing everything.
 func (s *server) settle() {
 	if s.running == nil || !s.running.request.Everything { // else when that is done
 		C.everything_set_pending(C.bool(s.rights.Pending(rights.Rest)))

@@ -333,7 +333,7 @@ HIDDEN const char *calls_unknown(void)
 	return atomic_load(&unknown_set) ? unknown : NULL;
 }
 
-/* Where the driver's own functions are, looked up once: that tells which of the versions of a name it has answered. */
+/* The driver's own functions, looked up once, by which their versions are recognised. */
 static void *_Atomic in_driver[CALLS];
 
 static void look_up_all(void)

@@ -7,8 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* What waits at the gate, each with what is before it: nothing; what begins a capture; what gives the device work; what
- * ends streams; what polls, while the driver has the process. */
+/* Which calls wait at the gate, in each state also those of the states before: none; calls that begin a capture; those
+ * that give the device work; those that end streams; those that poll, while the driver has the process. */
 enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
 
 struct gate_communicator {
@@ -17,7 +17,7 @@ struct gate_communicator {
 	bool lost;	      /* it was suspended, and could not be resumed */
 	int code;	      /* of a suspend or resume that has failed, an ncclResult_t; else 0 */
 	const char *obstacle; /* why it cannot be suspended; NULL: it can, or is */
-	bool apart;	      /* some of its ranks are in other processes; that is all that is in the way of it */
+	bool apart;	      /* some of its ranks are in other processes, and nothing else prevents it */
 	uint64_t clique;      /* the same for all ranks, and for no other communicator of several processes */
 	int ranks, here;      /* all, and those in this process */
 	uint64_t total, suspendable; /* bytes, as ncclCommMemStats has them; 0: unknown */
@@ -56,9 +56,9 @@ struct gate_registration {
 	 * and nothing is begun. Only while nobody is inside. */ \
 	X(bool, begin, (bool suspend), (suspend)) \
 	X(bool, is_busy, (void), ()) /* that goes on */ \
-	X(void, give_up, (void), ()) /* what is suspended late is resumed at once */ \
+	X(void, give_up, (void), ()) /* resumes at once what is suspended late */ \
 	X(bool, sequences, (size_t *cursor, struct gate_sequence *to), (cursor, to)) /* each rank's own */ \
-	X(bool, is_launching, (void), ()) /* what has begun is not all launched */ \
+	X(bool, is_launching, (void), ()) /* some begun operations are not launched */ \
 	X(bool, has_captured, (void), ()) /* operations, into graphs: those are not counted */ \
 	X(void, freeze, (void), ()) /* nobody begins one more */ \
 	/* Instead: no more than these; others go free, but for pairs of a communicator whose collectives are named: \

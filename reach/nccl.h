@@ -204,8 +204,7 @@ HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
 /* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost
  * group. */
 HIDDEN void sequence_start(struct communicator *c); /* a new one */
-/* *of: NULL for what is not counted. false: another thread has destroyed the communicator while this one was held
- * back. */
+/* *of: NULL if it is not counted. false: another thread destroyed the communicator while this one waited. */
 HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct sequence **of);
 HIDDEN void sequence_ended(struct sequence *s, bool good);
 HIDDEN void sequence_group_ended(bool launched);

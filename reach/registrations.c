@@ -1,5 +1,5 @@
-/* registrations knows what memory the program has registered with NCCL, and what NCCL may have registered by itself:
- * the buffers of collectives that were captured into CUDA graphs. nccl.c tells it; libtms.so asks (gate.h). */
+/* registrations notes the memory that the program registered with NCCL, and what NCCL may have registered by itself:
+ * the buffers of collectives captured into CUDA graphs. nccl.c reports both; libtms.so queries them (gate.h). */
 #define _GNU_SOURCE
 #include "nccl.h"
 

@@ -1,8 +1,8 @@
-/* suspending has communicators give their memory back, and take it again, by ncclCommSuspend(comm, NCCL_SUSPEND_MEM)
- * and ncclCommResume(comm), which came with NCCL 2.29.7. Each waits for all ranks (bootstrapBarrier in NCCL's
- * src/mem_manager.cc), and what has begun to wait cannot be called off. So only communicators are suspended whose ranks
- * are all here, or are being suspended in the other processes at the same time; each on a thread of its own, and
- * the caller stops waiting in time. */
+/* suspending makes communicators give their memory back and take it again, by ncclCommSuspend(comm, NCCL_SUSPEND_MEM)
+ * and ncclCommResume(comm) of NCCL 2.29.7 and later. Each waits for all ranks (bootstrapBarrier in NCCL's
+ * src/mem_manager.cc), and such a wait cannot be cancelled. So it suspends only communicators whose ranks are all here,
+ * or are suspended in the other processes at the same time. Each has a thread of its own, and the caller stops waiting
+ * in time. */
 #define _GNU_SOURCE
 #include "nccl.h"
 

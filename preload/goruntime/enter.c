@@ -69,7 +69,7 @@ static size_t thread_size;
  * something does fault. */
 enum { STACK_SIZE = 128 << 10 };
 
-/* A destructor of the host's may come later and call us: what it needs is then made anew. */
+/* A destructor of the host's may call us later; the thread's data is then made anew. */
 static void forget(void *mine)
 {
 	thread_known = NULL;
@@ -109,8 +109,8 @@ typedef void initialiser(int argc, char **argv, char **envp);
 extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
 extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
 
-/* Where internal/deferrelocations put the relocations of the Go data; without it the loader has done
- * them. Volatile: the compiler must not believe what it sees here. */
+/* internal/deferrelocations puts the relocations of the Go data here; without it the loader has applied them. Volatile:
+ * the compiler must not rely on the initial values. */
 static const volatile struct {
 	uint64_t first, count;
 } deferred __attribute__((section(".tms_deferred"), used)) = {0, 0};

@@ -28,8 +28,8 @@ enum {
 	ERROR_NOT_SUPPORTED = 801,
 };
 
-/* enter.c: what is kept for a thread until it ends: the words of its last failure, and the stack that
- * faults inside Go land on where the thread has none of its own for them. */
+/* enter.c: a thread's data until its end: the words of its last failure, and a stack for faults inside Go if the thread
+ * has none of its own. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
 	char text[THREAD_TEXT_SIZE], line[THREAD_TEXT_SIZE]; /* of its last line on stderr */
@@ -94,27 +94,27 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-/* The library's own: what it does at the start of the runtime. Not set at load, for others may call before that. */
+/* The library's hooks at the start of the runtime. They are constant, for others may call before the library loads. */
 struct go_hooks {
-	void (*wanted)(void); /* before a call that needs Go, as long as it has not started */
+	void (*wanted)(void); /* before a call that needs Go, until Go has started */
 	void (*awake)(void);
 };
 extern const struct go_hooks go_hooks HIDDEN;
 HIDDEN void go_load(void); /* enter.c: at load */
 
-/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would
- * otherwise run on a goroutine's stack of a few KiB. Only faults come through. What the thread had is kept
- * here, and is so again when it leaves. */
+/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would otherwise run on a
+ * goroutine's stack of a few KiB. Only faults come through. A visit keeps the thread's own settings, and restores them
+ * at its end. */
 struct visit {
-	struct visit *outer; /* that this one was made inside of: Go calls the host's CUDA, which calls us */
+	struct visit *outer; /* the visit around this one: Go calls the host's CUDA, which calls us */
 	sigset_t mask;
-	stack_t stack;	  /* the thread's own, to be put back */
-	bool has_faulted; /* or may: ours is in its place */
+	stack_t stack;	  /* the thread's own, restored at the end */
+	bool has_faulted; /* or may: our stack is in its place */
 };
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);
 
-/* What a call of Go answers, or the code that kept it from being made. */
+/* The result of a call of Go, or the code that prevented the call. */
 #define IN_GO(call)                                                                                \
 	({                                                                                         \
 		struct visit saved_;                                                               \
@@ -126,13 +126,13 @@ HIDDEN void go_leave(struct visit *visit);
 		entered_;                                                                          \
 	})
 
-/* memory.c: the memory of the Go runtime, had before it asks. */
-HIDDEN bool memory_reserve(void); /* what it needs to start; false: there is no room, and nothing is held */
+/* memory.c: the memory of the Go runtime, reserved before it asks. */
+HIDDEN bool memory_reserve(void); /* for its start; false: there is no room, and nothing is held */
 HIDDEN void memory_release(void); /* before it has started */
 HIDDEN size_t memory_at_start(void); /* bytes */
-HIDDEN bool memory_spare(int mappings); /* whether so many could be made now, and 16 MiB written */
-extern int memory_short HIDDEN; /* less is left than should be; read by room.go too */
-extern uint64_t memory_bound HIDDEN; /* bytes that the heap can have */
+HIDDEN bool memory_spare(int mappings); /* whether this many could be made now, and 16 MiB written */
+extern int memory_short HIDDEN; /* too little is left; room.go reads it too */
+extern uint64_t memory_bound HIDDEN; /* the most bytes of the heap */
 HIDDEN void memory_extend(void); /* as far as the limits let us */
 
 /* threads.c: the threads of the Go runtime, made before it asks. */

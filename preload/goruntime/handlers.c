@@ -37,7 +37,7 @@ HIDDEN void handlers_find(void)
 	atomic_store_explicit(&found, true, memory_order_release);
 }
 
-/* Held with every signal blocked, for a handler may come to it too. It has the number of the process that
+/* A lock that is held with every signal blocked, for a handler may take it too. It has the number of the process that
  * holds it: a child that was forked meanwhile takes it over. */
 static _Atomic pid_t holder;
 
@@ -89,9 +89,9 @@ static bool in_go(uintptr_t pc)
 	return pc >= (uintptr_t)tms_gotext_start && pc < (uintptr_t)tms_gotext_end;
 }
 
-/* A fault happens anew when its instruction runs again, with the host's action in place; a signal that
- * somebody sent, or that tells of damaged memory nobody touched, must be sent again: to this thread, for any
- * other that has it open could be one of Go's, on whose stacks no handler of the host's fits. */
+/* A fault happens anew when its instruction runs again, with the host's action in place. A signal that somebody sent,
+ * or that reports damaged memory nobody touched, must be sent again. It goes to this thread: any other that does not
+ * block it could be one of Go's, on whose stacks no handler of the host's fits. */
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
 	if (thread_known && thread_known->visit)
@@ -123,7 +123,7 @@ static bool on_its_stack(int i, ucontext_t *context)
 		return false;
 	}
 	if (visit && (uintptr_t)visit - (uintptr_t)stack->ss_sp < stack->ss_size) {
-		/* In a handler of the host's, on that stack, where this has now overwritten what it keeps. */
+		/* This overwrote the frame of a host's handler on that stack. */
 		next.sigaction(faults[i], &(struct sigaction){.sa_handler = SIG_DFL}, NULL);
 		return false;
 	}

@@ -1,5 +1,5 @@
-/* memory is what the Go runtime gets for memory of the system's. It aborts the process when it gets none, so it is
- * given what was had before, and more is had at the doors, where a refusal is a code (room.go). See
+/* memory serves the Go runtime's requests for memory of the system. The runtime aborts the process when it gets none,
+ * so it gets memory reserved before. Calls that enter Go reserve more first, where a refusal is a code (room.go). See
  * docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
 #include "goruntime.h"
@@ -43,7 +43,7 @@ static bool stock(struct stock *s, uintptr_t base, size_t size)
 	return base != 0;
 }
 
-/* At an address that is free, and is likely to stay so behind what is mapped. */
+/* Maps memory at a free address, with free addresses behind it that are likely to stay free. */
 static uintptr_t map_heap(size_t size)
 {
 	for (uintptr_t i = 0; i < 0x80; i++) {

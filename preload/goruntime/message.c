@@ -1,6 +1,5 @@
-/* message has the words that the library tells the host: the calling thread's last failure, lines on stderr, and
- * texts. It never writes into a file of the host's, which may close any descriptor, and open something of its own
- * that gets the number. */
+/* message has the library's words for the host: the calling thread's last failure, lines on stderr, and texts. It never
+ * writes into a file of the host's, which may close any descriptor and get its number for a file of its own. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "region.h"

@@ -25,8 +25,8 @@ import (
 // devices are those that have their threads, a bit each.
 var devices atomic.Uint64
 
-// Ready has the threads made that work for a device, and room for what is to be known of one more allocation.
-// Errors: cuda.OperatingSystem, wrapped.
+// Ready makes the threads that work for a device, and reserves room for the bookkeeping of one more allocation. Errors:
+// cuda.OperatingSystem, wrapped.
 func Ready(device int) error {
 	bit := uint64(1) << (device & 63)
 	if known := devices.Load(); known&bit == 0 {
@@ -48,7 +48,7 @@ var bounded struct {
 	measured, collected time.Time
 }
 
-// How often the heap is measured, which stops the world, and a full one is looked through for what is free.
+// How often room.go measures the heap, which stops the world, and collects garbage in a full one.
 const (
 	measureEvery = time.Millisecond
 	collectEvery = 100 * time.Millisecond

@@ -13,7 +13,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* The first two words of what Go knows of a goroutine; what it gives a new thread. Both as in its libcgo.h. */
+/* The first two words of Go's goroutine, and the arguments of a new thread, as in Go's libcgo.h. */
 struct goroutine {
 	uintptr_t stack_low, stack_high;
 };

@@ -42,7 +42,7 @@ class TagStats(TypedDict):
     pause_disk_bytes: int
     """Room for files that a pause would take beyond that."""
     without_contents_bytes: int
-    """Of paused_bytes: what has lost its contents, for want of a backup or by discard=True."""
+    """Of paused_bytes: memory that lost its contents, for want of a backup or by discard=True."""
     pause_without_contents_bytes: int
     """Device memory that has no backup, which a pause would free without contents."""
     imported_bytes: int
@@ -58,7 +58,7 @@ class TagStats(TypedDict):
 
 
 class ProgressStats(TypedDict):
-    """Of a pause, resume or move that is running."""
+    """The progress of a running pause, resume or move."""
 
     operation: str
     """"pause", "resume" or "move"."""
@@ -69,11 +69,11 @@ class ProgressStats(TypedDict):
 
 
 class DeviceStats(TypedDict):
-    """Of one device. Sizes in bytes, as cudaMemGetInfo gives them."""
+    """The figures of one device. Sizes are in bytes, as in cudaMemGetInfo."""
 
     device: int
     uuid: str
-    """"GPU-…", as NVML and nvidia-smi -L have it; "" where the driver does not tell."""
+    """"GPU-…", as in NVML and nvidia-smi -L; "" if the driver does not report it."""
     total_bytes: int
     free_bytes: int
     live_bytes: int

@@ -81,7 +81,7 @@ def settings(torch: Any) -> str:
 
 
 def set_settings(torch: Any, text: str) -> None:
-    """Makes `text` the settings of PyTorch's allocator; what it does not name is as by default.
+    """Makes `text` the settings of PyTorch's allocator; others get their defaults.
 
     Raises:
         NotSupportedError: this PyTorch has no function for it.

@@ -13,7 +13,7 @@ from ._functions import PROGRESS
 from ._library import Library
 
 Progress = Union[bool, Callable[[int, str, int, int], object]]
-"""True for bars on stderr; or what is called with device, "pause" or "resume", bytes, bytes of."""
+"""True: bars on stderr; or a function of device, "pause" or "resume", bytes done, total bytes."""
 
 _lock = threading.Lock()  # the library has one callback per process
 _thread = threading.local()

@@ -129,7 +129,7 @@ class _Frame:
             setattr(self._library, name, value)
 
     def take_out(self) -> None:
-        """What held before holds again, or will once what was entered since is left."""
+        """Restores the settings from before, or lets later scopes restore them when they end."""
         frames = _thread.frames
         later = frames[frames.index(self) + 1 :]
         frames.remove(self)

@@ -47,7 +47,7 @@ def preloading(locate: Callable[[], str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def change_env(key: str, value: str) -> Iterator[None]:
-    """os.environ[key] is `value` in the body, and afterwards what it was."""
+    """Sets os.environ[key] to `value` in the body, and restores it afterwards."""
     before = os.environ.get(key)
     os.environ[key] = value
     try:

@@ -23,7 +23,7 @@ TIMEOUT, CAPTURED, NO_MEMORY, REFUSED = 909, 900, 2, 304
 """cudaError_t numbers."""
 
 MOST_NAMED = 4
-"""Failures that a message tells in full."""
+"""The most failures that a message has in full."""
 
 
 class Failure(NamedTuple):
@@ -106,7 +106,7 @@ class Part:
         return found
 
     def _entries(self, stats: _control.Stats) -> list[tuple[int, _control.TagStats]]:
-        """Devices and what is known of the tags on them that are meant."""
+        """Devices, and the figures of the operation's tags on them."""
         return [
             (device["device"], entry)
             for device in stats["devices"]
@@ -169,8 +169,8 @@ class Part:
 
 
 _SHARE = 0.75
-"""Of the timeout, for the devices, and for memory of other ranks: what is left lets the rank say so
-before the others go."""
+"""The part of the timeout for devices and memory of other ranks. In the rest a rank can report its
+failure before the others go."""
 
 
 def failure(rank: int, error: BaseException) -> Failure:
@@ -181,7 +181,7 @@ def failure(rank: int, error: BaseException) -> Failure:
 
 
 def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
-    """What several ranks say, as if it were one."""
+    """The votes of several ranks as one."""
     needs: dict[str, Any] = {}
     for vote in votes:
         for key, (what, host, ranks, need, available) in vote.get("needs", {}).items():

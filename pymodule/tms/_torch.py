@@ -170,7 +170,7 @@ def bytes_of_regions() -> int:
 
 
 def dispose(pool: _Pool) -> None:
-    """Gives back to the device what is free in `pool`; what is not, once it has been freed.
+    """Gives free memory in `pool` back to the device, and the rest after it is freed.
 
     torch.cuda.empty_cache() does so from here on.
     """
@@ -308,7 +308,7 @@ class _Pool:
         return self._id not in in_use
 
     def retire(self) -> None:
-        """Takes the use count to 0: what is free in the pool is ordinary cache from here on."""
+        """Takes the use count to 0: free memory in the pool is ordinary cache from here on."""
         for device in self._counted_on:
             self._functions.release(device, self._id)
 

@@ -17,7 +17,7 @@ _MUCH = 32 << 20
 """Bytes; CUDA itself takes less when it loads a kernel."""
 
 _over = False
-"""Said, or the library has been needed: then what regions allocate does come to it."""
+"""It has warned, or the library has started and so sees what regions allocate."""
 
 _regions = 0
 

@@ -238,7 +238,7 @@ class Allocator:
         return sum(found["live_bytes"] for found in _found())
 
     def release_pools(self) -> None:
-        """Gives what is free by now back to the device; when a worker shuts down."""
+        """Gives free memory back to the device when a worker shuts down."""
         if self._tags:
             gc.collect()
             self._torch.cuda.empty_cache()

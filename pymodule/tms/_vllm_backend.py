@@ -25,7 +25,7 @@ class TmsBackend(CuMemBackend):  # type: ignore[misc]
         self._allocator = allocator
 
     def state(self) -> str:
-        # Not what was last asked for: some tags may sleep on, or have been paused by others.
+        # Not the last request: some tags may sleep on, or others have paused them.
         return "SUSPENDED" if self._allocator.asleep() else "RUNNING"
 
     @classmethod

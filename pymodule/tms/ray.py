@@ -219,7 +219,7 @@ class _Calls:
         return sum(each for each in done if not isinstance(each, Failure))
 
     def _take_back(self, everybody: range) -> str:
-        """All living actors undo it, late ones when they come to it; the outcome, in words."""
+        """Has all living actors undo it, late ones later; returns the outcome in words."""
         back = self._all(everybody, _take_back)
         stuck = [each for each in back if isinstance(each, Failure) and each.rank not in self._gone]
         if not stuck:
@@ -228,7 +228,7 @@ class _Calls:
         return f"all that live are as before but these, late ones until they come to it ({told})"
 
     def _all(self, ranks: range, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """What a function gives in each actor, or a `Failure`, for all within the time."""
+        """The results of a function in all actors within the time, each perhaps a `Failure`."""
         until = time.monotonic() + self._timeout
         results: dict[Any, Any] = {}
         for rank in ranks:
@@ -240,7 +240,7 @@ class _Calls:
         return [self._result(rank, results[rank]) for rank in ranks]
 
     def _ask(self, rank: int, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Where the answer will be, or a `Failure`."""
+        """A reference to the coming result, or a `Failure`."""
         try:
             call = self._actors[rank].__ray_call__
             return call.remote(function, self._number, rank, *arguments)
