@@ -5,7 +5,7 @@
 
 The run is real, over the simulator, with the tests' stand-in for PyTorch: 256 MiB of device memory
 that two processes share. What is drawn is what each process's tms.stats() said, every 5 ms and
-after each pause.
+at each pause and resume.
 """
 
 from __future__ import annotations

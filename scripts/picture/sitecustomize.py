@@ -1,4 +1,4 @@
-"""Each Python process of the example notes what its tags hold, every 5 ms and at each pause."""
+"""Each Python process of the example notes what its tags hold, every 5 ms and at each pause and resume."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import time
 
 import tms
 
-pause = tms.pause
+pause, resume = tms.pause, tms.resume
 lock = threading.Lock()
 
 
@@ -25,6 +25,12 @@ def noted_pause() -> int:
     return freed
 
 
+def noted_resume(wait: float) -> int:
+    back = resume(wait=wait)
+    note()  # on a busy machine the process can end before its sampler runs again
+    return back
+
+
 def sample() -> None:
     while True:
         note()
@@ -32,5 +38,5 @@ def sample() -> None:
 
 
 if "PICTURE" in os.environ:
-    tms.pause = noted_pause
+    tms.pause, tms.resume = noted_pause, noted_resume
     threading.Thread(target=sample, daemon=True).start()
