@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws docs/memory.svg: which process held a device's memory, in a run of docs/examples/rollout.py.
+"""Draws docs/memory.svg: which process held a device's memory in docs/examples/rollout.py.
 
     scripts/picture.py [FILE]
 

@@ -1,4 +1,4 @@
-"""Each Python process of the example notes what its tags hold, every 5 ms and at each pause and resume."""
+"""Each Python process notes what its tags hold, every 5 ms and at each pause or resume."""
 
 import json
 import os
