@@ -190,14 +190,14 @@ EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 
 EXPORT int tms_pause(const char *tag)
 {
-	return operation_transition(OPERATION_PAUSE, tag, -1);
+	return operation_transition(OPERATION_PAUSE, ONE_TAG(tag), NULL, -1);
 }
 
 EXPORT int tms_pause_within(const char *tag, double seconds)
 {
 	if (!(seconds >= 0))
 		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
-	return operation_transition(OPERATION_PAUSE, tag, seconds);
+	return operation_transition(OPERATION_PAUSE, ONE_TAG(tag), NULL, seconds);
 }
 
 EXPORT int tms_pause_gated(const char *tag, double timeout)
@@ -207,12 +207,19 @@ EXPORT int tms_pause_gated(const char *tag, double timeout)
 	const char *unusable = gate_unusable();
 	if (unusable)
 		return error_fail(ERROR_NOT_SUPPORTED, "gated pause: %s; nothing has changed", unusable);
-	return operation_transition(OPERATION_PAUSE_GATED, tag, timeout);
+	return operation_transition(OPERATION_PAUSE_GATED, ONE_TAG(tag), NULL, timeout);
 }
 
 EXPORT int tms_discard(const char *tag)
 {
-	return operation_transition(OPERATION_DISCARD, tag, -1);
+	return operation_transition(OPERATION_DISCARD, ONE_TAG(tag), NULL, -1);
+}
+
+static const char *const no_tags[] = {NULL};
+
+EXPORT int tms_pause_tags(const char *const *tags, const char *const *discarded)
+{
+	return operation_transition(OPERATION_DISCARD, discarded ? discarded : no_tags, tags ? tags : no_tags, -1);
 }
 
 EXPORT int tms_pause_everything(double timeout)
@@ -226,30 +233,41 @@ EXPORT int tms_pause_everything(double timeout)
 	return code;
 }
 
-static int resume(const char *tag, double seconds)
+/* tags: NULL: all. */
+static int resume(const char *const *tags, double seconds)
 {
 	int code = operation_allowed();
 	if (code == SUCCESS)
 		code = everything_restore(seconds > 0 ? seconds : 0); /* any call of the driver would wait for that */
-	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tag, seconds) : code;
+	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tags, NULL, seconds) : code;
+}
+
+static int resume_within(const char *const *tags, double seconds)
+{
+	if (!(seconds >= 0))
+		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
+	return resume(tags, seconds);
 }
 
 EXPORT int tms_resume_within(const char *tag, double seconds)
 {
-	if (!(seconds >= 0))
-		return error_fail(ERROR_INVALID_VALUE, "%g is no number of seconds to wait", seconds);
-	return resume(tag, seconds);
+	return resume_within(ONE_TAG(tag), seconds);
 }
 
 EXPORT int tms_resume(const char *tag)
 {
-	return resume(tag, -1);
+	return resume(ONE_TAG(tag), -1);
+}
+
+EXPORT int tms_resume_tags(const char *const *tags, double seconds)
+{
+	return resume_within(tags ? tags : no_tags, seconds);
 }
 
 EXPORT int tms_prepare(const char *tag, bool wait)
 {
 	if (wait)
-		return operation_transition(OPERATION_PREPARE, tag, 0);
+		return operation_transition(OPERATION_PREPARE, ONE_TAG(tag), NULL, 0);
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS;
 	return IN_GO(tmsPrepare((char *)tag));
@@ -262,5 +280,5 @@ EXPORT int tms_serve(void)
 
 EXPORT int tms_trim(void)
 {
-	return operation_transition(OPERATION_TRIM, NULL, 0);
+	return operation_transition(OPERATION_TRIM, NULL, NULL, 0);
 }

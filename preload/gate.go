@@ -106,7 +106,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	if err := holds(e); err != nil && !how.force {
 		return 0, err
 	}
-	if err := refuseRegistered(e, options.Tag); err != nil && !how.force {
+	if err := refuseRegistered(e, options.Tags); err != nil && !how.force {
 		return 0, unsupported("%v", err)
 	}
 	if err := beenIdle(how.idle); err != nil {
@@ -231,7 +231,7 @@ type suspension struct {
 
 // pauseUngated pauses a program that does nothing on the devices; with force, also memory that NCCL has registered.
 func pauseUngated(e *vmm.Engine, options vmm.Options, force bool) (uint64, error) {
-	if err := refuseRegistered(e, options.Tag); err != nil && !force {
+	if err := refuseRegistered(e, options.Tags); err != nil && !force {
 		return 0, err
 	}
 	return e.Pause(options)

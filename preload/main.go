@@ -259,7 +259,7 @@ func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
 }
 
-// optionsOf is what an operation is to do, but for its tag.
+// optionsOf is what an operation is to do, but for its tags.
 func optionsOf(operation *C.struct_operation) vmm.Options {
 	return vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),
@@ -275,6 +275,18 @@ func optionsOf(operation *C.struct_operation) vmm.Options {
 	}
 }
 
+// texts reads a list that ends with NULL; nil: there is no list.
+func texts(list **C.char) []string {
+	if list == nil {
+		return nil
+	}
+	all := []string{}
+	for ; *list != nil; list = (**C.char)(unsafe.Add(unsafe.Pointer(list), unsafe.Sizeof(list))) {
+		all = append(all, C.GoString(*list))
+	}
+	return all
+}
+
 // tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
 // ends it.
 //
@@ -286,10 +298,8 @@ func tmsOperation(operation *C.struct_operation) {
 			C.operation_progress(C.int(p.Device), words(p.Operation), C.uint64_t(p.Done), C.uint64_t(p.Total))
 		}
 	}
-	if operation.tag != nil {
-		tag := C.GoString(operation.tag)
-		options.Tag = &tag
-	}
+	options.Keep = texts(operation.keep)
+	options.Tags = append(texts(operation.tags), options.Keep...)
 	kind, force := operation.kind, bool(operation.force)
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
@@ -316,7 +326,7 @@ func tmsOperation(operation *C.struct_operation) {
 					bytes, err = resumeGated(e, options)
 					return err
 				case C.OPERATION_PREPARE:
-					return e.Prepare(options.Tag)()
+					return e.Prepare(options.Tags)()
 				case C.OPERATION_IMPORT:
 					bytes, err = importMemory(e, operation)
 					return err
@@ -347,12 +357,11 @@ func tmsOperation(operation *C.struct_operation) {
 //export tmsPrepare
 func tmsPrepare(tag *C.char) C.int {
 	return report(enter(func(e *vmm.Engine) error {
-		var name *string
+		var tags []string
 		if tag != nil {
-			text := C.GoString(tag)
-			name = &text
+			tags = []string{C.GoString(tag)}
 		}
-		finish := e.Prepare(name)
+		finish := e.Prepare(tags)
 		go func() {
 			if err := goruntime.Run(finish); err != nil {
 				goruntime.Log(err.Error())

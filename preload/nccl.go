@@ -324,7 +324,7 @@ func ncclShares() (words string) {
 
 // refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that NCCL has registered: NCCL
 // and network cards go on to use the physical memory after a resume. It warns of memory that NCCL may have registered.
-func refuseRegistered(e *vmm.Engine, tag *string) error {
+func refuseRegistered(e *vmm.Engine, tags []string) error {
 	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +
 			"memory that CUDA graphs use: after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 " +
@@ -339,7 +339,7 @@ func refuseRegistered(e *vmm.Engine, tag *string) error {
 				"room to note, and a registration does not survive a pause: register fewer and larger pieces, or "+
 				"exclude the memory from what is pausable (TMS_PAUSE_FORCE=1 pauses anyway)", ncclVersion(r.version),
 				C.GoString(r.call))
-		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tag, uintptr(r.address), uint64(r.size)):
+		case r.undone_by == nil && nccl.warned.Load(), !e.Holds(tags, uintptr(r.address), uint64(r.size)):
 		case r.undone_by == nil:
 			nccl.warned.Store(true)
 			goruntime.Log(fmt.Sprintf("%s used the memory at %#x in a CUDA graph, by %s, and has perhaps registered "+

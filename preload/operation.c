@@ -173,14 +173,15 @@ HIDDEN int operation_import(const struct operation *asked, uint64_t *result)
 	return code;
 }
 
-HIDDEN int operation_transition(int kind, const char *tag, double wait)
+HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait)
 {
 	last_bytes = 0;
 	if (go_now() == GO_ASLEEP)
 		return SUCCESS; /* nothing pausable was ever made */
 	struct operation operation = {
 		.kind = kind,
-		.tag = tag,
+		.tags = tags,
+		.keep = keep,
 		.wait = wait,
 		.force = kind == OPERATION_PAUSE_GATED && region_config.pause_force,
 		.report = progress_now().callback != NULL,

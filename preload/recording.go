@@ -7,6 +7,7 @@ package main
 import "C"
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -49,8 +50,8 @@ func recordTransition(t vmm.Transition) {
 	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind,
 		code: C.int(cuda.Code(t.Err)), bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
-	if t.Tag != nil {
-		operation.tag = C.region_intern(words(*t.Tag))
+	if t.Tags != nil {
+		operation.tag = C.region_intern(words(strings.Join(t.Tags, ", ")))
 	}
 	C.trace_operation(&operation)
 }

@@ -230,7 +230,8 @@ struct ipc_handle {
 };
 struct operation {
 	int kind;
-	const char *tag; /* NULL: all */
+	const char *const *tags; /* up to a NULL; NULL: all */
+	const char *const *keep; /* of a discard: more tags, whose contents are saved; or NULL */
 	bool retain_cpu_backup;
 	const char *disk_dir, *disk_setting; /* and the setting that named it; "": the default */
 	double wait; /* seconds: a resume's for memory, a gated pause's for the program, a pause's for importers (or < 0) */
@@ -247,7 +248,9 @@ struct operation {
 /* Fills in the process's settings; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
 HIDDEN int operation_allowed(void);		/* a code: refused in a progress callback */
-HIDDEN int operation_transition(int kind, const char *tag, double wait);
+/* The lists are operation's; ONE_TAG makes one of a tag or NULL. */
+HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
+#define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
 HIDDEN int operation_serve(void);		/* the process listens on its socket (control.go) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */

@@ -95,6 +95,14 @@ func (t *task) perform() *control.Reply {
 	return &reply
 }
 
+// tagsOf returns a request's tag, nil for all, as the engine's options have it.
+func tagsOf(tag *string) []string {
+	if tag == nil {
+		return nil
+	}
+	return []string{*tag}
+}
+
 // more returns by how much a figure has grown over all tags.
 func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 	var sums [2]uint64
@@ -113,7 +121,7 @@ func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err 
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
-	options.Tag = t.tag
+	options.Tags = tagsOf(t.tag)
 	switch t.request.Op {
 	case control.Resume:
 		return t.resume(e, options)
@@ -198,8 +206,8 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		did(ungate(e), rights.Rest)
 		tags = tags[1:]
 	}
-	one := func(tag *string, tags ...string) {
-		options.Tag = tag
+	one := func(which []string, tags ...string) {
+		options.Tags = which
 		resumed, failed := t.resume(e, options)
 		bytes += resumed
 		did(failed, tags...)
@@ -210,7 +218,7 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 		return bytes, err
 	}
 	for _, tag := range tags {
-		one(&tag, tag)
+		one([]string{tag}, tag)
 	}
 	return bytes, err
 }
@@ -219,7 +227,7 @@ func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes ui
 // paused before is not among them.
 func taken(before, after stats.Stats, tag *string) (names []string) {
 	if tag != nil {
-		return []string{*tag}
+		return tagsOf(tag)
 	}
 	was, active := tagsWith(before, pausedOf), tagsWith(before, activeOf)
 	return slices.DeleteFunc(tagsWith(after, pausedOf), func(name string) bool {

@@ -121,12 +121,18 @@ int tms_serve(void);
  * already keep their contents. */
 int tms_discard(const char *tag);
 
-/* How many bytes of device memory the calling thread's last tms_pause or tms_discard freed, or tms_resume mapped; 0 if
+/* How many bytes of device memory the calling thread's last tms_pause, or its like, freed, or tms_resume mapped; 0 if
  * there was nothing to do. */
 uint64_t tms_last_bytes(void);
 
 /* As tms_resume, but while device memory is short it tries again for this time, until others have given some up. */
 int tms_resume_within(const char *tag, double seconds);
+
+/* Pauses some tags as tms_pause does and discards others as tms_discard does, or resumes tags as tms_resume_within
+ * does, in one transaction: after an error each tag is as before, with its contents. A list ends with NULL; NULL in
+ * its place is an empty list. A tag in both lists keeps its contents. */
+int tms_pause_tags(const char *const *tags, const char *const *discarded);
+int tms_resume_tags(const char *const *tags, double seconds);
 
 /* As tms_pause, with another time than its 10 seconds for other processes that have opened memory of the tag
  * (cudaIpcOpenMemHandle, cuMemImportFromShareableHandle). They unmap it when they pause the same tag. 600: they did not

@@ -101,7 +101,7 @@ func requireFilled(t *testing.T, address uintptr, size int, seed uint64) {
 	}
 }
 
-func name(tag string) vmm.Options { return vmm.Options{Tag: &tag} }
+func name(tag string) vmm.Options { return vmm.Options{Tags: []string{tag}} }
 
 func TestAddressesAndContentsReturn(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
@@ -151,7 +151,7 @@ func TestStatsAddUp(t *testing.T) {
 	require.NoError(t, pause(engine, name("b")))
 	require.Equal(t, [2][2]uint64{{0, 0}, {2 * mib, 0}}, withoutContents(t, engine))
 	require.NoError(t, resume(engine, vmm.Options{}))
-	_, err = engine.Pause(vmm.Options{Tag: name("a").Tag, Discard: true})
+	_, err = engine.Pause(vmm.Options{Tags: []string{"a"}, Discard: true})
 	require.NoError(t, err)
 	require.Equal(t, [2][2]uint64{{4 * mib, 0}, {0, 2 * mib}}, withoutContents(t, engine))
 	require.NoError(t, engine.Free(a, false))
@@ -312,7 +312,7 @@ func TestManyThreads(t *testing.T) {
 		pausers.Go(func() {
 			for !done.Load() {
 				for _, operation := range []func(*vmm.Engine, vmm.Options) error{pause, resume} {
-					if err := operation(engine, vmm.Options{Tag: &tags[p], RetainBackup: p == 0}); err != nil {
+					if err := operation(engine, vmm.Options{Tags: tags[p : p+1], RetainBackup: p == 0}); err != nil {
 						t.Errorf("transition: %v", err)
 					}
 					if _, err := engine.Stats(); err != nil {

@@ -235,7 +235,7 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 	errs := make(chan error)
 	for _, segments := range of {
 		go func() {
-			errs <- guard.Call(func() error { return e.resumeImportsOf(o.Tag, start.Add(wait), segments) })
+			errs <- guard.Call(func() error { return e.resumeImportsOf(o.Tags, start.Add(wait), segments) })
 		}()
 	}
 	for range of {
@@ -247,11 +247,11 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 }
 
 // resumeImportsOf is resumeImports of one process's memory.
-func (e *Engine) resumeImportsOf(tag *string, until time.Time, segments []*segment) error {
+func (e *Engine) resumeImportsOf(tags []string, until time.Time, segments []*segment) error {
 	var gone error // of one try
 	for wait := (backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}); ; wait.Sleep(until) {
 		last := !time.Now().Before(until)
-		waits, err := e.tryResumeImports(tag, segments, last)
+		waits, err := e.tryResumeImports(tags, segments, last)
 		if goneFor(err) {
 			gone = cmp.Or(gone, err)
 		}
@@ -307,13 +307,13 @@ func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetc
 
 // tryResumeImports reports whether another try may map more. Memory that is gone counts as lost, and no longer as
 // paused.
-func (e *Engine) tryResumeImports(name *string, segments []*segment, last bool) (waits bool, first error) {
+func (e *Engine) tryResumeImports(tags []string, segments []*segment, last bool) (waits bool, first error) {
 	got := e.fetchImports(segments, last)
 	if len(got) == 0 {
 		return false, nil
 	}
 	var lines []string
-	o := &Options{Tag: name, spent: &spent{}}
+	o := &Options{Tags: tags, spent: &spent{}}
 	wanted := func(s *segment) bool { return got[s] != nil && s.is(paused) && !s.imported.lost }
 	_ = e.transact("resume", o, wanted, func(batches []*batch) error {
 		e.gather(batches, 0)

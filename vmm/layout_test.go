@@ -350,8 +350,12 @@ func TestUnknownTagIsToldOnce(t *testing.T) {
 	a := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "weights"})[0]
 	b := mallocs(t, engine, 1, vmm.Request{Size: mib, Tag: "cache"})[0]
 	for range 2 {
-		require.NoError(t, pause(engine, name("wieghts")))
-		require.NoError(t, resume(engine, name("wieghts")))
+		both := vmm.Options{Tags: []string{"cache", "wieghts"}}
+		require.NoError(t, pause(engine, both))
+		require.True(t, engine.PausedAt(b))
+		require.NoError(t, resume(engine, both))
+		require.NoError(t, pause(engine, vmm.Options{Tags: []string{}})) // which is not all of them
+		require.False(t, engine.PausedAt(a))
 		require.NoError(t, pause(engine, name("weights")))
 		require.NoError(t, resume(engine, name("weights")))
 		require.NoError(t, pause(engine, vmm.Options{}))

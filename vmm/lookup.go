@@ -70,11 +70,11 @@ func (e *Engine) RangeOf(address uintptr) (base uintptr, size uint64) {
 	return a.address(), a.size()
 }
 
-// Holds reports whether a segment of a tag (nil: of any) that is not paused reaches into size bytes at an address.
-func (e *Engine) Holds(tag *string, address uintptr, size uint64) bool {
+// Holds reports whether a segment of the tags (nil: of any) that is not paused reaches into size bytes at an address.
+func (e *Engine) Holds(tags []string, address uintptr, size uint64) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return len(e.matching(tag, func(s *segment) bool {
+	return len(e.matching(tags, func(s *segment) bool {
 		return s.state == active && s.address < address+uintptr(size) && address < s.address+uintptr(s.size)
 	})) > 0
 }

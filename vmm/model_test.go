@@ -164,7 +164,7 @@ func (m *model) step() {
 		m.faults.failSoon(m.next()%64, []error{cuda.Unknown, cuda.OutOfMemory, cuda.InvalidValue, unix.EIO}[m.next()%4])
 	case 20, 21:
 		tag := m.tag()
-		m.try("prepare", func() error { return m.engine.Prepare(&tag)() })
+		m.try("prepare", func() error { return m.engine.Prepare([]string{tag})() })
 	case 22:
 		switch m.next() % 11 {
 		case 8, 9, 10:
@@ -557,7 +557,7 @@ func TestModelThreads(t *testing.T) {
 			_, _ = s.engine.Stats()
 			_ = s.engine.Grant()
 			tag := "a"
-			_ = s.engine.Prepare(&tag)()
+			_ = s.engine.Prepare([]string{tag})()
 			s.engine.Trim()
 		}
 	})

@@ -7,7 +7,7 @@ import (
 	"tms/vmm/backup"
 )
 
-// Move moves the contents of paused segments with the tag from host memory to files, or from there back to pinned host
+// Move moves the contents of paused segments with the tags from host memory to files, or from there back to pinned host
 // memory, and returns how many bytes that was. The segments stay paused. Contents of BackupDisk stay in files, and
 // those in the memory of another device stay there. When Move returns, the contents' former place is free.
 //

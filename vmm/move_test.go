@@ -121,7 +121,7 @@ func TestAPauseToDisk(t *testing.T) {
 		}
 	}
 	// What has host memory already is saved there.
-	require.NoError(t, engine.Prepare(o.Tag)())
+	require.NoError(t, engine.Prepare(o.Tags)())
 	require.NoError(t, pause(engine, o))
 	host, files := kept(t, engine)
 	require.Equal(t, [2]uint64{4 * size, 0}, [2]uint64{host, files})

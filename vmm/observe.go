@@ -12,10 +12,10 @@ import (
 
 // Transition is what an observer of the engine hears of a pause, resume or move.
 type Transition struct {
-	Number    uint64  // the same when it begins and when it is over, from 1 on
-	Operation string  // "pause", "resume" or "move"
-	Tag       *string // nil: every tag
-	Over      bool    // else it begins, and nothing more is known
+	Number    uint64   // the same when it begins and when it is over, from 1 on
+	Operation string   // "pause", "resume" or "move"
+	Tags      []string // nil: every tag
+	Over      bool     // else it begins, and nothing more is known
 	Err       error
 	Bytes     uint64 // of device memory given back or taken; of a move, of contents
 	Copied    uint64 // bytes of contents
@@ -98,12 +98,14 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 	if !o.Asked.IsZero() && o.Asked.Before(start) {
 		o.spent.asked, o.spent.waited = o.Asked, start.Sub(o.Asked)
 	}
-	e.warnUnknown(operation, o.Tag)
+	for _, tag := range o.Tags {
+		e.warnUnknown(operation, tag)
+	}
 	number := e.transitions.Add(1)
-	e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag})
+	e.observe(Transition{Number: number, Operation: operation, Tags: o.Tags})
 	return func() {
 		s := o.spent
-		e.observe(Transition{Number: number, Operation: operation, Tag: o.Tag, Over: true, Err: *err, Bytes: *bytes,
+		e.observe(Transition{Number: number, Operation: operation, Tags: o.Tags, Over: true, Err: *err, Bytes: *bytes,
 			Copied: s.copied, Took: time.Since(s.asked), Waited: s.waited, Copying: s.copying})
 	}
 }
@@ -115,13 +117,13 @@ const (
 
 // warnUnknown warns, once for an operation and a name, that nothing was ever allocated with the tag: most likely it is
 // misspelt.
-func (e *Engine) warnUnknown(operation string, name *string) {
+func (e *Engine) warnUnknown(operation, name string) {
 	e.mu.Lock()
-	if name == nil || e.names[*name] || e.unknown[[2]string{operation, *name}] || len(e.unknown) == unknownTold {
+	if e.names[name] || e.unknown[[2]string{operation, name}] || len(e.unknown) == unknownTold {
 		e.mu.Unlock()
 		return
 	}
-	e.unknown[[2]string{operation, *name}] = true
+	e.unknown[[2]string{operation, name}] = true
 	known := slices.Collect(maps.Keys(e.names))
 	e.mu.Unlock()
 	slices.Sort(known)
@@ -132,6 +134,6 @@ func (e *Engine) warnUnknown(operation string, name *string) {
 	if len(known) > namesTold {
 		quoted = append(quoted, "...")
 	}
-	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %q; tags so far: %s", operation, *name,
+	e.warn(fmt.Sprintf("%s: nothing was ever allocated with tag %q; tags so far: %s", operation, name,
 		strings.Join(quoted, ", ")))
 }

@@ -8,7 +8,7 @@ import (
 	"tms/vmm/backup"
 )
 
-// Pause releases the physical memory of every active segment with the tag, on all devices, after
+// Pause releases the physical memory of every active segment with the tags, on all devices, after
 // saving the contents of those that have a backup (unless Options.Discard), and returns how many bytes that was.
 // When it returns, the memory is free for others; host memory of contents that it discards is back, unless that takes
 // long: see discarded.
@@ -61,7 +61,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 	// of the host may need to let them. A kernel launched during a pause must not use the tag's memory.
 	var devices []*device
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
-	for _, s := range e.choose(o.Tag, goes) {
+	for _, s := range e.choose(o.Tags, goes) {
 		if !slices.Contains(devices, s.device) {
 			devices = append(devices, s.device)
 		}
@@ -90,10 +90,7 @@ func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segm
 
 // pause is the work of the transaction.
 func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*segment, first error) {
-	var err error
-	if !o.Discard {
-		err = e.saveAll(batches, o)
-	}
+	err := e.saveAll(batches, o)
 	if err == nil {
 		err = unmap(batches)
 	}
@@ -107,7 +104,7 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 				continue
 			}
 			taken = append(taken, s)
-			if o.Discard && s.contents != nil {
+			if o.discards(s) && s.contents != nil {
 				o.discarded.add(s)
 				s.contents.Discard()
 				s.outcome.kept = kept{}
@@ -124,8 +121,15 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 	return freed, taken, first
 }
 
-// backupOf is where a pause saves a segment's contents. A segment that has host memory for them keeps using it.
+// discards reports whether a pause loses a segment's contents although it has a backup.
+func (o *Options) discards(s *segment) bool { return o.Discard && !slices.Contains(o.Keep, s.tag.name) }
+
+// backupOf is where a pause saves a segment's contents, if it does. A segment that has host memory for them keeps using
+// it.
 func (o *Options) backupOf(s *segment) BackupKind {
+	if o.discards(s) {
+		return BackupNone
+	}
 	if o.ToDisk && s.backup == BackupHost && s.contents == nil {
 		return BackupDisk
 	}
@@ -157,7 +161,7 @@ func (e *Engine) saveAll(batches []*batch, o *Options) error {
 func (e *Engine) save(b *batch, o *Options) error {
 	var segments []*segment
 	for _, s := range b.segments {
-		if s.state == active && s.backup != BackupNone {
+		if s.state == active && o.backupOf(s) != BackupNone {
 			segments = append(segments, s)
 		}
 	}

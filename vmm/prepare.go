@@ -6,21 +6,21 @@ import (
 	"tms/vmm/backup"
 )
 
-// Prepare begins to pin host memory for the active segments with the tag (nil: every tag) that have a host backup, so
+// Prepare begins to pin host memory for the active segments with the tags (nil: every tag) that have a host backup, so
 // that their next pause runs at the speed of the link, and returns at once. The caller must call finish, on any
 // thread: it does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
 // backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
-func (e *Engine) Prepare(name *string) (finish func() error) {
+func (e *Engine) Prepare(tags []string) (finish func() error) {
 	ticket := e.transition.ask()
 	return func() (err error) {
 		defer e.audit(&err)
 		e.transition.await(ticket)
 		defer e.transition.Unlock()
-		return e.prepare(name)
+		return e.prepare(tags)
 	}
 }
 
-func (e *Engine) prepare(name *string) error {
+func (e *Engine) prepare(tags []string) error {
 	wants := func(s *segment) bool {
 		return s.pausable() && s.backup == BackupHost && s.contents == nil
 	}
@@ -28,7 +28,7 @@ func (e *Engine) prepare(name *string) error {
 	for _, d := range e.known() {
 		var spans []backup.Span
 		e.mu.Lock()
-		segments := e.matching(name, wants)[d]
+		segments := e.matching(tags, wants)[d]
 		for _, s := range segments {
 			spans = append(spans, s.backupSpan())
 		}

@@ -39,7 +39,7 @@ func TestRangesGrowWithUse(t *testing.T) {
 	before := sim.Stat("handles")
 	o := vmm.Options{ExtentBytes: 80 * mib}
 	for tag := range tags {
-		o.Tag = &tag
+		o.Tags = []string{tag}
 		require.NoError(t, pause(engine, o))
 		require.NoError(t, resume(engine, o))
 	}

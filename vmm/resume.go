@@ -12,7 +12,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Resume gives every paused segment with the tag new memory at its old address, and its contents where they were kept,
+// Resume gives every paused segment with the tags new memory at its old address, and its contents where they were kept,
 // and returns how many bytes of memory that was.
 //
 // It is a transaction: create, map and refill all, then drop what was kept. After an error every segment is still
@@ -35,7 +35,7 @@ func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 			continue
 		}
 		if err == nil {
-			err = e.resumeImports(o, o.Importers, e.choose(o.Tag, (*segment).isImported))
+			err = e.resumeImports(o, o.Importers, e.choose(o.Tags, (*segment).isImported))
 		}
 		if err != nil {
 			return mapped, fmt.Errorf("resume: %w", err)
@@ -53,9 +53,12 @@ func (e *Engine) tryResume(o Options) (mapped uint64, err error) {
 	e.FreeDeferred()
 	o.spent.waited += time.Since(start)
 	err = e.transact("resume", &o, func(s *segment) bool { return s.is(paused) && !s.isImported() },
-		func(batches []*batch) error {
-			mapped = e.gather(batches, o.ExtentBytes)
-			return e.resume(batches, o)
+		func(batches []*batch) (err error) {
+			bytes := e.gather(batches, o.ExtentBytes)
+			if err = e.resume(batches, o); err == nil {
+				mapped = bytes
+			}
+			return err
 		},
 		func(t *tag) { t.lastResume = time.Since(start).Seconds() })
 	return mapped, err

@@ -76,7 +76,7 @@ type sharing struct {
 
 // closed reports whether a pause of the tag goes on. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
-	return slices.ContainsFunc(s.closing, func(o *Options) bool { return o.Tag == nil || *o.Tag == tag })
+	return slices.ContainsFunc(s.closing, func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) })
 }
 
 // Processes sets how to speak to other processes. Call it before anything else.
@@ -255,7 +255,7 @@ func (e *Engine) awaitImporters(o *Options) error {
 	var ids []uint64
 	e.mu.Lock()
 	seen := map[*extent]bool{}
-	e.matching(o.Tag, func(s *segment) bool {
+	e.matching(o.Tags, func(s *segment) bool {
 		if !s.isImported() && s.pausable() && s.extent != nil && !seen[s.extent] {
 			seen[s.extent] = true
 			ids = append(ids, s.extent.lent...)

@@ -437,7 +437,7 @@ func TestReturnedLater(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
 		p.fill(1)
 		p.neighbours[1].deaf.Store(true)
-		require.NoError(t, pause(p.engines[1], vmm.Options{Tag: new(string)})) // of another tag
+		require.NoError(t, pause(p.engines[1], name(""))) // of another tag
 		errs := p.both(func(i int, e *vmm.Engine) error {
 			return pause(e, vmm.Options{Importers: []time.Duration{500 * time.Millisecond, 20 * time.Second}[i]})
 		})
@@ -568,8 +568,8 @@ func TestOneIsStopped(t *testing.T) {
 	require.Eventually(t, func() bool { return importer.ImportedBytes() == shareSize }, time.Minute, time.Millisecond)
 	mine := mallocs(t, importer, 1, vmm.Request{Size: shareSize, Tag: "mine"})[0]
 	tag := "mine"
-	require.NoError(t, pause(importer, vmm.Options{Tag: &tag}))
-	require.NoError(t, resume(importer, vmm.Options{Tag: &tag}))
+	require.NoError(t, pause(importer, vmm.Options{Tags: []string{tag}}))
+	require.NoError(t, resume(importer, vmm.Options{Tags: []string{tag}}))
 	go func() {
 		_, err := importer.Import(0, vmm.Share{ID: 1}, 0) // of the one that is stopped
 		opened <- err

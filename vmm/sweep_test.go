@@ -346,29 +346,32 @@ func (s *scene) malloc(r vmm.Request) {
 	})
 }
 
-func (s *scene) options(tag string) vmm.Options {
+// options are those of a transition of tags; "": of every tag.
+func (s *scene) options(tags ...string) vmm.Options {
 	o := vmm.Options{DiskDir: s.dir, ExtentBytes: 8 * sceneGranularity}
-	if tag != "" {
-		o.Tag = &tag
+	if tags[0] != "" {
+		o.Tags = tags
 	}
 	return o
 }
 
-func (s *scene) pause(tag string) {
-	s.do("pause "+tag, func() error { return pause(s.engine, s.options(tag)) })
+func (s *scene) pause(tag string) { s.pauseAs(s.options(tag)) }
+
+func (s *scene) pauseAs(o vmm.Options) {
+	s.do("pause "+strings.Join(o.Tags, " "), func() error { return pause(s.engine, o) })
 	for _, p := range s.all {
-		if tag == "" || p.request.Tag == tag {
-			p.lost = p.lost || p.request.Backup == vmm.BackupNone
+		if tag := p.request.Tag; o.Tags == nil || slices.Contains(o.Tags, tag) {
+			p.lost = p.lost || p.request.Backup == vmm.BackupNone || o.Discard && !p.paused && !slices.Contains(o.Keep, tag)
 			p.paused = true
 		}
 	}
 	s.check("paused", true)
 }
 
-func (s *scene) resume(tag string) {
-	s.do("resume "+tag, func() error { return resume(s.engine, s.options(tag)) })
+func (s *scene) resume(tags ...string) {
+	s.do("resume "+strings.Join(tags, " "), func() error { return resume(s.engine, s.options(tags...)) })
 	for i, p := range s.all {
-		if tag == "" || p.request.Tag == tag {
+		if tags[0] == "" || slices.Contains(tags, p.request.Tag) {
 			p.paused = false
 			if p.lost {
 				p.fill(uint64(1000 + i))
@@ -453,8 +456,7 @@ func (s *scene) everything() {
 		s.do("free after", func() error { return s.engine.FreeAfter(p.address, 0) })
 		s.all = s.all[:last]
 	}
-	tag := "a"
-	s.do("prepare", func() error { return s.engine.Prepare(&tag)() })
+	s.do("prepare", func() error { return s.engine.Prepare([]string{"a"})() })
 	s.do("stats", func() error { _, err := s.engine.Stats(); return err })
 	s.end()
 }
@@ -535,12 +537,35 @@ func (s *scene) userMapped() {
 	s.end()
 }
 
-func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100) }
+// together is a scenario of a few tags that go as one, and of another that stays.
+func (s *scene) together() {
+	for i := range 8 {
+		r := kinds[i/4]
+		r.Size, r.Tag, r.Incremental = 20*kib, string(rune('a'+i%4)), r.Backup == vmm.BackupHost
+		s.malloc(r)
+		s.context, _ = s.driver.CtxGetCurrent()
+	}
+	o := s.options("b", "c", "a", "b")
+	s.pauseAs(o)
+	s.resume("b", "a", "b")
+	o.Discard, o.Keep = true, []string{"a"}
+	s.pauseAs(o) // c is paused already, and keeps what it has
+	s.resume("c", "a", "b")
+	s.pauseAs(o)
+	s.resume("")
+	s.end()
+}
+
+func TestSweep(t *testing.T) { sweep(t, (*scene).everything, 100, fullSweep()) }
+
+// Wherever a pause or resume of several tags fails, each tag is as it was.
+func TestSweepTogether(t *testing.T) { sweep(t, (*scene).together, 100, true) }
 
 // The same for memory that a program maps itself.
-func TestSweepUserMapped(t *testing.T) { sweep(t, (*scene).userMapped, 20) }
+func TestSweepUserMapped(t *testing.T) { sweep(t, (*scene).userMapped, 20, fullSweep()) }
 
-func sweep(t *testing.T, scenario func(*scene), least int) {
+// sweep fails each call of a scenario that has its own stack; all: each call.
+func sweep(t *testing.T, scenario func(*scene), least int, all bool) {
 	dir := t.TempDir()
 	if _, wrong := attempt(t, dir, &faults{}, scenario); wrong != "" { // what is done once in a process is behind us
 		t.Fatal(wrong)
@@ -555,7 +580,7 @@ func sweep(t *testing.T, scenario func(*scene), least int) {
 	var points []point
 	times := map[call]int{}
 	for _, c := range base.calls {
-		if times[c]++; times[c] == 1 || fullSweep() {
+		if times[c]++; times[c] == 1 || all {
 			points = append(points, point{c, times[c]})
 		}
 	}

@@ -14,9 +14,10 @@ import (
 
 // Options of a pause or resume.
 type Options struct {
-	Tag          *string              // nil: every tag
+	Tags         []string             // nil: every tag
 	RetainBackup bool                 // keep host copies after resume
 	Discard      bool                 // a pause saves no contents, and gives up those that earlier pauses kept
+	Keep         []string             // but of these tags it saves them
 	ToDisk       bool                 // a pause saves in files what would take new host memory
 	PoolBytes    uint64               // without retaining: keep so many bytes of pinned host memory for the next pause
 	DiskDir      string               // where a pause puts files
@@ -69,7 +70,7 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 	defer func() { reported() }() // without the lock: a report may wait for what the host holds
 	e.transition.Lock()
 	defer e.transition.Unlock()
-	batches := e.begin(o.Tag, wanted)
+	batches := e.begin(o.Tags, wanted)
 	o.spent.waited += time.Since(start)
 	if len(batches) == 0 {
 		return nil
@@ -89,13 +90,13 @@ func (e *Engine) transact(operation string, o *Options, wanted func(*segment) bo
 // begin makes a transition the owner of segments and their extents, and returns them by device. Others may read a
 // segment's state under the lock meanwhile, so outcome has what becomes of it. begin waits for others' driver calls on
 // the same extents: none of those waits for the device.
-func (e *Engine) begin(name *string, wanted func(*segment) bool) (batches []*batch) {
+func (e *Engine) begin(tags []string, wanted func(*segment) bool) (batches []*batch) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	var found map[*device][]*segment
 	for busy := true; busy; {
 		busy = false
-		found = e.matching(name, func(s *segment) bool {
+		found = e.matching(tags, func(s *segment) bool {
 			meant := wanted(s)
 			busy = busy || meant && s.extent != nil && s.extent.owner != nobody
 			return meant
@@ -124,14 +125,14 @@ func (e *Engine) begin(name *string, wanted func(*segment) bool) (batches []*bat
 }
 
 // choose is matching for callers that do not hold e.mu, and claim nothing: the segments may go at any time.
-func (e *Engine) choose(name *string, wanted func(*segment) bool) []*segment {
+func (e *Engine) choose(tags []string, wanted func(*segment) bool) []*segment {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return slices.Concat(slices.Collect(maps.Values(e.matching(name, wanted)))...)
+	return slices.Concat(slices.Collect(maps.Values(e.matching(tags, wanted)))...)
 }
 
-// matching lists the segments with the tag (nil: every tag) that are wanted, by device. The caller holds e.mu.
-func (e *Engine) matching(name *string, wanted func(*segment) bool) map[*device][]*segment {
+// matching lists the segments with the tags (nil: every tag) that are wanted, by device. The caller holds e.mu.
+func (e *Engine) matching(tags []string, wanted func(*segment) bool) map[*device][]*segment {
 	found := map[*device][]*segment{}
 	for _, d := range e.devices {
 		list := func(t *tag) {
@@ -141,12 +142,15 @@ func (e *Engine) matching(name *string, wanted func(*segment) bool) map[*device]
 				}
 			}
 		}
-		if name == nil {
+		if tags == nil {
 			for _, t := range d.tags {
 				list(t)
 			}
-		} else if t := d.tags[*name]; t != nil {
-			list(t)
+		}
+		for i, name := range tags {
+			if t := d.tags[name]; t != nil && !slices.Contains(tags[:i], name) {
+				list(t)
+			}
 		}
 	}
 	return found

@@ -27,11 +27,13 @@
 #pragma weak tms_pause
 #pragma weak tms_pause_everything
 #pragma weak tms_pause_gated
+#pragma weak tms_pause_tags
 #pragma weak tms_pause_within
 #pragma weak tms_discard
 #pragma weak tms_prepare
 #pragma weak tms_trim
 #pragma weak tms_resume
+#pragma weak tms_resume_tags
 #pragma weak tms_resume_within
 #pragma weak tms_serve
 #pragma weak tms_set_backup

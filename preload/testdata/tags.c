@@ -197,6 +197,45 @@ static void odd(void)
 	tms_torch_pool_free(block, 1000, 0, NULL);
 }
 
+/* Several go as one: what fails for one of them leaves all as they were, and what is to be lost is lost in the end. */
+static void together(void)
+{
+	enum { SIZE = 2 * MIB };
+	static const char *const a[] = {"a", NULL}, *const b[] = {"b", NULL}, *const both[] = {"b", "a", "b", NULL};
+	void *of_a = pausable(SIZE, "a", true), *of_b = pausable(SIZE, "b", true), *of_c = pausable(SIZE, "c", true);
+	fill(of_a, SIZE, 1);
+	fill(of_b, SIZE, 2);
+	fill(of_c, SIZE, 3);
+	EXPECT(tms_pause_tags(NULL, NULL), 0);
+	EXPECT(tms_last_bytes(), 0);
+	for (int nth = 1; nth <= 2; nth++) {
+		sim_fail("cuMemUnmap", nth, 999);
+		EXPECT(tms_pause_tags(a, b), 999);
+		CHECK(filled(of_a, SIZE, 1) && filled(of_b, SIZE, 2));
+		sim_fail("cuMemUnmap", nth, 999);
+		EXPECT(tms_pause_tags(NULL, both), 999);
+		CHECK(filled(of_a, SIZE, 1) && filled(of_b, SIZE, 2));
+	}
+	EXPECT(tms_pause_tags(both, b), 0); /* what is in both lists is kept */
+	EXPECT(tms_last_bytes(), 2 * SIZE);
+	CHECK(filled(of_c, SIZE, 3));
+	sim_fail("cuMemCreate", 2, 2);
+	EXPECT(tms_resume_tags(both, 0), 2);
+	EXPECT(tms_last_bytes(), 0);
+	EXPECT(tms_resume_tags(NULL, 0), 0);
+	EXPECT(tms_last_bytes(), 0);
+	EXPECT(tms_resume_tags(both, -1), 1);
+	EXPECT(tms_resume_tags(both, 0), 0);
+	EXPECT(tms_last_bytes(), 2 * SIZE);
+	CHECK(filled(of_a, SIZE, 1) && filled(of_b, SIZE, 2));
+	EXPECT(tms_pause_tags(a, b), 0);
+	EXPECT(tms_resume(NULL), 0);
+	CHECK(filled(of_a, SIZE, 1) && !filled(of_b, SIZE, 2));
+	EXPECT(cudaFree(of_a), 0);
+	EXPECT(cudaFree(of_b), 0);
+	EXPECT(cudaFree(of_c), 0);
+}
+
 int main(int argc, char **argv)
 {
 	CHECK(argc >= 2);
@@ -204,6 +243,8 @@ int main(int argc, char **argv)
 		many(atoi(argv[2]));
 	else if (strcmp(argv[1], "limited") == 0)
 		limited();
+	else if (strcmp(argv[1], "together") == 0)
+		together();
 	else
 		odd();
 	return 0;

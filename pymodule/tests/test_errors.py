@@ -184,6 +184,51 @@ def test_driver_fails_midway(
     assert raised > 0
 
 
+def test_several_tags_are_paused_and_resumed_as_one(contents: bytes) -> None:
+    """Wherever it fails, all of them are as they were, and so is what the pause was to discard."""
+    tags, pointers = ["one", "two"], []
+    for tag in tags:
+        with tms.region(tag, backup="host"):
+            pointers.append(cuda.malloc(8 * MiB))
+        cuda.write(pointers[-1], contents[: 8 * MiB])
+
+    def paused() -> list[bool]:
+        found = {
+            tag["tag"]: tag["paused_bytes"] > 0 for d in tms.stats()["devices"] for tag in d["tags"]
+        }
+        return [found[tag] for tag in tags]
+
+    def whole() -> bool:
+        return all(cuda.read(pointer, 8 * MiB) == contents[: 8 * MiB] for pointer in pointers)
+
+    for discard in (False, ["one"], ("two",), "two", True):
+        for nth in (1, 2):
+            cuda.fail("cuMemUnmap", nth, 999)
+            with pytest.raises(tms.TmsError, match="^pausing tag 'one', 'two' failed"):
+                tms.pause(tags, discard=discard)
+            assert paused() == [False, False] and whole(), (discard, nth)
+    assert tms.pause([]) == tms.resume([]) == 0 and paused() == [False, False]
+    with pytest.raises(ValueError, match="discard has tags that tag does not name: three"):
+        tms.pause(tags, discard=["two", "three"])
+    with pytest.raises(ValueError, match="discard has tags that tag does not name: one"):
+        tms.pause(discard="one")  # of all it would be a guess which others are meant
+    with pytest.raises(TypeError, match="tag must be a str such as 'weights', not int"):
+        tms.pause(["one", 2])  # type: ignore[list-item]
+    assert tms.pause(tags) == 16 * MiB
+    for nth in (1, 2):
+        cuda.fail("cuMemMap", nth, 999)
+        with pytest.raises(tms.TmsError, match="^resuming tag 'two', 'one' failed"):
+            tms.resume(("two", "one"))
+        assert paused() == [True, True]
+    assert tms.resume(tags) == 16 * MiB and whole()
+    tms.pause(tags, discard=["two"])
+    tms.resume(tags)
+    assert cuda.read(pointers[0], 8 * MiB) == contents[: 8 * MiB]
+    assert cuda.read(pointers[1], 8 * MiB) != contents[: 8 * MiB]
+    for pointer in pointers:
+        cuda.free(pointer)
+
+
 def test_lost_contents(tmp_path: Path) -> None:
     """A file that is deleted while paused: said to be lost, every time, and there is a way on."""
     with tms.region("errors", backup="disk"):

@@ -44,6 +44,13 @@ def check_tag(tag: object) -> str:
     return tag
 
 
+def check_tags(tag: object) -> list[str] | None:
+    """A tag, or a list or tuple of them, as a list; None stays. Errors: as `check_tag`."""
+    if tag is None:
+        return None
+    return [check_tag(one) for one in (tag if isinstance(tag, (list, tuple)) else [tag])]
+
+
 def check_backup(backup: object) -> Backup:
     """Returns `backup`. Raises ValueError if it can't be a backup."""
     if backup is None:

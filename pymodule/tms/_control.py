@@ -6,10 +6,11 @@ import json
 import os
 import re
 import time
+from collections.abc import Sequence
 from typing import Any, TypedDict, cast
 
 from . import _torch
-from ._arguments import check_tag
+from ._arguments import check_tag, check_tags
 from ._errors import OutOfMemoryError, TmsError
 from ._library import Library, load
 from ._progress import Progress, reported
@@ -126,9 +127,9 @@ class Stats(TypedDict):
 
 
 def pause(
-    tag: str | None = None,
+    tag: str | Sequence[str] | None = None,
     *,
-    discard: bool = False,
+    discard: bool | Sequence[str] = False,
     progress: Progress = False,
     everything: bool = False,
     timeout: float = 30,
@@ -137,14 +138,15 @@ def pause(
 
     Waits for the devices' work first. When it returns, the memory is free for
     anyone. Reading or writing paused memory is an error until it is resumed; freeing it is fine.
-    All or nothing: after an error the tag is wholly active or wholly paused with its contents,
+    All or nothing: after an error the tags are wholly active or wholly paused with their contents,
     and the call can be repeated. Pausing what is paused does nothing, nor does a tag with which
     nothing was ever allocated; once there is a pausable allocation, a line on stderr says so.
 
     Args:
-        tag: as given to `region`; None: all tags, on all devices.
-        discard: contents are lost, whatever backup the region has: nothing is copied, and host
-            memory that is kept or prepared for them is given up.
+        tag: as given to `region`, or a list of tags: all of them are paused, or none. None: all
+            tags, on all devices.
+        discard: True, or some of the tags: their contents are lost, whatever backup the region
+            has: nothing is copied, and host memory that is kept or prepared for them is given up.
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
             in all, about 20 times a second and at the end. It comes from another thread, which the
@@ -172,31 +174,39 @@ def pause(
         TmsError: anything else that CUDA reports. `code` is the cudaError_t: 100 without a driver,
             909 after the timeout, 600 when other processes have memory of the tag open and were not
             paused (10 s).
-        ValueError: everything with a tag, discard or progress, or a timeout that is no number of
-            seconds.
+        ValueError: everything with a tag, discard or progress, discard of a tag that is not among
+            the tags, or a timeout that is no number of seconds.
     """
     library = load()
-    checked = None if tag is None else check_tag(tag)
+    tags = check_tags(tag)
+    lost = tags if discard is True else check_tags(discard or ())
     if everything:
-        if checked is not None or progress or discard:
+        if tags is not None or progress or discard:
             raise ValueError("everything is paused without a tag, discard and progress")
         if not timeout >= 0:
             raise ValueError(f"timeout must be a number of seconds, 0 or more, not {timeout!r}")
         return library.pause_everything(timeout)
+    stray = set(lost or ()) - set(tags or ())
+    if stray:
+        raise ValueError(f"discard has tags that tag does not name: {', '.join(sorted(stray))}")
     with reported(library, progress):
-        return library.discard(checked) if discard else library.pause(checked)
+        if tags is None:
+            return library.discard_all() if discard else library.pause(None)
+        return library.pause_tags(tags, lost or [])
 
 
-def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = False) -> int:
+def resume(
+    tag: str | Sequence[str] | None = None, *, wait: float = 0, progress: Progress = False
+) -> int:
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
-    All or nothing: after an error the tag is wholly paused or wholly active with its contents,
+    All or nothing: after an error the tags are wholly paused or wholly active with their contents,
     and the call can be repeated. Before OutOfMemoryError is raised, memory that PyTorch only
     caches is given back as by `empty_cache` and the resume tried once more. Resuming what is
     active does nothing, nor does a tag with which nothing was ever allocated, as for `pause`.
 
     Args:
-        tag: as given to `region`; None: all tags, on all devices.
+        tag: as given to `region`, or a list of tags; None: all tags, on all devices.
         wait: seconds; while device memory is short the resume is tried again, for so long, until
             others have given some up. Ctrl-C ends the waiting; all is still paused then.
         progress: as for `pause`, with "resume".
@@ -212,14 +222,14 @@ def resume(tag: str | None = None, *, wait: float = 0, progress: Progress = Fals
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     library = load()
-    checked = None if tag is None else check_tag(tag)
+    tags = check_tags(tag)
     if not wait >= 0:
         raise ValueError(f"wait must be a number of seconds, 0 or more, not {wait!r}")
     with reported(library, progress):
-        return resume_within(library, checked, wait, _OTHERS)
+        return resume_within(library, tags, wait, _OTHERS)
 
 
-def resume_within(library: Library, tag: str | None, wait: float, others: float) -> int:
+def resume_within(library: Library, tags: list[str] | None, wait: float, others: float) -> int:
     """Resumes a tag; waits here, not in the library, where no signal would end it.
 
     Args:
@@ -228,7 +238,7 @@ def resume_within(library: Library, tag: str | None, wait: float, others: float)
     start, pause, mapped, released = time.monotonic(), _FIRST_RETRY, 0, False
     while True:
         try:
-            return mapped + library.resume(tag)
+            return mapped + library.resume(tags)
         except OutOfMemoryError:
             until = start + wait
             # While the driver has the rest of the process, PyTorch's calls of CUDA would wait.

@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 _TEXT, _BOOL, _CODE = ctypes.c_char_p, ctypes.c_bool, ctypes.c_int
+_TEXTS = ctypes.POINTER(_TEXT)
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 
@@ -49,9 +50,11 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_set_disk_backup_dir": (None, _TEXT),
     "tms_pause": (_CODE, _TEXT),
     "tms_pause_gated": (_CODE, _TEXT, ctypes.c_double),
+    "tms_pause_tags": (_CODE, _TEXTS, _TEXTS),
     "tms_pause_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_discard": (_CODE, _TEXT),
     "tms_resume": (_CODE, _TEXT),
+    "tms_resume_tags": (_CODE, _TEXTS, ctypes.c_double),
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),

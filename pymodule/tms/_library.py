@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Callable, Generic, TypeVar
 
+from ._arguments import check_tags
 from ._errors import LibraryNotFoundError, NotPreloadedError, TmsError, from_code
 from ._functions import PROGRESS, SIGNATURES, typed
 
@@ -145,17 +146,28 @@ class Library:
         """Returns tms_last_bytes, also after a resume that failed because of other processes."""
         return int(self.c.tms_last_bytes())
 
-    def discard(self, tag: str | None) -> int:
-        """Calls tms_discard and returns the bytes that it freed."""
-        self._find_driver("discarding", tag)
-        self._check(self.c.tms_discard(_encoded(tag)), "discarding", tag)
-        return int(self.c.tms_last_bytes())
+    def pause_tags(self, tags: list[str], lost: list[str]) -> int:
+        """Calls tms_pause_tags, which discards the contents of `lost`, and returns as `pause`."""
+        self._find_driver("pausing", tags)
+        kept = [tag for tag in tags if tag not in lost]
+        self._check(self.c.tms_pause_tags(_texts(kept), _texts(lost)), "pausing", tags)
+        return self.last_bytes
 
-    def resume(self, tag: str | None) -> int:
+    def discard_all(self) -> int:
+        """Calls tms_discard for all tags and returns the bytes that it freed."""
+        self._find_driver("discarding", None)
+        self._check(self.c.tms_discard(None), "discarding", None)
+        return self.last_bytes
+
+    def resume(self, tags: list[str] | None) -> int:
         """Calls tms_resume without a wait and returns the bytes that it mapped."""
-        self._find_driver("resuming", tag)
-        self._check(self.c.tms_resume_within(_encoded(tag), 0), "resuming", tag)
-        return int(self.c.tms_last_bytes())
+        self._find_driver("resuming", tags)
+        if tags is None:
+            code = self.c.tms_resume_within(None, 0)
+        else:
+            code = self.c.tms_resume_tags(_texts(tags), 0)
+        self._check(code, "resuming", tags)
+        return self.last_bytes
 
     def prepare(self, tag: str | None, wait: bool) -> None:
         """Calls tms_prepare."""
@@ -193,12 +205,13 @@ class Library:
         """Returns the text of tms_stats_json."""
         return read(self.c.tms_stats_json)
 
-    def _check(self, code: int, doing: str, tag: str | None, cause: str = "") -> None:
+    def _check(self, code: int, doing: str, tag: str | list[str] | None, cause: str = "") -> None:
         if code:
-            what = "all tags" if tag is None else f"tag {tag!r}"
+            names = ", ".join(map(repr, check_tags(tag) or []))
+            what = "all tags" if tag is None else f"tag {names}"
             raise from_code(code, f"{doing} {what}", cause or self.last_error)
 
-    def _find_driver(self, doing: str, tag: str | None) -> None:
+    def _find_driver(self, doing: str, tag: str | list[str] | None) -> None:
         """Raises if there is no driver, without which there is nothing to pause."""
         missing = self._driver_missing()
         self._check(100 if missing else 0, doing, tag, missing)
@@ -252,6 +265,11 @@ def attach(process: ctypes.CDLL) -> Library:
 
 def _encoded(tag: str | None) -> bytes | None:
     return None if tag is None else tag.encode(errors="surrogateescape")
+
+
+def _texts(tags: list[str]) -> Any:
+    """As C takes a list: it ends with NULL."""
+    return (ctypes.c_char_p * (len(tags) + 1))(*map(_encoded, tags))
 
 
 def _path_or_advice() -> str:

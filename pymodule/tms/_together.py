@@ -16,6 +16,7 @@ import threading
 from typing import Any, Callable, NamedTuple
 
 from . import _control, _torch
+from ._arguments import check_tags
 from ._errors import GroupError, NotSupportedError, TmsError, account
 from ._library import load
 
@@ -72,7 +73,7 @@ class Part:
         within = _SHARE * self._timeout  # for ranks that have memory of this one open
         if self.operation == "pause":
             return load().pause(self.tag, within)
-        return _control.resume_within(load(), self.tag, 0, within)
+        return _control.resume_within(load(), check_tags(self.tag), 0, within)
 
     def take_back(self) -> None:
         """Undoes what `do` has done, if it has come to that."""

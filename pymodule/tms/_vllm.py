@@ -28,7 +28,7 @@ from typing import Any
 
 from . import _torch
 from ._control import TagStats, pause, resume, stats
-from ._errors import NotPreloadedError, NotSupportedError, TmsError
+from ._errors import NotPreloadedError, NotSupportedError
 from ._library import Library, attach, library_path, load
 from ._private import private
 from ._region import pausable
@@ -159,55 +159,30 @@ class Allocator:
                 the last time; the others lose them. None: the default tag does.
 
         Raises:
-            BackupError: host memory is too short for the contents. What was awake is awake then.
+            BackupError: host memory is too short for the contents. After this or any other error
+                all is as before, with its contents.
         """
         begun = time.perf_counter()
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
         tags = self._present()
-        with self._all_or_none(tags, kept):
-            offloaded = sum(pause(PREFIX + tag) for tag in tags if tag in kept)
-            at = time.perf_counter()
-            discarded = self._discard([tag for tag in tags if tag not in kept])
+        lost = [tag for tag in tags if tag not in kept]
+        freed = pause(_prefixed(tags), discard=_prefixed(lost))
         done = time.perf_counter()
         gc.collect()
         self._torch.cuda.empty_cache()
         _logger.info(
-            "tms: sleep freed %.2f GiB with contents kept (%.3f s) and %.2f GiB without (%.3f s); "
-            "giving back PyTorch's cache took %.3f s.",
-            offloaded / 2**30,
-            at - begun,
-            discarded / 2**30,
-            done - at,
+            "tms: sleep freed %.2f GiB (%.3f s), and the contents of %s are lost; giving back "
+            "PyTorch's cache took %.3f s.",
+            freed / 2**30,
+            done - begun,
+            ", ".join(lost) or "no tag",
             time.perf_counter() - done,
         )
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
         """Frees the memory of tags, whose contents are lost. What sleeps already stays as it is."""
-        discarded = [tag for tag in self._present() if tag in _names(tags)]
-        with self._all_or_none(discarded, set()):
-            self._discard(discarded)
-
-    def _discard(self, tags: list[str]) -> int:
-        return sum(pause(PREFIX + tag, discard=True) for tag in tags)
-
-    @contextlib.contextmanager
-    def _all_or_none(self, tags: list[str], kept: set[str]) -> Iterator[None]:
-        """Wakes the tags again that were awake, if the body raises; `kept` have their contents."""
-        asleep = {found["tag"] for found in _found() if found["paused_bytes"]}
-        try:
-            yield
-        except BaseException:
-            for tag in tags:
-                if PREFIX + tag not in asleep:
-                    self._wake_again(tag, tag in kept)
-            raise
-
-    def _wake_again(self, tag: str, whole: bool) -> None:
-        try:
-            if resume(PREFIX + tag) and not whole:
-                _logger.error("tms: the sleep failed, and %s is awake without its contents.", tag)
-        except TmsError as error:
-            _logger.error("tms: the sleep failed, and %s sleeps on: %s", tag, error)
+        lost = [tag for tag in self._present() if tag in _names(tags)]
+        pause(_prefixed(lost), discard=True)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Brings the memory of tags back, with the contents that were kept. What is awake stays so.
@@ -216,18 +191,18 @@ class Allocator:
             tags: None: all. "weights" and "kv_cache" may be left out; other tags always wake.
 
         Raises:
-            OutOfMemoryError: the device has too little free memory. Tags before it are awake, the
-                rest sleeps with its contents, and the call can be repeated.
+            OutOfMemoryError: the device has too little free memory. What slept sleeps on with its
+                contents, and the call can be repeated.
         """
-        for tag in self._present():
-            if tags is None or tag in tags or tag not in _DEFERRABLE:
-                begun = time.perf_counter()
-                mapped = resume(PREFIX + tag)
-                if mapped:
-                    seconds = time.perf_counter() - begun
-                    _logger.info(
-                        "tms: %.2f GiB of %s awake (%.3f s).", mapped / 2**30, tag, seconds
-                    )
+        begun = time.perf_counter()
+        woken = [
+            tag for tag in self._present() if tags is None or tag in tags or tag not in _DEFERRABLE
+        ]
+        mapped = resume(_prefixed(woken))
+        if mapped:
+            seconds = time.perf_counter() - begun
+            names = ", ".join(woken)
+            _logger.info("tms: %.2f GiB awake of %s (%.3f s).", mapped / 2**30, names, seconds)
 
     def asleep(self) -> bool:
         """Whether memory of some tag is away."""
@@ -285,6 +260,10 @@ def _library() -> Library:
         return load()
     except NotPreloadedError:
         return attach(ctypes.CDLL(library_path()))
+
+
+def _prefixed(tags: list[str]) -> list[str]:
+    return [PREFIX + tag for tag in tags]
 
 
 def _names(tags: Iterable[str] | str) -> tuple[str, ...]:

@@ -391,25 +391,52 @@ def test_a_sleep_of_several_tags(worker: Worker) -> None:
     """)
 
 
-def test_what_a_failed_sleep_loses_is_told(worker: Worker) -> None:
-    """Contents of what was discarded before it failed; and what finds no room to be awake again."""
-    done = worker.run("""
+def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
+    """Nor what it was to discard, nor what finds no room to come back; what slept of it sleeps."""
+    worker.output("""
+    from vllm.device_allocator import get_mem_allocator_instance
     worker = start(sleep_mode_backend="tms")
-    for call in ("cuMemUnmap", "cuMemCreate"):
+    allocator = get_mem_allocator_instance()
+
+    def refused(action, *arguments):
         cuda.fail("cuMemUnmap", 2, 999)
-        if call == "cuMemCreate":
-            cuda.fail(call, 1, 999)
+        cuda.fail("cuMemCreate", 1, 999)
         try:
-            worker.sleep(level=2)
+            action(*arguments)
             raise AssertionError("slept")
         except tms.TmsError:
-            print(worker.backend.state())
+            cuda.forget_failures()
+
+    for level in (2, 1):
+        refused(worker.sleep, level)
+        assert worker.backend.state() == "RUNNING" and not allocator.asleep()
+        assert holds(worker.weights, 3) and holds(worker.cache, 4)
+    refused(allocator.discard, ("weights", "kv_cache"))
+    assert worker.backend.state() == "RUNNING"
+    assert holds(worker.weights, 3) and holds(worker.cache, 4)
+
+    tms.pause("vllm.kv_cache")
+    with allocator.use_memory_pool(tag="kv_cache"):
+        more = full(7)
+    held = initial - free()
+    refused(worker.sleep, 2)
+    assert worker.backend.state() == "SUSPENDED" and initial - free() == held
+    assert holds(worker.weights, 3) and holds(more, 7)
+    worker.sleep()
+    assert free() == initial
+
+    # A wake-up that finds no room for all wakes none.
+    pointer = cuda.malloc(free() - 2 * SIZE)
+    left = free()
+    try:
         worker.wake_up()
+        raise AssertionError("woke up")
+    except tms.OutOfMemoryError:
+        assert free() == left and worker.backend.state() == "SUSPENDED"
+    cuda.free(pointer)
+    worker.wake_up()
+    assert worker.backend.state() == "RUNNING" and holds(worker.weights, 3)
     """)
-    assert done.stdout == "RUNNING\nSUSPENDED\n", done.stderr
-    awake, asleep = done.stderr.splitlines()
-    assert "the sleep failed, and weights is awake without its contents" in awake
-    assert "the sleep failed, and weights sleeps on: resuming tag 'vllm.weights' failed" in asleep
 
 
 def test_refusals(worker: Worker) -> None:

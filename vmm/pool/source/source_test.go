@@ -199,11 +199,11 @@ func TestSegmentsArePausable(t *testing.T) {
 	before := free(t, s)
 	address, err := s.Allocate(4 * mib)
 	require.NoError(t, err)
-	tag := "pool"
-	_, err = w.engine.Pause(vmm.Options{Tag: &tag})
+	only := vmm.Options{Tags: []string{"pool"}}
+	_, err = w.engine.Pause(only)
 	require.NoError(t, err)
 	require.Equal(t, before, free(t, s))
-	_, err = w.engine.Resume(vmm.Options{Tag: &tag})
+	_, err = w.engine.Resume(only)
 	require.NoError(t, err)
 	require.NoError(t, s.Free(address, 4*mib))
 	w.engine.Trim()
