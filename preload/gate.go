@@ -49,7 +49,7 @@ type gating struct {
 	nccl  *suspension   // suspend NCCL first, where it can be; nil: do not
 }
 
-// refuse is the error of a gated pause that has changed nothing.
+// refuse returns the error of a gated pause that has changed nothing.
 func refuse(code cuda.Result, format string, arguments ...any) error {
 	return cuda.Refuse(code, "gated pause: %s; nothing has changed, and the program runs on",
 		fmt.Sprintf(format, arguments...))

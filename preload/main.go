@@ -122,12 +122,12 @@ func words(text string) *C.char {
 	return (*C.char)(unsafe.Pointer(goruntime.Terminated(text)))
 }
 
-// handOver is a malloc'ed text, nil when there is no memory.
+// handOver returns a malloc'ed text, nil when there is no memory.
 func handOver(text []byte) *C.char {
 	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)))
 }
 
-// report is the code for err, whose words become the calling thread's last error.
+// report returns the code for err, whose words become the calling thread's last error.
 func report(err error) C.int {
 	if err != nil {
 		C.error_set(words(err.Error()))
@@ -135,7 +135,7 @@ func report(err error) C.int {
 	return C.int(cuda.Code(err))
 }
 
-// interned is a text that lives as long as the process, as region_intern keeps them, without a copy.
+// interned returns a text that lives as long as the process, as region_intern keeps them, without a copy.
 func interned(text *C.char) string {
 	bytes := (*byte)(unsafe.Pointer(text))
 	length := 0
@@ -168,7 +168,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 	}, goruntime.Ready(int(device))
 }
 
-// state is what the engine has to know of the process now.
+// state returns what the engine needs to know of the process now.
 func state() source.State {
 	return source.State{
 		Capturing: atomic.LoadInt32((*int32)(unsafe.Pointer(&C.captures))) != 0,
@@ -259,7 +259,7 @@ func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))
 }
 
-// optionsOf is what an operation is to do, but for its tags.
+// optionsOf returns an operation's options without its tags.
 func optionsOf(operation *C.struct_operation) vmm.Options {
 	return vmm.Options{
 		RetainBackup: bool(operation.retain_cpu_backup),

@@ -41,7 +41,7 @@ const (
 	ncclMeets   = 5 * time.Second  // for ranks in other processes, before their resume is no longer this one's matter
 )
 
-// ncclVersion is a version as NCCL writes it. (NCCL_VERSION)
+// ncclVersion returns a version as NCCL writes it. (NCCL_VERSION)
 func ncclVersion(code C.int) string {
 	if code < 10000 {
 		return fmt.Sprintf("NCCL %d.%d.%d", code/1000, code/100%10, code%100)

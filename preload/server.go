@@ -138,7 +138,7 @@ func (s *server) loop() error {
 	}
 }
 
-// timeout is how long to wait for something to happen, in milliseconds.
+// timeout returns how long to wait for something to happen, in milliseconds.
 func (s *server) timeout(now time.Time) int {
 	if s.running != nil || s.asking || s.lending != nil {
 		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())

@@ -52,7 +52,7 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 	return handle, err
 }
 
-// goal is how far the extent of an active segment comes.
+// goal returns the step that the extent of an active segment reaches.
 func (b backing) goal() step {
 	switch f := b.userMapped; {
 	case f == nil || f.mapped && len(f.access) > 0:
@@ -101,7 +101,7 @@ func (s *segment) accessible() bool {
 		slices.Contains(s.userMapped.access, cuda.AccessDesc{Location: own, Flags: cuda.AccessReadWrite})
 }
 
-// lost is the error for imported memory that will not come back.
+// lost returns the error for imported memory that will not come back.
 func (s *segment) lost() error {
 	if !s.isImported() || !s.imported.lost {
 		return nil

@@ -8,7 +8,7 @@
 //	tag           tag.go         segments of a device that pause and resume together
 //	segment       segment.go     whole granules of addresses: active, paused or slack; its owner works on it
 //	backing       backing.go     where its memory comes from: own, user-mapped, imported
-//	extent        extent.go      one handle and mapping, perhaps of several segments: none, created, mapped, accessible
+//	extent        extent.go      one handle and mapping, of one or more segments: none, created, mapped, accessible
 //	slack         tag.go         what is free in an extent that others still use
 //	contents      segment.go     kept: where they wait, and whether they are current
 //	discarded     discarded.go   contents given up: the system has them back, or not yet

@@ -181,7 +181,7 @@ func (e *Engine) free(a allocation) error {
 
 func (a allocation) address() uintptr { return a.segment.address + a.offset }
 
-// size is how many bytes the caller asked for.
+// size returns how many bytes the caller asked for.
 func (a allocation) size() uint64 {
 	switch {
 	case a.small:

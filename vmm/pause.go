@@ -124,8 +124,8 @@ func (e *Engine) pause(batches []*batch, o *Options) (freed uint64, taken []*seg
 // discards reports whether a pause loses a segment's contents although it has a backup.
 func (o *Options) discards(s *segment) bool { return o.Discard && !slices.Contains(o.Keep, s.tag.name) }
 
-// backupOf is where a pause saves a segment's contents, if it does. A segment that has host memory for them keeps using
-// it.
+// backupOf returns where a pause saves a segment's contents, if it does. A segment that has host memory for them keeps
+// using it.
 func (o *Options) backupOf(s *segment) BackupKind {
 	if o.discards(s) {
 		return BackupNone

@@ -39,7 +39,7 @@ type segment struct {
 	outcome outcome // of the transition that works on it
 }
 
-// length is the size in bytes of its granules.
+// length returns the size in bytes of its granules.
 func (s *segment) length() uint64 {
 	if s.isUserMapped() {
 		return s.size
@@ -47,7 +47,7 @@ func (s *segment) length() uint64 {
 	return uint64(s.span.Granules()) * s.device.granularity
 }
 
-// backupSpan is the device memory that a backup copies.
+// backupSpan returns the device memory that a backup copies.
 func (s *segment) backupSpan() backup.Span {
 	return backup.Span{Address: s.address, Size: s.length()}
 }

@@ -76,7 +76,8 @@ type sharing struct {
 
 // closed reports whether a pause of the tag goes on. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
-	return slices.ContainsFunc(s.closing, func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) })
+	closes := func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
+	return slices.ContainsFunc(s.closing, closes)
 }
 
 // Processes sets how to speak to other processes. Call it before anything else.

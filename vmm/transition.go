@@ -47,12 +47,12 @@ type batch struct {
 	aside map[*segment]uintptr // where a resume maps memory that its device cannot reach
 }
 
-// job is what a backup store needs to know of the device.
+// job returns what a backup store needs to know of the device.
 func (d *device) job() backup.Job {
 	return backup.Job{Device: d.ordinal, Context: d.context, Node: d.node}
 }
 
-// span is where the device reaches a segment's contents.
+// span returns where the device reaches a segment's contents.
 func (b *batch) span(s *segment) backup.Span {
 	span := s.backupSpan()
 	if address, ok := b.aside[s]; ok {

@@ -186,7 +186,7 @@ func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
 	d.RestBytes = d.UsedBytes - min(d.UsedBytes, d.NamedBytes)
 }
 
-// writeBytes is the table of each process on each device. unavailable: why NVML could not be asked, or nil.
+// writeBytes writes the table of each process on each device. unavailable: why NVML could not be asked, or nil.
 func writeBytes(to io.Writer, found []process, unavailable error) error {
 	var text strings.Builder
 	for i, p := range found {
@@ -273,7 +273,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 }
 
-// title is the name, with the kind of memory where the name alone does not tell it.
+// title returns the name, with the kind of memory where the name alone does not tell it.
 func (p part) title() string {
 	switch name := readable.Printable(p.Name); p.Kind {
 	case kindTag:

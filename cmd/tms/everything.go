@@ -303,7 +303,7 @@ func interrupted(err error) error {
 	return err
 }
 
-// ended is the outcome with an error, or without one.
+// ended returns the outcome with an error, or without one.
 func ended(o outcome, err error) outcome {
 	if err == nil {
 		o.OK = true
@@ -321,7 +321,7 @@ func ended(o outcome, err error) outcome {
 	return o
 }
 
-// code is the number of an error, as of a cudaError_t.
+// code returns the number of an error, as of a cudaError_t.
 func code(err error) int {
 	var refused *refusal
 	var failed *cuda.Error

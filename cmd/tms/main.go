@@ -103,7 +103,7 @@ func plainly(err error) error {
 	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted[flag.Value.Type()])
 }
 
-// bare is the system's own word, without the call and the path that it failed at: the caller names them.
+// bare returns the system's own word, without the call and the path that it failed at: the caller names them.
 func bare(err error) error {
 	var number syscall.Errno
 	var address *net.AddrError

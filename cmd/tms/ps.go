@@ -282,12 +282,12 @@ func doing(operation string) string {
 	return strings.TrimSuffix(readable.Printable(operation), "e") + "ing"
 }
 
-// backup is how many bytes hold contents, and where.
+// backup returns how many bytes hold contents, and where.
 func backup(tag stats.Tag) string {
 	return strings.TrimSuffix(readable.Short(tag.BackupBytes)+" "+store(tag), " ")
 }
 
-// store is where contents are held: "" where there are none.
+// store returns where contents are held: "" where there are none.
 func store(tag stats.Tag) string {
 	peer := tag.BackupBytes - tag.HostBytes - tag.DiskBytes
 	switch tag.BackupBytes {

@@ -125,7 +125,7 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 // setAside is what the name of a variable begins with that libtms.so puts back under TMS_NO_INHERIT.
 const setAside = "TMS_BEFORE_"
 
-// environment is what the program starts with: own, with what is to be set.
+// environment returns the program's environment: own, with the variables of set.
 func environment(own []string, set map[string]string) []string {
 	var made []string
 	for _, entry := range own {
@@ -149,7 +149,7 @@ func environment(own []string, set map[string]string) []string {
 
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }
 
-// joined is the names once each, with colons between.
+// joined returns the names once each, with colons between.
 func joined(names []string) string {
 	var kept []string
 	seen := map[string]bool{"": true}

@@ -208,7 +208,7 @@ func (s *steering) plan(command *cobra.Command, op string, force bool, arguments
 	return ending
 }
 
-// verdict is the error by which a command ends, or nil.
+// verdict returns the error with which a command ends, or nil.
 func verdict(outcomes []outcome) error {
 	switch {
 	case slices.ContainsFunc(outcomes, func(o outcome) bool { return !o.OK && !o.unreachable }):

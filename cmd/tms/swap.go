@@ -170,7 +170,7 @@ func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, every
 	}
 }
 
-// because is what the failure of the other means for a process, in words.
+// because returns in words what the other process's failure means for this one.
 func because(err error, format string, other int) error {
 	return consequence{fmt.Sprintf(format, other), err}
 }

@@ -358,7 +358,7 @@ func (r *Request) IdleSeconds() float64 {
 	return *r.Idle
 }
 
-// Line is a request or reply as it is sent.
+// Line returns a request or reply as it is sent.
 func Line(message any) []byte {
 	line, err := json.Marshal(message)
 	if err != nil { // no field of either can make one

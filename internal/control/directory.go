@@ -79,7 +79,7 @@ func CheckDirectory(directory string, uid int) error {
 	return nil
 }
 
-// Name is what the socket of a process is called in its directory.
+// Name returns the name of a process's socket in its directory.
 func Name(pid int) string { return strconv.Itoa(pid) + ".sock" }
 
 // PID returns the process whose socket has this name; false: it is no socket's name.
@@ -111,7 +111,7 @@ func Lost(pid int) bool {
 	return false
 }
 
-// Address is the path by which to bind or connect a process's socket: one that is too long goes by the directory's
+// Address returns the path by which to bind or connect a process's socket: one that is too long goes by the directory's
 // descriptor, in the calling thread's table.
 func Address(directory string, descriptor, pid int) string {
 	if path := filepath.Join(directory, Name(pid)); len(path) <= maxAddress {
@@ -120,7 +120,7 @@ func Address(directory string, descriptor, pid int) string {
 	return AddressIn(descriptor, pid)
 }
 
-// AddressIn is the one by the descriptor, whatever the directory is called by now.
+// AddressIn returns the address by the directory's descriptor, whatever the directory's name is by now.
 func AddressIn(descriptor, pid int) string {
 	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", descriptor, Name(pid))
 }

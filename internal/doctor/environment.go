@@ -21,7 +21,7 @@ func parseEnvironment(entries []string) environment {
 	return env
 }
 
-// preloads are the entries of LD_PRELOAD.
+// preloads returns the entries of LD_PRELOAD.
 func (e environment) preloads() []string {
 	return strings.FieldsFunc(e["LD_PRELOAD"], func(c rune) bool { return c == ' ' || c == ':' })
 }

@@ -16,7 +16,7 @@ func Set(f func(call string) error) {
 	function.Store(&f)
 }
 
-// Err is the error that a call is to fail with, nil if it is to be made.
+// Err returns the error with which a call must fail; nil: make the call.
 func Err(call string) error {
 	f := function.Load()
 	if f == nil {

@@ -17,7 +17,7 @@ import (
 // Full is for the soak: what is repeated is repeated as often, and as long, as is worth a machine of its own.
 var Full = os.Getenv("TESTS_FULL") == "1"
 
-// Often is how often something is repeated: in the soak, and else.
+// Often returns how often something is repeated: in the soak, and else.
 func Often(soak, usual int) int {
 	if Full {
 		return soak
@@ -25,7 +25,7 @@ func Often(soak, usual int) int {
 	return usual
 }
 
-// Number is what an environment variable says, or as usual.
+// Number returns the number in an environment variable, or usual.
 func Number(t testing.TB, variable string, usual int) int {
 	t.Helper()
 	if text := os.Getenv(variable); text != "" {

@@ -14,12 +14,13 @@ import (
 // needs.
 func Machine() uint64 { return machineAvailable("/proc/meminfo") }
 
-// Group is how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no limit.
+// Group returns how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no
+// limit.
 func Group(process string) uint64 {
 	return groupAvailable(filepath.Join("/proc", process, "cgroup"), "/sys/fs/cgroup")
 }
 
-// machineAvailable is MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
+// machineAvailable returns MemAvailable and SwapFree of /proc/meminfo, in bytes; unlimited if unknown, or
 // if the machine is given memory as it needs it.
 func machineAvailable(meminfo string) uint64 {
 	text, err := os.ReadFile(meminfo)
@@ -65,7 +66,7 @@ var (
 	groupV2 = groupVersion{"", "memory.max", "memory.current", "inactive_file "}
 )
 
-// groupAvailable is what the control groups of the process leave, in bytes.
+// groupAvailable returns the bytes that the control groups of the process leave.
 func groupAvailable(membership, root string) uint64 {
 	available := uint64(math.MaxUint64)
 	text, err := os.ReadFile(membership)
@@ -85,7 +86,7 @@ func groupAvailable(membership, root string) uint64 {
 	return available
 }
 
-// available is what the groups on the way from path to the root leave. In a container the path may be
+// available returns the bytes that the groups from path to the root leave. In a container the path may be
 // that of the host, while what is mounted begins at the container's own group.
 func (v groupVersion) available(root, path string) uint64 {
 	available := uint64(math.MaxUint64)

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Age is a time in at most three characters, but for years.
+// Age returns a time in at most three characters, but for years.
 func Age(d time.Duration) string {
 	switch d = max(0, d); {
 	case d < 100*time.Second:
@@ -24,7 +24,7 @@ func Age(d time.Duration) string {
 	}
 }
 
-// Short is a number of bytes in three digits: 512, 1.50 GiB, 15.0 GiB, 150 GiB.
+// Short returns a number of bytes in three digits: 512, 1.50 GiB, 15.0 GiB, 150 GiB.
 func Short(bytes uint64) string {
 	value, unit := float64(bytes), 0
 	units := []string{"", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"}
@@ -42,7 +42,7 @@ func Short(bytes uint64) string {
 	return fmt.Sprintf("%.*f%s", digits, value, units[unit])
 }
 
-// Printable is text that does nothing to a terminal.
+// Printable returns text that does nothing to a terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -57,7 +57,7 @@ func (m *model) bar(width int, whole uint64, parts ...part) string {
 	return bar.String() + strings.Repeat(" ", left)
 }
 
-// cells is how many of width are bytes of whole.
+// cells returns how many of width cells show bytes of whole.
 func cells(bytes, whole uint64, width int) int {
 	if whole == 0 {
 		return 0
@@ -121,7 +121,7 @@ func (m *model) View() tea.View {
 	return view
 }
 
-// lines are the whole screen: what there is not much of first, then the rows, with whatever is left for them.
+// lines returns the whole screen: first the short parts, then as many rows as there is room for.
 func (m *model) lines() []string {
 	events := min(6, max(0, (m.height-8)/4))
 	devices := m.deviceLines(max(2, (m.height-1)/3))
@@ -302,7 +302,7 @@ func (m *model) rowLine(c columns, r row, whole uint64) string {
 	return style.Render(before) + bar + style.Render(after)
 }
 
-// brief is the command, without the folder of its program.
+// brief returns the command, without the folder of its program.
 func (p *Process) brief() string {
 	program, arguments, _ := strings.Cut(p.Command, " ")
 	text := strings.TrimSpace(program[strings.LastIndexByte(program, '/')+1:] + " " + arguments)

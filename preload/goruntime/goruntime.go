@@ -51,8 +51,8 @@ func Hand(work func()) {
 // Log writes a line on the host's stderr, if that is still one.
 func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line)))) }
 
-// Terminated is a text with the zero byte of C, for the time of a call. C.CString would end the process when there is
-// no memory.
+// Terminated returns a text with the zero byte of C, for the time of a call. C.CString would end the process when there
+// is no memory.
 func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
 
 // tmsAwake returns once the Go runtime is up; that is all.

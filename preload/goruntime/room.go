@@ -95,10 +95,10 @@ func Room() error {
 // short is that the heap has less room than it should.
 func short() bool { return atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0 }
 
-// bytesAtMost is how large the heap can be by now.
+// bytesAtMost returns the most bytes that the heap can have now.
 func bytesAtMost() uint64 { return atomic.LoadUint64((*uint64)(unsafe.Pointer(&C.memory_bound))) }
 
-// held is how many bytes of the heap are in use.
+// held returns how many bytes of the heap are in use.
 func held() uint64 {
 	var now runtime.MemStats
 	runtime.ReadMemStats(&now)

@@ -29,7 +29,7 @@ func (s *Shortage) Error() string {
 // Unwrap makes errors.Is(err, ErrHostMemory) work.
 func (s *Shortage) Unwrap() error { return ErrHostMemory }
 
-// NoHostMemory is an ErrHostMemory that says what to do.
+// NoHostMemory returns an ErrHostMemory that says what to do.
 func NoHostMemory(cause error) error {
 	return fmt.Errorf("%w: %w; free host memory, pause fewer tags at once, have contents wait on disk or in the "+
 		"memory of another device, or make what may go without a backup", ErrHostMemory, cause)

@@ -56,7 +56,7 @@ func (d *Driver) End(what string, end func() error) {
 	})
 }
 
-// destroyed is the error of a destroy that can be made again. After a fault of a kernel everything returns
+// destroyed returns the error of a destroy that can be made again. After a fault of a kernel everything returns
 // that error, whether it was done or not, and nothing may be destroyed twice.
 func destroyed(err error) error {
 	if sticky(err) {

@@ -62,8 +62,8 @@ func Refuse(code Result, format string, arguments ...any) error {
 // Unwrap makes errors.Is and errors.As see what it wraps.
 func (r *Refusal) Unwrap() error { return r.error }
 
-// Code is the CUresult, and cudaError_t, that stands for err at the C interface: that of the first Refusal, else of the
-// driver function that failed, else Unknown; Success for nil.
+// Code returns the CUresult, and cudaError_t, that stands for err at the C interface: that of the first Refusal, else
+// of the driver function that failed, else Unknown; Success for nil.
 func Code(err error) int {
 	var refused *Refusal
 	var failed *Error

@@ -39,7 +39,7 @@ type Span struct {
 	Size    uint64
 }
 
-// blocks is how many sums a span has.
+// blocks returns the number of a span's sums.
 func (s Span) blocks() int { return int((s.Size + BlockSize - 1) / BlockSize) }
 
 // keys are digest_keys.

@@ -226,7 +226,7 @@ func (k *Kind) Await(until time.Time) {
 	}
 }
 
-// needed is how long the queued things will take at least, as far as the queue knows. The caller holds the queue's
+// needed returns how long the queued things will take at least, as far as the queue knows. The caller holds the queue's
 // lock.
 func (k *Kind) needed() time.Duration {
 	bytes := k.now.bytes

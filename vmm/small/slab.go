@@ -148,10 +148,10 @@ func (s *Slab) size(first int) uint64 {
 	return uint64(last-first)*unit - spare
 }
 
-// Live is how many allocations there are.
+// Live returns the number of allocations.
 func (s *Slab) Live() int { return s.live }
 
-// Bytes is how much they asked for.
+// Bytes returns the bytes that they asked for.
 func (s *Slab) Bytes() uint64 { return s.bytes }
 
 // Freeing reports whether the allocation at an offset is marked as being freed.

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressesLeft is how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: there is no
+// addressesLeft returns how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: there is no
 // limit. Where the system does not say, it is 0.
 func addressesLeft() uint64 {
 	var limit unix.Rlimit

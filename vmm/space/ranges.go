@@ -82,7 +82,7 @@ func (in *addressRange[T]) allocate(granules uint32) *block {
 	return b
 }
 
-// next is how many granules the next range gets.
+// next returns how many granules the next range gets.
 func (r *Ranges[T]) next(small bool, room *Room) uint32 {
 	if room != nil {
 		return uint32((min(room.Bytes, r.device.Total) + r.device.Granularity - 1) / r.device.Granularity)

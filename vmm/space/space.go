@@ -126,7 +126,7 @@ func (s *Space[T]) fit(d Device, most, least uint32) (*arena[T], *block) {
 	}
 }
 
-// nextArena is how many bytes a device's next arena may have: where the process is limited, a quarter of the
+// nextArena returns how many bytes a device's next arena may have: where the process is limited, a quarter of the
 // addresses that it has left, for the rest is the host's.
 func (s *Space[T]) nextArena(d Device) uint64 {
 	size := max(firstArena, uint64(1)<<bits.Len64(d.Total-1))

@@ -6,15 +6,15 @@ type Span[T any] struct {
 	block *block // in in.blocks
 }
 
-// Granules is how many there are in the span.
+// Granules returns the number of granules in the span.
 func (s Span[T]) Granules() uint32 { return s.block.count }
 
-// Address is where the span begins.
+// Address returns where the span begins.
 func (s Span[T]) Address() uintptr {
 	return s.in.arena.base + uintptr(uint64(s.first())*s.in.arena.granularity)
 }
 
-// first is the first granule of the span, counted in the arena.
+// first returns the first granule of the span, counted in the arena.
 func (s Span[T]) first() uint32 { return s.in.block.start + s.block.start }
 
 // Enter records that the span has an owner, which Find then returns; nil: that it has none.

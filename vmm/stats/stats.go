@@ -87,8 +87,8 @@ func Count(list []Waiting, what, why string, bytes uint64) []Waiting {
 	return append(list, Waiting{what, why, 1, bytes})
 }
 
-// TagText is a tag's name for JSON, which holds nothing but UTF-8. In a name that is not UTF-8, or contains \x, each
-// byte at fault becomes \xNN and each backslash two, so that no two names look the same.
+// TagText returns a tag's name for JSON, which holds nothing but UTF-8. In a name that is not UTF-8, or contains \x,
+// each byte at fault becomes \xNN and each backslash two, so that no two names look the same.
 func TagText(name string) string {
 	if utf8.ValidString(name) && !strings.Contains(name, `\x`) {
 		return name
@@ -109,7 +109,7 @@ func TagText(name string) string {
 	return text.String()
 }
 
-// TagName is the name of which TagText made text.
+// TagName returns the name that TagText made text of.
 func TagName(text string) string {
 	if !strings.Contains(text, `\x`) {
 		return text

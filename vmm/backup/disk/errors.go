@@ -35,7 +35,7 @@ func (l *Lost) Error() string {
 
 func (l *Lost) Unwrap() []error { return []error{ErrContentsLost, l.Cause} }
 
-// unreadable is the error of a load that could not open or read a file.
+// unreadable returns the error of a load that could not open or read a file.
 func (f *diskFile) unreadable(address uintptr, cause error) error {
 	for _, short := range []error{unix.EMFILE, unix.ENFILE, unix.ENOMEM} {
 		if errors.Is(cause, short) {
@@ -48,7 +48,7 @@ func (f *diskFile) unreadable(address uintptr, cause error) error {
 	return &Lost{Address: address, Path: f.path, Cause: cause}
 }
 
-// failed is an ErrFailed that says what was being done to which path, and what can be done.
+// failed returns an ErrFailed that says what was being done to which path, and what can be done.
 func (d *directory) failed(doing, path string, cause error) error {
 	return fmt.Errorf("%w: %s %s: %w; %s", ErrFailed, doing, path, cause, d.advice(cause))
 }

@@ -85,7 +85,7 @@ func parseName(name string) (o owner, n uint64, ok bool) {
 	return o, n, errors.Join(errs[:]...) == nil && len(boot) == 8 && o.name(n) == name
 }
 
-// lockRange is the byte of a directory that stands for the process. Only its owner locks it, shared.
+// lockRange returns the byte of a directory that stands for the process. Only its owner locks it, shared.
 func (o owner) lockRange(kind int16) *unix.Flock_t {
 	hash := fnv.New64a()
 	_, _ = hash.Write([]byte(o.String()))

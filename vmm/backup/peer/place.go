@@ -91,7 +91,7 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 	return nil, fmt.Errorf("device %d has peer access to no other", source)
 }
 
-// reserveOf is how much memory stays free on a device of total bytes.
+// reserveOf returns how much memory stays free on a device of total bytes.
 func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
 
 // take gives as many of the wanted items as there is room for a place on a device. It returns which are

@@ -26,7 +26,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
 	return device{driver: driver, ordinal: ordinal, context: context}, err
 }
 
-// Ordinal is the device's CUDA ordinal.
+// Ordinal returns the device's CUDA ordinal.
 func (d *device) Ordinal() int { return d.ordinal }
 
 // with runs f with the device's primary context current, and restores the thread's own.

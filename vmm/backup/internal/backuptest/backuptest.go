@@ -51,7 +51,7 @@ func Spans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []bac
 	return spans
 }
 
-// Bytes is the memory of a span.
+// Bytes returns the memory of a span.
 func Bytes(s backup.Span) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&s.Address))), s.Size)
 }
@@ -88,7 +88,7 @@ func Wipe(spans []backup.Span) {
 	}
 }
 
-// Items are those of a Save; kept may be nil.
+// Items returns the items of a Save; kept may be nil.
 func Items(spans []backup.Span, kept []backup.Contents, target int) []backup.Item {
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {

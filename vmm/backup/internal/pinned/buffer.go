@@ -47,7 +47,7 @@ const (
 	smallPage = 4 << 10
 )
 
-// WholePages is size rounded up to huge pages.
+// WholePages returns size rounded up to huge pages.
 func WholePages(size uint64) uint64 { return (size + hugePage - 1) &^ (hugePage - 1) }
 
 // New maps memory, near the job's device, for registrations of these sizes, in bytes; nothing is touched or
@@ -82,7 +82,7 @@ func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) 
 	return b, nil
 }
 
-// Bytes is size bytes of the buffer, from an offset.
+// Bytes returns size bytes of the buffer, from an offset.
 func (b *Buffer) Bytes(offset, size uint64) []byte {
 	offset += uint64(b.Base - uintptr(unsafe.Pointer(&b.mapping[0])))
 	return b.mapping[offset : offset+size]
