@@ -83,7 +83,7 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 			moment = left
 		}
 		freed, err = pauseAtOnce(e, options, min(moment, left), timeout, how)
-		bad := errors.Is(err, errMoment) || errors.Is(err, cuda.InvalidContext)
+		bad := errors.Is(err, errMoment) || cuda.Gone(err)
 		if left = time.Until(deadline); !bad || once || left <= 0 {
 			return freed, err
 		}

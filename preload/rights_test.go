@@ -140,6 +140,23 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	h.ends()
 }
 
+// A program that resets its device takes the context away from a pause that has begun: another moment is found.
+func TestPausesBesideResets(t *testing.T) {
+	sockets(t)
+	h := controlled(t, reaching(t), "TMS_DEBUG=invariants")
+	h.do("reset")
+	c := h.dial()
+	for range often(1000, 100) {
+		reply := request(t, c, gated(control.Pause, ""))
+		require.True(t, reply.OK, "%d %s", reply.Code, reply.Error)
+		reply = request(t, c, gated(control.Resume, ""))
+		require.True(t, reply.OK, "%d %s", reply.Code, reply.Error)
+	}
+	h.goesOn()
+	h.do("settle")
+	h.ends()
+}
+
 // What a client has paused and not kept is its own, too: nobody else's keep makes it stay, nobody's end resumes it.
 func TestAPauseIsItsClients(t *testing.T) {
 	sockets(t)

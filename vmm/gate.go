@@ -47,6 +47,9 @@ var ErrBusy = errors.New("the devices have not finished the work that they were 
 func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda.Stream) bool) error) error {
 	return e.eachContext(func(ordinal int, context cuda.Context) error {
 		err := e.driver.With(context, func() error { return e.awaitContext(context, until) })
+		if cuda.Gone(err) || errors.Is(err, cuda.InvalidHandle) {
+			return nil // the program has reset the device: its work and our event ended with the context
+		}
 		if captureForbids(err) {
 			return fmt.Errorf("%w: %w", ErrCapturing, err)
 		}

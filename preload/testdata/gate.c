@@ -592,6 +592,12 @@ static void failing(void)
 		ended(&w, 0);
 		CHECK(filled(memory, SIZE, 3)); /* by copies, which the gate would hold up */
 	}
+	for (int i = 0; i < 2; i++) { /* a context that is gone, once: another moment is found */
+		sim_fail("cuMemUnmap", 1, (int[]){201, 709}[i]);
+		EXPECT(tms_pause_gated("t", 60), 0);
+		EXPECT(tms_resume("t"), 0);
+		CHECK(filled(memory, SIZE, 3));
+	}
 	EXPECT(tms_pause_gated("t", 5), 0);
 	give(&w, fill_words, memory);
 	sim_fail("cuMemCreate", 1, 2);

@@ -22,7 +22,7 @@ static void allocate(void)
 /* Threads that allocate all the time. */
 static _Atomic bool stop;
 static _Atomic long cycles;
-static pthread_t churners[CHURNERS];
+static pthread_t churners[CHURNERS], resetter;
 
 static void *churn(void *unused)
 {
@@ -264,6 +264,22 @@ static void nap(void *milliseconds)
 	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
 }
 
+/* A thread that gives the device work, and resets it, all the time: each reset takes the context away from other threads. */
+int cudaDeviceReset(void);
+static void *reset(void *unused)
+{
+	(void)unused;
+	for (; !stop; cycles++) {
+		unsigned *memory = pausable(MIB, "reset", true), read = 0;
+		EXPECT(cudaMemset(memory, 5, MIB), 0);
+		EXPECT(cudaMemcpy(&read, memory, sizeof read, 2), 0);
+		EXPECT(read, 0x05050505u);
+		EXPECT(cudaLaunchHostFunc(NULL, nap, (void *)1), 0); /* a pause and the reset await it, and go on at once */
+		EXPECT(cudaDeviceReset(), 0);
+	}
+	return NULL;
+}
+
 static pthread_t busy_thread;
 static void *own; /* what is not pausable */
 
@@ -424,7 +440,13 @@ static const char *run(char *line, char *const *argv)
 	else if (strcmp(word, "poll") == 0)
 		for (int i = 0; i < CHURNERS; i++)
 			EXPECT(pthread_create(&churners[i], NULL, poll_device, NULL), 0);
-	else if (strcmp(word, "cycles") == 0)
+	else if (strcmp(word, "reset") == 0) { /* weights and cache go with it */
+		weights = cache = NULL;
+		EXPECT(pthread_create(&resetter, NULL, reset, NULL), 0);
+	} else if (strcmp(word, "settle") == 0) {
+		stop = true;
+		EXPECT(pthread_join(resetter, NULL), 0);
+	} else if (strcmp(word, "cycles") == 0)
 		snprintf(answer, sizeof answer, "%ld", (long)cycles);
 	else if (strcmp(word, "calm") == 0) {
 		stop = true;

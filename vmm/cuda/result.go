@@ -23,6 +23,7 @@ const (
 	IllegalState             Result = 401
 	NotReady                 Result = 600
 	IllegalAddress           Result = 700
+	ContextIsDestroyed       Result = 709
 	NotPermitted             Result = 800
 	NotSupported             Result = 801
 	StreamCaptureUnsupported Result = 900
@@ -88,7 +89,12 @@ func sticky(err error) bool {
 }
 
 // Ended reports whether an error says that a context has no work left: it is gone, or a fault has ended it.
-func Ended(err error) bool { return sticky(err) || errors.Is(err, InvalidContext) }
+func Ended(err error) bool { return sticky(err) || Gone(err) }
+
+// Gone reports whether an error says that a context was reset or destroyed. (709 of a primary one: seen on driver 580)
+func Gone(err error) bool {
+	return errors.Is(err, InvalidContext) || errors.Is(err, ContextIsDestroyed)
+}
 
 // Error is for a Result that is alone: an error that has words wraps it by %.0w, which prints nothing.
 func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }

@@ -131,6 +131,14 @@ static void primary_contexts(void)
 	CUdeviceptr vmm = mapped(GRANULE);
 	OK(cuDevicePrimaryCtxReset_v2(1));
 	CHECK(!faults(vmm)); // memory by handle belongs to no context
+	OK(cuCtxPushCurrent_v2(context)); // a thread can enter what is gone
+	GIVES(709, cuCtxSynchronize());
+	OK(cuCtxPopCurrent_v2(&again));
+	OK(cuDevicePrimaryCtxRetain(&again, 1)); // and the reference from before the reset is still there
+	OK(cuDevicePrimaryCtxRelease_v2(1));
+	OK(cuCtxSynchronize());
+	OK(cuDevicePrimaryCtxRelease_v2(1));
+	GIVES(709, cuCtxSynchronize());
 }
 
 static void created_contexts(void)

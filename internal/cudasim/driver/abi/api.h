@@ -74,7 +74,7 @@
 	X(4000, INIT, cuCtxGetCurrent, , (CUcontext *context), get_current(context)) \
 	X(4000, INIT, cuCtxSetCurrent, , (CUcontext context), set_current(context)) \
 	X(4000, INIT, cuCtxPushCurrent, _v2, (CUcontext context), \
-	  object_find(context, CONTEXT) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
+	  enterable(context) ? push((uint64_t)context) : CUDA_ERROR_INVALID_CONTEXT) \
 	X(4000, INIT, cuCtxPopCurrent, _v2, (CUcontext *context), pop(context)) \
 	X(2000, INIT, cuCtxGetDevice, , (CUdevice *device), device_of_current(device)) \
 	X(5050, CTX, cuCtxGetStreamPriorityRange, , (int *least, int *greatest), priorities(least, greatest)) \

@@ -55,8 +55,7 @@ static CUresult reset(CUdevice index)
 {
 	if (!device_valid(index))
 		return CUDA_ERROR_INVALID_DEVICE;
-	primaries[index].references = 0;
-	primary_delete(&primaries[index]);
+	primary_delete(&primaries[index]); // references stay (seen on driver 580)
 	return CUDA_SUCCESS;
 }
 
@@ -88,6 +87,16 @@ static CUresult push(uint64_t handle)
 		return CUDA_ERROR_OUT_OF_MEMORY;
 	thread->stack[thread->depth++] = handle;
 	return CUDA_SUCCESS;
+}
+
+// Reports whether a thread can enter a context: also a primary one that is gone, in which its calls then fail with 709
+// (seen on driver 580).
+static bool enterable(CUcontext context)
+{
+	bool found = object_find(context, CONTEXT);
+	for (int i = 0; i < MAX_DEVICES; i++)
+		found |= context && (uint64_t)context == primaries[i].handle;
+	return found;
 }
 
 static CUresult create(CUcontext *result, const CUctxCreateParams *params, unsigned flags, CUdevice device)
