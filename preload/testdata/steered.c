@@ -264,7 +264,7 @@ static void nap(void *milliseconds)
 	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
 }
 
-/* A thread that gives the device work, and resets it, all the time: each reset takes the context away from other threads. */
+/* A thread that gives the device work, and resets it, all the time: each reset takes the context from other threads. */
 int cudaDeviceReset(void);
 static void *reset(void *unused)
 {
