@@ -109,7 +109,7 @@ typedef void initialiser(int argc, char **argv, char **envp);
 extern initialiser *tms_goinit_start[] __attribute__((weak)) HIDDEN;
 extern initialiser *tms_goinit_end[] __attribute__((weak)) HIDDEN;
 
-/* internal/deferrelocations puts the relocations of the Go data here; without it the loader has applied them. Volatile:
+/* scripts/deferrelocations puts the relocations of the Go data here; without it the loader has applied them. Volatile:
  * the compiler must not rely on the initial values. */
 static const volatile struct {
 	uint64_t first, count;
