@@ -206,15 +206,18 @@ static int reserve(void)
 	return SUCCESS;
 }
 
-/* One thread starts and others wait, without a lock that a fork could leave held. */
+/* One thread starts and others wait, without a lock that a fork could leave held: hundreds that look all the time
+ * would keep it from starting. */
+enum { PAUSE_FIRST = 50000, PAUSE_MOST = 5000000 }; /* nanoseconds */
 static bool claim(void)
 {
-	for (;;) {
+	for (long pause = PAUSE_FIRST;;) {
 		int state = go_now();
 		if (state == GO_AWAKE || state == GO_DEAD)
 			return false;
 		if (state == GO_STARTING) {
-			nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
+			nanosleep(&(struct timespec){.tv_nsec = pause}, NULL);
+			pause = pause < PAUSE_MOST / 2 ? 2 * pause : PAUSE_MOST;
 			continue;
 		}
 		fork_mark_set(&go_process);
