@@ -88,8 +88,6 @@ GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay bu
 	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
 	-o $out/lib/libtms.so.new ./preload
 go run ./scripts/deferrelocations $out/lib/libtms.so.new
-mv $out/lib/libtms.so.new $out/lib/libtms.so # whole or not at all: it may be mapped somewhere
-cp preload/tms.h $out/lib/tms.h
 mkdir -p $out/_reach
 parts="reach calls gate nccl communicators registrations sequence suspending"
 for file in $parts; do # reach.c is called before a sanitizer has started
@@ -98,7 +96,10 @@ for file in $parts; do # reach.c is called before a sanitizer has started
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
 	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)
+# Whole or not at all, for they may be mapped somewhere, and at one time: a program that starts meanwhile loads both.
+mv $out/lib/libtms.so.new $out/lib/libtms.so
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
+cp preload/tms.h $out/lib/tms.h
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 
 if [ $out != build/sanitized ]; then
