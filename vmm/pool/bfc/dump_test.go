@@ -6,18 +6,16 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"tms/vmm/pool/internal/pooltest"
 )
 
 func TestMemoryDump(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(6*MiB), "")
-	a, b, c := pooltest.Malloc(t, p, 1000), pooltest.Malloc(t, p, 64*KiB), pooltest.Malloc(t, p, 1024)
-	far := pooltest.Malloc(t, p, 3*MiB)
-	pooltest.Free(t, p, b)
+	p := newPool(t, newSource(6*MiB), "")
+	a, b, c := malloc(t, p, 1000), malloc(t, p, 64*KiB), malloc(t, p, 1024)
+	far := malloc(t, p, 3*MiB)
+	free(t, p, b)
 
 	d := dump(p)
-	require.Equal(t, []RegionDump{{pooltest.Base, 2 * MiB}, {pooltest.Base + 2*MiB, 4 * MiB}}, d.Regions)
+	require.Equal(t, []RegionDump{{base, 2 * MiB}, {base + 2*MiB, 4 * MiB}}, d.Regions)
 	require.Equal(t, []ChunkDump{
 		{Address: a.Address, Size: 1024, RequestedSize: 1000, Bin: -1, InUse: true},
 		{Address: b.Address, Size: 64 * KiB, Bin: 8},
@@ -34,9 +32,10 @@ func TestMemoryDump(t *testing.T) {
 	for _, line := range []string{
 		"Bin 1.0KiB: 2 chunks, 2 in use; 2.0KiB in chunks, 2.0KiB in use, 2.0KiB requested",
 		"Free chunks in bin 64.0KiB, the first for 100.0KiB:",
-		fmt.Sprintf("  free %#x of 65536 bytes, after used %#x of 1024 bytes, 1000 requested, before used %#x of 1024 bytes, 1024 requested",
+		fmt.Sprintf("  free %#x of 65536 bytes, after used %#x of 1024 bytes, 1000 requested,"+
+			" before used %#x of 1024 bytes, 1024 requested",
 			b.Address, a.Address, c.Address),
-		fmt.Sprintf("Region at %#x of 2097152 bytes:", uintptr(pooltest.Base)),
+		fmt.Sprintf("Region at %#x of 2097152 bytes:", uintptr(base)),
 		fmt.Sprintf("  free %#x of 2029568 bytes", c.Address+1024),
 		fmt.Sprintf("Region at %#x of 4194304 bytes:\n  used %#x of 4194304 bytes, 3145728 requested\nIn use by size:",
 			far.Address, far.Address),
@@ -52,14 +51,14 @@ func TestMemoryDump(t *testing.T) {
 func TestDumpOnFailure(t *testing.T) {
 	for options, dumps := range map[string]int{"": 0, ",dump_log_on_failure=true": 1} {
 		for _, sizes := range [][]uint64{{2 * MiB, 5 * MiB, 2 * MiB}, {5 * MiB, 2 * MiB, 5 * MiB}} {
-			p := newPool(t, pooltest.NewSource(GiB), "memory_limit=4MiB"+options)
+			p := newPool(t, newSource(GiB), "memory_limit=4MiB"+options)
 			var logged []string
 			p.log = func(text string) {
 				require.True(t, p.TryLock(), "the lock is not held")
 				p.Unlock()
 				logged = append(logged, text)
 			}
-			pooltest.Malloc(t, p, 3*MiB)
+			malloc(t, p, 3*MiB)
 			for _, size := range sizes {
 				_, err := p.Malloc(size, 0)
 				require.Error(t, err)
@@ -74,12 +73,12 @@ func TestDumpOnFailure(t *testing.T) {
 }
 
 func TestMemoryDumpAsJSON(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(GiB), "memory_limit=1GiB")
+	p := newPool(t, newSource(GiB), "memory_limit=1GiB")
 	empty, err := json.Marshal(dump(p))
 	require.NoError(t, err)
 	require.Contains(t, string(empty), `"chunk":[]`)
 
-	b := pooltest.Malloc(t, p, 1000)
+	b := malloc(t, p, 1000)
 	text, err := json.Marshal(dump(p))
 	require.NoError(t, err)
 	var got struct {
@@ -99,7 +98,9 @@ func TestMemoryDumpAsJSON(t *testing.T) {
 }
 
 func TestHuman(t *testing.T) {
-	for bytes, text := range map[uint64]string{0: "0B", 1023: "1023B", 1536: "1.5KiB", 2 * GiB: "2.0GiB", 1 << 62: "4.0EiB"} {
+	for bytes, text := range map[uint64]string{
+		0: "0B", 1023: "1023B", 1536: "1.5KiB", 2 * GiB: "2.0GiB", 1 << 62: "4.0EiB",
+	} {
 		require.Equal(t, text, human(bytes))
 	}
 }

@@ -9,14 +9,16 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
-	"tms/vmm/pool/internal/pooltest/conformance"
 )
+
+// base is where segments begin: at 512 bytes, and no rounder.
+const base = 0x7f00_0000_0200
 
 func newPool(t *testing.T, capacity uint64, text string) *buddy.Pool {
 	t.Helper()
 	options, err := pool.ParseOptions(text)
 	require.NoError(t, err)
-	p, err := buddy.New(conformance.NewSource(capacity), options)
+	p, err := buddy.New(pool.NewRange(base, capacity), options)
 	require.NoError(t, err)
 	return p
 }
@@ -140,7 +142,7 @@ func TestCapacitiesThatAreNoPowersOfTwo(t *testing.T) {
 
 		options, err := pool.ParseOptions("capacity=" + kib(units))
 		require.NoError(t, err)
-		source := conformance.NewSource(units << 10)
+		source := pool.NewRange(base, units<<10)
 		p, err = buddy.New(source, options)
 		require.NoError(t, err)
 		var live []uintptr
@@ -220,7 +222,7 @@ func TestOptions(t *testing.T) {
 	} {
 		options, err := pool.ParseOptions(text)
 		require.NoError(t, err)
-		_, err = buddy.New(conformance.NewSource(1<<30), options)
+		_, err = buddy.New(pool.NewRange(base, 1<<30), options)
 		require.ErrorIs(t, err, pool.ErrOption, text)
 	}
 }

@@ -4,24 +4,29 @@ import (
 	"math/rand/v2"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/workload"
 )
+
+// step is a malloc of size bytes into a slot, or, if size is 0, the slot's free.
+type step struct {
+	slot uint32
+	size uint64
+}
 
 // sequence is a recorder of what a program asks for.
 type sequence struct {
-	steps []workload.Step
+	steps []step
 	slots uint32
 }
 
 func (s *sequence) malloc(size uint64) uint32 {
 	s.slots++
-	s.steps = append(s.steps, workload.Step{Slot: s.slots - 1, Size: size})
+	s.steps = append(s.steps, step{s.slots - 1, size})
 	return s.slots - 1
 }
 
 func (s *sequence) free(slots ...uint32) {
 	for _, slot := range slots {
-		s.steps = append(s.steps, workload.Step{Slot: slot})
+		s.steps = append(s.steps, step{slot: slot})
 	}
 }
 
@@ -29,7 +34,7 @@ func (s *sequence) free(slots ...uint32) {
 // and the optimizer's state stay; each iteration makes activations going forward, frees them going
 // back, with temporaries around every operator, and steps the optimizer. The sequence length varies
 // from batch to batch, as it does with text. It returns the calls of the start and of the iterations.
-func training(layers, iterations int) (start, steady []workload.Step) {
+func training(layers, iterations int) (start, steady []step) {
 	const hidden, heads, vocabulary, micro = 1024, 16, 32000, 4
 	random := rand.New(rand.NewPCG(7, 1))
 	w := &sequence{}
@@ -113,28 +118,28 @@ func training(layers, iterations int) (start, steady []workload.Step) {
 	return start, w.steps
 }
 
-// player runs a workload.
+// player runs a sequence.
 type player struct {
 	pool      pool.Pool
 	addresses []uintptr
 }
 
-func (r *player) play(steps []workload.Step) error {
+func (r *player) play(steps []step) error {
 	for _, s := range steps {
-		if int(s.Slot) >= len(r.addresses) {
-			r.addresses = append(r.addresses, make([]uintptr, s.Slot+1)...)
+		if int(s.slot) >= len(r.addresses) {
+			r.addresses = append(r.addresses, make([]uintptr, s.slot+1)...)
 		}
-		if s.Size == 0 {
-			if err := r.pool.Free(r.addresses[s.Slot]); err != nil {
+		if s.size == 0 {
+			if err := r.pool.Free(r.addresses[s.slot]); err != nil {
 				return err
 			}
 			continue
 		}
-		b, err := r.pool.Malloc(s.Size, 0)
+		b, err := r.pool.Malloc(s.size, 0)
 		if err != nil {
 			return err
 		}
-		r.addresses[s.Slot] = b.Address
+		r.addresses[s.slot] = b.Address
 	}
 	return nil
 }

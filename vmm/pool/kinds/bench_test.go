@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/workload"
 	"tms/vmm/pool/kinds"
 )
 
@@ -18,11 +17,36 @@ func overEndless(tb testing.TB, kind string) pool.Pool {
 	return p
 }
 
-// BenchmarkTraining measures a pair of malloc and free in a training.
+// BenchmarkTraining measures a pair of malloc and free in iterations of a training of 24 layers.
 func BenchmarkTraining(b *testing.B) {
+	t := NewTraining(24, 1024, 8192, 50304)
 	for _, kind := range kinds.Names() {
 		b.Run(kind, func(b *testing.B) {
-			workload.BenchmarkTraining(b, func(b *testing.B) pool.Pool { return overEndless(b, kind) })
+			p := overEndless(b, kind)
+			at := make([]uintptr, t.Slots)
+			run := func(steps []Step) {
+				for _, s := range steps {
+					if s.Size == 0 {
+						if err := p.Free(at[s.Slot]); err != nil {
+							b.Fatal(err)
+						}
+						continue
+					}
+					block, err := p.Malloc(s.Size, 0)
+					if err != nil {
+						b.Fatal(err)
+					}
+					at[s.Slot] = block.Address
+				}
+			}
+			run(t.Setup)
+			run(t.Step)
+			b.ReportAllocs()
+			for b.Loop() {
+				run(t.Step)
+			}
+			pairs := float64(len(t.Step)) / 2
+			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/pairs, "ns/pair")
 		})
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 )
 
@@ -61,7 +60,8 @@ func settings(kind string) []string {
 		}
 	case "caching":
 		for shift := range 64 {
-			list = append(list, fmt.Sprintf("roundup_power2_divisions=[%d:%d]", uint64(1)<<shift, uint64(1)<<(63-shift)))
+			list = append(list,
+				fmt.Sprintf("roundup_power2_divisions=[%d:%d]", uint64(1)<<shift, uint64(1)<<(63-shift)))
 		}
 	}
 	return list
@@ -80,7 +80,7 @@ func TestExtremes(t *testing.T) {
 			for _, text := range settings(kind) {
 				options, err := pool.ParseOptions(text)
 				require.NoError(t, err)
-				source := conformance.NewSource(1 << 42)
+				source := NewSource(1 << 42)
 				p, err := kinds.New(kind, source, options)
 				if err != nil {
 					require.ErrorIs(t, err, pool.ErrOption, text)

@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/lifetime"
 )
 
@@ -18,7 +17,7 @@ func TestHandles(t *testing.T) {
 		require.ErrorIs(t, err, lifetime.ErrNoPool)
 		require.ErrorIs(t, handles.Destroy(never), lifetime.ErrNoPool)
 	}
-	first, second := &source{Source: conformance.NewSource(1 << 30)}, &source{Source: conformance.NewSource(1 << 30)}
+	first, second := newSource(), newSource()
 	a, b := open(t, "naive", first), open(t, "naive", second)
 	one, two := handles.Add(a), handles.Add(b)
 	require.NotEqual(t, one, two)

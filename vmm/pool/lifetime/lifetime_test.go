@@ -10,18 +10,30 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
 )
 
 // source is one without a lock, as the real ones: the race detector sees a call that the pool's does not cover.
 type source struct {
-	*conformance.Source
-	events int
-	closed int
-	refuse error // what Close answers
+	*pool.Range
+	events     int
+	closed     int
+	refuse     error // what Close answers
+	refuseFree error
 }
+
+func newSource() *source { return &source{Range: pool.NewRange(0x7f00_0000_0200, 64<<30)} }
+
+func (s *source) Free(address uintptr, size uint64) error {
+	if s.refuseFree != nil {
+		return s.refuseFree
+	}
+	return s.Range.Free(address, size)
+}
+
+func (*source) Reserve(*pool.Room) bool     { return true }
+func (*source) Coalesces(_, _ uintptr) bool { return true }
 
 func (s *source) Memory() (free, total uint64, err error) { return 1 << 30, 64 << 30, nil }
 
@@ -54,8 +66,7 @@ func open(t *testing.T, kind string, s *source) *lifetime.Pool {
 
 func requireEnded(t *testing.T, p *lifetime.Pool, s *source) {
 	t.Helper()
-	segments, bytes := s.Held()
-	require.Zero(t, segments, "%d bytes are left at the source", bytes)
+	require.Zero(t, s.Held(), "segments are left at the source")
 	require.Equal(t, 1, s.closed)
 	require.ErrorIs(t, p.Use(func(pool.Pool) error { panic("it is gone") }), pool.ErrDestroyed)
 	require.ErrorIs(t, p.Destroy(), pool.ErrDestroyed)
@@ -66,7 +77,7 @@ func TestDestroyBesideOtherThreads(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
 			for round := range 20 {
-				s := &source{Source: conformance.NewSource(64 << 30)}
+				s := newSource()
 				p := open(t, kind, s)
 				var started, done sync.WaitGroup
 				for thread := range 4 {
@@ -112,7 +123,7 @@ func TestDestroyBesideOtherThreads(t *testing.T) {
 // TestAMallocThatLosesTheRace: its pool is destroyed between its asking and the source's answer.
 func TestAMallocThatLosesTheRace(t *testing.T) {
 	for _, kind := range kinds.Names() {
-		s := &source{Source: conformance.NewSource(64 << 30)}
+		s := newSource()
 		p := open(t, kind, s)
 		require.ErrorIs(t, p.Use(func(inner pool.Pool) error {
 			require.NoError(t, p.Destroy())
@@ -125,7 +136,7 @@ func TestAMallocThatLosesTheRace(t *testing.T) {
 
 // TestAMallocThatWaits: for memory that another thread may free, when the pool ends.
 func TestAMallocThatWaits(t *testing.T) {
-	s := &source{Source: conformance.NewSource(64 << 30)}
+	s := newSource()
 	options, err := pool.ParseOptions("memory_limit=1MiB,retry_ms=600000")
 	require.NoError(t, err)
 	p, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("bfc", from, options) })
@@ -147,7 +158,7 @@ func TestAMallocThatWaits(t *testing.T) {
 func TestAfterARefusalThePoolIsThere(t *testing.T) {
 	broken := errors.New("the source is broken")
 	for _, kind := range kinds.Names() {
-		s := &source{Source: conformance.NewSource(64 << 30)}
+		s := newSource()
 		p := open(t, kind, s)
 		malloc := func() error {
 			return p.Use(func(p pool.Pool) error {
@@ -156,10 +167,10 @@ func TestAfterARefusalThePoolIsThere(t *testing.T) {
 			})
 		}
 		require.NoError(t, malloc())
-		s.RefuseFree = broken
+		s.refuseFree = broken
 		require.ErrorIs(t, p.Destroy(), broken)
 		require.Zero(t, s.closed)
-		s.RefuseFree = nil
+		s.refuseFree = nil
 		require.NoError(t, malloc())
 		s.refuse = broken
 		require.ErrorIs(t, p.Destroy(), broken)
@@ -171,7 +182,7 @@ func TestAfterARefusalThePoolIsThere(t *testing.T) {
 }
 
 func TestAKindThatRefuses(t *testing.T) {
-	s := &source{Source: conformance.NewSource(1 << 30)}
+	s := newSource()
 	_, err := lifetime.New(s, func(from pool.Source) (pool.Pool, error) { return kinds.New("heap", from, nil) })
 	require.ErrorIs(t, err, pool.ErrOption)
 	require.Zero(t, s.closed)

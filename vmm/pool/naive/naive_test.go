@@ -7,41 +7,59 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/naive"
 )
 
+// source is a range that notes the bytes it gave, and refuses to take them back if told to.
+type source struct {
+	*pool.Range
+	bytes      uint64
+	refuseFree error
+}
+
+func newSource() *source { return &source{Range: pool.NewRange(0x7f00_0000_0200, 1<<20)} }
+
+func (s *source) Allocate(size uint64) (uintptr, error) {
+	s.bytes += size
+	return s.Range.Allocate(size)
+}
+
+func (s *source) Free(address uintptr, size uint64) error {
+	if s.refuseFree != nil {
+		return s.refuseFree
+	}
+	return s.Range.Free(address, size)
+}
+
 func TestEveryBlockIsASegment(t *testing.T) {
-	source := conformance.NewSource(1 << 20)
+	source := newSource()
 	p, err := naive.New(source, nil)
 	require.NoError(t, err)
 	for i, size := range []uint64{1, 1000, 4096} {
 		b, err := p.Malloc(size, 0)
 		require.NoError(t, err)
 		require.Equal(t, size, b.Size)
-		segments, _ := source.Held()
-		require.Equal(t, i+1, segments)
+		require.Equal(t, i+1, source.Held())
 	}
-	_, bytes := source.Held()
-	require.Equal(t, uint64(1+1000+4096), bytes)
+	require.Equal(t, uint64(1+1000+4096), source.bytes)
 	require.Equal(t, uint64(3), p.Stats().SourceMallocs)
 }
 
 func TestABlockThatTheSourceDoesNotTakeStaysLive(t *testing.T) {
-	source := conformance.NewSource(1 << 20)
+	source := newSource()
 	p, err := naive.New(source, nil)
 	require.NoError(t, err)
 	b, err := p.Malloc(1000, 0)
 	require.NoError(t, err)
-	source.RefuseFree = errors.New("busy")
-	require.ErrorIs(t, p.Free(b.Address), source.RefuseFree)
+	source.refuseFree = errors.New("busy")
+	require.ErrorIs(t, p.Free(b.Address), source.refuseFree)
 	require.Equal(t, uint64(1), p.Stats().Blocks)
-	source.RefuseFree = nil
+	source.refuseFree = nil
 	require.NoError(t, p.Free(b.Address))
 }
 
 func TestDestroyCountsAsFrees(t *testing.T) {
-	p, err := naive.New(conformance.NewSource(1<<20), nil)
+	p, err := naive.New(newSource(), nil)
 	require.NoError(t, err)
 	for range 3 {
 		_, err := p.Malloc(1, 0)
@@ -55,6 +73,6 @@ func TestDestroyCountsAsFrees(t *testing.T) {
 func TestThereAreNoOptions(t *testing.T) {
 	options, err := pool.ParseOptions("round=512")
 	require.NoError(t, err)
-	_, err = naive.New(conformance.NewSource(1<<20), options)
+	_, err = naive.New(newSource(), options)
 	require.ErrorIs(t, err, pool.ErrOption)
 }

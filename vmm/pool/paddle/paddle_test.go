@@ -8,7 +8,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest"
 )
 
 func TestSizesAreAlignedWithTheirDescriptor(t *testing.T) {
@@ -26,41 +25,41 @@ func TestSizesAreAlignedWithTheirDescriptor(t *testing.T) {
 		{"min_chunk=4KiB", 4096 - 63, 8192},
 		{"min_chunk=768,descriptor=0", 769, 1536},
 	} {
-		p := newPool(t, pooltest.NewSource(4*GiB), test.options)
-		require.Equal(t, test.given, pooltest.Malloc(t, p, test.wanted).Size, "%+v", test)
+		p := newPool(t, newSource(4*GiB), test.options)
+		require.Equal(t, test.given, malloc(t, p, test.wanted).Size, "%+v", test)
 	}
 }
 
 func TestSmallestChunkThatFitsThenLowest(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(GiB), "max_chunk=16MiB,descriptor=0")
+	p := newPool(t, newSource(GiB), "max_chunk=16MiB,descriptor=0")
 	var holes []pool.Block
 	for _, size := range []uint64{16 * KiB, 10 * KiB, 9 * KiB, 10 * KiB, 5 * KiB} {
-		holes = append(holes, pooltest.Malloc(t, p, size))
-		pooltest.Malloc(t, p, 256)
+		holes = append(holes, malloc(t, p, size))
+		malloc(t, p, 256)
 	}
-	pooltest.Free(t, p, holes...)
-	require.Equal(t, holes[2].Address, pooltest.Malloc(t, p, 9*KiB).Address)
-	require.Equal(t, holes[1].Address, pooltest.Malloc(t, p, 9*KiB).Address, "the lower of 10 KiB, 1 KiB is left")
-	require.Equal(t, holes[1].Address+9*KiB, pooltest.Malloc(t, p, KiB).Address)
-	require.Equal(t, holes[3].Address, pooltest.Malloc(t, p, 9*KiB).Address)
-	require.Equal(t, holes[0].Address, pooltest.Malloc(t, p, 9*KiB).Address)
+	free(t, p, holes...)
+	require.Equal(t, holes[2].Address, malloc(t, p, 9*KiB).Address)
+	require.Equal(t, holes[1].Address, malloc(t, p, 9*KiB).Address, "the lower of 10 KiB, 1 KiB is left")
+	require.Equal(t, holes[1].Address+9*KiB, malloc(t, p, KiB).Address)
+	require.Equal(t, holes[3].Address, malloc(t, p, 9*KiB).Address)
+	require.Equal(t, holes[0].Address, malloc(t, p, 9*KiB).Address)
 }
 
 func TestBuddiesAreJoined(t *testing.T) {
 	for _, order := range [][]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}} {
-		p := newPool(t, pooltest.NewSource(GiB), "max_chunk=1MiB")
+		p := newPool(t, newSource(GiB), "max_chunk=1MiB")
 		var blocks []pool.Block
 		for range 3 {
-			blocks = append(blocks, pooltest.Malloc(t, p, 4*KiB-64))
+			blocks = append(blocks, malloc(t, p, 4*KiB-64))
 		}
-		guard := pooltest.Malloc(t, p, 1)
+		guard := malloc(t, p, 1)
 		for _, i := range order {
-			pooltest.Free(t, p, blocks[i])
+			free(t, p, blocks[i])
 			check(t, p)
 		}
 		require.EqualValues(t, 2, detail(p).FreeChunks)
-		require.Equal(t, blocks[0].Address, pooltest.Malloc(t, p, 12*KiB-64).Address)
-		pooltest.Free(t, p, blocks[0], guard)
+		require.Equal(t, blocks[0].Address, malloc(t, p, 12*KiB-64).Address)
+		free(t, p, blocks[0], guard)
 		require.EqualValues(t, MiB, detail(p).LargestFree)
 	}
 }
@@ -76,49 +75,49 @@ func TestRefills(t *testing.T) {
 		{"max_chunk=4MiB,initial=8MiB", []uint64{8 * MiB, 4 * MiB}},
 		{"max_chunk=4MiB,initial=8388607", []uint64{8 * MiB, 4 * MiB}},
 	} {
-		s := pooltest.NewSource(GiB)
+		s := newSource(GiB)
 		p := newPool(t, s, test.options+",descriptor=0")
-		for len(s.Asked) < 2 {
-			pooltest.Malloc(t, p, 4*MiB)
+		for len(s.asked) < 2 {
+			malloc(t, p, 4*MiB)
 		}
-		require.Equal(t, test.asked, s.Asked, test.options)
+		require.Equal(t, test.asked, s.asked, test.options)
 	}
-	s := pooltest.NewSource(4 * GiB)
-	pooltest.Malloc(t, newPool(t, s, ""), 1)
-	require.Equal(t, []uint64{GiB}, s.Asked)
+	s := newSource(4 * GiB)
+	malloc(t, newPool(t, s, ""), 1)
+	require.Equal(t, []uint64{GiB}, s.asked)
 }
 
 func TestAnEmptiedPoolRefillsAsANewOne(t *testing.T) {
-	s := pooltest.NewSource(GiB)
+	s := newSource(GiB)
 	p := newPool(t, s, "initial=16MiB,reallocate=8MiB")
-	pooltest.Free(t, p, pooltest.Malloc(t, p, 1))
+	free(t, p, malloc(t, p, 1))
 	_, err := p.Trim()
 	require.NoError(t, err)
-	pooltest.Malloc(t, p, 1)
-	require.Equal(t, []uint64{16 * MiB, 16 * MiB}, s.Asked)
+	malloc(t, p, 1)
+	require.Equal(t, []uint64{16 * MiB, 16 * MiB}, s.asked)
 }
 
 func TestHugeBlocksAreTheSystemAllocators(t *testing.T) {
-	s := pooltest.NewSource(GiB)
+	s := newSource(GiB)
 	p := newPool(t, s, "max_chunk=4MiB")
-	pooltest.Malloc(t, p, 4*MiB-64)
-	b := pooltest.Malloc(t, p, 4*MiB-63)
-	require.Equal(t, []uint64{4 * MiB, 4*MiB + 256}, s.Asked)
+	malloc(t, p, 4*MiB-64)
+	b := malloc(t, p, 4*MiB-63)
+	require.Equal(t, []uint64{4 * MiB, 4*MiB + 256}, s.asked)
 	require.Equal(t, Detail{Used: 4 * MiB, Huge: 4*MiB + 256, HugeBlocks: 1}, detail(p))
 	require.EqualValues(t, 8*MiB+256, p.Stats().Live)
 
-	s.Keeps = errors.New("busy")
-	require.ErrorIs(t, p.Free(b.Address), s.Keeps)
+	s.keeps = errors.New("busy")
+	require.ErrorIs(t, p.Free(b.Address), s.keeps)
 	require.EqualValues(t, 2, p.Stats().Blocks, "still live")
-	require.ErrorIs(t, p.Destroy(), s.Keeps)
+	require.ErrorIs(t, p.Destroy(), s.keeps)
 	require.Zero(t, p.Stats().Blocks)
 	require.Equal(t, Detail{Free: 8*MiB + 256, FreeChunks: 2, LargestFree: 4*MiB + 256}, detail(p))
-	s.Keeps = nil
+	s.keeps = nil
 
-	pooltest.Malloc(t, p, 4*MiB-64)
-	require.Equal(t, b.Address, pooltest.Malloc(t, p, 4*MiB-64).Address, "what stayed is free memory")
-	require.Len(t, s.Asked, 2)
-	b = pooltest.Malloc(t, p, 8*MiB)
+	malloc(t, p, 4*MiB-64)
+	require.Equal(t, b.Address, malloc(t, p, 4*MiB-64).Address, "what stayed is free memory")
+	require.Len(t, s.asked, 2)
+	b = malloc(t, p, 8*MiB)
 	require.NoError(t, p.Free(b.Address))
 	require.ErrorIs(t, p.Free(b.Address), pool.ErrInvalidAddress)
 }
@@ -126,39 +125,39 @@ func TestHugeBlocksAreTheSystemAllocators(t *testing.T) {
 // Each slip in the text's Release, and in Paddle's, would show here: it compares sizes with = and not ==,
 // takes chunks behind a released one off the set without releasing them, and forgets no refill.
 func TestTrimGivesBackWholeFreeRefillsOnly(t *testing.T) {
-	s := pooltest.NewSource(GiB)
+	s := newSource(GiB)
 	p := newPool(t, s, "max_chunk=1MiB,descriptor=0")
 	blocks := []pool.Block{
-		pooltest.Malloc(t, p, MiB), pooltest.Malloc(t, p, 512*KiB), pooltest.Malloc(t, p, 512*KiB), pooltest.Malloc(t, p, MiB),
-		pooltest.Malloc(t, p, 256*KiB), pooltest.Malloc(t, p, 768*KiB),
+		malloc(t, p, MiB), malloc(t, p, 512*KiB), malloc(t, p, 512*KiB), malloc(t, p, MiB),
+		malloc(t, p, 256*KiB), malloc(t, p, 768*KiB),
 	}
-	require.Len(t, s.Asked, 4)
-	pooltest.Free(t, p, blocks[0], blocks[1], blocks[3], blocks[4])
+	require.Len(t, s.asked, 4)
+	free(t, p, blocks[0], blocks[1], blocks[3], blocks[4])
 	freed, err := p.Trim()
 	require.NoError(t, err)
 	require.EqualValues(t, 2*MiB, freed)
 	require.Equal(t, Detail{Used: MiB + 256*KiB, Free: 768 * KiB, FreeChunks: 2, LargestFree: 512 * KiB}, detail(p))
 	check(t, p)
 
-	require.Equal(t, blocks[1].Address, pooltest.Malloc(t, p, 512*KiB).Address, "the parts that are left serve on")
-	require.Equal(t, blocks[4].Address, pooltest.Malloc(t, p, 256*KiB).Address)
-	require.Len(t, s.Asked, 4)
+	require.Equal(t, blocks[1].Address, malloc(t, p, 512*KiB).Address, "the parts that are left serve on")
+	require.Equal(t, blocks[4].Address, malloc(t, p, 256*KiB).Address)
+	require.Len(t, s.asked, 4)
 	freed, err = p.Trim()
 	require.NoError(t, err)
 	require.Zero(t, freed)
 }
 
 func TestOutOfMemory(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(6*MiB), "max_chunk=4MiB")
-	b := pooltest.Malloc(t, p, 3*MiB)
+	p := newPool(t, newSource(6*MiB), "max_chunk=4MiB")
+	b := malloc(t, p, 3*MiB)
 	_, err := p.Malloc(3*MiB, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory, "no room for another refill")
 	_, err = p.Malloc(5*MiB, 0)
 	require.ErrorIs(t, err, pool.ErrOutOfMemory)
 	_, err = p.Malloc(1<<63, 0)
 	require.ErrorIs(t, err, pool.ErrTooLarge)
-	pooltest.Free(t, p, b)
-	pooltest.Malloc(t, p, 4*MiB-64)
+	free(t, p, b)
+	malloc(t, p, 4*MiB-64)
 }
 
 func TestOptionsAreChecked(t *testing.T) {
@@ -168,13 +167,13 @@ func TestOptionsAreChecked(t *testing.T) {
 	} {
 		parsed, err := pool.ParseOptions(options)
 		require.NoError(t, err)
-		_, err = New(pooltest.NewSource(GiB), parsed)
+		_, err = New(newSource(GiB), parsed)
 		require.ErrorIs(t, err, pool.ErrOption, options)
 	}
 }
 
 func TestSteadyStateMakesNoGarbage(t *testing.T) {
-	p := newPool(t, pooltest.NewSource(GiB), "max_chunk=16MiB")
+	p := newPool(t, newSource(GiB), "max_chunk=16MiB")
 	blocks := make([]pool.Block, 1000)
 	random := rand.New(rand.NewPCG(1, 2))
 	churn := func() {

@@ -12,7 +12,6 @@ import (
 	"tms/vmm"
 	"tms/vmm/cuda"
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/lifetime"
 	"tms/vmm/pool/program"
@@ -26,17 +25,19 @@ const (
 
 // source is one at addresses of its own. The program's pools must not ask it for events.
 type source struct {
-	*conformance.Source
+	*pool.Range
 	pool.Events
 	sizes sync.Map
 }
 
 func (s *source) Allocate(size uint64) (uintptr, error) {
-	address, err := s.Source.Allocate(size)
+	address, err := s.Range.Allocate(size)
 	s.sizes.Store(address, size)
 	return address, err
 }
 
+func (*source) Reserve(*pool.Room) bool                 { return true }
+func (*source) Coalesces(_, _ uintptr) bool             { return true }
 func (s *source) Memory() (free, all uint64, err error) { return total, total, nil }
 func (s *source) Ordinal() int                          { return 0 }
 func (s *source) Close() error                          { return nil }
@@ -98,8 +99,9 @@ func (e *engine) FreeAfter(uintptr, cuda.Stream) error { return e.Free(0, false)
 
 func newPools(t *testing.T, kind string) (*program.Pools, *engine) {
 	t.Helper()
-	e := &engine{from: &source{Source: conformance.NewSource(total)}}
-	p, err := program.New(kind, "", e, func(torch.Memory) (lifetime.Source, error) { return e.from, nil }, e.capturing.Load)
+	e := &engine{from: &source{Range: pool.NewRange(0x7f00_0000_0200, total)}}
+	source := func(torch.Memory) (lifetime.Source, error) { return e.from, nil }
+	p, err := program.New(kind, "", e, source, e.capturing.Load)
 	require.NoError(t, err)
 	return p, e
 }

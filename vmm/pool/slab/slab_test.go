@@ -7,15 +7,17 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/slab"
 )
+
+// base is where segments begin: at 512 bytes, and no rounder.
+const base = 0x7f00_0000_0200
 
 func newPool(t *testing.T, capacity uint64, text string) *slab.Pool {
 	t.Helper()
 	options, err := pool.ParseOptions(text)
 	require.NoError(t, err)
-	p, err := slab.New(conformance.NewSource(capacity), options)
+	p, err := slab.New(pool.NewRange(base, capacity), options)
 	require.NoError(t, err)
 	return p
 }
@@ -153,7 +155,7 @@ func TestObjectsAndSlabsThatAreSegments(t *testing.T) {
 // A slab of 64 GiB has 2^28 objects: only those that were handed out are known one by one.
 func TestTheLargestSlabsCostLittle(t *testing.T) {
 	for _, text := range []string{"page=64GiB,capacity=256GiB", "page=1TiB,capacity=4TiB", "pages=source,page=1TiB"} {
-		source := conformance.NewSource(1 << 50)
+		source := pool.NewRange(base, 1<<50)
 		options, err := pool.ParseOptions(text)
 		require.NoError(t, err)
 		before := allocated()
@@ -219,7 +221,7 @@ func TestOptions(t *testing.T) {
 	} {
 		options, err := pool.ParseOptions(text)
 		require.NoError(t, err)
-		_, err = slab.New(conformance.NewSource(1<<30), options)
+		_, err = slab.New(pool.NewRange(base, 1<<30), options)
 		require.ErrorIs(t, err, pool.ErrOption, text)
 	}
 }

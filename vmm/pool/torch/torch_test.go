@@ -9,7 +9,6 @@ import (
 
 	"tms/vmm"
 	"tms/vmm/pool"
-	"tms/vmm/pool/internal/pooltest/conformance"
 	"tms/vmm/pool/kinds"
 	"tms/vmm/pool/torch"
 )
@@ -21,16 +20,19 @@ const (
 
 // source is one whose streams are done with their work at once, at addresses of its own.
 type source struct {
-	*conformance.Source
-	base uintptr
+	*pool.Range
+	refuseFree error
 }
 
-func (s *source) Allocate(size uint64) (uintptr, error) {
-	address, err := s.Source.Allocate(size)
-	return address + s.base, err
+func (s *source) Free(address uintptr, size uint64) error {
+	if s.refuseFree != nil {
+		return s.refuseFree
+	}
+	return s.Range.Free(address, size)
 }
 
-func (s *source) Free(address uintptr, size uint64) error { return s.Source.Free(address-s.base, size) }
+func (*source) Reserve(*pool.Room) bool     { return true }
+func (*source) Coalesces(_, _ uintptr) bool { return true }
 
 func (*source) Memory() (free, all uint64, err error)  { return total, total, nil }
 func (*source) Record(pool.Stream) (pool.Event, error) { return 1, nil }
@@ -39,7 +41,6 @@ func (*source) Synchronize(pool.Event) error           { return nil }
 func (*source) Destroy(pool.Event) error               { return nil }
 func pausable(device int, tag string) torch.Memory     { return memory(device, true, tag) }
 func plain(device int) torch.Memory                    { return memory(device, false, "") }
-func held(s *source) int                               { segments, _ := s.Held(); return segments }
 func memory(device int, on bool, tag string) torch.Memory {
 	return torch.Memory{Device: device, Pausable: on, Request: vmm.Request{Device: device, Tag: tag}}
 }
@@ -61,7 +62,7 @@ func (m *machine) source(of torch.Memory) (pool.Source, error) {
 	if m.sources[of] != nil {
 		return nil, errors.New("a second source of the same memory")
 	}
-	m.sources[of] = &source{conformance.NewSource(total), uintptr(len(m.sources)) * total}
+	m.sources[of] = &source{Range: pool.NewRange(0x7f00_0000_0200+uintptr(len(m.sources))*total, total)}
 	return m.sources[of], nil
 }
 
@@ -111,7 +112,7 @@ func TestAPoolForEachKindOfMemory(t *testing.T) {
 		of := memory
 		of.Request.Size, of.Request.Margin, of.Request.Capturing, of.Request.Context = 5, 6, true, 7
 		malloc(t, p, of, 0)
-		require.Equal(t, 2, held(m.sources[memory]))
+		require.Equal(t, 2, m.sources[memory].Held())
 	}
 	require.Len(t, m.sources, 5)
 	tags := []string{}
@@ -158,12 +159,12 @@ func TestTrim(t *testing.T) {
 		require.NoError(t, p.Free(malloc(t, p, plain(device), 0)))
 	}
 	refusal := errors.New("the driver is gone")
-	m.sources[plain(0)].RefuseFree = refusal
+	m.sources[plain(0)].refuseFree = refusal
 	require.ErrorIs(t, p.Trim(), refusal)
-	require.Zero(t, held(m.sources[plain(1)]), "the others are trimmed all the same")
-	m.sources[plain(0)].RefuseFree = nil
+	require.Zero(t, m.sources[plain(1)].Held(), "the others are trimmed all the same")
+	m.sources[plain(0)].refuseFree = nil
 	require.NoError(t, p.Trim())
-	require.Zero(t, held(m.sources[plain(0)]))
+	require.Zero(t, m.sources[plain(0)].Held())
 }
 
 // A limit is also that of pools which are made later, on its device alone.
@@ -201,14 +202,14 @@ func TestGraphs(t *testing.T) {
 		require.NoError(t, p.EndAllocateToPool(0, id))
 		require.ErrorIs(t, p.EndAllocateToPool(0, id), pool.ErrGraphPool)
 		require.NoError(t, p.Trim())
-		require.NotZero(t, held(m.sources[pausable(0, "late")]), kind)
+		require.NotZero(t, m.sources[pausable(0, "late")].Held(), kind)
 		after := malloc(t, p, plain(0), 5)
 		require.NotEqual(t, inside, after, kind)
 
 		malloc(t, p, pausable(0, "later"), 5) // its pool does not know the graph
 		require.NoError(t, p.ReleasePool(0, id))
 		require.NoError(t, p.Trim())
-		require.Zero(t, held(m.sources[pausable(0, "late")]), kind)
+		require.Zero(t, m.sources[pausable(0, "late")].Held(), kind)
 		require.NoError(t, p.Free(before))
 		require.NoError(t, p.Free(after))
 	}

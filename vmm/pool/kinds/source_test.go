@@ -1,4 +1,4 @@
-package conformance
+package kinds_test
 
 import (
 	"fmt"

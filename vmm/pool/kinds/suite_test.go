@@ -1,6 +1,4 @@
-// Package conformance tests what every pool has in common; a kind's own tests run it. A kind that passes satisfies
-// pool.Pool; its own tests check how well it places blocks.
-package conformance
+package kinds_test
 
 import (
 	"testing"
@@ -27,9 +25,10 @@ type Traits struct {
 
 const capacity = 64 << 30 // of a test's source, in bytes
 
-// Run tests the pools that newPool makes, over sources with room for many segments of any kind's default size. With
-// -short, which is for the race detector, it runs only the tests with several threads.
-func Run(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Traits) {
+// conforms tests what every pool has in common, with the pools that newPool makes, over sources with room for many
+// segments of any kind's default size. With -short, which is for the race detector, it runs only the tests with several
+// threads.
+func conforms(t *testing.T, newPool func(pool.Source) (pool.Pool, error), traits Traits) {
 	fresh := func(t *testing.T) *suite {
 		source := NewSource(capacity)
 		p, err := newPool(source)

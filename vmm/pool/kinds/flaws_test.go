@@ -1,4 +1,4 @@
-package conformance_test
+package kinds_test
 
 import (
 	"errors"
@@ -11,7 +11,6 @@ import (
 
 	"tms/vmm/pool"
 	"tms/vmm/pool/buddy"
-	"tms/vmm/pool/internal/pooltest/conformance"
 )
 
 // flawed is a right pool with functions in place of some methods.
@@ -71,34 +70,34 @@ func altered(f *flawed, alter func(*pool.Block)) {
 }
 
 // interpret runs a random program against a pool, made flawed by flaw.
-func interpret(t *testing.T, flaw func(*flawed, *conformance.Source)) error {
+func interpret(t *testing.T, flaw func(*flawed, *Source)) error {
 	t.Helper()
 	options, err := pool.ParseOptions("capacity=64MiB")
 	require.NoError(t, err)
-	source := conformance.NewSource(1 << 30)
+	source := NewSource(1 << 30)
 	right, err := buddy.New(source, options)
 	require.NoError(t, err)
 	f := &flawed{Pool: right}
 	flaw(f, source)
-	traits := conformance.Traits{Kind: "buddy", Alignment: 512, Largest: 64 << 20}
+	traits := Traits{Kind: "buddy", Alignment: 512, Largest: 64 << 20}
 	operations := make([]byte, 4000)
 	random := rand.NewChaCha8([32]byte{})
 	_, _ = random.Read(operations)
-	return conformance.Interpret(conformance.Check(f, source, traits), operations)
+	return Interpret(Check(f, source, traits), operations)
 }
 
 func TestARightPoolHasNoViolation(t *testing.T) {
-	require.NoError(t, interpret(t, func(*flawed, *conformance.Source) {}))
+	require.NoError(t, interpret(t, func(*flawed, *Source) {}))
 }
 
 func TestFlawsAreFound(t *testing.T) {
-	alter := func(change func(*pool.Block)) func(*flawed, *conformance.Source) {
-		return func(f *flawed, _ *conformance.Source) { altered(f, change) }
+	alter := func(change func(*pool.Block)) func(*flawed, *Source) {
+		return func(f *flawed, _ *Source) { altered(f, change) }
 	}
 	for _, c := range []struct {
 		name  string
 		found string
-		flaw  func(*flawed, *conformance.Source)
+		flaw  func(*flawed, *Source)
 	}{
 		{"misaligned", "not aligned to 512", alter(func(b *pool.Block) { b.Address += 8; b.Size -= 8 })},
 		{"too small", "a block of ", alter(func(b *pool.Block) { b.Size /= 4 })},
@@ -106,12 +105,12 @@ func TestFlawsAreFound(t *testing.T) {
 		{"before all segments", "in no segment", alter(func(b *pool.Block) { b.Address = 512 })},
 		{"past the end of a segment", "in no segment", alter(func(b *pool.Block) { b.Size = 1 << 27 })},
 		{"miscounted size", "the statistics are", alter(func(b *pool.Block) { b.Size++ })},
-		{"size 0 gets memory", "size 0 got a block", func(f *flawed, _ *conformance.Source) {
+		{"size 0 gets memory", "size 0 got a block", func(f *flawed, _ *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				return f.Pool.Malloc(max(size, 1), stream)
 			}
 		}},
-		{"the same block twice", "overlap a live block", func(f *flawed, _ *conformance.Source) {
+		{"the same block twice", "overlap a live block", func(f *flawed, _ *Source) {
 			var last pool.Block
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				if last.Size >= size && size > 0 {
@@ -122,7 +121,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return last, err
 			}
 		}},
-		{"a block beside an error", "a block beside the error", func(f *flawed, _ *conformance.Source) {
+		{"a block beside an error", "a block beside the error", func(f *flawed, _ *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				b, err := f.Pool.Malloc(size, stream)
 				if err != nil {
@@ -131,7 +130,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return b, err
 			}
 		}},
-		{"an error of its own", "not ErrTooLarge", func(f *flawed, _ *conformance.Source) {
+		{"an error of its own", "not ErrTooLarge", func(f *flawed, _ *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				b, err := f.Pool.Malloc(size, stream)
 				if err != nil {
@@ -140,7 +139,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return b, err
 			}
 		}},
-		{"an error instead of the source's", "not what the source answered", func(f *flawed, source *conformance.Source) {
+		{"an error instead of the source's", "not what the source answered", func(f *flawed, source *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				b, err := f.Pool.Malloc(size, stream)
 				if source.Refuse != nil && errors.Is(err, source.Refuse) {
@@ -149,7 +148,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return b, err
 			}
 		}},
-		{"all is too large", "sizes up to 67108864 are served", func(f *flawed, _ *conformance.Source) {
+		{"all is too large", "sizes up to 67108864 are served", func(f *flawed, _ *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				b, err := f.Pool.Malloc(size, stream)
 				if err != nil {
@@ -158,7 +157,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return b, err
 			}
 		}},
-		{"out of memory by itself", "the source had not refused", func(f *flawed, source *conformance.Source) {
+		{"out of memory by itself", "the source had not refused", func(f *flawed, source *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				if size > 1<<20 && size < 64<<20 && source.Refuse == nil {
 					return pool.Block{}, pool.ErrOutOfMemory
@@ -166,7 +165,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return f.Pool.Malloc(size, stream)
 			}
 		}},
-		{"serves what is too large", "is the largest size", func(f *flawed, _ *conformance.Source) {
+		{"serves what is too large", "is the largest size", func(f *flawed, _ *Source) {
 			f.malloc = func(size uint64, stream pool.Stream) (pool.Block, error) {
 				b, err := f.Pool.Malloc(min(size, 64<<20), stream)
 				if err == nil && size > 64<<20 {
@@ -175,16 +174,16 @@ func TestFlawsAreFound(t *testing.T) {
 				return b, err
 			}
 		}},
-		{"refuses address 0", "address 0 is ignored", func(f *flawed, _ *conformance.Source) {
+		{"refuses address 0", "address 0 is ignored", func(f *flawed, _ *Source) {
 			f.free = func(a uintptr) error { return f.Pool.Free(max(a, 1)) }
 		}},
-		{"frees anything", "although not live", func(f *flawed, _ *conformance.Source) {
+		{"frees anything", "although not live", func(f *flawed, _ *Source) {
 			f.free = func(a uintptr) error { _ = f.Pool.Free(a); return nil }
 		}},
-		{"frees what is around an address", "although not live", func(f *flawed, _ *conformance.Source) {
+		{"frees what is around an address", "although not live", func(f *flawed, _ *Source) {
 			f.free = func(a uintptr) error { return f.Pool.Free(a &^ 511) }
 		}},
-		{"refuses to free", "refused, although live", func(f *flawed, _ *conformance.Source) {
+		{"refuses to free", "refused, although live", func(f *flawed, _ *Source) {
 			f.free = func(a uintptr) error {
 				if a == 0 {
 					return nil
@@ -192,7 +191,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return fmt.Errorf("%w: %#x", pool.ErrInvalidAddress, a)
 			}
 		}},
-		{"does not say what it refused to free", "does not name the address", func(f *flawed, _ *conformance.Source) {
+		{"does not say what it refused to free", "does not name the address", func(f *flawed, _ *Source) {
 			f.free = func(a uintptr) error {
 				err := f.Pool.Free(a)
 				if err != nil {
@@ -201,7 +200,7 @@ func TestFlawsAreFound(t *testing.T) {
 				return err
 			}
 		}},
-		{"changes by a refused free", "nothing was live there", func(f *flawed, _ *conformance.Source) {
+		{"changes by a refused free", "nothing was live there", func(f *flawed, _ *Source) {
 			refused := 0
 			f.free = func(a uintptr) error {
 				err := f.Pool.Free(a)
@@ -216,10 +215,10 @@ func TestFlawsAreFound(t *testing.T) {
 				return stats
 			}
 		}},
-		{"trims nothing", "Trim: kept the segment", func(f *flawed, _ *conformance.Source) {
+		{"trims nothing", "Trim: kept the segment", func(f *flawed, _ *Source) {
 			f.trim = func() (uint64, error) { return 0, nil }
 		}},
-		{"trims what is live", "the statistics are", func(f *flawed, source *conformance.Source) {
+		{"trims what is live", "the statistics are", func(f *flawed, source *Source) {
 			f.trim = func() (uint64, error) {
 				_, before := source.Held()
 				err := f.Pool.Destroy()
@@ -227,22 +226,22 @@ func TestFlawsAreFound(t *testing.T) {
 				return before - after, err
 			}
 		}},
-		{"miscounts what it trimmed", "Trim: returned 1, but gave back 0", func(f *flawed, _ *conformance.Source) {
+		{"miscounts what it trimmed", "Trim: returned 1, but gave back 0", func(f *flawed, _ *Source) {
 			f.trim = func() (uint64, error) { n, err := f.Pool.Trim(); return n + 1, err }
 		}},
-		{"hides a refused trim", "Trim: no error", func(f *flawed, _ *conformance.Source) {
+		{"hides a refused trim", "Trim: no error", func(f *flawed, _ *Source) {
 			f.trim = func() (uint64, error) { n, _ := f.Pool.Trim(); return n, nil }
 		}},
-		{"fails to trim", "Trim: the source refused nothing", func(f *flawed, _ *conformance.Source) {
+		{"fails to trim", "Trim: the source refused nothing", func(f *flawed, _ *Source) {
 			f.trim = func() (uint64, error) { n, _ := f.Pool.Trim(); return n, errors.New("failed") }
 		}},
-		{"destroys nothing", "Destroy: kept the segment", func(f *flawed, _ *conformance.Source) {
+		{"destroys nothing", "Destroy: kept the segment", func(f *flawed, _ *Source) {
 			f.destroy = func() error { return nil }
 		}},
-		{"hides a refused destroy", "Destroy: no error", func(f *flawed, _ *conformance.Source) {
+		{"hides a refused destroy", "Destroy: no error", func(f *flawed, _ *Source) {
 			f.destroy = func() error { _ = f.Pool.Destroy(); return nil }
 		}},
-		{"gives back what it has not", "was never a segment", func(f *flawed, source *conformance.Source) {
+		{"gives back what it has not", "was never a segment", func(f *flawed, source *Source) {
 			f.trim = func() (uint64, error) {
 				_ = source.Free(512, 512)
 				return f.Pool.Trim()
@@ -261,7 +260,7 @@ func TestEveryCounterIsCompared(t *testing.T) {
 			continue
 		}
 		t.Run(field.Name, func(t *testing.T) {
-			err := interpret(t, func(f *flawed, _ *conformance.Source) {
+			err := interpret(t, func(f *flawed, _ *Source) {
 				f.stats = func() pool.Stats {
 					stats := f.Pool.Stats()
 					value := reflect.ValueOf(&stats).Elem().Field(i)

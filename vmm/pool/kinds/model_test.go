@@ -1,4 +1,4 @@
-package pooltest
+package kinds_test
 
 import (
 	"math/rand/v2"
@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/pool"
+	"tms/vmm/pool/kinds"
 )
 
 // Rules are the rules in which kinds of best fit with coalescing differ.
@@ -66,12 +67,16 @@ func (m *model) free(address uint64) {
 	}
 }
 
-// Follow compares a new pool over an endless Source with the rules: both must place blocks of up to 2^most bytes, made
+// follow compares a new pool over an endless source with the rules: both must place blocks of up to 2^most bytes, made
 // and freed at random, alike.
-func Follow(t *testing.T, seed uint64, p pool.Pool, rules Rules, most int) {
+func follow(t *testing.T, seed uint64, kind, settings string, rules Rules, most int) {
 	t.Helper()
+	options, err := pool.ParseOptions(settings)
+	require.NoError(t, err)
+	p, err := kinds.New(kind, apart{pool.NewRange(1<<40, 1<<44)}, options)
+	require.NoError(t, err)
 	random := rand.New(rand.NewPCG(seed, 1))
-	m := model{Rules: rules, end: Base}
+	m := model{Rules: rules, end: 1 << 40}
 	var live []uintptr
 	for step := range 6000 {
 		if step/1500%2 == 1 && len(live) > 0 || random.IntN(3) == 0 && len(live) > 0 {
@@ -82,10 +87,49 @@ func Follow(t *testing.T, seed uint64, p pool.Pool, rules Rules, most int) {
 			continue
 		}
 		size := 1 + random.Uint64N(1<<(6+random.IntN(most-5)))
-		b := Malloc(t, p, size)
+		b, err := p.Malloc(size, 0)
+		require.NoError(t, err)
 		address, got := m.malloc(size)
 		require.Equal(t, address, uint64(b.Address), "step %d", step)
 		require.Equal(t, got, b.Size)
 		live = append(live, b.Address)
+	}
+	require.NoError(t, p.Destroy())
+	require.Zero(t, p.Stats().Reserved)
+}
+
+// apart is a source whose segments do not coalesce.
+type apart struct{ *pool.Range }
+
+func (apart) Reserve(*pool.Room) bool     { return false }
+func (apart) Coalesces(_, _ uintptr) bool { return false }
+
+func TestBFCAgainstModel(t *testing.T) {
+	for seed := range uint64(4) {
+		region := uint64(2 << 20)
+		follow(t, seed, "bfc", "", Rules{
+			Round: func(size uint64) uint64 { return (size + 255) / 256 * 256 },
+			Grow: func(rounded uint64) uint64 {
+				if region >= rounded {
+					region *= 2
+					return region / 2
+				}
+				for region < rounded {
+					region *= 2
+				}
+				return region
+			},
+			Split: func(chunk, rounded uint64) bool { return chunk >= 2*rounded || chunk-rounded >= 128<<20 },
+		}, 29)
+	}
+}
+
+func TestPaddleAgainstModel(t *testing.T) {
+	for seed := range uint64(4) {
+		follow(t, seed, "paddle", "max_chunk=8MiB", Rules{
+			Round: func(size uint64) uint64 { return (size + 64 + 255) / 256 * 256 },
+			Grow:  func(uint64) uint64 { return 8 << 20 },
+			Split: func(chunk, rounded uint64) bool { return chunk > rounded },
+		}, 22)
 	}
 }
