@@ -1,7 +1,7 @@
 /* forward.c finds the functions: behind this library, or in any libcudart or libcuda that is loaded. */
 #define _GNU_SOURCE
 #include "forward.h"
-#include "../reach/symbols.h"
+#include "symbols.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -64,7 +64,7 @@ static int pausable_malloc_here(void **pointer, size_t size)
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
 	({                                                                                         \
 		int made_;                                                                         \
-		if (likely(!region_active() && !account_is_watched()) || alloc_below) {              \
+		if (likely(!region_active() && !cuda_is_watched()) || alloc_below) {              \
 			made_ = plain;                                                             \
 		} else {                                                                           \
 			bool taking_ = (in_region);                                                \
@@ -97,7 +97,7 @@ OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *call
 
 HOT EXPORT int cudaMalloc(void **pointer, size_t size)
 {
-	if (likely(!region_active() && !account_is_watched()))
+	if (likely(!region_active() && !cuda_is_watched()))
 		return forward_cudaMalloc(pointer, size);
 	return watched_cudaMalloc(pointer, size, __builtin_return_address(0));
 }

@@ -4,7 +4,7 @@
 #include "shim.h"
 #include "forward.h"
 #include "../reach/names.h"
-#include "../reach/symbols.h"
+#include "symbols.h"
 
 #include <string.h>
 

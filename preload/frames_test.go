@@ -27,7 +27,8 @@ const anyFunction = "__indirect_call" // as gcc has it: by a pointer
 
 // pointers are those whose functions are known; "": one of the C library's.
 var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
-	"region_report_environment": "error_log", "go_start": "region_report_environment", "region_load_environment": "../region/environment.c:take_debug"}
+	"region_report_environment": "error_log", "go_start": "region_report_environment",
+	"region_load_environment": "../region/environment.c:take_debug"}
 
 // deepest is how much of the stack a function and what it calls have at a time; whose C library it is uses more.
 func (g *callGraph) deepest(function string) int {
@@ -57,8 +58,9 @@ func (g *callGraph) chain(function string) string {
 // readGraph compiles one file of C.
 func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 	output := filepath.Join(folder, strings.ReplaceAll(strings.TrimPrefix(file, "../"), "/", "_"))
-	text, err := exec.Command("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-fcallgraph-info=su", "-isystem", headers,
-		"-I.", "-I../region", "-I../forward", "-I../reach", "-c", "-o", output+".o", file).CombinedOutput()
+	text, err := exec.Command("gcc", "-std=gnu11", "-O2", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden",
+		"-fcallgraph-info=su", "-isystem", headers, "-I.", "-I../region", "-I../forward", "-I../reach",
+		"-c", "-o", output+".o", file).CombinedOutput()
 	require.NoError(t, err, "%s", text)
 	graph, err := os.Open(output + ".ci")
 	require.NoError(t, err)
@@ -82,8 +84,8 @@ func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 	}
 }
 
-// Coroutines and threads of a host may have small stacks: of what comes before Go's own, and before CUDA, ours is little.
-// Here all C is compiled with warnings as errors.
+// Coroutines and threads of a host may have small stacks: of what comes before Go's own, and before CUDA, ours is
+// little. Here all C is compiled with warnings as errors.
 func TestStackOfOurC(t *testing.T) {
 	const most = 2 << 10 // bytes
 	if sanitized {
@@ -92,7 +94,8 @@ func TestStackOfOurC(t *testing.T) {
 	headers, folder := t.TempDir(), t.TempDir()
 	goFiles, err := exec.Command("sh", "-c", `grep -l '^import "C"' *.go`).Output()
 	require.NoError(t, err)
-	arguments := append([]string{"tool", "cgo", "-objdir", headers, "--", "-std=gnu11", "-I../region", "-I../forward", "-I."},
+	arguments := append([]string{"tool", "cgo", "-objdir", headers, "--", "-std=gnu11", "-I../region", "-I../forward",
+		"-I."},
 		strings.Fields(string(goFiles))...)
 	output, err := exec.Command("go", arguments...).CombinedOutput()
 	require.NoError(t, err, "%s", output)
@@ -109,9 +112,10 @@ func TestStackOfOurC(t *testing.T) {
 		require.Greater(t, len(g.frames), 100)
 		return g
 	}
-	ours, reach := graph("*.c", "goruntime/*.c", "../region/*.c", "../forward/*.c"), graph("../reach/*.c")
-	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to CUDA, or
-	// to what libtms.so answers for dlsym.
+	ours := graph("*.c", "goruntime/*.c", "account/*.c", "../region/*.c", "../forward/*.c")
+	reach := graph("../reach/*.c")
+	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to
+	// CUDA, or to what libtms.so answers for dlsym.
 	reach.deep[anyFunction] = ours.deepest("tms_driver_function")
 	gated := 0
 	for function := range reach.frames {

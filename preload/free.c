@@ -10,7 +10,7 @@ HIDDEN int pausable_free(void *pointer)
 
 static inline bool watches(const void *pointer)
 {
-	return unlikely(arena_contains(pointer) || account_is_watched());
+	return unlikely(arena_contains(pointer) || cuda_is_watched());
 }
 
 /* The rest of a function that frees watched memory. It passes other frees on without a frame of ours, which WATCHED

@@ -3,7 +3,7 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "gate.h"
-#include "../reach/symbols.h"
+#include "symbols.h"
 #include "region.h"
 #include "tms.h"
 

@@ -22,6 +22,8 @@ static void awake(void)
 	tmsServe();
 }
 
+HIDDEN _Atomic bool cuda_watched;
+
 HIDDEN const struct go_hooks go_hooks = {wanted, awake};
 
 AT_LOAD static void leave_environment(void)
@@ -41,5 +43,7 @@ __attribute__((constructor)) static void at_load(void)
 	region_load_environment();
 	trace_load();
 	account_load();
+	if (account_on)
+		atomic_store(&cuda_watched, true);
 	leave_environment();
 }

@@ -4,7 +4,7 @@
 #include "shim.h"
 #include "gate.h"
 #include "region.h"
-#include "../reach/symbols.h"
+#include "symbols.h"
 
 static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 {

@@ -4,6 +4,7 @@
 #define TMS_SHIM_H
 
 #include "../reach/communicators.h"
+#include "account/account.h"
 #include "goruntime/goruntime.h"
 
 #include <semaphore.h>
@@ -49,12 +50,6 @@ HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 /* token.c: memory exported by descriptor. Returns the driver's codes, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
- * names that library. */
-enum { CALLER_NAME_SIZE = 256 };
-HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
-HIDDEN bool excluded_caller(const void *address);
-
 /* True inside a call of CUDA's that libtms_reach.so may lead back to another function of ours. What the outer one left
  * to CUDA, the inner one leaves too. */
 extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
@@ -71,32 +66,6 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING() TAKING_FOR(__builtin_return_address(0))
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
-
-/* table.c: the blocks of account.c and shared.c by address. */
-struct account_owner;
-struct block {
-	const void *address; /* or the memory's handle; NULL: none */
-	size_t size;
-	union {
-		struct account_owner *owner; /* NULL: not counted */
-		uint64_t handle; /* that is mapped there */
-	};
-	union {
-		const void *context;
-		struct { /* for a handle */
-			uint32_t references, mappings : 30, shared : 2; /* 0: not with other processes */
-		};
-	};
-};
-struct table {
-	struct block *slots;
-	size_t slot_count, live;
-};
-enum { BLOCKS_MAX = 1 << 19 }; /* in one table */
-HIDDEN struct block *table_find(const struct table *table, const void *address); /* valid until a change; NULL: none */
-HIDDEN bool table_put(struct table *table, struct block block); /* replaces one at its address; false: no memory */
-HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
-HIDDEN void table_clear(struct table *table);
 
 /* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
@@ -139,42 +108,12 @@ HIDDEN void trace_allocation(int device, uintptr_t address, uint64_t size, const
 HIDDEN void trace_unmapped(uintptr_t address, uint64_t size);
 HIDDEN void trace_sample_after(uint64_t pause); /* nanoseconds, until tmsTraceFigures is called again */
 
-/* account.c counts what CUDA itself gives to each library, for TMS_ACCOUNT, and does nothing without it. */
-extern _Atomic bool account_watched HIDDEN; /* trace.c or account.c looks at what CUDA gives */
-static inline bool account_is_watched(void)
+/* load.c: whether trace.c or account.c looks at what CUDA gives. */
+extern _Atomic bool cuda_watched HIDDEN;
+static inline bool cuda_is_watched(void)
 {
-	return atomic_load_explicit(&account_watched, memory_order_relaxed);
+	return atomic_load_explicit(&cuda_watched, memory_order_relaxed);
 }
-
-extern bool account_on HIDDEN; /* from load on */
-enum { ACCOUNT_OWNERS_MAX = 512, ACCOUNT_POOLS_MAX = 64 };
-struct account_owner {
-	const char *library; /* its file's name; interned */
-	int device;
-	uint64_t bytes, allocations;
-};
-struct account_pool {
-	void *pool; /* CUmemoryPool */
-	const char *library; /* the first that took memory from it; interned */
-	int device;
-};
-HIDDEN void account_load(void);
-HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after the allocation */
-HIDDEN struct block account_free(const void *address);				  /* before the free */
-HIDDEN void account_unfree(struct block block);					  /* after a free that failed */
-/* Call these before a context is destroyed, after that, and before a device is reset. */
-HIDDEN void account_context_leaves(const void *context);
-HIDDEN void account_context_left(const void *context, bool gone);
-HIDDEN void account_device_resets(int device);
-/* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
-HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
-HIDDEN void account_add(const struct block *block, bool has_room);
-HIDDEN void account_subtract(const struct block *block);
-HIDDEN void account_pool(void *pool, const void *caller); /* before it gives memory; NULL: the device's current pool */
-/* All, and how many allocations found no room. Between begin and end none of the listed pools is destroyed. */
-HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
-HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX]);
-HIDDEN void account_pools_end(void);
 
 /* device.c: the contexts that the program made, by slot. Release each that acquire returns. */
 extern int context_slots HIDDEN;

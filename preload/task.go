@@ -20,6 +20,7 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
+	"tms/preload/account"
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/backup"
@@ -317,11 +318,12 @@ func statusOf(state control.ProcessState) *control.Reply {
 				state.Stats, err = statsOf(e, C.control_environment.temporary)
 			}
 		}
-		state.Devices, state.Account = []control.Device{}, nil
+		var asked *cuda.Driver
 		if engine.Load() != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
-			state.Devices = devicesOf()
+			asked = driver
 		}
-		state.Account = accountOf(state.Devices)
+		state.Devices = account.Devices(asked)
+		state.Account = account.Of(asked, state.Devices)
 		if err == nil {
 			reply.Process, err = json.Marshal(state)
 		}

@@ -89,7 +89,7 @@ AT_LOAD static void turn(bool on)
 	if (on)
 		atomic_store(&handlers_taker, taken);
 	atomic_store(&trace_on, on);
-	atomic_store(&account_watched, on || account_on);
+	atomic_store(&cuda_watched, on || account_on);
 }
 
 static int opened(const char *name, int flags)

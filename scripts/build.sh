@@ -82,7 +82,7 @@ PATH=$GOROOT/bin:$PATH
 overlay
 # Go does not look whether headers outside a package have changed: their checksum is among the flags, which it does.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pymodule/tms/_version.py)
-export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h reach/*.h preload/goruntime/*.h | cksum | tr -dc 0-9)"
+export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h reach/*.h preload/*/*.h | cksum | tr -dc 0-9)"
 wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
 	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \

@@ -1,7 +1,11 @@
-package main
+// Package account counts, under TMS_ACCOUNT, the device memory that CUDA itself gives to each library of the program.
+// The counting is in C: calls that are passed on do not enter Go.
+package account
 
 /*
-#include "shim.h"
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../../region -I${SRCDIR}/../../forward
+#cgo LDFLAGS: -lpthread
+#include "account.h"
 */
 import "C"
 
@@ -13,9 +17,13 @@ import (
 	"tms/vmm/cuda"
 )
 
-// devicesOf lists the devices on which the process has the context that the runtime uses.
-func devicesOf() []control.Device {
+// Devices lists the devices on which the process has the context that the runtime uses; without a driver,
+// none.
+func Devices(driver *cuda.Driver) []control.Device {
 	found := []control.Device{}
+	if driver == nil {
+		return found
+	}
 	count, _ := driver.DeviceCount()
 	for ordinal := range count {
 		device, err := driver.DeviceGet(ordinal)
@@ -33,9 +41,9 @@ func devicesOf() []control.Device {
 	return found
 }
 
-// accountOf reads what CUDA itself has given to each library (account.c); nil where that is not asked for.
+// Of reads what CUDA itself has given to each library (account.c); nil where that is not asked for.
 // Pools and graphs of the devices are asked of the driver.
-func accountOf(devices []control.Device) *control.Account {
+func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
 	if !C.account_on {
 		return nil
 	}
@@ -48,14 +56,14 @@ func accountOf(devices []control.Device) *control.Account {
 	}
 	made.Uncounted = uint64(uncounted)
 	if len(devices) > 0 {
-		made.Others = append(made.Others, poolsAndGraphs(devices)...)
+		made.Others = append(made.Others, poolsAndGraphs(driver, devices)...)
 	}
 	return &made
 }
 
 // poolsAndGraphs asks each pool that memory was taken from, each device's own, and each device for its graphs. What
 // cannot be asked, of an older driver, is left out.
-func poolsAndGraphs(devices []control.Device) (found []control.Other) {
+func poolsAndGraphs(driver *cuda.Driver, devices []control.Device) (found []control.Other) {
 	pools := make([]C.struct_account_pool, C.ACCOUNT_POOLS_MAX)
 	pools = pools[:C.account_pools_begin(unsafe.SliceData(pools))]
 	defer C.account_pools_end()

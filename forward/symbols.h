@@ -1,7 +1,7 @@
 /* symbols looks names up in loaded libraries: without a call, which a sanitizer may not be ready for at
  * the first dlsym of all, and without dlsym, which other libraries stand in front of too. */
-#ifndef REACH_SYMBOLS_H
-#define REACH_SYMBOLS_H
+#ifndef FORWARD_SYMBOLS_H
+#define FORWARD_SYMBOLS_H
 
 #include <dlfcn.h>
 #include <link.h>

@@ -2,9 +2,9 @@
  * allocations never pausable, and for account.c. It looks anew each time, for microseconds beside an allocation's
  * hundred, because a table would have to know of every dlclose. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "account.h"
 #include "region.h"
-#include "../reach/symbols.h"
+#include "symbols.h"
 
 #include <stdio.h>
 

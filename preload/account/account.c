@@ -4,11 +4,11 @@
  *
  * The lock is never held during a call of CUDA. A free is noted before the call, because another thread may get the
  * address at once, and taken back when the call fails; an allocation is noted after. For memory made by cuMemCreate,
- * shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
+ * preload/shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
  *
  * A forked child has no account: CUDA does not survive fork. */
 #define _GNU_SOURCE
-#include "shim.h"
+#include "account.h"
 #include "forward.h"
 #include "region.h"
 
@@ -22,7 +22,6 @@
 enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX };
 
 HIDDEN bool account_on;
-HIDDEN _Atomic bool account_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct fork_mark process; /* that has the memory; a child that no handler prepared notes nothing */
 static char program[256];	 /* the file that it is, without folders */
@@ -174,7 +173,7 @@ HIDDEN void account_context_left(const void *context, bool gone)
 	end();
 }
 
-/* ---- memory by handles, which shared.c reports */
+/* ---- memory by handles, which preload/shared.c reports */
 
 HIDDEN struct account_owner *account_owner_of(const void *caller, int device)
 {
@@ -349,6 +348,5 @@ AT_LOAD HIDDEN void account_load(void)
 	const char *slash = strrchr(path, '/');
 	snprintf(program, sizeof program, "%s", slash ? slash + 1 : "unknown");
 	account_on = true;
-	atomic_store(&account_watched, true);
 	fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }

@@ -1,6 +1,6 @@
-/* table keeps blocks of memory by address, for account.c and shared.c, which have the locks. Open addressing, linear
- * probing. */
-#include "shim.h"
+/* table keeps blocks of memory by address, for account.c and preload/shared.c, which have the locks. Open addressing,
+ * linear probing. */
+#include "account.h"
 
 #include <stdlib.h>
 #include <string.h>

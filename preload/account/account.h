@@ -1,0 +1,74 @@
+/* account counts what CUDA itself gives to each library of the program. It knows no regions and no segments. */
+#ifndef TMS_ACCOUNT_H
+#define TMS_ACCOUNT_H
+
+#include "../goruntime/goruntime.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
+ * names that library. */
+enum { CALLER_NAME_SIZE = 256 };
+HIDDEN bool caller_library(const void *address, char name[CALLER_NAME_SIZE]);
+HIDDEN bool excluded_caller(const void *address);
+
+/* table.c: the blocks of account.c and preload/shared.c by address. */
+struct account_owner;
+struct block {
+	const void *address; /* or the memory's handle; NULL: none */
+	size_t size;
+	union {
+		struct account_owner *owner; /* NULL: not counted */
+		uint64_t handle; /* that is mapped there */
+	};
+	union {
+		const void *context;
+		struct { /* for a handle */
+			uint32_t references, mappings : 30, shared : 2; /* 0: not with other processes */
+		};
+	};
+};
+struct table {
+	struct block *slots;
+	size_t slot_count, live;
+};
+enum { BLOCKS_MAX = 1 << 19 }; /* in one table */
+HIDDEN struct block *table_find(const struct table *table, const void *address); /* valid until a change; NULL: none */
+HIDDEN bool table_put(struct table *table, struct block block); /* replaces one at its address; false: no memory */
+HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
+HIDDEN void table_clear(struct table *table);
+
+/* account.c counts what CUDA itself gives to each library, for TMS_ACCOUNT, and does nothing without it. */
+extern bool account_on HIDDEN; /* from load on */
+enum { ACCOUNT_OWNERS_MAX = 512, ACCOUNT_POOLS_MAX = 64 };
+struct account_owner {
+	const char *library; /* its file's name; interned */
+	int device;
+	uint64_t bytes, allocations;
+};
+struct account_pool {
+	void *pool; /* CUmemoryPool */
+	const char *library; /* the first that took memory from it; interned */
+	int device;
+};
+HIDDEN void account_load(void);
+HIDDEN void account_malloc(const void *address, size_t size, const void *caller); /* after the allocation */
+HIDDEN struct block account_free(const void *address);				  /* before the free */
+HIDDEN void account_unfree(struct block block);					  /* after a free that failed */
+/* Call these before a context is destroyed, after that, and before a device is reset. */
+HIDDEN void account_context_leaves(const void *context);
+HIDDEN void account_context_left(const void *context, bool gone);
+HIDDEN void account_device_resets(int device);
+/* For memory by handle, which has an owner before it is counted. NULL: it is not counted. */
+HIDDEN struct account_owner *account_owner_of(const void *caller, int device);
+HIDDEN void account_add(const struct block *block, bool has_room);
+HIDDEN void account_subtract(const struct block *block);
+HIDDEN void account_pool(void *pool, const void *caller); /* before it gives memory; NULL: the device's current pool */
+/* All, and how many allocations found no room. Between begin and end none of the listed pools is destroyed. */
+HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint64_t *not_counted);
+HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX]);
+HIDDEN void account_pools_end(void);
+
+#endif
