@@ -107,6 +107,7 @@ const (
 	leastTry = time.Second           // for what can no longer fail for want of time
 	// So many times as long, for ranks that are aligned: they wait for none but their own devices.
 	alignedTries = 8
+	leastLease   = 60.0 // seconds, for a busy rank's answer to what has no lease
 )
 
 // jobRank is one process of a job.
@@ -119,13 +120,27 @@ type jobRank struct {
 	err           error
 }
 
-// ask sends a request that takes no longer than within. A process that is stopped never answers. Errors: those of Do;
-// of the reply, which may be nil.
+// ask sends a request that takes no longer than within. A process that is stopped never answers; one that is only late,
+// on a busy machine, has until the lease of the ranks ends. Errors: those of Do; of the reply, which may be nil.
 func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
-	limited, stop := context.WithTimeout(ctx, within+answerTime)
+	within += answerTime
+	most := max(within, time.Duration(cmp.Or(request.Lease, leastLease)*float64(time.Second)))
+	limited, stop := context.WithTimeout(ctx, most)
 	defer stop()
+	go func() {
+		for wait := within; ; wait = answerTime {
+			select {
+			case <-limited.Done():
+				return
+			case <-time.After(wait):
+				if r.Stopped() {
+					stop()
+				}
+			}
+		}
+	}()
 	answer, err := r.Do(limited, request)
-	if errors.Is(err, context.DeadlineExceeded) {
+	if err != nil && ctx.Err() == nil && errors.Is(err, limited.Err()) {
 		err = client.Unreachable("it does not answer (stopped?)")
 	}
 	if reply != nil {

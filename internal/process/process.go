@@ -17,19 +17,34 @@ import (
 // has ended lives. (proc_pid_stat(5))
 // Errors: fs.ErrNotExist when there is no such process.
 func Started(pid int) (start uint64, zombie bool, err error) {
+	fields, err := stat(pid)
+	if err != nil {
+		return 0, false, err
+	}
+	start, err = strconv.ParseUint(fields[19], 10, 64)
+	others := fields[17] != "0" && fields[17] != "1" // threads
+	return start, (fields[0] == "Z" || fields[0] == "X") && !others, err
+}
+
+// Stopped reports whether a process is stopped by a signal or by a tracer. (proc_pid_stat(5))
+func Stopped(pid int) bool {
+	fields, err := stat(pid)
+	return err == nil && (fields[0] == "T" || fields[0] == "t")
+}
+
+// stat returns the fields of /proc/PID/stat from the third on, at least 20 of them.
+func stat(pid int) ([]string, error) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if errors.Is(err, unix.ESRCH) {
 		err = fs.ErrNotExist // it ended while we read
 	}
 	if err != nil {
-		return 0, false, err
+		return nil, err
 	}
 	// Field 2, the name, may have spaces and parentheses in it. What follows starts with field 3.
 	fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:]))
 	if len(fields) < 20 {
-		return 0, false, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+		return nil, fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
 	}
-	start, err = strconv.ParseUint(fields[19], 10, 64)
-	others := fields[17] != "0" && fields[17] != "1" // threads
-	return start, (fields[0] == "Z" || fields[0] == "X") && !others, err
+	return fields, nil
 }

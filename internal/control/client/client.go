@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
+	"tms/internal/process"
 	"tms/internal/readable"
 )
 
@@ -219,6 +220,9 @@ func connect(pid int) (*Conn, error) {
 
 // Close ends the connection. What was paused over it and not kept is resumed by the process.
 func (c *Conn) Close() { _ = c.connection.Close() }
+
+// Stopped reports whether the process is stopped, by a signal or a tracer, and so cannot answer.
+func (c *Conn) Stopped() bool { return process.Stopped(c.Peer) }
 
 // Do sends a request and returns the reply, also one that refuses it. When the context ends first the connection is
 // closed, so that the process withdraws or undoes what was asked.
