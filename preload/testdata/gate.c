@@ -32,7 +32,7 @@ int cuStreamEndCapture(void *, void **);
 int cuStreamQuery(void *);
 int cuStreamSynchronize(void *);
 
-enum { SIZE = 4 * MIB, WORDS = 64, TIMEOUT = 909, NOT_SUPPORTED = 801 };
+enum { SIZE = 4 * MIB, WORDS = 64, PATIENCE = 600, TIMEOUT = 909, NOT_SUPPORTED = 801 };
 
 static void says(const char *words)
 {
@@ -88,6 +88,24 @@ static void held_up(struct worker *w)
 	CHECK(!w->done);
 }
 
+/* The function of the driver that a thread is to be inside before the test goes on, and how often it was called. */
+static struct {
+	const char *counter;
+	uint64_t before;
+} awaited;
+
+static void await_call(const char *counter)
+{
+	awaited.counter = counter;
+	awaited.before = sim_stat(counter);
+}
+
+static void is_called(void)
+{
+	while (sim_stat(awaited.counter) == awaited.before)
+		usleep(1000);
+}
+
 static void ended(struct worker *w, int code)
 {
 	EXPECT(pthread_join(w->thread, NULL), 0);
@@ -121,7 +139,7 @@ static void basic(void)
 	struct worker w;
 	fill(memory, SIZE, 1);
 	size_t before = free_bytes();
-	EXPECT(tms_pause_gated("t", 5), 0);
+	EXPECT(tms_pause_gated("t", PATIENCE), 0);
 	EXPECT(tms_last_bytes(), SIZE);
 	EXPECT(free_bytes() - before, SIZE);
 	give(&w, fill_words, memory);
@@ -132,12 +150,12 @@ static void basic(void)
 	other = pausable(SIZE, "u", true);
 	EXPECT(cudaFree(other), 0);
 	EXPECT(cudaDeviceSynchronize(), 0);
-	EXPECT(tms_pause_gated("t", 5), 0); /* once more */
+	EXPECT(tms_pause_gated("t", PATIENCE), 0); /* once more */
 	held_up(&w);
 	EXPECT(tms_resume("t"), 0);
 	ended(&w, 0);
 	EXPECT(word_of(memory), 5);
-	EXPECT(tms_pause_gated("there is none", 5), 0);
+	EXPECT(tms_pause_gated("there is none", PATIENCE), 0);
 	is_open(memory);
 	EXPECT(tms_pause_gated("t", -1), 1);
 	says("no number of seconds");
@@ -178,8 +196,9 @@ static void inside(void)
 	char words[200];
 	struct worker w;
 	pthread_t opener;
+	await_call("calls:cuMemcpyHtoD");
 	give(&w, copy_slowly, memory);
-	held_up(&w);
+	is_called();
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	snprintf(words, sizeof words, "thread %d (a worker) has not come back from cuMemcpyHtoD_v2 within 200ms; nothing",
 		 w.number);
@@ -190,10 +209,11 @@ static void inside(void)
 	EXPECT(word_of(memory), 7);
 	is_open(memory);
 	/* One that comes back in time is waited for. */
+	await_call("calls:cuMemcpyHtoD");
 	give(&w, copy_slowly, memory);
-	held_up(&w);
+	is_called();
 	start(open_later, NULL, &opener);
-	EXPECT(tms_pause_gated(NULL, 10), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	while (!w.done) /* it is past the call, and may yet have to say so */
 		usleep(1000);
 	EXPECT(tms_resume(NULL), 0);
@@ -245,18 +265,18 @@ static void captured(void)
 	give(&w, capture_a_while, memory);
 	while (!capturing)
 		sched_yield();
-	EXPECT(tms_pause_gated(NULL, 10), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	usleep(50000);
 	held_up(&w);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
 	EXPECT(word_of(memory), 5);
 	/* Who waits at the gate to begin one does not capture: neither a resume nor a pause is refused. */
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&w, begin_and_end, NULL);
 	held_up(&w);
 	void *other = pausable(SIZE, "u", true);
-	EXPECT(tms_pause_gated("u", 5), 0);
+	EXPECT(tms_pause_gated("u", PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
 	EXPECT(cudaFree(other), 0);
@@ -282,7 +302,7 @@ static void busy(void)
 	says(words);
 	is_open(memory);
 	sem_post(&door);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuLaunchHostFunc(NULL, wait_at, &door), 0);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
@@ -292,7 +312,7 @@ static void busy(void)
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	says("perhaps the own default stream of thread ");
 	sem_post(&door);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	/* A driver that cannot be asked is waited for by a thread, which is left behind. */
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
@@ -303,7 +323,7 @@ static void busy(void)
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	sem_post(&door);
 	sim_fail("cuCtxRecordEvent", 1, 801);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	is_open(memory);
 }
@@ -387,7 +407,7 @@ static void callback(void)
 	go_on = false;
 	ended(&w, 0);
 	EXPECT(cuStreamSynchronize(apart), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	is_open(memory);
 }
@@ -421,15 +441,16 @@ static void nested(void)
 	pthread_t thread;
 	nested_target = pausable(SIZE, "t", true);
 	signal(SIGUSR1, on_signal);
+	await_call("calls:cuMemcpyHtoD");
 	give(&copier, copy_slowly, nested_target);
-	held_up(&copier);
+	is_called();
 	start(disturb, NULL, &thread);
-	EXPECT(tms_pause_gated(NULL, 10), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(nested_calls, 1);
 	EXPECT(pthread_join(thread, NULL), 0);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&copier, 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&copier, fill_words, nested_target);
 	held_up(&copier);
 	EXPECT(pthread_kill(copier.thread, SIGUSR1), 0);
@@ -439,7 +460,7 @@ static void nested(void)
 	ended(&copier, 0);
 	while (nested_calls < 2)
 		sched_yield();
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	is_open(nested_target);
 }
@@ -448,7 +469,7 @@ static void nested(void)
 static void forked(void)
 {
 	void *memory = pausable(SIZE, "t", true);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	for (int how = 0; how < 2; how++) {
 		pid_t child = how ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
 		if (child == 0) {
@@ -508,7 +529,7 @@ static void cancelled(void)
 	struct worker w[100];
 	pthread_t thread;
 	EXPECT(pthread_key_create(&last_words, fill_at_the_end), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	for (int i = 0; i < 100; i++)
 		give(&w[i], fill_to_be_cancelled, memory);
 	held_up(&w[99]);
@@ -525,11 +546,12 @@ static void cancelled(void)
 		start(end_working, memory, &thread);
 		EXPECT(pthread_join(thread, NULL), 0);
 	}
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	/* Inside: what it gave the device is left, and is what is waited for, not the thread. */
+	await_call("calls:cuMemcpyHtoD");
 	give(&w[0], wait_to_be_cancelled, NULL);
-	held_up(&w[0]);
+	is_called();
 	EXPECT(pthread_cancel(w[0].thread), 0);
 	EXPECT(pthread_join(w[0].thread, NULL), 0);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
@@ -542,8 +564,8 @@ static void tags(void)
 	void *a = pausable(SIZE, "a", true), *b = pausable(SIZE, "b", true), *own = pausable(SIZE, "own", true);
 	struct worker w;
 	EXPECT(tms_pause("own"), 0);
-	EXPECT(tms_pause_gated("a", 5), 0);
-	EXPECT(tms_pause_gated("b", 5), 0);
+	EXPECT(tms_pause_gated("a", PATIENCE), 0);
+	EXPECT(tms_pause_gated("b", PATIENCE), 0);
 	give(&w, fill_words, a);
 	held_up(&w);
 	EXPECT(tms_resume("a"), 0);
@@ -554,7 +576,7 @@ static void tags(void)
 	EXPECT(tms_resume("b"), 0);
 	ended(&w, 0); /* what the program has paused itself is its own affair */
 	is_open(b);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&w, fill_words, a);
 	EXPECT(tms_resume("a"), 0);
 	held_up(&w);
@@ -564,7 +586,7 @@ static void tags(void)
 	EXPECT(cudaFree(own), 0);
 	is_open(a);
 	/* A reset of the device leaves nothing. */
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(cudaDeviceReset(), 0);
 	is_open(pausable(SIZE, "a", true));
 }
@@ -582,7 +604,7 @@ static void failing(void)
 	fill(memory, SIZE, 3);
 	for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
 		sim_fail(calls[i].function, 1, calls[i].code);
-		int code = tms_pause_gated("t", 5);
+		int code = tms_pause_gated("t", PATIENCE);
 		sim_fail(calls[i].function, 1, 0);
 		if (code == 0) /* tried again, or not called */
 			EXPECT(tms_resume("t"), 0);
@@ -598,7 +620,7 @@ static void failing(void)
 		EXPECT(tms_resume("t"), 0);
 		CHECK(filled(memory, SIZE, 3));
 	}
-	EXPECT(tms_pause_gated("t", 5), 0);
+	EXPECT(tms_pause_gated("t", PATIENCE), 0);
 	give(&w, fill_words, memory);
 	sim_fail("cuMemCreate", 1, 2);
 	EXPECT(tms_resume("t"), 2);
@@ -610,7 +632,7 @@ static void failing(void)
 static void *pause_with_patience(void *unused)
 {
 	(void)unused;
-	EXPECT(tms_pause_gated(NULL, 10), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	return NULL;
 }
 
@@ -619,8 +641,9 @@ static void two_at_once(void)
 	void *memory = pausable(SIZE, "t", true);
 	pthread_t first;
 	EXPECT(cuLaunchHostFunc(stream, wait_at, &door), 0);
+	await_call("calls:cuCtxRecordEvent");
 	start(pause_with_patience, NULL, &first);
-	usleep(100000);
+	is_called();
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	says("another gated pause has not ended within 200ms; nothing has changed");
 	EXPECT(tms_resume(NULL), 0); /* of nothing yet: the other goes on */
@@ -645,7 +668,7 @@ static void sandboxed(bool registered)
 	};
 	struct sock_fprog filter = {sizeof code / sizeof *code, code};
 	if (registered) {
-		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 		EXPECT(tms_resume(NULL), 0);
 	}
 	EXPECT(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), 0);
@@ -664,11 +687,11 @@ static void exported(bool forced)
 	int descriptor = -1;
 	if (!getenv("TMS_SHAREABLE")) {
 		EXPECT(cuMemRetainAllocationHandle(&handle, memory), NOT_SUPPORTED);
-		EXPECT(tms_pause_gated(NULL, 5), 0);
+		EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 		return;
 	}
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0); /* a handle alone lends nothing */
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0); /* a handle alone lends nothing */
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
@@ -682,7 +705,7 @@ static void exported(bool forced)
 	is_open(memory);
 	close(descriptor);
 	EXPECT(cudaFree(memory), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
 /* However much the program has taken handles of and given away before: with as many as there once was room for. */
@@ -703,7 +726,7 @@ static void lent_before(bool by_range)
 	if (by_range)
 		EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	EXPECT(cudaFree(others), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	if (by_range) {
 		EXPECT(cuMemGetHandleForAddressRange(&descriptor, (uintptr_t)memory, SIZE, 1, 0), 0);
@@ -718,16 +741,16 @@ static void lent_before(bool by_range)
 	EXPECT(tms_pause_gated(NULL, 5), NOT_SUPPORTED);
 	says("was exported, and its importers cannot be stopped");
 	EXPECT(cudaFree(memory), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	pausable(SIZE, "t", true); /* where that was, and it was given to nobody */
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
 static void library(const char *path)
 {
 	void *memory = pausable(SIZE, "t", true);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
 	void *plugin = dlopen(path, RTLD_NOW);
 	CHECK(plugin);
@@ -735,7 +758,7 @@ static void library(const char *path)
 	says("nvshmem_bootstrap_uid.so.3 is loaded, so NVSHMEM is in use");
 	is_open(memory);
 	EXPECT(dlclose(plugin), 0);
-	EXPECT(tms_pause_gated(NULL, 5), 0);
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
 static void no_gate(const char *words)
