@@ -55,7 +55,6 @@ func TestBadValues(t *testing.T) {
 		"doctor --pid x":           "--pid x: give a whole number, such as 12345; see tms doctor --help",
 		"pause --json=maybe 1":     "--json maybe: give true or false; see tms pause --help",
 		"ps x":                     `tms ps takes flags alone, and "x" is none; see tms ps --help`,
-		"ps --watch x":             "--watch x: give a number of seconds, such as 5",
 		"metrics --listen foo":     "--listen foo: missing port in address; give an address and a free port, such as 127.0.0.1:9400",
 		"idle 1 --lock /none/such": "--lock /none/such cannot be opened: no such file or directory",
 	} {

@@ -4,10 +4,13 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"tms/internal/control/client"
 	"tms/internal/readable"
@@ -38,13 +41,22 @@ type progress struct {
 
 // progress begins to show. It shows nothing beside JSON, or for libtms.so.
 func (s *steering) progress(to io.Writer, verb string, pids ...int) *progress {
-	_, bar := terminal(to)
-	p := &progress{to: to, bar: bar, verb: verb, begun: time.Now(), stopped: make(chan struct{}),
-		pids: slices.Clone(pids)}
+	p := &progress{to: to, bar: terminal(to), verb: verb, begun: time.Now(),
+		stopped: make(chan struct{}), pids: slices.Clone(pids)}
 	if !s.asJSON && !s.report && len(pids) > 0 {
 		p.looking.Go(p.follow)
 	}
 	return p
+}
+
+// terminal reports whether a writer is a terminal that can move its cursor.
+func terminal(to io.Writer) bool {
+	file, ok := to.(*os.File)
+	if !ok || os.Getenv("TERM") == "dumb" {
+		return false
+	}
+	_, err := unix.IoctlGetWinsize(int(file.Fd()), unix.TIOCGWINSZ)
+	return err == nil
 }
 
 // done writes what came of a process.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -91,49 +90,29 @@ func status(pid int, within time.Duration) (control.ProcessState, error) {
 
 func psCommand() *cobra.Command {
 	var asJSON, inBytes bool
-	var watch float64
 	var job string
 	command := &cobra.Command{
-		Use:   "ps [--bytes] [--watch [SECONDS]]",
+		Use:   "ps",
 		Short: "List the processes that can be paused from outside",
 		Long: `Lists the processes of this user that can be paused, with a row for each tag on
 each device. LIVE is what the program has allocated, HELD is the device memory
 that it has now, and BACKUP says where contents wait.`,
 		Example: `  tms ps
   tms ps --bytes
-  tms ps --job 127.0.0.1:29500 --watch 5`,
+  tms ps --job 127.0.0.1:29500`,
 		Args: func(command *cobra.Command, arguments []string) error {
-			if command.Flags().Changed("watch") && len(arguments) == 1 {
-				seconds, err := strconv.ParseFloat(arguments[0], 64)
-				if err != nil {
-					return fmt.Errorf("--watch %s: give a number of seconds, such as 5", arguments[0])
-				}
-				watch = seconds
-				arguments = nil
-			}
-			if command.Flags().Changed("watch") && !(watch >= shortestWatch && watch <= control.MaxSeconds) {
-				return fmt.Errorf("--watch %g: give seconds, from %g to %d", watch, shortestWatch, control.MaxSeconds)
-			}
 			if err := checkJob(command, job); err != nil {
 				return err
 			}
 			return noArguments(command, arguments)
 		},
 		RunE: func(command *cobra.Command, _ []string) error {
-			if watch == 0 {
-				return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
-			}
-			return watching(command.OutOrStdout(), time.Duration(watch*float64(time.Second)), !asJSON,
-				func(to io.Writer) error {
-					return showProcesses(to, to, job, asJSON, inBytes)
-				})
+			return showProcesses(command.OutOrStdout(), command.ErrOrStderr(), job, asJSON, inBytes)
 		},
 	}
 	command.Flags().BoolVar(&asJSON, "json", false, "print one JSON array, with all statistics")
 	command.Flags().BoolVar(&inBytes, "bytes", false, "list all that each process has, by library")
 	addJob(command, &job)
-	command.Flags().Float64Var(&watch, "watch", 0, "repeat every so many `SECONDS`")
-	command.Flags().Lookup("watch").NoOptDefVal = "2"
 	return command
 }
 

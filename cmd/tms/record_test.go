@@ -106,13 +106,12 @@ func TestReportsThatCannotBe(t *testing.T) {
 	lines := write(t, "lines.csv", "Thread,Time,Action,Pointer,Size,Stream\n")
 	out := filepath.Join(t.TempDir(), "out")
 	for words, arguments := range map[string][]string{
-		"give a trace":               {"-o", out},
-		"give the file to write":     {lines},
-		"the formats are":            {lines, "--format", "pdf", "-o", out},
-		"--torch-snapshot takes one": {lines, lines, "--torch-snapshot", lines, "-o", out},
-		"csv takes one trace":        {lines, lines, "--format", "csv", "-o", out},
-		"does not begin with":        {lines, "-o", out},
-		"no such file or directory":  {lines + ".none", "-o", out},
+		"give a trace":              {"-o", out},
+		"give the file to write":    {lines},
+		"the formats are":           {lines, "--format", "pdf", "-o", out},
+		"csv takes one trace":       {lines, lines, "--format", "csv", "-o", out},
+		"does not begin with":       {lines, "-o", out},
+		"no such file or directory": {lines + ".none", "-o", out},
 	} {
 		_, stderr, code := execute(t, nil, append([]string{"report"}, arguments...))
 		require.Equal(t, exitUsage, code)

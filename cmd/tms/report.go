@@ -13,7 +13,7 @@ import (
 )
 
 func reportCommand() *cobra.Command {
-	var file, format, snapshot string
+	var file, format string
 	command := &cobra.Command{
 		Use:   "report TRACE...",
 		Short: "Show recordings of device memory on a page",
@@ -31,12 +31,9 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 		},
 		RunE: func(_ *cobra.Command, paths []string) error {
 			var write func(io.Writer) error
-			if snapshot != "" && (len(paths) > 1 || format != "html") {
-				return errors.New("--torch-snapshot takes one trace, and --format html")
-			}
 			switch format {
 			case "html":
-				write = func(to io.Writer) error { return reporting.WritePage(to, paths, snapshot) }
+				write = func(to io.Writer) error { return reporting.WritePage(to, paths) }
 			case "perfetto":
 				write = func(to io.Writer) error { return reporting.WritePerfetto(to, paths) }
 			case "csv":
@@ -55,7 +52,6 @@ pause. Several traces must be of one machine; a trace may still be growing.`,
 	}
 	command.Flags().StringVarP(&file, "output", "o", "", "`FILE` to write; - is the standard output")
 	command.Flags().StringVar(&format, "format", "html", "`FORMAT`: html, perfetto or csv")
-	command.Flags().StringVar(&snapshot, "torch-snapshot", "", "`FILE` of a PyTorch memory snapshot, for stacks")
 	return command
 }
 

@@ -53,7 +53,7 @@ pause and resume. Keys: up and down select, p pauses, r resumes, ? has the rest.
 
 // screenful returns why top cannot be shown.
 func screenful(files ...*os.File) error {
-	const instead = ": tms ps shows the same, and tms ps --watch repeats it"
+	const instead = ": tms ps shows the same, and watch tms ps repeats it"
 	for _, file := range files {
 		if _, err := unix.IoctlGetTermios(int(file.Fd()), unix.TCGETS); err != nil {
 			return fmt.Errorf("top is for a terminal, and %s is none%s", strings.TrimPrefix(file.Name(), "/dev/"),

@@ -201,7 +201,7 @@ func TestTopOfAJob(t *testing.T) {
 func TestTopNeedsATerminal(t *testing.T) {
 	_, stderr, code := command(t, "top")
 	require.Equal(t, exitUsage, code)
-	require.Equal(t, "tms: top is for a terminal, and stdin is none: tms ps shows the same, and tms ps --watch repeats it\n", stderr)
+	require.Equal(t, "tms: top is for a terminal, and stdin is none: tms ps shows the same, and watch tms ps repeats it\n", stderr)
 	_, slave := openTerminal(t)
 	for kind, words := range map[string]string{"dumb": "TERM=dumb is none", "": "TERM= is none"} {
 		c := exec.Command(tms, "top")

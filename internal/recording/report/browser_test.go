@@ -202,7 +202,7 @@ const width, height = 1240, 900
 func (b *browser) open(t *testing.T, paths ...string) {
 	t.Helper()
 	var page bytes.Buffer
-	require.NoError(t, report.WritePage(&page, paths, ""))
+	require.NoError(t, report.WritePage(&page, paths))
 	file := filepath.Join(t.TempDir(), "report.html")
 	require.NoError(t, os.WriteFile(file, page.Bytes(), 0o600))
 	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)

@@ -54,7 +54,6 @@ type shownBlock struct {
 	Thread  uint32   `json:"thread"`
 	From    *float64 `json:"from"` // nil: before the recording
 	To      *float64 `json:"to"`   // nil: after the recording
-	Where   string   `json:"where"`
 }
 
 type shown struct {
@@ -66,22 +65,15 @@ type shown struct {
 	Processes []shownProcess `json:"processes"`
 }
 
-// WritePage writes a self-contained page of HTML. snapshot is a file with PyTorch's snapshot, for a single recording;
-// "": none. Errors: trace.ErrMalformed, the operating system's, the writer's.
-func WritePage(to io.Writer, paths []string, snapshot string) error {
+// WritePage writes a self-contained page of HTML. Errors: trace.ErrMalformed, the operating system's, the writer's.
+func WritePage(to io.Writer, paths []string) error {
 	processes, err := readAll(paths)
 	if err != nil {
 		return err
 	}
-	var where stacks
-	if snapshot != "" {
-		if where, err = readSnapshot(snapshot); err != nil {
-			return err
-		}
-	}
 	for columns, blocks := mostColumns, blocksShown; ; columns, blocks = columns/2, blocks*2/3 {
 		var made bytes.Buffer
-		if err := writePage(&made, processes, where, columns, blocks); err != nil {
+		if err := writePage(&made, processes, columns, blocks); err != nil {
 			return err
 		}
 		if made.Len() < mostPage || columns <= leastColumns {
@@ -91,7 +83,7 @@ func WritePage(to io.Writer, paths []string, snapshot string) error {
 	}
 }
 
-func writePage(to io.Writer, processes []*process, where stacks, most, blocks int) error {
+func writePage(to io.Writer, processes []*process, most, blocks int) error {
 	c := newColumns(processes, most)
 	zero, end := c[0], c[c.count()]
 	seconds := func(at int64) float64 { return time.Duration(at - zero).Seconds() }
@@ -128,7 +120,7 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 			number(seconds(min(b.to, end)))
 			number(float64(b.series))
 		}
-		s.Processes = append(s.Processes, p.show(zero, m, where))
+		s.Processes = append(s.Processes, p.show(zero, m))
 	}
 	var packed bytes.Buffer
 	packer, _ := gzip.NewWriterLevel(&packed, gzip.BestCompression)
@@ -149,7 +141,7 @@ func writePage(to io.Writer, processes []*process, where stacks, most, blocks in
 	return err
 }
 
-func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
+func (p *process) show(zero int64, m *addressMap) shownProcess {
 	made := shownProcess{process: p, Map: m, AllOperations: len(p.operations), Operations: []described{},
 		Largest: []shownBlock{}}
 	operations := slices.Clone(p.operations)
@@ -162,8 +154,7 @@ func (p *process) show(zero int64, m *addressMap, where stacks) shownProcess {
 		made.Operations = append(made.Operations, o.describe(zero))
 	}
 	for _, b := range m.shown[:min(mostLargest, len(m.shown))] {
-		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread,
-			Where: where.of(b.address)}
+		shown := shownBlock{Address: fmt.Sprintf("%#x", b.address), Size: b.size, Series: b.series, Thread: b.thread}
 		at := time.Duration(b.from - zero).Seconds()
 		if !b.earlier {
 			shown.From = &at

@@ -56,17 +56,16 @@ type contents struct {
 			Address  string
 			Size     uint64
 			From, To *float64
-			Where    string
 		}
 	}
 	numbers *bytes.Reader
 	times   []float64
 }
 
-func pageOf(t *testing.T, snapshot string, paths ...string) (contents, int) {
+func pageOf(t *testing.T, paths ...string) (contents, int) {
 	t.Helper()
 	var page bytes.Buffer
-	require.NoError(t, report.WritePage(&page, paths, snapshot))
+	require.NoError(t, report.WritePage(&page, paths))
 	require.NotRegexp(t, `(?i)(src|href)=["']?(https?:)?//`, page.String(), "it needs something else")
 	part := func(kind, id string) string {
 		found := regexp.MustCompile(`<script type="` + kind + `" id="` + id + `">([^<]*)</script>`).FindStringSubmatch(page.String())
@@ -147,7 +146,7 @@ func TestPageOfAMillionEvents(t *testing.T) {
 	const events, pauses = 1_000_000, 40
 	r, paused := busy(1, events, pauses)
 	path := r.write(t, "busy.trace")
-	c, size := pageOf(t, "", path)
+	c, size := pageOf(t, path)
 	t.Logf("%d events: %d columns, %d bytes", events, c.Columns, size)
 	require.Less(t, size, 1<<20)
 	require.Greater(t, c.Columns, 1000)
@@ -215,7 +214,7 @@ func TestPageOfAMillionEvents(t *testing.T) {
 // Where there are few changes, each is shown.
 func TestPageIsExact(t *testing.T) {
 	r, _ := busy(2, 300, 3)
-	c, size := pageOf(t, "", r.write(t, "few.trace"))
+	c, size := pageOf(t, r.write(t, "few.trace"))
 	require.True(t, c.Exact)
 	require.Less(t, size, 200<<10)
 	requireSums(t, &c, r, len(c.Processes[0].Series))
@@ -224,7 +223,7 @@ func TestPageIsExact(t *testing.T) {
 func TestPageOfSeveralProcesses(t *testing.T) {
 	one, _ := busy(3, 2000, 2)
 	other, _ := busy(4, 1000, 1)
-	c, _ := pageOf(t, "", one.write(t, "one.trace"), other.write(t, "other.trace"))
+	c, _ := pageOf(t, one.write(t, "one.trace"), other.write(t, "other.trace"))
 	require.Len(t, c.Processes, 2)
 	most, _ := c.sums(t, 2)
 	var all, first, second float64
@@ -247,7 +246,7 @@ func rollout(t *testing.T) []string {
 
 func TestPageOfARealRecording(t *testing.T) {
 	for _, paths := range [][]string{rollout(t), rl} {
-		c, _ := pageOf(t, "", paths...)
+		c, _ := pageOf(t, paths...)
 		require.True(t, c.Exact)
 		for _, p := range c.Processes {
 			require.NotEmpty(t, p.Operations)
@@ -288,7 +287,7 @@ func TestWhatRecordsMean(t *testing.T) {
 	r.put(trace.Record{Kind: trace.Begin, Flags: uint8(trace.Pause), Thread: 2})
 	r.put(trace.Record{Kind: trace.End, Flags: uint8(trace.Pause), Thread: 2, Device: 304, Address: 1e9, Pool: 9e8})
 	r.Write(make([]byte, 4096)) // what was had ahead
-	c, _ := pageOf(t, "", r.write(t, "cut.trace"))
+	c, _ := pageOf(t, r.write(t, "cut.trace"))
 	p := c.Processes[0]
 	require.Equal(t, [3]uint64{4096 - 100 + 50 + 64, 50 + 200 + 64, 7}, p.Peak)
 	stay := 0
@@ -310,60 +309,13 @@ func TestWhatRecordsMean(t *testing.T) {
 	require.Equal(t, 3+4, p.Map.Blocks) // 0x1000 three times, once taken back
 }
 
-func TestWhereMemoryWasAllocated(t *testing.T) {
-	r := newRecording(1, "")
-	r.malloc(0x7000000, 100*mib, "a")
-	r.now++
-	r.malloc(0xf000000, 50*mib, "a")
-	snapshot := filepath.Join(t.TempDir(), "snapshot.json")
-	const frames = `[{"filename":"??","line":0,"name":"cudaMalloc"},{"filename":"model.py","line":%d,"name":"build"},{"filename":"main.py","line":7,"name":"<module>"}]`
-	text := `{"segments":[{"address":117440512,"total_size":104857600,"blocks":[{"size":5,"frames":[]},{"size":7,"frames":` +
-		strings.ReplaceAll(frames, "%d", "12") + `}]}],"device_traces":[[{"action":"alloc","addr":1},{"action":"segment_alloc","addr":251658240,"size":52428800,` +
-		`"frames":` + strings.ReplaceAll(frames, "%d", "34") + `}]]}`
-	require.NoError(t, os.WriteFile(snapshot, []byte(text), 0o600))
-	c, _ := pageOf(t, snapshot, r.write(t, "torch.trace"))
-	largest := c.Processes[0].Largest
-	require.Equal(t, "build (model.py:12)\n<module> (main.py:7)", largest[0].Where)
-	require.Equal(t, "build (model.py:34)\n<module> (main.py:7)", largest[1].Where)
-
-	require.NoError(t, os.WriteFile(snapshot, []byte("\x80\x05"), 0o600)) // a pickle
-	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "again.trace")}, snapshot), "json.dump")
-}
-
-// testdata/torch-2.11*.json are what torch 2.11.0 said of a program of python -c, in the allocator's two ways: it allocated
-// 64 MiB in build(), within a region, and 4 MiB outside.
-func TestWherePyTorchAllocated(t *testing.T) {
-	const build = "build (<string>:7)\n<module> (<string>:10)"
-	r := newRecording(1, "")
-	r.malloc(140389057036288, 64*mib, "weights")
-	r.now++
-	r.malloc(140114177032192, 20*mib, "")
-	c, _ := pageOf(t, "testdata/torch-2.11.json", r.write(t, "segments.trace"))
-	largest := c.Processes[0].Largest
-	require.Equal(t, build, largest[0].Where)
-	require.Equal(t, "<module> (<string>:11)", largest[1].Where)
-
-	r = newRecording(1, "")
-	for i := range uint64(4) { // a segment of 80 MiB, of which PyTorch tells as one
-		r.malloc(140635289944064+i*20*mib, 20*mib, "weights")
-	}
-	r.malloc(140635289944064+80*mib, mib, "weights") // and behind it somebody else's
-	c, _ = pageOf(t, "testdata/torch-2.11-expandable.json", r.write(t, "expandable.trace"))
-	largest = c.Processes[0].Largest
-	require.Len(t, largest, 5)
-	for _, b := range largest[:4] {
-		require.Equal(t, build, b.Where, b.Address)
-	}
-	require.Empty(t, largest[4].Where)
-}
-
 func TestManyTags(t *testing.T) {
 	r := newRecording(1, "")
 	for i := range 100 {
 		r.now += 1e6
 		r.malloc(uint64(i+1)*0x10000000, uint64(i+1)*mib, "tag "+string(rune('a'+i%26))+strings.Repeat("x", i))
 	}
-	c, _ := pageOf(t, "", r.write(t, "many.trace"))
+	c, _ := pageOf(t, r.write(t, "many.trace"))
 	series := c.Processes[0].Series
 	require.Len(t, series, 12)
 	require.Equal(t, "89 others", series[11].Label)
@@ -405,6 +357,6 @@ func TestPerfetto(t *testing.T) {
 
 func TestNothingRecorded(t *testing.T) {
 	r := newRecording(1, "")
-	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "empty.trace")}, ""), "nothing is recorded in it")
-	require.ErrorIs(t, report.WritePage(io.Discard, []string{"report_test.go"}, ""), trace.ErrMalformed)
+	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "empty.trace")}), "nothing is recorded in it")
+	require.ErrorIs(t, report.WritePage(io.Discard, []string{"report_test.go"}), trace.ErrMalformed)
 }
