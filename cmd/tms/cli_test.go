@@ -37,25 +37,28 @@ func TestHelp(t *testing.T) {
 			continue
 		}
 		quoted := regexp.MustCompile("(?s)(\n## " + command.CommandPath() + "\n```text\n).*?(```\n)")
-		require.True(t, quoted.MatchString(page), "docs/cli.md has no section %q that begins with the help", command.CommandPath())
+		require.True(t, quoted.MatchString(page), "docs/cli.md has no section %q that begins with the help",
+			command.CommandPath())
 		page = quoted.ReplaceAllString(page, "${1}"+strings.ReplaceAll(help.String(), "$", "$$")+"${2}")
 	}
 	if *writeCLI {
 		require.NoError(t, os.WriteFile(path, []byte(page), 0o644))
 		return
 	}
-	require.True(t, page == string(written), "docs/cli.md quotes older help: go test ./cmd/tms -run TestHelp -write-cli")
+	require.True(t, page == string(written), "docs/cli.md quotes older help: go test ./cmd/tms -run TestHelp "+
+		"-write-cli")
 }
 
 func TestBadValues(t *testing.T) {
 	for arguments, want := range map[string]string{
-		"puase":                    `there is no command "puase" (perhaps you mean pause); see tms --help`,
-		"pause --timeout x 1":      "--timeout x: give a number of seconds, such as 30; see tms pause --help",
-		"idle 1 --after 5":         "--after 5: give a time with its unit, such as 30s or 5m; see tms idle --help",
-		"doctor --pid x":           "--pid x: give a whole number, such as 12345; see tms doctor --help",
-		"pause --json=maybe 1":     "--json maybe: give true or false; see tms pause --help",
-		"ps x":                     `tms ps takes flags alone, and "x" is none; see tms ps --help`,
-		"metrics --listen foo":     "--listen foo: missing port in address; give an address and a free port, such as 127.0.0.1:9400",
+		"puase":                `there is no command "puase" (perhaps you mean pause); see tms --help`,
+		"pause --timeout x 1":  "--timeout x: give a number of seconds, such as 30; see tms pause --help",
+		"idle 1 --after 5":     "--after 5: give a time with its unit, such as 30s or 5m; see tms idle --help",
+		"doctor --pid x":       "--pid x: give a whole number, such as 12345; see tms doctor --help",
+		"pause --json=maybe 1": "--json maybe: give true or false; see tms pause --help",
+		"ps x":                 `tms ps takes flags alone, and "x" is none; see tms ps --help`,
+		"metrics --listen foo": "--listen foo: missing port in address; give an address and a free port, such " +
+			"as 127.0.0.1:9400",
 		"idle 1 --lock /none/such": "--lock /none/such cannot be opened: no such file or directory",
 	} {
 		var out, words bytes.Buffer

@@ -25,7 +25,8 @@ func TestContainer(t *testing.T) {
 		"4:memory:/kubepods/burstable/pod" + pod + "/" + number + "\n": {Container: number, Pod: pod},
 		"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod" + strings.ReplaceAll(pod, "-", "_") +
 			".slice/cri-containerd-" + number + ".scope\n": {Container: number, Pod: pod},
-		"0::/system.slice/containerd.service/kubepods-pod" + pod + ".slice:cri-containerd:" + number + "\n": {number, pod},
+		"0::/system.slice/containerd.service/kubepods-pod" + pod + ".slice:cri-containerd:" + number +
+			"\n": {number, pod},
 		"0::/docker/" + number + "ff\n":               {},
 		"0::/x/pod1a2b3c4d/docker-" + number + "-x\n": {},
 		"nothing": {},

@@ -95,7 +95,8 @@ func TestRecord(t *testing.T) {
 	_, words, code = command(t, "record", "999999999")
 	require.Equal(t, exitNoProcess, code)
 	require.Contains(t, words, "there is no such process")
-	for _, arguments := range [][]string{{"record"}, {"record", "x"}, {"record", "1", "2"}, {"record", "1", "--for", "-3s"}} {
+	for _, arguments := range [][]string{{"record"}, {"record", "x"}, {"record", "1", "2"},
+		{"record", "1", "--for", "-3s"}} {
 		_, _, code = command(t, arguments...)
 		require.Equal(t, exitUsage, code, arguments)
 	}

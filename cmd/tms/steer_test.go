@@ -43,13 +43,15 @@ func steeredProgram(t *testing.T) string {
 func fixture(t *testing.T, name string) string {
 	t.Helper()
 	return hermetic.Compile(t, name, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
-		filepath.Join("..", "..", "preload", "testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak", "-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl")
+		filepath.Join("..", "..", "preload", "testdata", name+".c"), "-Wl,-z,dynamic-undefined-weak",
+		"-L"+built(t, "sim"), "-l:libcudart.so.13", "-ldl")
 }
 
 func startSteered(t *testing.T, program string, environment ...string) *steered {
 	t.Helper()
 	command := exec.Command(program)
-	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=256M",
+	command.Env = append(os.Environ(), "LD_PRELOAD="+built(t, "lib", "libtms.so"),
+		"LD_LIBRARY_PATH="+built(t, "sim"), "CUDASIM_MEMORY=256M",
 		"TMS_CONTROL=1")
 	command.Env = append(command.Env, environment...)
 	return startToListen(t, command)
@@ -96,7 +98,8 @@ func (s *steered) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// command runs tms: what it writes, and its exit code. ps gives each process a second: on a busy machine it is run again.
+// command runs tms: what it writes, and its exit code. ps gives each process a second: on a busy machine it is run
+// again.
 func command(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	t.Helper()
 	for {
@@ -307,7 +310,8 @@ func TestProcessTable(t *testing.T) {
 	}
 	var out strings.Builder
 	require.NoError(t, writeProcesses(&out, []process{
-		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause, Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
+		{ProcessState: control.ProcessState{PID: 1, Command: "short", Doing: control.Pause,
+			Stats: control.Stats{Stats: stats.Stats{Devices: devices}}}},
 		{ProcessState: control.ProcessState{PID: 4194304, Command: long + "\n" + long}},
 		{ProcessState: control.ProcessState{PID: 13, Command: "boxed"}, container: boxed},
 		{ProcessState: control.ProcessState{PID: 12}, Error: "it does not answer"},
@@ -358,7 +362,8 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	other.do("own 4")
 	free := other.do("free")
 	inside := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "--kill-child", "sh", "-c",
-		fmt.Sprintf("exec 3<&0; echo %d > /proc/sys/kernel/ns_last_pid; LD_PRELOAD=%s TMS_CONTROL=1 MASTER_ADDR=there MASTER_PORT=1 %s <&3 & wait",
+		fmt.Sprintf("exec 3<&0; echo %d > /proc/sys/kernel/ns_last_pid; LD_PRELOAD=%s TMS_CONTROL=1 "+
+			"MASTER_ADDR=there MASTER_PORT=1 %s <&3 & wait",
 			here.Process.Pid-1, built(t, "lib", "libtms.so"), program))
 	if output, err := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "true").CombinedOutput(); err != nil {
 		t.Skipf("no PID namespace can be made: %s", output)
@@ -367,7 +372,8 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	contained := startToListen(t, inside)
 	const words = "the process that listens by that number has it in another PID namespace"
 	for _, arguments := range [][]string{
-		{"pause", other.number(), "--force"}, {"pause", other.number(), "--everything", "--force"}, {"resume", other.number()},
+		{"pause", other.number(), "--force"}, {"pause", other.number(), "--everything", "--force"},
+		{"resume", other.number()},
 		{"pause", other.number(), "--dry-run"}, {"swap", other.number(), "1"}, {"idle", other.number()},
 	} {
 		_, stderr, code := command(t, arguments...)
@@ -396,10 +402,12 @@ func TestHostMemoryIsShort(t *testing.T) {
 		t.Skip("this machine does not say how much memory it has")
 	}
 	ownSockets(t)
-	s := startSteered(t, steeredProgram(t), "CUDASIM_MEMORY=16T", "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
+	s := startSteered(t, steeredProgram(t), "CUDASIM_MEMORY=16T",
+		"LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
 	vast := available>>30 + 64
 	s.do(fmt.Sprint("vast ", vast))
-	figures := `.* are needed and .* are available; .* \(tms pause --to disk writes contents to files, --discard gives them up`
+	figures := `.* are needed and .* are available; .* \(tms pause --to disk writes contents to files, --discard ` +
+		`gives them up`
 	out, words, code := command(t, "pause", s.number())
 	require.Equal(t, exitNo, code)
 	require.Empty(t, out)

@@ -85,7 +85,8 @@ func (s *tmux) restored(folder string) {
 
 // running is the line that runs tms top, and tells what it was before and after.
 func running(folder string, arguments ...string) string {
-	return fmt.Sprintf("cd %s; stty -a >before; %s top %s; echo ended $?; stty -a >after; exec sleep 600", folder, tms, strings.Join(arguments, " "))
+	return fmt.Sprintf("cd %s; stty -a >before; %s top %s; echo ended $?; stty -a >after; exec sleep 600", folder,
+		tms, strings.Join(arguments, " "))
 }
 
 func TestTop(t *testing.T) {
@@ -94,7 +95,8 @@ func TestTop(t *testing.T) {
 	device := fmt.Sprintf("CUDASIM_SHARED=top-%d", os.Getpid())
 	start := func() *steered {
 		command := exec.Command(tms, "run", "--", program)
-		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=",
+		command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"),
+			"LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=",
 			device, "CUDASIM_MEMORY=128M")
 		return startToListen(t, command)
 	}
@@ -105,14 +107,17 @@ func TestTop(t *testing.T) {
 	first, second := one.number(), other.number()
 	s := openTmux(t, running(folder), "LD_LIBRARY_PATH="+built(t, "sim"), device)
 	s.shows(`(?s)2 processes, sorted by most held.*\n0 cudasim .* 64.0 MiB 64.0 MiB +0  128 MiB\n.*\n` +
-		`> +` + first + ` steered .* 32.0 MiB +0 active.*` + second + ` steered .* 32.0 MiB +0 active.*listed here as they happen`)
+		`> +` + first + ` steered .* 32.0 MiB +0 active.*` + second +
+		` steered .* 32.0 MiB +0 active.*listed here as they happen`)
 	require.Contains(t, s.do("capture-pane", "-p", "-e"), "\x1b[32m", "in colours")
 
 	s.shows(first + `: held 32.0 MiB, paused 0, backup 0; p frees 8.00 MiB without contents; `)
 	s.press("p")
 	s.shows(first + `: paused, 32.00 MiB freed in \d.\d\d s, 8.00 MiB without contents`)
-	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*dev 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB paused \ds`)
-	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first + ` paused cache, weights: 32.0 MiB in \d[.\d]* s, 8.00 MiB w`)
+	s.shows(`(?s)> +` + first + ` steered .* 24.0 MiB paused.*dev 0 +cache .* 0 paused \ds.*weights .* 24.0 MiB ` +
+		`paused \ds`)
+	s.shows(`(?s)\n0 cudasim .* 32.0 MiB 96.0 MiB .*` + first +
+		` paused cache, weights: 32.0 MiB in \d[.\d]* s, 8.00 MiB w`)
 	require.Equal(t, uint64(0), held(t, one))
 	s.press("Down") // one of its tags
 	s.shows(`cache: paused 8.00 MiB, slack 0, backup 0, 8.00 MiB without contents; `)
@@ -170,7 +175,8 @@ func TestTopWithoutColoursAndNVML(t *testing.T) {
 	ownSockets(t)
 	one, folder := startSteered(t, steeredProgram(t)), t.TempDir()
 	s := openTmux(t, running(folder), "NO_COLOR=1", "LC_ALL=C")
-	s.shows(`(?s)dev 0 .* 32.0 MiB  224 MiB .*as the processes see them: NVML.*> +` + one.number() + ` steered +#+ .* active`)
+	s.shows(`(?s)dev 0 .* 32.0 MiB  224 MiB .*as the processes see them: NVML.*> +` + one.number() +
+		` steered +#+ .* active`)
 	require.NotRegexp(t, `\x1b\[[0-9;]*[34][0-7]m`, s.do("capture-pane", "-p", "-e"))
 	s.press("p") // it has no gate, and is not forced
 	s.shows(one.number() + `: libtms_reach.so is not preloaded`)
@@ -190,7 +196,8 @@ func TestTopOfAJob(t *testing.T) {
 	startSteered(t, program, device)
 	rank := startSteered(t, program, device, "TORCHELASTIC_RUN_ID=lively")
 	s := openTmux(t, running(t.TempDir(), "--job", "lively"), "LC_ALL=C", device)
-	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`) // the device with all
+	// the device with all
+	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`)
 	rank.end()
 	s.shows("no process of job lively listens")
 	_, stderr, code := command(t, "top", "--job", "")
@@ -201,7 +208,8 @@ func TestTopOfAJob(t *testing.T) {
 func TestTopNeedsATerminal(t *testing.T) {
 	_, stderr, code := command(t, "top")
 	require.Equal(t, exitUsage, code)
-	require.Equal(t, "tms: top is for a terminal, and stdin is none: tms ps shows the same, and watch tms ps repeats it\n", stderr)
+	require.Equal(t, "tms: top is for a terminal, and stdin is none: tms ps shows the same, and watch tms ps "+
+		"repeats it\n", stderr)
 	_, slave := openTerminal(t)
 	for kind, words := range map[string]string{"dumb": "TERM=dumb is none", "": "TERM= is none"} {
 		c := exec.Command(tms, "top")
@@ -217,29 +225,34 @@ func TestTopNeedsATerminal(t *testing.T) {
 // What of a device is whose.
 func TestOverview(t *testing.T) {
 	const gib = 1 << 30
-	one := process{here: 1, ProcessState: control.ProcessState{PID: 1, Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
-		{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
-			Tags: []stats.Tag{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}}
+	one := process{here: 1, ProcessState: control.ProcessState{PID: 1,
+		Stats: control.Stats{Stats: stats.Stats{Devices: []stats.Device{
+			{UUID: "GPU-a", TotalBytes: 80 * gib, FreeBytes: 50 * gib, PoolBytes: gib, BackupBytes: 2 * gib,
+				Tags: []stats.Tag{{PhysicalBytes: 3 * gib}, {PhysicalBytes: 4 * gib}}}}}}}}
 	silent := process{here: 2, ProcessState: control.ProcessState{PID: 2}, Error: "does not answer"}
-	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3, Stats: control.Stats{Everything: true, Stats: stats.Stats{Devices: []stats.Device{
-		{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}}
+	gone := process{here: 3, ProcessState: control.ProcessState{PID: 3,
+		Stats: control.Stats{Everything: true, Stats: stats.Stats{Devices: []stats.Device{
+			{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}}
 	all := []process{one, silent, gone}
 	var silents uint64 // where numbers are the driver's
 	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace == initialNamespace {
 		silents = 5 * gib
 	}
-	device := nvml.Device{Index: 1, UUID: "GPU-a", Name: "NVIDIA H100", TotalBytes: 80 * gib, UsedBytes: 30 * gib, FreeBytes: 49 * gib, ReservedBytes: gib}
+	device := nvml.Device{Index: 1, UUID: "GPU-a", Name: "NVIDIA H100", TotalBytes: 80 * gib, UsedBytes: 30 * gib,
+		FreeBytes: 49 * gib, ReservedBytes: gib}
 	for name, c := range map[string]struct {
 		users []nvml.Process
 		ours  uint64
 	}{
-		"all are known":              {[]nvml.Process{{PID: 1, UsedBytes: 12 * gib, Known: true}, {PID: 2, UsedBytes: 5 * gib, Known: true}, {PID: 9, UsedBytes: 13 * gib, Known: true}}, 12*gib + silents},
+		"all are known": {[]nvml.Process{{PID: 1, UsedBytes: 12 * gib, Known: true},
+			{PID: 2, UsedBytes: 5 * gib, Known: true}, {PID: 9, UsedBytes: 13 * gib, Known: true}}, 12*gib + silents},
 		"numbers of another machine": {[]nvml.Process{{PID: 1001, UsedBytes: 12 * gib, Known: true}}, 10 * gib},
 		"no figures":                 {[]nvml.Process{{PID: 1}, {PID: 2}}, 10 * gib},
 		"more than is used":          {[]nvml.Process{{PID: 1, UsedBytes: 40 * gib, Known: true}}, 30 * gib},
 	} {
 		device.Processes = c.users
-		require.Equal(t, []top.Device{{Label: "1 H100", Total: 80 * gib, Ours: c.ours, Others: 30*gib - c.ours, Free: 49 * gib}},
+		require.Equal(t, []top.Device{{Label: "1 H100", Total: 80 * gib, Ours: c.ours, Others: 30*gib - c.ours,
+			Free: 49 * gib}},
 			overview(all, []nvml.Device{device}), name)
 	}
 	require.Equal(t, []top.Device{

@@ -44,8 +44,10 @@ func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	program := hermetic.Program(t, names...)
 	// Root may not have Chromium's own sandbox; the page is ours.
-	command := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--no-first-run",
-		"--disable-dev-shm-usage", "--force-color-profile=srgb", "--user-data-dir="+t.TempDir(), "--remote-debugging-pipe", "about:blank")
+	command := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+		"--no-first-run",
+		"--disable-dev-shm-usage", "--force-color-profile=srgb", "--user-data-dir="+t.TempDir(),
+		"--remote-debugging-pipe", "about:blank")
 	theirs, to, err := os.Pipe()
 	require.NoError(t, err)
 	from, answers, err := os.Pipe()
@@ -171,13 +173,15 @@ func (b *browser) mouse(kind string, x, y, wheel float64) {
 
 func (b *browser) view() (from, to float64) {
 	b.t.Helper()
-	view := b.value("[Number(document.querySelector('main').dataset.from), Number(document.querySelector('main').dataset.to)]").([]any)
+	view := b.value("[Number(document.querySelector('main').dataset.from), " +
+		"Number(document.querySelector('main').dataset.to)]").([]any)
 	return view[0].(float64), view[1].(float64)
 }
 
 func (b *browser) scheme(name string) {
 	b.t.Helper()
-	b.do("Emulation.setEmulatedMedia", map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": name}}}, nil)
+	b.do("Emulation.setEmulatedMedia",
+		map[string]any{"features": []map[string]string{{"name": "prefers-color-scheme", "value": name}}}, nil)
 }
 
 func (b *browser) picture(path string, clip map[string]any) image.Image {
@@ -205,7 +209,8 @@ func (b *browser) open(t *testing.T, paths ...string) {
 	require.NoError(t, report.WritePage(&page, paths))
 	file := filepath.Join(t.TempDir(), "report.html")
 	require.NoError(t, os.WriteFile(file, page.Bytes(), 0o600))
-	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false}, nil)
+	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height,
+		"deviceScaleFactor": 1, "mobile": false}, nil)
 	b.faults, b.loaded = nil, nil
 	b.do("Page.navigate", map[string]any{"url": "file://" + file}, nil)
 	b.eventually("document.readyState == 'complete' && Number(document.querySelector('main').dataset.drawn || 0) > 0")
@@ -221,16 +226,19 @@ func TestInABrowser(t *testing.T) {
 	b.scheme("light")
 	b.open(t, rollout(t)...)
 	require.Equal(t, float64(3), b.value("document.querySelectorAll('canvas').length"), "both together, and each")
-	require.Equal(t, []any{false, false}, b.value("[...document.querySelectorAll('details')].map(d => d.open)"), "the processes come first")
+	require.Equal(t, []any{false, false}, b.value("[...document.querySelectorAll('details')].map(d => d.open)"),
+		"the processes come first")
 	b.drawn(func() { b.value("document.querySelectorAll('details').forEach(d => { d.open = true; })") })
-	b.eventually("document.querySelectorAll('canvas').length == 5 && charts.every(c => c.plot.status == 1)") // with their addresses
+	// with their addresses
+	b.eventually("document.querySelectorAll('canvas').length == 5 && charts.every(c => c.plot.status == 1)")
 	for canvas := range 5 {
 		require.Greater(t, b.value(fmt.Sprintf(colours, canvas)), float64(3), "canvas %d", canvas)
 	}
 	require.Equal(t, true, b.value("document.documentElement.scrollWidth <= innerWidth"), "it is wider than the screen")
 
 	if *writePicture {
-		b.picture("../../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 1220, "scale": 1})
+		b.picture("../../../docs/report.png", map[string]any{"x": 0, "y": 0, "width": width, "height": 1220,
+			"scale": 1})
 	}
 
 	// Keys.
@@ -250,7 +258,8 @@ func TestInABrowser(t *testing.T) {
 	require.Equal(t, "live", b.value("document.querySelector('main').dataset.metric"))
 	b.press("n") // the first pause, whose words are below its lane
 	require.Regexp(t, `^pause.* at .*: .* in .*GB/s, .*bounded by (driver calls|copying|waiting)$`,
-		b.value("[...document.querySelectorAll('.read')].map(r => r.textContent).find(text => text.includes('bounded'))"))
+		b.value("[...document.querySelectorAll('.read')].map(r => r.textContent).find(text => "+
+			"text.includes('bounded'))"))
 	b.press("0")
 	wholeFrom, wholeTo := b.view()
 	require.Equal(t, [2]float64{from, to}, [2]float64{wholeFrom, wholeTo})
@@ -258,12 +267,14 @@ func TestInABrowser(t *testing.T) {
 	b.press("m") // physical again
 
 	// The mouse: reading, the wheel, dragging.
-	box := b.value("(() => { const r = document.querySelector('canvas').getBoundingClientRect(); return [r.left, r.top, r.width, r.height]; })()").([]any)
+	box := b.value("(() => { const r = document.querySelector('canvas').getBoundingClientRect(); return [r.left, " +
+		"r.top, r.width, r.height]; })()").([]any)
 	left, top := box[0].(float64), box[1].(float64)
 	middle := left + box[2].(float64)/2
 	b.mouse("mouseMoved", middle, top+100, 0)
 	require.Regexp(t, `: physical [\d.]+ .iB`, b.value("document.querySelector('.read').textContent"))
-	values := "[...document.querySelectorAll('.card')[%d].querySelectorAll('.u-value')].map(value => value.textContent).join(', ')"
+	values := "[...document.querySelectorAll('.card')[%d].querySelectorAll('.u-value')].map(value => " +
+		"value.textContent).join(', ')"
 	for lane := range 3 { // all at the same moment
 		require.Regexp(t, `, [\d.]+ .?i?B, `, b.value(fmt.Sprintf(values, lane)))
 	}
@@ -273,11 +284,13 @@ func TestInABrowser(t *testing.T) {
 	b.press("0")
 	b.drawn(func() {
 		for i, kind := range []string{"mousePressed", "mouseMoved", "mouseReleased"} {
-			b.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": middle + 50*float64(min(i, 1)), "y": top + 100,
+			b.do("Input.dispatchMouseEvent", map[string]any{"type": kind, "x": middle + 50*float64(min(i, 1)),
+				"y":      top + 100,
 				"button": "left", "buttons": 1, "clickCount": 1}, nil)
 		}
 	})
-	b.eventually("charts.length == 5 && charts.every(c => c.plot.scales.x.min == view.from && c.plot.scales.x.max == view.to)")
+	b.eventually("charts.length == 5 && charts.every(c => c.plot.scales.x.min == view.from && c.plot.scales.x.max " +
+		"== view.to)")
 	dragFrom, dragTo := b.view()
 	require.InDelta(t, b.value("charts[0].plot.over.clientWidth / 50").(float64), (to-from)/(dragTo-dragFrom), 0.5)
 	b.press("0")
@@ -306,11 +319,14 @@ func TestTurnsInABrowser(t *testing.T) {
 	b.drawn(func() { b.value("look(45, 52.845)") })
 	if *writePicture {
 		height := b.value("document.querySelectorAll('.card')[2].getBoundingClientRect().bottom").(float64) + 14
-		b.picture("../../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height, "scale": 1})
+		b.picture("../../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height,
+			"scale": 1})
 	}
 	// Where both are at something, each row has its own.
-	box := b.value("(() => { const r = document.querySelector('.u-over').getBoundingClientRect(); return [r.left, r.top]; })()").([]any)
-	for row, words := range []string{"^pause trainer at 45.134 s: 15.4 GiB in 674 ms, 24.57 GB/s", "^resume kv_cache at 45.809 s: 69.7 GiB in 34.84 ms, 2148 GB/s"} {
+	box := b.value("(() => { const r = document.querySelector('.u-over').getBoundingClientRect(); return [r.left, " +
+		"r.top]; })()").([]any)
+	for row, words := range []string{"^pause trainer at 45.134 s: 15.4 GiB in 674 ms, 24.57 GB/s",
+		"^resume kv_cache at 45.809 s: 69.7 GiB in 34.84 ms, 2148 GB/s"} {
 		x := b.value(fmt.Sprintf("charts[0].plot.valToPos(%v, 'x')", []float64{45.7, 45.82}[row])).(float64)
 		b.mouse("mouseMoved", box[0].(float64)+x, box[1].(float64)+float64(8+16*row), 0)
 		require.Regexp(t, words, b.value("document.querySelector('.read').textContent"))

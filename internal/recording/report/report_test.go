@@ -68,7 +68,8 @@ func pageOf(t *testing.T, paths ...string) (contents, int) {
 	require.NoError(t, report.WritePage(&page, paths))
 	require.NotRegexp(t, `(?i)(src|href)=["']?(https?:)?//`, page.String(), "it needs something else")
 	part := func(kind, id string) string {
-		found := regexp.MustCompile(`<script type="` + kind + `" id="` + id + `">([^<]*)</script>`).FindStringSubmatch(page.String())
+		found := regexp.MustCompile(`<script type="` + kind + `" id="` + id +
+			`">([^<]*)</script>`).FindStringSubmatch(page.String())
 		require.NotNil(t, found, id)
 		return found[1]
 	}
@@ -130,9 +131,11 @@ func requireSums(t *testing.T, c *contents, r *recording, series int) {
 			}
 		}
 		for metric := range 3 {
-			require.InEpsilon(t, float64(high[metric])+1, most[metric][column]+1, 1e-6, "column %d, metric %d", column, metric)
+			require.InEpsilon(t, float64(high[metric])+1, most[metric][column]+1, 1e-6, "column %d, metric %d",
+				column, metric)
 			if column > 0 { // before the first record nothing is known
-				require.InEpsilon(t, float64(low[metric])+1, least[metric][column]+1, 1e-6, "column %d, metric %d", column, metric)
+				require.InEpsilon(t, float64(low[metric])+1, least[metric][column]+1, 1e-6, "column %d, metric %d",
+					column, metric)
 			}
 		}
 	}
@@ -270,14 +273,16 @@ func TestWhatRecordsMean(t *testing.T) {
 	r.put(trace.Record{Kind: trace.Freed, Address: 0x1000, Thread: 7})
 	r.put(trace.Record{Kind: trace.Unfreed, Address: 0x1000, Thread: 7})
 	r.now += 1e6
-	r.put(trace.Record{Kind: trace.Figures, Tag: r.tag("a"), Address: 300, Size: 4096, Stream: 1, Pool: 2, Other: 4}) // 200 mapped by the program
+	// 200 mapped by the program
+	r.put(trace.Record{Kind: trace.Figures, Tag: r.tag("a"), Address: 300, Size: 4096, Stream: 1, Pool: 2, Other: 4})
 	r.now += 1e6
 	r.malloc(0x1000, 50, "a") // the one before was freed where nobody looked
 	r.put(trace.Record{Kind: trace.Refused, Size: 1 << 40, Other: 2})
 	r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagBlock, Address: 0x2000, Size: 9, Pool: 5})
 	r.put(trace.Record{Kind: trace.PoolDestroyed, Pool: 5})
 	for i := range uint64(4) { // mapped by the program, side by side, and three of them unmapped at once
-		r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagPausable | trace.FlagMapped, Address: 0x8000 + 16*i, Size: 16, Tag: r.tag("b")})
+		r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagPausable | trace.FlagMapped, Address: 0x8000 + 16*i,
+			Size: 16, Tag: r.tag("b")})
 	}
 	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8000, Size: 48})
 	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8888, Size: 48}) // not the engine's
@@ -357,6 +362,7 @@ func TestPerfetto(t *testing.T) {
 
 func TestNothingRecorded(t *testing.T) {
 	r := newRecording(1, "")
-	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "empty.trace")}), "nothing is recorded in it")
+	require.ErrorContains(t, report.WritePage(io.Discard, []string{r.write(t, "empty.trace")}),
+		"nothing is recorded in it")
 	require.ErrorIs(t, report.WritePage(io.Discard, []string{"report_test.go"}), trace.ErrMalformed)
 }
