@@ -16,7 +16,7 @@ if [ ! -f "$library" ]; then
 		"nvidia-cuda-nvrtc-cu12==$version"
 fi
 fresh=build/nvrtc-$version/digest.ptx
-go run ./internal/nvrtc "$library" compute_70 vmm/digest/digest.cu "$fresh"
+go run ./scripts/nvrtc "$library" compute_70 vmm/digest/digest.cu "$fresh"
 if [ "${1:-}" = --check ]; then
 	cmp "$fresh" vmm/digest/digest.ptx || {
 		echo "vmm/digest/digest.ptx is not what digest.cu gives: run scripts/generate-kernels.sh" >&2
