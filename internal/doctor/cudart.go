@@ -80,8 +80,8 @@ func (r *Report) examineCudart(main *image) {
 			"to the first that libtms.so finds", "make the program and its libraries use one version")
 	}
 	if len(inside) > 0 {
-		r.add(Note, "cudart-inside", fmt.Sprintf("%s with a CUDA runtime inside: their own allocations cannot be "+
-			"paused (%s)", count(len(inside), "library", "libraries"), strings.Join(inside, ", ")), "")
+		r.add(Note, "cudart-inside", "what libraries with a CUDA runtime inside allocate themselves cannot be paused: "+
+			strings.Join(inside, ", "), "")
 	}
 }
 
@@ -102,13 +102,6 @@ func adverb(sure string) string {
 		return "certainly"
 	}
 	return "very likely"
-}
-
-func count(n int, one, many string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, many)
 }
 
 // majorOf reads the number after libcudart.so.; the soname is surer than the file's name.

@@ -1,7 +1,5 @@
 package doctor
 
-import "fmt"
-
 // Severity says how much a finding matters.
 type Severity string
 
@@ -25,22 +23,4 @@ type Finding struct {
 
 func (r *Report) add(severity Severity, id, what, do string) {
 	r.Findings = append(r.Findings, Finding{severity, id, what, do})
-}
-
-// size writes a size for people.
-func size(n uint64) string {
-	const units = "KMGTPE"
-	if n < 1<<10 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	value, unit := float64(n)/(1<<10), 0
-	for value >= 1024 && unit < len(units)-1 {
-		value /= 1024
-		unit++
-	}
-	text := fmt.Sprintf("%.1f", value)
-	if value == float64(uint64(value)) {
-		text = fmt.Sprintf("%.0f", value)
-	}
-	return text + " " + units[unit:unit+1] + "iB"
 }

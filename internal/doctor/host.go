@@ -1,14 +1,13 @@
 package doctor
 
 import (
-	"fmt"
 	"math"
 	"os"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"tms/internal/hostmemory"
+	"tms/internal/readable"
 )
 
 // Host has what backups in host memory, and the start of the engine, depend on.
@@ -19,12 +18,12 @@ type Host struct {
 }
 
 func (h Host) String() string {
-	text := size(h.MemoryAvailableBytes) + " of memory available"
+	text := readable.Short(h.MemoryAvailableBytes) + " of memory available"
 	if h.TransparentHugepages != "" {
 		text += ", transparent huge pages " + h.TransparentHugepages
 	}
 	if h.AddressSpaceLimitBytes != 0 {
-		text += ", address space limited to " + size(h.AddressSpaceLimitBytes)
+		text += ", address space limited to " + readable.Short(h.AddressSpaceLimitBytes)
 	}
 	return text
 }
@@ -40,23 +39,7 @@ func (r *Report) examineHost(p *process) {
 	}
 	h.AddressSpaceLimitBytes, _ = limitOf(self, "Max address space")
 	h.TransparentHugepages = transparentHugepages()
-
 	r.examineLimits(self, p)
-	if h.TransparentHugepages == "never" {
-		r.add(Note, "hugepages", "transparent huge pages are off, so pinning host memory for backups takes nearly "+
-			"twice as long",
-			"as root: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled")
-	}
-	var most uint64
-	for _, d := range r.Devices {
-		most = max(most, d.MemoryBytes)
-	}
-	if h.MemoryAvailableBytes != 0 && h.MemoryAvailableBytes < most {
-		r.add(Note, "host-memory",
-			fmt.Sprintf("%s of host memory is available; backups of a full device need %s",
-				size(h.MemoryAvailableBytes), size(most)),
-			"keep backups only of contents that cannot be made again")
-	}
 }
 
 var chosen = regexp.MustCompile(`\[(\w+)\]`)
@@ -70,13 +53,4 @@ func transparentHugepages() string {
 		return string(found[1])
 	}
 	return ""
-}
-
-func readNumber(path string) (uint64, bool) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
-	return n, err == nil
 }

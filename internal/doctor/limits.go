@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"tms/internal/readable"
 )
 
 // addressSpaceNeeded covers the driver itself (it took 13 GiB with one GPU; cuInit fails at 8) and a little memory. The
@@ -32,30 +34,30 @@ const (
 
 // examineLimits looks at the limits of docs/rationale.md ("Limits"). A nil process is not running yet.
 func (r *Report) examineLimits(self string, p *process) {
-	if limit := r.Host.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceNeeded {
-		r.add(Error, "address-space",
-			fmt.Sprintf("the address space is limited to %s; the CUDA driver alone takes 13 GiB", size(limit)),
-			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
-	}
-	if limit := r.Host.AddressSpaceLimitBytes; limit >= addressSpaceNeeded && limit < addressSpaceAmple {
-		r.add(Warning, "address-space",
-			fmt.Sprintf("the address space is limited to %s; when it is used up, a thread's first call of the driver "+
-				"ends the program", size(limit)),
+	if limit := r.Host.AddressSpaceLimitBytes; limit != 0 && limit < addressSpaceAmple {
+		severity, why := Warning, "when it is used up, a thread's first call of the driver ends the program"
+		if limit < addressSpaceNeeded {
+			severity, why = Error, "the CUDA driver alone takes 13 GiB"
+		}
+		r.add(severity, "address-space",
+			fmt.Sprintf("the address space is limited to %s; %s", readable.Short(limit), why),
 			"start the program under ulimit -v unlimited (memory limits of control groups do no harm)")
 	}
 	if limit, limited := limitOf(self, "Max data size"); limited && limit < dataNeeded {
 		r.add(Warning, "data-size",
-			fmt.Sprintf("the data size is limited to %s; pausable memory may be refused for want of it", size(limit)),
+			fmt.Sprintf("the data size is limited to %s; pausable memory may be refused for want of it",
+				readable.Short(limit)),
 			"start the program under ulimit -d unlimited")
 	}
 	r.examineThreads(self)
-	most, ok := readNumber("/proc/sys/vm/max_map_count")
+	text, _ := os.ReadFile("/proc/sys/vm/max_map_count")
+	most, err := strconv.ParseUint(strings.TrimSpace(string(text)), 10, 64)
 	const raise = "as root: sysctl vm.max_map_count=262144"
-	if ok && p != nil && most < uint64(p.mappings)+mappingsNeeded {
+	if err == nil && p != nil && most < uint64(p.mappings)+mappingsNeeded {
 		r.add(Warning, "mappings",
 			fmt.Sprintf("the process has %d of the %d mappings that vm.max_map_count allows; pausable memory, whose "+
 				"start needs up to %d, may be refused", p.mappings, most, mappingsNeeded), raise)
-	} else if ok && most < mappingsFew {
+	} else if err == nil && most < mappingsFew {
 		r.add(Warning, "mappings", fmt.Sprintf("vm.max_map_count=%d is low: a program with PyTorch has thousands of "+
 			"mappings, and when there are no more, memory is refused", most), raise)
 	}
@@ -120,7 +122,7 @@ func (r *Report) examineLockedMemory(limit uint64, adapters int) {
 	if adapters > 0 {
 		r.add(Warning, "locked-memory",
 			fmt.Sprintf("locked memory is limited to %s: registering more with the InfiniBand adapters fails (NCCL "+
-				"and UCX do); backups in pinned memory are not counted", size(limit)),
+				"and UCX do); backups in pinned memory are not counted", readable.Short(limit)),
 			"start the program under ulimit -l unlimited")
 	}
 }

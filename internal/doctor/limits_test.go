@@ -20,7 +20,7 @@ func TestLockedMemory(t *testing.T) {
 		require.Len(t, r.Findings, c.want)
 		if c.want > 0 {
 			require.Equal(t, Warning, r.Findings[0].Severity)
-			require.Contains(t, r.Findings[0].What, "limited to 8 MiB")
+			require.Contains(t, r.Findings[0].What, "limited to 8.00 MiB")
 			require.Contains(t, r.Findings[0].Do, "ulimit -l")
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"regexp"
 	"strings"
 
+	"tms/internal/readable"
 	"tms/vmm/cuda"
 )
 
@@ -41,9 +42,10 @@ type Device struct {
 
 func (d Device) String() string {
 	if !d.VMM {
-		return size(d.MemoryBytes) + ", no virtual memory management"
+		return readable.Short(d.MemoryBytes) + ", no virtual memory management"
 	}
-	return fmt.Sprintf("%s, virtual memory management in units of %s", size(d.MemoryBytes), size(d.GranularityBytes))
+	return fmt.Sprintf("%s, virtual memory management in units of %s", readable.Short(d.MemoryBytes),
+		readable.Short(d.GranularityBytes))
 }
 
 func (r *Report) examineDriver() {

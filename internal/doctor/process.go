@@ -163,39 +163,18 @@ func (r *Report) examineLibraryIn(p *process) {
 			"capabilities): the loader ignores LD_PRELOAD=/path", "run a copy of the program without them")
 	case named != "":
 		r.add(Error, "loaded", fmt.Sprintf("libtms.so is not in the process, though LD_PRELOAD names %s", named),
-			r.whyNotTaken(p, named))
+			"see what the program's loader (ld.so) said when it started; tms doctor PROGRAM under the same LD_PRELOAD "+
+				"says it again")
 	default:
 		r.add(Error, "loaded", "libtms.so is not in the process, and a running process cannot take it",
 			r.preloadAdvice())
 	}
 	if p.library != nil && p.library.deleted {
+		what := "deleted"
 		if exists(p.proc("root") + p.library.path) {
-			r.add(Warning, "replaced", p.library.path+" was replaced since the process started; the process goes on "+
-				"with the old one, its children take the new one", "restart the process")
-		} else {
-			r.add(Warning, "replaced", p.library.path+" was deleted since the process started; the process goes on, "+
-				"its children are not interposed", "put the file back, or restart the process with another")
+			what = "replaced"
 		}
+		r.add(Warning, "replaced", fmt.Sprintf("%s was %s since the process started, which goes on with the old one; "+
+			"its children take what is there now", p.library.path, what), "restart the process")
 	}
-}
-
-func (r *Report) whyNotTaken(p *process, named string) string {
-	switch {
-	case strings.Contains(named, "$"):
-		return "write the path without $"
-	case !strings.Contains(named, "/"):
-		return "write a path: the loader looks for a bare name in LD_LIBRARY_PATH and the system's folders only"
-	case !strings.HasPrefix(named, "/"):
-		return "write an absolute path: this one is relative to the folder where the process started"
-	}
-	i, err := openImage(named, p.file(named))
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return "correct the path: there is no such file, in the process's container if it has one"
-	case err != nil:
-		return fmt.Sprintf("the loader could not use it: %v", err)
-	case i.architecture() != r.Program.Machine:
-		return "take a libtms.so for " + r.Program.Machine
-	}
-	return "see what the program's loader said when it started: ERROR: ld.so: object ... cannot be preloaded"
 }
