@@ -23,7 +23,6 @@ import (
 	"tms/internal/hermetic"
 	"tms/internal/process"
 	"tms/vmm/backup"
-	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
@@ -45,8 +44,17 @@ func silent(string) {}
 
 func newBench(t testing.TB) *bench {
 	t.Helper()
-	sim, driver, jobs := backuptest.Simulate(t, 1, "4G")
-	b := &bench{t: t, sim: sim, driver: driver, job: jobs[0], disk: New(driver, silent), path: t.TempDir()}
+	t.Setenv("CUDASIM_DEVICES", "1")
+	t.Setenv("CUDASIM_MEMORY", "4G")
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	context, err := driver.DevicePrimaryCtxRetain(0)
+	require.NoError(t, err)
+	b := &bench{t: t, sim: sim, driver: driver, disk: New(driver, silent), path: t.TempDir()}
+	b.job = backup.Job{Device: 0, Context: context, Node: -1}
 	b.disk.chunkSize = mib
 	require.NoError(t, b.disk.Configure(b.path, "TMS_DISK_BACKUP_DIR"))
 	t.Cleanup(func() { b.clean(0) })
@@ -81,7 +89,17 @@ func (b *bench) files() []string {
 // spans maps device memory.
 func (b *bench) spans(sizes ...uint64) []backup.Span {
 	b.t.Helper()
-	return backuptest.Spans(b.t, b.driver, 0, sizes...)
+	spans := make([]backup.Span, len(sizes))
+	for i, size := range sizes {
+		address, err := b.driver.MemAddressReserve(size, 0)
+		require.NoError(b.t, err)
+		handle, err := b.driver.MemCreate(size, 0)
+		require.NoError(b.t, err)
+		require.NoError(b.t, b.driver.MemMap(address, size, handle))
+		require.NoError(b.t, b.driver.MemSetAccess(address, size, 0))
+		spans[i] = backup.Span{Address: address, Size: size}
+	}
+	return spans
 }
 
 func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Contents {
@@ -92,14 +110,22 @@ func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Conte
 }
 
 func (b *bench) trySave(spans []backup.Span, kept []backup.Contents) ([]backup.Contents, error) {
-	if kept == nil {
-		kept = make([]backup.Contents, len(spans))
+	items := make([]backup.Item, len(spans))
+	for i, span := range spans {
+		items[i] = backup.Item{Span: span, Target: -1}
+		if kept != nil {
+			items[i].Kept = kept[i]
+		}
 	}
-	return b.disk.Save(b.job, backuptest.Items(spans, kept, -1))
+	return b.disk.Save(b.job, items)
 }
 
 func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
-	return backuptest.Load(b.job, spans, contents)
+	loader := b.disk.Load(b.job)
+	for i, c := range contents {
+		loader.Add(spans[i], c)
+	}
+	return loader.Wait()
 }
 
 func TestRoundTrip(t *testing.T) {
@@ -110,25 +136,25 @@ func TestRoundTrip(t *testing.T) {
 			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
 			var contents []backup.Contents
 			for cycle := range uint64(3) {
-				backuptest.Fill(spans, cycle)
+				fill(spans, cycle)
 				previous := b.files()
 				contents = b.save(spans, contents)
 				if cycle > 0 {
 					require.Equal(t, previous, b.files(), "overwritten in place")
 				}
-				backuptest.Wipe(spans)
+				wipe(spans)
 				require.NoError(t, b.load(spans, contents))
-				backuptest.RequireFilled(t, spans, cycle)
-				backuptest.Wipe(spans)
+				requireFilled(t, spans, cycle)
+				wipe(spans)
 				require.NoError(t, b.load(spans, contents), "contents stay valid")
-				backuptest.RequireFilled(t, spans, cycle)
+				requireFilled(t, spans, cycle)
 				b.clean(len(spans))
 			}
 			for i, c := range contents {
 				require.Equal(t, spans[i].Size, c.Bytes())
 				require.Zero(t, c.Host())
 			}
-			backuptest.Discard(contents)
+			discard(contents)
 			contents[0].Discard() // harmless
 		})
 	}
@@ -171,16 +197,17 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 		require.Equal(t, uint64(sizes[i]), taken[i].Bytes())
 		require.True(t, bytes.Equal(sources[i].(inHost).memory, targets[i].(inHost).memory))
 	}
-	require.Equal(t, calls, b.sim.Stat("calls:cuMemcpyDtoHAsync")+b.sim.Stat("calls:cuMemHostRegister"), "the driver is not called")
+	require.Equal(t, calls, b.sim.Stat("calls:cuMemcpyDtoHAsync")+b.sim.Stat("calls:cuMemHostRegister"),
+		"the driver is not called")
 	spans := b.spans(2*mib, 34*mib)
 	require.NoError(t, b.load(spans, taken[:2]), "and it is as what Save has written")
 	for i, span := range spans {
-		require.True(t, bytes.Equal(sources[i].(inHost).memory, backuptest.Bytes(span)))
+		require.True(t, bytes.Equal(sources[i].(inHost).memory, bytesOf(span)))
 	}
 	require.NoError(t, os.Truncate(b.files()[0], 1))
 	err = b.disk.Give(b.job, taken, targets)
 	require.ErrorIs(t, err, ErrContentsLost)
-	backuptest.Discard(taken)
+	discard(taken)
 	b.clean(0)
 	defer failpoint.Set(nil)
 	for _, failing := range []string{"open", "fallocate", "pwrite"} {
@@ -201,15 +228,15 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 func TestKeepsSomeAndAddsOthers(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(4*mib, 2*mib)
-	backuptest.Fill(spans, 1)
+	fill(spans, 1)
 	first := b.save(spans[:1], nil)
-	backuptest.Fill(spans, 2)
+	fill(spans, 2)
 	both := b.save(spans, []backup.Contents{first[0], nil})
 	require.Same(t, first[0], both[0])
-	backuptest.Wipe(spans)
+	wipe(spans)
 	require.NoError(t, b.load(spans, both))
-	backuptest.RequireFilled(t, spans, 2)
-	backuptest.Discard(both)
+	requireFilled(t, spans, 2)
+	discard(both)
 }
 
 func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
@@ -254,7 +281,7 @@ func TestUsageIsConstant(t *testing.T) {
 		require.InDelta(t, 8*mib/512, usage(), 64, "cycle %d", cycle)
 		if cycle%5 == 4 { // not retained
 			require.NoError(t, b.load(spans, kept))
-			backuptest.Discard(kept)
+			discard(kept)
 			kept = nil
 			b.driver.Reclaim.Drain()
 			require.Zero(t, usage())
@@ -275,14 +302,14 @@ func TestManyFilesNeedFewDescriptors(t *testing.T) {
 		sizes[i] = 2 * mib
 	}
 	spans := b.spans(sizes...)
-	backuptest.Fill(spans, 1)
+	fill(spans, 1)
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
 	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
 	contents := b.save(spans, nil)
-	backuptest.Wipe(spans)
+	wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
-	backuptest.Discard(contents)
+	requireFilled(t, spans, 1)
+	discard(contents)
 }
 
 // TestDriverFails fails every driver call of a save and of a load, one at a time.
@@ -291,7 +318,7 @@ func TestDriverFails(t *testing.T) {
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
 	b := newBench(t)
 	spans := b.spans(2*mib, 6*mib)
-	backuptest.Fill(spans, 7)
+	fill(spans, 7)
 	saved := b.save(spans, nil)
 	points := 0
 	each := func(files int, operation func() error, after func(error)) {
@@ -323,7 +350,7 @@ func TestDriverFails(t *testing.T) {
 		if err != nil {
 			require.Nil(t, contents)
 		}
-		backuptest.Discard(contents)
+		discard(contents)
 		b.clean(2)
 	})
 	each(2, func() error {
@@ -333,18 +360,18 @@ func TestDriverFails(t *testing.T) {
 	b.save(spans, saved)
 	each(2, func() error { return b.load(spans, saved) }, func(error) {
 		b.clean(2)
-		backuptest.Wipe(spans)
+		wipe(spans)
 		require.NoError(t, b.load(spans, saved))
-		backuptest.RequireFilled(t, spans, 7)
+		requireFilled(t, spans, 7)
 	})
 	require.Greater(t, points, 30)
-	backuptest.Discard(saved)
+	discard(saved)
 }
 
 func TestDamageIsNoticed(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2*mib, 4*mib, 2*mib)
-	backuptest.Fill(spans, 3)
+	fill(spans, 3)
 	contents := b.save(spans, nil)
 	file := contents[1].(*diskContents).file.path
 	moved := filepath.Join(b.path, "moved")
@@ -370,12 +397,13 @@ func TestDamageIsNoticed(t *testing.T) {
 			}
 			return unix.Mkfifo(file, 0o600)
 		}, func() error { return os.Rename(moved, file) }},
-		{"missing", "is not the file that was saved: it was deleted or moved (no such file", func() error { return os.Rename(file, moved) },
-			func() error { return os.Rename(moved, file) }},
-		{"truncated", "is not the file that was saved: it was cut to 3145728 of 4194304 bytes", func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
+		{"missing", "is not the file that was saved: it was deleted or moved (no such file",
+			func() error { return os.Rename(file, moved) }, func() error { return os.Rename(moved, file) }},
+		{"truncated", "is not the file that was saved: it was cut to 3145728 of 4194304 bytes",
+			func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
 	} {
 		require.NoError(t, damage.does())
-		backuptest.Wipe(spans)
+		wipe(spans)
 		err := b.load(spans, contents)
 		var lost *Lost
 		require.ErrorAs(t, err, &lost, damage.name)
@@ -391,38 +419,38 @@ func TestDamageIsNoticed(t *testing.T) {
 		b.clean(3)
 		if damage.name != "truncated" {
 			require.NoError(t, b.load(spans, contents), damage.name)
-			backuptest.RequireFilled(t, spans, 3)
+			requireFilled(t, spans, 3)
 		}
 	}
 	// The next save makes all of it good, and leaves what is not its own alone.
-	backuptest.Fill(spans, 4)
+	fill(spans, 4)
 	b.save(spans, contents)
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	b.save(spans, contents)
-	backuptest.Wipe(spans)
+	wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 4)
+	requireFilled(t, spans, 4)
 	mine, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(mine))
 	require.NoError(t, os.Remove(file))
-	backuptest.Discard(contents)
+	discard(contents)
 }
 
 func TestMovesToAnotherDirectory(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	backuptest.Fill(spans, 1)
+	fill(spans, 1)
 	contents := b.save(spans, nil)
 	other := filepath.Join(t.TempDir(), "new", "deeper")
 	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR"))
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
-	backuptest.Wipe(spans)
+	wipe(spans)
 	require.NoError(t, b.load(spans, contents), "still in the old one")
-	backuptest.RequireFilled(t, spans, 1)
+	requireFilled(t, spans, 1)
 
 	b.sim.Fail("cuMemcpyDtoHAsync", 1, 999)
 	_, err = b.trySave(spans, contents)
@@ -432,10 +460,10 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	b.save(spans, contents)
 	b.driver.Reclaim.Drain()
 	require.Empty(t, b.files())
-	backuptest.Wipe(spans)
+	wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	backuptest.RequireFilled(t, spans, 1)
-	backuptest.Discard(contents)
+	requireFilled(t, spans, 1)
+	discard(contents)
 	b.driver.Reclaim.Drain()
 	entries, err := os.ReadDir(other)
 	require.NoError(t, err)
@@ -453,7 +481,7 @@ func TestDirectoryIsRelative(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
-	backuptest.Discard(contents)
+	discard(contents)
 
 }
 
@@ -504,23 +532,23 @@ func TestIsSmall(t *testing.T) {
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	b.path = path
 	spans := b.spans(4*mib, 2*mib, 4*mib)
-	backuptest.Fill(spans, 5)
+	fill(spans, 5)
 	_, err := b.trySave(spans, nil)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	b.clean(0)
 	kept := b.save(spans[:2], nil)
 	_, err = b.trySave(spans, []backup.Contents{kept[0], kept[1], nil})
 	require.ErrorIs(t, err, unix.ENOSPC)
-	backuptest.Wipe(spans[:2])
+	wipe(spans[:2])
 	require.NoError(t, b.load(spans[:2], kept), "not touched")
-	backuptest.RequireFilled(t, spans[:2], 5)
+	requireFilled(t, spans[:2], 5)
 
 	// What looked free is gone when it is reserved.
 	file, err := b.disk.current.create(1<<40, b.disk.removed)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
-	backuptest.Discard(kept)
+	discard(kept)
 }
 
 func TestWarnsOfMemoryOnce(t *testing.T) {
@@ -671,7 +699,7 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	more := b.save(b.spans(2*mib), nil)
 	require.True(t, locked())
-	backuptest.Discard(more)
+	discard(more)
 	b.driver.Reclaim.Drain()
 	_, err = unix.Write(lock, []byte("still the host's"))
 	require.NoError(t, err)
@@ -690,7 +718,7 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 func TestWithoutDirectIO(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	backuptest.Fill(spans, 1)
+	fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	buffer := make([]byte, mib)
@@ -699,9 +727,9 @@ func TestWithoutDirectIO(t *testing.T) {
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, chunks: 1}
-	require.NoError(t, open.write(backuptest.Bytes(spans[0])[:mib], 0))
+	require.NoError(t, open.write(bytesOf(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
-	require.Equal(t, backuptest.Bytes(spans[0])[:mib], buffer)
+	require.Equal(t, bytesOf(spans[0])[:mib], buffer)
 	open.done()
 
 	// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
@@ -709,23 +737,23 @@ func TestWithoutDirectIO(t *testing.T) {
 	require.NoError(t, err)
 	if !direct || inMemory(b.path) { // memory has no blocks: any offset will do
 		closeFile(fd)
-		backuptest.Discard(contents)
+		discard(contents)
 		t.Skip("no O_DIRECT here")
 	}
 	open = &openFile{file: file, fd: fd, chunks: 1}
 	open.direct.Store(true)
 	require.NoError(t, open.read(buffer, 1))
-	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
+	require.Equal(t, bytesOf(spans[0])[1:mib+1], buffer)
 	require.False(t, open.direct.Load())
 	open.done()
-	backuptest.Discard(contents)
+	discard(contents)
 }
 
 // The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
 func TestFileIsOpenedAgain(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	backuptest.Fill(spans, 1)
+	fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	other := filepath.Join(t.TempDir(), "other")
@@ -734,13 +762,13 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	require.NoError(t, err)
 	half := make([][]byte, 2) // as O_DIRECT wants them
 	for i := range half {
-		half[i] = backuptest.Bytes(spans[0])[i*mib : (i+1)*mib]
+		half[i] = bytesOf(spans[0])[i*mib : (i+1)*mib]
 	}
 	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
 		open := &openFile{file: file, mode: mode, fd: -1, chunks: 2}
 		move := open.write
 		if mode == unix.O_RDONLY {
-			backuptest.Wipe(spans)
+			wipe(spans)
 			move = open.read
 		}
 		require.NoError(t, move(half[0], 0))
@@ -756,12 +784,12 @@ func TestFileIsOpenedAgain(t *testing.T) {
 			require.NoError(t, unix.Close(fd), "it was not ours to close")
 		}
 	}
-	backuptest.RequireFilled(t, spans, 1)
+	requireFilled(t, spans, 1)
 	text, err := os.ReadFile(other)
 	require.NoError(t, err)
 	require.Equal(t, "the host's", string(text))
 	require.NoError(t, unix.Close(hosts))
-	backuptest.Discard(contents)
+	discard(contents)
 }
 
 // Every error of a directory has words of its own, which name the setting that it came from.
@@ -816,7 +844,7 @@ func BenchmarkDisk(b *testing.B) {
 	block := make([]byte, 64*mib)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(block)
 	for _, span := range spans {
-		for bytes := backuptest.Bytes(span); len(bytes) > 0; bytes = bytes[len(block):] {
+		for bytes := bytesOf(span); len(bytes) > 0; bytes = bytes[len(block):] {
 			copy(bytes, block)
 		}
 	}
@@ -831,7 +859,7 @@ func BenchmarkDisk(b *testing.B) {
 		timed("overwrite", func() { kept = w.save(spans, kept) })
 		timed("load", func() { require.NoError(b, w.load(spans, kept)) })
 		start := time.Now()
-		backuptest.Discard(kept)
+		discard(kept)
 		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
 		w.driver.Reclaim.Drain()
 		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")

@@ -1,4 +1,4 @@
-package copying
+package backup_test
 
 import (
 	"errors"
@@ -8,7 +8,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/vmm/backup"
-	"tms/vmm/backup/internal/backuptest"
+	"tms/vmm/backup/internal/copying"
 	"tms/vmm/cuda"
 )
 
@@ -27,17 +27,17 @@ func newBench(t *testing.T, size uint64) *bench {
 	t.Helper()
 	b := &bench{}
 	var jobs []backup.Job
-	b.sim, b.driver, jobs = backuptest.Simulate(t, 1, "2G")
+	b.sim, b.driver, jobs = simulate(t, 1, "2G")
 	b.job = jobs[0]
 	b.job.Copied = func(bytes uint64) { b.reported = append(b.reported, bytes) }
-	b.spans = backuptest.Spans(t, b.driver, 0, size, size)
+	b.spans = mapSpans(t, b.driver, 0, size, size)
 	return b
 }
 
 // Copies are reported every 256 MiB, and what is left at the end; nothing of the driver's stays.
 func TestCopiesAreReported(t *testing.T) {
 	b := newBench(t, 300*mib)
-	err := On(b.driver, b.job, func(c *Stream) error {
+	err := copying.On(b.driver, b.job, func(c *copying.Stream) error {
 		for at := uintptr(0); at < 300*mib; at += 100 * mib {
 			if err := c.Between(b.spans[1].Address+at, b.spans[0].Address+at, 100*mib); err != nil {
 				return err
@@ -54,7 +54,7 @@ func TestCopiesAreReported(t *testing.T) {
 func TestCopiesAreReportedWithoutEvents(t *testing.T) {
 	b := newBench(t, 256*mib)
 	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
-	require.NoError(t, On(b.driver, b.job, func(c *Stream) error {
+	require.NoError(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
 		return c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib)
 	}))
 	require.Equal(t, []uint64{256 * mib}, b.reported)
@@ -64,7 +64,7 @@ func TestCopiesAreReportedWithoutEvents(t *testing.T) {
 func TestCopiesEndAfterAnError(t *testing.T) {
 	b := newBench(t, 256*mib)
 	wrong := errors.New("wrong")
-	require.ErrorIs(t, On(b.driver, b.job, func(c *Stream) error {
+	require.ErrorIs(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
 		if err := c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib); err != nil {
 			return err
 		}
@@ -82,22 +82,26 @@ type contents struct {
 // A loader restores in the order in which spans come; after an error it takes, and drops, what still comes.
 func TestLoader(t *testing.T) {
 	b := newBench(t, 2*mib)
-	backuptest.Fill(b.spans[:1], 1)
+	fill(b.spans[:1], 1)
 	load := func(times int) error {
-		loader := NewLoader(b.driver, b.job, func(c contents, span backup.Span, parts ...backup.Range) (copies [][2]uintptr) {
+		list := func(c contents, to backup.Span, parts ...backup.Range) (copies [][2]uintptr) {
 			for _, part := range parts {
-				copies = append(copies, [2]uintptr{span.Address + uintptr(part.Offset), c.from.Address + uintptr(part.Offset)})
+				at := uintptr(part.Offset)
+				copies = append(copies, [2]uintptr{to.Address + at, c.from.Address + at})
 			}
 			return copies
-		}, func(c *Stream, copy [2]uintptr) error { return c.Between(copy[0], copy[1], 2*mib) })
+		}
+		loader := copying.NewLoader(b.driver, b.job, list, func(c *copying.Stream, copy [2]uintptr) error {
+			return c.Between(copy[0], copy[1], 2*mib)
+		})
 		for range times {
 			loader.Add(b.spans[1], contents{from: b.spans[0]})
 		}
 		return loader.Wait()
 	}
 	require.NoError(t, load(1))
-	backuptest.RequireFilled(t, b.spans[:1], 1)
-	require.Equal(t, backuptest.Bytes(b.spans[0]), backuptest.Bytes(b.spans[1]))
+	requireFilled(t, b.spans[:1], 1)
+	require.Equal(t, bytesOf(b.spans[0]), bytesOf(b.spans[1]))
 	b.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
 	require.ErrorIs(t, load(5000), cuda.Unknown)
 	require.NoError(t, load(3))

@@ -1,0 +1,124 @@
+package peer
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"unsafe"
+
+	"github.com/stretchr/testify/require"
+
+	"tms/internal/cudasim"
+	"tms/vmm/backup"
+	"tms/vmm/cuda"
+)
+
+// simulate returns the simulator, reset, with so many devices of so much memory ("4G"), its driver, and a job for
+// each device.
+func simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, []backup.Job) {
+	t.Helper()
+	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
+	t.Setenv("CUDASIM_MEMORY", memory)
+	sim, err := cudasim.Load()
+	require.NoError(t, err)
+	sim.Reset()
+	driver, err := cuda.Open(sim.Path)
+	require.NoError(t, err)
+	jobs := make([]backup.Job, devices)
+	for ordinal := range jobs {
+		context, err := driver.DevicePrimaryCtxRetain(cuda.Device(ordinal))
+		require.NoError(t, err)
+		jobs[ordinal] = backup.Job{Device: ordinal, Context: context, Node: -1}
+	}
+	return sim, driver, jobs
+}
+
+// mapSpans maps memory of a device.
+func mapSpans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []backup.Span {
+	t.Helper()
+	spans := make([]backup.Span, len(sizes))
+	for i, size := range sizes {
+		address, err := driver.MemAddressReserve(size, 0)
+		require.NoError(t, err)
+		handle, err := driver.MemCreate(size, device)
+		require.NoError(t, err)
+		require.NoError(t, driver.MemMap(address, size, handle))
+		require.NoError(t, driver.MemSetAccess(address, size, device))
+		spans[i] = backup.Span{Address: address, Size: size}
+	}
+	return spans
+}
+
+// bytesOf returns the memory of a span.
+func bytesOf(s backup.Span) []byte {
+	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&s.Address))), s.Size)
+}
+
+// fill writes words that depend on seed, and their place, into every page.
+func fill(spans []backup.Span, seed uint64) {
+	for i, span := range spans {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		bytes := bytesOf(span)
+		for at := 0; at < len(bytes); at += 2048 {
+			*(*uint64)(unsafe.Pointer(&bytes[at])) = random.Uint64()
+		}
+	}
+}
+
+// requireFilled asserts that spans hold what fill wrote.
+func requireFilled(t *testing.T, spans []backup.Span, seed uint64) {
+	t.Helper()
+	for i, span := range spans {
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		bytes := bytesOf(span)
+		for at := 0; at < len(bytes); at += 2048 {
+			if *(*uint64)(unsafe.Pointer(&bytes[at])) != random.Uint64() {
+				t.Fatalf("span %d differs at byte %d", i, at)
+			}
+		}
+	}
+}
+
+// wipe zeroes spans.
+func wipe(spans []backup.Span) {
+	for _, span := range spans {
+		clear(bytesOf(span))
+	}
+}
+
+// itemsOf returns the items of a Save; kept may be nil.
+func itemsOf(spans []backup.Span, kept []backup.Contents, target int) []backup.Item {
+	items := make([]backup.Item, len(spans))
+	for i, span := range spans {
+		items[i] = backup.Item{Span: span, Target: target}
+		if kept != nil {
+			items[i].Kept = kept[i]
+		}
+	}
+	return items
+}
+
+// load brings contents back from wherever they are.
+func load(job backup.Job, spans []backup.Span, contents []backup.Contents) error {
+	loaders := map[backup.Store]backup.Loader{}
+	for i, c := range contents {
+		if loaders[c.Store()] == nil {
+			loaders[c.Store()] = c.Store().Load(job)
+		}
+		loaders[c.Store()].Add(spans[i], c)
+	}
+	var first error
+	for _, loader := range loaders {
+		if err := loader.Wait(); first == nil {
+			first = err
+		}
+	}
+	return first
+}
+
+// discard discards contents.
+func discard(contents []backup.Contents) {
+	for _, c := range contents {
+		c.Discard()
+	}
+}
