@@ -318,6 +318,7 @@ func TestManyThreads(t *testing.T) {
 					if _, err := engine.Stats(); err != nil {
 						t.Errorf("stats: %v", err)
 					}
+					time.Sleep(50 * time.Microsecond) // the others are to have the processor too
 				}
 			}
 		})

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -218,7 +219,8 @@ func (m *model) try(name string, operation func() error) error {
 		return nil
 	}
 	m.last = err
-	if errors.Is(err, vmm.ErrInvariant) || m.firedSoFar() == fired && !(short(m.bytes) && errors.Is(err, cuda.OutOfMemory)) {
+	if errors.Is(err, vmm.ErrInvariant) ||
+		m.firedSoFar() == fired && !(short(m.bytes) && errors.Is(err, cuda.OutOfMemory)) {
 		m.fail("operation %d, %s", m.operations, name)
 	}
 	return err
@@ -559,6 +561,7 @@ func TestModelThreads(t *testing.T) {
 			tag := "a"
 			_ = s.engine.Prepare([]string{tag})()
 			s.engine.Trim()
+			time.Sleep(50 * time.Microsecond) // the workers are to have the processor too
 		}
 	})
 	workers.Wait()

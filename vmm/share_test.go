@@ -73,7 +73,8 @@ var pairs = map[string]func(*testing.T) *pair{"allocated": newPair, "mapped by t
 // newMappedPair is newPair with the driver's functions for virtual memory.
 func newMappedPair(t *testing.T) *pair {
 	sim, driver, first := simulated(t, 1)
-	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, vmm.New(driver, func(uintptr, uint64) error { return nil })}}
+	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, second}}
 	var handles, imports [2]cuda.Handle
 	mapped := func(e *vmm.Engine, handle cuda.Handle) uintptr {
 		address, err := driver.MemAddressReserve(shareSize, 0)
@@ -122,7 +123,8 @@ func newMappedPair(t *testing.T) *pair {
 
 func newPair(t *testing.T) *pair {
 	sim, driver, first := simulated(t, 1)
-	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, vmm.New(driver, func(uintptr, uint64) error { return nil })}}
+	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
+	p := &pair{t: t, sim: sim, engines: [2]*vmm.Engine{first, second}}
 	for i, e := range p.engines {
 		p.neighbours[i] = &neighbour{self: i, others: &p.engines}
 		e.Processes(p.neighbours[i])
@@ -333,11 +335,13 @@ func TestOpenedMeanwhile(t *testing.T) {
 				require.NoError(t, err)
 				address, err := e.Import(0, vmm.Share{PID: 1 - i, ID: id}, 0)
 				if errors.Is(err, vmm.ErrSharePaused) {
+					time.Sleep(50 * time.Microsecond)
 					continue
 				}
 				require.NoError(t, err)
 				opened.Add(1)
 				require.NoError(t, e.Close(address, false))
+				time.Sleep(50 * time.Microsecond) // the pauses are to have the processor too
 			}
 		})
 	}
@@ -371,14 +375,16 @@ func TestPausesCross(t *testing.T) {
 // A call of the driver that fails leaves contents and addresses as they are, and all can be paused together afterwards.
 func TestSharedAndFailing(t *testing.T) {
 	for kind, made := range pairs {
-		for seed, function := range []string{"cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemCreate", "cuMemcpyDtoHAsync_v2",
-			"cuMemcpyHtoDAsync_v2", "cuMemExportToShareableHandle", "cuMemImportFromShareableHandle", "cuCtxRecordEvent"} {
+		for seed, function := range []string{"cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemCreate",
+			"cuMemcpyDtoHAsync_v2", "cuMemcpyHtoDAsync_v2", "cuMemExportToShareableHandle",
+			"cuMemImportFromShareableHandle", "cuCtxRecordEvent"} {
 			t.Run(kind+", "+function, func(t *testing.T) { failing(t, made, function, seed) })
 		}
 	}
 }
 
-// failing fails each call of a function once, between pauses of which the first is of memory that lies among its neighbours.
+// failing fails each call of a function once, between pauses of which the first is of memory that lies among its
+// neighbours.
 func failing(t *testing.T, made func(*testing.T) *pair, function string, seed int) {
 	for nth, more := 1, true; more; nth++ {
 		more = t.Run(fmt.Sprint(nth), func(t *testing.T) {
@@ -387,7 +393,8 @@ func failing(t *testing.T, made func(*testing.T) *pair, function string, seed in
 			before := p.sim.FailuresFired()
 			p.sim.Fail(function, nth, int(cuda.Unknown))
 			more = false
-			for wait, refused := 50*time.Millisecond, true; refused && !more; wait *= 2 { // one may have been too slow for the other
+			// One may have been too slow for the other.
+			for wait, refused := 50*time.Millisecond, true; refused && !more; wait *= 2 {
 				errs := p.pause(wait)
 				refused = slices.ContainsFunc(errs[:], func(err error) bool { return errors.Is(err, vmm.ErrImported) })
 				p.resume(wait)
@@ -420,7 +427,8 @@ func TestNotToBeShared(t *testing.T) {
 			for _, address := range all {
 				_, _, _, err := engine.Share(address)
 				require.ErrorIs(t, err, cuda.NotSupported)
-				require.ErrorContains(t, err, "device 0, or its driver, makes no memory that can be mapped in other processes")
+				require.ErrorContains(t, err,
+					"device 0, or its driver, makes no memory that can be mapped in other processes")
 				require.NoError(t, engine.Free(address, false))
 			}
 		})

@@ -74,11 +74,13 @@ var silences = []struct {
 	{"cuCtxRecordEvent", "(*Engine).Free", cuda.StreamCaptureUnsupported, "the free waits for the end of the capture"},
 	{"cuCtxRecordEvent", "", cuda.NotSupported, "older drivers have none: cuCtxSynchronize waits"},
 	{"cuEventCreate", "(*Engine).recordWork", cuda.NotSupported, "the same"},
-	{"cuThreadExchangeStreamCaptureMode", "", nil, "that it cannot be set back: the thread is stopped by captures less than it asked for"},
+	{"cuThreadExchangeStreamCaptureMode", "", nil,
+		"that it cannot be set back: the thread is stopped by captures less than it asked for"},
 	{"cuMemRelease", "(*extent).drop", nil, "a second try follows, then one at each Retry"},
 	{"cuMemUnmap cuMemAddressFree", "(*extent).aside", nil, "a second try follows, then one at each Retry"},
 	{"cuDevicePrimaryCtxRelease_v2", "", nil, "a second try follows, then one at each Retry"},
-	{"", "(*Engine).grantMissing < (*Engine).malloc", nil, "devices that came into use meanwhile are told by the next grant"},
+	{"", "(*Engine).grantMissing < (*Engine).malloc", nil,
+		"devices that came into use meanwhile are told by the next grant"},
 	{"cuCtxPopCurrent_v2", "", nil, "the thread gets its context back in another way"},
 	{"", "reclaim.(*Kind).empty", nil, "tried again by the next Retry"},
 	{"", "digest.(*buffer).release", nil, "a second try follows, then one at each Retry"},
@@ -132,13 +134,24 @@ type faults struct {
 	memory int // of a device, in bytes; 0: plenty
 }
 
-func (f *faults) err(name string) error {
-	var pcs [64]uintptr
-	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs[:])])
+// ways are what way has returned, by program counters: finding the functions' names would be a third of a sweep.
+var ways struct {
+	sync.Mutex
+	known map[[64]uintptr]string
+}
+
+// way names the engine's functions on the way to a call; "": there are none.
+func way(pcs *[64]uintptr, depth int) string {
+	ways.Lock()
+	defer ways.Unlock()
+	if known, found := ways.known[*pcs]; found {
+		return known
+	}
+	frames := runtime.CallersFrames(pcs[:depth])
 	var path []string
 	for {
 		frame, more := frames.Next()
-		if at := strings.Index(frame.Function, "tms/vmm"); at >= 0 && !strings.HasPrefix(frame.Function, "tms/vmm_test") &&
+		if strings.Contains(frame.Function, "tms/vmm") && !strings.HasPrefix(frame.Function, "tms/vmm_test") &&
 			!strings.HasPrefix(frame.Function, "tms/vmm/cuda.(*Driver).") {
 			path = append(path, fmt.Sprintf("%s:%d", strings.TrimPrefix(frame.Function, "tms/vmm"), frame.Line))
 		}
@@ -146,12 +159,22 @@ func (f *faults) err(name string) error {
 			break
 		}
 	}
-	if len(path) == 0 {
+	if ways.known == nil {
+		ways.known = map[[64]uintptr]string{}
+	}
+	ways.known[*pcs] = strings.Join(path, " < ")
+	return ways.known[*pcs]
+}
+
+func (f *faults) err(name string) error {
+	var pcs [64]uintptr
+	depth := runtime.Callers(3, pcs[:])
+	c := call{name, way(&pcs, depth)}
+	if c.stack == "" {
 		return nil // the test's own
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	c := call{name, strings.Join(path, " < ")}
 	err := f.plan[f.made]
 	f.made++
 	if f.only != nil && *f.only == c {
@@ -263,7 +286,8 @@ func openFiles(t *testing.T) (open []string) {
 	require.NoError(t, err)
 	for _, entry := range entries {
 		target, err := os.Readlink(filepath.Join("/proc/self/fd", entry.Name()))
-		if err == nil && strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "/memfd:") && !strings.HasPrefix(target, "/proc/") {
+		if err == nil && strings.HasPrefix(target, "/") && !strings.HasPrefix(target, "/memfd:") &&
+			!strings.HasPrefix(target, "/proc/") {
 			open = append(open, target)
 		}
 	}
@@ -306,7 +330,8 @@ func (s *scene) check(when string, exact bool) {
 			s.fail("%s: %#x of tag %s is paused: %v", when, p.address, p.request.Tag, paused)
 		}
 		if !paused && !p.paused && !p.lost && !p.intact() {
-			s.fail("%s: contents of %#x, %d bytes of tag %s, backup %d, are lost", when, p.address, p.request.Size, p.request.Tag, p.request.Backup)
+			s.fail("%s: contents of %#x, %d bytes of tag %s, backup %d, are lost",
+				when, p.address, p.request.Size, p.request.Tag, p.request.Backup)
 		}
 	}
 }
@@ -361,7 +386,8 @@ func (s *scene) pauseAs(o vmm.Options) {
 	s.do("pause "+strings.Join(o.Tags, " "), func() error { return pause(s.engine, o) })
 	for _, p := range s.all {
 		if tag := p.request.Tag; o.Tags == nil || slices.Contains(o.Tags, tag) {
-			p.lost = p.lost || p.request.Backup == vmm.BackupNone || o.Discard && !p.paused && !slices.Contains(o.Keep, tag)
+			p.lost = p.lost || p.request.Backup == vmm.BackupNone ||
+				o.Discard && !p.paused && !slices.Contains(o.Keep, tag)
 			p.paused = true
 		}
 	}

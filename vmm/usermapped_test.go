@@ -182,10 +182,11 @@ func TestUserMappedWhilePaused(t *testing.T) {
 	m.end()
 }
 
-// What the program unmaps while it is paused comes back at the resume as well: mapped by then, or not, or so that the device
-// has no access. However often a call fails, and in whichever place.
+// What the program unmaps while it is paused comes back at the resume as well: mapped by then, or not, or so that the
+// device has no access. However often a call fails, and in whichever place.
 func TestUserMappedComesBackUnmapped(t *testing.T) {
-	for _, function := range []string{"", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemAddressFree"} {
+	for _, function := range []string{"", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
+		"cuMemUnmap", "cuMemAddressFree"} {
 		for _, r := range []vmm.Request{weights, {Tag: "weights"}, {Tag: "weights", Backup: vmm.BackupDisk}} {
 			sim, driver, engine := simulated(t, 1)
 			engine.CheckInvariants(true)
@@ -271,7 +272,8 @@ func TestUserMappedThatStays(t *testing.T) {
 
 // Every driver call of a cycle fails once: the cycle then succeeds, with the contents, and nothing is left.
 func TestUserMappedAndFailures(t *testing.T) {
-	for _, function := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease", "cuMemHostRegister", "cuMemcpyDtoHAsync"} {
+	for _, function := range []string{"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
+		"cuMemHostRegister", "cuMemcpyDtoHAsync"} {
 		for nth := 1; nth <= 3; nth++ {
 			sim, driver, engine := simulated(t, 1)
 			m := newMapper(t, driver, engine, weights)
@@ -335,6 +337,7 @@ func TestUserMappedAndThreads(t *testing.T) {
 			default:
 				_ = pause(engine, vmm.Options{})
 				_ = resume(engine, vmm.Options{})
+				time.Sleep(50 * time.Microsecond) // the mappers are to have the processor too
 			}
 		}
 	})
