@@ -99,7 +99,8 @@ ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
 # Whole or not at all, for they may be mapped somewhere, and at one time: a program that starts meanwhile loads both.
 mv $out/lib/libtms.so.new $out/lib/libtms.so
 mv $out/lib/libtms_reach.so.new $out/lib/libtms_reach.so
-cp preload/tms.h $out/lib/tms.h
+cp preload/tms.h $out/lib/tms.h.new
+mv $out/lib/tms.h.new $out/lib/tms.h
 rm -f $out/lib/libtms.so.h $out/lib/libtms.h
 
 if [ $out != build/sanitized ]; then

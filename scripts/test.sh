@@ -55,7 +55,7 @@ go_tests() { # it compiles all C with warnings as errors, too
 }
 
 python_tests() {
-	build/venv/bin/python -m pytest -q pymodule/tests
+	build/venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder pymodule/tests
 	scripts/wheel/check-aarch64.sh || [ $? = 77 ] # 77: what it needs of Debian's packages cannot be had here
 }
 

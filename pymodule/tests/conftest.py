@@ -24,7 +24,9 @@ OWN = "TESTS_OWN_FOLDERS"
 def apart() -> None:
     """Has nothing else on the machine reach the tests, nor they it; see internal/hermetic."""
     meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
-    files = tempfile.mkdtemp(prefix="tms-test-")
+    others = os.environ.get(OWN, "").split(":")[2:]  # a process of pytest-xdist inherits TMPDIR
+    beside = os.path.dirname(others[0]) if others else None  # not in it, for paths of sockets
+    files = tempfile.mkdtemp(prefix="tms-test-", dir=beside)
     os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
     os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
     tempfile.tempdir = None

@@ -156,9 +156,9 @@ def tms(*arguments: str, seconds: float) -> list[dict[str, Any]]:
 
 def pausable(program: Program) -> int:
     """Bytes of the program's memory that a pause would take, as tms ps tells."""
-    for _ in range(5):  # a busy process may not answer within a second
+    for _ in range(100):  # a busy process may not answer within a second
         try:
-            listed = [p for p in tms("ps", seconds=30) if p["pid"] == program.pid]
+            listed = [p for p in tms("ps", seconds=600) if p["pid"] == program.pid]
         except AssertionError as failed:
             raise program.failure(str(failed)) from None
         if len(listed) == 1 and "error" not in listed[0]:

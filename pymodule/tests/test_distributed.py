@@ -284,7 +284,7 @@ def test_the_store_is_lost() -> None:
     """Its process is killed while the others wait in the first phase, or in the second."""
     for spoil in (
         "_meeting.Meeting.wait = lambda self, keys, *given, **more: (\n"
-        "    self.store.wait(keys[:1], _meeting.datetime.timedelta(seconds=60)),\n"
+        "    self.store.wait(keys[:1], _meeting.datetime.timedelta(seconds=600)),\n"
         "    os.kill(os.getpid(), signal.SIGKILL))\n"
         "together.pause('weights', timeout=600)",
         "do = _together.Part.do\n"
@@ -315,7 +315,7 @@ def test_interrupted() -> None:
         assert ranks.server is not None
         before = ranks.server.num_keys()
         for rank in (0, 1):
-            ranks.tell(rank, "together.pause(timeout=50)")
+            ranks.tell(rank, "together.pause(timeout=600)")
         while ranks.server.num_keys() < before + 3:  # their hosts, and what rank 1 says
             time.sleep(0.01)
         os.kill(ranks.pid(1), signal.SIGINT)
@@ -325,7 +325,7 @@ def test_interrupted() -> None:
         with pytest.raises(Told, match=f"rank 1 on {HOST}: KeyboardInterrupt"):
             ranks.answer(0)
         with pytest.raises(Told, match=f"rank 1 on {HOST}: KeyboardInterrupt"):
-            ranks.one(2, "together.pause(timeout=50)")
+            ranks.one(2, "together.pause(timeout=600)")
         as_before(ranks, 3)
 
 

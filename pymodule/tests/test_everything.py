@@ -27,7 +27,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     """By itself, and by another process; a thread's CUDA call waits meanwhile."""
     code = """
     for outside in (False, True):
-        assert tms.pause(everything=True, timeout=5) == 8 << 20
+        assert tms.pause(everything=True, timeout=600) == 8 << 20
         stats = tms.stats()
         assert stats["everything"] and stats["devices"][0]["free_bytes"] == 0, stats
         assert stats["devices"][0]["tags"][0]["host_bytes"] == 8 << 20
@@ -40,7 +40,7 @@ def test_there_and_back(tmp_path: Path) -> None:
             subprocess.run([os.environ["COMMAND"], "resume", str(os.getpid())], check=True)
         else:
             assert tms.resume() == 8 << 20
-        thread.join(10)
+        thread.join(600)
         cuda.free(called[0])
         assert cuda.read(pointer, 8) == b"contents"
         assert not tms.stats()["everything"]
@@ -58,7 +58,7 @@ def test_a_resume_without_memory_calls_no_cuda(tmp_path: Path) -> None:
         raise AssertionError("a call of CUDA")
     _torch.release_cache = never
     tms.pause(everything=True)
-    for fails, wait in (("1", 0), ("1", 10)):
+    for fails, wait in (("1", 0), ("1", 600)):
         os.environ["CUDASIM_FAIL"] = f"cuCheckpointProcessRestore:{fails}:2"
         if wait:
             threading.Timer(0.3, os.environ.pop, ["CUDASIM_FAIL"]).start()

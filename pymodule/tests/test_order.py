@@ -94,7 +94,7 @@ def test_left_on_another_thread() -> None:
             generators.append(inside("suspended", "host"))
             next(generators[0])
             suspended.set()
-            assert left.wait(30)
+            assert left.wait(HANGS)
             seen.append(state())
             with tms.region("next"):
                 seen.append(state())
@@ -104,7 +104,7 @@ def test_left_on_another_thread() -> None:
 
     thread = threading.Thread(target=work, name="worker")
     thread.start()
-    assert suspended.wait(30)
+    assert suspended.wait(HANGS)
     with tms.region("mine"):
         with pytest.raises(
             RuntimeError, match="left on thread 'MainThread', but was entered on thread 'worker'"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import os
 import re
 import socket
@@ -28,9 +29,35 @@ SIZE = 40 * MiB
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
+    from ray._private import services
     from ray.cluster_utils import Cluster
 
+    find, wait = services.get_node, services.wait_for_node
+
+    def get_node(*which: Any) -> Any:
+        """Ray looks for its node for 30 s, in which a busy machine starts none."""
+        until = time.monotonic() + HANGS
+        while True:
+            try:
+                return find(*which)
+            except RuntimeError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(services, "get_node", get_node)
+        patch.setattr(services, "wait_for_node", lambda to, name, _: wait(to, name, HANGS))
+        for name in (
+            "gcs_server_port_wait_time_s",
+            "gcs_rpc_server_connect_timeout_s",
+            "gcs_server_request_timeout_seconds",
+            "raylet_start_wait_time_s",
+            "worker_register_timeout_seconds",
+        ):
+            patch.setenv(f"RAY_{name}", str(round(HANGS)))
+        for name in ("agent_register_timeout_ms", "health_check_timeout_ms"):
+            patch.setenv(f"RAY_{name}", str(round(1000 * HANGS)))
         patch.delenv("LD_PRELOAD")  # of Ray's own processes
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
@@ -85,8 +112,8 @@ class Holder:
             time.sleep(0.01)
 
 
-@pytest.fixture
-def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
+@contextlib.contextmanager
+def actors(device: str) -> Iterator[tuple[list[Any], list[Any]]]:
     """A trainer and a rollout actor on each node, at the same device; the trainers are paused."""
     variables = environment()
     passed = {
@@ -95,7 +122,7 @@ def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]
     }
     passed["PYTHONPATH"] = f"{PYMODULE}:{Path(__file__).parent}"
     passed["CUDASIM_MEMORY"] = "64M"
-    passed["CUDASIM_SHARED"] = f"ray-{os.getpid()}-{tmp_path.name}"
+    passed["CUDASIM_SHARED"] = f"ray-{os.getpid()}-{device}"
     actor = ray.remote(num_cpus=1, runtime_env={"env_vars": passed})(Holder)
     made = [
         [
@@ -113,6 +140,19 @@ def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]
         ray.kill(each)
 
 
+@pytest.fixture
+def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]]:
+    with actors(tmp_path.name) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def lasting(cluster: Any) -> Iterator[tuple[list[Any], list[Any]]]:
+    """For tests that leave them as they were."""
+    with actors("lasting") as made:
+        yield made
+
+
 def states(actors: list[Any]) -> list[tuple[int, bool]]:
     return [tuple(each) for each in ray.get([actor.state.remote() for actor in actors])]
 
@@ -120,8 +160,8 @@ def states(actors: list[Any]) -> list[tuple[int, bool]]:
 ACTIVE, PAUSED = [(SIZE, True)] * 2, [(0, True)] * 2
 
 
-def test_pause_and_lend(groups: Any) -> None:
-    trainers, rollouts = groups
+def test_pause_and_lend(lasting: Any) -> None:
+    trainers, rollouts = lasting
     assert states(trainers + rollouts) == PAUSED + ACTIVE
     for _ in range(3):
         with tms.ray.lend(from_=rollouts, to=trainers):
@@ -142,8 +182,8 @@ def test_pause_and_lend(groups: Any) -> None:
     assert states(trainers + rollouts) == PAUSED + ACTIVE
 
 
-def test_one_that_cannot(groups: Any) -> None:
-    trainers, rollouts = groups
+def test_one_that_cannot(lasting: Any) -> None:
+    trainers, rollouts = lasting
     ray.get(rollouts[1].run.remote("import cuda; cuda.fail('cuMemUnmap', 1, 999)"))
     with pytest.raises(tms.GroupError) as caught:
         tms.ray.pause(rollouts)
@@ -168,7 +208,7 @@ def test_one_that_cannot(groups: Any) -> None:
     assert states(trainers + rollouts) == PAUSED + ACTIVE
 
 
-def test_one_that_is_busy(groups: Any, tmp_path: Path) -> None:
+def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, rollouts = groups
     idle, go = tmp_path / "idle", tmp_path / "go"
     busy = rollouts[0].wait_for.remote(str(idle))
@@ -183,8 +223,17 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path) -> None:
     slow = f"t.Part.do = lambda part: (self.wait_for({str(go)!r}), do(part))[1]"
     slow = f"import tms._together as t; do = t.Part.do; {slow}"
     ray.get(rollouts[0].run.remote(slow))
+    ask = tms.ray._Calls._all
+
+    def soon(calls: Any, ranks: range, function: Any, *given: Any) -> list[Any]:
+        """Both have begun, however busy the machine is; what comes then one does not answer."""
+        calls._timeout = HANGS if function is tms.ray._check else 0.5
+        return ask(calls, ranks, function, *given)
+
+    monkeypatch.setattr(tms.ray._Calls, "_all", soon)
     with pytest.raises(tms.GroupError, match=r"late ones until they come to it \(actor 0 "):
-        tms.ray.pause(rollouts, timeout=5)  # in which both begin, on a busy machine too
+        tms.ray.pause(rollouts)
+    monkeypatch.undo()
     go.touch()
     assert states(rollouts) == ACTIVE
 
@@ -262,8 +311,8 @@ def test_an_actor_dies(groups: Any, when: str) -> None:
     assert tms.ray.pause(rollouts[:1]) == SIZE
 
 
-def test_arguments(groups: Any) -> None:
-    _, rollouts = groups
+def test_arguments(lasting: Any) -> None:
+    _, rollouts = lasting
     for call, words in {
         lambda: tms.ray.pause([]): "there are no actors",
         lambda: tms.ray.pause(rollouts * 2): "an actor is named twice",

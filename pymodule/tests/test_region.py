@@ -8,6 +8,7 @@ from typing import get_args
 
 import cuda
 import pytest
+from simulator import HANGS
 
 import tms
 
@@ -146,14 +147,14 @@ def test_other_threads_are_not_affected() -> None:
         seen.append(settings())
         with tms.region("other"):
             entered.set()
-            leave.wait(30)
+            leave.wait(HANGS)
             seen.append(settings())
         seen.append(settings())
 
     with tms.region("mine", backup="host"):
         thread = threading.Thread(target=other)
         thread.start()
-        assert entered.wait(30)
+        assert entered.wait(HANGS)
         assert settings() == (True, b"mine", True, False)
     assert settings() == OUTSIDE
     leave.set()

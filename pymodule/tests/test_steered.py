@@ -39,7 +39,7 @@ def test_paused_by_pid(program: list[str], other: Witness, more: list[str]) -> N
     with started(program, 0, options=more, seconds=HANGS) as running:
         taken = running.ready()
         assert pausable(running) >= 0.9 * taken
-        times = disturb(running, other, CYCLES, gap=0.05, seconds=0.1)
+        times = disturb(running, other, CYCLES, gap=0.05, seconds=0.1, wait=HANGS)
         said = running.end()
     assert len(times.out) == len(times.back) == CYCLES
     equal(program, said, seconds=HANGS)

@@ -80,4 +80,4 @@ if __name__ == "__main__":
         process.start()
     process.join()
     assert process.exitcode == 0
-    print(results.get(timeout=10))
+    print(results.get(timeout=600))

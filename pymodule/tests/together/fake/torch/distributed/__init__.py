@@ -60,7 +60,7 @@ class _Handler(socketserver.BaseRequestHandler):
         return True
 
     def multi_get(self, state: _State, keys: list[str]) -> list[bytes]:
-        assert self.wait(state, keys, 300)
+        assert self.wait(state, keys, 600)
         return [state.values[key] for key in keys]
 
     def num_keys(self, state: _State) -> int:
