@@ -1,5 +1,5 @@
 /* alloc has the functions that allocate: CUDA's own outside regions, in them memory of the engine. What was
- * made is written down where that is asked for (trace.c). Memory that a program maps itself is left to
+ * made is written down where that is asked for (record/trace.c). Memory that a program maps itself is left to
  * mapping.c. */
 #define _GNU_SOURCE
 #include "shim.h"

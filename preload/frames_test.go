@@ -112,7 +112,7 @@ func TestStackOfOurC(t *testing.T) {
 		require.Greater(t, len(g.frames), 100)
 		return g
 	}
-	ours := graph("*.c", "goruntime/*.c", "account/*.c", "../region/*.c", "../forward/*.c")
+	ours := graph("*.c", "goruntime/*.c", "account/*.c", "record/*.c", "../region/*.c", "../forward/*.c")
 	reach := graph("../reach/*.c")
 	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to
 	// CUDA, or to what libtms.so answers for dlsym.

@@ -24,6 +24,13 @@ static void awake(void)
 
 HIDDEN _Atomic bool cuda_watched;
 
+AT_LOAD static void watch(bool recording)
+{
+	atomic_store(&cuda_watched, recording || account_on);
+}
+
+HIDDEN const struct trace_hooks trace_hooks = {watch};
+
 HIDDEN const struct go_hooks go_hooks = {wanted, awake};
 
 AT_LOAD static void leave_environment(void)
@@ -43,7 +50,6 @@ __attribute__((constructor)) static void at_load(void)
 	region_load_environment();
 	trace_load();
 	account_load();
-	if (account_on)
-		atomic_store(&cuda_watched, true);
+	watch(trace_is_on());
 	leave_environment();
 }

@@ -23,6 +23,7 @@ import (
 
 	_ "tms/forward" // the C functions that call the host's CUDA
 	"tms/preload/goruntime"
+	"tms/preload/record"
 	_ "tms/region" // the C functions that hold the threads' settings
 	"tms/vmm"
 	"tms/vmm/cuda"
@@ -68,11 +69,11 @@ func start() (*vmm.Engine, error) {
 	made.Contexts(eachContext)
 	made.WithoutCaptures(withoutCaptures)
 	made.WhenUngated(openGate)
-	made.Observe(recordTransition)
 	made.Processes(processes{})
 	made.Shareable(bool(C.ipc_shares()))
 	made.CheckInvariants(bool(C.region_config.invariants))
 	programPools = newProgramPools(made)
+	record.Watch(made)
 	engine.Store(made)
 	return made, nil
 }

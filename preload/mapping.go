@@ -12,6 +12,7 @@ import (
 	"unsafe"
 
 	"tms/preload/goruntime"
+	"tms/preload/record"
 	"tms/vmm"
 	"tms/vmm/cuda"
 )
@@ -50,7 +51,7 @@ func tmsMemMap(address C.uintptr_t, size, offset C.size_t, handle C.uint64_t, fl
 		err := e.MemMap(uintptr(address), uint64(size), uint64(offset), cuda.Handle(handle), uint64(flags))
 		if err == nil && bool(C.trace_is_on()) {
 			if mapped, ok := e.MappedAt(uintptr(address)); ok {
-				recordAllocation(mapped, false)
+				record.Allocation(mapped, false)
 			}
 		}
 		return err

@@ -18,6 +18,7 @@ import (
 	"tms/internal/control"
 	"tms/internal/control/rights"
 	"tms/preload/goruntime"
+	"tms/preload/record"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
@@ -469,7 +470,7 @@ func (s *server) leave() {
 			s.withdraw(c)
 		}
 		if c.recording > 0 {
-			abandonRecording(c.recording)
+			record.Abandon(c.recording)
 		}
 		s.release(s.rights.Leave(c))
 		s.settle()
@@ -546,7 +547,7 @@ func (s *server) collect() {
 	case op == control.Record && t.client != nil && (reply.OK || t.request.File == ""):
 		t.client.recording = t.recording
 	case op == control.Record && t.client == nil && t.recording > 0:
-		abandonRecording(t.recording)
+		record.Abandon(t.recording)
 	case op == control.Align && t.client == nil:
 		s.release(rights.Released{Align: true})
 	case t.held:

@@ -6,6 +6,7 @@
 #include "../reach/communicators.h"
 #include "account/account.h"
 #include "goruntime/goruntime.h"
+#include "record/record.h"
 
 #include <semaphore.h>
 #include <signal.h>
@@ -67,48 +68,7 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
-extern _Atomic bool trace_on HIDDEN;
-HIDDEN void trace_load(void);
-HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
-HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
-/* A free is recorded before it happens, while nobody else can get the address, and taken back if it fails. */
-#define TRACE_SAME_STREAM ((void *)-1) /* the allocation's */
-HIDDEN void trace_free(const void *address, const void *stream);
-HIDDEN void trace_freed(int code, const void *address);
-HIDDEN void trace_changed(void); /* memory that is no allocation has changed: its tag's figures may have, too */
-HIDDEN void trace_pool_destroyed(const void *pool);
-HIDDEN int trace_recording(void); /* the number of the recording, from 1 on */
-HIDDEN const char *trace_start(const char *file); /* for tms record; NULL, or why not */
-HIDDEN const char *trace_end(int recording);	  /* NULL, or why it had ended before */
-static inline bool trace_is_on(void)
-{
-	return atomic_load_explicit(&trace_on, memory_order_relaxed);
-}
-
-/* What recording.go passes on. Tags are interned; NULL: all, or none. */
-enum trace_kind { TRACE_PAUSE = 1, TRACE_RESUME, TRACE_MOVE };
-struct trace_operation {
-	uint32_t number; /* not 0; the same at the begin and at the end, on whichever thread */
-	bool over;	 /* else it begins, and all behind the tag is 0 */
-	enum trace_kind kind;
-	const char *tag;
-	int code;
-	uint64_t bytes, copied;		/* device memory given back or taken; contents */
-	uint64_t took, waited, copying; /* nanoseconds: in all, and of these */
-};
-struct trace_figures { /* for a tag on a device, in bytes */
-	int device;
-	const char *tag;
-	uint64_t live, physical, host, disk, peer;
-};
-HIDDEN void trace_operation(const struct trace_operation *operation);
-HIDDEN void trace_figures(const struct trace_figures *figures);
-HIDDEN void trace_allocation(int device, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped);
-HIDDEN void trace_unmapped(uintptr_t address, uint64_t size);
-HIDDEN void trace_sample_after(uint64_t pause); /* nanoseconds, until tmsTraceFigures is called again */
-
-/* load.c: whether trace.c or account.c looks at what CUDA gives. */
+/* load.c: whether a recording or the account looks at what CUDA gives. */
 extern _Atomic bool cuda_watched HIDDEN;
 static inline bool cuda_is_watched(void)
 {

@@ -22,6 +22,7 @@ import (
 	"tms/internal/control/rights"
 	"tms/preload/account"
 	"tms/preload/goruntime"
+	"tms/preload/record"
 	"tms/vmm"
 	"tms/vmm/backup"
 	"tms/vmm/cuda"
@@ -162,9 +163,9 @@ func (t *task) record() error {
 	which := t.recording
 	t.recording = 0
 	if t.request.File == "" {
-		return stopRecording(which)
+		return record.Stop(which)
 	}
-	err := startRecording(t.request.File)
+	err := record.Start(t.request.File)
 	if err == nil {
 		t.recording = int(C.trace_recording())
 	}

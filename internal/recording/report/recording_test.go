@@ -18,7 +18,7 @@ const (
 	zero = 1_700_000_000_000_000_000 // nanoseconds since 1970 at monotonic 0
 )
 
-// recording makes a file as preload/trace.c does, and keeps account of what it says.
+// recording makes a file as preload/record/trace.c does, and keeps account of what it says.
 type recording struct {
 	bytes.Buffer
 	tags  map[string]uint64
@@ -126,8 +126,8 @@ func busy(seed uint64, events, pauses int) (*recording, []uint64) {
 				figures(held, 0)
 				r.changed(int64(held), 0, -int64(held))
 			}
-			r.put(trace.Record{Kind: trace.End, Flags: uint8(o), Thread: number, Address: took, Size: held, Stream: held, Pool: took / 8,
-				Tag: r.tag("weights"), Other: took / 2})
+			r.put(trace.Record{Kind: trace.End, Flags: uint8(o), Thread: number, Address: took, Size: held, Stream: held,
+				Pool: took / 8, Tag: r.tag("weights"), Other: took / 2})
 		}
 		operation(trace.Pause)
 		r.now += 5e8

@@ -12,11 +12,12 @@ import (
 	"tms/internal/recording/trace"
 )
 
-// file is what preload/trace.c would have written.
+// file is what preload/record/trace.c would have written.
 func file(version uint32, records ...trace.Record) []byte {
 	var made bytes.Buffer
 	made.WriteString("TMSTRACE")
-	for _, value := range []any{version, uint32(42), uint64(5e9), uint64(1_700_000_005_000_000_000), int64(3600), [3]uint64{}, records} {
+	for _, value := range []any{version, uint32(42), uint64(5e9), uint64(1_700_000_005_000_000_000), int64(3600),
+		[3]uint64{}, records} {
 		_ = binary.Write(&made, binary.LittleEndian, value)
 	}
 	return made.Bytes()
@@ -33,7 +34,7 @@ var life = []trace.Record{
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x300, Size: 1, Pool: 2},
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x200, Size: 2, Pool: 2},
 	{Kind: trace.PoolDestroyed, Thread: 8, Time: 9e9, Pool: 2},
-	{Kind: trace.Made, Flags: trace.FlagMapped, Thread: 8, Time: 9e9, Address: 0x1000, Size: 0x200}, // none to be replayed
+	{Kind: trace.Made, Flags: trace.FlagMapped, Thread: 8, Time: 9e9, Address: 0x1000, Size: 0x200}, // not replayed
 	{Kind: trace.Freed, Flags: trace.FlagMapped, Thread: 8, Time: 9e9, Address: 0x1000, Size: 0x200},
 }
 

@@ -14,8 +14,7 @@
  *
  * A forked child has neither mapping. It writes a file of its own if the name has %p in it, and nothing otherwise. */
 #define _GNU_SOURCE
-#include "shim.h"
-#include "_cgo_export.h"
+#include "record.h"
 #include "forward.h"
 #include "region.h"
 
@@ -82,6 +81,7 @@ static const char *named[TAGS]; /* some of the tags that the file names */
 static _Atomic int recordings; /* so far */
 static char complaint[512];   /* why it stopped; "": on request */
 
+extern void tmsTraceFigures(void); /* recording.go */
 static bool taken(const void *address);
 
 AT_LOAD static void turn(bool on)
@@ -89,7 +89,7 @@ AT_LOAD static void turn(bool on)
 	if (on)
 		atomic_store(&handlers_taker, taken);
 	atomic_store(&trace_on, on);
-	atomic_store(&cuda_watched, on || account_on);
+	trace_hooks.turned(on);
 }
 
 static int opened(const char *name, int flags)

@@ -1,7 +1,10 @@
-package main
+// Package record writes what the process does with device memory to a file, which internal/recording/trace reads.
+package record
 
 /*
-#include "shim.h"
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../../region -I${SRCDIR}/../../forward
+#cgo LDFLAGS: -lpthread
+#include "record.h"
 #include "region.h"
 */
 import "C"
@@ -9,7 +12,9 @@ import "C"
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"tms/preload/goruntime"
 	"tms/vmm"
@@ -19,6 +24,15 @@ import (
 
 // What is recorded of the engine, beside the allocations that trace.c sees: pauses, resumes and moves, and the figures
 // of each tag around them, and now and then while the program allocates.
+
+// engine is the one whose memory is recorded; nil: there is none yet.
+var engine atomic.Pointer[vmm.Engine]
+
+// Watch has recordings include what the engine does.
+func Watch(e *vmm.Engine) {
+	engine.Store(e)
+	e.Observe(transition)
+}
 
 // figuresOf is one tag on one device.
 type figuresOf struct {
@@ -39,19 +53,19 @@ const (
 	figuresShare = 100
 )
 
-// recordTransition is for vmm.Engine.Observe.
-func recordTransition(t vmm.Transition) {
+// transition is for vmm.Engine.Observe.
+func transition(t vmm.Transition) {
 	if !C.trace_is_on() {
 		return
 	}
-	recordFigures(engine.Load())
+	writeFigures(engine.Load())
 	kind := map[string]C.enum_trace_kind{"pause": C.TRACE_PAUSE, "resume": C.TRACE_RESUME,
 		"move": C.TRACE_MOVE}[t.Operation]
 	operation := C.struct_trace_operation{over: C.bool(t.Over), number: C.uint32_t(t.Number), kind: kind,
 		code: C.int(cuda.Code(t.Err)), bytes: C.uint64_t(t.Bytes), copied: C.uint64_t(t.Copied),
 		took: C.uint64_t(t.Took), waited: C.uint64_t(t.Waited), copying: C.uint64_t(t.Copying)}
 	if t.Tags != nil {
-		operation.tag = C.region_intern(words(strings.Join(t.Tags, ", ")))
+		operation.tag = interned(strings.Join(t.Tags, ", "))
 	}
 	C.trace_operation(&operation)
 }
@@ -60,14 +74,14 @@ func recordTransition(t vmm.Transition) {
 func tmsTraceFigures() {
 	start := time.Now()
 	_ = goruntime.Run(func() error {
-		recordFigures(engine.Load())
+		writeFigures(engine.Load())
 		return nil
 	})
 	C.trace_sample_after(C.uint64_t(max(figuresEvery, figuresShare*time.Since(start))))
 }
 
-// recordFigures writes down the figures of each tag that has others than before; of one that is gone, zeros.
-func recordFigures(e *vmm.Engine) {
+// writeFigures writes down the figures of each tag that has others than before; of one that is gone, zeros.
+func writeFigures(e *vmm.Engine) {
 	if e == nil {
 		return
 	}
@@ -81,7 +95,7 @@ func recordFigures(e *vmm.Engine) {
 		for _, t := range d.Tags {
 			name := stats.TagName(t.Tag)
 			key := figuresOf{d.Device, name}
-			now := C.struct_trace_figures{device: C.int(d.Device), tag: C.region_intern(words(name)),
+			now := C.struct_trace_figures{device: C.int(d.Device), tag: interned(name),
 				live: C.uint64_t(t.LiveBytes), physical: C.uint64_t(t.PhysicalBytes), host: C.uint64_t(t.HostBytes),
 				disk: C.uint64_t(t.DiskBytes), peer: C.uint64_t(t.BackupBytes - t.HostBytes - t.DiskBytes)}
 			if before, ok := figures.known[key]; !ok || before != now {
@@ -98,34 +112,40 @@ func recordFigures(e *vmm.Engine) {
 	figures.known = known
 }
 
-// recordAllocation writes down what trace.c has not seen: what the program has mapped itself, or made before.
-func recordAllocation(a vmm.Allocation, earlier bool) {
-	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), C.region_intern(words(a.Tag)),
+// Allocation writes down what trace.c has not seen: what the program has mapped itself, or made before.
+func Allocation(a vmm.Allocation, earlier bool) {
+	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), interned(a.Tag),
 		C.bool(earlier), C.bool(a.Mapped))
 }
 
-// startRecording records to a file for somebody outside, beginning with what there is.
-func startRecording(file string) error {
-	if words := C.trace_start(words(file)); words != nil {
+// Start records to a file for somebody outside, beginning with what there is.
+func Start(file string) error {
+	if words := C.trace_start(terminated(file)); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	if e := engine.Load(); e != nil {
-		e.Allocations(func(a vmm.Allocation) { recordAllocation(a, true) })
-		recordFigures(e)
+		e.Allocations(func(a vmm.Allocation) { Allocation(a, true) })
+		writeFigures(e)
 	}
 	return nil
 }
 
-// stopRecording ends it, if it is this one. Errors: it had ended before, and why.
-func stopRecording(which int) error {
-	recordFigures(engine.Load())
+// Stop ends the recording, if it is this one. Errors: it had ended before, and why.
+func Stop(which int) error {
+	writeFigures(engine.Load())
 	if words := C.trace_end(C.int(which)); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))
 	}
 	return nil
 }
 
-// abandonRecording ends the recording of a client that has gone. If it had ended before, stderr has the reason.
-func abandonRecording(which int) {
-	goruntime.Hand(func() { _ = goruntime.Run(func() error { return stopRecording(which) }) })
+// Abandon ends the recording of a client that has gone. If it had ended before, stderr has the reason.
+func Abandon(which int) {
+	goruntime.Hand(func() { _ = goruntime.Run(func() error { return Stop(which) }) })
 }
+
+// terminated is goruntime.Terminated, for C.
+func terminated(text string) *C.char { return (*C.char)(unsafe.Pointer(goruntime.Terminated(text))) }
+
+// interned returns a text that lives as long as the process; nil: no memory.
+func interned(text string) *C.char { return C.region_intern(terminated(text)) }
