@@ -209,7 +209,7 @@ static int reserve(void)
 /* One thread starts and others wait, without a lock that a fork could leave held: hundreds that look all the time
  * would keep it from starting. */
 enum { PAUSE_FIRST = 50000, PAUSE_MOST = 5000000 }; /* nanoseconds */
-static bool claim(void)
+OUT_OF_LINE bool claim(void)
 {
 	for (long pause = PAUSE_FIRST;;) {
 		int state = go_now();
