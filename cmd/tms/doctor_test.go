@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -17,8 +18,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
-
-	"tms/internal/hermetic"
 )
 
 // The tests run the command itself, over the simulator, on C programs from testdata.
@@ -26,7 +25,8 @@ import (
 var tms string // the built command
 
 func TestMain(m *testing.M) {
-	os.Exit(hermetic.Main(m, func() error {
+	flag.Parse()
+	os.Exit(inHalves(m, func() error {
 		tms = filepath.Join(os.TempDir(), "tms")
 		if output, err := exec.Command("go", "build", "-o", tms, ".").CombinedOutput(); err != nil {
 			return fmt.Errorf("%w: %s", err, output)

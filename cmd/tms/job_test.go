@@ -220,7 +220,7 @@ func TestAJobsPauseThatIsStopped(t *testing.T) {
 	busy := startSteered(t, steeredProgram(t), both, "MASTER_ADDR=here", "MASTER_PORT=3")
 	ready.do("work")
 	busy.do("busy 600000")
-	pausing := exec.Command(tms, "pause", "--job", "here:3", "--timeout", "3")
+	pausing := exec.Command(tms, "pause", "--job", "here:3", "--timeout", "8")
 	var said strings.Builder
 	pausing.Stderr = &said
 	require.NoError(t, pausing.Start())

@@ -1,0 +1,72 @@
+package main
+
+import (
+	"bytes"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"tms/internal/hermetic"
+)
+
+// The tests wait, mostly, and share their process's environment: so every second one runs in a second process.
+
+const ofTheSecondHalf = "TMS_TEST_SECOND_HALF" // set in the second process
+
+// inHalves runs the tests of this process, beside those of a second one unless single tests were asked for, and returns
+// an exit code for both.
+func inHalves(m *testing.M, prepare func() error) int {
+	if isSet("test.list") {
+		return m.Run()
+	}
+	if os.Getenv(ofTheSecondHalf) != "" || slices.ContainsFunc([]string{"run", "skip", "bench", "fuzz", "coverprofile"},
+		func(name string) bool { return isSet("test." + name) }) {
+		return hermetic.Main(m, prepare)
+	}
+	// Go does not see which files the second process reads, and keeps no result of tests that looked at so new a file.
+	_, _ = os.Stat("/proc/self/stat")
+	list, err := exec.Command(os.Args[0], "-test.list=.").Output()
+	if err != nil {
+		return failed(err)
+	}
+	var halves [2][]string
+	for i, name := range strings.Fields(string(list)) {
+		halves[i%2] = append(halves[i%2], name)
+	}
+	pattern := func(half int) string { return "^(" + strings.Join(halves[half], "|") + ")$" }
+	arguments := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(argument string) bool {
+		return strings.HasPrefix(argument, "-test.testlogfile=") // the first process writes it
+	})
+	second := exec.Command(os.Args[0], append(arguments, "-test.run="+pattern(1))...)
+	second.Env = append(os.Environ(), ofTheSecondHalf+"=1")
+	var said bytes.Buffer
+	second.Stdout, second.Stderr = &said, &said
+	runtime.LockOSThread() // Pdeathsig comes when the thread ends
+	second.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
+	if err := second.Start(); err != nil {
+		return failed(err)
+	}
+	_ = flag.Set("test.run", pattern(0))
+	code := hermetic.Main(m, prepare)
+	err = second.Wait()
+	if err != nil || testing.Verbose() {
+		fmt.Print(said.String())
+	}
+	if err != nil {
+		return max(code, failed(fmt.Errorf("the second half of the tests: %w", err)))
+	}
+	return code
+}
+
+func isSet(name string) bool { return flag.Lookup(name).Value.String() != "" }
+
+func failed(err error) int {
+	fmt.Fprintln(os.Stderr, err)
+	return 1
+}
