@@ -75,12 +75,11 @@ typedef struct {
 
 typedef CUDA_GRAPH_INSTANTIATE_PARAMS cudaGraphInstantiateParams;
 
-// Comments mark the fields that only one major has.
+// The fields that device.c fills have their names; the others are arrays between them.
 struct cudaDeviceProp {
 	char name[256];
 	char uuid[16];
-	char luid[8];
-	unsigned luidDeviceNodeMask;
+	char luid[12];
 	size_t totalGlobalMem;
 	size_t sharedMemPerBlock;
 	int regsPerBlock;
@@ -101,43 +100,14 @@ struct cudaDeviceProp {
 	int deviceOverlap;
 #endif
 	int multiProcessorCount;
-#if CUDART_MAJOR < 13
-	int kernelExecTimeoutEnabled;
-#endif
-	int integrated;
+	int modes[CUDART_MAJOR < 13 ? 2 : 1];
 	int canMapHostMemory;
-#if CUDART_MAJOR < 13
-	int computeMode;
-#endif
-	int maxTexture1D;
-	int maxTexture1DMipmap;
-#if CUDART_MAJOR < 13
-	int maxTexture1DLinear;
-#endif
-	int maxTexture2D[2];
-	int maxTexture2DMipmap[2];
-	int maxTexture2DLinear[3];
-	int maxTexture2DGather[2];
-	int maxTexture3D[3];
-	int maxTexture3DAlt[3];
-	int maxTextureCubemap;
-	int maxTexture1DLayered[2];
-	int maxTexture2DLayered[3];
-	int maxTextureCubemapLayered[2];
-	int maxSurface1D;
-	int maxSurface2D[2];
-	int maxSurface3D[3];
-	int maxSurface1DLayered[2];
-	int maxSurface2DLayered[3];
-	int maxSurfaceCubemap;
-	int maxSurfaceCubemapLayered[2];
+	int texturesAndSurfaces[CUDART_MAJOR < 13 ? 41 : 39];
 	size_t surfaceAlignment;
 	int concurrentKernels;
 	int ECCEnabled;
 	int pciBusID;
-	int pciDeviceID;
-	int pciDomainID;
-	int tccDriver;
+	int pciOthers[3];
 	int asyncEngineCount;
 	int unifiedAddressing;
 #if CUDART_MAJOR < 13
@@ -152,15 +122,7 @@ struct cudaDeviceProp {
 	int localL1CacheSupported;
 	size_t sharedMemPerMultiprocessor;
 	int regsPerMultiprocessor;
-	int managedMemory;
-	int isMultiGpuBoard;
-	int multiGpuBoardGroupID;
-	int hostNativeAtomicSupported;
-#if CUDART_MAJOR < 13
-	int singleToDoublePrecisionPerfRatio;
-#endif
-	int pageableMemoryAccess;
-	int concurrentManagedAccess;
+	int boardAndPages[CUDART_MAJOR < 13 ? 7 : 6];
 	int computePreemptionSupported;
 	int canUseHostPointerForRegisteredMem;
 	int cooperativeLaunch;
@@ -168,25 +130,14 @@ struct cudaDeviceProp {
 	int cooperativeMultiDeviceLaunch;
 #endif
 	size_t sharedMemPerBlockOptin;
-	int pageableMemoryAccessUsesHostPageTables;
-	int directManagedMemAccessFromHost;
+	int pageTables[2];
 	int maxBlocksPerMultiProcessor;
 	int accessPolicyMaxWindowSize;
 	size_t reservedSharedMemPerBlock;
 	int hostRegisterSupported; // from here on: not in the struct of cudaGetDeviceProperties before 12
-	int sparseCudaArraySupported;
-	int hostRegisterReadOnlySupported;
-	int timelineSemaphoreInteropSupported;
+	int sharing[3];
 	int memoryPoolsSupported;
-	int gpuDirectRDMASupported;
-	unsigned gpuDirectRDMAFlushWritesOptions;
-	int gpuDirectRDMAWritesOrdering;
-	unsigned memoryPoolSupportedHandleTypes;
-	int deferredMappingCudaArraySupported;
-	int ipcEventSupported;
-	int clusterLaunch;
-	int unifiedFunctionPointers;
-	int reserved[63];
+	int reserved[71];
 };
 
 _Static_assert(sizeof(struct cudaPointerAttributes) == (CUDART_MAJOR >= 13 ? 88 : 24), "ABI");
