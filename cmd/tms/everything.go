@@ -100,8 +100,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	if err != nil && driver != nil {
 		return ended(o, p.undone(driver, process, pid, err))
 	}
-	kept, failed := process.Do(context.WithoutCancel(ctx), control.Request{Op: control.Keep})
-	if failed = failure(kept, failed); failed != nil {
+	if failed := ask(context.WithoutCancel(ctx), process, control.Request{Op: control.Keep}); failed != nil {
 		err = failed
 		if driver != nil {
 			err = p.undone(driver, process, pid, failed)
@@ -122,18 +121,10 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	case state == checkpoint.Checkpointed:
 		return driver, true, nil
 	case state != checkpoint.Running:
-		return nil, false, &stateError{state, fmt.Sprintf("the driver has it %v already; tms resume %d lets it go on",
-			state, pid)}
+		return nil, false, fmt.Errorf("the driver has it %v already; tms resume %d lets it go on", state, pid)
 	}
 	return driver, false, nil
 }
-
-type stateError struct {
-	state checkpoint.State
-	words string
-}
-
-func (e *stateError) Error() string { return e.words }
 
 // take has the driver lock a process and checkpoint it.
 func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.Duration) error {
@@ -156,7 +147,7 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 	}
 	state, err := driver.State(pid)
 	if err == nil && state != checkpoint.Checkpointed {
-		err = &stateError{state, fmt.Sprintf("the driver has it %v after a checkpoint that it did not refuse", state)}
+		err = fmt.Errorf("the driver has it %v after a checkpoint that it did not refuse", state)
 	}
 	if err == nil {
 		err = ctx.Err()
@@ -176,8 +167,7 @@ func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), undoTime)
 	defer cancel()
-	reply, err := process.Do(ctx, control.Request{Op: control.Undo})
-	if err = failure(reply, err); err != nil {
+	if err := ask(ctx, process, control.Request{Op: control.Undo}); err != nil {
 		return fmt.Errorf("%w; it stays paused without the driver's part, because it cannot be resumed (%w); tms "+
 			"resume %d tries again", cause, err, pid)
 	}
@@ -201,7 +191,7 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 		case checkpoint.Checkpointed:
 			err = driver.Restore(pid, driverTime)
 		case checkpoint.Failed:
-			return did, &stateError{state, "a checkpoint lost the CUDA state of the process, which must be ended"}
+			return did, errors.New("a checkpoint lost the CUDA state of the process, which must be ended")
 		default: // on its way
 			if time.Now().After(late) {
 				return did, fmt.Errorf("%w: the driver has it %v", checkpoint.ErrLate, state)
@@ -223,7 +213,7 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 			return did, err
 		}
 	}
-	return did, &stateError{checkpoint.Locked, "another client has the driver lock it again and again"}
+	return did, errors.New("another client has the driver lock it again and again")
 }
 
 const retryTime = 50 * time.Millisecond
@@ -294,6 +284,12 @@ func failure(reply control.Reply, err error) error {
 		return refused
 	}
 	return err
+}
+
+// ask is a request of whose answer only a refusal counts.
+func ask(ctx context.Context, process *client.Conn, request control.Request) error {
+	reply, err := process.Do(ctx, request)
+	return failure(reply, err)
 }
 
 func interrupted(err error) error {

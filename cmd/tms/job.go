@@ -181,25 +181,13 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 		}
 		o.Tries = j.tries
 		outcomes = append(outcomes, o)
-		switch {
-		case !o.OK:
-			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
-		case !s.asJSON:
-			fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, pausing{}.say(o))
-		}
+		s.tell(command, o, pausing{}.say)
 	}
-	if s.asJSON {
-		if outcomes == nil {
-			outcomes = []outcome{}
-		}
-		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
-			return err
-		}
-	} else if err == nil && len(pids) > 0 {
+	if !s.asJSON && err == nil && len(pids) > 0 {
 		fmt.Fprintf(command.OutOrStdout(), "all %d processes stood between the same collectives at try %d\n", len(pids),
 			j.tries)
 	}
-	return verdict(outcomes)
+	return s.conclude(command, outcomes)
 }
 
 // each does something with all ranks at once. Errors: the first rank's that has one, with its number.
@@ -317,10 +305,7 @@ func (j *job) takeRest(ctx context.Context) error {
 	asked.Everything = true
 	seconds := timeout.Seconds()
 	asked.Timeout = &seconds
-	err := j.each(func(r *jobRank) error {
-		reply, err := r.Do(ctx, asked)
-		return failure(reply, err)
-	})
+	err := j.each(func(r *jobRank) error { return ask(ctx, r.Conn, asked) })
 	start := time.Now()
 	if err == nil {
 		err = j.each(func(r *jobRank) error { return r.driver.Lock(r.PID, timeout) })
@@ -435,10 +420,8 @@ func (j *job) lease() float64 {
 
 // goOn lets stopped ranks run on.
 func (j *job) goOn(ctx context.Context) error {
-	if err := j.each(func(r *jobRank) error {
-		reply, err := r.Do(ctx, control.Request{Op: control.Undo})
-		return failure(reply, err)
-	}); err != nil {
+	undo := control.Request{Op: control.Undo}
+	if err := j.each(func(r *jobRank) error { return ask(ctx, r.Conn, undo) }); err != nil {
 		return err
 	}
 	select {
@@ -469,10 +452,8 @@ func (j *job) undo(cause error) error {
 
 // keep has the pause stay when this command ends. Of a rank that has ended by now the others are resumed.
 func (j *job) keep() error {
-	err := j.each(func(r *jobRank) error {
-		reply, err := r.Do(context.Background(), control.Request{Op: control.Keep})
-		return failure(reply, err)
-	})
+	keep := control.Request{Op: control.Keep}
+	err := j.each(func(r *jobRank) error { return ask(context.Background(), r.Conn, keep) })
 	if err == nil {
 		return nil
 	}
@@ -486,9 +467,7 @@ func (j *job) keep() error {
 			_, failed = giveBack(context.Background(), r.driver, r.PID, 0)
 		}
 		if failed == nil {
-			var reply control.Reply
-			reply, failed = r.Do(context.Background(), resume)
-			failed = failure(reply, failed)
+			failed = ask(context.Background(), r.Conn, resume)
 		}
 		if failed != nil {
 			return fmt.Errorf("it is paused, and cannot be resumed (%w): %w", failed, err)

@@ -69,7 +69,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	}
 	defer connection.Close()
 	start := time.Now()
-	if err := asked(connection, ctx, control.Request{Op: control.Record, File: path}); err != nil {
+	if err := ask(ctx, connection, control.Request{Op: control.Record, File: path}); err != nil {
 		return failed(err)
 	}
 	until := ctx
@@ -85,7 +85,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 	}
 	within, cancel := context.WithTimeout(context.Background(), answerTime)
 	defer cancel()
-	if err := asked(connection, within, control.Request{Op: control.Record}); err != nil {
+	if err := ask(within, connection, control.Request{Op: control.Record}); err != nil {
 		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
 	}
 	size := ""
@@ -110,13 +110,4 @@ func lasts(ctx context.Context, connection *client.Conn) error {
 			}
 		}
 	}
-}
-
-// asked is a request and its refusal.
-func asked(connection *client.Conn, ctx context.Context, request control.Request) error {
-	reply, err := connection.Do(ctx, request)
-	if err == nil && !reply.OK {
-		err = errors.New(reply.Error)
-	}
-	return err
 }

@@ -172,18 +172,30 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 			going.done(pid, func() {
 				if s.report {
 					fmt.Fprintf(command.OutOrStdout(), "%d %d\n%s", o.Code, o.Bytes, o.Error)
-				} else if !o.OK {
-					fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", pid, o.Error)
-				} else if !s.asJSON {
-					fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", pid, say(o))
+				} else {
+					s.tell(command, o, say)
 				}
 			})
 		})
 	}
 	all.Wait()
 	going.end()
+	return s.conclude(command, outcomes)
+}
+
+// tell says what came of a process: beside JSON, only what failed.
+func (s *steering) tell(command *cobra.Command, o outcome, say func(outcome) string) {
+	if !o.OK {
+		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
+	} else if !s.asJSON {
+		fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
+	}
+}
+
+// conclude writes the outcomes, if as JSON, and returns the error with which the command ends.
+func (s *steering) conclude(command *cobra.Command, outcomes []outcome) error {
 	if s.asJSON {
-		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
+		if err := writeJSON(command.OutOrStdout(), append([]outcome{}, outcomes...)); err != nil {
 			return err
 		}
 	}

@@ -81,19 +81,9 @@ func (s *swapping) run(command *cobra.Command, outPID, inPID int) error {
 	outcomes := s.swap(ctx, outPID, inPID)
 	going.end()
 	for i, say := range []func(outcome) string{pausing{}.say, sayResumed} {
-		o := outcomes[i]
-		if !o.OK {
-			fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
-		} else if !s.asJSON {
-			fmt.Fprintf(command.OutOrStdout(), "%d: %s\n", o.PID, say(o))
-		}
+		s.tell(command, outcomes[i], say)
 	}
-	if s.asJSON {
-		if err := writeJSON(command.OutOrStdout(), outcomes); err != nil {
-			return err
-		}
-	}
-	return verdict(outcomes)
+	return s.conclude(command, outcomes)
 }
 
 // swap returns the outcomes of OUT and IN.
@@ -121,8 +111,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
 	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
-		undone, err := leaving.Do(context.Background(), control.Request{Op: control.Undo})
-		if err = failure(undone, err); err != nil {
+		if err = ask(context.Background(), leaving, control.Request{Op: control.Undo}); err != nil {
 			out = ended(out, fmt.Errorf("still paused, because it cannot be resumed (%w); it tries again by itself",
 				err))
 		} else {
@@ -131,8 +120,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 		}
 		return []outcome{out, in}
 	}
-	kept, err := leaving.Do(context.Background(), control.Request{Op: control.Keep})
-	return []outcome{ended(out, failure(kept, err)), in}
+	return []outcome{ended(out, ask(context.Background(), leaving, control.Request{Op: control.Keep})), in}
 }
 
 func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, error) {
