@@ -16,8 +16,8 @@ import (
 )
 
 // A consistent cut of NCCL's ranks: all have begun the same collectives before the gate stops them, so that none waits
-// on a device for another that stopped before it. The gate holds back the ranks that are ahead (reach/sequence.c); the
-// command sees all ranks, and says how far each is to come (cmd/tms/align.go).
+// on a device for another that stopped before it. The gate holds back the ranks that are ahead (gate/reach/sequence.c);
+// the command sees all ranks, and says how far each is to come (cmd/tms/align.go).
 
 // align holds this process back as the request says, and returns how far it is. Errors: cuda.Refusal.
 func (t *task) align() (*control.Alignment, error) {

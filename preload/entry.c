@@ -1,9 +1,9 @@
 /* entry answers a program that asks CUDA for a function of the driver by name, where it would get one that this library
- * stands in front of. libtms_reach.so (reach/) asks here for what dlsym is to answer. */
+ * stands in front of. libtms_reach.so (gate/reach/) asks here for what dlsym is to answer. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
-#include "../reach/names.h"
+#include "gate/reach/names.h"
 #include "symbols.h"
 
 #include <string.h>

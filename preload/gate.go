@@ -25,8 +25,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// gate stops the program's threads at a safepoint: before their next call that gives a device work (reach/gate.c). A
-// gated pause shuts it; it opens when that pause fails, or when nothing is left that gated pauses have paused.
+// gate stops the program's threads at a safepoint: before their next call that gives a device work
+// (gate/reach/gate.c). A gated pause shuts it; it opens when that pause fails, or when nothing is left that gated
+// pauses have paused.
 var gate struct {
 	sync.Mutex      // its holder changes the state, and waits for nothing
 	pausing    bool // a gated pause is at work

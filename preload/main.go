@@ -4,7 +4,7 @@
 package main
 
 /*
-#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward -I${SRCDIR}/../reach
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward -I${SRCDIR}/gate/reach
 #cgo LDFLAGS: -lpthread
 #include "shim.h"
 #include "region.h"

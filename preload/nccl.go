@@ -24,7 +24,7 @@ import (
 )
 
 // What NCCL holds for its communicators is given back with everything of a process where NCCL can do that, and memory
-// that is registered with NCCL is not paused. libtms_reach.so sees both (reach/nccl.h).
+// that is registered with NCCL is not paused. libtms_reach.so sees both (gate/reach/nccl.h).
 
 // nccl is the state of suspended communicators, which are resumed before the gate opens.
 var nccl struct {

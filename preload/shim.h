@@ -3,7 +3,7 @@
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
-#include "../reach/communicators.h"
+#include "gate/reach/communicators.h"
 #include "account/account.h"
 #include "goruntime/goruntime.h"
 #include "record/record.h"

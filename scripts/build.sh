@@ -82,7 +82,7 @@ PATH=$GOROOT/bin:$PATH
 overlay
 # Go does not look whether headers outside a package have changed: their checksum is among the flags, which it does.
 version=$(sed -n 's/^version = "\(.*\)"$/\1/p' pymodule/tms/_version.py)
-export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h reach/*.h preload/*/*.h | cksum | tr -dc 0-9)"
+export CGO_CFLAGS="-g $optimize ${sanitizers[*]} '-DTMS_VERSION=\"$version\"' -DTMS_HEADERS=$(cat region/*.h forward/*.h preload/*/*.h preload/gate/reach/*.h | cksum | tr -dc 0-9)"
 wrapped=sigaction,--wrap=x_cgo_mmap,--wrap=x_cgo_munmap,--wrap=x_cgo_init,--wrap=x_cgo_thread_start,--wrap=x_cgo_sys_thread_create
 GOARCH=$machine CGO_ENABLED=1 go build -buildmode=c-shared -trimpath -overlay build/_overlay/overlay.json \
 	-ldflags "$strip -linkmode=external -extldflags '-static-libgcc -Wl,-T,$PWD/preload/goinit.ld -Wl,--version-script=$PWD/preload/exports.map -Wl,--wrap=$wrapped'" \
@@ -92,7 +92,7 @@ mkdir -p $out/_reach
 parts="reach calls gate nccl communicators registrations sequence suspending"
 for file in $parts; do # reach.c is called before a sanitizer has started
 	${CC:-gcc} -std=gnu11 -O2 -Wall -Wextra -Werror -fPIC -fvisibility=hidden \
-		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o reach/$file.c
+		$([ $file = reach ] || echo "${sanitizers[*]}") -c -o $out/_reach/$file.o preload/gate/reach/$file.c
 done
 ${CC:-gcc} -shared -Wl,-z,defs -Wl,-soname,libtms_reach.so "${sanitizers[@]}" \
 	-o $out/lib/libtms_reach.so.new $(printf "$out/_reach/%s.o " $parts)

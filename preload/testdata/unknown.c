@@ -3,7 +3,7 @@
  * Called as: unknown name|dlsym|bound */
 #include "host.h"
 
-#include "../../reach/gate.h"
+#include "../gate/reach/gate.h"
 
 typedef int launch_function(uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t,
 			    uintptr_t, uintptr_t, uintptr_t);

@@ -5,7 +5,7 @@
 #include "reach.h"
 #include "calls.h"
 #include "names.h"
-#include "../forward/symbols.h"
+#include "../../../forward/symbols.h"
 #include "words.h"
 
 #include <pthread.h>

@@ -9,7 +9,7 @@
  * with RTLD_DEFAULT finds this one, also where there is no NCCL; the call then fails. */
 #define _GNU_SOURCE
 #include "nccl.h"
-#include "../forward/symbols.h"
+#include "../../../forward/symbols.h"
 #include "words.h"
 
 #include <dlfcn.h>

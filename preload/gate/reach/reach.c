@@ -6,7 +6,7 @@
  * calls.c has the calls that pass the gate. */
 #define _GNU_SOURCE
 #include "reach.h"
-#include "../forward/symbols.h"
+#include "../../../forward/symbols.h"
 
 #include <dlfcn.h>
 #include <link.h>
