@@ -124,9 +124,8 @@ func (e *Engine) warnUnknown(operation, name string) {
 		return
 	}
 	e.unknown[[2]string{operation, name}] = true
-	known := slices.Collect(maps.Keys(e.names))
+	known := slices.Sorted(maps.Keys(e.names))
 	e.mu.Unlock()
-	slices.Sort(known)
 	var quoted []string
 	for _, n := range known[:min(len(known), namesTold)] {
 		quoted = append(quoted, strconv.Quote(n))

@@ -1,5 +1,7 @@
 package vmm
 
+import "slices"
+
 // The search for room is bounded: an allocation that finds none in the last few slabs begins another slab. A slab
 // without room for a small part of a granule counts as full until something in it is freed.
 const (
@@ -41,11 +43,5 @@ func (t *tag) unlistSlab(s *segment) {
 		return
 	}
 	s.listed = false
-	list := t.slabs[s.policy]
-	for i := range list {
-		if list[i] == s {
-			t.slabs[s.policy] = append(list[:i], list[i+1:]...)
-			return
-		}
-	}
+	t.slabs[s.policy] = slices.DeleteFunc(t.slabs[s.policy], func(other *segment) bool { return other == s })
 }

@@ -3,6 +3,7 @@ package vmm
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"slices"
 	"time"
 
@@ -57,11 +58,7 @@ func (e *Engine) Stats() (stats.Stats, error) {
 // recorded returns what the records have. The caller holds e.mu.
 func (e *Engine) recorded() (stats.Stats, []*device) {
 	held := stats.Stats{Devices: []stats.Device{}}
-	devices := make([]*device, 0, len(e.devices))
-	for _, d := range e.devices {
-		devices = append(devices, d)
-	}
-	slices.SortFunc(devices, func(x, y *device) int { return x.ordinal - y.ordinal })
+	devices := slices.SortedFunc(maps.Values(e.devices), func(x, y *device) int { return x.ordinal - y.ordinal })
 	for _, d := range devices {
 		held.Devices = append(held.Devices, e.statsOf(d))
 	}

@@ -84,15 +84,11 @@ func TestLoader(t *testing.T) {
 	b := newBench(t, 2*mib)
 	fill(b.spans[:1], 1)
 	load := func(times int) error {
-		list := func(c contents, to backup.Span, parts ...backup.Range) (copies [][2]uintptr) {
-			for _, part := range parts {
-				at := uintptr(part.Offset)
-				copies = append(copies, [2]uintptr{to.Address + at, c.from.Address + at})
-			}
-			return copies
+		list := func(c contents, span backup.Span, parts ...backup.Range) []copying.Copy {
+			return copying.Cut(span, c.from.Address, 0, mib, parts)
 		}
-		loader := copying.NewLoader(b.driver, b.job, list, func(c *copying.Stream, copy [2]uintptr) error {
-			return c.Between(copy[0], copy[1], 2*mib)
+		loader := copying.NewLoader(b.driver, b.job, list, func(c *copying.Stream, copy copying.Copy) error {
+			return c.Between(copy.Device, copy.Kept, copy.Size)
 		})
 		for range times {
 			loader.Add(b.spans[1], contents{from: b.spans[0]})

@@ -3,6 +3,7 @@ package pool
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -146,11 +147,7 @@ func (o *Options) Err() error {
 		return nil
 	}
 	if o.err == nil && len(o.values) > 0 {
-		var unknown []string
-		for key := range o.values {
-			unknown = append(unknown, key)
-		}
-		slices.Sort(unknown)
+		unknown := slices.Sorted(maps.Keys(o.values))
 		return fmt.Errorf("%w: this kind has no option %s", ErrOption, strings.Join(unknown, ", "))
 	}
 	return o.err

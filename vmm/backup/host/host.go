@@ -64,41 +64,22 @@ func (c *hostContents) Await(until time.Time) {
 	}
 }
 
-// copies lists the copies between parts of a span and its place.
-func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []hostCopy {
-	var copies []hostCopy
-	for _, part := range parts {
-		for at, end := part.Offset, part.Offset+part.Size; at < end; {
-			size := min(end-at, maxRegistration-at%maxRegistration)
-			copies = append(copies, hostCopy{
-				device:       span.Address + uintptr(at),
-				host:         c.buffer.Base + uintptr(c.offset+at),
-				size:         size,
-				registration: c.registration + int(at/maxRegistration),
-			})
-			at += size
-		}
-	}
-	return copies
+// copies lists the copies between parts of a span and its place: the host side of each lies in one registration, for
+// the driver takes no other.
+func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
+	return copying.Cut(span, c.Host(), uint64(c.registration)*maxRegistration, maxRegistration, parts)
 }
 
-// hostCopy is one copy that the driver takes: its host side lies in one registration.
-type hostCopy struct {
-	device, host uintptr
-	size         uint64
-	registration int
-}
-
-func toHost(c *copying.Stream, copies []hostCopy) error {
+func toHost(c *copying.Stream, copies []copying.Copy) error {
 	for _, j := range copies {
-		if err := c.ToHost(j.host, j.device, j.size); err != nil {
+		if err := c.ToHost(j.Kept, j.Device, j.Size); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func toDevice(c *copying.Stream, j hostCopy) error { return c.ToDevice(j.device, j.host, j.size) }
+func toDevice(c *copying.Stream, j copying.Copy) error { return c.ToDevice(j.Device, j.Kept, j.Size) }
 
 // Save is backup.Store's Save.
 func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
@@ -106,16 +87,16 @@ func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, er
 	if err != nil {
 		return nil, err
 	}
-	var warm []hostCopy // into memory that is pinned already
-	var cold [][]hostCopy
+	var warm []copying.Copy // into memory that is pinned already
+	var cold [][]copying.Copy
 	if fresh != nil {
-		cold = make([][]hostCopy, len(fresh.Registrations))
+		cold = make([][]copying.Copy, len(fresh.Registrations))
 	}
 	for i, item := range items {
 		c := contents[i].(*hostContents)
 		for _, copy := range c.copies(item.Span, item.Parts()...) {
 			if c.buffer == fresh {
-				cold[copy.registration] = append(cold[copy.registration], copy)
+				cold[copy.Piece] = append(cold[copy.Piece], copy)
 			} else {
 				warm = append(warm, copy)
 			}
@@ -155,7 +136,7 @@ func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents,
 	if err != nil || fresh == nil {
 		return contents, err
 	}
-	if err := h.copyAll(job, fresh, make([][]hostCopy, len(fresh.Registrations)), nil); err != nil {
+	if err := h.copyAll(job, fresh, make([][]copying.Copy, len(fresh.Registrations)), nil); err != nil {
 		fresh.Discard(h.garbage)
 		return nil, err
 	}
@@ -211,7 +192,7 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 
 // copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies.
 // It returns the first error after everything has stopped.
-func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]hostCopy, warm []hostCopy) error {
+func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, warm []copying.Copy) error {
 	var touched chan int
 	var touchers sync.WaitGroup
 	var failed atomic.Bool

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"tms/vmm/backup"
+	"tms/vmm/backup/internal/copying"
 	"tms/vmm/cuda"
 )
 
@@ -45,12 +46,12 @@ func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 		}
 		var done uint64
 		for _, copy := range copies {
-			r := &fresh.Registrations[copy.registration]
-			offset := uint64(copy.host - fresh.Base)
+			r := &fresh.Registrations[copy.Piece]
+			offset := uint64(copy.Kept - fresh.Base)
 			require.GreaterOrEqual(t, offset, r.Offset)
-			require.LessOrEqual(t, offset+copy.size, r.Offset+r.Size)
-			require.Equal(t, span.Address+uintptr(done), copy.device)
-			done += copy.size
+			require.LessOrEqual(t, offset+copy.Size, r.Offset+r.Size)
+			require.Equal(t, span.Address+uintptr(done), copy.Device)
+			done += copy.Size
 		}
 		require.Equal(t, span.Size, done)
 	}
@@ -69,9 +70,9 @@ func TestPartsOfASpan(t *testing.T) {
 	require.Empty(t, c.copies(span))
 	copies := c.copies(span, backup.Range{Offset: 2 << 20, Size: 2 << 20},
 		backup.Range{Offset: maxRegistration - 2<<20, Size: 4 << 20})
-	require.Equal(t, []hostCopy{
-		{span.Address + 2<<20, fresh.Base + 2<<20, 2 << 20, 0},
-		{span.Address + maxRegistration - 2<<20, fresh.Base + maxRegistration - 2<<20, 2 << 20, 0},
-		{span.Address + maxRegistration, fresh.Base + maxRegistration, 2 << 20, 1},
+	require.Equal(t, []copying.Copy{
+		{Device: span.Address + 2<<20, Kept: fresh.Base + 2<<20, Size: 2 << 20},
+		{Device: span.Address + maxRegistration - 2<<20, Kept: fresh.Base + maxRegistration - 2<<20, Size: 2 << 20},
+		{Device: span.Address + maxRegistration, Kept: fresh.Base + maxRegistration, Size: 2 << 20, Piece: 1},
 	}, copies)
 }

@@ -14,11 +14,11 @@ const chunkSize = 256 << 20
 
 // fill maps a range chunk by chunk, each followed by its copies.
 func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup.Item) error {
-	waiting := make([][]peerCopy, len(r.chunks))
+	waiting := make([][]copying.Copy, len(r.chunks))
 	for _, placed := range r.placed {
 		span := items[placed.item].Span
 		for _, j := range placed.contents.copies(span, backup.Range{Offset: 0, Size: span.Size}) {
-			waiting[j.chunk] = append(waiting[j.chunk], j)
+			waiting[j.Piece] = append(waiting[j.Piece], j)
 		}
 	}
 	for k, chunk := range r.chunks {
@@ -39,43 +39,22 @@ func (p *Store) Load(job backup.Job) backup.Loader {
 	return copying.NewLoader(p.driver, job, (*peerContents).copies, fromPeer)
 }
 
-// peerCopy is a copy to or from one chunk.
-type peerCopy struct {
-	device, peer uintptr
-	size         uint64
-	chunk        int
+// copies lists those between parts of a span and its place, each to or from one chunk.
+func (c *peerContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
+	return copying.Cut(span, c.in.base+uintptr(c.offset), c.offset, c.peer.chunk, parts)
 }
 
-// copies lists those between parts of a span and its place.
-func (c *peerContents) copies(span backup.Span, parts ...backup.Range) []peerCopy {
-	var copies []peerCopy
-	for _, part := range parts {
-		for at, end := part.Offset, part.Offset+part.Size; at < end; {
-			place := c.offset + at
-			size := min(end-at, c.peer.chunk-place%c.peer.chunk)
-			copies = append(copies, peerCopy{
-				device: span.Address + uintptr(at),
-				peer:   c.in.base + uintptr(place),
-				size:   size,
-				chunk:  int(place / c.peer.chunk),
-			})
-			at += size
-		}
-	}
-	return copies
-}
-
-func toPeer(c *copying.Stream, copies []peerCopy) error {
+func toPeer(c *copying.Stream, copies []copying.Copy) error {
 	for _, j := range copies {
-		if err := c.Between(j.peer, j.device, j.size); err != nil {
+		if err := c.Between(j.Kept, j.Device, j.Size); err != nil {
 			return fmt.Errorf("copying device memory to another device: %w", err)
 		}
 	}
 	return nil
 }
 
-func fromPeer(c *copying.Stream, j peerCopy) error {
-	if err := c.Between(j.device, j.peer, j.size); err != nil {
+func fromPeer(c *copying.Stream, j copying.Copy) error {
+	if err := c.Between(j.Device, j.Kept, j.Size); err != nil {
 		return fmt.Errorf("copying device memory back from another device: %w", err)
 	}
 	return nil

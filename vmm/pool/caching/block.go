@@ -37,11 +37,3 @@ func (p *Pool) put(h handle, b *block) {
 
 // take takes a free block off its list.
 func (p *Pool) take(b *block) { p.listOf(b).free.Remove(key(b)) }
-
-// head returns the first block of a block's segment.
-func (p *Pool) head(h handle) handle {
-	for p.at(h).Previous != none {
-		h = p.at(h).Previous
-	}
-	return h
-}

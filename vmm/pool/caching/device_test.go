@@ -166,10 +166,11 @@ func check(t *testing.T, p *Pool) {
 	t.Helper()
 	var want struct{ allocated, active, split, requested, blocks, splits, free int64 }
 	for _, r := range p.table.Regions() {
-		end := r.Address
+		end, before := r.Address, none
 		for h := range p.table.In(r) {
 			b := p.at(h)
-			require.Equal(t, r.First, p.head(h))
+			require.Equal(t, before, b.Previous)
+			before = h
 			require.Equal(t, end, b.Address)
 			require.Positive(t, b.Size)
 			require.Zero(t, b.Size%minBlock)

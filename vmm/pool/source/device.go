@@ -29,14 +29,9 @@ func newDevice(driver *cuda.Driver, ordinal int) (device, error) {
 // Ordinal returns the device's CUDA ordinal.
 func (d *device) Ordinal() int { return d.ordinal }
 
-// with runs f with the device's primary context current, and restores the thread's own.
-func (d *device) with(f func() error) error {
-	return d.driver.With(d.context, f)
-}
-
 // Memory is pool.Memory.Memory. (cuMemGetInfo)
 func (d *device) Memory() (free, total uint64, err error) {
-	err = d.with(func() error {
+	err = d.driver.With(d.context, func() error {
 		free, total, err = d.driver.MemGetInfo()
 		return err
 	})
@@ -45,7 +40,7 @@ func (d *device) Memory() (free, total uint64, err error) {
 
 // Record is pool.Events.Record. (cuEventCreate, cuEventRecord)
 func (d *device) Record(stream pool.Stream) (event pool.Event, err error) {
-	err = d.with(func() error {
+	err = d.driver.With(d.context, func() error {
 		var made cuda.Event
 		if last := len(d.spare) - 1; last >= 0 {
 			made, d.spare = d.spare[last], d.spare[:last]

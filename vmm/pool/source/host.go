@@ -49,14 +49,14 @@ func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State
 		return h, nil
 	}
 	h.malloc = func(size uint64) (address uintptr, err error) {
-		err = h.with(func() error {
+		err = h.driver.With(h.context, func() error {
 			address, err = driver.MemHostAlloc(size)
 			return err
 		})
 		return address, err
 	}
 	h.free = func(address uintptr) error {
-		return h.with(func() error { return driver.MemFreeHost(address) })
+		return h.driver.With(h.context, func() error { return driver.MemFreeHost(address) })
 	}
 	return h, nil
 }

@@ -40,7 +40,7 @@ func (p *Plain) Allocate(size uint64) (address uintptr, err error) {
 
 func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	if p.state().Capturing {
-		err = p.with(func() error {
+		err = p.driver.With(p.context, func() error {
 			address, err = p.malloc(size)
 			return err
 		})

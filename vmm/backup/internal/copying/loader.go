@@ -8,17 +8,16 @@ import (
 
 // loader is the backup.Loader of contents that copies bring back: it makes them in the order in which they come,
 // on a thread and a stream of its own, so that the driver can map memory meanwhile.
-type loader[C backup.Contents, J any] struct {
-	jobs chan J
-	list func(C, backup.Span, ...backup.Range) []J
+type loader[C backup.Contents] struct {
+	jobs chan Copy
+	list func(C, backup.Span, ...backup.Range) []Copy
 	done chan error
 }
 
 // NewLoader starts a load. list gives the copies that bring a part of contents back, restore makes one.
-func NewLoader[C backup.Contents, J any](driver *cuda.Driver, job backup.Job,
-	list func(C, backup.Span, ...backup.Range) []J,
-	restore func(*Stream, J) error) backup.Loader {
-	l := &loader[C, J]{jobs: make(chan J, 1024), list: list, done: make(chan error, 1)}
+func NewLoader[C backup.Contents](driver *cuda.Driver, job backup.Job,
+	list func(C, backup.Span, ...backup.Range) []Copy, restore func(*Stream, Copy) error) backup.Loader {
+	l := &loader[C]{jobs: make(chan Copy, 1024), list: list, done: make(chan error, 1)}
 	go func() {
 		l.done <- guard.Call(func() error {
 			return On(driver, job, func(c *Stream) error {
@@ -36,13 +35,13 @@ func NewLoader[C backup.Contents, J any](driver *cuda.Driver, job backup.Job,
 	return l
 }
 
-func (l *loader[C, J]) Add(span backup.Span, contents backup.Contents) {
+func (l *loader[C]) Add(span backup.Span, contents backup.Contents) {
 	for _, j := range l.list(contents.(C), span, backup.Range{Offset: 0, Size: span.Size}) {
 		l.jobs <- j
 	}
 }
 
-func (l *loader[C, J]) Wait() error {
+func (l *loader[C]) Wait() error {
 	close(l.jobs)
 	return <-l.done
 }
