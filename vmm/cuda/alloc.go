@@ -3,16 +3,14 @@ package cuda
 import "unsafe"
 
 // MemAlloc is cuMemAlloc: size bytes of the device of the calling thread's context.
-func (d *Driver) MemAlloc(size uint64) (uintptr, error) {
-	var address uintptr
-	err := d.call(fnMemAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size))
+func (d *Driver) MemAlloc(size uint64) (address uintptr, err error) {
+	err = d.call(fnMemAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size))
 	return address, err
 }
 
 // MemHostAlloc is cuMemHostAlloc with PORTABLE: size bytes of pinned host memory, for every context.
-func (d *Driver) MemHostAlloc(size uint64) (uintptr, error) {
-	var address uintptr
-	err := d.call(fnMemHostAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size), hostRegisterPortable)
+func (d *Driver) MemHostAlloc(size uint64) (address uintptr, err error) {
+	err = d.call(fnMemHostAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size), hostRegisterPortable)
 	return address, err
 }
 

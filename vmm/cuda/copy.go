@@ -22,9 +22,8 @@ func (d *Driver) MemHostUnregister(address uintptr) error {
 }
 
 // MemHostGetDevicePointer is cuMemHostGetDevicePointer: where kernels find registered host memory.
-func (d *Driver) MemHostGetDevicePointer(address uintptr) (uintptr, error) {
-	var device uintptr
-	err := d.call(fnMemHostGetDevicePointer, uintptr(unsafe.Pointer(&device)), address, 0)
+func (d *Driver) MemHostGetDevicePointer(address uintptr) (device uintptr, err error) {
+	err = d.call(fnMemHostGetDevicePointer, uintptr(unsafe.Pointer(&device)), address, 0)
 	return device, err
 }
 
@@ -39,9 +38,8 @@ func (d *Driver) MemcpyHtoDAsync(device, host uintptr, size uint64, stream Strea
 }
 
 // StreamCreate is cuStreamCreate with NON_BLOCKING, in the calling thread's context.
-func (d *Driver) StreamCreate() (Stream, error) {
-	var stream Stream
-	err := d.call(fnStreamCreate, uintptr(unsafe.Pointer(&stream)), streamNonBlocking)
+func (d *Driver) StreamCreate() (stream Stream, err error) {
+	err = d.call(fnStreamCreate, uintptr(unsafe.Pointer(&stream)), streamNonBlocking)
 	return stream, err
 }
 
@@ -61,16 +59,14 @@ type Event uintptr
 const eventBlockingWithoutTiming = 1 | 2
 
 // StreamGetCtx is cuStreamGetCtx: for stream 0 and its kin the calling thread's context.
-func (d *Driver) StreamGetCtx(stream Stream) (Context, error) {
-	var context Context
-	err := d.call(fnStreamGetCtx, uintptr(stream), uintptr(unsafe.Pointer(&context)))
+func (d *Driver) StreamGetCtx(stream Stream) (context Context, err error) {
+	err = d.call(fnStreamGetCtx, uintptr(stream), uintptr(unsafe.Pointer(&context)))
 	return context, err
 }
 
 // EventCreate is cuEventCreate with BLOCKING_SYNC and DISABLE_TIMING.
-func (d *Driver) EventCreate() (Event, error) {
-	var event Event
-	err := d.call(fnEventCreate, uintptr(unsafe.Pointer(&event)), eventBlockingWithoutTiming)
+func (d *Driver) EventCreate() (event Event, err error) {
+	err = d.call(fnEventCreate, uintptr(unsafe.Pointer(&event)), eventBlockingWithoutTiming)
 	return event, err
 }
 

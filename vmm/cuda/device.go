@@ -31,9 +31,8 @@ func (d *Driver) DeviceCount() (int, error) {
 }
 
 // DeviceGet is cuDeviceGet.
-func (d *Driver) DeviceGet(ordinal int) (Device, error) {
-	var device Device
-	err := d.call(fnDeviceGet, uintptr(unsafe.Pointer(&device)), uintptr(ordinal))
+func (d *Driver) DeviceGet(ordinal int) (device Device, err error) {
+	err = d.call(fnDeviceGet, uintptr(unsafe.Pointer(&device)), uintptr(ordinal))
 	return device, err
 }
 
@@ -60,16 +59,14 @@ func (d *Driver) DeviceUUID(device Device) (string, error) {
 }
 
 // DeviceTotalMem is cuDeviceTotalMem, in bytes.
-func (d *Driver) DeviceTotalMem(device Device) (uint64, error) {
-	var bytes uint64
-	err := d.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&bytes)), uintptr(device))
+func (d *Driver) DeviceTotalMem(device Device) (bytes uint64, err error) {
+	err = d.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&bytes)), uintptr(device))
 	return bytes, err
 }
 
 // DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context the CUDA runtime uses.
-func (d *Driver) DevicePrimaryCtxRetain(device Device) (Context, error) {
-	var context Context
-	err := d.call(fnDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&context)), uintptr(device))
+func (d *Driver) DevicePrimaryCtxRetain(device Device) (context Context, err error) {
+	err = d.call(fnDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&context)), uintptr(device))
 	return context, err
 }
 
@@ -88,9 +85,8 @@ func (d *Driver) DevicePrimaryCtxGetState(device Device) (active bool, err error
 }
 
 // CtxGetCurrent is cuCtxGetCurrent: the calling thread's context, 0 if it has none.
-func (d *Driver) CtxGetCurrent() (Context, error) {
-	var context Context
-	err := d.call(fnCtxGetCurrent, uintptr(unsafe.Pointer(&context)))
+func (d *Driver) CtxGetCurrent() (context Context, err error) {
+	err = d.call(fnCtxGetCurrent, uintptr(unsafe.Pointer(&context)))
 	return context, err
 }
 
@@ -105,9 +101,8 @@ func (d *Driver) CtxPushCurrent(context Context) error {
 }
 
 // CtxPopCurrent is cuCtxPopCurrent.
-func (d *Driver) CtxPopCurrent() (Context, error) {
-	var context Context
-	err := d.call(fnCtxPopCurrent, uintptr(unsafe.Pointer(&context)))
+func (d *Driver) CtxPopCurrent() (context Context, err error) {
+	err = d.call(fnCtxPopCurrent, uintptr(unsafe.Pointer(&context)))
 	return context, err
 }
 

@@ -16,27 +16,24 @@ type Function uintptr
 
 // LibraryLoadData is cuLibraryLoadData without options, of PTX text or a binary. Like all of this file
 // it needs a driver of CUDA 12.0; an older one gives an error that is NotSupported.
-func (d *Driver) LibraryLoadData(image []byte) (Library, error) {
-	var library Library
+func (d *Driver) LibraryLoadData(image []byte) (library Library, err error) {
 	terminated := append(image[:len(image):len(image)], 0) // text ends with a zero
-	err := d.call(fnLibraryLoadData, uintptr(unsafe.Pointer(&library)), uintptr(unsafe.Pointer(&terminated[0])),
+	err = d.call(fnLibraryLoadData, uintptr(unsafe.Pointer(&library)), uintptr(unsafe.Pointer(&terminated[0])),
 		0, 0, 0, 0, 0, 0)
 	return library, err
 }
 
 // LibraryGetKernel is cuLibraryGetKernel.
-func (d *Driver) LibraryGetKernel(library Library, name string) (Kernel, error) {
-	var kernel Kernel
+func (d *Driver) LibraryGetKernel(library Library, name string) (kernel Kernel, err error) {
 	terminated := append([]byte(name), 0)
-	err := d.call(fnLibraryGetKernel, uintptr(unsafe.Pointer(&kernel)), uintptr(library),
+	err = d.call(fnLibraryGetKernel, uintptr(unsafe.Pointer(&kernel)), uintptr(library),
 		uintptr(unsafe.Pointer(&terminated[0])))
 	return kernel, err
 }
 
 // KernelGetFunction is cuKernelGetFunction, for the calling thread's context.
-func (d *Driver) KernelGetFunction(kernel Kernel) (Function, error) {
-	var function Function
-	err := d.call(fnKernelGetFunction, uintptr(unsafe.Pointer(&function)), uintptr(kernel))
+func (d *Driver) KernelGetFunction(kernel Kernel) (function Function, err error) {
+	err = d.call(fnKernelGetFunction, uintptr(unsafe.Pointer(&function)), uintptr(kernel))
 	return function, err
 }
 

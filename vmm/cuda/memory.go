@@ -52,18 +52,16 @@ func (d *Driver) MemGetInfo() (free, total uint64, err error) {
 }
 
 // MemGetAllocationGranularity is cuMemGetAllocationGranularity (the minimum), in bytes.
-func (d *Driver) MemGetAllocationGranularity(device int) (uint64, error) {
-	var granularity uint64
+func (d *Driver) MemGetAllocationGranularity(device int) (granularity uint64, err error) {
 	prop := PinnedOn(device)
-	err := d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)),
+	err = d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)),
 		uintptr(unsafe.Pointer(&prop)), 0)
 	return granularity, err
 }
 
 // MemAddressReserve is cuMemAddressReserve. size and alignment are in bytes.
-func (d *Driver) MemAddressReserve(size, alignment uint64) (uintptr, error) {
-	var address uintptr
-	err := d.call(fnMemAddressReserve, uintptr(unsafe.Pointer(&address)), uintptr(size), uintptr(alignment), 0, 0)
+func (d *Driver) MemAddressReserve(size, alignment uint64) (address uintptr, err error) {
+	err = d.call(fnMemAddressReserve, uintptr(unsafe.Pointer(&address)), uintptr(size), uintptr(alignment), 0, 0)
 	return address, err
 }
 
@@ -94,9 +92,8 @@ func (p AllocationProp) AsFile() AllocationProp {
 func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleTypeFile != 0 }
 
 // MemCreateWith is cuMemCreate with properties that somebody else has chosen.
-func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (Handle, error) {
-	var handle Handle
-	err := d.call(fnMemCreate, uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
+func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (handle Handle, err error) {
+	err = d.call(fnMemCreate, uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
 	return handle, err
 }
 
@@ -140,8 +137,7 @@ func (d *Driver) MemExport(handle Handle) (descriptor int, err error) {
 }
 
 // MemImport is cuMemImportFromShareableHandle of a file descriptor, which stays the caller's.
-func (d *Driver) MemImport(descriptor int) (Handle, error) {
-	var handle Handle
-	err := d.call(fnMemImportFromShareableHandle, uintptr(unsafe.Pointer(&handle)), uintptr(descriptor), handleTypeFile)
+func (d *Driver) MemImport(descriptor int) (handle Handle, err error) {
+	err = d.call(fnMemImportFromShareableHandle, uintptr(unsafe.Pointer(&handle)), uintptr(descriptor), handleTypeFile)
 	return handle, err
 }

@@ -11,24 +11,21 @@ const (
 )
 
 // DefaultMemPool is cuDeviceGetDefaultMemPool: the pool that a device always has.
-func (d *Driver) DefaultMemPool(device Device) (MemPool, error) {
-	var pool MemPool
-	err := d.call(fnDeviceGetDefaultMemPool, uintptr(unsafe.Pointer(&pool)), uintptr(device))
+func (d *Driver) DefaultMemPool(device Device) (pool MemPool, err error) {
+	err = d.call(fnDeviceGetDefaultMemPool, uintptr(unsafe.Pointer(&pool)), uintptr(device))
 	return pool, err
 }
 
 // MemPoolReserved is how many bytes of its device a pool holds, used or not. (cuMemPoolGetAttribute)
-func (d *Driver) MemPoolReserved(pool MemPool) (uint64, error) {
-	var bytes uint64
-	err := d.call(fnMemPoolGetAttribute, uintptr(pool), memPoolReservedCurrent, uintptr(unsafe.Pointer(&bytes)))
+func (d *Driver) MemPoolReserved(pool MemPool) (bytes uint64, err error) {
+	err = d.call(fnMemPoolGetAttribute, uintptr(pool), memPoolReservedCurrent, uintptr(unsafe.Pointer(&bytes)))
 	return bytes, err
 }
 
 // GraphMemReserved is how many bytes of a device the allocations of graphs hold, used or not.
 // (cuDeviceGetGraphMemAttribute)
-func (d *Driver) GraphMemReserved(device Device) (uint64, error) {
-	var bytes uint64
-	err := d.call(fnDeviceGetGraphMemAttribute, uintptr(device), graphMemReservedCurrent,
+func (d *Driver) GraphMemReserved(device Device) (bytes uint64, err error) {
+	err = d.call(fnDeviceGetGraphMemAttribute, uintptr(device), graphMemReservedCurrent,
 		uintptr(unsafe.Pointer(&bytes)))
 	return bytes, err
 }

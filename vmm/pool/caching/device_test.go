@@ -203,7 +203,7 @@ func check(t *testing.T, p *Pool) {
 		require.Equal(t, r.Address+uintptr(r.Size), end)
 	}
 	pools := []*blockPool{&p.smallPool, &p.largePool}
-	for g := range p.Private() {
+	for _, g := range p.Private() {
 		pools = append(pools, &g.small, &g.large)
 	}
 	free := int64(0)

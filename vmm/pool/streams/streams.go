@@ -201,8 +201,7 @@ func (p *Pool) Stats() pool.Stats {
 	defer p.mu.Unlock()
 	stats := p.blocks.Stats()
 	p.source.count(&stats)
-	graphs := len(slices.Collect(p.Private()))
-	stats.Detail = Detail{Streams: len(p.pools), Graphs: graphs, Waiting: p.uses.Held()}
+	stats.Detail = Detail{Streams: len(p.pools), Graphs: len(p.Private()), Waiting: p.uses.Held()}
 	return stats
 }
 

@@ -2,7 +2,6 @@ package multistream
 
 import (
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 
@@ -54,15 +53,12 @@ func (g *Graphs[G]) Captured(stream pool.Stream) (own G, found bool) {
 	return own, false
 }
 
-// Private yields all private pools.
-func (g *Graphs[G]) Private() iter.Seq[G] {
-	return func(yield func(G) bool) {
-		for _, of := range g.all {
-			if !yield(of.own) {
-				return
-			}
-		}
+// Private lists all private pools.
+func (g *Graphs[G]) Private() (all []G) {
+	for _, of := range g.all {
+		all = append(all, of.own)
 	}
+	return all
 }
 
 // Dissolve hands the private pools of no graph to give, and forgets those that are then empty.
