@@ -13,6 +13,8 @@ import (
 	"sync"
 
 	"github.com/ebitengine/purego"
+
+	"tms/internal/hermetic"
 )
 
 // Unknown is what Stat returns for a name that does not exist.
@@ -23,7 +25,7 @@ const Unknown = ^uint64(0)
 var Library = sync.OnceValues(library)
 
 func library() (string, error) {
-	root, err := moduleRoot()
+	root, err := hermetic.Root()
 	if err != nil {
 		return "", err
 	}
@@ -37,21 +39,6 @@ func library() (string, error) {
 		return "", fmt.Errorf("the simulator cannot be built: %s: %w\n%s", script, err, output)
 	}
 	return found, nil
-}
-
-func moduleRoot() (string, error) {
-	start, err := os.Getwd()
-	if err != nil {
-		return "", err
-	}
-	for dir := start; ; dir = filepath.Dir(dir) {
-		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
-			return dir, nil
-		}
-		if dir == filepath.Dir(dir) {
-			return "", fmt.Errorf("no go.mod in or above %s", start)
-		}
-	}
 }
 
 // Sim is the simulator loaded into this process. All Sims of a process share its state.

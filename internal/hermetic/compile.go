@@ -58,6 +58,22 @@ func Missing(t testing.TB, what string) {
 	t.Skipf("%s is missing: scripts/test.sh installs it", what)
 }
 
+// Root is the folder of the module: the working directory, or one above it.
+func Root() (string, error) {
+	start, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for folder := start; ; folder = filepath.Dir(folder) {
+		if _, err := os.Stat(filepath.Join(folder, "go.mod")); err == nil {
+			return folder, nil
+		}
+		if folder == filepath.Dir(folder) {
+			return "", fmt.Errorf("no go.mod in or above %s", start)
+		}
+	}
+}
+
 // Compile has cc make a program or library of a name, and returns its path: that of an earlier test where all that goes
 // in is the same. Do not change it.
 func Compile(t testing.TB, name string, arguments ...string) string {
@@ -86,14 +102,8 @@ func Compile(t testing.TB, name string, arguments ...string) string {
 		require.NoError(t, err)
 		_ = file.Close()
 	}
-	root, err := filepath.Abs(".")
+	root, err := Root()
 	require.NoError(t, err)
-	for {
-		if _, err := os.Stat(filepath.Join(root, "go.mod")); err == nil {
-			break
-		}
-		root = filepath.Dir(root)
-	}
 	folder := filepath.Join(root, "build", "_fixtures", fmt.Sprintf("%x", hash.Sum(nil)[:8]))
 	made := filepath.Join(folder, name)
 	if _, err := os.Stat(made); err == nil {
