@@ -239,7 +239,7 @@ func TestOverview(t *testing.T) {
 		silents = 5 * gib
 	}
 	device := nvml.Device{Index: 1, UUID: "GPU-a", Name: "NVIDIA H100", TotalBytes: 80 * gib, UsedBytes: 30 * gib,
-		FreeBytes: 49 * gib, ReservedBytes: gib}
+		FreeBytes: 49 * gib}
 	for name, c := range map[string]struct {
 		users []nvml.Process
 		ours  uint64

@@ -86,9 +86,7 @@ func (d *Driver) State(pid int) (State, error) {
 // Errors: ErrLate, *cuda.Error.
 func (d *Driver) Lock(pid int, timeout time.Duration) error {
 	milliseconds := max(1, min(timeout.Milliseconds(), math.MaxUint32)) // 0 would be for ever
-	err := within(timeout+grace, func() error {
-		return d.initialized(func() error { return d.cuda.CheckpointProcessLock(pid, uint32(milliseconds)) })
-	})
+	err := d.within(timeout+grace, func() error { return d.cuda.CheckpointProcessLock(pid, uint32(milliseconds)) })
 	if errors.Is(err, cuda.NotReady) {
 		return fmt.Errorf("%w: a CUDA call, or work on a device, has not ended within %v (%w)", ErrLate, timeout, err)
 	}
@@ -98,9 +96,7 @@ func (d *Driver) Lock(pid int, timeout time.Duration) error {
 // Checkpoint moves what a locked process has on its devices to host memory. (cuCheckpointProcessCheckpoint)
 // Errors: ErrLate, *cuda.Error: of NotSupported, the process has what this driver cannot move.
 func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
-	err := within(timeout, func() error {
-		return d.initialized(func() error { return d.cuda.CheckpointProcessCheckpoint(pid) })
-	})
+	err := d.within(timeout, func() error { return d.cuda.CheckpointProcessCheckpoint(pid) })
 	if errors.Is(err, cuda.NotSupported) {
 		return fmt.Errorf("%w: the process has what this driver cannot checkpoint: managed memory, memory shared with "+
 			"other processes, or a part of a GPU (MIG)", err)
@@ -124,9 +120,7 @@ func (d *Driver) Restore(pid int, timeout time.Duration) error {
 // Unlock lets the CUDA calls of a locked process go on. (cuCheckpointProcessUnlock)
 // Errors: *cuda.Error.
 func (d *Driver) Unlock(pid int) error {
-	return within(grace, func() error {
-		return d.initialized(func() error { return d.cuda.CheckpointProcessUnlock(pid) })
-	})
+	return d.within(grace, func() error { return d.cuda.CheckpointProcessUnlock(pid) })
 }
 
 // grace is for what should take no time.
@@ -142,6 +136,11 @@ func within(timeout time.Duration, call func() error) error {
 	case <-time.After(timeout):
 		return fmt.Errorf("%w: %v were not enough", ErrLate, timeout.Round(time.Millisecond))
 	}
+}
+
+// within is the same for a call that may need cuInit.
+func (d *Driver) within(timeout time.Duration, call func() error) error {
+	return within(timeout, func() error { return d.initialized(call) })
 }
 
 // initialized makes a call, and once more after cuInit where the driver wants that. Of most it does not, and cuInit

@@ -44,7 +44,6 @@ func (s *sharer) calm() { require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGU
 func TestACheckpointedProcessHoldsNothing(t *testing.T) {
 	target, other, pid := pair(t)
 	require.Equal(t, "0 0", other.do("state", pid))
-	require.Equal(t, fmt.Sprint(pid), other.do("restorer", pid))
 	require.Equal(t, "0", other.do("lock", pid))
 	require.Equal(t, "0 1", other.do("state", pid))
 	other.requireFree(24)

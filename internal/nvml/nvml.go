@@ -15,14 +15,13 @@ import (
 
 // Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510 what is reserved counts as used)
 type Device struct {
-	Index         int    // NVML's, by PCI bus: not always the ordinal that a process has for it
-	UUID          string // as of stats.Device
-	Name          string
-	TotalBytes    uint64
-	ReservedBytes uint64 // the driver's and the firmware's own, which nobody can have
-	UsedBytes     uint64
-	FreeBytes     uint64
-	Processes     []Process // those that use CUDA on it, in NVML's order
+	Index      int    // NVML's, by PCI bus: not always the ordinal that a process has for it
+	UUID       string // as of stats.Device
+	Name       string
+	TotalBytes uint64
+	UsedBytes  uint64
+	FreeBytes  uint64
+	Processes  []Process // those that use CUDA on it, in NVML's order
 }
 
 // Process is what one process has on one device. (nvmlDeviceGetComputeRunningProcesses_v2)
@@ -72,21 +71,20 @@ const (
 
 // Library is NVML, loaded and initialised. Several goroutines may use it.
 type Library struct {
-	initialize, shutdown func() int32
-	errorString          func(int32) string
-	count                func(*uint32) int32
-	handle               func(uint32, *uintptr) int32
-	uuid, name           func(uintptr, *byte, uint32) int32
-	oldMemory            func(uintptr, *oldMemoryInfo) int32
-	memory               func(uintptr, *memoryInfo) int32 // nil before driver 510
-	processes            func(uintptr, *uint32, *processInfo) int32
+	initialize  func() int32
+	errorString func(int32) string
+	count       func(*uint32) int32
+	handle      func(uint32, *uintptr) int32
+	uuid, name  func(uintptr, *byte, uint32) int32
+	oldMemory   func(uintptr, *oldMemoryInfo) int32
+	memory      func(uintptr, *memoryInfo) int32 // nil before driver 510
+	processes   func(uintptr, *uint32, *processInfo) int32
 }
 
 // The functions. nvmlGetProcesses is the version whose layout no driver has changed: in some of 535, _v3 has a longer
 // record.
 const (
 	nvmlInit         = "nvmlInit_v2"
-	nvmlShutdown     = "nvmlShutdown"
 	nvmlErrorString  = "nvmlErrorString"
 	nvmlGetCount     = "nvmlDeviceGetCount_v2"
 	nvmlGetHandle    = "nvmlDeviceGetHandleByIndex_v2"
@@ -107,7 +105,7 @@ func Open() (*Library, error) {
 		return nil, fmt.Errorf("%w: %w", ErrUnavailable, err)
 	}
 	var l Library
-	for name, function := range map[string]any{nvmlInit: &l.initialize, nvmlShutdown: &l.shutdown,
+	for name, function := range map[string]any{nvmlInit: &l.initialize,
 		nvmlErrorString: &l.errorString, nvmlGetCount: &l.count, nvmlGetHandle: &l.handle, nvmlGetUUID: &l.uuid,
 		nvmlGetName: &l.name, nvmlGetOldMemory: &l.oldMemory, nvmlGetMemory: &l.memory,
 		nvmlGetProcesses: &l.processes} {
@@ -124,9 +122,6 @@ func Open() (*Library, error) {
 	}
 	return &l, nil
 }
-
-// Close ends the use of it. (nvmlShutdown)
-func (l *Library) Close() { _ = l.shutdown() }
 
 // Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says.
 // Errors: *Error, joined: of devices that cannot be asked, which are left out, or whose processes cannot.
@@ -172,7 +167,7 @@ func (l *Library) describe(d *Device) (handle uintptr, err error) {
 	}
 	info := memoryInfo{version: uint32(unsafe.Sizeof(memoryInfo{})) | 2<<24}
 	err = l.failure(nvmlGetMemory, l.memory(handle, &info))
-	d.TotalBytes, d.ReservedBytes, d.FreeBytes, d.UsedBytes = info.total, info.reserved, info.free, info.used
+	d.TotalBytes, d.FreeBytes, d.UsedBytes = info.total, info.free, info.used
 	return handle, err
 }
 

@@ -37,7 +37,7 @@ typedef struct {
 	unsigned gpu_instance, compute_instance;
 } nvmlProcessInfo_v2_t;
 
-static int initialized; // how many times
+static bool initialized;
 
 // Calls a function with the page of each process that this one may read.
 static void each(void (*see)(struct process_page *, void *), void *with)
@@ -113,15 +113,7 @@ static int index_of(nvmlDevice_t device)
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
-	initialized++;
-	return NVML_SUCCESS;
-}
-
-EXPORT nvmlReturn_t nvmlShutdown(void)
-{
-	if (!initialized)
-		return NVML_ERROR_UNINITIALIZED;
-	initialized--;
+	initialized = true;
 	return NVML_SUCCESS;
 }
 

@@ -166,10 +166,6 @@ int main(int argc, char **argv)
 			CUprocessState state = 99;
 			int code = (int)cuCheckpointProcessGetState((int)number, &state);
 			printf("%d %d\n", code, code ? -1 : (int)state);
-		} else if (!strcmp(command, "restorer")) {
-			int found = 0;
-			OK(cuCheckpointProcessGetRestoreThreadId((int)number, &found));
-			printf("%d\n", found);
 		} else if (!strcmp(command, "lock") || !strcmp(command, "checkpoint") || !strcmp(command, "restore") ||
 			   !strcmp(command, "unlock")) {
 			printf("%d\n", checkpoint(command, (int)number, timeout));

@@ -27,7 +27,6 @@
 
 #define CHECKPOINT_FUNCTIONS(X) \
 	X(12080, ANY, cuCheckpointProcessGetState, , (int pid, CUprocessState *state), state_of(pid, state)) \
-	X(12080, ANY, cuCheckpointProcessGetRestoreThreadId, , (int pid, int *tid), thread_of(pid, tid)) \
 	X(12080, ANY, cuCheckpointProcessLock, , (int pid, CUcheckpointLockArgs *args), lock(pid, args)) \
 	X(12080, ANY, cuCheckpointProcessCheckpoint, , (int pid, CUcheckpointCheckpointArgs *args), \
 	  change(pid, args ? args->reserved : NULL, checkpoint)) \
@@ -51,7 +50,6 @@
 	  attribute_of(value, attribute, device)) \
 	X(4010, INIT, cuDeviceGetPCIBusId, , (char *name, int length, CUdevice device), \
 	  text(name, length, device, "0000:%02X:00.0", device + 1)) \
-	X(4010, INIT, cuDeviceGetByPCIBusId, , (CUdevice *device, const char *text), by_bus(device, text)) \
 	X(4000, INIT, cuDeviceCanAccessPeer, , (int *can, CUdevice device, CUdevice peer), \
 	  DEVICE_GIVES(device_valid(device) ? peer : device, can, peers(device, peer))) \
 	X(8000, INIT, cuDeviceGetP2PAttribute, , \

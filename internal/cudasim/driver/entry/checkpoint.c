@@ -23,18 +23,6 @@ static CUresult state_of(int pid, CUprocessState *state)
 	return CUDA_SUCCESS;
 }
 
-// The simulator needs no particular thread, so it names the first.
-static CUresult thread_of(int pid, int *tid)
-{
-	struct process_page *page;
-	if (!tid)
-		return CUDA_ERROR_INVALID_VALUE;
-	TRY(process_find(pid, &page));
-	*tid = pid;
-	process_release(page);
-	return CUDA_SUCCESS;
-}
-
 static CUresult lock(int pid, CUcheckpointLockArgs *args)
 {
 	struct process_page *page;

@@ -51,17 +51,6 @@ static CUresult uuid_of(CUuuid *uuid, CUdevice device)
 	return CUDA_SUCCESS;
 }
 
-static CUresult by_bus(CUdevice *device, const char *text)
-{
-	unsigned domain, bus, slot;
-	if (!device || !text || sscanf(text, "%x:%x:%x", &domain, &bus, &slot) != 3)
-		return CUDA_ERROR_INVALID_VALUE;
-	if (domain || slot || !device_valid((int)bus - 1))
-		return CUDA_ERROR_INVALID_DEVICE;
-	*device = (int)bus - 1;
-	return CUDA_SUCCESS;
-}
-
 static CUresult peer_attribute(int *value, CUdevice_P2PAttribute attribute, CUdevice device, CUdevice peer)
 {
 	if (!value)
