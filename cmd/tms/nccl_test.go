@@ -215,7 +215,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 }
 
 func TestASuspendThatHangs(t *testing.T) {
-	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang6000")
+	c := startNCCL(t, "linked", ncclNew, "FAKE_NCCL=hang15000")
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL, which may be of no use now; all else is as before, "+
 		"and the program runs on", "pause", c.pid, "--everything", "--timeout", "1")
@@ -546,10 +546,15 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	})
 	t.Run("a rank that ends", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=hang")
-		time.AfterFunc(500*time.Millisecond, func() { _ = ranks[1].Process.Kill() })
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "3")
+		go func() {
+			for !strings.Contains(ranks[1].said(), "ncclCommSuspend hangs") {
+				time.Sleep(time.Millisecond)
+			}
+			_ = ranks[1].Process.Kill()
+		}()
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "5")
 		require.Equal(t, exitNo, code)
-		require.Contains(t, stderr, "ncclCommSuspend has not come back within 3s for 1 communicator of NCCL, which may be of no use now; "+
+		require.Contains(t, stderr, "ncclCommSuspend has not come back within 5s for 1 communicator of NCCL, which may be of no use now; "+
 			"all else is as before, and the program runs on (1 of them with ranks in other processes, one of which has ended, or does not run)")
 		ranks[0].do("check")
 		ranks[0].do("reduce")
@@ -574,9 +579,9 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	})
 	t.Run("a rank that cannot", func(t *testing.T) {
 		ranks := startSpread(t, "FAKE_NCCL=fail")
-		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "2")
+		_, stderr, code := command(t, "pause", "--job", "spread", "--everything", "--timeout", "5")
 		require.Equal(t, exitNo, code)
-		require.Contains(t, stderr, "ncclCommSuspend has not come back within 2s")
+		require.Contains(t, stderr, "ncclCommSuspend has not come back within 5s")
 		asBefore(ranks)
 	})
 }

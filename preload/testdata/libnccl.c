@@ -9,6 +9,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -450,8 +451,10 @@ int ncclCommSuspend(struct comm *comm, int flags)
 	const char *how = getenv("FAKE_NCCL");
 	if (flags != 1 || !comm->memory || (how && strcmp(how, "fail") == 0))
 		return INVALID_USAGE;
-	if (how && strncmp(how, "hang", 4) == 0)
+	if (how && strncmp(how, "hang", 4) == 0) {
+		fputs("ncclCommSuspend hangs\n", stderr);
 		usleep((useconds_t)(how[4] ? atoi(how + 4) : 1000000) * 1000);
+	}
 	if (!is_current(comm))
 		return INVALID_USAGE;
 	comm->saved = malloc(KEPT);
