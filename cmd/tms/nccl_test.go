@@ -400,7 +400,7 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	asBefore(72)
 	// Where the driver cannot, NCCL's part is given back all the same.
 	ranks[1].do("export")
-	out = spread(t, "pause", "--everything")
+	out = spread(t, "pause", "--everything", "--timeout", "10") // of which half is for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
 	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
@@ -467,7 +467,7 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")
-	spread(t, "pause", "--everything")
+	spread(t, "pause", "--everything", "--timeout", "10") // of which half is for ranks that did not do the same
 	ranks[0].requireFree(128)
 	spread(t, "resume")
 }
