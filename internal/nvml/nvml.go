@@ -49,8 +49,8 @@ func (e *Error) Error() string { return fmt.Sprintf("%s: NVML error %d: %s", e.C
 // memoryInfo is an nvmlMemory_v2_t, oldMemoryInfo an nvmlMemory_t.
 type (
 	memoryInfo struct {
-		version                     uint32
-		total, reserved, free, used uint64
+		version              uint32
+		total, _, free, used uint64 // between them: the driver's and the firmware's own
 	}
 	oldMemoryInfo struct{ total, free, used uint64 }
 )
