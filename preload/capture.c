@@ -4,7 +4,7 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "gate.h"
+#include "gate/reach/gate.h"
 #include "region.h"
 
 #include <stdlib.h>

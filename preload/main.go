@@ -4,7 +4,7 @@
 package main
 
 /*
-#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward -I${SRCDIR}/gate/reach
+#cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
 #cgo LDFLAGS: -lpthread
 #include "shim.h"
 #include "region.h"
@@ -21,7 +21,8 @@ import (
 	"time"
 	"unsafe"
 
-	_ "tms/forward" // the C functions that call the host's CUDA
+	_ "tms/forward"      // the C functions that call the host's CUDA
+	_ "tms/preload/gate" // the C functions that reach the gate of libtms_reach.so
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	_ "tms/region" // the C functions that hold the threads' settings

@@ -325,7 +325,7 @@ func ncclShares() (words string) {
 // refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that NCCL has registered: NCCL
 // and network cards go on to use the physical memory after a resume. It warns of memory that NCCL may have registered.
 func refuseRegistered(e *vmm.Engine, tags []string) error {
-	if bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
+	if bool(C.ipc_shares()) && bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +
 			"memory that CUDA graphs use: after this pause their collectives are wrong. Set NCCL_GRAPH_REGISTER=0 " +
 			"before the start, or start the program with tms run")

@@ -1,8 +1,8 @@
-/* nccl asks libtms_reach.so about NCCL, for nccl.go and align.go. Where that is not preloaded there is nothing to
- * see. */
+/* nccl asks libtms_reach.so about NCCL, for preload/nccl.go and align.go. Where that is not preloaded there is nothing
+ * to see. */
 #define _GNU_SOURCE
-#include "shim.h"
 #include "gate.h"
+#include "reach/gate.h"
 #include "region.h"
 #include "symbols.h"
 
@@ -14,7 +14,7 @@ static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 
 HIDDEN bool nccl_is_unseen(void)
 {
-	return region_config.nccl_registers && ipc_shares() && gate_unusable() && dl_iterate_phdr(look_at, NULL);
+	return region_config.nccl_registers && gate_unusable() && dl_iterate_phdr(look_at, NULL);
 }
 
 static const struct gate_nccl *there(void)

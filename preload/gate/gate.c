@@ -1,11 +1,9 @@
 /* gate has what a gated pause needs of C: the gate of libtms_reach.so, where that is preloaded too, and what a gate
- * cannot hold. The order in which things are done is gate.go's. */
+ * cannot hold. The order in which things are done is preload/gate.go's. */
 #define _GNU_SOURCE
-#include "shim.h"
 #include "gate.h"
+#include "reach/gate.h"
 #include "symbols.h"
-#include "region.h"
-#include "tms.h"
 
 #include <errno.h>
 #include <link.h>
