@@ -218,18 +218,42 @@ DEATHS = {
 }
 
 
+PATIENT = """
+restart = _meeting._Call.restart
+def patient(call):
+    restart(call)
+    call._until += 0 if hasattr(call, "number") else 600  # in phase one
+_meeting._Call.restart = patient
+"""
+
+
+def have_said(ranks: Ranks, early: list[int]) -> None:
+    """Has ranks begin a pause, until each has said in phase one what others hear."""
+    assert ranks.server is not None
+    before = ranks.server.num_keys()
+    for rank in early:
+        ranks.tell(rank, "together.pause('weights', timeout=600)")
+    while ranks.server.num_keys() < before + len(early):
+        time.sleep(0.01)
+
+
 @pytest.mark.parametrize(("victim", "fan"), [(0, 8), (2, 8), (2, 1)])
 @pytest.mark.parametrize("when", DEATHS)
 def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
     """The others come back to one state when the time is over, and name the one that is missing."""
     own = {victim: {"CUDASIM_FAIL": "cuMemUnmap:1:kill"}} if when == "in phase two" else {}
     death = DEATHS[when].replace("cuda.fail('cuMemUnmap', 1, -1)\n", "")
-    timeout = 1.5
     with Ranks(4, own=own) as ranks:
-        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
+        ranks.all(ALLOCATE + f"_meeting.FAN = {fan}; _meeting._SLICE = 0.1")
         ranks.all("len(together.stats())")  # so that all know where each is
-        for rank in ranks.living:
-            code = death if rank == victim else f"together.pause('weights', timeout={timeout})"
+        early: list[int] = []
+        if when in ("before it", "in phase one"):
+            early = {0: [1, 2], 2: [1, 3] if fan > 1 else [3]}[victim]  # missed, too, if slow
+            have_said(ranks, early)
+        else:
+            ranks.all(PATIENT)
+        for rank in set(ranks.living).difference(early):
+            code = death if rank == victim else "together.pause('weights', timeout=1.5)"
             ranks.tell(rank, code)
         ranks.dead(victim)
         outcomes = [ranks.outcome(rank) for rank in ranks.living]
@@ -266,15 +290,17 @@ def test_one_that_comes_late(known: bool) -> None:
 def test_one_that_is_stopped() -> None:
     """Another hears it, and yet it alone is named."""
     with Ranks(4) as ranks:
-        ranks.all(ALLOCATE + "_meeting.FAN = 1")
+        ranks.all(ALLOCATE + "_meeting.FAN = 1; _meeting._SLICE = 0.1")
         ranks.all("together.pause('weights'); together.resume('weights')")
+        ranks.all("len(together.stats())")  # after which no keys of before are left
         os.kill(ranks.pid(2), signal.SIGSTOP)
-        ranks.living = [0, 1, 3]
-        outcomes = ranks.all("together.pause('weights', timeout=2)")
+        ranks.living = [0, 1]
+        have_said(ranks, [3])
+        outcomes = [*ranks.all("together.pause('weights', timeout=1)"), ranks.outcome(3)]
         said = same_error(outcomes, f"all are as before. rank 2 on {HOST}: it has not answered")
         os.kill(ranks.pid(2), signal.SIGCONT)
         with pytest.raises(Told) as caught:
-            ranks.one(2, "together.pause('weights', timeout=2)")
+            ranks.one(2, "together.pause('weights', timeout=600)")
         assert str(caught.value) == said
         ranks.living = [0, 1, 2, 3]
         as_before(ranks)
