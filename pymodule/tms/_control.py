@@ -399,7 +399,7 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     name = os.fsencode(path)
     if not name or b"\0" in name:
         raise ValueError(f"path must name a directory, not {path!r}")
-    load().set_disk_directory(os.path.abspath(name))
+    load().c.tms_set_disk_backup_dir(os.path.abspath(name))
 
 
 def last_error() -> str:

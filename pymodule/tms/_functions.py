@@ -11,14 +11,7 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 _HANDLE, _OUT = ctypes.c_void_p, ctypes.POINTER(ctypes.c_void_p)
 
 
-PROGRESS = ctypes.CFUNCTYPE(
-    None,
-    ctypes.c_int,
-    ctypes.c_char_p,
-    ctypes.c_uint64,
-    ctypes.c_uint64,
-    ctypes.c_void_p,
-)
+PROGRESS = ctypes.CFUNCTYPE(None, ctypes.c_int, _TEXT, ctypes.c_uint64, ctypes.c_uint64, _HANDLE)
 """tms_progress_callback: device, operation, bytes done, total bytes, user."""
 
 
@@ -58,7 +51,7 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_resume_within": (_CODE, _TEXT, ctypes.c_double),
     "tms_prepare": (_CODE, _TEXT, _BOOL),
     "tms_last_bytes": (ctypes.c_uint64,),
-    "tms_set_progress_callback": (None, PROGRESS, ctypes.c_void_p),
+    "tms_set_progress_callback": (None, PROGRESS, _HANDLE),
     "tms_trim": (_CODE,),
     "tms_serve": (_CODE,),
     "tms_pause_everything": (_CODE, ctypes.c_double),
@@ -66,14 +59,8 @@ SIGNATURES: dict[str, tuple[Any, ...]] = {
     "tms_set_retain_cpu_backup": (None, _BOOL),
     "tms_get_retain_cpu_backup": (_BOOL,),
     "tms_get_cpu_backup_pointer": (_BYTES, _BYTES, ctypes.c_uint64),
-    "tms_torch_malloc": (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int, ctypes.c_void_p),
-    "tms_torch_free": (
-        None,
-        ctypes.c_void_p,
-        ctypes.c_ssize_t,
-        ctypes.c_int,
-        ctypes.c_void_p,
-    ),
+    "tms_torch_malloc": (_HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
+    "tms_torch_free": (None, _HANDLE, ctypes.c_ssize_t, ctypes.c_int, _HANDLE),
     "tms_pool_create": (_CODE, _OUT, _TEXT, _TEXT, ctypes.c_int),
     "tms_pool_malloc": (_CODE, _HANDLE, _OUT, ctypes.c_size_t, _HANDLE),
     "tms_pool_free": (_CODE, _HANDLE, _HANDLE),

@@ -135,11 +135,10 @@ class Library:
         Args:
             within: seconds for other processes to close memory of the tag (tms_pause_within).
         """
-        self._find_driver("pausing", tag)
-        name = _encoded(tag)
-        code = self.c.tms_pause(name) if within is None else self.c.tms_pause_within(name, within)
-        self._check(code, "pausing", tag)
-        return self.last_bytes
+        what, name = f"pausing {_named(tag)}", _encoded(tag)
+        if within is None:
+            return self._operate(what, self.c.tms_pause, name)
+        return self._operate(what, self.c.tms_pause_within, name, within)
 
     @property
     def last_bytes(self) -> int:
@@ -148,54 +147,38 @@ class Library:
 
     def pause_tags(self, tags: list[str], lost: list[str]) -> int:
         """Calls tms_pause_tags, which discards the contents of `lost`, and returns as `pause`."""
-        self._find_driver("pausing", tags)
-        kept = [tag for tag in tags if tag not in lost]
-        self._check(self.c.tms_pause_tags(_texts(kept), _texts(lost)), "pausing", tags)
-        return self.last_bytes
+        kept = _texts([tag for tag in tags if tag not in lost])
+        return self._operate(f"pausing {_named(tags)}", self.c.tms_pause_tags, kept, _texts(lost))
 
     def discard_all(self) -> int:
         """Calls tms_discard for all tags and returns the bytes that it freed."""
-        self._find_driver("discarding", None)
-        self._check(self.c.tms_discard(None), "discarding", None)
-        return self.last_bytes
+        return self._operate("discarding all tags", self.c.tms_discard, None)
 
     def resume(self, tags: list[str] | None) -> int:
         """Calls tms_resume without a wait and returns the bytes that it mapped."""
-        self._find_driver("resuming", tags)
+        what = f"resuming {_named(tags)}"
         if tags is None:
-            code = self.c.tms_resume_within(None, 0)
-        else:
-            code = self.c.tms_resume_tags(_texts(tags), 0)
-        self._check(code, "resuming", tags)
-        return self.last_bytes
+            return self._operate(what, self.c.tms_resume_within, None, 0)
+        return self._operate(what, self.c.tms_resume_tags, _texts(tags), 0)
 
     def prepare(self, tag: str | None, wait: bool) -> None:
         """Calls tms_prepare."""
-        self._find_driver("preparing", tag)
-        self._check(self.c.tms_prepare(_encoded(tag), wait), "preparing", tag)
+        self._operate(f"preparing {_named(tag)}", self.c.tms_prepare, _encoded(tag), wait)
 
     def trim(self) -> None:
         """Calls tms_trim."""
-        self._find_driver("trimming", None)
-        self._check(self.c.tms_trim(), "trimming", None)
+        self._operate("trimming all tags", self.c.tms_trim)
 
     def pause_everything(self, timeout: float) -> int:
         """Calls tms_pause_everything and returns the bytes that it freed."""
         code = self.c.tms_pause_everything(timeout)
         if code:
             raise from_code(code, "pausing everything", self.last_error)
-        return int(self.c.tms_last_bytes())
+        return self.last_bytes
 
     def serve(self) -> None:
         """Calls tms_serve."""
-        missing = self._driver_missing()
-        code = 100 if missing else self.c.tms_serve()
-        if code:
-            raise from_code(code, "listening", missing or self.last_error)
-
-    def set_disk_directory(self, path: bytes) -> None:
-        """Calls tms_set_disk_backup_dir."""
-        self.c.tms_set_disk_backup_dir(path)
+        self._operate("listening", self.c.tms_serve)
 
     def set_progress(self, callback: Any) -> None:
         """Calls tms_set_progress_callback with a `PROGRESS`; None: no more calls."""
@@ -205,16 +188,13 @@ class Library:
         """Returns the text of tms_stats_json."""
         return read(self.c.tms_stats_json)
 
-    def _check(self, code: int, doing: str, tag: str | list[str] | None, cause: str = "") -> None:
-        if code:
-            names = ", ".join(map(repr, check_tags(tag) or []))
-            what = "all tags" if tag is None else f"tag {names}"
-            raise from_code(code, f"{doing} {what}", cause or self.last_error)
-
-    def _find_driver(self, doing: str, tag: str | list[str] | None) -> None:
-        """Raises if there is no driver, without which there is nothing to pause."""
+    def _operate(self, doing: str, function: Callable[..., int], *arguments: Any) -> int:
+        """Calls a function, if there is a driver to work on; `doing` names it in errors."""
         missing = self._driver_missing()
-        self._check(100 if missing else 0, doing, tag, missing)
+        code = 100 if missing else function(*arguments)
+        if code:
+            raise from_code(code, doing, missing or self.last_error)
+        return self.last_bytes
 
     def _driver_missing(self) -> str:
         if not self._has_driver:
@@ -261,6 +241,11 @@ def attach(process: ctypes.CDLL) -> Library:
     _loaded = Library(process)
     _loaded.interposes = False
     return _loaded
+
+
+def _named(tag: str | list[str] | None) -> str:
+    """Tags in words."""
+    return "all tags" if tag is None else f"tag {', '.join(map(repr, check_tags(tag) or []))}"
 
 
 def _encoded(tag: str | None) -> bytes | None:

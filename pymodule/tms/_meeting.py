@@ -21,7 +21,6 @@ import time
 from collections.abc import Iterator
 from typing import Any, Callable
 
-from ._errors import GroupError
 from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
 
 FAN = 8
@@ -271,7 +270,8 @@ class _Call:
         try:
             yield
         except StoreLost as lost:
-            raise self._lost(lost) from lost
+            why = [failure(self._meeting.name, lost)]
+            raise error(self.doing, why, "this rank is as before") from lost
         except BaseException as ending:
             self.tell(ending, *phases)
             raise
@@ -282,9 +282,6 @@ class _Call:
         with contextlib.suppress(StoreLost):
             for phase in phases:
                 self._meeting.settle(self._key(phase), {"failures": why})
-
-    def _lost(self, lost: BaseException) -> GroupError:
-        return error(self.doing, [failure(self._meeting.name, lost)], "this rank is as before")
 
     def _late(self, key: str) -> list[Failure]:
         return self._meeting.absent(key) or [

@@ -115,18 +115,23 @@ def disable() -> ThreadScope:
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _Disable()
+    return _Ordinary("tms.disable()", {"active": False})
 
 
-class _Disable(ThreadScope):
+class _Ordinary(ThreadScope):
+    def __init__(self, name: str, settings: dict[str, Any]) -> None:
+        super().__init__()
+        self._name = name
+        self._settings = settings
+
     def __str__(self) -> str:
-        return "tms.disable()"
+        return self._name
 
     def route(self, library: Library) -> _torch.Route | None:
         return _torch.enter(None, plain_by_default=not library.active)
 
     def settings(self, library: Library) -> dict[str, Any]:
-        return {"active": False}
+        return self._settings
 
 
 def exclude() -> ThreadScope:
@@ -142,15 +147,4 @@ def exclude() -> ThreadScope:
     Raises:
         NotPreloadedError: libtms.so is not in this process.
     """
-    return _Exclude()
-
-
-class _Exclude(ThreadScope):
-    def __str__(self) -> str:
-        return "tms.exclude()"
-
-    def route(self, library: Library) -> _torch.Route | None:
-        return _torch.enter(None, plain_by_default=not library.active)
-
-    def settings(self, library: Library) -> dict[str, Any]:
-        return {"excluded": True}
+    return _Ordinary("tms.exclude()", {"excluded": True})

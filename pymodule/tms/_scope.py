@@ -79,7 +79,8 @@ class ThreadScope(Scope):
             self._refuse()
             return
         later = frames[frames.index(frame) + 1 :]
-        frame.tell_unseen()
+        if frame.unseen is not None:
+            frame.unseen.tell(self, frame.route)
         frame.take_out()
         self.left(frame.route)
         if later:
@@ -116,11 +117,11 @@ class _Frame:
     ) -> None:
         self.scope = scope
         self.route = route
+        self.unseen = unseen
         self.ident = threading.get_ident()
         self.abandoned = False
         """Left on another thread, which can't restore this one's settings."""
         self._library = library
-        self._unseen = unseen
         self._before: dict[str, Any] = {}
 
     def set(self, settings: dict[str, Any]) -> None:
@@ -141,10 +142,6 @@ class _Frame:
             else:
                 heir._before[name] = value
         _torch.leave(self.route)
-
-    def tell_unseen(self) -> None:
-        if self._unseen is not None:
-            self._unseen.tell(self.scope, self.route)
 
 
 def _drop_abandoned() -> None:
