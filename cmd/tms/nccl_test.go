@@ -231,7 +231,7 @@ func TestASuspendThatHangs(t *testing.T) {
 
 // A suspend may come back just as who asked for it gives up: one of the two sees to the resume.
 func TestASuspendThatIsLate(t *testing.T) {
-	reach, seen := filepath.Join("..", "..", "reach"), filepath.Join(t.TempDir(), "seen")
+	reach, seen := filepath.Join("..", "..", "preload", "gate", "reach"), filepath.Join(t.TempDir(), "seen")
 	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c",
 		filepath.Join(reach, "suspending.c"))
 	sources, err := filepath.Glob(filepath.Join(reach, "*.c"))
