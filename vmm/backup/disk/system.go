@@ -10,6 +10,14 @@ import (
 
 // The system calls of which a failure matters, so that tests can fail each: see failpoint.
 
+// fallible makes a call, unless a test fails it.
+func fallible(name string, call func() error) error {
+	if err := failpoint.Err(name); err != nil {
+		return err
+	}
+	return call()
+}
+
 func openFD(path string, flags int, mode uint32) (int, error) {
 	if err := failpoint.Err("open"); err != nil {
 		return -1, err
@@ -23,31 +31,19 @@ func openFD(path string, flags int, mode uint32) (int, error) {
 }
 
 func mkdirAll(path string, mode os.FileMode) error {
-	if err := failpoint.Err("mkdir"); err != nil {
-		return err
-	}
-	return os.MkdirAll(path, mode)
+	return fallible("mkdir", func() error { return os.MkdirAll(path, mode) })
 }
 
 func fstat(fd int, stat *unix.Stat_t) error {
-	if err := failpoint.Err("fstat"); err != nil {
-		return err
-	}
-	return unix.Fstat(fd, stat)
+	return fallible("fstat", func() error { return unix.Fstat(fd, stat) })
 }
 
 func fallocate(fd int, size int64) error {
-	if err := failpoint.Err("fallocate"); err != nil {
-		return err
-	}
-	return unix.Fallocate(fd, 0, 0, size)
+	return fallible("fallocate", func() error { return unix.Fallocate(fd, 0, 0, size) })
 }
 
 func ftruncate(fd int, size int64) error {
-	if err := failpoint.Err("ftruncate"); err != nil {
-		return err
-	}
-	return unix.Ftruncate(fd, size)
+	return fallible("ftruncate", func() error { return unix.Ftruncate(fd, size) })
 }
 
 func pwrite(fd int, buffer []byte, offset int64) (int, error) {
@@ -65,16 +61,12 @@ func pread(fd int, buffer []byte, offset int64) (int, error) {
 }
 
 func syncFileRange(fd int, offset, size int64) error {
-	if err := failpoint.Err("sync_file_range"); err != nil {
-		return err
-	}
-	return unix.SyncFileRange(fd, offset, size,
-		unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	return fallible("sync_file_range", func() error {
+		return unix.SyncFileRange(fd, offset, size,
+			unix.SYNC_FILE_RANGE_WAIT_BEFORE|unix.SYNC_FILE_RANGE_WRITE|unix.SYNC_FILE_RANGE_WAIT_AFTER)
+	})
 }
 
 func unlink(path string) error {
-	if err := failpoint.Err("unlink"); err != nil {
-		return err
-	}
-	return unix.Unlink(path)
+	return fallible("unlink", func() error { return unix.Unlink(path) })
 }

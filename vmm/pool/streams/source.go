@@ -19,10 +19,6 @@ type shared struct {
 	allowed uint64
 }
 
-func newShared(under pool.Source) *shared {
-	return &shared{under: under, account: ledger.NewAccount("", under)}
-}
-
 // Allocate is pool.Source.Allocate. Errors: also pool.ErrOutOfMemory beyond the memory fraction.
 func (s *shared) Allocate(size uint64) (uintptr, error) { return s.allocate(size, nil) }
 

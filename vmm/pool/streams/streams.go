@@ -61,7 +61,8 @@ func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.P
 			pool.ErrOption, own.Stats().Kind)
 	}
 	p := &Pool{
-		fresh: fresh, source: newShared(source), pools: map[pool.Stream]pool.Pool{},
+		fresh: fresh, pools: map[pool.Stream]pool.Pool{},
+		source: &shared{under: source, account: ledger.NewAccount("", source)},
 		blocks: ledger.NewAccount(own.Stats().Kind, nil), uses: multistream.NewUses[owned](events),
 	}
 	p.Graphs = multistream.NewGraphs(&p.mu, p.newGraph)
