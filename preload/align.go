@@ -30,11 +30,11 @@ func (t *task) align() (*control.Alignment, error) {
 	if shut {
 		return nil, cuda.Refuse(cuda.NotReady, "the program's threads are stopped already, for another pause")
 	}
-	if t.request.Targets == nil {
+	if t.Request.Targets == nil {
 		C.nccl_freeze()
 	} else {
-		targets := make([]C.struct_gate_sequence, 0, len(t.request.Targets))
-		for name, target := range t.request.Targets {
+		targets := make([]C.struct_gate_sequence, 0, len(t.Request.Targets))
+		for name, target := range t.Request.Targets {
 			s, err := sequenceNamed(name)
 			if err != nil {
 				return nil, err
@@ -46,9 +46,9 @@ func (t *task) align() (*control.Alignment, error) {
 	}
 	var found control.Alignment
 	var wanted bool
-	poll(time.Now().Add(seconds(t.request.Wait)), func() bool {
-		found, wanted = aligned(t.request.Targets)
-		return found.Reached || wanted || t.withdrawn.Load()
+	poll(time.Now().Add(control.Seconds(t.Request.Wait)), func() bool {
+		found, wanted = aligned(t.Request.Targets)
+		return found.Reached || wanted || t.Withdrawn()
 	})
 	return &found, nil
 }

@@ -1,4 +1,4 @@
-/* control has what the socket of control.go needs of C: the variables that say where it is, read on a thread of the
+/* control has what the control socket needs of C: the variables that say where it is, read on a thread of the
  * host, and its removal when the process ends as it should. */
 #include "shim.h"
 #include "region.h"

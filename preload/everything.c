@@ -1,7 +1,7 @@
 /* everything has what tms_pause_everything needs beside a pause: a process that makes the driver's checkpoint of this
  * one, for no process can make its own; that it was asked for, while which the process's CUDA calls wait; and what
  * the driver cannot checkpoint. everything.go refuses with them; cmd/tms, which is run here, does the rest, over
- * the socket of control.go. */
+ * the control socket. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"

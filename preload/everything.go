@@ -22,18 +22,18 @@ import (
 // everything comes before a request of the socket is carried out. While the driver has the process its calls of the
 // driver would wait, or kill it.
 func (t *task) everything() error {
-	if C.everything_asked() && t.request.Op != control.Undo { // of its own: see there
-		if !t.request.Everything {
+	if C.everything_asked() && t.Request.Op != control.Undo { // of its own: see there
+		if !t.Request.Everything {
 			return cuda.Refuse(cuda.IllegalState, "everything of this process is paused, the driver's part too: "+
 				"its CUDA calls wait. tms resume brings it back")
 		}
-		if t.request.Op != control.Move {
+		if t.Request.Op != control.Move {
 			if err := settleEverything(); err != nil {
 				return err
 			}
 		}
 	}
-	if t.request.Everything && t.request.Op == control.Pause {
+	if t.Request.Everything && t.Request.Op == control.Pause {
 		return notCheckpointed()
 	}
 	return nil

@@ -1,7 +1,7 @@
 /* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is
- * ours too: it says which process to ask, and for what. ipc.go asks, lend.go answers; a process without this library
- * cannot open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint; ours is not there
- * any more when all is paused. */
+ * ours too: it says which process to ask, and for what. ipc.go asks, internal/control/server answers; a process
+ * without this library cannot open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint;
+ * ours is not there any more when all is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"

@@ -313,7 +313,7 @@ func tmsOperation(operation *C.struct_operation) {
 		var bytes uint64
 		var err error
 		if kind == C.OPERATION_SERVE { // the only one that needs no driver
-			err = goruntime.Run(serve)
+			err = goruntime.Run(socket.Serve)
 		} else {
 			err = enter(func(e *vmm.Engine) (err error) {
 				switch kind {

@@ -150,7 +150,7 @@ HIDDEN int operation_allowed(void);		/* a code: refused in a progress callback *
 /* The lists are operation's; ONE_TAG makes one of a tag or NULL. */
 HIDDEN int operation_transition(int kind, const char *const *tags, const char *const *keep, double wait);
 #define ONE_TAG(tag) ((tag) ? (const char *const[]){(tag), NULL} : NULL)
-HIDDEN int operation_serve(void);		/* the process listens on its socket (control.go) */
+HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */
 /* Imports another process's memory. While that is paused it waits, as long as the gate stops this process too. */

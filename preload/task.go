@@ -7,20 +7,14 @@ package main
 import "C"
 
 import (
-	"encoding/json"
 	"errors"
-	"os"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
-	"tms/preload/account"
+	"tms/internal/control/server"
 	"tms/preload/goruntime"
 	"tms/preload/record"
 	"tms/vmm"
@@ -29,72 +23,50 @@ import (
 	"tms/vmm/stats"
 )
 
-const (
-	commandMost = 512                    // bytes of the command that a status has
-	tryFor      = 250 * time.Millisecond // after which a resume that waits for memory checks whether it is withdrawn
-)
+// tryFor is after what time a resume that waits for memory checks whether it is withdrawn.
+const tryFor = 250 * time.Millisecond
 
-// task is a request that changes something.
+// task is a request of the socket that changes something, and what became of it.
 type task struct {
-	client    *connection // nil: it has gone
-	request   control.Request
-	tag       *string     // nil: all
-	withdrawn atomic.Bool // a wait for memory must end
-	nccl      suspension
-	recording int      // for a record: the one that it began, or ends
-	lets      bool     // it ends a hold
-	held      bool     // it began one
-	tags      []string // that a pause took something of, or that an undo resumes
-	resumed   []string // that it has resumed
+	*server.Task
+	*server.Outcome
+	nccl suspension
 }
 
-// perform carries out a request. It runs on another thread.
-func (t *task) perform() *control.Reply {
-	start := time.Now()
-	var reply control.Reply
-	if t.lets && t.request.Op == control.Undo {
-		letGo()
-	}
-	err := goruntime.Run(func() (err error) {
-		switch t.request.Op {
-		case control.Record:
-			return t.record()
-		case control.Align:
-			reply.Alignment, err = t.align()
-			return err
+// Perform carries out a request.
+func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error) {
+	t := &task{Task: of, Outcome: outcome}
+	reply := &t.Reply
+	switch t.Request.Op {
+	case control.Record:
+		err = t.record()
+	case control.Align:
+		reply.Alignment, err = t.align()
+	default:
+		if err = t.everything(); err != nil {
+			break
 		}
-		if err := t.everything(); err != nil {
-			return err
+		if e := engine.Load(); e != nil {
+			reply.Bytes, err = t.carryOut(e)
 		}
-		e := engine.Load()
-		if e != nil {
-			reply.Bytes, err = t.carryOut(e, &reply)
-		}
-		if err == nil && t.request.Everything && t.request.Op == control.Pause {
+		if err == nil && t.Request.Everything && t.Request.Op == control.Pause {
 			beginEverything()
-			t.tags = append(t.tags, rights.Rest)
+			t.Took = append(t.Took, rights.Rest)
 		}
-		return err
-	})
-	if t.lets && t.request.Op == control.Pause { // the pause itself stopped the threads meanwhile
-		letGo()
 	}
-	reply.Seconds, reply.NCCL, reply.Communicators = time.Since(start).Seconds(), t.nccl.outcome, t.nccl.apart
-	if t.request.Op != control.Pause {
+	reply.NCCL, reply.Communicators = t.nccl.outcome, t.nccl.apart
+	if t.Request.Op != control.Pause {
 		reply.NCCL = awaitedNCCL()
-	} else if t.request.NCCL != nil && err == nil {
+	} else if t.Request.NCCL != nil && err == nil {
 		if stays := notCheckpointed(); stays != nil {
 			reply.Stays = stays.Error()
 		}
 	}
-	if reply.OK = err == nil; !reply.OK {
-		reply.Code, reply.Error = cuda.Code(err), err.Error()
-		var short *backup.Shortage
-		if errors.As(err, &short) {
-			reply.Host, reply.HostAvailable = short.Needed, short.Available
-		}
+	var short *backup.Shortage
+	if errors.As(err, &short) {
+		reply.Host, reply.HostAvailable = short.Needed, short.Available
 	}
-	return &reply
+	return err
 }
 
 // tagsOf returns a request's tag, nil for all, as the engine's options have it.
@@ -119,40 +91,41 @@ func more(before, after stats.Stats, figure func(stats.Tag) uint64) uint64 {
 }
 
 // carryOut does the engine's part, and notes in the reply what became of contents.
-func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err error) {
+func (t *task) carryOut(e *vmm.Engine) (bytes uint64, err error) {
 	var operation C.struct_operation
 	C.operation_settings(&operation, C.control_environment.temporary)
 	options := optionsOf(&operation)
-	options.Tags = tagsOf(t.tag)
-	switch t.request.Op {
+	options.Tags = tagsOf(t.Tag)
+	switch t.Request.Op {
 	case control.Resume:
 		return t.resume(e, options)
 	case control.Undo:
-		return t.undo(e, options, t.tags)
+		return t.undo(e, options, t.Due)
 	case control.Move:
 		to := vmm.BackupHost
-		if t.request.To == control.ToDisk {
+		if t.Request.To == control.ToDisk {
 			to = vmm.BackupDisk
 		}
 		return e.Move(options, to)
 	default:
 		before, imported, suspended := e.Recorded(), e.ImportedBytes(), nccl.suspended.Load()
-		options.ToDisk, options.Discard = t.request.To == control.ToDisk, t.request.Discard
+		options.ToDisk, options.Discard = t.Request.To == control.ToDisk, t.Request.Discard
 		bytes, err = t.pause(e, options, func() error {
 			options := options
-			_, err := t.undo(e, options, taken(before, e.Recorded(), t.tag))
+			_, err := t.undo(e, options, taken(before, e.Recorded(), t.Tag))
 			return err
 		})
 		after := e.Recorded()
 		if bytes > 0 || e.ImportedBytes() < imported {
-			t.tags = taken(before, after, t.tag)
+			t.Took = taken(before, after, t.Tag)
 		}
-		reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
+		t.Reply.WithoutContents = more(before, after, func(tag stats.Tag) uint64 { return tag.WithoutContents })
 		if options.ToDisk {
-			reply.Moved = more(before, after, func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes })
+			toDisk := func(tag stats.Tag) uint64 { return tag.DiskBytes + tag.PauseDiskBytes }
+			t.Reply.Moved = more(before, after, toDisk)
 		}
 		if nccl.suspended.Load() && !suspended {
-			t.tags = append(t.tags, rights.Rest)
+			t.Took = append(t.Took, rights.Rest)
 		}
 		return bytes, err
 	}
@@ -160,30 +133,28 @@ func (t *task) carryOut(e *vmm.Engine, reply *control.Reply) (bytes uint64, err 
 
 // record begins a recording, or ends the one that the client began.
 func (t *task) record() error {
-	which := t.recording
-	t.recording = 0
-	if t.request.File == "" {
-		return record.Stop(which)
+	if t.Request.File == "" {
+		return record.Stop(t.Task.Recording)
 	}
-	err := record.Start(t.request.File)
+	err := record.Start(t.Request.File)
 	if err == nil {
-		t.recording = int(C.trace_recording())
+		t.Outcome.Recording = int(C.trace_recording())
 	}
 	return err
 }
 
 // resume tries again while memory is short, until it is withdrawn.
 func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
-	until := time.Now().Add(seconds(t.request.Wait))
-	options.Importers = max(resumeWait, seconds(t.request.Wait))
-	if t.withdrawn.Load() { // nobody waits for it, and the server tries again
-		options.Importers = retryEvery
+	until := time.Now().Add(control.Seconds(t.Request.Wait))
+	options.Importers = max(resumeWait, control.Seconds(t.Request.Wait))
+	if t.Withdrawn() { // nobody waits for it, and the server tries again
+		options.Importers = server.RetryEvery
 	}
 	for {
 		left := time.Until(until)
 		options.Wait = max(0, min(left, tryFor))
 		bytes, err := resumeGated(e, options)
-		if !errors.Is(err, cuda.OutOfMemory) || left <= 0 || t.withdrawn.Load() {
+		if !errors.Is(err, cuda.OutOfMemory) || left <= 0 || t.Withdrawn() {
 			return bytes, err
 		}
 	}
@@ -193,7 +164,7 @@ func (t *task) resume(e *vmm.Engine, options vmm.Options) (uint64, error) {
 func (t *task) undo(e *vmm.Engine, options vmm.Options, tags []string) (bytes uint64, err error) {
 	did := func(failed error, tags ...string) {
 		if failed == nil {
-			t.resumed = append(t.resumed, tags...)
+			t.Resumed = append(t.Resumed, tags...)
 		} else if err == nil {
 			err = failed
 		}
@@ -252,16 +223,14 @@ func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 	return names
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
 // pause stops the program's threads meanwhile if it can; a forced pause goes on even if it cannot stop all. undo
 // resumes what the pause took.
 func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
-	request := &t.request
+	request := &t.Request
 	force := request.Force || bool(C.region_config.pause_force)
 	words := C.gate_unusable()
 	if words == nil {
-		how := gating{hold: request.Hold, force: force, idle: seconds(request.IdleSeconds())}
+		how := gating{hold: request.Hold, force: force, idle: control.Seconds(request.IdleSeconds())}
 		if request.Everything || request.NCCL != nil {
 			t.nccl.together = request.NCCL
 			how.nccl = &t.nccl
@@ -269,8 +238,8 @@ func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uin
 		if request.Everything {
 			how.undo = undo
 		}
-		bytes, err := pauseGated(e, options, seconds(request.TimeoutSeconds()), how)
-		t.held = err == nil && request.Hold
+		bytes, err := pauseGated(e, options, control.Seconds(request.TimeoutSeconds()), how)
+		t.Held = err == nil && request.Hold
 		return bytes, err
 	}
 	if request.Hold && force { // the caller knows that no thread need be stopped
@@ -293,52 +262,3 @@ const mustNotPoll = "everything of this process is paused while nothing holds it
 	"run such threads wait"
 
 var polling sync.Once
-
-// ask has another thread make the status. It reads the command anew, which the process may have changed (setproctitle).
-func (s *server) ask() {
-	state := control.ProcessState{PID: unix.Getpid(), Command: command()}
-	if s.running != nil {
-		state.Doing = s.running.request.Op
-	}
-	goruntime.Hand(func() { s.status.Store(statusOf(state)) })
-}
-
-// statusOf completes a status. It runs on another thread.
-func statusOf(state control.ProcessState) *control.Reply {
-	reply := control.Reply{OK: true}
-	err := goruntime.Run(func() (err error) {
-		askingDriver.RLock()
-		defer askingDriver.RUnlock()
-		if state.Gated = C.gate_unusable() == nil; state.Gated {
-			idle := idleFor().Seconds()
-			state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
-		}
-		state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
-		if e := engine.Load(); e != nil {
-			if err = goruntime.Room(); err == nil {
-				state.Stats, err = statsOf(e, C.control_environment.temporary)
-			}
-		}
-		var asked *cuda.Driver
-		if engine.Load() != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
-			asked = driver
-		}
-		state.Devices = account.Devices(asked)
-		state.Account = account.Of(asked, state.Devices)
-		if err == nil {
-			reply.Process, err = json.Marshal(state)
-		}
-		return err
-	})
-	if err != nil {
-		return &control.Reply{Code: cuda.Code(err), Error: err.Error()}
-	}
-	return &reply
-}
-
-func command() string {
-	text, _ := os.ReadFile("/proc/thread-self/cmdline")
-	text = text[:min(len(text), commandMost)]
-	arguments := strings.ReplaceAll(strings.TrimRight(string(text), "\x00"), "\x00", " ")
-	return strings.ToValidUTF8(arguments, "\uFFFD")
-}

@@ -66,7 +66,7 @@ instrumented_tests() {
 ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:use_sigaltstack=0" ./internal/cudasim
 	# What has threads of its own. The soak has all packages.
 	go test -vet=off -count=1 -short -race -timeout 30m ./vmm ./vmm/backup/... ./vmm/reclaim ./vmm/pool/bfc ./vmm/pool/lifetime \
-		./vmm/pool/program ./vmm/pool/torch ./internal/control/client ./internal/top
+		./vmm/pool/program ./vmm/pool/torch ./internal/control/client ./internal/control/server ./internal/top
 }
 
 mkdir -p build/test

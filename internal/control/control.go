@@ -1,5 +1,5 @@
 // Package control is the protocol between a process that can be steered from outside and its clients, over a
-// Unix socket: a line of JSON for each request, and one for each reply. preload/control.go answers, package client
+// Unix socket: a line of JSON for each request, and one for each reply. Package server answers, package client
 // asks. Nothing here waits, or keeps a descriptor.
 //
 // A client has one request that changes something on its way at a time; status and cancel may come meanwhile. What
@@ -357,6 +357,9 @@ func (r *Request) IdleSeconds() float64 {
 	}
 	return *r.Idle
 }
+
+// Seconds returns a time that a request has.
+func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // Line returns a request or reply as it is sent.
 func Line(message any) []byte {

@@ -144,7 +144,7 @@ enum {
 	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };
 HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
-HIDDEN bool threads_reserve_control(void); /* and those for control.go; stays so */
+HIDDEN bool threads_reserve_control(void); /* and those for the control socket; stays so */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
 HIDDEN void threads_run(void *(*run)(void *), void *argument);

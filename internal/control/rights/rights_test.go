@@ -9,8 +9,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process with two tags, and three clients of it that do all they can in any order, as preload/server.go has them: one
-// request at a time is carried out, and clients keep and vanish meanwhile. Every state that can be reached is looked at.
+// A process with two tags, and three clients of it that do all they can in any order, as package server has them: one
+// request at a time is carried out, and clients keep and vanish meanwhile. Every state that can be reached is looked
+// at.
 
 const (
 	clients = 3
@@ -94,8 +95,8 @@ func (s set) in(order [clients]int) (other set) {
 	return other
 }
 
-// key is the same for states that differ in nothing but who is which client. Who holds and aligns is in both halves: see
-// wrong.
+// key is the same for states that differ in nothing but who is which client. Who holds and aligns is in both halves:
+// see wrong.
 func (s *state) key() uint64 {
 	least := ^uint64(0)
 	for _, order := range orders {
@@ -193,7 +194,9 @@ func (s *state) steps() (found []*state, moves []move) {
 	for t := range tags {
 		if s.paused[t] {
 			// Nobody is told: a client goes on to want what it has paused.
-			add(move{client: -1, what: "the program resumes " + tagNames[t]}, func(n *state) { n.paused[t], n.kept[t] = false, false })
+			add(move{client: -1, what: "the program resumes " + tagNames[t]}, func(n *state) {
+				n.paused[t], n.kept[t] = false, false
+			})
 		}
 	}
 	if s.running.op != "" {
@@ -300,7 +303,8 @@ func (s *state) endings(add func(move, func(*state))) {
 			for t := range tags {
 				if covers(r.tag, t) && ok && r.keep {
 					n.kept[t], n.wants[t] = true, 0
-				} else if covers(r.tag, t) && !n.kept[t] && (ok || slices.Contains(took, tagNames[t])) && r.client >= 0 {
+				} else if covers(r.tag, t) && !n.kept[t] && r.client >= 0 &&
+					(ok || slices.Contains(took, tagNames[t])) {
 					n.wants[t] = n.wants[t].with(r.client)
 				}
 			}
@@ -321,12 +325,14 @@ func (s *state) endings(add func(move, func(*state))) {
 			if succeed&^s.running.undoes != 0 {
 				continue
 			}
-			done([]string{"does nothing", "does the first", "does the second", "does both"}[succeed], func(n *state, r request) {
+			words := []string{"does nothing", "does the first", "does the second", "does both"}
+			done(words[succeed], func(n *state, r request) {
 				for t := range tags {
 					if !succeed.has(t) {
 						continue
 					}
-					if others := n.wants[t]; n.paused[t] && r.client >= 0 && others.less(r.client) != 0 || n.paused[t] && r.client < 0 && others != 0 || n.kept[t] {
+					if others := n.wants[t]; n.paused[t] && r.client >= 0 && others.less(r.client) != 0 ||
+						n.paused[t] && r.client < 0 && others != 0 || n.kept[t] {
 						panic(fmt.Sprintf("tag %d is resumed, which others want paused: %+v", t, n.world))
 					}
 					n.resumed(t)

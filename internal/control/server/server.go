@@ -1,15 +1,21 @@
-package main
-
-/*
-#include "shim.h"
-*/
-import "C"
+// Package server answers at the control socket of a process; package control has the protocol. One thread serves all
+// clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). That thread
+// may not open descriptors for the process, as a call of the driver does, and no other thread can use its descriptors.
+// So it hands what takes time to other threads of the process, and looks until that is done.
+//
+// The loop accepts clients, reads their requests, gives work to other threads, answers, and lets clients go. Package
+// rights says what the process takes back when one goes.
+package server
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -17,30 +23,110 @@ import (
 
 	"tms/internal/control"
 	"tms/internal/control/rights"
-	"tms/preload/goruntime"
-	"tms/preload/record"
+	"tms/internal/guard"
 	"tms/vmm/cuda"
 	"tms/vmm/stats"
 )
+
+// RetryEvery is how often the server tries to resume what a client that has gone left paused.
+const RetryEvery = 500 * time.Millisecond
 
 const (
 	clientPatience = 5 * time.Second  // with a client that neither ends its line nor reads its reply
 	firstGlance    = time.Millisecond // between looks whether another thread is done; then a 32nd of its time
 	lastGlance     = 20 * time.Millisecond
-	retryEvery     = 500 * time.Millisecond // of what a client that has gone left to be resumed
 	backOff        = 100 * time.Millisecond // when the kernel has no room
 	gateGlance     = 50 * time.Millisecond  // between looks whether a thread waits at the gate, for a client
+	commandMost    = 512                    // bytes of the command that a status has
 )
 
-// server is what the thread knows. Other threads reach the last four alone.
-type server struct {
+// Process is what the server steers. The methods up to Returned are called on any thread. The socket's thread calls the
+// others, and Returned, which wait for nothing.
+type Process interface {
+	// Reserve makes the threads that the server needs, or refuses.
+	Reserve() error
+	// OwnTable gives the calling thread a descriptor table of its own, with nothing in it, or refuses.
+	OwnTable() error
+	// Directories returns XDG_RUNTIME_DIR and TMPDIR.
+	Directories() (runtime, temporary string)
+	// Perform carries out a task. What it notes in the outcome counts even if it fails or panics.
+	Perform(*Task, *Outcome) error
+	// LetGo ends one hold.
+	LetGo()
+	// State completes what the process says of itself. It waits for no pause.
+	State(*control.ProcessState) error
+	// Lend returns a descriptor of memory, which the caller closes, and the reply that goes with it. It waits for no
+	// pause.
+	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
+	// Returned notes that an importer does not have memory any more.
+	Returned(share uint64, by Importer)
+
+	// Hand has another thread, with the descriptors of the process, do work and then call done with its error. A panic
+	// is an error, too.
+	Hand(work func() error, done func(error))
+	// Log writes a line on the host's stderr, from another thread, for descriptor 2 is another on this one.
+	Log(error)
+	// Bound notes the socket's file, which the process removes at its end.
+	Bound(path string, device, inode uint64)
+	// SetPending notes whether a client is pausing everything.
+	SetPending(bool)
+	// Awaited reports whether a thread waits at the gate, or the gate is open.
+	Awaited() bool
+	// Unalign ends what an align began.
+	Unalign()
+	// EndRecording ends a client's recording, if it still runs.
+	EndRecording(which int)
+}
+
+// Task is a request that changes something, for Process.Perform.
+type Task struct {
+	Request   control.Request
+	Tag       *string  // nil: all
+	Due       []string // what an undo resumes, the rest first
+	Recording int      // which one a record ends
+
+	withdrawn atomic.Bool
+	client    *connection // nil: it has gone
+	lets      bool        // it ends a hold
+}
+
+// Withdrawn reports whether a wait for memory, or for other ranks, must end.
+func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
+
+// settles reports whether the task decides itself whether everything is pending, so that nobody else may meanwhile.
+func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }
+
+// Outcome is what a task has done.
+type Outcome struct {
+	Reply     control.Reply
+	Held      bool     // it began a hold
+	Took      []string // tags that a pause took something of
+	Resumed   []string // tags that an undo has resumed
+	Recording int      // which one a record began
+}
+
+// Importer is another process that has memory of this one open.
+type Importer struct {
+	PID    int
+	Start  uint64
+	Number uint64 // which of its imports
+}
+
+// Server serves one process. Other threads reach the fields from starting to listens, and done to unlent.
+type Server struct {
+	process Process
+
+	starting sync.Mutex
+	asked    chan chan error // the thread waits here until it is to listen; nil: there is none
+	listens  bool
+
 	socket  int
 	path    string // of the socket
 	made    unix.Stat_t
 	looked  time.Time // whether it is still there
 	clients []*connection
-	queue   []*task
-	running *task
+	queue   []*Task
+	running *Task
 	asking  bool      // a status is being read
 	handed  time.Time // when work was last given to another thread
 	rights  rights.Rights[*connection]
@@ -50,12 +136,16 @@ type server struct {
 	glanced time.Time // at the gate
 	lends   []*lend   // that are asked for
 	lending *lend     // that another thread is at
+	numbers uint64    // of lends so far
 
-	done   atomic.Pointer[control.Reply] // of running
+	done   atomic.Pointer[Outcome] // of running
 	status atomic.Pointer[control.Reply]
 	lent   atomic.Pointer[control.Reply] // of lending, which goes with the descriptor
 	unlent atomic.Pointer[control.Reply] // of lending, without a descriptor
 }
+
+// New returns the server of a process, which does not listen yet.
+func New(process Process) *Server { return &Server{process: process, socket: -1} }
 
 // connection is one client.
 type connection struct {
@@ -71,7 +161,7 @@ type connection struct {
 	ended      bool // it sends no more
 	closing    bool // it is let go when it has read its reply
 	gone       bool
-	task       *task
+	task       *Task
 	status     uint8 // one of the below
 	statusID   uint64
 	awaits     time.Time     // of gateAwaited: how long
@@ -89,7 +179,7 @@ const (
 )
 
 // loop serves until an unexpected error, and keeps the server's state then.
-func (s *server) loop() error {
+func (s *Server) loop() error {
 	events := make([]unix.PollFd, 0, control.MaxClients+1)
 	for {
 		now := time.Now()
@@ -140,7 +230,7 @@ func (s *server) loop() error {
 }
 
 // timeout returns how long to wait for something to happen, in milliseconds.
-func (s *server) timeout(now time.Time) int {
+func (s *Server) timeout(now time.Time) int {
 	if s.running != nil || s.asking || s.lending != nil {
 		return int(max(firstGlance, min(now.Sub(s.handed)/32, lastGlance)).Milliseconds())
 	}
@@ -160,7 +250,7 @@ func (s *server) timeout(now time.Time) int {
 		until(s.retryAt)
 	}
 	for _, c := range s.clients {
-		if s.ready(c) {
+		if c.gone || s.ready(c) {
 			return 0
 		}
 		if c.status == gateAwaited {
@@ -185,7 +275,7 @@ func (c *connection) reads() bool {
 }
 
 // ready reports whether the client already has work for the server.
-func (s *server) ready(c *connection) bool {
+func (s *Server) ready(c *connection) bool {
 	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
 		return false
 	}
@@ -209,7 +299,7 @@ func (c *connection) read() {
 }
 
 // hear acts on the lines that a client has sent.
-func (s *server) hear(c *connection, now time.Time) {
+func (s *Server) hear(c *connection, now time.Time) {
 	for !c.gone && !c.closing && c.status == noStatus && len(c.out) == 0 {
 		line, rest, whole := bytes.Cut(c.in, []byte{'\n'})
 		if len(line) > control.MaxLine {
@@ -235,10 +325,10 @@ func (s *server) hear(c *connection, now time.Time) {
 }
 
 // keeps reports whether something lasts as long as the client, even one that sends nothing more.
-func (s *server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
+func (s *Server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
 
 // expire gives up a client that takes too long.
-func (s *server) expire(c *connection, now time.Time) {
+func (s *Server) expire(c *connection, now time.Time) {
 	if len(c.out) > 0 && now.Sub(c.written) > clientPatience {
 		c.gone = true
 	}
@@ -253,7 +343,7 @@ func (s *server) expire(c *connection, now time.Time) {
 }
 
 // leases reports whether a client must let itself be heard: not while it waits for an answer.
-func (s *server) leases(c *connection) bool {
+func (s *Server) leases(c *connection) bool {
 	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 &&
 		s.rights.Holds(c)
 }
@@ -261,7 +351,7 @@ func (s *server) leases(c *connection) bool {
 var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
 
 // seats reports whether one more client can have all that is asked for.
-func (s *server) seats() bool {
+func (s *Server) seats() bool {
 	taken := 0
 	for _, c := range s.clients {
 		if c.seated {
@@ -305,7 +395,7 @@ func (c *connection) write(now time.Time) {
 }
 
 // accept takes new clients: those of the same user, and root.
-func (s *server) accept(now time.Time) {
+func (s *Server) accept(now time.Time) {
 	for {
 		descriptor, _, err := unix.Accept4(s.socket, unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK)
 		if err != nil {
@@ -335,86 +425,97 @@ func (s *server) accept(now time.Time) {
 }
 
 // request does what a line asks for, or puts it in the queue.
-func (s *server) request(c *connection, line []byte) {
+func (s *Server) request(c *connection, line []byte) {
 	r, err := control.ParseRequest(line)
 	if err != nil {
 		c.refuse(r.ID, err)
 		return
 	}
-	if sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand; !c.seated && !sharing {
-		if c.seated = s.seats(); !c.seated {
-			c.fail(errCrowded)
-			return
-		}
+	sharing := r.Op == control.Lend || r.Op == control.Returned || r.Op == control.Hand
+	if c.seated = c.seated || !sharing && s.seats(); !c.seated && !sharing {
+		c.fail(errCrowded)
+		return
 	}
-	switch r.Op {
-	case control.Status:
-		c.status, c.statusID = statusWanted, r.ID
-	case control.Await:
-		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(seconds(r.Wait))
-	case control.Cancel:
-		s.cancel(c, r.ID)
-	case control.Lend:
-		s.lend(c, r)
-	case control.Returned:
-		returned(c, r)
-	case control.Hand:
-		s.take(c, r)
-	default:
-		if c.task != nil {
-			c.refuse(r.ID, fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.request.Op))
-			return
-		}
-		if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
-			c.refuse(r.ID, errors.New("a client has one recording at a time, which it ends by a record without a file"))
-			return
-		}
-		if r.Op == control.Align && !s.rights.Align(c) {
-			c.refuse(r.ID, errors.New("another client aligns the process with others"))
-			return
-		}
-		if r.Lease > 0 {
-			c.lease = seconds(r.Lease)
-		}
-		if r.Op == control.Keep {
-			s.release(s.rights.Keep(c))
-			s.settle()
-			c.answer(control.Reply{ID: r.ID, OK: true})
-			return
-		}
-		c.task = &task{client: c, request: r, recording: c.recording}
-		if r.Tag != nil {
-			name := stats.TagName(*r.Tag)
-			c.task.tag = &name
-		}
-		s.queue = append(s.queue, c.task)
+	err = guard.Call(func() error { return s.act(c, r) })
+	if panicked := (*guard.Panic)(nil); errors.As(err, &panicked) {
+		s.process.Log(err)
+		c.answer(*failed(&control.Reply{ID: r.ID}, err))
+	} else if err != nil {
+		c.refuse(r.ID, err)
 	}
 }
 
-func (s *server) cancel(c *connection, id uint64) {
+// act answers, now or when what the request asks for is done. Errors: a refusal, in words.
+func (s *Server) act(c *connection, r control.Request) error {
+	switch r.Op {
+	case control.Status:
+		c.status, c.statusID = statusWanted, r.ID
+		return nil
+	case control.Await:
+		c.status, c.statusID, c.awaits = gateAwaited, r.ID, time.Now().Add(control.Seconds(r.Wait))
+		return nil
+	case control.Cancel:
+		return s.cancel(c, r.ID)
+	case control.Lend:
+		return s.lend(c, r)
+	case control.Returned:
+		s.process.Returned(r.Share, Importer{PID: c.pid, Number: r.Import})
+		c.answer(control.Reply{ID: r.ID, OK: true})
+		return nil
+	case control.Hand:
+		return s.take(c, r)
+	}
+	if c.task != nil {
+		return fmt.Errorf("the %s before is not done yet; send cancel to withdraw it", c.task.Request.Op)
+	}
+	if r.Op == control.Record && (r.File == "") != (c.recording > 0) {
+		return errors.New("a client has one recording at a time, which it ends by a record without a file")
+	}
+	if r.Op == control.Align && !s.rights.Align(c) {
+		return errors.New("another client aligns the process with others")
+	}
+	if r.Lease > 0 {
+		c.lease = control.Seconds(r.Lease)
+	}
+	if r.Op == control.Keep {
+		s.release(s.rights.Keep(c))
+		s.settle()
+		c.answer(control.Reply{ID: r.ID, OK: true})
+		return nil
+	}
+	c.task = &Task{client: c, Request: r, Recording: c.recording}
+	if r.Tag != nil {
+		name := stats.TagName(*r.Tag)
+		c.task.Tag = &name
+	}
+	s.queue = append(s.queue, c.task)
+	return nil
+}
+
+func (s *Server) cancel(c *connection, id uint64) error {
 	switch {
 	case c.task == nil:
-		c.refuse(id, errors.New("there is nothing to withdraw"))
+		return errors.New("there is nothing to withdraw")
 	case c.task != s.running:
 		s.withdraw(c)
-		c.answer(control.Reply{ID: id, OK: true})
-	case c.task.request.Op == control.Resume && c.task.request.Wait > 0:
+	case c.task.Request.Op == control.Resume && c.task.Request.Wait > 0:
 		c.task.withdrawn.Store(true)
-		c.answer(control.Reply{ID: id, OK: true})
 	default:
-		c.refuse(id, fmt.Errorf("the %s has begun and is carried through", c.task.request.Op))
+		return fmt.Errorf("the %s has begun and is carried through", c.task.Request.Op)
 	}
+	c.answer(control.Reply{ID: id, OK: true})
+	return nil
 }
 
 // glance answers the clients that wait until a thread waits at the gate. It looks, because threads that told would pay
 // for it at every call.
-func (s *server) glance(now time.Time) {
+func (s *Server) glance(now time.Time) {
 	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients,
 		func(c *connection) bool { return c.status == gateAwaited }) {
 		return
 	}
 	s.glanced = now
-	come := !bool(C.gate_is_shut()) || bool(C.gate_is_waited_for())
+	come := s.process.Awaited()
 	for _, c := range s.clients {
 		if c.status != gateAwaited {
 			continue
@@ -430,19 +531,19 @@ func (s *server) glance(now time.Time) {
 }
 
 // withdraw takes a client's request out of the queue.
-func (s *server) withdraw(c *connection) {
-	s.queue = slices.DeleteFunc(s.queue, func(t *task) bool { return t == c.task })
-	c.refuse(c.task.request.ID, errors.New("withdrawn before it began; nothing has changed"))
+func (s *Server) withdraw(c *connection) {
+	s.queue = slices.DeleteFunc(s.queue, func(t *Task) bool { return t == c.task })
+	c.refuse(c.task.Request.ID, errors.New("withdrawn before it began; nothing has changed"))
 	c.task = nil
 }
 
 // release takes back at once what nobody is responsible for any more.
-func (s *server) release(r rights.Released) {
+func (s *Server) release(r rights.Released) {
 	if r.Hold {
-		goruntime.Hand(letGo)
+		s.process.Hand(func() error { s.process.LetGo(); return nil }, func(error) {})
 	}
-	if r.Align && (s.running == nil || s.running.request.Op != control.Align) { // else when it is done
-		C.nccl_release()
+	if r.Align && (s.running == nil || s.running.Request.Op != control.Align) { // else when it is done
+		s.process.Unalign()
 	}
 	if len(r.Due) > 0 {
 		s.retryAt, s.retried = time.Time{}, false
@@ -450,7 +551,7 @@ func (s *server) release(r rights.Released) {
 }
 
 // leave forgets the clients that have gone.
-func (s *server) leave() {
+func (s *Server) leave() {
 	for i := 0; i < len(s.clients); {
 		c := s.clients[i]
 		if !c.gone {
@@ -463,14 +564,14 @@ func (s *server) leave() {
 		if c.task != nil && c.task == s.running {
 			c.task.client = nil
 			c.task.withdrawn.Store(true)
-		} else if c.task != nil && c.task.request.NCCL.Wait() > 0 { // other ranks wait for this one: undo it later
+		} else if c.task != nil && c.task.Request.NCCL.Wait() > 0 { // other ranks wait for this one: undo it later
 			c.task.lets, c.task.client = s.rights.Pauses(c), nil
 			c.task.withdrawn.Store(true)
 		} else if c.task != nil {
 			s.withdraw(c)
 		}
 		if c.recording > 0 {
-			record.Abandon(c.recording)
+			s.process.EndRecording(c.recording)
 		}
 		s.release(s.rights.Leave(c))
 		s.settle()
@@ -478,52 +579,101 @@ func (s *server) leave() {
 }
 
 // settle shows other threads whether a client is pausing everything.
-func (s *server) settle() {
-	if s.running == nil || !s.running.request.Everything { // else when that is done
-		C.everything_set_pending(C.bool(s.rights.Pending(rights.Rest)))
+func (s *Server) settle() {
+	if s.running == nil || !s.running.settles() { // else when that is done
+		s.process.SetPending(s.rights.Pending(rights.Rest))
 	}
 }
 
-// begin hands work to other threads, which have the process's descriptors.
-func (s *server) begin(now time.Time) {
-	if !s.asking {
-		for _, c := range s.clients {
-			if c.status == statusWanted {
-				c.status, s.asking = statusAsked, true
-			}
-		}
-		if s.asking {
-			s.handed = now
-			s.ask()
-		}
+// begin hands work to other threads.
+func (s *Server) begin(now time.Time) {
+	if !s.asking && slices.ContainsFunc(s.clients, func(c *connection) bool { return c.status == statusWanted }) {
+		s.ask(now)
 	}
 	s.beginLend(now)
 	if s.running != nil {
 		return
 	}
+	var t *Task
 	if len(s.queue) > 0 {
-		s.running = s.queue[0]
+		t = s.queue[0]
 		s.queue = slices.Delete(s.queue, 0, 1)
 	} else if due := s.rights.Due(); len(due) > 0 && !now.Before(s.retryAt) {
-		s.running = &task{request: control.Request{Op: control.Undo}, tags: due}
-		s.running.withdrawn.Store(true)
+		t = &Task{Request: control.Request{Op: control.Undo}, Due: due}
+		t.withdrawn.Store(true)
 	} else {
 		return
 	}
-	t := s.running
-	if t.request.Op == control.Pause && !t.request.Hold {
+	if t.Request.Op == control.Pause && !t.Request.Hold {
 		t.lets = t.lets || s.rights.Pauses(t.client)
-	} else if t.request.Op == control.Undo && t.client != nil {
+	} else if t.Request.Op == control.Undo && t.client != nil {
 		released := s.rights.Undo(t.client)
-		t.lets, t.tags = released.Hold, released.Due
+		t.lets, t.Due = released.Hold, released.Due
 		s.release(rights.Released{Align: released.Align})
 	}
-	s.handed = now
-	goruntime.Hand(func() { s.done.Store(t.perform()) })
+	s.running, s.handed = t, now
+	outcome := &Outcome{}
+	s.process.Hand(func() error { return s.perform(t, outcome) }, func(err error) {
+		outcome.Reply.Seconds = time.Since(now).Seconds()
+		if outcome.Reply.OK = err == nil; !outcome.Reply.OK {
+			failed(&outcome.Reply, err)
+		}
+		s.done.Store(outcome)
+	})
+}
+
+// perform carries out a task on another thread.
+func (s *Server) perform(t *Task, outcome *Outcome) error {
+	if t.lets && t.Request.Op == control.Undo {
+		s.process.LetGo()
+	} else if t.lets {
+		defer s.process.LetGo() // the pause itself stops the threads meanwhile
+	}
+	return s.process.Perform(t, outcome)
+}
+
+// failed makes a reply one of a failure.
+func failed(reply *control.Reply, err error) *control.Reply {
+	reply.OK, reply.Code, reply.Error = false, cuda.Code(err), err.Error()
+	return reply
+}
+
+// ask has another thread make the status for all that want it.
+func (s *Server) ask(now time.Time) {
+	state := &control.ProcessState{PID: unix.Getpid(), Command: command()}
+	if s.running != nil {
+		state.Doing = s.running.Request.Op
+	}
+	for _, c := range s.clients {
+		if c.status == statusWanted {
+			c.status = statusAsked
+		}
+	}
+	s.asking, s.handed = true, now
+	reply := &control.Reply{OK: true}
+	s.process.Hand(func() (err error) {
+		if err = s.process.State(state); err == nil {
+			reply.Process, err = json.Marshal(state)
+		}
+		return err
+	}, func(err error) {
+		if err != nil {
+			failed(reply, err)
+		}
+		s.status.Store(reply)
+	})
+}
+
+// command reads it anew, for the process may have changed it (setproctitle).
+func command() string {
+	text, _ := os.ReadFile("/proc/thread-self/cmdline")
+	text = text[:min(len(text), commandMost)]
+	arguments := strings.ReplaceAll(strings.TrimRight(string(text), "\x00"), "\x00", " ")
+	return strings.ToValidUTF8(arguments, "\uFFFD")
 }
 
 // collect takes what other threads have done.
-func (s *server) collect() {
+func (s *Server) collect() {
 	if reply := s.status.Swap(nil); reply != nil {
 		s.asking = false
 		for _, c := range s.clients {
@@ -537,48 +687,47 @@ func (s *server) collect() {
 	if reply := s.unlent.Swap(nil); reply != nil {
 		s.answerLend(reply, -1)
 	}
-	reply := s.done.Swap(nil)
-	if reply == nil {
+	outcome := s.done.Swap(nil)
+	if outcome == nil {
 		return
 	}
-	t := s.running
+	t, reply := s.running, &outcome.Reply
 	s.running = nil
-	switch op := t.request.Op; {
-	case op == control.Record && t.client != nil && (reply.OK || t.request.File == ""):
-		t.client.recording = t.recording
-	case op == control.Record && t.client == nil && t.recording > 0:
-		record.Abandon(t.recording)
+	switch op := t.Request.Op; {
+	case op == control.Record && t.client != nil && (reply.OK || t.Request.File == ""):
+		t.client.recording = outcome.Recording
+	case op == control.Record && t.client == nil && outcome.Recording > 0:
+		s.process.EndRecording(outcome.Recording)
 	case op == control.Align && t.client == nil:
 		s.release(rights.Released{Align: true})
-	case t.held:
+	case outcome.Held:
 		s.release(rights.Released{Hold: !s.rights.Held(t.client)})
 	case op == control.Pause:
-		s.rights.Took(t.client, t.tags)
+		s.rights.Took(t.client, outcome.Took)
 		if reply.OK {
-			s.rights.Paused(t.client, t.request.Keep, t.tag)
+			s.rights.Paused(t.client, t.Request.Keep, t.Tag)
 		}
 		if t.client == nil {
-			s.release(rights.Released{Due: t.tags})
+			s.release(rights.Released{Due: outcome.Took})
 		}
 	case op == control.Resume && reply.OK:
-		s.rights.Resumed(t.tag)
+		s.rights.Resumed(t.Tag)
 	case op == control.Undo:
-		for _, tag := range t.resumed {
+		for _, tag := range outcome.Resumed {
 			s.rights.Resumed(&tag)
 		}
 		if t.client == nil && !reply.OK {
 			if !s.retried {
-				// On another thread: descriptor 2 is another here.
-				go goruntime.Log("the client that paused this process has gone, and the process cannot be resumed " +
-					"yet: " + reply.Error)
+				s.process.Log(errors.New("the client that paused this process has gone, and the process cannot be " +
+					"resumed yet: " + reply.Error))
 			}
-			s.retried, s.retryAt = true, time.Now().Add(retryEvery)
+			s.retried, s.retryAt = true, time.Now().Add(RetryEvery)
 		}
 	}
 	s.settle()
 	if t.client != nil {
 		t.client.task = nil
-		reply.ID = t.request.ID
+		reply.ID = t.Request.ID
 		t.client.answer(*reply)
 	}
 }

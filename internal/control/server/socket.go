@@ -1,128 +1,64 @@
-package main
-
-/*
-#include "shim.h"
-#include "region.h"
-*/
-import "C"
+package server
 
 import (
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
-	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"tms/internal/control"
 	"tms/internal/guard"
-	"tms/preload/goruntime"
 	"tms/vmm/cuda"
 )
 
-// The socket by which others steer this process; internal/control has the protocol. One thread serves it, with a
-// descriptor table of its own (docs/rationale.md, "Control"). That thread may not open descriptors for the process, as
-// a call of the driver does, and no other thread can use its descriptors. server.go has its work, task.go the work that
-// other threads do for it.
+// The socket's thread, and the socket's place in a directory.
 
-// listener is what starts the thread, once.
-var listener struct {
-	sync.Mutex
-	asked  chan chan error // the thread waits here until it is to listen; nil: there is none
-	listen bool
-}
-
-// tmsServe has the process listen, without waiting for that: a failure is a line on stderr.
-//
-//export tmsServe
-func tmsServe() {
-	go func() {
-		if err := goruntime.Run(serve); err != nil {
-			goruntime.Log(fmt.Sprintf("the process cannot be steered from outside: %v", err))
-		}
-	}()
-}
-
-// serve returns when the process listens. Errors: a refusal.
-func serve() error {
-	listener.Lock()
-	defer listener.Unlock()
-	if listener.listen {
+// Serve returns when the process listens. Errors: a refusal; a later call tries again.
+func (s *Server) Serve() error {
+	s.starting.Lock()
+	defer s.starting.Unlock()
+	if s.listens {
 		return nil
 	}
-	if listener.asked == nil {
-		if !C.threads_reserve_control() {
-			return cuda.Refuse(cuda.OperatingSystem, "it needs %d more threads, which the process cannot make; "+
-				"raise ulimit -u or the pids limit", C.THREADS_OF_CONTROL)
+	if s.asked == nil {
+		if err := s.process.Reserve(); err != nil {
+			return err
 		}
 		asked := make(chan chan error)
-		began := make(chan error)
-		go controlThread(began, asked)
+		began := make(chan error, 1)
+		s.process.Hand(func() error { return s.thread(began, asked) }, func(err error) { began <- err })
 		if err := <-began; err != nil {
 			return err
 		}
-		listener.asked = asked
+		s.asked = asked
 	}
 	answer := make(chan error)
-	listener.asked <- answer
+	s.asked <- answer
 	err := <-answer
-	listener.listen = err == nil
+	s.listens = err == nil
 	return err
 }
 
-// controlThread never returns once it has its own table: the thread would be used for other goroutines.
-func controlThread(began chan<- error, asked <-chan chan error) {
+// thread never returns once it has its own table: the thread would be used for other goroutines.
+func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 	runtime.LockOSThread()
-	goruntime.GrowStack()
-	if err := ownTable(); err != nil {
+	if err := s.process.OwnTable(); err != nil {
 		runtime.UnlockOSThread()
-		began <- err
-		return
+		return err
 	}
 	began <- nil
 	for answer := range asked {
-		s := server{socket: -1}
 		err := guard.Call(func() error { return s.listen(clientPatience) })
 		answer <- err
 		for err == nil {
-			err := guard.Call(s.loop)  // it ends by a panic alone
-			go goruntime.LogPanic(err) // descriptor 2 is another here
+			s.process.Log(guard.Call(s.loop)) // it ends by a panic alone
 			for _, c := range s.clients {
 				c.gone = true
 			}
 			time.Sleep(backOff)
-		}
-	}
-}
-
-// ownTable gives the calling thread a descriptor table of its own, with nothing in it. In the table of the process
-// nothing is closed, also not the locks on its files. (close_range, Linux 5.9; or unshare)
-// Errors: a refusal; the thread is as before.
-func ownTable() error {
-	err := unix.CloseRange(0, ^uint(0), unix.CLOSE_RANGE_UNSHARE)
-	if err == nil {
-		return nil
-	}
-	own := "/proc/thread-self/fd"
-	descriptors, unlisted := os.ReadDir(own)
-	if unlisted != nil {
-		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: "+
-			"%v)", err, own, unlisted)
-	}
-	if refused := unix.Unshare(unix.CLONE_FILES); refused != nil {
-		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own "+
-			"(close_range, of Linux 5.9: %v; unshare: %v)", err, refused)
-	}
-	if now, err := os.ReadDir(own); err == nil {
-		descriptors = now
-	}
-	for _, entry := range descriptors {
-		if descriptor, err := strconv.Atoi(entry.Name()); err == nil {
-			_ = unix.Close(descriptor)
 		}
 	}
 	return nil
@@ -130,11 +66,11 @@ func ownTable() error {
 
 // listen makes the socket, and waits so long for the lock of a directory. What another process of the same number has
 // left there is removed. (socket, bind, listen) Errors: a refusal.
-func (s *server) listen(patience time.Duration) error {
+func (s *Server) listen(patience time.Duration) error {
 	user := unix.Geteuid()
 	var refused []error
-	for _, directory := range control.Directories(C.GoString(C.control_environment.runtime_dir),
-		C.GoString(C.control_environment.temporary), user) {
+	runtimeDir, temporary := s.process.Directories()
+	for _, directory := range control.Directories(runtimeDir, temporary, user) {
 		err := control.MakeDirectory(directory, user)
 		if err == nil {
 			if err = s.bind(directory, patience); err == nil {
@@ -147,7 +83,7 @@ func (s *server) listen(patience time.Duration) error {
 }
 
 // bind makes the socket in a directory. It holds the directory's lock, so that no other process removes the socket.
-func (s *server) bind(directory string, patience time.Duration) error {
+func (s *Server) bind(directory string, patience time.Duration) error {
 	lock, err := lockDirectory(directory, patience)
 	if err != nil {
 		return err
@@ -178,7 +114,7 @@ func (s *server) bind(directory string, patience time.Duration) error {
 		return fmt.Errorf("%s cannot be bound: %w", path, err)
 	}
 	s.socket, s.path, s.made, s.looked = socket, path, made, time.Now()
-	C.control_bound(words(path), C.dev_t(made.Dev), C.ino_t(made.Ino))
+	s.process.Bound(path, made.Dev, made.Ino)
 	return nil
 }
 
@@ -207,4 +143,24 @@ func answered(address unix.Sockaddr) bool {
 	}
 	defer func() { _ = unix.Close(probe) }()
 	return !errors.Is(unix.Connect(probe, address), unix.ECONNREFUSED)
+}
+
+// look binds the socket again when nothing leads to it any more: $XDG_RUNTIME_DIR goes with the user's last login. It
+// waits for nothing; what cannot be done is tried again at the next look.
+func (s *Server) look(now time.Time) {
+	if now.Sub(s.looked) < control.Look {
+		return
+	}
+	s.looked = now
+	var found unix.Stat_t
+	switch err := unix.Lstat(s.path, &found); {
+	case err == nil && found.Dev == s.made.Dev && found.Ino == s.made.Ino:
+		return
+	case err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENOTDIR):
+		return // the process may not look there, and others may
+	}
+	s.accept(now) // clients that came before it was gone
+	if before := s.socket; s.listen(0) == nil {
+		_ = unix.Close(before)
+	}
 }

@@ -1,0 +1,194 @@
+package server
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/guard"
+	"tms/internal/process"
+	"tms/vmm/cuda"
+)
+
+// What the socket's thread does for other processes that have memory of this one open. The driver makes a descriptor of
+// memory in the process's table, where this thread's connections are not: so the thread that has it made sends it to
+// the process's own socket, and it goes on to the other process from there.
+
+// lend is a request for memory.
+type lend struct {
+	client *connection
+	id     uint64 // of the request
+	number uint64 // names the descriptor that is handed over
+	share  uint64
+	to     Importer
+	waits  bool // the client still does
+	passed int  // the descriptor, until it has been sent; -1: none
+}
+
+// lend queues a request for memory.
+func (s *Server) lend(c *connection, r control.Request) error {
+	if c.pid <= 0 {
+		return errors.New("the importer cannot be seen from this process: it is in another container")
+	}
+	start, _, err := process.Started(c.pid)
+	if err != nil {
+		return err
+	}
+	s.numbers++
+	c.status = lendAwaited
+	s.lends = append(s.lends, &lend{client: c, id: r.ID, number: s.numbers, share: r.Share,
+		to: Importer{PID: c.pid, Start: start, Number: r.Import}, waits: true, passed: -1})
+	return nil
+}
+
+// beginLend has another thread do the next request for memory.
+func (s *Server) beginLend(now time.Time) {
+	for s.lending == nil && len(s.lends) > 0 {
+		next := s.lends[0]
+		s.lends = s.lends[1:]
+		if !next.waits {
+			continue
+		}
+		s.lending, s.handed = next, now
+		number, share, to := next.number, next.share, next.to
+		var offered *control.Reply
+		s.process.Hand(func() error {
+			descriptor, reply, err := s.process.Lend(share, to)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = unix.Close(descriptor) }()
+			unix.CloseOnExec(descriptor)
+			reply.OK = true
+			offered = &reply
+			s.lent.Store(offered)
+			return s.passOver(number, descriptor)
+		}, func(err error) {
+			if err == nil || offered != nil && !s.lent.CompareAndSwap(offered, nil) {
+				return // the socket's thread took the reply, and answers, if late
+			}
+			if offered != nil {
+				s.giveUp(share, to)
+			}
+			s.unlent.Store(failed(&control.Reply{}, err))
+		})
+	}
+}
+
+// passOver sends a descriptor to the process's own socket, from another thread.
+func (s *Server) passOver(number uint64, descriptor int) error {
+	hand := control.Request{ID: number, Op: control.Hand}
+	reply, came, err := Ask(s.process.Directories, unix.Getpid(), hand, descriptor)
+	if came >= 0 {
+		_ = unix.Close(came)
+	}
+	if err == nil && !reply.OK {
+		err = errors.New(reply.Error)
+	}
+	return err
+}
+
+// take accepts the descriptor that the process has sent to itself.
+func (s *Server) take(c *connection, r control.Request) error {
+	var reply *control.Reply
+	l := s.lending
+	if c.pid == unix.Getpid() && l != nil && l.number == r.ID {
+		reply = s.lent.Swap(nil)
+	}
+	if reply == nil {
+		return errors.New("nothing was to be handed over")
+	}
+	passed := c.passed
+	if c.passed = -1; passed < 0 { // this thread's table is full, or the system's
+		reply = &control.Reply{Code: int(cuda.OperatingSystem), Error: "the process that has the memory has no " +
+			"room for a descriptor"}
+		s.giveUp(l.share, l.to)
+	}
+	s.answerLend(reply, passed)
+	c.answer(control.Reply{ID: r.ID, OK: true})
+	return nil
+}
+
+// answerLend ends the request that another thread was at; descriptor: -1: it was refused.
+func (s *Server) answerLend(reply *control.Reply, descriptor int) {
+	l := s.lending
+	s.lending = nil
+	if l.passed = descriptor; !l.waits {
+		s.drop(l)
+		return
+	}
+	l.client.lent, l.client.status = l, noStatus
+	reply.ID = l.id
+	l.client.answer(*reply)
+}
+
+// drop closes a descriptor that could not be sent, and has the process forget its importer.
+func (s *Server) drop(l *lend) {
+	if l.passed >= 0 {
+		_ = unix.Close(l.passed)
+		l.passed = -1
+		s.giveUp(l.share, l.to)
+	}
+}
+
+// giveUp has the process forget an importer. A panic of that keeps nobody from going on.
+func (s *Server) giveUp(share uint64, to Importer) {
+	if err := guard.Call(func() error { s.process.Returned(share, to); return nil }); err != nil {
+		s.process.Log(err)
+	}
+}
+
+// unlend gives up the requests of a client that has gone.
+func (s *Server) unlend(c *connection) {
+	if s.lending != nil && s.lending.client == c {
+		s.lending.waits = false
+	}
+	for _, l := range s.lends {
+		if l.client == c {
+			l.waits = false
+		}
+	}
+	if c.lent != nil {
+		s.drop(c.lent)
+	}
+	if c.passed >= 0 {
+		_ = unix.Close(c.passed)
+	}
+}
+
+// rights returns the descriptor that goes with the next bytes, as a control message.
+func (c *connection) rights() []byte {
+	if c.lent == nil || c.lent.passed < 0 {
+		return nil
+	}
+	return unix.UnixRights(c.lent.passed)
+}
+
+// sent closes the descriptor once the kernel has it.
+func (c *connection) sent() {
+	if c.lent != nil && c.lent.passed >= 0 {
+		_ = unix.Close(c.lent.passed)
+	}
+	c.lent = nil
+}
+
+// receive reads what a client has sent; of the process itself, with a descriptor.
+func (c *connection) receive(buffer []byte) (int, error) {
+	if c.pid != unix.Getpid() {
+		return unix.Read(c.descriptor, buffer)
+	}
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, m, _, _, err := unix.Recvmsg(c.descriptor, buffer, rights, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return n, err
+	}
+	if descriptor, err := rightsIn(rights[:m]); err == nil && descriptor >= 0 {
+		if c.passed >= 0 {
+			_ = unix.Close(c.passed)
+		}
+		c.passed = descriptor
+	}
+	return n, nil
+}

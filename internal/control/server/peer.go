@@ -1,0 +1,175 @@
+package server
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/vmm/cuda"
+)
+
+// How a process asks another one of its user, or sends itself a descriptor; directories is its Process.Directories.
+
+// Directories returns XDG_RUNTIME_DIR and TMPDIR, as the process has them.
+type Directories = func() (runtime, temporary string)
+
+// answerWithin is how long another process may take to answer.
+const answerWithin = 5 * time.Second
+
+// Ask sends a request, with a descriptor unless that is -1, and returns the reply and the descriptor that came, or -1.
+func Ask(directories Directories, pid int, r control.Request,
+	descriptor int) (reply control.Reply, came int, err error) {
+	socket, err := dial(directories, pid)
+	if err != nil {
+		return reply, -1, err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	var rights []byte
+	if descriptor >= 0 {
+		rights = unix.UnixRights(descriptor)
+	}
+	if err = send(socket, r, rights, 0); err != nil {
+		return reply, -1, err
+	}
+	return receive(socket) // a connection that ends before it is read is given up
+}
+
+// Tell sends a request without waiting, also not for an answer.
+func Tell(directories Directories, pid int, r control.Request) error {
+	socket, err := find(directories, pid, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = unix.Close(socket) }()
+	return send(socket, r, nil, unix.MSG_DONTWAIT)
+}
+
+func send(socket int, r control.Request, rights []byte, flags int) error {
+	r.Version = control.Version
+	line := control.Line(r)
+	return again(func() error { return unix.Sendmsg(socket, line, rights, nil, unix.MSG_NOSIGNAL|flags) })
+}
+
+// receive reads a reply and the descriptor that comes with it.
+func receive(socket int) (reply control.Reply, descriptor int, err error) {
+	descriptor = -1
+	var line []byte
+	buffer, rights := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
+	for len(line) == 0 || line[len(line)-1] != '\n' {
+		var n, m int
+		if err := again(func() (err error) {
+			n, m, _, _, err = unix.Recvmsg(socket, buffer, rights, unix.MSG_CMSG_CLOEXEC)
+			return err
+		}); err != nil {
+			return reply, descriptor, err
+		}
+		if n == 0 || len(line) > control.MaxLine {
+			return reply, descriptor, errors.New("its answer has no end")
+		}
+		if passed, err := rightsIn(rights[:m]); err == nil && passed >= 0 {
+			descriptor = passed
+		}
+		line = append(line, buffer[:n]...)
+	}
+	return reply, descriptor, json.Unmarshal(bytes.TrimSpace(line), &reply)
+}
+
+// dial connects to the control socket of a process of this user. It waits for a process that replaces its socket.
+func dial(directories Directories, pid int) (socket int, err error) {
+	socket, err = find(directories, pid, answerWithin)
+	until := time.Now().Add(control.LookFor)
+	for missed := 0; err != nil && missed < 2 && time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
+		if missed++; control.Lost(pid) {
+			missed = 0
+		}
+		socket, err = find(directories, pid, answerWithin)
+	}
+	return socket, err
+}
+
+// find connects to the control socket of a process, whichever directory has it. It waits up to patience for the process
+// to accept, and later sends and receives wait no longer; 0: none waits.
+func find(directories Directories, pid int, patience time.Duration) (socket int, err error) {
+	user := unix.Geteuid()
+	err = fs.ErrNotExist
+	runtimeDir, temporary := directories()
+	for _, directory := range control.AllDirectories(runtimeDir, temporary, user) {
+		if control.CheckDirectory(directory, user) != nil {
+			continue
+		}
+		var found int
+		if found, err = connect(directory, pid, patience); err != nil {
+			continue
+		}
+		peer, err := unix.GetsockoptUcred(found, unix.SOL_SOCKET, unix.SO_PEERCRED)
+		if err == nil && int(peer.Uid) == user && int(peer.Pid) == pid {
+			return found, nil
+		}
+		_ = unix.Close(found)
+	}
+	return -1, cuda.Refuse(cuda.NotSupported, "process %d has no control socket that could be found (%v): it must be "+
+		"of the same user and container, and have the same XDG_RUNTIME_DIR and TMPDIR", pid, err)
+}
+
+func connect(directory string, pid int, patience time.Duration) (int, error) {
+	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	defer func() { _ = unix.Close(descriptor) }()
+	kind := unix.SOCK_STREAM | unix.SOCK_CLOEXEC
+	if patience == 0 {
+		kind |= unix.SOCK_NONBLOCK
+	}
+	socket, err := unix.Socket(unix.AF_UNIX, kind, 0)
+	if err != nil {
+		return -1, err
+	}
+	limit := unix.NsecToTimeval(patience.Nanoseconds())
+	for _, which := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err == nil {
+			err = unix.SetsockoptTimeval(socket, unix.SOL_SOCKET, which, &limit)
+		}
+	}
+	address := &unix.SockaddrUnix{Name: control.Address(directory, descriptor, pid)}
+	for start := time.Now(); err == nil; time.Sleep(time.Millisecond) {
+		err = again(func() error { return unix.Connect(socket, address) })
+		if !errors.Is(err, unix.EAGAIN) || time.Since(start) >= patience { // EAGAIN: too many at once
+			break
+		}
+		err = nil
+	}
+	if err != nil {
+		_ = unix.Close(socket)
+		return -1, err
+	}
+	return socket, nil
+}
+
+// again makes a system call until no signal interrupts it.
+func again(call func() error) error {
+	for {
+		if err := call(); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// rightsIn is the descriptor that came with a message; -1: none did.
+func rightsIn(rights []byte) (int, error) {
+	messages, err := unix.ParseSocketControlMessage(rights)
+	if err != nil || len(messages) == 0 {
+		return -1, err
+	}
+	descriptors, err := unix.ParseUnixRights(&messages[0])
+	if err != nil || len(descriptors) != 1 {
+		return -1, fmt.Errorf("%d descriptors: %w", len(descriptors), err)
+	}
+	return descriptors[0], nil
+}

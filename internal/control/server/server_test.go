@@ -1,0 +1,386 @@
+package server_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/client"
+	"tms/internal/control/rights"
+	"tms/internal/control/server"
+	"tms/internal/guard"
+)
+
+// fake is a process that does what a test tells it.
+type fake struct {
+	mu                                 sync.Mutex
+	temporary                          string
+	perform                            func(*server.Task, *server.Outcome) error
+	state, returned, letGo             func()
+	lend                               func() (int, control.Reply, error)
+	lets, returns, unaligns, abandoned int
+	tasks                              []*server.Task // that were performed
+	pending                            []bool
+	logged                             []error
+}
+
+func serve(t *testing.T) *fake {
+	t.Helper()
+	f := &fake{temporary: t.TempDir()}
+	t.Setenv("XDG_RUNTIME_DIR", "")
+	t.Setenv("TMPDIR", f.temporary)
+	require.NoError(t, server.New(f).Serve())
+	t.Cleanup(func() { // else the server makes its socket again while the directory is removed
+		f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
+	})
+	return f
+}
+
+func (f *fake) with(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	do()
+}
+
+// call calls what the test has set, if anything, without the lock.
+func (f *fake) call(count *int, set *func()) {
+	var do func()
+	f.with(func() { *count++; do = *set })
+	if do != nil {
+		do()
+	}
+}
+
+func (f *fake) Reserve() error { return nil }
+
+// OwnTable does nothing: Go's poller, which libtms.so is without, needs its descriptor on each thread.
+func (f *fake) OwnTable() error { return nil }
+func (f *fake) Directories() (runtime, temporary string) {
+	f.with(func() { temporary = f.temporary })
+	return "", temporary
+}
+func (f *fake) Perform(t *server.Task, o *server.Outcome) error {
+	var perform func(*server.Task, *server.Outcome) error
+	f.with(func() { f.tasks, perform = append(f.tasks, t), f.perform })
+	if perform != nil {
+		return perform(t, o)
+	}
+	o.Held = t.Request.Hold
+	if t.Request.Op == control.Undo {
+		o.Resumed = t.Due
+	}
+	return nil
+}
+func (f *fake) LetGo() { f.call(&f.lets, &f.letGo) }
+func (f *fake) State(*control.ProcessState) error {
+	f.call(new(int), &f.state)
+	return nil
+}
+func (f *fake) Lend(uint64, server.Importer) (int, control.Reply, error) {
+	var lend func() (int, control.Reply, error)
+	f.with(func() { lend = f.lend })
+	if lend != nil {
+		return lend()
+	}
+	descriptor, err := unix.MemfdCreate("lent", 0)
+	return descriptor, control.Reply{Bytes: 7}, err
+}
+func (f *fake) Returned(uint64, server.Importer) { f.call(&f.returns, &f.returned) }
+func (f *fake) Hand(work func() error, done func(error)) {
+	go func() { done(guard.Call(work)) }()
+}
+func (f *fake) Log(err error)                { f.with(func() { f.logged = append(f.logged, err) }) }
+func (f *fake) Bound(string, uint64, uint64) {}
+func (f *fake) SetPending(now bool)          { f.with(func() { f.pending = append(f.pending, now) }) }
+func (f *fake) Awaited() bool                { return true }
+func (f *fake) Unalign()                     { f.with(func() { f.unaligns++ }) }
+func (f *fake) EndRecording(int)             { f.with(func() { f.abandoned++ }) }
+
+// pausing has pauses take these tags; undos resume what is due.
+func (f *fake) pausing(tags ...string) {
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		if t.Request.Op == control.Pause {
+			o.Took = tags
+		}
+		o.Resumed = t.Due
+		return nil
+	})
+}
+
+func (f *fake) performs(perform func(*server.Task, *server.Outcome) error) {
+	f.with(func() { f.perform = perform })
+}
+
+// now reads what the process was told.
+func now[T any](f *fake, field *T) (value T) {
+	f.with(func() { value = *field })
+	return value
+}
+
+func (f *fake) isPending() bool {
+	told := now(f, &f.pending)
+	return told[len(told)-1]
+}
+
+// undone waits until the server has had the process resume tags by itself.
+func (f *fake) undone(t *testing.T, due ...string) {
+	t.Helper()
+	require.Eventually(t, func() (found bool) {
+		f.with(func() {
+			found = slices.ContainsFunc(f.tasks, func(t *server.Task) bool {
+				return t.Request.Op == control.Undo && t.Withdrawn() && slices.Equal(t.Due, due)
+			})
+		})
+		return found
+	}, time.Minute, time.Millisecond)
+}
+
+func dial(t *testing.T) *client.Conn {
+	t.Helper()
+	c, err := client.Dial(os.Getpid())
+	require.NoError(t, err)
+	t.Cleanup(c.Close)
+	return c
+}
+
+func do(t *testing.T, c *client.Conn, r control.Request) control.Reply {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	reply, err := c.Do(ctx, r)
+	require.NoError(t, err)
+	return reply
+}
+
+var (
+	pause  = control.Request{Op: control.Pause}
+	all    = control.Request{Op: control.Pause, Everything: true}
+	hold   = control.Request{Op: control.Pause, Hold: true}
+	status = control.Request{Op: control.Status}
+	undo   = control.Request{Op: control.Undo}
+)
+
+// A client that goes lets go of its rights, whatever it is at; what it keeps stays.
+func TestClientVanishes(t *testing.T) {
+	t.Run("with a hold", func(t *testing.T) {
+		f := serve(t)
+		c := dial(t)
+		require.True(t, do(t, c, hold).OK)
+		require.Zero(t, now(f, &f.lets))
+		c.Close()
+		require.Eventually(t, func() bool { return now(f, &f.lets) == 1 }, time.Minute, time.Millisecond)
+	})
+	t.Run("after its pause has panicked", func(t *testing.T) {
+		f := serve(t)
+		f.performs(func(task *server.Task, o *server.Outcome) error {
+			if o.Held = task.Request.Hold; !o.Held {
+				assert.Zero(t, now(f, &f.lets), "the pause stops the threads before the hold ends")
+				panic("a defect")
+			}
+			return nil
+		})
+		c := dial(t)
+		require.True(t, do(t, c, hold).OK)
+		require.Contains(t, do(t, c, pause).Error, "a defect")
+		require.Equal(t, 1, now(f, &f.lets))
+	})
+	t.Run("with an alignment", func(t *testing.T) {
+		f := serve(t)
+		c := dial(t)
+		align := control.Request{Op: control.Align}
+		require.True(t, do(t, c, align).OK)
+		require.Contains(t, do(t, dial(t), align).Error, "another client aligns")
+		c.Close()
+		require.Eventually(t, func() bool { return now(f, &f.unaligns) == 1 }, time.Minute, time.Millisecond)
+	})
+	t.Run("after a pause", func(t *testing.T) {
+		f := serve(t)
+		f.pausing("weights", rights.Rest)
+		c := dial(t)
+		require.True(t, do(t, c, all).OK)
+		require.True(t, f.isPending())
+		c.Close()
+		f.undone(t, rights.Rest, "weights")
+		require.False(t, f.isPending())
+	})
+	t.Run("during a pause", func(t *testing.T) {
+		f := serve(t)
+		began, goOn := make(chan *server.Task), make(chan struct{})
+		f.performs(func(t *server.Task, o *server.Outcome) error {
+			if t.Request.Op == control.Pause {
+				began <- t
+				<-goOn
+				o.Took = []string{"weights"}
+			}
+			o.Resumed = t.Due
+			return nil
+		})
+		c := dial(t)
+		go func() { _, _ = c.Do(context.Background(), pause) }()
+		task := <-began
+		waits := dial(t)
+		require.True(t, do(t, waits, status).OK, "a status waits for no pause")
+		c.Close()
+		require.Eventually(t, task.Withdrawn, time.Minute, time.Millisecond)
+		close(goOn)
+		f.undone(t, "weights")
+	})
+	t.Run("after a pause that stays", func(t *testing.T) {
+		f := serve(t)
+		f.pausing("weights")
+		c := dial(t)
+		kept := pause
+		kept.Keep = true
+		require.True(t, do(t, c, kept).OK)
+		c.Close()
+		require.True(t, do(t, dial(t), control.Request{Op: control.Resume}).OK)
+		for _, task := range now(f, &f.tasks) {
+			require.NotEqual(t, control.Undo, task.Request.Op)
+		}
+	})
+}
+
+// A request that panics answers an error, and the next ones of all clients work.
+func TestPanics(t *testing.T) {
+	panics := func() { panic("a defect") }
+	lend := control.Request{Op: control.Lend, Share: 1, Import: 2}
+	back := control.Request{Op: control.Returned, Share: 1, Import: 2}
+	for name, test := range map[string]struct {
+		request control.Request
+		prepare func(f *fake)
+	}{
+		"a pause": {pause, func(f *fake) {
+			f.perform = func(*server.Task, *server.Outcome) error { panic("a defect") }
+		}},
+		"letting go after a pause": {pause, func(f *fake) { f.letGo = panics }},
+		"a status":                 {status, func(f *fake) { f.state = panics }},
+		"memory that comes back":   {back, func(f *fake) { f.returned = panics }},
+		"a lend": {lend, func(f *fake) {
+			f.lend = func() (int, control.Reply, error) { panic("a defect") }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := serve(t)
+			c, other := dial(t), dial(t)
+			require.True(t, do(t, c, hold).OK) // which the pause ends
+			f.with(func() { test.prepare(f) })
+			reply := do(t, c, test.request)
+			require.False(t, reply.OK)
+			require.Contains(t, reply.Error, "internal error")
+			require.Equal(t, 999, reply.Code)
+			f.with(func() { f.perform, f.state, f.letGo, f.returned, f.lend = nil, nil, nil, nil, nil })
+			for _, conn := range []*client.Conn{c, other} {
+				for _, r := range []control.Request{test.request, status, lend, pause} {
+					reply := do(t, conn, r)
+					require.True(t, reply.OK, "%s: %s", r.Op, reply.Error)
+				}
+			}
+		})
+	}
+}
+
+// What a pause of everything has taken before it panics is resumed for its client.
+func TestPanicAfterAPauseOfEverything(t *testing.T) {
+	f := serve(t)
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		if t.Request.Op == control.Pause {
+			o.Took = []string{rights.Rest}
+			panic("a defect")
+		}
+		o.Resumed = t.Due
+		return nil
+	})
+	c, other := dial(t), "other"
+	require.Contains(t, do(t, c, all).Error, "internal error")
+	require.True(t, do(t, dial(t), control.Request{Op: control.Resume, Tag: &other}).OK)
+	c.Close()
+	f.undone(t, rights.Rest)
+}
+
+// Memory goes with its descriptor. While a lend fails or panics on its way, others' lends wait, and are done then.
+func TestLends(t *testing.T) {
+	f := serve(t)
+	lend := func() (control.Reply, int) {
+		reply, descriptor, err := server.Ask(f.Directories, os.Getpid(), control.Request{ID: 3, Op: control.Lend}, -1)
+		require.NoError(t, err)
+		if descriptor >= 0 {
+			require.NoError(t, unix.Close(descriptor))
+		}
+		return reply, descriptor
+	}
+	for range 3 {
+		reply, descriptor := lend()
+		require.True(t, reply.OK, reply.Error)
+		require.EqualValues(t, 7, reply.Bytes)
+		require.EqualValues(t, 3, reply.ID)
+		require.GreaterOrEqual(t, descriptor, 0)
+		f.with(func() {
+			f.lend = func() (int, control.Reply, error) { return -1, control.Reply{}, errors.New("paused") }
+		})
+		reply, descriptor = lend()
+		require.Equal(t, "paused", reply.Error)
+		require.Equal(t, -1, descriptor)
+		// The descriptor cannot be passed over, and the process cannot forget the importer.
+		f.with(func() {
+			f.lend = func() (int, control.Reply, error) { return 1 << 20, control.Reply{}, nil }
+			f.returned = func() { panic("a defect") }
+		})
+		reply, _ = lend()
+		require.False(t, reply.OK)
+		require.NotEmpty(t, reply.Error)
+		f.with(func() { f.lend, f.returned = nil, nil })
+	}
+	require.Equal(t, 3, now(f, &f.returns))
+}
+
+// An undo of everything decides itself whether everything is pending: another client's end changes nothing meanwhile.
+func TestUndoBesideAnothersEnd(t *testing.T) {
+	f := serve(t)
+	f.pausing("weights", rights.Rest)
+	c, other := dial(t), dial(t)
+	require.True(t, do(t, c, all).OK)
+	began, goOn := make(chan struct{}), make(chan struct{})
+	f.performs(func(t *server.Task, o *server.Outcome) error {
+		began <- struct{}{}
+		<-goOn
+		o.Resumed = t.Due
+		return nil
+	})
+	answered := make(chan control.Reply)
+	go func() {
+		reply, _ := c.Do(context.Background(), undo)
+		answered <- reply
+	}()
+	<-began
+	f.with(func() { f.pending = nil })
+	require.True(t, do(t, other, control.Request{Op: control.Keep}).OK)
+	other.Close()
+	require.True(t, do(t, dial(t), status).OK)
+	require.Empty(t, now(f, &f.pending))
+	close(goOn)
+	require.True(t, (<-answered).OK)
+	require.Equal(t, []bool{false}, slices.Compact(now(f, &f.pending)))
+}
+
+// A client whose requests are refused may go on.
+func TestRequestsThatAreRefused(t *testing.T) {
+	serve(t)
+	c := dial(t)
+	for _, r := range []control.Request{{Op: "fly"}, {Op: control.Cancel}, {Op: control.Hand}, {Op: control.Record}} {
+		reply := do(t, c, r)
+		require.False(t, reply.OK)
+		require.Equal(t, 1, reply.Code)
+		require.NotEmpty(t, reply.Error)
+	}
+	require.True(t, do(t, c, undo).OK)
+}

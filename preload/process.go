@@ -1,0 +1,151 @@
+package main
+
+/*
+#include "shim.h"
+#include "region.h"
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/internal/control/server"
+	"tms/internal/guard"
+	"tms/preload/account"
+	"tms/preload/goruntime"
+	"tms/preload/record"
+	"tms/vmm"
+	"tms/vmm/cuda"
+	"tms/vmm/stats"
+)
+
+// The process as others steer it from outside, over the socket that internal/control/server serves.
+type thisProcess struct{}
+
+var socket = server.New(thisProcess{})
+
+// tmsServe has the process listen, without waiting for that: a failure is a line on stderr.
+//
+//export tmsServe
+func tmsServe() {
+	go func() {
+		if err := goruntime.Run(socket.Serve); err != nil {
+			goruntime.Log(fmt.Sprintf("the process cannot be steered from outside: %v", err))
+		}
+	}()
+}
+
+func (thisProcess) Reserve() error {
+	if !C.threads_reserve_control() {
+		return cuda.Refuse(cuda.OperatingSystem, "it needs %d more threads, which the process cannot make; "+
+			"raise ulimit -u or the pids limit", C.THREADS_OF_CONTROL)
+	}
+	return nil
+}
+
+// OwnTable closes nothing in the table of the process, also not the locks on its files. (close_range, Linux 5.9; or
+// unshare) Errors: a refusal; the thread is as before.
+func (thisProcess) OwnTable() error {
+	err := unix.CloseRange(0, ^uint(0), unix.CLOSE_RANGE_UNSHARE)
+	if err == nil {
+		return nil
+	}
+	own := "/proc/thread-self/fd"
+	descriptors, unlisted := os.ReadDir(own)
+	if unlisted != nil {
+		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own (close_range: %v; %s: "+
+			"%v)", err, own, unlisted)
+	}
+	if refused := unix.Unshare(unix.CLONE_FILES); refused != nil {
+		return cuda.Refuse(cuda.OperatingSystem, "a thread cannot have descriptors of its own "+
+			"(close_range, of Linux 5.9: %v; unshare: %v)", err, refused)
+	}
+	if now, err := os.ReadDir(own); err == nil {
+		descriptors = now
+	}
+	for _, entry := range descriptors {
+		if descriptor, err := strconv.Atoi(entry.Name()); err == nil {
+			_ = unix.Close(descriptor)
+		}
+	}
+	return nil
+}
+
+func (thisProcess) Directories() (runtime, temporary string) {
+	return C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
+}
+
+func (thisProcess) LetGo() { letGo() }
+
+// State completes a status.
+func (thisProcess) State(state *control.ProcessState) (err error) {
+	askingDriver.RLock()
+	defer askingDriver.RUnlock()
+	if state.Gated = C.gate_unusable() == nil; state.Gated {
+		idle := idleFor().Seconds()
+		state.HeldUp, state.IdleSeconds = bool(C.gate_is_shut()), &idle
+	}
+	state.Stats.Version, state.Stats.Devices = C.GoString(C.tms_version()), []stats.Device{}
+	e := engine.Load()
+	if e != nil {
+		if err = goruntime.Room(); err == nil {
+			state.Stats, err = statsOf(e, C.control_environment.temporary)
+		}
+	}
+	var asked *cuda.Driver
+	if e != nil && !C.everything_asked() { // else there is no driver, or its calls would wait
+		asked = driver
+	}
+	state.Devices = account.Devices(asked)
+	state.Account = account.Of(asked, state.Devices)
+	return err
+}
+
+func (thisProcess) Lend(share uint64, to server.Importer) (descriptor int, reply control.Reply, err error) {
+	e := engine.Load()
+	if e == nil {
+		return -1, reply, vmm.ErrShareGone
+	}
+	if C.everything_asked() {
+		return -1, reply, vmm.ErrSharePaused
+	}
+	lent, err := e.Export(share, vmm.Importer(to))
+	return lent.Descriptor, control.Reply{Bytes: lent.Size, Extent: lent.Extent, Offset: lent.Offset,
+		Tag: stats.TagText(lent.Tag), Device: lent.Device}, err
+}
+
+func (thisProcess) Returned(share uint64, by server.Importer) {
+	if e := engine.Load(); e != nil {
+		e.Returned(share, by.PID, by.Number)
+	}
+}
+
+func (thisProcess) Hand(work func() error, done func(error)) {
+	goruntime.Hand(func() { done(goruntime.Run(work)) })
+}
+
+func (thisProcess) Log(err error) {
+	if panicked := (*guard.Panic)(nil); errors.As(err, &panicked) {
+		go goruntime.LogPanic(err)
+	} else {
+		go goruntime.Log(err.Error())
+	}
+}
+
+func (thisProcess) Bound(path string, device, inode uint64) {
+	C.control_bound(words(path), C.dev_t(device), C.ino_t(inode))
+}
+
+func (thisProcess) SetPending(now bool) { C.everything_set_pending(C.bool(now)) }
+
+func (thisProcess) Awaited() bool { return !bool(C.gate_is_shut()) || bool(C.gate_is_waited_for()) }
+
+func (thisProcess) Unalign() { C.nccl_release() }
+
+func (thisProcess) EndRecording(which int) { record.Abandon(which) }
