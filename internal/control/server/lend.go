@@ -157,38 +157,3 @@ func (s *Server) unlend(c *connection) {
 		_ = unix.Close(c.passed)
 	}
 }
-
-// rights returns the descriptor that goes with the next bytes, as a control message.
-func (c *connection) rights() []byte {
-	if c.lent == nil || c.lent.passed < 0 {
-		return nil
-	}
-	return unix.UnixRights(c.lent.passed)
-}
-
-// sent closes the descriptor once the kernel has it.
-func (c *connection) sent() {
-	if c.lent != nil && c.lent.passed >= 0 {
-		_ = unix.Close(c.lent.passed)
-	}
-	c.lent = nil
-}
-
-// receive reads what a client has sent; of the process itself, with a descriptor.
-func (c *connection) receive(buffer []byte) (int, error) {
-	if c.pid != unix.Getpid() {
-		return unix.Read(c.descriptor, buffer)
-	}
-	rights := make([]byte, unix.CmsgSpace(4))
-	n, m, _, _, err := unix.Recvmsg(c.descriptor, buffer, rights, unix.MSG_CMSG_CLOEXEC)
-	if err != nil {
-		return n, err
-	}
-	if descriptor, err := rightsIn(rights[:m]); err == nil && descriptor >= 0 {
-		if c.passed >= 0 {
-			_ = unix.Close(c.passed)
-		}
-		c.passed = descriptor
-	}
-	return n, nil
-}

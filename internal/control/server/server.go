@@ -40,78 +40,6 @@ const (
 	commandMost    = 512                    // bytes of the command that a status has
 )
 
-// Process is what the server steers. The methods up to Returned are called on any thread. The socket's thread calls the
-// others, and Returned, which wait for nothing.
-type Process interface {
-	// Reserve makes the threads that the server needs, or refuses.
-	Reserve() error
-	// OwnTable gives the calling thread a descriptor table of its own, with nothing in it, or refuses.
-	OwnTable() error
-	// Directories returns XDG_RUNTIME_DIR and TMPDIR.
-	Directories() (runtime, temporary string)
-	// Perform carries out a task. What it notes in the outcome counts even if it fails or panics.
-	Perform(*Task, *Outcome) error
-	// LetGo ends one hold.
-	LetGo()
-	// State completes what the process says of itself. It waits for no pause.
-	State(*control.ProcessState) error
-	// Lend returns a descriptor of memory, which the caller closes, and the reply that goes with it. It waits for no
-	// pause.
-	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
-	// Returned notes that an importer does not have memory any more.
-	Returned(share uint64, by Importer)
-
-	// Hand has another thread, with the descriptors of the process, do work and then call done with its error. A panic
-	// is an error, too.
-	Hand(work func() error, done func(error))
-	// Log writes a line on the host's stderr, from another thread, for descriptor 2 is another on this one.
-	Log(error)
-	// Bound notes the socket's file, which the process removes at its end.
-	Bound(path string, device, inode uint64)
-	// SetPending notes whether a client is pausing everything.
-	SetPending(bool)
-	// Awaited reports whether a thread waits at the gate, or the gate is open.
-	Awaited() bool
-	// Unalign ends what an align began.
-	Unalign()
-	// EndRecording ends a client's recording, if it still runs.
-	EndRecording(which int)
-}
-
-// Task is a request that changes something, for Process.Perform.
-type Task struct {
-	Request   control.Request
-	Tag       *string  // nil: all
-	Due       []string // what an undo resumes, the rest first
-	Recording int      // which one a record ends
-
-	withdrawn atomic.Bool
-	client    *connection // nil: it has gone
-	lets      bool        // it ends a hold
-}
-
-// Withdrawn reports whether a wait for memory, or for other ranks, must end.
-func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
-
-// settles reports whether the task decides itself whether everything is pending, so that nobody else may meanwhile.
-func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }
-
-// Outcome is what a task has done.
-type Outcome struct {
-	Reply     control.Reply
-	Held      bool     // it began a hold
-	Took      []string // tags that a pause took something of
-	Resumed   []string // tags that an undo has resumed
-	Recording int      // which one a record began
-}
-
-// Importer is another process that has memory of this one open.
-type Importer struct {
-	PID    int
-	Start  uint64
-	Number uint64 // which of its imports
-}
-
 // Server serves one process. Other threads reach the fields from starting to listens, and done to unlent.
 type Server struct {
 	process Process
@@ -146,37 +74,6 @@ type Server struct {
 
 // New returns the server of a process, which does not listen yet.
 func New(process Process) *Server { return &Server{process: process, socket: -1} }
-
-// connection is one client.
-type connection struct {
-	descriptor int
-	pid        int // of the client, as this process sees it; 0: it does not
-	passed     int // a descriptor that it has sent; -1: none
-	lent       *lend
-	seated     bool      // one of MaxClients; the others may only say what processes have to say that share memory
-	in         []byte    // not a whole line yet, or more than is looked at for now
-	since      time.Time // its first byte
-	out        []byte
-	written    time.Time
-	ended      bool // it sends no more
-	closing    bool // it is let go when it has read its reply
-	gone       bool
-	task       *Task
-	status     uint8 // one of the below
-	statusID   uint64
-	awaits     time.Time     // of gateAwaited: how long
-	lease      time.Duration // for which nothing need be heard of it while it holds threads up; 0: for ever
-	recording  int           // which one it has asked for and not ended; 0: none
-}
-
-// What has become of a client's request for a status, for a thread at the gate, or for memory.
-const (
-	noStatus uint8 = iota
-	statusWanted
-	statusAsked
-	gateAwaited
-	lendAwaited
-)
 
 // loop serves until an unexpected error, and keeps the server's state then.
 func (s *Server) loop() error {
@@ -269,33 +166,12 @@ func (s *Server) timeout(now time.Time) int {
 	return int(max(0, next.Sub(now)).Milliseconds()) + 1
 }
 
-// reads reports whether the server reads from the client now: replies go first.
-func (c *connection) reads() bool {
-	return !c.ended && !c.closing && !c.gone && c.status == noStatus && len(c.out) == 0
-}
-
 // ready reports whether the client already has work for the server.
 func (s *Server) ready(c *connection) bool {
 	if c.gone || c.closing || c.status != noStatus || len(c.out) > 0 {
 		return false
 	}
 	return bytes.IndexByte(c.in, '\n') >= 0 || c.ended && c.task == nil && (len(c.in) > 0 || !s.keeps(c))
-}
-
-func (c *connection) read() {
-	buffer := make([]byte, 16<<10)
-	n, err := c.receive(buffer)
-	switch {
-	case err == nil && n == 0:
-		c.ended = true
-	case err == nil:
-		if len(c.in) == 0 {
-			c.since = time.Now()
-		}
-		c.in = append(c.in, buffer[:n]...)
-	case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
-		c.gone = true
-	}
 }
 
 // hear acts on the lines that a client has sent.
@@ -359,39 +235,6 @@ func (s *Server) seats() bool {
 		}
 	}
 	return taken < control.MaxClients
-}
-
-// fail lets a client go with words: where its next request would begin is not known.
-func (c *connection) fail(err error) {
-	c.refuse(0, err)
-	c.closing, c.in = true, nil
-}
-
-func (c *connection) refuse(id uint64, err error) {
-	c.answer(control.Reply{ID: id, Code: int(cuda.InvalidValue), Error: err.Error()})
-}
-
-func (c *connection) answer(reply control.Reply) {
-	reply.Version = control.Version
-	c.written = time.Now()
-	c.since = c.written
-	c.out = append(c.out, control.Line(reply)...)
-}
-
-func (c *connection) write(now time.Time) {
-	for len(c.out) > 0 && !c.gone {
-		n, err := unix.SendmsgN(c.descriptor, c.out, c.rights(), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
-		switch {
-		case err == nil:
-			c.sent()
-			c.out, c.written = c.out[n:], now
-		case errors.Is(err, unix.EAGAIN):
-			return
-		case !errors.Is(err, unix.EINTR):
-			c.gone = true
-		}
-	}
-	c.gone = c.gone || c.closing && len(c.out) == 0
 }
 
 // accept takes new clients: those of the same user, and root.

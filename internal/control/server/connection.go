@@ -1,0 +1,131 @@
+package server
+
+import (
+	"errors"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"tms/internal/control"
+	"tms/vmm/cuda"
+)
+
+// connection is one client.
+type connection struct {
+	descriptor int
+	pid        int // of the client, as this process sees it; 0: it does not
+	passed     int // a descriptor that it has sent; -1: none
+	lent       *lend
+	seated     bool      // one of MaxClients; the others may only say what processes have to say that share memory
+	in         []byte    // not a whole line yet, or more than is looked at for now
+	since      time.Time // its first byte
+	out        []byte
+	written    time.Time
+	ended      bool // it sends no more
+	closing    bool // it is let go when it has read its reply
+	gone       bool
+	task       *Task
+	status     uint8 // one of the below
+	statusID   uint64
+	awaits     time.Time     // of gateAwaited: how long
+	lease      time.Duration // for which nothing need be heard of it while it holds threads up; 0: for ever
+	recording  int           // which one it has asked for and not ended; 0: none
+}
+
+// What has become of a client's request for a status, for a thread at the gate, or for memory.
+const (
+	noStatus uint8 = iota
+	statusWanted
+	statusAsked
+	gateAwaited
+	lendAwaited
+)
+
+// reads reports whether the server reads from the client now: replies go first.
+func (c *connection) reads() bool {
+	return !c.ended && !c.closing && !c.gone && c.status == noStatus && len(c.out) == 0
+}
+
+func (c *connection) read() {
+	buffer := make([]byte, 16<<10)
+	n, err := c.receive(buffer)
+	switch {
+	case err == nil && n == 0:
+		c.ended = true
+	case err == nil:
+		if len(c.in) == 0 {
+			c.since = time.Now()
+		}
+		c.in = append(c.in, buffer[:n]...)
+	case !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR):
+		c.gone = true
+	}
+}
+
+// rights returns the descriptor that goes with the next bytes, as a control message.
+func (c *connection) rights() []byte {
+	if c.lent == nil || c.lent.passed < 0 {
+		return nil
+	}
+	return unix.UnixRights(c.lent.passed)
+}
+
+// sent closes the descriptor once the kernel has it.
+func (c *connection) sent() {
+	if c.lent != nil && c.lent.passed >= 0 {
+		_ = unix.Close(c.lent.passed)
+	}
+	c.lent = nil
+}
+
+// receive reads what a client has sent; of the process itself, with a descriptor.
+func (c *connection) receive(buffer []byte) (int, error) {
+	if c.pid != unix.Getpid() {
+		return unix.Read(c.descriptor, buffer)
+	}
+	rights := make([]byte, unix.CmsgSpace(4))
+	n, m, _, _, err := unix.Recvmsg(c.descriptor, buffer, rights, unix.MSG_CMSG_CLOEXEC)
+	if err != nil {
+		return n, err
+	}
+	if descriptor, err := rightsIn(rights[:m]); err == nil && descriptor >= 0 {
+		if c.passed >= 0 {
+			_ = unix.Close(c.passed)
+		}
+		c.passed = descriptor
+	}
+	return n, nil
+}
+
+// fail lets a client go with words: where its next request would begin is not known.
+func (c *connection) fail(err error) {
+	c.refuse(0, err)
+	c.closing, c.in = true, nil
+}
+
+func (c *connection) refuse(id uint64, err error) {
+	c.answer(control.Reply{ID: id, Code: int(cuda.InvalidValue), Error: err.Error()})
+}
+
+func (c *connection) answer(reply control.Reply) {
+	reply.Version = control.Version
+	c.written = time.Now()
+	c.since = c.written
+	c.out = append(c.out, control.Line(reply)...)
+}
+
+func (c *connection) write(now time.Time) {
+	for len(c.out) > 0 && !c.gone {
+		n, err := unix.SendmsgN(c.descriptor, c.out, c.rights(), nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+		switch {
+		case err == nil:
+			c.sent()
+			c.out, c.written = c.out[n:], now
+		case errors.Is(err, unix.EAGAIN):
+			return
+		case !errors.Is(err, unix.EINTR):
+			c.gone = true
+		}
+	}
+	c.gone = c.gone || c.closing && len(c.out) == 0
+}

@@ -1,0 +1,81 @@
+package server
+
+import (
+	"slices"
+	"sync/atomic"
+
+	"tms/internal/control"
+	"tms/internal/control/rights"
+)
+
+// Process is what the server steers. The methods up to Returned are called on any thread. The socket's thread calls the
+// others, and Returned, which wait for nothing.
+type Process interface {
+	// Reserve makes the threads that the server needs, or refuses.
+	Reserve() error
+	// OwnTable gives the calling thread a descriptor table of its own, with nothing in it, or refuses.
+	OwnTable() error
+	// Directories returns XDG_RUNTIME_DIR and TMPDIR.
+	Directories() (runtime, temporary string)
+	// Perform carries out a task. What it notes in the outcome counts even if it fails or panics.
+	Perform(*Task, *Outcome) error
+	// LetGo ends one hold.
+	LetGo()
+	// State completes what the process says of itself. It waits for no pause.
+	State(*control.ProcessState) error
+	// Lend returns a descriptor of memory, which the caller closes, and the reply that goes with it. It waits for no
+	// pause.
+	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
+	// Returned notes that an importer does not have memory any more.
+	Returned(share uint64, by Importer)
+
+	// Hand has another thread, with the descriptors of the process, do work and then call done with its error. A panic
+	// is an error, too.
+	Hand(work func() error, done func(error))
+	// Log writes a line on the host's stderr, from another thread, for descriptor 2 is another on this one.
+	Log(error)
+	// Bound notes the socket's file, which the process removes at its end.
+	Bound(path string, device, inode uint64)
+	// SetPending notes whether a client is pausing everything.
+	SetPending(bool)
+	// Awaited reports whether a thread waits at the gate, or the gate is open.
+	Awaited() bool
+	// Unalign ends what an align began.
+	Unalign()
+	// EndRecording ends a client's recording, if it still runs.
+	EndRecording(which int)
+}
+
+// Task is a request that changes something, for Process.Perform.
+type Task struct {
+	Request   control.Request
+	Tag       *string  // nil: all
+	Due       []string // what an undo resumes, the rest first
+	Recording int      // which one a record ends
+
+	withdrawn atomic.Bool
+	client    *connection // nil: it has gone
+	lets      bool        // it ends a hold
+}
+
+// Withdrawn reports whether a wait for memory, or for other ranks, must end.
+func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
+
+// settles reports whether the task decides itself whether everything is pending, so that nobody else may meanwhile.
+func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }
+
+// Outcome is what a task has done.
+type Outcome struct {
+	Reply     control.Reply
+	Held      bool     // it began a hold
+	Took      []string // tags that a pause took something of
+	Resumed   []string // tags that an undo has resumed
+	Recording int      // which one a record began
+}
+
+// Importer is another process that has memory of this one open.
+type Importer struct {
+	PID    int
+	Start  uint64
+	Number uint64 // which of its imports
+}
