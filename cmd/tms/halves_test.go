@@ -11,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"tms/internal/hermetic"
 )
@@ -19,18 +20,18 @@ import (
 
 const ofTheSecondHalf = "TMS_TEST_SECOND_HALF" // set in the second process
 
-// inHalves runs the tests of this process, beside those of a second one unless single tests were asked for, and returns
-// an exit code for both.
+// inHalves runs the tests of this process, beside those of a second one unless single tests were asked for, or a file
+// that both would write, and returns an exit code for both.
 func inHalves(m *testing.M, prepare func() error) int {
 	if isSet("test.list") {
 		return m.Run()
 	}
-	if os.Getenv(ofTheSecondHalf) != "" || slices.ContainsFunc([]string{"run", "skip", "bench", "fuzz", "coverprofile"},
-		func(name string) bool { return isSet("test." + name) }) {
+	alone := []string{"run", "skip", "bench", "fuzz", "coverprofile", "gocoverdir", "cpuprofile", "memprofile",
+		"blockprofile", "mutexprofile", "trace"}
+	if os.Getenv(ofTheSecondHalf) != "" ||
+		slices.ContainsFunc(alone, func(name string) bool { return isSet("test." + name) }) {
 		return hermetic.Main(m, prepare)
 	}
-	// Go does not see which files the second process reads, and keeps no result of tests that looked at so new a file.
-	_, _ = os.Stat("/proc/self/stat")
 	list, err := exec.Command(os.Args[0], "-test.list=.").Output()
 	if err != nil {
 		return failed(err)
@@ -40,10 +41,13 @@ func inHalves(m *testing.M, prepare func() error) int {
 		halves[i%2] = append(halves[i%2], name)
 	}
 	pattern := func(half int) string { return "^(" + strings.Join(halves[half], "|") + ")$" }
+	// Go keeps no result without a log of what the tests read, and would not see what those of the second process do.
 	arguments := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(argument string) bool {
-		return strings.HasPrefix(argument, "-test.testlogfile=") // the first process writes it
+		return strings.HasPrefix(argument, "-test.testlogfile=") || strings.HasPrefix(argument, "-test.run=")
 	})
-	second := exec.Command(os.Args[0], append(arguments, "-test.run="+pattern(1))...)
+	_ = flag.Set("test.testlogfile", "")
+	second := exec.Command(os.Args[0], append([]string{"-test.run=" + pattern(1)}, arguments...)...)
+	second.WaitDelay = time.Minute // for programs that it leaves behind, as Go's own
 	second.Env = append(os.Environ(), ofTheSecondHalf+"=1")
 	var said bytes.Buffer
 	second.Stdout, second.Stderr = &said, &said
