@@ -237,7 +237,8 @@ func TestASuspendThatIsLate(t *testing.T) {
 	sources, err := filepath.Glob(filepath.Join(reach, "*.c"))
 	require.NoError(t, err)
 	sources = slices.DeleteFunc(sources, func(file string) bool { return filepath.Base(file) == "suspending.c" })
-	library := buildC(t, "libtms_reach.so", append([]string{"-shared", "-fPIC", "-fvisibility=hidden", object}, sources...)...)
+	library := buildC(t, "libtms_reach.so", append([]string{"-shared", "-fPIC", "-fvisibility=hidden",
+		"-I" + filepath.Join("..", "..", "forward"), object}, sources...)...) // its headers make another library
 	c := startNCCL(t, "linked", ncclNew, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+library, "LATE="+seen)
 	c.do("all 2")
 	c.refused("ncclCommSuspend has not come back within 1s for 2 communicators of NCCL", "pause", c.pid, "--everything", "--timeout", "1")
