@@ -17,7 +17,7 @@ if [ ! -e "$library" ] || [ ! -e build/sim/libcuda.so.1 ]; then
 	say "building"
 	scripts/build.sh
 else
-	newer=$(find preload region forward vmm internal go.mod -type f ! -name '*_test.go' \
+	newer=$(find preload region forward vmm internal scripts/deferrelocations go.mod -type f ! -name '*_test.go' \
 		-newer "$library" -print 2>/dev/null | head -n 1)
 	if [ -n "$newer" ] && have_go; then
 		say "building, because $newer is newer than the library"

@@ -37,7 +37,7 @@ scripts/build.sh
 scripts/build.sh --sanitized # before the parts, which share what builds are made with
 
 lint() {
-	unformatted=$(gofmt -l cmd forward internal preload region vmm)
+	unformatted=$(gofmt -l cmd forward internal preload region scripts vmm version.go)
 	[ -z "$unformatted" ] || { echo "gofmt would change: $unformatted" >&2; exit 1; }
 	go vet ./...
 	go tool staticcheck ./...
