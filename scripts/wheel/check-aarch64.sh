@@ -50,7 +50,7 @@ emulator=(prlimit --as=40000000000 qemu-aarch64 -R 0x400000000 -L "$root"
 emulated() { "${emulator[@]}" "$@"; }
 
 say "install"
-build/venv/bin/pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
+build/venv/bin/python -m pip install -q --disable-pip-version-check --target "$work/site" --no-index --no-deps --only-binary=:all: \
 	--platform "$(basename build/wheel/*_aarch64.whl .whl | sed 's/.*-//')" build/wheel/*_aarch64.whl
 
 say "every name interposes"
