@@ -97,6 +97,23 @@ func devices(t *testing.T, l *Library) []Device {
 	return found
 }
 
+// Programs over the simulator end their use of NVML, as pynvml has them do; package nvml does not.
+func TestShutdown(t *testing.T) {
+	l := open(t)
+	loaded, err := purego.Dlopen("libnvidia-ml.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
+	require.NoError(t, err)
+	shutdown, err := purego.Dlsym(loaded, "nvmlShutdown")
+	require.NoError(t, err)
+	ended := uintptr(0)
+	for ended == 0 { // as often as tests have begun it
+		ended, _, _ = purego.SyscallN(shutdown)
+	}
+	_, err = l.Devices()
+	require.ErrorContains(t, err, "Uninitialized")
+	require.Zero(t, l.initialize())
+	require.NotEmpty(t, devices(t, l))
+}
+
 func TestWhatEachProcessHas(t *testing.T) {
 	all := users(t, 2, "CUDASIM_DEVICES=2", "CUDASIM_MEMORY=64M")
 	slices.SortFunc(all, func(x, y *user) int { return x.Process.Pid - y.Process.Pid })

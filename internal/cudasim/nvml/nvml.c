@@ -37,7 +37,7 @@ typedef struct {
 	unsigned gpu_instance, compute_instance;
 } nvmlProcessInfo_v2_t;
 
-static bool initialized;
+static int initialized; // how many times
 
 // Calls a function with the page of each process that this one may read.
 static void each(void (*see)(struct process_page *, void *), void *with)
@@ -113,7 +113,15 @@ static int index_of(nvmlDevice_t device)
 EXPORT nvmlReturn_t nvmlInit_v2(void)
 {
 	settings_read();
-	initialized = true;
+	initialized++;
+	return NVML_SUCCESS;
+}
+
+EXPORT nvmlReturn_t nvmlShutdown(void)
+{
+	if (!initialized)
+		return NVML_ERROR_UNINITIALIZED;
+	initialized--;
 	return NVML_SUCCESS;
 }
 
