@@ -49,7 +49,7 @@ overlay() {
 		echo "build: $table is not as expected: SIGCHLD and SIGPROF should each have _SigUnblock" >&2
 		exit 1
 	fi
-	if [ "$(sed -n 's/^func \([a-zA-Z]*\).*/\1/p' "$poller" | sort | tr '\n' ' ')" != \
+	if [ "$(sed -n 's/^func \([a-zA-Z]*\).*/\1/p' "$poller" | LC_ALL=C sort | tr '\n' ' ')" != \
 		"netpoll netpollBreak netpollIsPollDescriptor netpollarm netpollclose netpollinit netpollopen " ]; then
 		echo "build: $poller is not as expected: it has other functions" >&2
 		exit 1
