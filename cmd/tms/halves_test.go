@@ -18,7 +18,7 @@ import (
 
 // The tests wait, mostly, and share their process's environment: so every second one runs in a second process.
 
-const ofTheSecondHalf = "TMS_TEST_SECOND_HALF" // set in the second process
+const ofTheSecondHalf = "TESTS_SECOND_HALF" // set in the second process
 
 // inHalves runs the tests of this process, beside those of a second one unless single tests were asked for, or a file
 // that both would write, and returns an exit code for both.
