@@ -155,7 +155,7 @@ func TestTop(t *testing.T) {
 	s.shows(`p pause  r resume  s  /  \? help  q quit$`)
 	s.do("resize-window", "-x", "80", "-y", "24")
 	s.press("Escape") // with a key right behind it, it would be another key
-	s.shows(first)
+	s.shows(`sorted by most held +\d`)
 	s.press("?")
 	s.shows("any key goes back")
 	s.press("q", "s")

@@ -222,7 +222,7 @@ static void inside(void)
 	EXPECT(word_of(memory), 7);
 }
 
-static _Atomic bool capturing;
+static _Atomic bool capturing, captured_and_paused;
 
 static int capture_a_while(void *target)
 {
@@ -235,7 +235,8 @@ static int capture_a_while(void *target)
 	}
 	EXPECT(cuStreamEndCapture(stream, &graph), 0);
 	EXPECT(cuGraphInstantiateWithFlags(&exec, graph, 0), 0);
-	usleep(50000);
+	while (!captured_and_paused)
+		usleep(1000);
 	EXPECT(cuGraphLaunch(exec, stream), 0); /* held up until the resume */
 	EXPECT(cuStreamSynchronize(stream), 0);
 	EXPECT(cuGraphExecDestroy(exec), 0);
@@ -266,7 +267,7 @@ static void captured(void)
 	while (!capturing)
 		sched_yield();
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	usleep(50000);
+	captured_and_paused = true;
 	held_up(&w);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
