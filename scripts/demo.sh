@@ -5,26 +5,22 @@ set -eu
 . "$(dirname "$0")/usage.sh"
 [ $# -eq 0 ] || refuse "$@"
 cd "$(dirname "$0")/.."
+. scripts/current.sh
 python=${PYTHON:-python3}
-library=build/lib/libtms.so
 command -v "$python" >/dev/null 2>&1 ||
 	{ echo "missing: Python 3.9 or newer, $python (Debian, Ubuntu: apt-get install python3)." >&2; exit 1; }
 
 say() { printf '%s\n' "demo: $*"; }
-have_go() { command -v go >/dev/null 2>&1 || [ -x /usr/local/go/bin/go ]; }
 
-if [ ! -e "$library" ] || [ ! -e build/sim/libcuda.so.1 ]; then
+newer=$(newer_source build)
+if [ "$newer" = nothing ]; then
 	say "building"
 	scripts/build.sh
-else
-	newer=$(find preload region forward vmm internal scripts/deferrelocations go.mod -type f ! -name '*_test.go' \
-		-newer "$library" -print 2>/dev/null | head -n 1)
-	if [ -n "$newer" ] && have_go; then
-		say "building, because $newer is newer than the library"
-		scripts/build.sh
-	elif [ -n "$newer" ]; then
-		say "$newer is newer than the library, but there is no Go here: taking the library as it is"
-	fi
+elif [ -n "$newer" ] && have_go; then
+	say "building, because $newer is newer than the library"
+	scripts/build.sh
+elif [ -n "$newer" ]; then
+	say "$newer is newer than the library, but there is no Go here: taking the library as it is"
 fi
 
 PYTHONPATH="$PWD/pymodule${PYTHONPATH:+:$PYTHONPATH}" exec "$python" -m tms demo

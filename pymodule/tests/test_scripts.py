@@ -16,7 +16,7 @@ ROOT = PYMODULE.parent
 SCRIPTS = sorted(
     script
     for script in (ROOT / "scripts").glob("**/*.sh")
-    if script.name not in ("require.sh", "usage.sh")
+    if script.name not in ("current.sh", "require.sh", "usage.sh")
 )
 BASE = "bash cat dirname env grep head id ln mkdir mktemp printf rm sed sh sort tail tr uname"
 

@@ -2,10 +2,12 @@
 # Builds what the wheel holds beside its Python files into build/wheel/MACHINE, and prints that folder and the
 # platform that the wheel is for. pymodule/hatch_build.py runs it.
 #   scripts/wheel/layout.sh x86_64 | aarch64
-# Where there is no Go, build/lib, build/bin and build/sim are taken as scripts/build.sh has left them.
+# Where there is no Go, or nothing is newer than they, it takes build/lib, build/bin and build/sim as scripts/build.sh
+# left them.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/../usage.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+source scripts/current.sh
 exec 3>&1 1>&2
 machine=${1:-}
 case $machine in
@@ -13,7 +15,8 @@ x86_64) cc=gcc built=build option=() ;;
 aarch64) cc=aarch64-linux-gnu-gcc built=build/_aarch64 option=(--aarch64) ;;
 *) refuse "a machine named ${machine:-what}" ;;
 esac
-if command -v go >/dev/null || [ -x /usr/local/go/bin/go ] || [ ! -e $built/lib/libtms.so ]; then
+newer=$(newer_source $built)
+if [ "$newer" = nothing ] || { [ -n "$newer" ] && have_go; }; then
 	scripts/build.sh "${option[@]}"
 fi
 
