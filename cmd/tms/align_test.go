@@ -316,7 +316,7 @@ func TestAlign(t *testing.T) {
 	// What has begun and is not launched is not there yet.
 	begun := map[string]uint64{name: 3, sends(1): 5, sends(2): 1}
 	a.align(begun)
-	c.do("launch 500")
+	c.do("launch 5000")
 	require.False(t, a.align(begun).Reached)
 	require.Eventually(t, func() bool { return a.align(begun).Reached }, time.Minute, time.Millisecond)
 

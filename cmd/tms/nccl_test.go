@@ -208,7 +208,7 @@ func TestCommunicatorsThatStay(t *testing.T) {
 	t.Run("inside", func(t *testing.T) {
 		c := startNCCL(t, "linked", ncclNew)
 		c.do("all 2")
-		c.do("inside 3000")
+		c.do("inside 20000")
 		require.Contains(t, c.pause(), "2 communicators left to the driver (threads of the program are inside NCCL)")
 		c.resume()
 	})

@@ -81,9 +81,12 @@ static void *reduce_all_the_time(void *unused)
 	return NULL;
 }
 
+static _Atomic bool entered; /* NCCL, by the thread that was started last */
+
 static void *stay_inside(void *milliseconds)
 {
 	EXPECT(nccl.ncclGroupStart(), 0);
+	entered = true;
 	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
 	EXPECT(nccl.ncclGroupEnd(), 0);
 	return NULL;
@@ -109,6 +112,7 @@ static void *launch_late(void *milliseconds)
 {
 	EXPECT(nccl.ncclGroupStart(), 0);
 	EXPECT(nccl.ncclAllReduce(weights, weights, 1, 0, 0, comms[0], (void *)1), 0);
+	entered = true;
 	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
 	EXPECT(nccl.ncclGroupEnd(), 0);
 	return NULL;
@@ -128,6 +132,14 @@ static void start(void *(*what)(void *), int number)
 	pthread_t thread;
 	EXPECT(pthread_create(&thread, NULL, what, (void *)(uintptr_t)number), 0);
 	pthread_detach(thread);
+}
+
+static void start_to_enter(void *(*what)(void *), int number)
+{
+	entered = false;
+	start(what, number);
+	while (!entered)
+		usleep(1000);
 }
 
 /* Some of the ranks of a communicator. */
@@ -197,8 +209,7 @@ static const char *run(char *line)
 		stop = false;
 		start(reduce_all_the_time, 0);
 	} else if (strcmp(word, "launch") == 0) {
-		start(launch_late, number);
-		usleep(50000);
+		start_to_enter(launch_late, number);
 	} else if (strcmp(word, "late") == 0) {
 		start(reduce_late, 0);
 	} else if (strcmp(word, "code") == 0) {
@@ -211,8 +222,7 @@ static const char *run(char *line)
 	} else if (strcmp(word, "cycles") == 0) {
 		snprintf(answer, sizeof answer, "%ld", (long)cycles);
 	} else if (strcmp(word, "inside") == 0) {
-		start(stay_inside, number);
-		usleep(50000);
+		start_to_enter(stay_inside, number);
 	} else if (strcmp(word, "register") == 0) {
 		EXPECT(nccl.ncclCommRegister(comms[0], (char *)weights + number * MIB, number < WEIGHTS ? MIB : 0,
 					     &handles[handle_count]), 0);
