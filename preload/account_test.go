@@ -37,7 +37,7 @@ func (h *steered) account() (uncounted uint64, others map[string]string) {
 	h.t.Helper()
 	c := h.dial()
 	defer c.Close()
-	state, err := c.Status(context.Background(), 20*time.Second)
+	state, err := c.Status(context.Background(), time.Minute)
 	require.NoError(h.t, err)
 	require.NotNil(h.t, state.Account)
 	others = map[string]string{}
@@ -204,7 +204,7 @@ func TestNoAccount(t *testing.T) {
 	h := accounting(t, majors[1], "TMS_ACCOUNT=0")
 	require.Equal(t, "0", h.do("0 malloc 3"))
 	c := h.dial()
-	state, err := c.Status(context.Background(), 20*time.Second)
+	state, err := c.Status(context.Background(), time.Minute)
 	require.NoError(t, err)
 	require.Nil(t, state.Account)
 	h.ends()
