@@ -8,8 +8,8 @@ import (
 )
 
 // users lists the devices that get access to a device's memory: the device itself, and those with peer access to it
-// that the process uses. Any device could copy cudaMalloc's memory, and its kernels read it once peer access is
-// enabled; the driver must be told beforehand of memory that is mapped.
+// that the process uses. Any device can copy cudaMalloc's memory, and its kernels can read it once peer access is
+// enabled; mapped memory needs its access set beforehand.
 func (d *device) users() []int {
 	if list := d.access.Load(); list != nil {
 		return *list
@@ -17,7 +17,7 @@ func (d *device) users() []int {
 	return []int{d.ordinal}
 }
 
-// refreshUsers looks which devices the process uses: those with a context.
+// refreshUsers finds out which devices the process uses: those with a context.
 func (e *Engine) refreshUsers(d *device) {
 	d.looking.Lock()
 	defer d.looking.Unlock()
@@ -53,7 +53,7 @@ func (d *device) findPeers() {
 	}
 }
 
-// Grant gives devices that the process has come to use access to the segments there are. Segments made or resumed
+// Grant gives the devices that the process has begun to use access to the existing segments. Segments made or resumed
 // later get it when they are mapped, and those in a transition at its end. Errors: *cuda.Error, of the first that
 // failed. (cuMemSetAccess)
 func (e *Engine) Grant() (err error) {
@@ -82,9 +82,9 @@ func (e *Engine) Grant() (err error) {
 	return err
 }
 
-// grantMissing gives an extent the access that it lacks, unless a transition owns it, which does so at its end. It
-// waits for a driver call on the extent, which may give access to those devices alone that were known when it began.
-// The caller holds e.mu, which is let go.
+// grantMissing gives an extent the access that it lacks, unless a transition owns the extent and so gives it at its
+// end. It first waits for a driver call on the extent, which may give access only to the devices known when it began.
+// The caller holds e.mu, which is released meanwhile.
 func (e *Engine) grantMissing(x *extent) error {
 	for x.owner == aCall {
 		e.settled.Wait()
@@ -95,8 +95,8 @@ func (e *Engine) grantMissing(x *extent) error {
 	return e.engage([]*extent{x}, func() error { return x.grant(x) })
 }
 
-// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds
-// e.mu, which is let go for driver calls.
+// grantLate gives the extents of a transition the access that Grant could not give them. The caller holds e.mu, which
+// is released for driver calls.
 func (e *Engine) grantLate(b *batch) {
 	for {
 		var stale []*extent

@@ -42,7 +42,7 @@ func (b backing) create(x *extent) (cuda.Handle, error) {
 	refused := errors.Is(err, cuda.NotSupported) || errors.Is(err, cuda.NotPermitted) ||
 		errors.Is(err, cuda.InvalidValue)
 	if refused && !x.named {
-		// The device has said that it can, but a virtual one, or a sandbox, may not.
+		// The device reports that it can, but a virtual device or a sandbox may refuse.
 		if plain, failed := d.driver.MemCreateWith(x.size, prop); failed == nil {
 			x.plain = true
 			d.shareable.Store(d.shares.Load())
@@ -70,7 +70,7 @@ func (b backing) grant(x *extent) error {
 	}
 	users := x.device.users()
 	if b.isImported() {
-		users = []int{x.device.ordinal} // a device with access to this one may have none to that of the memory
+		users = []int{x.device.ordinal} // a device with access to this one may lack access to the one that has the memory
 	}
 	err := x.device.driver.MemSetAccess(x.address, x.size, users...)
 	if err == nil {
@@ -79,7 +79,7 @@ func (b backing) grant(x *extent) error {
 	return err
 }
 
-// giveBack tells the process that has imported memory that it is not held here any more.
+// giveBack tells the process that owns imported memory that this process no longer holds it.
 func (b backing) giveBack() {
 	if i := b.imported; i != nil && i.number != 0 {
 		i.tell(i.number)
@@ -87,14 +87,14 @@ func (b backing) giveBack() {
 	}
 }
 
-// pausable reports whether a pause has something to take from a segment. It leaves user-mapped memory as it is where
-// the device has no access, for contents cannot be moved then, and where others hold the memory itself. Imported
-// memory has no contents to be moved.
+// pausable reports whether a pause has something to take from a segment. User-mapped memory stays as it is where its
+// device has no access, because its contents cannot be moved then, and where others hold the memory itself. Imported
+// memory has no contents to move.
 func (s *segment) pausable() bool {
 	return s.is(active) && (!s.isUserMapped() || s.isImported() || s.userMapped.lent == 0 && s.accessible())
 }
 
-// accessible reports whether its device can read and write the memory, so that contents can be moved.
+// accessible reports whether the segment's device can read and write the memory, so that contents can be moved.
 func (s *segment) accessible() bool {
 	own := cuda.Location{Kind: cuda.LocationDevice, ID: int32(s.device.ordinal)}
 	return !s.isUserMapped() ||

@@ -2,8 +2,8 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// Contexts calls use with each context of a device that the program has made itself, one after the other, and keeps
-// the program from destroying it meanwhile; it ends with the first error of use. The primary context is not among
+// Contexts calls use for each context that the program itself has made on a device, one at a time, and keeps the
+// program from destroying that context meanwhile. It stops at the first error of use. The primary context is not among
 // them.
 type Contexts func(ordinal int, use func(cuda.Context) error) error
 

@@ -14,7 +14,7 @@ type device struct {
 	driver      *cuda.Driver
 	ordinal     int
 	context     cuda.Context // the primary one, retained for good
-	uuid        string       // "": the driver does not tell
+	uuid        string       // "": the driver does not report it
 	granularity uint64
 	total       uint64
 	node        int         // NUMA node of the nearest host memory; -1: unknown
@@ -24,7 +24,7 @@ type device struct {
 	tags        map[string]*tag
 	space       *space.Space[segment]
 	peers       []int                 // devices that could have access to its memory
-	looking     sync.Mutex            // held while that is asked:
+	looking     sync.Mutex            // held while that is looked up:
 	access      atomic.Pointer[[]int] // which of them are used
 	pools       int64                 // bytes that NotePool has noted
 	made        uint64                // pending frees so far
@@ -50,11 +50,11 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	}
 	d := &device{driver: driver, ordinal: ordinal, tags: map[string]*tag{}}
 	rdma, err := driver.DeviceAttribute(cuda.AttributeGPUDirectRDMAWithVMMSupported, handle)
-	d.rdma = err == nil && rdma != 0 // older drivers do not know the question
+	d.rdma = err == nil && rdma != 0 // older drivers do not know the attribute
 	files, err := driver.DeviceAttribute(cuda.AttributeHandleTypeFileSupported, handle)
 	d.shareable.Store(err == nil && files != 0) // WSL has none
 	if d.node, err = driver.DeviceAttribute(cuda.AttributeHostNUMAID, handle); err != nil {
-		d.node = -1 // drivers before CUDA 12.2 do not know the question
+		d.node = -1 // drivers before CUDA 12.2 do not know the attribute
 	}
 	if d.uuid, err = driver.DeviceUUID(handle); err != nil {
 		d.uuid = ""
@@ -72,7 +72,7 @@ func newDevice(driver *cuda.Driver, ordinal int) (*device, error) {
 	return d, nil
 }
 
-// freeBytes is the device's own figure of free memory, in bytes.
+// freeBytes returns the device's own figure for free memory, in bytes.
 func (d *device) freeBytes() (bytes uint64, err error) {
 	err = d.driver.With(d.context, func() error {
 		bytes, _, err = d.driver.MemGetInfo()
@@ -90,19 +90,19 @@ func (d *device) tag(name string) *tag {
 	return t
 }
 
-// retire forgets a tag that has nothing any more: programs may name one for each of their steps.
+// retire forgets a tag that has nothing left: a program may use a new tag for each of its steps.
 func (d *device) retire(t *tag) {
 	if t.ranges.Empty() && len(t.segments) == 0 && d.tags[t.name] == t {
 		delete(d.tags, t.name)
 	}
 }
 
-// streams is how many streams a pause or resume uses at once, and some for those that the program makes meanwhile.
+// streams is the number of streams that a pause or resume uses at once, plus some that the program may make meanwhile.
 const streams = 16
 
-// haveStreams makes the driver take the device memory that streams need, which the driver keeps: a pause and a resume
-// are to leave as much in use as they found, so this comes at the first allocation with contents. A caller that needs a
-// stream meets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
+// haveStreams makes the driver take the device memory that streams need, which the driver then keeps. It runs at the
+// first allocation with contents, so that a pause and a resume leave as much memory in use as they found. A caller that
+// needs a stream gets an error again. (cuStreamCreate; 2 MiB each at the 2nd and at the 6th, seen on driver 580)
 func (d *device) haveStreams() {
 	if d.streamed.Swap(true) {
 		return

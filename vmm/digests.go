@@ -19,7 +19,7 @@ func (e *Engine) loadHasher(d *device) {
 	d.hashing = true
 	e.loading++
 	go func() {
-		_ = guard.Call(func() error { return e.hasher.Load(d.context) }) // a pause meets the error again
+		_ = guard.Call(func() error { return e.hasher.Load(d.context) }) // a pause gets the error again
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.loading--
@@ -27,8 +27,8 @@ func (e *Engine) loadHasher(d *device) {
 	}()
 }
 
-// hash returns the sums of segments, or nil when nobody needs them: of all with verify, else of the
-// incremental ones. A driver that cannot hash makes every pause a full one.
+// hash returns the sums of all segments with verify, else of the incremental ones, or nil when nobody needs any. A
+// driver that cannot hash makes every pause a full one.
 func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment][]digest.Sum, error) {
 	var hashed []*segment
 	var spans []digest.Span
@@ -57,7 +57,7 @@ func (e *Engine) hash(b *batch, segments []*segment, verify bool) (map[*segment]
 	return of, nil
 }
 
-// changed lists the blocks of a span whose sums differ, neighbours joined.
+// changed lists the blocks of a span whose sums differ, and joins neighbours.
 func changed(span backup.Span, before, after []digest.Sum) []backup.Range {
 	var ranges []backup.Range
 	for i := range after {

@@ -9,12 +9,12 @@ import (
 // awaitTime is the least time that an operation may wait for what it has discarded; see discarded.await.
 const awaitTime = 20 * time.Millisecond
 
-// discarded has the contents of segments that an operation gives up. Clients measure their memory when the operation
-// returns, and expect the system to have the memory of contents that are not kept.
+// discarded has the contents of segments that an operation gives up. Clients measure memory when the operation returns,
+// and expect the system to have back the memory of contents that are not kept.
 type discarded struct {
 	start    time.Time // of the operation, or of its first discarding
 	contents []backup.Contents
-	prompt   []bool // its segment wants the memory back in any case
+	prompt   []bool // its segment waits for that however long it takes
 }
 
 func (d *discarded) add(s *segment) {
@@ -25,7 +25,8 @@ func (d *discarded) add(s *segment) {
 }
 
 // await waits, with no lock held, until the system has back what was discarded: for prompt segments however long that
-// takes, for the rest a tenth of the operation's time, or awaitTime. The rest then goes on in the background.
+// takes, for others a tenth of the operation's time but at least awaitTime. What is left is given back in the
+// background.
 func (d *discarded) await(spent *spent) {
 	if len(d.contents) == 0 {
 		return

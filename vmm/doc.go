@@ -64,18 +64,18 @@
 //	    +--------------------+-------------------+
 //	     Pause, or the others go       Free
 //
-// Its extent goes through the steps none, created, mapped, accessible and back. Others see an active one at accessible,
-// and a paused one at none, or after an error at created or mapped: the next pause, resume or free goes on from there.
-// A worker on a segment or an extent owns it: a transition (aTransition), a driver call (aCall), or a free, made
-// or pending (aFree); lookups do not find a segment that a free owns.
+// Its extent goes through the steps none, created, mapped, accessible and back. Others see the extent of an active
+// segment at accessible, and that of a paused one at none, or after an error at created or mapped: the next pause,
+// resume or free goes on from there. A worker on a segment or an extent owns it: a transition (aTransition), a driver
+// call (aCall), or a free, made or pending (aFree); lookups do not find a segment that a free owns.
 //
 // # Locks
 //
-// In the order in which they are taken: transition, of which pauses, resumes, moves,
-// preparations and resets have turns; mu, over all records, space and small included, never held over a driver call
-// but those of newDevice and of the reservation of an arena; then mu of sharing, whose holder does nothing else, and
-// those inside backup, cuda, digest and reclaim, which call nobody above. A worker on extents without mu owns
-// them, and their segments where it changes those: others wait for settled. Nobody holds any of these while it waits
-// for anything of the program's: its streams and contexts (quiesce), its callbacks (track), other processes that
-// have its memory mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
+// They are taken in this order: transition, on which pauses, resumes, moves, preparations and resets take turns; mu,
+// over all records, those of space and small included; then mu of sharing, whose holder does nothing else, and the
+// locks inside backup, cuda, digest and reclaim, which call nobody above. mu is never held over a driver call, except
+// those of newDevice and the reservation of an arena. A worker on extents that does not hold mu owns them, and their
+// segments where it changes those; others wait for settled. Nobody holds any of these locks while waiting for anything
+// of the program's: its streams and contexts (quiesce), its callbacks (track), other processes that have its memory
+// mapped (awaitImporters), what pending frees wait for (reap, awaitDevices).
 package vmm

@@ -32,20 +32,20 @@ type Engine struct {
 	observe     func(Transition) // called with no lock held
 	transitions atomic.Uint64    // so far, also those that failed
 
-	cannotHash sync.Once // the note of it
+	cannotHash sync.Once // the warning of it
 
-	// transition is the lock of whatever works on many segments at once: a pause, a resume, a move, a preparation, a
-	// reset. They run one at a time.
+	// transition is the lock of operations on many segments at once: pause, resume, move, preparation, reset. They run
+	// one at a time.
 	transition ticketLock
 
-	// mu guards everything below. It is never held over a driver call, but for the first
-	// allocation of a device and the reservation of an arena.
+	// mu guards everything below. It is never held over a driver call, except at the first allocation on a device and
+	// at the reservation of an arena.
 	mu      sync.Mutex
 	settled sync.Cond // a pause or resume, or the loading of a kernel, has ended
 	devices map[int]*device
 	space   *space.Space[segment]
 	pending []*pendingFree
-	reaping bool               // a thread makes those that are due
+	reaping bool               // a thread makes the frees that are due
 	loading int                // kernels of the content hash
 	names   map[string]bool    // tags that were ever used
 	unknown map[[2]string]bool // operations and names that were warned of
@@ -60,8 +60,8 @@ type Engine struct {
 	checking atomic.Bool // see CheckInvariants
 }
 
-// New returns an engine on a driver. It calls announce, with a lock held, with the address range of each new arena; an
-// error from announce fails the allocation.
+// New returns an engine on a driver. It holds a lock when it calls announce with the address range of each new arena;
+// an error from announce fails the allocation.
 func New(driver *cuda.Driver, announce func(base uintptr, size uint64) error) *Engine {
 	e := &Engine{
 		driver:   driver,
@@ -97,7 +97,7 @@ func (e *Engine) unlocked(call func() error) error {
 	return guard.Call(call)
 }
 
-// device returns what is known of a device. The caller holds e.mu.
+// device returns what is known about a device. The caller holds e.mu.
 func (e *Engine) device(ordinal int) (*device, error) {
 	if d := e.devices[ordinal]; d != nil {
 		return d, nil
@@ -113,15 +113,15 @@ func (e *Engine) device(ordinal int) (*device, error) {
 	return d, err
 }
 
-// Shareable makes memory that can be exported to other processes, where devices can do that: by Share, or by the
-// program itself (cuMemRetainAllocationHandle, cuMemExportToShareableHandle). Call it before anything else. A process
-// that has memory from the program keeps it over a pause, and that memory is not free until the process lets go; the
-// segment gets other memory at the resume. Such memory is the segment's alone only if its extent is: see
+// Shareable sets whether to make memory that can be exported to other processes, where devices can do that: by Share,
+// or by the program itself (cuMemRetainAllocationHandle, cuMemExportToShareableHandle). Call it before anything else. A
+// process that got memory from the program keeps it over a pause, so that memory is not free until the process releases
+// it; the segment gets new memory at the resume. Such memory is the segment's alone only if its extent is: see
 // Options.ExtentBytes.
 func (e *Engine) Shareable(on bool) { e.shareable = on }
 
-// NotePool adds to the statistics how many bytes more, or fewer, of a device's memory a pool of this library holds
-// that it took from CUDA itself.
+// NotePool notes for the statistics that a pool of this library has taken bytes of a device's memory from CUDA itself,
+// or has given them back if bytes is negative.
 func (e *Engine) NotePool(ordinal int, bytes int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -151,5 +151,5 @@ func (e *Engine) known() []*device {
 // Contexts sets how the engine finds the contexts that the program makes. Call it before anything else.
 func (e *Engine) Contexts(contexts Contexts) { e.contexts = contexts }
 
-// Warn sets what gets a line for the user's log, rarely. Call it before anything else.
+// Warn sets the function that gets a line for the user's log, which is rare. Call it before anything else.
 func (e *Engine) Warn(warn func(string)) { e.warn = warn }

@@ -2,8 +2,8 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// What the engine itself refuses. Driver failures come as *cuda.Error, host memory that could not
-// be had as backup.ErrHostMemory; all of them may be wrapped.
+// What the engine itself refuses. Driver failures are *cuda.Error, a lack of host memory is backup.ErrHostMemory; any
+// of them may be wrapped.
 var (
 	// ErrInvalidAddress: the address is not the start of a live segment (never was, was freed, or
 	// lies inside one). Nothing was changed.
@@ -19,7 +19,7 @@ var (
 	// ErrTooLarge: the allocation is larger than the device's memory.
 	ErrTooLarge = cuda.Refuse(cuda.OutOfMemory, "the allocation is larger than the device's memory")
 
-	// ErrContext: memory made in the current context could not be waited for before a pause takes it away.
+	// ErrContext: a pause could not wait for work in the current context before it takes memory away.
 	ErrContext = cuda.Refuse(cuda.NotSupported, "the current CUDA context was made where this library could not see "+
 		"it (by a function that was found with dlsym, or as a green context), so its work could not be waited for "+
 		"before memory is paused; allocate with the primary context current, or outside regions")
@@ -37,7 +37,7 @@ var (
 	// ErrSilent: another process cannot be asked for its memory.
 	ErrSilent = cuda.Refuse(cuda.Timeout, "the process does not answer")
 
-	// ErrImported: other processes have memory mapped that is to be paused.
+	// ErrImported: other processes have mapped the memory that is to be paused.
 	ErrImported = cuda.Refuse(cuda.NotReady, "other processes have the memory mapped")
 
 	// ErrCapturing: a stream is being captured into a graph; end the capture first.

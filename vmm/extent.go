@@ -11,7 +11,7 @@ type extent struct {
 	device   *device
 	address  uintptr
 	size     uint64
-	segments []*segment // by address; those in slack are free, but cannot leave alone
+	segments []*segment // by address; those in slack are free, but cannot be released alone
 	live     int        // segments that are not in slack
 	owner    owner
 	step     step
@@ -47,7 +47,7 @@ func (x *extent) add(s *segment) {
 	x.size += s.length()
 }
 
-// make takes the extent as far as it is from nothing to accessible. After an error it holds what it had reached.
+// make takes the extent from wherever it is to accessible. After an error it stays at the step that it had reached.
 func (x *extent) make() error {
 	if err := x.create(); err != nil {
 		return err
@@ -67,7 +67,7 @@ func (x *extent) create() error {
 	return nil
 }
 
-// attach maps the handle and lets the device use it, as far as the program has.
+// attach maps the handle and gives devices access; of user-mapped memory it does as much as the program had done.
 func (x *extent) attach() error {
 	goal := x.goal()
 	if x.step < mapped && mapped <= goal {
@@ -119,7 +119,7 @@ func (x *extent) unmake() error {
 }
 
 // undo reverts a failed resume. Memory that an extent held before, because an undo or a release had failed, stays held:
-// it may have the only copy of contents.
+// it may hold the only copy of contents.
 func (x *extent) undo() error {
 	undo := x.unmake
 	if x.segments[0].extent == x {
@@ -130,7 +130,7 @@ func (x *extent) undo() error {
 	return err
 }
 
-// dissolve parts the segments from an extent that has no memory any more; its slack has gone with it.
+// dissolve separates the segments from an extent that no longer has memory; its slack is gone with the memory.
 func (e *Engine) dissolve(x *extent) {
 	if len(x.lent) > 0 {
 		e.sharing.forgetImporters(x.lent...)
@@ -145,7 +145,7 @@ func (e *Engine) dissolve(x *extent) {
 	}
 }
 
-// engage makes a driver call on extents while nobody else works on them. The caller holds e.mu, which is let go
+// engage makes a driver call on extents while nobody else works on them. The caller holds e.mu, which is released
 // meanwhile.
 func (e *Engine) engage(extents []*extent, call func() error) error {
 	for _, x := range extents {

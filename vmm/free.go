@@ -11,17 +11,17 @@ import (
 type allocation struct {
 	segment *segment
 	small   bool    // a part of it:
-	offset  uintptr // where that begins
+	offset  uintptr // where it begins
 }
 
-// Free ends an allocation, on the calling thread, after the devices have finished with it. Host memory of its contents
-// is back when Free returns, unless that takes long: see discarded. While a stream is being captured nothing may wait,
-// so FreeDeferred makes the free later. After any other error the allocation is still there, and the caller can try
-// again. Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// Free ends an allocation, on the calling thread, after the devices have finished with it. The system has the host
+// memory of its contents back when Free returns, unless that takes long: see discarded. While a stream is being
+// captured nothing may wait, so FreeDeferred makes the free later. After any other error the allocation is still there,
+// and the caller can try again. Errors: ErrInvalidAddress, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Free(address uintptr, capturing bool) (err error) {
 	if !capturing {
 		err = e.Quiesce(address)
-		capturing = errors.Is(err, ErrCapturing) // the program began it without our seeing
+		capturing = errors.Is(err, ErrCapturing) // the program began a capture that we did not see
 	}
 	if err != nil && !capturing {
 		return fmt.Errorf("freeing %#x: %w", address, err)
@@ -50,10 +50,10 @@ func (e *Engine) FreeIdle(address uintptr, capturing bool) (err error) {
 	return e.free(a)
 }
 
-// FreeAfter ends an allocation once the stream has done the work it holds now, as cudaFreeAsync. The caller waits for
-// none of that, only for a transition that works on the segment at the moment; a thread of ours asks now and then how
-// far the stream is. The stream must not be in a capture. Errors: ErrInvalidAddress, *cuda.Error; the segment is then
-// still there. (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
+// FreeAfter ends an allocation once the stream has done the work that it holds now, as cudaFreeAsync does. The caller
+// waits for none of that work, only for a transition that is working on the segment; a thread of the engine polls the
+// stream. The stream must not be in a capture. Errors: ErrInvalidAddress, *cuda.Error; the segment is then still there.
+// (cuStreamGetCtx, cuEventRecord, cuEventQuery, cuMemUnmap, cuMemRelease)
 func (e *Engine) FreeAfter(address uintptr, stream cuda.Stream) (err error) {
 	defer e.audit(&err)
 	var event cuda.Event
@@ -90,8 +90,8 @@ func (e *Engine) Quiesce(address uintptr) error {
 	return e.quiesce(d)
 }
 
-// Mark makes an event of a stream's work that may use the memory at an address; 0 for memory that nobody can be using.
-// IsDone ends the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
+// Mark returns an event behind a stream's work that may use the memory at an address; 0 for memory that nobody can be
+// using. IsDone destroys the event. Errors: *cuda.Error. (cuStreamGetCtx, cuEventRecord)
 func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	d := e.using(address)
 	if d == nil {
@@ -100,7 +100,7 @@ func (e *Engine) Mark(address uintptr, stream cuda.Stream) (cuda.Event, error) {
 	return d.mark(stream)
 }
 
-// IsDone reports whether the work of a Mark is done, or has gone with its context; it then ends the event.
+// IsDone reports whether the work of a Mark is done, or has gone with its context; it then destroys the event.
 // (cuEventQuery)
 func (e *Engine) IsDone(event cuda.Event) bool {
 	ask := func() error { return e.driver.EventQuery(event) }
@@ -169,7 +169,7 @@ func (e *Engine) claim(address uintptr) (allocation, error) {
 }
 
 // free ends a claimed allocation that the devices are done with; after an error it is live again. The caller holds
-// e.mu, which is let go for driver calls.
+// e.mu, which is released for driver calls.
 func (e *Engine) free(a allocation) error {
 	err := e.drop(a)
 	if err != nil {
@@ -204,11 +204,11 @@ func (a allocation) reinstate() {
 
 func (s *segment) reinstate() {
 	if s.owner = nobody; s.extent == nil || s.extent.step < accessible {
-		s.state = paused // it was before, or its extent is since a pause of others in it
+		s.state = paused // it was paused before, or a pause of others in its extent has taken the memory
 	}
 }
 
-// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is let go for driver
+// drop ends a claimed allocation that the devices are done with. The caller holds e.mu, which is released for driver
 // calls. After an error the segment, or block, is still there and claimed.
 func (e *Engine) drop(a allocation) error {
 	s := a.segment
@@ -253,7 +253,7 @@ func (e *Engine) drop(a allocation) error {
 	return nil
 }
 
-// unmap ends an extent. Its contents are gone once it is unmapped, so a release that the driver refuses comes later,
+// unmap ends an extent. Its contents are gone once it is unmapped, so a release that the driver refuses is made later,
 // and the caller need not know.
 func (x *extent) unmap() error {
 	if err := x.detach(); err != nil {
@@ -263,7 +263,7 @@ func (x *extent) unmap() error {
 	return nil
 }
 
-// drop releases what an unmapped extent holds, at a later time if the driver refuses.
+// drop releases what an unmapped extent holds, later if the driver refuses.
 func (x *extent) drop() {
 	if driver, handle, from := x.device.driver, x.handle, x.backing; x.step == created {
 		driver.End("device memory", func() error {

@@ -9,22 +9,22 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A gated pause stops the world around a program that does not help: libtms_reach.so holds its threads at their next
-// CUDA call, the engine waits for the work that they have given, and they go on when all memory is back. The engine
-// knows neither the threads nor what holds them.
+// A gated pause stops a program that does not cooperate: libtms_reach.so holds its threads at their next CUDA call, the
+// engine waits for the work that they have submitted, and the threads go on when all memory is back. The engine knows
+// neither the threads nor what holds them.
 
-// WhenUngated sets what is called, with a lock held, when nothing is left that a gated pause (Options.Gated) has
-// paused: all of it was resumed, freed, or went with a reset. Call it before anything else.
+// WhenUngated sets the function that is called, with a lock held, when nothing is left that a gated pause
+// (Options.Gated) has paused: all of it was resumed or freed, or went with a reset. Call it before anything else.
 func (e *Engine) WhenUngated(call func()) { e.whenUngated = call }
 
-// Gated reports whether a gated pause has anything paused.
+// Gated reports whether a gated pause still keeps anything paused.
 func (e *Engine) Gated() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.gating
 }
 
-// tellUngated follows whatever may have ended the last gated pause. The caller holds e.mu.
+// tellUngated is called after anything that may have ended the last gated pause. The caller holds e.mu.
 func (e *Engine) tellUngated() {
 	count := 0
 	for _, d := range e.devices {
@@ -40,9 +40,9 @@ func (e *Engine) tellUngated() {
 // ErrBusy: a device has not finished its work in time.
 var ErrBusy = errors.New("the devices have not finished the work that they were given")
 
-// AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls,
-// and does not wait in the driver, so that it can give up. busy makes the error for that, with the context current:
-// ask reports whether a stream has something left to do. Errors: ErrCapturing, that of busy, *cuda.Error.
+// AwaitIdle waits until all contexts of all devices have done their work, as long as nobody gives them more. It polls
+// instead of waiting in the driver, so that it can give up. busy then makes the error, with the context current: ask
+// reports whether a stream has something left to do. Errors: ErrCapturing, that of busy, *cuda.Error.
 // (cuCtxRecordEvent, cuEventQuery, cuCtxSynchronize)
 func (e *Engine) AwaitIdle(until time.Time, busy func(ordinal int, ask func(cuda.Stream) bool) error) error {
 	return e.eachContext(func(ordinal int, context cuda.Context) error {
@@ -84,11 +84,12 @@ func (e *Engine) awaitContext(context cuda.Context, until time.Time) error {
 	}
 }
 
-// soonAgain is for what holds up a pause.
+// soonAgain paces the polling where a pause is held up.
 var soonAgain = backoff.Backoff{Next: firstLook, Most: 200 * time.Microsecond}
 
-// awaitContextAside is for drivers before CUDA 12.5, which have no event for a whole context. A thread of ours waits
-// in the driver, and may still do so when this has given up; there is one such thread at a time.
+// awaitContextAside is for drivers before CUDA 12.5, which have no event for a whole context. A thread of the engine
+// waits in the driver, and may still wait there after awaitContextAside has given up; there is one such thread at a
+// time.
 func (e *Engine) awaitContextAside(context cuda.Context, until time.Time) error {
 	for wait := soonAgain; !e.waitingAside.CompareAndSwap(false, true); {
 		if !wait.Sleep(until) {

@@ -30,7 +30,7 @@ type imported struct {
 type importKey struct {
 	share   Share
 	ordinal int
-	handle  cuda.Handle // of an ImportHandle, which may come often; 0: of Import
+	handle  cuda.Handle // of one of several ImportHandle calls; 0: of Import
 }
 
 func (i *imported) key(s *segment) importKey {
@@ -48,8 +48,8 @@ type borrowed struct {
 	number uint64 // by which its process knows
 }
 
-// fetch asks the process for its memory, which must fit where it was in room bytes of addresses; 0: it may go
-// anywhere. fetch changes nothing here: it waits for another process, with nothing claimed or locked.
+// fetch asks the process for its memory, which must fit at its old place in room bytes of addresses; with room 0 it may
+// go anywhere. fetch changes nothing here: it waits for another process, with nothing claimed or locked.
 // (cuMemImportFromShareableHandle)
 func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	number := max(1, rand.Uint64())
@@ -80,7 +80,7 @@ func (i *imported) fetch(room uint64) (b borrowed, err error) {
 	return borrowed{handle, lent, number}, nil
 }
 
-// open is fetch of memory that the engine does not know yet.
+// open is fetch for memory that the engine does not know yet.
 func (i *imported) open() (b borrowed, err error) {
 	if b, err = i.fetch(0); err == nil {
 		i.number, i.offset, i.size = b.number, b.lent.Offset, b.lent.Size
@@ -88,7 +88,7 @@ func (i *imported) open() (b borrowed, err error) {
 	return b, err
 }
 
-// tell sends the process the notice that nothing is held under a number, and again soon where that fails.
+// tell notifies the process that nothing is held under a number, and tries again soon where that fails.
 func (i *imported) tell(number uint64) {
 	e, share := i.engine, i.share
 	notices := e.driver.Reclaim.Kind("notice to another process").Persist(noticeAgain)
@@ -167,8 +167,8 @@ func (e *Engine) Import(ordinal int, share Share, offset uint64) (address uintpt
 	return address, nil
 }
 
-// Close ends one Import of an address. The last one of a segment unmaps it when the devices have finished with it;
-// during a capture that comes later. Errors: ErrInvalidAddress, *cuda.Error; the import is then still there.
+// Close ends one Import of an address. The last Close of a segment unmaps it when the devices have finished with it;
+// during a capture that is done later. Errors: ErrInvalidAddress, *cuda.Error; the import is then still there.
 // (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 	defer e.audit(&err)
@@ -212,7 +212,7 @@ func (e *Engine) Close(address uintptr, capturing bool) (err error) {
 	}
 }
 
-// ImportedBytes is how much memory of other processes is mapped.
+// ImportedBytes returns how many bytes of other processes' memory are mapped.
 func (e *Engine) ImportedBytes() (bytes uint64) {
 	for _, s := range e.choose(nil, func(s *segment) bool { return s.isImported() && s.is(active) }) {
 		bytes += s.imported.size
@@ -221,13 +221,13 @@ func (e *Engine) ImportedBytes() (bytes uint64) {
 }
 
 // resumeImports maps other processes' memory again, at the addresses that it had. It waits for a process that has not
-// resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so one
-// that is stopped delays nobody else's. Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all the
-// same.
+// resumed the memory yet, or does not answer, with nothing claimed or locked. Each process has a thread here, so a
+// stopped process delays only its own memory. Errors: ErrShareGone, ErrSharePaused, *cuda.Error; the rest is mapped all
+// the same.
 func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segment) (first error) {
 	start := time.Now()
 	defer func() { o.spent.waited += time.Since(start) }()
-	of := map[Share][]*segment{} // by process: no ID
+	of := map[Share][]*segment{} // by process: a Share without its ID
 	for _, s := range segments {
 		process := Share{PID: s.imported.share.PID, Start: s.imported.share.Start}
 		of[process] = append(of[process], s)
@@ -246,7 +246,7 @@ func (e *Engine) resumeImports(o Options, wait time.Duration, segments []*segmen
 	return first
 }
 
-// resumeImportsOf is resumeImports of one process's memory.
+// resumeImportsOf is resumeImports for one process's memory.
 func (e *Engine) resumeImportsOf(tags []string, until time.Time, segments []*segment) error {
 	var gone error // of one try
 	for wait := (backoff.Backoff{Next: firstLook, Most: 8 * time.Millisecond}); ; wait.Sleep(until) {
@@ -261,7 +261,7 @@ func (e *Engine) resumeImportsOf(tags []string, until time.Time, segments []*seg
 	}
 }
 
-// fetched is what came of asking for memory.
+// fetched is the result of asking for memory.
 type fetched struct {
 	borrowed
 	room uint64 // for it
@@ -269,7 +269,7 @@ type fetched struct {
 }
 
 // fetchImports asks a process for its segments that are paused here, with nothing claimed or locked. Of a tag that is
-// still paused there it asks for one segment, but in the last try for all.
+// still paused there it asks for one segment, and for all only in the last try.
 func (e *Engine) fetchImports(segments []*segment, last bool) map[*segment]*fetched {
 	got := map[*segment]*fetched{}
 	var asked []*segment

@@ -17,7 +17,7 @@ var ErrInvariant = errors.New("the engine contradicts itself")
 // proportion to the records, so it is for finding defects.
 func (e *Engine) CheckInvariants(on bool) { e.checking.Store(on) }
 
-// audit adds what check finds to an operation's error, which defers it.
+// audit, deferred by an operation, adds what check finds to the operation's error.
 func (e *Engine) audit(err *error) {
 	if !e.checking.Load() {
 		return
@@ -46,13 +46,13 @@ func (e *Engine) inspect() error {
 
 // inspection collects what the tags say, to compare it with what the space says.
 type inspection struct {
-	idle    bool // no pause or resume goes on
+	idle    bool // no pause or resume is in progress
 	extents map[*extent]bool
 	owned   map[space.Span[segment]]bool
 }
 
-// check looks for a contradiction. There must be none whenever e.mu, which the caller holds, is free, whatever other
-// threads are in the middle of.
+// check looks for a contradiction. There must be none whenever e.mu is free, whatever other threads are in the middle
+// of. The caller holds e.mu.
 func (e *Engine) check() error {
 	i := &inspection{extents: map[*extent]bool{}, owned: map[space.Span[segment]]bool{}}
 	if i.idle = e.transition.TryLock(); i.idle {
@@ -139,7 +139,7 @@ func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
 			listed[s] = true
 		}
 	}
-	// Allocations in the making have spans that no segment is listed for.
+	// An allocation in progress has a span, but no listed segment yet.
 	return t.ranges.Check(func(s space.Span[segment]) bool { return i.owned[s] })
 }
 
@@ -263,12 +263,12 @@ func (e *Engine) checkOwners() error {
 	return nil
 }
 
-// checkWaiting checks the frees that callers were told are done.
+// checkWaiting checks the frees that their callers believe done.
 func (e *Engine) checkWaiting() error {
 	seen := map[allocation]bool{}
 	for _, f := range e.pending {
 		a := f.allocation
-		if f.stage == due || f.stage == made { // it may be in the making
+		if f.stage == due || f.stage == made { // it may be in progress
 			continue
 		}
 		gone := !a.small && a.segment.owner != aFree

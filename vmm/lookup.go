@@ -25,7 +25,7 @@ func (e *Engine) BackupPointer(address uintptr, size uint64) (uintptr, error) {
 	return s.contents.Host() + address - s.address, nil
 }
 
-// around returns the live allocation at, or just behind, which an address lies; without a segment there is none. The
+// around returns the live allocation that an address lies in or just behind; without a segment there is none. The
 // caller holds e.mu.
 func (e *Engine) around(address uintptr) allocation {
 	s := e.segmentAt(address)
@@ -35,7 +35,7 @@ func (e *Engine) around(address uintptr) allocation {
 	case s.isImported():
 		at := uintptr(s.imported.offset)
 		if uint64(address-s.address-at) >= s.imported.size {
-			return allocation{} // what came with it
+			return allocation{} // a neighbour that came with it
 		}
 		return allocation{segment: s, offset: at}
 	case s.slab == nil:
@@ -48,8 +48,8 @@ func (e *Engine) around(address uintptr) allocation {
 	return allocation{segment: s, small: true, offset: offset}
 }
 
-// DeviceOf returns the ordinal of the device that holds a live segment at, or around, an address. It is -1 where there
-// is none, and for another process's memory while it is mapped or lost: CUDA knows about that.
+// DeviceOf returns the ordinal of the device that holds a live segment at, or around, an address. It returns -1 where
+// there is none, and for another process's memory while it is mapped or lost: CUDA knows about that.
 func (e *Engine) DeviceOf(address uintptr) int {
 	e.mu.Lock()
 	defer e.mu.Unlock()

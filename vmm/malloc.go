@@ -21,16 +21,16 @@ type Request struct {
 	Incremental bool
 	Target      int          // of BackupPeer: the ordinal of the device that keeps contents; -1: any
 	Margin      uint64       // bytes of device memory that must stay free; 0: no margin
-	Context     cuda.Context // current to the calling thread; 0: none, or not known
+	Context     cuda.Context // current in the calling thread; 0: none, or not known
 	Capturing   bool         // a stream of the process is being captured
 	Prompt      bool         // a resume or free waits, however long, until the host memory that it gives up is back
 	Room        *space.Room  // addresses of a pool, where its segments are to lie side by side; nil: any of the tag's
 }
 
-// Malloc makes a segment, or a part of one for less than a granule, active, on the calling thread, and
-// returns its address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current to
-// a thread that had none. Addresses are aligned to 512 bytes.
-// Errors: ErrTooLarge, ErrMargin, ErrContext, *cuda.Error. (cuMemCreate, cuMemMap, cuMemSetAccess)
+// Malloc makes an active segment, or for less than a granule a part of one, on the calling thread, and returns its
+// address; 0 for no bytes. Like cudaMalloc it leaves the device's primary context current in a thread that had none.
+// Addresses are aligned to 512 bytes. Errors: ErrTooLarge, ErrMargin, ErrContext, *cuda.Error. (cuMemCreate, cuMemMap,
+// cuMemSetAccess)
 func (e *Engine) Malloc(r Request) (address uintptr, err error) {
 	defer e.audit(&err)
 	if r.Size == 0 {
@@ -67,7 +67,7 @@ func (e *Engine) mallocSmall(r Request) (uintptr, bool) {
 	return t.mallocSmall(r.policy(), r.Size)
 }
 
-// obtain makes memory of a device, and tries again when memory is short and frees that callers believe done were still
+// obtain makes memory of a device. It tries again when memory was short while frees that callers believe done were
 // pending. doing names the purpose in errors.
 func (e *Engine) obtain(r Request, doing string, take func(*device) error) error {
 	e.mu.Lock()
@@ -122,7 +122,7 @@ func (e *Engine) malloc(d *device, r Request) (uintptr, error) {
 		}
 		s.extent = x
 	}
-	_ = e.grantMissing(s.extent) // without access a device can still not copy it: no worse than before
+	_ = e.grantMissing(s.extent) // without access a device still cannot copy it: no worse than before
 	s.state, s.size, s.policy, s.slab = active, r.Size, p, nil
 	s.span.Enter(s)
 	t.add(s)
@@ -155,7 +155,7 @@ func (s *segment) vacate() {
 	s.device.retire(s.tag)
 }
 
-// abandon ends a segment whose extent could not be made; later, by a free, where the driver refuses to undo it.
+// abandon ends a segment whose extent could not be made; where the driver refuses to undo it, a free does so later.
 func (e *Engine) abandon(s *segment, x *extent, err error) {
 	if x.step == none {
 		s.vacate()
@@ -183,7 +183,7 @@ func (e *Engine) makeOrUndo(x *extent, r Request) error {
 	})
 }
 
-// withinMargin takes whole granules of a device's memory if that leaves the margin, also while a stream is being
+// withinMargin takes whole granules of a device's memory if that leaves the margin, even while a stream is being
 // captured.
 func (e *Engine) withinMargin(d *device, r Request, take func() error) error {
 	if r.Capturing {

@@ -10,26 +10,26 @@ import (
 	"time"
 )
 
-// Transition is what an observer of the engine hears of a pause, resume or move.
+// Transition is what an observer of the engine learns about a pause, resume or move.
 type Transition struct {
 	Number    uint64   // the same when it begins and when it is over, from 1 on
 	Operation string   // "pause", "resume" or "move"
 	Tags      []string // nil: every tag
 	Over      bool     // else it begins, and nothing more is known
 	Err       error
-	Bytes     uint64 // of device memory given back or taken; of a move, of contents
+	Bytes     uint64 // of device memory given back or taken; for a move, of contents
 	Copied    uint64 // bytes of contents
-	// Took is the whole time, with what the caller had waited for the program before. Waited is the part for the
-	// program, the devices, other operations, memory, and what was discarded; Copying the part for contents; the rest
-	// is the driver's work on mappings. Each counts the slowest device.
+	// Took is the whole time, including the caller's wait for the program before. Waited is the part spent waiting for
+	// the program, the devices, other operations, memory, and discarded contents; Copying is the part spent on
+	// contents; the rest is the driver's work on mappings. Each counts the slowest device.
 	Took, Waited, Copying time.Duration
 }
 
-// Observe sets what is called when a transition begins and when it ends, on its thread, with no lock of the engine
-// held. Call it before anything else.
+// Observe sets the function that is called when a transition begins and when it ends, on the transition's thread, with
+// no lock of the engine held. Call it before anything else.
 func (e *Engine) Observe(observe func(Transition)) { e.observe = observe }
 
-// Allocation is memory that the program has: a segment, or a small allocation of those that share one.
+// Allocation is memory that the program has: a segment, or one of the small allocations that share a segment.
 type Allocation struct {
 	Address uintptr
 	Size    uint64 // bytes
@@ -45,7 +45,7 @@ func (e *Engine) Allocations(f func(Allocation)) {
 	for _, d := range e.devices {
 		for _, t := range d.tags {
 			for _, s := range t.segments {
-				if s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while it is paused
+				if s.owner == aFree || s.isImported() || s.address == 0 { // 0: it was unmapped while paused
 					continue
 				}
 				if s.slab == nil {
@@ -112,10 +112,10 @@ func (e *Engine) observed(operation string, o *Options, bytes *uint64, err *erro
 
 const (
 	namesTold   = 8  // how many tags a warning names
-	unknownTold = 16 // of how many unknown tags it warns
+	unknownTold = 16 // how many unknown tags it warns of
 )
 
-// warnUnknown warns, once for an operation and a name, that nothing was ever allocated with the tag: most likely it is
+// warnUnknown warns, once per operation and name, that nothing was ever allocated with the tag: most likely it is
 // misspelt.
 func (e *Engine) warnUnknown(operation, name string) {
 	e.mu.Lock()

@@ -10,18 +10,18 @@ import (
 
 // Pause releases the physical memory of every active segment with the tags, on all devices, after
 // saving the contents of those that have a backup (unless Options.Discard), and returns how many bytes that was.
-// When it returns, the memory is free for others; host memory of contents that it discards is back, unless that takes
-// long: see discarded.
+// When it returns, the memory is free for others; the system has the host memory of discarded contents back, unless
+// that takes long: see discarded.
 //
-// It is a transaction: wait for the devices; save contents; unmap all; release all. An error in
-// one of the first three leaves every segment active; one while releasing leaves them paused, with
-// the memory that was refused still held, and another Pause releases it.
+// It is a transaction: wait for the devices; save contents; unmap all; release all. An error in one of the first three
+// steps leaves every segment active. An error in the last leaves them paused; memory that the driver did not release is
+// still held, and another Pause releases it.
 //
 // Where processes share memory there are two such transactions. The first unmaps other processes' memory and waits for
-// none of them; the second takes this process's own, once no other process has it mapped. Each process that pauses does
-// so, so two that have each other's memory need no order. If the second fails, the first is undone, as far as the other
-// processes let it.
-// Errors: ErrCapturing, ErrImported, backup.ErrHostMemory, *cuda.Error. (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
+// none of them; the second takes this process's own, once no other process has it mapped. Every process that pauses
+// does so, so two that have each other's memory mapped may pause in any order. If the second fails, the first is
+// undone, as far as the other processes let it. Errors: ErrCapturing, ErrImported, backup.ErrHostMemory, *cuda.Error.
+// (cuCtxSynchronize, cuMemUnmap, cuMemRelease)
 func (e *Engine) Pause(o Options) (freed uint64, err error) {
 	defer e.audit(&err)
 	defer e.observed("pause", &o, &freed, &err)()
@@ -51,14 +51,14 @@ func (e *Engine) Pause(o Options) (freed uint64, err error) {
 }
 
 // pausePart pauses the memory of other processes, or this one's own. It returns how many bytes that freed, and which
-// segments lost their memory, also after an error.
+// segments lost their memory, even after an error.
 func (e *Engine) pausePart(o *Options, theirs bool) (freed uint64, taken []*segment, err error) {
 	start := time.Now()
 	wanted := func(s *segment) bool {
 		return s.isImported() == theirs && (s.pausable() || s.is(paused) && s.extent != nil)
 	}
 	// The devices finish here what was submitted before the call, while this thread holds nothing that another thread
-	// of the host may need to let them. A kernel launched during a pause must not use the tag's memory.
+	// of the host may need for that. A kernel launched during a pause must not use the tag's memory.
 	var devices []*device
 	goes := func(s *segment) bool { return wanted(s) || s.isImported() == theirs && s.owner == aFree }
 	for _, s := range e.choose(o.Tags, goes) {
@@ -136,8 +136,8 @@ func (o *Options) backupOf(s *segment) BackupKind {
 	return s.backup
 }
 
-// saveAll copies the contents of the active segments that have a backup. It refuses before anything is copied where
-// there is no directory for files, or too little host memory.
+// saveAll copies the contents of the active segments that have a backup. Where there is no directory for files, or too
+// little host memory, it refuses before anything is copied.
 func (e *Engine) saveAll(batches []*batch, o *Options) error {
 	toDisk := func(s *segment) bool { return s.state == active && o.backupOf(s) == BackupDisk }
 	for _, b := range batches {
@@ -201,8 +201,8 @@ func (e *Engine) save(b *batch, o *Options) error {
 	return nil
 }
 
-// dropSaved discards what a failed pause saved, but not what was kept from before, nor what a
-// segment needs that is paused all the same because it could not be mapped again.
+// dropSaved discards what a failed pause saved. It keeps what was kept from before, and the contents of a segment that
+// is paused all the same because it could not be mapped again.
 func dropSaved(batches []*batch) {
 	for _, b := range batches {
 		for _, s := range b.segments {
@@ -219,8 +219,8 @@ func dropSaved(batches []*batch) {
 	}
 }
 
-// unmap detaches all extents, or after an error maps again those that it had detached. What the driver does not map
-// again is left paused, with its memory held, so nothing is lost.
+// unmap detaches all extents, or after an error maps those again that it had detached. What the driver does not map
+// again stays paused, with its memory held, so nothing is lost.
 func unmap(batches []*batch) error {
 	var undo []*extent
 	for _, b := range batches {

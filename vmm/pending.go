@@ -26,7 +26,7 @@ type pendingFree struct {
 type stage int
 
 const (
-	unwaited  stage = iota // a capture forbids to wait for the devices, or the wait failed
+	unwaited  stage = iota // a capture forbids waiting for the devices, or the wait failed
 	onDevices              // a thread waits until the devices have finished with it
 	onStream               // its stream has not reached it
 	due                    // nothing uses the memory any more
@@ -34,7 +34,7 @@ const (
 	made
 )
 
-// inProgress reports whether a free comes without anybody's help.
+// inProgress reports whether a free will be made without a further call.
 func (f *pendingFree) inProgress() bool {
 	return f.stage == onDevices || f.stage == onStream || f.stage == due
 }
@@ -50,8 +50,8 @@ const (
 // up the others: so the engine polls them.
 const firstLook = 20 * time.Microsecond
 
-// patience is how long to wait for a program that runs ahead of its streams. It has an end, for a stream may wait for
-// the very thread that allocates.
+// patience is how long to wait for a program that runs ahead of its streams. It is bounded, because a stream may wait
+// for the very thread that allocates.
 const patience = time.Second
 
 // putOff frees a claimed allocation later. The caller holds e.mu.
@@ -60,9 +60,9 @@ func (e *Engine) putOff(f pendingFree) {
 	e.startReaping()
 }
 
-// FreeDeferred makes the frees that a capture, or a refusal of the driver, has put off, and gives back what else the
-// driver has refused. It waits while at least one of them comes each second; the rest comes when the devices have
-// finished with it, or stays for the next time.
+// FreeDeferred makes the frees that a capture or a refusal by the driver has put off, and gives back what else the
+// driver has refused. It waits while at least one of them is made each second; the rest are made when the devices have
+// finished with them, or stay for the next time.
 func (e *Engine) FreeDeferred() {
 	e.renew()
 	e.mu.Lock()
@@ -71,7 +71,7 @@ func (e *Engine) FreeDeferred() {
 	}
 }
 
-// renew begins to make the frees that were put off, and returns how many of the other refused things are back.
+// renew begins to make the frees that were put off, and returns how many of the other refused things were given back.
 func (e *Engine) renew() (back int) {
 	back = e.driver.Reclaim.Retry()
 	e.mu.Lock()
@@ -153,7 +153,7 @@ func (e *Engine) reap() error {
 	return nil
 }
 
-// makePending makes a free, unless its stream has not reached it, and reports whether it has changed anything.
+// makePending makes a free, unless its stream has not reached it, and reports whether anything changed.
 func (e *Engine) makePending(f *pendingFree) bool {
 	if f.stage == onStream {
 		err := e.unlocked(func() error {
@@ -189,8 +189,8 @@ func (e *Engine) pendingOf(meant func(*pendingFree) bool) (frees []*pendingFree)
 	return frees
 }
 
-// awaitAny waits until meant leaves out one of the frees that it picks now. It returns false where there is none, or
-// none has come for too long. The caller holds e.mu.
+// awaitAny waits until meant no longer picks one of the frees that it picks now. It returns false where it picks none,
+// or where none was made for too long. The caller holds e.mu.
 func (e *Engine) awaitAny(meant func(*pendingFree) bool) bool {
 	before := e.pendingOf(meant)
 	for start := time.Now(); len(before) > 0 && time.Since(start) < patience; {
@@ -213,7 +213,7 @@ func (e *Engine) awaitFree(d *device, were *uint64) bool {
 	return more
 }
 
-// finish waits until frees are made, or put off once more. They may need nothing of the caller, which holds e.mu.
+// finish waits until frees are made, or put off once more. They must not depend on the caller, which holds e.mu.
 func (e *Engine) finish(frees []*pendingFree) {
 	for _, f := range frees {
 		for f.inProgress() {

@@ -2,7 +2,7 @@ package vmm
 
 import "tms/vmm/cuda"
 
-// poisonWord is not a number in every format there is: 16, 32 and 64 bits, and both of 8 bits.
+// poisonWord is NaN in every floating-point format: of 16, 32 and 64 bits, and both of 8 bits.
 const poisonWord = 0x7fff7fff
 
 // poison fills the memory of resumed segments whose contents were not kept, so that a silent use of lost

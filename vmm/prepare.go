@@ -6,9 +6,9 @@ import (
 	"tms/vmm/backup"
 )
 
-// Prepare begins to pin host memory for the active segments with the tags (nil: every tag) that have a host backup, so
-// that their next pause runs at the speed of the link, and returns at once. The caller must call finish, on any
-// thread: it does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
+// Prepare takes a turn to pin host memory for the active segments with the tags (nil: every tag) that have a host
+// backup, so that their next pause runs at the speed of the link. It returns at once; the caller must call finish, on
+// any thread, which does the work. A pause, resume or trim that comes after Prepare waits for it. Errors of finish:
 // backup.ErrHostMemory, *cuda.Error; nothing is then held. (cuMemHostRegister)
 func (e *Engine) Prepare(tags []string) (finish func() error) {
 	ticket := e.transition.ask()

@@ -8,9 +8,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// quiesce waits for every context of the process, for any of them can be using memory of some devices: a copy by
-// another device's stream needs no access where the driver stages it. The driver does not wait when memory is
-// unmapped; work that still uses it dies with an error that stays.
+// quiesce waits for every context of the process, because any of them can be using memory of the devices: a copy by
+// another device's stream needs no access where the driver stages it. The driver does not wait when memory is unmapped;
+// work that still uses it dies with a sticky error.
 //
 // The program decides how long that takes: a stream may wait for a host thread, which may be about to call us. So the
 // caller holds no lock and has claimed nothing. (cuCtxRecordEvent, cuEventSynchronize)
@@ -67,8 +67,8 @@ func (e *Engine) withPrimary(ordinal int, use func(cuda.Context) error) error {
 	return use(context)
 }
 
-// synchronize waits for a context. On drivers before CUDA 12.5 nobody may begin a capture while it enters
-// cuCtxSynchronize, and it cannot keep the program from that as long as it waits.
+// synchronize waits for a context. On drivers before CUDA 12.5 no capture may begin while it enters cuCtxSynchronize,
+// but it cannot keep the program from beginning one for as long as that call waits.
 func (e *Engine) synchronize(context cuda.Context) error {
 	return e.driver.With(context, func() error {
 		event, err := e.recordWork(context)
@@ -83,7 +83,7 @@ func (e *Engine) synchronize(context cuda.Context) error {
 	})
 }
 
-// recordWork makes an event of all work that the current context has so far. That breaks captures, so it comes at a
+// recordWork records an event behind all work that the context has so far. That breaks captures, so it is done at a
 // moment without any. Errors: cuda.NotSupported before CUDA 12.5; cuda.StreamCaptureUnsupported.
 func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) {
 	if event, err = e.driver.EventCreate(); err != nil {
@@ -95,6 +95,7 @@ func (e *Engine) recordWork(context cuda.Context) (event cuda.Event, err error) 
 	return event, err
 }
 
-// WithoutCaptures sets what calls a short function while no stream is being captured, and holds up threads that would
-// begin a capture; during a capture it returns cuda.StreamCaptureUnsupported instead. Call it before anything else.
+// WithoutCaptures sets the function that calls a short function f while no stream is being captured, and holds up
+// threads that would begin a capture; during a capture it returns cuda.StreamCaptureUnsupported instead. Call it before
+// anything else.
 func (e *Engine) WithoutCaptures(call func(f func() error) error) { e.withoutCaptures = call }

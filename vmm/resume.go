@@ -20,7 +20,7 @@ import (
 // their segment, and of those resumed with it, until the program frees it.
 //
 // Host memory of contents that are not kept is back when Resume returns, unless that takes long: see discarded. Resume
-// waits for device memory that is short, for Options.Wait. Errors: ErrCapturing, ErrContents, disk.ErrContentsLost,
+// waits up to Options.Wait for device memory that is short. Errors: ErrCapturing, ErrContents, disk.ErrContentsLost,
 // *cuda.Error with cuda.OutOfMemory when others hold the memory. (cuMemCreate, cuMemMap, cuMemSetAccess)
 func (e *Engine) Resume(o Options) (mapped uint64, err error) {
 	defer e.audit(&err)
@@ -68,8 +68,8 @@ func (e *Engine) resume(batches []*batch, o Options) error {
 	if err := parallel(batches, func(b *batch) error { return e.restore(b, o) }); err != nil {
 		for _, b := range batches {
 			for _, x := range b.extents {
-				// A second failure leaves a step undone; the extent knows, and the next
-				// resume, pause or free goes on from there.
+				// A second failure leaves a step in place; the extent records that, and the next resume, pause or free
+				// goes on from there.
 				_ = x.undo()
 			}
 		}
@@ -219,8 +219,8 @@ func (e *Engine) gather(batches []*batch, limit uint64) (bytes uint64) {
 	return bytes
 }
 
-// follows reports whether a segment can share an extent with the one before it. Slack can be joined later within a
-// range only, and a segment that other processes open must stand alone (share.go).
+// follows reports whether a segment can share an extent with the one before it. Slack can later be joined only within
+// one range, and a segment that other processes open must stand alone (share.go).
 func (s *segment) follows(last *segment) bool {
 	return s.span.SameRange(last.span) && s.address == last.address+uintptr(last.length()) &&
 		!s.isUserMapped() && !last.isUserMapped() && s.shared == 0 && last.shared == 0

@@ -15,7 +15,7 @@ const (
 	BackupNone BackupKind = iota // nowhere: contents are lost
 	BackupHost                   // in pinned host memory
 	BackupDisk                   // in files
-	BackupPeer                   // in the memory of another device, or of the host where that cannot be
+	BackupPeer                   // in the memory of another device, or of the host where that is impossible
 )
 
 // segment is whole granules of a tag: what one cudaMalloc got, or what small ones share.
@@ -32,7 +32,7 @@ type segment struct {
 	extent  *extent     // its memory; nil: none
 	slab    *small.Slab // the small allocations in it; nil: it is one allocation
 	listed  bool        // in its tag's list of slabs with room
-	backing             // of user-mapped memory there is no span, of imported memory nothing kept
+	backing             // user-mapped memory has no span, imported memory has nothing kept
 	shared  uint64      // its name for other processes; 0: it has none
 	kept
 	gated   bool    // a gated pause has paused it
@@ -52,7 +52,7 @@ func (s *segment) backupSpan() backup.Span {
 	return backup.Span{Address: s.address, Size: s.length()}
 }
 
-// mapped reports whether the device may be using it. The caller holds the engine's lock.
+// mapped reports whether the device may be using the segment. The caller holds the engine's lock.
 func (s *segment) mapped() bool {
 	return s.extent != nil && (s.extent.owner != nobody || s.extent.step >= mapped)
 }
@@ -98,14 +98,14 @@ const (
 	slack        // free, in an extent that others still use
 )
 
-// owner is the worker on a segment, or an extent, also while e.mu is free. Others wait for settled.
+// owner is the worker on a segment, or an extent, even while e.mu is free. Others wait for settled.
 type owner int
 
 const (
 	nobody      owner = iota
-	aTransition       // others still see what was before; outcome has what comes of it
+	aTransition       // others still see the old state; outcome has the new one
 	aCall             // a driver call on an extent
-	aFree             // a free, made or pending: lookups do not find the segment any more
+	aFree             // a free, made or pending: lookups no longer find the segment
 )
 
 // is reports whether a segment is in a state, and not about to be freed.

@@ -19,14 +19,14 @@ import (
 // importers, and goes on when nobody has it mapped; importers unmap it in their own pauses, and never wait there.
 //
 // The driver exports and maps whole extents. A resume gives an exported segment an extent of its own. An importer that
-// had mapped it among its neighbours keeps room for those, so its addresses stay. Until then the importer can read and
-// write the neighbours too, as with CUDA's own handles for the same 2 MiB; it belongs to the same user, who may look
-// at this process's memory anyway.
+// had mapped it with its neighbours keeps room for those, so that its addresses stay. Until then the importer can read
+// and write the neighbours too, as with CUDA's own handles for the same 2 MiB; it belongs to the same user, who may
+// look at this process's memory anyway.
 
 // Share names a segment for other processes.
 type Share struct {
 	PID   int
-	Start uint64 // of the process (process.Started): another may have its number by now
+	Start uint64 // of the process (process.Started): another process may have its PID by now
 	ID    uint64 // random
 }
 
@@ -49,11 +49,11 @@ type Lent struct {
 
 // Processes is how the engine speaks to other processes.
 type Processes interface {
-	// Fetch asks for the memory, under a number of the caller's. Errors: ErrShareGone, ErrSharePaused; after any
-	// other, as ErrSilent, the other process may hold the memory for the number all the same.
+	// Fetch asks for the memory, under a number that the caller chooses. Errors: ErrShareGone, ErrSharePaused; after
+	// any other error, such as ErrSilent, the other process may still hold the memory for the number.
 	Fetch(share Share, number uint64) (Lent, error)
-	// Return gives notice that the memory is not mapped under the number any more, and waits for nothing. An error:
-	// the notice could not be sent.
+	// Return gives notice that the memory is no longer mapped under the number, and waits for nothing. An error means
+	// that the notice could not be sent.
 	Return(share Share, number uint64) error
 	// Gone reports whether an importer has ended.
 	Gone(importer Importer) bool
@@ -64,17 +64,16 @@ type sharing struct {
 	processes Processes
 	// Guarded by the engine's lock.
 	shares  map[uint64]*segment
-	closing []*Options // the pauses that go on: nobody gets memory of their tags
+	closing []*Options // the pauses in progress: nobody gets memory of their tags
 	imports map[importKey]*segment
 	opening map[importKey]bool // by an Import in progress
 
-	// mu is for the thread that hears other processes, which may wait for nothing: code that holds mu does nothing
-	// else.
+	// mu is for the thread that serves other processes, which must not wait: code that holds mu does nothing else.
 	mu        sync.Mutex
 	importers map[uint64][]Importer // by id; of a freed segment as long as its extent is there
 }
 
-// closed reports whether a pause of the tag goes on. The caller holds the engine's lock.
+// closed reports whether a pause of the tag is in progress. The caller holds the engine's lock.
 func (s *sharing) closed(tag string) bool {
 	closes := func(o *Options) bool { return o.Tags == nil || slices.Contains(o.Tags, tag) }
 	return slices.ContainsFunc(s.closing, closes)
@@ -83,8 +82,9 @@ func (s *sharing) closed(tag string) bool {
 // Processes sets how to speak to other processes. Call it before anything else.
 func (e *Engine) Processes(p Processes) { e.sharing.processes = p }
 
-// Share names the segment of an allocation for other processes: its id, where in the segment the allocation begins, and
-// the size of the segment, in bytes. Errors: ErrInvalidAddress, ErrNotShareable, cuda.NotSupported.
+// Share names the segment of an allocation for other processes. It returns the segment's id, the offset at which the
+// allocation begins in it, and the segment's size in bytes. Errors: ErrInvalidAddress, ErrNotShareable,
+// cuda.NotSupported.
 func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -104,7 +104,7 @@ func (e *Engine) Share(address uintptr) (id, offset, size uint64, err error) {
 	return e.sharing.name(s), uint64(a.address() - s.address), s.length(), nil
 }
 
-// plain reports whether other processes can have nothing of a segment. The caller holds the engine's lock.
+// plain reports whether a segment cannot be given to other processes. The caller holds the engine's lock.
 func (s *segment) plain() bool {
 	return !s.device.shareable.Load() || s.extent != nil && s.extent.plain
 }
@@ -138,7 +138,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 		case s.extent.owner != nobody:
 			e.settled.Wait()
 			continue
-		case s.extent.plain: // it was named while the extent was made
+		case s.extent.plain: // it was named while the extent was being made
 			return lent, s.errPlain()
 		}
 		// From now on a pause waits for it.
@@ -160,7 +160,7 @@ func (e *Engine) Export(id uint64, to Importer) (lent Lent, err error) {
 	}
 }
 
-// Returned notes that an importer does not have a segment any more. It never waits.
+// Returned notes that an importer no longer has a segment. It never waits.
 func (e *Engine) Returned(id uint64, pid int, number uint64) {
 	e.sharing.mu.Lock()
 	defer e.sharing.mu.Unlock()
@@ -237,7 +237,8 @@ func (e *Engine) closeShares(o *Options) (open func()) {
 	}
 }
 
-// remap maps other processes' memory again that a pause has unmapped before it failed, and returns why it failed.
+// remap maps again the memory of other processes that a pause had unmapped before it failed, and returns why the pause
+// failed.
 func (e *Engine) remap(o *Options, theirs []*segment, failed error) error {
 	wait := soon // others have paused, and do not come back because of this one
 	if errors.Is(failed, ErrImported) {

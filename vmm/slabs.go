@@ -37,7 +37,7 @@ func (t *tag) listSlab(s *segment) {
 	}
 }
 
-// unlistSlab forgets a slab that goes.
+// unlistSlab drops a slab from its list: the slab is about to go.
 func (t *tag) unlistSlab(s *segment) {
 	if !s.listed {
 		return

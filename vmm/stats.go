@@ -10,8 +10,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// KnownStats is Stats without a call of the driver, which would wait while the process is checkpointed. Errors: a
-// thread that waits in the driver holds the records.
+// KnownStats is Stats without a driver call, which would wait while the process is checkpointed. Errors: a thread that
+// waits in the driver holds the records.
 func (e *Engine) KnownStats() (stats.Stats, error) {
 	for until := time.Now().Add(knownWithin); !e.mu.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
@@ -27,7 +27,7 @@ func (e *Engine) KnownStats() (stats.Stats, error) {
 // knownWithin is how long KnownStats waits for the records.
 const knownWithin = time.Second
 
-// Recorded is Stats as far as the engine's records go, without a call of the driver.
+// Recorded is Stats as far as the engine's records go, without a driver call.
 func (e *Engine) Recorded() stats.Stats {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +47,7 @@ func (e *Engine) Stats() (stats.Stats, error) {
 			return stats.Stats{}, err
 		}
 		own.BackupBytes = e.peer.Held(d.ordinal)
-		// The figures come from different moments, so their difference may be less than nothing.
+		// The figures come from different moments, so their difference may be negative.
 		used := own.TotalBytes - own.FreeBytes
 		tracked := own.LiveBytes + own.SlackBytes + own.PoolBytes + own.BackupBytes
 		own.UntrackedBytes = used - min(used, tracked)
@@ -55,7 +55,7 @@ func (e *Engine) Stats() (stats.Stats, error) {
 	return held, nil
 }
 
-// recorded returns what the records have. The caller holds e.mu.
+// recorded returns what the records say. The caller holds e.mu.
 func (e *Engine) recorded() (stats.Stats, []*device) {
 	held := stats.Stats{Devices: []stats.Device{}}
 	devices := slices.SortedFunc(maps.Values(e.devices), func(x, y *device) int { return x.ordinal - y.ordinal })
@@ -66,7 +66,7 @@ func (e *Engine) recorded() (stats.Stats, []*device) {
 	return held, devices
 }
 
-// statsOf returns what the records have of a device. The caller holds e.mu.
+// statsOf returns what the records say about a device. The caller holds e.mu.
 func (e *Engine) statsOf(d *device) stats.Device {
 	of := stats.Device{Device: d.ordinal, UUID: d.uuid, TotalBytes: d.total, Tags: []stats.Tag{},
 		Progress: d.readProgress(), PoolBytes: uint64(max(0, d.pools))}

@@ -47,7 +47,7 @@ func (t *tag) remove(s *segment) {
 	t.segments = removeAt(t.segments, s.index)
 }
 
-// addSlack notes a segment that is free but whose memory cannot leave alone, joined with the slack beside it.
+// addSlack notes a free segment whose memory cannot be released alone, and joins it with the slack beside it.
 func (t *tag) addSlack(s *segment) {
 	x := s.extent
 	at, _ := slices.BinarySearchFunc(x.segments, s.address, compareAddress)
@@ -84,8 +84,8 @@ func (t *tag) slackBytes(granularity uint64) (bytes uint64) {
 	return bytes
 }
 
-// takeSlack returns a segment of as many granules that has its memory already, split from the smallest in the room
-// that is large enough; nil if there is none.
+// takeSlack returns a segment of that many granules that already has its memory, split from the smallest slack in the
+// room that is large enough; nil if there is none.
 func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	var best *segment
 	for count, list := range t.slack {
@@ -115,7 +115,7 @@ func (t *tag) takeSlack(granules uint32, room *space.Room) *segment {
 	return best
 }
 
-// slackNote says, behind an error for want of memory, how much slack there is.
+// slackNote returns the text that tells, behind an out-of-memory error, how much slack there is.
 func (e *Engine) slackNote(d *device, err error) string {
 	if !errors.Is(err, cuda.OutOfMemory) {
 		return ""

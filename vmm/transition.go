@@ -29,7 +29,7 @@ type Options struct {
 	Progress     func(stats.Progress) // nil, or called now and then with how much is copied
 	Capturing    bool                 // a stream of the process is being captured
 	Gated        bool                 // the gate is closed: nobody can give the devices work; see WhenUngated
-	Importers    time.Duration        // how long a pause waits until others have unmapped memory, a resume for theirs
+	Importers    time.Duration        // how long a pause waits for others to unmap memory, and a resume for theirs
 	Asked        time.Time            // when the caller began to wait for the program before a pause; or zero
 	discarded    *discarded           // by a resume, or a pause with Discard
 	spent        *spent
@@ -231,8 +231,8 @@ func parallel(batches []*batch, f func(*batch) error) error {
 	return first
 }
 
-// ticketLock is a lock that is had in the order in which it was asked for. Asking and waiting are two steps:
-// what is to go on in the background has its place in the order when the call that begins it returns.
+// ticketLock is a lock that callers get in the order in which they asked for it. Asking and waiting are two steps, so
+// that background work has its place in the order when the call that begins it returns.
 type ticketLock struct {
 	mu            sync.Mutex
 	turn          sync.Cond // serving has changed

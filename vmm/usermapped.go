@@ -8,9 +8,9 @@ import (
 )
 
 // userMapped is memory that a program makes and maps itself, with the driver's functions for virtual memory, inside a
-// region, or had from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent
-// is its own, made as the program asked for it. The program knows it by a handle of ours, for a resume puts another of
-// the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
+// region, or got from another process (usermapped_share.go). It is a segment of its tag while it is mapped; its extent
+// is its own, made as the program asked for it. The program knows it by a handle of ours, because a resume puts a new
+// one of the driver's behind it. Its addresses lie outside the arenas, in reservations that stay the program's.
 type userMapped struct {
 	handle     cuda.Handle // ours
 	size       uint64      // of the memory; the mapping may be shorter
@@ -71,7 +71,7 @@ func (e *Engine) unmapped(s *segment) {
 }
 
 // leaveUnmapped takes user-mapped memory that is active, and not mapped, out of its tag: no pause can save its
-// contents. Paused memory stays in its tag, for a resume is to make it. The caller holds e.mu.
+// contents. Paused memory stays in its tag, because a resume is to make it. The caller holds e.mu.
 func (e *Engine) leaveUnmapped(s *segment) {
 	if !s.userMapped.mapped && !s.isImported() && s.state == active && s.inTag() {
 		s.discard() // the memory itself has what it holds
@@ -81,7 +81,7 @@ func (e *Engine) leaveUnmapped(s *segment) {
 }
 
 // releaseUnused ends memory that the program neither refers to nor maps, unless another thread has ended it; release
-// is for its extent. The caller holds e.mu, which is let go for driver calls.
+// is for its extent. The caller holds e.mu, which is released for driver calls.
 func (e *Engine) releaseUnused(s *segment, release func() error) error {
 	for !s.settled() {
 		e.settled.Wait()

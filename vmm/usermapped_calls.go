@@ -9,7 +9,7 @@ import (
 )
 
 // ErrNotOurs: the call concerns no memory of a region, so it goes to the driver. A program's calls for virtual memory
-// come to the engine first, for only the engine knows what is paused.
+// come to the engine first, because only the engine knows what is paused.
 var ErrNotOurs = errors.New("no memory of a region")
 
 // MemCreate is cuMemCreate in a region: memory as prop says, under a handle of ours. r.Size is in bytes.
@@ -96,13 +96,12 @@ func (e *Engine) MemMap(address uintptr, size, offset uint64, handle cuda.Handle
 	return nil
 }
 
-// MemUnmap is cuMemUnmap of whole mappings. Of paused ones it drops the record. A release that the driver refuses
-// comes later. Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
+// MemUnmap is cuMemUnmap of whole mappings. For paused ones it drops the record. A release that the driver refuses is
+// made later. Errors: ErrNotOurs, cuda.InvalidValue, *cuda.Error. (cuMemUnmap, cuMemRelease)
 func (e *Engine) MemUnmap(address uintptr, size uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	// A release lets go of the lock, so all mappings are noted before: no pause may find one that the driver has
-	// unmapped.
+	// A release unlocks e.mu, so all mappings are noted before it: no pause may find one that the driver has unmapped.
 	var unmapped []*segment
 	err := e.eachPart(address, size, (*cuda.Driver).MemUnmap, func(s *segment) {
 		e.unmapped(s)
@@ -138,8 +137,8 @@ func (e *Engine) MemSetAccess(address uintptr, size uint64, descs []cuda.AccessD
 	})
 }
 
-// MemAddressFree refuses to let go of addresses where memory of a region, paused perhaps, is mapped.
-// Errors: cuda.InvalidValue, else ErrNotOurs.
+// MemAddressFree refuses to free addresses where memory of a region is mapped, even if it is paused. Errors:
+// cuda.InvalidValue, else ErrNotOurs.
 func (e *Engine) MemAddressFree(address uintptr, size uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -162,9 +161,9 @@ func (e *Engine) MemRetain(address uintptr) (cuda.Handle, error) {
 	return s.userMapped.handle, nil
 }
 
-// MemUse calls use with the driver's handle behind one of ours, and no pause comes meanwhile. lend: use gives others
-// the memory itself, so later pauses leave it as it is: those others could not get new memory. Errors: ErrNotOurs,
-// cuda.NotSupported while it is paused, that of use.
+// MemUse calls use with the driver's handle behind one of ours, and holds off pauses meanwhile. With lend, use gives
+// others the memory itself, so later pauses leave it as it is: those others could not get new memory. Errors:
+// ErrNotOurs, cuda.NotSupported while it is paused, that of use.
 func (e *Engine) MemUse(handle cuda.Handle, lend bool, use func(cuda.Handle) error) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

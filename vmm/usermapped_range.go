@@ -10,8 +10,8 @@ import (
 
 // eachPart goes through a range that has user-mapped memory in it. The driver does what concerns its own mappings, as
 // many at a time as lie between paused ones; then eachPart calls note for the user-mapped ones among them. For paused
-// ones it only calls note, which may not let e.mu go. An error leaves the parts before it done. The caller holds e.mu,
-// which is let go for driver calls.
+// ones it only calls note, which must not release e.mu. An error leaves the parts before it done. The caller holds
+// e.mu, which is released for driver calls.
 func (e *Engine) eachPart(address uintptr, size uint64, do func(*cuda.Driver, uintptr, uint64) error,
 	note func(*segment)) error {
 	if e.overlapping(address, size) == nil {

@@ -7,8 +7,8 @@ import (
 )
 
 // User-mapped memory that processes share: this file names the program's own for other processes, and takes theirs by
-// handle. The rest is as with segments of Malloc (share.go, import.go). But an import has memory also while it is not
-// mapped, which a pause gives up, so it belongs to its tag until the program releases it.
+// handle. The rest is as with segments of Malloc (share.go, import.go). But an import has memory even while it is not
+// mapped, and a pause gives that up, so the import belongs to its tag until the program releases it.
 
 // ShareHandle names the memory behind a handle of MemCreate, or of ImportHandle, for other processes, and returns its
 // size in bytes. Share.PID is 0 for this process's own. Errors: ErrNotOurs, ErrNotShareable: the memory, or the
@@ -33,7 +33,7 @@ func (e *Engine) RetainShare(id uint64) (cuda.Handle, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	s := e.sharing.shares[id]
-	for s != nil && s.isUserMapped() && !s.settled() { // it may be on its way out
+	for s != nil && s.isUserMapped() && !s.settled() { // it may be about to be released
 		e.settled.Wait()
 		s = e.sharing.shares[id]
 	}

@@ -6,8 +6,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// ErrHostMemory says that the operating system did not give, or the driver did not pin, the host
-// memory a backup needs. Nothing was saved; free host memory and call again.
+// ErrHostMemory says that a backup needs host memory that the operating system did not give, or the driver did not pin.
+// Nothing was saved; free host memory and call again.
 var ErrHostMemory = cuda.Refuse(cuda.OperatingSystem, "not enough host memory for the backup")
 
 // Span is a range of device memory, in bytes.
@@ -27,7 +27,7 @@ type Item struct {
 	// Kept, unless nil, is the Contents that an earlier Save of the same span returned: it is
 	// overwritten and returned again.
 	Kept Contents
-	// Partial says that Kept still holds the span but for what Changed lists.
+	// Partial says that Kept still holds the span, except for what Changed lists.
 	Partial bool
 	Changed []Range
 	// Target is the ordinal of the device that a Peer is to keep it on; -1: any.
@@ -48,7 +48,8 @@ type Job struct {
 	Context cuda.Context
 	Node    int     // NUMA node of the host memory nearest to it; -1: unknown
 	Budget  *Budget // of host memory
-	// Copied, unless nil, gets how many more bytes have been copied; on any thread, at any time of the job.
+	// Copied, unless nil, is called with how many more bytes have been copied, on any thread and at any time of the
+	// job.
 	Copied func(bytes uint64)
 }
 
@@ -61,25 +62,24 @@ func (j Job) Report(bytes uint64) {
 
 // Contents is what a Store keeps of one span.
 type Contents interface {
-	// Store is where it is kept.
+	// Store returns where it is kept.
 	Store() Store
-	// Bytes is the host (or disk, or peer) memory it takes.
+	// Bytes returns how much memory it takes, of the host, the disk or a peer.
 	Bytes() uint64
-	// Host is the address of a host copy of the whole span, 0 if there is none.
+	// Host returns the address of a host copy of the whole span, 0 if there is none.
 	Host() uintptr
-	// Discard gives the memory back, in the background: it never waits. The Contents is not used after
-	// that, but for Await.
+	// Discard gives the memory back, in the background: it never waits. Afterwards nothing but Await may be called.
 	Discard()
-	// Await waits until discarded memory is back, but no longer than until; the zero Time is no limit. It does not
-	// wait for memory that others share, nor for memory that the driver, or the system, refuses to take.
+	// Await waits until the discarded memory has been given back, but not beyond until; the zero Time sets no limit. It
+	// does not wait for memory that others share, nor for memory that the driver or the system refuses to take.
 	Await(until time.Time)
 }
 
 // Store keeps contents somewhere.
 type Store interface {
 	// Save copies every item into a Contents of its own, which may be of another store where this
-	// one falls back to it. After an error nothing is saved; what was in Kept is undefined but can be
-	// overwritten by another Save.
+	// one falls back to it. After an error nothing is saved; what was in Kept is undefined, and another Save can
+	// overwrite it.
 	Save(job Job, items []Item) ([]Contents, error)
 	// Load begins copying contents of this store back.
 	Load(job Job) Loader

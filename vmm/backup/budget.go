@@ -9,9 +9,9 @@ import (
 )
 
 // Budget is the host memory that one transition may take for all its devices, which work side by side. The system
-// counts memory only once it is touched, and touching what is not there makes the kernel kill a process, most likely
-// this one. The zero value has what the machine, and the control group, have at the first question; a nil one asks
-// each time.
+// counts memory only once it is touched, and touching more than there is makes the kernel kill a process, most likely
+// this one. The zero value reads what the machine and the control group have at its first use; a nil one reads it each
+// time.
 type Budget struct {
 	mu    sync.Mutex
 	asked bool
@@ -38,7 +38,7 @@ func NoHostMemory(cause error) error {
 // Check fails where less than so many bytes are left. Errors: *Shortage.
 func (b *Budget) Check(bytes uint64) error { return b.take(bytes, 0) }
 
-// Take is Check, and takes them. Errors: *Shortage.
+// Take is Check, and then takes the bytes. Errors: *Shortage.
 func (b *Budget) Take(bytes uint64) error { return b.take(bytes, bytes) }
 
 func (b *Budget) take(need, taken uint64) error {

@@ -2,7 +2,7 @@ package cuda
 
 import "unsafe"
 
-// MemAlloc is cuMemAlloc: size bytes of the device of the calling thread's context.
+// MemAlloc is cuMemAlloc: size bytes on the device of the calling thread's context.
 func (d *Driver) MemAlloc(size uint64) (address uintptr, err error) {
 	err = d.call(fnMemAlloc, uintptr(unsafe.Pointer(&address)), uintptr(size))
 	return address, err

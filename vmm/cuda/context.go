@@ -5,16 +5,15 @@ import (
 	"runtime"
 )
 
-// With runs f as Relaxed does, with the context current to the thread, and leaves the thread's own as it was; the
-// error is f's, or says that one of the two could not be. (cuCtxGetCurrent, cuCtxPushCurrent,
-// cuCtxPopCurrent)
+// With runs f as Relaxed does, with the context current in the thread, and restores the thread's own afterwards. The
+// error is f's, or says which of the two failed. (cuCtxGetCurrent, cuCtxPushCurrent, cuCtxPopCurrent)
 func (d *Driver) With(context Context, f func() error) error {
 	return d.Relaxed(func() error { return d.with(context, f) })
 }
 
-// Relaxed runs f on a locked thread that may do what it does while streams are being captured. In the mode that
-// threads begin with, most calls that wait, ask how far work is, or pin memory are refused then, and break the capture,
-// whichever thread made it; cuCtxSynchronize does in any mode. (cuThreadExchangeStreamCaptureMode)
+// Relaxed runs f on a locked thread that may do what it does while streams are being captured. In the mode that threads
+// begin with, most calls that wait, query work, or pin memory are refused then, and break the capture of whichever
+// thread; cuCtxSynchronize does so in any mode. (cuThreadExchangeStreamCaptureMode)
 func (d *Driver) Relaxed(f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

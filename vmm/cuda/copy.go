@@ -58,7 +58,7 @@ type Event uintptr
 
 const eventBlockingWithoutTiming = 1 | 2
 
-// StreamGetCtx is cuStreamGetCtx: for stream 0 and its kin the calling thread's context.
+// StreamGetCtx is cuStreamGetCtx: for the default streams the calling thread's context.
 func (d *Driver) StreamGetCtx(stream Stream) (context Context, err error) {
 	err = d.call(fnStreamGetCtx, uintptr(stream), uintptr(unsafe.Pointer(&context)))
 	return context, err
@@ -75,7 +75,7 @@ func (d *Driver) EventRecord(event Event, stream Stream) error {
 	return d.call(fnEventRecord, uintptr(event), uintptr(stream))
 }
 
-// CtxRecordEvent is cuCtxRecordEvent: the event comes when the context has done all that it was given so far. The
+// CtxRecordEvent is cuCtxRecordEvent: the event completes when the context has done all that it was given so far. The
 // event's context must be that one. NotSupported before CUDA 12.5.
 func (d *Driver) CtxRecordEvent(context Context, event Event) error {
 	return d.call(fnCtxRecordEvent, uintptr(context), uintptr(event))

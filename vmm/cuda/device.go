@@ -15,7 +15,7 @@ type Context uintptr
 // Attribute is a CUdevice_attribute.
 type Attribute int32
 
-// The attributes this project asks for.
+// The attributes that this project asks for.
 const (
 	AttributeHostNUMAID                       Attribute = 134
 	AttributeVirtualMemoryManagementSupported Attribute = 102
@@ -43,7 +43,7 @@ func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error
 	return int(value), err
 }
 
-// DeviceName is cuDeviceGetName; that of a part of a GPU ends with " MIG " and what part.
+// DeviceName is cuDeviceGetName; the name of a part of a GPU ends with " MIG " and the part.
 func (d *Driver) DeviceName(device Device) (string, error) {
 	text := make([]byte, 256)
 	err := d.call(fnDeviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
@@ -51,7 +51,7 @@ func (d *Driver) DeviceName(device Device) (string, error) {
 	return name, err
 }
 
-// DeviceUUID is cuDeviceGetUuid, as NVML writes it: of a part of a GPU that of the GPU.
+// DeviceUUID is cuDeviceGetUuid, as NVML writes it: for a part of a GPU it is the GPU's.
 func (d *Driver) DeviceUUID(device Device) (string, error) {
 	var n [16]byte
 	err := d.call(fnDeviceGetUUID, uintptr(unsafe.Pointer(&n)), uintptr(device))
@@ -64,7 +64,7 @@ func (d *Driver) DeviceTotalMem(device Device) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context the CUDA runtime uses.
+// DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context that the CUDA runtime uses.
 func (d *Driver) DevicePrimaryCtxRetain(device Device) (context Context, err error) {
 	err = d.call(fnDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&context)), uintptr(device))
 	return context, err

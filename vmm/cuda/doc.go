@@ -1,6 +1,6 @@
-// Package cuda calls the CUDA driver API (libcuda.so.1) without cgo. It has the functions that the
-// engine needs, under their own names: see the CUDA Driver API reference for what each does. A failure is an
-// *Error: the call's name and its Result.
+// Package cuda calls the CUDA driver API (libcuda.so.1) without cgo. It has the functions that the engine needs, under
+// their own names; the CUDA Driver API reference says what each does. A failure is an *Error, with the call's name and
+// its Result.
 //
 //	driver.go                         Driver: the library, its functions, one call
 //	result.go                         Result and Error

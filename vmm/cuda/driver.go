@@ -12,7 +12,7 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// function is one of the driver's: its index in names.
+// function is a function of the driver: its index in names.
 type function int
 
 // names are those that libcuda exports: cuda.h maps the plain name to the versioned one.
@@ -74,7 +74,7 @@ var (
 	fnEventDestroy                    = named("cuEventDestroy_v2")
 )
 
-// A driver may lack the functions from here on: calling one is then an error that is NotSupported.
+// A driver may lack the functions from here on: calling one then returns an error that is NotSupported.
 var (
 	fnLibraryLoadData   = named("cuLibraryLoadData")
 	fnLibraryGetKernel  = named("cuLibraryGetKernel")
@@ -82,7 +82,7 @@ var (
 	fnLaunchKernel      = named("cuLaunchKernel")
 	fnMemsetD32Async    = named("cuMemsetD32Async")
 	fnCtxRecordEvent    = named("cuCtxRecordEvent")
-	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which of a part of a GPU gives the part's
+	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which for a part of a GPU returns the part's
 
 	fnMemExportToShareableHandle   = named("cuMemExportToShareableHandle")
 	fnMemImportFromShareableHandle = named("cuMemImportFromShareableHandle")
@@ -100,8 +100,8 @@ var (
 
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
-	// Reclaim has what we still have to give back, or what was refused: by the driver, or by the system for what the
-	// driver uses.
+	// Reclaim has what is still to be given back, or was refused: by the driver, or by the system for what the driver
+	// uses.
 	Reclaim reclaim.Queue
 
 	address []uintptr // by function
@@ -121,10 +121,10 @@ func Open(path string) (*Driver, error) {
 	return d, d.Init()
 }
 
-// Load loads the driver library at path (the loader searches for a bare name such as "libcuda.so.1") and binds what
-// functions it has.
+// Load loads the driver library at path (the loader searches for a bare name such as "libcuda.so.1") and binds the
+// functions that it has.
 func Load(path string) (*Driver, error) {
-	runtime.LockOSThread() // the loader keeps the words of its error for the thread
+	runtime.LockOSThread() // the loader keeps its error text per thread
 	defer runtime.UnlockOSThread()
 	library, err := purego.Dlopen(path, purego.RTLD_NOW|purego.RTLD_GLOBAL)
 	if err != nil {
@@ -176,7 +176,7 @@ func (d *Driver) errorText(r Result) string {
 	return string(unsafe.Slice(text, n))
 }
 
-// Version is the CUDA version the driver supports: 1000 x major + 10 x minor.
+// Version returns the CUDA version that the driver supports: 1000 x major + 10 x minor.
 func (d *Driver) Version() (int, error) {
 	var version int32
 	err := d.call(fnDriverGetVersion, uintptr(unsafe.Pointer(&version)))

@@ -14,8 +14,8 @@ type Kernel uintptr
 // Function is a CUfunction: a kernel in one context.
 type Function uintptr
 
-// LibraryLoadData is cuLibraryLoadData without options, of PTX text or a binary. Like all of this file
-// it needs a driver of CUDA 12.0; an older one gives an error that is NotSupported.
+// LibraryLoadData is cuLibraryLoadData without options, of PTX text or a binary. Like everything in this file it needs
+// a driver of CUDA 12.0; an older one returns an error that is NotSupported.
 func (d *Driver) LibraryLoadData(image []byte) (library Library, err error) {
 	terminated := append(image[:len(image):len(image)], 0) // text ends with a zero
 	err = d.call(fnLibraryLoadData, uintptr(unsafe.Pointer(&library)), uintptr(unsafe.Pointer(&terminated[0])),

@@ -121,7 +121,7 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 	return d.MemSetAccessOf(address, size, descs)
 }
 
-// MemSetAccessOf is cuMemSetAccess with whatever access is asked for.
+// MemSetAccessOf is cuMemSetAccess with any access that is asked for.
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
 	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))),
 		uintptr(len(descs)))

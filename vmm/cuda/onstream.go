@@ -2,8 +2,8 @@ package cuda
 
 import "tms/internal/guard"
 
-// OnStream runs f as With does, with a fresh stream, and waits for the stream's work even when f fails:
-// memory it copies to or from may go away after.
+// OnStream runs f as With does, with a fresh stream, and waits for the stream's work even when f fails: the memory of
+// its copies may go away afterwards.
 func (d *Driver) OnStream(context Context, f func(Stream) error) error {
 	return d.With(context, func() error { return d.onStream(f) })
 }
@@ -21,19 +21,19 @@ func (d *Driver) onStream(f func(Stream) error) error {
 	return err
 }
 
-// DropStream is cuStreamDestroy, and again later when it is refused. (cuStreamDestroy)
+// DropStream is cuStreamDestroy, and tries again later when that is refused. (cuStreamDestroy)
 func (d *Driver) DropStream(stream Stream) {
 	d.End("stream", func() error { return destroyed(d.StreamDestroy(stream)) })
 }
 
-// DropEvent is cuEventDestroy, and again later when it is refused. (cuEventDestroy)
+// DropEvent is cuEventDestroy, and tries again later when that is refused. (cuEventDestroy)
 func (d *Driver) DropEvent(event Event) {
 	d.End("event", func() error { return destroyed(d.EventDestroy(event)) })
 }
 
-// End calls end until that returns no error: a second time at once when it is refused, for most refusals pass, then
-// as the queue of Reclaim does, on a thread with the same context, if that is still there. what is one of those
-// things, for statistics.
+// End calls end until that returns no error. When it is refused, End tries a second time at once, because most refusals
+// pass; then the queue of Reclaim tries, on a thread with the same context, if that still exists. what names such a
+// thing, for statistics.
 func (d *Driver) End(what string, end func() error) {
 	if end() == nil {
 		return
@@ -56,8 +56,8 @@ func (d *Driver) End(what string, end func() error) {
 	})
 }
 
-// destroyed returns the error of a destroy that can be made again. After a fault of a kernel everything returns
-// that error, whether it was done or not, and nothing may be destroyed twice.
+// destroyed returns the error of a destroy call that can be repeated. After a kernel's fault every call returns that
+// error, whether it was carried out or not, and nothing may be destroyed twice.
 func destroyed(err error) error {
 	if sticky(err) {
 		return nil

@@ -16,13 +16,13 @@ func (d *Driver) DefaultMemPool(device Device) (pool MemPool, err error) {
 	return pool, err
 }
 
-// MemPoolReserved is how many bytes of its device a pool holds, used or not. (cuMemPoolGetAttribute)
+// MemPoolReserved returns how many bytes of its device a pool holds, used or not. (cuMemPoolGetAttribute)
 func (d *Driver) MemPoolReserved(pool MemPool) (bytes uint64, err error) {
 	err = d.call(fnMemPoolGetAttribute, uintptr(pool), memPoolReservedCurrent, uintptr(unsafe.Pointer(&bytes)))
 	return bytes, err
 }
 
-// GraphMemReserved is how many bytes of a device the allocations of graphs hold, used or not.
+// GraphMemReserved returns how many bytes of a device the allocations of graphs hold, used or not.
 // (cuDeviceGetGraphMemAttribute)
 func (d *Driver) GraphMemReserved(device Device) (bytes uint64, err error) {
 	err = d.call(fnDeviceGetGraphMemAttribute, uintptr(device), graphMemReservedCurrent,

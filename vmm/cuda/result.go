@@ -5,11 +5,11 @@ import (
 	"fmt"
 )
 
-// Result is a CUresult, the code every driver function returns. The numbers are those of cuda.h;
-// cudaError_t has the same ones.
+// Result is a CUresult, the code that every driver function returns. The numbers are those of cuda.h; cudaError_t has
+// the same ones.
 type Result int32
 
-// The results this project acts on.
+// The results that this project acts on.
 const (
 	Success                  Result = 0
 	InvalidValue             Result = 1
@@ -63,8 +63,8 @@ func Refuse(code Result, format string, arguments ...any) error {
 // Unwrap makes errors.Is and errors.As see what it wraps.
 func (r *Refusal) Unwrap() error { return r.error }
 
-// Code returns the CUresult, and cudaError_t, that stands for err at the C interface: that of the first Refusal, else
-// of the driver function that failed, else Unknown; Success for nil.
+// Code returns the number that stands for err at the C interface, as CUresult and cudaError_t: that of the first
+// Refusal, else of the driver function that failed, else Unknown; Success for nil.
 func Code(err error) int {
 	var refused *Refusal
 	var failed *Error
@@ -96,5 +96,5 @@ func Gone(err error) bool {
 	return errors.Is(err, InvalidContext) || errors.Is(err, ContextIsDestroyed)
 }
 
-// Error is for a Result that is alone: an error that has words wraps it by %.0w, which prints nothing.
+// Error is for a Result by itself: an error with a text of its own wraps the Result by %.0w, which prints nothing.
 func (r Result) Error() string { return fmt.Sprintf("CUDA driver error %d", int32(r)) }

@@ -17,7 +17,7 @@ import (
 //go:embed digest.ptx
 var ptx []byte
 
-// BlockSize is how many bytes one Sum stands for; the last block of a span may be shorter.
+// BlockSize is the number of bytes that one Sum stands for; the last block of a span may be shorter.
 const BlockSize = 2 << 20
 
 // threads is DIGEST_THREADS.
@@ -29,8 +29,8 @@ const (
 	partBits = 29
 )
 
-// Sum is the hash of a block. Equal blocks have equal sums; sums of a process compare with each other
-// only, for the keys are random.
+// Sum is the hash of a block. Equal blocks have equal sums; sums can be compared only within a process, because the
+// keys are random.
 type Sum [2]uint64
 
 // Span is a range of device memory; Size is a multiple of 16 bytes.
@@ -48,7 +48,7 @@ type keys struct {
 	low, high [8]uint32 // of k
 }
 
-// Hasher is safe for use by many threads; calls for one context come one at a time.
+// Hasher is safe for use by many threads; calls for one context are made one at a time.
 type Hasher struct {
 	driver *cuda.Driver
 	keys   [2]keys
@@ -74,8 +74,8 @@ func New(driver *cuda.Driver) *Hasher {
 	return h
 }
 
-// Load compiles the kernel and loads it into a context, unless that is done already, so that Sums need
-// not. Errors: cuda.NotSupported before CUDA 12.0, *cuda.Error. (cuLibraryLoadData, cuKernelGetFunction)
+// Load compiles the kernel and loads it into a context, unless that is done already, so that Sums need not do it.
+// Errors: cuda.NotSupported before CUDA 12.0, *cuda.Error. (cuLibraryLoadData, cuKernelGetFunction)
 func (h *Hasher) Load(context cuda.Context) error {
 	return h.driver.OnStream(context, func(cuda.Stream) error {
 		_, err := h.function(context)
@@ -184,8 +184,8 @@ type block struct {
 	address, bytes uint64
 }
 
-// buffer is pinned host memory that the kernel reads blocks from and writes sums to: hashing must not
-// need device memory, which may be what is short.
+// buffer is pinned host memory that the kernel reads blocks from and writes sums to: hashing must not need device
+// memory, which may be short.
 type buffer struct {
 	driver     *cuda.Driver
 	mapping    []byte
@@ -245,8 +245,8 @@ func (h *Hasher) give(b *buffer) {
 	h.buffers = append(h.buffers, b)
 }
 
-// release unpins and unmaps a buffer. It can be called again, after an error, or after one of what it was called in:
-// the addresses may be another's by then.
+// release unpins and unmaps a buffer. It can be called again after its own error or its caller's, and unmaps nothing
+// twice: the addresses may be another's by then.
 func (b *buffer) release() error {
 	if b.mapping == nil {
 		return nil

@@ -27,7 +27,8 @@ var (
 	ErrOption = cuda.Refuse(cuda.InvalidValue, "invalid pool option")
 )
 
-// Refusal says in one line why a pool made no block: the size asked of which pool, the cause, and the remedy.
+// Refusal says in one line why a pool made no block: the size, the pool that was asked for it, the cause, and the
+// remedy.
 type Refusal struct {
 	Kind           string
 	Size           uint64 // bytes asked for

@@ -15,8 +15,8 @@ var (
 // GraphPoolID names a private pool of graphs. (PyTorch's MempoolId_t)
 type GraphPoolID [2]uint64
 
-// GraphPools is a Pool with private pools for CUDA graphs. A captured graph has addresses baked in, so memory allocated
-// during its capture must stay its own until the graph is gone.
+// GraphPools is a Pool with private pools for CUDA graphs. A captured graph contains addresses, so memory allocated
+// during its capture must stay the graph's own until the graph is gone.
 type GraphPools interface {
 	// BeginAllocateToPool makes the streams that filter accepts (nil: all) allocate from the private pool id until
 	// EndAllocateToPool, and counts one more graph that uses it. The pool calls filter under its lock; filter must not

@@ -9,15 +9,15 @@ import (
 	"strings"
 )
 
-// Options are a pool's settings as text, as a command line or a C caller gives them. A kind reads those it knows, and
-// Err then names the rest.
+// Options are a pool's settings as text, as a command line or a C caller gives them. A kind reads those that it knows,
+// and Err then names the rest.
 type Options struct {
 	values map[string]string
 	err    error
 }
 
-// ParseOptions reads settings written k=v and separated by commas outside brackets; empty text has no settings. Errors:
-// ErrOption.
+// ParseOptions reads settings written as k=v, separated by commas outside brackets; an empty text has no settings.
+// Errors: ErrOption.
 func ParseOptions(text string) (*Options, error) {
 	o := &Options{values: map[string]string{}}
 	if strings.TrimSpace(text) == "" {
@@ -140,8 +140,8 @@ func (o *Options) Text(key, otherwise string) string {
 	return otherwise
 }
 
-// Err returns the first setting that was malformed or, when all were read, that nobody took.
-// Errors: ErrOption.
+// Err returns the first setting that was malformed or, once all were read, the first that nobody took. Errors:
+// ErrOption.
 func (o *Options) Err() error {
 	if o == nil {
 		return nil

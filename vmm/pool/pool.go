@@ -32,10 +32,10 @@ type Pool interface {
 	// Stats returns the counters and sizes so far.
 	Stats() Stats
 
-	// ResetPeakStats sets the peaks to the present values. (torch.cuda.reset_peak_memory_stats)
+	// ResetPeakStats sets the peaks to the current values. (torch.cuda.reset_peak_memory_stats)
 	ResetPeakStats()
 
-	// Destroy gives everything back to the source, live blocks too. The pool is then empty and usable.
+	// Destroy gives everything back to the source, live blocks too. The pool is then empty, and usable.
 	Destroy() error
 }
 

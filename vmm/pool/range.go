@@ -43,7 +43,7 @@ func NewRange(base uintptr, capacity uint64) *Range {
 }
 
 // class returns the first key of the holes of a size. Each class is twice the one before, so any hole of a higher class
-// fits, and a search looks at few of its own.
+// fits, and a search looks at few holes of its own class.
 func class(size uint64) uint64 { return uint64(bits.Len64(size)) << 56 }
 
 // at returns a start's address in the tables, which is never 0.

@@ -1,11 +1,11 @@
-// Package reclaim has the one queue of what the library still has to give back: to the driver (streams, events,
+// Package reclaim has the one queue of things that the library still has to give back: to the driver (streams, events,
 // handles, pinned memory, contexts) and to the system (mappings, files).
 //
-// A thing comes into it in one of two ways. Add leaves it to a thread of ours, for the caller may hold a lock:
-// unpinning 16 GiB takes a quarter of a second, removing a file 170 ms for each GiB where the system tells the disk of
-// free blocks. Keep takes a thing that the driver has refused. Refused things, of either way, wait for the next Retry
-// or Drain; the engine makes one at each pause, resume, trim and reset, at the end of a capture, and when memory is
-// short.
+// A thing enters it in one of two ways. Add leaves it to a thread of the queue, because the caller may hold a lock:
+// unpinning 16 GiB takes a quarter of a second, removing a file takes 170 ms for each GiB where the system tells the
+// disk about free blocks. Keep takes a thing that the driver has refused. Refused things wait for the next Retry or
+// Drain, however they entered; the engine calls one at each pause, resume, trim and reset, at the end of a capture, and
+// when memory is short.
 package reclaim
 
 import (
@@ -29,16 +29,16 @@ type Kind struct {
 	queue *Queue
 	what  string
 
-	queued      []item // for a thread of ours
-	now         item   // that it is releasing, since begun
+	queued      []item // for a thread of the queue
+	now         item   // that the thread is releasing, since begun
 	begun       time.Time
-	paces       [2]float64 // seconds a byte that the last large ones took; 0: not known yet
+	paces       [2]float64 // seconds per byte that the last large ones took; 0: not known yet
 	refused     []item
-	added, done uint64 // how many there ever were in queued, and out of it again
-	threads     int    // that release something
+	added, done uint64 // how many ever entered queued, and left it again
+	threads     int    // in the middle of a release
 	again       time.Duration
-	comes       bool      // a thread sleeps until then
-	idle        sync.Cond // something is out of queued, or threads is 0
+	comes       bool      // a thread is asleep until then
+	idle        sync.Cond // something has left queued, or threads is 0
 }
 
 type item struct {
@@ -49,7 +49,7 @@ type item struct {
 	err     error // what it was refused with
 }
 
-// Kind returns the part for things that are called what.
+// Kind returns the part for the things that what names.
 func (q *Queue) Kind(what string) *Kind {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -68,7 +68,7 @@ func (q *Queue) kind(what string) *Kind {
 	return k
 }
 
-// Persist makes the queue try refused things again by itself after so long, and returns the kind.
+// Persist makes the queue retry refused things by itself after such a time, and returns the kind.
 func (k *Kind) Persist(again time.Duration) *Kind {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -76,8 +76,8 @@ func (k *Kind) Persist(again time.Duration) *Kind {
 	return k
 }
 
-// Add releases a thing of so many bytes in the background, one of a kind at a time. It never waits. After an error it
-// calls release again at the next Retry, or by itself (Persist).
+// Add releases a thing of so many bytes in the background, one of a kind at a time. It never waits. After an error the
+// queue calls release again at the next Retry, or by itself (Persist).
 func (k *Kind) Add(bytes uint64, release func() error) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -86,7 +86,7 @@ func (k *Kind) Add(bytes uint64, release func() error) {
 
 func (k *Kind) add(i item) {
 	k.queued = append(k.queued, i)
-	if k.added++; k.added-k.done == 1 { // else a thread is at it
+	if k.added++; k.added-k.done == 1 { // else a thread is already at work
 		k.threads++
 		go k.empty()
 	}
@@ -109,8 +109,8 @@ func (k *Kind) empty() {
 	k.leave()
 }
 
-// release reports whether a thing is back; else it is among the refused. The caller holds the queue's lock, which is
-// let go meanwhile.
+// release releases a thing and reports whether that succeeded; else the thing is among the refused. The caller holds
+// the queue's lock, which is released meanwhile.
 func (k *Kind) release(i item) bool {
 	k.queue.mu.Unlock()
 	i.err = guard.Call(i.release)
@@ -139,7 +139,7 @@ func (k *Kind) leave() {
 	}
 }
 
-// Keep takes a thing of a kind that was refused with err, for the next Retry. owner is for Forget.
+// Keep takes a thing of a kind that was refused with err, and keeps it for the next Retry. owner is for Forget.
 func (q *Queue) Keep(what string, owner uintptr, err error, release func() error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,11 +157,11 @@ func (q *Queue) Forget(owner uintptr) {
 }
 
 // Retry tries the refused things once more: those of Add in the background, those of Keep on the calling thread. It
-// returns how many of the latter are back.
+// returns how many of the latter succeeded.
 func (q *Queue) Retry() (done int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	for _, k := range q.kinds { // a kind that comes meanwhile has been tried just now
+	for _, k := range q.kinds { // a kind that is added meanwhile has just been tried
 		done += k.retry()
 	}
 	return done
@@ -182,7 +182,7 @@ func (k *Kind) retry() (done int) {
 	return done
 }
 
-// Drain waits until all things of all kinds are back, or refused once more.
+// Drain waits until all things of all kinds are given back, or refused once more.
 func (q *Queue) Drain() {
 	q.mu.Lock()
 	kinds := slices.Clone(q.kinds)
@@ -192,7 +192,7 @@ func (q *Queue) Drain() {
 	}
 }
 
-// Drain waits until all things of the kind are back, or refused once more.
+// Drain waits until all things of the kind are given back, or refused once more.
 func (k *Kind) Drain() {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -202,11 +202,11 @@ func (k *Kind) Drain() {
 	}
 }
 
-// large is how much has to go at once for its pace to be that of the bytes, not of the calls.
+// large is the least size of a thing whose pace depends on the bytes, not on the calls.
 const large = 64 << 20
 
-// Await waits until all things added before are back, or refused, but no longer than until; the zero Time is no limit.
-// It waits for nothing where, at the better pace of the last two, that would take twice the time.
+// Await waits until all things added before are given back, or refused, but not beyond until; the zero Time sets no
+// limit. It does not wait at all where, at the better pace of the last two, that would take twice the time.
 func (k *Kind) Await(until time.Time) {
 	k.queue.mu.Lock()
 	defer k.queue.mu.Unlock()
@@ -216,7 +216,7 @@ func (k *Kind) Await(until time.Time) {
 			return
 		}
 		defer time.AfterFunc(left, func() {
-			k.queue.mu.Lock() // so that a thread that has just looked at the time is waiting by now
+			k.queue.mu.Lock() // so that a thread that has just read the time is waiting by now
 			defer k.queue.mu.Unlock()
 			k.idle.Broadcast()
 		}).Stop()
@@ -248,7 +248,7 @@ func (q *Queue) Waiting() []stats.Waiting {
 	for _, k := range q.kinds {
 		if n := int(k.added - k.done); n > 0 {
 			w := stats.Waiting{What: k.what, Why: "given back in the background", Count: n}
-			for _, i := range k.queued { // but for the one that is being released
+			for _, i := range k.queued { // except the one that is being released
 				w.Bytes += i.bytes
 			}
 			list = append(list, w)

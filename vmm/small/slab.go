@@ -39,7 +39,7 @@ func New(granularity uint64) *Slab {
 
 func unitsOf(size uint64) int { return int((size + unit - 1) / unit) }
 
-// Allocate finds room for size bytes, the lowest there is, and returns where; false: there is none.
+// Allocate takes the lowest room for size bytes and returns its offset; false: there is none.
 func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	units := unitsOf(size)
 	first := s.search(units)
@@ -55,7 +55,7 @@ func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	return uintptr(first) * unit, true
 }
 
-// search returns the lowest unit at which there is room for so many, -1 if there is none.
+// search returns the lowest unit with room for so many from there on, -1 if there is none.
 func (s *Slab) search(units int) int {
 	for s.from < len(s.groups) && s.groups[s.from].used == ^uint64(0) {
 		s.from++
@@ -78,7 +78,7 @@ func (s *Slab) search(units int) int {
 	return -1
 }
 
-// begins returns the bits of a word that begin a run of so many ones in it.
+// begins returns the bits at which runs of that many ones begin in a word.
 func begins(word uint64, length int) uint64 {
 	for have := 1; have < length && word != 0; {
 		step := min(have, length-have)
@@ -111,7 +111,7 @@ func (s *Slab) Each(f func(offset uintptr, size uint64)) {
 	}
 }
 
-// Find returns where the allocation around an offset begins, false if there is none.
+// Find returns where the allocation around an offset begins; false: there is none.
 func (s *Slab) Find(offset uintptr) (begin uintptr, ok bool) {
 	u := int(offset / unit)
 	n := u / perGroup
@@ -127,7 +127,7 @@ func (s *Slab) Find(offset uintptr) (begin uintptr, ok bool) {
 	return uintptr(u-bits.LeadingZeros64(starts)) * unit, true
 }
 
-// Size is that of the allocation at an offset, in bytes as asked for.
+// Size returns the size of the allocation at an offset, in bytes as asked for.
 func (s *Slab) Size(offset uintptr) uint64 { return s.size(int(offset / unit)) }
 
 func (s *Slab) size(first int) uint64 {
@@ -160,7 +160,7 @@ func (s *Slab) Freeing(offset uintptr) bool {
 	return s.groups[first/perGroup].freeing>>(first%perGroup)&1 != 0
 }
 
-// SetFreeing marks the allocation at an offset as being freed, or no more.
+// SetFreeing marks the allocation at an offset as being freed, or removes the mark.
 func (s *Slab) SetFreeing(offset uintptr, on bool) {
 	first := int(offset / unit)
 	g := &s.groups[first/perGroup]

@@ -10,7 +10,7 @@ import (
 )
 
 // addressesLeft returns how many bytes of addresses the process may still map (RLIMIT_AS); math.MaxUint64: there is no
-// limit. Where the system does not say, it is 0.
+// limit. Where the system does not say, it returns 0.
 func addressesLeft() uint64 {
 	var limit unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_AS, &limit); err != nil || limit.Cur == unix.RLIM_INFINITY {

@@ -6,16 +6,16 @@ import (
 	"slices"
 )
 
-// A tag's first range has room for an extent, and each later one for as much as the tag has: few ranges
-// however much it allocates, few addresses where that is little. A tag of small allocations begins with the
+// A tag's first range has room for an extent, and each later one for as much as the tag has: so there are few ranges
+// however much it allocates, and few addresses where it allocates little. A tag of small allocations begins with the
 // granule that they share.
 const (
 	firstRange   = 80 << 20
 	largestRange = 16 << 30
 )
 
-// Room keeps the spans of one pool apart from the others of its tag, in a range that is large enough for all of them:
-// they are side by side.
+// Room keeps the spans of one pool apart from the others of its tag, in a range that is large enough for all of them,
+// side by side.
 type Room struct {
 	Bytes uint64 // of the spans in it, at most
 }
@@ -47,8 +47,8 @@ func (r *Ranges[T]) Empty() bool { return len(r.list) == 0 }
 // Holds reports whether a span is one of the tag's.
 func (r *Ranges[T]) Holds(s Span[T]) bool { return s.in.of == r }
 
-// Allocate finds so many granules, in a room unless that is nil; small: a single one that small allocations are to
-// share. Errors: the driver's, when no addresses are left.
+// Allocate finds so many granules, in the room unless that is nil; small: a single granule that small allocations are
+// to share. Errors: the driver's, when no addresses are left.
 func (r *Ranges[T]) Allocate(granules uint32, small bool, room *Room) (Span[T], error) {
 	for _, in := range r.list {
 		if in.room != room {
@@ -93,7 +93,7 @@ func (r *Ranges[T]) next(small bool, room *Room) uint32 {
 	return uint32(min(max(uint64(r.granules), firstRange/r.device.Granularity), largestRange/r.device.Granularity))
 }
 
-// drop gives back a range that has no span any more.
+// drop gives back a range that no longer has a span.
 func (r *Ranges[T]) drop(in *addressRange[T]) {
 	r.count(in, -in.block.count)
 	in.arena.ranges.release(in.block)

@@ -11,23 +11,23 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A device's first arena has room for its memory, and each later one for as much as there is, so that there
-// are few: paused segments keep their addresses, so addresses outnumber memory. Reserving costs microseconds
-// whatever the size.
+// A device's first arena has room for its memory, and each later one for as much as all before it, so that there are
+// few. Paused segments keep their addresses, so addresses outnumber memory. Reserving costs microseconds whatever the
+// size.
 const (
 	firstArena   = 64 << 30
 	largestArena = 4 << 40
 )
 
-// Driver is what reserves addresses: *cuda.Driver. (cuMemAddressReserve, cuMemAddressFree)
-// End is for those that cannot be used.
+// Driver reserves addresses: *cuda.Driver. (cuMemAddressReserve, cuMemAddressFree) End is for addresses that cannot be
+// used.
 type Driver interface {
 	MemAddressReserve(size, alignment uint64) (uintptr, error)
 	MemAddressFree(address uintptr, size uint64) error
 	End(what string, end func() error)
 }
 
-// Device is what matters of a GPU here.
+// Device is what matters about a GPU here.
 type Device struct {
 	Ordinal     int
 	Granularity uint64 // bytes of a granule
@@ -109,8 +109,8 @@ func (s *Space[T]) take(d Device, need, want uint32) (*arena[T], *block, error) 
 	return nil, nil, err
 }
 
-// fit finds room in the arenas of a device: for most granules or a half, a quarter and so on, down to least;
-// nil when there is none.
+// fit finds room in the arenas of a device: for most granules, or for a half, a quarter and so on, down to least; nil
+// when there is none.
 func (s *Space[T]) fit(d Device, most, least uint32) (*arena[T], *block) {
 	for granules := most; ; granules = max(least, granules/2) {
 		for _, a := range s.arenas {
@@ -127,7 +127,7 @@ func (s *Space[T]) fit(d Device, most, least uint32) (*arena[T], *block) {
 }
 
 // nextArena returns how many bytes a device's next arena may have: where the process is limited, a quarter of the
-// addresses that it has left, for the rest is the host's.
+// addresses that it has left, because the rest is the host's.
 func (s *Space[T]) nextArena(d Device) uint64 {
 	size := max(firstArena, uint64(1)<<bits.Len64(d.Total-1))
 	var held uint64
@@ -140,8 +140,8 @@ func (s *Space[T]) nextArena(d Device) uint64 {
 	return size / d.Granularity * d.Granularity
 }
 
-// reserve adds an arena to a device, of size bytes; where the driver refuses that it asks for less, down to
-// what is needed.
+// reserve adds an arena to a device, of size bytes; where the driver refuses that, it asks for less, down to what is
+// needed.
 func (s *Space[T]) reserve(d Device, size, need uint64) (*arena[T], error) {
 	for {
 		base, err := s.driver.MemAddressReserve(size, d.Granularity)
@@ -165,7 +165,8 @@ func (s *Space[T]) add(d Device, base uintptr, size uint64) (*arena[T], error) {
 	return a, nil
 }
 
-// limitNote says, behind an error for want of addresses, what the process may still map, if that is limited.
+// limitNote returns the text that tells, behind an error for lack of addresses, what the process may still map, if that
+// is limited.
 func limitNote(err error) string {
 	left := addressesLeft()
 	if left == math.MaxUint64 || !errors.Is(err, cuda.OutOfMemory) {

@@ -31,10 +31,10 @@ func (s Span[T]) Split(granules uint32) (rest Span[T]) {
 	return Span[T]{s.in, s.in.blocks.split(s.block, granules)}
 }
 
-// Join adds the span behind it, which ends.
+// Join adds the span behind this one, and ends that span.
 func (s Span[T]) Join(next Span[T]) { s.in.blocks.join(s.block, next.block) }
 
-// Release gives the granules back. Nobody may be entered for them.
+// Release gives the granules back. No owner may be entered for them.
 func (s Span[T]) Release() {
 	r := s.in
 	r.used -= s.block.count

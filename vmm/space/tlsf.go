@@ -5,8 +5,8 @@ import (
 	"math/bits"
 )
 
-// tlsf hands out blocks of granules and merges what comes back: two-level segregated
-// fit (Masmano et al., "TLSF", 2004), so both are O(1) however many blocks there are.
+// tlsf hands out blocks of granules and merges those that are given back: two-level segregated fit (Masmano et al.,
+// "TLSF", 2004), so both are O(1) however many blocks there are.
 type tlsf struct {
 	head   *block             // the first by address
 	first  uint32             // bit f: second[f] is not 0
@@ -77,7 +77,7 @@ func (t *tlsf) remove(b *block) {
 func (t *tlsf) search(count uint32) *block {
 	rounded := count
 	if count >= binsEach {
-		// Every block of the next bin up is large enough; the blocks of the own bin may not be.
+		// Every block of the next bin up is large enough; those of the count's own bin may not be.
 		rounded += 1<<(bits.Len32(count)-4) - 1
 	}
 	f, i := bin(rounded)
@@ -88,7 +88,7 @@ func (t *tlsf) search(count uint32) *block {
 		f = bits.TrailingZeros32(above)
 		return t.bins[f][bits.TrailingZeros8(t.second[f])]
 	}
-	// It is nearly full: only a block of the own bin can still do.
+	// It is nearly full: only a block of the count's own bin can still fit.
 	if f, i = bin(count); f >= len(t.bins) {
 		return nil
 	}

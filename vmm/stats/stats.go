@@ -1,5 +1,5 @@
 // Package stats has the types by which the engine reports what it holds, in tms_stats_json and to other processes. It
-// needs nothing of the engine, so a reader of statistics links none. Sizes are in bytes.
+// does not import the engine, so a reader of statistics does not link it. Sizes are in bytes.
 package stats
 
 import (
@@ -12,21 +12,19 @@ import (
 // Stats is what the engine holds.
 type Stats struct {
 	Devices []Device `json:"devices"`
-	// Waiting is what the program has given up and the driver, or the system, does not have back yet: why, and how
-	// much. The engine tries again at each pause, resume, trim and reset, at the end of a capture, and when memory is
-	// short.
+	// Waiting is what the program has given up but the driver or the system does not have back yet: why, and how much.
+	// The engine tries again at each pause, resume, trim and reset, at the end of a capture, and when memory is short.
 	Waiting []Waiting `json:"waiting"`
 }
 
 // Device is one device's part of Stats.
 type Device struct {
 	Device     int    `json:"device"`
-	UUID       string `json:"uuid"` // as NVML has it, "GPU-…"; "": the driver does not tell
+	UUID       string `json:"uuid"` // as NVML has it, "GPU-…"; "": the driver does not report it
 	TotalBytes uint64 `json:"total_bytes"`
 	FreeBytes  uint64 `json:"free_bytes"` // the device's own figure
-	// What is used: by live allocations, by slack, by pools of this library that took theirs from cudaMalloc,
-	// by contents of other devices that wait here, and by whatever else: CUDA itself, ordinary cudaMallocs,
-	// other processes.
+	// What uses memory: live allocations, slack, pools of this library that took theirs from cudaMalloc, contents of
+	// other devices that wait here, and everything else: CUDA itself, ordinary cudaMallocs, other processes.
 	LiveBytes      uint64    `json:"live_bytes"`
 	SlackBytes     uint64    `json:"slack_bytes"`
 	PoolBytes      uint64    `json:"pool_bytes"`
@@ -67,7 +65,7 @@ type Progress struct {
 	Total     uint64 `json:"total_bytes"` // to be copied
 }
 
-// Waiting is the things of one kind that wait for one reason.
+// Waiting counts the things of one kind that wait for one reason.
 type Waiting struct {
 	What  string `json:"what"`
 	Why   string `json:"why"`
@@ -109,7 +107,7 @@ func TagText(name string) string {
 	return text.String()
 }
 
-// TagName returns the name that TagText made text of.
+// TagName returns the name that TagText made text from.
 func TagName(text string) string {
 	if !strings.Contains(text, `\x`) {
 		return text

@@ -10,20 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// directory is where files are. While it has any, it holds a lock that tells other processes, in
-// other PID namespaces too, that their owner lives.
+// directory is where files are. While it has any, it holds a lock that shows other processes, even in other PID
+// namespaces, that their owner lives.
 type directory struct {
 	path    string
-	setting atomic.Pointer[string] // what named it last; "": it is the default
+	setting atomic.Pointer[string] // what last named it; "": it is the default
 
 	mu         sync.Mutex
-	references int // files, and a Save that runs
+	references int // files, and a Save in progress
 	lock       int // a descriptor, if there are references; -1: none
 	identity   identity
 }
 
 // identity tells a file from another that has taken its name. A file made right after one was
-// deleted often gets its inode; it was born later.
+// deleted often gets its inode; but it was born later.
 type identity struct {
 	device, inode uint64
 	born          unix.StatxTimestamp // zero where the file system or the kernel does not say
@@ -79,12 +79,12 @@ func newDirectory(path, setting string) *directory {
 	return d
 }
 
-// make makes what is missing of the path and sees that files can be made there.
+// make makes what is missing of the path, and checks that files can be made there.
 func (d *directory) make() error {
 	if err := mkdirAll(d.path, 0o700); err != nil {
 		var pathError *os.PathError
 		if errors.As(err, &pathError) {
-			err = pathError.Err // its text has the path once more
+			err = pathError.Err // its text repeats the path
 		}
 		return d.failed("making the directory", d.path, err)
 	}
@@ -106,7 +106,7 @@ func inMemory(path string) bool {
 func (d *directory) hold() error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	// A host that closes all descriptors, to become a daemon, has let go of the lock.
+	// A host that closes all descriptors, to become a daemon, has released the lock.
 	if d.references == 0 || !d.identity.has(d.lock) {
 		d.unlock()
 		fd, err := openFD(d.path, unix.O_RDONLY|unix.O_DIRECTORY, 0)
@@ -124,7 +124,7 @@ func (d *directory) hold() error {
 			return d.failed("looking up this process for", d.path, err)
 		}
 		d.lock, d.identity = fd, status.identity
-		// Where directories cannot be locked, the PIDs in the names have to do.
+		// Where directories cannot be locked, the PIDs in the names have to suffice.
 		_ = self.lock(fd)
 	}
 	d.references++
@@ -144,8 +144,8 @@ func (d *directory) unlock() {
 	d.lock = -1
 }
 
-// enough sees whether size bytes are free. Reserving would tell as well, but would for a moment
-// leave no space to anybody else.
+// enough checks that size bytes are free. Reserving them would show that too, but would leave others no space for a
+// moment.
 func (d *directory) enough(size uint64) error {
 	var stat unix.Statfs_t
 	if unix.Statfs(d.path, &stat) != nil || stat.Blocks == 0 {

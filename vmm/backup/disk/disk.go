@@ -22,9 +22,8 @@ import (
 var ErrFailed = cuda.Refuse(cuda.OperatingSystem, "the disk backup failed")
 
 // Store keeps contents in files, one for each span, which others can see and only their owner can
-// read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; those of a killed process are
-// removed by the next process that uses the directory. Nothing is synced: contents need not
-// outlive the process.
+// read: tms-<pid>-<start>-<n>.bak. A file lives until its Discard; the next process that uses the directory removes
+// those of a killed process. Nothing is synced, because contents need not outlive the process.
 type Store struct {
 	driver *cuda.Driver
 	warn   func(string)
@@ -41,8 +40,8 @@ type Store struct {
 // tmpfsWarned belongs to the process, not to a Store: one line in a log is enough.
 var tmpfsWarned atomic.Bool
 
-// New returns a store of files. Configure it before the first Save. It calls warn, at most once in a process, with a
-// line for the user's log.
+// New returns a store of files. Configure it before the first Save. The store calls warn, at most once in a process,
+// with a line for the user's log.
 func New(driver *cuda.Driver, warn func(string)) *Store {
 	return &Store{
 		driver:      driver,
@@ -54,9 +53,9 @@ func New(driver *cuda.Driver, warn func(string)) *Store {
 	}
 }
 
-// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting is what
-// the path came from, for the texts of errors: the name of a function or variable, "" for a default. At a directory's
-// first use the files that dead processes left there are removed. Errors: ErrFailed.
+// Configure says where the next Save puts its files. A missing directory is made, for its owner only. setting says
+// where the path came from, for error texts: the name of a function or variable, "" for a default. The first use of a
+// directory removes the files that dead processes left there. Errors: ErrFailed.
 func (d *Store) Configure(path, setting string) error {
 	absolute, err := filepath.Abs(path)
 	if err != nil {
@@ -100,7 +99,7 @@ func (c *diskContents) Store() backup.Store { return c.disk }
 func (c *diskContents) Bytes() uint64       { return c.size }
 func (c *diskContents) Host() uintptr       { return 0 }
 
-// Discard removes the file; its space comes free before the next Save needs it.
+// Discard removes the file; its space is free before the next Save needs it.
 func (c *diskContents) Discard() { c.replace(nil) }
 
 func (c *diskContents) Await(until time.Time) {
@@ -115,7 +114,7 @@ func (c *diskContents) current() *diskFile {
 	return c.file
 }
 
-// replace removes the file the contents were in, unless it is file itself.
+// replace removes the file that the contents were in, unless it is file itself.
 func (c *diskContents) replace(file *diskFile) {
 	c.mu.Lock()
 	old := c.file
@@ -127,8 +126,8 @@ func (c *diskContents) replace(file *diskFile) {
 }
 
 // Save is backup.Store's Save. Space for all of it is reserved before anything is copied. A kept file is
-// overwritten in place; where that cannot be (it is gone, is not the one that was made, or another
-// directory was configured since), its contents move to a new one. It is always written whole.
+// overwritten in place; where that is impossible (it is gone, is not the one that was made, or another directory was
+// configured since), its contents go to a new one. A file is always written whole.
 func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
 	where, err := d.target()
 	if err != nil {
@@ -172,7 +171,7 @@ func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, 
 	return contents, nil
 }
 
-// target is the directory that is configured, held.
+// target returns the configured directory, and holds it.
 func (d *Store) target() (*directory, error) {
 	d.mu.Lock()
 	where := d.current
@@ -183,7 +182,7 @@ func (d *Store) target() (*directory, error) {
 	return where, where.hold()
 }
 
-// create makes the files that are missing, with space for all of them, or none.
+// create makes all the missing files, with space for them, or none.
 func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fresh []*diskFile, err error) {
 	var needed uint64
 	for i, size := range sizes {
@@ -194,7 +193,7 @@ func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fre
 	if needed == 0 {
 		return nil, nil
 	}
-	// Also where there is room for both: what the backup takes is to stay the same.
+	// Even where there is room for both: the space that the backup takes is to stay the same.
 	d.removed.Drain()
 	if err := where.enough(needed); err != nil {
 		return nil, err
@@ -212,9 +211,8 @@ func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fre
 	return fresh, nil
 }
 
-// Take writes copies that are in host memory to files, without a call of the driver: each of the sources has all
-// of its span at Host, at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them.
-// Errors: ErrFailed.
+// Take writes copies that are in host memory to files, without a driver call. Each source has all of its span at Host,
+// at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them. Errors: ErrFailed.
 func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Contents, err error) {
 	where, err := d.target()
 	if err != nil {
@@ -243,8 +241,8 @@ func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Cont
 	return contents, nil
 }
 
-// Give reads contents of this store into host memory: that of targets, of which each has the size and a Host as
-// those of Take. Errors: a *Lost, as of a Load; the files stay as they are.
+// Give reads contents of this store into the host memory of targets; each has the right size, and a Host like the
+// sources of Take. Errors: a *Lost, as of a Load; the files stay as they are.
 func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error {
 	reading := d.transfer(job, (*transfer).read)
 	reading.hostOnly = true
@@ -254,7 +252,7 @@ func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error 
 	return reading.wait()
 }
 
-// reusable returns the file of kept contents with its space reserved, nil if a new one is due.
+// reusable returns the file of kept contents with its space reserved, nil if a new one is needed.
 func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, error) {
 	c, ok := kept.(*diskContents)
 	if !ok {

@@ -10,6 +10,6 @@
 //	system.go     the system calls that tests can have fail
 //
 // Locks: of the store (its configuration), a directory (its references), contents (which file is theirs), a
-// transfer (its chunks), an open file (its descriptor). Nobody holds two at once, but for that of self (the identity of
-// this process), which comes under the first two.
+// transfer (its chunks), an open file (its descriptor). Nobody holds two at once, except that of self (the identity of
+// this process), which is taken under the first two.
 package disk

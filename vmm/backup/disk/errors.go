@@ -74,7 +74,7 @@ func (d *directory) advice(cause error) string {
 	return d.elsewhere(" that can be written")
 }
 
-// elsewhere tells how to use another directory, one like this.
+// elsewhere returns the advice to use another directory, which like describes.
 func (d *directory) elsewhere(like string) string {
 	switch setting := *d.setting.Load(); setting {
 	case "TMS_DISK_BACKUP_DIR":

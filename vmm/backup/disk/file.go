@@ -13,8 +13,7 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// blockSize is what O_DIRECT wants addresses, offsets and sizes to be multiples of; no disk has
-// larger blocks.
+// O_DIRECT wants addresses, offsets and sizes that are multiples of blockSize; no disk has larger blocks.
 const blockSize = 4096
 
 // diskFile is a file that has space reserved for a span. No descriptor stays open while it waits.
@@ -26,7 +25,8 @@ type diskFile struct {
 	owner     int // user ID of its maker
 }
 
-// create makes a file of size bytes that only its owner can read. One that comes to nothing is removed as garbage.
+// create makes a file of size bytes that only its owner can read. A file that cannot be completed is removed as
+// garbage.
 func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error) {
 	self, err := self()
 	if err != nil {
@@ -37,7 +37,7 @@ func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error
 	for {
 		path = filepath.Join(d.path, self.nextName())
 		fd, err = openFD(path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW, 0o600)
-		// What this process left before an exec, or a file of somebody else's.
+		// This process left it before an exec, or it is somebody else's file.
 		if err != unix.EEXIST {
 			break
 		}
@@ -45,7 +45,7 @@ func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error
 	if err != nil {
 		return nil, d.failed("creating", path, err)
 	}
-	err = unix.Fchmod(fd, 0o600) // the umask may have taken more away
+	err = unix.Fchmod(fd, 0o600) // the umask may have cleared more bits
 	var status status
 	if err == nil {
 		status, err = statusOf(fd, "")
@@ -91,8 +91,8 @@ func errno(err error) unix.Errno {
 	return number
 }
 
-// open opens the file, if it is still the one that was made and has at least size bytes, past the
-// page cache where the file system allows that. A FIFO in its place must not make it wait.
+// open opens the file if it is still the one that was made and has at least size bytes. It bypasses the page cache
+// where the file system allows that. A FIFO in its place must not make it wait.
 func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) {
 	flags := mode | unix.O_NOFOLLOW | unix.O_NONBLOCK
 	fd, err = openFD(f.path, flags|unix.O_DIRECT, 0)
@@ -124,8 +124,8 @@ func (f *diskFile) open(mode int, size uint64) (fd int, direct bool, err error) 
 	return fd, direct, nil
 }
 
-// unlink takes the file's name away, unless another file has it, and lets go of the directory. After an
-// error it can be called again.
+// unlink takes the file's name away, unless another file has it, and releases the directory. After an error it can be
+// called again.
 func (f *diskFile) unlink() error {
 	if status, err := statusOf(unix.AT_FDCWD, f.path); err == nil && status.identity == f.identity {
 		if err := unlink(f.path); err != nil && err != unix.ENOENT {
@@ -149,8 +149,8 @@ type openFile struct {
 	direct atomic.Bool
 }
 
-// descriptor opens the file at the first need, and again when the host has closed the descriptor
-// meanwhile: the number may be that of a file of its own by now.
+// descriptor opens the file at first need, and again when the host has closed the descriptor meanwhile: the number may
+// by now stand for a file of the host's.
 func (o *openFile) descriptor() (int, error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -189,7 +189,7 @@ func (o *openFile) write(buffer []byte, offset int64) error {
 	if err != nil || o.direct.Load() {
 		return err
 	}
-	// Dirty pages cannot be dropped, so they are written now; that is also where their errors show.
+	// Dirty pages cannot be dropped, so they are written now, and their errors show here.
 	err = syncFileRange(fd, offset, int64(len(buffer)))
 	if err == unix.ENOSYS || err == unix.EINVAL {
 		err = unix.Fdatasync(fd)
@@ -214,8 +214,8 @@ func forget(fd int, buffer []byte, offset int64) {
 	_ = unix.Fadvise(fd, offset, int64(len(buffer)), unix.FADV_DONTNEED)
 }
 
-// each calls f until all of buffer is done, and returns the descriptor that it used last; short is the
-// error for when no more comes.
+// each calls f until all of buffer is done, and returns the descriptor that it used last; short is the error for a call
+// that transfers nothing.
 func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, offset int64,
 	short error) (fd int, err error) {
 	for done := 0; done < len(buffer); {
@@ -226,7 +226,7 @@ func (o *openFile) each(f func(int, []byte, int64) (int, error), buffer []byte, 
 		switch {
 		case err == unix.EINTR:
 		case err == unix.EINVAL && o.direct.Swap(false):
-			// The file system took O_DIRECT at open and does not mean it.
+			// The file system accepted O_DIRECT at open, but does not support it.
 			flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFL, 0)
 			if err == nil {
 				_, err = unix.FcntlInt(uintptr(fd), unix.F_SETFL, flags&^unix.O_DIRECT)

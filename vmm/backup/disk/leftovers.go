@@ -17,9 +17,8 @@ import (
 	"tms/internal/process"
 )
 
-// owner is a process that has files, as their names tell it: tms-<pid>-<start>.<boot>-<n>.bak.
-// A PID comes again, with its start time it does not; with the boot's ID not even on another
-// machine that has the directory mounted.
+// owner is a process that has files, as their names identify it: tms-<pid>-<start>.<boot>-<n>.bak. A PID is used again,
+// but not with the same start time, nor with the boot's ID on another machine that has the directory mounted.
 type owner struct {
 	pid   int
 	start uint64 // clock ticks from boot: field 22 of /proc/PID/stat
@@ -34,8 +33,8 @@ var myself struct {
 	known bool
 }
 
-// self is this process. What /proc does not show is left out for good; an error, as of a process that has no
-// descriptor to look with, passes: under half a name others would take this process for dead, or it them.
+// self is this process. What /proc does not show is left out for good. A passing error, such as a lack of descriptors,
+// is returned: under half a name others would take this process for dead, or it them.
 func self() (owner, error) {
 	myself.Lock()
 	defer myself.Unlock()
@@ -63,7 +62,7 @@ func passes(err error) bool {
 	return errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) || errors.Is(err, unix.ENOMEM)
 }
 
-// serial is the n of the last name given out.
+// serial is the n of the last name that was given out.
 var serial atomic.Uint64
 
 func (o owner) nextName() string { return o.name(serial.Add(1)) }
@@ -92,8 +91,8 @@ func (o owner) lockRange(kind int16) *unix.Flock_t {
 	return &unix.Flock_t{Type: kind, Start: int64(hash.Sum64() >> 2), Len: 1}
 }
 
-// lock lasts as long as the open directory: until it is closed, or the process has died and so
-// have children that it forked.
+// lock lasts as long as the open directory: until it is closed, or the process and the children that it forked have
+// died.
 func (o owner) lock(directory int) error {
 	return unix.FcntlFlock(uintptr(directory), unix.F_OFD_SETLK, o.lockRange(unix.F_RDLCK))
 }
@@ -107,7 +106,7 @@ func (o owner) locked(directory int) bool {
 // dead reports whether a process has certainly ended. local: no other machine has the directory.
 func (o owner) dead(self owner, directory int, local bool) bool {
 	if o.locked(directory) {
-		return false // whatever else says: it may be in another sandbox, which sees other PIDs and boot IDs
+		return false // whatever else shows: it may be in another sandbox, which sees other PIDs and boot IDs
 	}
 	if o.boot != self.boot {
 		return local
@@ -136,8 +135,8 @@ func local(directory int) bool {
 	return false
 }
 
-// removeLeftovers removes files of this user's dead processes. What cannot be removed, or judged,
-// stays: it is in nobody's way but the disk's.
+// removeLeftovers removes files of this user's dead processes. What cannot be removed, or judged, stays: it only takes
+// space on the disk.
 func removeLeftovers(path string) {
 	directory, err := os.OpenFile(path, os.O_RDONLY|unix.O_DIRECTORY, 0)
 	if err != nil {
@@ -151,14 +150,14 @@ func removeLeftovers(path string) {
 	fd := int(directory.Fd())
 	isLocal := local(fd)
 	names, _ := directory.Readdirnames(-1)
-	given := serial.Load() // after the names: none of ours in the list is beyond it
+	given := serial.Load() // after the names: none of ours in the list is above it
 	for _, name := range names {
 		o, n, ok := parseName(name)
 		if !ok {
 			continue
 		}
 		if o == self {
-			// Beyond what was given out: left by the program that called exec to become this one.
+			// Above what was given out: the program that called exec to become this one left it.
 			if n <= given {
 				continue
 			}

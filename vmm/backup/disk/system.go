@@ -8,7 +8,7 @@ import (
 	"tms/internal/failpoint"
 )
 
-// The system calls of which a failure matters, so that tests can fail each: see failpoint.
+// The system calls whose failure matters, so that tests can fail each: see failpoint.
 
 // fallible makes a call, unless a test fails it.
 func fallible(name string, call func() error) error {

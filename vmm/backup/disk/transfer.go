@@ -14,8 +14,8 @@ import (
 // Each worker has one staging buffer and one request to the disk at a time: while one waits for
 // its device copy, the others keep the disk busy. Seen on a virtual disk (ext4), 3 GiB: 2 x 64 MiB
 // save 2.1 and load 1.5 GB/s, 4 x 64 2.0 and 1.75, 8 x 32 2.35 and 1.85, 8 x 16 and 8 x 64 about
-// the same; a plain writer (dd oflag=direct bs=64M) 1.4, a reader 1.4. So: the most requests that
-// 256 MiB of pinned memory allow, and no smaller ones than need be.
+// the same; a plain writer (dd oflag=direct bs=64M) 1.4, a reader 1.4. So: as many requests as 256 MiB of pinned memory
+// allow, and none smaller than necessary.
 const (
 	inFlight    = 8
 	stagingSize = 32 << 20
@@ -33,7 +33,7 @@ type chunk struct {
 type transfer struct {
 	disk     *Store
 	job      backup.Job
-	hostOnly bool // the memory is the host's: nothing is staged, and the driver not called
+	hostOnly bool // the memory is the host's: nothing is staged, and the driver is not called
 	move     func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
 
 	mu      sync.Mutex
@@ -86,7 +86,7 @@ func (t *transfer) fail(err error) {
 	t.changed.Broadcast()
 }
 
-// wait returns when all chunks are done, or after an error when no worker runs any more.
+// wait returns when all chunks are done, or after an error when no worker runs any longer.
 func (t *transfer) wait() error {
 	t.mu.Lock()
 	t.ended = true

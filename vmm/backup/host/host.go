@@ -14,9 +14,9 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning are what
-// costs: many threads touch pieces of it, two pin what was touched, and the copies of a registration are
-// issued the moment it is pinned.
+// Store keeps contents in registered (pinned) huge-page host memory. Touching and pinning are the expensive part: many
+// threads touch pieces of it, two pin what was touched, and the copies of a registration are issued as soon as it is
+// pinned.
 type Store struct {
 	driver  *cuda.Driver
 	garbage *reclaim.Kind // buffers whose last contents were discarded
@@ -39,8 +39,8 @@ type buffer struct {
 	references atomic.Int64 // contents that live here
 }
 
-// hostContents is a span's place in a buffer: inside one registration, or, of more than maxRegistration
-// bytes, at the start of registrations of its own.
+// hostContents is a span's place in a buffer: inside one registration, or for more than maxRegistration bytes at the
+// start of registrations of its own.
 type hostContents struct {
 	host         *Store
 	buffer       *buffer
@@ -64,8 +64,8 @@ func (c *hostContents) Await(until time.Time) {
 	}
 }
 
-// copies lists the copies between parts of a span and its place: the host side of each lies in one registration, for
-// the driver takes no other.
+// copies lists the copies between parts of a span and its place: the host side of each lies in one registration,
+// because the driver takes no other.
 func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
 	return copying.Cut(span, c.Host(), uint64(c.registration)*maxRegistration, maxRegistration, parts)
 }
@@ -125,8 +125,8 @@ func (h *Store) Check(budget *backup.Budget, sizes []uint64) error {
 	return budget.Check(total)
 }
 
-// Prepare pins memory for spans without copying anything: a Save that is given the Contents as Kept
-// then runs at the speed of the link.
+// Prepare pins memory for spans without copying anything: a Save that gets the Contents as Kept then runs at the speed
+// of the link.
 func (h *Store) Prepare(job backup.Job, spans []backup.Span) ([]backup.Contents, error) {
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {
@@ -175,8 +175,8 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 	if len(placed) == 0 {
 		return contents, nil, nil
 	}
-	// Buffers that a resume has just discarded go first: giving back and taking at once cost more than one after the
-	// other, and twice the memory, pages perhaps that the machine has never used.
+	// Buffers that a resume has just discarded go first: giving back and taking at once costs more than one after the
+	// other, and needs twice the memory, perhaps pages that the machine has never used.
 	h.garbage.Drain()
 	memory, err := pinned.New(h.driver, job, sizes...)
 	if err != nil {
@@ -190,8 +190,8 @@ func (h *Store) place(job backup.Job, items []backup.Item) (contents []backup.Co
 	return contents, fresh, nil
 }
 
-// copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies.
-// It returns the first error after everything has stopped.
+// copyAll makes the warm copies, and pins the registrations of a fresh buffer, each followed by its copies. It returns
+// the first error, once everything has stopped.
 func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, warm []copying.Copy) error {
 	var touched chan int
 	var touchers sync.WaitGroup

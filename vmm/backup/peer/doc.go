@@ -1,5 +1,5 @@
-// Package peer keeps contents of device memory in free memory of other GPUs, and what finds no room there in a
-// store of host memory.
+// Package peer keeps contents of device memory in free memory of other GPUs. What finds no room there goes to a store
+// of host memory.
 //
 //	peer.go      Store: Save, and what falls back to the host
 //	place.go     which device has room, and takes what
@@ -7,7 +7,7 @@
 //	transfer.go  copies between spans and chunks
 //
 // A Save takes one range of each device that it uses: chunks, a handle each, at consecutive addresses, so that
-// contents may lie across several. A chunk goes when the last contents that reach into it are discarded, the
-// addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the notes and the
-// count of what is held.
+// contents may lie across several. A chunk is given back when the last contents that reach into it are discarded, and
+// the addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the notes and the count
+// of what is held.
 package peer

@@ -9,11 +9,10 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// Store keeps contents in free memory of other GPUs, where the copy engine of the source device writes
-// and reads them. That takes no context on the other GPU: one would cost half a GiB there, for every
-// process, and a tenth of a second.
+// Store keeps contents in free memory of other GPUs, where the copy engine of the source device writes and reads them.
+// That needs no context on the other GPU, which would cost half a GiB there for every process, and a tenth of a second.
 //
-// At least 256 MiB, and 2% of its memory, stay free on the other GPU.
+// The other GPU keeps at least 256 MiB, and 2% of its memory, free.
 type Store struct {
 	driver *cuda.Driver
 	host   backup.Store
@@ -28,8 +27,8 @@ type Store struct {
 	held   map[int]uint64 // bytes by device
 }
 
-// New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason, in
-// one line and once for every reason.
+// New returns a store of other devices' memory. Contents without a place there go to host; warn gets the reason in one
+// line, once for every reason.
 func New(driver *cuda.Driver, host backup.Store, warn func(string)) *Store {
 	return &Store{driver: driver, host: host, warn: warn, chunk: chunkSize,
 		garbage: driver.Reclaim.Kind("memory of another device"), warned: map[string]bool{}, held: map[int]uint64{}}
@@ -45,8 +44,8 @@ func (p *Store) note(reason string) {
 	}
 }
 
-// Save is backup.Store's Save. What goes wrong in obtaining memory sends the contents it was for to the host
-// store; a copy that fails is an error.
+// Save is backup.Store's Save. Where memory cannot be obtained, its contents go to the host store; a copy that fails is
+// an error.
 func (p *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
 	contents := make([]backup.Contents, len(items))
 	var taken []*peerRange
@@ -110,7 +109,7 @@ func (p *Store) discard(chunks ...*peerChunk) {
 	}
 }
 
-// saveToHost saves what has no contents yet, nor Kept ones here.
+// saveToHost saves the items without contents so far, and without Kept ones here.
 func (p *Store) saveToHost(job backup.Job, items []backup.Item, contents []backup.Contents) error {
 	var rest []backup.Item
 	var indices []int

@@ -8,8 +8,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// place takes memory for the items that have no Kept contents, on the devices they ask for. What
-// finds no room there is left to the host store.
+// place takes memory for the items that have no Kept contents, on the devices that they ask for. Items without room
+// there are left to the host store.
 func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 	var taken []*peerRange
 	var targets []int
@@ -54,9 +54,9 @@ func (p *Store) place(job backup.Job, items []backup.Item) []*peerRange {
 	return taken
 }
 
-// reachable lists the devices that may keep contents of source. Of any target, the next ordinal comes
-// first: processes that each use a device of their own then begin with different ones. (Which has the
-// most free memory could only be asked with a context on each.)
+// reachable lists the devices that may keep contents of source. For target -1 the next ordinal comes first, so that
+// processes with a device each begin with different ones. (Asking which has the most free memory would take a context
+// on each.)
 func (p *Store) reachable(source, target int) ([]int, error) {
 	if target == source {
 		return nil, fmt.Errorf("device %d is the device to free", source)
@@ -94,8 +94,7 @@ func (p *Store) reachable(source, target int) ([]int, error) {
 // reserveOf returns how much memory stays free on a device of total bytes.
 func reserveOf(total uint64) uint64 { return max(256<<20, total/50) }
 
-// take gives as many of the wanted items as there is room for a place on a device. It returns which are
-// left, and why.
+// take gives as many of the wanted items a place on a device as there is room for. It returns which are left, and why.
 func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRange, left []int, err error) {
 	total, err := p.driver.DeviceTotalMem(cuda.Device(device))
 	if err != nil {
@@ -108,7 +107,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	whole := func(bytes uint64) uint64 { return (bytes + granularity - 1) / granularity * granularity }
 	p.taking.Lock()
 	defer p.taking.Unlock()
-	p.garbage.Drain() // what was discarded may be what is missing
+	p.garbage.Drain() // discarded memory may be what is missing
 	// The reserve is held while memory is taken, so it is what stays free.
 	reserve := &peerChunk{in: &peerRange{live: 1}, size: whole(reserveOf(total))}
 	if reserve.handle, err = p.driver.MemCreate(reserve.size, device); err != nil {
@@ -138,7 +137,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 		r.placed = append(r.placed, placedItem{i, &peerContents{peer: p, in: r, offset: used, size: size}})
 		used += size
 	}
-	// Chunks that nothing fits into go back, but not before the range has its addresses.
+	// Chunks that nothing fits into are given back, but not before the range has its addresses.
 	all, kept := r.chunks, int((used+p.chunk-1)/p.chunk)
 	if r.chunks = all[:kept]; kept == 0 {
 		p.discard(all...)
@@ -165,7 +164,7 @@ func (p *Store) take(device int, items []backup.Item, wanted []int) (r *peerRang
 	return r, left, err
 }
 
-// Held returns how many bytes of a device's memory hold contents of others, or did a moment ago.
+// Held returns how many bytes of a device's memory hold contents of other devices, or did a moment ago.
 func (p *Store) Held(device int) uint64 {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -8,14 +8,14 @@ import (
 	"tms/vmm/cuda"
 )
 
-// peerRange is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may
-// lie across several, while each is mapped, and goes back, on its own.
+// peerRange is memory of one device, taken by one Save: chunks at consecutive addresses, so that a span may lie across
+// several, while each is mapped and given back on its own.
 type peerRange struct {
 	device  int
 	base    uintptr // 0: no addresses
 	size    uint64
 	chunks  []*peerChunk // all of the same size but the last
-	live    int          // chunks that are not released; once some are discarded only empty changes it
+	live    int          // chunks not released; once some are discarded, only empty changes it
 	placed  []placedItem
 	refused bool // could not be mapped
 }
@@ -78,8 +78,7 @@ func (c *peerChunk) attach(driver *cuda.Driver, source int) error {
 	return driver.MemSetAccess(c.address, c.size, source)
 }
 
-// release gives a chunk back, and the addresses with the last of a range. After an error it can be
-// called again.
+// release gives a chunk back, and with the last of a range the addresses. After an error it can be called again.
 func (c *peerChunk) release(driver *cuda.Driver) error {
 	if c.mapped {
 		if err := driver.MemUnmap(c.address, c.size); err != nil {

@@ -33,14 +33,14 @@ type Pool struct {
 	memory pool.Memory                     // nil: the source does not know
 
 	limit   uint64 // bytes that may be reserved
-	given   bool   // memory_limit sets it, not the device
+	given   bool   // set by memory_limit, not by the device
 	grows   bool
 	region  uint64 // bytes of the next region, while the limit allows
-	padding uint64 // a chunk too large by less than this, and by less than its half, is not split
+	padding uint64 // a chunk is not split if it is too large by less than this and by less than its half
 	collect bool
 	largest uint64 // size of the largest block so far
 
-	dumps    bool              // log the pool's contents when it is first out of memory
+	dumps    bool              // log the pool's contents when it first runs out of memory
 	log      func(text string) // to stderr
 	patience time.Duration
 	freed    sync.Cond
@@ -125,7 +125,7 @@ func (p *Pool) Malloc(size uint64, _ pool.Stream) (pool.Block, error) {
 	}
 	block, dump, err := p.mallocOrDump(size)
 	if dump != nil {
-		p.log(dump.Text(size)) // without the lock: stderr's reader may wait for a call of ours
+		p.log(dump.Text(size)) // without the lock: stderr's reader may wait for a call to us
 	}
 	return block, err
 }
@@ -142,7 +142,7 @@ func (p *Pool) mallocOrDump(size uint64) (pool.Block, *MemoryDump, error) {
 	}
 	err = p.table.Refuse(size, err, "")
 	if p.dumps && (errors.Is(err, pool.ErrOutOfMemory) || errors.Is(err, pool.ErrTooLarge)) {
-		p.dumps = false // a program that goes on may fail a thousand times
+		p.dumps = false // a program that carries on may fail a thousand times
 		held := p.memoryDump()
 		return pool.Block{}, &held, err
 	}

@@ -2,8 +2,8 @@ package bfc
 
 import "math/bits"
 
-// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all above. Only a dump uses these bins: the
-// set of free chunks has the same order and bins of its own.
+// Bin b has the free chunks from 256 << b bytes to twice that, the last bin all larger ones. Only a dump uses these
+// bins; the set of free chunks has the same order and its own bins.
 const binCount = 21
 
 func binFor(size uint64) int {

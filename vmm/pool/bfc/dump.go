@@ -10,7 +10,7 @@ type MemoryDump struct {
 	Regions       []RegionDump `json:"region"` // by address
 }
 
-// BinSummary counts the chunks of a bin's sizes, also those in use.
+// BinSummary counts the chunks of a bin's sizes, including those in use.
 type BinSummary struct {
 	Bin                      int    `json:"bin"`
 	TotalBytesInUse          uint64 `json:"total_bytes_in_use"`

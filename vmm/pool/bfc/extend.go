@@ -9,8 +9,8 @@ import (
 )
 
 // extend adds a free region with room for rounded bytes. Each region is twice the size of the one before. If the source
-// has no room, extend asks for nine tenths, again and again, and at last for what it needs. A region that touches
-// others is joined to them if the source allows it. Errors: pool.ErrOutOfMemory, or the source's.
+// has no room, extend asks for nine tenths of that, again and again, and finally for what it needs. A region that
+// touches others is joined to them if the source allows it. Errors: pool.ErrOutOfMemory, or the source's.
 func (p *Pool) extend(rounded uint64) error {
 	available := (p.limit - min(p.limit, p.table.Stats().Reserved)) &^ (granularity - 1)
 	if rounded > available && p.given {

@@ -1,6 +1,6 @@
 // Package buddy splits a root into halves down to the needed size and merges free halves again. This is the third
 // approach of the text on allocators for PyTorch, after Knuth (The Art of Computer Programming, volume 1, 2.5), with
-// the text's slips mended: the root can be freed, capacities need not be 4 GiB or a power of two, and sizes have 64
+// the text's slips corrected: the root can be freed, capacities need not be 4 GiB or a power of two, and sizes have 64
 // bits.
 package buddy
 

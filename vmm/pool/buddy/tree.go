@@ -6,7 +6,7 @@ import (
 )
 
 // tree has the free blocks of all roots, in units of the smallest block. It is implicit: block n of an order covers the
-// units from n<<order on, and blocks 2n and 2n+1 of the order below are its halves. One bit shows that a block is free.
+// units from n<<order on, and blocks 2n and 2n+1 of the order below are its halves. One bit says that a block is free.
 // A root of 2^h units has the units from slot<<h on; those past the end of its capacity are never free.
 type tree struct {
 	free []bitset // by order, up to h

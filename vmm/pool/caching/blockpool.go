@@ -8,7 +8,7 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// blockPool holds the free blocks of the small or the large sizes, of one graph or of all else.
+// blockPool holds the free blocks of the small or the large sizes, of one graph or of everything else.
 type blockPool struct {
 	lists  []*freeList // by stream; only of streams with segments
 	recent *freeList   // one of them

@@ -109,7 +109,7 @@ func (p *Pool) allocate(size uint64, stream pool.Stream) (pool.Block, error) {
 	return made, nil
 }
 
-// fit takes the smallest free block that the size may have; none: there is none.
+// fit takes the smallest free block that a request of the size may use; none: there is none.
 func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	if p.collecting() {
 		from.clock++
@@ -133,7 +133,7 @@ func (p *Pool) fit(from *blockPool, size uint64, stream pool.Stream) handle {
 	return h
 }
 
-// Free is pool.Pool.Free. A block that other streams used comes back when they are done. Errors:
+// Free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
 // pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
@@ -163,8 +163,8 @@ func (p *Pool) Free(address uintptr) error {
 	return nil
 }
 
-// trim waits for the events of freed blocks and gives back every empty segment but those of graphs that still exist.
-// (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
+// trim waits for the events of freed blocks and gives back every empty segment, except those of graphs that still
+// exist. (emptyCache) Errors: pool.ErrCapturing, the source's or its events'.
 func (p *Pool) trim() (uint64, error) {
 	if p.Capturing() {
 		return 0, pool.ErrCapturing

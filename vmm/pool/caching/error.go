@@ -25,7 +25,7 @@ type OutOfMemoryError struct {
 func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	free, total, err := p.memory()
 	if err != nil {
-		free, total = 0, 0 // the shortage matters more than this error
+		free, total = 0, 0 // the lack of memory matters more than this error
 	}
 	return &OutOfMemoryError{
 		Device: p.device, Tried: tried, Total: total, Free: free, Limited: p.limited, Allowed: p.allowed,
@@ -35,7 +35,7 @@ func (p *Pool) outOfMemory(tried uint64, cause error) error {
 	}
 }
 
-// Error has PyTorch's facts in PyTorch's order, after the words that programs look for.
+// Error gives PyTorch's facts in PyTorch's order, after the words that programs look for.
 func (e *OutOfMemoryError) Error() string {
 	total, free, allowed := "unknown", "unknown", ""
 	if e.Total > 0 {

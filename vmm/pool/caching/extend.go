@@ -9,7 +9,7 @@ import (
 )
 
 // extend gets a new segment for a block of size. When memory is short it gives cached segments back in steps and tries
-// again, but not during a capture, when the source must not free.
+// again, except during a capture, when the source must not free.
 func (p *Pool) extend(into *blockPool, size uint64, stream pool.Stream) (handle, error) {
 	wanted := segmentSize(size)
 	mayRelease := !p.Capturing()

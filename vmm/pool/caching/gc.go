@@ -7,8 +7,8 @@ import "errors"
 func (p *Pool) collecting() bool { return p.limited && p.threshold > 0 }
 
 // collect gives old segments back if the pool holds more than the threshold's part of the allowed memory. It takes
-// those of at least the average age, then again with the average of the rest, until the excess is gone. It waits for
-// nothing and skips the small pool.
+// those of at least the average age, then again with the average of the rest, until the excess is gone. It never waits,
+// and skips the small pool.
 func (p *Pool) collect() (err error) {
 	if !p.collecting() {
 		return nil

@@ -27,7 +27,7 @@ func (p *Pool) release(h handle) error {
 }
 
 // releaseAvailable gives back blocks of at least max_split_size, which are never split: the first that is large enough
-// for size, else from the largest down until together they are. It reports whether they were.
+// for size, else from the largest down, until together they are large enough. It reports whether they were.
 func (p *Pool) releaseAvailable(from *blockPool, size uint64, stream pool.Stream) (bool, error) {
 	s := from.of(stream)
 	if s == nil || p.maxSplit == math.MaxUint64 {
@@ -59,7 +59,7 @@ func (p *Pool) releaseCached() (uint64, error) {
 	return released, errors.Join(err, refused)
 }
 
-// releaseEmpty gives back every segment that is free but those of graphs that still exist.
+// releaseEmpty gives back every segment that is free, except those of graphs that still exist.
 func (p *Pool) releaseEmpty() (uint64, error) {
 	released, err := p.releaseWhole(&p.largePool)
 	n, failed := p.releaseWhole(&p.smallPool)

@@ -44,7 +44,7 @@ func segmentSize(size uint64) uint64 {
 	return (size + segmentMultiple - 1) &^ (segmentMultiple - 1)
 }
 
-// parseDivisions reads roundup_power2_divisions: 8, or [256:1,512:2,1024:4,>:8]; semicolons do as well.
+// parseDivisions reads roundup_power2_divisions: 8, or [256:1,512:2,1024:4,>:8]; semicolons work as well.
 func parseDivisions(text string) (d divisions, err error) {
 	fail := func(what string) (divisions, error) {
 		return divisions{}, fmt.Errorf("%w: roundup_power2_divisions=%s: %q is not a power of two",

@@ -50,7 +50,7 @@ type Detail struct {
 	InactiveSplitBytes StatArray `json:"inactive_split_bytes"`
 	RequestedBytes     StatArray `json:"requested_bytes"` // of active blocks, before rounding
 
-	AllocRetries  int64 `json:"num_alloc_retries"` // mallocs that had all cached segments given back
+	AllocRetries  int64 `json:"num_alloc_retries"` // mallocs that gave back all cached segments
 	OutOfMemories int64 `json:"num_ooms"`
 
 	OversizeAllocations Stat  `json:"oversize_allocations"` // of max_split_size and more
@@ -75,7 +75,7 @@ const (
 // counters are those of one pool.
 type counters [quantities]Stat
 
-// stats has only the peaks of both pools together: the other totals are sums.
+// stats has only the peaks of both pools together; the other totals are sums.
 type stats struct {
 	small, large  counters
 	peaks         [quantities]int64
@@ -112,7 +112,7 @@ func (p *Pool) countMalloc(b *block) {
 	}
 }
 
-// countFree counts a block that stops being allocated; it may stay active.
+// countFree counts a block that is no longer allocated; it may stay active.
 func (p *Pool) countFree(b *block) {
 	own := p.listOf(b).counters
 	own[allocation].fall(1)
@@ -136,7 +136,7 @@ func (p *Pool) countSplit(b *block, blocks, bytes int64) {
 	p.change(l, inactiveSplitBytes, bytes)
 }
 
-// countSegment counts a block that is a segment, which comes (1) or goes (-1).
+// countSegment counts a block that is a segment and is added (1) or removed (-1).
 func (p *Pool) countSegment(b *block, sign int64) {
 	l := p.listOf(b)
 	p.change(l, segment, sign)
@@ -181,7 +181,7 @@ func (p *Pool) detail() *Detail {
 	return d
 }
 
-// ResetPeakStats is pool.Pool.ResetPeakStats, also for the peaks in Detail.
+// ResetPeakStats is pool.Pool.ResetPeakStats; it also resets the peaks in Detail.
 func (p *Pool) ResetPeakStats() {
 	p.Lock()
 	defer p.Unlock()

@@ -1,6 +1,6 @@
-// Package freelist cuts blocks off large buffers and keeps freed ones in lists by exact size, after the second approach
-// of the text on allocators for PyTorch. It neither splits nor merges: a freed block serves only its own size again,
-// and the end of a buffer that was too small for a block is lost until the buffer goes.
+// Package freelist cuts blocks from large buffers and keeps freed ones in lists by exact size, after the second
+// approach of the text on allocators for PyTorch. It neither splits nor merges: a freed block serves only its own size
+// again, and the end of a buffer that was too small for a block is lost until the buffer is given back.
 package freelist
 
 import (
@@ -23,7 +23,7 @@ type Pool struct {
 	lists    map[uint64]*list // freed blocks, by size
 	buffers  []buffer         // by number
 	vacant   []uint32         // numbers of buffers given back
-	current  int              // the buffer that new blocks are cut off; -1: none
+	current  int              // the buffer that new blocks are cut from; -1: none
 	idle     int              // buffers in which nothing is live
 	blocks   uint64           // bytes of all blocks, live and freed
 	lost     uint64           // bytes of the ends of buffers that are not current

@@ -42,7 +42,7 @@ func maker[P pool.Pool](
 	}
 }
 
-// New makes an empty pool of a kind over a source. nil options are its defaults, which New in the kind's package
+// New makes an empty pool of a kind over a source. nil options stand for the defaults, which New in the kind's package
 // documents. Errors: pool.ErrOption, also for an unknown kind.
 func New(kind string, source pool.Source, options *pool.Options) (pool.Pool, error) {
 	for _, k := range all {

@@ -11,8 +11,8 @@ import (
 // ErrNoPool: a handle never named a pool.
 var ErrNoPool = cuda.Refuse(cuda.InvalidValue, "not the handle of a pool; create one first")
 
-// Handles maps numbers that C can hold to pools. No number is used twice, so that of a destroyed pool differs from one
-// that never named any. The zero value is empty; it is safe for use by many threads.
+// Handles maps numbers that C can hold to pools. No number is used twice, so the number of a destroyed pool differs
+// from one that never named a pool. The zero value is empty; it is safe for use by many threads.
 type Handles struct {
 	mu   sync.RWMutex
 	last uintptr

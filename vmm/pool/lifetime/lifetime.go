@@ -25,7 +25,7 @@ type Pool struct {
 }
 
 // gate is a source that gives nothing once it is shut. A pool calls its source under its own lock, so its Destroy gives
-// back all that other threads took before, and none takes anything after.
+// back all that other threads took before, and no thread takes anything afterwards.
 type gate struct {
 	Source
 	shut atomic.Bool
@@ -62,7 +62,7 @@ func (p *Pool) Use(f func(pool.Pool) error) error {
 }
 
 // Destroy gives everything back to the source, live blocks too, and ends the pool. It waits for other calls only as
-// these wait for each other. Errors: the source's, after which the pool is empty and keeps what the source refused;
+// those wait for each other. Errors: the source's, after which the pool is empty and keeps what the source refused;
 // pool.ErrDestroyed if another thread was first.
 func (p *Pool) Destroy() error {
 	if p.gate.shut.Swap(true) {

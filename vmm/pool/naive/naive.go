@@ -1,5 +1,5 @@
 // Package naive asks the source for every block and gives each back at once, as the first approach of the text on
-// allocators for PyTorch does with cudaMalloc and cudaFree. It is the baseline of the others.
+// allocators for PyTorch does with cudaMalloc and cudaFree. It is the baseline for the other kinds.
 package naive
 
 import (

@@ -134,10 +134,11 @@ func (p *Pool) refill(size uint64) uint64 {
 	return max(p.again, size)
 }
 
-// refills returns the number of segments that blocks are split off.
+// refills returns the number of segments that blocks are split from.
 func (p *Pool) refills() uint64 { return p.table.Stats().Segments - p.huge }
 
-// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; if that refuses, it stays live.
+// Free is pool.Pool.Free. A block above max_chunk goes back to the source at once; if the source refuses, the block
+// stays live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
 		return nil

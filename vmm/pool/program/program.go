@@ -1,6 +1,6 @@
 // Package program serves a program's cudaMalloc and cudaFree from pools of one kind, one for each way of being
-// pausable. The program does not know, and may use memory at once in every stream and context. So a block goes back to
-// its pool only after the devices, or the stream of a cudaFreeAsync, are done with it.
+// pausable. The program does not know of the pools, and may use memory at once in every stream and context. So a block
+// goes back to its pool only after the devices, or the stream of a cudaFreeAsync, have finished with it.
 package program
 
 import (
@@ -22,8 +22,8 @@ import (
 // anyStream is the stream of all blocks: a pool has one order for them, that of the calls.
 const anyStream = pool.Stream(math.MaxUint64)
 
-// An allocation without memory waits up to patience for a stream to reach the next free, and looks every lookOnce. A
-// stream may wait for the very thread that allocates, so the wait must end.
+// An allocation that finds no memory waits up to patience for a stream to reach the next free, and looks every
+// lookOnce. A stream may wait for the very thread that allocates, so the wait must end.
 const (
 	patience = time.Second
 	lookOnce = time.Millisecond
@@ -57,7 +57,7 @@ type freed struct {
 	address uintptr
 	device  int
 	stream  cuda.Stream
-	event   cuda.Event // 0: it is done
+	event   cuda.Event // 0: the work is done
 }
 
 // New returns no pools yet. source makes a pool's source; capturing reports whether a stream of the process is being
@@ -78,8 +78,8 @@ func New(kind, options string, engine Engine, source func(torch.Memory) (lifetim
 	return p, nil
 }
 
-// segments is a source that notes its segments. No block in them is in use when they go back, so nobody waits for the
-// device under a pool's lock.
+// segments is a source that notes its segments. No block in a segment is in use when it goes back, so nobody waits for
+// the device under a pool's lock.
 type segments struct {
 	lifetime.Source
 	of *Pools
@@ -124,7 +124,7 @@ func (p *Pools) Malloc(m torch.Memory, size uint64) (uintptr, error) {
 	return made.Address, nil
 }
 
-// recover takes back what it can, and reports whether that was anything.
+// recover takes back what it can, and reports whether there was anything.
 func (p *Pools) recover() bool {
 	before := p.reserved()
 	_ = p.pools.Trim()
@@ -172,7 +172,7 @@ func (p *Pools) putOff(list *[]freed, f freed) {
 	*list = append(*list, f)
 }
 
-// Free gives a block back after the devices have finished their present work. An address of no block goes to the
+// Free gives a block back after the devices have finished their present work. An address that is no block's goes to the
 // engine. During a capture the free waits. Errors: pool.ErrInvalidAddress, those of vmm.Engine.Free, or the source's,
 // after which the memory is still there.
 func (p *Pools) Free(address uintptr) error {
@@ -201,8 +201,9 @@ func (p *Pools) Free(address uintptr) error {
 	return err
 }
 
-// FreeAfter gives a block back after a stream has finished its present work, when a later call sees that. An address of
-// no block goes to the engine. The stream must not be in a capture. Errors: as Free, and those of vmm.Engine.FreeAfter.
+// FreeAfter gives a block back after a stream has finished its present work, when a later call sees that. An address
+// that is no block's goes to the engine. The stream must not be in a capture. Errors: as Free, and those of
+// vmm.Engine.FreeAfter.
 func (p *Pools) FreeAfter(address uintptr, stream cuda.Stream) error {
 	device, ours, err := p.claim(address)
 	if err != nil {

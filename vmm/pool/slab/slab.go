@@ -1,6 +1,6 @@
 // Package slab serves small sizes from slabs of equal objects, after Bonwick, "The Slab Allocator" (1994), without
-// constructors, for device memory needs none. The text on allocators for PyTorch names it as the remedy for what a
-// buddy allocator loses to powers of two.
+// constructors, because device memory needs none. The text on allocators for PyTorch names it as the remedy for the
+// memory that a buddy allocator loses to powers of two.
 package slab
 
 import (
@@ -166,7 +166,7 @@ func (p *Pool) object(number int) (pool.Block, uint32, error) {
 	return pool.Block{Address: s.base + uintptr(object*c.size), Size: c.size}, owner, nil
 }
 
-// grow gives a class an empty slab, from pages or, if the source has no room for more of them, as its own segment.
+// grow gives a class an empty slab, from pages or, if the source has no room for more pages, as its own segment.
 func (p *Pool) grow(number int) error {
 	c := &p.classes[number]
 	from := p.pages

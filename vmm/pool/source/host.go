@@ -17,8 +17,8 @@ import (
 type Host struct{ *Plain }
 
 // NewHost makes a source of host memory: "pinned", which all devices can access (cuMemHostAlloc), or "host", ordinary
-// memory that exists once it is written to (mmap). Errors: pool.ErrOption for other words; *cuda.Error if there is no
-// such device.
+// memory that is allocated when it is first written (mmap). Errors: pool.ErrOption for other words; *cuda.Error if
+// there is no such device.
 func NewHost(driver *cuda.Driver, ordinal int, memory string, state func() State) (*Host, error) {
 	if memory != "pinned" && memory != "host" {
 		return nil, fmt.Errorf("%w: memory=%q: give device, pinned or host", pool.ErrOption, memory)

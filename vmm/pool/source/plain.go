@@ -55,7 +55,7 @@ func (p *Plain) allocate(size uint64) (address uintptr, err error) {
 	return address, p.outOfMemory(size, 0, err)
 }
 
-// Reserve is pool.Coalescer.Reserve: CUDA refuses a copy across two allocations.
+// Reserve is pool.Coalescer.Reserve. It returns false because CUDA refuses a copy across two allocations.
 func (p *Plain) Reserve(*pool.Room) bool { return false }
 
 // Coalesces is pool.Coalescer.Coalesces.
@@ -76,7 +76,7 @@ func (p *Plain) Free(address uintptr, size uint64) error {
 	return nil
 }
 
-// freeLate frees what waited for captures, and reports whether anything went.
+// freeLate frees what waited for captures, and reports whether anything was freed.
 func (p *Plain) freeLate() (any bool) {
 	kept := p.late[:0]
 	for _, address := range p.late {

@@ -23,7 +23,7 @@ type Segments struct {
 	state   func() State
 }
 
-// NewSegments makes a source of segments as in the request, but for their size and what state returns. Errors:
+// NewSegments makes a source of segments as in the request, except for their size and what state returns. Errors:
 // *cuda.Error if there is no such device.
 func NewSegments(engine *vmm.Engine, driver *cuda.Driver, request vmm.Request, state func() State) (*Segments, error) {
 	d, err := newDevice(driver, request.Device)
@@ -51,7 +51,7 @@ func (s *Segments) Reserve(room *pool.Room) bool {
 // Coalesces is pool.Coalescer.Coalesces: to the driver, neighbouring mappings in one reservation are one range.
 func (s *Segments) Coalesces(below, above uintptr) bool { return s.engine.OneReservation(below, above) }
 
-// Free is pool.Source.Free. During a capture it waits for the end of that.
+// Free is pool.Source.Free. During a capture the memory is freed at the capture's end.
 func (s *Segments) Free(address uintptr, _ uint64) error {
 	return s.engine.Free(address, s.state().Capturing)
 }

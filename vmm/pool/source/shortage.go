@@ -24,7 +24,7 @@ func short(err error) bool {
 	return errors.Is(err, cuda.OutOfMemory) || errors.Is(err, vmm.ErrMargin) || errors.Is(err, vmm.ErrTooLarge)
 }
 
-// outOfMemory makes the failure to get a segment a pool.ErrOutOfMemory if memory was short.
+// outOfMemory turns the failure to get a segment into a pool.ErrOutOfMemory if memory was short.
 func (d *device) outOfMemory(size, margin uint64, err error) error {
 	if !short(err) {
 		return err

@@ -6,7 +6,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// graph is a private pool of graphs: it keeps its segments while one exists, even those that the kind gives back.
+// graph is a private pool of graphs: it keeps its segments while a graph exists, even those that the kind gives back.
 type graph struct {
 	pool pool.Pool
 	held *held

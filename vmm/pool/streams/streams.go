@@ -1,6 +1,6 @@
 // Package streams makes a kind of pool that ignores streams safe for several of them, and for CUDA graphs: each stream,
-// and each private pool of graphs, has its own pool of the kind, over one source. So only later work of its own stream
-// overwrites a freed block.
+// and each private pool of graphs, has its own pool of the kind, over one source. So only later work in a freed block's
+// own stream overwrites it.
 package streams
 
 import (
@@ -69,8 +69,8 @@ func New(source pool.Source, fresh func(pool.Source) (pool.Pool, error)) (pool.P
 	return p, nil
 }
 
-// Malloc is pool.Pool.Malloc. Before it fails for want of memory, it gives back what other streams' pools do not need,
-// but not during a capture.
+// Malloc is pool.Pool.Malloc. Before it fails for lack of memory, it gives back what other streams' pools do not need,
+// except during a capture.
 func (p *Pool) Malloc(size uint64, stream pool.Stream) (pool.Block, error) {
 	if size == 0 {
 		return pool.Block{}, nil
@@ -118,7 +118,7 @@ func (p *Pool) poolOf(stream pool.Stream) (pool.Pool, error) {
 	return made, err
 }
 
-// Free is pool.Pool.Free. A block that other streams used comes back when they are done. Errors:
+// Free is pool.Pool.Free. A block that other streams used becomes free when they are done. Errors:
 // pool.ErrInvalidAddress, or that of recording an event, after which the block is still live.
 func (p *Pool) Free(address uintptr) error {
 	if address == 0 {
@@ -180,7 +180,7 @@ func (p *Pool) Trim() (freed uint64, err error) {
 }
 
 // SetMemoryFraction limits all streams together to a part, from 0 to 1, of the device's memory. Errors: pool.ErrOption
-// for other numbers or a source that is no pool.Memory, or the source's.
+// for other numbers or for a source that is no pool.Memory, or the source's.
 func (p *Pool) SetMemoryFraction(fraction float64) error {
 	memory, ok := p.source.under.(pool.Memory)
 	if !ok {

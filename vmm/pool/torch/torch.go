@@ -1,6 +1,6 @@
 // Package torch serves PyTorch, which has one allocator for all memory (torch.cuda.memory.CUDAPluggableAllocator). It
 // makes a pool of one kind for each device and each way of being pausable, at first need, and passes PyTorch's calls on
-// to all of them.
+// to these pools.
 package torch
 
 import (
@@ -20,11 +20,11 @@ import (
 
 // Errors about the kind of the pools.
 var (
-	// ErrNotChosen: there is none yet.
+	// ErrNotChosen: no kind is chosen yet.
 	ErrNotChosen = cuda.Refuse(cuda.InvalidValue, "no kind of pool is chosen for PyTorch; choose one before it "+
 		"allocates, as tms.use_allocator does")
 
-	// ErrChosen: there is another.
+	// ErrChosen: another kind is chosen.
 	ErrChosen = cuda.Refuse(cuda.InvalidValue, "it is one choice for the life of a process")
 )
 
@@ -47,7 +47,7 @@ type Pools struct {
 	kind      string // "": not chosen yet
 	options   string
 	byMemory  map[Memory]pool.Pool
-	all       []entry // in the order of their making; an entry never changes
+	all       []entry // in the order in which they were made; an entry never changes
 	fractions map[int]float64
 	captures  map[int][]pool.GraphPoolID // those that captures allocate from, by device
 }
@@ -69,8 +69,8 @@ type limitless struct{ *pool.Range }
 
 func (limitless) Memory() (free, total uint64, err error) { return 1 << 50, 1 << 50, nil }
 
-// Use chooses the kind of all pools, by its name in package kinds, and its options. The caller may repeat a choice, not
-// change it. Errors: ErrChosen, pool.ErrOption.
+// Use chooses the kind of all pools, by its name in package kinds, and its options. The caller may repeat a choice, but
+// not change it. Errors: ErrChosen, pool.ErrOption.
 func (p *Pools) Use(kind, options string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -196,8 +196,8 @@ func (p *Pools) RecordStream(address uintptr, stream pool.Stream) error {
 	return p.whose(func(p pool.Pool) error { return p.(pool.StreamRecorder).RecordStream(address, stream) })
 }
 
-// Trim is pool.Pool.Trim of all pools but those that captures allocate from, which PyTorch's own allocator skips too.
-// Errors: the sources'.
+// Trim is pool.Pool.Trim of all pools, except those that captures allocate from, which PyTorch's own allocator skips
+// too. Errors: the sources'.
 func (p *Pools) Trim() (failed error) {
 	for _, e := range p.made() {
 		if _, err := e.pool.Trim(); !errors.Is(err, pool.ErrCapturing) {
@@ -207,7 +207,7 @@ func (p *Pools) Trim() (failed error) {
 	return failed
 }
 
-// on calls f for the pools of a device, and if none failed then after. Meanwhile nobody can make a pool.
+// on calls f for the pools of a device, and then after if no call failed. Meanwhile nobody can make a pool.
 func (p *Pools) on(device int, f func(pool.Pool) error, after func()) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -272,7 +272,7 @@ func (e entry) tag() *string {
 	return &tag
 }
 
-// Stats lists the pools in the order of their making; never nil.
+// Stats lists the pools in the order in which they were made; never nil.
 func (p *Pools) Stats() []Stats {
 	all := []Stats{}
 	for _, e := range p.made() {
@@ -288,7 +288,7 @@ type Snapshot struct {
 	Segments any     `json:"segments"`
 }
 
-// Snapshots lists the pools' snapshots (pool.Snapshotter) in the order of their making; never nil. Errors:
+// Snapshots lists the pools' snapshots (pool.Snapshotter) in the order in which they were made; never nil. Errors:
 // ErrNoSnapshot for a kind other than caching.
 func (p *Pools) Snapshots() ([]Snapshot, error) {
 	all := []Snapshot{}

@@ -9,8 +9,8 @@ type Copy struct {
 	Piece        int
 }
 
-// Cut lists the copies between parts of a span and what keeps it from kept on, each within one piece. A piece has so
-// many bytes, and kept is that far into the pieces.
+// Cut lists the copies between parts of a span and its kept contents, which begin at kept; each copy stays within one
+// piece. A piece has so many bytes, and kept lies so far into the pieces (into).
 func Cut(span backup.Span, kept uintptr, into, bytes uint64, parts []backup.Range) []Copy {
 	var copies []Copy
 	for _, part := range parts {

@@ -6,8 +6,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// loader is the backup.Loader of contents that copies bring back: it makes them in the order in which they come,
-// on a thread and a stream of its own, so that the driver can map memory meanwhile.
+// loader is the backup.Loader of contents that copies bring back. It makes the copies in the order in which they are
+// added, on a thread and a stream of its own, so that the driver can map memory meanwhile.
 type loader[C backup.Contents] struct {
 	jobs chan Copy
 	list func(C, backup.Span, ...backup.Range) []Copy
@@ -29,7 +29,7 @@ func NewLoader[C backup.Contents](driver *cuda.Driver, job backup.Job,
 				return nil
 			})
 		})
-		for range l.jobs { // after an error: what is added still must not block
+		for range l.jobs { // after an error: Add still must not block
 		}
 	}()
 	return l

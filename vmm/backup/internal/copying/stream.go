@@ -8,8 +8,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Stream issues copies on one stream and reports them as they are done: copies are asynchronous, so
-// every markEvery bytes an event follows them.
+// Stream issues copies on one stream and reports them as they are done. Copies are asynchronous, so an event follows
+// every markEvery bytes.
 type Stream struct {
 	driver *cuda.Driver
 	job    backup.Job
@@ -25,8 +25,8 @@ type copyMark struct {
 
 const markEvery = 256 << 20
 
-// On runs f on a locked thread that has the job's context and a fresh stream, and waits for what
-// f has issued even when it fails: memory copied to or from may go away after.
+// On runs f on a locked thread that has the job's context and a fresh stream, and waits for what f has issued even when
+// f fails: the memory of the copies may go away afterwards.
 func On(driver *cuda.Driver, job backup.Job, f func(*Stream) error) error {
 	return driver.OnStream(job.Context, func(stream cuda.Stream) error {
 		c := &Stream{driver: driver, job: job, stream: stream}
@@ -75,7 +75,7 @@ func (c *Stream) Between(to, from uintptr, size uint64) error {
 	return nil
 }
 
-// mark notes bytes as issued. Where the driver gives no event they count with the next one.
+// mark notes bytes as issued. Where the driver gives no event, they count with the next one.
 func (c *Stream) mark(bytes uint64) {
 	if c.issued += bytes; c.issued < markEvery || c.job.Copied == nil {
 		return

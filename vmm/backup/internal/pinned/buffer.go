@@ -30,12 +30,12 @@ type Buffer struct {
 	mapping []byte
 }
 
-// Registration is what is registered at once.
+// Registration is a part that is registered by one call.
 type Registration struct {
 	Offset, Size uint64 // from Base; multiples of a huge page
 
 	registered bool
-	untouched  atomic.Int64 // Pieces of it still to be touched
+	untouched  atomic.Int64 // its Pieces that are still to be touched
 }
 
 // PieceSize is how much of a buffer a thread touches at a time. Measured on a host of 16 cores
@@ -67,7 +67,7 @@ func New(driver *cuda.Driver, job backup.Job, sizes ...uint64) (*Buffer, error) 
 	mapping, err := mmap(int(b.Size + hugePage))
 	if err != nil {
 		job.Budget.Give(b.Size)
-		if errors.Is(err, unix.EAGAIN) { // what is mapped would be locked, and that is limited
+		if errors.Is(err, unix.EAGAIN) { // mappings would be locked, and that is limited
 			err = fmt.Errorf("%w: raise ulimit -l, since the process locks its memory (mlockall)", err)
 		}
 		return nil, backup.NoHostMemory(fmt.Errorf("mapping %d bytes: %w", b.Size, err))
@@ -133,9 +133,9 @@ func (b *Buffer) Discard(garbage *reclaim.Kind) {
 	garbage.Add(b.Size, func() error { return b.driver.With(b.context, b.unpin) })
 }
 
-// gap is the pause between two unpinnings. The driver holds a lock while it unpins, and if we took it again at once,
-// threads that launch kernels would not get it before the last one: 1500 launches after a resume of 16 GiB took 260
-// ms, and with the gap 60 to 120 (12 else).
+// gap is the pause between two unpinnings. The driver holds a lock while it unpins. If we took that again at once,
+// threads that launch kernels would not get it before the last unpinning: 1500 launches after a resume of 16 GiB took
+// 260 ms, and with the gap 60 to 120 (12 else).
 const gap = 100 * time.Microsecond
 
 // unpin can be called again after an error.

@@ -1,5 +1,5 @@
 // Package addresses is a hash table of addresses with linear probing (Knuth, The Art of Computer Programming, volume 3,
-// 6.4, algorithms L and R). In a Go map a pair of malloc and free would spend most of its time.
+// 6.4, algorithms L and R). With a Go map, a malloc and its free would spend most of their time there.
 package addresses
 
 import (
@@ -8,7 +8,7 @@ import (
 )
 
 // Table maps addresses other than 0 to values. The zero value is an empty table. It takes two to four times the memory
-// of the most entries it ever had.
+// of the most entries that it ever had.
 type Table[V any] struct {
 	slots []slot[V] // a power of two of them, at most half in use, so that probes are short
 	count int
@@ -80,7 +80,7 @@ func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 	}
 	value = t.slots[hole].value
 	t.count--
-	// Entries behind the hole move into it unless that is before their home.
+	// An entry behind the hole moves into it, unless the hole is before the entry's home.
 	last := len(t.slots) - 1
 	for i := (hole + 1) & last; t.slots[i].address != 0; i = (i + 1) & last {
 		if (i-t.home(t.slots[i].address))&last >= (i-hole)&last {
@@ -95,7 +95,7 @@ func (t *Table[V]) Remove(address uintptr) (value V, found bool) {
 // Len returns how many addresses there are.
 func (t *Table[V]) Len() int { return t.count }
 
-// All yields the entries in no order. The table must not change meanwhile.
+// All yields the entries in no particular order. The table must not change meanwhile.
 func (t *Table[V]) All() iter.Seq2[uintptr, V] {
 	return func(yield func(uintptr, V) bool) {
 		for _, s := range t.slots {

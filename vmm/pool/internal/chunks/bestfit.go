@@ -5,8 +5,8 @@ import (
 	"tms/vmm/pool/internal/ordered"
 )
 
-// BestFit is a Table that gives a request the smallest free chunk that fits, the lowest of several, and joins a freed
-// chunk with its free neighbours at once.
+// BestFit is a Table that gives a request the smallest free chunk that fits, and the lowest of several such. It joins a
+// freed chunk with its free neighbours at once.
 type BestFit struct {
 	Table[struct{}]
 	free ordered.Set
@@ -27,7 +27,7 @@ func (b *BestFit) unlist(h Handle) {
 	b.free.Remove(ordered.Fit(c.Size, c.Address))
 }
 
-// Add makes a chunk free, joined with its free neighbours.
+// Add makes a chunk free, and joins it with its free neighbours.
 func (b *BestFit) Add(h Handle) {
 	b.Release(h)
 	if above := b.At(h).Next; b.IsFree(above) {
@@ -42,8 +42,8 @@ func (b *BestFit) Add(h Handle) {
 	b.list(h)
 }
 
-// Serve makes the first size bytes of a free chunk live. The rest stays with it if it is less than size and less than
-// padding. Serve reports whether there was a chunk.
+// Serve makes the first size bytes of a free chunk live. The rest of the chunk stays with them if it is less than size
+// and less than padding. Serve reports whether there was a chunk.
 func (b *BestFit) Serve(size, requested, padding uint64) (pool.Block, bool) {
 	e, found := b.free.Ceiling(ordered.Fit(size, 0))
 	if !found {
@@ -82,7 +82,7 @@ func (b *BestFit) IsListed(h Handle) bool {
 // FreeChunks returns how many chunks are free.
 func (b *BestFit) FreeChunks() int { return b.free.Len() }
 
-// Trim gives idle segments back, as GiveBack.
+// Trim gives idle segments back, as GiveBack does.
 func (b *BestFit) Trim() (uint64, error) { return b.GiveBack(b.unlist, b.list) }
 
 // End ends all live chunks.

@@ -1,6 +1,6 @@
-// Package chunks serves pools that split and coalesce: its chunks tile a source's segments without gaps, each free or
-// taken as a whole and linked to its neighbours. The pool decides which free chunk serves a request and when neighbours
-// are joined; BestFit does it for most. The pool's mutex covers it all.
+// Package chunks serves pools that split and coalesce: its chunks tile a source's segments without gaps; each is free
+// or taken as a whole, and linked to its neighbours. The pool decides which free chunk serves a request and when
+// neighbours are joined; BestFit does it for most. The pool's mutex covers it all.
 package chunks
 
 import (
@@ -74,7 +74,7 @@ func (t *Table[T]) drop(h Handle) {
 	t.dropped = h
 }
 
-// link makes two chunks, of which one may be None, neighbours.
+// link makes two chunks neighbours; one of them may be None.
 func (t *Table[T]) link(below, above Handle) {
 	if below != None {
 		t.chunks[below].Next = above
@@ -97,7 +97,7 @@ func (t *Table[T]) Split(h Handle, size uint64) Handle {
 	return rest
 }
 
-// Join adds to a chunk the one behind it, whose handle ends.
+// Join adds the chunk behind to a chunk, and ends that chunk's handle.
 func (t *Table[T]) Join(h Handle) {
 	c := &t.chunks[h]
 	behind := c.Next
@@ -139,7 +139,7 @@ func (t *Table[T]) Give(address uintptr) (Handle, error) {
 	return h, nil
 }
 
-// Release makes a taken chunk free that is not live.
+// Release makes a chunk free that is taken but not live.
 func (t *Table[T]) Release(h Handle) { t.chunks[h].Requested = 0 }
 
 // GiveAll ends every live chunk.

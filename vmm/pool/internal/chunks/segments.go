@@ -93,7 +93,7 @@ func (t *Table[T]) Return(address uintptr, size uint64) error {
 	return nil
 }
 
-// ReturnWhole gives a segment that is one chunk back to the source; the chunk ends, also a live one. Errors: the
+// ReturnWhole gives a segment that is one chunk back to the source; the chunk ends, even a live one. Errors: the
 // source's, after which nothing has changed.
 func (t *Table[T]) ReturnWhole(h Handle) error {
 	c := &t.chunks[h]
@@ -110,7 +110,7 @@ func (t *Table[T]) ReturnWhole(h Handle) error {
 }
 
 // starts yields the segments by number, with the chunk that each begins in, and whether the segment is idle: then that
-// chunk covers it, for free neighbours are joined.
+// chunk covers it, because free neighbours are joined.
 func (t *Table[T]) starts(yield func(i int, h Handle, idle bool) Handle) {
 	h := None
 	for i := range t.segments {

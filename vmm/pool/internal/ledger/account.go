@@ -71,7 +71,7 @@ func (a *Account) CountSourceFailure() { a.stats.SourceFailures++ }
 func (a *Account) CountFailure() { a.stats.Failures++ }
 
 // Refuse counts a malloc that failed and makes it a pool.Refusal, without the Refusal of a pool beneath. The advice is
-// for shortages.
+// used where memory is short.
 func (a *Account) Refuse(size uint64, err error, advice string) error {
 	a.CountFailure()
 	var beneath *pool.Refusal

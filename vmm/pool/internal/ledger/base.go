@@ -7,7 +7,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// Base has the lock and those calls of pool.Pool in which kinds differ by a hook only. Every kind embeds it.
+// Base has the lock, and those calls of pool.Pool in which kinds differ only by a hook. Every kind embeds it.
 type Base struct {
 	sync.Mutex
 	account *Account

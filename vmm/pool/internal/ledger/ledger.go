@@ -11,7 +11,7 @@ import (
 type Block struct {
 	Requested uint64 // bytes asked for
 	Size      uint64 // bytes set aside
-	Owner     uint32 // the pool's number of what it was split off
+	Owner     uint32 // the pool's number of what it was split from
 }
 
 // Ledger is the account of a pool that keeps nothing else of a live block.

@@ -8,8 +8,8 @@ import (
 	"tms/vmm/pool"
 )
 
-// Private is a private pool of graphs. Graphs have addresses baked in, so its segments stay while one exists, though
-// their blocks are freed and used again.
+// Private is a private pool of graphs. Graphs contain addresses, so the pool's segments stay while a graph exists,
+// though blocks in them are freed and reused.
 type Private interface {
 	Empty() bool // holds nothing from the source
 }
@@ -26,7 +26,7 @@ type Graphs[G Private] struct {
 type graph[G Private] struct {
 	id   pool.GraphPoolID
 	own  G
-	uses int // graphs; at 0 what is free may go
+	uses int // graphs; at 0 free memory may be given back
 }
 
 // capture directs streams to a private pool.
@@ -40,7 +40,7 @@ func NewGraphs[G Private](lock sync.Locker, fresh func() (G, error)) Graphs[G] {
 	return Graphs[G]{lock: lock, fresh: fresh}
 }
 
-// Capturing reports whether a capture is under way.
+// Capturing reports whether a capture is in progress.
 func (g *Graphs[G]) Capturing() bool { return len(g.captures) > 0 }
 
 // Captured returns the private pool that a stream allocates from.
@@ -61,7 +61,7 @@ func (g *Graphs[G]) Private() (all []G) {
 	return all
 }
 
-// Dissolve hands the private pools of no graph to give, and forgets those that are then empty.
+// Dissolve hands the private pools without a graph to give, and forgets those that are then empty.
 func (g *Graphs[G]) Dissolve(give func(G)) {
 	g.all = slices.DeleteFunc(g.all, func(of *graph[G]) bool {
 		if of.uses > 0 {

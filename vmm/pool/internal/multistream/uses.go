@@ -50,8 +50,9 @@ func (u *Uses[B]) Any() bool { return len(u.streams) > 0 }
 // Held returns the number of freed blocks held back.
 func (u *Uses[B]) Held() int { return len(u.pending) + len(u.deferred) + len(u.done) }
 
-// Hold holds a freed block back until Settle hands it on, if other streams use it. CUDA forbids to record events during
-// a capture, so it then waits for the end of that. Errors: that of recording an event; the block is then still live.
+// Hold holds a freed block back until Settle hands it on, if other streams use it. CUDA forbids recording events during
+// a capture, so Hold then leaves that to the end of the capture. Errors: that of recording an event; the block is then
+// still live.
 func (u *Uses[B]) Hold(block B, capturing bool) (held bool, err error) {
 	if len(u.streams) == 0 || len(u.streams[block]) == 0 {
 		return false, nil
@@ -91,8 +92,8 @@ func (u *Uses[B]) record(block B) error {
 	return nil
 }
 
-// Settle hands the blocks that nobody uses any more to give; with wait it first waits until that is all of them. It
-// keeps a block that give refuses for the next time. Errors: those of events, and of give.
+// Settle hands the blocks that nobody uses any longer to give; with wait it first waits until that is true of all
+// blocks. A block that give refuses stays for the next time. Errors: those of events, and of give.
 func (u *Uses[B]) Settle(wait bool, give func(B) error) (failed error) {
 	for len(u.deferred) > 0 {
 		if failed = u.record(u.deferred[0]); failed != nil {
@@ -133,7 +134,7 @@ func (u *Uses[B]) ask(event pool.Event, wait bool) (done bool, err error) {
 	return u.events.Query(event)
 }
 
-// Abandon waits and settles, and then forgets all blocks, also after an error.
+// Abandon waits and settles, and then forgets all blocks, even after an error.
 func (u *Uses[B]) Abandon(give func(B) error) error {
 	err := u.Settle(true, give)
 	for _, q := range u.queues {

@@ -1,5 +1,5 @@
 // Package ordered has an ordered set for best fit, which finds, removes and returns the first key not below a wanted
-// one. It makes no garbage and has no pointers for the collector to follow. The high bits of a key choose a bin, and
+// one. It makes no garbage, and has no pointers for the collector to follow. The high bits of a key choose a bin, and
 // each bin is a B+ tree; all nodes lie in one slice.
 package ordered
 
@@ -9,8 +9,8 @@ import (
 )
 
 // Fit returns the key of a free block: it orders blocks that do not overlap by size, then by address. It needs only the
-// address bits that the size leaves open, for two blocks of at least 2^n bytes begin at least as far apart. The size is
-// a multiple of 256 bytes, and not 0.
+// address bits that the size leaves open, because two blocks of at least 2^n bytes begin at least 2^n bytes apart. The
+// size is a multiple of 256 bytes, and not 0.
 func Fit(size uint64, address uintptr) uint64 {
 	units := size / 256
 	log := bits.Len64(units) - 1
@@ -28,7 +28,7 @@ type Set struct {
 	words  uint8             // bit w: filled[w] is not 0
 }
 
-// tree is one bin. From its first key on it keeps a node, because bins fill and empty all the time.
+// tree is one bin. From its first key on it keeps one node, because bins fill and empty all the time.
 type tree struct {
 	root   uint32 // 0: it never had a key
 	levels uint32 // above the leaves
