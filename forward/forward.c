@@ -11,8 +11,8 @@
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
-/* The C library's own: RTLD_NEXT in another library's dlsym, which may be preloaded too, is what stands behind that
- * one. */
+/* The C library's own dlsym. Another library may be preloaded that defines one too, and RTLD_NEXT there means what
+ * stands behind that library. */
 typedef void *find_function(void *handle, const char *name);
 
 static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
@@ -26,7 +26,8 @@ static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
 
 static find_function *_Atomic found_at_load;
 
-/* At load: in a child of fork dl_iterate_phdr may wait for ever for a lock that another thread of its parent had. */
+/* At load, because in a child of fork dl_iterate_phdr may wait forever for a lock that another thread of the parent
+ * held. */
 __attribute__((constructor, section(".text.startup"))) static void load(void)
 {
 	void *found = NULL;
@@ -48,8 +49,8 @@ HIDDEN void *forward_next(const char *name)
 	return found;
 }
 
-/* The path of the next loaded library called so. It is only noted inside dl_iterate_phdr, which holds a loader
- * lock: dlopen under it can deadlock with a thread that is loading a library, and so can malloc. */
+/* The path of the next loaded library of that name. Inside dl_iterate_phdr, which holds a loader lock, the path is only
+ * noted: dlopen or malloc under the lock can deadlock with a thread that is loading a library. */
 struct loaded {
 	const char *library;
 	int skip;
@@ -71,7 +72,7 @@ static void *find_local(const char *name)
 	char *path = malloc(PATH_MAX); /* the thread's stack may be small */
 	void *found = NULL;
 	for (int i = 0; path && !found && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++) {
-		/* NOLOAD gives a handle to what is there already; dropping it again cannot unload it. */
+		/* NOLOAD returns a handle of a library that is there already; closing it cannot unload the library. */
 		void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
 		if (handle) {
 			found = find_in()(handle, name);

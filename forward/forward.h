@@ -1,5 +1,5 @@
-/* forward calls the CUDA functions of the host process, each by a pointer that is looked up at its first call. Which
- * calls are passed on is left to the shim. */
+/* forward calls the CUDA functions of the host process, each by a pointer that is looked up at its first call. The shim
+ * decides which calls are passed on. */
 #ifndef TMS_FORWARD_H
 #define TMS_FORWARD_H
 
@@ -22,8 +22,8 @@ struct forward_ipc {
 	char reserved[64];
 };
 
-/* Functions that CUDA has once more, with _ptsz behind the name, for programs compiled with
- * --default-stream per-thread: there the stream 0 means the thread's own. */
+/* Functions that CUDA has a second time, with _ptsz behind the name, for programs compiled with --default-stream
+ * per-thread: for those, stream 0 means the thread's own. */
 #define FORWARD_STREAM_FUNCTIONS(X, N, suffix)                                                     \
 	X(cudaMallocAsync##suffix, (void **pointer, size_t size, void *stream),                    \
 	  (pointer, size, stream))                                                                 \
@@ -164,8 +164,8 @@ struct forward_ipc {
 	FORWARD_STREAM_FUNCTIONS(X, N, _ptsz)
 
 /* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at
- * a stub that looks the function up; a lookup that finds nothing is made again at the next call,
- * because libcudart may still be loaded. */
+ * a stub that looks the function up; a lookup that finds nothing is made again at the next call, because libcudart may
+ * be loaded in between. */
 #define X(name, parameters, arguments)                                                             \
 	extern int(*_Atomic forward_##name) parameters __attribute__((visibility("hidden")));
 #define N(since, ...) X(__VA_ARGS__)

@@ -1,5 +1,5 @@
-/* symbols looks names up in loaded libraries: without a call, which a sanitizer may not be ready for at
- * the first dlsym of all, and without dlsym, which other libraries stand in front of too. */
+/* symbols looks names up in loaded libraries. It makes no call, because a sanitizer may not be ready for one at the
+ * very first dlsym, and does not use dlsym, because other libraries interpose that too. */
 #ifndef FORWARD_SYMBOLS_H
 #define FORWARD_SYMBOLS_H
 
@@ -19,14 +19,14 @@ struct symbols {
 	struct {
 		const ElfW(Rela) *first;
 		size_t count;
-	} bound[2]; /* what refers to symbols: of data, and of calls */
+	} bound[2]; /* relocations that refer to symbols: for data, and for calls */
 };
 
-/* entry: of the dynamic section, or NULL. */
+/* entry: the dynamic section's first, or NULL. */
 static inline bool read_symbols(uintptr_t base, const ElfW(Dyn) *entry, struct symbols *symbols)
 {
 	*symbols = (struct symbols){.base = base};
-	size_t relative = 0; /* these come first, and refer to none */
+	size_t relative = 0; /* relative relocations come first, and refer to no symbol */
 	for (; entry && entry->d_tag != DT_NULL; entry++) {
 		/* glibc has added the base here, musl has not. */
 		uintptr_t at = entry->d_un.d_ptr < base ? base + entry->d_un.d_ptr : entry->d_un.d_ptr;
@@ -113,7 +113,8 @@ static inline bool is_of_driver(const void *function)
 	return dladdr(function, &info) && info.dli_fname && strncmp(file_of(info.dli_fname), "libcuda.so", 10) == 0;
 }
 
-/* The function, or NULL; its library stays from now on, though the program closes it, and opens it again elsewhere. */
+/* Returns the function, or NULL. Its library stays loaded from now on: a program that closed and reopened it would find
+ * it at another address. */
 static inline void *kept(void *function)
 {
 	Dl_info info;

@@ -15,11 +15,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A consistent cut of NCCL's ranks: all have begun the same collectives before the gate stops them, so that none waits
-// on a device for another that stopped before it. The gate holds back the ranks that are ahead (gate/reach/sequence.c);
-// the command sees all ranks, and says how far each is to come (cmd/tms/align.go).
+// A consistent cut of NCCL's ranks: all have begun the same collectives before the gate stops them, so that no rank
+// waits on a device for one that stopped earlier. The gate holds back the ranks that are ahead (gate/reach/sequence.c);
+// the command sees all ranks, and tells each how far to go (cmd/tms/align.go).
 
-// align holds this process back as the request says, and returns how far it is. Errors: cuda.Refusal.
+// align holds this process back as the request says, and returns how far it has come. Errors: cuda.Refusal.
 func (t *task) align() (*control.Alignment, error) {
 	if words := C.gate_unusable(); words != nil {
 		return nil, cuda.Refuse(cuda.NotSupported, "%s", C.GoString(words))
@@ -53,7 +53,7 @@ func (t *task) align() (*control.Alignment, error) {
 	return &found, nil
 }
 
-// aligned compares how far this process is with targets. It asks last for collectives that have begun and are not
+// aligned compares how far this process is with targets. It asks last about collectives that have begun and are not
 // launched yet, so that it overlooks none.
 func aligned(targets map[string]uint64) (found control.Alignment, wanted bool) {
 	found.Reached, found.Captured = true, bool(C.nccl_has_captured())

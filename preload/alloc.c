@@ -1,6 +1,5 @@
-/* alloc has the functions that allocate: CUDA's own outside regions, in them memory of the engine. What was
- * made is written down where that is asked for (record/trace.c). Memory that a program maps itself is left to
- * mapping.c. */
+/* alloc has the functions that allocate: outside regions CUDA's own memory, in regions the engine's. It records each
+ * allocation where somebody asked for that (record/trace.c). mapping.c has memory that a program maps itself. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -18,7 +17,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 	int code = go_enter(&saved);
 	if (code == SUCCESS) {
 		if (forward_cuCtxGetCurrent(&context) != SUCCESS)
-			context = NULL; /* the engine meets it again, with words */
+			context = NULL; /* the engine gets the error again, with a text */
 		code = tmsMalloc(&address, size, device, context, &settings);
 		go_leave(&saved);
 	}
@@ -30,7 +29,7 @@ HIDDEN int pausable_malloc(void **pointer, size_t size, int device)
 HIDDEN int current_device(int *device)
 {
 	if (unlikely(go_now() == GO_DEAD))
-		return go_start(); /* its words say more than CUDA's refusal after fork */
+		return go_start(); /* its text says more than CUDA's refusal after fork */
 	int code = forward_cudaGetDevice(device);
 	if (code == FORWARD_MISSING)
 		return error_fail(code, "no libcudart is loaded that could be found; a statically linked one "
@@ -59,8 +58,8 @@ static int pausable_malloc_here(void **pointer, size_t size)
 	return code == SUCCESS ? pausable_malloc(pointer, size, device) : code;
 }
 
-/* An allocation function's body: plain outside regions, ours in them; and, where that is asked for, the trace and the
- * account, for which before and after are done where the plain one is. */
+/* An allocation function's body: plain outside regions, ours in them. It also keeps the trace and the account where
+ * somebody asked for these; before and after surround plain. */
 #define ALLOCATING(pointer, size, stream, in_region, plain, ours, before, after)                   \
 	({                                                                                         \
 		int made_;                                                                         \
@@ -81,14 +80,14 @@ static int pausable_malloc_here(void **pointer, size_t size)
 		made_;                                                                             \
 	})
 
-/* An allocation with memory of its own; bytes: how many it has. */
+/* An allocation with memory of its own; bytes: its size. */
 #define ALLOCATING_FOR(caller, pointer, size, bytes, plain, ours)                                  \
 	ALLOCATING(pointer, size, NULL, TAKING_FOR(caller), plain, ours, (void)0,                  \
 		   account_malloc(*(void **)(pointer), bytes, caller))
 #define ALLOCATING_ONE(pointer, size, bytes, plain, ours)                                          \
 	ALLOCATING_FOR(__builtin_return_address(0), pointer, size, bytes, plain, ours)
 
-/* A function of its own, so that a call passed on needs no frame. */
+/* A function of its own, so that a call that is passed on needs no frame. */
 OUT_OF_LINE int watched_cudaMalloc(void **pointer, size_t size, const void *caller)
 {
 	return ALLOCATING_FOR(caller, pointer, size, size, forward_cudaMalloc(pointer, size),
@@ -204,7 +203,7 @@ EXPORT int cuMemAllocPitch_v2(uintptr_t *pointer, size_t *pitch, size_t width, s
 	ALLOCATING(pointer, size, stream_id, TAKING() && !is_captured(is_capturing, stream), plain, ours, \
 		   account_pool(pool, __builtin_return_address(0)), (void)0)
 
-/* own: the stream, as the suffix means it. */
+/* own: the stream that the suffix means. */
 #define ALLOCATES_ORDERED(api, suffix, type, is_capturing, own, ours)                              \
 	EXPORT int api##Async##suffix(type *pointer, size_t size, void *stream)                    \
 	{                                                                                          \

@@ -52,12 +52,12 @@ EXPORT const char *tms_get_current_tag(void)
 	return region_get().tag;
 }
 
-/* By enum region_backup, and as the older functions say it. */
+/* By enum region_backup, and as the older functions call them. */
 static const char *const kinds[] = {"none", "host", "disk", "peer"}, *const older[] = {"no", "cpu", "disk", "peer"};
 
 enum { DEVICES_MOST = 1 << 10 };
 
-/* Below 0: there is no such kind. */
+/* Returns less than 0 for an unknown kind. */
 static int parse_backup(const char *kind)
 {
 	char *end;
@@ -97,7 +97,7 @@ static int without_device(int backup)
 	return backup < REGION_PEER ? backup : REGION_PEER;
 }
 
-/* To turn one kind on turns off another; to turn off one that is not on changes nothing. */
+/* Turning one kind on turns another off; turning off one that is not on changes nothing. */
 static void enable(int kind, bool on)
 {
 	struct region_settings *mine = region_mine();
@@ -238,7 +238,7 @@ static int resume(const char *const *tags, double seconds)
 {
 	int code = operation_allowed();
 	if (code == SUCCESS)
-		code = everything_restore(seconds > 0 ? seconds : 0); /* any call of the driver would wait for that */
+		code = everything_restore(seconds > 0 ? seconds : 0); /* any driver call would wait for that */
 	return code == SUCCESS ? operation_transition(OPERATION_RESUME, tags, NULL, seconds) : code;
 }
 

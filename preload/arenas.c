@@ -4,7 +4,7 @@
 HIDDEN struct arena_range arena_ranges[ARENAS_MAX];
 HIDDEN _Atomic int arena_count;
 
-/* Called by the engine, one call at a time, before it hands out any address of the range. */
+/* The engine calls this, one call at a time, before it hands out any address of the range. */
 HIDDEN int arena_add(uintptr_t base, size_t size)
 {
 	int count = atomic_load_explicit(&arena_count, memory_order_relaxed);

@@ -1,6 +1,6 @@
-/* capture knows when nothing may synchronize: a device that waits while one of its streams is being captured into a
- * graph breaks the capture. It keeps the set of streams that captures began in; those that join one need no entry, as
- * only the first ends it. The engine keeps frees that wait for the end of captures. */
+/* capture knows when nothing may synchronize: waiting for a device while one of its streams is being captured into a
+ * graph breaks the capture. It keeps the set of streams in which captures began; streams that join a capture need no
+ * entry, because only the first can end it. The engine keeps the frees that wait for the end of captures. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -12,19 +12,19 @@
 
 HIDDEN int captures; /* slots that are not FREE */
 
-/* Slots are used again and never given back, so there is no lock that a fork could leave held. state is
- * 4 * how often the slot has been used + one of the below. */
+/* Slots are reused and never freed, so there is no lock that a fork could leave held. state is 4 * how often the slot
+ * has been used + one of the below. */
 enum { FREE, BEGINNING, CAPTURED };
 struct slot {
 	struct slot *next;
 	_Atomic uint64_t state;
 	/* For CAPTURED. */
 	_Atomic(void *) stream, context;
-	_Atomic(const void *) thread; /* of a per-thread stream, which is another in each */
+	_Atomic(const void *) thread; /* for a per-thread stream, which is a different one in each thread */
 };
 static _Atomic(struct slot *) slots;
 
-/* An entry as it was found: what another thread has done to its slot since is left alone. */
+/* An entry as it was found. If another thread has changed the slot since, it is left alone. */
 struct entry {
 	struct slot *slot; /* NULL: none */
 	uint64_t state;
@@ -89,7 +89,7 @@ static int began(struct entry entry, void *stream, int code)
 		leave(entry);
 		return code;
 	}
-	leave(find(stream)); /* of one that went unseen, with its context */
+	leave(find(stream)); /* an old entry of the stream, whose end went unseen with its context's */
 	atomic_store(&entry.slot->stream, stream);
 	atomic_store(&entry.slot->context, context_of(stream));
 	atomic_store(&entry.slot->thread, stream == PER_THREAD_STREAM ? &region_thread : NULL);
@@ -97,7 +97,7 @@ static int began(struct entry entry, void *stream, int code)
 	return code;
 }
 
-/* A capture may end by failing, and an end may fail and leave it: the driver knows. */
+/* A capture can end by failing, and a failed end can leave it going: the driver knows. */
 static int ended(struct entry entry, int (*is_capturing)(void *, int *), void *stream, int code)
 {
 	int status = 0;
@@ -133,8 +133,8 @@ HIDDEN void captures_let(void)
 	atomic_fetch_sub(&held, 1);
 }
 
-/* A microsecond. The driver may be slow, or the thread that holds them lost in a fork: a capture that goes on may be
- * broken, one that waits for ever has hung its program. */
+/* Waits a microsecond as a rule. It gives up where the driver is slow, or a fork has lost the thread that holds
+ * captures: a capture that goes on may break, but one that waits forever hangs its program. */
 static void await_let(void)
 {
 	enum { LOOKS = 10000, EACH = 10000 /* ns, and what the kernel adds: half a second in all */ };
@@ -154,7 +154,7 @@ static void await_let(void)
 		code_;                                                                             \
 	})
 
-/* version: what stands behind the name of the first; own: the stream, as the suffix means it. */
+/* version: what follows the name of the first function; own: the stream that the suffix means. */
 #define CAPTURES(api, version, suffix, own)                                                        \
 	EXPORT int api##BeginCapture##version##suffix(void *stream, int mode)                      \
 	{                                                                                          \
@@ -177,7 +177,7 @@ CAPTURES(cudaStream, , _ptsz, own_stream(stream))
 CAPTURES(cuStream, _v2, , stream)
 CAPTURES(cuStream, _v2, _ptsz, own_stream(stream))
 
-/* A stream that is destroyed takes its capture along. */
+/* Destroying a stream ends its capture. */
 #define DESTROYS(name)                                                                             \
 	EXPORT int name(void *stream)                                                              \
 	{                                                                                          \

@@ -1,5 +1,5 @@
-/* control has what the control socket needs of C: the variables that say where it is, read on a thread of the
- * host, and its removal when the process ends as it should. */
+/* control has what the control socket needs in C: the variables that say where it is, read on a thread of the host, and
+ * its removal when the process ends normally. */
 #include "shim.h"
 #include "region.h"
 
@@ -34,8 +34,7 @@ HIDDEN void control_bound(const char *path, dev_t device, ino_t inode)
 	atomic_store(&socket_file.bound, length < (int)sizeof socket_file.path);
 }
 
-/* A child has the parent's path and not its socket. What is left by a process that ends otherwise, the next client
- * removes. */
+/* A child has the parent's path but not its socket. If a process ends otherwise, the next client removes its socket. */
 __attribute__((destructor)) static void at_exit(void)
 {
 	struct stat found;

@@ -1,5 +1,5 @@
-/* device has what happens to devices and contexts: another device comes to use the memory of one, contexts are made
- * and destroyed, devices reset. Captures that end with a context are left to capture.c. */
+/* device follows what happens to devices and contexts: a device begins to use another's memory, contexts are made and
+ * destroyed, devices are reset. capture.c has the captures that end with a context. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -7,8 +7,7 @@
 
 #include <sched.h>
 
-/* cudaMalloc's memory could be copied with any device current; mapped memory must be told first which devices
- * there are. */
+/* cudaMalloc's memory can be copied with any device current; mapped memory must first get access for each device. */
 static int grant(void)
 {
 	return IN_GO(tmsGrant());
@@ -19,7 +18,7 @@ static bool segments_exist(void)
 	return atomic_load_explicit(&arena_count, memory_order_acquire) > 0 && go_now() == GO_AWAKE;
 }
 
-/* Devices that were chosen after there were segments: they have been told. */
+/* Devices that were chosen after there were segments, and so have access. */
 static _Atomic uint64_t chosen;
 
 static uint64_t bit_of(int device)
@@ -50,8 +49,8 @@ EXPORT int cuCtxEnablePeerAccess(void *context, unsigned flags)
 	return code == SUCCESS && segments_exist() ? grant() : code;
 }
 
-/* Contexts that the program makes itself, so that a pause can wait for what they run. Those made by functions that
- * were found with dlsym are not known: memory is refused in them.
+/* Contexts that the program makes itself, so that a pause can wait for what they run. Contexts made by functions that
+ * were found with dlsym are unknown, so memory is refused in them.
  *
  * A table without a lock, which a fork could leave held. A context is used only while it is acquired, and is
  * destroyed only when nobody uses it. */
@@ -61,7 +60,7 @@ static struct known {
 	_Atomic int users;
 	int device;
 } contexts[CONTEXTS_MAX];
-HIDDEN int context_slots; /* of them that were ever used */
+HIDDEN int context_slots; /* how many of them were ever used */
 
 static int note(int code, void **made, int device)
 {
@@ -78,7 +77,7 @@ static int note(int code, void **made, int device)
 								  __ATOMIC_SEQ_CST))
 			;
 		break;
-	} /* memory is refused in one that found no entry */
+	} /* memory is refused in a context that found no entry */
 	if (segments_exist())
 		(void)grant();
 	return code;
@@ -138,7 +137,8 @@ EXPORT int cuCtxDestroy_v2(void *context)
 
 /* The end of a device's context: our memory there goes before it, and our notes after it. */
 
-/* The device's context while it is there, and captures may be going on in it or its memory is counted; else NULL. */
+/* Returns the device's context if it exists, and captures may be in progress in it or its memory is counted; else
+ * NULL. */
 static void *context_to_end(int device)
 {
 	void *context = NULL;
@@ -185,7 +185,7 @@ EXPORT int cuDevicePrimaryCtxReset_v2(int device)
 	return RESETTING(device, forward_cuDevicePrimaryCtxReset_v2(device));
 }
 
-/* The last reference is never a host's where we have segments: the engine keeps one of its own. */
+/* Where there are segments the host never holds the last reference, because the engine keeps one of its own. */
 EXPORT int cuDevicePrimaryCtxRelease_v2(int device)
 {
 	void *context = context_to_end(device);

@@ -1,5 +1,5 @@
-/* entry answers a program that asks CUDA for a function of the driver by name, where it would get one that this library
- * stands in front of. libtms_reach.so (gate/reach/) asks here for what dlsym is to answer. */
+/* entry answers a program that asks CUDA by name for a function of the driver that this library interposes.
+ * libtms_reach.so (gate/reach/) asks here what dlsym is to return. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
@@ -10,7 +10,7 @@
 
 #define NOT_BY_NAME(...)
 
-/* Only addresses are wanted here: their types are in the files that have them. */
+/* Only addresses are needed here: the files that define the functions have their types. */
 #define DECLARE(since, symbol, ...) extern const char at_##symbol[] __asm__(#symbol);
 FORWARD_FUNCTIONS(NOT_BY_NAME, DECLARE)
 
@@ -84,11 +84,11 @@ EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **functi
 	return found(code, name, function, (int)version, flags & LEGACY ? 0 : PER_THREAD);
 }
 
-/* Returns our function for dlsym to give to caller in place of theirs, which is called name; NULL: there is none. */
+/* Returns our function, which dlsym is to return to caller in place of theirs of that name; NULL: there is none. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)
 {
-	/* This library takes the driver's own functions, which pass no gate. Calls that poll go through the gate,
-	 * because the driver's checkpoint would kill the process in one. */
+	/* This library uses the driver's own functions, which pass no gate. Only its calls that poll go through the
+	 * gate, because the driver's checkpoint would kill the process in one. */
 	if ((const char *)caller >= __ehdr_start && (const char *)caller < etext)
 		return gate_polls(name) ? NULL : theirs;
 	for (size_t i = 0; i < NAMES; i++)

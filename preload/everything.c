@@ -1,7 +1,7 @@
-/* everything has what tms_pause_everything needs beside a pause: a process that makes the driver's checkpoint of this
- * one, for no process can make its own; that it was asked for, while which the process's CUDA calls wait; and what
- * the driver cannot checkpoint. everything.go refuses with them; cmd/tms, which is run here, does the rest, over
- * the control socket. */
+/* everything has what tms_pause_everything needs besides a pause. It runs cmd/tms, which makes the driver's checkpoint
+ * of this process over the control socket, because no process can make its own. It notes that a checkpoint was asked
+ * for, because the process's CUDA calls wait from then on, and what the driver cannot checkpoint, for which
+ * everything.go refuses. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
@@ -43,7 +43,7 @@ HIDDEN void everything_set_pending(bool now)
 
 HIDDEN bool everything_driver_has(void)
 {
-	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, also while its other calls wait */
+	enum { RUNNING = 0 }; /* a CUprocessState; a process may ask for its own, even while its other calls wait */
 	int (*state_of)(int, int *) = (int (*)(int, int *))forward_find("cuCheckpointProcessGetState");
 	int state = RUNNING;
 	return state_of && state_of(getpid(), &state) == SUCCESS && state != RUNNING;
@@ -100,8 +100,8 @@ static bool is(const char *entry, const char *name)
 	return strncmp(entry, name, length) == 0 && entry[length] == '=';
 }
 
-/* This process's, without what would have libraries of it loaded there, and with the directories of its socket.
- * text: room for those. NULL: no memory. */
+/* Returns this process's environment, without the variables that would load its libraries there, and with the
+ * directories of its socket, for which text has room. NULL: no memory. */
 static char **helper_environment(char text[2][4096])
 {
 	size_t count = 0, kept = 0;
@@ -123,8 +123,8 @@ static char **helper_environment(char text[2][4096])
 	return result;
 }
 
-/* Signals as a new program has them, and none of our descriptors but the pipe, where glibc (2.34) can close them: the
- * child has no atfork handlers, and shares our memory until it is another program. */
+/* The helper has the signals of a new program, and none of our descriptors but the pipe, where glibc (2.34) can close
+ * them. The child runs no atfork handlers, and shares our memory until it is another program. */
 static int start_helper(pid_t *helper, char *const arguments[], char *const environment[], int out)
 {
 	posix_spawn_file_actions_t actions;
@@ -157,7 +157,7 @@ static int start_helper(pid_t *helper, char *const arguments[], char *const envi
 	return error;
 }
 
-/* Reads all that the helper writes, until it ends; another thread of the host may wait for the process itself. */
+/* Reads all that the helper writes, until it ends; another thread of the host may reap the process itself. */
 static void listen_to(pid_t helper, int in, char *words, size_t capacity)
 {
 	size_t length = 0;
@@ -177,7 +177,7 @@ static void listen_to(pid_t helper, int in, char *words, size_t capacity)
 		;
 }
 
-struct exchange { /* too much for the stack of a host's thread */
+struct exchange { /* too large for the stack of a host thread */
 	char path[4096], text[2][4096], words[THREAD_TEXT_SIZE];
 };
 
@@ -216,8 +216,7 @@ static int exchange(struct exchange *with, char *arguments[], uint64_t *bytes)
 	return code;
 }
 
-/* Runs the command with these arguments behind its name. Told to --report, it writes a line "CODE BYTES", then
- * words. */
+/* Runs the command with these arguments behind its name. With --report it writes a line "CODE BYTES", then a text. */
 static int run_helper(char *arguments[], uint64_t *bytes)
 {
 	struct exchange *with = malloc(sizeof *with);
@@ -247,7 +246,7 @@ HIDDEN int everything_pause(double timeout, uint64_t *bytes)
 
 HIDDEN int everything_restore(double wait)
 {
-	if (!everything_asked() || go_now() != GO_AWAKE) /* of a child, which has not the parent's CUDA, others say so */
+	if (!everything_asked() || go_now() != GO_AWAKE) /* a child lacks the parent's CUDA, and other functions say so */
 		return SUCCESS;
 	char process[16], seconds[32];
 	uint64_t none;

@@ -16,11 +16,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// What the process itself has to do with the driver's checkpoint, which others make of it (cmd/tms): to refuse what the
-// driver would not survive, and to know afterwards that its CUDA calls wait. everything.c has the rest.
+// The process's own part in the driver's checkpoint, which others make of it (cmd/tms): it refuses what the driver
+// would not survive, and knows afterwards that its CUDA calls wait. everything.c has the rest.
 
-// everything comes before a request of the socket is carried out. While the driver has the process its calls of the
-// driver would wait, or kill it.
+// everything runs before a request of the socket is carried out. While the driver has the process, a driver call would
+// wait, or kill it.
 func (t *task) everything() error {
 	if C.everything_asked() && t.Request.Op != control.Undo { // of its own: see there
 		if !t.Request.Everything {
@@ -40,7 +40,7 @@ func (t *task) everything() error {
 }
 
 // settleEverything notes that the driver has given the process back, and lets calls that poll go on. While a client is
-// still at a pause of everything only that client may do so: the driver's checkpoint may be yet to come.
+// still making a pause of everything, only that client may do so: the driver's checkpoint may still come.
 func settleEverything() error {
 	if C.everything_pending() {
 		return cuda.Refuse(cuda.IllegalState, "another command is pausing everything of this process at this moment; "+
@@ -54,8 +54,9 @@ func settleEverything() error {
 	return nil
 }
 
-// notCheckpointed returns what the driver cannot checkpoint of this process. The driver may lose the process if it
-// tries. (NVIDIA's cuda-checkpoint: managed memory, memory shared between processes; cuDeviceGetName: parts of GPUs)
+// notCheckpointed returns an error that names what the driver cannot checkpoint of this process. The driver may lose
+// the process if it tries. (NVIDIA's cuda-checkpoint: managed memory, memory shared between processes; cuDeviceGetName:
+// parts of GPUs)
 func notCheckpointed() error {
 	const otherwise = "; without --everything, what is pausable can be paused"
 	if call := C.everything_obstacle(); call != nil {
@@ -82,8 +83,8 @@ func notCheckpointed() error {
 	return err
 }
 
-// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks:
-// the call would wait at the gate until the resume, and with it every status, which a resume asks for.
+// askingDriver is held, shared, while the driver is asked for figures. A pause of everything begins when nobody asks.
+// Otherwise the call would wait at the gate until the resume, and so would every status; but a resume asks for one.
 var askingDriver sync.RWMutex
 
 func beginEverything() {
@@ -92,8 +93,8 @@ func beginEverything() {
 	C.everything_set(true)
 }
 
-// statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no call of the driver
-// while the driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
+// statsOf reads the engine's statistics, and adds what the host and the settings say. It makes no driver call while the
+// driver may have the process. The caller holds askingDriver. temporary is TMPDIR.
 func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) {
 	stats = control.Stats{Version: C.GoString(C.tms_version()), Started: true, Everything: bool(C.everything_asked()),
 		Capturing: state().Capturing}

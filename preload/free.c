@@ -1,4 +1,4 @@
-/* free has the functions that free: addresses of ours go to the engine, all others are CUDA's. */
+/* free has the functions that free: addresses of ours go to the engine, all others to CUDA. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -13,8 +13,8 @@ static inline bool watches(const void *pointer)
 	return unlikely(arena_contains(pointer) || cuda_is_watched());
 }
 
-/* The rest of a function that frees watched memory. It passes other frees on without a frame of ours, which WATCHED
- * would need, so WATCHED is in a function of its own. */
+/* What a function that frees does for watched memory. WATCHED needs a frame, so it is in a function of its own: other
+ * frees are passed on without one. */
 #define WATCHED(pointer, stream, plain, ours)                                                      \
 	({                                                                                         \
 		trace_free(pointer, stream);                                                       \
@@ -48,7 +48,7 @@ EXPORT int cuMemFree_v2(uintptr_t pointer)
 	return watches((void *)pointer) ? watched_cuMemFree_v2(pointer) : forward_cuMemFree_v2(pointer);
 }
 
-/* Stream-ordered: the memory goes when the stream has reached the free. */
+/* Stream-ordered: the memory is freed when the stream has reached the free. */
 static int free_after(void *pointer, void *stream, bool captured)
 {
 	if (captured)
@@ -57,7 +57,7 @@ static int free_after(void *pointer, void *stream, bool captured)
 	return IN_GO(tmsFreeAfter(pointer, stream));
 }
 
-/* own: the stream, as the suffix means it. */
+/* own: the stream that the suffix means. */
 #define FREES_ORDERED(name, suffix, type, is_capturing, own)                                       \
 	OUT_OF_LINE int watched_##name##suffix(type pointer, void *stream)                         \
 	{                                                                                          \

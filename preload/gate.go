@@ -29,23 +29,23 @@ import (
 // (gate/reach/gate.c). A gated pause shuts it; it opens when that pause fails, or when nothing is left that gated
 // pauses have paused.
 var gate struct {
-	sync.Mutex      // its holder changes the state, and waits for nothing
-	pausing    bool // a gated pause is at work
+	sync.Mutex      // its holder changes the state, and never waits
+	pausing    bool // a gated pause is in progress
 	shut       bool
 	worked     time.Time  // when a device was last seen to get work; zero: no look has found any
 	checkpoint bool       // the gate stops calls that poll, too, for the driver's checkpoint
 	held       int        // clients that keep it shut and have paused nothing yet (control.Request.Hold)
-	turn       sync.Mutex // the gated pause at work has it; no other waits for it in Lock
+	turn       sync.Mutex // the gated pause in progress has it; others do not wait for it in Lock
 }
 
 // notIdle is gating.idle of a pause that asks for no idle time.
 const notIdle time.Duration = -1
 
-// gating is what a gated pause is asked for beside the engine's options.
+// gating has what a gated pause is asked for besides the engine's options.
 type gating struct {
 	idle  time.Duration // the least time since a device last got work; notIdle: any
 	hold  bool          // shut the gate and pause nothing: control.Request.Hold
-	force bool          // pause also where the gate cannot hold all work
+	force bool          // pause even where the gate cannot hold all work
 	undo  func() error  // the driver's checkpoint comes next: hold polls at the end, or call this to resume
 	nccl  *suspension   // suspend NCCL first, where it can be; nil: do not
 }
@@ -70,10 +70,10 @@ func unsupported(format string, arguments ...any) error {
 // The first moment lasts an eighth of the timeout, and each later one twice as long: a kernel may take long.
 const firstMoment = 8
 
-// pauseGated pauses a program that goes on meanwhile, as tms.h describes tms_pause_gated. A moment may be a bad one: a
-// host callback waits for a thread at the gate, or another thread resets a device. The gate then opens and another
-// moment is tried, unless the caller does that itself, or NCCL takes part.
-// Errors: those of Pause, cuda.Timeout, cuda.NotSupported, cuda.NotReady.
+// pauseGated pauses a program that goes on running, as tms.h describes for tms_pause_gated. A moment may be a bad one:
+// a host callback waits for a thread at the gate, or another thread resets a device. The gate then opens and pauseGated
+// tries another moment, unless the caller does that itself, or NCCL takes part. Errors: those of Pause, cuda.Timeout,
+// cuda.NotSupported, cuda.NotReady.
 func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how gating) (freed uint64, err error) {
 	options.Asked = time.Now()
 	deadline := options.Asked.Add(timeout)
@@ -96,8 +96,8 @@ func pauseGated(e *vmm.Engine, options vmm.Options, timeout time.Duration, how g
 const letRun = 50 * time.Millisecond
 
 // pauseAtOnce shuts the gate, waits until no thread is past it and the devices are idle, and pauses. A failure opens
-// the gate again, and counts as work for an idle pause. It runs on a thread of ours, and calls nothing of the program's
-// but NCCL. Errors name timeout.
+// the gate again, and counts as work for an idle pause. It runs on a thread of this library, and calls nothing of the
+// program's but NCCL. Errors name timeout.
 func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Duration,
 	how gating) (freed uint64, err error) {
 	deadline := time.Now().Add(within)
@@ -179,7 +179,7 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 		how.nccl.outcome = tellNCCL(held)
 	}
 	if err == nil && how.undo != nil {
-		beginEverything() // or a resume of the program's own could let them go meanwhile
+		beginEverything() // otherwise a resume by the program itself could let them go meanwhile
 		if err = holdPolls(deadline); err != nil {
 			C.everything_set(false)
 			failed := how.undo()
@@ -192,13 +192,13 @@ func pauseAtOnce(e *vmm.Engine, options vmm.Options, within, timeout time.Durati
 	return freed, err
 }
 
-// holdPolls stops calls that poll, and returns when no thread is in one. They do not wait for the driver's lock, and
-// read pages that its checkpoint takes away. The engine makes none until releasePolls either.
+// holdPolls stops calls that poll, and returns when no thread is in one. Such calls do not wait for the driver's lock,
+// and read pages that its checkpoint takes away. The engine makes none either until releasePolls.
 func holdPolls(deadline time.Time) error {
 	if err := setGate(C.GATE_CHECKPOINT); err != nil {
 		return err
 	}
-	if soonest := time.Now().Add(time.Second); deadline.Before(soonest) { // the pause may have taken all of it
+	if soonest := time.Now().Add(time.Second); deadline.Before(soonest) { // the pause may have used up all of the time
 		deadline = soonest
 	}
 	var user C.struct_gate_user
@@ -219,7 +219,7 @@ func releasePolls() {
 	defer gate.Unlock()
 	if gate.checkpoint {
 		gate.checkpoint = false
-		C.gate_set(C.GATE_CLOSED) // lets more go on than before, which cannot fail
+		C.gate_set(C.GATE_CLOSED) // this lets more calls go on than before, which cannot fail
 	}
 }
 
@@ -249,7 +249,7 @@ func idleFor() time.Duration {
 	return time.Since(gate.worked)
 }
 
-// beenIdle returns an error if that is shorter than idle.
+// beenIdle returns an error if idleFor is shorter than idle.
 func beenIdle(idle time.Duration) error {
 	if idle <= 0 {
 		return nil
@@ -261,9 +261,9 @@ func beenIdle(idle time.Duration) error {
 	return nil
 }
 
-// resumeGated is Resume. The gate opens when it leaves nothing that a gated pause has paused, as after any resume.
+// resumeGated is Resume. As after any resume, the gate opens if nothing is left that a gated pause has paused.
 func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
-	if !C.everything_asked() { // the process has had the driver's part undone itself
+	if !C.everything_asked() { // the process has already undone the driver's part
 		releasePolls()
 	}
 	nccl.resuming.Add(1)
@@ -353,7 +353,7 @@ func holds(e *vmm.Engine) error {
 	}
 }
 
-// setGate shuts the gate, or shuts it in another way.
+// setGate shuts the gate, or changes which calls it holds.
 func setGate(state C.enum_gate_state) error {
 	gate.Lock()
 	defer gate.Unlock()
@@ -454,8 +454,8 @@ func (u gateUser) perThread() bool {
 const legacyStream = 1
 
 // blamed returns the error for a device that is not idle in time; it names the stream where it can. The driver must not
-// be asked about a destroyed stream: a thread that destroys one waits at the gate meanwhile, and has the gate forget it
-// first.
+// be asked about a destroyed stream: a thread that destroys one waits at the gate meanwhile, and first makes the gate
+// forget the stream.
 func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) error {
 	if err := setGate(C.GATE_NAMING); err != nil {
 		return err

@@ -1,7 +1,7 @@
 /* ipc has CUDA's functions for memory that processes share by handles of 64 bytes. For memory of ours the handle is
  * ours too: it says which process to ask, and for what. ipc.go asks, internal/control/server answers; a process
- * without this library cannot open such a handle. All else is CUDA's own, and an obstacle to the driver's checkpoint;
- * ours is not there any more when all is paused. */
+ * without this library cannot open such a handle. All other handles are CUDA's own, and an obstacle to the driver's
+ * checkpoint; memory of ours is gone when all is paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -28,9 +28,8 @@ static int share(struct ipc_handle *handle, uintptr_t pointer)
 	return code;
 }
 
-/* Memory that can be shared NCCL registers with other processes when a graph that is captured has it as a buffer,
- * and goes on to use it after a pause. It takes the handles for that from the driver itself: only libtms_reach.so
- * has them refused. */
+/* NCCL registers shareable memory with other processes when a captured graph has it as a buffer, and goes on using it
+ * after a pause. It takes the handles for that from the driver itself, so only libtms_reach.so can refuse them. */
 HIDDEN bool ipc_shares(void)
 {
 	return region_config.shareable < 0 ? !gate_unusable() : region_config.shareable;

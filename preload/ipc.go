@@ -28,7 +28,8 @@ import (
 // lasts.
 
 // By default, a pause waits pauseWait for other processes to unmap this one's memory, and a resume waits resumeWait for
-// theirs to be back. Both cover the time between the ranks of a job that do the same; a resume's includes the contents.
+// theirs to be back. Both cover the time by which ranks of a job that do the same are apart; a resume's includes the
+// contents.
 const (
 	pauseWait  = 10 * time.Second
 	resumeWait = time.Minute
@@ -110,8 +111,8 @@ func (processes) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 		Tag: stats.TagName(reply.Tag), Device: reply.Device}, err
 }
 
-// ask sends a request and returns the reply and the descriptor that came with it, or -1.
-// Errors: vmm.ErrShareGone, also if the process has ended, and vmm.ErrSharePaused.
+// ask sends a request and returns the reply and the descriptor that came with it, or -1. Errors: vmm.ErrShareGone, even
+// if the process has ended, and vmm.ErrSharePaused.
 func ask(share vmm.Share, r control.Request) (reply control.Reply, descriptor int, err error) {
 	if ended(share.PID, share.Start) {
 		return reply, -1, fmt.Errorf("the process has ended: %w", vmm.ErrShareGone)

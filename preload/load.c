@@ -43,7 +43,7 @@ AT_LOAD static void leave_environment(void)
 	region_leave_environment((const char *const[]){slash ? slash + 1 : name, "libtms_reach.so", NULL});
 }
 
-/* Without a system call of ours that the loader does not make too: a sandbox may kill for others. */
+/* Makes no system call that the loader does not make too: a sandbox may kill the process for others. */
 __attribute__((constructor)) static void at_load(void)
 {
 	go_load();

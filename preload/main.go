@@ -35,12 +35,12 @@ import (
 func main() {}
 
 var (
-	engineMu sync.Mutex // held to make it
+	engineMu sync.Mutex // held while the engine is made
 	engine   atomic.Pointer[vmm.Engine]
 	driver   *cuda.Driver // of the engine
 )
 
-// start returns the engine, made at the first call. A failure is not kept: the driver may come.
+// start returns the engine, made at the first call. A failure is not kept, because the driver may appear later.
 func start() (*vmm.Engine, error) {
 	if made := engine.Load(); made != nil {
 		return made, nil
@@ -94,7 +94,7 @@ func eachContext(ordinal int, use func(cuda.Context) error) error {
 	return nil
 }
 
-// useContext releases the slot also when use panics, because a thread that destroys the context waits for that.
+// useContext releases the slot even when use panics, because a thread that destroys the context waits for that.
 func useContext(slot C.int, context cuda.Context, use func(cuda.Context) error) error {
 	defer C.context_release(slot)
 	return use(context)
@@ -108,7 +108,7 @@ func withoutCaptures(f func() error) error {
 	return f()
 }
 
-// enter is goruntime.Run of what needs the engine.
+// enter is goruntime.Run for what needs the engine.
 func enter(f func(*vmm.Engine) error) error {
 	return goruntime.Run(func() error {
 		e, err := start()
@@ -129,7 +129,7 @@ func handOver(text []byte) *C.char {
 	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)))
 }
 
-// report returns the code for err, whose words become the calling thread's last error.
+// report returns the code for err, whose text becomes the calling thread's last error.
 func report(err error) C.int {
 	if err != nil {
 		C.error_set(words(err.Error()))
@@ -155,7 +155,7 @@ var (
 	_ = [1]struct{}{}[C.REGION_PEER-vmm.BackupPeer]
 )
 
-// newRequest is what a thread's settings ask of its allocations. Errors: cuda.OperatingSystem, wrapped.
+// newRequest returns what a thread's settings ask for its allocations. Errors: cuda.OperatingSystem, wrapped.
 func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, error) {
 	now := state()
 	return vmm.Request{
@@ -170,7 +170,7 @@ func newRequest(device C.int, settings *C.struct_region_settings) (vmm.Request, 
 	}, goruntime.Ready(int(device))
 }
 
-// state returns what the engine needs to know of the process now.
+// state returns what the engine needs to know about the process now.
 func state() source.State {
 	return source.State{
 		Capturing: atomic.LoadInt32((*int32)(unsafe.Pointer(&C.captures))) != 0,
@@ -254,7 +254,7 @@ func tmsCaptureEnded() {
 // maxWait is seconds in a century, which time.Duration can hold.
 const maxWait = 100 * 365 * 24 * 3600
 
-// tmsGrant gives the devices that the process uses by now access to all segments.
+// tmsGrant gives the devices that the process now uses access to all segments.
 //
 //export tmsGrant
 func tmsGrant() C.int {
@@ -306,7 +306,7 @@ func tmsOperation(operation *C.struct_operation) {
 	if kind == C.OPERATION_RESUME {
 		options.Importers = resumeWait
 	}
-	if kind != C.OPERATION_PAUSE_GATED && options.Wait >= 0 { // else nothing was said of other processes
+	if kind != C.OPERATION_PAUSE_GATED && options.Wait >= 0 { // else nothing was said about other processes
 		options.Importers = options.Wait
 	}
 	go func() {
@@ -349,8 +349,8 @@ func tmsOperation(operation *C.struct_operation) {
 		}
 		C.operation_finish(operation, C.int(cuda.Code(err)), words(text), C.uint64_t(bytes))
 	}()
-	// The goroutine waits on this thread's P, which goes on to C: nobody would run it for milliseconds while
-	// other threads keep theirs busy. Yielding gives the P to a thread that does.
+	// The goroutine waits on this thread's P, and the thread goes on in C: nobody would run it for milliseconds while
+	// other threads keep their Ps busy. Yielding gives the P to a thread that runs it.
 	runtime.Gosched()
 }
 

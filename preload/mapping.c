@@ -1,6 +1,6 @@
 /* mapping has the functions for memory that a program makes and maps itself (PyTorch's expandable segments). In a
- * region the engine makes it, under handles of its own, and pauses it like any other; the driver has the rest. token.c
- * shares it with other processes. */
+ * region the engine makes it, under handles of its own, and pauses it like any other; the driver makes the rest.
+ * token.c shares it with other processes. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -149,8 +149,8 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 	return TRACKED(tmsMemUse(handle, false, &use), forward_cuMemGetAllocationPropertiesFromHandle(prop, handle));
 }
 
-/* A pause leaves memory that a multicast object writes to, for it cannot be replaced. The driver waits in bind for
- * other processes. */
+/* A pause leaves memory alone that a multicast object writes to, because it cannot be replaced. The driver waits in
+ * bind for other processes. */
 #define BINDING(bind)                                                                              \
 	({                                                                                         \
 		uint64_t theirs = memory;                                                          \
@@ -165,7 +165,7 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 		code_;                                                                             \
 	})
 
-/* NCCL binds the buffers of a captured graph, and goes on without where that is refused. */
+/* NCCL binds the buffers of a captured graph, and goes on without that where it is refused. */
 static bool is_malloced(uintptr_t address)
 {
 	return unlikely(arena_contains((const void *)address));

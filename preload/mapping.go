@@ -93,7 +93,7 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 	}))
 }
 
-// tmsMemUse has mapping_use called with the driver's handle.
+// tmsMemUse calls mapping_use with the driver's handle.
 //
 //export tmsMemUse
 func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
@@ -107,7 +107,7 @@ func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int 
 	}))
 }
 
-// bound is that a line has said what multicast does to pauses.
+// bound is set once a line has said what multicast does to pauses.
 var bound atomic.Bool
 
 // tmsMemLend puts the driver's handle in place of one of ours, for a multicast object.
@@ -124,7 +124,7 @@ func tmsMemLend(handle *C.uint64_t) C.int {
 	}))
 }
 
-// tmsMemBound is what became of a binding.
+// tmsMemBound learns what became of a binding.
 //
 //export tmsMemBound
 func tmsMemBound(handle C.uint64_t, worked C.bool) {

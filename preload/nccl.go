@@ -23,22 +23,22 @@ import (
 	"tms/vmm/cuda"
 )
 
-// What NCCL holds for its communicators is given back with everything of a process where NCCL can do that, and memory
-// that is registered with NCCL is not paused. libtms_reach.so sees both (gate/reach/nccl.h).
+// A pause of everything also gives back what NCCL holds for its communicators, where NCCL can do that. Memory that is
+// registered with NCCL is not paused. libtms_reach.so sees both (gate/reach/nccl.h).
 
 // nccl is the state of suspended communicators, which are resumed before the gate opens.
 var nccl struct {
-	turn      sync.Mutex // the thread that suspends or resumes has it; no other waits in Lock for it
+	turn      sync.Mutex // the thread that suspends or resumes has it; others do not wait for it in Lock
 	suspended atomic.Bool
 	awaited   atomic.Bool  // it is being resumed, and ranks in other processes are not yet
 	warned    atomic.Bool  // of what NCCL may have registered
-	resuming  atomic.Int32 // resumes that go on, and will see to it
+	resuming  atomic.Int32 // resumes in progress, which will see to it
 }
 
 const (
 	ncclDrains  = time.Second      // for threads to come out of NCCL
 	ncclResumes = 30 * time.Second // for all communicators
-	ncclMeets   = 5 * time.Second  // for ranks in other processes, before their resume is no longer this one's matter
+	ncclMeets   = 5 * time.Second  // for ranks in other processes, before this resume stops waiting for theirs
 )
 
 // ncclVersion returns a version as NCCL writes it. (NCCL_VERSION)
@@ -49,7 +49,7 @@ func ncclVersion(code C.int) string {
 	return fmt.Sprintf("NCCL %d.%d.%d", code/10000, code/100%100, code%100)
 }
 
-// eachCommunicator looks at all; ask: also at what NCCL says of them, while threads are held out of it.
+// eachCommunicator calls look with each. With ask it also asks NCCL about each, while threads are held out of NCCL.
 func eachCommunicator(ask bool, look func(*C.struct_gate_communicator)) {
 	var cursor C.size_t
 	var c C.struct_gate_communicator
@@ -58,7 +58,7 @@ func eachCommunicator(ask bool, look func(*C.struct_gate_communicator)) {
 	}
 }
 
-// communicators counts those for which something is so, without a call of NCCL.
+// communicators counts those for which is returns true, without calling NCCL.
 func communicators(is func(*C.struct_gate_communicator) bool) (count int) {
 	eachCommunicator(false, func(c *C.struct_gate_communicator) {
 		if is(c) {
@@ -94,7 +94,8 @@ func holdNCCL(deadline time.Time) bool {
 	return false
 }
 
-// apartNCCL names the communicators that can be suspended here if they are in other processes, too. Nobody is inside.
+// apartNCCL names the communicators that can be suspended here if they are suspended in other processes, too. Nobody is
+// inside NCCL.
 func apartNCCL() (found []control.Communicator) {
 	eachCommunicator(true, func(c *C.struct_gate_communicator) {
 		name := cliqueName(c.clique)
@@ -107,7 +108,7 @@ func apartNCCL() (found []control.Communicator) {
 
 func cliqueName(clique C.uint64_t) string { return strconv.FormatUint(uint64(clique), 16) }
 
-// suspendNCCL has NCCL give its memory back while no thread is inside and the devices are idle. A communicator that
+// suspendNCCL makes NCCL give its memory back while no thread is inside and the devices are idle. A communicator that
 // NCCL refuses to suspend stays as it was. Errors: cuda.Timeout.
 func suspendNCCL(deadline time.Time, timeout time.Duration, together *control.NCCL) error {
 	if !poll(deadline, nccl.turn.TryLock) {
@@ -161,8 +162,9 @@ func counted(communicators int) string {
 	return fmt.Sprintf("%d communicators", communicators)
 }
 
-// resumeNCCL has NCCL take its memory again, before the gate opens. It needs the ranks in other processes: if they are
-// not resumed soon it returns, and the gate stays shut until they are. Errors: cuda.Refusal; it is not tried again.
+// resumeNCCL makes NCCL take its memory again, before the gate opens. NCCL needs the ranks in other processes: if they
+// are not resumed soon, resumeNCCL returns, and the gate stays shut until they are. Errors: cuda.Refusal, after which
+// it is not tried again.
 func resumeNCCL() error {
 	deadline := time.Now().Add(ncclResumes)
 	if !nccl.suspended.Load() {
@@ -323,7 +325,8 @@ func ncclShares() (words string) {
 }
 
 // refuseRegistered returns an error if a pause of a tag, nil for all, would take memory that NCCL has registered: NCCL
-// and network cards go on to use the physical memory after a resume. It warns of memory that NCCL may have registered.
+// and network cards would go on using the old physical memory after a resume. It warns of memory that NCCL may have
+// registered.
 func refuseRegistered(e *vmm.Engine, tags []string) error {
 	if bool(C.ipc_shares()) && bool(C.nccl_is_unseen()) && nccl.warned.CompareAndSwap(false, true) {
 		goruntime.Log("TMS_SHAREABLE is set, and libtms_reach.so is not preloaded, so NCCL may have registered " +

@@ -1,7 +1,7 @@
-/* obstacle notes what keeps the driver's checkpoint from a process: managed memory, multicast objects, and memory that
- * processes share. The driver may lose a process that has any (NVIDIA's notes on cuda-checkpoint), or not come back
- * (multicast: NCCL's issues 2117 and 2337). Of memory that is shared by handles shared.c knows when it is gone; what is
- * noted here stays. */
+/* obstacle notes what rules out the driver's checkpoint of a process: managed memory, multicast objects, and memory
+ * that processes share. The driver may lose a process that has any (NVIDIA's notes on cuda-checkpoint), or the process
+ * may not come back (multicast: NCCL's issues 2117 and 2337). For memory that is shared by handles, shared.c knows when
+ * it is gone; what is noted here stays. */
 #include "shim.h"
 
 static const char *_Atomic obstacle;

@@ -1,5 +1,5 @@
-/* operation runs pauses, resumes and what else takes long on a thread of the Go runtime, while the caller waits with
- * its signals open and its CUDA context untouched; and it tells the host's callback how far they are. */
+/* operation runs pauses, resumes and other long work on a thread of the Go runtime, while the caller waits with its
+ * signals unblocked and its CUDA context untouched. It also tells the host's callback how far they are. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What tms_set_progress_callback was given, replaced as one. */
+/* What tms_set_progress_callback was given, replaced as a whole. */
 struct progress {
 	tms_progress_callback callback;
 	void *user;
@@ -43,17 +43,18 @@ EXPORT void tms_set_progress_callback(tms_progress_callback callback, void *user
 		*fresh = (struct progress){callback, user};
 	}
 	struct progress *before = atomic_exchange(&progress, fresh);
-	if (atomic_load(&progress_readers) == 0) /* else one may be reading it: 16 bytes are left to the process */
+	if (atomic_load(&progress_readers) == 0) /* else one may be reading it: 16 bytes are leaked */
 		free(before);
 }
 
-/* The thread that is in the callback, for which an operation waits: it must not wait for one. */
+/* Whether this thread is in the callback: an operation waits for that, so the callback must not wait for an
+ * operation. */
 static __thread bool reporting __attribute__((tls_model("initial-exec")));
 
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total)
 {
 	struct progress now = progress_now();
-	if (!now.callback || gate_is_shut()) /* it may wait for a lock of a thread that is held up */
+	if (!now.callback || gate_is_shut()) /* it may wait for a lock of a thread that the gate holds */
 		return;
 	reporting = true;
 	now.callback(device, kind, done, total, now.user);
@@ -108,12 +109,12 @@ HIDDEN int operation_allowed(void)
 }
 
 /* Runs the operation on a thread of the Go runtime, and waits. The caller may never come back from waiting (it
- * is cancelled, or a handler jumps out), so what both know is not on its stack; some hundred bytes then stay. */
+ * is cancelled, or a handler jumps out), so what both use is not on its stack; some hundred bytes are then leaked. */
 static int run(const struct operation *asked)
 {
 	int code = operation_allowed();
 	if (code == SUCCESS)
-		code = go_start(); /* in a child another thread's lock of malloc may be held for ever */
+		code = go_start(); /* in a child, malloc's lock may be held forever for another thread */
 	if (code != SUCCESS)
 		return code;
 	struct operation *operation = malloc(sizeof *operation + THREAD_TEXT_SIZE);
@@ -167,7 +168,7 @@ HIDDEN int operation_import(const struct operation *asked, uint64_t *result)
 	int code = operation_apart(asked, result);
 	for (int tries = 0; code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES; tries++) {
 		gate_wait();
-		usleep(BETWEEN); /* the others are resumed, too, or about to be */
+		usleep(BETWEEN); /* the others are being resumed too, or about to be */
 		code = operation_apart(asked, result);
 	}
 	return code;
@@ -202,7 +203,7 @@ HIDDEN void operation_finish(struct operation *operation, int code, const char *
 
 HIDDEN int operation_serve(void)
 {
-	if (go_now() != GO_DEAD) /* run says why not */
+	if (go_now() != GO_DEAD) /* run reports why not */
 		control_load();
 	struct operation operation = {.kind = OPERATION_SERVE};
 	operation_settings(&operation, NULL);

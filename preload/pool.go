@@ -49,7 +49,7 @@ func newSource(e *vmm.Engine, m torch.Memory) (lifetime.Source, error) {
 	}, state)
 }
 
-// memoryOf is what a thread's settings make of its pools' memory. Errors: as newRequest.
+// memoryOf returns the kind of memory that a thread's settings give its pools. Errors: as newRequest.
 func memoryOf(device C.int, settings *C.struct_region_settings) (torch.Memory, error) {
 	m := torch.Memory{Device: int(device), Pausable: bool(settings.active)}
 	if !m.Pausable {

@@ -30,7 +30,7 @@ type thisProcess struct{}
 
 var socket = server.New(thisProcess{})
 
-// tmsServe has the process listen, without waiting for that: a failure is a line on stderr.
+// tmsServe makes the process listen, without waiting for that: a failure is a line on stderr.
 //
 //export tmsServe
 func tmsServe() {
@@ -49,8 +49,8 @@ func (thisProcess) Reserve() error {
 	return nil
 }
 
-// OwnTable closes nothing in the table of the process, also not the locks on its files. (close_range, Linux 5.9; or
-// unshare) Errors: a refusal; the thread is as before.
+// OwnTable leaves the process's own table alone, including the locks on its files. (close_range, Linux 5.9; or unshare)
+// Errors: a refusal, after which the thread is as before.
 func (thisProcess) OwnTable() error {
 	err := unix.CloseRange(0, ^uint(0), unix.CLOSE_RANGE_UNSHARE)
 	if err == nil {

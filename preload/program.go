@@ -19,8 +19,8 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-// programPools serves the program's cudaMalloc and cudaFree in regions, if TMS_INIT_POOL asks for that; else nil.
-// Written before the engine is there.
+// programPools serves the program's cudaMalloc and cudaFree in regions, if TMS_INIT_POOL asks for that; else nil. It is
+// written before the engine exists.
 var programPools *program.Pools
 
 func newProgramPools(e *vmm.Engine) *program.Pools {
@@ -38,7 +38,7 @@ func newProgramPools(e *vmm.Engine) *program.Pools {
 	return made
 }
 
-// poolMalloc is tmsMalloc from the pool of what the settings ask for.
+// poolMalloc is tmsMalloc from the pool for what the settings ask for.
 func poolMalloc(e *vmm.Engine, address *unsafe.Pointer, size C.size_t, device C.int, context unsafe.Pointer,
 	settings *C.struct_region_settings) error {
 	memory, err := memoryOf(device, settings)

@@ -1,4 +1,5 @@
-/* query has what CUDA is asked about addresses: the attributes of memory of ours, and where it begins, paused too. */
+/* query has what programs ask CUDA about addresses: the attributes of our memory and where it begins, even while it is
+ * paused. */
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
@@ -34,8 +35,8 @@ EXPORT int cudaPointerGetAttributes(void *attributes, const void *pointer)
 	return SUCCESS;
 }
 
-/* Where the allocation begins, as for memory of cudaMalloc: the driver knows mappings alone, in which several may be.
- * Programs ask before they share memory with another process. false: there is none. */
+/* Where the allocation begins, as for memory of cudaMalloc: the driver knows only mappings, which may hold several.
+ * Programs ask this before they share memory with another process. false: there is none. */
 static bool range_of(uintptr_t address, uintptr_t *base, size_t *size)
 {
 	*base = 0;

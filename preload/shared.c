@@ -3,9 +3,9 @@
  * processes share: NCCL gives all of its own back when it is suspended, and the driver can checkpoint the process then.
  * An exported descriptor counts as long as it is open.
  *
- * The lock is never held during a call of CUDA; account.c's lock is taken below it. A release or unmap is noted before
- * the call, and taken back when the call fails. A handle that finds no room here, or was made unseen, counts as shared
- * for good (obstacle_note), and account.c does not count it. */
+ * The lock is never held during a CUDA call; account.c's lock is taken below it. A release or unmap is noted before the
+ * call, and undone if the call fails. A handle that finds no room here, or was made unseen, counts as shared for good
+ * (obstacle_note), and account.c does not count it. */
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
@@ -21,7 +21,7 @@ static const char *const calls[] = {NULL, "cuMemExportToShareableHandle", "cuMem
 
 HIDDEN _Atomic bool shared_watched;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* that has the memory; a child that no handler prepared notes nothing */
+static struct fork_mark process; /* the one with the memory; a child that no fork handler prepared notes nothing */
 
 /* Guarded by lock. */
 static struct table handles, mappings;
@@ -92,7 +92,7 @@ static void watch(void)
 		fork_notify(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-/* In place of one that went unseen. Whether there is room. */
+/* Replaces a handle whose end went unseen. Reports whether there is room. */
 static bool put(struct block handle)
 {
 	struct block before = table_take(&handles, handle.address);
@@ -113,7 +113,7 @@ HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *o
 	end();
 }
 
-/* Takes out what nothing holds any more. */
+/* Takes out a handle that nothing holds any longer. */
 static void settle(struct block *handle)
 {
 	if (handle->references || handle->mappings)
@@ -163,7 +163,7 @@ static bool what_is(int descriptor, char what[60])
 	return length > 0;
 }
 
-/* Whether there is room. */
+/* Reports whether there is room. */
 static bool note_descriptor(int number)
 {
 	size_t i = 0;
@@ -226,7 +226,7 @@ HIDDEN int shared_release(uint64_t handle)
 	return code;
 }
 
-/* One has gone, or was not made. Returns the handle's as it was. */
+/* A mapping is gone, or was not made. Returns the handle's block as it was. */
 static struct block unmapped(uint64_t handle)
 {
 	struct block *found = table_find(&handles, key(handle)), was = {0};
@@ -238,7 +238,7 @@ static struct block unmapped(uint64_t handle)
 	return was;
 }
 
-/* In place of one there that went unseen. */
+/* Replaces a mapping there whose end went unseen. */
 static void mapped(struct block mapping)
 {
 	struct block before = table_take(&mappings, mapping.address);
@@ -248,7 +248,7 @@ static void mapped(struct block mapping)
 		table_put(&mappings, mapping); /* without room for it the handle counts for good */
 }
 
-/* The handle is held by the mapping before it is made: another thread may release it as soon as it is. */
+/* The mapping holds the handle before it is made, because another thread may release the handle at once. */
 HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
 {
 	bool known = false;
@@ -275,7 +275,7 @@ struct undo {
 		struct block mapping, handle; /* as it was before */
 	} *pieces, few[8];
 	size_t count, room;
-	int lost; /* how that is shared which found no room here */
+	int lost; /* how memory is shared that found no room here */
 };
 
 static void keep(struct undo *undo, struct block mapping, struct block handle)

@@ -1,5 +1,5 @@
-/* shim is the C between the host's calls and the engine in Go. This header has what its files use of each other, and
- * what Go uses of them. */
+/* shim is the C between the host's calls and the engine in Go. This header has what its files use from each other, and
+ * what Go uses from them. */
 #ifndef TMS_SHIM_H
 #define TMS_SHIM_H
 
@@ -51,8 +51,8 @@ HIDDEN bool ipc_shares(void); /* other processes can have pausable memory */
 /* token.c: memory exported by descriptor. Returns the driver's codes, or NOT_OURS. */
 HIDDEN int token_export(void *shareable, uint64_t handle, int type, unsigned long long flags);
 
-/* True inside a call of CUDA's that libtms_reach.so may lead back to another function of ours. What the outer one left
- * to CUDA, the inner one leaves too. */
+/* True inside a CUDA call that libtms_reach.so may lead back to another function of ours. What the outer one left to
+ * CUDA, the inner one leaves too. */
 extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDDEN;
 #define BELOW(call)                                                                                \
 	({                                                                                         \
@@ -63,19 +63,19 @@ extern __thread bool alloc_below __attribute__((tls_model("initial-exec"))) HIDD
 		code_;                                                                             \
 	})
 
-/* Whether the surrounding allocation function makes pausable memory. */
+/* True if the surrounding allocation function makes pausable memory. */
 #define TAKING() TAKING_FOR(__builtin_return_address(0))
 #define TAKING_FOR(caller)                                                                         \
 	(region_active() && !alloc_below && (likely(!region_config.exclude) || !excluded_caller(caller)))
 
-/* load.c: whether a recording or the account looks at what CUDA gives. */
+/* load.c: true if a recording or the account looks at what CUDA gives. */
 extern _Atomic bool cuda_watched HIDDEN;
 static inline bool cuda_is_watched(void)
 {
 	return atomic_load_explicit(&cuda_watched, memory_order_relaxed);
 }
 
-/* device.c: the contexts that the program made, by slot. Release each that acquire returns. */
+/* device.c: the contexts that the program made, by slot. Release each context that acquire returns. */
 extern int context_slots HIDDEN;
 HIDDEN uintptr_t context_acquire(int slot, int device); /* 0: the slot has none of the device */
 HIDDEN void context_release(int slot);
@@ -88,7 +88,7 @@ static inline bool capturing(void)
 }
 
 HIDDEN void captures_forget(const void *context); /* one that is gone */
-/* Keeps any from beginning until captures_let, which must follow soon; false: there is one. */
+/* Keeps captures from beginning until captures_let, which must follow soon; false: there is one already. */
 HIDDEN bool captures_hold(void);
 HIDDEN void captures_let(void);
 
@@ -142,7 +142,7 @@ struct operation {
 	uint64_t bytes; /* of device memory that were freed or mapped; after an import, the address or the handle */
 	sem_t done;
 	_Atomic int users; /* the caller, and the thread that runs it */
-	char error[]; /* "": none; THREAD_TEXT_SIZE, but where it is asked for */
+	char error[]; /* "": none; of THREAD_TEXT_SIZE, except where it is only asked for */
 };
 /* Fills in the process's settings; temporary is TMPDIR. */
 HIDDEN void operation_settings(struct operation *operation, const char *temporary);
@@ -153,7 +153,7 @@ HIDDEN int operation_transition(int kind, const char *const *tags, const char *c
 HIDDEN int operation_serve(void);		/* the process listens on its socket (internal/control/server) */
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */
-/* Imports another process's memory. While that is paused it waits, as long as the gate stops this process too. */
+/* Imports another process's memory. While that is paused there it waits, as long as the gate stops this process too. */
 HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
@@ -182,11 +182,11 @@ HIDDEN int shared_unmap(uintptr_t address, size_t size);
 HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared; NULL: none is */
 
 /* obstacle.c: calls after which the driver's checkpoint may lose the process. */
-HIDDEN int obstacle_note(const char *call, int code); /* notes a call that worked; returns the code */
+HIDDEN int obstacle_note(const char *call, int code); /* notes a call that succeeded; returns the code */
 HIDDEN const char *obstacle_noted(void);		 /* one of them; NULL: there is none */
 
 /* everything.c: the driver's checkpoint of this process. */
-HIDDEN bool everything_asked(void);	     /* it is made, or about to be: calls of the driver may wait */
+HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
 HIDDEN void everything_set(bool now);
 HIDDEN bool everything_pending(void); /* a client is making one, and will keep or undo it */
 HIDDEN void everything_set_pending(bool now);

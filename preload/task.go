@@ -23,7 +23,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// tryFor is after what time a resume that waits for memory checks whether it is withdrawn.
+// tryFor is the time after which a resume that waits for memory checks whether it is withdrawn.
 const tryFor = 250 * time.Millisecond
 
 // task is a request of the socket that changes something, and what became of it.
@@ -69,7 +69,7 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 	return err
 }
 
-// tagsOf returns a request's tag, nil for all, as the engine's options have it.
+// tagsOf returns a request's tag, nil for all, in the form of the engine's options.
 func tagsOf(tag *string) []string {
 	if tag == nil {
 		return nil
@@ -223,7 +223,7 @@ func tagsWith(held stats.Stats, bytes func(stats.Tag) uint64) (names []string) {
 	return names
 }
 
-// pause stops the program's threads meanwhile if it can; a forced pause goes on even if it cannot stop all. undo
+// pause stops the program's threads meanwhile if it can; a forced pause goes on even if it cannot stop them all. undo
 // resumes what the pause took.
 func (t *task) pause(e *vmm.Engine, options vmm.Options, undo func() error) (uint64, error) {
 	request := &t.Request

@@ -8,7 +8,7 @@
  *   401 contents differ after a resume (TMS_VERIFY);
  *   801 not supported; 900 a stream is being captured; 999 an internal error (a defect: report it);
  *   any other: the CUDA driver's.
- * tms_last_error() has the words. Any thread may call any function at any time, unless its comment says otherwise.
+ * tms_last_error() has the text. Any thread may call any function at any time, unless its comment says otherwise.
  * Settings of a region belong to the calling thread. */
 #ifndef TMS_H
 #define TMS_H
@@ -42,7 +42,7 @@ const char *tms_get_current_tag(void);
  *   "disk": in files (tms_set_disk_backup_dir);
  *   "peer": in the free memory of another device, "peer:3": of device 3. Without peer access or room they go to
  *   host memory, and a line on stderr says so.
- * 1 for another word, which changes nothing. */
+ * Returns 1 for any other word, which changes nothing. */
 int tms_set_backup(const char *kind);
 const char *tms_get_backup(void);
 
@@ -56,21 +56,22 @@ bool tms_get_enable_disk_backup(void);
 void tms_set_enable_peer_backup(bool on, int device);
 bool tms_get_enable_peer_backup(int *device);
 
-/* Whether a pause copies only what has changed since the last one, for segments with a host backup, whose host copy
- * stays while they are active. The library compares blocks of 2 MiB by a 128-bit hash. */
+/* Whether a pause copies only what has changed since the last one. This is for segments with a host backup, whose host
+ * copy then stays while they are active. The library compares blocks of 2 MiB by a 128-bit hash. */
 void tms_set_enable_incremental_backup(bool on);
 bool tms_get_enable_incremental_backup(void);
 
 /* Kind of host memory for the calling thread's next segments: "pinned" or "mmap". Both are mapped and registered
  * memory, copied at the speed of the link. A resume, or the free of a segment, gives host memory that is not retained
  * back to the system before it returns. With "pinned" it waits for that at most a tenth of the resume's time or 20 ms,
- * whichever is more, and the rest goes on in the background. Another name changes nothing; tms_last_error says so. */
+ * whichever is more, and gives the rest back in the background. Another name changes nothing; tms_last_error says
+ * so. */
 void tms_set_cpu_backup_backend(const char *backend);
 const char *tms_get_cpu_backup_backend(void);
 
 /* Directory of disk backups, for the process; NULL or "": TMPDIR, or /tmp. The library keeps no file open while a
- * segment is paused. So resume before the process gives up its user (setuid), after which it can neither read nor
- * remove the file (the next process of the old user that uses the directory removes it). */
+ * segment is paused. So resume before the process gives up its user (setuid): after that it can neither read nor remove
+ * the file. (The next process of the old user that uses the directory removes it.) */
 void tms_set_disk_backup_dir(const char *path);
 
 /* Pause releases the physical memory of every active segment with this tag, NULL: of all, on all devices; resume maps
@@ -78,26 +79,27 @@ void tms_set_disk_backup_dir(const char *path);
  * one exception: if the driver refuses to take memory back at the very end of a pause, all is paused, and another pause
  * releases the memory that is still held. No-ops succeed.
  *
- * 301 from a resume: contents on disk cannot be read back; tms_last_error names the tag, the address and the file. All
- * that the call was for stays paused. The same resume fails in the same way until that very file can be read again, or
- * the segment is freed; then the rest can be resumed. */
+ * 301 from a resume: contents on disk cannot be read back; tms_last_error names the tag, the address and the file.
+ * Everything that the call was for stays paused. The same resume fails in the same way until that very file can be read
+ * again, or the segment is freed; then the rest can be resumed. */
 int tms_pause(const char *tag);
 int tms_resume(const char *tag);
 
 /* Pauses as tms_pause does, while the program goes on giving its devices work. The library stops threads at a
  * safepoint, before their next launch, copy, fill, or other call that gives a device work. It waits for the work that
- * they have given, and lets them go on when all that gated pauses have paused is resumed or freed. It also waits for
- * streams that are being captured, and no thread begins a capture meanwhile. Threads still allocate, free and
+ * they have submitted, and lets them go on when everything that gated pauses have paused is resumed or freed. It also
+ * waits for streams that are being captured, and no thread begins a capture meanwhile. Threads still allocate, free and
  * synchronize. The call needs libtms_reach.so, preloaded behind libtms.so (tms run does that). The library calls no
- * progress callback while threads wait. They keep their locks, so the thread that resumes must need none of those, such
- * as Python's GIL.
+ * progress callback while threads wait. The waiting threads keep their locks, such as Python's GIL, so the thread that
+ * resumes must need none of those.
  *
- * timeout is in seconds, for all that comes before contents are saved. Within it the library tries several moments, and
- * lets the threads go on in between: a host function may wait for a stopped thread. After it they go on, nothing has
- * changed, the result is 909 (cudaErrorTimeout), and tms_last_error names the thread and call, or the stream, that did
- * not finish. 801: there is no gate, the kernel has no membarrier, or the gate could not stop all work. This is so with
- * NVSHMEM, with pausable memory that was exported or is registered with NCCL (then for any pause), or with a function
- * of the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment makes the pause all the same. */
+ * timeout is in seconds, for everything that comes before contents are saved. Within it the library tries several
+ * moments, and lets the threads go on in between: a host function may wait for a stopped thread. After that time the
+ * threads go on, nothing has changed, the result is 909 (cudaErrorTimeout), and tms_last_error names the thread and
+ * call, or the stream, that did not finish. 801: there is no gate, the kernel has no membarrier, or the gate could not
+ * stop all work. It cannot with NVSHMEM, with pausable memory that was exported or is registered with NCCL (then for
+ * any pause), or with a function of the driver that this library does not know. TMS_PAUSE_FORCE=1 in the environment
+ * pauses all the same. */
 int tms_pause_gated(const char *tag, double timeout);
 
 /* Pauses all tags, as tms_pause_gated if there is a gate and as tms_pause otherwise. Then the driver takes the rest of
@@ -106,8 +108,8 @@ int tms_pause_gated(const char *tag, double timeout);
  * PID brings everything back. No process can do this to itself, so the library starts the command tms, which talks to
  * the process's socket (tms_serve). TMS_COMMAND names it; else it is beside the library or on the path.
  *
- * timeout is in seconds, for the program's threads and the work on the devices to finish. After an error all is as
- * before, or tms_last_error says what is not. 909: it took too long. 801: the driver cannot do it, or would lose the
+ * timeout is in seconds, for the program's threads and the work on the devices to finish. After an error everything is
+ * as before, or tms_last_error says what is not. 909: it took too long. 801: the driver cannot do it, or would lose the
  * process: managed memory, multicast, memory shared with other processes, a part of a GPU (MIG). */
 int tms_pause_everything(double timeout);
 
@@ -121,11 +123,11 @@ int tms_serve(void);
  * already keep their contents. */
 int tms_discard(const char *tag);
 
-/* How many bytes of device memory the calling thread's last tms_pause, or its like, freed, or tms_resume mapped; 0 if
- * there was nothing to do. */
+/* Returns how many bytes of device memory the calling thread's last pause (tms_pause and its like) freed, or its last
+ * resume mapped; 0 if there was nothing to do. */
 uint64_t tms_last_bytes(void);
 
-/* As tms_resume, but while device memory is short it tries again for this time, until others have given some up. */
+/* As tms_resume, but while device memory is short it keeps trying for this time, until others have given some up. */
 int tms_resume_within(const char *tag, double seconds);
 
 /* Pauses some tags as tms_pause does and discards others as tms_discard does, or resumes tags as tms_resume_within
@@ -136,16 +138,16 @@ int tms_resume_tags(const char *const *tags, double seconds);
 
 /* As tms_pause, with another time than its 10 seconds for other processes that have opened memory of the tag
  * (cudaIpcOpenMemHandle, cuMemImportFromShareableHandle). They unmap it when they pause the same tag. 600: they did not
- * in time, nothing has changed, and tms_last_error names them.
+ * do so in time, nothing has changed, and tms_last_error names them.
  *
- * Memory that this process has opened belongs to the tag that it has in its own process. A pause unmaps it without a
- * wait. A resume maps it again when it is back there, within 60 seconds or those of tms_resume_within. 600: it was not,
- * but this process's own memory is resumed. */
+ * Memory that this process has opened belongs to the tag that it has in its own process. A pause unmaps it without
+ * waiting. A resume maps it again when it is back there, within 60 seconds or those of tms_resume_within. 600: it did
+ * not come back in time, but this process's own memory is resumed. */
 int tms_pause_within(const char *tag, double seconds);
 
 /* Pins host memory ahead for the active segments with this tag, NULL: for all, that have a host backup: their next
- * pause then runs at the speed of the link. Without wait it goes on in the background, and a failure is one line on
- * stderr; a pause meanwhile waits for it. */
+ * pause then runs at the speed of the link. Without wait the call returns at once, pinning goes on in the background,
+ * and a failure is one line on stderr; a pause meanwhile waits for it. */
 int tms_prepare(const char *tag, bool wait);
 
 /* Sets a callback that follows a pause ("pause") or resume ("resume") through the contents of a device: bytes done of
@@ -168,8 +170,8 @@ void set_memory_margin_bytes(uint64_t bytes);
 void tms_set_retain_cpu_backup(bool on);
 bool tms_get_retain_cpu_backup(void);
 
-/* Host copy of size bytes at a device address inside one segment, as of its last pause. NULL: there is none (active and
- * not retained, no backup, unknown address: tms_last_error says which). */
+/* Returns the host copy of size bytes at a device address inside one segment, as of its last pause. NULL: there is none
+ * (active and not retained, no backup, unknown address: tms_last_error says which). */
 uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size);
 
 /* Allocation functions for torch.cuda.memory.CUDAPluggableAllocator: their memory is always pausable, with the calling
@@ -210,26 +212,26 @@ size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity);
  * such pool (tms_last_error says which). */
 size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity);
 
-/* Sets the peaks in the statistics to the present values (torch.cuda.reset_peak_memory_stats), or the sums of "caching"
+/* Sets the peaks in the statistics to the current values (torch.cuda.reset_peak_memory_stats), or the sums of "caching"
  * to 0 (torch.cuda.reset_accumulated_memory_stats; 801 for other kinds). */
 int tms_pool_reset_peak_stats(tms_pool *pool);
 int tms_pool_reset_accumulated_stats(tms_pool *pool);
 
-/* Gives back all segments, also with live allocations, and ends the pool. Other threads may be calling the pool: their
+/* Gives back all segments, even with live allocations, and ends the pool. Other threads may be calling the pool: their
  * allocations are gone, and from now on they get 1 and "the pool was destroyed". After an error the pool is still there
  * and empty, and keeps the segments that could not be given back. */
 int tms_pool_destroy(tms_pool *pool);
 
 /* A pool for PyTorch, on every device, for torch.cuda.memory.CUDAPluggableAllocator. use chooses the kind once, before
  * the first allocation (a later choice of another: 1). It returns 801 if PyTorch is loaded (libc10.so) without the
- * function by which malloc_or_throw raises its errors, for PyTorch would then use address 0 after a failure. Memory
+ * function by which malloc_or_throw raises its errors, because PyTorch would then use address 0 after a failure. Memory
  * allocated in a region is pausable, with the thread's tag and backup. Kinds that ignore streams have a pool for each
  * stream and each graph, so any kind is safe for programs with several. */
 int tms_torch_pool_use(const char *kind, const char *options);
 
-/* malloc and free are PyTorch's two functions. malloc returns NULL when out of memory, but PyTorch checks for that in a
- * torch.cuda.MemPool only. For the current allocator use malloc_or_throw, which raises PyTorch's RuntimeError with
- * words that begin "CUDA out of memory". In a program without PyTorch it returns NULL and writes these words to
+/* malloc and free are PyTorch's two functions. malloc returns NULL when out of memory, but PyTorch checks for that only
+ * in a torch.cuda.MemPool. For the current allocator use malloc_or_throw, which raises PyTorch's RuntimeError with a
+ * text that begins "CUDA out of memory". In a program without PyTorch it returns NULL and writes that text to
  * stderr. */
 void *tms_torch_pool_malloc(ssize_t size, int device, void *stream);
 void *tms_torch_pool_malloc_or_throw(ssize_t size, int device, void *stream);
@@ -239,7 +241,7 @@ void tms_torch_pool_free(void *address, ssize_t size, int device, void *stream);
  * set_begin_allocate_to_pool, set_end_allocate_to_pool_fn and set_release_pool of PyTorch 2.2 or later. id is a
  * MempoolId_t, a pair of numbers passed by value. filter is a C++ std::function, which C cannot call: the library takes
  * it to accept the streams that are being captured into a graph. So graphs have private pools, and a torch.cuda.MemPool
- * uses the common pool. Failures are one line on stderr, as these functions return nothing. */
+ * uses the common pool. Failures are one line on stderr, because these functions return nothing. */
 struct tms_torch_pool_id {
 	uint64_t first, second;
 };
@@ -260,14 +262,14 @@ size_t tms_torch_pool_stats_json(char *buffer, size_t capacity);
 size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity);
 int tms_torch_pool_reset_peak_stats(void);
 
-/* The words for the calling thread's last failure in this library; "": there was none. Valid until the thread's next
- * call of the library. */
+/* Returns the text of the calling thread's last failure in this library; "": there was none. Valid until the thread's
+ * next call to the library. */
 const char *tms_last_error(void);
 
-/* Writes statistics as JSON, at most capacity bytes with the ending NUL, and returns the length of the whole text
+/* Writes statistics as JSON, at most capacity bytes with the terminating NUL, and returns the length of the whole text
  * without it. buffer may be NULL. Sizes are in bytes, times in seconds.
  *
- * The list has the tags with memory; nothing stays of a tag whose last segment was freed. JSON is UTF-8: in the name of
+ * The list has the tags with memory; a tag whose last segment was freed leaves no entry. JSON is UTF-8: in the name of
  * a tag that is not, or that contains \x, each byte at fault is \xNN and each backslash is doubled, so that no two tags
  * look the same. */
 size_t tms_stats_json(char *buffer, size_t capacity);

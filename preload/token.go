@@ -17,11 +17,11 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Memory that a program made itself, in other processes: what token.c's files say, and those that are imported. Other
-// processes are asked as by ipc.go.
+// Memory that a program made itself, in other processes: what token.c's files say, and their import. Other processes
+// are asked as in ipc.go.
 
-// tmsShareHandle fills in which process to ask, and for what. NOT_OURS: the driver is to be called, if with its own
-// handle.
+// tmsShareHandle fills in which process to ask, and for what. NOT_OURS: the driver is to be called, even if with its
+// own handle.
 //
 //export tmsShareHandle
 func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
@@ -40,7 +40,7 @@ func tmsShareHandle(handle C.uint64_t, token *C.struct_ipc_handle) C.int {
 	}))
 }
 
-// importHandle has the memory of a token; the process's own has the handle that it has already.
+// importHandle returns a handle of a token's memory; for the process's own memory that is the existing handle.
 func importHandle(e *vmm.Engine, operation *C.struct_operation) (uint64, error) {
 	token := &operation.ipc
 	share := vmm.Share{PID: int(token.pid), Start: uint64(token.start), ID: uint64(token.id)}

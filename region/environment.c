@@ -193,8 +193,8 @@ AT_LOAD static bool take_debug(const char *value, void *to)
 	return true;
 }
 
-/* ipc, or a boolean; unset, preload/ipc.c decides. A program that exports a segment's descriptor itself exports its
- * whole extent, so segments then have extents of their own. */
+/* ipc, or a boolean; where it is unset, preload/ipc.c decides. A program that exports a segment's descriptor itself
+ * exports its whole extent, so segments then have extents of their own. */
 AT_LOAD static bool take_shareable(const char *value, void *to)
 {
 	(void)to;
@@ -232,7 +232,7 @@ AT_LOAD static void load(void)
 /* The defaults must be read before anything is set: a constructor of another library may run before ours. */
 AT_LOAD HIDDEN void region_load_environment(void)
 {
-	/* Not pthread_once, which makes a system call: a sandbox may kill for that at load. */
+	/* Not pthread_once, which makes a system call: a sandbox may kill the process for that at load. */
 	static _Atomic int state; /* 1: loading; 2: loaded */
 	int before = 0;
 	if (atomic_load_explicit(&state, memory_order_acquire) == 2)

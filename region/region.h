@@ -67,7 +67,8 @@ struct region_process {
 };
 extern struct region_process region_process __attribute__((visibility("hidden")));
 
-/* Functions that run at load lie together: for each place that they touch the kernel maps 64 KiB of the file. */
+/* Functions that run at load lie together, because the kernel maps 64 KiB of the file for each place that they
+ * touch. */
 #define AT_LOAD __attribute__((section(".text.startup")))
 
 /* Reads the TMS_* environment once: at load, or at an earlier use. Allocates nothing unless a variable is set. */
@@ -81,7 +82,7 @@ void region_leave_environment(const char *const *libraries);
 void region_report_environment(void (*log)(const char *));
 
 struct region_settings region_get(void);
-struct region_settings *region_mine(void); /* the calling thread's own, for changes; not for active */
+struct region_settings *region_mine(void); /* the calling thread's own, to be changed; except active */
 void region_set_active(bool on);
 
 /* While a thread is excluded its memory is not pausable, whatever regions it enters. */

@@ -2,9 +2,9 @@
  * caller's return address names the library (caller.c). The engine counts pausable memory; nothing here counts what
  * CUDA takes for itself (contexts, modules, local memory, arrays).
  *
- * The lock is never held during a call of CUDA. A free is noted before the call, because another thread may get the
- * address at once, and taken back when the call fails; an allocation is noted after. For memory made by cuMemCreate,
- * preload/shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
+ * The lock is never held during a CUDA call. A free is noted before the call, because another thread may get the
+ * address at once, and noted again if the call fails; an allocation is noted after the call. For memory made by
+ * cuMemCreate, preload/shared.c counts handles and mappings. A pool is noted once, and account.go asks for its size.
  *
  * A forked child has no account: CUDA does not survive fork. */
 #define _GNU_SOURCE
@@ -23,10 +23,10 @@ enum { OWNERS_MAX = ACCOUNT_OWNERS_MAX, POOLS_MAX = ACCOUNT_POOLS_MAX };
 
 HIDDEN bool account_on;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* that has the memory; a child that no handler prepared notes nothing */
-static char program[256];	 /* the file that it is, without folders */
+static struct fork_mark process; /* the one with the memory; a child that no fork handler prepared notes nothing */
+static char program[256];	 /* the name of its file, without folders */
 
-/* All below is guarded by lock. */
+/* lock guards everything below. */
 static bool started;
 static struct account_owner owners[OWNERS_MAX];
 static size_t owner_count;
@@ -34,9 +34,9 @@ static struct table allocations;
 static struct account_pool pools[POOLS_MAX];
 static size_t pool_count;
 static uint64_t uncounted;
-static _Atomic int readers; /* of pools, which stay till they are done; changed with the lock, or to less without */
+static _Atomic int readers; /* of pools, which stay until these are done; raised under the lock, lowered also without */
 
-/* Whether there is an account; lock is then held. */
+/* Reports whether there is an account, and then holds lock. */
 static bool begin(void)
 {
 	if (!account_on || fork_happened(&process))
@@ -53,7 +53,8 @@ static void end(void)
 	pthread_mutex_unlock(&lock);
 }
 
-/* The library's name, kept; NULL: no memory. Not to be called with the lock held: it asks the loader. */
+/* Returns the library's name, interned; NULL: no memory. Do not call it with the lock held, because it asks the
+ * loader. */
 static const char *library_of(const void *caller)
 {
 	char name[CALLER_NAME_SIZE];
@@ -62,7 +63,7 @@ static const char *library_of(const void *caller)
 	return region_intern(*name ? name : program);
 }
 
-/* NULL: there are too many. */
+/* Returns NULL where there are too many. */
 static struct account_owner *owner_of(const char *library, int device)
 {
 	for (size_t i = 0; i < owner_count; i++)
@@ -86,7 +87,7 @@ static void subtract(const struct block *block)
 	block->owner->allocations--;
 }
 
-/* In place of one of the address that went unseen. */
+/* Replaces a block at the same address whose free went unseen. */
 static void put(struct block block)
 {
 	struct block before = table_take(&allocations, block.address);
@@ -138,8 +139,8 @@ HIDDEN void account_unfree(struct block block)
 	end();
 }
 
-/* What belongs to a context that is about to be destroyed is marked as such: when it is gone the address of the context
- * can be another's. */
+/* Returns the mark for what belongs to a context that is about to be destroyed: once it is gone, another context can
+ * have its address. */
 static const void *leaving(const void *context)
 {
 	return (const char *)context + 1;
@@ -165,7 +166,7 @@ HIDDEN void account_context_left(const void *context, bool gone)
 			i++;
 		} else if (gone) {
 			subtract(block);
-			table_take(&allocations, block->address); /* another may move here: it is looked at again */
+			table_take(&allocations, block->address); /* another block may move here, so the slot is looked at again */
 		} else {
 			block->context = context;
 		}
@@ -232,7 +233,7 @@ HIDDEN void account_pool(void *pool, const void *caller)
 	end();
 }
 
-/* Takes out what fits, to taken where that is not NULL, and waits until nobody asks for its size. */
+/* Takes out the pools that match, into taken unless that is NULL, and waits until nobody asks for their sizes. */
 static void take_pools(const void *pool, int device, struct account_pool *taken)
 {
 	if (!begin())

@@ -17,7 +17,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Devices lists the devices on which the process has the context that the runtime uses; without a driver,
+// Devices lists the devices on which the process has the context that the runtime uses; without a driver there are
 // none.
 func Devices(driver *cuda.Driver) []control.Device {
 	found := []control.Device{}
@@ -41,8 +41,8 @@ func Devices(driver *cuda.Driver) []control.Device {
 	return found
 }
 
-// Of reads what CUDA itself has given to each library (account.c); nil where that is not asked for.
-// Pools and graphs of the devices are asked of the driver.
+// Of returns what CUDA itself has given to each library (account.c), or nil where nobody asked for that. It asks the
+// driver about the devices' pools and graphs.
 func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
 	if !C.account_on {
 		return nil
@@ -61,8 +61,8 @@ func Of(driver *cuda.Driver, devices []control.Device) *control.Account {
 	return &made
 }
 
-// poolsAndGraphs asks each pool that memory was taken from, each device's own, and each device for its graphs. What
-// cannot be asked, of an older driver, is left out.
+// poolsAndGraphs asks about each pool that memory was taken from, each device's own pool, and each device's graphs. It
+// leaves out what an older driver cannot tell.
 func poolsAndGraphs(driver *cuda.Driver, devices []control.Device) (found []control.Other) {
 	pools := make([]C.struct_account_pool, C.ACCOUNT_POOLS_MAX)
 	pools = pools[:C.account_pools_begin(unsafe.SliceData(pools))]

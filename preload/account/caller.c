@@ -1,6 +1,6 @@
 /* caller finds the library that called a function, by its return address: for TMS_EXCLUDE, which makes a library's
- * allocations never pausable, and for account.c. It looks anew each time, for microseconds beside an allocation's
- * hundred, because a table would have to know of every dlclose. */
+ * allocations never pausable, and for account.c. It looks anew each time, because a table would have to know of every
+ * dlclose. That takes microseconds; an allocation takes a hundred. */
 #define _GNU_SOURCE
 #include "account.h"
 #include "region.h"
@@ -8,8 +8,8 @@
 
 #include <stdio.h>
 
-/* Whether a file's name is this one, or this with a version behind .so, or with the hash that auditwheel puts before
- * the first dot of what it copies into a wheel (libucp-1f2e3d4c.so.0.0.0). */
+/* Reports whether a file has this name, or this name with a version behind .so, or with the hash that auditwheel puts
+ * before the first dot of a file that it copies into a wheel (libucp-1f2e3d4c.so.0.0.0). */
 static bool is_named(const char *file, const char *name, size_t length)
 {
 	enum { HASH = 8 };
@@ -22,7 +22,7 @@ static bool is_named(const char *file, const char *name, size_t length)
 	return strncmp(file, name + stem, length - stem) == 0 && (!file[length - stem] || file[length - stem] == '.');
 }
 
-/* Whether the file is one of the list. */
+/* Reports whether the list has the file. */
 static bool listed(const char *name, const char *list)
 {
 	while (*list) {

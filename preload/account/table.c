@@ -62,7 +62,7 @@ HIDDEN struct block table_take(struct table *table, const void *address)
 	taken = *slot;
 	size_t hole = (size_t)(slot - table->slots), mask = table->slot_count - 1;
 	for (size_t i = (hole + 1) & mask; table->slots[i].address; i = (i + 1) & mask) {
-		/* What lies between its home and here may move back into the hole. */
+		/* An entry moves back into the hole if the hole lies between its home and its slot. */
 		if (((i - home(table, table->slots[i].address)) & mask) >= ((i - hole) & mask)) {
 			table->slots[hole] = table->slots[i];
 			hole = i;

@@ -1,5 +1,5 @@
-/* gate has what a gated pause needs of C: the gate of libtms_reach.so, where that is preloaded too, and what a gate
- * cannot hold. The order in which things are done is preload/gate.go's. */
+/* gate has what a gated pause needs in C: the gate of libtms_reach.so, where that is preloaded too, and what a gate
+ * cannot hold. preload/gate.go decides the order of the steps. */
 #define _GNU_SOURCE
 #include "gate.h"
 #include "reach/gate.h"
@@ -73,7 +73,7 @@ HIDDEN bool gate_is_waited_for(void)
 	return tms_reach_gate.waited();
 }
 
-/* The kernel may have given an ended thread's number to a thread of another process, so it is asked for both. */
+/* The kernel may have given an ended thread's number to a thread of another process, so the question names both. */
 static bool lives(pid_t thread)
 {
 	return syscall(SYS_tgkill, getpid(), thread, 0) == 0 || errno != ESRCH;
@@ -96,7 +96,7 @@ HIDDEN bool gate_has_worked(void)
 		if (!call)
 			continue;
 		if (!((uintptr_t)call & SEEN)) {
-			worked = true; /* and if it is another by now, that is for the next look */
+			worked = true; /* if it is another call by now, the next look counts that */
 			atomic_compare_exchange_strong(&mark->call, &call, with_seen(call, SEEN));
 		}
 		uint32_t inside = atomic_load(&mark->inside);
@@ -158,8 +158,8 @@ HIDDEN void gate_gone(uintptr_t address)
 	tms_reach_gate.gone(address);
 }
 
-/* Libraries that have the GPU or a network card start work that no call of the process gives. libnvshmem_host.so is
- * not one: PyTorch and JAX load it and need not use it. It loads these when it is initialized. */
+/* Libraries by which the GPU or a network card starts work without a call of the process. libnvshmem_host.so is not
+ * one: PyTorch and JAX load it, and may not use it. It loads these when it is initialized. */
 static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_"};
 
 struct seen {

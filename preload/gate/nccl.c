@@ -1,4 +1,4 @@
-/* nccl asks libtms_reach.so about NCCL, for preload/nccl.go and align.go. Where that is not preloaded there is nothing
+/* nccl asks libtms_reach.so about NCCL, for preload/nccl.go and align.go. Where that is not preloaded, there is nothing
  * to see. */
 #define _GNU_SOURCE
 #include "gate.h"

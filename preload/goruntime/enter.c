@@ -1,6 +1,6 @@
 /* enter lets threads of the host into Go, and out. It wakes the runtime at the first call that needs the engine, never
- * at load (docs/rationale.md, "The deferred start"), knows when a fork has left it behind, and keeps what there is for
- * a thread. The threads and memory of Go's own are left to threads.c and memory.c, signals to handlers.c. */
+ * at load (docs/rationale.md, "The deferred start"), knows when a fork has left the runtime behind, and keeps each
+ * thread's data. threads.c and memory.c have Go's own threads and memory, handlers.c has signals. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "region.h"
@@ -34,8 +34,8 @@ AT_LOAD HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), v
 		atfork(before, in_parent, in_child);
 }
 
-/* _Fork and clone run no handlers, so the kernel is asked to empty a page in every child. One that does not
- * know how leaves the number of the process, at a system call for each question. */
+/* _Fork and clone run no handlers, so the kernel is asked to empty a page in every child. With a kernel that cannot,
+ * the process's number answers, at a system call for each question. */
 HIDDEN void fork_mark_set(struct fork_mark *mark)
 {
 	volatile char *page = atomic_load(&mark->page);
@@ -59,14 +59,14 @@ HIDDEN bool fork_other_process(struct fork_mark *mark)
 	return process != 0 && process != getpid();
 }
 
-/* A pointer, not the thing itself: static TLS is scarce when the library is dlopen'ed. */
+/* Only a pointer, because static TLS is scarce when the library is dlopen'ed. */
 HIDDEN __thread struct thread *thread_known __attribute__((tls_model("initial-exec")));
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static size_t thread_size;
 
-/* Room for a handler of the host's too: it runs there when the driver faults below us. Memory only when
- * something does fault. */
+/* There is room for a handler of the host's too, which runs there when the driver faults below us. It takes memory only
+ * when something does fault. */
 enum { STACK_SIZE = 128 << 10 };
 
 /* A destructor of the host's may call us later; the thread's data is then made anew. */
@@ -115,7 +115,7 @@ static const volatile struct {
 	uint64_t first, count;
 } deferred __attribute__((section(".tms_deferred"), used)) = {0, 0};
 
-/* Go's start maps a few dozen pieces, and vm.max_map_count may leave none. */
+/* Go's start maps a few dozen pieces, and vm.max_map_count may leave room for none. */
 enum { MAPPINGS_NEEDED = 128 };
 
 /* What the dynamic loader would have done: all of them are relative. */
@@ -127,10 +127,10 @@ static void relocate(void)
 		*(uintptr_t *)(base + relocations[i].r_offset) = base + (uintptr_t)relocations[i].r_addend;
 }
 
-/* What the kernel puts on a new program's stack, made anew: the host may have written over its own
- * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption
- * Go never sends SIGURG to a host thread. Looking at the quota of a control group would keep a descriptor
- * open, and names for mappings would split them. A goroutine's stack keeps the room made for faults. */
+/* Go gets a fresh copy of what the kernel puts on a program's stack: the host may have overwritten its own
+ * (setproctitle), and its GODEBUG and GOGC are not meant for us. Without asynchronous preemption Go never sends SIGURG
+ * to a host thread. Reading the quota of a control group would keep a descriptor open, and naming mappings would split
+ * them. A goroutine's stack keeps the room made for faults. */
 static void run_initialisers(void)
 {
 	static uintptr_t block[32];
@@ -164,7 +164,7 @@ static void *initialise(void *done)
 	return NULL;
 }
 
-/* Go's threads inherit what the one that starts it has, so that is not the host's. */
+/* Go's threads inherit from the thread that starts the runtime, so that is not one of the host's. */
 static void start(void)
 {
 	sem_t done;
@@ -206,8 +206,8 @@ static int reserve(void)
 	return SUCCESS;
 }
 
-/* One thread starts and others wait, without a lock that a fork could leave held: hundreds that look all the time
- * would keep it from starting. */
+/* One thread starts Go and the others wait, without a lock that a fork could leave held. They sleep between looks:
+ * hundreds that look all the time would keep it from starting. */
 enum { PAUSE_FIRST = 50000, PAUSE_MOST = 5000000 }; /* nanoseconds */
 OUT_OF_LINE bool claim(void)
 {
@@ -238,9 +238,9 @@ static int start_if_possible(void)
 	return code;
 }
 
-/* Everything is blocked but the faults that Go turns into a panic, which the exports catch: the kernel
- * kills for one that is blocked. They land on the stack of the thread that is for them, which on_fault puts in
- * place when there is one; Go wants to see it there when it meets the thread. */
+/* All signals are blocked except the faults that Go turns into a panic, which the exports catch: the kernel kills a
+ * process for a blocked fault. Faults land on the thread's stack for them, which on_fault puts in place at the first
+ * one; Go must see it in place when it first meets the thread. */
 static void enter(struct visit *visit, struct thread *mine)
 {
 	sigset_t but_faults;

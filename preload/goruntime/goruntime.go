@@ -39,7 +39,7 @@ func LogPanic(err error) {
 	}
 }
 
-// Hand runs work on another thread, and has it begin at once: the caller may not wait for one.
+// Hand runs work on another thread, which begins at once: the caller must not wait for a thread.
 func Hand(work func()) {
 	if short() {
 		C.memory_extend()
@@ -48,10 +48,10 @@ func Hand(work func()) {
 	runtime.Gosched()
 }
 
-// Log writes a line on the host's stderr, if that is still one.
+// Log writes a line on the host's stderr, if descriptor 2 still is that.
 func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line)))) }
 
-// Terminated returns a text with the zero byte of C, for the time of a call. C.CString would end the process when there
+// Terminated returns a text with C's zero byte, for the duration of a call. C.CString would end the process when there
 // is no memory.
 func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
 

@@ -1,5 +1,5 @@
 /* goruntime wakes the Go runtime in a host that does not know of it, and keeps it from harming the host: its start, its
- * threads and memory, the host's signals, and the words for the host. It knows no regions, segments and pauses. */
+ * threads and memory, the host's signals, and the messages for the host. It knows no regions, segments or pauses. */
 #ifndef TMS_GORUNTIME_H
 #define TMS_GORUNTIME_H
 
@@ -13,7 +13,7 @@
 #define EXPORT __attribute__((visibility("default")))
 #define HIDDEN __attribute__((visibility("hidden")))
 #define OUT_OF_LINE static __attribute__((noinline))
-#define HOT __attribute__((aligned(64))) /* its cost is not where the linker puts it */
+#define HOT __attribute__((aligned(64))) /* its cost does not depend on where the linker puts it */
 #define likely(x) __builtin_expect(!!(x), 1)
 #define unlikely(x) __builtin_expect(!!(x), 0)
 
@@ -28,14 +28,14 @@ enum {
 	ERROR_NOT_SUPPORTED = 801,
 };
 
-/* enter.c: a thread's data until its end: the words of its last failure, and a stack for faults inside Go if the thread
+/* enter.c: a thread's data until its end: the text of its last failure, and a stack for faults inside Go if the thread
  * has none of its own. */
 enum { THREAD_TEXT_SIZE = 1024 };
 struct thread {
 	char text[THREAD_TEXT_SIZE], line[THREAD_TEXT_SIZE]; /* of its last line on stderr */
 	stack_t faults;
 	struct visit *visit; /* the innermost; NULL: not in Go */
-	bool known_to_go;    /* which has noted where faults land */
+	bool known_to_go;    /* Go has noted where its faults land */
 };
 extern __thread struct thread *thread_known __attribute__((tls_model("initial-exec"))) HIDDEN;
 HIDDEN struct thread *thread_new(void); /* NULL: no memory */
@@ -47,7 +47,7 @@ static inline struct thread *thread_mine(void)
 /* message.c: the calling thread's last failure. */
 HIDDEN void error_set(const char *text);
 HIDDEN int error_fail(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
-HIDDEN void error_prefix(const char *words); /* put before its words */
+HIDDEN void error_prefix(const char *words); /* put before its text */
 HIDDEN void error_log(const char *text); /* one line on stderr */
 HIDDEN void error_log_failure(const char *function, int code); /* the last failure, in a line */
 
@@ -66,7 +66,7 @@ static inline bool fork_happened(struct fork_mark *mark)
 	return page ? !*page : fork_other_process(mark);
 }
 
-/* message.c: a descriptor and the file that it was of, asked again before each write. */
+/* message.c: a descriptor and the file that it stood for, checked before each write. */
 struct descriptor {
 	int number; /* -1: none */
 	dev_t device;
@@ -83,7 +83,7 @@ extern const char etext[] HIDDEN;
 
 /* enter.c: the Go runtime, asleep until first need. */
 enum go_state { GO_ASLEEP, GO_STARTING, GO_AWAKE, GO_DEAD };
-extern _Atomic int go_state HIDDEN; /* but for forks: go_now */
+extern _Atomic int go_state HIDDEN; /* without regard to forks, for which there is go_now */
 extern struct fork_mark go_process HIDDEN;
 
 /* Go does not survive fork (its other threads are gone), and neither does CUDA. */
@@ -94,7 +94,8 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-/* The library's hooks at the start of the runtime. They are constant, for others may call before the library loads. */
+/* The library's hooks at the start of the runtime. They are constant, because others may call before the library
+ * loads. */
 struct go_hooks {
 	void (*wanted)(void); /* before a call that needs Go, until Go has started */
 	void (*awake)(void);
@@ -102,7 +103,7 @@ struct go_hooks {
 extern const struct go_hooks go_hooks HIDDEN;
 HIDDEN void go_load(void); /* enter.c: at load */
 
-/* While a thread runs Go its signals are blocked: a host handler installed without SA_ONSTACK would otherwise run on a
+/* While a thread runs Go its signals are blocked: otherwise a host handler installed without SA_ONSTACK would run on a
  * goroutine's stack of a few KiB. Only faults come through. A visit keeps the thread's own settings, and restores them
  * at its end. */
 struct visit {
@@ -114,7 +115,7 @@ struct visit {
 HIDDEN int go_enter(struct visit *visit); /* a code; on success go_leave must follow */
 HIDDEN void go_leave(struct visit *visit);
 
-/* The result of a call of Go, or the code that prevented the call. */
+/* The result of a call into Go, or the code that prevented the call. */
 #define IN_GO(call)                                                                                \
 	({                                                                                         \
 		struct visit saved_;                                                               \
@@ -126,16 +127,16 @@ HIDDEN void go_leave(struct visit *visit);
 		entered_;                                                                          \
 	})
 
-/* memory.c: the memory of the Go runtime, reserved before it asks. */
+/* memory.c: the memory of the Go runtime, reserved before Go asks for it. */
 HIDDEN bool memory_reserve(void); /* for its start; false: there is no room, and nothing is held */
 HIDDEN void memory_release(void); /* before it has started */
 HIDDEN size_t memory_at_start(void); /* bytes */
-HIDDEN bool memory_spare(int mappings); /* whether this many could be made now, and 16 MiB written */
+HIDDEN bool memory_spare(int mappings); /* reports whether so many could be made now, and 16 MiB written */
 extern int memory_short HIDDEN; /* too little is left; room.go reads it too */
 extern uint64_t memory_bound HIDDEN; /* the most bytes of the heap */
 HIDDEN void memory_extend(void); /* as far as the limits let us */
 
-/* threads.c: the threads of the Go runtime, made before it asks. */
+/* threads.c: the threads of the Go runtime, made before Go asks for them. */
 enum {
 	PROCESSORS_MAX = 16,	 /* that run Go at a time: no transfer is faster with more */
 	THREADS_AT_START = 36,	 /* those, and what may wait in the background, or for the host */
@@ -143,7 +144,7 @@ enum {
 	OPERATIONS_AT_START = 8, /* of the host's threads at once; more wait on two threads each */
 	THREADS_OF_CONTROL = 5,	 /* the socket's and its requests': an operation, which waits on two, a status, memory */
 };
-HIDDEN bool threads_reserve(int devices, int operations); /* whether those for so many are there, by now */
+HIDDEN bool threads_reserve(int devices, int operations); /* reports whether the threads for so many are there now */
 HIDDEN bool threads_reserve_control(void); /* and those for the control socket; stays so */
 HIDDEN void threads_release(void);	 /* ends them, while none works */
 extern __thread bool threads_is_ours __attribute__((tls_model("initial-exec"))) HIDDEN; /* this one is */
@@ -155,12 +156,12 @@ extern _Atomic unsigned handlers_armed HIDDEN; /* a bit for each fault whose han
 enum { HANDLERS_BUS = 2, HANDLERS_ALL = 7 };
 HIDDEN void handlers_arm(void);
 HIDDEN void handlers_find(void); /* the functions behind ours: before a lock that the loader's may not come below */
-/* Takes a SIGBUS of memory that the library has mapped itself, in a handler: the instruction can go on. NULL until
- * it is set. */
+/* Takes a SIGBUS in memory that the library itself has mapped, in a handler, so that the instruction can go on. NULL
+ * until it is set. */
 typedef bool handlers_take(const void *address);
 extern handlers_take *_Atomic handlers_taker HIDDEN;
 
-/* message.c: what Go hands over in words, NULL when there is no memory. */
+/* message.c: a copy of a text that Go hands over; NULL: no memory. */
 HIDDEN char *text_copy(const char *text, size_t length);
 
 #endif

@@ -1,7 +1,7 @@
-/* handlers leaves the host's signals alone. The Go runtime is let install no handler
- * (scripts/build.sh gives it a sigaction of its own). For the faults that it turns into a panic the
- * handler is ours, and what the host sets and asks for goes by sigaction and signal below, as if ours
- * were not there. A signal that is the host's gets its action put back, and comes again. */
+/* handlers leaves the host's signals alone. The Go runtime cannot install a handler (scripts/build.sh gives it a
+ * sigaction of its own). For the faults that it turns into a panic the handler is ours; sigaction and signal below let
+ * the host set and read its actions as if ours were not there. When a signal is the host's, the host's action is put
+ * back and the signal comes again. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"
@@ -20,7 +20,7 @@ static struct sigaction host_action[FAULTS]; /* while a handler is armed; read a
 HIDDEN _Atomic unsigned handlers_armed;
 HIDDEN handlers_take *_Atomic handlers_taker;
 
-/* What the functions below stand in front of. */
+/* What the functions below interpose. */
 static struct {
 	__typeof__(sigaction) *sigaction;
 	__typeof__(signal) *signal, *sysv_signal;
@@ -37,8 +37,8 @@ HIDDEN void handlers_find(void)
 	atomic_store_explicit(&found, true, memory_order_release);
 }
 
-/* A lock that is held with every signal blocked, for a handler may take it too. It has the number of the process that
- * holds it: a child that was forked meanwhile takes it over. */
+/* A lock that is held with every signal blocked, because a handler may take it too. It has the number of the process
+ * that holds it, so a child that was forked meanwhile takes it over. */
 static _Atomic pid_t holder;
 
 static void lock(sigset_t *saved)
@@ -95,11 +95,12 @@ static bool in_go(uintptr_t pc)
 static void send_again(int signal, siginfo_t *info, ucontext_t *context)
 {
 	if (thread_known && thread_known->visit)
-		sigaddset(&context->uc_sigmask, signal); /* inside Go: when it has left */
+		sigaddset(&context->uc_sigmask, signal); /* inside Go it comes when the thread has left */
 	syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), signal, info);
 }
 
-/* One that a thread of Go's was chosen for is the main thread's. Only a thread itself may say SI_USER. */
+/* A signal for which the kernel chose a thread of Go's goes to the main thread. A thread may send SI_USER only to
+ * itself. */
 static void hand_over(int signal, siginfo_t *info)
 {
 	if (info->si_code >= 0)
@@ -109,9 +110,10 @@ static void hand_over(int signal, siginfo_t *info)
 
 enum { AUTODISARM = (int)(1u << 31) }; /* SS_AUTODISARM: in a handler there is no alternate stack; Go wants one */
 
-/* The first fault of a visit comes on the stack that the thread had. Its own alternate one does for Go; a
- * goroutine's has room for this much. With ours in place, which the kernel sees to as this handler returns, the
- * fault happens anew. (On an alternate stack it does not: that is in use until the handler has returned.) */
+/* The first fault of a visit comes on the stack that the thread had. The thread's own alternate stack is good enough
+ * for Go; a goroutine's has room for this much. There the fault happens anew with our stack in place, which the kernel
+ * sees to as this handler returns. (On an alternate stack it does not: that is in use until the handler has
+ * returned.) */
 static bool on_its_stack(int i, ucontext_t *context)
 {
 	struct visit *visit = thread_known ? thread_known->visit : NULL;
@@ -165,9 +167,9 @@ static void on_fault(int signal, siginfo_t *info, void *context)
 	errno = error;
 }
 
-/* Whether the handler that is in place may be replaced by ours: it is one that the host will hear of when
- * it asks. Another was set past us, by system call, and may hold ours to pass on to. What is ignored
- * stays so, for a program that is executed inherits it. */
+/* Reports whether our handler may replace the one in place: sigaction below must know that one when the host asks.
+ * Another was set past us, by system call, and may hold ours to pass on to. An ignored signal stays ignored, because an
+ * executed program inherits that. */
 static bool replaceable(int i, const struct sigaction *now)
 {
 	static bool replaced[FAULTS];
@@ -189,7 +191,7 @@ HIDDEN void handlers_arm(void)
 	for (int i = 0; i < FAULTS; i++) {
 		struct sigaction now;
 		next.sigaction(faults[i], NULL, &now);
-		/* None of Go's while it is asleep, or in a test binary, which has its own. */
+		/* Go has none while it is asleep, or in a test binary, which has its own. */
 		bool wanted = go_action[i].sa_sigaction || (faults[i] == SIGBUS && atomic_load(&handlers_taker));
 		if (wanted && replaceable(i, &now))
 			next.sigaction(faults[i], &ours, &host_action[i]); /* as it is at this moment */
@@ -198,8 +200,8 @@ HIDDEN void handlers_arm(void)
 	unlock(&saved);
 }
 
-/* What the Go runtime calls for sigaction. While it starts, nothing but defaults is there and all that it
- * sets is noted. Later it sets an action only to die by it. */
+/* The Go runtime calls this for sigaction. While it starts, it sees nothing but defaults, and all that it sets is
+ * noted. Later it sets an action only to die by it. */
 HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct sigaction *old)
 {
 	if (atomic_load(&go_state) != GO_STARTING) {
@@ -214,7 +216,8 @@ HIDDEN int __wrap_sigaction(int signal, const struct sigaction *action, struct s
 	return 0;
 }
 
-/* A call that is no concern of ours; asleep none is, unless the library takes some itself. */
+/* Reports whether a call is no concern of ours. While Go is asleep none is our concern, unless the library takes faults
+ * itself. */
 static bool passed_on(int signal)
 {
 	handlers_find();
@@ -268,7 +271,7 @@ EXPORT sighandler_t signal(int signal, sighandler_t handler)
 	return passed_on(signal) ? next.signal(signal, handler) : set_handler(next.signal, signal, handler);
 }
 
-/* signal, in a program that is compiled to the System V standard. */
+/* signal, in a program that is compiled for the System V standard. */
 EXPORT sighandler_t __sysv_signal(int signal, sighandler_t handler)
 {
 	return passed_on(signal) ? next.sysv_signal(signal, handler)

@@ -1,6 +1,6 @@
-/* memory serves the Go runtime's requests for memory of the system. The runtime aborts the process when it gets none,
- * so it gets memory reserved before. Calls that enter Go reserve more first, where a refusal is a code (room.go). See
- * docs/rationale.md, "Limits". */
+/* memory serves the Go runtime's requests for system memory. The runtime aborts the process when it gets none, so it
+ * gets memory that was reserved before. Calls that enter Go reserve more first; there a refusal is a code (room.go).
+ * See docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
 #include "goruntime.h"
 
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #define MIB ((size_t)1 << 20)
-#define ARENA (64 * MIB) /* what Go's heap grows by, and is aligned to */
+#define ARENA (64 * MIB) /* what Go's heap grows by and is aligned to */
 
 /* used: handed to Go. fresh: from here on nothing was ever written. */
 struct stock {
@@ -135,7 +135,7 @@ static void extend(void)
 		uintptr_t got = map(0, 2 * more, PROT_READ | PROT_WRITE);
 		if (!got)
 			return;
-		stock(&other, got, 2 * more); /* what was left of the last is left */
+		stock(&other, got, 2 * more); /* the rest of the last one is leaked */
 	}
 	if ((heap.fresh - heap.base) * 4 > whole && !extend_heap(whole))
 		extend_heap(ARENA);
@@ -151,7 +151,7 @@ HIDDEN void memory_extend(void)
 
 static uintptr_t take(struct stock *s, size_t size)
 {
-	size_t page = 4096 * 16; /* the largest that a kernel of these machines has */
+	size_t page = 4096 * 16; /* the largest page that a kernel of these machines has */
 	size = (size + page - 1) & ~(page - 1);
 	if (s->end - s->used < size)
 		return 0;
@@ -177,8 +177,7 @@ static uintptr_t take_heap(uintptr_t hint, size_t size)
 	return got ? got : ENOMEM;
 }
 
-/* Pages of a table that were reserved are to be used. The next ones are had with them, so that these 64 KiB
- * serve 32 GiB of heap. */
+/* Makes reserved pages of a table usable, and the next ones with them, so that these 64 KiB serve 32 GiB of heap. */
 static uintptr_t use_addresses(uintptr_t base, size_t size)
 {
 	static struct {
@@ -219,7 +218,7 @@ static uintptr_t from_stock(uintptr_t hint, size_t size, int protection, bool fi
 	return take(&addresses, size);
 }
 
-/* What the Go runtime calls for mmap (scripts/build.sh): an address, or an error number. */
+/* The Go runtime calls this for mmap (scripts/build.sh). Returns an address, or an error number. */
 HIDDEN uintptr_t __wrap_x_cgo_mmap(void *hint, uintptr_t size, int32_t protection, int32_t flags, int32_t fd,
 				   uint32_t offset)
 {
@@ -242,7 +241,7 @@ HIDDEN void __wrap_x_cgo_munmap(void *base, uintptr_t size)
 	bool ours = holds(&heap, (uintptr_t)base) || holds(&addresses, (uintptr_t)base) || holds(&other, (uintptr_t)base);
 	pthread_mutex_unlock(&lock);
 	if (ours)
-		madvise(base, size, MADV_DONTNEED); /* it does not come back */
+		madvise(base, size, MADV_DONTNEED); /* its addresses are not reused */
 	else
-		munmap(base, size); /* which may fail: it is no more than address space */
+		munmap(base, size); /* which may fail: only address space is lost */
 }

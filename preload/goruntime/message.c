@@ -1,5 +1,5 @@
-/* message has the library's words for the host: the calling thread's last failure, lines on stderr, and texts. It never
- * writes into a file of the host's, which may close any descriptor and get its number for a file of its own. */
+/* message has the library's texts for the host: the calling thread's last failure, lines on stderr, and others. It
+ * never writes into a file of the host's, which may close any descriptor and get its number for a file of its own. */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "region.h"
@@ -54,8 +54,8 @@ AT_LOAD HIDDEN void descriptor_load(void)
 	stderr_then = descriptor_of(STDERR_FILENO);
 }
 
-/* Descriptor 2 may be redirected while the program runs, or closed and come to be anything. What takes
- * lines of a log is a terminal, a pipe, or a file that is open for appending. */
+/* Descriptor 2 may be redirected while the program runs, or closed and reused for anything. Only a terminal, a pipe, or
+ * a file that is open for appending takes lines of a log. */
 OUT_OF_LINE bool is_stderr(void)
 {
 	struct stat file;

@@ -20,9 +20,9 @@ import (
 )
 
 // The Go runtime ends the process when it finds no thread or no memory. So an allocation that the limits of the
-// process leave no room for is refused before (docs/rationale.md, "Limits").
+// process leave no room for is refused beforehand (docs/rationale.md, "Limits").
 
-// devices are those that have their threads, a bit each.
+// devices has a bit for each device whose threads exist.
 var devices atomic.Uint64
 
 // Ready makes the threads that work for a device, and reserves room for the bookkeeping of one more allocation. Errors:
@@ -54,9 +54,8 @@ const (
 	collectEvery = 100 * time.Millisecond
 )
 
-// Room reports whether a quarter of the heap at most is in use: the rest is for what a pause or resume needs, and
-// for tables that double.
-// Errors: cuda.OperatingSystem, wrapped.
+// Room returns an error if more than a quarter of the heap is in use: the rest is for what a pause or resume needs, and
+// for tables that double. Errors: cuda.OperatingSystem, wrapped.
 func Room() error {
 	if !short() && !bounded.now.Load() {
 		return nil
@@ -66,7 +65,7 @@ func Room() error {
 	bound := bytesAtMost()
 	for before := uint64(0); short() && bound > before; bound = bytesAtMost() {
 		before = bound
-		C.memory_extend() // what this thread found as it came in, others may have used since
+		C.memory_extend() // others may have used what this thread found when it came in
 	}
 	if !short() {
 		if bounded.now.Swap(false) {
@@ -92,7 +91,7 @@ func Room() error {
 	return nil
 }
 
-// short is that the heap has less room than it should.
+// short reports whether the heap has less room than it should.
 func short() bool { return atomic.LoadInt32((*int32)(unsafe.Pointer(&C.memory_short))) != 0 }
 
 // bytesAtMost returns the most bytes that the heap can have now.

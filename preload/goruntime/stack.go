@@ -1,7 +1,7 @@
 package goruntime
 
-// faultRoom is what a fault takes of a goroutine's stack before it lands on one that is made for it
-// (handlers.c), and what leads to it. Stacks do not shrink (enter.c).
+// faultRoom is the room that a fault, and the calls that lead to it, take on a goroutine's stack before the fault lands
+// on the stack for faults (handlers.c). Stacks do not shrink (enter.c).
 const faultRoom = 24 << 10 // bytes
 
 // GrowStack makes that room on the calling goroutine's stack.

@@ -1,5 +1,5 @@
-/* threads makes the Go runtime's threads. It aborts the process when it cannot make one, so they are made ahead and
- * wait here. See docs/rationale.md, "Limits". */
+/* threads makes the Go runtime's threads. The runtime aborts the process when it cannot make one, so they are made
+ * ahead and wait here. See docs/rationale.md, "Limits". */
 #define _GNU_SOURCE
 #include "goruntime.h"
 #include "forward.h"
@@ -43,10 +43,10 @@ static struct {
 } threads[THREADS_MAX];
 static struct work queue[THREADS_MAX];
 static int made, queued, idle; /* idle: of those made, without work or a place in the queue */
-static int cold; /* threads that the driver has not been called on */
+static int cold; /* threads that have not called the driver */
 static bool leaving, warming;
 
-/* The processors of the process, as far as can be told. */
+/* The processors of the process, as far as is known. */
 static unsigned long processors[8192 / (8 * sizeof(unsigned long))];
 enum { FEW = 4 };
 
@@ -95,9 +95,9 @@ static void run(struct work *work, uintptr_t stack_low)
 	crosscall1(work->go.run, set_goroutine, work->go.g);
 }
 
-/* The first call on a thread takes memory for what the driver keeps of it, and the loader ends the process when
- * there is none. glibc gives the thread a heap of 64 MiB of addresses at that: not where they are
- * few. */
+/* A thread's first driver call takes memory for what the driver keeps per thread, and the loader ends the process when
+ * there is none. glibc then also gives the thread a heap of 64 MiB of addresses, so there is no such call where
+ * addresses are few. */
 static void call_driver(void)
 {
 	void *context;
@@ -147,8 +147,8 @@ static size_t stack_size(void)
 	return (STACK_SIZE + (size_t)sysconf(_SC_THREAD_STACK_MIN) + page - 1) & ~(page - 1);
 }
 
-/* On a stack of ours: one from glibc's cache that a thread was using when the process forked hangs the child's
- * next dlopen. */
+/* On a stack of ours: one from glibc's cache, if a thread was using it when the process forked, hangs the child's next
+ * dlopen. */
 static bool make(void)
 {
 	size_t guard = (size_t)sysconf(_SC_PAGESIZE), size = stack_size();
@@ -239,7 +239,7 @@ HIDDEN void threads_release(void)
 static void give(struct work work)
 {
 	pthread_mutex_lock(&lock);
-	while (idle == 0 && !make()) { /* more than were ever thought to be needed: better late than an end */
+	while (idle == 0 && !make()) { /* more than were ever expected: better late than an abort */
 		pthread_mutex_unlock(&lock);
 		nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
 		pthread_mutex_lock(&lock);
@@ -255,7 +255,7 @@ HIDDEN void threads_run(void *(*run)(void *), void *argument)
 	give((struct work){.run = run, .argument = argument});
 }
 
-/* What the Go runtime calls (scripts/build.sh): to set up C, and for a thread. */
+/* The Go runtime calls these (scripts/build.sh): to set up C, and for a thread. */
 extern void __real_x_cgo_init(void *g, void (*set)(void *), void **tls, void **base) __attribute__((weak));
 
 HIDDEN void __wrap_x_cgo_init(void *g, void (*set)(void *), void **tls, void **base)

@@ -1,4 +1,4 @@
-/* record writes recordings of what the process does with device memory. Who calls it knows whose memory that is. */
+/* record writes recordings of what the process does with device memory. Its callers know whose memory that is. */
 #ifndef TMS_RECORD_H
 #define TMS_RECORD_H
 
@@ -12,7 +12,7 @@
 /* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
-/* The library's hook: recording begins, or has ended. Constant, for others may call before the library loads. */
+/* The library's hook: recording begins, or has ended. Constant, because others may call before the library loads. */
 struct trace_hooks {
 	void (*turned)(bool on); /* also in a forked child */
 };

@@ -22,13 +22,13 @@ import (
 	"tms/vmm/stats"
 )
 
-// What is recorded of the engine, beside the allocations that trace.c sees: pauses, resumes and moves, and the figures
+// What is recorded of the engine, besides the allocations that trace.c sees: pauses, resumes and moves, and the figures
 // of each tag around them, and now and then while the program allocates.
 
 // engine is the one whose memory is recorded; nil: there is none yet.
 var engine atomic.Pointer[vmm.Engine]
 
-// Watch has recordings include what the engine does.
+// Watch makes recordings include what the engine does.
 func Watch(e *vmm.Engine) {
 	engine.Store(e)
 	e.Observe(transition)
@@ -43,11 +43,11 @@ type figuresOf struct {
 // figures are the last ones written, so that only changes are written.
 var figures struct {
 	sync.Mutex
-	recording int // which one of trace.c's it was
+	recording int // which of trace.c's recordings it was
 	known     map[figuresOf]C.struct_trace_figures
 }
 
-// Figures are read again no sooner than this, nor than a hundred times as long as it takes.
+// Figures are read again after this time at the earliest, and after a hundred times as long as reading them takes.
 const (
 	figuresEvery = 50 * time.Millisecond
 	figuresShare = 100
@@ -80,7 +80,7 @@ func tmsTraceFigures() {
 	C.trace_sample_after(C.uint64_t(max(figuresEvery, figuresShare*time.Since(start))))
 }
 
-// writeFigures writes down the figures of each tag that has others than before; of one that is gone, zeros.
+// writeFigures writes the figures of each tag whose figures have changed, and zeros for one that is gone.
 func writeFigures(e *vmm.Engine) {
 	if e == nil {
 		return
@@ -112,13 +112,13 @@ func writeFigures(e *vmm.Engine) {
 	figures.known = known
 }
 
-// Allocation writes down what trace.c has not seen: what the program has mapped itself, or made before.
+// Allocation writes what trace.c has not seen: what the program has mapped itself, or made before.
 func Allocation(a vmm.Allocation, earlier bool) {
 	C.trace_allocation(C.int(a.Device), C.uintptr_t(a.Address), C.uint64_t(a.Size), interned(a.Tag),
 		C.bool(earlier), C.bool(a.Mapped))
 }
 
-// Start records to a file for somebody outside, beginning with what there is.
+// Start records to a file for somebody outside, beginning with the allocations that exist.
 func Start(file string) error {
 	if words := C.trace_start(terminated(file)); words != nil {
 		return cuda.Refuse(cuda.OperatingSystem, "%s", C.GoString(words))

@@ -59,10 +59,10 @@ enum { WINDOW = 1 << 20, TOUCHED = 64 << 10, TAGS = 256, TEXT_MOST = 512 };
 HIDDEN _Atomic bool trace_on;
 static const char *pattern; /* TMS_TRACE; NULL: unset */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct fork_mark process; /* that opened the trace; a child that no handler prepared records nothing */
+static struct fork_mark process; /* the one that opened the trace; a child that no handler prepared records nothing */
 static __thread pid_t thread __attribute__((tls_model("initial-exec")));
 
-/* lock guards all below but window and lost, which taken also uses. */
+/* lock guards everything below except window and lost, which taken also uses. */
 static enum { UNOPENED, OPEN, STOPPED } state;
 static bool from_outside;     /* tms record asked */
 static char asked[PATH_MAX];  /* the file's name, as it was given */
@@ -74,7 +74,7 @@ static char *_Atomic window;  /* NULL: not yet mapped, at offset */
 static _Atomic bool lost;
 static off_t offset;	      /* of the window in the file */
 static size_t filled;	      /* bytes of the window */
-static size_t touched;	      /* bytes of the window with their pages made, so that few records fault */
+static size_t touched;	      /* bytes of the window whose pages exist already, so that few records fault */
 static _Atomic uint64_t last;	 /* the time of the last record; read without lock, as is sampled */
 static _Atomic uint64_t sampled; /* when recording.go is asked for figures again */
 static const char *named[TAGS]; /* some of the tags that the file names */
@@ -137,7 +137,7 @@ static void give_back(void)
 	close(number);
 }
 
-/* Leaves a file alone that another process has locked. */
+/* A file that another process has locked is left alone. */
 static void close_file(void)
 {
 	if (!lock_kept)

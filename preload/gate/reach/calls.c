@@ -1,6 +1,6 @@
-/* calls has the functions in front of the driver's that pass the gate: bound by the loader, found with dlsym (reach.c
- * asks here), or asked for by cuGetProcAddress. Where libtms.so has a function of the name too, that one is called
- * first, and comes here by the loader's order when it goes on to CUDA. */
+/* calls has the functions that stand in front of the driver's and pass the gate. The loader binds them, dlsym finds
+ * them (reach.c asks here), or cuGetProcAddress returns them. Where libtms.so has a function of the same name, that one
+ * is called first, and comes here by the loader's order when it goes on to CUDA. */
 #define _GNU_SOURCE
 #include "reach.h"
 #include "calls.h"
@@ -36,8 +36,8 @@ static void *real_of(struct gate_call *call)
 	return real;
 }
 
-/* Pausable memory that the program has a handle of, or has given away: by a handle it stays noted while the program can
- * give it to others, and what others have until libtms.so says that the memory has gone. */
+/* Pausable memory of which the program has a handle, or which it has given away. The former stays noted while the
+ * program can give it to others, the latter until libtms.so says that the memory is gone. */
 static pthread_mutex_t lent_lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic pid_t lent_by; /* a child has lent nothing */
 static struct lent {
@@ -47,7 +47,7 @@ static struct lent {
 	bool exported;
 } *lent;
 static size_t lent_count, lent_room;
-static bool lent_unnoted; /* there was no memory for one */
+static bool lent_unnoted; /* there was no memory to note some */
 static _Atomic uintptr_t by_range; /* the first of any memory that was given away by its address */
 
 static void note(uintptr_t address, uint64_t handle)
@@ -92,7 +92,7 @@ static void note_lent(int which, uintptr_t first, uintptr_t second)
 	}
 }
 
-/* Before it is made: the number may be another's right after. */
+/* Before the release: right after it the number may be another handle's. */
 static void note_release(uint64_t handle)
 {
 	if (atomic_load(&lent_by) != (pid_t)syscall(SYS_getpid))
@@ -103,7 +103,7 @@ static void note_release(uint64_t handle)
 		i++;
 	if (i < lent_count && handle && --lent[i].references == 0) {
 		if (lent[i].exported)
-			lent[i].handle = 0; /* which is another's from now on */
+			lent[i].handle = 0; /* the number is another handle's from now on */
 		else
 			lent[i] = lent[--lent_count];
 	}
@@ -136,7 +136,7 @@ HIDDEN void calls_gone(uintptr_t address)
 	pthread_mutex_unlock(&lent_lock);
 }
 
-/* An argument by its number, 0 where there are fewer; off the short way, for it reads them all. */
+/* An argument by its number, 0 where there are fewer. Not for the short way, because it reads them all. */
 #define ARGUMENT(words, number) (((const uintptr_t[11]){PASS_##words})[number])
 #define WORD_0 a
 #define WORD_1 b
@@ -149,8 +149,8 @@ HIDDEN void calls_gone(uintptr_t address)
 #define WORD_8 i
 #define WORD_NONE 0
 
-/* The ways in and out of a kind, which is known when this is compiled. The mark is NULL where the short way in does not
- * do, and NO_MARK where there was no memory for one. */
+/* The ways in and out for a kind, which is known at compile time. The mark is NULL where the short way in does not
+ * suffice, and NO_MARK where there was no memory for a mark. */
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 ALWAYS_INLINE struct gate_poll try(enum gate_kind kind, const struct gate_call *call, uintptr_t stream)
 {
@@ -175,8 +175,8 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		gate_leave(way.mark);
 }
 
-/* Each argument goes on as the word that it came as. The whole way through the gate has a function of the same kind for
- * itself, so that the short one can jump there and need not keep the arguments anywhere else. */
+/* Each argument is passed on as the word that it came as. The whole way through the gate is a function of its own with
+ * the same parameters, so that the short one can jump there and need not save the arguments. */
 #define GATED(symbol, words, stream, kind, since)                                                          \
 	static __attribute__((noinline, cold)) int slowly_##symbol(WORDS_##words)                          \
 	{                                                                                                  \
@@ -245,7 +245,7 @@ HIDDEN bool calls_polls(const char *symbol)
 	return call && call->kind == POLL;
 }
 
-/* One that the program was given and that does not pass the gate, as it is newer than calls.h. */
+/* A function that the program was given and that does not pass the gate, because it is newer than calls.h. */
 static char unknown[64];
 static atomic_flag unknown_taken = ATOMIC_FLAG_INIT;
 static _Atomic bool unknown_set;
@@ -283,9 +283,9 @@ HIDDEN void *calls_entry(const char *symbol, void *theirs)
 	return NULL;
 }
 
-/* What the loader binds comes by no function of ours: the libraries say what they refer to. */
+/* No function of ours sees what the loader binds, but the libraries say what they refer to. */
 struct bound {
-	unsigned long long looked_at; /* so many libraries had been loaded, ever */
+	unsigned long long looked_at; /* how many libraries had ever been loaded */
 	bool all;		      /* of these */
 	size_t skip;
 	char symbol[64];

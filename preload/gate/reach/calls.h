@@ -5,21 +5,21 @@
  *
  * WORK      gives the device work that reads or writes memory, or that runs the program's own functions later.
  * CAPTURE   begins to capture a stream.
- * DESTROY   ends streams: a handle that a mark names must not be asked for after it.
+ * DESTROY   ends streams: nobody may ask about a handle that a mark names after it.
  * LEND      exports memory to other processes or libraries, which use it at any time, or works on its handle. It always
  *           passes, and is noted.
  * POLL      does not wait for the driver's lock, and reads pages that the driver's checkpoint has taken away, or is
  *           refused meanwhile (304). Seen with driver 580: docs/what-stays.md. Only the checkpoint holds it.
  *
- * Each argument is an integer, a pointer or a struct of 8 bytes, so a word. Left out, for they put no work on memory
- * of the program's: what the device records and waits for (cuEventRecord, cuStreamWaitEvent), what makes and frees
+ * Each argument is an integer, a pointer or a struct of 8 bytes, so one word. Left out, because they put no work on the
+ * program's memory: what the device records and waits for (cuEventRecord, cuStreamWaitEvent), what makes and frees
  * memory at once (cuMemAlloc, cuMemFree, cuArrayCreate), what loads code (cuModuleLoadData), hints (cuMemAdvise), what
  * changes graphs that are not running, and cudaGL.h, cudaEGL.h, cudaVDPAU.h, whose memory is not the program's to
  * pause. */
 #ifndef REACH_CALLS_H
 #define REACH_CALLS_H
 
-/* The same with "_ptsz" or "_ptds" behind it too, for per-thread streams, which CUDA has from 7.0 on. */
+/* The same, and also with "_ptsz" or "_ptds" behind it, for per-thread streams, which CUDA has from 7.0 on. */
 #define PTSZ(X, name, words, stream, kind, since) \
 	X(name, words, stream, kind, since) X(name##_ptsz, words, stream, kind, since > 7000 ? since : 7000)
 #define PTDS(X, name, words, stream, kind, since) \

@@ -1,6 +1,6 @@
 /* communicators lists NCCL's communicators, and finds those that are ranks of one clique: they have the same unique id,
- * or the same call made them from the same one. nccl.c reports them. Of NCCL's functions it calls only ncclCommCount
- * and ncclCommUserRank. */
+ * or the same call made them from the same communicator. nccl.c reports them. Of NCCL's functions it calls only
+ * ncclCommCount and ncclCommUserRank. */
 #define _GNU_SOURCE
 #include "nccl.h"
 
@@ -17,7 +17,7 @@ static bool is(const struct communicator *c, const void *comm)
 	return atomic_load_explicit(&c->state, memory_order_acquire) == LIVE && c->comm == comm;
 }
 
-/* Each collective asks: where it was found last it is looked for first. */
+/* Each collective asks, so the search begins where it last ended. */
 HIDDEN struct communicator *comm_find(const void *comm)
 {
 	static _Atomic(struct communicator *) found[64];
@@ -55,7 +55,7 @@ HIDDEN uint64_t comm_clique_here(void)
 	return hashed(hashed(nothing, &cliques, sizeof(void *)), &clique, sizeof clique);
 }
 
-/* What NCCL_COMM_BLOCKING says overrules the program. */
+/* NCCL_COMM_BLOCKING overrides what the program says. */
 static bool is_blocking(const struct nccl_config *config, const struct communicator *parent)
 {
 	const char *setting = getenv("NCCL_COMM_BLOCKING");
@@ -78,14 +78,14 @@ static void becomes_live(struct communicator *c)
 	count_function *count = REAL(c->library, ncclCommCount, count_function);
 	count_function *own = REAL(c->library, ncclCommUserRank, count_function);
 	if (c->comm && c->ranks == 0 && c->blocking && count && count(c->comm, &ranks) == DONE)
-		c->ranks = ranks; /* of those that were made of others */
+		c->ranks = ranks; /* of communicators that were made from others */
 	if (c->comm && c->rank < 0 && c->blocking && own && own(c->comm, &rank) == DONE)
 		c->rank = rank;
 	sequence_start(c);
 	atomic_store_explicit(&c->state, c->comm ? LIVE : FREE, memory_order_release);
 }
 
-/* A communicator that a call has made, or will have at the end of its group. */
+/* A communicator that a call has made, or will have made at the end of its group. */
 HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, int rank,
 		     bool blocking)
 {
@@ -118,7 +118,7 @@ HIDDEN int comm_made_of(int code, struct library *library, void *from, void **wh
 	return comm_made(code, library, where, clique, 0, -1, is_blocking(config, parent));
 }
 
-/* The place of one that a thread of suspending.c is still with is not used again. */
+/* A place is not reused while a thread of suspending.c still works on its communicator. */
 HIDDEN void comm_goes(void *comm)
 {
 	struct communicator *c = comm_find(comm);

@@ -7,13 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Which calls wait at the gate, in each state also those of the states before: none; calls that begin a capture; those
+/* Which calls wait at the gate; each state adds to those of the states before: none; calls that begin a capture; those
  * that give the device work; those that end streams; those that poll, while the driver has the process. */
 enum gate_state { GATE_OPEN, GATE_NO_CAPTURES, GATE_CLOSED, GATE_NAMING, GATE_CHECKPOINT };
 
 struct gate_communicator {
 	int version;	      /* of its NCCL, as 22907; 0: unknown */
-	bool suspended, busy; /* by begin; or begin has not come back */
+	bool suspended, busy; /* by begin; or begin has not returned */
 	bool lost;	      /* it was suspended, and could not be resumed */
 	int code;	      /* of a suspend or resume that has failed, an ncclResult_t; else 0 */
 	const char *obstacle; /* why it cannot be suspended; NULL: it can, or is */
@@ -28,7 +28,7 @@ struct gate_communicator {
 struct gate_sequence {
 	uint64_t clique;
 	int ranks, from, to;
-	uint64_t number; /* begun here; or that more than so many are not to be begun */
+	uint64_t number; /* how many have begun here; or in a target, how many may begin */
 	bool wanted;	 /* somebody waits for more */
 };
 
@@ -40,8 +40,8 @@ struct gate_registration {
 	int version;
 };
 
-/* What libtms.so asks of libtms_reach.so about NCCL: X(returns, name, parameters, arguments). One caller at a time
- * holds and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the
+/* What libtms.so asks libtms_reach.so about NCCL: X(returns, name, parameters, arguments). One caller at a time holds
+ * and begins, and one aligns ranks. Some functions go through entries, from *cursor 0 on, and return false at the
  * end. */
 #define GATE_NCCL(X) \
 	X(void, hold, (bool on), (on)) /* threads wait before they enter NCCL */ \
@@ -49,20 +49,20 @@ struct gate_registration {
 	/* ask: NCCL is asked too, while nobody is inside. */ \
 	X(bool, look, (size_t *cursor, bool ask, struct gate_communicator *to), (cursor, ask, to)) \
 	X(bool, look_at_memory, (size_t *cursor, struct gate_registration *to), (cursor, to)) \
-	/* The ranks of this clique are being suspended in all processes at once, so that the next begin does it here; \
-	 * 0: of none, from now on. */ \
+	/* The ranks of this clique are being suspended in all processes at once, so the next begin suspends them here; \
+	 * 0: no clique, from now on. */ \
 	X(void, together, (uint64_t clique), (clique)) \
-	/* Suspends all that can be, or resumes all that this has suspended; false: there were no threads for that, \
-	 * and nothing is begun. Only while nobody is inside. */ \
+	/* Suspends all that can be, or resumes all that it has suspended; false: there were no threads for that, \
+	 * and nothing has begun. Only while nobody is inside. */ \
 	X(bool, begin, (bool suspend), (suspend)) \
-	X(bool, is_busy, (void), ()) /* that goes on */ \
+	X(bool, is_busy, (void), ()) /* that is in progress */ \
 	X(void, give_up, (void), ()) /* resumes at once what is suspended late */ \
 	X(bool, sequences, (size_t *cursor, struct gate_sequence *to), (cursor, to)) /* each rank's own */ \
 	X(bool, is_launching, (void), ()) /* some begun operations are not launched */ \
 	X(bool, has_captured, (void), ()) /* operations, into graphs: those are not counted */ \
 	X(void, freeze, (void), ()) /* nobody begins one more */ \
-	/* Instead: no more than these; others go free, but for pairs of a communicator whose collectives are named: \
-	 * those are at 0. */ \
+	/* Instead: no more than these. Others have no limit, except pairs of a communicator whose collectives are \
+	 * named: theirs is 0. */ \
 	X(void, limit, (const struct gate_sequence *targets, size_t count), (targets, count)) \
 	X(void, release, (void), ()) /* all go on */
 

@@ -38,7 +38,7 @@
 HIDDEN __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec")));
 HIDDEN _Atomic uint32_t gate_state;
 
-enum { MARKS = 63 }; /* with the pointer a page */
+enum { MARKS = 63 }; /* they fill a page with the pointer */
 struct marks {
 	_Alignas(64) _Atomic(struct marks *) next;
 	struct gate_mark mark[MARKS];
@@ -49,7 +49,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static bool has_key;
 
-/* The thread ends. A destructor that comes later may still give the device work: with another mark. */
+/* The thread ends. A later destructor may still give the device work; it then takes another mark. */
 static void leave_for_good(void *mark)
 {
 	struct gate_mark *mine = mark;
@@ -88,7 +88,7 @@ static struct gate_mark *take(void)
 	}
 }
 
-/* A signal handler may do the same in the middle: one of the two marks is then not used any more. */
+/* A signal handler may do the same in the middle: one of the two marks is then never used again. */
 static struct gate_mark *mine_new(void)
 {
 	pthread_once(&once, make_key);
@@ -124,7 +124,7 @@ static bool is_open(uint32_t state, enum gate_kind kind)
 	return passes[state][kind] || is_child();
 }
 
-/* By a bare system call: a thread that was cancelled must not go here, in the middle of a call of the program's. */
+/* A bare system call, because a cancelled thread must not end here, in the middle of a call of the program's. */
 static void wait_while(uint32_t state)
 {
 	int error = errno;
@@ -132,7 +132,7 @@ static void wait_while(uint32_t state)
 	errno = error;
 }
 
-static _Atomic bool saw_capture; /* all of which come by gate_enter */
+static _Atomic bool saw_capture; /* all captures come by gate_enter */
 
 HIDDEN bool gate_saw_capture(void)
 {
@@ -170,8 +170,8 @@ HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stre
 	return mine;
 }
 
-/* A signal handler that waits here keeps its thread from the poll that it has interrupted, so that one need not be
- * waited for meanwhile. What a thread polls inside of other calls is part of those. */
+/* A signal handler that waits here keeps its thread from the poll that it has interrupted, so nobody need wait for that
+ * poll meanwhile. A poll inside another call is part of that call. */
 HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 {
 	struct gate_poll poll = {gate_mine ? gate_mine : mine_new(), NULL};
@@ -189,7 +189,7 @@ HIDDEN struct gate_poll gate_enter_poll(const struct gate_call *call)
 	}
 }
 
-/* For a thread of ours: it is let in while the gate is shut for everybody else. */
+/* For a thread of this library, which is let in while the gate is shut for everybody else. */
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call)
 {
 	struct gate_mark *mine = gate_mine ? gate_mine : mine_new();
@@ -241,7 +241,7 @@ static struct gate_mark *next(const struct gate_mark *mark)
 	return NULL;
 }
 
-/* The kernel counts sleepers, without those that have died. The one that this wakes looks at the state and sleeps
+/* The kernel counts sleepers, without those that have died. The sleeper that this wakes looks at the state and sleeps
  * again. */
 static bool waited(void)
 {

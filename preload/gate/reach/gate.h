@@ -29,7 +29,7 @@ enum { OUT, TRYING, INSIDE, PASSING };
 struct gate_mark {
 	_Alignas(64) _Atomic uint32_t inside;
 	_Atomic uint32_t thread; /* as gettid has it */
-	/* The last call's; they stay when it, or the thread, has ended. */
+	/* The last call's; they stay after the call, or the thread, has ended. */
 	_Atomic(const struct gate_call *) call; /* NULL: none yet */
 	_Atomic uintptr_t stream;
 	_Atomic bool taken; /* by a thread that lives */
@@ -43,25 +43,25 @@ struct gate_nccl { /* nccl.c */
 };
 
 struct gate {
-	const char *(*unusable)(void);	/* the words for why there is no gate; NULL: there is */
-	const char *(*not_gated)(void); /* a function that is in use and passes by it; NULL: none */
+	const char *(*unusable)(void);	/* why there is no gate; NULL: there is one */
+	const char *(*not_gated)(void); /* a function in use that bypasses it; NULL: none */
 	bool (*polls)(const char *symbol); /* reports whether the function is of the kind POLL */
 	/* Returns 0, or the errno that keeps the gate from closing. alive: a byte that is 0 in a child, or NULL. A
 	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; holding
 	 * less cannot fail. */
 	int (*set)(enum gate_state state, const volatile char *alive);
-	/* The marks, one after the other; NULL: the first; the last has NULL after it. None goes away. */
+	/* The marks, one after the other: after NULL comes the first, and after the last comes NULL. None goes away. */
 	struct gate_mark *(*next)(const struct gate_mark *mark);
 	/* Around a call of the runtime. enter returns NULL for a thread that is inside already; leave takes NULL
 	 * too. */
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
 	bool (*waited)(void); /* a thread waits for another state */
-	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX is
-	 * that there are more than could be noted. ranges: of any memory, the first by
-	 * cuMemGetHandleForAddressRange. */
+	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX means
+	 * that there were more than could be noted. With ranges it returns the first address of any memory that was
+	 * given by cuMemGetHandleForAddressRange. */
 	uintptr_t (*exported)(size_t index, bool ranges);
-	void (*gone)(uintptr_t address); /* that memory is there no more */
+	void (*gone)(uintptr_t address); /* that memory is gone */
 	const struct gate_nccl *nccl;
 };
 

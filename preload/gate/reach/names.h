@@ -1,5 +1,5 @@
 /* names finds the function that a program means when it asks CUDA for one by name and version, among those that a
- * library here stands in front of. */
+ * library here interposes. */
 #ifndef REACH_NAMES_H
 #define REACH_NAMES_H
 
@@ -26,13 +26,14 @@ static inline size_t name_length(const char *symbol)
 	return length;
 }
 
-/* The name is the first so many characters of another symbol, or all. */
+/* Reports whether the symbol has this name; the name is the first length characters of another symbol, or all of it. */
 static inline bool has_name(const char *symbol, const char *name, size_t length)
 {
 	return strncmp(symbol, name, length) == 0 && name_length(symbol) == length;
 }
 
-/* Returns the latest that a version of CUDA has, for per-thread streams where there is one for those; NULL: none. */
+/* Returns the latest function that a version of CUDA has, for per-thread streams where there is one for those; NULL:
+ * none. */
 static inline const struct named *latest_of(const struct named *first, size_t count, const char *name, int version,
 					    bool per_thread)
 {
@@ -63,7 +64,8 @@ static inline bool has_later(const struct named *first, size_t count, const stru
 }
 
 /* Finds the known function that CUDA has answered with: by its address, else by the version that was asked for. NULL:
- * there is none; *is_newer: CUDA's is newer than all known ones of the name. theirs: of a known one, in CUDA. */
+ * there is none; *is_newer: CUDA's is newer than all known ones of the name. theirs returns a known function's address
+ * in CUDA. */
 static inline const struct named *named_by(const struct named *first, size_t count, const char *name, int version,
 					   bool per_thread, const void *answer, void *(*theirs)(size_t i),
 					   void *(*in_driver)(const char *symbol), bool *is_newer)

@@ -6,7 +6,7 @@
  * returned for a handle (reach.c asks nccl_entry). A process may have several NCCLs. A caller that the loader binds
  * gets the NCCL that it would have without us, dlsym answers with the NCCL of its handle, and each communicator
  * stays with the NCCL that made it. An NCCL that was used stays loaded. A program that looks for ncclCommInitRank
- * with RTLD_DEFAULT finds this one, also where there is no NCCL; the call then fails. */
+ * with RTLD_DEFAULT finds this one, even where there is no NCCL; the call then fails. */
 #define _GNU_SOURCE
 #include "nccl.h"
 #include "../../../forward/symbols.h"
@@ -28,7 +28,7 @@ static const char *const names[SYMBOLS] = {
 #undef X
 };
 
-/* Those that are loaded. */
+/* The NCCLs that are loaded. */
 enum { LIBRARIES = 4, FILLING = 1 };
 static struct library libraries[LIBRARIES];
 
@@ -38,7 +38,7 @@ static uintptr_t base_of(const void *address)
 	return dladdr(address, &info) ? (uintptr_t)info.dli_fbase : 0;
 }
 
-/* The library that a function lies in. NULL: none of ours to take, or too many. */
+/* Returns the library that a function lies in. NULL: it has none, or there are too many. */
 static struct library *library_of(void *function)
 {
 	Dl_info info;
@@ -131,7 +131,7 @@ HIDDEN void nccl_step_in(void)
 	}
 }
 
-/* An empty group is the thread's own affair. */
+/* A thread in an empty group can step out, because NCCL has nothing of the group yet. */
 HIDDEN bool nccl_step_out(void)
 {
 	const bool out = mine.calls == 1 && !mine.filled;
@@ -200,7 +200,8 @@ static int ended(int code, bool launches)
 #define COMM_8 g
 #define COMM_11 j
 
-/* The ways in: by the loader, and for each library the one that dlsym answers with. Not all functions are in each. */
+/* The ways in: by the loader, and for each library the one that dlsym answers with. Not every library has all
+ * functions. */
 #define ENTERED(which, symbol, does)                                                                       \
 	struct library *library = which;                                                                   \
 	if (unlikely(!library || !library->real[AT_##symbol]))                                             \

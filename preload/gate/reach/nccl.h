@@ -48,7 +48,7 @@ struct nccl_config {
 	  (void *parent, int *without, int count, void **comm, const struct nccl_config *config, int flags), \
 	  (parent, without, count, comm, config, flags), (void)0, \
 	  comm_made_of(code, library, parent, comm, ~0ull, config)) \
-	/* New ranks have no parent, so that they are not told from others'. */ \
+	/* New ranks have no parent, so they cannot be told from those of other communicators. */ \
 	X(ncclCommGrow, \
 	  (void *parent, int ranks, const struct nccl_id *id, int rank, void **comm, \
 	   const struct nccl_config *config), \
@@ -123,7 +123,7 @@ HIDDEN bool nccl_step_out(void);
 HIDDEN void nccl_step_in(void);
 
 /* Communicators and registrations, each in a place of its own that is taken and left without a lock. What is made
- * inside a group has its name when the group ends: until then it is written where the program wants it. */
+ * inside a group gets its name when the group ends; NCCL then writes it where the program wants it. */
 enum state { FREE, TAKEN, WAITING, LIVE };
 #define EACH(name, kind)                                                                                   \
 	(struct kind *name = kind##s; name < kind##s + atomic_load_explicit(&kind##s_used, memory_order_relaxed); name++)
@@ -145,10 +145,10 @@ enum state { FREE, TAKEN, WAITING, LIVE };
 /* sequence.c */
 enum counted { UNCOUNTED, COLLECTIVE, SENT, RECEIVED };
 struct sequence {
-	_Atomic uint64_t begun;	 /* so many here */
+	_Atomic uint64_t begun;	 /* how many here */
 	_Atomic uint64_t target; /* a thread that would begin more waits */
-	_Atomic uint32_t told;	 /* the targets that it was named among last */
-	_Atomic uint32_t wanted; /* the targets at which somebody waited last */
+	_Atomic uint32_t told;	 /* the last targets that named it */
+	_Atomic uint32_t wanted; /* the last targets at which somebody waited */
 };
 struct pair { /* with one other rank */
 	struct sequence sent, received;
@@ -156,7 +156,7 @@ struct pair { /* with one other rank */
 struct pairs;
 
 /* communicators.c */
-enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* GIVEN_UP: its caller waits no more */
+enum phase { RUNNING, SUSPENDING, SUSPENDED, RESUMING, GIVEN_UP, LOST }; /* GIVEN_UP: its caller no longer waits */
 enum { COMMUNICATORS = 256 };
 struct communicator {
 	_Atomic int state;
@@ -167,36 +167,36 @@ struct communicator {
 	int ranks;
 	int rank; /* below 0: not known */
 	bool blocking;
-	uint32_t children; /* made of it, by all ranks in one order */
+	uint32_t children; /* made from it, by all ranks in one order */
 	_Atomic int phase, code;
 	_Atomic bool together; /* its ranks in other processes are being suspended, too */
 	struct sequence collectives;
 	_Atomic(struct pairs *) pairs;
 	_Atomic uint64_t group;	 /* that used it last */
-	_Atomic bool uncounted; /* how far it is is not known any more */
+	_Atomic bool uncounted; /* it is no longer known how far it has come */
 };
 extern struct communicator communicators[COMMUNICATORS] HIDDEN;
-extern _Atomic size_t communicators_used HIDDEN; /* so many are looked at */
+extern _Atomic size_t communicators_used HIDDEN; /* how many are looked at */
 HIDDEN struct communicator *comm_find(const void *comm); /* or NULL */
 HIDDEN uint64_t comm_clique(const struct nccl_id *ids, int count); /* of those with these ids */
-HIDDEN uint64_t comm_clique_here(void);			       /* of one whose ranks are all here: another each time */
+HIDDEN uint64_t comm_clique_here(void);			       /* of one whose ranks are all here: a new one each time */
 HIDDEN bool comm_blocks(const struct nccl_config *config, const void *parent); /* parent: or NULL */
-/* Notes what a call has made, or will have at the end of its group, and returns the call's result. */
+/* Notes what a call has made, or will have made at the end of its group, and returns the call's result. */
 HIDDEN int comm_made(int code, struct library *library, void **where, uint64_t clique, int ranks, int rank,
 		     bool blocking);
 HIDDEN int comm_made_of(int code, struct library *library, void *from, void **where, uint64_t what,
 			const struct nccl_config *config);
 HIDDEN void comm_goes(void *comm);
 HIDDEN void comm_group_ended(bool good, bool done);
-HIDDEN int comm_here(const struct communicator *c); /* ranks of the same one, it among them */
+HIDDEN int comm_here(const struct communicator *c); /* how many ranks of the same clique are here, this one included */
 
-/* registrations.c: as made, with the call's result. */
+/* registrations.c: notes what a call with this result has done, and returns the result. */
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
 			     bool window);
 HIDDEN int memory_deregistered(int code, void *comm, void *handle);
 HIDDEN void memory_goes_with(void *comm);
 HIDDEN void memory_group_ended(bool good);
-/* Whether the stream is being captured. */
+/* Reports whether the stream is being captured, and then notes the buffers. */
 HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
 			    uintptr_t stream);
 HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);

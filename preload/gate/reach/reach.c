@@ -1,9 +1,9 @@
 /* libtms_reach.so stands in front of dlsym and dlvsym, for programs whose CUDA calls the loader does not bind: a
  * static libcudart, libcudart itself, JAX and CuPy take the driver's functions from a handle of libcuda.so.1. If
  * libtms.so has a function of that name (tms_driver_function), the answer is that function. nccl.c answers for
- * functions of NCCL. Every other call goes on to the next dlsym, also that of another library that stands in front
- * of it, by a jump: RTLD_NEXT and RTLD_DEFAULT depend on the caller, which dlsym knows by the return address.
- * calls.c has the calls that pass the gate. */
+ * functions of NCCL. Every other call goes on to the next dlsym, even that of another interposing library, by a jump:
+ * RTLD_NEXT and RTLD_DEFAULT depend on the caller, which dlsym knows by the return address. calls.c has the calls that
+ * pass the gate. */
 #define _GNU_SOURCE
 #include "reach.h"
 #include "../../../forward/symbols.h"
@@ -23,7 +23,7 @@ static is_pausable *pausable;
 static reach_find *c_library; /* its dlsym: the next one, unless another library stands between */
 static const char *misplaced;
 
-/* The entry below, by a name that no other library takes from us. */
+/* The entry below, by a name that no other library interposes. */
 extern const char reach_entry_dlsym[] HIDDEN;
 
 struct search {
@@ -34,7 +34,7 @@ struct search {
 	is_pausable *pausable;
 };
 
-/* Whether all has been found. */
+/* Reports whether everything has been found. */
 static bool look(uintptr_t base, const ElfW(Dyn) *dynamic, struct search *search)
 {
 	struct symbols symbols;
@@ -69,7 +69,7 @@ static int look_into(struct dl_phdr_info *info, size_t size, void *search)
 	return look(info->dlpi_addr, dynamic_of(info), search);
 }
 
-/* The loader's list for debuggers, which musl has not. */
+/* The loader's list for debuggers, which musl lacks. */
 extern struct r_debug _r_debug __attribute__((weak));
 
 /* For a C library without dlvsym. */
@@ -79,8 +79,8 @@ static void *none(void *handle, const char *name, const char *version)
 	return NULL;
 }
 
-/* At the first call, or as the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
- * what it stands in front of works (dl_iterate_phdr, strcmp), so the loader's list is read, without a call. */
+/* At the first call, or when the library is loaded: while there is one thread. A sanitizer's start calls dlsym before
+ * the functions that it interposes work (dl_iterate_phdr, strcmp), so the loader's list is read without a call. */
 __attribute__((constructor)) static void load(void)
 {
 	struct search search = {0};
@@ -136,22 +136,22 @@ HIDDEN void *reach_next(const char *name)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))
 		load();
-	/* As this library: no jump. Another one's dlsym would look behind itself. */
+	/* Called as this library, so without a jump: another one's dlsym would look behind itself. */
 	void *found = c_library(RTLD_NEXT, name);
 	return found ? kept(found) : reach_in_driver(name);
 }
 
-/* theirs: the next dlsym's answer, which may be a function of that library that stands in front of the driver's. */
+/* theirs: the next dlsym's answer, which may be a function of that dlsym's library in front of the driver's. */
 static void *chosen(void *handle, const char *name, void *theirs, const void *caller)
 {
 	void *drivers = theirs && reach_dlsym != c_library ? c_library(handle, name) : theirs;
 	void *found = drivers ? ours(name, drivers, caller) : NULL;
 	if (found)
-		return found == drivers ? theirs : found; /* libtms.so itself has theirs */
+		return found == drivers ? theirs : found; /* libtms.so itself gets theirs */
 	return is_of_driver(drivers) ? calls_entry(name, theirs) : NULL;
 }
 
-/* What the entries call first. NULL: go on to the next dlsym. */
+/* The entries call this first. NULL: go on to the next dlsym. */
 HIDDEN void *reach_answer(void *handle, const char *name, const void *caller)
 {
 	if (!atomic_load_explicit(&reach_dlsym, memory_order_acquire))

@@ -1,4 +1,4 @@
-/* reach is what the files of libtms_reach.so use of each other. */
+/* reach has what the files of libtms_reach.so use from each other. */
 #ifndef REACH_H
 #define REACH_H
 
@@ -17,7 +17,7 @@ extern reach_find_version *_Atomic reach_dlvsym HIDDEN;
 HIDDEN void *reach_next(const char *name); /* in the libraries after this one, else in the driver's; or NULL */
 HIDDEN void *reach_in_driver(const char *symbol); /* or NULL */
 HIDDEN bool reach_is_pausable(uintptr_t address); /* or may be */
-HIDDEN const char *reach_misplaced(void); /* the words for where this library stands, if it must not; or NULL */
+HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's place among the others; or NULL */
 
 /* calls.c: what the gate stands in front of. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
@@ -34,14 +34,14 @@ extern const struct gate_nccl nccl_gate HIDDEN;
 extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;
 extern _Atomic uint32_t gate_state HIDDEN;
 
-/* The whole way in. NULL: the thread is inside already. gate_leave must follow, but on NO_MARK, which a thread without
- * memory for a mark gets. */
+/* The whole way in. NULL: the thread is inside already. gate_leave must follow, except on NO_MARK, which a thread
+ * without memory for a mark gets. */
 #define NO_MARK ((struct gate_mark *)1)
 HIDDEN struct gate_mark *gate_enter(const struct gate_call *call, uintptr_t stream);
-HIDDEN bool gate_saw_capture(void); /* one has begun, some time */
+HIDDEN bool gate_saw_capture(void); /* one has begun at some time */
 HIDDEN struct gate_mark *gate_pass(const struct gate_call *call); /* NULL: no memory for a mark */
 
-/* The short way in; NULL: it takes the whole one. */
+/* The short way in; NULL: the whole way is needed. */
 static inline __attribute__((always_inline)) struct gate_mark *gate_try(const struct gate_call *call, uintptr_t stream)
 {
 	struct gate_mark *mine = gate_mine;
@@ -66,9 +66,9 @@ static inline void gate_leave(struct gate_mark *mark)
 		atomic_store_explicit(&mark->inside, OUT, memory_order_release);
 }
 
-/* Around a call that polls: in such calls only the driver's checkpoint waits for a thread, and a thread only for it.
- * The mark is NULL where the short way in does not do. Such calls may nest (a signal handler): leaving puts back
- * what was. */
+/* Around a call that polls: only the driver's checkpoint waits for a thread in such a call, and only it holds a thread
+ * out. The mark is NULL where the short way in does not suffice. Such calls may nest (a signal handler), so leaving
+ * restores what was. */
 struct gate_poll {
 	struct gate_mark *mark;
 	const struct gate_call *outer;
@@ -95,6 +95,6 @@ static inline void gate_leave_poll(struct gate_poll poll)
 	atomic_store_explicit(&poll.mark->polling, poll.outer, memory_order_release);
 }
 
-HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to go; 0: all */
+HIDDEN void gate_forget_stream(uintptr_t stream); /* which is about to be destroyed; 0: all */
 
 #endif

@@ -16,8 +16,8 @@ static struct registration {
 	size_t size;
 	bool window;
 } registrations[4096];
-static _Atomic size_t registrations_used; /* so many are looked at */
-static _Atomic(struct library *) unnoted;  /* for one of this there was no place */
+static _Atomic size_t registrations_used; /* how many are looked at */
+static _Atomic(struct library *) unnoted;  /* there was no place for a registration of this */
 TAKE(registration)
 
 HIDDEN int memory_registered(int code, struct library *library, void *comm, void *memory, size_t size, void **where,
@@ -29,7 +29,7 @@ HIDDEN int memory_registered(int code, struct library *library, void *comm, void
 		return code;
 	bool later = window && nccl_in_group();
 	if (!later && !*where)
-		return code; /* NCCL has decided not to */
+		return code; /* NCCL has decided not to register it */
 	struct registration *r = take_registration();
 	if (!r) {
 		atomic_store(&unnoted, library);
@@ -54,7 +54,7 @@ HIDDEN int memory_deregistered(int code, void *comm, void *handle)
 	return code;
 }
 
-/* All of a communicator. */
+/* Drops all registrations of a communicator. */
 HIDDEN void memory_goes_with(void *comm)
 {
 	for EACH (r, registration)

@@ -31,8 +31,8 @@ static _Atomic bool captured;
 static _Atomic uint64_t groups;
 static __thread uint64_t group __attribute__((tls_model("initial-exec"))); /* that has begun; 0: none */
 
-/* A communicator's pairs are made when it first needs them, and stay with its place: others may be reading them. Those
- * that are too few for the next communicator there are left. */
+/* A communicator's pairs are made when it first needs them, and stay with its place, because others may be reading
+ * them. Those that are too few for the next communicator there are leaked. */
 struct pairs {
 	int count;
 	struct pair of[];
@@ -68,7 +68,7 @@ HIDDEN void sequence_start(struct communicator *c)
 		memset(pairs->of, 0, (size_t)pairs->count * sizeof *pairs->of);
 }
 
-/* NULL: it is not counted. */
+/* Returns NULL for a call that is not counted. */
 static struct sequence *sequence_of(struct communicator *c, enum counted counted, int peer)
 {
 	if (counted == COLLECTIVE)
@@ -83,7 +83,7 @@ static struct sequence *sequence_of(struct communicator *c, enum counted counted
 	return counted == SENT ? &pairs[peer].sent : &pairs[peer].received;
 }
 
-/* A sequence that was named among these targets, or is among the next ones already. */
+/* Reports whether these targets, or already the next ones, name the sequence. */
 static bool has_target(const struct sequence *s, uint32_t now)
 {
 	return atomic_load(&process) == (pid_t)syscall(SYS_getpid) && (int32_t)(atomic_load(&s->told) - now) >= 0;
@@ -262,7 +262,7 @@ static bool are_set(const struct gate_sequence *targets, size_t count)
 	return same;
 }
 
-/* Pairs of a communicator whose collectives are named, and that are not, have 0 for a target. */
+/* If a communicator's collectives are named, its pairs that are not named have 0 for a target. */
 HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count)
 {
 	if (are_set(targets, count))

@@ -26,7 +26,7 @@ static uint64_t stat_of(const struct communicator *c, int stat)
 
 static const char elsewhere[] = "ncclCommSuspend waits for all ranks, and some are in other processes";
 
-/* Why a communicator cannot be suspended, or NULL. ask: it too, while nobody is inside. */
+/* Returns why a communicator cannot be suspended, or NULL. With ask it asks NCCL too, while nobody is inside. */
 static const char *obstacle(const struct communicator *c, bool ask)
 {
 	if (!REAL(c->library, ncclCommSuspend, suspend_function) || !REAL(c->library, ncclCommResume, resume_function))
@@ -81,8 +81,8 @@ HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *
 	return false;
 }
 
-/* One rank's suspend or resume. It may never come back, when another rank does not; then that thread stays there. */
-static _Atomic uint32_t started; /* counts up: those of the number before may begin */
+/* One rank's suspend or resume. It may never return, if another rank's does not; its thread then stays there. */
+static _Atomic uint32_t started; /* counts up: threads of the number before may begin */
 
 struct rank {
 	struct communicator *c;
@@ -186,7 +186,7 @@ HIDDEN void suspending_together(uint64_t clique)
 			atomic_store(&c->together, clique != 0);
 }
 
-/* All threads are there before the first begins: one that is missing would have the others wait for it. */
+/* All threads exist before the first begins, because the others would wait for a missing one. */
 HIDDEN bool suspending_begin(bool suspend)
 {
 	const uint32_t number = atomic_load(&started);
@@ -221,7 +221,7 @@ HIDDEN void suspending_give_up(void)
 {
 	for EACH (c, communicator) {
 		int phase = atomic_load(&c->phase);
-		if (atomic_load(&c->state) == LIVE && is_busy(phase)) /* else it has come to its end just now */
+		if (atomic_load(&c->state) == LIVE && is_busy(phase)) /* else it has just ended */
 			atomic_compare_exchange_strong(&c->phase, &phase, GIVEN_UP);
 	}
 }

@@ -1,12 +1,12 @@
-/* words has the parameters of functions whose arguments are words all, as they are declared and as they are passed
+/* words has the parameters of functions whose arguments are all words, as they are declared and as they are passed
  * on. */
 #ifndef REACH_WORDS_H
 #define REACH_WORDS_H
 
 #include <stdint.h>
 
-/* What comes on the stack is volatile, so that it is read when the call is made: in a register, which must be saved
- * first, it would cost more than the gate. */
+/* Parameters on the stack are volatile, so that they are read when the call is made: in registers, which must be saved
+ * first, they would cost more than the gate. */
 #define WORDS_0 void
 #define WORDS_1 uintptr_t a
 #define WORDS_2 WORDS_1, uintptr_t b
