@@ -1,12 +1,12 @@
-// Package backoff is for what can only be asked again and again: at first soon, then ever more rarely.
+// Package backoff paces polling: at first it polls soon, then ever more rarely.
 package backoff
 
 import "time"
 
-// Backoff is how long the next sleep takes. Each takes twice as long as the one before, up to Most.
+// Backoff has the length of the next sleep. Each sleep is twice as long as the one before, up to Most.
 type Backoff struct{ Next, Most time.Duration }
 
-// Sleep sleeps, at the longest until the deadline; the zero Time is none. It returns false, at once, when that is over.
+// Sleep sleeps, but not beyond the deadline; the zero Time sets none. Past the deadline it returns false at once.
 func (b *Backoff) Sleep(deadline time.Time) bool {
 	pause := b.Next
 	if !deadline.IsZero() {

@@ -1,9 +1,9 @@
-// Package checkpoint takes everything that another process has on its GPUs away, and gives it back, by the driver's
-// own functions for that (CUDA driver API, "CUDA Checkpointing": driver 570 and later). The process is running,
-// locked (its CUDA calls wait), then checkpointed (it holds nothing on any device); and back. Nothing is remembered
-// here: the driver knows the state of each process. No context is made, so the caller itself holds no device memory.
+// Package checkpoint takes away everything that another process has on its GPUs, and gives it back, by the driver's own
+// functions for that (CUDA driver API, "CUDA Checkpointing": driver 570 and later). The process is running, locked (its
+// CUDA calls wait), then checkpointed (it holds nothing on any device); and back. The package keeps no state: the
+// driver knows the state of each process. It makes no context, so the caller itself holds no device memory.
 //
-// What the process's own memory is good for meanwhile, and what libtms.so does before, is the business of cmd/tms.
+// cmd/tms sees to the process's own memory meanwhile, and to what libtms.so does before.
 package checkpoint
 
 import (
@@ -41,15 +41,15 @@ func (s State) String() string {
 }
 
 var (
-	// ErrUnsupported says that the driver has none of this: there is none, or it is older than 570.
+	// ErrUnsupported says that the driver cannot do this: there is no driver, or it is older than 570.
 	ErrUnsupported = errors.New("the driver's checkpoint is not to be had")
 	// ErrNoCUDA says that the process does not use CUDA, or is not there.
 	ErrNoCUDA = errors.New("no process that uses CUDA")
-	// ErrLate says that the driver had not come to an end in time. What it has begun may still go on.
+	// ErrLate says that the driver did not finish in time. What it has begun may still go on.
 	ErrLate = errors.New("the driver did not finish in time")
 )
 
-// Driver is the CUDA driver of this process, loaded and not initialised.
+// Driver is the CUDA driver of this process, loaded but not initialised.
 type Driver struct{ cuda *cuda.Driver }
 
 // Open loads libcuda.so.1. Errors: ErrUnsupported, wrapped.
@@ -81,11 +81,11 @@ func (d *Driver) State(pid int) (State, error) {
 	return Failed, err
 }
 
-// Lock has the CUDA calls of a running process wait from now on. Work that the process has given its devices, and
-// calls that have begun, are waited for, no longer than timeout; then it runs on. (cuCheckpointProcessLock)
-// Errors: ErrLate, *cuda.Error.
+// Lock makes the CUDA calls of a running process wait from now on. It waits up to timeout for work that the process has
+// submitted, and for calls that have begun; after that the process runs on. (cuCheckpointProcessLock) Errors: ErrLate,
+// *cuda.Error.
 func (d *Driver) Lock(pid int, timeout time.Duration) error {
-	milliseconds := max(1, min(timeout.Milliseconds(), math.MaxUint32)) // 0 would be for ever
+	milliseconds := max(1, min(timeout.Milliseconds(), math.MaxUint32)) // 0 would mean forever
 	err := d.within(timeout+grace, func() error { return d.cuda.CheckpointProcessLock(pid, uint32(milliseconds)) })
 	if errors.Is(err, cuda.NotReady) {
 		return fmt.Errorf("%w: a CUDA call, or work on a device, has not ended within %v (%w)", ErrLate, timeout, err)
@@ -94,7 +94,7 @@ func (d *Driver) Lock(pid int, timeout time.Duration) error {
 }
 
 // Checkpoint moves what a locked process has on its devices to host memory. (cuCheckpointProcessCheckpoint)
-// Errors: ErrLate, *cuda.Error: of NotSupported, the process has what this driver cannot move.
+// Errors: ErrLate, *cuda.Error: with NotSupported, the process has something that this driver cannot move.
 func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
 	err := d.within(timeout, func() error { return d.cuda.CheckpointProcessCheckpoint(pid) })
 	if errors.Is(err, cuda.NotSupported) {
@@ -105,10 +105,10 @@ func (d *Driver) Checkpoint(pid int, timeout time.Duration) error {
 }
 
 // Restore moves it back; the process stays locked. (cuInit, cuCheckpointProcessRestore)
-// Errors: ErrLate, *cuda.Error: of OutOfMemory, others have the memory, and nothing has changed.
+// Errors: ErrLate, *cuda.Error: with OutOfMemory, others have the memory, and nothing has changed.
 func (d *Driver) Restore(pid int, timeout time.Duration) error {
 	return within(timeout, func() error {
-		unusable := d.cuda.Init() // without devices of its own, perhaps (CUDA_VISIBLE_DEVICES)
+		unusable := d.cuda.Init() // this process may have no devices (CUDA_VISIBLE_DEVICES)
 		err := d.cuda.CheckpointProcessRestore(pid)
 		if errors.Is(err, cuda.NotInitialized) && unusable != nil { // else the driver is in persistence mode
 			return unusable
@@ -126,7 +126,7 @@ func (d *Driver) Unlock(pid int) error {
 // grace is for what should take no time.
 const grace = 10 * time.Second
 
-// within gives a call up after a time. It goes on then, on its thread.
+// within gives up on a call after a time; the call goes on, on its thread.
 func within(timeout time.Duration, call func() error) error {
 	done := make(chan error, 1)
 	go func() { done <- call() }()
@@ -143,8 +143,8 @@ func (d *Driver) within(timeout time.Duration, call func() error) error {
 	return within(timeout, func() error { return d.initialized(call) })
 }
 
-// initialized makes a call, and once more after cuInit where the driver wants that. Of most it does not, and cuInit
-// takes longer than they.
+// initialized makes a call, and makes it again after cuInit where the driver wants that. For most calls it does not,
+// and cuInit takes longer than they do.
 func (d *Driver) initialized(call func() error) error {
 	err := call()
 	if errors.Is(err, cuda.NotInitialized) && d.cuda.Init() == nil {

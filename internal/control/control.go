@@ -1,12 +1,13 @@
 // Package control is the protocol between a process that can be steered from outside and its clients, over a
-// Unix socket: a line of JSON for each request, and one for each reply. Package server answers, package client
-// asks. Nothing here waits, or keeps a descriptor.
+// Unix socket: a line of JSON for each request, and one for each reply. Package server answers and package client asks.
+// Nothing in this package waits, or keeps a descriptor.
 //
-// A client has one request that changes something on its way at a time; status and cancel may come meanwhile. What
-// comes behind an await is read when that is answered. Requests of all clients that change something
-// are done one after another. What a client has paused is resumed when its connection ends, unless it or another client
-// has paused it to be kept; a request that has not begun is then withdrawn (package rights says which client is
-// responsible for what). A client that shuts down its side of the connection for writing gets the replies that are due.
+// A client has at most one request in progress that changes something; status and cancel may come meanwhile. What comes
+// behind an await is read once that is answered. Requests that change something are carried out one after another,
+// whichever client they come from. What a client has paused is resumed when its connection ends, unless it or another
+// client has asked to keep it; a request that has not begun is then withdrawn (package rights says which client is
+// responsible for what). A client that shuts down its side of the connection for writing still gets the replies that
+// are due.
 package control
 
 import (
@@ -23,8 +24,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// Version is that of the protocol. A field or operation more is a version more: what is asked for and not
-// understood is refused, not left out.
+// Version is the protocol's version. Each new field or operation raises it: a process refuses what it does not
+// understand, and does not ignore it.
 const Version = 1
 
 // Limits of a process that answers.
@@ -33,31 +34,30 @@ const (
 	MaxClients = 16       // the process refuses more
 )
 
-// Look is how often a process looks whether its socket is still in its directory, and makes another one if it is not.
+// Look is how often a process checks that its socket is still in its directory, and makes a new one if it is not.
 const (
 	Look    = 2 * time.Second
-	LookFor = 3 * Look // a client that finds a process Lost
+	LookFor = 3 * Look // how long a client looks that finds a process Lost
 )
 
 // The operations.
 const (
 	Status = "status" // what the process has, and does
 	Pause  = "pause"  // gives the memory of a tag, or of all, back to the device
-	Resume = "resume" // takes it again
-	Keep   = "keep"   // what this client has paused stays so when it goes
+	Resume = "resume" // takes the memory again
+	Keep   = "keep"   // what this client has paused stays paused when it goes
 	Cancel = "cancel" // withdraws this client's request that has not begun, or waits for memory
-	Undo   = "undo"   // resumes what this client has paused and not kept, as far as no other has; and ends its hold
-	Await  = "await"  // answers when a thread waits for the resume, or nothing holds it up; else in time, by NotReady
+	Undo   = "undo"   // resumes what this client has paused and not kept, unless another client has too; and ends its hold
+	Await  = "await"  // answers when a thread waits for the resume, or nothing holds threads up; else NotReady, in time
 	Move   = "move"   // moves the contents of what is paused from host memory to disk, or back
-	// Between processes of which one has memory of the other mapped; see vmm.Processes. Nothing of them waits for a
-	// pause.
+	// Between processes of which one has the other's memory mapped; see vmm.Processes. None of these waits for a pause.
 	Lend     = "lend"     // answers with the descriptor of memory (SCM_RIGHTS)
-	Returned = "returned" // that is not mapped any more
-	Hand     = "hand"     // of a process to itself: that descriptor, from the thread that can make it
+	Returned = "returned" // that is no longer mapped
+	Hand     = "hand"     // from a process to itself: that descriptor, from the thread that can make it
 	Record   = "record"   // records allocations and pauses to a file, until the client asks without one, or goes
-	// Align holds threads back before they begin more collectives of NCCL than the targets say, without any than they
-	// have begun by now, until this client keeps, undoes or goes; and tells how far the process is. Not of several
-	// clients at once.
+	// Align holds threads back before they begin more NCCL collectives than the targets say, or without targets more
+	// than they have begun by now, until this client keeps, undoes or goes. It tells how far the process has come. Only
+	// one client at a time can align.
 	Align = "align"
 )
 
@@ -69,10 +69,10 @@ const (
 
 const maxPath = 4095
 
-// MaxSeconds is the most that a request may have a process wait: a year.
+// MaxSeconds is the longest that a request may make a process wait: a year.
 const MaxSeconds = 365 * 24 * 3600
 
-// DefaultTimeout is that of a pause which names none, in seconds.
+// DefaultTimeout is the timeout, in seconds, of a pause that names none.
 const DefaultTimeout = 30
 
 // Request is what a client asks.
@@ -83,50 +83,52 @@ type Request struct {
 	Tag     *string `json:"tag,omitempty"` // as stats.TagText writes it; nil: all
 	// Timeout is how many seconds a pause may wait for the program to come to a point where it can be paused.
 	Timeout *float64 `json:"timeout,omitempty"`
-	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or the Timeout of a
-	// device that works on). Until the resume such a pause holds up allocations, too.
+	// Idle refuses a pause unless no device was given work for so many seconds (code NotReady, or Timeout if a device
+	// goes on working). Until the resume such a pause holds up allocations, too.
 	Idle  *float64 `json:"idle,omitempty"`
 	Force bool     `json:"force,omitempty"` // pause although the program's threads cannot be held meanwhile
-	// Hold, of a pause: nothing is paused yet, but the program's threads are held up and its devices idle when the
-	// reply comes, until this client pauses, undoes or goes, whatever others do.
+	// Hold, for a pause: nothing is paused yet, but when the reply comes the program's threads are held up and its
+	// devices are idle. That lasts until this client pauses, undoes or goes, whatever others do.
 	Hold bool `json:"hold,omitempty"`
-	// Lease, of a hold or an align: the process ends it, and the connection, when it has not heard of this client for
-	// so many seconds, as of one that is stopped. 0: never.
+	// Lease, for a hold or an align: the process ends it, and the connection, when it has not heard from this client
+	// for so many seconds, for instance because the client is stopped. 0: never.
 	Lease float64 `json:"lease,omitempty"`
 	Keep  bool    `json:"keep,omitempty"` // the pause stays when the client goes, even before it is done
-	// Wait is how many seconds a resume tries again while memory is short, an await waits, or an align waits for the
-	// targets: it answers before if they are reached, or if somebody is held back.
+	// Wait is how many seconds a resume keeps trying while memory is short, an await waits, or an align waits for its
+	// targets. An align answers earlier if they are reached, or if somebody is held back.
 	Wait float64 `json:"wait,omitempty"`
-	// Everything, of a pause without a tag: the client will take the rest by the driver's checkpoint, which the
-	// process then cannot see, so it refuses what the driver cannot checkpoint and remembers that it was asked. Of a
-	// move: that client's, before the driver does it. Of a resume: the client has undone it. Other requests than these
-	// that change something are refused while it is remembered.
+	// Everything, for a pause without a tag: the client will take the rest by the driver's checkpoint. The process
+	// cannot see that, so it refuses what the driver cannot checkpoint, and remembers that it was asked. For a move:
+	// the same client makes it, before the driver's checkpoint. For a resume: the client has undone the checkpoint.
+	// While the process remembers, it refuses all other requests that change something.
 	Everything bool `json:"everything,omitempty"`
-	// To is ToDisk or ToHost for a move. For a pause, ToDisk saves contents in files that would take new host memory.
+	// To is ToDisk or ToHost for a move. For a pause, ToDisk saves in files the contents that would take new host
+	// memory.
 	To      string `json:"to,omitempty"`
-	Discard bool   `json:"discard,omitempty"` // of a pause: contents are given up, whatever backup they have
-	// NCCL, of a pause without a tag: what NCCL holds is given back, too. Of a hold: the reply names the communicators
-	// of which that needs other processes.
+	Discard bool   `json:"discard,omitempty"` // for a pause: contents are given up, whatever backup they have
+	// NCCL, for a pause without a tag: what NCCL holds is given back, too. For a hold: the reply names the
+	// communicators for which that needs other processes.
 	NCCL *NCCL `json:"nccl,omitempty"`
-	// File, of a record, is a path from the root, as the process sees files; "": the recording ends.
+	// File, for a record, is an absolute path, as the process sees files; "": the recording ends.
 	File string `json:"file,omitempty"`
-	// Share and Import, of a lend or returned, are which memory, and for which import of the asking process.
+	// Share and Import, for a lend or returned, say which memory, and for which import of the asking process.
 	Share  uint64 `json:"share,omitempty"`
 	Import uint64 `json:"import,omitempty"`
-	// Targets, of an align: by names of sequences. Others are not held back.
+	// Targets, for an align, are by the names of sequences. Other sequences are not held back.
 	Targets map[string]uint64 `json:"targets,omitempty"`
 }
 
-// NCCL is what a pause that suspends NCCL is to know of the other processes: ncclCommSuspend waits for all ranks, and a
-// wait for one that does not come has no end.
+// NCCL is what a pause that suspends NCCL must know about the other processes: ncclCommSuspend waits for all ranks, and
+// a wait for one that does not come has no end.
 type NCCL struct {
 	// Together names the communicators all of whose ranks get such a request at this moment.
 	Together []string `json:"together,omitempty"`
-	// Until is when it is too late to begin, for the others will have given up, in seconds since 1970. (CLOCK_REALTIME)
+	// Until is when it is too late to begin, because the others will have given up, in seconds since 1970.
+	// (CLOCK_REALTIME)
 	Until float64 `json:"until,omitempty"`
 }
 
-// Wait returns for how long from now other ranks may wait for this one; 0: they do not.
+// Wait returns how long from now other ranks may wait for this one; 0: they do not.
 func (n *NCCL) Wait() time.Duration {
 	if n == nil || len(n.Together) == 0 {
 		return 0
@@ -134,16 +136,17 @@ func (n *NCCL) Wait() time.Duration {
 	return max(0, time.Until(time.UnixMicro(int64(n.Until*1e6))))
 }
 
-// Communicator is one of NCCL's that has ranks in several processes, and can be suspended in all of them at once.
+// Communicator is a communicator of NCCL that has ranks in several processes, and can be suspended in all of them at
+// once.
 type Communicator struct {
 	Name  string `json:"name"`  // the same in each of its processes
 	Ranks int    `json:"ranks"` // all of it
 	Here  int    `json:"here"`  // those of the process
 }
 
-// Alignment is how far a process is.
+// Alignment is how far a process has come.
 type Alignment struct {
-	// Reached: all that it has of the targets has begun, and nothing more; and all of it is launched.
+	// Reached: everything in the targets that is the process's has begun and is launched, and nothing more.
 	Reached bool `json:"reached"`
 	// Captured: it has collectives in CUDA graphs, which are not counted.
 	Captured  bool       `json:"captured"`
@@ -164,7 +167,7 @@ type Reply struct {
 	Version int     `json:"version"`
 	ID      uint64  `json:"id,omitempty"`
 	OK      bool    `json:"ok"`
-	Code    int     `json:"code"` // a cudaError_t number; of a failure never 0
+	Code    int     `json:"code"` // a cudaError_t number; never 0 for a failure
 	Error   string  `json:"error,omitempty"`
 	Bytes   uint64  `json:"bytes"`            // of device memory that were freed, or taken, or are lent
 	Extent  uint64  `json:"extent,omitempty"` // bytes of the memory that comes, of which the lent are a part
@@ -176,10 +179,11 @@ type Reply struct {
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
 	// Moved is for a pause to disk: bytes of contents that went to files instead of host memory.
 	Moved uint64 `json:"moved_bytes,omitempty"`
-	// Host is for a pause or move refused for want of host memory: the bytes that it takes, and the bytes available.
+	// Host is for a pause or move that is refused for lack of host memory: the bytes that it needs, and the bytes
+	// available.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
-	NCCL          string `json:"nccl,omitempty"` // for a pause that suspends NCCL, or its resume: what became of NCCL
+	NCCL          string `json:"nccl,omitempty"` // for a pause that suspends NCCL, or the resume: what became of NCCL
 	// Stays is for a pause with NCCL: why the driver cannot take the rest of the process; "": it can.
 	Stays string `json:"stays,omitempty"`
 	// Communicators are for a hold before a pause with NCCL.
@@ -188,18 +192,18 @@ type Reply struct {
 	Process       json.RawMessage `json:"process,omitempty"`   // of a status: a ProcessState
 }
 
-// ProcessState is what a process says of itself.
+// ProcessState is what a process says about itself.
 type ProcessState struct {
 	PID     int    `json:"pid"` // as the process knows it
 	Command string `json:"command"`
-	Doing   string `json:"doing"`   // the operation while it does one that was asked for here; else ""
+	Doing   string `json:"doing"`   // the operation in progress that was asked for here; else ""
 	Gated   bool   `json:"gated"`   // its threads can be held during a pause
-	HeldUp  bool   `json:"held_up"` // and now those are that give a device work
-	// IdleSeconds is how long no thread has given a device work, as far as it was looked: each status looks, and what
-	// is new since the last one counts as of now. nil: that cannot be seen.
+	HeldUp  bool   `json:"held_up"` // and those that give a device work are held now
+	// IdleSeconds is for how long no thread has given a device work, as far as known: each status looks, and counts
+	// work since the last look as given now. nil: that cannot be seen.
 	IdleSeconds *float64 `json:"idle_seconds"`
 	Stats       Stats    `json:"stats"`
-	// Devices are those that the process has a context on, in its own order.
+	// Devices are the devices on which the process has a context, in its own order.
 	Devices []Device `json:"devices"`
 	Account *Account `json:"account,omitempty"` // nil: the process was not asked to keep one (TMS_ACCOUNT)
 }
@@ -209,7 +213,7 @@ type Stats struct {
 	Version string `json:"version"`
 	Started bool   `json:"started"`
 	stats.Stats
-	// Everything tells that all was paused for the driver's checkpoint, while which the driver is not asked:
+	// Everything tells that everything was paused for the driver's checkpoint. The driver is not asked meanwhile:
 	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
 	Everything bool `json:"everything"`
 	// Capturing tells that a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
@@ -218,25 +222,26 @@ type Stats struct {
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	// DiskDirectory is where the next pause puts files; it may not be there yet.
 	DiskDirectory string `json:"disk_directory"`
-	// Pools is what the pools hold that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil: none do.
+	// Pools has the statistics of the pools that serve the program under TMS_INIT_POOL: a list of torch.Stats. nil:
+	// none do.
 	Pools any `json:"pools"`
 }
 
-// Device is one of a process's.
+// Device is one of a process's devices.
 type Device struct {
 	Device int    `json:"device"` // its ordinal in the process
-	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…"; "": the driver does not tell
+	UUID   string `json:"uuid"`   // as NVML has it, "GPU-…"; "": the driver does not report it
 }
 
-// Account is the device memory of a process that is not pausable, as far as it was asked of CUDA by functions that
-// libtms.so stands in front of.
+// Account is the device memory of a process that is not pausable, as far as the process got it by functions that
+// libtms.so interposes.
 type Account struct {
 	Others []Other `json:"others"`
-	// Uncounted is how many allocations, since the start, found no room in the account, or were of no known device.
+	// Uncounted is how many allocations, since the start, found no room in the account, or had no known device.
 	Uncounted uint64 `json:"uncounted"`
 }
 
-// What CUDA has given for.
+// What CUDA has given memory for.
 const (
 	Allocations = "allocations" // cudaMalloc, cuMemAlloc, cuMemCreate and their kind: the sum of what was asked for
 	Pool        = "pool"        // a memory pool, of cudaMallocAsync and its kind: what it has reserved
@@ -246,15 +251,15 @@ const (
 // Other is what CUDA itself has given on one device.
 type Other struct {
 	Device int `json:"device"`
-	// Library is the file, without folders, that asked for it; of a pool that first took memory from it; "": not known,
-	// as of the graphs of a device.
+	// Library is the name of the file, without folders, that asked for it; for a pool, of the first that took memory
+	// from it; "": not known, as for a device's graphs.
 	Library string `json:"library"`
 	Kind    string `json:"kind"`  // one of the above
 	Bytes   uint64 `json:"bytes"` // of device memory
-	Count   uint64 `json:"count"` // of allocations or pools; 0: of graphs
+	Count   uint64 `json:"count"` // of allocations or pools; 0 for graphs
 }
 
-// ParseRequest reads a line, without its end. Of one that is refused the ID is set as far as it was understood.
+// ParseRequest reads a line, without its end. For a line that it refuses, it sets the ID if it understood that.
 func ParseRequest(line []byte) (Request, error) {
 	var r Request
 	if !utf8.Valid(line) {
@@ -342,7 +347,7 @@ func (r *Request) check() error {
 	return nil
 }
 
-// TimeoutSeconds is Timeout, or its default.
+// TimeoutSeconds returns Timeout, or its default.
 func (r *Request) TimeoutSeconds() float64 {
 	if r.Timeout == nil {
 		return DefaultTimeout
@@ -350,7 +355,7 @@ func (r *Request) TimeoutSeconds() float64 {
 	return *r.Timeout
 }
 
-// IdleSeconds is Idle, or below 0 where there is none.
+// IdleSeconds returns Idle, or a negative number where there is none.
 func (r *Request) IdleSeconds() float64 {
 	if r.Idle == nil {
 		return -1
@@ -358,7 +363,7 @@ func (r *Request) IdleSeconds() float64 {
 	return *r.Idle
 }
 
-// Seconds returns a time that a request has.
+// Seconds returns the duration of a request's number of seconds.
 func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // Line returns a request or reply as it is sent.

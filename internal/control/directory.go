@@ -12,11 +12,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxAddress is how long the path of a socket can be. (sockaddr_un)
+// maxAddress is the longest that the path of a socket can be. (sockaddr_un)
 const maxAddress = 107
 
-// Directories are those in which a process of a user puts its socket: the first that it can use. runtime is
-// XDG_RUNTIME_DIR, temporary is TMPDIR, either may be "".
+// Directories returns the directories for the socket of a user's process, which takes the first that it can use.
+// runtime is XDG_RUNTIME_DIR, temporary is TMPDIR, either may be "".
 func Directories(runtime, temporary string, uid int) (found []string) {
 	if filepath.IsAbs(runtime) {
 		found = append(found, filepath.Join(runtime, "tms"))
@@ -27,8 +27,8 @@ func Directories(runtime, temporary string, uid int) (found []string) {
 	return append(found, filepath.Join(temporary, fmt.Sprint("tms-", uid)))
 }
 
-// AllDirectories are those in which processes of a user may have their sockets, with other variables than these. A user
-// that has set both to places of no default wants to be apart, and looks nowhere else.
+// AllDirectories returns the directories in which a user's processes may have their sockets, even with other variables
+// than these. A user who has set both to places that are no default wants to be apart, and looks nowhere else.
 func AllDirectories(runtime, temporary string, uid int) (found []string) {
 	own := Directories(runtime, temporary, uid)
 	if len(own) == 2 && !strings.HasPrefix(runtime, "/run/user/") && filepath.IsAbs(temporary) {
@@ -60,8 +60,8 @@ func MakeDirectory(directory string, uid int) error {
 	return CheckDirectory(directory, uid)
 }
 
-// CheckDirectory says why a directory cannot hold sockets of the user: it is not his alone. (lstat)
-// Errors: unix.ENOENT, wrapped, when there is none.
+// CheckDirectory says why a directory cannot hold sockets of the user: it is not the user's alone. (lstat) Errors:
+// unix.ENOENT, wrapped, if it does not exist.
 func CheckDirectory(directory string, uid int) error {
 	var found unix.Stat_t
 	if err := unix.Lstat(directory, &found); err != nil {
@@ -89,8 +89,8 @@ func PID(name string) (int, bool) {
 	return pid, ok && err == nil && pid > 0 && Name(pid) == name
 }
 
-// Lost reports whether a process listens on a socket that is not in its directory any more, or is about to listen, as
-// far as the caller's network namespace shows it: it can be found soon after Look. (/proc/net/unix)
+// Lost reports whether a process listens on a socket that is no longer in its directory, or is about to listen, as far
+// as the caller's network namespace shows that. Such a process can be found soon after Look. (/proc/net/unix)
 func Lost(pid int) bool {
 	const flags, state, listens, unconnected = 3, 5, "00010000", "01" // __SO_ACCEPTCON, SS_UNCONNECTED
 	sockets, err := os.ReadFile("/proc/net/unix")
@@ -111,8 +111,8 @@ func Lost(pid int) bool {
 	return false
 }
 
-// Address returns the path by which to bind or connect a process's socket: one that is too long goes by the directory's
-// descriptor, in the calling thread's table.
+// Address returns the path by which to bind or connect a process's socket: a path that is too long goes through the
+// directory's descriptor, in the calling thread's table.
 func Address(directory string, descriptor, pid int) string {
 	if path := filepath.Join(directory, Name(pid)); len(path) <= maxAddress {
 		return path
@@ -120,7 +120,7 @@ func Address(directory string, descriptor, pid int) string {
 	return AddressIn(descriptor, pid)
 }
 
-// AddressIn returns the address by the directory's descriptor, whatever the directory's name is by now.
+// AddressIn returns the address through the directory's descriptor, whatever the directory's name is by now.
 func AddressIn(descriptor, pid int) string {
 	return fmt.Sprintf("/proc/thread-self/fd/%d/%s", descriptor, Name(pid))
 }

@@ -85,7 +85,7 @@ func (r *Report) examineCudart(main *image) {
 	}
 }
 
-// lookForCUDA names the images to which CUDA's functions are optional.
+// lookForCUDA names the images for which CUDA's functions are optional.
 func lookForCUDA(images []*image) (names []string) {
 	for _, i := range images {
 		if i.looksForCUDA && !i.isOurs() {
@@ -129,11 +129,11 @@ func (r *Report) examineMajor(library CudartLibrary) {
 	}
 }
 
-// evidence is why a file seems to contain the CUDA runtime.
+// evidence says why a file seems to contain the CUDA runtime.
 type evidence struct {
 	sure string // certain, likely, or "": it seems to contain none
 	sign string
-	wins bool // over every other one in the process
+	wins bool // over every other runtime in the process
 }
 
 const (

@@ -34,7 +34,7 @@ type image struct {
 func openImage(path, file string) (*image, error) {
 	if info, err := os.Stat(file); err != nil {
 		return nil, err
-	} else if !info.Mode().IsRegular() { // to open a device can have effects
+	} else if !info.Mode().IsRegular() { // opening a device can have effects
 		return nil, fmt.Errorf("%s is no regular file", path)
 	}
 	f, err := elf.Open(file)
@@ -52,13 +52,13 @@ func openImage(path, file string) (*image, error) {
 			i.loader = strings.TrimRight(string(text), "\x00")
 		}
 	}
-	// A static position-independent program has no loader either: only a flag tells it from a library.
+	// A static position-independent program has no loader either: only a flag distinguishes it from a library.
 	flags, _ := f.DynValue(elf.DT_FLAGS_1)
 	pie := len(flags) > 0 && elf.DynFlag1(flags[0])&elf.DF_1_PIE != 0
 	i.program = f.Type == elf.ET_EXEC || i.loader != "" || pie
 	i.fromGo = f.Section(".go.buildinfo") != nil
 
-	// Errors below mean that it has none, as a static program.
+	// Errors below mean that it has none, like a static program.
 	if names, _ := f.DynString(elf.DT_SONAME); len(names) > 0 {
 		i.soname = names[0]
 	}
@@ -138,7 +138,7 @@ func architecture(class elf.Class, machine elf.Machine) string {
 	return name
 }
 
-// ownArchitecture returns this command's, which one build makes with libtms.so.
+// ownArchitecture returns the architecture of this command, which is built together with libtms.so.
 func ownArchitecture() string {
 	if runtime.GOARCH == "arm64" {
 		return architecture(elf.ELFCLASS64, elf.EM_AARCH64)

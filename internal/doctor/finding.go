@@ -12,8 +12,8 @@ const (
 	Error   Severity = "error"
 )
 
-// Finding is one result: a line of what is so, and a line of what to do about it ("": nothing). ID is stable, for
-// programs that read the JSON.
+// Finding is one result: a line that says what was found, and a line that says what to do about it ("": nothing). ID is
+// stable, for programs that read the JSON.
 type Finding struct {
 	Severity Severity `json:"severity"`
 	ID       string   `json:"id"`

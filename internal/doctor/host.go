@@ -12,7 +12,7 @@ import (
 
 // Host has what backups in host memory, and the start of the engine, depend on.
 type Host struct {
-	MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`    // also within the control group's limit
+	MemoryAvailableBytes   uint64 `json:"memory_available_bytes"`    // within the control group's limit, too
 	TransparentHugepages   string `json:"transparent_hugepages"`     // always, madvise, never; "" unknown
 	AddressSpaceLimitBytes uint64 `json:"address_space_limit_bytes"` // RLIMIT_AS; 0 for none
 }

@@ -16,8 +16,8 @@ import (
 // engine's arenas shrink to what a limit leaves.
 const addressSpaceNeeded = 16 << 30
 
-// Below addressSpaceAmple the engine's threads do not make the driver's data for each thread ahead, for which C's
-// allocator would reserve 64 MiB each. dataNeeded has room for what the engine's runtime maps at its start.
+// Below addressSpaceAmple the engine's threads do not make the driver's data for each thread ahead, because C's
+// allocator would reserve 64 MiB for each. dataNeeded has room for what the engine's runtime maps at its start.
 const (
 	addressSpaceAmple = 64 << 30
 	dataNeeded        = 1 << 30

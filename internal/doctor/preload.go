@@ -22,7 +22,7 @@ func preloadFile(path string) []string {
 	return entries
 }
 
-// preloads returns the program's files that its LD_PRELOAD names, in that order. file returns where to open one. A
+// preloads returns the program's files that its LD_PRELOAD names, in that order. file returns where to open each. A
 // process maps them under their own names, with links resolved.
 func (p *Program) preloads(file func(string) string) (preloads []*image) {
 	for _, entry := range p.Preloaded {
@@ -40,7 +40,7 @@ func (p *Program) preloads(file func(string) string) (preloads []*image) {
 	return preloads
 }
 
-// examples names the first of them.
+// examples names the first few.
 func examples(functions []string) string {
 	slices.Sort(functions)
 	if len(functions) > 2 {

@@ -36,7 +36,7 @@ func (p *Program) String() string {
 	return text
 }
 
-// has reports whether the program has a library whose name begins so.
+// has reports whether the program has a library whose name begins with library.
 func (p *Program) has(library string) bool {
 	if p == nil {
 		return false
@@ -49,7 +49,7 @@ func (p *Program) has(library string) bool {
 	return false
 }
 
-// python reports whether it is a Python that has not started yet, which may load anything.
+// python reports whether the program is a Python that has not started yet, which may load anything.
 func (p *Program) python() bool {
 	return p != nil && p.PID == 0 && strings.HasPrefix(filepath.Base(p.Path), "python")
 }

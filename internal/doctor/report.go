@@ -1,5 +1,5 @@
 // Package doctor examines a machine and a program, and reports whether libtms.so can interpose the program's CUDA
-// memory there. It changes nothing, and starts only the program's loader, with its questions.
+// memory there. It changes nothing, and starts only the program's loader, to ask it.
 package doctor
 
 import (

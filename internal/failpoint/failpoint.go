@@ -1,13 +1,13 @@
-// Package failpoint lets tests fail the calls that this library makes of the operating system and of the
-// CUDA driver: each asks Err first. With no function set that is one atomic load.
+// Package failpoint lets tests fail this library's calls to the operating system and to the CUDA driver: each first
+// asks Err. With no function set, that is one atomic load.
 package failpoint
 
 import "sync/atomic"
 
 var function atomic.Pointer[func(call string) error]
 
-// Set has f asked before every call, by name, on the goroutine that makes it: an error from f is what the
-// call then fails with, without being made. nil: none is asked. f must be safe for use by many threads.
+// Set makes every call first ask f, by the call's name and on the goroutine that makes it. If f returns an error, the
+// call is not made and fails with that. With nil no call asks. f must be safe for use by many threads.
 func Set(f func(call string) error) {
 	if f == nil {
 		function.Store(nil)

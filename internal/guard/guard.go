@@ -1,5 +1,5 @@
-// Package guard keeps panics from leaving the library: one that is not caught ends the host's process,
-// from whatever goroutine it comes. So every goroutine of the engine runs its work through Call.
+// Package guard keeps panics from leaving the library: an uncaught panic ends the host's process, whatever goroutine it
+// comes from. So every goroutine of the engine runs its work through Call.
 package guard
 
 import (
@@ -10,15 +10,15 @@ import (
 // Panic is a defect of this library, as an error.
 type Panic struct {
 	Value any
-	Stack []byte // of the goroutine it happened in
+	Stack []byte // of the goroutine in which it happened
 }
 
 func (p *Panic) Error() string {
 	return fmt.Sprintf("internal error, please report it: %v", p.Value)
 }
 
-// Call runs f; a panic in it becomes an error, a *Panic. So does a fault at any address: one that a caller
-// or the driver gave us may be bad.
+// Call runs f; a panic in it becomes an error, a *Panic. So does a fault at any address, because one that a caller or
+// the driver gave us may be bad.
 func Call(f func() error) (err error) {
 	debug.SetPanicOnFault(true)
 	defer func() {

@@ -14,10 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Full is for the soak: what is repeated is repeated as often, and as long, as is worth a machine of its own.
+// Full is for the soak: repeated tests run as often, and for as long, as is worth a machine of its own.
 var Full = os.Getenv("TESTS_FULL") == "1"
 
-// Often returns how often something is repeated: in the soak, and else.
+// Often returns how often to repeat something: soak times in the soak, else usual times.
 func Often(soak, usual int) int {
 	if Full {
 		return soak
@@ -36,7 +36,7 @@ func Number(t testing.TB, variable string, usual int) int {
 	return usual
 }
 
-// Program finds a program by any of its names. A test that needs one that is missing is skipped, but by
+// Program finds a program by any of its names. A test is skipped if its program is missing, except under
 // scripts/test.sh, which installs what is missing.
 func Program(t testing.TB, names ...string) string {
 	t.Helper()
@@ -49,7 +49,7 @@ func Program(t testing.TB, names ...string) string {
 	return ""
 }
 
-// Missing ends a test that needs what is not there.
+// Missing ends a test that needs something that is not there.
 func Missing(t testing.TB, what string) {
 	t.Helper()
 	if os.Getenv("TESTS_COMPLETE") == "1" {
@@ -74,8 +74,8 @@ func Root() (string, error) {
 	}
 }
 
-// Compile has cc make a program or library of a name, and returns its path: that of an earlier test where all that goes
-// in is the same. Do not change it.
+// Compile makes a program or library of this name with cc, and returns its path. Where all input is the same, that is
+// the file of an earlier test, so do not change it.
 func Compile(t testing.TB, name string, arguments ...string) string {
 	t.Helper()
 	var inputs []string

@@ -10,10 +10,10 @@ import (
 )
 
 // Main runs the tests, after what prepares them, and returns their exit code. XDG_RUNTIME_DIR and TMPDIR are folders of
-// this process alone, so its processes meet nobody else's. Its children do not ignore the signals that it was started
-// to ignore, as a script starts what it leaves in the background.
+// this process alone, so its processes meet nobody else's. Its children do not ignore the signals that it itself was
+// started to ignore, as happens in the background of a script.
 func Main(m *testing.M, prepare ...func() error) int {
-	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is: the path of a socket is short
+	meeting, err := os.MkdirTemp("/tmp", "tms-test-") // whatever TMPDIR is, because a socket's path must be short
 	if err != nil {
 		return failed(err)
 	}
@@ -23,7 +23,7 @@ func Main(m *testing.M, prepare ...func() error) int {
 		return failed(err)
 	}
 	defer func() { _ = os.RemoveAll(files) }()
-	if err := os.Chmod(files, 0o755); err != nil { // for programs that become somebody else
+	if err := os.Chmod(files, 0o755); err != nil { // for programs that become another user
 		return failed(err)
 	}
 	ended := make(chan os.Signal, 1)

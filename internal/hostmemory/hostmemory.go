@@ -1,4 +1,4 @@
-// Package hostmemory tells how much host memory can be had.
+// Package hostmemory finds out how much host memory is available.
 package hostmemory
 
 import (
@@ -10,8 +10,8 @@ import (
 	"strings"
 )
 
-// Machine returns the bytes that this machine has available; math.MaxUint64: that is not known, or as many as it
-// needs.
+// Machine returns the bytes that this machine has available; math.MaxUint64: that is unknown, or the machine gets as
+// many as it needs.
 func Machine() uint64 { return machineAvailable("/proc/meminfo") }
 
 // Group returns how many bytes the control groups of a process ("self", or a number) leave it; math.MaxUint64: no
@@ -42,7 +42,7 @@ func machineAvailable(meminfo string) uint64 {
 	return available
 }
 
-// growing reports whether a hypervisor adds memory as this machine uses it, which can then get more than it has.
+// growing reports whether a hypervisor adds memory as this machine uses it, so that it can get more than it has.
 // (Device type 24, memory, of the virtio specification.)
 func growing() bool {
 	kinds, _ := filepath.Glob("/sys/bus/virtio/devices/*/device")
@@ -86,8 +86,8 @@ func groupAvailable(membership, root string) uint64 {
 	return available
 }
 
-// available returns the bytes that the groups from path to the root leave. In a container the path may be
-// that of the host, while what is mounted begins at the container's own group.
+// available returns the bytes that the groups from path to the root leave. In a container the path may be the host's,
+// while the mount begins at the container's own group.
 func (v groupVersion) available(root, path string) uint64 {
 	available := uint64(math.MaxUint64)
 	for ; ; path = filepath.Dir(path) {

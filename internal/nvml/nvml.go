@@ -1,6 +1,6 @@
 // Package nvml asks NVIDIA's management library (libnvidia-ml.so.1, which comes with the driver) what is on each
-// device: the only source for what processes hold that do not use libtms.so, and for all that one holds. No context is
-// made, so its caller holds no device memory. The caller tells processes apart.
+// device: it alone knows what processes without libtms.so hold, and everything that any process holds. It makes no
+// context, so its caller holds no device memory. The caller tells processes apart.
 package nvml
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510 what is reserved counts as used)
+// Device is a GPU. Sizes are in bytes. (nvmlDeviceGetMemoryInfo_v2; before driver 510, reserved memory counts as used)
 type Device struct {
 	Index      int    // NVML's, by PCI bus: not always the ordinal that a process has for it
 	UUID       string // as of stats.Device
@@ -26,9 +26,10 @@ type Device struct {
 
 // Process is what one process has on one device. (nvmlDeviceGetComputeRunningProcesses_v2)
 type Process struct {
-	// PID is its number as the driver has it: in a container with process numbers of its own, it may be another's.
+	// PID is its number as the driver knows it: in a container with its own PID namespace, that may be another
+	// process's number.
 	PID int
-	// UsedBytes is all that it has there: contexts, code and local memory too.
+	// UsedBytes is everything that it has there, including contexts, code and local memory.
 	UsedBytes uint64
 	// Known is false where NVML has no figure for it; UsedBytes is then 0.
 	Known bool
@@ -41,7 +42,7 @@ var ErrUnavailable = errors.New("NVML, which comes with NVIDIA's driver, is not 
 type Error struct {
 	Call string
 	Code int    // an nvmlReturn_t
-	Text string // NVML's words for it
+	Text string // NVML's text for it
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: NVML error %d: %s", e.Call, e.Code, e.Text) }
@@ -66,7 +67,7 @@ const (
 	insufficientSize = 7          // NVML_ERROR_INSUFFICIENT_SIZE
 	notAvailable     = ^uint64(0) // NVML_VALUE_NOT_AVAILABLE
 	textLength       = 96         // of any name and UUID
-	fewProcesses     = 8          // room for so many, and for so many more that come meanwhile
+	fewProcesses     = 8          // room for so many at first, and for so many more that appear meanwhile
 )
 
 // Library is NVML, loaded and initialised. Several goroutines may use it.
@@ -81,8 +82,8 @@ type Library struct {
 	processes   func(uintptr, *uint32, *processInfo) int32
 }
 
-// The functions. nvmlGetProcesses is the version whose layout no driver has changed: in some of 535, _v3 has a longer
-// record.
+// The functions. nvmlGetProcesses is the version whose layout no driver has changed: in some drivers 535, _v3 has a
+// longer record.
 const (
 	nvmlInit         = "nvmlInit_v2"
 	nvmlErrorString  = "nvmlErrorString"
@@ -95,10 +96,10 @@ const (
 	nvmlGetProcesses = "nvmlDeviceGetComputeRunningProcesses_v2"
 )
 
-// Open loads NVML and initialises it; where no process uses a device that can take a second. (nvmlInit_v2)
-// Errors: ErrUnavailable, wrapped; *Error.
+// Open loads NVML and initialises it; that can take a second where no process uses a device. (nvmlInit_v2) Errors:
+// ErrUnavailable, wrapped; *Error.
 func Open() (*Library, error) {
-	runtime.LockOSThread() // the loader keeps the words of its error for the thread
+	runtime.LockOSThread() // the loader keeps its error text per thread
 	defer runtime.UnlockOSThread()
 	loaded, err := purego.Dlopen("libnvidia-ml.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
 	if err != nil {
@@ -123,8 +124,8 @@ func Open() (*Library, error) {
 	return &l, nil
 }
 
-// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says.
-// Errors: *Error, joined: of devices that cannot be asked, which are left out, or whose processes cannot.
+// Devices lists all that this process may see, whatever CUDA_VISIBLE_DEVICES says. Errors: *Error, joined: for devices
+// that cannot be asked, which it leaves out, and for those whose processes cannot.
 func (l *Library) Devices() ([]Device, error) {
 	var count uint32
 	if err := l.failure(nvmlGetCount, l.count(&count)); err != nil {
@@ -146,7 +147,7 @@ func (l *Library) Devices() ([]Device, error) {
 	return found, errors.Join(failed...)
 }
 
-// describe finds out all but the processes.
+// describe finds out everything except the processes.
 func (l *Library) describe(d *Device) (handle uintptr, err error) {
 	if err = l.failure(nvmlGetHandle, l.handle(uint32(d.Index), &handle)); err != nil {
 		return handle, err

@@ -1,4 +1,4 @@
-// Package process tells processes apart that have had the same number.
+// Package process distinguishes processes that have had the same number.
 package process
 
 import (
@@ -12,10 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Started returns when a process started, in clock ticks since the machine did, which tells it from another that gets
-// its number later; and whether all of it has ended and is still to be waited for. A process whose main thread alone
-// has ended lives. (proc_pid_stat(5))
-// Errors: fs.ErrNotExist when there is no such process.
+// Started returns when a process started, in clock ticks since boot, which distinguishes it from another that gets its
+// number later. zombie: all of it has ended and nobody has waited for it yet; a process of which only the main thread
+// has ended lives. (proc_pid_stat(5)) Errors: fs.ErrNotExist when there is no such process.
 func Started(pid int) (start uint64, zombie bool, err error) {
 	fields, err := stat(pid)
 	if err != nil {

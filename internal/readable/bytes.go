@@ -1,4 +1,4 @@
-// Package readable writes numbers and text as people read them, on a terminal too.
+// Package readable writes numbers and text for people, and for terminals.
 package readable
 
 import "fmt"

@@ -10,7 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Age returns a time in at most three characters, but for years.
+// Age returns a time in at most three characters, except for years.
 func Age(d time.Duration) string {
 	switch d = max(0, d); {
 	case d < 100*time.Second:
@@ -42,7 +42,7 @@ func Short(bytes uint64) string {
 	return fmt.Sprintf("%.*f%s", digits, value, units[unit])
 }
 
-// Printable returns text that does nothing to a terminal.
+// Printable returns the text with unprintable characters replaced, so that it does nothing to a terminal.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -52,7 +52,7 @@ func Printable(text string) string {
 	}, text)
 }
 
-// JSON has the escapes, too, that encoding/json leaves out: what is not printable beside the first 32 characters.
+// JSON adds the escapes that encoding/json leaves out: for unprintable characters beyond the first 32.
 func JSON(text []byte) []byte {
 	var printable []byte
 	for _, r := range string(text) {

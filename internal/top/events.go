@@ -10,7 +10,7 @@ import (
 	"tms/internal/readable"
 )
 
-// event is a pause or resume that is over, of all tags that it was of.
+// event is a completed pause or resume, of all its tags.
 type event struct {
 	at      time.Time
 	pid     int
@@ -18,15 +18,15 @@ type event struct {
 	what    string // "paused" or "resumed"
 	tags    []string
 	bytes   uint64
-	unkept  uint64 // of a pause: what of that is without contents
+	unkept  uint64 // for a pause: the part of that without contents
 	seconds float64
 }
 
-// sameOperation is by how much the tags of one operation differ in how long it took, in seconds.
+// sameOperation is the most, in seconds, by which the times of one operation differ between its tags.
 const sameOperation = 1e-3
 
-// changes are the pauses and resumes of a process between two looks. One that was undone by another between them is
-// told without its bytes, which nobody knows.
+// changes are the pauses and resumes of a process between two looks. One that another undid between the looks is shown
+// without its bytes, which nobody knows.
 func changes(before, now Process, at time.Time) (found []event) {
 	add := func(what string, tag string, bytes, unkept uint64, seconds float64) {
 		i := slices.IndexFunc(found, func(e event) bool {
@@ -88,7 +88,7 @@ func (e event) String() string {
 	return text
 }
 
-// seconds are in digits enough for what takes a millisecond.
+// seconds returns a time with enough digits for a millisecond.
 func seconds(s float64) string {
 	if s < 0.1 {
 		return fmt.Sprintf("%.4f s", s)

@@ -13,14 +13,14 @@ import (
 	"tms/internal/readable"
 )
 
-// model is all that the screen is made of.
+// model is everything that the screen shows.
 type model struct {
 	source   Source
 	settings Settings
 	steer    func(steer) tea.Cmd
 
 	width, height int
-	look          Look // of processes that do not answer, their last answer
+	look          Look // for processes that do not answer, their last answer
 	seen          bool // whether there has been a look
 	events        []event
 
@@ -29,8 +29,8 @@ type model struct {
 	typing   bool // the filter
 	help     bool
 	selected key
-	line     int            // of the selected row, to stay near where it was when it has gone
-	under    map[int]string // what processes were asked and have not done yet
+	line     int            // of the selected row, so that the selection stays near when the row has gone
+	under    map[int]string // what processes were asked to do and have not done yet
 	message  string         // about what was asked, until the next key
 	failed   bool           // it reports a failure
 }
@@ -84,7 +84,7 @@ func (o order) compare(x, y Process) int {
 	return 0
 }
 
-// sum is all that a process has, with the words for its state.
+// sum returns everything that a process has, with a text for its state.
 func (p *Process) sum() (all Tag) {
 	working := ""
 	for _, t := range p.Tags {
@@ -119,7 +119,7 @@ func (p *Process) sum() (all Tag) {
 // working reports whether the tag's device is in the middle of a pause, resume or move.
 func (t *Tag) working() bool { return strings.HasSuffix(t.State, "ing") }
 
-// forever is when that was paused which is not.
+// forever stands for the time of a pause where nothing is paused.
 var forever = time.Unix(1<<40, 0)
 
 func (p *Process) pausedSince() time.Time {
@@ -140,7 +140,7 @@ func (p *Process) matches(filter string) bool {
 	return strings.Contains(strings.ToLower(text), strings.ToLower(filter))
 }
 
-// rows are all that pass the filter, sorted.
+// rows returns all rows that pass the filter, sorted.
 func (m *model) rows() (rows []row) {
 	for i := range m.look.Processes {
 		p := &m.look.Processes[i]
@@ -180,7 +180,7 @@ func (m *model) Update(message tea.Msg) (tea.Model, tea.Cmd) {
 	return m, nil
 }
 
-// take makes a look the one that is shown.
+// take makes look the one that is shown.
 func (m *model) take(look Look) {
 	for i := range look.Processes {
 		now := &look.Processes[i]
@@ -205,7 +205,7 @@ func (m *model) sort() {
 	m.keepSelected()
 }
 
-// keepSelected has the selection on a row that there is: the same one, or else the one in its place.
+// keepSelected keeps the selection on an existing row: the same one, or else the one in its place.
 func (m *model) keepSelected() {
 	rows := m.rows()
 	line := slices.IndexFunc(rows, func(r row) bool { return r.key == m.selected })
@@ -300,14 +300,14 @@ type steer struct {
 	tag   string
 }
 
-// steered is what came of it.
+// steered is the outcome.
 type steered struct {
 	steer
 	words string
 	err   error
 }
 
-// tell has the selected process do it, which does not do something already.
+// tell makes the selected process do it, unless the process is doing something already.
 func (m *model) tell(s steer) tea.Cmd {
 	s.pid, s.tag = m.selected.pid, m.selected.tag
 	if s.pid == 0 {

@@ -1,5 +1,5 @@
-// Package top is the live view of tms top: what it shows, and what its keys do. Source has what is shown, and
-// pauses and resumes; the terminal is bubbletea's.
+// Package top is the live view of tms top: what it shows, and what its keys do. Source supplies what is shown, and
+// pauses and resumes; bubbletea handles the terminal.
 package top
 
 import (
@@ -11,7 +11,7 @@ import (
 	tea "charm.land/bubbletea/v2"
 )
 
-// Source answers what is shown, and pauses and resumes. Several calls may be on their way at once, but one Look.
+// Source supplies what is shown, and pauses and resumes. Several calls may be in progress at once, but only one Look.
 type Source interface {
 	// Look asks all processes and devices, and takes no longer than a second or two whatever they do.
 	Look() Look
@@ -26,10 +26,10 @@ type Look struct {
 	At        time.Time
 	Processes []Process
 	Devices   []Device
-	Note      string // what is to be known of the devices' figures; "": nothing
+	Note      string // what to know about the devices' figures; "": nothing
 }
 
-// Process is one that listens.
+// Process is a process that listens.
 type Process struct {
 	PID       int
 	Container string // the first digits of the number of its pod or container; "": it is in none
@@ -38,7 +38,7 @@ type Process struct {
 	Tags      []Tag
 }
 
-// Tag is what a process has of one tag on one device, in bytes.
+// Tag is what a process has in one tag on one device, in bytes.
 type Tag struct {
 	Device int // as the process numbers it
 	Name   string
@@ -46,34 +46,34 @@ type Tag struct {
 
 	Live, Held, Paused, Slack, Backup uint64
 	Where                             string // of the backup: host, disk, peer, mixed; "": there is none
-	Unkept, Unbacked                  uint64 // of Paused, what is without contents; and what a pause would free so
+	Unkept, Unbacked                  uint64 // the part of Paused without contents; and what a pause would free without
 
-	// Seconds of the last pause and resume; another figure is another pause. 0: there was none.
+	// Seconds of the last pause and resume; a different figure means another pause. 0: there was none.
 	LastPause, LastResume float64
 	PausedSince           time.Time // of what is paused
 
-	// Done and Total of the contents that a pause or resume copies just now on the device, in bytes; 0 of 0: of none.
+	// Done and Total of the contents that a pause or resume is copying on the device, in bytes; 0 of 0: none.
 	Done, Total uint64
 }
 
-// Device is a GPU, in bytes. What is left of Total beside the others is the driver's own.
+// Device is a GPU, in bytes. What remains of Total is the driver's own.
 type Device struct {
 	Label              string
 	Total              uint64
-	Ours, Others, Free uint64 // of processes that listen; of all else; of nobody
+	Ours, Others, Free uint64 // of processes that listen; of everything else; of nobody
 }
 
 // Settings are the terminal's.
 type Settings struct {
 	ASCII bool   // it shows no other characters
-	Whose string // processes are shown, where not all of this user
+	Whose string // processes are shown, if not all of this user's
 }
 
-// every is how often all are asked: often enough to see a pause that takes a second under way.
+// every is the time between looks, short enough to see a pause in progress that takes a second.
 const every = 500 * time.Millisecond
 
-// Run shows it until the user quits or the context ends, and returns what came of pauses and resumes that were under
-// way at that moment: they are interrupted.
+// Run shows the view until the user quits or the context ends. It interrupts pauses and resumes that are in progress at
+// that moment, and returns what came of them.
 func Run(ctx context.Context, source Source, settings Settings, in io.Reader,
 	out io.Writer) (interrupted []string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -83,7 +83,7 @@ func Run(ctx context.Context, source Source, settings Settings, in io.Reader,
 	m := newModel(source, settings)
 	m.steer = func(s steer) tea.Cmd {
 		result := make(chan steered, 1)
-		steering.Go(func() { // whether bubbletea comes to wait for it or not
+		steering.Go(func() { // whether bubbletea waits for it or not
 			done := s.do(ctx, source)
 			if ctx.Err() != nil {
 				mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"tms/internal/readable"
 )
 
-// Colours are the terminal's own sixteen, and say nothing that characters do not say too.
+// Colours are the terminal's own sixteen, and say nothing that the characters do not say too.
 var (
 	bold   = lipgloss.NewStyle().Bold(true)
 	faint  = lipgloss.NewStyle().Faint(true)
@@ -38,7 +38,7 @@ func (m *model) glyph(p part) string {
 	return p.glyph
 }
 
-// bar draws parts of a whole. A part of which there is something is seen.
+// bar draws parts of a whole. A part that is not empty shows.
 func (m *model) bar(width int, whole uint64, parts ...part) string {
 	var bar strings.Builder
 	var before uint64
@@ -74,7 +74,7 @@ func ofTag(t Tag) []part {
 	return []part{{green, "█", "#", t.Held}, {blue, "▒", "+", kept}, {faint, "░", "-", t.Paused - kept}}
 }
 
-// fit makes text as wide as is asked for: it is cut, or has spaces behind it, or before it for a width below 0.
+// fit makes text as wide as asked for: it cuts the text, or adds spaces behind it, or before it for a negative width.
 func (m *model) fit(text string, width int) string {
 	right := width < 0
 	width = max(width, -width)
@@ -99,7 +99,7 @@ func (m *model) fit(text string, width int) string {
 	return text + space
 }
 
-// Least of a terminal that something is shown on.
+// The smallest terminal on which something is shown.
 const (
 	leastWidth  = 36
 	leastHeight = 8
@@ -148,10 +148,10 @@ func (m *model) title() string {
 	return bold.Render(m.fit(text, m.width-len(clock))) + clock
 }
 
-// numberWidth is that of a number of bytes.
+// numberWidth is the width of a number of bytes.
 const numberWidth = 8
 
-// deviceLines are no more than so many.
+// deviceLines returns at most so many lines.
 func (m *model) deviceLines(most int) []string {
 	label, numbers := 16, 4
 	if m.width < 80 {
@@ -193,7 +193,7 @@ func (m *model) deviceLines(most int) []string {
 	return lines
 }
 
-// columns of the rows. What is 0 is left out.
+// columns are the widths of the rows' columns. A column of width 0 is left out.
 type columns struct {
 	name, bar                 int
 	live, held, backup, state int
@@ -235,7 +235,7 @@ func (c columns) line(m *model, first, name, bar, live, held, backup, state stri
 	return line + " " + m.fit(state, c.state)
 }
 
-// rowLines are exactly so many, with the selected row among them.
+// rowLines returns exactly so many lines, with the selected row among them.
 func (m *model) rowLines(height int) []string {
 	if height <= 0 {
 		return nil
@@ -312,7 +312,7 @@ func (p *Process) brief() string {
 	return text
 }
 
-// eventLines are the last so many.
+// eventLines returns the last lines, at most so many.
 func (m *model) eventLines(height int) (lines []string) {
 	for _, e := range m.events[max(0, len(m.events)-height):] {
 		lines = append(lines, m.fit(e.String(), m.width))
@@ -326,7 +326,7 @@ func (m *model) eventLines(height int) (lines []string) {
 	return lines
 }
 
-// detail is what came of the last key, or what there is to be said of the selected row.
+// detail returns what came of the last key, or what there is to say about the selected row.
 func (m *model) detail() string {
 	switch {
 	case m.typing:
@@ -371,7 +371,7 @@ func (r row) detail() string {
 	return text
 }
 
-// without says how much is paused without contents, or would be by the key; "": none.
+// without says how much is paused without contents, or would be by the pause key; "": none.
 func (t *Tag) without() (text string) {
 	if t.Unkept > 0 {
 		text += ", " + readable.Short(t.Unkept) + " without contents"

@@ -24,11 +24,11 @@ import (
 	"tms/internal/readable"
 )
 
-// ErrUnreachable: the process cannot be asked: there is none of this number, it is another user's, it does not
-// listen, or it does not answer.
+// ErrUnreachable: the process cannot be asked. No process has this number, or it is another user's, does not listen, or
+// does not answer.
 var ErrUnreachable = errors.New("the process cannot be asked")
 
-// Unreachable is ErrUnreachable, and prints the reason alone.
+// Unreachable is ErrUnreachable, but prints only the reason.
 func Unreachable(format string, arguments ...any) error {
 	return fmt.Errorf("%w%.0w", fmt.Errorf(format, arguments...), ErrUnreachable)
 }
@@ -40,10 +40,10 @@ var ErrElsewhere = Unreachable("the process that listens by that number has it i
 // busyTime is how long a client tries a process with a full queue of clients.
 const busyTime = time.Second
 
-// lostGlance is between looks for a socket that is being made anew.
+// lostGlance is the time between looks for a socket that is being made anew.
 const lostGlance = 20 * time.Millisecond
 
-// maxReply is the most bytes of a reply: the statistics of a hundred thousand tags are less.
+// maxReply is the most bytes of a reply; the statistics of a hundred thousand tags take less.
 const maxReply = 256 << 20
 
 // Conn is a connection to a process. One goroutine uses it at a time.
@@ -58,8 +58,8 @@ func directories(user int) []string {
 	return control.AllDirectories(os.Getenv("XDG_RUNTIME_DIR"), os.Getenv("TMPDIR"), user)
 }
 
-// List returns the processes of this user that listen, by number. Sockets of the dead are removed.
-// Errors: of directories that cannot be read, beside what is in the others.
+// List returns the processes of this user that listen, by number, and removes the sockets of dead ones. Errors: those
+// of directories that cannot be read; the processes in the others are returned all the same.
 func List() ([]int, error) {
 	var found []int
 	var failed []error
@@ -93,8 +93,8 @@ func List() ([]int, error) {
 	return found, errors.Join(failed...)
 }
 
-// dial connects to the socket of a process in a directory. What is there alone is known when it returns: a process
-// that is stopped can be connected to.
+// dial connects to the socket of a process in a directory. When it returns, it is only known that the socket exists:
+// even a stopped process can be connected to.
 func dial(directory string, pid int) (*Conn, error) {
 	descriptor, err := unix.Open(directory, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -120,8 +120,8 @@ func dialAt(address string) (*Conn, error) {
 	return c, nil
 }
 
-// sweep removes the socket of a process that is dead, unless another of the same number comes to listen there: that
-// binds and listens under the lock of the directory, which is the one that is looked into, by whatever name. (flock)
+// sweep removes the socket of a dead process, unless another process of the same number comes to listen there. That one
+// binds and listens under the directory's lock, which is on the directory itself, whatever its name. (flock)
 func sweep(directory string, pid int) {
 	lock, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -139,8 +139,8 @@ func sweep(directory string, pid int) {
 	}
 }
 
-// Dial connects to a process: one of this user, or for root of any.
-// Errors: ErrUnreachable, wrapped, with the reason; ErrElsewhere.
+// Dial connects to a process of this user; root can connect to any user's. Errors: ErrUnreachable, wrapped, with the
+// reason; ErrElsewhere.
 func Dial(pid int) (*Conn, error) {
 	connection, err := Look(pid)
 	if err == nil && connection.Peer != pid {
@@ -150,8 +150,9 @@ func Dial(pid int) (*Conn, error) {
 	return connection, err
 }
 
-// Look is Dial, also to a process that has the number in another PID namespace: what it says can be read, but a client
-// that changes something by the number means another process. It waits for a process that replaces its socket.
+// Look is Dial, but also connects to a process that has the number in another PID namespace. What that says can be
+// read, but a client that changes something by the number means another process. It waits for a process that replaces
+// its socket.
 func Look(pid int) (*Conn, error) {
 	connection, err := connect(pid)
 	until := time.Now().Add(control.LookFor)
@@ -169,7 +170,7 @@ func connect(pid int) (*Conn, error) {
 	places := directories(own)
 	var process syscall.Stat_t
 	known := syscall.Stat("/proc/"+strconv.Itoa(pid), &process) == nil // else perhaps it is in another container
-	owner := int(process.Uid)                                          // root also for one that is not dumpable
+	owner := int(process.Uid)                                          // root even for a process that is not dumpable
 	if own == 0 && known && owner != own {
 		places = append(places, directories(owner)...)
 	}
@@ -218,20 +219,20 @@ func connect(pid int) (*Conn, error) {
 		"tms.serve(); then it listens from its first pausable allocation on")
 }
 
-// Close ends the connection. What was paused over it and not kept is resumed by the process.
+// Close ends the connection. The process resumes what was paused over it and not kept.
 func (c *Conn) Close() { _ = c.connection.Close() }
 
 // Stopped reports whether the process is stopped, by a signal or a tracer, and so cannot answer.
 func (c *Conn) Stopped() bool { return process.Stopped(c.Peer) }
 
-// Do sends a request and returns the reply, also one that refuses it. When the context ends first the connection is
-// closed, so that the process withdraws or undoes what was asked.
-// Errors: ErrUnreachable, wrapped, if the process ends or does not answer in time; of the context.
+// Do sends a request and returns the reply, even one that refuses it. If the context ends first, Do closes the
+// connection, so that the process withdraws or undoes what was asked. Errors: ErrUnreachable, wrapped, if the process
+// ends or does not answer in time; the context's.
 func (c *Conn) Do(ctx context.Context, request control.Request) (control.Reply, error) {
 	c.id++
 	request.Version, request.ID = control.Version, c.id
 	stop := context.AfterFunc(ctx, c.Close)
-	_, failed := c.connection.Write(control.Line(request)) // a process that sends clients away answers all the same
+	_, failed := c.connection.Write(control.Line(request)) // a process that turns clients away answers all the same
 	reply, err := c.reply()
 	switch {
 	case !stop(): // closed, or about to be, even where the reply has come
@@ -272,8 +273,7 @@ func (c *Conn) reply() (reply control.Reply, err error) {
 	return reply, nil
 }
 
-// Status asks a process for its state, and waits for so long.
-// Errors: ErrUnreachable, wrapped; what the process says.
+// Status asks a process for its state, and waits up to within. Errors: ErrUnreachable, wrapped; the process's own.
 func (c *Conn) Status(ctx context.Context, within time.Duration) (state control.ProcessState, err error) {
 	limited, cancel := context.WithTimeout(ctx, within)
 	defer cancel()

@@ -7,26 +7,27 @@ package rights
 
 import "slices"
 
-// Rest, beside the tags (none has a zero byte), is what a pause may have taken that has no tag: NCCL's memory, and what
-// the driver takes after it.
+// Rest stands beside the tags (none of which has a zero byte) for what a pause may have taken that has no tag: NCCL's
+// memory, and what the driver takes after it.
 const Rest = "\x00"
 
-// Rights are those of all clients C of a process; the zero C is one that has gone. The zero value is that nobody has
-// any.
+// Rights are the rights of all clients C of a process; the zero C is a client that has gone. In the zero value nobody
+// has any.
 type Rights[C comparable] struct {
-	holders []C            // clients that hold the threads up, once each
+	holders []C            // clients that hold up the threads, once each
 	aligns  C              // the client for which threads are held back before collectives
 	paused  map[string][]C // the clients for which a tag is paused and not kept; none: it is to be resumed
 }
 
-// Released is what no client is responsible for any more.
+// Released is what no client is responsible for any longer.
 type Released struct {
-	Hold  bool     // one that the process has to let go
-	Align bool     // threads are not to be held back any more
+	Hold  bool     // a hold that the process has to end
+	Align bool     // threads are no longer to be held back
 	Due   []string // tags that are to be resumed, the Rest first
 }
 
-// Held notes that a client's hold has begun. false: it is to be let go, since the client has gone or has one.
+// Held notes that a client's hold has begun. false: the hold is to be ended, because the client has gone or already has
+// one.
 func (r *Rights[C]) Held(c C) bool {
 	if c == *new(C) || slices.Contains(r.holders, c) {
 		return false
@@ -35,15 +36,14 @@ func (r *Rights[C]) Held(c C) bool {
 	return true
 }
 
-// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be let go when the pause is
-// done.
+// Pauses ends the client's hold as its pause begins. true: there was one, and it is to be ended when the pause is done.
 func (r *Rights[C]) Pauses(c C) bool {
 	before := len(r.holders)
 	r.holders = slices.DeleteFunc(r.holders, func(h C) bool { return h == c })
 	return len(r.holders) < before
 }
 
-// Took notes of what tags a client's pause has paused something.
+// Took notes the tags of which a client's pause has paused something.
 func (r *Rights[C]) Took(c C, took []string) {
 	if r.paused == nil {
 		r.paused = map[string][]C{}
@@ -60,8 +60,8 @@ func with[C comparable](wanting []C, c C) []C {
 	return append(wanting, c)
 }
 
-// Paused notes that a client's pause of a tag, nil for all, is done: it wants that of which others have taken
-// something, too. keep: it stays when they all have gone.
+// Paused notes that a client's pause of a tag, nil for all, is done: the client then also wants what others have taken.
+// keep: it stays paused when all clients have gone.
 func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
 	for name, wanting := range r.paused {
 		if tag == nil || *tag == name {
@@ -69,11 +69,11 @@ func (r *Rights[C]) Paused(c C, keep bool, tag *string) {
 		}
 	}
 	if keep {
-		r.Resumed(tag) // for all that is known here
+		r.Resumed(tag) // for everything that is known here
 	}
 }
 
-// Resumed notes that a tag, nil for all, is not paused any more. Holds go on.
+// Resumed notes that a tag, nil for all, is no longer paused. Holds go on.
 func (r *Rights[C]) Resumed(tag *string) {
 	if tag == nil {
 		clear(r.paused)
@@ -82,7 +82,7 @@ func (r *Rights[C]) Resumed(tag *string) {
 	}
 }
 
-// Align gives a client the right to have threads held back; false: another has it.
+// Align gives a client the right to hold threads back; false: another client has it.
 func (r *Rights[C]) Align(c C) bool {
 	if r.aligns != *new(C) && r.aligns != c {
 		return false
@@ -101,8 +101,8 @@ func (r *Rights[C]) Keep(c C) Released {
 	return Released{Align: r.unalign(c)}
 }
 
-// Undo ends the client's part in what others want paused, too. What is due of what it wants alone stays its own until
-// that is resumed: an undoing may fail.
+// Undo ends the client's part in what others also want paused. What it alone wants is due, and stays its own until it
+// is resumed, because an undo may fail.
 func (r *Rights[C]) Undo(c C) Released {
 	released := Released{Hold: r.Pauses(c), Align: r.unalign(c)}
 	for name, wanting := range r.paused {
@@ -144,10 +144,10 @@ func (r *Rights[C]) Due() (due []string) {
 	return due
 }
 
-// Pending reports whether some client has taken something of a tag, and neither kept nor undone it.
+// Pending reports whether some client has paused something of a tag, and neither kept nor undone it.
 func (r *Rights[C]) Pending(tag string) bool { return len(r.paused[tag]) > 0 }
 
-// Holds reports whether threads are held up or back for a client, and nothing is paused for that yet.
+// Holds reports whether threads are held up or held back for a client, with nothing paused for it yet.
 func (r *Rights[C]) Holds(c C) bool { return r.aligns == c || slices.Contains(r.holders, c) }
 
 // Has reports whether a client has any rights.

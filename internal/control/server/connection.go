@@ -13,23 +13,23 @@ import (
 // connection is one client.
 type connection struct {
 	descriptor int
-	pid        int // of the client, as this process sees it; 0: it does not
+	pid        int // of the client, as this process sees it; 0: it cannot see it
 	passed     int // a descriptor that it has sent; -1: none
 	lent       *lend
-	seated     bool      // one of MaxClients; the others may only say what processes have to say that share memory
-	in         []byte    // not a whole line yet, or more than is looked at for now
+	seated     bool      // one of MaxClients; the others may only send what processes that share memory say
+	in         []byte    // not yet a whole line, or more than is read for now
 	since      time.Time // its first byte
 	out        []byte
 	written    time.Time
 	ended      bool // it sends no more
-	closing    bool // it is let go when it has read its reply
+	closing    bool // the connection ends when the client has read its reply
 	gone       bool
 	task       *Task
 	status     uint8 // one of the below
 	statusID   uint64
 	awaits     time.Time     // of gateAwaited: how long
-	lease      time.Duration // for which nothing need be heard of it while it holds threads up; 0: for ever
-	recording  int           // which one it has asked for and not ended; 0: none
+	lease      time.Duration // how long it may stay silent while it holds threads up; 0: forever
+	recording  int           // the one that it has asked for and not ended; 0: none
 }
 
 // What has become of a client's request for a status, for a thread at the gate, or for memory.
@@ -78,7 +78,7 @@ func (c *connection) sent() {
 	c.lent = nil
 }
 
-// receive reads what a client has sent; of the process itself, with a descriptor.
+// receive reads what a client has sent; from the process itself, with a descriptor.
 func (c *connection) receive(buffer []byte) (int, error) {
 	if c.pid != unix.Getpid() {
 		return unix.Read(c.descriptor, buffer)
@@ -97,7 +97,7 @@ func (c *connection) receive(buffer []byte) (int, error) {
 	return n, nil
 }
 
-// fail lets a client go with words: where its next request would begin is not known.
+// fail ends a client's connection with an error, because it is unknown where the next request would begin.
 func (c *connection) fail(err error) {
 	c.refuse(0, err)
 	c.closing, c.in = true, nil

@@ -13,8 +13,8 @@ import (
 )
 
 // What the socket's thread does for other processes that have memory of this one open. The driver makes a descriptor of
-// memory in the process's table, where this thread's connections are not: so the thread that has it made sends it to
-// the process's own socket, and it goes on to the other process from there.
+// memory in the process's table, but this thread's connections are in its own. So another thread makes the descriptor
+// and sends it to the process's own socket, and from there it goes on to the other process.
 
 // lend is a request for memory.
 type lend struct {
@@ -23,7 +23,7 @@ type lend struct {
 	number uint64 // names the descriptor that is handed over
 	share  uint64
 	to     Importer
-	waits  bool // the client still does
+	waits  bool // the client still waits
 	passed int  // the descriptor, until it has been sent; -1: none
 }
 
@@ -43,7 +43,7 @@ func (s *Server) lend(c *connection, r control.Request) error {
 	return nil
 }
 
-// beginLend has another thread do the next request for memory.
+// beginLend makes another thread carry out the next request for memory.
 func (s *Server) beginLend(now time.Time) {
 	for s.lending == nil && len(s.lends) > 0 {
 		next := s.lends[0]
@@ -67,7 +67,7 @@ func (s *Server) beginLend(now time.Time) {
 			return s.passOver(number, descriptor)
 		}, func(err error) {
 			if err == nil || offered != nil && !s.lent.CompareAndSwap(offered, nil) {
-				return // the socket's thread took the reply, and answers, if late
+				return // the socket's thread took the reply and answers, if late
 			}
 			if offered != nil {
 				s.giveUp(share, to)
@@ -111,7 +111,7 @@ func (s *Server) take(c *connection, r control.Request) error {
 	return nil
 }
 
-// answerLend ends the request that another thread was at; descriptor: -1: it was refused.
+// answerLend ends the request that another thread was working on; descriptor -1: it was refused.
 func (s *Server) answerLend(reply *control.Reply, descriptor int) {
 	l := s.lending
 	s.lending = nil
@@ -124,7 +124,7 @@ func (s *Server) answerLend(reply *control.Reply, descriptor int) {
 	l.client.answer(*reply)
 }
 
-// drop closes a descriptor that could not be sent, and has the process forget its importer.
+// drop closes a descriptor that could not be sent, and makes the process forget its importer.
 func (s *Server) drop(l *lend) {
 	if l.passed >= 0 {
 		_ = unix.Close(l.passed)
@@ -133,7 +133,7 @@ func (s *Server) drop(l *lend) {
 	}
 }
 
-// giveUp has the process forget an importer. A panic of that keeps nobody from going on.
+// giveUp makes the process forget an importer. A panic there stops nobody else.
 func (s *Server) giveUp(share uint64, to Importer) {
 	if err := guard.Call(func() error { s.process.Returned(share, to); return nil }); err != nil {
 		s.process.Log(err)

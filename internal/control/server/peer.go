@@ -40,7 +40,7 @@ func Ask(directories Directories, pid int, r control.Request,
 	return receive(socket) // a connection that ends before it is read is given up
 }
 
-// Tell sends a request without waiting, also not for an answer.
+// Tell sends a request without waiting, not even for an answer.
 func Tell(directories Directories, pid int, r control.Request) error {
 	socket, err := find(directories, pid, 0)
 	if err != nil {
@@ -161,7 +161,7 @@ func again(call func() error) error {
 	}
 }
 
-// rightsIn is the descriptor that came with a message; -1: none did.
+// rightsIn returns the descriptor that came with a message; -1: none did.
 func rightsIn(rights []byte) (int, error) {
 	messages, err := unix.ParseSocketControlMessage(rights)
 	if err != nil || len(messages) == 0 {

@@ -9,7 +9,7 @@ import (
 )
 
 // Process is what the server steers. The methods up to Returned are called on any thread. The socket's thread calls the
-// others, and Returned, which wait for nothing.
+// others, and Returned, which never wait.
 type Process interface {
 	// Reserve makes the threads that the server needs, or refuses.
 	Reserve() error
@@ -21,18 +21,19 @@ type Process interface {
 	Perform(*Task, *Outcome) error
 	// LetGo ends one hold.
 	LetGo()
-	// State completes what the process says of itself. It waits for no pause.
+	// State completes what the process says about itself. It waits for no pause.
 	State(*control.ProcessState) error
 	// Lend returns a descriptor of memory, which the caller closes, and the reply that goes with it. It waits for no
 	// pause.
 	Lend(share uint64, to Importer) (descriptor int, reply control.Reply, err error)
-	// Returned notes that an importer does not have memory any more.
+	// Returned notes that an importer no longer has memory.
 	Returned(share uint64, by Importer)
 
-	// Hand has another thread, with the descriptors of the process, do work and then call done with its error. A panic
-	// is an error, too.
+	// Hand makes another thread, with the process's descriptors, do work and then call done with its error. A panic
+	// counts as an error.
 	Hand(work func() error, done func(error))
-	// Log writes a line on the host's stderr, from another thread, for descriptor 2 is another on this one.
+	// Log writes a line on the host's stderr, from another thread, because descriptor 2 is a different file on this
+	// one.
 	Log(error)
 	// Bound notes the socket's file, which the process removes at its end.
 	Bound(path string, device, inode uint64)
@@ -51,17 +52,18 @@ type Task struct {
 	Request   control.Request
 	Tag       *string  // nil: all
 	Due       []string // what an undo resumes, the rest first
-	Recording int      // which one a record ends
+	Recording int      // the one that a record ends
 
 	withdrawn atomic.Bool
-	client    *connection // nil: it has gone
+	client    *connection // nil: the client has gone
 	lets      bool        // it ends a hold
 }
 
 // Withdrawn reports whether a wait for memory, or for other ranks, must end.
 func (t *Task) Withdrawn() bool { return t.withdrawn.Load() }
 
-// settles reports whether the task decides itself whether everything is pending, so that nobody else may meanwhile.
+// settles reports whether the task itself decides whether everything is pending, so that nobody else may do so
+// meanwhile.
 func (t *Task) settles() bool { return t.Request.Everything || slices.Contains(t.Due, rights.Rest) }
 
 // Outcome is what a task has done.
@@ -70,7 +72,7 @@ type Outcome struct {
 	Held      bool     // it began a hold
 	Took      []string // tags that a pause took something of
 	Resumed   []string // tags that an undo has resumed
-	Recording int      // which one a record began
+	Recording int      // the one that a record began
 }
 
 // Importer is another process that has memory of this one open.

@@ -1,7 +1,7 @@
 // Package server answers at the control socket of a process; package control has the protocol. One thread serves all
 // clients and waits for none of them, with a descriptor table of its own (docs/rationale.md, "Control"). That thread
-// may not open descriptors for the process, as a call of the driver does, and no other thread can use its descriptors.
-// So it hands what takes time to other threads of the process, and looks until that is done.
+// must not open descriptors for the process, as a driver call does, and no other thread can use its descriptors. So it
+// hands what takes time to other threads of the process, and polls until that is done.
 //
 // The loop accepts clients, reads their requests, gives work to other threads, answers, and lets clients go. Package
 // rights says what the process takes back when one goes.
@@ -28,7 +28,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// RetryEvery is how often the server tries to resume what a client that has gone left paused.
+// RetryEvery is how often the server tries to resume what a departed client left paused.
 const RetryEvery = 500 * time.Millisecond
 
 const (
@@ -45,25 +45,25 @@ type Server struct {
 	process Process
 
 	starting sync.Mutex
-	asked    chan chan error // the thread waits here until it is to listen; nil: there is none
+	asked    chan chan error // the thread waits here until it is to listen; nil: there is no thread
 	listens  bool
 
 	socket  int
 	path    string // of the socket
 	made    unix.Stat_t
-	looked  time.Time // whether it is still there
+	looked  time.Time // when the server last checked that it is still there
 	clients []*connection
 	queue   []*Task
 	running *Task
 	asking  bool      // a status is being read
 	handed  time.Time // when work was last given to another thread
 	rights  rights.Rights[*connection]
-	retryAt time.Time // when the server next tries what clients that have gone left to do
+	retryAt time.Time // when the server next tries to resume what departed clients left
 	retried bool      // it has tried, and logged that
-	full    time.Time // until then it accepts no client: the kernel had no room
+	full    time.Time // until then it accepts no client, because the kernel had no room
 	glanced time.Time // at the gate
-	lends   []*lend   // that are asked for
-	lending *lend     // that another thread is at
+	lends   []*lend   // requested
+	lending *lend     // the one that another thread works on
 	numbers uint64    // of lends so far
 
 	done   atomic.Pointer[Outcome] // of running
@@ -103,7 +103,7 @@ func (s *Server) loop() error {
 		now = time.Now()
 		s.collect()
 		for i, c := range s.clients {
-			if events[i+1].Revents&unix.POLLIN != 0 { // also what comes with a hang-up
+			if events[i+1].Revents&unix.POLLIN != 0 { // even what comes with a hang-up
 				c.read()
 			}
 			s.hear(c, now)
@@ -200,7 +200,7 @@ func (s *Server) hear(c *connection, now time.Time) {
 	}
 }
 
-// keeps reports whether something lasts as long as the client, even one that sends nothing more.
+// keeps reports whether something lasts as long as the client is connected, even if it sends nothing more.
 func (s *Server) keeps(c *connection) bool { return s.rights.Has(c) || c.recording > 0 }
 
 // expire gives up a client that takes too long.
@@ -218,7 +218,7 @@ func (s *Server) expire(c *connection, now time.Time) {
 	}
 }
 
-// leases reports whether a client must let itself be heard: not while it waits for an answer.
+// leases reports whether a client must send something in time: it need not while it waits for an answer.
 func (s *Server) leases(c *connection) bool {
 	return c.lease > 0 && c.task == nil && c.status == noStatus && !c.gone && !c.closing && len(c.out) == 0 &&
 		s.rights.Holds(c)
@@ -226,7 +226,7 @@ func (s *Server) leases(c *connection) bool {
 
 var errCrowded = fmt.Errorf("%d clients are connected already; try again when one has gone", control.MaxClients)
 
-// seats reports whether one more client can have all that is asked for.
+// seats reports whether there is a seat for one more client, which may then ask for anything.
 func (s *Server) seats() bool {
 	taken := 0
 	for _, c := range s.clients {
@@ -350,8 +350,8 @@ func (s *Server) cancel(c *connection, id uint64) error {
 	return nil
 }
 
-// glance answers the clients that wait until a thread waits at the gate. It looks, because threads that told would pay
-// for it at every call.
+// glance answers the clients that wait until a thread waits at the gate. It polls, because threads that gave notice
+// would pay for that at every call.
 func (s *Server) glance(now time.Time) {
 	if now.Sub(s.glanced) < gateGlance || !slices.ContainsFunc(s.clients,
 		func(c *connection) bool { return c.status == gateAwaited }) {
@@ -380,7 +380,7 @@ func (s *Server) withdraw(c *connection) {
 	c.task = nil
 }
 
-// release takes back at once what nobody is responsible for any more.
+// release takes back at once what nobody is responsible for any longer.
 func (s *Server) release(r rights.Released) {
 	if r.Hold {
 		s.process.Hand(func() error { s.process.LetGo(); return nil }, func(error) {})
@@ -475,13 +475,13 @@ func (s *Server) perform(t *Task, outcome *Outcome) error {
 	return s.process.Perform(t, outcome)
 }
 
-// failed makes a reply one of a failure.
+// failed turns a reply into that of a failure.
 func failed(reply *control.Reply, err error) *control.Reply {
 	reply.OK, reply.Code, reply.Error = false, cuda.Code(err), err.Error()
 	return reply
 }
 
-// ask has another thread make the status for all that want it.
+// ask makes another thread build the status for all clients that want it.
 func (s *Server) ask(now time.Time) {
 	state := &control.ProcessState{PID: unix.Getpid(), Command: command()}
 	if s.running != nil {
@@ -507,7 +507,7 @@ func (s *Server) ask(now time.Time) {
 	})
 }
 
-// command reads it anew, for the process may have changed it (setproctitle).
+// command reads the command line anew, because the process may have changed it (setproctitle).
 func command() string {
 	text, _ := os.ReadFile("/proc/thread-self/cmdline")
 	text = text[:min(len(text), commandMost)]

@@ -16,7 +16,7 @@ import (
 
 // The socket's thread, and the socket's place in a directory.
 
-// Serve returns when the process listens. Errors: a refusal; a later call tries again.
+// Serve returns once the process listens. Errors: a refusal; a later call tries again.
 func (s *Server) Serve() error {
 	s.starting.Lock()
 	defer s.starting.Unlock()
@@ -42,7 +42,7 @@ func (s *Server) Serve() error {
 	return err
 }
 
-// thread never returns once it has its own table: the thread would be used for other goroutines.
+// thread never returns once it has its own table: other goroutines would run on the thread.
 func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 	runtime.LockOSThread()
 	if err := s.process.OwnTable(); err != nil {
@@ -54,7 +54,7 @@ func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 		err := guard.Call(func() error { return s.listen(clientPatience) })
 		answer <- err
 		for err == nil {
-			s.process.Log(guard.Call(s.loop)) // it ends by a panic alone
+			s.process.Log(guard.Call(s.loop)) // only a panic ends it
 			for _, c := range s.clients {
 				c.gone = true
 			}
@@ -64,8 +64,8 @@ func (s *Server) thread(began chan<- error, asked <-chan chan error) error {
 	return nil
 }
 
-// listen makes the socket, and waits so long for the lock of a directory. What another process of the same number has
-// left there is removed. (socket, bind, listen) Errors: a refusal.
+// listen makes the socket, and waits up to patience for a directory's lock. It removes what another process of the same
+// number has left there. (socket, bind, listen) Errors: a refusal.
 func (s *Server) listen(patience time.Duration) error {
 	user := unix.Geteuid()
 	var refused []error
@@ -118,7 +118,7 @@ func (s *Server) bind(directory string, patience time.Duration) error {
 	return nil
 }
 
-// lockDirectory opens a directory and has its lock, or gives up. (flock)
+// lockDirectory opens a directory and takes its lock, or gives up. (flock)
 func lockDirectory(directory string, patience time.Duration) (int, error) {
 	descriptor, err := unix.Open(directory, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -145,8 +145,8 @@ func answered(address unix.Sockaddr) bool {
 	return !errors.Is(unix.Connect(probe, address), unix.ECONNREFUSED)
 }
 
-// look binds the socket again when nothing leads to it any more: $XDG_RUNTIME_DIR goes with the user's last login. It
-// waits for nothing; what cannot be done is tried again at the next look.
+// look binds the socket again when no path leads to it any longer: $XDG_RUNTIME_DIR is removed with the user's last
+// login. It never waits; what cannot be done is tried again at the next look.
 func (s *Server) look(now time.Time) {
 	if now.Sub(s.looked) < control.Look {
 		return

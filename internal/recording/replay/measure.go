@@ -55,7 +55,7 @@ func fastest(pass func() (time.Duration, error)) (time.Duration, error) {
 
 // timed plays a trace and then, off the clock, frees what it left.
 func timed(p pool.Pool, t *trace.Trace, at []uintptr) time.Duration {
-	runtime.GC() // the garbage of earlier passes is not this one's
+	runtime.GC() // earlier passes' garbage must not count for this one
 	begin := time.Now()
 	play(p, t.Events, at)
 	took := time.Since(begin)

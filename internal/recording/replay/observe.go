@@ -40,7 +40,7 @@ type observed struct {
 	stream    pool.Stream
 }
 
-// observe fills in what needs no clock, and returns the operation at which most was live.
+// observe fills in everything that needs no clock, and returns the operation at which most was live.
 func observe(t *trace.Trace, o Options, result *Result) (peak int, err error) {
 	meter := o.Place.fresh()
 	ob := &observer{result: result, base: o.Place.base, at: make([]observed, t.Blocks+1), meter: meter, peak: -1}
@@ -132,7 +132,7 @@ func (ob *observer) end(b observed) {
 	ob.live -= b.Size
 }
 
-// sample looks at the state after an operation. Reserved mostly stays at its peak for long, and of the operations there
+// sample looks at the state after an operation. Reserved mostly stays at its peak for long. Of the operations there,
 // the one with most live counts: it shows how much of reserved came to be used.
 func (ob *observer) sample() {
 	reserved := ob.meter.reserved

@@ -71,14 +71,14 @@ func (p *Place) onDevice() error {
 	}
 	segments, err := source.NewSegments(engine, driver, vmm.Request{Tag: "replay"}, state)
 	p.source = func() pool.Source {
-		fresh := *segments // without an earlier pool's room
+		fresh := *segments // not with an earlier pool's room
 		return &fresh
 	}
 	return err
 }
 
 // meter is a source that counts the bytes in use and refuses more than a limit. Like a device it counts bytes, not
-// places: with virtual memory holes do not keep large segments out.
+// places: with virtual memory, holes do not keep large segments out.
 type meter struct {
 	pool.Source
 	limit    uint64 // 0: none

@@ -44,7 +44,7 @@ type Result struct {
 	SourceCalls  int `json:"source_calls"`
 	FreeFailures int `json:"free_failures"`
 
-	ReservedPerLive float64 `json:"reserved_per_live"`      // peak by peak
+	ReservedPerLive float64 `json:"reserved_per_live"`      // the peak of one by the peak of the other
 	Internal        float64 `json:"internal_fragmentation"` // the part of live not asked for, at the peak of live
 	External        float64 `json:"external_fragmentation"` // the part of reserved not live, at the peak of reserved
 	Metadata        uint64  `json:"metadata_bytes"`         // of host memory, at the peak of live
@@ -52,7 +52,7 @@ type Result struct {
 	Snapshot *Snapshot `json:"-"`
 }
 
-// Check returns an error if the options make no pool. Errors: pool.ErrOption, the place's.
+// Check returns an error if no pool can be made with the options. Errors: pool.ErrOption, the place's.
 func Check(o Options) error {
 	return o.Place.visit(func() error {
 		_, err := o.pool(o.Place.fresh().source())

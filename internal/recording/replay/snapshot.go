@@ -64,7 +64,7 @@ func (s *Snapshot) end(p pool.Pool, blocks []observed) {
 }
 
 // Write writes the snapshot as a pickle, like torch.cuda.memory._dump_snapshot, with sizes in bytes. Frames are empty,
-// as a trace has no stacks. Errors: the writer's.
+// because a trace has no stacks. Errors: the writer's.
 func (s *Snapshot) Write(to io.Writer) error {
 	return writePickle(to, dict{
 		"segments", s.tiled(),

@@ -6,7 +6,7 @@ import (
 )
 
 // columns are spans of time, each with one value on a page: their boundaries, from the first to the last moment. They
-// are narrow where much happens: if there are few enough changes, each begins one.
+// are narrow where much happens: if there are few enough changes, each begins a column.
 type columns []int64
 
 // newColumns makes at most that many columns. It spaces half of the boundaries evenly in time and the others evenly
@@ -57,7 +57,7 @@ func span(processes []*process) (from, to int64) {
 
 func (c columns) count() int { return len(c) - 1 }
 
-// envelope has, for a sum of series in each column, the series when the sum was largest, and the smallest sum.
+// envelope has for each column the values of the series when their sum was largest, and the smallest sum.
 type envelope struct {
 	atMost [][]uint64 // by series
 	least  []uint64
@@ -72,7 +72,7 @@ func (c columns) envelope(steps []step, count, metric int) envelope {
 	now := make([]uint64, count)
 	sum, most := uint64(0), uint64(0)
 	column := 0
-	enter := func() { // a column begins with the present values
+	enter := func() { // a column begins with the current values
 		most, e.least[column] = sum, sum
 		for i, value := range now {
 			e.atMost[i][column] = value
@@ -123,7 +123,7 @@ func together(processes []*process) []step {
 	return all
 }
 
-// exact reports whether no column has more than one change, so that the page has them all.
+// exact reports whether no column has more than one change, so that the page shows them all.
 func (c columns) exact(processes []*process) bool {
 	for _, p := range processes {
 		for _, s := range p.steps {

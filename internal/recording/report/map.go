@@ -11,7 +11,7 @@ type addressMap struct {
 	Ranges [][2]uint64 `json:"ranges"` // address and size of each range with blocks, stacked
 	Total  uint64      `json:"total"`  // bytes of them
 	Blocks int         `json:"blocks"`
-	Shown  int         `json:"shown"` // the number of largest blocks shown one by one; cells show the others
+	Shown  int         `json:"shown"` // how many of the largest blocks are shown one by one; cells show the others
 	Rows   int         `json:"rows"`
 	Cells  int         `json:"cells"` // in a row
 

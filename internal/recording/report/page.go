@@ -28,7 +28,7 @@ var (
 	uPlotLicence string
 )
 
-// The size of a page. If a recording does not fit into mostPage, the page leaves columns and blocks out.
+// The size of a page. If a recording does not fit into mostPage, the page leaves out columns and blocks.
 const (
 	mostPage       = 1 << 20 // bytes
 	mostColumns    = 4096

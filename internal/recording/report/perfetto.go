@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// perfettoColumns is the most values that a counter has.
+// perfettoColumns is the most values that a counter can have.
 const perfettoColumns = 20000
 
 // event is an event of Chrome's trace event format, which Perfetto reads. Times are in microseconds.

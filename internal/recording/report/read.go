@@ -199,7 +199,7 @@ func (r *reader) freed(b trace.Record, at int64) {
 	s := r.p.Series[freed.series]
 	s.allocated -= freed.size
 	r.set(at, freed.series, live, s.allocated+s.other)
-	r.set(at, freed.series, physical, s.value[physical]-min(s.value[physical], freed.size)) // 0: it is paused
+	r.set(at, freed.series, physical, s.value[physical]-min(s.value[physical], freed.size)) // 0: the tag is paused
 }
 
 // figures takes the engine's own figures.
@@ -248,7 +248,7 @@ func (p *process) sums() []step {
 // mostSeries is the most series that a process keeps.
 const mostSeries = 12
 
-// merge leaves the largest series, and one for the others.
+// merge keeps the largest series, and makes one of the others.
 func (p *process) merge() {
 	if len(p.Series) <= mostSeries {
 		return

@@ -12,15 +12,16 @@ import (
 	"time"
 )
 
-// preload/record/trace.c writes a header of 64 bytes, then records of 64 bytes in the order of their making, all
-// little-endian. A record of kind 0 was never made, and marks the end. Times are nanoseconds of CLOCK_MONOTONIC.
+// preload/record/trace.c writes a header of 64 bytes, then records of 64 bytes in the order in which they were made,
+// all little-endian. A record of kind 0 was never written, and marks the end. Times are nanoseconds of CLOCK_MONOTONIC.
 //
 //	header  0 "TMSTRACE"  8 uint32 version, 1  12 uint32 process  16 uint64 monotonic  24 uint64 realtime, of the
 //	        same moment, nanoseconds since 1970  32 int64 seconds east of UTC
 //	record  0 uint8 kind  1 uint8 flags  2 int16 device, -1: not known  4 uint32 thread  8 uint64 time
 //	        16 uint64 address  24 size  32 stream  40 pool  48 tag  56 other
 //
-// Some kinds give the fields of a record other meanings. A tag is a number that an earlier Text has named.
+// Some kinds give the fields of a record other meanings. A tag is a number for which an earlier Text has given the
+// name.
 const (
 	magic       = "TMSTRACE"
 	fileVersion = 1
@@ -248,8 +249,8 @@ func (l *Live) Apply(r Record, made func(Record), freed func(block Record, strea
 	}
 }
 
-// allocations calls f for each block that was made, freed or refused, with its record. It leaves out memory in which an
-// allocator of the program's own places blocks, which could not be replayed. Errors: ErrMalformed, the reader's.
+// allocations calls f for each block that was made, freed or refused, with its record. It leaves out memory in which
+// the program's own allocator places blocks, because that could not be replayed. Errors: ErrMalformed, the reader's.
 func (r *Records) allocations(f func(at Record, action Action, block Record, stream uint64)) error {
 	live := NewLive()
 	for {

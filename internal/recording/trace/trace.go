@@ -4,8 +4,8 @@
 // Thread is the kernel's number, Time the local time to the microsecond, Pointer and Stream are in hexadecimal, Size is
 // the requested size. tms report --format csv and tms.trace_from_memory_history write lines.
 //
-// Lines are in a possible order of the calls: a block is freed before it is made again, whatever threads do. A call
-// without effect has no line: size 0, address 0, an address that was refused.
+// Lines are in an order that the calls can have had: a block is freed before it is made again, whatever threads do. A
+// call without effect has no line: size 0, address 0, an address that was refused.
 package trace
 
 // Header is the first line of a trace.
