@@ -12,23 +12,24 @@ import (
 	"tms/internal/control/client"
 )
 
-// Ranks that stop anywhere may have launched different collectives, and then their devices never become idle. So they
-// are first aligned, at a consistent cut. All ranks stop before their next collective and report how many they have
-// begun of each sequence. The highest count becomes the target of all, and a rank behind it runs on to it. If a rank
-// waits at one sequence on its way to the target of another, the first target grows by one, for all. Targets only grow,
-// and no further than the program's own order makes them, so this ends where all ranks have begun the same. (The
-// collective clock of MANA, "Enabling Practical Transparent Checkpointing for MPI: A Topological Sort Approach", 2024.)
+// Ranks that stop just anywhere may have launched different collectives, and then their devices never become idle. So
+// they are first aligned, at a consistent cut. All ranks stop before their next collective and report how many they
+// have begun of each sequence. The highest count becomes the target of all, and a rank that is behind runs on up to it.
+// If a rank waits at one sequence on its way to the target of another, the first target grows by one, for all. Targets
+// only grow, and no further than the program's own order makes them, so this ends when all ranks have begun the same.
+// (The collective clock of MANA, "Enabling Practical Transparent Checkpointing for MPI: A Topological Sort Approach",
+// 2024.)
 
 const (
-	alignSlice = 10 * time.Millisecond // for which a rank that has neither arrived nor is held back is waited for
-	alignPause = time.Millisecond      // between two questions, if all is as it was
-	// How long no rank gets on before waiting ranks may go on by one: others may wait for them outside of NCCL. Then
-	// twice as long, for ranks that take their time, but no longer than the last.
+	alignSlice = 10 * time.Millisecond // how long to wait for a rank that has neither arrived nor is held back
+	alignPause = time.Millisecond      // between two questions, if nothing has changed
+	// How long no rank makes progress before waiting ranks may go on by one: others may wait for them outside NCCL.
+	// Each later time is twice as long, for slow ranks, up to lastStall.
 	firstStall = 50 * time.Millisecond
 	lastStall  = 400 * time.Millisecond
 )
 
-// alignment is what is known of the ranks.
+// alignment is what is known about the ranks.
 type alignment struct {
 	*job
 	found   []*control.Alignment
@@ -36,9 +37,9 @@ type alignment struct {
 	failed  error
 }
 
-// align has all ranks begin the same collectives, and wait before the next ones. false: they have none in common,
-// cannot or did not within the time, or run where this is not known, and all go on. sure: there are no others, in
-// graphs. Errors: client.ErrUnreachable, wrapped.
+// align makes all ranks begin the same collectives, and wait before the next ones. all false: they have none in common,
+// cannot align or did not in time, or cannot be seen, and all go on. sure: there are no other collectives, in graphs.
+// Errors: client.ErrUnreachable, wrapped.
 func (j *job) align(ctx context.Context, until time.Time) (all, sure bool, err error) {
 	a := &alignment{job: j, found: make([]*control.Alignment, len(j.ranks))}
 	defer func() {
@@ -94,8 +95,8 @@ func (a *alignment) ask(ctx context.Context, within time.Duration) bool {
 	return a.failed == nil
 }
 
-// next returns what all ranks shall begin. raise: ranks that have reached their targets get the next one that they
-// want. A communicator with ranks elsewhere has no target.
+// next returns what all ranks are to begin. raise: ranks that have reached their targets get the next operation that
+// they want. A communicator with ranks elsewhere has no target.
 func (a *alignment) next(raise bool) map[string]uint64 {
 	here, ranks, next := map[string]int{}, map[string]int{}, map[string]uint64{}
 	for _, found := range a.found {
@@ -142,7 +143,7 @@ func (a *alignment) reached() bool {
 }
 
 // settle waits, where there are collectives in graphs, until all ranks are held back before others that they have in
-// common: then they have launched the same graphs, too. false: they were not for a moment.
+// common: then they have launched the same graphs, too. false: that did not happen soon enough.
 func (a *alignment) settle(ctx context.Context, until time.Time) bool {
 	if soon := time.Now().Add(firstTry); soon.Before(until) {
 		until = soon

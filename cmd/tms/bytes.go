@@ -22,11 +22,11 @@ type deviceBytes struct {
 	Device int    `json:"device"` // as the process numbers it; -1: it has not named it
 	UUID   string `json:"uuid"`
 	Name   string `json:"name"` // of the GPU; "": NVML does not show it
-	// UsedBytes is all that the process has there, according to Source; 0 without one.
+	// UsedBytes is everything that the process has there, according to Source; 0 without one.
 	UsedBytes uint64 `json:"used_bytes"`
 	Source    string `json:"source"` // one of the below
-	// Parts is what was allocated, by whom; NamedBytes their sum. RestBytes is what of UsedBytes is in none: contexts,
-	// modules, local memory, and what was not counted.
+	// Parts is what was allocated, by whom, and NamedBytes is the sum. RestBytes is the part of UsedBytes in none of
+	// them: contexts, modules, local memory, and what was not counted.
 	Parts      []part `json:"parts"`
 	NamedBytes uint64 `json:"named_bytes"`
 	RestBytes  uint64 `json:"rest_bytes"`
@@ -35,12 +35,12 @@ type deviceBytes struct {
 // Where UsedBytes is from.
 const (
 	fromNVML   = "nvml"   // its figure for the process
-	fromAlone  = "alone"  // its figure for the only process there, which it has under another number
-	fromDevice = "device" // what is used of the device, where it shows no process and tms knows of this one alone
+	fromAlone  = "alone"  // its figure for the only process there, which it knows under another number
+	fromDevice = "device" // the device's used bytes, where it shows no process and tms knows only this one
 	fromNobody = ""       // there is none
 )
 
-// The kinds of parts beside control's.
+// The kinds of parts besides control's.
 const (
 	kindTag   = "tag"
 	kindPools = "pools"
@@ -56,7 +56,7 @@ type part struct {
 	details string // a line of its own
 }
 
-// partsOf is what a process says that it has, by device.
+// partsOf returns what a process says that it has, by device.
 func partsOf(state control.ProcessState) (found []deviceBytes) {
 	at := func(device int, uuid string) *deviceBytes {
 		i := slices.IndexFunc(found, func(d deviceBytes) bool { return d.Device == device })
@@ -116,11 +116,11 @@ func detailsOf(tag stats.Tag) string {
 	return strings.Join(words, ", ")
 }
 
-// openNVML opens it once: where no process uses a device that takes a second.
+// openNVML opens NVML once: that takes a second where no process uses a device.
 var openNVML = sync.OnceValues(nvml.Open)
 
-// gpus are those that NVML shows. Errors: nvml.ErrUnavailable, wrapped; of GPUs that cannot be asked, beside the
-// others.
+// gpus returns the GPUs that NVML shows. Errors: nvml.ErrUnavailable, wrapped; for GPUs that cannot be asked, with the
+// others returned all the same.
 func gpus() ([]nvml.Device, error) {
 	library, err := openNVML()
 	if err != nil {
@@ -132,7 +132,7 @@ func gpus() ([]nvml.Device, error) {
 // initialNamespace is the PID namespace of the driver's numbers. (PROC_PID_INIT_INO of Linux)
 const initialNamespace = "pid:[4026531836]"
 
-// measure has NVML say how much each process has in all on each of its devices.
+// measure asks NVML how much each process has in all on each of its devices.
 func measure(found []process, shown []nvml.Device) {
 	namespace, _ := os.Readlink("/proc/self/ns/pid")
 	ours := map[string]int{} // how many of the processes are on a device
@@ -163,8 +163,9 @@ func has(gpu nvml.Device, pid int) bool {
 	return slices.ContainsFunc(gpu.Processes, func(p nvml.Process) bool { return p.PID == pid && p.Known })
 }
 
-// measure takes the figure that is the process's. alone: tms knows of no other there; same: NVML has the numbers that
-// tms has of processes. Else a number may be another process's, which shows where it has less than this one says.
+// measure takes the figure that is the process's. alone: tms knows no other process there; same: NVML and tms know
+// processes by the same numbers. Otherwise a number may be another process's, which shows if that has less than this
+// one says.
 func (d *deviceBytes) measure(gpu nvml.Device, pid int, alone, same bool) {
 	d.Name = gpu.Name
 	switch {
@@ -213,7 +214,7 @@ func writeBytes(to io.Writer, found []process, unavailable error) error {
 	return err
 }
 
-// line writes one that fits the width.
+// line writes a line that fits the width.
 func line(to *strings.Builder, words string) {
 	to.WriteString(strings.TrimRight(readable.Cut(words, tableWidth), " ") + "\n")
 }
@@ -273,7 +274,7 @@ func (d *deviceBytes) write(to *strings.Builder, p process) {
 	}
 }
 
-// title returns the name, with the kind of memory where the name alone does not tell it.
+// title returns the name, with the kind of memory where the name alone does not show it.
 func (p part) title() string {
 	switch name := readable.Printable(p.Name); p.Kind {
 	case kindTag:

@@ -29,13 +29,13 @@ func containerOf(membership string) (found container) {
 			found.Container = number[1]
 		}
 		if number := podNumber.FindStringSubmatch(fields[2]); number != nil && found.Pod == "" {
-			found.Pod = strings.ReplaceAll(number[1], "_", "-") // systemd has - for what is below something
+			found.Pod = strings.ReplaceAll(number[1], "_", "-") // systemd uses - for nesting
 		}
 	}
 	return found
 }
 
-// short is enough to tell it from others.
+// short returns enough digits to tell it from others.
 func (c container) short() string {
 	const digits = 8
 	switch {

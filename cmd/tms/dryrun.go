@@ -14,16 +14,16 @@ import (
 	"tms/internal/readable"
 )
 
-// plan is what a pause or resume of a process would do, by what its status says now.
+// plan is what a pause or resume of a process would do, according to its present status.
 type plan struct {
 	PID     int          `json:"pid"`
 	Op      string       `json:"op"`
 	Fits    bool         `json:"fits"`
 	Bytes   uint64       `json:"bytes"` // of device memory, freed or taken
 	Devices []planDevice `json:"devices"`
-	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or of a resume are.
+	// WithoutContents is how much of Bytes has no backup: its contents would be gone, or for a resume are gone.
 	WithoutContents uint64 `json:"without_contents_bytes"`
-	// For a pause to host memory: the bytes that it takes, and the bytes available; nil: unknown, or no limit.
+	// For a pause to host memory: the bytes that it needs, and the bytes available; nil: unknown, or no limit.
 	HostBytes          uint64  `json:"host_bytes"`
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`
 	Error              string  `json:"error,omitempty"` // why it would not be done
@@ -35,7 +35,7 @@ type plan struct {
 type planDevice struct {
 	Device int       `json:"device"`
 	Bytes  uint64    `json:"bytes"`
-	Free   *uint64   `json:"free_bytes"` // of a resume: what is free for it; nil: not known
+	Free   *uint64   `json:"free_bytes"` // for a resume: what is free for it; nil: not known
 	Tags   []planTag `json:"tags"`
 }
 
@@ -45,7 +45,7 @@ type planTag struct {
 	WithoutContents uint64 `json:"without_contents_bytes"`
 }
 
-// planning makes plans for one process after another, each with what those before leave.
+// planning makes plans for one process after another, each with what the earlier ones leave.
 type planning struct {
 	steering
 	force bool
@@ -183,8 +183,8 @@ func (m *plan) text() string {
 	return text.String()
 }
 
-// visible names a device of a process as others count it: CUDA_VISIBLE_DEVICES, as the process was started with it,
-// may have its own order.
+// visible names a process's device as other processes count it: the CUDA_VISIBLE_DEVICES with which the process was
+// started may have its own order.
 func visible(pid, ordinal int) string {
 	environment, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", pid))
 	for entry := range strings.SplitSeq(string(environment), "\x00") {

@@ -13,23 +13,23 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A process is paused over its socket, then by the driver where all of it is to go, and resumed the other way round.
+// A process is paused over its socket, then by the driver where everything is to go, and resumed the other way round.
 // This command keeps no record: the driver knows its part and the process its own, so a resume goes on from wherever a
-// pause has ended. The pause is kept only when all of it is complete: if this command ends before, the process undoes
+// pause has ended. The pause is kept only when all of it is complete: if this command ends earlier, the process undoes
 // its part as soon as the driver lets it.
 
-// driverTime is how long the driver may take for a checkpoint or a restore: it copies what is left of a process.
+// driverTime is how long the driver may take for a checkpoint or a restore: it copies what remains of a process.
 const driverTime = 2 * time.Minute
 
-// undoTime is how long a process may take to resume what could not be paused as was asked.
+// undoTime is how long a process may take to resume after a pause that could not be completed.
 const undoTime = 10 * time.Minute
 
 const otherwise = "; without --everything, what is pausable can be paused"
 
-// pausing is what is asked of each process.
+// pausing is what each process is asked.
 type pausing struct {
 	request control.Request
-	to      string // where contents go then; "": they stay
+	to      string // where contents go afterwards; "": they stay
 }
 
 func (p pausing) say(o outcome) string {
@@ -57,7 +57,7 @@ func (p pausing) say(o outcome) string {
 	return text
 }
 
-// pause has one process pause.
+// pause makes one process pause.
 func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 	process, err := client.Dial(pid) // asks whose number this is, before the driver gets it
 	if err != nil {
@@ -85,7 +85,7 @@ func (p pausing) pause(ctx context.Context, pid int) (o outcome) {
 		reply, err = process.Do(ctx, control.Request{Op: control.Move, Tag: p.request.Tag, To: p.to,
 			Everything: p.request.Everything})
 		o.MovedBytes += reply.Bytes
-		if err != nil { // of the connection: without it the process undoes the pause
+		if err != nil { // the connection is gone, so the process undoes the pause
 			return ended(o, err)
 		}
 		if err = failure(reply, nil); err != nil && driver == nil {
@@ -126,7 +126,7 @@ func free(pid int) (driver *checkpoint.Driver, done bool, err error) {
 	return driver, false, nil
 }
 
-// take has the driver lock a process and checkpoint it.
+// take makes the driver lock a process and checkpoint it.
 func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.Duration) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -137,7 +137,7 @@ func take(ctx context.Context, driver *checkpoint.Driver, pid int, timeout time.
 	return checkpointed(ctx, driver, pid)
 }
 
-// checkpointed has the driver checkpoint a process that is locked.
+// checkpointed makes the driver checkpoint a process that is locked.
 func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error {
 	if err := ctx.Err(); err != nil {
 		return err
@@ -155,7 +155,7 @@ func checkpointed(ctx context.Context, driver *checkpoint.Driver, pid int) error
 	return err
 }
 
-// undone takes back all that was done, and says what came of that.
+// undone takes back everything that was done, and says what came of that.
 func (p pausing) undone(driver *checkpoint.Driver, process *client.Conn, pid int, cause error) error {
 	cause = interrupted(cause)
 	if state, err := driver.State(pid); err == nil && state == checkpoint.Failed {
@@ -218,14 +218,14 @@ func giveBack(ctx context.Context, driver *checkpoint.Driver, pid int, wait time
 
 const retryTime = 50 * time.Millisecond
 
-// resuming is what is asked of each process.
+// resuming is what each process is asked.
 type resuming struct {
 	request    control.Request
 	driverOnly bool
 }
 
-// resume has the driver give a process back, where it has it, and then the process resume. Without a driver here it
-// is asked all the same: it knows whether there is something that only a driver can undo.
+// resume makes the driver give a process back, if it has it, and then makes the process resume. Without a driver here
+// the process is asked all the same: it knows whether there is something that only a driver can undo.
 func (r resuming) resume(ctx context.Context, pid int) outcome {
 	o := outcome{PID: pid}
 	process, unreachable := client.Dial(pid) // asks whose number this is, before the driver gets it
@@ -262,11 +262,11 @@ func (r resuming) resume(ctx context.Context, pid int) outcome {
 	return ended(o, failure(reply, err))
 }
 
-// refusal is what a process has answered.
+// refusal is a process's answer that it refuses.
 type refusal struct {
 	words               string
 	code                int
-	host, hostAvailable uint64 // for want of host memory
+	host, hostAvailable uint64 // for lack of host memory
 }
 
 // waysOut names what a user can do when host memory does not suffice for contents.
@@ -286,7 +286,7 @@ func failure(reply control.Reply, err error) error {
 	return err
 }
 
-// ask is a request of whose answer only a refusal counts.
+// ask sends a request, and returns only a refusal.
 func ask(ctx context.Context, process *client.Conn, request control.Request) error {
 	reply, err := process.Do(ctx, request)
 	return failure(reply, err)
@@ -317,7 +317,7 @@ func ended(o outcome, err error) outcome {
 	return o
 }
 
-// code returns the number of an error, as of a cudaError_t.
+// code returns the number of an error, a cudaError_t.
 func code(err error) int {
 	var refused *refusal
 	var failed *cuda.Error

@@ -21,14 +21,14 @@ import (
 
 const (
 	shortestIdle = 50 * time.Millisecond
-	rarestLook   = 5 * time.Second        // at whether a process is idle; oftener where --after is short
+	rarestLook   = 5 * time.Second        // at whether a process is idle; more often where --after is short
 	idlePatience = 100 * time.Millisecond // with devices that have work left, while calls wait
-	awaitSlice   = 500 * time.Millisecond // a part of a wait, between looks whether the command is interrupted
-	undoPatience = 30 * time.Second       // when it is
+	awaitSlice   = 500 * time.Millisecond // a part of a wait, between checks whether the command is interrupted
+	undoPatience = 30 * time.Second       // when the command is interrupted
 	headStart    = 50 * time.Millisecond  // of watches that wait for the lock, before the one whose slice is over
 )
 
-// idling is what all processes are watched with.
+// idling is what all watches share.
 type idling struct {
 	steering
 	after time.Duration
@@ -120,12 +120,12 @@ func (s *idling) run(command *cobra.Command, pids []int) error {
 	return verdict(outcomes)
 }
 
-// watch is that of one process.
+// watch is the watch over one process.
 type watch struct {
 	*idling
 	pid     int
-	process *client.Conn // what ends with it is resumed by the process
-	turn    *turn        // nil: no process has to wait for one
+	process *client.Conn // when it ends, the process resumes what was paused over it
+	turn    *turn        // nil: no process has to wait for a turn
 	say     func(format string, arguments ...any)
 }
 
@@ -227,7 +227,7 @@ func (w *watch) isOver() bool {
 	return waits && err == nil
 }
 
-// pause is false if the process goes on, as it has work, or has nothing to give.
+// pause returns false if the process goes on, because it has work or nothing to give.
 func (w *watch) pause(ctx context.Context, idle, timeout time.Duration) (bool, error) {
 	request := w.request(control.Pause)
 	idleSeconds, timeoutSeconds := idle.Seconds(), timeout.Seconds()
@@ -307,7 +307,7 @@ func (w *watch) rest(ctx context.Context) error {
 	}
 }
 
-// undo resumes what is paused, without a turn: after this command nothing would give it one.
+// undo resumes what is paused, without a turn, because nothing would give the process one after this command.
 func (w *watch) undo() error {
 	limited, cancel := context.WithTimeout(context.Background(), undoPatience)
 	defer cancel()
@@ -322,7 +322,7 @@ func (w *watch) undo() error {
 	return nil
 }
 
-// turn is a process's lock of the file that only one of those has which run; nil: all may.
+// turn is a process's lock on the file, which lets only one process run at a time; nil: all may run.
 type turn struct {
 	file  *os.File
 	has   bool
@@ -336,7 +336,7 @@ func (t *turn) tryTake() bool {
 	return t == nil || t.has
 }
 
-// take waits for the lock, until the command is interrupted or the process is not there any more.
+// take waits for the lock, until the command is interrupted or the process is gone.
 func (t *turn) take(ctx context.Context, alive func() error) error {
 	if t == nil {
 		return nil
@@ -380,7 +380,7 @@ func (t *turn) leave() {
 	}
 }
 
-// awaited reports whether anybody waits for an flock of this process: it has that of --lock alone, for one of its
+// awaited reports whether anybody waits for an flock of this process: it has only that of --lock, for one of its
 // watches at a time. The kernel lists waiters after the lock that they wait for, with the same number: "1: FLOCK
 // ADVISORY WRITE 4711 …", then "1: -> FLOCK …". (fs/locks.c)
 func awaited() (bool, error) {

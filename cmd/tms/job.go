@@ -21,9 +21,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// A job is the processes of one launch on this host. They are known by the variables that their launcher has given
-// them, as they were when they were started (/proc/PID/environ). Paused are all of them or none: first their threads
-// are held up, until no device has work that another rank is to finish, and then all give their memory back.
+// A job is the processes of one launch on this host. They are known by the variables that their launcher gave them at
+// their start (/proc/PID/environ). Either all of them are paused or none: first their threads are held up, until no
+// device has work that another rank is to finish, and then all give their memory back.
 
 // launchers are the variables that name a launch, for each kind of launcher.
 var launchers = []func(environment map[string]string) string{
@@ -99,15 +99,15 @@ func ofJob(job string) (found []int, err error) {
 	return found, err
 }
 
-// Times of a try to hold all ranks up at once.
+// The times of a try to hold up all ranks at once.
 const (
-	firstTry = 50 * time.Millisecond // for the devices to become idle; twice as much as long as none does
+	firstTry = 50 * time.Millisecond // for the devices to become idle; doubled as long as none does
 	lastTry  = 5 * time.Second
-	runOn    = 50 * time.Millisecond // the most for which ranks go on before the next try
-	leastTry = time.Second           // for what can no longer fail for want of time
-	// So many times as long, for ranks that are aligned: they wait for none but their own devices.
+	runOn    = 50 * time.Millisecond // the longest that ranks go on before the next try
+	leastTry = time.Second           // for what must no longer fail for lack of time
+	// How many times as long for aligned ranks, which wait only for their own devices.
 	alignedTries = 8
-	leastLease   = 60.0 // seconds, for a busy rank's answer to what has no lease
+	leastLease   = 60.0 // seconds, for a busy rank's answer to a request without a lease
 )
 
 // jobRank is one process of a job.
@@ -116,12 +116,12 @@ type jobRank struct {
 	index int
 	outcome
 	communicators []control.Communicator // with ranks in other processes
-	driver        *checkpoint.Driver     // nil: it cannot have the process
+	driver        *checkpoint.Driver     // nil: it cannot take the process
 	err           error
 }
 
 // ask sends a request that takes no longer than within. A process that is stopped never answers; one that is only late,
-// on a busy machine, has until the lease of the ranks ends. Errors: those of Do; of the reply, which may be nil.
+// on a busy machine, has until the lease of the ranks ends. Errors: those of Do; the reply's. The reply may be nil.
 func (r *jobRank) ask(ctx context.Context, request control.Request, within time.Duration, reply *control.Reply) error {
 	within += answerTime
 	most := max(within, time.Duration(cmp.Or(request.Lease, leastLease)*float64(time.Second)))
@@ -149,7 +149,7 @@ func (r *jobRank) ask(ctx context.Context, request control.Request, within time.
 	return failure(answer, err)
 }
 
-// job is what is being paused.
+// job is a job that is being paused.
 type job struct {
 	ranks      []*jobRank
 	request    control.Request
@@ -190,7 +190,7 @@ func (s *steering) pauseJob(command *cobra.Command, request control.Request) err
 	return s.conclude(command, outcomes)
 }
 
-// each does something with all ranks at once. Errors: the first rank's that has one, with its number.
+// each does something with all ranks at once. Errors: that of the first rank that has one, with its number.
 func (j *job) each(do func(*jobRank) error) error {
 	var all sync.WaitGroup
 	for _, r := range j.ranks {
@@ -229,13 +229,13 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 		return err
 	}
 	pause := j.request
-	timeout := max(leastTry.Seconds(), j.request.TimeoutSeconds()) // nothing is left to be waited for
+	timeout := max(leastTry.Seconds(), j.request.TimeoutSeconds()) // there is nothing left to wait for
 	pause.Timeout = &timeout
 	if j.everything {
 		pause.NCCL = j.together(timeout)
 	}
-	// A rank whose NCCL is being suspended waits for the others: an interrupt withdraws nothing before that wait has
-	// ended.
+	// A rank whose NCCL is being suspended waits for the others: until that wait has ended, an interrupt withdraws
+	// nothing.
 	carried, withdraw := context.WithCancel(context.WithoutCancel(ctx))
 	defer withdraw()
 	defer context.AfterFunc(ctx, func() { time.AfterFunc(pause.NCCL.Wait(), withdraw) })()
@@ -259,8 +259,8 @@ func (j *job) pause(ctx context.Context, s *steering) error {
 	return j.keep()
 }
 
-// together lists the communicators with all ranks stopped here: those can be suspended, each in all processes at once.
-// A rank that comes to it after half of the timeout finds that the others will not wait for it.
+// together lists the communicators whose ranks are all stopped here: those can be suspended, each in all processes at
+// once. A rank that gets there after half of the timeout finds that the others will not wait for it.
 func (j *job) together(timeout float64) *control.NCCL {
 	here, ranks := map[string]int{}, map[string]int{}
 	for _, r := range j.ranks {
@@ -280,8 +280,9 @@ func (j *job) together(timeout float64) *control.NCCL {
 	return all
 }
 
-// takeRest has the driver take what is left of all ranks, where it can of each; why it does not is no error. Those that
-// share memory are locked before the first is checkpointed. With an error all are as before, or the ranks say what not.
+// takeRest makes the driver take the rest of all ranks, if it can take each; why it cannot is no error. Ranks that
+// share memory are locked before the first is checkpointed. After an error all are as before, or the ranks say what is
+// not.
 func (j *job) takeRest(ctx context.Context) error {
 	var why string
 	for _, r := range j.ranks {
@@ -330,7 +331,7 @@ func (j *job) takeRest(ctx context.Context) error {
 	return err
 }
 
-// leftOf is what NVML says that a process has on all devices; 0: it does not know the process.
+// leftOf returns what NVML says that a process has on all devices; 0: it does not know the process.
 func leftOf(pid int) (bytes uint64) {
 	shown, err := gpus()
 	if namespace, _ := os.Readlink("/proc/self/ns/pid"); err != nil || namespace != initialNamespace {
@@ -346,9 +347,9 @@ func leftOf(pid int) (bytes uint64) {
 	return bytes
 }
 
-// hold holds the threads of all ranks up, so that no device has work left: all are between the same two collectives.
-// For that they are aligned, but where it did not help twice. As long as one has work that another is to finish, all go
-// on for a moment, and it is tried again.
+// hold holds up the threads of all ranks, so that no device has work left: all are between the same two collectives. It
+// aligns the ranks for that, unless aligning has failed to help twice. As long as one rank has work that another is to
+// finish, all go on for a moment, and hold tries again.
 func (j *job) hold(ctx context.Context) error {
 	until := time.Now().Add(time.Duration(j.request.TimeoutSeconds() * float64(time.Second)))
 	alignments := 2
@@ -384,7 +385,7 @@ func (j *job) hold(ctx context.Context) error {
 			late = late && (r.err == nil || code(r.err) == int(cuda.Timeout))
 			held = held || r.err == nil
 		}
-		if !all || sure && held { // where none was idle, all have work still
+		if !all || sure && held { // if none was idle, all still have work
 			alignments--
 		}
 		switch {
@@ -403,7 +404,7 @@ func (j *job) hold(ctx context.Context) error {
 		default:
 			return j.undo(err)
 		}
-		if held { // where one had so little to do, the others wait for it, most likely
+		if held { // if one had so little to do, the others most likely wait for it
 			try += try / 8
 		} else {
 			try *= 2
@@ -412,8 +413,8 @@ func (j *job) hold(ctx context.Context) error {
 	}
 }
 
-// lease is for how many seconds this command need not be heard of, before ranks that it holds up go on: all of a
-// pause's time, and that of an answer.
+// lease returns how many seconds this command may stay silent before the ranks that it holds up go on: the whole time
+// of a pause, and of an answer.
 func (j *job) lease() float64 {
 	return min(j.request.TimeoutSeconds()+answerTime.Seconds(), control.MaxSeconds)
 }
@@ -432,8 +433,8 @@ func (j *job) goOn(ctx context.Context) error {
 	}
 }
 
-// undo has every rank as it was, and returns the cause; a rank that is not says so. All at once: NCCL's are resumed
-// together.
+// undo puts every rank back as it was, and returns the cause; a rank that is not says so. It does all ranks at once,
+// because NCCL's are resumed together.
 func (j *job) undo(cause error) error {
 	_ = j.each(func(r *jobRank) error {
 		own := r.err
@@ -450,7 +451,7 @@ func (j *job) undo(cause error) error {
 	return cause
 }
 
-// keep has the pause stay when this command ends. Of a rank that has ended by now the others are resumed.
+// keep makes the pause outlast this command. If a rank has ended by now, the others are resumed.
 func (j *job) keep() error {
 	keep := control.Request{Op: control.Keep}
 	err := j.each(func(r *jobRank) error { return ask(context.Background(), r.Conn, keep) })

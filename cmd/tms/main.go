@@ -18,15 +18,15 @@ import (
 
 var version = release.Version
 
-// The exit codes, also for scripts: 1 is the answer "no", 2 a command that cannot be carried out, 3 that there is no
-// process to carry it out on.
+// The exit codes, which scripts may rely on: 1 is the answer "no", 2 means that a command cannot be carried out, 3 that
+// there is no process to carry it out on.
 const (
 	exitNo        = 1
 	exitUsage     = 2
 	exitNoProcess = 3
 )
 
-// Each ends a command that has said why.
+// Each of these ends a command that has said why.
 var (
 	errNo        = errors.New("no")
 	errNoProcess = errors.New("no process")
@@ -80,7 +80,7 @@ func rootCommand() *cobra.Command {
 	root.CompletionOptions.HiddenDefaultCmd = true
 	root.InitDefaultHelpFlag()
 	root.InitDefaultVersionFlag()
-	_ = root.Flags().MarkHidden("help") // the last line of the help names the one, a command does the other
+	_ = root.Flags().MarkHidden("help") // the help's last line names this one, and a command replaces the next
 	_ = root.Flags().MarkHidden("version")
 	root.SetFlagErrorFunc(func(command *cobra.Command, err error) error {
 		return fmt.Errorf("%w; see %s --help", plainly(err), command.CommandPath())
@@ -103,7 +103,7 @@ func plainly(err error) error {
 	return fmt.Errorf("--%s %s: give %s", flag.Name, invalid.GetValue(), wanted[flag.Value.Type()])
 }
 
-// bare returns the system's own word, without the call and the path that it failed at: the caller names them.
+// bare returns the system's own error, without the call and the path at which it failed: the caller names those.
 func bare(err error) error {
 	var number syscall.Errno
 	var address *net.AddrError

@@ -133,7 +133,7 @@ func (c *collector) Describe(to chan<- *prometheus.Desc) {
 
 func (c *collector) Collect(to chan<- prometheus.Metric) {
 	found := statuses(time.Second)
-	shown, _ := gpus() // without NVML there is no figure of all
+	shown, _ := gpus() // without NVML there is no figure for everything
 	measure(found, shown)
 	for _, p := range found {
 		gauge := func(d *prometheus.Desc, value float64, labels ...string) {
@@ -169,7 +169,7 @@ func (c *collector) Collect(to chan<- prometheus.Metric) {
 	c.unanswered.Collect(to)
 }
 
-// bytes is what tms ps --bytes shows beside tags.
+// bytes adds what tms ps --bytes shows besides tags.
 func (c *collector) bytes(p process, gauge func(*prometheus.Desc, float64, ...string)) {
 	for _, d := range p.Bytes {
 		device := strconv.Itoa(d.Device)

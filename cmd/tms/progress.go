@@ -19,13 +19,13 @@ import (
 const (
 	barEvery  = 200 * time.Millisecond
 	lineEvery = time.Second
-	barAfter  = 500 * time.Millisecond // what is done sooner needs none
+	barAfter  = 500 * time.Millisecond // work that is done sooner needs no bar
 	barWidth  = 16
 )
 
 // progress shows on stderr how far processes have come with a command's work: on a terminal by a bar in one place,
-// elsewhere by a line each second. The processes are asked for it, beside the request that they carry out; those that
-// do not tell (contents are not copied yet, the driver has the process) have the time alone.
+// elsewhere by a line each second. It asks the processes, besides the request that they carry out; for those that do
+// not say (contents are not being copied yet, the driver has the process) it shows only the time.
 type progress struct {
 	to      io.Writer
 	bar     bool
@@ -35,11 +35,11 @@ type progress struct {
 	looking sync.WaitGroup
 
 	mutex sync.Mutex // guards the fields below, and writing
-	pids  []int      // that are not done
+	pids  []int      // those that are not done
 	shown bool
 }
 
-// progress begins to show. It shows nothing beside JSON, or for libtms.so.
+// progress begins to show. With JSON, or for libtms.so, it shows nothing.
 func (s *steering) progress(to io.Writer, verb string, pids ...int) *progress {
 	p := &progress{to: to, bar: terminal(to), verb: verb, begun: time.Now(),
 		stopped: make(chan struct{}), pids: slices.Clone(pids)}
@@ -108,7 +108,7 @@ func (p *progress) follow() {
 		}
 		text := p.text(pids, connections)
 		p.mutex.Lock()
-		if len(p.pids) == len(pids) { // else it is old
+		if len(p.pids) == len(pids) { // else the text is out of date
 			if p.bar {
 				fmt.Fprintf(p.to, "\r%.*s\x1b[K", tableWidth-1, text) // in one line
 				p.shown = true

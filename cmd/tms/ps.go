@@ -56,7 +56,7 @@ func statuses(within time.Duration) []process {
 	return found
 }
 
-// ofLaunch leaves those of a launch; "": all.
+// ofLaunch keeps only the processes of a launch; "": all.
 func ofLaunch(job string, found []process) []process {
 	return slices.DeleteFunc(found, func(p process) bool { return job != "" && !slices.Contains(p.Jobs, job) })
 }
@@ -69,7 +69,7 @@ func ofWhom(job string) string {
 	return "job " + readable.Printable(job)
 }
 
-// held is the device memory that a pause of the process would free.
+// held returns the bytes of device memory that a pause of the process would free.
 func (p *process) held() (bytes uint64) {
 	for _, d := range p.Stats.Devices {
 		for _, tag := range d.Tags {
@@ -140,7 +140,7 @@ func showProcesses(to, aside io.Writer, job string, asJSON, inBytes bool) error 
 	return writeProcesses(to, found, time.Now())
 }
 
-// columns of the table; those with room give way when it is wider than a terminal.
+// The columns of the table; those with room to spare shrink when it is wider than a terminal.
 const (
 	columnCommand = 1
 	columnTag     = 3
@@ -177,7 +177,7 @@ func writeProcesses(to io.Writer, found []process, now time.Time) error {
 	for _, row := range table {
 		var line strings.Builder
 		for column, cell := range row {
-			if len(row) < len(width) && column == len(row)-1 { // words to the end
+			if len(row) < len(width) && column == len(row)-1 { // text to the end of the line
 				line.WriteString(cell)
 				break
 			}
@@ -256,7 +256,7 @@ func stateOf(p process, d stats.Device, tag stats.Tag, now time.Time) string {
 	return word + " " + readable.Age(now.Sub(time.UnixMilli(int64(tag.PausedSince*1000))))
 }
 
-// doing names what a process says that it does: pausing, resuming, moving.
+// doing names what a process says that it is doing: pausing, resuming, moving.
 func doing(operation string) string {
 	return strings.TrimSuffix(readable.Printable(operation), "e") + "ing"
 }

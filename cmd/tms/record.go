@@ -89,7 +89,7 @@ func record(command *cobra.Command, pid int, path string, lasting time.Duration)
 		return failed(fmt.Errorf("%w; what was recorded until then is in %s", err, path))
 	}
 	size := ""
-	if found, err := os.Stat(path); err == nil { // not one in another container
+	if found, err := os.Stat(path); err == nil { // not a process in another container
 		size = readable.Bytes(uint64(found.Size())) + " "
 	}
 	fmt.Fprintf(command.OutOrStdout(), "%d: recorded, %sin %.1f s: %s\n", pid, size, time.Since(start).Seconds(), path)

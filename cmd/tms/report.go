@@ -64,7 +64,7 @@ func lines(to io.Writer, path string) error {
 	return trace.WriteLines(to, records)
 }
 
-// writeFile leaves no half of a file.
+// writeFile leaves no incomplete file behind.
 func writeFile(path string, write func(io.Writer) error) error {
 	if path == "-" {
 		return write(os.Stdout)

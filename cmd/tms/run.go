@@ -16,10 +16,9 @@ import (
 	"tms/vmm/pool/program"
 )
 
-// notTaken are libraries that hand buffers which they allocate themselves to network cards and to other processes,
-// which a pause would pull them away from. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and
-// NIXL 1.5: of UCX, parts that are loaded by libuct allocate. Not libucm_cuda, through which UCX leads everybody's
-// cudaMalloc.
+// notTaken are libraries that hand buffers of their own to network cards and to other processes, from which a pause
+// would pull the memory away. The names are those in the wheels of NCCL 2.32, NVSHMEM 3.8, UCX 1.22 and NIXL 1.5: in
+// UCX, parts that libuct loads allocate. libucm_cuda is left out, because UCX leads everybody's cudaMalloc through it.
 var notTaken = []string{"libnccl.so", "libnvshmem_host.so", "nvshmem_transport_gpunetio.so",
 	"nvshmem_transport_ibdevx.so",
 	"nvshmem_transport_ibgda.so", "nvshmem_transport_ibrc.so", "nvshmem_transport_libfabric.so", "libuct_cuda.so",
@@ -122,7 +121,7 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 	return command
 }
 
-// setAside is what the name of a variable begins with that libtms.so puts back under TMS_NO_INHERIT.
+// setAside is the prefix of the variables that libtms.so puts back under TMS_NO_INHERIT.
 const setAside = "TMS_BEFORE_"
 
 // environment returns the program's environment: own, with the variables of set.
@@ -149,7 +148,7 @@ func environment(own []string, set map[string]string) []string {
 
 func separates(r rune) bool { return r == ' ' || r == ':' || r == '\t' || r == '\n' }
 
-// joined returns the names once each, with colons between.
+// joined returns each name once, with colons between the names.
 func joined(names []string) string {
 	var kept []string
 	seen := map[string]bool{"": true}
@@ -162,8 +161,8 @@ func joined(names []string) string {
 	return strings.Join(kept, ":")
 }
 
-// libraries are the paths of those to preload: TMS_LIBRARY, or lib/ beside the folder of this command; and the other
-// beside that.
+// libraries returns the paths to preload: TMS_LIBRARY, or libtms.so in lib/ beside the folder of this command; and the
+// other library beside that.
 func libraries() ([]string, error) {
 	path := os.Getenv("TMS_LIBRARY")
 	if path == "" {

@@ -18,10 +18,10 @@ import (
 	"tms/internal/readable"
 )
 
-// answerTime is how long a process may take to say how it is: one that is stopped never does.
+// answerTime is how long a process may take to report its state: one that is stopped never does.
 const answerTime = 5 * time.Second
 
-// outcome is what came of one process.
+// outcome is what a command has achieved with one process.
 type outcome struct {
 	PID     int     `json:"pid"`
 	OK      bool    `json:"ok"`
@@ -31,17 +31,17 @@ type outcome struct {
 	Error   string  `json:"error,omitempty"`
 	// For a pause: how many of Bytes have no backup, so that their contents are gone.
 	WithoutContents uint64 `json:"without_contents_bytes,omitempty"`
-	// For a refusal for want of host memory: the bytes that it takes, and the bytes available.
+	// For a refusal for lack of host memory: the bytes needed, and the bytes available.
 	Host          uint64 `json:"host_bytes,omitempty"`
 	HostAvailable uint64 `json:"host_available_bytes,omitempty"`
-	// What a pause has moved (--to), and how long the driver took (--everything, and what a resume undid of that).
+	// What a pause has moved (--to), and how long the driver took (--everything, and a resume that undid it).
 	MovedBytes    uint64  `json:"moved_bytes,omitempty"`
 	DriverSeconds float64 `json:"driver_seconds,omitempty"`
 	NCCL          string  `json:"nccl,omitempty"` // for --everything, and its resume: what became of NCCL's memory
-	// For --job with --everything: why the driver has not taken the rest, and how much that is by NVML.
+	// For --job with --everything: why the driver has not taken the rest, and how much that is according to NVML.
 	Stays     string `json:"stays,omitempty"`
 	LeftBytes uint64 `json:"left_bytes,omitempty"`
-	Tries     int    `json:"tries,omitempty"` // for a pause of a job: until all stood between the same collectives
+	Tries     int    `json:"tries,omitempty"` // for a pause of a job: tries until all stood between the same collectives
 
 	unreachable bool
 }
@@ -110,7 +110,7 @@ func addWait(command *cobra.Command, wait *float64) {
 }
 
 func checkSeconds(flag string, seconds float64) error {
-	if seconds >= 0 && seconds <= control.MaxSeconds { // not of NaN
+	if seconds >= 0 && seconds <= control.MaxSeconds { // false for NaN
 		return nil
 	}
 	return fmt.Errorf("--%s %g: give seconds, from 0 to %d", flag, seconds, control.MaxSeconds)
@@ -183,7 +183,7 @@ func (s *steering) run(command *cobra.Command, verb string, arguments []string, 
 	return s.conclude(command, outcomes)
 }
 
-// tell says what came of a process: beside JSON, only what failed.
+// tell says what came of a process; with JSON, only what failed.
 func (s *steering) tell(command *cobra.Command, o outcome, say func(outcome) string) {
 	if !o.OK {
 		fmt.Fprintf(command.ErrOrStderr(), "tms: %d: %s\n", o.PID, o.Error)
@@ -307,7 +307,7 @@ resume; any other takes --force, and must leave the GPU alone meanwhile.`,
 	return command
 }
 
-// without returns words for bytes without a backup, after the words before; "" for none.
+// without returns a text for bytes without a backup, behind the text before; "" for none.
 func without(before string, bytes uint64) string {
 	if bytes == 0 {
 		return ""

@@ -13,10 +13,10 @@ import (
 	"tms/vmm/cuda"
 )
 
-// swapSlice is a part of a wait for memory, between looks whether the command is interrupted.
+// swapSlice is a part of a wait for memory, between checks whether the command is interrupted.
 const swapSlice = 500 * time.Millisecond
 
-// swapping is one swap. OUT's pause is kept only when IN is resumed: until then it is undone, by OUT itself, when the
+// swapping is one swap. OUT's pause is kept only when IN is resumed: until then OUT itself undoes it when the
 // connection ends.
 type swapping struct {
 	steering
@@ -107,7 +107,7 @@ func (s *swapping) swap(ctx context.Context, outPID, inPID int) []outcome {
 	request.Timeout, request.Force = &s.timeout, s.force
 	reply, err := leaving.Do(ctx, request)
 	out.Bytes, out.WithoutContents, out.Seconds = reply.Bytes, reply.WithoutContents, reply.Seconds
-	if err = failure(reply, err); err != nil { // what is paused all the same, the end of the connection undoes
+	if err = failure(reply, err); err != nil { // the end of the connection undoes what is paused all the same
 		return failed(err, because(err, "left as it was: %d was not paused", outPID))
 	}
 	if in = s.resume(ctx, coming, in, state.Stats.Everything); !in.OK {
@@ -135,7 +135,7 @@ func reach(ctx context.Context, pid int) (*client.Conn, control.ProcessState, er
 	return connection, state, err
 }
 
-// resume is carried through once it has begun, so that it is known what came of it.
+// resume is not interrupted once it has begun, so that its outcome is known.
 func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, everything bool) outcome {
 	until := time.Now().Add(time.Duration(s.wait * float64(time.Second)))
 	for {

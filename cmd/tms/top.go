@@ -72,7 +72,7 @@ func utf8Locale() bool {
 	return strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
 }
 
-// watched is what top shows: processes as tms ps has them, and devices as NVML has them.
+// watched is what top shows: processes as tms ps shows them, and devices as NVML does.
 type watched struct {
 	job string // "": all
 
@@ -138,7 +138,8 @@ func (w *watched) ask(done chan struct{}) {
 	close(done)
 }
 
-// overview is what of each device is whose. Ours is what NVML says of our processes; where it does not, what they say.
+// overview returns whose memory is on each device. Ours is what NVML says about our processes, or where it does not,
+// what they say.
 func overview(processes []process, found []nvml.Device) (devices []top.Device) {
 	processes = slices.Clone(processes)
 	for i := range processes {
@@ -168,7 +169,7 @@ func overview(processes []process, found []nvml.Device) (devices []top.Device) {
 	return devices
 }
 
-// asSeen are the devices as processes see them.
+// asSeen returns the devices as the processes see them.
 func asSeen(processes []process, ours func(uuid string) uint64) (devices []top.Device) {
 	var known []string
 	for _, p := range processes {

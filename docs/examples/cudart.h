@@ -1,4 +1,4 @@
-/* What the examples call of CUDA's runtime; a program with the CUDA toolkit includes <cuda_runtime_api.h>. */
+/* What the examples call in CUDA's runtime; a program with the CUDA toolkit includes <cuda_runtime_api.h>. */
 #include <stddef.h>
 
 int cudaMalloc(void **address, size_t size);

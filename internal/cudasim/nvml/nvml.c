@@ -1,7 +1,7 @@
 // The simulated devices as NVML shows them: the functions that package internal/nvml calls, with NVML's names, numbers
 // and layouts. This library reads what each process of the user holds from its page (driver/base/process.h), and uses
-// no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows those that share with
-// nobody, as if they shared one set of devices, which can then be more than full.
+// no CUDA. It shows the processes with this process's CUDASIM_SHARED. Without one it shows the processes that share
+// with nobody, as if they shared one set of devices, which can then be more than full.
 #include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -64,7 +64,7 @@ static void see_devices(struct process_page *page, void *seen)
 		devices->memory = page->memory;
 }
 
-// Returns as many devices, and as large, as the processes have; without any, those of the environment.
+// Returns as many devices as the processes have, and as large; if there are no processes, those of the environment.
 static struct settings devices(void)
 {
 	struct settings seen = {0};

@@ -52,7 +52,7 @@ static int copy_peer(void *target, int target_device, const void *source, int so
 		      : cu.cuMemcpyPeer((CUdeviceptr)target, to, (CUdeviceptr)source, from, size);
 }
 
-// Per thread, a synchronous call is the asynchronous one and a wait.
+// On a per-thread stream, a synchronous call is the asynchronous one with a wait.
 static const cudaStream_t per_thread = CU_STREAM_PER_THREAD;
 
 static int finish(int error)

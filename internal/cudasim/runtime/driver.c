@@ -24,7 +24,7 @@ static void load(void)
 #undef X
 }
 
-// In a forked child the lock may be held by a thread that does not exist there.
+// In a forked child, a thread that does not exist there may hold the lock.
 static void in_child(void)
 {
 	pthread_mutex_init(&lock, NULL);

@@ -28,7 +28,7 @@ void device_forget(int device);
 // Remembers an error as the thread's last one, and returns it.
 cudaError_t result(int code);
 
-// Defines a function: after the first step works, it evaluates an expression, an error code.
+// Defines a function: after the first step succeeds, it evaluates an expression, which is an error code.
 #define PASS(first, name, parameters, does) PASS_AFTER(, first, name, parameters, does)
 #define PASS_AFTER(setting, first, name, parameters, does) \
 	EXPORT cudaError_t name parameters \

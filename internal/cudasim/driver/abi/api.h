@@ -162,7 +162,7 @@
 	X(11020, INIT, cuMemPoolImportFromShareableHandle, , (CUmemoryPool *pool, void *shareable, \
 	  CUmemAllocationHandleType type, unsigned long long flags), import(pool, shareable, type, flags)) \
 	X(11020, INIT, cuMemPoolTrimTo, , (CUmemoryPool pool, size_t keep), \
-	  ((void)keep, pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)) /* nothing is kept beyond use */ \
+	  ((void)keep, pool_find(pool) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE)) /* the simulator keeps no unused memory */ \
 	X(11020, INIT, cuMemPoolGetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \
 	  get_attribute(pool, attribute, value)) \
 	X(11020, INIT, cuMemPoolSetAttribute, , (CUmemoryPool pool, CUmemPool_attribute attribute, void *value), \

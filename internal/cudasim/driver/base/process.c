@@ -1,4 +1,4 @@
-// The page of process.h: its making, the search for another process's, and the lock on this process's calls.
+// The page of process.h: how it is made, how another process's is found, and the lock on this process's calls.
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -97,7 +97,7 @@ void process_holds(int device, uint64_t bytes)
 		atomic_store(&own->held[device], bytes);
 }
 
-// Returns the state, after the deadline or the locking process's death has ended a lock that is being put.
+// Returns the state, after the deadline or the locking process's death has ended a lock that was being taken.
 static uint32_t settled(struct process_page *page)
 {
 	uint32_t state = atomic_load(&page->state);

@@ -1,6 +1,6 @@
 // What other processes see of this one and do to it: its state for the checkpoint functions, and what it holds for
-// NVML. It is a page in a memfd. Others find it among the process's descriptors, so only the same user can, and it goes
-// with the process.
+// NVML. It is a page in a memfd. Others find it among the process's descriptors, so only the same user can, and it
+// vanishes with the process.
 #ifndef CUDASIM_PROCESS_H
 #define CUDASIM_PROCESS_H
 
@@ -32,7 +32,7 @@ void process_holds(int device, uint64_t bytes);
 // Around each call that waits for a lock. The first waits while the process is locked; false: the process has failed.
 bool process_enter(void);
 void process_leave(void);
-// As process_enter, for a call that does not wait; returns the state. If *inside, call process_leave.
+// As process_enter, but for a call that does not wait; returns the state. If *inside is set, call process_leave.
 CUprocessState process_pass(bool *inside);
 void process_read_taken(void); // reads from a page that a checkpoint has taken away: SIGSEGV
 

@@ -28,7 +28,7 @@ struct statistics {
 struct simulator {
 	pthread_mutex_t lock;
 	bool initialized, forked;
-	unsigned epoch; // counts cudasim_reset: thread-local state of an older one is void
+	unsigned epoch; // counts cudasim_reset: thread-local state from before is void
 	struct settings settings;
 	uint64_t next_id; // of mappings and captures
 	struct tree objects;

@@ -17,7 +17,7 @@ struct tree {
 	size_t count;
 };
 
-// Keys are unique: inserting a key that is present is a bug of the caller.
+// Keys are unique: inserting a key that is present is a bug in the caller.
 void tree_insert(struct tree *tree, struct tree_node *node, uint64_t key);
 void tree_remove(struct tree *tree, struct tree_node *node);
 struct tree_node *tree_find(const struct tree *tree, uint64_t key);

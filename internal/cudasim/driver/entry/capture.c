@@ -45,7 +45,7 @@ static CUresult end(CUstream handle, CUgraph *graph)
 					       : CUDA_SUCCESS;
 	if (result == CUDA_SUCCESS) {
 		*graph = object_handle(capture->graph);
-		capture->graph = NULL; // the caller's from now on
+		capture->graph = NULL; // it belongs to the caller from now on
 	}
 	capture_delete(capture);
 	return result;

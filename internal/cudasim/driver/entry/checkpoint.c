@@ -1,5 +1,5 @@
-// Checkpoints: one process stops another, found by its number. The other's calls wait (base/process.c), and its share
-// of the devices' memory goes to others for a time (memory/budget.c). Contents stay where they are, since nothing that
+// Checkpoints: one process stops another, found by its number. The other's calls wait (base/process.c), and others can
+// have its share of the devices' memory for a time (memory/budget.c). Contents stay where they are, since nothing that
 // could touch them runs.
 #include "base/process.h"
 #include "entry/gate.h"
@@ -48,7 +48,7 @@ static CUresult checkpoint(struct process_page *page)
 	return CUDA_SUCCESS;
 }
 
-// Restores to the devices that it had, for the simulator has no others to name.
+// Restores to the devices that it had, because the simulator has no others to name.
 static CUresult restore(struct process_page *page)
 {
 	if (!sim.initialized) // as the driver without persistence mode
@@ -70,7 +70,7 @@ static CUresult unlock(struct process_page *page)
 static CUresult change(int pid, const uint64_t *reserved, CUresult (*to)(struct process_page *))
 {
 	struct process_page *page;
-	if (!zero(reserved, 8)) // from driver 610 on, a checkpoint's first one is for storage of the caller's
+	if (!zero(reserved, 8)) // from driver 610 on, the first one of a checkpoint is for the caller's storage
 		return CUDA_ERROR_INVALID_VALUE;
 	TRY(process_find(pid, &page));
 	CUresult result = to(page);

@@ -89,8 +89,8 @@ static CUresult push(uint64_t handle)
 	return CUDA_SUCCESS;
 }
 
-// Reports whether a thread can enter a context: also a primary one that is gone, in which its calls then fail with 709
-// (seen on driver 580).
+// Reports whether a thread can enter a context: it can even enter a primary one that is gone, where its calls then fail
+// with 709 (seen on driver 580).
 static bool enterable(CUcontext context)
 {
 	bool found = object_find(context, CONTEXT);

@@ -28,8 +28,8 @@ static uint64_t span(uint64_t pitch, uint64_t width, uint64_t height)
 	return width && height ? pitch * (height - 1) + width : 0;
 }
 
-// Whether an address may be what the direction says: device memory, or pinned host memory
-// seen through unified addressing.
+// Reports whether an address may be what the direction says: device memory, or pinned host memory seen through unified
+// addressing.
 static bool device_side(enum place place, uint64_t address, uint64_t size)
 {
 	return place == PLACE_DEVICE || host_pinned(address, size);
@@ -117,7 +117,7 @@ static CUresult later(struct request request, enum direction direction, CUstream
 	return stream_submit(stream, operation);
 }
 
-// own: on the thread's own stream, where a synchronous call is the asynchronous one and a wait.
+// own: on the thread's own stream, where a synchronous call is the asynchronous one with a wait.
 static CUresult now(struct request request, enum direction direction, bool own)
 {
 	struct operation *operation = &request.operation;

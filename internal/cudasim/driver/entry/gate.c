@@ -243,7 +243,7 @@ void gate_leave(const int *guard)
 {
 	(void)guard;
 	pthread_mutex_unlock(&sim.lock);
-	// A host function's own calls leave nothing: the counted call waits for the function.
+	// A host function's own calls do not leave, because the counted call waits for the function.
 	if (counted && !thread_state()->in_host_function) {
 		counted = false;
 		process_leave();

@@ -1,4 +1,5 @@
-// Pinned host memory: what these refuse, and what they wait for before it goes. memory/host.c has the ranges.
+// Pinned host memory: what these functions refuse, and what they wait for before it is freed. memory/host.c has the
+// ranges.
 #include <sys/mman.h>
 
 #include "entry/gate.h"

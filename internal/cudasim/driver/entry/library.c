@@ -8,7 +8,7 @@ struct library {
 	struct object object;
 	bool valid;
 	bool has[EMULATIONS];
-	struct kernel *kernels[EMULATIONS]; // asked for
+	struct kernel *kernels[EMULATIONS]; // that were asked for
 };
 
 // Reports whether the text has ".entry name(", with spaces where PTX allows them.

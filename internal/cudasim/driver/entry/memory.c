@@ -31,7 +31,7 @@ static CUresult allocate_rows(CUdeviceptr *address, size_t *pitch, size_t width,
 	return CUDA_SUCCESS;
 }
 
-// The host can read and write all device memory here, so this stays where it is.
+// Here the host can read and write all device memory, so managed memory never moves.
 enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
 static CUresult allocate_managed(CUdeviceptr *address, size_t size, unsigned flags)
 {

@@ -70,7 +70,7 @@ static CUresult create(CUmemoryPool *handle, const CUmemPoolProps *props)
 	return *handle ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
 }
 
-// Memory in use stays until it is freed.
+// Memory in use stays allocated until it is freed.
 static CUresult destroy(CUmemoryPool handle)
 {
 	struct pool *pool = pool_find(handle);

@@ -97,7 +97,7 @@ static CUresult create(CUmemGenericAllocationHandle *handle, size_t size, const 
 	return result;
 }
 
-// A group has one member at most, which gets what is written to the group. It cannot be mapped here.
+// A group has at most one member, which gets what is written to the group. The group cannot be mapped here.
 static CUresult create_group(CUmemGenericAllocationHandle *handle, const CUmulticastObjectProp *prop)
 {
 	if (!handle || !prop || !prop->numDevices || !prop->size || !aligned(prop->size) || prop->flags)
@@ -126,7 +126,7 @@ static struct block *block_of(CUmemGenericAllocationHandle handle)
 	return allocation ? allocation->block : NULL;
 }
 
-// The block of a mapping by cuMemMap that begins at this address.
+// Returns the block of a mapping by cuMemMap that begins at this address.
 static struct block *block_at(CUdeviceptr address)
 {
 	struct mapping *mapping = mapping_at(address);
@@ -195,7 +195,7 @@ static CUresult map(CUdeviceptr address, size_t size, size_t offset, CUmemGeneri
 	return CUDA_SUCCESS;
 }
 
-// The first of the mappings that together are exactly this range; NULL: no mappings are.
+// Returns the first of the mappings that together make up exactly this range; NULL: none do.
 static struct mapping *whole_mappings(uint64_t address, uint64_t size)
 {
 	struct mapping *first = (struct mapping *)tree_find(&memory.mappings, address), *mapping = first;

@@ -92,7 +92,7 @@ CUresult capture_forbids_context(const struct context *context)
 	return CUDA_SUCCESS;
 }
 
-// Work on the legacy stream would have to wait for the blocking streams, the captured ones too.
+// Work on the legacy stream would have to wait for the blocking streams, including captured ones.
 CUresult capture_forbids_legacy(const struct context *context)
 {
 	for (struct capture *capture = captures; capture; capture = capture->next)

@@ -23,7 +23,7 @@ struct stream {
 	unsigned flags;
 	int priority;
 	bool legacy;
-	int thread; // the one that has it as its default stream, else 0
+	int thread; // the thread that has it as its default stream, else 0
 	struct stream *next_thread;
 	unsigned mark; // queue pass that needs this stream
 	unsigned held; // queue pass that found it held up by a host function
@@ -37,7 +37,7 @@ struct event {
 	struct context *context;
 	unsigned flags;
 	uint64_t recorded; // sequence number of the last record, 0 if never
-	bool whole;	   // of all that the context had been given until then
+	bool whole;	   // of everything that the context had been given until then
 	bool complete;
 	double time; // ms
 	struct capture *capture;
@@ -123,7 +123,7 @@ void queue_wait_device(int device);
 void queue_wait_event(uint64_t sequence);
 void queue_wait_frees(int device);			 // in stream order
 void queue_wait_host(uint64_t address, uint64_t size); // for what may use this host memory
-void queue_run_free(void); // runs all that needs no host function; never waits
+void queue_run_free(void); // runs everything that needs no host function; never waits
 // Queries run what they can, leave host functions to threads of their own, and never wait.
 bool queue_stream_done(struct stream *stream);
 bool queue_event_done(uint64_t sequence);

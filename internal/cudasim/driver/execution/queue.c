@@ -20,7 +20,7 @@ struct queued {
 	bool running;	 // a host function; it stays in the queue until it has returned
 	bool dropped;	 // no longer in the queue: its runner frees it
 	bool poisoned;	 // its memory was unmapped after it was issued
-	uint64_t issued; // sim.next_id then: of a launch, mappings with a higher one are of no use to it
+	uint64_t issued; // sim.next_id then: a launch has no use for mappings with a higher one
 };
 
 static struct queued *head, *tail;
@@ -52,7 +52,7 @@ void queue_drop(const struct stream *stream)
 		if (!queued->running)
 			free(queued);
 	}
-	pthread_cond_broadcast(&returned); // nobody needs them any more
+	pthread_cond_broadcast(&returned); // nobody needs them any longer
 }
 
 static bool full(const struct stream *stream)
@@ -122,8 +122,8 @@ static bool uses(const struct operation *operation, uint64_t address, uint64_t s
 						  operation->set.width, operation->set.height);
 }
 
-// What a caller waits for: the earlier operations that fit one of these. Streams and contexts are only compared: they
-// may be gone when a host function returns.
+// What a caller waits for: the earlier operations that match one of these. Streams and contexts are only compared,
+// because they may be gone when a host function returns.
 struct target {
 	uint64_t until; // the last one issued before
 	const struct stream *stream, *legacy;
@@ -148,7 +148,7 @@ static bool targeted(const struct queued *queued, const struct target *target)
 	       (target->size && (type == LAUNCH || uses(&queued->operation, target->address, target->size)));
 }
 
-// One walk backwards finds all that is needed, because operations depend on earlier ones only.
+// One walk backwards finds everything that is needed, because operations depend only on earlier ones.
 static void mark(const struct target *target)
 {
 	pass++;
@@ -169,7 +169,7 @@ static void mark(const struct target *target)
 	}
 }
 
-// Reports whether it is a running host function, or is ordered behind one. Call it for all before it first.
+// Reports whether it is a running host function, or is ordered behind one. Call it for all earlier operations first.
 static bool held_up(const struct queued *queued)
 {
 	const struct stream *stream = queued->stream;
@@ -230,7 +230,7 @@ static void *help(void *queued)
 	return NULL;
 }
 
-// Starts a thread to call the function. If there can be none, the next query tries again.
+// Starts a thread to call the function. If that fails, the next query tries again.
 static void start_helper(struct queued *queued)
 {
 	pthread_t thread;
@@ -275,7 +275,7 @@ enum host_functions { CALL, HELP, LEAVE }; // call them here, on a thread of the
 
 enum progress { DONE, HELD_UP, CALLED };
 
-// Runs what is needed and not held up, in order. After a host function, all may have changed.
+// Runs what is needed and not held up, in order. After a host function, everything may have changed.
 static enum progress run(const struct target *target, enum host_functions host)
 {
 	enum progress progress = DONE;

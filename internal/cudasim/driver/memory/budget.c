@@ -1,5 +1,5 @@
-// How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED), which
-// never share contents.
+// How much of the devices' memory is in use: by this process, or by all that share the devices (CUDASIM_SHARED),
+// although they never share contents.
 //
 // The processes share a file in /dev/shm that each maps: a robust lock, and a member for each process with what it
 // holds. A member counts only while its process lives, so the memory of a killed process is free at the next look. The
@@ -19,7 +19,7 @@
 
 enum { MEMBERS = 256 };
 
-// A process and its program: numbers are used again, and exec keeps the number and the start.
+// A process and its program: process numbers are reused, and exec keeps the number and the start time.
 struct identity {
 	pid_t process; // 0: none
 	uint64_t started, stack;
@@ -48,7 +48,7 @@ static bool identify(pid_t process, struct identity *identity)
 	*identity = (struct identity){.process = process};
 	int fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0)
-		return errno != ENOENT; // it is there, but no descriptor is left to look
+		return errno != ENOENT; // it exists, but no descriptor is left to look with
 	ssize_t length = read(fd, text, sizeof text - 1);
 	close(fd);
 	if (length <= 0)
@@ -95,7 +95,7 @@ static bool drop_dead(struct segment *of)
 	return left;
 }
 
-// Makes a file without a name, and names it when all is in it.
+// Makes a file without a name, and names it when it is complete.
 static bool create(const char *path)
 {
 	int fd = open(folder, O_TMPFILE | O_RDWR | O_CLOEXEC, 0600);
@@ -125,7 +125,7 @@ static bool create(const char *path)
 	return !error;
 }
 
-// Returns the file's segment, locked; NULL: errno says why. To remove the file takes the lock, so a file that still has
+// Returns the file's segment, locked; NULL: errno says why. Removing the file takes the lock, so a file that still has
 // its name keeps it.
 static struct segment *attach(const char *path, bool make)
 {
@@ -181,7 +181,7 @@ static void sweep(void)
 		closedir(listing);
 }
 
-// Once in a process: checkpoints of other processes read the paths without sim.lock.
+// Once in a process, because checkpoints of other processes read the paths without sim.lock.
 static bool find_folder(void)
 {
 	static pthread_mutex_t finding = PTHREAD_MUTEX_INITIALIZER;
@@ -273,7 +273,7 @@ void budget_leave(void)
 
 __attribute__((destructor)) static void leave(void)
 {
-	if (pthread_mutex_trylock(&sim.lock)) // a thread ends the process amid a call: the next process sweeps
+	if (pthread_mutex_trylock(&sim.lock)) // a thread ended the process in the middle of a call: the next process sweeps
 		return;
 	budget_leave();
 	pthread_mutex_unlock(&sim.lock);
@@ -335,7 +335,7 @@ uint64_t budget_free(int device)
 	return result;
 }
 
-// Another process's segment need not be this one's.
+// Another process's segment may be a different one.
 static CUresult set_lent(int process, const char *shared, bool lent)
 {
 	char path[sizeof file];

@@ -34,7 +34,7 @@ static bool addresses_take(struct device *device, uint64_t size, uint64_t *addre
 		if (!heap)
 			return false;
 		if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
-			heap_size = size; // address space is limited: take just enough
+			heap_size = size; // address space is limited, so take just enough
 			if (!addresses_reserve(0, heap_size, sim.settings.granularity, &at)) {
 				free(heap);
 				return false;

@@ -93,7 +93,7 @@ bool budget_take(int device, uint64_t size); // false: it does not fit
 void budget_give(int device, uint64_t size);
 uint64_t budget_free(int device);
 // Lends another process's memory, by its number and CUDASIM_SHARED, to others until it is claimed again.
-// CUDA_ERROR_OUT_OF_MEMORY: others have it still.
+// CUDA_ERROR_OUT_OF_MEMORY: others still have it.
 CUresult budget_lend(int process, const char *shared);
 CUresult budget_claim(int process, const char *shared);
 
