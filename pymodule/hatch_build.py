@@ -1,4 +1,4 @@
-"""Puts the library, the command and the simulator into the wheel; there is none without them."""
+"""Puts the library, the command and the simulator into the wheel; it is not built without them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tms import Backup
 
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic with this only
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # cuBLAS is deterministic only with this
 
 import torch
 from torch import nn
@@ -23,7 +23,7 @@ class Training:
     """Weights and Adam's state in a region with a backup, a workspace in one without.
 
     Args:
-        pausable: whether tms is used at all.
+        pausable: whether to use tms at all.
     """
 
     def __init__(self, *, pausable: bool) -> None:
@@ -45,8 +45,8 @@ class Training:
             ).cuda()
         # fused: no temporary tensors, which the first step would leave in the region's pool
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
-        # Caches and activations as they are in serving and in RL: most of the device, and
-        # nothing in it that has to be kept.
+        # Like caches and activations in serving and in RL: most of the device's memory, with
+        # nothing in it that must be kept.
         size = int(torch.cuda.mem_get_info()[0] * 0.6)
         with self._region("workspace", None):
             self.workspace = torch.empty(size, dtype=torch.uint8, device="cuda")
@@ -60,7 +60,7 @@ class Training:
         return region
 
     def step(self, number: int) -> float:
-        """One step on data that depends on its number only; the loss."""
+        """One step on data that depends only on its number; returns the loss."""
         source = torch.Generator().manual_seed(number)
         self.inputs.copy_(torch.randn(BATCH, 1024, generator=source))
         targets = self.inputs[:, :64].sin()
@@ -87,12 +87,12 @@ class Training:
 
     @property
     def pausable_bytes(self) -> int:
-        """What a pause has to free at least."""
+        """What a pause must free at least."""
         size: int = self.workspace.nbytes + sum(tensor.nbytes for tensor in self._kept())
         return size
 
     def addresses(self) -> list[int]:
-        """Of every weight, every part of Adam's state, and the workspace."""
+        """Those of every weight, every part of Adam's state, and the workspace."""
         return [tensor.data_ptr() for tensor in (*self._kept(), self.workspace)]
 
     def contents(self) -> list[str]:

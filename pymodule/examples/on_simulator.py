@@ -1,7 +1,7 @@
 """A training in plain Python whose state lives in CUDA memory; made for the simulator.
 
 An MLP with Adam in float64. Weights and moments are copied from the device before each step
-and back to it afterwards, and so are the inputs, which makes the losses depend on every byte.
+and back to it afterwards, and so are the inputs, so the losses depend on every byte.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Training:
     """Weights and Adam's state in a region with a backup, a workspace in one without.
 
     Args:
-        pausable: whether tms is used at all.
+        pausable: whether to use tms at all.
     """
 
     device = "simulator"
@@ -101,7 +101,7 @@ class Training:
         return region
 
     def step(self, number: int) -> float:
-        """One step on data that depends on its number only; the loss."""
+        """One step on data that depends only on its number; returns the loss."""
         source = random.Random(number)
         samples = array("d", (source.uniform(-2, 2) for _ in range(BATCH * INPUTS)))
         self._runtime.write(self._workspace, samples)
@@ -123,11 +123,11 @@ class Training:
 
     @property
     def pausable_bytes(self) -> int:
-        """What a pause has to free at least."""
+        """What a pause must free at least."""
         return self._workspace_bytes + 3 * 8 * WEIGHTS
 
     def addresses(self) -> list[int]:
-        """Of the weights, both moments, and the workspace."""
+        """Those of the weights, both moments, and the workspace."""
         return [*self._state, self._workspace]
 
     def contents(self) -> list[str]:

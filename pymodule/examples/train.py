@@ -1,8 +1,8 @@
 """Trains, pauses in the middle, lends the GPU's memory to another process, resumes, trains on.
 
-Two trainings are run, each in a process of its own: one that pauses, under libtms.so, and one
-that knows nothing of tms, without libtms.so. Their losses have to be identical. While the first is
-paused a third process, without libtms.so, uses more memory than was free before the pause.
+It runs two trainings, each in a process of its own: one that pauses, under libtms.so, and one that
+knows nothing of tms, without libtms.so. Their losses must be identical. While the first is paused,
+a third process, without libtms.so, uses more memory than was free before the pause.
 
     LD_PRELOAD=libtms.so python train.py --device gpu         with PyTorch
     LD_PRELOAD=libtms.so python train.py --device simulator   without anything
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def without_libtms() -> dict[str, str]:
-    """This process's environment, for one that is not interposed."""
+    """This process's environment, for a process that is not interposed."""
     return {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
 
 
@@ -106,7 +106,7 @@ def run(device: str, *, pausing: bool, python: list[str]) -> None:
 
 
 def borrow(device: str, size: int) -> None:
-    """The process that the memory is lent to: uses `size` bytes until its standard input ends."""
+    """The process that borrows the memory: it uses `size` bytes until its standard input ends."""
     if device == "gpu":
         from on_gpu import use
     else:
@@ -121,7 +121,7 @@ def borrow(device: str, size: int) -> None:
 def lend(
     training: Any, step: int, program: list[str]
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Pauses the training, has another process use its memory, and resumes it."""
+    """Pauses the training, lets another process use its memory, and resumes it."""
     import tms
 
     events: list[dict[str, Any]] = []

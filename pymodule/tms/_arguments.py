@@ -45,7 +45,7 @@ def check_tag(tag: object) -> str:
 
 
 def check_tags(tag: object) -> list[str] | None:
-    """A tag, or a list or tuple of them, as a list; None stays. Errors: as `check_tag`."""
+    """Returns a tag, or a list or tuple of them, as a list; None stays. Errors: as `check_tag`."""
     if tag is None:
         return None
     return [check_tag(one) for one in (tag if isinstance(tag, (list, tuple)) else [tag])]

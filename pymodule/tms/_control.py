@@ -21,7 +21,7 @@ class TagStats(TypedDict):
     """Of one tag on one device. All sizes in bytes, times in seconds."""
 
     tag: str
-    """As given to `region`; in a name that contains a backslash and x each backslash is doubled."""
+    """As given to `region`; in a name with a backslash and x, each backslash is doubled."""
     segments: int
     """Allocations that exist, active or paused."""
     live_bytes: int
@@ -29,7 +29,7 @@ class TagStats(TypedDict):
     physical_bytes: int
     """Device memory held."""
     paused_bytes: int
-    """Device memory given up by pauses, that a resume takes again."""
+    """Device memory that pauses have given up and a resume takes again."""
     slack_bytes: int
     """Held beyond what was asked for: rounding, and freed parts of shared extents."""
     backup_bytes: int
@@ -43,7 +43,7 @@ class TagStats(TypedDict):
     pause_disk_bytes: int
     """Room for files that a pause would take beyond that."""
     without_contents_bytes: int
-    """Of paused_bytes: memory that lost its contents, for want of a backup or by discard=True."""
+    """Of paused_bytes: memory that lost its contents, for lack of a backup or by discard=True."""
     pause_without_contents_bytes: int
     """Device memory that has no backup, which a pause would free without contents."""
     imported_bytes: int
@@ -51,7 +51,7 @@ class TagStats(TypedDict):
     imported_paused_bytes: int
     """Other processes' memory that a pause has unmapped."""
     imported_lost_bytes: int
-    """Of that, what its process has freed, also by ending: it does not come back."""
+    """Of that, what its process has freed, perhaps by ending: it does not come back."""
     paused_since: float
     """When the last pause was done, as time.time() gives it; 0 while nothing is paused."""
     last_pause_seconds: float
@@ -93,13 +93,13 @@ class DeviceStats(TypedDict):
 
 
 class WaitingStats(TypedDict):
-    """What of one kind, for one reason, is not back yet although the program has given it up."""
+    """Things of one kind that the program gave up and that, for one reason, are not back yet."""
 
     what: str
     why: str
     count: int
     bytes: int
-    """0 where that is not known."""
+    """0 if unknown."""
 
 
 class Stats(TypedDict):
@@ -113,12 +113,12 @@ class Stats(TypedDict):
     waiting: list[WaitingStats]
     """Given up, and not back with the driver or the system yet."""
     everything: bool
-    """Whether all was paused for the driver's checkpoint (pause(everything=True)). The driver is
-    not asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
+    """Whether everything was paused for the driver's checkpoint (pause(everything=True)). It is not
+    asked meanwhile: free_bytes, backup_bytes and untracked_bytes of the devices are 0."""
     capturing: bool
     """Whether a stream is being captured into a CUDA graph: pause and resume are refused."""
     host_available_bytes: int | None
-    """Host memory that the machine and the control groups leave; None: not known, or no limit."""
+    """Host memory that the machine and the control groups leave; None: unknown, or no limit."""
     disk_directory: str
     """Where files of backup="disk" go at the next pause; it may not be there yet."""
     pools: list[dict[str, Any]] | None
@@ -139,29 +139,30 @@ def pause(
     Waits for the devices' work first. When it returns, the memory is free for
     anyone. Reading or writing paused memory is an error until it is resumed; freeing it is fine.
     All or nothing: after an error the tags are wholly active or wholly paused with their contents,
-    and the call can be repeated. Pausing what is paused does nothing, nor does a tag with which
-    nothing was ever allocated; once there is a pausable allocation, a line on stderr says so.
+    and the call can be repeated. Pausing what is paused does nothing, and neither does pausing a
+    tag with which nothing was ever allocated; once there is a pausable allocation, a line on stderr
+    says so.
 
     Args:
         tag: as given to `region`, or a list of tags: all of them are paused, or none. None: all
             tags, on all devices.
         discard: True, or some of the tags: their contents are lost, whatever backup the region
-            has: nothing is copied, and host memory that is kept or prepared for them is given up.
+            has: nothing is copied, and host memory kept or prepared for them is given up.
         progress: True: draws a bar for each device whose contents are copied (with tqdm). A
             function: is called with the device's ordinal, "pause", the bytes copied and the bytes
-            in all, about 20 times a second and at the end. It comes from another thread, which the
-            pause waits for: pausing or resuming in it raises NotSupportedError. Not with
+            in all, about 20 times a second and at the end. Another thread calls it, and the pause
+            waits for that: pausing or resuming in it raises NotSupportedError. Not with
             everything.
-        everything: the driver then takes what is left of this process on all devices: contexts,
+        everything: the driver then takes the rest of this process on all devices: contexts,
             code, graphs, CUDA's own memory; a few MiB stay (driver 570 or later). All CUDA calls of
-            the process, in every thread, wait until `resume`, or `tms resume PID` of another
+            the process, in every thread, wait until `resume`, or `tms resume PID` in another
             process. This starts the tms command. The driver also copies what PyTorch only caches,
             at 2 GiB/s or so: call `empty_cache` first.
         timeout: with everything: seconds for work on the devices, and calls of other threads, to
             end.
 
     Returns:
-        How many bytes of device memory were freed, not counting what the driver took.
+        How many bytes of device memory were freed, without what the driver took.
 
     Raises:
         BackupError: host memory is too short for the contents (backup="host"), or their files
@@ -201,14 +202,14 @@ def resume(
     """Backs the addresses of a tag with device memory again, and restores kept contents.
 
     All or nothing: after an error the tags are wholly paused or wholly active with their contents,
-    and the call can be repeated. Before OutOfMemoryError is raised, memory that PyTorch only
-    caches is given back as by `empty_cache` and the resume tried once more. Resuming what is
-    active does nothing, nor does a tag with which nothing was ever allocated, as for `pause`.
+    and the call can be repeated. Before it raises OutOfMemoryError, it gives back memory that
+    PyTorch only caches, as `empty_cache` does, and tries once more. Resuming what is active does
+    nothing, and neither does resuming a tag with which nothing was ever allocated, as for `pause`.
 
     Args:
         tag: as given to `region`, or a list of tags; None: all tags, on all devices.
-        wait: seconds; while device memory is short the resume is tried again, for so long, until
-            others have given some up. Ctrl-C ends the waiting; all is still paused then.
+        wait: seconds for which the resume is tried again while device memory is short, until
+            others have given some up. Ctrl-C ends the wait; everything is then still paused.
         progress: as for `pause`, with "resume".
 
     Returns:
@@ -217,8 +218,8 @@ def resume(
     Raises:
         OutOfMemoryError: the devices have too little free memory.
         ContentsError: contents cannot be read back from disk, or, with TMS_VERIFY=1, are not what
-            was saved; it names the tag and the segment. All is still paused. That segment can be
-            freed; the rest can then be resumed.
+            was saved; it names the tag and the segment. Everything is still paused. That segment
+            can be freed; then the rest can be resumed.
         CaptureError, ForkedError, NotPreloadedError, TmsError: as for `pause`.
     """
     library = load()
@@ -230,7 +231,7 @@ def resume(
 
 
 def resume_within(library: Library, tags: list[str] | None, wait: float, others: float) -> int:
-    """Resumes a tag; waits here, not in the library, where no signal would end it.
+    """Resumes a tag. It waits here and not in the library, where no signal would end the wait.
 
     Args:
         others: seconds that other processes have to resume memory that is open here.
@@ -241,7 +242,7 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
             return mapped + library.resume(tags)
         except OutOfMemoryError:
             until = start + wait
-            # While the driver has the rest of the process, PyTorch's calls of CUDA would wait.
+            # While the driver has the rest of the process, PyTorch's CUDA calls would wait.
             if not released and not library.everything:
                 released = True
                 if _torch.release_cache():
@@ -252,35 +253,35 @@ def resume_within(library: Library, tags: list[str] | None, wait: float, others:
             until = start + others
             if error.code != _NOT_READY or time.monotonic() >= until:
                 raise
-            mapped += library.last_bytes  # its own is back
+            mapped += library.last_bytes  # this process's own memory is back
         time.sleep(max(0.0, min(pause, until - time.monotonic())))
         pause = min(2 * pause, _LAST_RETRY)
 
 
 _NOT_READY = 600
-"""A cudaError_t number: memory of another process is paused there."""
+"""A cudaError_t number: another process's memory is paused in that process."""
 
 _OTHERS = 60.0
 _FIRST_RETRY, _LAST_RETRY = 0.005, 0.25
-"""Seconds that a resume sleeps between tries, doubled each time."""
+"""The seconds that a resume sleeps between tries, doubled each time."""
 
 
 def empty_cache() -> None:
     """Gives memory that PyTorch only caches back to the devices, that of regions included.
 
-    torch.cuda.empty_cache() passes over the memory pools of regions, so what freed region tensors
-    held stays with their region: it is copied by a pause that keeps contents, and comes back with
-    a resume. This releases it, paused or not, and calls torch.cuda.empty_cache(). Pools of
-    regions that some thread is in are left alone. Without PyTorch it does nothing.
+    torch.cuda.empty_cache() passes over the memory pools of regions, so memory of freed region
+    tensors stays with their region: a pause that keeps contents copies it, and a resume brings it
+    back. This function releases it, paused or not, and calls torch.cuda.empty_cache(). It leaves
+    alone the pools of regions that some thread is in. Without PyTorch it does nothing.
     """
     _torch.release_cache()
 
 
 def paused(tag: str | None = None) -> Scope:
-    """Pauses a tag for the body and resumes it afterwards, also if the body raised.
+    """Pauses a tag for the body and resumes it afterwards, even if the body raised.
 
-    A context manager, and a decorator of functions, but not of `async def` and generators. The
-    body must not use the paused memory. It nests: a tag of which anything was paused on entry is
+    A context manager, and a decorator of functions, but not of `async def` and generators. The body
+    must not use the paused memory. Contexts nest: a tag of which anything was paused on entry is
     not resumed on leaving.
 
     Args and Raises: as for `pause` on entering and `resume` on leaving. If the resume fails after
@@ -293,7 +294,7 @@ class _Paused(Scope):
     def __init__(self, tag: str | None) -> None:
         self._tag = tag
         self._before: list[set[str] | None] = []
-        """Of each time that it was entered: the tags that were paused; None: the whole process."""
+        """For each time that it was entered: the tags that were paused; None: the whole process."""
 
     def __str__(self) -> str:
         return f"tms.paused({'' if self._tag is None else repr(self._tag)})"
@@ -315,7 +316,7 @@ class _Paused(Scope):
 
 
 def _paused_tags() -> set[str] | None:
-    """The tags of which something is paused; None: the driver has all of the process."""
+    """The tags of which something is paused; None: the driver has the whole process."""
     found = stats()
     if found["everything"]:
         return None
@@ -328,7 +329,7 @@ def _paused_tags() -> set[str] | None:
 
 
 def name_of(tag: TagStats) -> str:
-    r"""A tag as given to `region`; a byte of it that is no UTF-8 is as in os.fsdecode."""
+    r"""A tag as given to `region`; bytes that are not UTF-8 are as in os.fsdecode."""
     if "\\x" not in tag["tag"]:
         return tag["tag"]
 
@@ -374,10 +375,10 @@ def serve() -> None:
 
 
 def trim() -> None:
-    """Gives back the host memory that holds nothing paused memory needs.
+    """Gives back the host memory that no paused memory needs.
 
-    That is what `prepare` pinned, what is retained after a resume (TMS_RETAIN_CPU_BACKUP), and what
-    is kept for the next pause (TMS_HOST_POOL_BYTES). Returns when the operating system has it.
+    That is what `prepare` pinned, what stays after a resume (TMS_RETAIN_CPU_BACKUP), and what is
+    kept for the next pause (TMS_HOST_POOL_BYTES). Returns when the operating system has it back.
 
     Raises:
         ForkedError, NotPreloadedError, TmsError: as for `pause`.
@@ -388,9 +389,9 @@ def trim() -> None:
 def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
     """Says where the files of backup="disk" go from the next pause on, for the whole process.
 
-    The directory is made if it is missing. On a tmpfs the files take memory, and a line on stderr
-    says so. Files that a killed process left there are removed at the next pause. A process that
-    changes its user (setuid) while memory is paused can read no file of before: resume first.
+    A missing directory is made. On a tmpfs the files take memory, and a line on stderr says so. The
+    next pause removes files that a killed process left there. A process that changes its user
+    (setuid) while memory is paused cannot read its earlier files, so resume first.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.
@@ -403,10 +404,10 @@ def set_disk_backup_dir(path: str | os.PathLike[str]) -> None:
 
 
 def last_error() -> str:
-    """The library's words for the calling thread's last failure in it, "" if there was none.
+    """The library's text for the calling thread's last failure in it, "" if there was none.
 
-    Exceptions of tms have them already; this is for what failed elsewhere, such as a cudaMalloc in
-    a region that returned an error.
+    Exceptions of tms have that text already; this is for what failed elsewhere, such as a
+    cudaMalloc in a region that returned an error.
 
     Raises:
         NotPreloadedError: libtms.so is not in this process.

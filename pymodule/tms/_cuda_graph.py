@@ -31,18 +31,19 @@ def cuda_graph(
 ) -> _GeneratorContextManager[None]:
     """`torch.cuda.graph`, with the device memory that the graph takes pausable.
 
-    That is the memory of what is computed in between and of the tensors made in the body, which
-    PyTorch takes from the device during the capture and keeps for the graph. While it is paused
-    the graph must not be replayed; replays after the resume compute from what the graph reads,
-    so without a backup only results that are read before the next replay are lost.
+    That is the memory of intermediate results and of the tensors made in the body, which PyTorch
+    takes from the device during the capture and keeps for the graph. While it is paused, the graph
+    must not be replayed. Replays after the resume compute from what the graph reads, so without a
+    backup only results that are read before the next replay are lost.
 
-    Several graphs may share a pool; what a graph takes from it that an earlier one left free
-    belongs to the earlier one's tag. Capture graphs that share a pool with one tag.
+    Several graphs may share a pool. What a graph takes there that an earlier graph left free
+    belongs to the earlier graph's tag, so capture graphs that share a pool with one tag.
 
     A torch.cuda.graph, or a torch.compile(mode="reduce-overhead") function, that captures within a
     `region` is pausable too, under the region's tag. That needs a PyTorch whose allocator serves
-    from the pool begun last, such as 2.11 (https://github.com/pytorch/pytorch/pull/168382): before,
-    the region's pool serves the capture, and lends the graph's memory to others later.
+    from the pool begun last, such as 2.11 (https://github.com/pytorch/pytorch/pull/168382). In
+    earlier versions the region's pool serves the capture, and later lends the graph's memory to
+    others.
 
     Args:
         cuda_graph, pool, stream, capture_error_mode: as for torch.cuda.graph.
@@ -69,7 +70,7 @@ def _cuda_graph(
 
 @contextlib.contextmanager
 def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iterator[None]:
-    """`torch.cuda.graph`, also in a region: the graph's pool serves it, not the region's."""
+    """`torch.cuda.graph`, even in a region: the graph's pool serves it, not the region's."""
     import torch
 
     library = load()
@@ -87,7 +88,7 @@ def capture(graph: Any, pool: Any, stream: Any, capture_error_mode: str) -> Iter
 
 
 class _Plain(ThreadScope):
-    """For what entering and leaving a capture takes, a random generator's state for one."""
+    """For what entering and leaving a capture allocates, such as a random generator's state."""
 
     def __str__(self) -> str:
         return "tms.cuda_graph()"
@@ -103,13 +104,13 @@ _warned = False
 
 
 def _warn_of_registered_buffers() -> None:
-    """Once: NCCL registers the buffers of collectives that a graph captures, by physical memory."""
+    """Warns once: NCCL registers the physical memory of the buffers of captured collectives."""
     global _warned
     distributed: Any = getattr(sys.modules.get("torch"), "distributed", None)
     initialized = getattr(distributed, "is_initialized", None)
     if _warned or initialized is None or not initialized():
         return
-    # get_backend() would leave out "cpu:gloo,cuda:nccl", and what no backend was named for.
+    # get_backend() would miss "cpu:gloo,cuda:nccl", and groups for which no backend was named.
     if (
         os.environ.get("NCCL_GRAPH_REGISTER") == "0"
         or "nccl" not in distributed.get_backend_config()

@@ -15,7 +15,7 @@ _SEES_A_GPU = "import sys, torch; sys.exit(not torch.cuda.is_available())"
 
 
 def run() -> int:
-    """On a GPU if PyTorch sees one, else on the simulator; the exit status, 0 if all is true.
+    """Runs on a GPU if PyTorch sees one, else on the simulator; returns 0 if all is true.
 
     Raises:
         LibraryNotFoundError: there is no libtms.so, or no simulator.

@@ -1,4 +1,4 @@
-"""What can go wrong, as exceptions that say what to do about it."""
+"""Exceptions for what can go wrong, which say what to do about it."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import re
 
 
 class TmsError(RuntimeError):
-    """Something tms was asked for did not happen.
+    """Something that tms was asked to do did not happen.
 
     Attributes:
         code: the `cudaError_t` number that the library returned (CUDA runtime API, "Error
             handling"), 0 where no call into the library was made.
-        cause: the library's own words for the failure, with the driver's function; "": none.
+        cause: the library's own text for the failure, with the driver's function; "": none.
     """
 
     def __init__(self, message: str, *, code: int = 0, cause: str = "") -> None:
@@ -21,15 +21,15 @@ class TmsError(RuntimeError):
 
 
 class NotPreloadedError(TmsError):
-    """libtms.so is not part of this process; the message says how to start it so that it is."""
+    """libtms.so is not part of this process; the message says how to start the process with it."""
 
 
 class LibraryNotFoundError(TmsError, FileNotFoundError):
-    """There is no libtms.so where one is looked for."""
+    """There is no libtms.so in any of the usual places."""
 
 
 class OutOfMemoryError(TmsError, MemoryError):
-    """The device has too little free memory (code 2). What was paused is still paused."""
+    """The device has too little free memory (code 2). What was paused stays paused."""
 
 
 class ForkedError(TmsError):
@@ -55,7 +55,7 @@ class ContentsError(TmsError):
 class GroupError(TmsError):
     """Several processes were to do something together, and one of them could not.
 
-    Of `tms.distributed` and `tms.ray`.
+    `tms.distributed` and `tms.ray` raise it.
 
     Attributes:
         rank: the first of those that could not: in `tms.ray` the actor's place in the list.
@@ -109,11 +109,11 @@ _KNOWN: dict[int, tuple[type[TmsError], str]] = {
 
 
 _DRIVERS = re.compile(r"(: |^)cu[A-Z]\w*: (.+?) \(\d+\)")
-"""A failed call of the driver: cuMemMap: invalid argument (1)."""
+"""A failed driver call: cuMemMap: invalid argument (1)."""
 
 
 def account(cause: str) -> str:
-    """The library's words as a Python program's: each thing once, and no function of C."""
+    """The library's text for a Python program: each thing once, and no C function."""
     words = re.sub(r"^(pause|resume|discard): ", "", cause.strip().rstrip("."))
     return _DRIVERS.sub(r"\1\2", words).replace("tms_set_", "tms.set_")
 

@@ -83,7 +83,7 @@ class Library:
     """
 
     interposes = True
-    """Whether it was preloaded, and so takes the program's CUDA calls; see `attach`."""
+    """Whether it was preloaded, so that it takes the program's CUDA calls; see `attach`."""
 
     active = _Setting[bool]("interesting_region")
     """Whether allocations are pausable."""
@@ -116,7 +116,7 @@ class Library:
 
     @property
     def last_error(self) -> str:
-        """The library's words for this thread's last failure."""
+        """The library's text for this thread's last failure."""
         return bytes(self.c.tms_last_error()).decode(errors="replace")
 
     @property
@@ -126,7 +126,7 @@ class Library:
 
     @property
     def everything(self) -> bool:
-        """Whether everything is paused, the driver's part too: CUDA calls wait."""
+        """Whether everything is paused, including the driver's part: CUDA calls wait."""
         return bool(json.loads(self.stats_json())["everything"])
 
     def pause(self, tag: str | None, within: float | None = None) -> int:
@@ -142,7 +142,7 @@ class Library:
 
     @property
     def last_bytes(self) -> int:
-        """Returns tms_last_bytes, also after a resume that failed because of other processes."""
+        """Returns tms_last_bytes, even after a resume that failed because of other processes."""
         return int(self.c.tms_last_bytes())
 
     def pause_tags(self, tags: list[str], lost: list[str]) -> int:
@@ -155,7 +155,7 @@ class Library:
         return self._operate("discarding all tags", self.c.tms_discard, None)
 
     def resume(self, tags: list[str] | None) -> int:
-        """Calls tms_resume without a wait and returns the bytes that it mapped."""
+        """Calls tms_resume without waiting and returns the bytes that it mapped."""
         what = f"resuming {_named(tags)}"
         if tags is None:
             return self._operate(what, self.c.tms_resume_within, None, 0)
@@ -244,7 +244,7 @@ def attach(process: ctypes.CDLL) -> Library:
 
 
 def _named(tag: str | list[str] | None) -> str:
-    """Tags in words."""
+    """Tags as text."""
     return "all tags" if tag is None else f"tag {', '.join(map(repr, check_tags(tag) or []))}"
 
 
@@ -253,7 +253,7 @@ def _encoded(tag: str | None) -> bytes | None:
 
 
 def _texts(tags: list[str]) -> Any:
-    """As C takes a list: it ends with NULL."""
+    """A list in C's form, which ends with NULL."""
     return (ctypes.c_char_p * (len(tags) + 1))(*map(_encoded, tags))
 
 

@@ -1,13 +1,13 @@
-"""How the ranks of a group come to one decision: over a store, without a collective.
+"""How the ranks of a group reach one decision: over a store, without a collective.
 
-A collective of a rank that has died never ends; a key that it did not write is known to be missing
-when time is over. In each phase every rank says something (a vote). A rank adds to its own what up
-to `FAN` others said, and writes that for the next, so rank 0 has all votes after log n steps. What
-is decided is one key that is written once (compare_set): a rank whose time is over before there is
-a decision writes that the phase failed, and all that come later, rank 0 too, read that. So all that
-can reach the store have the same answer, whichever rank dies.
+A collective with a dead rank never ends; but when the time is over, a key that the rank did not
+write is known to be missing. In each phase every rank says something (a vote). A rank adds the
+votes of up to `FAN` others to its own, and writes that for the next, so rank 0 has all votes after
+log n steps. The decision is one key that is written once (compare_set): a rank whose time is over
+before there is a decision writes that the phase failed, and all later ranks, even rank 0, read
+that. So all that can reach the store get the same answer, whichever rank dies.
 
-Keys of a call are removed when the next has been decided: then all ranks have come to that.
+Keys of a call are removed when the next call has been decided: by then all ranks have come to that.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any, Callable
 from ._together import TIMEOUT, Failure, Part, doing, error, failure, merged, refusals
 
 FAN = 8
-"""Ranks that one rank hears."""
+"""How many ranks one rank hears."""
 
 _SLICE = 5.0
-"""Seconds that one wait in the store takes at most: Ctrl-C is noticed so late."""
+"""The longest single wait in the store, in seconds: Ctrl-C is noticed after that time."""
 
 
 class StoreLost(Exception):
@@ -40,7 +40,7 @@ class Meeting:
     Args:
         store: of torch.distributed, this rank's own connection.
         rank: of this process in the group.
-        names: the number by which each rank of the group is called.
+        names: the number that names each rank of the group.
     """
 
     def __init__(self, store: Any, rank: int, names: list[int]) -> None:
@@ -52,14 +52,14 @@ class Meeting:
         self._lock = threading.Lock()
 
     def transact(self, part: Part, timeout: float) -> int:
-        """Every rank does its part, or none does; returns the bytes of this rank's.
+        """Makes every rank do its part, or none; returns the bytes of this rank's part.
 
         Raises:
-            GroupError: on every rank, in the same words; all is as before.
+            GroupError: on every rank, with the same text; everything is as before.
         """
         with self._lock:
             call = _Call(self, doing(part.operation, part.tag, self._ranks()), timeout)
-            with call.told(1, 2):  # what others decide meanwhile they cannot finish either
+            with call.told(1, 2):  # others cannot finish what they decide meanwhile, either
                 self.introduce()
                 refused = call.agree(1, part.check(), merged, refusals)
             if refused:
@@ -67,10 +67,10 @@ class Meeting:
             return self._do(call, part)
 
     def gather(self, one: Callable[[], Any], what: str, timeout: float) -> list[Any]:
-        """What `one` gives on each rank, in their order.
+        """Returns what `one` returns on each rank, in the order of the ranks.
 
         Raises:
-            GroupError: on every rank: one has failed, or not come in time.
+            GroupError: on every rank: one has failed, or has not come in time.
         """
         with self._lock:
             call = _Call(self, f"{what} of {self._ranks()}", timeout)
@@ -110,13 +110,13 @@ class Meeting:
             state = "this rank is as before, and so are those that had not heard that all was done"
         except BaseException as ending:
             call.tell(ending, 2)
-            if call.went_well(2):  # all had done it before
+            if call.went_well(2):  # all ranks had done it before
                 raise
             failures, interrupted = [failure(self.name, ending)], ending
         if not failures:
             return done
         try:
-            part.take_back()  # of one that failed there may be something to take back, too
+            part.take_back()  # even a part that failed may have something to take back
         except Exception as own:
             state = f"rank {self.name}, this one, cannot be taken back ({own}), while others are"
         if interrupted is not None:
@@ -124,7 +124,7 @@ class Meeting:
         raise error(call.doing, failures, state)
 
     def remove_before(self, number: int) -> None:
-        """Drops this rank's keys of calls before one that all ranks have come to."""
+        """Drops this rank's keys of the calls before one that all ranks have reached."""
         kept = [key for key in self._written if int(key.split("/")[0]) >= number]
         for key in self._written:
             if key not in kept:
@@ -138,7 +138,7 @@ class Meeting:
         return self._number
 
     def introduce(self) -> None:
-        """Says where this rank is, in its first call."""
+        """Says in its first call where this rank runs."""
         if self._number == 1:
             self.ask("set", f"host/{self.rank}", socket.gethostname())
 
@@ -151,7 +151,7 @@ class Meeting:
         self.ask("set", key, json.dumps(value))
 
     def settle(self, key: str, value: Any) -> Any:
-        """Writes a decision, unless there is one; returns what then is there."""
+        """Writes a decision unless there is one; returns the one that is then there."""
         if self.rank == 0:
             self._written.append(key)
         return json.loads(self.ask("compare_set", key, "", json.dumps(value)))
@@ -176,14 +176,14 @@ class Meeting:
             try:
                 self.store.wait(keys, datetime.timedelta(seconds=min(max(left, _LEAST), _SLICE)))
                 return True
-            except RuntimeError:  # its time is over, or the store is lost: the next call tells
+            except RuntimeError:  # time is over, or the store is lost: the next call shows which
                 if self.there(*keys):
                     return True
             if left <= 0 or unless is not None and self.there(unless):
                 return False
 
     def absent(self, key: str) -> list[Failure]:
-        """The ranks that have not written in a phase although all that they hear have."""
+        """The ranks that have not written in a phase although all ranks that they hear have."""
         found = []
         look = [0]
         while look:
@@ -222,10 +222,10 @@ class _Call:
         self._meeting = meeting
         self._timeout = timeout
         self.restart()
-        self.number = meeting.begin()  # last: from here on others learn what ends it
+        self.number = meeting.begin()  # last: from here on, others learn what ends the call
 
     def restart(self) -> None:
-        """From here on the time is counted."""
+        """Starts counting the time anew."""
         self._until = time.monotonic() + self._timeout
 
     def agree(
@@ -235,7 +235,7 @@ class _Call:
         merged: Callable[[list[dict[str, Any]]], dict[str, Any]],
         judged: Callable[[dict[str, Any]], list[Failure]],
     ) -> list[Failure]:
-        """The decision of all ranks on a phase: why it failed, or nothing. `agreed` has it all."""
+        """All ranks' decision on a phase: why it failed, or nothing. `agreed` has all of it."""
         self.agreed = decision = self._decided(phase, vote, merged, judged)
         if phase == 2:  # all have come to this call
             self._meeting.remove_before(self.number)
@@ -254,11 +254,11 @@ class _Call:
         if phase == 2:  # there is nothing else to do meanwhile
             meeting.remove_before(self.number)
         decided = meeting.wait([key], self._until)
-        # Also the cheapest way to read it: one message, where a get is two.
+        # This is also the cheapest way to read it: one message, where a get takes two.
         return meeting.settle(key, {"failures": [] if decided else self._late(key)})
 
     def went_well(self, phase: int) -> bool:
-        """Whether that is what all have decided. False where it cannot be known."""
+        """Whether all ranks have decided that. False where it cannot be known."""
         try:
             return not self._meeting.settle(self._key(phase), {"failures": _UNKNOWN})["failures"]
         except StoreLost:
@@ -277,7 +277,7 @@ class _Call:
             raise
 
     def tell(self, ending: BaseException, *phases: int) -> None:
-        """Decides that phases have failed, unless that is decided."""
+        """Decides that phases have failed, unless they are decided."""
         why = [failure(self._meeting.name, ending)]
         with contextlib.suppress(StoreLost):
             for phase in phases:

@@ -62,7 +62,7 @@ class Pool:
 
         Args:
             stream: a cudaStream_t, such as `torch.cuda.Stream.cuda_stream`. Only "caching" uses it:
-                with the other kinds, free only memory that no stream uses any more.
+                with the other kinds, free only memory that no stream uses any longer.
 
         Raises:
             OutOfMemoryError: neither the pool nor the device has room; the message names a pool's
@@ -86,7 +86,7 @@ class Pool:
         self._check(self._library.c.tms_pool_free(self._handle, address), f"freeing {address:#x}")
 
     def record_stream(self, address: int, stream: int) -> None:
-        """Notes that another stream uses an allocation, which is then not reused before it is done.
+        """Notes that another stream uses an allocation, which is not reused before that is done.
 
         Raises:
             NotSupportedError: the kind is not "caching".
@@ -126,7 +126,7 @@ class Pool:
         return json.loads(text)
 
     def reset_peak_stats(self) -> None:
-        """Sets the peaks in `stats` to the present values (torch.cuda.reset_peak_memory_stats)."""
+        """Sets the peaks in `stats` to the current values (torch.cuda.reset_peak_memory_stats)."""
         self._check(
             self._library.c.tms_pool_reset_peak_stats(self._handle), "resetting a pool's peaks"
         )
@@ -164,17 +164,17 @@ def use_allocator(kind: str, **options: Option) -> None:
 
     Call it before PyTorch makes its first CUDA tensor: PyTorch can't change its allocator later
     (for a part of a program there is `allocator`). Tensors made in a `region` are pausable, others
-    are not. With every kind, streams share no memory and CUDA graphs have their own.
+    are not. Whatever the kind, streams share no memory, and CUDA graphs have their own.
     torch.cuda.empty_cache and set_per_process_memory_fraction work. torch.cuda.memory_stats covers
-    PyTorch's own allocator only: see `allocator_stats`.
-    A shortage is a RuntimeError that begins "CUDA out of memory", not a torch.OutOfMemoryError.
+    only PyTorch's own allocator: see `allocator_stats`. Lack of memory is a RuntimeError that
+    begins "CUDA out of memory", not a torch.OutOfMemoryError.
 
     Args:
-        kind, options: as for `pool`. One choice for the life of the process.
+        kind, options: as for `pool`. The choice holds for the life of the process.
 
     Raises:
         NotSupportedError: PyTorch uses CUDA already, has another allocator, is older than 2.6, or
-            cannot raise an error for a shortage.
+            cannot raise an error when memory is short.
         TmsError: the kind or an option does not exist, or another was chosen before.
         NotPreloadedError, ImportError: there is no libtms.so in the process, or no PyTorch.
     """
@@ -230,7 +230,7 @@ class _Allocator(ThreadScope):
 
 
 def allocator_stats() -> list[dict[str, Any]]:
-    """Returns the figures of the pools that serve PyTorch by `use_allocator` or `allocator`.
+    """Returns figures of the pools that serve PyTorch under `use_allocator` or `allocator`.
 
     There is one dict for each device and tag: "device", "tag" (None: not pausable) and "stats", as
     `Pool.stats` returns them.
@@ -245,7 +245,7 @@ def allocator_snapshot() -> list[dict[str, Any]]:
     as torch.cuda.memory_snapshot returns them.
 
     Raises:
-        NotSupportedError: the kind is another.
+        NotSupportedError: the pools are of another kind.
     """
     library = load()
     text = read(library.c.tms_torch_pool_snapshot_json)
@@ -255,13 +255,13 @@ def allocator_snapshot() -> list[dict[str, Any]]:
 
 
 def reset_allocator_peak_stats() -> None:
-    """Sets the peaks in `allocator_stats` to the present values."""
+    """Sets the peaks in `allocator_stats` to the current values."""
     library = load()
     _check(library, library.c.tms_torch_pool_reset_peak_stats(), "resetting the allocator's peaks")
 
 
 def _check(library: Library, code: int, doing: str) -> None:
-    if code == 2:  # a pool's error says itself what to do
+    if code == 2:  # a pool's error itself says what to do
         cause = library.last_error
         raise OutOfMemoryError(f"{doing} failed: {cause} (cudaError 2).", code=code, cause=cause)
     if code:

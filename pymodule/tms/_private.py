@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from ._errors import NotSupportedError
 
 TRIED = "2.6 to 2.11"
-"""Versions of PyTorch that have it all (scripts/torch-versions.sh)."""
+"""Versions of PyTorch that have all of it (scripts/torch-versions.sh)."""
 
 
 def private(torch: Any, name: str) -> Any:
@@ -26,7 +26,7 @@ def private(torch: Any, name: str) -> Any:
 
 
 def setter(torch: Any, allocator: Any, name: str) -> Any:
-    """A function of what torch._C._cuda_customAllocator made; some versions end all with _fn.
+    """A function of what torch._C._cuda_customAllocator made; some versions add _fn to all names.
 
     Raises:
         NotSupportedError: it has none.
@@ -49,10 +49,10 @@ class Segment(NamedTuple):
 
 
 def segments(torch: Any) -> list[Segment]:
-    """All that there are. (torch.cuda.memory_snapshot)
+    """All segments that exist. (torch.cuda.memory_snapshot)
 
     Raises:
-        NotSupportedError: this PyTorch says less of them.
+        NotSupportedError: this PyTorch says less about them.
     """
     try:
         return [

@@ -25,7 +25,7 @@ def reported(library: Library, progress: Progress) -> Iterator[None]:
 
     Raises:
         ImportError: progress is True and there is no tqdm.
-        NotSupportedError: this thread is in such a function: what it reports waits for it.
+        NotSupportedError: this thread is in such a function, for which the operation waits.
         TypeError: progress is neither a bool nor a function of four arguments.
     """
     if progress is False:
@@ -67,7 +67,7 @@ def _takes_reports(progress: Callable[..., object]) -> bool:
         inspect.signature(progress).bind(0, "pause", 0, 0)
     except TypeError:
         return False
-    except ValueError:  # no signature is known, as for some functions of C
+    except ValueError:  # no signature is known, as for some C functions
         pass
     return True
 

@@ -17,27 +17,27 @@ def region(
 
     A context manager, and a decorator of functions, but not of `async def` and generators; the same
     object can be used again and again. Regions nest: the innermost one decides, and leaving it,
-    also by an exception, restores what held before. Other threads are not affected, which includes
-    PyTorch's autograd threads: gradients that backward() allocates belong to no region.
+    even by an exception, restores what held before. Other threads are not affected. That includes
+    PyTorch's autograd threads, so gradients that backward() allocates belong to no region.
 
     A region belongs to its thread, not to a task, greenlet or generator, and must be left on that
     thread, after those that were entered in it. Otherwise leaving it raises RuntimeError. What was
-    entered later then holds on, until it is left, and what held before all of them comes back; a
-    thread whose region was left on another stays in it until it next enters or leaves one, or ends.
+    entered later then keeps holding until it is left, and after that what held before all of them
+    comes back. A thread whose region was left on another thread stays in it until it next enters or
+    leaves a region, or ends.
 
     Args:
         tag: a name under which `pause` and `resume` find the memory. Not empty, no NUL.
-        backup: None: the contents are lost by a pause, and the memory reads as fresh memory
+        backup: None: a pause loses the contents, and the memory reads as fresh memory
             (unspecified bytes) after the resume. "host": a pause copies them to host memory, as
             many bytes as were allocated, and the resume copies them back. "disk": likewise to
             files that only this user can read, one for each paused allocation, in the directory
             that TMS_DISK_BACKUP_DIR or `set_disk_backup_dir` names. "peer": likewise to the
-            free memory of other GPUs, "peer:N": of GPU N, over NVLink where there is some; what
-            finds no peer access or no room there goes to host memory, and a line on stderr says
-            so.
+            free memory of other GPUs, "peer:N": of GPU N, over NVLink where there is some; contents
+            without peer access or room there go to host memory, and a line on stderr says so.
         incremental: with backup="host": the host copy is kept after a resume, and the next pause
-            copies only those blocks of 2 MiB whose contents have changed, which a 128-bit hash
-            computed on the GPU tells. None: as TMS_INIT_ENABLE_INCREMENTAL_BACKUP says.
+            copies only those blocks of 2 MiB whose contents have changed, by a 128-bit hash
+            computed on the GPU. None: as TMS_INIT_ENABLE_INCREMENTAL_BACKUP says.
 
     Raises:
         TypeError, ValueError: bad arguments, or what can't be decorated.
@@ -48,23 +48,22 @@ def region(
 
     With PyTorch, import it before entering a region. Its caching allocator hands out memory from
     segments that it got earlier, so tensors of a region are served from a `torch.cuda.MemPool`
-    kept for each (tag, backup), on whichever device is current at each allocation. It follows
-    that:
+    kept for each (tag, backup), on whichever device is current at each allocation. Therefore:
 
     - a region tensor that is freed goes back to its pool's cache, not to the device; a later
       tensor of the same region can reuse it, a pause takes it along, and a resume brings it back.
-      torch.cuda.empty_cache() passes it over; `tms.empty_cache` gives it to the device;
+      torch.cuda.empty_cache() passes over it; `tms.empty_cache` gives it back to the device;
     - while any thread is inside a region, torch.cuda.empty_cache() releases nothing, and PyTorch
       leaves out its own retry after an out-of-memory error: call `tms.empty_cache` before
       entering a region if memory is short (c10/cuda/CUDACachingAllocator.cpp,
       `release_cached_blocks`);
-    - while the current stream is being captured into a CUDA graph, the graph's own pool is used,
-      and the memory that it takes from the device meanwhile is pausable;
+    - while the current stream is being captured into a CUDA graph, the graph's own pool serves it,
+      and the memory that this takes from the device meanwhile is pausable;
     - with expandable_segments:True PyTorch maps memory itself, with driver functions that
-      libtms.so hands it; what it maps for a region's pool is the region's. Memory of tensors that
-      were sent to another process is paused with that (TMS_SHAREABLE=1), or stays as it is from
-      then on, and a pause frees nothing of it; and `tms.empty_cache` gives a region's cache back
-      only when no tensor is left in its pool;
+      libtms.so hands it; what it maps for a region's pool belongs to the region. Memory of tensors
+      that were sent to another process is paused together with that process (TMS_SHAREABLE=1), or
+      stays as it is from then on, so that a pause frees nothing of it. And `tms.empty_cache` gives
+      back a region's cache only when no tensor is left in its pool;
     - before PyTorch 2.8 pools are not per thread: other threads' tensors go into the pool too.
     """
     kind = check_backup(backup)
@@ -135,13 +134,13 @@ class _Ordinary(ThreadScope):
 
 
 def exclude() -> ThreadScope:
-    """Takes this thread out of all regions for the body, also out of those that it enters there.
+    """Takes this thread out of all regions for the body, even out of those that it enters there.
 
     A context manager, and a decorator, as `region`; for calls into libraries that must keep their
     buffers, such as those that hand them to other processes or to a network card. Like `disable` it
     makes PyTorch's tensors ordinary too, from another pool than the region's. A region entered
     within `disable` counts; one entered within `exclude` does nothing. TMS_EXCLUDE in the
-    environment does so for whole libraries, in every thread: file names, with ":" between them
+    environment does this for whole libraries, in every thread: file names, with ":" between them
     (libnccl.so.2:libfoo.so).
 
     Raises:

@@ -35,11 +35,11 @@ class Scope(contextlib.ContextDecorator):
 
 
 class ThreadScope(Scope):
-    """A `Scope` that belongs to the thread that enters it. Can be entered again, also in itself.
+    """A `Scope` that belongs to the thread that enters it. It can be entered again, even in itself.
 
-    Every setting is a stack of its own: what is left in another order than it was entered goes out
-    of the middle of the stacks that it is in, so that what was entered later holds on, and then
-    gives way to what held before the first.
+    Every setting has a stack. A scope that is left out of order is taken from the middle of its
+    stacks, so what was entered later keeps holding, and then gives way to what held before the
+    first.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class ThreadScope(Scope):
         return None
 
     def left(self, route: _torch.Route | None) -> None:
-        """Called when all is as before."""
+        """Called when everything is as before."""
 
     def __enter__(self) -> None:
         library = load()
@@ -110,7 +110,7 @@ _ADVICE = (
 
 
 class _Frame:
-    """One time that a scope was entered, and not left yet."""
+    """One entry of a scope that has not been left yet."""
 
     def __init__(
         self, scope: ThreadScope, library: Library, route: _torch.Route | None, unseen: Any
@@ -155,7 +155,7 @@ def _thread_name(ident: int) -> str:
 
 
 class _Thread(_torch.thread_local):  # type: ignore[misc]
-    """What the current thread has entered, innermost last."""
+    """What the current thread has entered, the innermost last."""
 
     def __init__(self) -> None:
         self.frames: list[_Frame] = []

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 def configure_subprocess() -> _GeneratorContextManager[None]:
     """Starts the child processes of the body with libtms.so, by LD_PRELOAD in os.environ.
 
-    What LD_PRELOAD names already is kept, after libtms.so. Leaving the body, also by an
-    exception, restores the variable exactly. It reaches children that inherit os.environ while
-    the body runs: subprocess, multiprocessing with the "spawn" method (a "forkserver" only if it
-    starts in the body; a forked child is its parent's copy and loads nothing).
+    LD_PRELOAD keeps what it names already, after libtms.so. Leaving the body, even by an exception,
+    restores the variable exactly. It reaches children that inherit os.environ while the body runs:
+    subprocess, multiprocessing with the "spawn" method (a "forkserver" only if it starts in the
+    body; a forked child is its parent's copy and loads nothing).
 
     Raises:
         LibraryNotFoundError: there is no libtms.so, see `library_path`.

@@ -1,4 +1,4 @@
-"""What each of several processes does of a pause or resume that all of them make, or none.
+"""What each of several processes does in a pause or resume that all of them make, or none.
 
 `Part` is one process's share: whether it can, doing it, and taking it back. What they say is plain
 data, which `merged` adds up and `refusals` judges. `_meeting.py` carries it over the store of
@@ -24,7 +24,7 @@ TIMEOUT, CAPTURED, NO_MEMORY, REFUSED = 909, 900, 2, 304
 """cudaError_t numbers."""
 
 MOST_NAMED = 4
-"""The most failures that a message has in full."""
+"""The most failures that a message gives in full."""
 
 
 class Failure(NamedTuple):
@@ -32,13 +32,13 @@ class Failure(NamedTuple):
 
     rank: int
     host: str
-    """"" where that is not known."""
+    """"" where it is unknown."""
     cause: str
     code: int
-    """A cudaError_t number, 0 where it is none."""
+    """A cudaError_t number, or 0."""
 
     def told(self, name: Callable[[int], str]) -> str:
-        """In words, of a rank that is called so."""
+        """The failure as text, of a rank with that name."""
         where = name(self.rank) + (f" on {self.host}" if self.host else "")
         return f"{where}: {account(self.cause)}" + (
             f" (cudaError {self.code})" if self.code else ""
@@ -55,10 +55,10 @@ class Part:
         self.rank = rank
         self._timeout = timeout
         self._undo: list[str | None] = []
-        """Tags of which something is changed by `do`, and nobody else before it."""
+        """Tags of which `do` changes something, and nobody else did before."""
 
     def check(self) -> dict[str, Any]:
-        """Whether this rank can, and what of its machine it needs; see `merged`."""
+        """Whether this rank can do it, and what it needs of its machine; see `merged`."""
         vote: dict[str, Any] = {"asks": [self.operation, self.tag, self.rank], "needs": {}}
         vote["failures"] = []
         try:
@@ -68,7 +68,7 @@ class Part:
         return vote
 
     def do(self) -> int:
-        """Does it; the bytes of device memory that were freed, or mapped, here."""
+        """Does it; returns the bytes of device memory that were freed, or mapped, here."""
         self._undo = self._changing()
         within = _SHARE * self._timeout  # for ranks that have memory of this one open
         if self.operation == "pause":
@@ -76,7 +76,7 @@ class Part:
         return _control.resume_within(load(), check_tags(self.tag), 0, within)
 
     def take_back(self) -> None:
-        """Undoes what `do` has done, if it has come to that."""
+        """Undoes what `do` has done, if it has done anything."""
         for tag in self._undo:
             (_control.resume if self.operation == "pause" else _control.pause)(tag)
 
@@ -145,7 +145,7 @@ class Part:
             stats = _control.stats()
 
     def _wait_for_devices(self, devices: set[int]) -> None:
-        """In a thread of its own: a collective that another rank never launched does not end."""
+        """In its own thread, because a collective that another rank never launched never ends."""
         failed: list[BaseException] = []
 
         def wait() -> None:
@@ -170,19 +170,19 @@ class Part:
 
 
 _SHARE = 0.75
-"""The part of the timeout for devices and memory of other ranks. In the rest a rank can report its
-failure before the others go."""
+"""The part of the timeout for devices and other ranks' memory. In the rest, a rank can report its
+failure before the others leave."""
 
 
 def failure(rank: int, error: BaseException) -> Failure:
-    """A rank's own failure, in the words of an exception."""
+    """A rank's own failure, with the text of an exception."""
     cause = error.cause if isinstance(error, TmsError) and error.cause else str(error)
     code = error.code if isinstance(error, TmsError) else 0
     return Failure(rank, socket.gethostname(), cause.strip().rstrip(".") or repr(error), code)
 
 
 def merged(votes: list[dict[str, Any]]) -> dict[str, Any]:
-    """The votes of several ranks as one."""
+    """The votes of several ranks as one vote."""
     needs: dict[str, Any] = {}
     for vote in votes:
         for key, (what, host, ranks, need, available) in vote.get("needs", {}).items():
@@ -213,7 +213,7 @@ _MOST_KEPT = 16
 
 
 def refusals(vote: dict[str, Any]) -> list[Failure]:
-    """Why the ranks of this vote cannot do it; empty: they can."""
+    """Why the ranks of this vote cannot do it; empty if they can."""
     found = [Failure(*each) for each in vote["failures"]]
     for what, host, ranks, need, available in vote["needs"].values():
         if need > available:
@@ -250,14 +250,14 @@ def error(
 
 
 def check_timeout(timeout: float) -> float:
-    """`timeout` itself; ValueError where it can't be one."""
+    """Returns `timeout`. Raises ValueError if it can't be one."""
     if not (timeout > 0 and math.isfinite(timeout)):
         raise ValueError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout
 
 
 def doing(operation: str, tag: str | None, ranks: str) -> str:
-    """What is being done, in words."""
+    """What is being done, as text."""
     what = "all tags" if tag is None else f"tag {tag!r}"
     return f"{operation.removesuffix('e')}ing {what} on {ranks}"
 
@@ -267,7 +267,7 @@ def _text(tag: str | None) -> str:
 
 
 def _machine() -> str:
-    """A name for the host memory of this process: that of the machine, or of its container."""
+    """A name for the host memory of this process: the machine's, or its container's."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             machine = file.read().strip()
@@ -291,7 +291,7 @@ def _disk(directory: str) -> tuple[str, int | None]:
 
 
 def module(name: str, purpose: str) -> Any:
-    """A module that this package does not need to be imported.
+    """A module that this package imports only when it is needed.
 
     Raises:
         NotSupportedError: it cannot be imported.

@@ -1,4 +1,4 @@
-"""PyTorch's caching allocator, told which of its segments belong to which region.
+"""Tells PyTorch's caching allocator which of its segments belong to which region.
 
 The allocator splits segments that it once got from cudaMalloc into tensors, and keeps the
 segments of freed tensors for later ones. Left alone it would put a region's tensors into ordinary
@@ -6,15 +6,15 @@ segments, and ordinary tensors into a region's. A `torch.cuda.MemPool` keeps seg
 the allocator treats pools (c10/cuda/CUDACachingAllocator.cpp) decides the rest:
 
 - A list per device holds (pool, filter) pairs; an allocation goes to a pool whose filter accepts
-  it. Which of several that is differs between versions (the first begun, later the last), so at
-  most one of ours is on the list for a thread: an inner region takes the outer one's pool off.
-- A pool can be on the list once. Two threads in the same region at the same time therefore get a
-  pool each; a pool nobody uses serves the next thread.
+  it. Versions differ in which of several that is (the first begun, later the last), so at most one
+  of ours is on the list for a thread: an inner region takes the outer one's pool off the list.
+- A pool can be on the list once. So two threads in the same region at the same time get a pool
+  each; a pool that nobody uses serves the next thread.
 - A pool exists per device, under one id, as long as its use count there is not 0. The MemPool
-  object counts on the device it was made on; on the others the first use is kept. At 0 the free
-  segments in it are what torch.cuda.empty_cache() releases, and it can't be used any more.
+  object counts on the device on which it was made; on the others the first use is kept. At 0,
+  torch.cuda.empty_cache() releases the free segments in the pool, which can no longer be used.
 - With expandable_segments:True a pool without an allocator of its own has segments that PyTorch
-  maps chunk by chunk (`try_allocate_expandable_block`). The pool is destroyed when as many
+  maps chunk by chunk (`try_allocate_expandable_block`). PyTorch destroys the pool when as many
   stretches have been unmapped as were mapped, whatever is left in it, so such a pool's use count
   goes to 0 only when nothing in it is in use.
 - A graph capture has its own entry on the list. It is left alone, because blocks freed during a
@@ -54,12 +54,12 @@ class Route:
 def enter(key: PoolKey, *, plain_by_default: bool) -> Route | None:
     """Serves this thread's CUDA tensors from a pool of `key` and from no other, until `leave`.
 
-    None where there is nothing to do: PyTorch is not there, a graph's pool serves, or what
-    `tms.exclude` has chosen.
+    Returns None where there is nothing to do: there is no PyTorch, or a graph's pool serves, or
+    what `tms.exclude` has chosen.
 
     Args:
         plain_by_default: whether this thread's allocations were ordinary, not pausable, on
-            entering. Outside all regions that tells what PyTorch's default pool holds.
+            entering. Outside all regions this says what PyTorch's default pool holds.
 
     Raises:
         NotSupportedError: PyTorch is set up so that its memory can't be paused.
@@ -100,7 +100,7 @@ def set_aside() -> Route | None:
 
 
 def leave(route: Route | None) -> None:
-    """Undoes `enter`, `enter_own` or `set_aside`, in whatever order; on the same thread."""
+    """Undoes `enter`, `enter_own` or `set_aside`, in any order, on the same thread."""
     if route is None:
         return
     routes = _thread.routes
@@ -170,7 +170,7 @@ def bytes_of_regions() -> int:
 
 
 def dispose(pool: _Pool) -> None:
-    """Gives free memory in `pool` back to the device, and the rest after it is freed.
+    """Gives free memory in `pool` back to the device, and the rest once it is freed.
 
     torch.cuda.empty_cache() does so from here on.
     """
@@ -208,7 +208,7 @@ def works() -> bool:
 
 
 def synchronize(devices: set[int]) -> None:
-    """Waits for all that was given to devices by now. (torch.cuda.synchronize)"""
+    """Waits for all work that devices have been given so far. (torch.cuda.synchronize)"""
     for device in sorted(devices):
         sys.modules["torch"].cuda.synchronize(device)
 
@@ -221,7 +221,7 @@ def _torch_with_cuda() -> Any:
 
 
 def _local() -> Any:
-    # gevent's is one for each greenlet; here it is the thread that counts, as it is for CUDA.
+    # gevent's has one for each greenlet; here the thread counts, as for CUDA.
     monkey = sys.modules.get("gevent.monkey")
     return monkey.get_original("threading", "local") if monkey else threading.local
 
@@ -304,7 +304,7 @@ class _Pool:
             self._counted_on.add(device)
 
     def retirable(self, in_use: set[tuple[int, int]]) -> bool:
-        """Whether `retire` does no harm; `in_use` is from `_expandable_in_use`."""
+        """Whether `retire` is safe; `in_use` is from `_expandable_in_use`."""
         return self._id not in in_use
 
     def retire(self) -> None:
@@ -351,7 +351,7 @@ class _Pools:
             self._idle.setdefault(pool.key, []).append(pool)
 
     def retire_idle(self) -> None:
-        """Retires the pools that no thread is in; the next region gets a new one."""
+        """Retires the pools that no thread is in; the next region gets a new pool."""
         in_use = _expandable_in_use(self._torch)
         with self._lock:
             for key, pools in self._idle.items():
@@ -366,7 +366,7 @@ class _Pools:
             return {key: list(pools) for key, pools in self._known.items() if pools}
 
     def drop(self, pool: _Pool) -> None:
-        """Retires `pool`, at once or when the thread that is in it leaves it."""
+        """Retires `pool`, at once or when the thread in it leaves it."""
         with self._lock:
             if pool not in self._known.get(pool.key, ()):
                 return  # retired meanwhile
@@ -380,7 +380,7 @@ class _Pools:
                 pool.retire()
 
     def adopt(self, key: PoolKey, memory: Any) -> None:
-        """Makes a MemPool of the caller the one that serves regions of `key`."""
+        """Makes the caller's MemPool the one that serves regions of `key`."""
         pool = _Pool(key, self._torch, self._functions, memory)
         with self._lock:
             self._known.setdefault(key, []).append(pool)
@@ -405,7 +405,7 @@ def _pools_of(torch: Any) -> _Pools:
 
 
 def refuse_expandable_segments() -> None:
-    """NotSupportedError where PyTorch maps its memory itself, for when nothing is interposed.
+    """Raises NotSupportedError where PyTorch maps its memory itself and nothing is interposed.
 
     Regions then use pools with an allocator of their own, where most versions of PyTorch refuse
     expandable segments (c10/cuda/CUDACachingAllocator.cpp, `alloc_block`).
@@ -439,7 +439,7 @@ def without_expandable_segments(torch: Any) -> Iterator[None]:
     """PyTorch's expandable_segments setting is off in the body, for the whole process.
 
     What is mapped already stays as it is. PyTorch takes its settings as one text and resets those
-    that it does not name, so all of it is given back afterwards.
+    that it does not name, so all of them are restored afterwards.
     """
     with _without.lock:
         if not _without.depth:

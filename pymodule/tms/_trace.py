@@ -9,7 +9,7 @@ from typing import Any
 
 
 def trace_from_memory_history(snapshot: Mapping[str, Any], file: str | os.PathLike[str]) -> int:
-    """Writes PyTorch's memory history as a trace, for tms replay; how many lines it has.
+    """Writes PyTorch's memory history as a trace, for tms replay; returns the number of lines.
 
     The history is that of tensors, whichever memory PyTorch's allocator served them from:
 
@@ -17,7 +17,7 @@ def trace_from_memory_history(snapshot: Mapping[str, Any], file: str | os.PathLi
         step()
         tms.trace_from_memory_history(torch.cuda.memory._snapshot(), "step.csv")
 
-    A tensor is freed where the program freed it ("free_requested"), also if PyTorch then held it
+    A tensor is freed where the program freed it ("free_requested"), even if PyTorch then held it
     back for another stream. What was allocated before the recording began is left out. Threads are
     not in the history, so all lines have thread 0; all devices are in one trace, by time.
 

@@ -1,7 +1,7 @@
-"""Allocations in regions that never come to libtms.so, said once.
+"""Warns once of allocations in regions that never reach libtms.so.
 
-That is so where the program reaches cudaMalloc past the preload: a runtime that is linked
-statically, or functions that were looked up in the runtime's own handle.
+That happens where the program reaches cudaMalloc past the preload: in a statically linked runtime,
+or by functions that were looked up in the runtime's own handle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MUCH = 32 << 20
 """Bytes; CUDA itself takes less when it loads a kernel."""
 
 _over = False
-"""It has warned, or the library has started and so sees what regions allocate."""
+"""It has warned, or the library has started, and so sees what regions allocate."""
 
 _regions = 0
 
@@ -35,7 +35,7 @@ class Watch:
         _over = _over or self._library.started
         if _over:
             return
-        if _torch.in_use():  # which knows what it has taken; other processes take memory too
+        if _torch.in_use():  # PyTorch knows what it has taken; other processes take memory too
             taken = 0 if route is None else _torch.bytes_of_regions()
             account, reserve = f"PyTorch holds {taken >> 20} MiB for regions", ""
         else:
@@ -54,10 +54,10 @@ class Watch:
 
 
 def watch(library: Library) -> Watch | None:
-    """For a region that is being entered; None where it is not worth it.
+    """For a region that is being entered; None where it is not worth while.
 
     Of the regions that a process enters before the library is needed, the 1st, 2nd, 4th, 8th and
-    so on are watched, so that the price stays small where none of them allocates.
+    so on are watched, so that the cost stays small where none of them allocates.
     """
     global _over, _regions
     if _over or not library.interposes or library.excluded:

@@ -1,15 +1,14 @@
-"""vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator of its memory.
+"""vLLM's sleep mode by tms: the plugin that vLLM loads, and the allocator for its memory.
 
-vLLM (0.26.0) has two places for this. A *sleep-mode backend* is what a worker asks to sleep and
-wake up; `register` adds one called "tms" (tms._vllm_backend). That alone changes nothing about
-where memory lies: weights and KV cache are made inside `use_memory_pool(tag)` of the process's
-one `CuMemAllocator`, whichever backend there is. So in a worker whose backend is "tms" this
-module's `Allocator` takes that one's place, before the worker makes anything; `CuMemAllocator`
-itself then hands it to all callers (`vllm.device_allocator.get_mem_allocator_instance`, which
-modules of vLLM import by name).
+vLLM (0.26.0) has two places for this. A worker asks a *sleep-mode backend* to sleep and wake up;
+`register` adds one called "tms" (tms._vllm_backend). That alone does not change where memory lies:
+weights and KV cache are made inside `use_memory_pool(tag)` of the process's one `CuMemAllocator`,
+whatever the backend. So in a worker whose backend is "tms" this module's `Allocator` takes that
+one's place, before the worker makes anything; `CuMemAllocator` itself then hands it to all callers
+(`vllm.device_allocator.get_mem_allocator_instance`, which modules of vLLM import by name).
 
-What is in it of vLLM is read in 0.26.0 and 0.33.0; tests/test_vllm.py compares the names and
-signatures with the vLLM that is installed.
+What this module uses of vLLM was read in 0.26.0 and 0.33.0; tests/test_vllm.py compares the names
+and signatures with the installed vLLM.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from ._region import pausable
 from ._scope import ThreadScope
 
 NAME = "tms"
-"""Of the backend, as in `vllm serve --sleep-mode-backend tms`."""
+"""The backend's name, as in `vllm serve --sleep-mode-backend tms`."""
 
 PREFIX = "vllm."
-"""Tags of vLLM are tags of tms with this before them: `tms.pause("vllm.weights")`."""
+"""tms has the tags of vLLM with this prefix: `tms.pause("vllm.weights")`."""
 
 _VARIABLE = "TMS_VLLM"
 _DEFERRABLE = ("weights", "kv_cache")
 """Tags that a wake-up of some tags may leave asleep; vLLM's callers know of no others."""
 
-_logger = logging.getLogger("vllm.tms")  # below vLLM's own, so that it is shown as vLLM's are
+_logger = logging.getLogger("vllm.tms")  # below vLLM's own, so that it is shown like vLLM's
 
 
 def register() -> None:
@@ -114,7 +113,7 @@ def _choose(config: Any) -> None:
 
 
 class Allocator:
-    """What vLLM takes a CuMemAllocator for: memory by tag, that can sleep.
+    """What vLLM uses a CuMemAllocator for: memory by tag that can sleep.
 
     Each `sleep` decides which tags keep their contents, incrementally in host memory, and which
     lose them.
@@ -140,7 +139,7 @@ class Allocator:
     def use_memory_pool(self, tag: str | None = None) -> Iterator[None]:
         """Serves this thread's CUDA tensors from memory with a tag, for the body. Nests.
 
-        What is free of it after the body goes back to the device. expandable_segments is off in
+        After the body, free memory of it goes back to the device. expandable_segments is off in
         PyTorch's settings meanwhile, for the whole process, as with vLLM's own allocator.
         """
         tag = self.default_tag if tag is None else tag
@@ -160,7 +159,7 @@ class Allocator:
 
         Raises:
             BackupError: host memory is too short for the contents. After this or any other error
-                all is as before, with its contents.
+                everything is as before, with its contents.
         """
         begun = time.perf_counter()
         kept = {self.default_tag} if offload_tags is None else set(_names(offload_tags))
@@ -180,7 +179,7 @@ class Allocator:
         )
 
     def discard(self, tags: tuple[str, ...] | str) -> None:
-        """Frees the memory of tags, whose contents are lost. What sleeps already stays as it is."""
+        """Frees the memory of tags and loses their contents. What sleeps already stays as it is."""
         lost = [tag for tag in self._present() if tag in _names(tags)]
         pause(_prefixed(lost), discard=True)
 
@@ -221,7 +220,7 @@ class Allocator:
     close = release_pools
 
     def _present(self) -> list[str]:
-        """The tags that have memory, in the order in which they came."""
+        """The tags that have memory, in the order in which they appeared."""
         present = {found["tag"] for found in _found()}
         return [tag for tag in self._tags if PREFIX + tag in present]
 
@@ -241,7 +240,7 @@ class _Pool(ThreadScope):
         return _torch.enter_own(("vllm", self._tag), self._pluggable)
 
     def settings(self, library: Library) -> dict[str, Any]:
-        # Not active: what NCCL or cuBLAS take for themselves meanwhile must not be discarded.
+        # Not active: what NCCL or cuBLAS take meanwhile for themselves must not be discarded.
         return {**pausable(self._tag, "host", incremental=True), "active": False}
 
     def left(self, route: _torch.Route | None) -> None:
@@ -250,7 +249,7 @@ class _Pool(ThreadScope):
 
 
 def _found() -> list[TagStats]:
-    """What is known of vLLM's tags, on each device."""
+    """What is known about vLLM's tags, on each device."""
     devices = stats()["devices"]
     return [tag for device in devices for tag in device["tags"] if tag["tag"].startswith(PREFIX)]
 

@@ -38,4 +38,4 @@ class TmsBackend(CuMemBackend):  # type: ignore[misc]
 
     @classmethod
     def preserves_graphs_with_communicators(cls) -> bool:
-        return True  # graphs, and what communicators have, are not in memory that sleeps
+        return True  # graphs and communicators have no memory that sleeps

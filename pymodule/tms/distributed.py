@@ -32,7 +32,7 @@ _TIMEOUT = 60.0
 
 
 class RankStats(TypedDict):
-    """Of one rank."""
+    """The figures of one rank."""
 
     rank: int
     """Its number in the default group."""
@@ -52,14 +52,14 @@ def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) 
     Args:
         tag: as given to `tms.region`; None: all tags. The same on all ranks.
         group: a process group that this process is in; None: the default one.
-        timeout: seconds that this rank waits for the others to come to this call, and again for
-            them to be done after it is.
+        timeout: seconds that this rank waits for the others to come to this call, and again,
+            when it is done, for the others to be done.
 
     Returns:
         How many bytes of device memory were freed, on this rank.
 
     Raises:
-        GroupError: on all living ranks, in the same words: the failed rank, its host and the cause.
+        GroupError: on all living ranks, with one text: the failed rank, its host and the cause.
             All are as before, unless the message says otherwise.
         NotSupportedError: there is no PyTorch, or its group has no store (as with MPI).
         ValueError: this process is not in the group, there is no group, or the timeout is wrong.
@@ -70,7 +70,7 @@ def pause(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) 
 def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> int:
     """Resumes a tag on every rank of a group, or on none.
 
-    First every rank checks that its devices have the memory free, and gives back for it what
+    First every rank checks that its devices have enough free memory, and for that gives back what
     PyTorch only caches. When a rank then fails, all others pause again what they have resumed; that
     loses no contents that the first pause had kept.
 
@@ -83,9 +83,9 @@ def resume(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT)
 
 
 def paused(tag: str | None = None, group: Any = None, timeout: float = _TIMEOUT) -> Scope:
-    """Pauses a tag on every rank for the body and resumes it afterwards, also if the body raised.
+    """Pauses a tag on every rank for the body and resumes it afterwards, even if the body raised.
 
-    A context manager, and a decorator of functions. All ranks enter it, and leave it.
+    A context manager, and a decorator of functions. All ranks must enter it, and leave it.
 
     Args and Raises: as for `pause` on entering and `resume` on leaving.
     """
@@ -144,7 +144,7 @@ def _meeting(group: Any) -> Meeting:
     store = private(torch, "distributed.distributed_c10d._get_default_store")()
     if store is None:
         raise NotSupportedError("the process group has no store to meet over: use gloo or nccl")
-    # A group that is made anew over the same store finds the keys of the one before: the numbers
+    # A group that is made anew over the same store finds the keys of the one before, so the numbers
     # of its calls go on.
     place = (_place(store), str(group.group_name), *names)
     found = _meetings.get(place)
@@ -159,8 +159,8 @@ def _meeting(group: Any) -> Meeting:
 def _own(store: Any, name: int) -> Any:
     """The same store on a connection of its own: a connection serves one waiter at a time."""
     try:
-        store.check(["tms"])  # a clone of one that is lost would try to connect for minutes
-        return store.clone() if hasattr(store, "clone") else store  # of PyTorch from 2.7 on
+        store.check(["tms"])  # a clone of a lost store would try to connect for minutes
+        return store.clone() if hasattr(store, "clone") else store  # in PyTorch 2.7 and later
     except RuntimeError as lost:
         why = StoreLost(f"the group's store does not answer ({lost})")
         raise _error("meeting", [failure(name, why)], "nothing was changed") from lost

@@ -6,15 +6,15 @@
     with tms.ray.lend(from_=rollouts, to=trainers):
         ray.get([trainer.step.remote() for trainer in trainers])
 
-Actors need nothing of ours but the library, preloaded into their processes by their runtime_env:
+Actors need only the library, preloaded into their processes by their runtime_env:
 
     env = {"env_vars": {"LD_PRELOAD": tms.library_path()}}
     Trainer.options(runtime_env=env).remote()
 
 The caller asks every actor by `actor.__ray_call__`, so each does it between two of its methods, and
-one that is in a method is waited for. In an actor that runs several methods at a time, nothing else
-keeps those from the paused memory. docs/distributed.md says what is promised when which part
-fails. Ray is needed when a function is called, not before.
+the caller waits for one that is in a method. In an actor that runs several methods at a time,
+nothing keeps the other methods from the paused memory. docs/distributed.md says what holds when
+which part fails. Ray is needed only when a function is called.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def resume(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIME
 
 
 def paused(actors: Sequence[Any], tag: str | None = None, timeout: float = _TIMEOUT) -> Scope:
-    """Pauses a tag in all actors for the body and resumes it afterwards, also if the body raised.
+    """Pauses a tag in all actors for the body and resumes it afterwards, even if the body raised.
 
     A context manager, and a decorator of functions.
 
@@ -101,17 +101,17 @@ def lend(
 ) -> Scope:
     """Lends the GPUs of some actors to others on the same GPUs for the body.
 
-    Entering pauses `from_` and resumes `to`, of which what is not paused is left as it is. Leaving,
-    also if the body raised, pauses `to` and resumes `from_`. If `to` cannot be resumed on
-    entering, `from_` is resumed again and the body does not run. If `to` cannot be paused on
-    leaving, for one because an actor has died, `from_` is resumed where it fits beside those of
-    `to` that live; when it does not, that error is raised, with the first as its __context__.
+    Entering pauses `from_` and resumes `to`; what is not paused in `to` is left as it is. Leaving,
+    even if the body raised, pauses `to` and resumes `from_`. If `to` cannot be resumed on entering,
+    `from_` is resumed again and the body does not run. If `to` cannot be paused on leaving, for
+    instance because an actor has died, `from_` is resumed if it fits beside those of `to` that
+    live. If it does not, that error is raised, with the first as its __context__.
 
     Args:
         from_: the actors whose memory is given up, such as rollout servers.
         to: the actors that use the GPUs meanwhile, such as trainers.
-        tag: of both; None: all tags.
-        timeout: as for `pause`, of each step.
+        tag: the tag in both; None: all tags.
+        timeout: as for `pause`, for each step.
 
     Raises: as for `pause`.
     """
@@ -219,7 +219,7 @@ class _Calls:
         return sum(each for each in done if not isinstance(each, Failure))
 
     def _take_back(self, everybody: range) -> str:
-        """Has all living actors undo it, late ones later; returns the outcome in words."""
+        """Makes all living actors undo it, late ones later; returns the outcome as text."""
         back = self._all(everybody, _take_back)
         stuck = [each for each in back if isinstance(each, Failure) and each.rank not in self._gone]
         if not stuck:
@@ -228,7 +228,7 @@ class _Calls:
         return f"all that live are as before but these, late ones until they come to it ({told})"
 
     def _all(self, ranks: range, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """The results of a function in all actors within the time, each perhaps a `Failure`."""
+        """The results of a function in all actors within the time; each may be a `Failure`."""
         until = time.monotonic() + self._timeout
         results: dict[Any, Any] = {}
         for rank in ranks:
@@ -274,14 +274,14 @@ class _Calls:
 
 
 def _line(own: Exception) -> str:
-    """Ray's words, which are many lines."""
+    """Ray's text, which has many lines."""
     return " ".join(str(own).split())[:600].rstrip(".")
 
 
-# What runs in the process of an actor.
+# This runs in the process of an actor.
 
 _parts: dict[str, Part] = {}
-"""Of the calls that go on, of several callers perhaps, by their numbers."""
+"""Those of the calls in progress, perhaps of several callers, by their numbers."""
 
 
 def _check(

@@ -9,8 +9,8 @@ Programs written for that package run on this one as they are:
     torch_memory_saver.pause("weights")
     torch_memory_saver.resume("weights")
 
-What differs: wherever that package ends the process or fails an assertion, this one raises, with
-the exceptions of `tms` or a ValueError. New programs are better off with `tms` itself.
+The difference: wherever that package ends the process or fails an assertion, this one raises an
+exception of `tms` or a ValueError. New programs are better off with `tms` itself.
 """
 
 from .entrypoint import TorchMemorySaver

@@ -15,10 +15,10 @@ Key = tuple[str, bool, bool, str, int]
 class MemPools(MutableMapping[Key, Any]):
     """torch.cuda.MemPool objects by what their memory has in common.
 
-    A key is there from its first region on. Deleting it lets go of the pool: what is free in it
-    is the device's after the next torch.cuda.empty_cache(), the rest once it has been freed.
-    Setting one makes regions take their memory from that pool; it must have been made with the
-    allocator of `_hook_util`.
+    A key exists from its first region on. Deleting it releases the pool: the next
+    torch.cuda.empty_cache() gives the device what is free in it, and the rest once it has been
+    freed. Setting one makes regions take their memory from that pool, which must have been made
+    with the allocator of `_hook_util`.
     """
 
     def key(self, tag: str, cpu: bool, disk: bool, backend: str) -> Key:

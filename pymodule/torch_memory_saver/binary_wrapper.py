@@ -46,10 +46,10 @@ class BinaryWrapper:
         cpu_backup_backend: str | None = None,
         enable_disk_backup: bool = False,
     ) -> None:
-        """The calling thread's settings, until they are set anew; backend None: as it is.
+        """Sets the calling thread's settings, until they are set anew; backend None: unchanged.
 
         Raises:
-            ValueError: both backups; nothing is set.
+            ValueError: both backups were asked for; nothing is set.
         """
         if enable_cpu_backup and enable_disk_backup:
             raise ValueError("enable_cpu_backup and enable_disk_backup exclude each other")

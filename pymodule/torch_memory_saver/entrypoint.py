@@ -50,8 +50,8 @@ class TorchMemorySaver:
             tag: a name for `pause` and `resume`.
             enable_cpu_backup: a pause keeps the contents in host memory.
             enable_disk_backup: a pause keeps them in files; see `set_disk_backup_dir`.
-            cpu_backup_backend: "pinned" or "mmap" host memory; None: as it is set, by default
-                pinned.
+            cpu_backup_backend: "pinned" or "mmap" host memory; None: the current setting, pinned by
+                default.
 
         Raises:
             ValueError: both backups, a backend that does not exist or without
@@ -93,7 +93,7 @@ class TorchMemorySaver:
     def disable(self) -> Scope:
         """Makes this thread's allocations in the body ordinary: `tms.disable`.
 
-        What is free of them afterwards goes back to the device. Outside regions it does nothing.
+        Afterwards, what is free of them goes back to the device. Outside regions it does nothing.
         """
         return _Initializing("disable()", lambda: self._initialized().disable())
 
@@ -112,7 +112,7 @@ class TorchMemorySaver:
 
     @property
     def hook_mode(self) -> HookMode:
-        """ "preload" or "torch"; to be set before anything else is used."""
+        """"preload" or "torch"; set it before you use anything else."""
         return self._hook_mode
 
     @hook_mode.setter
@@ -127,7 +127,7 @@ class TorchMemorySaver:
 
     @property
     def memory_margin_bytes(self) -> int:
-        """Can only be set: an allocation in a region that would leave less free fails."""
+        """Can only be set: an allocation in a region fails if it would leave less free."""
         raise NotImplementedError("memory_margin_bytes can only be set")
 
     @memory_margin_bytes.setter
@@ -325,7 +325,7 @@ class _Disable(ThreadScope):
 
 
 def _plain_by_default(library: Library) -> bool:
-    """Whether this thread's allocations are ordinary as things stand."""
+    """Whether this thread's allocations are currently ordinary."""
     return not library.interposes or not library.active
 
 

@@ -1,4 +1,4 @@
-"""Where the library is, and a variable for a while."""
+"""Where the library is, and a variable set for a while."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _STEMS = ("torch_memory_saver_hook_mode_preload", "torch_memory_saver_hook_mode_
 def get_binary_path_from_package(stem: str) -> Path:
     """The library's file, by one of its names beside this package.
 
-    All names, with or without the CUDA version, stand for the one library, which finds out for
-    itself what libcudart it has to do with. A source checkout has only libtms.so.
+    All names, with or without the CUDA version, stand for the one library, which itself finds out
+    which libcudart it works with. A source checkout has only libtms.so.
 
     Raises:
         RuntimeError: there is no such name.

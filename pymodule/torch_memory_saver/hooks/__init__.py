@@ -1,1 +1,2 @@
-"""How memory becomes pausable: by interposing cudaMalloc, or by an allocator of PyTorch's pools."""
+"""How memory becomes pausable: by interposing cudaMalloc, or by an allocator for PyTorch's
+pools."""

@@ -1,4 +1,4 @@
-"""hook_mode "preload": libtms.so stands in front of cudaMalloc, by LD_PRELOAD."""
+"""hook_mode "preload": libtms.so interposes cudaMalloc, by LD_PRELOAD."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class HookUtilModePreload(HookUtilBase):
     """The library that this process was started with.
 
     Raises:
-        NotPreloadedError: it was started without.
+        NotPreloadedError: it was started without one.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class HookUtilModePreload(HookUtilBase):
 def configure_subprocess() -> _GeneratorContextManager[None]:
     """Starts the child processes of the body with the library, by LD_PRELOAD in os.environ.
 
-    As `tms.configure_subprocess`, but for the name under which the library is found.
+    As `tms.configure_subprocess`, except for the name under which the library is found.
     """
     return preloading(lambda: str(get_binary_path_from_package(_STEM)))
 

@@ -1,6 +1,6 @@
 """hook_mode "torch": PyTorch's memory pools get their memory from libtms.so; nothing is preloaded.
 
-Everything works but what needs interposition: memory that libraries get from cudaMalloc by
+Everything works except what needs interposition: memory that libraries get from cudaMalloc by
 themselves, and that a CUDA graph takes during its capture, is CUDA's own.
 """
 
@@ -19,7 +19,7 @@ class HookUtilModeTorch(HookUtilBase):
     def __init__(self) -> None:
         from torch.cuda.memory import CUDAPluggableAllocator
 
-        # A preloaded library is the one to use: pauses of another would not find its memory.
+        # Use a preloaded library if there is one: pauses of another would not find its memory.
         preloaded = hasattr(ctypes.CDLL(None), "tms_torch_malloc")
         stem = "torch_memory_saver_hook_mode_torch"
         self._path = None if preloaded else str(get_binary_path_from_package(stem))
