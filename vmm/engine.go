@@ -32,7 +32,7 @@ type Engine struct {
 	observe     func(Transition) // called with no lock held
 	transitions atomic.Uint64    // so far, also those that failed
 
-	cannotHash sync.Once // the warning of it
+	cannotHash sync.Once // for its warning
 
 	// transition is the lock of operations on many segments at once: pause, resume, move, preparation, reset. They run
 	// one at a time.

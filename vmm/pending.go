@@ -29,7 +29,7 @@ const (
 	unwaited  stage = iota // a capture forbids waiting for the devices, or the wait failed
 	onDevices              // a thread waits until the devices have finished with it
 	onStream               // its stream has not reached it
-	due                    // nothing uses the memory any more
+	due                    // nothing uses the memory any longer
 	refused                // by the driver
 	made
 )

@@ -158,7 +158,7 @@ func (s *swapping) resume(ctx context.Context, in *client.Conn, o outcome, every
 	}
 }
 
-// because returns in words what the other process's failure means for this one.
+// because returns an error that says what the other process's failure means for this one.
 func because(err error, format string, other int) error {
 	return consequence{fmt.Sprintf(format, other), err}
 }

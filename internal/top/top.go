@@ -15,7 +15,7 @@ import (
 type Source interface {
 	// Look asks all processes and devices, and takes no longer than a second or two whatever they do.
 	Look() Look
-	// Pause and Resume pause or resume one tag of a process, or all (""), and return the outcome in words. If the
+	// Pause and Resume pause or resume one tag of a process, or all (""), and return the outcome as text. If the
 	// context ends they undo what is not complete.
 	Pause(ctx context.Context, pid int, tag string) (string, error)
 	Resume(ctx context.Context, pid int, tag string) (string, error)
@@ -42,7 +42,7 @@ type Process struct {
 type Tag struct {
 	Device int // as the process numbers it
 	Name   string
-	State  string // in words, of eleven characters at most
+	State  string // as text, of eleven characters at most
 
 	Live, Held, Paused, Slack, Backup uint64
 	Where                             string // of the backup: host, disk, peer, mixed; "": there is none

@@ -21,7 +21,7 @@ type connection struct {
 	since      time.Time // its first byte
 	out        []byte
 	written    time.Time
-	ended      bool // it sends no more
+	ended      bool // it sends nothing more
 	closing    bool // the connection ends when the client has read its reply
 	gone       bool
 	task       *Task

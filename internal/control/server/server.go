@@ -288,7 +288,7 @@ func (s *Server) request(c *connection, line []byte) {
 	}
 }
 
-// act answers, now or when what the request asks for is done. Errors: a refusal, in words.
+// act answers, now or when what the request asks for is done. Errors: a refusal.
 func (s *Server) act(c *connection, r control.Request) error {
 	switch r.Op {
 	case control.Status:
