@@ -12,8 +12,8 @@ import (
 	"tms/vmm/cuda"
 )
 
-// Two devices come into use at the same time, each by a thread of its own that has it given access: while one gives it comes
-// the other. None is forgotten.
+// Two devices come into use at the same time, each by a thread of its own that grants it access: the second comes while
+// the first is being granted. Neither is forgotten.
 func TestDevicesComeIntoUseTogether(t *testing.T) {
 	_, driver, engine := simulated(t, 3)
 	address, err := engine.Malloc(vmm.Request{Size: 2 * mib, Tag: "t"})

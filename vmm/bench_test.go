@@ -35,8 +35,8 @@ func million(b *testing.B) (*vmm.Engine, *cuda.Driver, []uintptr) {
 // batch is how many a benchmark picks at a time, off the clock.
 const batch = 1000
 
-// orders are those in which a benchmark goes through the million: one after the other, as programs do, and
-// by chance, where every step meets memory that no processor cache has.
+// orders are the orders in which a benchmark goes through the million: one after the other, as programs do, and random,
+// where every step touches memory that no processor cache has.
 var orders = []struct {
 	name string
 	next func(i, count int) int
@@ -45,8 +45,7 @@ var orders = []struct {
 	{"by chance", func(_, count int) int { return rand.IntN(count) }},
 }
 
-// inBatches picks batches of different addresses of a million, has each looked at on the clock, and reports
-// what one takes.
+// inBatches picks batches of different addresses of a million, times a look at each, and reports what one takes.
 func inBatches(b *testing.B, addresses []uintptr, next func(i, count int) int, name string, look func(batch []uintptr),
 	after func(batch []uintptr)) {
 	b.Helper()

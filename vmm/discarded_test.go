@@ -31,8 +31,8 @@ func residentBytes(t *testing.T) uint64 {
 	return kib << 10
 }
 
-// Clients measure host memory when a resume, or a free, returns: what is not retained is back by then. On a machine that is
-// busy with other things that may go on in the background, but for those who want it promptly.
+// Clients measure host memory when a resume, or a free, returns: memory that is not retained is back by then. On a busy
+// machine that may go on in the background, except for callers that want it promptly.
 func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
 	debug.FreeOSMemory() // or what other tests have left goes while this one measures
 	for _, prompt := range []bool{false, true} {
@@ -71,7 +71,7 @@ func TestHostMemoryIsBackWhenTheCallReturns(t *testing.T) {
 	}
 }
 
-// gated has every call of a kind wait until it is let go on, at the latest when the test ends.
+// gated makes every call of a kind wait until open is called, at the latest when the test ends.
 func gated(t *testing.T, call string) (open func()) {
 	t.Helper()
 	gate := make(chan struct{})
@@ -89,7 +89,7 @@ func gated(t *testing.T, call string) (open func()) {
 	return open
 }
 
-// Where giving back takes long, it goes on in the background: but not for who asked for it to be waited for.
+// Where giving back takes long, it goes on in the background, except for a caller that asked to wait for it.
 func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
 	for _, prompt := range []bool{false, true} {
 		sim, _, engine := simulated(t, 1)
@@ -122,7 +122,7 @@ func TestGivingBackIsWaitedForWithinBounds(t *testing.T) {
 	}
 }
 
-// Who gives up nothing waits for nothing, whatever goes on in the background.
+// A caller that gives up nothing waits for nothing, whatever goes on in the background.
 func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost, Prompt: true})[0]
@@ -140,7 +140,7 @@ func TestOthersDoNotWaitForGivingBack(t *testing.T) {
 	require.NoError(t, engine.Free(a, false))
 }
 
-// A pause right after a resume finds the memory that this has given up, although it is not back yet.
+// A pause right after a resume finds the memory that the resume has given up, although it is not back yet.
 func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
@@ -176,7 +176,7 @@ func TestPauseFindsWhatIsStillGivenBack(t *testing.T) {
 
 var nothing vmm.Options // of them is set
 
-// A file system that takes its time over removing a file holds up no allocation.
+// A file system that is slow to remove a file holds up no allocation.
 func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := vmm.Options{DiskDir: t.TempDir()}
@@ -224,7 +224,7 @@ func TestSlowUnlinkHoldsUpNobody(t *testing.T) {
 	require.NoError(t, engine.Free(onDisk[1], false))
 }
 
-// Contents whose file is gone are lost, and said to be, and whose, every time; the rest goes on.
+// Contents whose file is gone are lost; every error says so and names the segment, and the rest goes on.
 func TestLostContents(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := vmm.Options{DiskDir: t.TempDir()}

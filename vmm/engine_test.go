@@ -158,7 +158,7 @@ func TestStatsAddUp(t *testing.T) {
 	require.NoError(t, engine.Free(b, false))
 }
 
-// withoutContents is what is paused so of each tag, and what a pause would free so.
+// withoutContents returns, for each tag, what is paused without contents and what a pause would free without contents.
 func withoutContents(t *testing.T, engine *vmm.Engine) (of [2][2]uint64) {
 	t.Helper()
 	stats, err := engine.Stats()
@@ -192,8 +192,8 @@ func TestThreadContextIsLeftAlone(t *testing.T) {
 	require.Equal(t, mine, now)
 }
 
-// TestEveryStepFails fails every driver call of a pause and of a resume, one at a time: afterwards
-// all is as it was, and the same call works.
+// TestEveryStepFails fails every driver call of a pause and of a resume, one at a time: afterwards everything is as it
+// was, and the same call works.
 func TestEveryStepFails(t *testing.T) {
 	calls := []string{"cuCtxPushCurrent", "cuCtxSynchronize", "cuStreamCreate", "cuStreamSynchronize",
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync", "cuMemUnmap",
@@ -267,7 +267,7 @@ func TestDeferredFrees(t *testing.T) {
 	require.ErrorIs(t, engine.Free(a, true), vmm.ErrInvalidAddress)
 	require.Equal(t, uint64(1), sim.Stat("handles"))
 	require.ErrorIs(t, pause(engine, vmm.Options{Capturing: true}), vmm.ErrCapturing)
-	// A free the caller was told has succeeded stays on the list until it does.
+	// A free that its caller believes done stays on the list until it is made.
 	sim.Fail("cuMemUnmap", 1, 999)
 	engine.FreeDeferred()
 	require.EqualValues(t, 1, sim.Stat("handles"))
@@ -290,7 +290,7 @@ func TestManyThreads(t *testing.T) {
 	tags := []string{"a", "b", "c"}
 	for w := range 16 {
 		workers.Go(func() {
-			runtime.LockOSThread() // for good: a thread of its own, which has no context of another test
+			runtime.LockOSThread() // for good: this needs a thread of its own, without another test's context
 			_ = driver.CtxSetCurrent(0)
 			random := rand.New(rand.NewPCG(uint64(w), 3))
 			for range 60 {
@@ -371,7 +371,7 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 		fill(a, size, uint64(i))
 	}
 	require.Equal(t, uint64(size+2*2*mib), pause())
-	// Trimming gives the copies up: everything is copied again.
+	// Trimming gives up the copies, so everything is copied again.
 	engine.Trim()
 	require.Equal(t, uint64(3*size), pause())
 	for i, a := range addresses {
@@ -380,7 +380,7 @@ func TestIncrementalPausesCopyWhatChanged(t *testing.T) {
 	}
 }
 
-// A discarding pause copies nothing, gives up what is kept, and leaves what is paused already as it is.
+// A discarding pause copies nothing, gives up what is kept, and leaves memory that is already paused as it is.
 func TestDiscard(t *testing.T) {
 	sim, _, engine := simulated(t, 2)
 	const size = 8 * mib
@@ -431,7 +431,7 @@ func TestDiscard(t *testing.T) {
 		}
 	}
 
-	// When it fails all is as before; what is kept of the incremental one counts as changed.
+	// When it fails, everything is as before; what is kept of the incremental one counts as changed.
 	sim.Fail("cuMemUnmap", 2, 999)
 	require.Error(t, pause(engine, o))
 	for i, a := range all {
@@ -450,7 +450,7 @@ func TestDiscard(t *testing.T) {
 	}
 }
 
-// A pause that fails half way may have overwritten part of the kept copy: the next one copies it all.
+// A pause that fails half way may have overwritten part of the kept copy, so the next one copies everything.
 func TestIncrementalAfterAFailedPause(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	const size = 8 * mib
@@ -517,7 +517,7 @@ func TestVerifyNamesTheBlock(t *testing.T) {
 	require.NoError(t, engine.Free(a, false))
 }
 
-// What is going on can be read while it goes on, and is forgotten after.
+// Progress can be read while a transition runs, and is forgotten afterwards.
 func TestProgressInStats(t *testing.T) {
 	_, _, engine := simulated(t, 2)
 	var addresses []uintptr
@@ -549,7 +549,7 @@ func TestProgressInStats(t *testing.T) {
 	}
 }
 
-// A process that locks its memory (mlockall) is told which limit that has.
+// A process that locks its memory (mlockall) learns which limit it has met.
 func TestLockedMemoryIsLimited(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]

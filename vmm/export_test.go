@@ -1,7 +1,7 @@
 package vmm
 
-// PausedAt tells whether the allocation at an address is paused, or lost the memory it had in a free that
-// got half way. What it had may still be mapped, after two failures.
+// PausedAt reports whether the allocation at an address is paused, or lost its memory in a free that got half way. That
+// memory may still be mapped after two failures.
 func (e *Engine) PausedAt(address uintptr) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// FuzzEngine plays any program of operations, of failing calls and of little memory against the model.
+// FuzzEngine plays any program of operations, failing calls and scarce memory against the model.
 func FuzzEngine(f *testing.F) {
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, bytes []byte) {

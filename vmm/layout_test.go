@@ -46,7 +46,7 @@ func tagStats(t *testing.T, engine *vmm.Engine, tag string) stats.Tag {
 
 func TestResumeSharesExtents(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
-	// Two tags by turns: neighbours are of one tag all the same.
+	// Two tags by turns: neighbours still belong to one tag.
 	var mine, others []uintptr
 	for i := range 20 {
 		mine = append(mine, mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "mine", Backup: vmm.BackupHost})...)
@@ -94,8 +94,8 @@ func TestResumeSharesExtents(t *testing.T) {
 	}
 }
 
-// Slack serves its tag only, whatever size fits into it, and is no free memory: what does not fit is refused with
-// words that name it, and nothing that lives is touched for it.
+// Slack serves only its tag, with whatever size fits into it, and is no free memory: a request that does not fit is
+// refused with a text that names the slack, and nothing live is touched for it.
 func TestSlack(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	all := mallocs(t, engine, 128, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})
@@ -193,7 +193,7 @@ func TestSmallAllocationsShareGranules(t *testing.T) {
 	require.Zero(t, sim.Stat("handle_bytes"), "every granule has gone back")
 }
 
-// Policies and tags do not share granules: what is paused, or kept, is so by the granule.
+// Policies and tags do not share granules, because memory is paused, and contents are kept, by the granule.
 func TestSmallAllocationsOfOneKindOnly(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	var all []uintptr
@@ -209,7 +209,7 @@ func TestSmallAllocationsOfOneKindOnly(t *testing.T) {
 	}
 }
 
-// What is unmapped is gone: a release that the driver refuses then is no error of the free, and made later.
+// Unmapped memory is gone, so a release that the driver then refuses is no error of the free, and is made later.
 func TestFreeReleasesLater(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 4 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
@@ -222,7 +222,7 @@ func TestFreeReleasesLater(t *testing.T) {
 	require.Zero(t, sim.Stat("handles"))
 }
 
-// A free that fails leaves the allocation, small or large, as it was, contents included.
+// A free that fails leaves the allocation, small or large, as it was, including its contents.
 func TestSmallFreeFails(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	all := mallocs(t, engine, 2, vmm.Request{Size: 512, Tag: "t", Backup: vmm.BackupHost})
@@ -342,7 +342,7 @@ func TestStatsNameWhatHoldsMemory(t *testing.T) {
 	require.NoError(t, engine.Free(b, false))
 }
 
-// Once of a pause, and once of a resume.
+// Once for a pause, and once for a resume.
 func TestUnknownTagIsToldOnce(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	var told []string

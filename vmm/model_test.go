@@ -34,7 +34,7 @@ func (p *program) next() int {
 	return int(p.bytes[p.at-1])
 }
 
-// model is a scene that plays a program, and knows what should come of it.
+// model is a scene that plays a program and knows what should happen.
 type model struct {
 	*scene
 	program
@@ -45,7 +45,7 @@ type model struct {
 	held                 sync.Map    // numbers under which it has some of that
 }
 
-// The other's processes: there is one.
+// The other engine's processes: there is only one.
 
 func (m *model) Fetch(share vmm.Share, number uint64) (vmm.Lent, error) {
 	lent, err := m.engine.Export(share.ID, vmm.Importer{Number: number})
@@ -65,7 +65,7 @@ func (m *model) Gone(vmm.Importer) bool { return false }
 
 const modelMemory = 4 << 20 // a device's, when it is to be short
 
-// play makes the operations of a program, checks each against what is expected, and in the end frees all.
+// play makes the operations of a program, checks each against what is expected, and frees everything at the end.
 func (s *scene) play(bytes []byte) {
 	m := &model{scene: s, program: program{bytes: bytes, at: 1}}
 	s.engine.Shareable(true)
@@ -99,7 +99,7 @@ func modelFaults(bytes []byte) *faults {
 	return f
 }
 
-// short tells whether the devices have so little memory that allocations fail.
+// short reports whether the devices have so little memory that allocations fail.
 func short(bytes []byte) bool { return len(bytes) > 0 && bytes[0]%2 == 1 }
 
 func (f *faults) drop() {
@@ -211,7 +211,7 @@ func (m *model) firedSoFar() int {
 	return fired
 }
 
-// try makes an operation. It may fail if a call was made to fail meanwhile, or for want of memory.
+// try makes an operation. It may fail if a call was made to fail meanwhile, or for lack of memory.
 func (m *model) try(name string, operation func() error) error {
 	fired := m.firedSoFar()
 	err := operation()
@@ -274,7 +274,7 @@ func (m *model) free(index int, operation func(*piece) error) {
 	}
 }
 
-// open has the other map a piece, as what it is, and give it back.
+// open makes the other engine map a piece, in the way that fits its kind, and give it back.
 func (m *model) open(p *piece) {
 	if p == nil {
 		return
@@ -320,7 +320,7 @@ func (m *model) open(p *piece) {
 	}
 }
 
-// copy is the program's own: on the device.
+// copy is the program's own copy, on the device.
 func (m *model) copy(from, to *piece) {
 	if from == nil || from.paused || to.paused || from == to || from.lost || from.request.Device != to.request.Device ||
 		from.request.Size != to.request.Size {
@@ -364,7 +364,7 @@ func (m *model) transition(name, tag string, operation func(*vmm.Engine, vmm.Opt
 	m.look(name)
 }
 
-// move leaves what is paused, and what it holds, as it is, whatever happens.
+// move leaves paused memory, and what it holds, as they are, whatever happens.
 func (m *model) move(to vmm.BackupKind) {
 	tag := m.tag()
 	m.try("move", func() error { _, err := m.engine.Move(m.options(tag), to); return err })
@@ -385,8 +385,8 @@ func (m *model) anyPaused() bool {
 	return false
 }
 
-// resync looks, after an operation that failed, what is paused now: only what it concerned may be. What it
-// has paused without a backup, or discarding, may have lost its contents.
+// resync finds out what is paused after an operation that failed: only what the operation concerned may be. What it has
+// paused without a backup, or while discarding, may have lost its contents.
 func (m *model) resync(fired int, concerned func(*piece) bool, discarding bool) {
 	for _, p := range m.all {
 		paused := m.engine.PausedAt(p.address)
@@ -479,15 +479,15 @@ func TestModel(t *testing.T) {
 	require.Positive(t, fired)
 }
 
-// keep writes a program in the form of the fuzzing corpus, to be tried again: go test -run FuzzEngine.
+// keep writes a program in the form of the fuzzing corpus, so that it can be tried again: go test -run FuzzEngine.
 func keep(t *testing.T, bytes []byte) string {
 	path := fmt.Sprintf("%s/tms-model-%d", os.TempDir(), os.Getpid())
 	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, "go test fuzz v1\n[]byte(%q)\n", bytes), 0o600))
 	return path
 }
 
-// Threads, each with a tag and allocations of its own, while calls fail now and then and one of them does
-// what concerns everybody.
+// Threads each have a tag and allocations of their own, while calls fail now and then and one thread does what concerns
+// everybody.
 func TestModelThreads(t *testing.T) {
 	f := &faults{}
 	s := newScene(t, t.TempDir(), f)

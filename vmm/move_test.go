@@ -14,7 +14,7 @@ import (
 	"tms/vmm"
 )
 
-// kept is what the tag "t" has where: host memory, files.
+// kept returns what the tag "t" has in host memory, and what in files.
 func kept(t *testing.T, e *vmm.Engine) (host, disk uint64) {
 	t.Helper()
 	stats, err := e.Stats()
@@ -84,7 +84,7 @@ func TestPausedContentsMoveToDiskAndBack(t *testing.T) {
 	}
 }
 
-// Contents that have no host memory yet go to files without taking any, but for what is on its way.
+// Contents that have no host memory yet go to files without taking any, except for staging.
 func TestAPauseToDisk(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	defer failpoint.Set(nil)
@@ -120,7 +120,7 @@ func TestAPauseToDisk(t *testing.T) {
 			requireFilled(t, a, size, uint64(i))
 		}
 	}
-	// What has host memory already is saved there.
+	// Contents that already have host memory are saved there.
 	require.NoError(t, engine.Prepare(o.Tags)())
 	require.NoError(t, pause(engine, o))
 	host, files := kept(t, engine)
@@ -187,7 +187,7 @@ func TestAMoveThatFailsChangesNothing(t *testing.T) {
 	}
 }
 
-// What is freed meanwhile, and what is asked, waits or goes on; nothing is lost of the others.
+// Frees and queries during a move wait or go on; nothing of the others is lost.
 func TestMovesBesideFrees(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	o := name("t")

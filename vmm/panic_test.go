@@ -11,8 +11,8 @@ import (
 	"tms/vmm"
 )
 
-// A defect in whatever is called while the engine's lock is let go is an error of the operation, and the lock is
-// as it should be: everything works afterwards, with contents.
+// A defect in anything that is called while the engine's lock is released becomes an error of the operation, and the
+// lock is as it should be: everything works afterwards, with contents.
 func TestPanicsWithoutTheLock(t *testing.T) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -62,6 +62,6 @@ func TestPanicsWithoutTheLock(t *testing.T) {
 	m.end()
 	require.ErrorIs(t, engine.MemSetAccess(kept, 4*mib, nil), vmm.ErrNotOurs)
 	require.NoError(t, engine.Free(kept, false))
-	// What an allocation had when it ended so is given back.
+	// What an allocation had when it ended in this way is given back.
 	require.NoError(t, pause(engine, vmm.Options{}))
 }

@@ -46,7 +46,7 @@ func TestPrepareAllOrNothing(t *testing.T) {
 	}
 }
 
-// Memory that is freed and used again, for something larger, while Prepare pins, is none that it has prepared.
+// Memory that is freed and reused for something larger while Prepare pins does not count as prepared.
 func TestPrepareBesideFrees(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	r := vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost}
@@ -80,8 +80,8 @@ func TestPrepareBesideFrees(t *testing.T) {
 	require.NoError(t, engine.Free(a[2], false))
 }
 
-// Host memory is one for all devices, which save side by side: what does not suffice for them together is refused before any
-// of it is taken.
+// All devices share the host memory and save side by side: if it does not suffice for all together, the pause is
+// refused before any of it is taken.
 func TestHostMemoryOfAllDevices(t *testing.T) {
 	available := min(hostmemory.Machine(), hostmemory.Group("self"))
 	if available == math.MaxUint64 {

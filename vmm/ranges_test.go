@@ -45,7 +45,7 @@ func TestRangesGrowWithUse(t *testing.T) {
 	}
 	// Ranges of 80, 80, 160, 320 and 640 MiB for 800: 10 extents.
 	require.Equal(t, before-5*400+5*10, sim.Stat("handles"))
-	// All of it can be had again.
+	// All of it can be allocated again.
 	for _, a := range append(small, all...) {
 		require.NoError(t, engine.Free(a, false))
 	}
@@ -54,7 +54,7 @@ func TestRangesGrowWithUse(t *testing.T) {
 	require.NoError(t, engine.Free(whole[0], false))
 }
 
-// What is slack on both sides of a border between two ranges of a tag stays apart.
+// Slack on the two sides of a border between a tag's ranges stays apart.
 func TestSlackAcrossRanges(t *testing.T) {
 	_, _, engine := simulatedWith(t, 1, "64G")
 	engine.CheckInvariants(true)
@@ -74,7 +74,7 @@ func TestSlackAcrossRanges(t *testing.T) {
 	}
 }
 
-// What becomes free in a room, slack too, is for the room alone.
+// Memory that becomes free in a room, even as slack, is for that room alone.
 func TestSlackOfARoom(t *testing.T) {
 	_, _, engine := simulatedWith(t, 1, "1G")
 	engine.CheckInvariants(true)
@@ -134,8 +134,8 @@ func TestArenasGrowWithUse(t *testing.T) {
 	require.Equal(t, reservations, sim.Stat("reservations"), "addresses are used again")
 }
 
-// Where no more can be reserved, what there is is used to the last, and an allocation that finds nothing is
-// refused until something is freed.
+// Where no more can be reserved, existing addresses are used to the last, and an allocation that finds none is refused
+// until something is freed.
 func TestNoMoreReservations(t *testing.T) {
 	sim, _, engine := simulatedWith(t, 1, "2G")
 	engine.CheckInvariants(true)
@@ -202,7 +202,8 @@ func TestTagsComeAndGo(t *testing.T) {
 	require.Empty(t, tagNames(t, engine))
 	require.NoError(t, pause(engine, name("a")))
 
-	// Memory of the program's own is of its tag while it is mapped, also when all else of that has gone.
+	// Memory that the program maps itself belongs to its tag while it is mapped, even when everything else of that tag
+	// is gone.
 	m := newMapper(t, driver, engine, vmm.Request{Tag: "a", Backup: vmm.BackupHost})
 	handle, err := engine.MemCreate(m.request, cuda.PinnedOn(0))
 	require.NoError(t, err)

@@ -22,7 +22,7 @@ import (
 type neighbour struct {
 	self   int
 	others *[2]*vmm.Engine
-	deaf   atomic.Bool // does not hear what is returned
+	deaf   atomic.Bool // does not receive returns
 	lost   atomic.Bool // finds the memory of the others gone
 }
 
@@ -45,7 +45,7 @@ func (n *neighbour) Gone(vmm.Importer) bool { return false }
 
 const shareSize = 2 * mib
 
-// pair is two engines, each with memory of its own, between what is not shared, and the other's.
+// pair is two engines, each with the other's memory, and memory of its own between memory that is not shared.
 type pair struct {
 	t          *testing.T
 	sim        *cudasim.Sim
@@ -222,7 +222,7 @@ func TestPausedTogether(t *testing.T) {
 	})
 }
 
-// What comes with the memory of others is nothing that the program knows of.
+// The program knows nothing of memory that comes along with others' memory.
 func TestOpenedRange(t *testing.T) {
 	p := newPair(t)
 	for range 2 {
@@ -241,7 +241,7 @@ func TestOpenedRange(t *testing.T) {
 	}
 }
 
-// What has the extent of memory that was freed holds it up as that of memory that is there.
+// A process that has the extent of freed memory mapped holds up a pause as one with live memory does.
 func TestSharedIsFreed(t *testing.T) {
 	p := newPair(t)
 	p.fill(1)
@@ -249,7 +249,7 @@ func TestSharedIsFreed(t *testing.T) {
 	require.NoError(t, first.Free(p.own[0], false))
 	requireFilled(t, p.other[1], shareSize, 1)
 	require.ErrorIs(t, pause(first, inExtents(10*time.Millisecond)), vmm.ErrImported)
-	// What comes to its place is another's, and can be opened, too.
+	// Memory that takes its place is a different segment, and can be opened, too.
 	p.own[0] = mallocs(t, first, 1, vmm.Request{Size: shareSize, Tag: "t", Backup: vmm.BackupHost})[0]
 	p.fill(3)
 	id, _, _, err := first.Share(p.own[0])
@@ -274,7 +274,7 @@ func TestSharedIsFreed(t *testing.T) {
 	require.EqualValues(t, 6, p.sim.Stat("handles"))
 }
 
-// Memory that has a name before it is resumed stands alone at once, its neighbours do not.
+// Memory that has a name before it is resumed gets its own extent at once; its neighbours do not.
 func TestSharedWhilePaused(t *testing.T) {
 	sim, driver, first := simulated(t, 1)
 	second := vmm.New(driver, func(uintptr, uint64) error { return nil })
@@ -372,7 +372,7 @@ func TestPausesCross(t *testing.T) {
 	})
 }
 
-// A call of the driver that fails leaves contents and addresses as they are, and all can be paused together afterwards.
+// A driver call that fails leaves contents and addresses as they are, and all can be paused together afterwards.
 func TestSharedAndFailing(t *testing.T) {
 	for kind, made := range pairs {
 		for seed, function := range []string{"cuMemUnmap", "cuMemRelease", "cuMemMap", "cuMemSetAccess", "cuMemCreate",
@@ -412,7 +412,7 @@ func failing(t *testing.T, made func(*testing.T) *pair, function string, seed in
 	}
 }
 
-// A device whose memory cannot be shared has memory all the same; that is told who would share it.
+// A device whose memory cannot be shared has memory all the same; a caller that would share it gets an error.
 func TestNotToBeShared(t *testing.T) {
 	for call, fail := range map[string]func(*cudasim.Sim){
 		"a device without it": func(sim *cudasim.Sim) { sim.Fail("cuDeviceGetAttribute", 3, int(cuda.InvalidValue)) },
@@ -440,7 +440,7 @@ func TestNotToBeShared(t *testing.T) {
 	require.NoError(t, engine.Free(address, false))
 }
 
-// What another process did not hear is said again.
+// A notice that another process did not receive is sent again.
 func TestReturnedLater(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
 		p.fill(1)
@@ -458,7 +458,7 @@ func TestReturnedLater(t *testing.T) {
 	})
 }
 
-// Memory that is gone when it is to be resumed holds nothing up: it is lost, and whoever uses it is told so.
+// Memory that is gone when it is to be resumed holds nothing up: it is lost, and its users get an error.
 func TestLostWhilePaused(t *testing.T) {
 	eachPair(t, func(t *testing.T, p *pair) {
 		importer := p.engines[1]
@@ -496,7 +496,7 @@ func TestLostWhilePaused(t *testing.T) {
 	})
 }
 
-// One refusal of the driver to make memory that can be shared is of that memory alone.
+// If the driver refuses once to make shareable memory, that concerns only this memory.
 func TestOneRefusal(t *testing.T) {
 	p := newPair(t)
 	p.fill(1)
@@ -545,7 +545,7 @@ func (c *crowd) Return(share vmm.Share, number uint64) error {
 
 func (c *crowd) Gone(vmm.Importer) bool { return false }
 
-// Whatever waits for a process that is stopped delays nothing that has to do with others.
+// Waiting for a stopped process delays nothing that concerns others.
 func TestOneIsStopped(t *testing.T) {
 	_, driver, importer := simulated(t, 1)
 	engines := [3]*vmm.Engine{2: importer}

@@ -11,7 +11,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// What the driver refuses to take back is told of until it has it.
+// Statistics show what the driver refuses to take back until it has it.
 func TestStatsTellWhatIsRefused(t *testing.T) {
 	_, _, engine := simulated(t, 1)
 	a := mallocs(t, engine, 1, vmm.Request{Size: 2 * mib, Tag: "t", Backup: vmm.BackupHost})[0]
@@ -45,7 +45,7 @@ func TestStatsTellWhatIsRefused(t *testing.T) {
 	require.Empty(t, stats.Waiting)
 }
 
-// So is a free that is still to be made, with what it waits for.
+// They also show a free that is still to be made, with what it waits for.
 func TestStatsTellOfPendingFrees(t *testing.T) {
 	sim, _, engine := simulated(t, 1)
 	waiting := func() []stats.Waiting {

@@ -85,8 +85,8 @@ func TestCyclesAreSteady(t *testing.T) {
 	require.Zero(t, s.sim.Stat("handles"))
 }
 
-// A fault of the program's own kernel ends the context: every operation says so, at once, and that a
-// resume may wait for memory does not make it wait.
+// A fault of the program's own kernel ends the context: every operation says so at once, and even a resume that may
+// wait for memory does not wait.
 func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	s := newScene(t, t.TempDir(), &faults{})
 	failpoint.Set(nil)
@@ -130,7 +130,7 @@ func TestAFaultOfTheProgramIsReported(t *testing.T) {
 	s.engine.Trim()
 	s.engine.Drain()
 	require.Less(t, time.Since(start), 10*time.Minute)
-	// What the host holds is still there to be read: only the device is gone.
+	// Contents in host memory can still be read: only the device is gone.
 	host, err := s.engine.BackupPointer(b, 1)
 	require.NoError(t, err)
 	require.NotZero(t, *(*uintptr)(unsafe.Pointer(&host)))

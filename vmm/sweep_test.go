@@ -29,7 +29,7 @@ import (
 // every one of them, with more errors (scripts/soak.sh). With -short, for the race detector, it tries some.
 func fullSweep() bool { return os.Getenv("TMS_SWEEP") == "full" }
 
-// What a call is made to fail with.
+// The errors with which a call is made to fail.
 var plausible = map[string][]error{
 	"mmap":            {unix.ENOMEM},
 	"munmap":          {unix.ENOMEM},
@@ -62,8 +62,8 @@ func errorsOf(call string) []error {
 	return list
 }
 
-// silences are the failures that need not be reported, for what the calls are for comes about all the same,
-// or is tried again later. None of them may leak anything or cost contents.
+// silences are the failures that need not be reported, because the purpose of the call is reached all the same, or is
+// tried again later. None of them may leak anything or lose contents.
 var silences = []struct {
 	calls string // "": all
 	in    string // a function on the way to the call; "": any
@@ -111,7 +111,7 @@ func maySilently(c call, err error) bool {
 	return false
 }
 
-// call is a call that can fail: its name, and how it was come to.
+// call is a call that can fail: its name, and the way to it.
 type call struct {
 	name  string
 	stack string
@@ -134,7 +134,7 @@ type faults struct {
 	memory int // of a device, in bytes; 0: plenty
 }
 
-// ways are what way has returned, by program counters: finding the functions' names would be a third of a sweep.
+// ways caches what way has returned, by program counters: finding the functions' names would take a third of a sweep.
 var ways struct {
 	sync.Mutex
 	known map[[64]uintptr]string
@@ -209,14 +209,14 @@ func (f *faults) count() (made, fired int) {
 	return f.made, len(f.fired)
 }
 
-// ended tells whether what is left of a kind is one whose destruction answered that a kernel's fault has
-// ended the context: CUDA says so whether it has destroyed it or not, so there is no second try.
+// ended reports whether something of the kind is left because its destruction returned that a kernel's fault has ended
+// the context. CUDA returns that whether it destroyed the thing or not, so there is no second try.
 func (f *faults) ended(kind string) bool {
 	destroys := map[string]string{"streams": "cuStreamDestroy_v2", "events": "cuEventDestroy_v2"}[kind]
 	return f.only != nil && f.only.name == destroys && errors.Is(f.with, cuda.IllegalAddress)
 }
 
-// found is what is wrong after a failure; the scenario panics with it.
+// found says what is wrong after a failure; the scenario panics with it.
 type found string
 
 // scene is an engine on a fresh simulator, and what is known of its allocations.
@@ -336,8 +336,8 @@ func (s *scene) check(when string, exact bool) {
 	}
 }
 
-// do makes an operation; when it fails and a failure was planned, what is there must be intact and the
-// operation must work when tried again, once for every failure.
+// do makes an operation. When it fails and a failure was planned, everything must be intact, and the operation must
+// work when tried again, once for every failure.
 func (s *scene) do(name string, operation func() error) {
 	for tries := 0; ; tries++ {
 		err := operation()
@@ -423,7 +423,7 @@ func (s *scene) free(wanted func(int) bool) {
 	}
 }
 
-// end frees everything and sees that nothing is left.
+// end frees everything and checks that nothing is left.
 func (s *scene) end() {
 	s.free(func(int) bool { return true })
 	for range 3 {
@@ -691,8 +691,8 @@ func TestSweepPairs(t *testing.T) {
 	t.Logf("%d pairs swept, %d failures found", swept, failures)
 }
 
-// pair makes allocations of every kind and pauses and resumes them; what is planned is failed in one of the
-// two. It tells whether all of that was.
+// pair makes allocations of every kind and pauses and resumes them; the planned calls fail in one of the two. It
+// reports whether all of them did.
 func (s *scene) pair(pausing bool) bool {
 	f := s.faults
 	s.faults = &faults{}

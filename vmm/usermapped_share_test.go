@@ -11,7 +11,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// mappedShare is an engine with shared memory of its own, and another that may import it; both are what two processes have.
+// mappedShare is an engine with shared memory of its own, and another that may import it, as in two processes.
 type mappedShare struct {
 	*mapper
 	importer *vmm.Engine
@@ -50,7 +50,7 @@ func (s *mappedShare) end() {
 
 func briefly() vmm.Options { return vmm.Options{Importers: 100 * time.Millisecond} }
 
-// An import has memory whether it is mapped or not, which a pause gives up and a resume has again.
+// An import has memory whether it is mapped or not; a pause gives that up, and a resume takes it again.
 func TestImportedHandleThatIsNotMapped(t *testing.T) {
 	s := newMappedShare(t)
 	handle, err := s.importer.ImportHandle(0, s.share)
@@ -98,7 +98,7 @@ func TestImportedHandleWithoutAccess(t *testing.T) {
 	}
 	require.NoError(t, s.importer.MemSetAccess(s.at(2), chunk, onDevice0))
 	requireFilled(t, s.at(2), chunk, 1)
-	// The mapping keeps it, and another import is another.
+	// The mapping keeps the memory, and another import has another handle.
 	second, err := s.importer.ImportHandle(1, s.share)
 	require.NoError(t, err)
 	require.NotEqual(t, handle, second)
@@ -112,7 +112,7 @@ func TestImportedHandleWithoutAccess(t *testing.T) {
 	s.end()
 }
 
-// What of a handle is for the process that made the memory alone, and what comes of memory that goes.
+// What only the process that made the memory may do with a handle, and what becomes of memory that is freed.
 func TestSharedHandles(t *testing.T) {
 	s := newMappedShare(t)
 	handle, err := s.importer.ImportHandle(0, s.share)
@@ -207,7 +207,7 @@ func TestImportedHandleAndFailures(t *testing.T) {
 	}
 }
 
-// What is gone for good does not keep a resume from waiting for the rest.
+// Memory that is gone for good does not keep a resume from waiting for the rest.
 func TestImportedHandleBesideOneThatIsGone(t *testing.T) {
 	s := newMappedShare(t)
 	freed := s.create(1)

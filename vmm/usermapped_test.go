@@ -128,7 +128,7 @@ func TestUserMappedWithoutBackup(t *testing.T) {
 	m.end()
 }
 
-// The program may do with paused memory what it may do with any: all but touch it.
+// The program may do with paused memory whatever it may do with any memory, except touch it.
 func TestUserMappedWhilePaused(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, weights)
@@ -182,8 +182,8 @@ func TestUserMappedWhilePaused(t *testing.T) {
 	m.end()
 }
 
-// What the program unmaps while it is paused comes back at the resume as well: mapped by then, or not, or so that the
-// device has no access. However often a call fails, and in whichever place.
+// Memory that the program unmaps while it is paused comes back at the resume as well, whether it is mapped by then, or
+// not, or without access for the device; however often a call fails, and in whichever place.
 func TestUserMappedComesBackUnmapped(t *testing.T) {
 	for _, function := range []string{"", "cuMemCreate", "cuMemAddressReserve", "cuMemMap", "cuMemSetAccess",
 		"cuMemUnmap", "cuMemAddressFree"} {
@@ -449,8 +449,8 @@ func TestUserMappedAndMargin(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Memory that the driver refuses to release, when its last mapping goes and nobody has its handle any more,
-// is released later.
+// Memory that the driver refuses to release, when its last mapping goes and nobody has its handle any longer, is
+// released later.
 func TestUserMappedReleasedLate(t *testing.T) {
 	sim, driver, engine := simulated(t, 1)
 	m := newMapper(t, driver, engine, vmm.Request{})

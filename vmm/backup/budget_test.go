@@ -19,7 +19,7 @@ func TestBudget(t *testing.T) {
 	require.NoError(t, b.Take(60))
 }
 
-// What nobody has budgeted asks the system each time.
+// Without a budget the system is asked each time.
 func TestNoBudget(t *testing.T) {
 	var none *Budget
 	for range 2 {

@@ -34,7 +34,7 @@ func newBench(t *testing.T, size uint64) *bench {
 	return b
 }
 
-// Copies are reported every 256 MiB, and what is left at the end; nothing of the driver's stays.
+// Copies are reported every 256 MiB, and the rest at the end; nothing of the driver's is left.
 func TestCopiesAreReported(t *testing.T) {
 	b := newBench(t, 300*mib)
 	err := copying.On(b.driver, b.job, func(c *copying.Stream) error {
@@ -50,7 +50,7 @@ func TestCopiesAreReported(t *testing.T) {
 	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
 }
 
-// Where the driver gives no event, what was copied is told of at the end.
+// Where the driver gives no event, copied bytes are reported at the end.
 func TestCopiesAreReportedWithoutEvents(t *testing.T) {
 	b := newBench(t, 256*mib)
 	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
@@ -60,7 +60,7 @@ func TestCopiesAreReportedWithoutEvents(t *testing.T) {
 	require.Equal(t, []uint64{256 * mib}, b.reported)
 }
 
-// An error ends the copies, and nothing of the driver's stays.
+// An error ends the copies, and nothing of the driver's is left.
 func TestCopiesEndAfterAnError(t *testing.T) {
 	b := newBench(t, 256*mib)
 	wrong := errors.New("wrong")
@@ -73,13 +73,13 @@ func TestCopiesEndAfterAnError(t *testing.T) {
 	require.Zero(t, b.sim.Stat("streams")+b.sim.Stat("events"))
 }
 
-// contents are a span that others are loaded from.
+// contents are a span from which others are loaded.
 type contents struct {
 	backup.Contents
 	from backup.Span
 }
 
-// A loader restores in the order in which spans come; after an error it takes, and drops, what still comes.
+// A loader restores spans in the order in which they are added; after an error it still takes spans, and drops them.
 func TestLoader(t *testing.T) {
 	b := newBench(t, 2*mib)
 	fill(b.spans[:1], 1)

@@ -12,7 +12,7 @@ import (
 	"tms/vmm/cuda"
 )
 
-// What is saved comes back; what is kept is overwritten in place, in parts where only those have changed.
+// Saved contents come back; kept ones are overwritten in place, and only in parts if only those have changed.
 func TestHostRoundTrip(t *testing.T) {
 	sim, driver, jobs := simulate(t, 1, "2G")
 	store, job := host.New(driver), jobs[0]
@@ -83,8 +83,8 @@ func TestHostPrepare(t *testing.T) {
 	require.Zero(t, sim.Stat("registered_bytes"))
 }
 
-// Each driver call fails once, at each place where it is made: a save gives contents, or an error and holds
-// nothing; a load gives an error, or the contents.
+// Each driver call fails once, at each place where it is made: a save returns contents, or an error and holds nothing;
+// a load returns an error, or restores the contents.
 func TestHostFailures(t *testing.T) {
 	for _, call := range []string{"cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
 		"cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy", "cuCtxPushCurrent", "cuCtxPopCurrent"} {

@@ -11,7 +11,7 @@ import (
 	"tms/internal/cudasim"
 )
 
-// open gives a driver of the simulator with a context current.
+// open returns a driver of the simulator, with a context current.
 func open(t *testing.T) *Driver {
 	t.Helper()
 	sim, err := cudasim.Load()

@@ -160,7 +160,7 @@ func TestOneBitChangesTheSumOfItsBlock(t *testing.T) {
 	}
 }
 
-// Two hashers have keys of their own: a sum tells nothing outside its process.
+// Each hasher has keys of its own: a sum says nothing outside its process.
 func TestKeysAreRandom(t *testing.T) {
 	driver, context := open(t)
 	m := newMemory(t, driver, context, BlockSize)

@@ -12,7 +12,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// Adding never waits for a release; settling does, up to its limit.
+// Add never waits for a release; Await does, up to its limit.
 func TestBackground(t *testing.T) {
 	var queue reclaim.Queue
 	kind := queue.Kind("memory")
@@ -54,7 +54,7 @@ func TestBackground(t *testing.T) {
 	require.Empty(t, queue.Waiting())
 }
 
-// What will take much longer than it may be waited for is not waited for at all.
+// Await does not wait at all for what will take much longer than it may wait.
 func TestNotWaitedForInVain(t *testing.T) {
 	var queue reclaim.Queue
 	kind := queue.Kind("memory")
@@ -80,7 +80,7 @@ func TestNotWaitedForInVain(t *testing.T) {
 	require.True(t, released.Load())
 }
 
-// What is refused holds nobody up, is told of, and is tried again when asked.
+// Refused things hold nobody up, show in the statistics, and are tried again on request.
 func TestRefused(t *testing.T) {
 	var queue reclaim.Queue
 	kind := queue.Kind("memory")
@@ -121,7 +121,7 @@ func TestRefused(t *testing.T) {
 	require.Len(t, queue.Waiting(), 1)
 }
 
-// Who drains waits also for what another thread is trying again.
+// Drain also waits for what another thread is trying again.
 func TestDrainWaitsForARetry(t *testing.T) {
 	var queue reclaim.Queue
 	kind := queue.Kind("memory")

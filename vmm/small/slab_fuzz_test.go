@@ -2,7 +2,7 @@ package small
 
 import "testing"
 
-// FuzzSlab makes and frees small allocations in a granule, and keeps who has which unit.
+// FuzzSlab makes and frees small allocations in a granule, and keeps track of each unit's owner.
 func FuzzSlab(f *testing.F) {
 	f.Fuzz(func(t *testing.T, bytes []byte) {
 		const units = 200 // not whole groups

@@ -40,7 +40,7 @@ func (d *driver) MemAddressFree(uintptr, uint64) error {
 
 func (d *driver) End(_ string, end func() error) { _ = end() }
 
-// owner is whom spans belong to here.
+// owner is the owner of spans in these tests.
 type owner struct{ span Span[owner] }
 
 // bench is a space, and what it has announced.
@@ -171,7 +171,7 @@ func TestRanges(t *testing.T) {
 	require.Len(t, b.arenas, 1, "everything came back as one")
 }
 
-// What is split and joined stays the tag's, and comes back as one.
+// Spans that are split and joined stay the tag's, and are given back as one.
 func TestSplitAndJoin(t *testing.T) {
 	b := newBench()
 	r := b.NewRanges(gpu(0))
@@ -189,7 +189,7 @@ func TestSplitAndJoin(t *testing.T) {
 	require.True(t, r.Empty())
 }
 
-// Arenas are few; where the driver refuses, smaller ones follow, and what there is is used to the last.
+// Arenas are few; where the driver refuses, smaller ones follow, and existing addresses are used to the last.
 func TestArenas(t *testing.T) {
 	b := newBench()
 	r := b.NewRanges(gpu(0))

@@ -2,7 +2,7 @@ package space
 
 import "testing"
 
-// FuzzTLSF takes and gives back ranges, and keeps who has which granule.
+// FuzzTLSF takes and gives back ranges, and keeps track of each granule's owner.
 func FuzzTLSF(f *testing.F) {
 	const granules = 512
 	f.Fuzz(func(t *testing.T, bytes []byte) {

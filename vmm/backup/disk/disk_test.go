@@ -61,7 +61,7 @@ func newBench(t testing.TB) *bench {
 	return b
 }
 
-// clean asserts that nothing is held but files; with none of them no descriptor either.
+// clean asserts that nothing is held but files, and without files no descriptor either.
 func (b *bench) clean(files int) {
 	b.t.Helper()
 	b.driver.Reclaim.Drain()
@@ -422,7 +422,7 @@ func TestDamageIsNoticed(t *testing.T) {
 			requireFilled(t, spans, 3)
 		}
 	}
-	// The next save makes all of it good, and leaves what is not its own alone.
+	// The next save makes everything good, and leaves alone what is not its own.
 	fill(spans, 4)
 	b.save(spans, contents)
 	require.NoError(t, os.Remove(file))
@@ -543,7 +543,7 @@ func TestIsSmall(t *testing.T) {
 	require.NoError(t, b.load(spans[:2], kept), "not touched")
 	requireFilled(t, spans[:2], 5)
 
-	// What looked free is gone when it is reserved.
+	// Space that looked free is gone when it is to be reserved.
 	file, err := b.disk.current.create(1<<40, b.disk.removed)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
@@ -625,7 +625,7 @@ func TestLeftovers(t *testing.T) {
 	for _, name := range append(stay, link) {
 		require.True(t, exists(name), name)
 	}
-	// Only at the first use: later it would be waste.
+	// Only at the first use; later it would be wasteful.
 	require.NoError(t, lock.Close())
 	require.NoError(t, d.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	require.True(t, exists(unseen.name(1)))
@@ -660,8 +660,8 @@ func TestDiscardsFromManyThreads(t *testing.T) {
 	b.clean(0)
 }
 
-// A process that had no descriptor when it first asked who it is has not forgotten for good: under half a name
-// others would take it for dead, and it would take them.
+// A process that had no descriptor when it first looked up its own identity can do so later: under half a name others
+// would take it for dead, or it them.
 func TestOwnerIsKnownOnceThereIsADescriptor(t *testing.T) {
 	want, err := self()
 	require.NoError(t, err)
@@ -690,8 +690,8 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	contents := b.save(b.spans(2*mib, 2*mib), nil)
 	require.True(t, locked())
-	// A host that closes all descriptors lets go of it; the next save takes it again, and closes no file
-	// that has the number by now.
+	// A host that closes all descriptors releases the lock; the next save takes it again, and closes no file that has
+	// the number by now.
 	lock := contents[0].(*diskContents).file.directory.lock
 	hosts, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -723,7 +723,7 @@ func TestWithoutDirectIO(t *testing.T) {
 	file := contents[0].(*diskContents).file
 	buffer := make([]byte, mib)
 
-	// Buffered: what was written and read leaves nothing in the page cache.
+	// Buffered: writing and reading leave nothing in the page cache.
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, chunks: 1}
@@ -792,7 +792,7 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	discard(contents)
 }
 
-// Every error of a directory has words of its own, which name the setting that it came from.
+// Every error of a directory has a text of its own, which names the setting that the directory came from.
 func TestErrorsNameTheSetting(t *testing.T) {
 	b := newBench(t)
 	file := filepath.Join(b.path, "file")
@@ -840,7 +840,7 @@ func BenchmarkDisk(b *testing.B) {
 	w := newBench(b)
 	w.disk.chunkSize = stagingSize
 	spans := w.spans(1024*mib, 1024*mib, 1024*mib)
-	// Nothing that a disk could compress.
+	// Data that a disk cannot compress.
 	block := make([]byte, 64*mib)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(block)
 	for _, span := range spans {
@@ -866,7 +866,8 @@ func BenchmarkDisk(b *testing.B) {
 	}
 }
 
-// A file that came to nothing, and that the system refuses to remove for a while, is removed when it lets us.
+// A file that could not be completed, and that the system refuses to remove for a while, is removed once the system
+// allows it.
 func TestUnmadeFilesGo(t *testing.T) {
 	for fails, nth := range map[string]int{"fallocate": 1, "fstat": 2} { // the first fstat is of the directory
 		b := newBench(t)

@@ -13,7 +13,7 @@ import (
 const mib = 1 << 20
 
 // Every copy lies in one registration, and a span of up to maxRegistration in one copy: users copy from retained
-// contents themselves, and the driver refuses what reaches from one into the next.
+// contents themselves, and the driver refuses a copy that reaches from one into the next.
 func TestPlacesDoNotStraddleRegistrations(t *testing.T) {
 	var spans []backup.Span
 	for _, size := range []uint64{2 * mib, 30 * mib, 2 * mib, 40 * mib, 64 << 10, maxRegistration + 2*mib, 2 * mib,

@@ -92,7 +92,7 @@ func (p *peers) save(job backup.Job, items []backup.Item) []backup.Contents {
 	return contents
 }
 
-// where counts the contents on a peer and on the host.
+// where counts the contents on a peer, and those on the host.
 func (p *peers) where(contents []backup.Contents) (peer, host int) {
 	for _, c := range contents {
 		switch c.Store() {
@@ -274,7 +274,7 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	require.Equal(t, []string{"peer backup: device 1 has no room; contents wait in host memory instead"}, p.notes)
 	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
 
-	// The mixed lot is overwritten where it is.
+	// The mixed contents are overwritten where they are.
 	fill(spans, 2)
 	require.Equal(t, contents, p.save(job, itemsOf(spans, contents, 1)))
 	wipe(spans)
@@ -412,8 +412,8 @@ func TestLoadEndsAfterAnError(t *testing.T) {
 	p.clean()
 }
 
-// Every driver call fails once, at every place it is made: a Save then gives right contents, on the
-// peer or the host, or an error and nothing; a Load gives an error or the contents; nothing leaks.
+// Every driver call fails once, at every place where it is made: a Save then returns correct contents, on the peer or
+// the host, or an error and nothing; a Load returns an error or restores the contents; nothing leaks.
 func TestFailuresLeakNothing(t *testing.T) {
 	for _, call := range []string{
 		"cuDeviceGetCount", "cuDeviceCanAccessPeer", "cuDeviceTotalMem", "cuMemGetAllocationGranularity",
@@ -433,7 +433,7 @@ func TestFailuresLeakNothing(t *testing.T) {
 	}
 }
 
-// failing goes through the life of contents while the nth of the calls fails, and tells whether it did.
+// failing goes through the life of contents while the nth of the calls fails, and reports whether it failed.
 func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 	p.t.Helper()
 	before := p.sim.FailuresFired()

@@ -112,7 +112,7 @@ func TestRegionsDouble(t *testing.T) {
 	require.Len(t, s.asked, 4, "the limit is reached without asking")
 }
 
-// 128 blocks of 4 MiB fill the limit; without the others' regions the last one's has no room for 508 MiB.
+// 128 blocks of 4 MiB fill the limit; without the others' regions, the last one's has no room for 508 MiB.
 func TestRegionsThatTouchAreJoinedWhereTheSourceCan(t *testing.T) {
 	for _, joins := range []bool{false, true} {
 		s := newSource(GiB)
@@ -253,7 +253,7 @@ func TestIdleRegionsMakeRoom(t *testing.T) {
 	}
 }
 
-// device is a source that knows how much there is, of which others have a part.
+// device is a source that knows how much memory there is, of which others have a part.
 type device struct {
 	*source
 	total, others uint64
@@ -268,7 +268,7 @@ func (d *device) Memory() (free, total uint64, err error) {
 	return d.total - d.others - d.pool.table.Stats().Reserved, d.total, d.refuse
 }
 
-// The limit is what the device has, unless an option says otherwise; of a source that cannot tell there is none.
+// The limit is what the device has, unless an option says otherwise; for a source that does not know, there is none.
 func TestTheLimitIsTheDevices(t *testing.T) {
 	d := &device{source: newSource(64 * MiB), total: 64*MiB + 100}
 	p := newPool(t, d, "fragmentation_fraction=0.1")
@@ -292,7 +292,7 @@ func TestTheLimitIsTheDevices(t *testing.T) {
 	require.EqualValues(t, 0, detail(newPool(t, &device{source: newSource(GiB)}, "")).BytesLimit)
 }
 
-// What cannot be had in the place of idle regions either leaves them where they are.
+// A request that cannot be met even in place of idle regions leaves them where they are.
 func TestAHopelessRequestLetsNothingGo(t *testing.T) {
 	d := &device{source: newSource(34 * MiB), total: 64 * MiB, others: 30 * MiB}
 	p := newPool(t, d, "garbage_collection=true")

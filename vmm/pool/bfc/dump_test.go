@@ -47,7 +47,8 @@ func TestMemoryDump(t *testing.T) {
 	}
 }
 
-// What first fails for want of memory is dumped, also what no state of the pool could serve; nothing after it.
+// The first request that fails for lack of memory is dumped, even one that no state of the pool could serve; nothing
+// after it is.
 func TestDumpOnFailure(t *testing.T) {
 	for options, dumps := range map[string]int{"": 0, ",dump_log_on_failure=true": 1} {
 		for _, sizes := range [][]uint64{{2 * MiB, 5 * MiB, 2 * MiB}, {5 * MiB, 2 * MiB, 5 * MiB}} {

@@ -38,7 +38,7 @@ func (s *source) Allocate(size uint64) (uintptr, error) {
 func (s *source) Reserve(*pool.Room) bool     { return s.joins }
 func (s *source) Coalesces(_, _ uintptr) bool { return s.joins }
 
-// newPool makes a pool. At the test's end it checks the pool, which must then give all back.
+// newPool makes a pool. At the test's end it checks the pool, which must then give everything back.
 func newPool(t *testing.T, source pool.Source, options string) *Pool {
 	t.Helper()
 	parsed, err := pool.ParseOptions(options)

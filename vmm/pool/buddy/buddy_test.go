@@ -11,7 +11,7 @@ import (
 	"tms/vmm/pool/buddy"
 )
 
-// base is where segments begin: at 512 bytes, and no rounder.
+// base is where segments begin: aligned to 512 bytes, and no more.
 const base = 0x7f00_0000_0200
 
 func newPool(t *testing.T, capacity uint64, text string) *buddy.Pool {

@@ -111,7 +111,7 @@ func (d *device) Destroy(event pool.Event) error {
 // complete lets a stream finish what it holds.
 func (d *device) complete(stream pool.Stream) { d.completed[stream] = d.recorded[stream] }
 
-// bare hides what a device is beside a source.
+// bare hides what a device is besides a source.
 type bare struct{ device *device }
 
 func (b bare) Allocate(size uint64) (uintptr, error)   { return b.device.Allocate(size) }
@@ -139,7 +139,7 @@ func newPool(t *testing.T, source pool.Source, options string) *Pool {
 	return p
 }
 
-// malloc returns the address of a block that must be had.
+// malloc returns the address of a block; it must succeed.
 func (b bench) malloc(size uint64, stream pool.Stream) uintptr {
 	b.t.Helper()
 	block, err := b.Malloc(size, stream)

@@ -19,16 +19,16 @@ import (
 	"tms/vmm/pool"
 )
 
-// TestAsPyTorch plays what PyTorch 2.0.0's own allocator was asked, and compares every address, every
-// counter and every block with what it answered. The answers are in testdata/pytorch, with what made
-// them. With an oracle at hand, as many more sequences as -rounds says are compared.
+// TestAsPyTorch repeats the requests that PyTorch 2.0.0's own allocator got, and compares every address, every counter
+// and every block with its answers. The answers are in testdata/pytorch, with what made them. With an oracle at hand it
+// compares as many more sequences as -rounds says.
 var (
 	oracle = flag.String("oracle", "", "the program that testdata/pytorch/build.sh makes")
 	update = flag.Bool("update", false, "with -oracle, write the recorded answers anew")
 	rounds = flag.Int("rounds", 10, "with -oracle, how many further sequences to compare")
 )
 
-// scenario is a way to ask. Its commands are lines of a letter and numbers:
+// scenario is a way to make requests. Its commands are lines of a letter and numbers:
 //
 //	m NAME SIZE STREAM   malloc           f NAME        free
 //	r NAME STREAM        record stream    y STREAM      the stream's work is done
@@ -49,8 +49,8 @@ type scenario struct {
 	short    bool // memory runs out at times
 }
 
-// Where PyTorch 2.0.0 is not to be followed, no sequence goes: one step between powers of two, the
-// interval of >, memory short during a capture.
+// No sequence goes where PyTorch 2.0.0 is not to be followed: one step between powers of two, the interval of >, memory
+// short during a capture.
 var scenarios = []scenario{
 	{name: "small", capacity: 64 << 30, largest: 20, streams: 1},
 	{name: "plain", capacity: 64 << 30, largest: 28, streams: 3},
@@ -136,7 +136,7 @@ func (s scenario) commands(seed uint64, steps int) string {
 	return text.String()
 }
 
-// ask has the oracle answer.
+// ask makes the oracle answer.
 func (s scenario) ask(t *testing.T, commands string) []byte {
 	t.Helper()
 	ask := exec.Command(*oracle, fmt.Sprint(s.capacity))

@@ -20,7 +20,7 @@ func TestRounding(t *testing.T) {
 		{"4", 7*mib + 1, 8 * mib}, {"8", 7*mib + 1, 7*mib + mib/2}, {"8", 300 * mib, 320 * mib},
 		// One step is none.
 		{"1", 4097, 4608}, {"1", 1000000, 1000448},
-		// The first of a list holds for all that is smaller; what is not named has none.
+		// The first of a list holds for all smaller sizes; sizes that are not named have none.
 		{"[4:8;8:2]", 100*kib + 1, 104 * kib}, {"[4:8;8:2]", 4*mib + 1, 4*mib + mib/2},
 		{"[4:8;8:2]", 8*mib + 1, 12 * mib}, {"[4:8;8:2]", 16*mib + 1, 16*mib + 512},
 		{"[4:8;16:4]", 8*mib + 1, 8*mib + 512},
@@ -29,7 +29,7 @@ func TestRounding(t *testing.T) {
 		// > holds for what comes after.
 		{"[4:8;8:2;>:4]", 8*mib + 1, 12 * mib}, {"[4:8;8:2;>:4]", 16*mib + 1, 20 * mib},
 		{"[ 4 : 8 ; > : 4 ]", 8*mib + 1, 10 * mib}, {"[>:2]", mib + 1, mib + mib/2}, {"[>:2]", 1 << 59, 1 << 59},
-		// The last interval, from 32 GiB, is for all that is larger.
+		// The last interval, from 32 GiB, is for all larger sizes.
 		{"[4:8;8:2;>:4]", 1<<40 + 1, 1<<40 + 1<<38}, {"[65536:2]", 1<<36 + 1, 3 << 35}, {"[65536:2]", 5, 512},
 	} {
 		b := newBench(t, gib, "roundup_power2_divisions="+c.divisions)

@@ -9,7 +9,7 @@ import (
 	"tms/vmm/pool"
 )
 
-// TestCounters: what is counted along the way is what going through everything finds.
+// TestCounters: the counters agree with what going through everything finds.
 func TestCounters(t *testing.T) {
 	options, err := pool.ParseOptions("buffer=64KiB")
 	require.NoError(t, err)

@@ -51,7 +51,7 @@ func BenchmarkTraining(b *testing.B) {
 	}
 }
 
-// TestMetadata: what a pool keeps in its own memory is little beside what it manages.
+// TestMetadata: a pool keeps little in its own memory, compared with what it manages.
 func TestMetadata(t *testing.T) {
 	heap := func() int64 {
 		runtime.GC()

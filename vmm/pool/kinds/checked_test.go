@@ -200,7 +200,7 @@ func (c *Checked) compare(call string) {
 	want.Segments, want.Reserved = uint64(len(c.source.held)), c.source.reserved
 	want.PeakReserved = c.source.peak
 	want.SourceMallocs, want.SourceFrees = c.source.allocated, c.source.freed
-	// A pool need not count a refusal that it can do without.
+	// A pool need not count a refusal that does not matter to it.
 	if got.SourceFailures < before || got.SourceFailures > c.source.refused {
 		c.fail(call, "%d failures of the source, after %d, of %d", got.SourceFailures, before, c.source.refused)
 	}

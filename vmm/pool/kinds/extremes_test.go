@@ -18,11 +18,11 @@ var numeric = map[string][]string{
 	"slab":     {"max", "page", "capacity", "keep"},
 	"caching": {"max_split_size", "roundup_power2_divisions", "garbage_collection_threshold", "memory_fraction",
 		"total", "device"},
-	"bfc":    {"memory_limit", "fragmentation_fraction"}, // not retry_ms: it waits as long as it is told
+	"bfc":    {"memory_limit", "fragmentation_fraction"}, // not retry_ms, which waits as long as it says
 	"paddle": {"min_chunk", "max_chunk", "initial", "reallocate", "descriptor"},
 }
 
-// around are numbers on both sides of every power of two, from 0 up to the last that there is.
+// around returns numbers on both sides of every power of two, from 0 up to the last one.
 func around() []uint64 {
 	numbers := []uint64{^uint64(0), ^uint64(0) - 511}
 	for shift := range 64 {
@@ -32,7 +32,7 @@ func around() []uint64 {
 	return numbers
 }
 
-// settings are all that a kind can be made with where one option, or two, are at an extreme.
+// settings returns all options that a kind can be made with where one of them, or two, are at an extreme.
 func settings(kind string) []string {
 	list := []string{""}
 	extremes := []uint64{0, 1, 512, 64 << 10, 64 << 20, 64 << 30, 1 << 40, 1 << 57, 1 << 63, ^uint64(0)}
@@ -67,8 +67,8 @@ func settings(kind string) []string {
 	return list
 }
 
-// TestExtremes: whatever an option is given, and whatever size is asked for, a pool answers with a block
-// or an error, and goes on.
+// TestExtremes: whatever an option's value, and whatever the size, a pool answers with a block or an error, and goes
+// on.
 func TestExtremes(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short is for the race detector, and each pool has one thread")

@@ -17,8 +17,8 @@ type program struct {
 }
 
 // Interpret runs bytes as a program over a pool, for fuzzing: mallocs of sizes over all scales, frees, invalid frees,
-// Trim, Destroy, and a source that refuses for a while. In the end it frees all and lets the pool give everything back.
-// Any bytes are a program. It returns the first violation.
+// Trim, Destroy, and a source that refuses for a while. At the end it frees everything and lets the pool give
+// everything back. Any bytes are a program. It returns the first violation.
 func Interpret(c *Checked, operations []byte) error {
 	p := &program{rest: operations, pool: c}
 	for len(p.rest) > 0 && c.Violation() == nil {

@@ -11,8 +11,8 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-// TestRefusalsGiveAdviceThatFits: what a pool says when it has no room names what can be done, once, and sizes
-// as people read them.
+// TestRefusalsGiveAdviceThatFits: when a pool has no room, its error says once what can be done, and gives sizes in
+// readable form.
 func TestRefusalsGiveAdviceThatFits(t *testing.T) {
 	for _, c := range []struct {
 		kind, options string

@@ -74,7 +74,7 @@ type suite struct {
 	traits Traits
 }
 
-// end gives all back.
+// end gives everything back.
 func (s *suite) end() {
 	s.t.Helper()
 	for last := len(s.pool.live) - 1; last >= 0; last-- {
@@ -109,7 +109,7 @@ func (s *suite) most(size uint64) uint64 {
 	return size
 }
 
-// sizes returns sizes on both sides of all that kinds round to, up to a limit.
+// sizes returns sizes on both sides of all sizes to which kinds round, up to a limit.
 func (s *suite) sizes(limit uint64) []uint64 {
 	var sizes []uint64
 	for size := uint64(1); size <= s.most(limit); size *= 2 {

@@ -14,7 +14,7 @@ import (
 	"tms/vmm/pool/lifetime"
 )
 
-// source is one without a lock, as the real ones: the race detector sees a call that the pool's does not cover.
+// source has no lock, as the real ones: the race detector sees a call that the pool's lock does not cover.
 type source struct {
 	*pool.Range
 	events     int
@@ -72,7 +72,7 @@ func requireEnded(t *testing.T, p *lifetime.Pool, s *source) {
 	require.ErrorIs(t, p.Destroy(), pool.ErrDestroyed)
 }
 
-// TestDestroyBesideOtherThreads: they go on until they are told, and leave nothing behind.
+// TestDestroyBesideOtherThreads: the threads go on until they get the error, and leave nothing behind.
 func TestDestroyBesideOtherThreads(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		t.Run(kind, func(t *testing.T) {
@@ -120,7 +120,7 @@ func TestDestroyBesideOtherThreads(t *testing.T) {
 	}
 }
 
-// TestAMallocThatLosesTheRace: its pool is destroyed between its asking and the source's answer.
+// TestAMallocThatLosesTheRace: its pool is destroyed between its request and the source's answer.
 func TestAMallocThatLosesTheRace(t *testing.T) {
 	for _, kind := range kinds.Names() {
 		s := newSource()
@@ -134,7 +134,7 @@ func TestAMallocThatLosesTheRace(t *testing.T) {
 	}
 }
 
-// TestAMallocThatWaits: for memory that another thread may free, when the pool ends.
+// TestAMallocThatWaits: the pool ends while a malloc waits for memory that another thread may free.
 func TestAMallocThatWaits(t *testing.T) {
 	s := newSource()
 	options, err := pool.ParseOptions("memory_limit=1MiB,retry_ms=600000")

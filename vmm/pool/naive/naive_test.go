@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool/naive"
 )
 
-// source is a range that notes the bytes it gave, and refuses to take them back if told to.
+// source is a range that notes the bytes it gave, and can refuse to take them back.
 type source struct {
 	*pool.Range
 	bytes      uint64

@@ -36,7 +36,7 @@ func (s *source) Free(address uintptr, size uint64) error {
 	return s.Range.Free(address, size)
 }
 
-// newPool makes a pool. At the test's end it checks the pool, which must then give all back.
+// newPool makes a pool. At the test's end it checks the pool, which must then give everything back.
 func newPool(t *testing.T, source pool.Source, options string) *Pool {
 	t.Helper()
 	parsed, err := pool.ParseOptions(options)

@@ -23,7 +23,7 @@ const (
 	total = 16 << 30
 )
 
-// source is one at addresses of its own. The program's pools must not ask it for events.
+// source has addresses of its own. The program's pools must not ask it for events.
 type source struct {
 	*pool.Range
 	pool.Events

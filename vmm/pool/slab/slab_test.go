@@ -10,7 +10,7 @@ import (
 	"tms/vmm/pool/slab"
 )
 
-// base is where segments begin: at 512 bytes, and no rounder.
+// base is where segments begin: aligned to 512 bytes, and no more.
 const base = 0x7f00_0000_0200
 
 func newPool(t *testing.T, capacity uint64, text string) *slab.Pool {
@@ -142,7 +142,7 @@ func TestSlabsThatAreSegments(t *testing.T) {
 	require.Equal(t, uint64(2<<20), freed)
 }
 
-// Where slabs are segments there is no root that they must fit into.
+// Where slabs are segments, there is no root into which they must fit.
 func TestObjectsAndSlabsThatAreSegments(t *testing.T) {
 	p := newPool(t, 8<<30, "pages=source,max=128MiB")
 	require.Equal(t, uint64(112<<20), malloc(t, p, 1, 100<<20)[0].Size)
@@ -183,7 +183,7 @@ func allocated() uint64 {
 	return stats.TotalAlloc
 }
 
-// The default root is 4 GiB. A source that has less, or cannot spare so much, gives slabs one by one.
+// The default root is 4 GiB. A source that has less, or cannot spare that much, gives slabs one by one.
 func TestASourceWithoutRoomForARoot(t *testing.T) {
 	p := newPool(t, 256<<20, "")
 	blocks := malloc(t, p, 4*256, 256)
@@ -196,7 +196,7 @@ func TestASourceWithoutRoomForARoot(t *testing.T) {
 	require.Equal(t, uint64(64<<10+8<<20), freed, "one empty slab of each class was kept")
 	require.Zero(t, p.Stats().Segments)
 
-	// Until memory is out: what is empty in one class makes room for another.
+	// Until memory is out: an empty slab of one class makes room for another class.
 	for {
 		b, err := p.Malloc(1<<20, 0)
 		if err != nil {

@@ -53,7 +53,7 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// all is what both sources are.
+// all is the interface of both sources.
 type all interface {
 	pool.Source
 	pool.Memory
@@ -222,8 +222,9 @@ func TestNoSuchDevice(t *testing.T) {
 	require.Error(t, err)
 }
 
-// Regions of TensorFlow's allocator are side by side, whatever else its tag has, and are one where a block may lie across
-// them: the limit, but for one block, can be had again. What lies across is written, paused, resumed and read in one copy.
+// Regions of TensorFlow's allocator are side by side, whatever else its tag has, and a block may lie across them: the
+// whole limit except one block can be allocated again. A block that lies across is written, paused, resumed and read in
+// one copy.
 func TestBlocksAcrossSegments(t *testing.T) {
 	for name, joins := range map[string]bool{"segments": true, "plain": false} {
 		t.Run(name, func(t *testing.T) {

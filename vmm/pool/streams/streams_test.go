@@ -15,7 +15,7 @@ const (
 	total = 64 << 30
 )
 
-// source is one with events, of streams that work until they are told otherwise.
+// source has events of streams that work until the test completes them.
 type source struct {
 	*pool.Range
 	busy   map[pool.Stream]bool
@@ -148,7 +148,7 @@ func TestTrimWaits(t *testing.T) {
 	})
 }
 
-// What a graph used is its own until it is released, whatever is freed.
+// Memory that a graph used is its own until the graph is released, whatever is freed.
 func TestGraphs(t *testing.T) {
 	id := pool.GraphPoolID{7, 8}
 	captured := func(stream pool.Stream) bool { return stream == 5 }
@@ -207,7 +207,7 @@ func TestMemoryFraction(t *testing.T) {
 	})
 }
 
-// Before a stream is refused memory, what another's pool has to spare is given back.
+// Before a stream is refused memory, other streams' pools give back what they can spare.
 func TestShortage(t *testing.T) {
 	s := newSource()
 	p := newPool(t, "buddy", "capacity=16MiB", s)

@@ -18,7 +18,7 @@ const (
 	total = 64 << 30
 )
 
-// source is one whose streams are done with their work at once, at addresses of its own.
+// source has addresses of its own, and streams that finish their work at once.
 type source struct {
 	*pool.Range
 	refuseFree error
@@ -102,7 +102,7 @@ func TestChoice(t *testing.T) {
 	require.ErrorIs(t, p.Use("", ""), torch.ErrChosen)
 }
 
-// What differs in what an allocation alone says is one kind of memory.
+// Requests that differ only in what each allocation says are of one kind of memory.
 func TestAPoolForEachKindOfMemory(t *testing.T) {
 	p, m := newPools(t, "naive")
 	kept := pausable(0, "t")
@@ -167,7 +167,7 @@ func TestTrim(t *testing.T) {
 	require.Zero(t, m.sources[plain(0)].Held())
 }
 
-// A limit is also that of pools which are made later, on its device alone.
+// A limit also holds for pools that are made later, but only on its device.
 func TestMemoryFraction(t *testing.T) {
 	for _, kind := range []string{"caching", "naive"} {
 		p, _ := newPools(t, kind)
@@ -186,7 +186,8 @@ func TestMemoryFraction(t *testing.T) {
 	}
 }
 
-// What is allocated during a capture is the graph's until it is gone, in pools that are made meanwhile too.
+// Memory that is allocated during a capture belongs to the graph until that is gone, even in pools that are made
+// meanwhile.
 func TestGraphs(t *testing.T) {
 	for _, kind := range []string{"caching", "naive"} {
 		p, m := newPools(t, kind)
