@@ -112,7 +112,7 @@ class TorchMemorySaver:
 
     @property
     def hook_mode(self) -> HookMode:
-        """"preload" or "torch"; set it before you use anything else."""
+        """Either "preload" or "torch": set it before you use anything else."""
         return self._hook_mode
 
     @hook_mode.setter
