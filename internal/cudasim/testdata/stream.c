@@ -537,6 +537,7 @@ static void host_memory_is_given_back_beside_a_gate(void)
 	CHECK(bytes(at)[100] == 1); // what can run does, as it always did
 	OK(cuMemFreeHost(allocated));
 	OK(cuMemsetD8Async(at, 2, 100, other));
+	OK(cuStreamSynchronize(other)); // or the gate might open first
 	GIVES(600, cuStreamQuery(gated));
 	open_gate_soon();
 	OK(cuMemHostUnregister(used));
