@@ -32,7 +32,7 @@ func accounting(t *testing.T, cudart string, environment ...string) *steered {
 	return h
 }
 
-// account asks the process for it: "DEVICE LIBRARY KIND" and its MiB and how many.
+// account asks the process for its account: by "DEVICE LIBRARY KIND" the MiB and their number.
 func (h *steered) account() (uncounted uint64, others map[string]string) {
 	h.t.Helper()
 	c := h.dial()
@@ -49,7 +49,7 @@ func (h *steered) account() (uncounted uint64, others map[string]string) {
 	return state.Account.Uncounted, others
 }
 
-// What each library has, after every call, whatever the way that the runtime has to the driver.
+// Checks what each library has after every call, in whichever way the runtime reaches the driver.
 func TestAccount(t *testing.T) {
 	const one, two, pool, own = "0 libone.so.1 allocations", "0 libtwo.so allocations", "0 libtwo.so pool", "0 libone.so.1 pool"
 	type has map[string]string
@@ -65,15 +65,15 @@ func TestAccount(t *testing.T) {
 		{"0 free", has{one: "3 1", two: "5 1"}},
 		{"1 driverfree", has{one: "3 1"}},
 		{"1 malloc 4", has{one: "3 1", two: "4 1"}},
-		{"1 driverfree", has{one: "3 1"}}, // the one's memory may be freed by the other's function
+		{"1 driverfree", has{one: "3 1"}}, // one library may free the other's memory
 		{"0 free", has{}},
 
-		{"region 1", has{}}, // pausable memory is not of the account
+		{"region 1", has{}}, // the account leaves pausable memory out
 		{"1 malloc 2", has{}},
 		{"1 free", has{}},
 		{"region 0", has{}},
 
-		// Memory goes with the last of its handles and mappings.
+		// Memory leaves the account with the last of its handles and mappings.
 		{"1 reserve", has{}},
 		{"1 create 0", has{two: "4 1"}},
 		{"1 create 1", has{two: "8 2"}},
@@ -101,7 +101,7 @@ func TestAccount(t *testing.T) {
 		{"1 release 0", nil},
 		{"1 unmap 0", has{}},
 
-		// A pool counts as what it holds, and as that of who first took from it.
+		// A pool counts with what it holds, for the library that first took memory from it.
 		{"1 async 3", has{pool: "3 1"}},
 		{"0 async 2", has{pool: "5 1"}},
 		{"1 asyncfree", has{pool: "2 1"}},
@@ -113,7 +113,7 @@ func TestAccount(t *testing.T) {
 		{"1 async 7", has{own: "7 1"}},
 		{"fail cuMemPoolDestroy", nil},
 		{"0 destroy=999", nil},
-		{"0 destroy", has{}}, // which nobody can be asked about
+		{"0 destroy", has{}}, // unnoticed: the driver cannot be asked about a pool that is gone
 		{"0 destroy=1", has{}},
 		{"1 asyncfree", has{}},
 
@@ -159,7 +159,7 @@ func TestAccount(t *testing.T) {
 	}
 }
 
-// A reset takes a device's contexts with their memory, whoever's it was.
+// A reset ends a device's contexts with their memory, whichever library took it.
 func TestAccountOfADeviceThatIsReset(t *testing.T) {
 	h := accounting(t, majors[1])
 	for _, does := range []string{"0 malloc 3", "1 driver 2", "1 async 1", "device 1", "0 malloc 4", "device 0"} {
@@ -177,7 +177,7 @@ func TestAccountOfADeviceThatIsReset(t *testing.T) {
 	require.Equal(t, map[string]string{"1 libone.so.1 allocations": "4 1"}, others)
 }
 
-// The account is bounded. What finds no room in it is told, and its end is no matter.
+// The account is bounded. Memory that finds no room in it is counted as such, and its end changes nothing.
 func TestAccountThatIsFull(t *testing.T) {
 	const room, more = 64, 3 // pools; ACCOUNT_POOLS_MAX
 	h := accounting(t, majors[1])
@@ -191,7 +191,7 @@ func TestAccountThatIsFull(t *testing.T) {
 	uncounted, others := h.account()
 	require.Equal(t, map[string]string{"0 libone.so.1 pool": fmt.Sprint(room, " ", room),
 		"0 libtwo.so allocations": fmt.Sprint(room+more, " ", room+more)}, others)
-	require.EqualValues(t, 2*more, uncounted) // each time that memory is taken from one
+	require.EqualValues(t, 2*more, uncounted) // once for each allocation from such a pool
 	require.Equal(t, "0", h.do("0 destroy"))
 	require.Equal(t, "0", h.do("1 free"))
 	_, after := h.account()
@@ -199,7 +199,7 @@ func TestAccountThatIsFull(t *testing.T) {
 	require.Equal(t, fmt.Sprint(room+more-1, " ", room+more-1), after["0 libtwo.so allocations"])
 }
 
-// Not asked for, nothing is kept, and the status says so.
+// Without being asked for, no account is kept, and the status says so.
 func TestNoAccount(t *testing.T) {
 	h := accounting(t, majors[1], "TMS_ACCOUNT=0")
 	require.Equal(t, "0", h.do("0 malloc 3"))

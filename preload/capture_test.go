@@ -2,7 +2,7 @@ package main
 
 import "testing"
 
-// Captures by the names of both APIs, in the order of events that a library behind ours brings about.
+// Captures by the names of both APIs, in the order of events that a library behind ours causes.
 func TestCaptures(t *testing.T) {
 	behind := shared(t, "slowbegin")
 	for _, cudart := range eachMajor() {

@@ -19,8 +19,8 @@ func TestChaos(t *testing.T) {
 	seconds := cmp.Or(os.Getenv("TMS_CHAOS_SECONDS"), "1")
 	duration, err := time.ParseDuration(seconds + "s")
 	require.NoError(t, err)
-	// One thread repeats a seed's run exactly. Resumes fail with little memory, only with much are there backups in
-	// the other device's.
+	// One thread repeats a seed's run exactly. With little memory resumes fail; only with much do backups fit on the
+	// other device.
 	type configuration struct{ threads, memory, more string }
 	configurations := []configuration{{"1", "1G", ""}, {"1", "16M", ""}, {"4", "1G", ""}, {"4", "1G", "address-space"}}
 	if sanitized {

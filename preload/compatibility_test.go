@@ -87,7 +87,7 @@ func TestCompatibilityTable(t *testing.T) {
 			})
 		}
 	}
-	// What is interposed stands in the table; what is no allocation function in the text below it.
+	// The table lists the interposed functions; the text below it lists those that do not allocate.
 	below := regexp.MustCompile("Capture|StreamDestroy|SetDevice|Ctx(Create|Destroy|Release)|PeerAccess|EntryPoint|ProcAddress")
 	for _, name := range interposed {
 		if strings.HasPrefix(name, "cu") && !below.MatchString(name) {

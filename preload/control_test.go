@@ -43,7 +43,7 @@ type steered struct {
 	reports string
 }
 
-// sockets is a fresh directory for them, short enough, that this process looks into too.
+// sockets returns a fresh directory for them; its path is short enough, and this process looks there too.
 func sockets(t *testing.T) string {
 	t.Helper()
 	directory, err := os.MkdirTemp("/tmp", "tms-test-")
@@ -80,7 +80,7 @@ func steer(t *testing.T, program []string, environment ...string) *steered {
 	return h
 }
 
-// controlled is a host with memory that listens.
+// controlled starts a host that has memory and listens.
 func controlled(t *testing.T, environment ...string) *steered {
 	t.Helper()
 	h := steer(t, []string{compile(t, "steered", majors[1])}, append(environment, "TMS_CONTROL=1")...)
@@ -91,7 +91,7 @@ func controlled(t *testing.T, environment ...string) *steered {
 
 func (h *steered) pid() int { return h.command.Process.Pid }
 
-// do has the host do something, and returns what it answers.
+// do sends the host a command, and returns its answer.
 func (h *steered) do(words string) string {
 	h.t.Helper()
 	_, err := io.WriteString(h.stdin, words+"\n")
@@ -109,7 +109,7 @@ func (h *steered) listens() {
 	}, time.Minute, 5*time.Millisecond, "%s", h.stderr)
 }
 
-// ends has the host end by itself, without a word.
+// ends lets the host end by itself, and expects no message.
 func (h *steered) ends() {
 	h.t.Helper()
 	require.NoError(h.t, h.stdin.Close())
@@ -151,7 +151,7 @@ func resumeOf(tag string) control.Request {
 	return r
 }
 
-// paused is how many bytes of each tag are.
+// paused returns how many bytes of each tag are paused.
 func (h *steered) paused() map[string]uint64 {
 	h.t.Helper()
 	found, err := h.pausedNow()
@@ -228,7 +228,7 @@ func TestPausedFromOutside(t *testing.T) {
 	require.Equal(t, uint64(8*mib), request(t, c, resumeOf("")).Bytes)
 	require.Equal(t, before, h.do("free"))
 
-	// Memory that is short: refused, then waited for, then withdrawn while it is waited for.
+	// Memory is short: the request is refused, then waits, then is withdrawn while it waits.
 	request(t, c, pauseOf(""))
 	h.do("hog")
 	reply = request(t, c, resumeOf(""))
@@ -245,7 +245,7 @@ func TestPausedFromOutside(t *testing.T) {
 	h.ends()
 }
 
-// Threads that go on giving the device work are held up, where they can be, and find all as it was.
+// Threads that go on giving the device work are held up where they can be, and find everything as it was.
 func TestPausedWhileItWorks(t *testing.T) {
 	sockets(t)
 	h := controlled(t, reaching(t))
@@ -257,7 +257,7 @@ func TestPausedWhileItWorks(t *testing.T) {
 	unforced := pauseOf("")
 	unforced.Force = false
 	for i := range often(50, 10) {
-		if i == 5 { // the client that has paused it goes
+		if i == 5 { // the client that paused it leaves
 			other := h.dial()
 			require.True(t, request(t, other, unforced).OK)
 			other.Close()
@@ -279,7 +279,7 @@ func TestPausedWhileItWorks(t *testing.T) {
 	h.ends()
 }
 
-// Whether there is work is seen, and who waits for the resume.
+// The library sees whether there is work, and whether a thread waits for the resume.
 func TestPausedWhileItIsIdle(t *testing.T) {
 	sockets(t)
 	h := controlled(t, reaching(t))
@@ -299,7 +299,7 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	reply := pause(3600)
 	require.Equal(t, 600, reply.Code)
 	require.Regexp(t, "a device was given work .* ago, less than 1h0m0s; nothing has changed", reply.Error)
-	given := func() time.Time { // when the device was given work, or a little before
+	given := func() time.Time { // the time of the last work, or a little before
 		asked := time.Now()
 		return asked.Add(-time.Duration(*state().IdleSeconds * float64(time.Second)))
 	}
@@ -343,7 +343,7 @@ func TestPausedWhileItIsIdle(t *testing.T) {
 	require.Equal(t, 801, request(t, c, control.Request{Op: control.Pause, Idle: &idle, Force: true}).Code, "without a gate it is not known")
 }
 
-// What a client has paused lasts as long as the client, unless it says otherwise.
+// What a client has paused stays paused as long as the client is there, unless it says otherwise.
 func TestClientsVanish(t *testing.T) {
 	sockets(t)
 	h := controlled(t)
@@ -372,7 +372,7 @@ func TestClientsVanish(t *testing.T) {
 	c.Close()
 	time.Sleep(50 * time.Millisecond)
 	require.Equal(t, cachePaused, h.paused())
-	// What was paused before is so after.
+	// What was paused before stays paused.
 	pauser(pauseOf("")).Close()
 	h.eventually(cachePaused)
 	pauser(resumeOf("")).Close()
@@ -381,7 +381,7 @@ func TestClientsVanish(t *testing.T) {
 	h.eventually(cachePaused)
 	h.do("resume")
 
-	// Two have paused the same: it stays while either is there.
+	// Two clients have paused the same: it stays paused while either is there.
 	one, other := pauser(pauseOf("cache")), pauser(pauseOf("cache"))
 	one.Close()
 	time.Sleep(50 * time.Millisecond)
@@ -389,7 +389,7 @@ func TestClientsVanish(t *testing.T) {
 	other.Close()
 	h.eventually(nonePaused)
 
-	// In the middle of it, again and again; whatever had begun is undone, the rest withdrawn.
+	// They leave in the middle, again and again; what had begun is undone, the rest withdrawn.
 	for i := range 30 {
 		raw := h.connect()
 		_, err := raw.Write(control.Line(control.Request{Version: 1, Op: control.Pause, Force: true}))
@@ -397,11 +397,11 @@ func TestClientsVanish(t *testing.T) {
 		time.Sleep(time.Duration(i) * time.Millisecond)
 		require.NoError(t, raw.Close())
 	}
-	pauser(resumeOf("")).Close() // when its turn comes, all of them have begun, or been withdrawn
+	pauser(resumeOf("")).Close() // at its turn all of them have begun or been withdrawn
 	h.eventually(nonePaused)
 	require.Equal(t, "ok", h.do("check"))
 
-	// When the reply to it cannot be written, with nobody else there who would have the thread look around.
+	// The reply to it cannot be written, and no other client makes the thread look around.
 	free := h.do("free")
 	raw := h.connect()
 	require.NoError(t, raw.CloseRead())
@@ -413,19 +413,19 @@ func TestClientsVanish(t *testing.T) {
 	}, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool { return h.do("free") == free }, time.Minute, time.Millisecond)
 
-	// It cannot be resumed at once: then as soon as there is memory.
+	// It cannot be resumed at once, and is resumed as soon as there is memory.
 	c = pauser(pauseOf(""))
 	h.do("hog")
 	c.Close()
 	require.Eventually(t, func() bool { return strings.Contains(h.stderr.String(), "cannot be resumed yet: ") }, time.Minute, time.Millisecond)
 	require.Equal(t, bothPaused, h.paused())
 	tries := map[string]bool{}
-	require.Eventually(t, func() bool { // it is tried again, and not more and more rarely
+	require.Eventually(t, func() bool { // tried again, and not ever more rarely
 		tries[h.do("calls calls:cuMemCreate")] = true
 		return len(tries) > 8
 	}, time.Minute, 50*time.Millisecond)
 	tried := h.do("calls calls:cuMemCreate")
-	h.dial() // and at once when somebody comes, who may have made room
+	h.dial() // and at once when a client comes, which may have made room
 	require.Eventually(t, func() bool { return h.do("calls calls:cuMemCreate") != tried }, time.Minute, time.Millisecond)
 	h.do("unhog")
 	h.eventually(nonePaused)
@@ -433,7 +433,7 @@ func TestClientsVanish(t *testing.T) {
 	require.Equal(t, "ok", h.do("check"))
 }
 
-// connect is a connection of bytes.
+// connect returns a raw connection.
 func (h *steered) connect() *net.UnixConn {
 	h.t.Helper()
 	path := filepath.Join(os.Getenv("XDG_RUNTIME_DIR"), "tms", control.Name(h.pid()))
@@ -444,7 +444,7 @@ func (h *steered) connect() *net.UnixConn {
 	return connection
 }
 
-// replies reads all that comes until the connection ends.
+// replies reads everything until the connection ends.
 func replies(t *testing.T, from io.Reader) (found []control.Reply) {
 	t.Helper()
 	text, err := io.ReadAll(from)
@@ -465,7 +465,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	for _, c := range []struct {
 		sent    string
 		refused []string // words of the replies before the last
-		closed  bool     // there is no reply to what comes behind it
+		closed  bool     // what follows it gets no reply
 	}{
 		{"{}\n", []string{"version 0"}, false},
 		{`{"version":2,"op":"status","more":1}` + "\n", []string{"version 2"}, false},
@@ -505,7 +505,7 @@ func TestRequestsThatAreRefused(t *testing.T) {
 			require.Equal(t, words == "", got[i].OK)
 		}
 	}
-	// A line that has no end, by the end of the connection, and by time.
+	// A line without an end: the connection ends, or time runs out.
 	raw := h.connect()
 	_, err := io.WriteString(raw, `{"version":1,`)
 	require.NoError(t, err)
@@ -535,7 +535,7 @@ func TestManyClients(t *testing.T) {
 		first = append(first, c)
 	}
 	require.Contains(t, request(t, h.dial(), control.Request{Op: control.Status}).Error, "16 clients are connected already")
-	// All at once: each is answered, and what changes something comes one after another.
+	// All at once: each is answered, and those that change something are made one after another.
 	var all sync.WaitGroup
 	for i, c := range first {
 		all.Go(func() {
@@ -557,14 +557,15 @@ func TestManyClients(t *testing.T) {
 	h.ends()
 }
 
-// A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes others meanwhile.
+// A request in the queue is withdrawn by cancel; one that has begun is not. The connection takes other requests
+// meanwhile.
 func TestCancel(t *testing.T) {
 	sockets(t)
 	h := controlled(t)
 	holder := h.dial()
 	require.True(t, request(t, holder, pauseOf("")).OK)
 	h.do("hog")
-	waiting := h.connect() // what the other waits for
+	waiting := h.connect() // the other waits for it
 	long := control.Request{Version: 1, ID: 1, Op: control.Resume, Wait: 600}
 	_, err := waiting.Write(control.Line(long))
 	require.NoError(t, err)
@@ -615,7 +616,7 @@ func TestCancel(t *testing.T) {
 	h.ends()
 }
 
-// Garbage, floods and sudden ends, while the program allocates and is paused and resumed.
+// Garbage, floods and sudden ends of connections, while the program allocates and is paused and resumed.
 func TestControlIsRobust(t *testing.T) {
 	directory := sockets(t)
 	h := controlled(t)
@@ -644,12 +645,12 @@ func TestControlIsRobust(t *testing.T) {
 						garbage[i] = byte(r.Uint32())
 					}
 					_, _ = raw.Write(garbage)
-				case 1: // many requests, of which no reply is read
+				case 1: // many requests, whose replies are not read
 					_, _ = raw.Write(bytes.Repeat(control.Line(control.Request{Version: 1, Op: control.Status}), 2000))
 				case 2: // half a line
 					line := control.Line(control.Request{Version: 1, Op: control.Pause, Force: true})
 					_, _ = raw.Write(line[:r.IntN(len(line))])
-				case 3: // lines with a byte that is another
+				case 3: // lines with one byte changed
 					line := control.Line(control.Request{Version: 1, Op: control.Resume, Wait: 1e-9})
 					for range 50 {
 						other := slices.Clone(line)
@@ -668,7 +669,7 @@ func TestControlIsRobust(t *testing.T) {
 		c, err := client.Dial(h.pid())
 		require.NoError(t, err)
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		reply, err := c.Do(ctx, pauseOf("weights")) // sent away now and then: there are many
+		reply, err := c.Do(ctx, pauseOf("weights")) // refused now and then: there are many clients
 		if err == nil && reply.OK {
 			reply, err = c.Do(ctx, resumeOf("weights"))
 			require.NoError(t, err)
@@ -689,7 +690,7 @@ func TestControlIsRobust(t *testing.T) {
 	h.ends()
 }
 
-// Nothing of the socket is in the process's descriptor table, and what the host does there does not reach it.
+// The process's descriptor table has nothing of the socket, and what the host does to the table does not reach it.
 func TestControlAndDescriptors(t *testing.T) {
 	sockets(t)
 	program := compile(t, "steered", majors[1])
@@ -737,7 +738,7 @@ func TestControlWithoutCloseRange(t *testing.T) {
 				open = append(open, link)
 			}
 		}
-		if count, err := strconv.Atoi(before); err == nil && len(open) < count-3 { // ".", ".." and that of the count itself
+		if count, err := strconv.Atoi(before); err == nil && len(open) < count-3 { // ".", ".." and the counter's own
 			own++
 			for _, link := range open {
 				require.Regexp(t, "^socket:", link)
@@ -786,7 +787,7 @@ func TestControlOfWhoDidNotAsk(t *testing.T) {
 	h.ends()
 	require.NotEqual(t, plain, with)
 
-	// One that asked, and has not used the library.
+	// A process that asked for the socket, and has not used the library.
 	h = steer(t, []string{program}, "TMS_CONTROL=1")
 	require.Equal(t, "1", h.do("threads"))
 	pids, err := client.List()
@@ -799,17 +800,17 @@ func TestControlAndProcesses(t *testing.T) {
 	directory := sockets(t)
 	h := controlled(t)
 	socket := filepath.Join(directory, control.Name(h.pid()))
-	// A child has nothing, and takes nothing away.
+	// A child has no socket, and takes nothing from the parent's.
 	require.Equal(t, "3", h.do("fork"))
 	require.FileExists(t, socket)
 	require.Equal(t, nonePaused, h.paused())
-	// Another program in the same process: the number is the same, the socket another.
+	// Another program in the same process: the process's number is the same, the socket another.
 	_, err := io.WriteString(h.stdin, "exec\n")
 	require.NoError(t, err)
 	require.Equal(t, "ok", h.do("allocate"))
 	h.listens()
 	require.Equal(t, nonePaused, h.paused())
-	// One that ends as it should removes it; of the others the next client does.
+	// A process that ends as it should removes its socket; the next client removes those of the others.
 	ending := controlled(t)
 	require.FileExists(t, filepath.Join(directory, control.Name(ending.pid())))
 	ending.ends()
@@ -828,7 +829,7 @@ func TestControlAndProcesses(t *testing.T) {
 	require.NotContains(t, pids, h.pid())
 	require.FileExists(t, filepath.Join(directory, "1.sock.old"))
 
-	// A daemon, which became one before it used the library, and one after.
+	// A process that became a daemon before it used the library, and one that did so after.
 	program := compile(t, "steered", majors[1])
 	h = steer(t, []string{program}, "TMS_CONTROL=1")
 	daemon, err := strconv.Atoi(h.do("daemon"))
@@ -881,7 +882,7 @@ func TestControlDirectory(t *testing.T) {
 		refused("belongs to user 54321", "XDG_RUNTIME_DIR=")
 		require.NoError(t, os.Remove(second))
 	}
-	// The second is used where the first cannot be; a path that is too long for a socket is no hindrance.
+	// The second directory is used where the first cannot be; a path too long for a socket is no obstacle.
 	long := filepath.Join(temporary, strings.Repeat("long", 40))
 	require.NoError(t, os.Mkdir(long, 0o700))
 	for _, variables := range [][]string{
@@ -901,7 +902,7 @@ func TestControlDirectory(t *testing.T) {
 		require.NoError(t, err)
 		require.NotContains(t, pids, h.pid())
 	}
-	// Somebody answers there already.
+	// Another process answers there already.
 	t.Setenv("XDG_RUNTIME_DIR", filepath.Dir(directory))
 	t.Setenv("TMPDIR", "/nowhere")
 	h := steer(t, []string{program})

@@ -9,8 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// complaints are settings of which the library has two things to say: one by the region's settings, one by
-// the trace's.
+// complaints returns settings about which the library has two complaints: one of the region's settings, one of the
+// trace's.
 func complaints(t *testing.T) []string {
 	return []string{"TMS_INIT_ENABLE=maybe", "TMS_TRACE=" + filepath.Join(t.TempDir(), "missing", "trace.csv")}
 }
@@ -41,7 +41,7 @@ func TestMessagesGoToStderrOnly(t *testing.T) {
 
 	run(t, program, []string{"stderr-broken", file}, complaints(t)...).succeeded(t)
 
-	// What descriptor 2 is at the start takes messages, whatever it is.
+	// Messages go to what descriptor 2 is at the start, whatever that is.
 	script := `exec "$0" stderr-start "$1" 2>"$1"`
 	run(t, "/bin/sh", []string{"-c", script, program, file}, complaints(t)...).succeeded(t)
 	text, err = os.ReadFile(file)
@@ -60,7 +60,7 @@ func TestTraceGoesToItsFileOnly(t *testing.T) {
 
 	o = run(t, program, []string{"trace-closed", trace}, "TMS_TRACE="+trace)
 	o.succeeded(t)
-	require.Empty(t, o.stderr) // it has none that can be closed
+	require.Empty(t, o.stderr) // it has no descriptor that can be closed
 	require.Equal(t, strings.Repeat(" allocate free", 4), " "+strings.Join(actions(traced(t, trace)), " "))
 
 	run(t, program, []string{"trace-above", trace}, "TMS_TRACE="+trace).succeeded(t)

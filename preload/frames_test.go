@@ -16,21 +16,21 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// callGraph is what gcc knows of calls in our C: what each function has of the stack, and whom it calls.
+// callGraph is what gcc knows of calls in our C: each function's share of the stack, and the functions that it calls.
 type callGraph struct {
 	frames map[string]int
 	calls  map[string][]string
 	deep   map[string]int // what was found
 }
 
-const anyFunction = "__indirect_call" // as gcc has it: by a pointer
+const anyFunction = "__indirect_call" // gcc's name for a call by a pointer
 
-// pointers are those whose functions are known; "": one of the C library's.
+// pointers are the function pointers whose functions are known; "" stands for one of the C library's.
 var pointers = map[string]string{"forward_next": "", "find_local": "", "handlers_arm": "", "start_helper": "",
 	"region_report_environment": "error_log", "go_start": "region_report_environment",
 	"region_load_environment": "../region/environment.c:take_debug"}
 
-// deepest is how much of the stack a function and what it calls have at a time; whose C library it is uses more.
+// deepest returns how much of the stack a function and what it calls use at a time, without the C library's share.
 func (g *callGraph) deepest(function string) int {
 	if known, ok := g.deep[function]; ok {
 		return known
@@ -44,7 +44,7 @@ func (g *callGraph) deepest(function string) int {
 	return g.deep[function]
 }
 
-// chain is the way down to there.
+// chain returns the calls that lead to that depth.
 func (g *callGraph) chain(function string) string {
 	words := fmt.Sprint(function, " ", g.frames[function])
 	for _, called := range g.calls[function] {
@@ -72,7 +72,7 @@ func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 			require.NotEqual(t, "dynamic", found[3], "%s has a frame of no certain size", found[1])
 			g.frames[found[1]], err = strconv.Atoi(found[2])
 			require.NoError(t, err)
-			g.frames[found[1]] += 8 // where it returns to
+			g.frames[found[1]] += 8 // the return address
 		} else if found := edge.FindStringSubmatch(lines.Text()); found != nil {
 			for caller, called := range pointers {
 				if found[2] == anyFunction && strings.Contains(found[1], caller) {
@@ -84,7 +84,7 @@ func readGraph(t *testing.T, g *callGraph, file, headers, folder string) {
 	}
 }
 
-// Coroutines and threads of a host may have small stacks: of what comes before Go's own, and before CUDA, ours is
+// A host's coroutines and threads may have small stacks: what our C uses before Go's own stack and before CUDA is
 // little. Here all C is compiled with warnings as errors.
 func TestStackOfOurC(t *testing.T) {
 	const most = 2 << 10 // bytes
@@ -114,8 +114,8 @@ func TestStackOfOurC(t *testing.T) {
 	}
 	ours := graph("*.c", "goruntime/*.c", "account/*.c", "gate/*.c", "record/*.c", "../region/*.c", "../forward/*.c")
 	reach := graph("gate/reach/*.c")
-	// Pointers of ours lead to CUDA, by way of libtms_reach.so, and the first time of what looks for it; its own to
-	// CUDA, or to what libtms.so answers for dlsym.
+	// Our pointers lead to CUDA by way of libtms_reach.so, and the first time by way of the code that looks for it; its
+	// own lead to CUDA, or to libtms.so's answer for dlsym.
 	reach.deep[anyFunction] = ours.deepest("tms_driver_function")
 	gated := 0
 	for function := range reach.frames {

@@ -19,7 +19,7 @@ func TestGate(t *testing.T) {
 		for _, part := range []string{"basic", "inside", "captured", "busy", "callback", "another moment", "nested", "forked", "cancelled",
 			"tags", "failing", "two at once", "sandboxed"} {
 			t.Run(part+" "+cudart, func(t *testing.T) {
-				t.Parallel() // they wait, mostly
+				t.Parallel() // they mostly wait
 				run(t, program, []string{part}, reaching(t), "TMS_DEBUG=invariants").succeeded(t)
 			})
 		}
@@ -32,7 +32,7 @@ func TestGateHoldsNotAll(t *testing.T) {
 	run(t, program, []string{"exported"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"exported", "forced"}, reaching(t), "TMS_SHAREABLE=1", "TMS_PAUSE_FORCE=1").succeeded(t)
 
-	// The simulator has no cuMemGetHandleForAddressRange: a library that stands behind ours has one.
+	// The simulator has no cuMemGetHandleForAddressRange; a library behind ours has one.
 	run(t, program, []string{"lent before"}, reaching(t), "TMS_SHAREABLE=1").succeeded(t)
 	run(t, program, []string{"lent before", "by range"}, reaching(t)+" "+shared(t, "dmabuf")).succeeded(t)
 

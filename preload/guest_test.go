@@ -19,8 +19,8 @@ import (
 	"tms/internal/hermetic"
 )
 
-// Manners: what a process notices of a libtms.so that it inherited. Every process under the user's
-// command inherits it, and few of them ever use it.
+// Manners: what a process notices of an inherited libtms.so. Every process under the user's command inherits it, and
+// few ever use it.
 
 // shared compiles testdata/NAME.c into a shared library.
 func shared(t *testing.T, name string) string {
@@ -37,7 +37,7 @@ func field(t *testing.T, text, name string) int {
 	return value
 }
 
-// What it adds to the start: scripts/bench.sh start.
+// What it adds to a start is measured by scripts/bench.sh start.
 func TestUnusedCostsLittle(t *testing.T) {
 	noop := shared(t, "noop")
 	look := []string{"/proc/self/smaps_rollup", "/proc/self/status"}
@@ -55,7 +55,7 @@ func TestUnusedCostsLittle(t *testing.T) {
 	}
 }
 
-// Programs behave as without us, also under limits.
+// Programs behave as they do without the library, also under limits.
 func TestPrograms(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -72,7 +72,7 @@ func TestPrograms(t *testing.T) {
 	output, err = exec.Command("cc", "-static", "-o", static, c).CombinedOutput()
 	require.NoError(t, err, "%s", output)
 
-	// Root is above RLIMIT_NPROC, so that limit is tried as somebody else, who may read dir alone.
+	// RLIMIT_NPROC does not bind root, so that limit is tried as another user, who may read dir alone.
 	library := filepath.Join(dir, "libtms.so")
 	content, err := os.ReadFile(built(t, "lib", "libtms.so"))
 	require.NoError(t, err)
@@ -121,7 +121,7 @@ func TestPrograms(t *testing.T) {
 				require.Equal(t, plain.state.String(), ours.state.String(), "with: %s\nwithout: %s", ours.stderr, plain.stderr)
 				require.Equal(t, plain.stdout, ours.stdout)
 				if plain.state.Success() {
-					// ld.so itself says so where a set-user-ID program refuses a preload.
+					// ld.so itself says when a set-user-ID program refuses a preload.
 					said := regexp.MustCompile(`(?m)^ERROR: ld.so.*cannot be preloaded.*\n`).ReplaceAllString(ours.stderr, "")
 					require.Equal(t, plain.stderr, said)
 				}
@@ -133,14 +133,14 @@ func TestPrograms(t *testing.T) {
 	}
 }
 
-// Loading makes no system call that the loader does not make itself: there are sandboxes that kill for more.
+// Loading makes no system call that the loader does not make itself: some sandboxes kill for more.
 func TestLoadingInASandbox(t *testing.T) {
 	program := compile(t, "sandbox", "")
 	run(t, program, []string{"/bin/true"}, "LD_PRELOAD=").succeeded(t)
 	run(t, program, []string{"/bin/true"}).succeeded(t)
 }
 
-// The loader of musl takes the library, in programs that do not use it.
+// musl's loader accepts the library in programs that do not use it.
 func TestMusl(t *testing.T) {
 	program, compiler := filepath.Join(t.TempDir(), "hello"), hermetic.Program(t, "musl-gcc")
 	source := program + ".c"
@@ -187,7 +187,7 @@ func TestHandlersSetWhileTheLibraryStarts(t *testing.T) {
 	}
 }
 
-// What goes wrong inside Go is an error code, not the end of the process.
+// A failure inside Go becomes an error code, and does not end the process.
 func TestFaultsInside(t *testing.T) {
 	o := run(t, compile(t, "faults", majors[1]), nil)
 	o.succeeded(t)
@@ -247,7 +247,7 @@ func TestClosedAndOpenedAgain(t *testing.T) {
 	repeat(t, 300, func() outcome { return run(t, program, []string{library}, "LD_PRELOAD=") })
 }
 
-// repeat runs something many times, where that is not for the soak a few, some at once, and wants every run to succeed.
+// repeat runs something many times in the soak, and otherwise a few times, some at once; every run must succeed.
 func repeat(t *testing.T, times int, f func() outcome) {
 	t.Helper()
 	times = often(times, times/25)
@@ -298,7 +298,7 @@ func TestOtherDlsym(t *testing.T) {
 	}
 }
 
-// Plug-ins are closed and opened again, and so are the libraries of CUDA that they brought.
+// Plug-ins are closed and opened again, and with them the libraries of CUDA that they brought.
 func TestLibrariesThatComeAgain(t *testing.T) {
 	program := compile(t, "reopened", "")
 	plugins := []string{"plugins"}

@@ -22,8 +22,8 @@ import (
 	"tms/internal/hermetic"
 )
 
-// The tests enter by the door a stranger's process does: C programs from testdata, compiled here,
-// with build/lib/libtms.so preloaded over the simulator (sanitized_test.go: or those of another build).
+// The tests enter as a user's process does: C programs from testdata, compiled here, with build/lib/libtms.so preloaded
+// over the simulator (or those of another build: sanitized_test.go).
 
 func built(t *testing.T, path ...string) string {
 	t.Helper()
@@ -41,7 +41,7 @@ func compile(t *testing.T, name, cudart string) string {
 	return compileWith(t, name, cudart)
 }
 
-// compileWithDriver is compile for a program that is linked with the driver too.
+// compileWithDriver is compile for a program that is also linked with the driver.
 func compileWithDriver(t *testing.T, name, cudart string) string {
 	t.Helper()
 	return compileWith(t, name, cudart, "-l:libcuda.so.1")
@@ -61,7 +61,7 @@ func compileWith(t *testing.T, name, cudart string, more ...string) string {
 type outcome struct {
 	stdout, stderr string
 	state          *os.ProcessState
-	findings       []string // of the sanitizers, in their words
+	findings       []string // the sanitizers' reports
 }
 
 // run starts a program with the library preloaded; environment entries are added to the test's own.
@@ -72,19 +72,19 @@ func run(t *testing.T, program string, arguments []string, environment ...string
 	return o
 }
 
-// runAnyway is run for a program in which the sanitizers may find something.
+// runAnyway is run for a program in which sanitizers may find something.
 func runAnyway(t *testing.T, program string, arguments []string, environment ...string) outcome {
 	t.Helper()
 	return runWithin(t, 10*time.Minute, program, arguments, environment...)
 }
 
-// runWithin is runAnyway for a program that may take a time of its own.
+// runWithin is runAnyway for a program with a time limit of its own.
 func runWithin(t *testing.T, limit time.Duration, program string, arguments []string, environment ...string) outcome {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	command := exec.CommandContext(ctx, program, arguments...)
-	// None of the variables that set the tests.
+	// Without the variables that configure the tests.
 	own := slices.DeleteFunc(os.Environ(), func(entry string) bool { return strings.HasPrefix(entry, "TMS_") })
 	command.Env = append(own, "LD_PRELOAD="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"),
 		"CUDASIM_MEMORY=1G")
@@ -112,7 +112,7 @@ func (o outcome) succeeded(t *testing.T) {
 
 var majors = []string{"libcudart.so.12", "libcudart.so.13"}
 
-// often is hermetic.Often, but under sanitizers, where a start takes ten times as long, half of the usual.
+// often is hermetic.Often, but half of the usual under sanitizers, where a start takes ten times as long.
 func often(soak, usual int) int {
 	if sanitized {
 		usual = max(1, usual/2)
@@ -120,7 +120,7 @@ func often(soak, usual int) int {
 	return hermetic.Often(soak, usual)
 }
 
-// eachMajor is both in the soak: our C knows no difference where CUDA has none.
+// eachMajor returns both majors in the soak only: our C makes no difference where CUDA makes none.
 func eachMajor() []string {
 	if hermetic.Full {
 		return majors
@@ -141,7 +141,7 @@ func TestHosts(t *testing.T) {
 	}
 }
 
-// Every segment with an extent of its own: there are more calls to fail.
+// Every segment has an extent of its own, so that more calls can fail.
 func TestFailures(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		run(t, compile(t, "failures", cudart), nil, "TMS_EXTENT_BYTES=0").succeeded(t)
@@ -171,9 +171,9 @@ func TestDiskBackup(t *testing.T) {
 
 func TestDiskBackupIsDamaged(t *testing.T) {
 	directory := t.TempDir()
-	require.NoError(t, os.Chmod(directory, 0o711)) // reached by the user that the host becomes
+	require.NoError(t, os.Chmod(directory, 0o711)) // for the user that the host becomes
 	run(t, compile(t, "damaged", majors[1]), []string{directory}).succeeded(t)
-	// Who gives up a user leaves the file to that user's next process, which removes it.
+	// A process that changes its user leaves the file to the old user's next process, which removes it.
 	run(t, compile(t, "disk", majors[1]), []string{directory}).succeeded(t)
 }
 
@@ -222,7 +222,7 @@ func TestCrashBelongsToTheHost(t *testing.T) {
 	}
 }
 
-// everyVariable lists what docs/settings.md has in its table, with nothing in it: all that the library knows.
+// everyVariable lists the variables in the table of docs/settings.md, all empty: every one that the library knows.
 func everyVariable(t *testing.T) (entries []string) {
 	t.Helper()
 	names := func(path, row string) (found []string) {
@@ -261,7 +261,7 @@ func TestEnvironment(t *testing.T) {
 		{[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}, "0 0 0 1 0 pinned 0 default", nil},
 		{[]string{"TMS_INIT_ENABLE_DISK_BACKUP=1", "TMS_INIT_ENABLE_PEER_BACKUP=1"}, "0 0 1 0 0 pinned 0 default",
 			[]string{"TMS_INIT_ENABLE_PEER_BACKUP=1"}},
-		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=anything"}, "0 0 0 0 0 pinned 0 default", nil}, // clients set it
+		{[]string{"TMS_DISK_BACKUP_CHUNK_MB=anything"}, "0 0 0 0 0 pinned 0 default", nil}, // which clients set
 		{[]string{"TMS_INIT_ENABEL=1", "TMS_VERIFY_=1", "TMS_=", "TMS", "XTMS_A=1", "TMSA=1", "tms_verify=1"},
 			"0 0 0 0 0 pinned 0 default", []string{
 				"tms: TMS_INIT_ENABEL is no variable of this library and does nothing; the nearest is TMS_INIT_ENABLE\n",
@@ -278,14 +278,14 @@ func TestEnvironment(t *testing.T) {
 			require.Contains(t, o.stderr, complaint)
 		}
 	}
-	// A program that never touches the library hears nothing of it.
+	// A program that never uses the library gets no message from it.
 	o := run(t, "/bin/sh", []string{"-c", "echo quiet"}, "TMS_INIT_ENABLE=maybe")
 	o.succeeded(t)
 	require.Empty(t, o.stderr)
 }
 
-// A library's constructor may come before ours: what it sets for its thread is so afterwards, and what it does
-// not set is as the environment says.
+// A library's constructor may run before ours: what it sets for its thread stays set, and what it does not set follows
+// the environment.
 func TestSettingsOfAnEarlierConstructor(t *testing.T) {
 	program, early, ours := compile(t, "constructed", ""), shared(t, "early"), built(t, "lib", "libtms.so")
 	for what, want := range map[string]string{"on": "1 1 mmap", "off": "0 0 pinned", "ask": "1 1 mmap"} {
@@ -305,7 +305,7 @@ func TestLimits(t *testing.T) {
 		o.succeeded(t)
 	}
 	o := run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; ulimit -u 1; cat /proc/self/status"})
-	if o.state.ExitCode() == 0 { // where bash may not fork, that is the limit's doing
+	if o.state.ExitCode() == 0 { // where bash cannot fork, the limit is the reason
 		require.Contains(t, o.stdout, "Threads:\t1\n")
 	}
 	o = run(t, "/bin/bash", []string{"-c", "ulimit -v 1000000; exec cat /proc/self/status"})

@@ -28,7 +28,8 @@ func TestMemoryOfOtherProcesses(t *testing.T) {
 	run(t, program, []string{"not shared"}, reaching(t), "TMS_SHAREABLE=0").succeeded(t)
 }
 
-// An answer that nobody waits for any more harms nobody: neither the thread that gives it nor who asks next.
+// An answer that nobody waits for any longer does no harm, neither to the thread that gives it nor to the next process
+// that asks.
 func TestAnAnswerThatIsLate(t *testing.T) {
 	sockets(t)
 	o := run(t, compile(t, "lateanswer", majors[1]), nil, reaching(t), "TMS_DEBUG=invariants",
@@ -37,7 +38,7 @@ func TestAnAnswerThatIsLate(t *testing.T) {
 	require.Empty(t, o.stderr)
 }
 
-// NCCL takes handles of memory from the driver itself, which is seen with libtms_reach.so alone.
+// NCCL takes handles of memory from the driver itself, which only libtms_reach.so lets the library see.
 func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 	program, library := compileWithDriver(t, "ipc", majors[1]), hermetic.Compile(t, "libnccl.so.2", "-shared", "-x", "c", os.DevNull)
 	const warning = "NCCL may have registered memory that CUDA graphs use"
@@ -57,7 +58,7 @@ func TestMemoryThatNCCLMayHaveRegistered(t *testing.T) {
 	}
 }
 
-// A program of the driver API alone has no libcudart that could say which device is meant.
+// A program that uses the driver API alone has no libcudart that could say which device is meant.
 func TestMemoryOfOtherProcessesWithoutCudart(t *testing.T) {
 	sockets(t)
 	program := compileWith(t, "driveronly", "", "-L"+built(t, "sim"), "-l:libcuda.so.1")

@@ -9,14 +9,14 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Each limit at some values, or at thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
-// middle of use: the host's program goes on with codes, and what is in memory is kept.
+// Tries each limit at some values, or at thirty (TMS_SWEEP=full, scripts/soak.sh), before the library starts and in the
+// middle of use. The host gets codes and goes on, and memory keeps its contents.
 func TestNoLimitEndsTheProcess(t *testing.T) {
 	program := compile(t, "bounds", majors[1])
 	for _, limit := range []struct {
 		what          string
 		step          int // MiB, threads or mappings
-		until, stride int // of 30, which of the values that far refuse something: more do not
+		until, stride int // of 30; values beyond until refuse nothing
 		allocations   int
 	}{{"as", 60, 30, 8, 200}, {"data", 12, 30, 8, 200}, {"threads", 6, 10, 5, 60}, {"maps", 20, 19, 6, 60}} {
 		if os.Getenv("TMS_SWEEP") == "full" {
@@ -48,7 +48,7 @@ func TestBookkeepingIsFull(t *testing.T) {
 
 func TestCrowd(t *testing.T) {
 	program := compile(t, "crowd", majors[1])
-	for range often(2, 1) { // some of them find each other extending
+	for range often(2, 1) { // some threads meet while another extends
 		run(t, program, nil, reaching(t), "CUDASIM_MEMORY=16G", "TMS_INIT_ENABLE=1", "TMS_INIT_ENABLE_CPU_BACKUP=1").succeeded(t)
 	}
 }

@@ -38,7 +38,7 @@ func TestExcluded(t *testing.T) {
 		{"libkeeper.so.1", "libkeeper:libother.so", "listed"},
 		{"libkeeper.so.1", "libkeeper.so.2", "free"},
 		{"libkeeper.so.1", "libkeeper-1f2e3d4c.so", "free"},
-		// As auditwheel renames it.
+		// The name that auditwheel gives it.
 		{"libkeeper-1f2e3d4c.so.1.0.0", "libother.so:libkeeper.so", "listed"},
 		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper-1f2e3d4c.so", "listed"},
 		{"libkeeper-1f2e3d4c.so.1.0.0", "libkeeper-2f2e3d4c.so", "free"},

@@ -16,7 +16,7 @@ import (
 	"tms/vmm/pool/kinds"
 )
 
-// small has options with which a kind needs little memory.
+// small has the options with which a kind needs little memory.
 var small = map[string]string{
 	"freelist": "buffer=64MiB",
 	"buddy":    "capacity=64MiB",
@@ -49,7 +49,7 @@ func TestPoolDestroyedBesideOtherThreads(t *testing.T) {
 	}
 }
 
-// libc10 builds what stands in for PyTorch's library.
+// libc10 builds a stand-in for PyTorch's library.
 func libc10(t *testing.T, flags ...string) string {
 	t.Helper()
 	library := filepath.Join(t.TempDir(), "libc10.so")
@@ -86,8 +86,7 @@ func TestPoolOfPyTorch(t *testing.T) {
 	}
 }
 
-// traced reads a trace and checks what is the same in all of its lines; what it returns is without
-// thread and time.
+// traced reads a trace, checks what all of its lines have in common, and returns them without thread and time.
 func traced(t *testing.T, path string) []string {
 	t.Helper()
 	_, err := trace.ReadFile(path)

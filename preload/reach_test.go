@@ -12,7 +12,7 @@ import (
 	"tms/internal/hermetic"
 )
 
-// reaching is the environment with libtms_reach.so preloaded beside libtms.so.
+// reaching returns the environment with libtms_reach.so preloaded beside libtms.so.
 func reaching(t *testing.T) string {
 	return "LD_PRELOAD=" + strings.Join([]string{built(t, "lib", "libtms.so"), built(t, "lib", "libtms_reach.so")}, " ")
 }
@@ -112,7 +112,7 @@ redis-server --version
 nginx -v
 `
 
-// A program that has nothing to do with CUDA does not notice; nor, with TMS_NO_INHERIT, what it starts.
+// A program that has nothing to do with CUDA notices nothing, nor, with TMS_NO_INHERIT, do its children.
 func TestOrdinaryPrograms(t *testing.T) {
 	tried := 0
 	for line := range strings.Lines(strings.TrimSpace(ordinary)) {
@@ -132,7 +132,7 @@ func TestOrdinaryPrograms(t *testing.T) {
 	require.Greater(t, tried, 30)
 }
 
-// What the host sees of the environment and hands on, in its order.
+// What the host sees of the environment, and hands on, in its order.
 func TestEnvironmentIsLeft(t *testing.T) {
 	if sanitized {
 		t.Skip("a sanitizer is in LD_PRELOAD too")
@@ -148,7 +148,7 @@ func TestEnvironmentIsLeft(t *testing.T) {
 		{[]string{"TMS_NO_INHERIT=1", "X=1", "LD_PRELOAD=" + strings.Replace(ours, ":", " libc.so.6 ", 1), "Y=2"},
 			"X=1\nLD_PRELOAD=libc.so.6 \nY=2\n"},
 		{[]string{"TMS_NO_INHERIT=1", "LD_PRELOAD=libc.so.6:" + ours + ":libm.so.6"}, "LD_PRELOAD=libc.so.6:libm.so.6\n"},
-		// What tms run has set aside comes back.
+		// What tms run has set aside is restored.
 		{[]string{"A=1", "TMS_BEFORE_LD_PRELOAD=", "TMS_BEFORE_TMS_EXCLUDE=libmine.so", "B=2", "LD_PRELOAD=" + ours, "TMS_EXCLUDE=all",
 			"TMS_NO_INHERIT=1", "TMS_TRACE=/dev/null"}, "A=1\nLD_PRELOAD=\nTMS_EXCLUDE=libmine.so\nB=2\n"},
 		{[]string{"TMS_BEFORE_LD_PRELOAD=libm.so.6 ", "LD_PRELOAD=" + ours + ":libm.so.6", "TMS_NO_INHERIT=1"},

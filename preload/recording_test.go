@@ -32,7 +32,7 @@ func recorded(t *testing.T, path string) (records []trace.Record, names []string
 	}
 }
 
-// What was recorded is in the file whatever ends the process: to the last record, also past the first window.
+// Whatever ends the process, the file has everything up to the last record, also past the first window.
 func TestRecordingSurvivesKill(t *testing.T) {
 	const count = 20000
 	path := filepath.Join(t.TempDir(), "trace")
@@ -85,7 +85,7 @@ func TestRecordingSurvivesKill(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Nothing that becomes of the file harms the program, which is told once.
+// Whatever happens to the file, the program is unharmed and gets one message.
 func TestRecordingLosesItsFile(t *testing.T) {
 	program := compile(t, "recording", majors[1])
 	for name, c := range map[string]struct {
@@ -94,7 +94,7 @@ func TestRecordingLosesItsFile(t *testing.T) {
 	}{
 		"cut":     {0, "it was cut short, or its disk fails"},
 		"removed": {0, "the file was removed, or another has its name"},
-		"full":    {1500, "File too large"}, // as a full disk: there are no blocks for the next window
+		"full":    {1500, "File too large"}, // like a full disk: the next window gets no blocks
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "trace")
@@ -104,7 +104,7 @@ func TestRecordingLosesItsFile(t *testing.T) {
 			require.Contains(t, o.stderr, "tms: TMS_TRACE="+path)
 			require.Contains(t, o.stderr, c.words)
 			require.Contains(t, o.stderr, "no more is recorded")
-			if name == "full" { // what was there is whole
+			if name == "full" { // what was recorded is whole
 				records, _ := recorded(t, path)
 				require.Greater(t, len(records), 10000)
 			}
@@ -115,14 +115,14 @@ func TestRecordingLosesItsFile(t *testing.T) {
 func TestFaultsOfTheHostBesideARecording(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace")
 	o := runAnyway(t, compile(t, "recording", majors[1]), []string{"faulting", path}, "TMS_TRACE="+path)
-	if !sanitized { // which has its own end for that
+	if !sanitized { // whose process ends in its own way
 		require.Equal(t, syscall.SIGBUS, o.state.Sys().(syscall.WaitStatus).Signal(), o.stderr)
 	}
 	records, _ := recorded(t, path)
 	require.Greater(t, len(records), 100)
 }
 
-// Zeros behind the last record are given back when the program ends as it should.
+// Zeros behind the last record are cut off when the program ends as it should.
 func TestRecordingTakesNoMoreThanItNeeds(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace")
 	run(t, compile(t, "recording", majors[1]), []string{"churn", path, "100"}, "TMS_TRACE="+path).succeeded(t)
@@ -132,7 +132,7 @@ func TestRecordingTakesNoMoreThanItNeeds(t *testing.T) {
 	require.Zero(t, found.Size()%64)
 }
 
-// A record makes no system call, once the pages that it goes to are there. What it costs: scripts/bench.sh recording.
+// A record makes no system call once its pages are there. Its cost is measured by scripts/bench.sh recording.
 func TestRecordMakesNoSystemCall(t *testing.T) {
 	program, path := compile(t, "recording", majors[1]), filepath.Join(t.TempDir(), "trace")
 	stub := hermetic.Compile(t, "libcudart.so.13", "-O2", "-shared", "-fPIC", "-Wl,-soname,libcudart.so.13", "testdata/nothing.c")
@@ -143,7 +143,8 @@ func TestRecordMakesNoSystemCall(t *testing.T) {
 
 func recordTo(file string) control.Request { return control.Request{Op: control.Record, File: file} }
 
-// A client has what happens recorded from then on, and what is pausable at the beginning, until it says so or is gone.
+// A client starts a recording, which has what is pausable at that time and what happens from then on, until the client
+// ends it or is gone.
 func TestRecordedFromOutside(t *testing.T) {
 	sockets(t)
 	h := controlled(t)
@@ -174,7 +175,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	records, names := recorded(t, first)
 	var told []string
 	for i, r := range records {
-		if r.Kind == trace.Figures { // what there was, and around the pause and the resume
+		if r.Kind == trace.Figures { // at the beginning, and around the pause and the resume
 			told = append(told, fmt.Sprintf("figures %s %d %d %d", names[i], r.Address/mib, r.Size/mib, r.Stream/mib))
 			continue
 		}
@@ -188,7 +189,7 @@ func TestRecordedFromOutside(t *testing.T) {
 		fmt.Sprintf("%d %d weights 0", begin, trace.Resume), "figures weights 24 24 0", fmt.Sprintf("%d %d weights 24", end, trace.Resume),
 	}, told)
 
-	// A file that another process records to stays as it is.
+	// A file to which another process records stays as it is.
 	theirs, err := os.Open(first)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Flock(int(theirs.Fd()), syscall.LOCK_EX))
@@ -200,7 +201,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	require.Equal(t, before, after)
 	require.NoError(t, theirs.Close())
 
-	// Who goes ends it, and the next can begin; what was recorded is as it was.
+	// A client that leaves ends its recording, and the next can begin one; what was recorded is untouched.
 	require.True(t, request(t, c, recordTo(second)).OK)
 	h.do("own 1")
 	c.Close()
@@ -211,7 +212,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	records, _ = recorded(t, second)
 	require.Equal(t, uint64(1*mib), records[len(records)-1].Size)
 
-	// One that has lost its file says why when it is to end.
+	// A recording that has lost its file gives the reason when it is to end.
 	require.NoError(t, os.Truncate(third, 0))
 	h.do("own 9")
 	reply = request(t, again, recordTo(""))
@@ -221,7 +222,7 @@ func TestRecordedFromOutside(t *testing.T) {
 	require.Equal(t, "ok", h.do("check"))
 }
 
-// Memory that the program maps itself is in a recording under its tag, while it is mapped; a replay leaves it out.
+// A recording has memory that the program maps itself under its tag, while it is mapped; a replay leaves it out.
 func TestRecordingOfMappings(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "trace")
 	run(t, compile(t, "expandable", majors[1]), nil, "TMS_TRACE="+path).succeeded(t)

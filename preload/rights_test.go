@@ -18,7 +18,7 @@ import (
 
 // What clients of one process may do to each other's rights (internal/control/rights), over its socket.
 
-// working is a host whose threads give the device work all the time.
+// working starts a host whose threads give the device work all the time.
 func working(t *testing.T) *steered {
 	t.Helper()
 	h := controlled(t, reaching(t))
@@ -26,7 +26,7 @@ func working(t *testing.T) *steered {
 	return h
 }
 
-// goesOn waits until the threads give the device work again; each may have had a count to make yet.
+// goesOn waits until the threads give the device work again; each may still have had one count to make.
 func (h *steered) goesOn(words ...any) {
 	h.t.Helper()
 	cycles := func() int {
@@ -48,7 +48,7 @@ func (h *steered) heldUp() bool {
 	return state.HeldUp
 }
 
-// gated is a request that holds threads up, not forced.
+// gated returns a request that holds threads up and is not forced.
 func gated(op, tag string) control.Request {
 	r := control.Request{Op: op}
 	if tag != "" {
@@ -59,7 +59,7 @@ func gated(op, tag string) control.Request {
 
 var holdThreads = control.Request{Op: control.Pause, Hold: true}
 
-// Whatever others do, who holds the threads up goes on to, until it lets go itself or goes.
+// Whatever others do, a client that holds the threads up keeps doing so, until it releases them itself or leaves.
 func TestAHoldIsItsClients(t *testing.T) {
 	sockets(t)
 	h := working(t)
@@ -97,7 +97,7 @@ func TestAHoldIsItsClients(t *testing.T) {
 		holder.Close()
 		h.goesOn(name)
 	}
-	// Nor does what fails let go of it, nor its own keep; its own pause and undo do.
+	// A request that fails does not release the hold either, nor does the client's own keep; its own pause and undo do.
 	holder, other := h.dial(), h.dial()
 	well(holder, holdThreads)
 	never := 600.0
@@ -118,7 +118,7 @@ func TestAHoldIsItsClients(t *testing.T) {
 	h.ends()
 }
 
-// Who must let itself be heard and does not is gone.
+// A client that must keep sending and stays silent counts as gone.
 func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	sockets(t)
 	h := working(t)
@@ -127,7 +127,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 		reply := request(t, silent, r)
 		require.True(t, reply.OK, reply.Error)
 		h.goesOn()
-		require.Eventually(t, func() bool { // it aligns no more
+		require.Eventually(t, func() bool { // it no longer aligns
 			other := h.dial()
 			defer other.Close()
 			return request(t, other, control.Request{Op: control.Align}).OK
@@ -140,7 +140,7 @@ func TestAHoldOfAClientThatIsSilent(t *testing.T) {
 	h.ends()
 }
 
-// A program that resets its device takes the context away from a pause that has begun: another moment is found.
+// A program that resets its device takes the context away from a pause that has begun; the pause finds another moment.
 func TestPausesBesideResets(t *testing.T) {
 	sockets(t)
 	h := controlled(t, reaching(t), "TMS_DEBUG=invariants")
@@ -157,7 +157,8 @@ func TestPausesBesideResets(t *testing.T) {
 	h.ends()
 }
 
-// What a client has paused and not kept is its own, too: nobody else's keep makes it stay, nobody's end resumes it.
+// What a client has paused and not kept is its own too: no other client's keep makes it stay, and no other's end
+// resumes it.
 func TestAPauseIsItsClients(t *testing.T) {
 	sockets(t)
 	h := controlled(t)
@@ -175,7 +176,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	h.eventually(cachePaused)
 	other.Close()
 
-	// Who has resumed and paused anew does not lose that by the end of the one before.
+	// A client that has resumed and paused anew does not lose that pause when the previous pauser ends.
 	well(h.dial(), resumeOf(""))
 	one, other = h.dial(), h.dial()
 	well(one, pauseOf(""))
@@ -187,7 +188,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	other.Close()
 	well(h.dial(), resumeOf(""))
 
-	// An undo leaves what another wants paused, and takes that along when it is the last.
+	// An undo leaves paused what another client wants paused; the last client's undo resumes that too.
 	one, other = h.dial(), h.dial()
 	well(one, pauseOf(""))
 	well(other, pauseOf("cache"))
@@ -196,7 +197,7 @@ func TestAPauseIsItsClients(t *testing.T) {
 	well(other, control.Request{Op: control.Undo})
 	require.Equal(t, nonePaused, h.paused())
 
-	// An undo that fails is made again.
+	// An undo that fails can be made again.
 	well(one, pauseOf(""))
 	h.do("hog")
 	require.Equal(t, 2, request(t, one, control.Request{Op: control.Undo}).Code)
@@ -208,8 +209,8 @@ func TestAPauseIsItsClients(t *testing.T) {
 	h.ends()
 }
 
-// Clients do all they can in any order, several at once, and vanish. Then the process is as before, but for what was said
-// to be kept, which a resume brings back. TMS_CLIENTS_SECONDS makes it longer, TMS_CLIENTS_SEED repeats one.
+// Clients make every request in any order, several at once, and vanish. Then the process is as before, except for what
+// was to be kept, which a resume brings back. TMS_CLIENTS_SECONDS makes it longer, TMS_CLIENTS_SEED repeats one.
 func TestClientsAtRandom(t *testing.T) {
 	sockets(t)
 	h := working(t)
@@ -271,7 +272,7 @@ func behave(h *steered, r *rand.Rand, keeps bool) {
 			request.Wait = float64(r.IntN(2)) / 10
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		if r.IntN(6) == 0 { // it vanishes in the middle of it
+		if r.IntN(6) == 0 { // it vanishes in the middle
 			cancel()
 			ctx, cancel = context.WithTimeout(context.Background(), time.Duration(r.IntN(20_000))*time.Microsecond)
 		}

@@ -14,8 +14,8 @@ import (
 	"tms/internal/hermetic"
 )
 
-// With TMS_TEST_BUILD=build/sanitized the hosts run with the library and simulator of that folder (scripts/build.sh
-// --sanitized) and are themselves compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+// With TMS_TEST_BUILD=build/sanitized the hosts run with that folder's library and simulator (scripts/build.sh
+// --sanitized), and are themselves compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
 
 const buildVariable = "TMS_TEST_BUILD"
 
@@ -37,12 +37,12 @@ var unsanitized = map[string]string{
 	"TestLimits":                  "it limits the address space, of which AddressSanitizer takes 16 TiB",
 }
 
-// ofGo are the tests that try Go, by C that others try: sanitizers see C alone. The soak has them all.
+// ofGo are the tests of Go by way of C that other tests try: sanitizers see C alone. The soak runs them all.
 const ofGo = "^Test(Pool|PoolsAtTheExtremes|PoolDestroyedBesideOtherThreads|PoolUnderAProgramThatKnowsNone|ManyTags|" +
 	"RequestsThatAreRefused|ManyClients|Cancel|ControlDirectory|ControlOfOthers|ControlIsRobust|AHold.*|APauseIsItsClients|ClientsAtRandom|" +
 	"Socket.*|AnAnswerThatIsLate|PausedWhileItWorks|Exports|HeaderDeclaresEveryExport|StackOfOurC|ClosedAndOpenedAgain|Faulthandler)$"
 
-// leaking are the hosts in which nobody looks for leaks, and why.
+// leaking are the hosts that are not searched for leaks, and why.
 var leaking = map[string]string{
 	"clones":   "tms_set_progress_callback leaves 16 bytes to the process where another thread may be reading them",
 	"local":    "LeakSanitizer cannot stop a process that has libraries loaded for itself alone",
@@ -72,7 +72,7 @@ func TestMain(m *testing.M) {
 	os.Exit(hermetic.Main(m))
 }
 
-// sanitizerFlags are the compiler's, none for the usual build.
+// sanitizerFlags returns the compiler's flags, none for the usual build.
 func sanitizerFlags() []string {
 	if !sanitized {
 		return nil
@@ -80,7 +80,7 @@ func sanitizerFlags() []string {
 	return []string{"-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"}
 }
 
-// sanitizedEnvironment adds what a sanitized process needs. What is found is written to files named reports.*.
+// sanitizedEnvironment adds what a sanitized process needs. Findings are written to files named reports.*.
 func sanitizedEnvironment(t *testing.T, environment []string, program, reports string) []string {
 	t.Helper()
 	leaks := 0
@@ -90,12 +90,12 @@ func sanitizedEnvironment(t *testing.T, environment []string, program, reports s
 	}
 	library, err := exec.Command("cc", "-print-file-name=libasan.so").Output()
 	require.NoError(t, err)
-	for i, entry := range environment { // it must be the first to be loaded
+	for i, entry := range environment { // it must be loaded first
 		if others, ok := strings.CutPrefix(entry, "LD_PRELOAD="); ok {
 			environment[i] = "LD_PRELOAD=" + strings.TrimSuffix(strings.TrimSpace(string(library))+":"+others, ":")
 		}
 	}
-	// Faults are the host's or Go's to handle, alternate signal stacks the host's to set.
+	// The host or Go handles faults, and the host sets alternate signal stacks.
 	options := fmt.Sprintf("log_path='%s':detect_leaks=%d:handle_segv=0:handle_sigbus=0:handle_sigfpe=0:handle_sigill=0:"+
 		"handle_abort=0:use_sigaltstack=0", reports, leaks)
 	return append(environment, "ASAN_OPTIONS="+options, "UBSAN_OPTIONS=print_stacktrace=1:log_path='"+reports+"'")
@@ -114,7 +114,7 @@ func findings(t *testing.T, reports string) (found []string) {
 	return found
 }
 
-// The library's and the simulator's C are both watched in the build that says so.
+// A sanitized build watches both the library's and the simulator's C.
 func TestOverrun(t *testing.T) {
 	program := compile(t, "overrun", majors[1])
 	for where, function := range map[string]string{"library": "tms_set_current_tag", "simulator": "cuMemcpy"} {

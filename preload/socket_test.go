@@ -11,7 +11,8 @@ import (
 	"tms/internal/control"
 )
 
-// A paused process is found again whatever becomes of its socket's directory, which goes with the user's last login.
+// A paused process is found again whatever becomes of its socket's directory, which vanishes when the user's last login
+// ends.
 func TestSocketGoes(t *testing.T) {
 	for what, goes := range map[string]func(t *testing.T, runtime, socket string){
 		"with its directory": func(t *testing.T, runtime, _ string) { require.NoError(t, os.RemoveAll(runtime)) },
@@ -38,7 +39,7 @@ func TestSocketGoes(t *testing.T) {
 				h.listens()
 			}
 			require.Equal(t, bothPaused["weights"], h.paused()["weights"])
-			request(t, before, control.Request{Op: control.Await}) // who was connected stays so
+			request(t, before, control.Request{Op: control.Await}) // a connected client stays connected
 			require.True(t, request(t, h.dial(), resumeOf("")).OK)
 			worked := h.do("cycles")
 			require.Eventually(t, func() bool { return h.do("cycles") != worked }, time.Minute, time.Millisecond)
@@ -49,7 +50,7 @@ func TestSocketGoes(t *testing.T) {
 	}
 }
 
-// A client that comes while there is none waits for it.
+// A client that comes while there is no socket waits for it.
 func TestSocketIsAwaited(t *testing.T) {
 	directory := sockets(t)
 	h := controlled(t)

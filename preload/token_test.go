@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Memory that a program made itself, in other processes, as PyTorch's symmetric memory: testdata/symmetric.c.
+// Memory that a program made itself, used in other processes as by PyTorch's symmetric memory: testdata/symmetric.c.
 func TestSymmetricMemory(t *testing.T) {
 	for _, cudart := range eachMajor() {
 		program := compile(t, "symmetric", cudart)

@@ -1,5 +1,5 @@
 /* A host whose account is read from outside (account_test.go): it does what the lines of its standard input say, and
- * answers each with a code. LIBRARIES: paths, with colons between. */
+ * answers each with a code. LIBRARIES: paths, separated by colons. */
 #include "host.h"
 
 #include <sys/prctl.h>
@@ -8,7 +8,7 @@ enum { THREADS = 6, ROUNDS = 400, LIBRARIES = 4 };
 int cudaDeviceReset(void);
 typedef int accounted(const char *, size_t);
 static accounted *libraries[LIBRARIES];
-static void *first; /* pausable: without any the process does not listen */
+static void *first; /* pausable, because a process without any does not listen */
 
 static unsigned long random_of(unsigned long *seed)
 {
@@ -17,7 +17,7 @@ static unsigned long random_of(unsigned long *seed)
 	return *seed ^= *seed << 17;
 }
 
-/* Threads that free one another's blocks, so that addresses go from thread to thread at once. */
+/* Threads free one another's blocks, so that addresses go from thread to thread at once. */
 static void *_Atomic shared[8];
 
 static void *churn(void *number)
@@ -46,7 +46,7 @@ static int storm(void)
 	return 0;
 }
 
-/* Children are made while threads allocate, of which the fork handlers know or not (then the simulator's locks are as
+/* Children are made while threads allocate, with and without fork handlers (without them the simulator's locks stay as
  * they were): each is refused what it asks for, and ends. */
 static int forks(void)
 {

@@ -1,11 +1,11 @@
-/* A rank of a launch that uses NCCL (libnccl.c, with FAKE_NCCL_SHARED), and is up to ten collectives before or behind the
- * others: it waits for its device after each tenth alone.
+/* A rank of a launch that uses NCCL (libnccl.c, with FAKE_NCCL_SHARED), up to ten collectives ahead of or behind the
+ * others: it waits for its device only after each tenth.
  *     apart LIBRARY FILE RANK RANKS KIND
- * Kinds: world, one communicator; crossed, two, in another order on odd ranks; grid, four ranks in rows and columns;
- * pipeline, sends and receives in groups; waiting, three of which the first waits for the last by other means than NCCL;
- * graph, collectives in CUDA graphs; mixed, those and others.
- * FILE is memory that the ranks share. Told "stop", rank 0 has all end after the same step; "work" says how many there
- * were; after "sleep" a rank gets behind by 2 s. */
+ * Kinds: world, one communicator; crossed, two, in the other order on odd ranks; grid, four ranks in rows and columns;
+ * pipeline, sends and receives in groups; waiting, three of which the first waits for the last by other means than
+ * NCCL; graph, collectives in CUDA graphs; mixed, those and others. FILE is memory that the ranks share. On "stop" rank
+ * 0 ends all of them after the same step; "work" prints how many steps there were; after "sleep" a rank falls 2 s
+ * behind. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -38,7 +38,7 @@ int cudaStreamQuery(void *);
 
 static struct shared {
 	_Atomic long last; /* 0: there is none yet */
-	_Atomic long told; /* of waiting: the steps of the last rank */
+	_Atomic long told; /* for waiting: the last rank's steps */
 } *shared;
 static int rank, ranks;
 static unsigned char *weights;
@@ -102,7 +102,7 @@ static void grid(void)
 	reduce(second, stream);
 }
 
-/* Of two batches: each forward, then each back. */
+/* Two batches: each forward, then each back. */
 static void pipeline(void)
 {
 	for (int i = 0; i < 2; i++) {
@@ -113,7 +113,7 @@ static void pipeline(void)
 		send_and_receive(-1, rank + 1);
 		send_and_receive(rank - 1, -1);
 	}
-	send_and_receive((rank + 1) % ranks, (rank + ranks - 1) % ranks); /* and round */
+	send_and_receive((rank + 1) % ranks, (rank + ranks - 1) % ranks); /* and in a ring */
 }
 
 static void waiting(void)
@@ -133,7 +133,7 @@ static void waiting(void)
 static void launch(void)
 {
 	EXPECT(cudaGraphLaunch(graph, stream), 0);
-	cudaStreamQuery(stream); /* the simulator has it run */
+	cudaStreamQuery(stream); /* it makes the simulator run the stream */
 }
 
 static void mixed(void)
@@ -158,7 +158,7 @@ static void *answer(void *unused)
 	char line[100];
 	while (fgets(line, sizeof line, stdin)) {
 		if (strcmp(line, "stop\n") == 0) {
-			shared->last = steps + MARGIN; /* nobody is so far */
+			shared->last = steps + MARGIN; /* no rank has come so far */
 		} else {
 			sleeps = strcmp(line, "sleep\n") == 0;
 			printf("%ld\n", (long)steps);

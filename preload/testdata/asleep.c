@@ -1,5 +1,5 @@
-/* Loaded and unused, configured, and in and out of regions: one thread, no signal handler changed.
- * The first allocation in a region wakes Go; its threads block every signal a host may wait for. */
+/* Loaded and unused, configured, and in and out of regions: one thread, no signal handler changed. The first allocation
+ * in a region starts Go; its threads block every signal that a host may wait for. */
 #include "host.h"
 
 static struct sigaction before[NSIG];
@@ -67,7 +67,7 @@ int main(void)
 	CHECK(threads() > 1);
 	EXPECT(changed(0), 0);
 
-	/* Our own mask is as it was: SIGCHLD and nothing else. Go's threads block all that can be. */
+	/* Our own mask is as it was: SIGCHLD and nothing else. Go's threads block all that can be blocked. */
 	sigset_t now;
 	EXPECT(pthread_sigmask(SIG_BLOCK, NULL, &now), 0);
 	for (int s = 1; s < 32; s++)
@@ -85,7 +85,7 @@ int main(void)
 	}
 	closedir(tasks);
 
-	/* A child's death reaches sigtimedwait, whatever else runs in this process. */
+	/* A child's end reaches sigtimedwait, whatever else runs in this process. */
 	for (int i = 0; i < 50; i++) {
 		pid_t pid = fork();
 		if (pid == 0)

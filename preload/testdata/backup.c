@@ -1,8 +1,8 @@
-/* Contents: with a backup they return bit for bit, without one the memory is fresh. Host copies can
- * be read while paused, and after a resume when they are retained. */
+/* With a backup, contents come back bit for bit; without one the memory is fresh. Host copies can be read while paused,
+ * and after a resume if they are retained. */
 #include "host.h"
 
-/* Host memory that takes long to give back goes on in the background. */
+/* Host memory that takes long to return to the system is returned in the background. */
 static void registered_falls_to(uint64_t bytes)
 {
 	for (int tries = 0; sim_stat("registered_bytes") != bytes && tries < 500; tries++)
@@ -55,7 +55,7 @@ int main(void)
 		CHECK(tms_get_cpu_backup_pointer(kept[3], sizes[3]) == copy);
 		EXPECT(*(unsigned *)copy, 3 + cycle);
 	}
-	/* A pause that fails may have overwritten part of it: then it is no answer any more. */
+	/* A pause that fails may have overwritten part of it: then it is no longer returned. */
 	EXPECT(tms_resume("kept"), 0);
 	sim_fail("cuMemcpyDtoHAsync", 2, 999);
 	EXPECT(tms_pause("kept"), 999);
@@ -68,7 +68,7 @@ int main(void)
 	CHECK(filled(kept[3], sizes[3], 6));
 	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3]));
 
-	/* Pinned ahead: the pause pins nothing more, and a trim gives back what no paused segment needs. */
+	/* Pinned ahead: the pause pins nothing more, and a trim frees what no paused segment needs. */
 	registered_falls_to(0);
 	EXPECT(tms_prepare("kept", true), 0);
 	uint64_t pinned = sim_stat("registered_bytes"), pins = sim_stat("calls:cuMemHostRegister");
@@ -89,7 +89,7 @@ int main(void)
 	EXPECT(tms_trim(), 0);
 	EXPECT(sim_stat("registered_bytes"), 0);
 
-	/* With the backend "mmap" host memory is back when a call returns, however long that takes. */
+	/* With the backend "mmap" host memory is returned before the call is, however long that takes. */
 	tms_set_cpu_backup_backend("mmap");
 	void *prompt = pausable(32 * MIB, "prompt", true);
 	tms_set_cpu_backup_backend("pinned");
@@ -105,7 +105,7 @@ int main(void)
 	EXPECT(cudaFree(prompt), 0);
 	EXPECT(sim_stat("registered_bytes"), 0);
 
-	/* Ranges that are no segment's. */
+	/* Ranges that are not in one segment. */
 	CHECK(!tms_get_cpu_backup_pointer((uint8_t *)&before, 1));
 	CHECK(strstr(tms_last_error(), "not in a segment"));
 	CHECK(!tms_get_cpu_backup_pointer(kept[3], sizes[3] + 1));

@@ -1,6 +1,6 @@
-/* The process comes to a limit, before the library starts or in the middle of use: codes, and contents kept.
- * Called as: bounds as|data|threads|maps before|after ROOM ALLOCATIONS, with ROOM in MiB, threads or
- * mappings, and so many allocations in each of four threads. */
+/* The process meets a limit, before the library starts or in the middle of use: it gets codes, and contents are kept.
+ * Called as: bounds as|data|threads|maps before|after ROOM ALLOCATIONS, with ROOM in MiB, threads or mappings, and
+ * ALLOCATIONS in each of four threads. */
 #include "host.h"
 
 #include <sys/mman.h>
@@ -58,14 +58,14 @@ static void limit(const char *what, long room)
 static bool refused(int code)
 {
 	CHECK(code == 0 || code == 2 || code == 304);
-	CHECK(code != 304 || tms_last_error()[0]); /* of 2, the thread may have found no memory for words */
+	CHECK(code != 304 || tms_last_error()[0]); /* for 2 the thread may have had no memory for a text */
 	return code != 0;
 }
 
 static pthread_barrier_t begun, limited;
 static int allocations; /* of each thread */
 
-/* A thread's first call of CUDA takes memory in the loader, which ends the process when there is none. */
+/* In a thread's first call of CUDA the loader takes memory, and ends the process when there is none. */
 static void *use(void *unused)
 {
 	char tag[16];
@@ -100,7 +100,7 @@ int main(int argc, char **argv)
 	const char *what = argv[1];
 	bool after = strcmp(argv[2], "after") == 0;
 	allocations = atoi(argv[4]);
-	if (strcmp(what, "threads") == 0 && getuid() == 0) /* root is above this limit */
+	if (strcmp(what, "threads") == 0 && getuid() == 0) /* this limit does not bind root */
 		CHECK(setgid(23456) == 0 && setuid(23456) == 0);
 	void *plain = NULL, *kept = NULL;
 	EXPECT(cudaMalloc(&plain, MIB), 0);

@@ -1,5 +1,5 @@
-/* A progress callback may wait for a lock (Python's) whose holder is in a call of ours, and may call what does not
- * wait for an operation; what does is refused. argument: device, malloc, inside, thread */
+/* A progress callback may wait for a lock (Python's) whose holder is in a call of ours. It may make calls that do not
+ * wait for an operation; those that do are refused. argument: device, malloc, inside, thread */
 #include "host.h"
 
 static pthread_mutex_t host_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -48,7 +48,7 @@ static void report(int device, const char *operation, uint64_t done, uint64_t to
 		EXPECT(tms_prepare(NULL, false), 0);
 		char stats[4096];
 		CHECK(tms_stats_json(stats, sizeof stats) > 0);
-	} else if (!strcmp(what, "thread")) { /* which may wait: the operation has let go of everything */
+	} else if (!strcmp(what, "thread")) { /* which may wait: the operation holds no lock */
 		pthread_t thread;
 		EXPECT(pthread_create(&thread, NULL, pause_others, NULL), 0);
 		EXPECT(pthread_join(thread, NULL), 0);

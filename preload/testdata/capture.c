@@ -1,5 +1,5 @@
-/* While a stream is being captured: allocation works, a free is put off to the end of the capture,
- * pause and resume are refused; and the capture survives all of it. */
+/* While a stream is being captured allocation works, a free is put off to the end of the capture, and pause and resume
+ * are refused; the capture survives all of it. */
 #include "host.h"
 
 #include <semaphore.h>
@@ -11,7 +11,7 @@ int cudaLaunchHostFunc(void *, void (*)(void *), void *);
 static pthread_mutex_t pausing = PTHREAD_MUTEX_INITIALIZER;
 static atomic_bool done;
 
-/* A capture that begins while another thread resumes: the copies go on, and host memory is unpinned. */
+/* A capture begins while another thread resumes: the copies go on, and host memory is unpinned. */
 static void *capture_again_and_again(void *stream)
 {
 	void *graph;
@@ -39,7 +39,7 @@ static void *free_in_thread(void *memory)
 	return NULL;
 }
 
-/* A capture that begins while the free of another thread waits for the device. */
+/* A capture begins while another thread's free waits for the device. */
 static void capture_beside_a_free(void *stream)
 {
 	void *busy, *graph, *memory = pausable(2 * MIB, "freed", false);
@@ -82,7 +82,7 @@ int main(void)
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cudaFree(fresh), 0);
 
-	/* Work in flight is waited for before memory goes from under it. */
+	/* Work in flight ends before its memory is released. */
 	void *target = pausable(2 * MIB, "flight", true);
 	EXPECT(cudaMemsetAsync(target, 0x5a, 2 * MIB, stream), 0);
 	EXPECT(tms_pause("flight"), 0);

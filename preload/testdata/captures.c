@@ -1,5 +1,5 @@
-/* Which streams are being captured: whatever becomes of a capture, pauses are refused and frees wait
- * exactly as long as it lasts. Called as: captures cuda|cu, with slowbegin.c behind libtms.so. */
+/* Streams that are being captured: whatever becomes of a capture, pauses are refused and frees wait exactly as long as
+ * the capture lasts. Called as: captures cuda|cu, with slowbegin.c behind libtms.so. */
 #include "host.h"
 
 int cudaDeviceReset(void);
@@ -11,7 +11,7 @@ int cudaGraphCreate(void **, unsigned);
 enum { GLOBAL, THREAD_LOCAL, RELAXED };
 enum { INVALIDATED = 901, UNMATCHED = 903, WRONG_THREAD = 908, NOT_CAPTURED = 401, REFUSED = 900 };
 
-/* One API's functions; the other's, for captures that begin by one and end by the other. */
+/* One API's functions, and the other's, for captures that begin through one and end through the other. */
 static struct api {
 	int (*begin)(void *, int), (*begin_own)(void *, int);
 	int (*begin_to_graph)(void *, void *, const void *, const void *, size_t, int);
@@ -24,7 +24,7 @@ static void *look_up(const char *api, const char *name)
 	char full[64];
 	snprintf(full, sizeof full, "%s%s", api, name);
 	void *found = dlsym(RTLD_DEFAULT, full);
-	return found ? found : simulator(full); /* one that the library leaves alone */
+	return found ? found : simulator(full); /* not interposed */
 }
 
 static struct api functions(const char *api)
@@ -90,7 +90,7 @@ static void free_while_beginning(void)
 	ended(stream);
 	EXPECT(sim_stat("handles"), handles);
 
-	/* The begin fails after all: the free has waited for nothing, and is made. */
+	/* The begin fails after all: the free has waited in vain, and is made. */
 	to_be_freed = pausable(2 * MIB, "beginning", false);
 	*after_begin = free_on_another_thread;
 	EXPECT(cuda.begin(stream, 77), 1);
@@ -113,7 +113,7 @@ static void ends_that_fail(void)
 	EXPECT(cuda.begin(captured, GLOBAL), 0);
 	EXPECT(cuda.end(idle, &graph), NOT_CAPTURED);
 	EXPECT(tms_pause(NULL), REFUSED);
-	EXPECT(cuda.begin(captured, GLOBAL), NOT_CAPTURED); /* it is already: the same code */
+	EXPECT(cuda.begin(captured, GLOBAL), NOT_CAPTURED); /* it already is captured: the same code */
 	EXPECT(tms_pause(NULL), REFUSED);
 	on_a_thread(end_here, captured);
 	EXPECT(tms_pause(NULL), REFUSED);
@@ -121,14 +121,14 @@ static void ends_that_fail(void)
 	EXPECT(cuda.end(captured, &graph), NOT_CAPTURED);
 	EXPECT(tms_pause(NULL), 0);
 
-	/* A capture that was broken lasts until its end, which says so. */
+	/* A broken capture lasts until its end, which reports it. */
 	EXPECT(cuda.begin(captured, GLOBAL), 0);
 	EXPECT(cudaStreamSynchronize(captured), REFUSED);
 	EXPECT(tms_pause(NULL), REFUSED);
 	EXPECT(cuda.end(captured, &graph), INVALIDATED);
 	EXPECT(tms_pause(NULL), 0);
 
-	/* A stream that has joined cannot end it. */
+	/* A stream that has joined the capture cannot end it. */
 	void *event = NULL;
 	EXPECT(cudaEventCreate(&event), 0);
 	EXPECT(cuda.begin(captured, GLOBAL), 0);
@@ -199,7 +199,7 @@ static void streams_of_threads(void)
 	EXPECT(tms_pause(NULL), 0);
 }
 
-/* A thread has such a stream on each device. */
+/* A thread has a default stream on each device. */
 static void streams_of_threads_on_two_devices(void)
 {
 	void *graph = NULL;
@@ -232,7 +232,7 @@ static void reset(void)
 	EXPECT(tms_pause(NULL), 0);
 }
 
-/* A context of the program's own takes its captures along. */
+/* A context of the program's own ends with its captures. */
 static void context_destroyed(void)
 {
 	void *context = NULL;
@@ -250,7 +250,7 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	cuda = functions(argv[1]);
 	other = functions(strcmp(argv[1], "cu") == 0 ? "cuda" : "cu");
-	CHECK(pausable(2 * MIB, "kept", true)); /* so that a pause has something to do */
+	CHECK(pausable(2 * MIB, "kept", true)); /* gives a pause something to do */
 	free_while_beginning();
 	ends_that_fail();
 	several_at_once();

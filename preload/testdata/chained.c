@@ -1,5 +1,5 @@
-/* With another interposer before or after ours the chain holds: each sees what passes it. Called as:
- * chained before|after */
+/* With another interposer before or after ours the chain holds: each sees the calls that reach it. Called as: chained
+ * before|after */
 #include "host.h"
 
 int main(int argc, char **argv)
@@ -7,7 +7,7 @@ int main(int argc, char **argv)
 	CHECK(argc == 2);
 	int *mallocs = dlsym(RTLD_DEFAULT, "interposed_mallocs"), *frees = dlsym(RTLD_DEFAULT, "interposed_frees");
 	CHECK(mallocs && frees);
-	bool before = strcmp(argv[1], "before") == 0; /* of ours: sees calls in regions too */
+	bool before = strcmp(argv[1], "before") == 0; /* before ours: it also sees calls in regions */
 	void *real = NULL, *ours;
 	EXPECT(cudaMalloc(&real, 100), 0);
 	EXPECT(*mallocs, 1);

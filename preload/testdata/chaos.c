@@ -1,7 +1,6 @@
 /* Random operations of several threads on two devices, while calls of the driver fail and limits are lowered. After
- * every resume the contents are compared, in the end nothing is left. One thread repeats a seed's operations.
- * Called as: chaos SEED SECONDS THREADS DIRECTORY [address-space]
- * The address space is limited only where that is asked for. */
+ * every resume the contents are compared, and in the end nothing is left. One thread repeats a seed's operations.
+ * Called as: chaos SEED SECONDS THREADS DIRECTORY [address-space] The address space is limited only on request. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -45,7 +44,7 @@ static _Atomic long done[16], refused;
 static int descriptors_used, statm;
 static bool address_space_limited;
 
-/* What concerns the memory of all threads is for one at a time: pause and resume of all, captures. */
+/* Operations on the memory of all threads go one at a time: pause and resume of all, and captures. */
 static pthread_rwlock_t everything = PTHREAD_RWLOCK_INITIALIZER;
 
 static void __attribute__((noreturn, format(printf, 2, 3))) broken(struct worker *w, const char *format, ...)
@@ -61,7 +60,7 @@ static void __attribute__((noreturn, format(printf, 2, 3))) broken(struct worker
 	_exit(1);
 }
 
-/* Calls of the driver are made to fail, whichever thread makes them. */
+/* Makes calls of the driver fail, in whichever thread they come. */
 static void plan_failures(struct worker *w)
 {
 	static const char *const calls[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess", "cuMemUnmap", "cuMemRelease",
@@ -95,7 +94,7 @@ static void limit_to(int resource, rlim_t amount)
 	EXPECT(setrlimit(resource, &limit), 0);
 }
 
-/* Little more than what is in use, for all threads. */
+/* Limits all threads to little more than what is in use. */
 static void lower_limits(struct worker *w)
 {
 	limit_to(RLIMIT_NOFILE, (rlim_t)descriptors_used + draw(&w->random, 4));
@@ -115,14 +114,14 @@ static void raise_limits(void)
 		limit_to(RLIMIT_AS, RLIM_INFINITY);
 }
 
-/* Nothing stands in the way any more, but for what other threads plan. */
+/* Removes every obstacle, except those that other threads plan. */
 static void clear(void)
 {
 	clear_failures();
 	raise_limits();
 }
 
-/* What failed works when it is tried again: alone at once, beside others as soon as they let it. */
+/* A call that failed works when it is tried again: at once with one thread, beside others as soon as they let it. */
 #define AGAIN(w, expression, enough)                                                                         \
 	({                                                                                                   \
 		int code_ = (expression);                                                                    \
@@ -208,7 +207,7 @@ static void no_overlap(struct worker *w, struct piece *p)
 	}
 }
 
-/* NULL where there is no more than before. */
+/* Returns NULL if the piece is in use or the allocation is refused. */
 static struct piece *allocate_empty(struct worker *w)
 {
 	struct piece *p = any_piece(w);
@@ -251,7 +250,7 @@ static void release(struct worker *w)
 		int code = cudaFree(p->address);
 		clear();
 		if (code != 0 && !p->paused)
-			compare_contents(w, p); /* all is as before */
+			compare_contents(w, p); /* nothing has changed */
 		if (code != 0)
 			AGAIN(w, cudaFree(p->address), 0);
 	}
@@ -461,7 +460,7 @@ static void *work(void *argument)
 	return NULL;
 }
 
-/* Contents of all that is left are compared, a tag at a time, and it is freed. */
+/* Compares the contents of what is left, a tag at a time, and frees it. */
 static void finish(struct worker *w)
 {
 	w->doing = "end";
@@ -475,7 +474,7 @@ static void finish(struct worker *w)
 
 static void nothing_is_left(struct worker *w)
 {
-	EXPECT(tms_pause(NULL), 0); /* what frees left undone is done first */
+	EXPECT(tms_pause(NULL), 0); /* finishes first what frees left undone */
 	tms_set_retain_cpu_backup(false);
 	EXPECT(tms_trim(), 0);
 	static const char *const what[] = {"handles", "mappings", "allocations", "registrations", "host_bytes", "used:0", "used:1"};

@@ -1,5 +1,5 @@
-/* Children that no fork handler knows of (_Fork, clone), and forks while other threads set callbacks: calls of
- * the library in them fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback CHILDREN */
+/* Children that no fork handler knows of (_Fork, clone), and forks while other threads set callbacks: in them calls of
+ * the library fail at once, and leave the parent's memory alone. Called as: clones raw|refused|callback CHILDREN */
 #include "host.h"
 
 #include <stdatomic.h>
@@ -37,7 +37,7 @@ static void *pause_and_resume(void *unused)
 	return unused;
 }
 
-/* As fork, but that nobody is told. */
+/* Like fork, but no handler is called. */
 static pid_t raw_fork(void)
 {
 	return (pid_t)syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL);
@@ -60,7 +60,7 @@ static void in_child(void *ours)
 	_exit(0);
 }
 
-/* As a kernel that cannot empty pages in children. */
+/* Behaves like a kernel that cannot wipe pages in children. */
 static void refuse_to_wipe(void)
 {
 	struct sock_filter filter[] = {

@@ -1,6 +1,5 @@
-/* Backups and descriptors: between calls the library has none but the lock on a directory with files in it,
- * and a host that closes all it finds, and uses the numbers for files of its own, loses nothing by that.
- * Called as: closed DIRECTORY */
+/* Backups and descriptors: between calls the library has no descriptor but the lock on a directory with files in it. A
+ * host that closes all it finds, and uses the numbers for its own files, loses nothing. Called as: closed DIRECTORY */
 #include "host.h"
 
 #include <fcntl.h>
@@ -8,8 +7,7 @@
 
 enum { MOST = 64, BYTES = 4096 };
 
-/* What a descriptor above 2 is, "" if it is closed. The simulated device's memory is one, which a host cannot
- * do without. */
+/* What a descriptor above 2 is: "" if it is closed, NULL if it is the simulated device's memory, which a host needs. */
 static const char *target(int fd)
 {
 	static char text[4096];
@@ -33,7 +31,7 @@ static void expect_locks(const char *directory, int expected)
 	EXPECT(locks, expected);
 }
 
-/* Closes all descriptors; files of the host's get the numbers. */
+/* Closes all descriptors, and gives their numbers to files of the host's. */
 static void replace_descriptors(const char *path, bool mine[MOST])
 {
 	for (int fd = 3; fd < MOST; fd++) {
@@ -95,14 +93,14 @@ int main(int argc, char **argv)
 		if (replaced)
 			replace_descriptors(own, mine);
 		EXPECT(tms_pause("more"), 0);
-		expect_locks(directory, replaced ? 0 : 1); /* the new one lies beyond those that are looked at */
+		expect_locks(directory, replaced ? 0 : 1); /* the new lock's number is above those looked at */
 		EXPECT(tms_resume(NULL), 0);
 		CHECK(filled(host, 8 * MIB, cycle));
 		CHECK(filled(disk, 8 * MIB, 10 + cycle));
 		CHECK(filled(more, 4 * MIB, 20 + cycle));
 		if (replaced)
 			close_own(own, mine);
-		EXPECT(tms_trim(), 0); /* waits for what goes on in the background */
+		EXPECT(tms_trim(), 0); /* waits for work in the background */
 		expect_locks(directory, 0);
 	}
 	EXPECT(cudaFree(host), 0);

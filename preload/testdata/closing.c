@@ -1,5 +1,5 @@
-/* The library brought by dlopen, used, closed, and opened again: it stays, with its threads and its
- * memory, because a Go runtime cannot be unloaded. Called as: closing PATH */
+/* The library is loaded by dlopen, used, closed, and opened again: it stays with its threads and its memory, because a
+ * Go runtime cannot be unloaded. Called as: closing PATH */
 #include "host.h"
 
 int main(int argc, char **argv)

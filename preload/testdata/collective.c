@@ -1,9 +1,9 @@
-/* A rank of a launch: in a loop it gives its device a collective, which ends when all ranks have given theirs, and works
- * on pausable memory between two of them. Each rank takes its own time, so that they are never at the same place.
+/* A rank of a launch: in a loop it gives its device a collective, which ends when all ranks have given theirs, and
+ * works on pausable memory between two of them. Each rank takes its own time, so that no two are at the same place.
  *     collective FILE RANK RANKS
- * FILE is memory that they share. With COLLECTIVE_SHARES=1 each also has the weights of the next open, and copies them in every
- * collective. It answers the lines of its standard input: "stop" has all end after the same
- * collective, and says how many there were. */
+ * FILE is memory that they share. With COLLECTIVE_SHARES=1 each also opens the next rank's weights, and copies them in
+ * every collective. It answers the lines of its standard input: "stop" ends all ranks after the same collective, and
+ * prints how many there were. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -14,7 +14,7 @@
 enum { MOST = 16, WORDS = 1 << 20 };
 
 static struct shared {
-	_Atomic long given[MOST]; /* collectives that a rank's device has come to */
+	_Atomic long given[MOST]; /* collectives that each rank's device has reached */
 	_Atomic long last;	  /* 0: there is none yet */
 	_Atomic bool has_handle[MOST];
 	struct handle {
@@ -29,7 +29,7 @@ int cudaIpcGetMemHandle(struct handle *, void *);
 int cudaIpcOpenMemHandle(void **, struct handle, unsigned);
 int cudaMemcpyAsync(void *, const void *, size_t, int, void *);
 
-/* The weights of the next rank; NULL where nothing is shared. */
+/* The weights of the next rank; NULL if nothing is shared. */
 static void *of_next(void *weights)
 {
 	int next = (rank + 1) % ranks;
@@ -44,7 +44,7 @@ static void *of_next(void *weights)
 	return opened;
 }
 
-/* Runs in the stream: waits for the same collective of all others. */
+/* Runs in the stream, and waits for the same collective of all others. */
 static void collective(void *number)
 {
 	shared->given[rank] = (long)number;
@@ -92,7 +92,7 @@ int main(int argc, char **argv)
 			EXPECT(cudaStreamSynchronize(stream), 0);
 		usleep((useconds_t)(rand_r(&seed) % (1000 * (rank + 2))));
 		if (rank == 0 && shared->last == 0 && told_to_stop())
-			shared->last = number + MOST; /* nobody is so far */
+			shared->last = number + MOST; /* no rank has come so far */
 	} while (number != shared->last);
 	EXPECT(cudaStreamSynchronize(stream), 0);
 	unsigned char *read = malloc(WORDS * sizeof *weights);
@@ -100,7 +100,7 @@ int main(int argc, char **argv)
 	for (size_t i = 0; i < WORDS * sizeof *weights; i++)
 		EXPECT(read[i], number & 0xff);
 	if (next) {
-		collective((void *)(number + 1)); /* all have written theirs */
+		collective((void *)(number + 1)); /* waits until all have written theirs */
 		EXPECT(cudaMemcpy(read, next, WORDS * sizeof *weights, 2), 0);
 		for (size_t i = 0; i < WORDS * sizeof *weights; i++)
 			EXPECT(read[i], number & 0xff);

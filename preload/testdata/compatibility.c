@@ -1,5 +1,5 @@
-/* Does one allocation function's work, and says what it turned out to be: pausable, forwarded, or
- * refused (code). Called as: compatibility FUNCTION in|out */
+/* Allocates by one function, and prints what became of it: pausable, forwarded, or refused (code). Called as:
+ * compatibility FUNCTION in|out */
 #include "host.h"
 
 #include <stdint.h>
@@ -20,7 +20,7 @@ typedef struct {
 
 static void *stream;
 
-/* The function as a program that links with CUDA finds it. */
+/* Returns the function as a program that links with CUDA finds it. */
 static void *function(const char *name)
 {
 	void *found = dlsym(RTLD_DEFAULT, name);
@@ -96,7 +96,7 @@ static void eventually(const char *stat, uint64_t value)
 
 static void captured(const char *name, bool in)
 {
-	/* While its stream is captured an allocation is the graph's, and a free of ours is refused. */
+	/* While its stream is captured an allocation belongs to the graph, and a free of our memory is refused. */
 	void *graph = NULL, *pointer = NULL, *ours = pausable(SIZE, "ours", false);
 	uint64_t handles = sim_stat("handles");
 	EXPECT(cudaStreamBeginCapture(stream, 0), 0);
@@ -105,7 +105,7 @@ static void captured(const char *name, bool in)
 		EXPECT(((int (*)(void *, void *))function(name))(ours, stream), 801);
 		CHECK(strstr(tms_last_error(), "capture"));
 	} else {
-		allocate(name, &pointer); /* whatever CUDA says to it */
+		allocate(name, &pointer); /* whatever CUDA returns */
 	}
 	EXPECT(sim_stat("handles"), handles);
 	tms_set_interesting_region(false);
@@ -121,7 +121,7 @@ struct access {
 	int location_type, location, flags;
 };
 
-/* A function for memory that a program maps itself; in a region, and where it can be, on paused memory. */
+/* A function for memory that a program maps itself: in a region, and where possible on paused memory. */
 static void mapping(const char *name, bool in)
 {
 	int (*create)(uint64_t *, size_t, const struct prop *, unsigned long long) =
@@ -294,7 +294,7 @@ int main(int argc, char **argv)
 		}
 		if (in && strstr(name, "Async")) {
 			captured(name, in);
-			/* Work that the stream still holds is done first, on the memory it was meant for. */
+			/* Work that the stream still holds is done first, on the memory that it was meant for. */
 			EXPECT(cudaMemsetAsync(pointer, 7, SIZE, stream), 0);
 		}
 		size_t before = free_bytes();
@@ -312,7 +312,7 @@ int main(int argc, char **argv)
 		EXPECT(cudaFree(NULL), 0);
 		if (in)
 			EXPECT(cudaFree(pointer), 1);
-		/* And the device can be used again, in regions too. */
+		/* And the device can be used again, also in regions. */
 		pointer = pausable(SIZE, "again", true);
 		fill(pointer, SIZE, 3);
 		EXPECT(tms_pause(NULL), 0);
@@ -341,7 +341,7 @@ int main(int argc, char **argv)
 			}
 			CHECK(base == pointer && size == SIZE);
 		}
-		if (in) { /* of several in one mapping each is itself */
+		if (in) { /* each of several in one mapping is told apart */
 			EXPECT(tms_resume(NULL), 0);
 			(void)pausable(SMALL, "small", false);
 			char *second = pausable(SMALL, "small", false);
@@ -364,7 +364,7 @@ int main(int argc, char **argv)
 			CHECK(a.device_pointer == (char *)pointer + 100 && !a.host_pointer);
 		}
 		puts(in ? "device memory" : "forwarded");
-	} else if (strstr(name, "PoolDestroy")) { /* of a pool that is paused with the rest, which it is not */
+	} else if (strstr(name, "PoolDestroy")) { /* a pool is not paused with the rest */
 		struct {
 			struct prop prop;
 			unsigned char rest[56];

@@ -1,5 +1,5 @@
-/* Threads allocate and free in the very tag that another thread pauses and resumes. A segment may
- * be paused when it is freed; it is never lost, freed twice, or left behind. */
+/* Threads allocate and free in the same tag that another thread pauses and resumes. A segment may be paused when it is
+ * freed; it is never lost, freed twice, or left behind. */
 #include "host.h"
 
 #include <stdatomic.h>

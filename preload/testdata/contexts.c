@@ -1,6 +1,6 @@
-/* Work in contexts that the program has made itself, and on devices that may read a segment, is waited for before
- * memory goes. argument: free, pause, asked for by name, unseen, destroyed, lost, reaches; peer, staged,
- * made there */
+/* Before memory goes, the library waits for work in contexts that the program has made itself, and on devices that may
+ * read a segment. argument: free, pause, asked for by name, unseen, destroyed, lost, reaches; peer, staged, made
+ * there */
 #include "host.h"
 
 int cuCtxCreate_v2(void **, unsigned, int);
@@ -45,7 +45,7 @@ static void *own_context(void)
 	return context;
 }
 
-/* A stream of the current context with work on the memory that begins in 50 ms. */
+/* Gives a stream of the current context work on the memory, which begins in 50 ms. */
 static void busy(uintptr_t address)
 {
 	void *stream = NULL;
@@ -67,7 +67,7 @@ int main(int argc, char **argv)
 		void *mine = own_context();
 		uintptr_t address = in_region(0);
 		busy(address);
-		/* With another context current, and on a thread that has none. */
+		/* With another context current, and in a thread that has none. */
 		EXPECT(cuCtxSetCurrent(NULL), 0);
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(cuCtxSetCurrent(mine), 0);
@@ -84,7 +84,8 @@ int main(int argc, char **argv)
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(cuCtxSynchronize(), 0);
 	} else if (!strcmp(what, "unseen")) {
-		/* Made by a function that only the driver's own library has: nobody knows of it. */
+		/* Made by a function that only the driver's own library has, so that our library does not know of
+		 * it. */
 		void *context = NULL;
 		EXPECT(cuInit(0), 0);
 		EXPECT(((int (*)(void **, unsigned, int))simulator("cuCtxCreate_v2"))(&context, 0, 0), 0);
@@ -97,7 +98,7 @@ int main(int argc, char **argv)
 		void *first = own_context();
 		uintptr_t address = in_region(0);
 		EXPECT(cuCtxDestroy_v2(first), 0);
-		for (int i = 0; i < 3000; i++) /* entries are used again */
+		for (int i = 0; i < 3000; i++) /* entries are reused */
 			EXPECT(cuCtxDestroy_v2(own_context()), 0);
 		EXPECT(tms_pause(NULL), 0);
 		EXPECT(tms_resume(NULL), 0);
@@ -105,7 +106,8 @@ int main(int argc, char **argv)
 		EXPECT(cuMemFree_v2(address), 0);
 		EXPECT(sim_stat("handles"), 0);
 	} else if (!strcmp(what, "reaches")) {
-		/* A context of the program's on another device reaches memory that is there, and what comes later. */
+		/* A context of the program's on another device reaches memory that exists, and memory that is made
+		 * later. */
 		void *first = pausable(SIZE, "t", true), *later, *here = NULL, *there = NULL;
 		EXPECT(cuDevicePrimaryCtxRetain(&here, 0), 0);
 		EXPECT(cuCtxCreate_v2(&there, 0, 1), 0);
@@ -121,7 +123,7 @@ int main(int argc, char **argv)
 			EXPECT(tms_resume("t"), 0);
 		}
 	} else if (!strcmp(what, "lost")) {
-		/* A fault in a context of another device is none of memory here. */
+		/* A fault in another device's context does not concern memory here. */
 		void *address = pausable(SIZE, "t", true), *there = NULL;
 		fill(address, SIZE, 5);
 		EXPECT(cuCtxCreate_v2(&there, 0, 1), 0);

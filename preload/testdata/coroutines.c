@@ -1,4 +1,4 @@
-/* Coroutines on stacks of 16 KiB allocate, use and free, from the first call of all on, and are switched meanwhile. */
+/* Coroutines on stacks of 16 KiB allocate, use and free from the very first call on, and are switched meanwhile. */
 #include "host.h"
 
 #include <sys/mman.h>

@@ -1,5 +1,5 @@
-/* A crash of the host's own code, after the library was used, is the host's: its handler gets it,
- * and without one the process dies by that signal. */
+/* A crash of the host's own code after the library was used is the host's affair: its handler gets the signal, and
+ * without one the process dies of it. */
 #include "host.h"
 
 #include <setjmp.h>

@@ -1,4 +1,4 @@
-/* A crowd of threads makes its first allocations at once: the library has room for what it knows of them, or makes it. */
+/* A crowd of threads makes its first allocations at once: the library has room for their records, or makes it. */
 #include "host.h"
 
 enum { MOST = 2000, STACK = 64 << 10 };

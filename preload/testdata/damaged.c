@@ -1,11 +1,11 @@
-/* Files of a disk backup that do not stay as they were: the contents are lost, and the error says whose and
- * why; everything else can be resumed, and the memory freed. Called as: damaged DIRECTORY */
+/* Files of a disk backup that are changed: the contents are lost, and the error says whose and why; everything else can
+ * be resumed, and the memory freed. Called as: damaged DIRECTORY */
 #include "host.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
 
-static char file[4096]; /* of the segment that is paused last */
+static char file[4096]; /* of the segment paused last */
 
 static void find_file(const char *directory)
 {
@@ -52,7 +52,7 @@ static void replace(void)
 
 static void make_unreadable(void)
 {
-	if (geteuid() == 0) /* as servers do: nothing but the owner's files can be read after it */
+	if (geteuid() == 0) /* as servers do: afterwards only the owner's files can be read */
 		EXPECT(setresuid(65534, 65534, 65534), 0);
 	else
 		EXPECT(chmod(file, 0), 0);
@@ -65,7 +65,7 @@ static const struct {
 	{"deleted", delete},
 	{"cut to 3145728 of 4194304 bytes", cut},
 	{"another has its name", replace},
-	{"permission denied", make_unreadable}, /* the last: it cannot be undone */
+	{"permission denied", make_unreadable}, /* last, because it cannot be undone */
 };
 
 int main(int argc, char **argv)
@@ -96,7 +96,7 @@ int main(int argc, char **argv)
 		EXPECT(cudaFree(segment), 0);
 		EXPECT(tms_resume(NULL), 0);
 		EXPECT(free_bytes(), before);
-		if (damages[i].happens == replace) { /* a file that is not ours stays */
+		if (damages[i].happens == replace) { /* another's file stays */
 			struct stat status;
 			EXPECT(stat(file, &status), 0);
 			EXPECT(unlink(file), 0);

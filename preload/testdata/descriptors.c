@@ -1,6 +1,6 @@
-/* The host closes descriptors and opens files of its own, which get the numbers: nothing of the library's may
- * come into them. Called as: descriptors CASE FILE; for stderr-* with settings that the library has two
- * complaints about, and for trace-* with a trace to FILE. */
+/* The host closes descriptors and opens files of its own, which get the numbers: the library may write nothing into
+ * them. Called as: descriptors CASE FILE; for stderr-* with settings about which the library has two complaints, and
+ * for trace-* with a trace to FILE. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -57,7 +57,7 @@ static void stderr_is_a_pipe(void)
 	printf("%s", text);
 }
 
-/* Nobody reads it: a message is lost then, and not the host. */
+/* Nobody reads the pipe: then the message is lost, not the host. */
 static void stderr_is_a_broken_pipe(void)
 {
 	int ends[2];
@@ -90,7 +90,7 @@ static void child_closes_none(void)
 	EXPECT(status, 0);
 }
 
-/* Another records to the file: the library has no descriptor then. */
+/* Another process records to the file: then the library has no descriptor. */
 static void trace_is_locked(const char *path)
 {
 	EXPECT(flock(opened(path, 0), LOCK_EX), 0);
@@ -112,13 +112,13 @@ static void trace_is_closed(const char *path)
 		;
 	use();
 	sleep(1);
-	use(); /* which writes what is there of the second before */
+	use(); /* writes the records of the second before */
 	use();
 	child_closes_none();
 	EXPECT(size_of(file), 0);
 }
 
-/* A host without the first three may still write to them. */
+/* A host that has closed its first descriptors may still write to them. */
 static void trace_is_above(const char *path)
 {
 	char link[32], target[4096];

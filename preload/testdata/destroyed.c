@@ -1,4 +1,4 @@
-/* A pool is destroyed while other threads use it, outside regions and in one: they are told, and no memory is left
+/* A pool is destroyed while other threads use it, outside regions and in one: they get an error, and no memory is left
  * behind. Called as: destroyed KIND OPTIONS */
 #include "host.h"
 

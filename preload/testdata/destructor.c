@@ -1,5 +1,5 @@
-/* A thread's last calls come from destructors of its keys, in any order: what the library keeps for the
- * thread is there for each of them, and no memory that it has given back is written. */
+/* A thread's last calls come from destructors of its keys, in any order: for each of them the thread's state in the
+ * library is there, and no memory is written that the library has freed. */
 #include "host.h"
 
 static pthread_key_t before, after;
@@ -10,7 +10,7 @@ static void fail(void)
 	CHECK(strstr(tms_last_error(), "-1 is no number of seconds"));
 }
 
-/* What the library gave back is likely to be what these get. */
+/* These allocations are likely to get what the library freed. */
 static void write_elsewhere(void *round)
 {
 	char *mine[64];

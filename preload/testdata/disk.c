@@ -1,6 +1,5 @@
-/* Contents on disk: they return bit for bit, one private file per paused segment is seen meanwhile, and
- * none after; a directory that cannot be used is an error before anything is lost. Called as: disk
- * DIRECTORY */
+/* Contents on disk come back bit for bit; meanwhile each paused segment has one private file, and afterwards there is
+ * none. A directory that cannot be used is an error before anything is lost. Called as: disk DIRECTORY */
 #include "host.h"
 
 #include <sys/stat.h>
@@ -49,7 +48,7 @@ int main(int argc, char **argv)
 		EXPECT(files(true), COUNT);
 		CHECK(!tms_get_cpu_backup_pointer(segment[0], 4));
 		EXPECT(tms_resume("odd"), 0);
-		EXPECT(tms_trim(), 0); /* waits where a file system is slow */
+		EXPECT(tms_trim(), 0); /* waits for a slow file system */
 		EXPECT(files(true), COUNT / 2);
 		EXPECT(tms_resume(NULL), 0);
 		EXPECT(tms_trim(), 0);

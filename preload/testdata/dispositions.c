@@ -1,5 +1,5 @@
-/* What the host says about the signals of faults holds as if the library were not there: which handler is
- * set, what it was before, on which stack it runs and how often. Also while the library starts. */
+/* What the host sets for the signals of faults holds as if the library were not there: which handler is set, which was
+ * before, on which stack it runs and how often. This holds also while the library starts. */
 #include "host.h"
 
 #include <setjmp.h>
@@ -54,7 +54,7 @@ static void fault(void)
 	}
 }
 
-/* Into Go and out again, which arms what a fault had put back. */
+/* Calls Go, which arms the library's handlers again after a fault has restored the host's. */
 static void use(void)
 {
 	EXPECT(tms_pause(NULL), 0);
@@ -119,7 +119,7 @@ static void faults_before_and_after(void)
 	EXPECT(handled, 10);
 }
 
-/* A handler that keeps the one before and hands over to it. */
+/* A handler that keeps its predecessor and hands over to it. */
 static void chain(void)
 {
 	use();
@@ -136,7 +136,7 @@ static void chain(void)
 	EXPECT(sigaction(SIGSEGV, &before_chain, NULL), 0);
 }
 
-/* Sent by a process, not by the processor: what came with it comes along. */
+/* A signal sent by a process, not by the processor: its value comes along. */
 static volatile int sent;
 
 static void on_sent(int signal, siginfo_t *information, void *context)
@@ -168,7 +168,7 @@ static void sent_signals(void)
 	}
 }
 
-/* The kernel chooses a thread that has the signal open: not one that runs the host's handler on Go's stack. */
+/* The kernel chooses a thread that does not block the signal: not one that runs the host's handler on Go's stack. */
 static volatile pid_t sent_to;
 
 static void on_pending(int signal)
@@ -216,7 +216,7 @@ static void once_only(void)
 	CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV);
 }
 
-/* A child that was made while another thread was in sigaction, and calls no atfork handlers, can call it. */
+/* A child made while another thread was in sigaction, without calling atfork handlers, can call sigaction. */
 static _Atomic bool forked_all;
 
 static void *set_all_the_while(void *unused)
@@ -247,7 +247,7 @@ static void in_children(void)
 	EXPECT(pthread_join(thread, NULL), 0);
 }
 
-/* One thread starts the library, another sets handlers all the while: each stays set. */
+/* One thread starts the library while another sets handlers: each stays set. */
 static _Atomic bool go, started;
 
 static void *start_library(void *unused)

@@ -1,5 +1,5 @@
-/* Another library that stands in front of dlsym, as those that share out a GPU do, and in front of a function of the
- * driver for a caller that asks for it by a handle. It has no dlvsym. */
+/* Another library that interposes dlsym, as those that share out a GPU do, and a function of the driver for a caller
+ * that asks for it by a handle. It has no dlvsym. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -22,7 +22,7 @@ void *dlsym(void *handle, const char *name)
 	static const char *const versions[] = {"GLIBC_2.34", "GLIBC_2.2.5", "GLIBC_2.17"};
 	for (unsigned i = 0; !next && i < sizeof versions / sizeof *versions; i++)
 		next = (void *(*)(void *, const char *))dlvsym(RTLD_NEXT, "dlsym", versions[i]);
-	void *found = next(handle, name); /* RTLD_NEXT: behind this library */
+	void *found = next(handle, name); /* RTLD_NEXT means behind this library */
 	if (!found || handle == RTLD_NEXT || handle == RTLD_DEFAULT || strcmp(name, "cuMemsetD32_v2") != 0)
 		return found;
 	real_memset = (memset_function *)found;

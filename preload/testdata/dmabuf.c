@@ -1,4 +1,4 @@
-/* A driver's function that the simulator has not: it says that it has made a descriptor. */
+/* A function of the driver that the simulator lacks: it claims to have made a descriptor. */
 #include <stddef.h>
 #include <stdint.h>
 

@@ -1,5 +1,5 @@
-/* Two processes of the driver API alone, without a libcudart, share memory: by a handle of cuIpcGetMemHandle, and by a
- * descriptor. */
+/* Two processes that use the driver API alone, without a libcudart, share memory: by a handle of cuIpcGetMemHandle, and
+ * by a descriptor. */
 #include "host.h"
 
 #include <sys/prctl.h>

@@ -1,4 +1,4 @@
-/* A library whose constructor uses ours, which may not have run its own constructor yet. */
+/* A library whose constructor uses our library, whose own constructor may not have run yet. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdbool.h>

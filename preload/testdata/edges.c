@@ -1,5 +1,4 @@
-/* Calls that do nothing, are refused, or run out of memory: each answers as documented and changes
- * nothing. */
+/* Calls that do nothing, are refused, or run out of memory: each returns what is documented and changes nothing. */
 #include "host.h"
 
 int main(void)
@@ -67,7 +66,7 @@ int main(void)
 	EXPECT(cudaFree(pointer), 0);
 	set_memory_margin_bytes(0);
 
-	/* One kind of backup: the last that was turned on, in whatever order the others go off. */
+	/* One kind of backup holds: the last that was turned on, in whatever order the others are turned off. */
 	tms_set_enable_disk_backup(true);
 	CHECK(tms_get_enable_disk_backup() && !strstr(tms_last_error(), "exclude"));
 	tms_set_enable_cpu_backup(true);

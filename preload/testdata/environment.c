@@ -1,4 +1,4 @@
-/* What the environment sets: prints it, one line. A thread made later has the same. */
+/* Prints what the environment sets, in one line. A thread made later has the same settings. */
 #include "host.h"
 
 static void *show(void *unused)
@@ -15,7 +15,7 @@ int main(void)
 	pthread_t thread;
 	EXPECT(pthread_create(&thread, NULL, show, NULL), 0);
 	EXPECT(pthread_join(thread, NULL), 0);
-	/* Another thread's settings are not ours. */
+	/* Another thread's settings do not change. */
 	tms_set_interesting_region(!tms_get_interesting_region());
 	tms_set_current_tag("mine");
 	EXPECT(pthread_create(&thread, NULL, show, NULL), 0);

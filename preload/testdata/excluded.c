@@ -1,5 +1,5 @@
-/* Whose allocations are taken in a region: not those of a thread that is excluded, nor those of a library
- * on the list of TMS_EXCLUDE. Called as: excluded LIBRARY WHETHER-IT-IS-LISTED */
+/* A region takes neither the allocations of an excluded thread nor those of a library listed in TMS_EXCLUDE. Called as:
+ * excluded LIBRARY WHETHER-IT-IS-LISTED */
 #include "host.h"
 
 static size_t held(void)
@@ -24,7 +24,7 @@ int main(int argc, char **argv)
 	EXPECT(held(), 4 * MIB);
 	EXPECT(cudaFree(pointer), 0);
 
-	/* Excluded, in the region and in one that is entered meanwhile. */
+	/* Excluded in this region, and in one entered meanwhile. */
 	tms_set_excluded(true);
 	CHECK(tms_get_excluded() && tms_get_interesting_region());
 	for (int i = 0; i < 2; i++) {

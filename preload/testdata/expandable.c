@@ -1,5 +1,5 @@
-/* A caching allocator like PyTorch's with expandable_segments:True: it fetches the driver's functions for
- * virtual memory by name, reserves addresses for all of a device, and maps chunks there as it needs them. */
+/* A caching allocator like PyTorch's with expandable_segments:True: it looks up the driver's functions for virtual
+ * memory by name, reserves addresses for a whole device, and maps chunks there as it needs them. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -120,7 +120,7 @@ static int map(struct segment *s, int from, int to)
 	for (int i = from; i < to; i++) {
 		struct prop prop = {.type = 1, .handle_types = FABRIC, .location_type = 1};
 		int code = cu.cuMemCreate(&s->handles[i], CHUNK, &prop, 0);
-		EXPECT(code == 2 ? 801 : code, 801); /* no fabric here: the driver's own answer */
+		EXPECT(code == 2 ? 801 : code, 801); /* no fabric here, by the driver's own answer */
 		prop.handle_types = POSIX_FD;
 		code = cu.cuMemCreate(&s->handles[i], CHUNK, &prop, 0);
 		if (code != 0) {
@@ -187,7 +187,7 @@ static void pause_and_resume(bool backup)
 	enter("expandable", backup);
 	EXPECT(map(&s, 0, 4), 0);
 	leave();
-	fill(at(&s, 0), 4 * CHUNK, 2); /* over the bounds of the chunks */
+	fill(at(&s, 0), 4 * CHUNK, 2); /* across chunks */
 	EXPECT(before - free_bytes(), 4 * CHUNK);
 	for (int cycle = 0; cycle < 3; cycle++) {
 		EXPECT(tms_pause("expandable"), 0);
@@ -206,7 +206,7 @@ static void pause_and_resume(bool backup)
 		else
 			fill(at(&s, 0), 4 * CHUNK, 2);
 	}
-	/* It grows after a resume; and its cache is emptied while it is paused. */
+	/* It grows after a resume, and its cache is emptied while it is paused. */
 	enter("expandable", backup);
 	EXPECT(map(&s, 4, 6), 0);
 	leave();
@@ -237,7 +237,7 @@ static void pause_and_resume(bool backup)
 	EXPECT(tms_resume("expandable"), 0);
 }
 
-/* With a graph being captured memory can still be mapped. */
+/* While a graph is being captured memory can still be mapped. */
 static void while_captured(void)
 {
 	struct segment s;
@@ -256,7 +256,7 @@ static void while_captured(void)
 	discard(&s);
 }
 
-/* Memory that others may hold stays, for what is made anew at a resume is not what they have. */
+/* Memory that others may hold stays, because what a resume makes anew is not what they hold. */
 static void shared_with_others(void)
 {
 	struct segment s;
@@ -281,7 +281,7 @@ static void shared_with_others(void)
 	EXPECT(cu.cuMemExportToShareableHandle(&fd, s.handles[1], POSIX_FD, 0), 801);
 	CHECK(strstr(tms_last_error(), "resume"));
 	CHECK(filled(at(&s, 0), CHUNK, 4));
-	/* Here the importer is this process: it reads what the exporter writes after the resume too. */
+	/* Here the importer is this process: also after the resume it reads what the exporter writes. */
 	uint64_t imported = 0;
 	EXPECT(cu.cuMemImportFromShareableHandle(&imported, (void *)(intptr_t)fd, POSIX_FD), 0);
 	EXPECT(tms_resume("shared"), 0);
@@ -316,7 +316,7 @@ static void out_of_memory(void)
 	EXPECT(cudaFree(taken), 0);
 	EXPECT(tms_resume("short"), 0);
 	CHECK(filled(at(&s, 0), 3 * CHUNK, 6));
-	/* What was freed beside live neighbours in a shared extent is given back for the program's own. */
+	/* Memory freed beside live neighbours in a shared extent is released when the program's own memory needs it. */
 	unmap(&s, 0, 3);
 	EXPECT(cudaFree(filler), 0);
 	void *first = pausable(2 * CHUNK, "beside", false), *second = pausable(2 * CHUNK, "beside", false);

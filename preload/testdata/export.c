@@ -1,5 +1,5 @@
-/* A segment is exported as a file descriptor, with TMS_SHAREABLE=1 only: an importer reads the same memory,
- * and keeps it while the segment is paused; after a resume the segment has other memory. */
+/* A segment is exported as a file descriptor, with TMS_SHAREABLE=1 only: an importer reads the same memory, and keeps
+ * it while the segment is paused. After a resume the segment has different memory. */
 #include "host.h"
 
 typedef struct {

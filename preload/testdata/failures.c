@@ -1,5 +1,5 @@
-/* One driver call fails in the middle of a pause or resume: it is reported, everything is as before
- * with its contents, and the same call then works. */
+/* One driver call fails in the middle of a pause or resume: the failure is reported, everything is as before with its
+ * contents, and the same call then works. */
 #include "host.h"
 
 enum { COUNT = 6 };
@@ -58,7 +58,8 @@ int main(void)
 	pause_fails("cuStreamCreate", 1, 2, 2);
 	resume_fails("cuStreamCreate", 1, 2, 2);
 
-	/* Releasing fails: paused, the rest is held and said so, and another pause releases it. */
+	/* Releasing fails: the segment is paused, the error says that the rest is held, and another pause releases
+	 * it. */
 	sim_fail("cuMemRelease", 3, 999);
 	EXPECT(tms_pause(NULL), 999);
 	CHECK(strstr(tms_last_error(), "pause again"));
@@ -68,7 +69,7 @@ int main(void)
 	EXPECT(tms_resume(NULL), 0);
 	all_active();
 
-	/* Real shortage: another owner takes the memory while it is free. */
+	/* A real shortage: another owner takes the memory while it is free. */
 	EXPECT(tms_pause("odd"), 0);
 	void *other = NULL;
 	EXPECT(cudaMalloc(&other, free_bytes() - 6 * MIB), 0);
@@ -82,7 +83,7 @@ int main(void)
 	sim_fail("cuMemUnmap", 1, 999);
 	EXPECT(cudaFree(segment[0]), 999);
 	CHECK(filled(segment[0], 3 * MIB, 0));
-	/* What is unmapped is gone: a refused release is made later, and no error. */
+	/* What is unmapped is gone: a refused release is made later, and is no error. */
 	size_t held = free_bytes();
 	sim_fail("cuMemRelease", 1, 999);
 	sim_fail("cuMemRelease", 2, 999);
@@ -94,7 +95,7 @@ int main(void)
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(free_bytes(), before);
 
-	/* Allocating fails at each step and leaves nothing. */
+	/* Allocating fails at each step and leaves nothing behind. */
 	static const char *const steps[] = {"cuMemCreate", "cuMemMap", "cuMemSetAccess"};
 	for (int i = 0; i < 3; i++) {
 		void *pointer = NULL;

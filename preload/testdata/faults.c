@@ -1,5 +1,5 @@
-/* A fault inside Go becomes an error code, on a thread's first call and on those after it, and what the
- * thread does then works. The fault here is a bad pointer of the program's own, which Go reads. */
+/* A fault inside Go becomes an error code, in a thread's first call and in later ones, and what the thread does next
+ * works. The fault here is a bad pointer of the program's own, which Go reads. */
 #include "host.h"
 
 struct prop {
@@ -35,8 +35,8 @@ static const struct access *const bad[] = {(void *)16, (void *)0x123456789000, (
 
 enum { BLOCKED = 1, WITH_A_STACK = 2, DISARMED = 4 };
 
-/* BLOCKED: with every signal blocked, faults too. WITH_A_STACK: an alternate one of the thread's own; DISARMED: that
- * is none while a handler runs. */
+/* BLOCKED: every signal is blocked, faults too. WITH_A_STACK: the thread has an alternate stack of its own; DISARMED:
+ * that stack is disabled while a handler runs. */
 static void *fault(void *how)
 {
 	bool blocked = (intptr_t)how & BLOCKED;
@@ -72,10 +72,10 @@ static void on_signal(int signal)
 {
 	(void)signal;
 	cuMemSetAccess(address, 2 * MIB, bad[0], 1);
-	_exit(0); /* not to be reached: what this handler keeps was where the fault landed */
+	_exit(0); /* must not be reached: the fault landed where this handler keeps its state */
 }
 
-/* On the stack that a handler of the host's is running on there is no way on. */
+/* A fault on the stack on which a handler of the host's runs cannot be survived. */
 static void fault_in_a_handler(void)
 {
 	struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_ONSTACK};

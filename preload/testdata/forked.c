@@ -1,5 +1,5 @@
-/* A child of a process that used pausable memory gets an error from every call, never a hang; a
- * child of one that did not can use it itself. */
+/* A child of a process that used pausable memory gets an error from every call, and never hangs; a child of one that
+ * did not can use such memory itself. */
 #include "host.h"
 
 #include <stdatomic.h>

@@ -1,13 +1,13 @@
-/* Children forked in every state of the parent try every entry point: an answer, never a hang.
- * Called as: forks unused|used|pausing|starting CHILDREN AT-ONCE */
+/* Children forked in every state of the parent try every entry point: each call returns, and never hangs. Called as:
+ * forks unused|used|pausing|starting CHILDREN AT-ONCE */
 #include "host.h"
 
 #include <stdatomic.h>
 
 static _Atomic bool stop;
 
-/* Every entry point once. Where the parent had used the library CUDA is gone in the child, and so are
- * we; else all of it works. */
+/* Calls every entry point once. Where the parent had used the library, CUDA does not work in the child, nor does the
+ * library; otherwise all of it works. */
 static void every_call(void *ours, bool usable)
 {
 	void *pointer = NULL, *graph = NULL, *stream = NULL;
@@ -92,16 +92,16 @@ static void *first_use(void *unused)
 	return NULL;
 }
 
-/* A parent of its own for each start, forking in the very microseconds of it. What a child finds
- * depends on the moment; that it answers does not. */
+/* Each start has a parent of its own, which forks within its microseconds. What a child finds depends on the moment;
+ * that its calls return does not. */
 static void fork_while_starting(int index)
 {
 	pid_t parent = fork();
 	CHECK(parent >= 0);
 	if (parent != 0)
 		return;
-	/* The driver library is loaded before: a child forked in the middle of another thread's dlopen
-	 * finds it half relocated, which nobody can help. */
+	/* The driver's library is loaded before: a child forked in the middle of another thread's dlopen finds it half
+	 * relocated, which cannot be helped. */
 	simulator("cudasim_stat");
 	pthread_t thread;
 	EXPECT(pthread_create(&thread, NULL, first_use, NULL), 0);

@@ -1,5 +1,5 @@
-/* The library may take no more memory for what it knows of segments: it says so before there is none, and what
- * there is can be paused, resumed and freed; then there is room again. */
+/* The library can take no more memory for its records of segments: it says so before none is left, and existing
+ * segments can be paused, resumed and freed; then there is room again. */
 #include "host.h"
 
 #include <sys/resource.h>
@@ -37,7 +37,7 @@ int main(void)
 	EXPECT(tms_pool_destroy(pool), 0);
 	tms_set_interesting_region(true);
 	for (int i = 0; i < 10000 && (code = cudaMalloc(&more, MIB)) == 304; i++)
-		usleep(20000); /* a full heap is looked through ten times a second */
+		usleep(20000); /* a full heap is searched ten times a second */
 	EXPECT(code, 0);
 	limit.rlim_cur = limit.rlim_max;
 	EXPECT(setrlimit(RLIMIT_DATA, &limit), 0);

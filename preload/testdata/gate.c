@@ -1,5 +1,5 @@
-/* A gated pause holds up whoever gives the device work, and lets go of him whatever comes. arguments: the part; what
- * the part needs. */
+/* A gated pause holds up every thread that gives the device work, and releases it whatever comes. arguments: the part,
+ * and what it needs. */
 #include "host.h"
 
 #include <linux/filter.h>
@@ -48,7 +48,7 @@ static void *start(void *(*run)(void *), void *argument, pthread_t *thread)
 	return NULL;
 }
 
-/* A thread that gives the device work when it is told to, and says when that has returned. */
+/* A thread that gives the device work on request, and reports when the call has returned. */
 struct worker {
 	pthread_t thread;
 	sem_t go;
@@ -88,7 +88,7 @@ static void held_up(struct worker *w)
 	CHECK(!w->done);
 }
 
-/* The function of the driver that a thread is to be inside before the test goes on, and how often it was called. */
+/* The driver's function that a thread must be inside before the test goes on, and how often it was called. */
 static struct {
 	const char *counter;
 	uint64_t before;
@@ -124,7 +124,7 @@ static unsigned word_of(void *target)
 	return word;
 }
 
-/* Nobody is held up. */
+/* Checks that no thread is held up. */
 static void is_open(void *memory)
 {
 	struct worker w;
@@ -182,7 +182,7 @@ static void *open_later(void *unused)
 
 static void *stream;
 
-/* A synchronous copy that lasts until the door is opened. */
+/* A synchronous copy, which lasts until the door is opened. */
 static int copy_slowly(void *target)
 {
 	unsigned words[WORDS] = {7};
@@ -208,13 +208,13 @@ static void inside(void)
 	ended(&w, 0);
 	EXPECT(word_of(memory), 7);
 	is_open(memory);
-	/* One that comes back in time is waited for. */
+	/* The pause waits for a call that returns in time. */
 	await_call("calls:cuMemcpyHtoD");
 	give(&w, copy_slowly, memory);
 	is_called();
 	start(open_later, NULL, &opener);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
-	while (!w.done) /* it is past the call, and may yet have to say so */
+	while (!w.done) /* it is past the call, and may still have to report it */
 		usleep(1000);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
@@ -262,7 +262,7 @@ static void captured(void)
 	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
 	EXPECT(cuStreamEndCapture(stream, &graph), 0);
 	EXPECT(cuGraphDestroy(graph), 0);
-	/* The end of one is waited for; its thread goes on until then. */
+	/* The pause waits for the end of a capture, whose thread goes on until then. */
 	give(&w, capture_a_while, memory);
 	while (!capturing)
 		sched_yield();
@@ -272,7 +272,8 @@ static void captured(void)
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w, 0);
 	EXPECT(word_of(memory), 5);
-	/* Who waits at the gate to begin one does not capture: neither a resume nor a pause is refused. */
+	/* A thread that waits at the gate to begin a capture does not capture: neither a resume nor a pause is
+	 * refused. */
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&w, begin_and_end, NULL);
 	held_up(&w);
@@ -290,7 +291,7 @@ static void busy(void)
 	char words[200];
 	EXPECT(cuStreamCreate(&second, 0), 0);
 	EXPECT(cuStreamCreate(&third, 1), 0);
-	/* That a stream was destroyed is noticed: it is asked for no more. */
+	/* The library notices that a stream was destroyed, and no longer asks about it. */
 	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, second), 0);
 	EXPECT(cuStreamDestroy_v2(second), 0);
 	EXPECT(cuMemsetD32Async((address)memory, 5, WORDS, stream), 0);
@@ -315,7 +316,7 @@ static void busy(void)
 	sem_post(&door);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
-	/* A driver that cannot be asked is waited for by a thread, which is left behind. */
+	/* If the driver cannot be asked, a thread waits for it, and is left behind. */
 	EXPECT(cuLaunchHostFunc(third, wait_at, &door), 0);
 	sim_fail("cuCtxRecordEvent", 1, 801);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
@@ -329,7 +330,7 @@ static void busy(void)
 	is_open(memory);
 }
 
-/* Where a callback waits for a lock that a thread holds which is held up. */
+/* A callback waits for a lock that a held-up thread holds. */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static _Atomic bool locked;
 
@@ -353,7 +354,7 @@ static int fill_under_lock(void *target)
 	return code;
 }
 
-/* Until a call has been held up, and one more. */
+/* Fills under the lock until a call has been held up. */
 static int fill_until_held(void *target)
 {
 	int code = 0;
@@ -371,7 +372,8 @@ static int fill_until_held(void *target)
 	return code;
 }
 
-/* As callback, but the thread lets go of the lock soon: all are let go for a moment, and another is found. */
+/* Like callback, but the thread releases the lock soon: all threads are released for a moment, and the pause finds
+ * another moment. */
 static void another_moment(void)
 {
 	void *memory = pausable(SIZE, "t", true), *apart;
@@ -396,7 +398,7 @@ static void callback(void)
 	while (!locked)
 		sched_yield();
 	EXPECT(cuLaunchHostFunc(apart, lock_once, NULL), 0);
-	/* On a busy machine the worker itself may be late, inside its call: the pause then names it. */
+	/* On a busy machine the worker itself may be late inside its call; the pause then names it. */
 	double seconds = 0.3;
 	do {
 		EXPECT(tms_pause_gated(NULL, seconds), TIMEOUT);
@@ -436,7 +438,8 @@ static void *disturb(void *unused)
 	return NULL;
 }
 
-/* A handler gives the device work in the middle of a call that is waited for, and in a thread that is held up. */
+/* A handler gives the device work in the middle of a call for which the pause waits, and in a thread that is held
+ * up. */
 static void nested(void)
 {
 	pthread_t thread;
@@ -466,7 +469,7 @@ static void nested(void)
 	is_open(nested_target);
 }
 
-/* The gate is no matter to a child. */
+/* The gate does not concern a child. */
 static void forked(void)
 {
 	void *memory = pausable(SIZE, "t", true);
@@ -475,7 +478,7 @@ static void forked(void)
 		pid_t child = how ? (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0) : fork();
 		if (child == 0) {
 			alarm(10);
-			fill_words(memory); /* what the driver answers is its own business */
+			fill_words(memory); /* whatever the driver returns */
 			cuStreamBeginCapture_v2(stream, 2);
 			_exit(0);
 		}
@@ -523,7 +526,7 @@ static void *end_working(void *target)
 	return NULL;
 }
 
-/* A thread that ends harms nobody, wherever it ends. */
+/* A thread that ends does no harm, wherever it ends. */
 static void cancelled(void)
 {
 	void *memory = nested_target = pausable(SIZE, "t", true);
@@ -538,7 +541,7 @@ static void cancelled(void)
 		EXPECT(pthread_cancel(w[i].thread), 0);
 	for (int i = 0; i < 100; i++)
 		EXPECT(pthread_join(w[i].thread, NULL), 0);
-	give(&w[0], fill_words, memory); /* has one of their marks */
+	give(&w[0], fill_words, memory); /* reuses one of their marks */
 	held_up(&w[0]);
 	EXPECT(tms_resume(NULL), 0);
 	ended(&w[0], 0);
@@ -549,7 +552,8 @@ static void cancelled(void)
 	}
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
-	/* Inside: what it gave the device is left, and is what is waited for, not the thread. */
+	/* A thread ends inside a call: the work that it gave the device remains, and the pause waits for that, not for
+	 * the thread. */
 	await_call("calls:cuMemcpyHtoD");
 	give(&w[0], wait_to_be_cancelled, NULL);
 	is_called();
@@ -557,7 +561,7 @@ static void cancelled(void)
 	EXPECT(pthread_join(w[0].thread, NULL), 0);
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	says("device 0 has not finished");
-	_exit(0); /* the simulator has lost a thread in its middle */
+	_exit(0); /* a thread has ended inside the simulator */
 }
 
 static void tags(void)
@@ -575,18 +579,18 @@ static void tags(void)
 	held_up(&w);
 	EXPECT(tms_pause("own"), 0);
 	EXPECT(tms_resume("b"), 0);
-	ended(&w, 0); /* what the program has paused itself is its own affair */
+	ended(&w, 0); /* what the program itself has paused does not hold threads up */
 	is_open(b);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	give(&w, fill_words, a);
 	EXPECT(tms_resume("a"), 0);
 	held_up(&w);
-	EXPECT(cudaFree(b), 0); /* the last that was paused so */
+	EXPECT(cudaFree(b), 0); /* the last such memory */
 	ended(&w, 0);
 	EXPECT(tms_resume("own"), 0);
 	EXPECT(cudaFree(own), 0);
 	is_open(a);
-	/* A reset of the device leaves nothing. */
+	/* A reset of the device leaves no memory paused. */
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(cudaDeviceReset(), 0);
 	is_open(pausable(SIZE, "a", true));
@@ -607,15 +611,15 @@ static void failing(void)
 		sim_fail(calls[i].function, 1, calls[i].code);
 		int code = tms_pause_gated("t", PATIENCE);
 		sim_fail(calls[i].function, 1, 0);
-		if (code == 0) /* tried again, or not called */
+		if (code == 0) /* tried again, or the call was not made */
 			EXPECT(tms_resume("t"), 0);
 		else
 			fprintf(stderr, "%s: %d %s\n", calls[i].function, code, tms_last_error());
 		give(&w, (int (*)(void *))cuStreamQuery, NULL);
 		ended(&w, 0);
-		CHECK(filled(memory, SIZE, 3)); /* by copies, which the gate would hold up */
+		CHECK(filled(memory, SIZE, 3)); /* checks with copies, which the gate would hold up */
 	}
-	for (int i = 0; i < 2; i++) { /* a context that is gone, once: another moment is found */
+	for (int i = 0; i < 2; i++) { /* one context is gone: the pause finds another moment */
 		sim_fail("cuMemUnmap", 1, (int[]){201, 709}[i]);
 		EXPECT(tms_pause_gated("t", 60), 0);
 		EXPECT(tms_resume("t"), 0);
@@ -647,7 +651,7 @@ static void two_at_once(void)
 	is_called();
 	EXPECT(tms_pause_gated(NULL, 0.2), TIMEOUT);
 	says("another gated pause has not ended within 200ms; nothing has changed");
-	EXPECT(tms_resume(NULL), 0); /* of nothing yet: the other goes on */
+	EXPECT(tms_resume(NULL), 0); /* nothing is paused yet: the other pause goes on */
 	sem_post(&door);
 	EXPECT(pthread_join(first, NULL), 0);
 	struct worker w;
@@ -657,7 +661,7 @@ static void two_at_once(void)
 	ended(&w, 0);
 }
 
-/* A sandbox that knows no membarrier. */
+/* A sandbox without membarrier. */
 static void sandboxed(bool registered)
 {
 	void *memory = pausable(SIZE, "t", true);
@@ -692,7 +696,7 @@ static void exported(bool forced)
 		return;
 	}
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
-	EXPECT(tms_pause_gated(NULL, PATIENCE), 0); /* a handle alone lends nothing */
+	EXPECT(tms_pause_gated(NULL, PATIENCE), 0); /* a handle alone gives memory to nobody */
 	EXPECT(cuMemRelease(handle), 0);
 	EXPECT(tms_resume(NULL), 0);
 	EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
@@ -709,7 +713,8 @@ static void exported(bool forced)
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 
-/* However much the program has taken handles of and given away before: with as many as there once was room for. */
+/* The program may have taken any number of handles and given away any amount of memory before: here more than there
+ * once was room for. */
 static void lent_before(bool by_range)
 {
 	enum { OTHERS = 1100 };
@@ -734,7 +739,7 @@ static void lent_before(bool by_range)
 	} else {
 		EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
 		EXPECT(cuMemRetainAllocationHandle(&handle, memory), 0);
-		EXPECT(cuMemRelease(handle), 0); /* it has another yet */
+		EXPECT(cuMemRelease(handle), 0); /* it still has another */
 		EXPECT(cuMemExportToShareableHandle(&descriptor, handle, 1, 0), 0);
 		EXPECT(cuMemRelease(handle), 0);
 		close(descriptor);
@@ -744,7 +749,7 @@ static void lent_before(bool by_range)
 	EXPECT(cudaFree(memory), 0);
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 	EXPECT(tms_resume(NULL), 0);
-	pausable(SIZE, "t", true); /* where that was, and it was given to nobody */
+	pausable(SIZE, "t", true); /* at the freed addresses, given to nobody */
 	EXPECT(tms_pause_gated(NULL, PATIENCE), 0);
 }
 

@@ -1,5 +1,5 @@
-/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream: no lock of the
- * library is held meanwhile. argument: malloc, pause, other, captured */
+/* A stream that waits for a host thread (a gate) holds up only threads that wait for that stream: meanwhile the library
+ * holds no lock. argument: malloc, pause, other, captured */
 #include "host.h"
 
 #include <semaphore.h>
@@ -41,7 +41,7 @@ int main(int argc, char **argv)
 	EXPECT(cudaStreamCreate(&stream), 0);
 	EXPECT(cudaStreamCreate(&second), 0);
 	if (!strcmp(what, "malloc")) {
-		/* The stream is opened by the thread that allocates: what it frees cannot come. */
+		/* The allocating thread itself opens the stream, so that memory freed there cannot come. */
 		void *freed = pausable(700 * MIB, "t", false);
 		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
 		EXPECT(cudaFreeAsync(freed, stream), 0);
@@ -50,11 +50,12 @@ int main(int argc, char **argv)
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 2);
 		CHECK(now() - start < 5);
 		sem_post(&gate);
-		/* And now it comes: an allocation waits for it. */
+		/* Now it comes: an allocation waits for it. */
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 0);
 		EXPECT(cudaFree(pointer), 0);
 	} else if (!strcmp(what, "captured")) {
-		/* The stream is opened by the thread that allocates, and a capture has put off frees that would wait for it. */
+		/* The allocating thread itself opens the stream, and a capture has put off frees that would wait for
+		 * it. */
 		void *freed = pausable(700 * MIB, "t", false), *paused_one = pausable(4 * MIB, "u", true), *graph = NULL;
 		EXPECT(tms_pause("u"), 0);
 		EXPECT(cudaStreamBeginCapture(second, 0), 0);
@@ -70,12 +71,12 @@ int main(int argc, char **argv)
 		CHECK(tms_stats_json(stats, sizeof stats) > 0);
 		CHECK(strstr(stats, "the devices have not finished with it"));
 		sem_post(&gate);
-		/* And now it comes: an allocation waits for it. */
+		/* Now it comes: an allocation waits for it. */
 		EXPECT(cudaMalloc(&pointer, 700 * MIB), 0);
 		EXPECT(cudaFree(pointer), 0);
 		EXPECT(cudaFree(paused_one), 0);
 	} else if (!strcmp(what, "other")) {
-		/* What another stream frees is not held up. */
+		/* Memory that another stream frees is not held up. */
 		void *held = pausable(400 * MIB, "t", false), *freed = pausable(400 * MIB, "t", false);
 		EXPECT(cudaLaunchHostFunc(stream, wait_at, &gate), 0);
 		EXPECT(cudaFreeAsync(held, stream), 0);

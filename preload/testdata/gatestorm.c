@@ -1,5 +1,5 @@
-/* Gated pauses at any moment, beside threads that give the device all kinds of work and know of none of them: each
- * launch is to count once, and none may meet paused memory. It runs on a GPU too. arguments: pauses, seed */
+/* Gated pauses come at any moment, beside threads that give the device all kinds of work and know of no pause: each
+ * launch must count once, and none may meet paused memory. It also runs on a GPU. arguments: pauses, seed */
 #include "host.h"
 
 #include <time.h>
@@ -118,7 +118,7 @@ static unsigned graph_round(address memory, void *stream, struct random *r, unsi
 	return sum + GRAPH * (number + 1);
 }
 
-/* Its memory outlives the threads of a parent: a free that does not see a capture of another thread yet breaks it. */
+/* Its memory outlives a parent's threads, because a free that does not yet see another thread's capture breaks it. */
 struct life {
 	int kind;
 	struct random random;
@@ -162,7 +162,7 @@ static void *be_submitter(void *argument)
 	return NULL;
 }
 
-/* It has no memory of its own, for nobody would free it. */
+/* A cancelled thread has no memory of its own, because nobody would free it. */
 static address common;
 static void *common_stream;
 
@@ -176,7 +176,7 @@ static void *be_cancelled(void *unused)
 	}
 }
 
-/* Has one thread after the other. */
+/* Makes one thread after another. */
 static void *be_parent(void *argument)
 {
 	struct life *life = argument;
@@ -240,11 +240,11 @@ int main(int argc, char **argv)
 		if (old)
 			EXPECT(cuMemFree_v2(old), 0);
 		usleep(draw(&r, 500));
-		/* Each submitter may have counted the one that it is in. */
+		/* Each submitter may still have counted the launch that it was in. */
 		CHECK(launches - before <= SUBMITTERS);
 		if (draw(&r, 2))
 			EXPECT(tms_resume("a"), 0);
-		while ((before = (unsigned long)tms_resume(NULL)) == CAPTURING) /* "a" was all, and the gate is open */
+		while ((before = (unsigned long)tms_resume(NULL)) == CAPTURING) /* "a" was all that was paused, so the gate is open */
 			;
 		EXPECT(before, 0);
 		usleep(draw(&r, 1000));

@@ -1,5 +1,6 @@
-/* Beside another library that has a dlsym: what CUDA gives and what the library gives are as ever, and the gate holds what
- * was found through both, or says why it cannot. Called as: hooked behind|before, which is where that library stands */
+/* Beside another library that interposes dlsym: CUDA and the library give the usual functions, and the gate holds calls
+ * to functions found through both, or says why it cannot. Called as: hooked behind|before, which is where that library
+ * stands */
 #include "host.h"
 
 typedef int memset_function(uintptr_t, unsigned, size_t);

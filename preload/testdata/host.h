@@ -119,7 +119,7 @@ int cuCtxGetCurrent(void **);
 		}                                                                                  \
 	} while (0)
 
-/* A kernel that adds a number to so many words, in one thread; the simulator has it by its name. */
+/* A kernel that adds a number to a given count of words in one thread; the simulator knows it by its name. */
 #define ADD_KERNEL                                                                                 \
 	".version 6.0\n.target sm_70\n.address_size 64\n"                                          \
 	".visible .entry cudasim_add(.param .u64 words, .param .u64 count, .param .u32 number)\n"  \
@@ -133,7 +133,7 @@ int cuCtxGetCurrent(void **);
 	"done:	ret;\n"                                                                            \
 	"}\n"
 
-/* The simulator's own functions, from the libcuda that libtms or libcudart loaded. */
+/* Returns a function of the simulator's own, from the libcuda that libtms or libcudart loaded. */
 static inline void *simulator(const char *name)
 {
 	void *library = dlopen("libcuda.so.1", RTLD_NOW);
@@ -195,7 +195,7 @@ static inline int descriptors(void)
 	return count;
 }
 
-/* What is repeated: so often in the soak, and so often else. */
+/* How often to repeat something: in the soak, and otherwise. */
 static inline int often(int soak, int usual)
 {
 	return getenv("OFTEN") ? soak : usual;
@@ -214,7 +214,7 @@ static inline unsigned draw(struct random *r, unsigned below)
 	return (unsigned)((r->state * 2685821657736338717u) >> 33) % below;
 }
 
-/* Fills device memory with a pattern of its own, and tells whether it is still there. */
+/* Fills device memory with a pattern of its own; filled reports whether it is still there. */
 static inline void fill(void *device, size_t size, unsigned seed)
 {
 	unsigned *words = malloc(size);

@@ -1,5 +1,5 @@
-/* A backup that the machine has no host memory for: refused before anything is touched, everything
- * still active; without that segment the same call works. */
+/* A backup for which the machine has no host memory is refused before anything is touched, and everything stays active;
+ * without that segment the same call works. */
 #include "host.h"
 
 static size_t available(void)

@@ -1,5 +1,5 @@
-/* Only what has changed is copied again, and a callback is told how much that is; settings of a thread;
- * a peer backup on a machine with one device waits in host memory. */
+/* Only what has changed is copied again, and a callback gets its size; a thread's settings; on a machine with one
+ * device a peer backup waits in host memory. */
 #include "host.h"
 
 static struct {
@@ -48,7 +48,7 @@ int main(void)
 	CHECK(tms_get_enable_peer_backup(&device));
 	EXPECT(device, -1);
 
-	/* What is turned on turns off what was. */
+	/* Turning one kind on turns off the previous one. */
 	void *p = NULL;
 	tms_set_interesting_region(true);
 	tms_set_enable_cpu_backup(true);
@@ -74,7 +74,7 @@ int main(void)
 	EXPECT(pause_and_resume(), 2 * MIB);
 	CHECK(filled(p, 8 * MIB, 1));
 
-	/* Discarding copies nothing and gives the copy up: the next pause copies it all. */
+	/* Discarding copies nothing and gives the copy up, so that the next pause copies everything. */
 	size_t before = free_bytes();
 	memset(&seen, 0, sizeof seen);
 	EXPECT(tms_discard("t"), 0);

@@ -1,5 +1,5 @@
-/* The environment as a program may have it, by four ways that must agree: environ, main's third argument, what lies
- * behind its arguments, and getenv; and as its children have it, whose words these are. */
+/* Prints the environment as a program sees it, by four ways that must agree: environ, main's third argument, what lies
+ * behind its arguments, and getenv; and as its children see it. */
 #include "host.h"
 
 extern char **environ;

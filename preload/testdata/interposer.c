@@ -1,4 +1,4 @@
-/* Another library that stands in front of cudaMalloc and cudaFree, and counts. */
+/* Another library that interposes cudaMalloc and cudaFree, and counts the calls. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,6 +1,6 @@
-/* Two processes that have each other's memory open (cudaIpcGetMemHandle, cudaIpcOpenMemHandle), as custom all-reduces have:
- * paused and resumed together, a hundred times; one alone; one that dies, frees, or opens what it may not. Called as:
- * ipc WHAT */
+/* Two processes have each other's memory open (cudaIpcGetMemHandle, cudaIpcOpenMemHandle), as custom all-reduces do:
+ * they are paused and resumed together, a hundred times; one alone; one dies, frees, or opens what it may not. Called
+ * as: ipc WHAT */
 #include "host.h"
 
 #include <sys/mman.h>
@@ -44,7 +44,7 @@ static void meet(void)
 
 struct buffers {
 	char *big, *small, *other_big, *other_small;
-	char *beside[2]; /* before and behind big, of its size; shared with nobody */
+	char *beside[2]; /* before and behind big, of its size; not shared */
 };
 
 static struct handle handle_of(void *pointer)
@@ -81,7 +81,7 @@ static struct buffers exchanged(const char *tag)
 	b.other_big = opened(others[0]);
 	b.other_small = opened(others[1]);
 	CHECK(opened(others[0]) == b.other_big);
-	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0); /* and it is still open */
+	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0); /* it is still open */
 	return b;
 }
 
@@ -106,11 +106,11 @@ static void close_all(struct buffers b)
 	CHECK(unmoved(b));
 	EXPECT(cudaIpcCloseMemHandle(b.other_big), 0);
 	EXPECT(cudaIpcCloseMemHandle(b.other_small), 0);
-	EXPECT(cudaIpcCloseMemHandle(b.other_small), 1); /* which is no more */
+	EXPECT(cudaIpcCloseMemHandle(b.other_small), 1); /* no longer open */
 	meet();
 }
 
-/* The work that is captured copies the other's memory here. */
+/* Captures work that copies the other's memory here. */
 static void *captured(void *stream, char *to, const char *from)
 {
 	void *graph = NULL, *exec = NULL;
@@ -129,7 +129,7 @@ static void mutual(void)
 	void *stream = NULL;
 	EXPECT(cudaStreamCreate(&stream), 0);
 	void *graph = captured(stream, copy, b.other_big);
-	size_t apart = sim_stat("handles") + 2; /* what is shared stands alone, and parts its neighbours */
+	size_t apart = sim_stat("handles") + 2; /* what is shared has an extent of its own, and parts its neighbours */
 	int open_before = descriptors();
 	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
 		write_all(b, cycle);
@@ -138,7 +138,7 @@ static void mutual(void)
 		EXPECT(cudaStreamSynchronize(stream), 0);
 		CHECK(filled(copy, SIZE, 2 * cycle + (unsigned)!rank));
 		CHECK(reads(b.other_big, b.other_small, cycle, !rank));
-		if (cycle % 4 == 3) { /* what one writes, the other has kept for it */
+		if (cycle % 4 == 3) { /* the other process keeps what one writes */
 			meet();
 			fill(b.other_small, SMALL, 2 * cycle + (unsigned)!rank + 1000000 - 7);
 		}
@@ -158,7 +158,7 @@ static void mutual(void)
 	}
 	meet();
 	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
-		usleep(1000); /* the last that were lent are being closed */
+		usleep(1000); /* the last descriptors that were lent are being closed */
 	CHECK(descriptors() <= open_before);
 	close_all(b);
 }
@@ -190,7 +190,7 @@ static void lone(void)
 		pid_t own = getpid();
 		tell(&own, sizeof own);
 		meet();
-		/* It cannot be had back while the other pauses alone. */
+		/* It cannot come back while the other pauses alone. */
 		int code = tms_pause_within("communication", 0.1);
 		EXPECT(code, NOT_READY); /* 0 has ours mapped */
 		meet();
@@ -208,7 +208,7 @@ static void lone(void)
 	close_all(b);
 }
 
-/* The one that has the memory frees it, or ends. */
+/* The owner of the memory frees it, or ends. */
 static void gone(bool killed)
 {
 	if (rank == 0) {
@@ -232,7 +232,7 @@ static void gone(bool killed)
 	CHECK(filled(memory, SIZE, 1));
 	char *own = pausable(SIZE, "t", true);
 	fill(own, SIZE, 2);
-	EXPECT(tms_pause(NULL), 0); /* alone: nobody has its memory */
+	EXPECT(tms_pause(NULL), 0); /* alone: no other process has its memory */
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
 	CHECK(filled(memory, SIZE, 1) && filled(own, SIZE, 2));
@@ -245,7 +245,7 @@ static void gone(bool killed)
 	} else {
 		hear(&handle, sizeof handle);
 	}
-	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 0); /* as long as it is open */
+	EXPECT(cudaIpcOpenMemHandle(&second, handle, LAZY), 0); /* while it is open */
 	CHECK(second == memory);
 	EXPECT(cudaIpcCloseMemHandle(second), 0);
 	EXPECT(tms_pause(NULL), 0);
@@ -262,7 +262,7 @@ static void gone(bool killed)
 		meet();
 }
 
-/* The directory of the sockets loses them. */
+/* Removes the sockets from their directory. */
 static void lose_sockets(void)
 {
 	char command[300];
@@ -293,7 +293,8 @@ static void unseen(void)
 	meet();
 }
 
-/* The one that has the memory is stopped while it is told that it is not mapped any more: it hears of that later. */
+/* The owner of the memory is stopped while it is to hear that its memory is no longer mapped: it hears of that
+ * later. */
 static void unheard(void)
 {
 	struct handle handle;
@@ -320,13 +321,13 @@ static void unheard(void)
 	while (strstr(stats, "given back in the background"));
 	EXPECT(kill(other, SIGCONT), 0);
 	meet();
-	meet(); /* without a call of ours */
+	meet(); /* without a call of the library */
 }
 
-/* One process of three is stopped, which is nothing to what the others have of each other. */
+/* One process of three is stopped, which does not affect what the other two share. */
 static void beside_stopped(void)
 {
-	enum { PIECES = 3 }; /* of the one that is stopped: each is a notice of its own */
+	enum { PIECES = 3 }; /* of the stopped process: each takes a notice of its own */
 	char *opened_of[2];
 	pid_t pids[2];
 	int channels[2];
@@ -372,14 +373,14 @@ static void beside_stopped(void)
 	meet();
 	EXPECT(tms_trim(), 0);
 	meet();
-	EXPECT(tms_resume_within("t", 0), 909); /* nothing of the one that is stopped */
+	EXPECT(tms_resume_within("t", 0), 909); /* what the stopped process owns does not come */
 	CHECK(filled(opened_of[1], SIZE, 1));
 	EXPECT(kill(pids[0], SIGCONT), 0);
 	EXPECT(tms_resume("t"), 0);
 	CHECK(filled(opened_of[0], SIZE, 0));
 }
 
-/* Many have one's memory, and all open, pause and resume at once. */
+/* Many processes open one's memory, and all open, pause and resume at once. */
 static void crowd(void)
 {
 	enum { IMPORTERS = 40 };
@@ -429,7 +430,7 @@ static void crowd(void)
 		pause();
 }
 
-/* Memory of another process is gone while this one is held up: it goes on all the same. */
+/* Another process's memory is gone while this process is held up: it goes on all the same. */
 static _Atomic unsigned worked;
 static void *work(void *own)
 {
@@ -473,7 +474,7 @@ static void lost(void)
 	CHECK(tms_stats_json(stats, sizeof stats) < sizeof stats && !strstr(stats, words));
 }
 
-/* The main thread of the one that has it mapped has ended, which lives on in others. */
+/* The importer's main thread has ended, and the process lives on in other threads. */
 static void *survive(void *handle)
 {
 	char *memory = opened(*(struct handle *)handle);
@@ -510,13 +511,13 @@ static void main_ends(void)
 	meet();
 	EXPECT(tms_pause_within("t", 0.1), NOT_READY);
 	meet();
-	EXPECT(tms_pause("t"), 0); /* with the other */
+	EXPECT(tms_pause("t"), 0); /* together with the other */
 	meet();
 	EXPECT(tms_resume("t"), 0);
 	meet();
 }
 
-/* The one that has it mapped is killed. */
+/* The importer is killed. */
 static void importer_dies(void)
 {
 	if (rank == 1) {
@@ -543,12 +544,12 @@ static void importer_dies(void)
 	CHECK(filled(memory, SIZE, 1));
 }
 
-/* What is refused, and what programs ask for before they share. */
+/* Handles that are refused, and what programs ask for before they share. */
 static void alone(void)
 {
 	char *memory = pausable(SIZE, "t", true), *small = pausable(SMALL, "t", true);
 	void *found = NULL, *plain = NULL;
-	struct handle handle = handle_of(memory + 100), foreign = {{0}}; /* of the whole, as CUDA's */
+	struct handle handle = handle_of(memory + 100), foreign = {{0}}; /* of the whole, like CUDA's */
 	uintptr_t base = 0;
 	size_t size = 0;
 	EXPECT(cudaIpcOpenMemHandle(&found, handle, LAZY), 201);
@@ -557,7 +558,7 @@ static void alone(void)
 	uint64_t start;
 	memcpy(&start, later.bytes + 16, sizeof start);
 	start++;
-	memcpy(later.bytes + 16, &start, sizeof start); /* another process that had the number */
+	memcpy(later.bytes + 16, &start, sizeof start); /* an earlier process with the same number */
 	uint32_t pid = (uint32_t)getppid();
 	memcpy(later.bytes + 8, &pid, sizeof pid);
 	EXPECT(cudaIpcOpenMemHandle(&found, later, LAZY), 400);
@@ -580,7 +581,7 @@ static void alone(void)
 	CHECK(cudaIpcGetMemHandle(&later, memory) != 0);
 }
 
-/* The words say what to do. */
+/* The error says what to do. */
 static void not_shared(void)
 {
 	struct handle handle;

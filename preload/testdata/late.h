@@ -1,4 +1,4 @@
-/* What suspending.c says of a communicator that is suspended comes late: when the file LATE is there. */
+/* suspending.c records late that a communicator is suspended: once the file LATE is there. */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <unistd.h>

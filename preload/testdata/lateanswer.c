@@ -1,5 +1,5 @@
-/* Another process's memory, asked for through the exporter's control socket, whose thread is held by a tracer at a
- * chosen call. Meanwhile the other thread, which had the memory made, gives up; or the process that asked dies. */
+/* A process asks for another's memory through the exporter's control socket, whose thread a tracer holds at a chosen
+ * call. Meanwhile the other thread, which requested the memory, gives up; or the process that asked dies. */
 #include "host.h"
 
 #include <sys/prctl.h>
@@ -17,7 +17,7 @@ int cudaIpcCloseMemHandle(void *);
 enum { SIZE = 2 << 20, KEPT = 0, LENT = 1, NOT_READY = 600 };
 
 static pid_t exporter, thread;	   /* of its control socket */
-static int channel, exporters_end; /* between the exporter and the tracer */
+static int channel, exporters_end; /* of the socket between the exporter and the tracer */
 
 static void tell(int to, const void *data, size_t size)
 {
@@ -29,7 +29,7 @@ static void hear(int from, void *data, size_t size)
 	CHECK(recv(from, data, size, MSG_WAITALL) == (ssize_t)size);
 }
 
-/* A process that does this, and dies with the caller; *to is a socket to it, and *from there the other end. */
+/* Starts a process that does this, and dies with the caller; *to is a socket to it, and *from the other end there. */
 static pid_t beside(void (*does)(int), int *to, int *from)
 {
 	int ends[2];
@@ -48,7 +48,7 @@ static pid_t beside(void (*does)(int), int *to, int *from)
 	return child;
 }
 
-/* The exporter pauses alone when it is told to, and says with what code. */
+/* The exporter pauses alone on request, and sends the code. */
 static void export(int tracer)
 {
 	struct handle handles[2];
@@ -75,7 +75,7 @@ static int pauses_alone(char tag)
 	return code;
 }
 
-/* Opens memory when it is told which, until it is told to end. */
+/* Opens the memory that is asked for, until the socket is closed. */
 static struct handle handles[2];
 static void ask(int tracer)
 {
@@ -88,7 +88,7 @@ static void ask(int tracer)
 	}
 }
 
-/* Which file a thread's descriptor is; reports whether it is one. */
+/* Finds the file of a thread's descriptor, and reports whether there is one. */
 static bool file_of(pid_t of, const char *descriptor, char file[100])
 {
 	char path[100];
@@ -112,7 +112,7 @@ static int has(pid_t of)
 	return count;
 }
 
-/* It has descriptors of its own, so its second is not the process's. */
+/* The socket's thread has descriptors of its own, so its descriptor 2 is not the process's. */
 static pid_t socket_thread(void)
 {
 	char path[100], files[2][100];
@@ -131,7 +131,7 @@ static pid_t socket_thread(void)
 	return found;
 }
 
-/* Until the traced thread begins or ends such a call. */
+/* Runs the traced thread until it begins or ends such a call. */
 static struct __ptrace_syscall_info runs_until(bool (*there)(const struct __ptrace_syscall_info *))
 {
 	struct __ptrace_syscall_info info;
@@ -147,7 +147,7 @@ static struct __ptrace_syscall_info runs_until(bool (*there)(const struct __ptra
 	return info;
 }
 
-static uint64_t call; /* that was begun last */
+static uint64_t call; /* begun last */
 static bool begins(const struct __ptrace_syscall_info *at, uint64_t number)
 {
 	if (at->op == PTRACE_SYSCALL_INFO_ENTRY)
@@ -155,14 +155,14 @@ static bool begins(const struct __ptrace_syscall_info *at, uint64_t number)
 	return at->op == PTRACE_SYSCALL_INFO_ENTRY && call == number;
 }
 
-/* It sends a message with a descriptor: the answer. */
+/* The thread sends a message with a descriptor: the answer. */
 static bool answers(const struct __ptrace_syscall_info *at)
 {
 	return begins(at, SYS_sendmsg) &&
 	       ptrace(PTRACE_PEEKDATA, thread, at->entry.args[1] + offsetof(struct msghdr, msg_controllen), NULL) > 0;
 }
 
-/* It has read a request of another process. */
+/* The thread has read another process's request. */
 static bool has_read(const struct __ptrace_syscall_info *at)
 {
 	(void)begins(at, 0);
@@ -182,7 +182,7 @@ static void trace(void)
 	EXPECT(waitpid(thread, &status, __WALL), thread);
 }
 
-/* The connection ends over which the exporter's other thread waits for its own socket's thread. */
+/* Ends the connection over which the exporter's other thread waits for its own socket's thread. */
 static void end_wait(int others)
 {
 	int pidfd = (int)syscall(SYS_pidfd_open, exporter, 0);
@@ -210,8 +210,8 @@ int main(void)
 	thread = socket_thread();
 	int own = has(thread), others = has(exporter);
 
-	/* The thread that had the memory made gives up, when the socket's thread is about to answer: the answer counts, and
-	 * no other comes, neither for this request nor for the next. */
+	/* The thread that requested the memory gives up when the socket's thread is about to answer: the answer counts,
+	 * and no other comes, neither for this request nor for the next. */
 	pid_t one = beside(ask, &first, &unused);
 	trace();
 	tell(first, &tag, 1);
@@ -224,7 +224,7 @@ int main(void)
 	hear(first, &tag, 1);
 	EXPECT(pauses_alone(KEPT), NOT_READY);
 
-	/* The process that asked dies first: nobody has the memory, nor is anything left of the answer. */
+	/* The process that asked dies first: then no process has the memory, and nothing of the answer is left. */
 	close(first);
 	EXPECT(waitpid(one, NULL, 0), one);
 	EXPECT(pauses_alone(LENT), 0);

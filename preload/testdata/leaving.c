@@ -1,5 +1,5 @@
-/* Leaving while other threads are inside: by exec, exit, return, quick_exit, or with an atexit handler
- * that frees when libcudart is gone already. Called as: leaving HOW */
+/* The process ends while other threads are inside: by exec, exit, return, quick_exit, or with an atexit handler that
+ * frees when libcudart is already gone. Called as: leaving HOW */
 #include "host.h"
 
 #include <stdatomic.h>

@@ -1,6 +1,6 @@
-/* As much of NCCL as communicators need that are made, used, suspended and left: what it gives back in a suspend is
- * memory of its own, and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, of
- * zeros. Where that is larger than a page, operations on a stream wait there until the other ranks have launched theirs.
+/* As much of NCCL as communicators need to be made, used, suspended and destroyed. A suspend frees memory of its own,
+ * and its ranks wait for one another, those of other processes in the file FAKE_NCCL_SHARED, which is all zeros. If
+ * that is larger than a page, operations on a stream wait there until the other ranks have launched theirs.
  * FAKE_NCCL=fail, hang: what a suspend does. With FAKE_NCCL_EXPORTS a rank exports memory, and imports what it has
  * exported, until it is suspended. */
 #include <dlfcn.h>
@@ -27,7 +27,7 @@ int cudaLaunchHostFunc(void *, void (*)(void *), void *);
 int cudaStreamIsCapturing(void *, int *);
 
 enum { OK, CUDA_ERROR, INVALID_USAGE = 5 };
-enum { HELD = 4 << 20, KEPT = 4096 }; /* bytes of a rank; those of them whose contents matter */
+enum { HELD = 4 << 20, KEPT = 4096 }; /* a rank's bytes, and those whose contents matter */
 struct id {
 	char internal[128];
 };
@@ -44,7 +44,7 @@ struct comm {
 	unsigned char *memory, *saved;
 	uint64_t handles[2];
 	uintptr_t at[2];
-	unsigned used; /* so often */
+	unsigned used; /* how often */
 };
 static struct clique *cliques;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -114,7 +114,7 @@ struct sequence {
 	_Atomic uint64_t launched[RANKS];
 };
 struct launch {
-	bool captured; /* it is launched when the graph is */
+	bool captured; /* launched with the graph */
 	int count;
 	struct operation {
 		struct sequence *sequence;
@@ -123,7 +123,7 @@ struct launch {
 	} of[OPERATIONS];
 };
 
-/* What the ranks share; NULL: no sequences. */
+/* Returns what the ranks share, NULL if there are no sequences. */
 static void *shared_after(size_t page)
 {
 	static void *_Atomic all;
@@ -187,7 +187,7 @@ static int make(struct comm **comm, int ranks, struct id id, int rank, int devic
 	return OK;
 }
 
-/* What a group has begun is made at its end. */
+/* Communicators begun in a group are made at its end. */
 static __thread struct {
 	int depth, count;
 	struct {
@@ -220,7 +220,7 @@ int ncclGroupEnd(void)
 	return code || !group.launch.count ? code : launch_all(&group.launch, group.stream);
 }
 
-/* One of a rank among so many. */
+/* One operation of one rank of a number of ranks. */
 static int operate(const struct clique *c, int from, int to, int own, int ranks, void *stream)
 {
 	struct sequence *s = shared_after(PAGE);
@@ -238,7 +238,7 @@ static int operate(const struct clique *c, int from, int to, int own, int ranks,
 	static __thread struct numbers {
 		struct sequence *sequence;
 		uint64_t last;
-	} numbers[64]; /* a thread's own: it has its ranks to itself */
+	} numbers[64]; /* a thread's own, because no other uses its ranks */
 	struct numbers *n = numbers;
 	launch->captured = captured;
 	while (n->sequence && n->sequence != s)
@@ -332,7 +332,7 @@ int ncclCommAbort(struct comm *comm)
 	return ncclCommDestroy(comm);
 }
 
-/* It counts in the memory that must come back, on the default stream. */
+/* Counts, on the default stream, in the memory that must come back. */
 int ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, struct comm *comm, void *stream)
 {
 	(void)from, (void)to, (void)count, (void)type, (void)operation;

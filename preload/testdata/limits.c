@@ -1,4 +1,4 @@
-/* Limits that would make the Go runtime abort: refused with words, and plain CUDA still works. */
+/* Limits that would make the Go runtime abort are refused with an error, and plain CUDA still works. */
 #include "host.h"
 
 #include <sys/resource.h>
@@ -21,7 +21,7 @@ int main(int argc, char **argv)
 	struct rlimit limit = {0};
 	int resource = strcmp(argv[1], "memory") == 0 ? RLIMIT_AS : RLIMIT_NPROC;
 	if (resource == RLIMIT_NPROC && getuid() == 0 && (setgid(12345) || setuid(12345)))
-		return 77; /* root is above this limit */
+		return 77; /* this limit does not bind root */
 	EXPECT(getrlimit(resource, &limit), 0);
 	rlim_t before = limit.rlim_cur;
 	limit.rlim_cur = resource == RLIMIT_AS ? used() + 500 * MIB : 3;

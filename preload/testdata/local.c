@@ -1,5 +1,5 @@
 /* libcudart arrives late and with RTLD_LOCAL, as Python extensions bring it: calls of a library
- * that links it still come through, and reach the real functions. Without any: a clear code. */
+ * that links it still come through, and reach the real functions. Without any libcudart: a clear code. */
 #include "host.h"
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
 /* Both majors of libcudart in one process, each opened by a library of its own (RTLD_LOCAL), or
- * globally: calls come through, in and out of regions. Called as: majors local|global LIBRARY... */
+ * globally: calls reach them, in and out of regions. Called as: majors local|global LIBRARY... */
 #include "host.h"
 
 int main(int argc, char **argv)

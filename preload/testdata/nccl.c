@@ -1,6 +1,6 @@
-/* A host that uses NCCL, and does what the lines of its standard input say (cmd/tms/nccl_test.go). It comes to NCCL by
- * its first argument: linked (built with LINKED), handle PATH, default PATH; or local LIBRARY, this file as a library
- * that is linked with NCCL, loaded with RTLD_LOCAL. */
+/* A host that uses NCCL, and does what the lines of its standard input say (cmd/tms/nccl_test.go). Its first argument
+ * says how it finds NCCL: linked (built with LINKED), handle PATH, default PATH; or local LIBRARY, this file as a
+ * library that is linked with NCCL, loaded with RTLD_LOCAL. */
 #include "host.h"
 
 #include <sys/prctl.h>
@@ -60,7 +60,7 @@ static void look_up(void *where)
 enum { WEIGHTS = 16, CACHE = 8, MOST = 16 };
 static void *weights, *cache, *handles[MOST];
 static comm *comms[MOST];
-static int count, first, handle_count; /* those from the first are used */
+static int count, first, handle_count; /* those from first on are used */
 static _Atomic bool stop;
 static _Atomic long cycles;
 
@@ -81,7 +81,7 @@ static void *reduce_all_the_time(void *unused)
 	return NULL;
 }
 
-static _Atomic bool entered; /* NCCL, by the thread that was started last */
+static _Atomic bool entered; /* the thread that was started last is inside NCCL */
 
 static void *stay_inside(void *milliseconds)
 {
@@ -142,7 +142,7 @@ static void start_to_enter(void *(*what)(void *), int number)
 		usleep(1000);
 }
 
-/* Some of the ranks of a communicator. */
+/* Makes some of a communicator's ranks. */
 static void make_ranks(int here, int ranks)
 {
 	static char last;
@@ -167,7 +167,7 @@ static const char *run(char *line)
 		cache = pausable(CACHE * MIB, "cache", false);
 	} else if (strcmp(word, "serve") == 0) {
 		EXPECT(tms_serve(), 0);
-	} else if (strcmp(word, "all") == 0) { /* on the one device */
+	} else if (strcmp(word, "all") == 0) { /* all on one device */
 		static const int zeros[MOST];
 		EXPECT(nccl.ncclCommInitAll(&comms[count], number, zeros), 0);
 		count += number;
@@ -182,7 +182,7 @@ static const char *run(char *line)
 		for (int i = 0; i < were; i++)
 			EXPECT(nccl.ncclCommSplit(comms[i], 3, i, &comms[count++], NULL), 0);
 #ifndef LINKED
-	} else if (strcmp(word, "other") == 0) { /* NCCL, from now on */
+	} else if (strcmp(word, "other") == 0) { /* from now on another NCCL */
 		void *library = dlopen(rest, RTLD_NOW | RTLD_LOCAL);
 		CHECK(library);
 		look_up(library);
@@ -190,7 +190,7 @@ static const char *run(char *line)
 #endif
 	} else if (strcmp(word, "reduce") == 0) {
 		reduce();
-	} else if (strcmp(word, "send") == 0) { /* on a stream, where this NCCL does nothing */
+	} else if (strcmp(word, "send") == 0) { /* on a stream, where the simulated NCCL does nothing */
 		EXPECT(nccl.ncclSend(weights, 1, 0, number, comms[0], (void *)1), 0);
 	} else if (strcmp(word, "group") == 0) {
 		EXPECT(nccl.ncclGroupStart(), 0);
@@ -227,7 +227,7 @@ static const char *run(char *line)
 		EXPECT(nccl.ncclCommRegister(comms[0], (char *)weights + number * MIB, number < WEIGHTS ? MIB : 0,
 					     &handles[handle_count]), 0);
 		handle_count++;
-	} else if (strcmp(word, "registers") == 0) { /* so many pieces, for good */
+	} else if (strcmp(word, "registers") == 0) { /* that many pieces, never to be deregistered */
 		void *handle;
 		static char other;
 		char *memory = strstr(rest, "other") ? &other : weights;
@@ -242,7 +242,7 @@ static const char *run(char *line)
 		handle_count++;
 	} else if (strcmp(word, "close") == 0) {
 		EXPECT(nccl.ncclCommWindowDeregister(comms[0], handles[--handle_count]), 0);
-	} else if (strcmp(word, "destroy") == 0) { /* the last so many */
+	} else if (strcmp(word, "destroy") == 0) { /* that many, the last first */
 		for (int i = 0; i < number; i++) {
 			EXPECT(nccl.ncclCommFinalize(comms[--count]), 0);
 			EXPECT(nccl.ncclCommDestroy(comms[count]), 0);

@@ -1,4 +1,4 @@
-/* A library that is linked with a driver newer than the library that is tested. */
+/* A library linked with a driver that is newer than the tested library. */
 int cuMemcpyAsync_v2(void);
 
 int copy(void)

@@ -1,5 +1,5 @@
-/* The host has no descriptor left when the library is first used, and when it waits and reports: codes, and
- * contents kept. */
+/* The host has no descriptor left when the library is first used, and when it waits and reports: it gets codes, and
+ * contents are kept. */
 #include "host.h"
 
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ int main(void)
 		count++;
 	EXPECT(errno, EMFILE);
 
-	/* What the simulator needs a descriptor for, it has to have: one for each handle. */
+	/* The simulator must have the descriptors that it needs: one for each handle. */
 	close(spent[--count]);
 	void *memory = pausable(8 * MIB, "h", true);
 	fill(memory, 8 * MIB, 1);
@@ -35,7 +35,7 @@ int main(void)
 	CHECK(filled(memory, 8 * MIB, 1));
 	EXPECT(tms_prepare(NULL, true), 0);
 	EXPECT(tms_trim(), 0);
-	/* Not even one: what needs it says so, and nothing is lost. */
+	/* Not even one is left: an operation that needs one says so, and nothing is lost. */
 	EXPECT(tms_pause(NULL), 0);
 	spent[count++] = dup(0);
 	int code = tms_resume(NULL);

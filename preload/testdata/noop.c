@@ -1,4 +1,4 @@
-/* A library that does nothing: what loading any library costs. */
+/* A library that does nothing, to measure what loading any library costs. */
 int noop_unused(void);
 
 int noop_unused(void)

@@ -1,4 +1,4 @@
-/* A libcudart that does nothing, for measurements of what comes before it. */
+/* A libcudart that does nothing, to measure what comes before it. */
 int cudaMalloc(void **pointer, unsigned long size)
 {
 	*pointer = (void *)(0x10000 + size);

@@ -1,5 +1,5 @@
-/* Stream-ordered frees with streams that are not of the calling thread's device: the memory goes when that
- * stream has come to the free, by the names of both APIs. Called as: ordered, with two devices. */
+/* Stream-ordered frees on streams of a device other than the calling thread's: the memory goes when the stream has come
+ * to the free, by the names of both APIs. Called as: ordered, with two devices. */
 #include "host.h"
 
 #include <stdatomic.h>
@@ -42,7 +42,7 @@ static void another_device(int (*free_async)(void *, void *), int current, int o
 		EXPECT(context(&after), 0);
 		CHECK(before == after);
 		handles_become(handles);
-		EXPECT(atomic_load(&ran), 1); /* what the stream had before has been waited for */
+		EXPECT(atomic_load(&ran), 1); /* the free has waited for the stream's earlier work */
 	}
 }
 

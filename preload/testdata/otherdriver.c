@@ -1,4 +1,4 @@
-/* A driver that answers with functions other than those that it exports, and has one that is newer than the library. */
+/* A driver that looks up functions other than those that it exports, and has one newer than the library. */
 #include <stdint.h>
 #include <string.h>
 
@@ -22,7 +22,7 @@ int cuMemcpyAsync_v2(void)
 	return 3;
 }
 
-/* Tells whether all eleven words have come. */
+/* Its code says whether all eleven words have come. */
 static int another_launch(uintptr_t a, uintptr_t b, uintptr_t c, uintptr_t d, uintptr_t e, uintptr_t f, uintptr_t g,
 			  uintptr_t h, uintptr_t i, uintptr_t j, uintptr_t k)
 {

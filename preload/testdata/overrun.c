@@ -1,4 +1,4 @@
-/* What only a sanitizer notices: one byte is read beyond what was allocated (the allocator's own block is larger).
+/* Reads one byte beyond what was allocated, which only a sanitizer notices (the allocator's own block is larger).
  * Called as: overrun library|simulator */
 #include "host.h"
 

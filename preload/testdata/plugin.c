@@ -1,4 +1,4 @@
-/* A library that uses CUDA and is closed afterwards, with all that it needs. */
+/* A library that uses CUDA, and is closed afterwards with everything that it needs. */
 #include <stddef.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-/* A pool of a kind through the C interface, outside regions and in one; its errors; on a device that is
- * not the current one; by many threads; in a forked child. Called as: pool KIND OPTIONS, on two devices. */
+/* A pool of a given kind through the C interface: outside regions and in one; its errors; on a device that is not
+ * current; in many threads; in a forked child. Called as: pool KIND OPTIONS, on two devices. */
 #include "host.h"
 
 enum { BLOCKS = 40 };
@@ -93,7 +93,7 @@ static void in_region(void)
 	tms_set_interesting_region(false);
 	tms_set_enable_cpu_backup(false);
 	tms_set_current_tag(NULL);
-	make(pool, block); /* what holds now does not matter */
+	make(pool, block); /* the settings that hold now do not matter */
 	size_t during = free_bytes();
 	CHECK(during < before);
 	EXPECT(tms_pause("other"), 0);
@@ -199,7 +199,7 @@ static void other_device(void)
 	}
 }
 
-/* A block that another stream uses is not made again before that has done its work. */
+/* A block that another stream uses is not handed out again before that stream has done its work. */
 static void streams(void)
 {
 	tms_pool *pool = NULL;

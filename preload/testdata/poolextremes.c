@@ -1,4 +1,4 @@
-/* Options and sizes at their extremes, through the C interface: each call answers. Called as: poolextremes KIND */
+/* Options and sizes at their extremes, through the C interface: each call returns. Called as: poolextremes KIND */
 #include "host.h"
 
 static const char *const names[] = {

@@ -1,4 +1,4 @@
-/* A preparation in the background has its place in the order when the call returns: a trim or a pause that follows
+/* When the call returns, a preparation in the background has its place in the order: a trim or a pause that follows
  * comes after it. */
 #include "host.h"
 

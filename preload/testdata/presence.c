@@ -1,6 +1,5 @@
-/* What the library leaves in the process once every feature has been used: the threads of its start, no
- * descriptor, and nothing of the caller's processors and scheduling.
- * Called as: presence features|pinned DIRECTORY */
+/* What the library leaves in the process once every feature has been used: the threads of its start, no descriptor, and
+ * nothing of the caller's processors and scheduling. Called as: presence features|pinned DIRECTORY */
 #include "host.h"
 
 #include <fcntl.h>
@@ -24,7 +23,7 @@ static bool name_of(int fd, char *name)
 	return length >= 0;
 }
 
-/* How many descriptors there are, but for the driver's, and those that were there at first. */
+/* How many descriptors there are, without the driver's and those that were there at first. */
 static int held(void)
 {
 	static bool inherited[256], known;
@@ -112,7 +111,7 @@ static void features(const char *directory)
 	pausable(MIB, "first", false);
 	cudaSetDevice(0);
 	pausable(MIB, "first", false);
-	EXPECT(held(), 0); /* for the trace none is kept */
+	EXPECT(held(), 0); /* the trace keeps none */
 	int at_start = threads();
 	use(directory);
 	EXPECT(threads(), at_start);
@@ -126,7 +125,7 @@ static void features(const char *directory)
 	EXPECT(threads(), at_start);
 }
 
-/* The line of a thread's status that begins with a word. */
+/* Reads the line of a thread's status that begins with a word. */
 static void line_of(const char *thread, const char *word, char *line, size_t size)
 {
 	char path[PATH_SIZE];
@@ -143,7 +142,7 @@ static void pinned(void)
 	cpu_set_t all, one;
 	EXPECT(sched_getaffinity(0, sizeof all, &all), 0);
 	if (CPU_COUNT(&all) < 2)
-		return; /* nothing to tell apart */
+		return; /* there is nothing to tell apart */
 	CPU_ZERO(&one);
 	for (int i = 0; CPU_COUNT(&one) == 0; i++)
 		if (CPU_ISSET(i, &all))
@@ -155,9 +154,9 @@ static void pinned(void)
 	EXPECT(sched_getaffinity(0, sizeof now, &now), 0);
 	CHECK(CPU_EQUAL(&now, &one));
 	EXPECT(sched_getscheduler(0), SCHED_BATCH);
-	if (CPU_COUNT(&all) < 4) /* so few are taken for a program's own choice: the threads have all that there are */
+	if (CPU_COUNT(&all) < 4) /* so few count as a program's own choice: the threads run on all processors */
 		memset(&all, 0xff, sizeof all);
-	if (CPU_COUNT(&all) < 4) /* so few are taken for a program's own choice: the threads have all that there are */
+	if (CPU_COUNT(&all) < 4) /* so few count as a program's own choice: the threads run on all processors */
 		memset(&all, 0xff, sizeof all);
 	EXPECT(sched_setaffinity(0, sizeof all, &all), 0);
 	EXPECT(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0}), 0);

@@ -1,5 +1,5 @@
-/* The ways in which a program comes to the driver's functions: each is led to the library, once, and gives memory that
- * is paused and comes back. What is not the driver's, or not asked for by handle, goes the way that it had. */
+/* The ways in which a program finds the driver's functions: each leads to the library once, and gives memory that is
+ * paused and comes back. What is not the driver's, or not asked for by a handle, is found as before. */
 #include "host.h"
 
 enum { TAKEN = 4 * MIB };
@@ -71,7 +71,7 @@ static void *do_it(void *unused)
 	return NULL;
 }
 
-/* Whichever way the functions were found, they pass one gate. */
+/* However the functions were found, they pass one gate. */
 static void passes_the_gate(const char *way, memset_function *set, launch_function *launch)
 {
 	static void *library;
@@ -165,7 +165,7 @@ int main(int argc, char **argv)
 	allocates("handle", (allocate_function *)of_handle("cuMemAlloc_v2"), (free_function *)of_handle("cuMemFree_v2"),
 		  reaching);
 	void *versioned = dlvsym(driver, "cuMemAlloc_v2", "libcuda.so.1");
-	if (versioned) /* the simulator's functions may have no version */
+	if (versioned) /* the simulator's functions may be unversioned */
 		is_of(versioned, theirs);
 
 	find_function *find = (find_function *)of_handle("cuGetProcAddress_v2");
@@ -201,20 +201,20 @@ int main(int argc, char **argv)
 		CHECK(by_name(find, "cuGetProcAddress", 12000, 0) == (void *)find);
 		CHECK(by_name(find, "cuCtxCreate", 3020, 0) == dlsym(RTLD_DEFAULT, "cuCtxCreate_v2"));
 	}
-	is_of(by_name(find, "cuDeviceTotalMem", 12000, 0), "libcuda.so"); /* not one of ours */
+	is_of(by_name(find, "cuDeviceTotalMem", 12000, 0), "libcuda.so"); /* not interposed */
 
 	void *entry = NULL, *entry_of_free = NULL;
 	EXPECT(cudaGetDriverEntryPoint("cuMemAlloc", &entry, 0, NULL), 0);
 	EXPECT(cudaGetDriverEntryPoint("cuMemFree", &entry_of_free, 0, NULL), 0);
 	allocates("entry point", (allocate_function *)entry, (free_function *)entry_of_free, true);
 
-	/* A cudaMalloc that finds its driver by a handle, as the simulator's does, is taken once. */
+	/* A cudaMalloc that finds its driver by a handle, as the simulator's does, is interposed once. */
 	void *runtime = NULL;
 	tms_set_current_tag("runtime");
 	EXPECT(cudaMalloc(&runtime, TAKEN), 0);
 	goes_and_comes_back("runtime", (uintptr_t)runtime, true);
 	EXPECT(cudaFree(runtime), 0);
-	/* And that of libcudart's own handle, below. */
+	/* So is the one found by libcudart's own handle, below. */
 	void *cudart = dlopen(argv[2], RTLD_NOW);
 	CHECK(cudart);
 	int (*malloc_of_handle)(void **, size_t) = (int (*)(void **, size_t))dlsym(cudart, "cudaMalloc");
@@ -232,7 +232,7 @@ int main(int argc, char **argv)
 	EXPECT(cudaFree(runtime), 0);
 	tms_set_excluded(false);
 
-	/* What is not ours to answer. */
+	/* Symbols that the library does not answer for. */
 	CHECK(dlsym(RTLD_DEFAULT, "malloc") == (void *)malloc);
 	CHECK(dlsym(RTLD_NEXT, "getpid") == (void *)getpid);
 	CHECK(dlsym(RTLD_DEFAULT, "cuMemAlloc_v2") == (void *)cuMemAlloc_v2);

@@ -1,4 +1,5 @@
-/* What a trace has to survive. Called as: recording CASE FILE [COUNT [KIB]], with TMS_TRACE=FILE but where another is said. */
+/* What a trace must survive. Called as: recording CASE FILE [COUNT [KIB]], with TMS_TRACE=FILE unless a case says
+ * otherwise. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -14,7 +15,7 @@
 
 static void *kept[64];
 
-/* So many allocations, half of them in a region, of which the last few live on. */
+/* Makes a number of allocations, half of them in a region; the last few stay. */
 static void churn(int count)
 {
 	tms_set_current_tag("churned");
@@ -26,7 +27,7 @@ static void churn(int count)
 	tms_set_interesting_region(false);
 }
 
-/* A pause and a resume between two lots of allocations, and the end that nobody can do anything about. */
+/* A pause and a resume between two lots of allocations, and an end that nothing can prevent. */
 static void killed(int count)
 {
 	void *block;
@@ -50,7 +51,7 @@ static void cut(const char *path, int count)
 	churn(count);
 }
 
-/* No file can be longer than so many KiB; what the simulator needs of files is there. */
+/* No file can be longer than the given KiB; the simulator's own files exist already. */
 static void full(int count, rlim_t limit)
 {
 	churn(100);
@@ -65,7 +66,7 @@ static void removed(const char *path, int count)
 	churn(count);
 }
 
-/* A fault of the host's own is its own, also while a trace is there. */
+/* A fault of the host's own stays the host's, also while there is a trace. */
 static void faulting(const char *path)
 {
 	char name[4096];
@@ -76,7 +77,7 @@ static void faulting(const char *path)
 	volatile char *mine = mmap(NULL, 8192, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
 	struct sigaction asked;
 	EXPECT(sigaction(SIGBUS, NULL, &asked), 0);
-	CHECK(asked.sa_handler == SIG_DFL); /* what it is told is its own, too */
+	CHECK(asked.sa_handler == SIG_DFL); /* the host sees its own handler, too */
 	mine[4096] = 1;
 }
 
@@ -97,12 +98,12 @@ static void *quietly(void *count)
 	struct sock_filter filter[] = {
 		BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, nr)),
 		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_exit, 2, 0),
-		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_gettime, 1, 0), /* where the vDSO has no clock */
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, SYS_clock_gettime, 1, 0), /* for systems whose vDSO has no clock */
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_KILL_PROCESS),
 		BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
 	};
 	struct sock_fprog program = {sizeof filter / sizeof *filter, filter};
-	allocate_and_free(1); /* the thread's first record asks for its number */
+	allocate_and_free(1); /* the thread's first record asks for the thread's number */
 	CHECK(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0);
 	allocate_and_free((int)(intptr_t)count);
 	atomic_store(&quiet_ended, true);
@@ -121,7 +122,7 @@ static void quiet(int count)
 static double now(void)
 {
 	struct timespec time;
-	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time); /* what other programs take does not count */
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time); /* other programs' time does not count */
 	return (double)time.tv_sec + (double)time.tv_nsec / 1e9;
 }
 

@@ -1,5 +1,5 @@
-/* CUDA's libraries come and go, and come elsewhere: by plugins that are linked with them, each in turn, or by the handle
- * of a program that looks the driver's functions up. Called as: reopened plugins FILE..., or reopened driver */
+/* CUDA's libraries are loaded, unloaded, and loaded elsewhere: by plugins that are linked with them, in turn, or by the
+ * handle of a program that looks up the driver's functions. Called as: reopened plugins FILE..., or reopened driver */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -16,7 +16,7 @@
 		}                                                                                  \
 	} while (0)
 
-/* So that nothing comes back to where it was. */
+/* Fills holes, so that nothing is loaded again where it was. */
 static void fill_holes(void)
 {
 	for (int i = 0; i < 200; i++)

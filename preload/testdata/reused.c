@@ -1,5 +1,5 @@
-/* A device whose context has ended and that is used again can reach segments of the other, as before: those
- * there were and those made meanwhile. Called as: reused runtime|driver|release, with two devices. */
+/* A device whose context has ended, and that is used again, can reach the other device's segments as before: the
+ * earlier ones and those made meanwhile. Called as: reused runtime|driver|release, with two devices. */
 #include "host.h"
 
 int cudaDeviceReset(void);

@@ -1,5 +1,5 @@
-/* Becomes a program that may make the system calls of starting and ending, and is killed for any other, as
- * in a strict sandbox. Called as: sandbox PROGRAM ARGUMENTS */
+/* Becomes a program that may make the system calls of a start and an end, and is killed for any other, as in a strict
+ * sandbox. Called as: sandbox PROGRAM ARGUMENTS */
 #define _GNU_SOURCE
 #include <linux/filter.h>
 #include <linux/seccomp.h>
@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* What glibc's loader calls, and a program that does nothing. */
+/* The system calls of glibc's loader, and of a program that does nothing. */
 static const unsigned allowed[] = {
 #ifdef SYS_arch_prctl
 	SYS_arch_prctl,

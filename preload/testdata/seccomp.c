@@ -1,5 +1,5 @@
-/* Becomes a program in a sandbox that knows no close_range, or forbids it with unshare, as older kernels and
- * containers do. Called as: seccomp old|forbidden PROGRAM ARGUMENTS */
+/* Becomes a program in a sandbox without close_range, or with close_range forbidden together with unshare, as on older
+ * kernels and in containers. Called as: seccomp old|forbidden PROGRAM ARGUMENTS */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/filter.h>

@@ -1,5 +1,5 @@
-/* The host's signals after the library was used: handlers run, on stacks that can hold them, while
- * threads allocate, pause and resume; signalfd and sigwait get what is theirs. Called as: signals CHILDREN */
+/* The host's signals after the library was used: handlers run on stacks that can hold them, while threads allocate,
+ * pause and resume; signalfd and sigwait get their signals. Called as: signals CHILDREN */
 #include "host.h"
 
 #include <poll.h>

@@ -1,5 +1,5 @@
-/* What was freed beside memory that is in use (slack) stays where it is: it serves its tag, is no free memory, and
- * nothing that lives is touched because memory is short, in a region or outside. argument: how memory is made */
+/* Memory freed beside memory in use (slack) stays where it is: it serves its tag and does not count as free. Nothing
+ * live is touched because memory is short, in a region or outside. argument: how memory is made */
 #include "host.h"
 
 int cuMemAlloc_v2(uintptr_t *, size_t);
@@ -46,7 +46,7 @@ int main(int argc, char **argv)
 	size_t before = free_bytes();
 	for (int i = 0; i < 7; i++)
 		EXPECT(unmake(a[i]), 0);
-	EXPECT(free_bytes() - before, 6 * 32 * MIB); /* extents are 64 MiB: the one with a[7] in it stays */
+	EXPECT(free_bytes() - before, 6 * 32 * MIB); /* extents are 64 MiB: the one with a[7] stays */
 
 	/* Others take all but 100 MiB. */
 	void *hog = NULL;

@@ -1,5 +1,5 @@
-/* Another library in front of CUDA, in which time passes between the driver's begin of a capture and the
- * return to its caller. */
+/* Another library in front of CUDA, which lets time pass between the driver's begin of a capture and the return to its
+ * caller. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* Random operations: threads with a tag each allocate, fill, check, pause, resume and free, while children
- * are forked and driver calls fail. In the end nothing is left. Called as: soak OPERATIONS SEED */
+ * are forked and driver calls fail. At the end nothing is left. Called as: soak OPERATIONS SEED */
 #include "host.h"
 
 #include <stdatomic.h>
@@ -9,7 +9,7 @@ enum { THREADS = 6, HELD = 16, TRIES = 100 };
 static _Atomic long operations;
 static _Atomic bool stop;
 
-/* An operation may fail, for calls are made to; tried again it works. */
+/* An operation may fail, because calls are made to fail; tried again it works. */
 #define UNTIL_DONE(expression)                                                                     \
 	do {                                                                                       \
 		int code_, tries_ = 0;                                                             \
@@ -102,7 +102,7 @@ static void *disturb(void *argument)
 	uint64_t before = fired(), planned = 0;
 	void *ours = pausable(MIB, "ours", false);
 	for (unsigned round = 0; !atomic_load(&stop); round++) {
-		if (fired() - before == planned) { /* one at a time */
+		if (fired() - before == planned) { /* one failure at a time */
 			sim_fail(calls[draw(&r, sizeof calls / sizeof *calls)], 1 + (int)draw(&r, 20), 999);
 			planned++;
 		}
@@ -128,7 +128,7 @@ static void play(long count, uintptr_t seed)
 		EXPECT(pthread_join(workers[i], NULL), 0);
 	atomic_store(&stop, true);
 	EXPECT(pthread_join(disturber, NULL), 0);
-	UNTIL_DONE(tms_pause(NULL)); /* what frees left undone is done first */
+	UNTIL_DONE(tms_pause(NULL)); /* finishes first what frees left undone */
 	EXPECT(tms_trim(), 0);
 }
 

@@ -1,10 +1,10 @@
-/* Which stack a handler of the host's runs on after the library was used: the thread's own where it asked
- * for no other, its alternate stack where it did, whatever SA_ONSTACK says in a thread that has none. */
+/* The stack on which a handler of the host's runs after the library was used: the thread's own if it asked for no other
+ * or, whatever SA_ONSTACK says, has no alternate one; otherwise its alternate stack. */
 #include "host.h"
 
 #include <stdatomic.h>
 
-enum { LARGE = 100 << 10 }; /* more than a stack of the Go runtime's */
+enum { LARGE = 100 << 10 }; /* more than the Go runtime's signal stack has */
 
 static _Atomic int handled;
 static __thread char *volatile alternate;
@@ -63,7 +63,7 @@ static void on_its_own(char *stack, int flags)
 	EXPECT(cudaFree(p), 0);
 }
 
-/* The host may change its stack between calls, and give the memory back. */
+/* The host may change its stack between calls, and free the memory. */
 static void *with_a_stack(void *unused)
 {
 	for (int i = 0; i < 3; i++) {
@@ -76,7 +76,7 @@ static void *with_a_stack(void *unused)
 	return unused;
 }
 
-/* A thread's last calls come from its destructors: also then it keeps its alternate stack. */
+/* A thread's last calls come from its destructors: then too it keeps its alternate stack. */
 static pthread_key_t last;
 static char *kept;
 

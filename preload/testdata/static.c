@@ -1,4 +1,5 @@
-/* A program with a static libcudart: nothing of the runtime's is bound by the loader. The library is found by name. */
+/* A program with a static libcudart: the loader binds no function of the runtime's. The program looks the library up by
+ * name. */
 #include <dlfcn.h>
 #include <stdbool.h>
 #include <stdio.h>

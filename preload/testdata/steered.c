@@ -1,5 +1,5 @@
-/* A host that is steered from outside (control_test.go). It does what the lines of its standard input say, and answers
- * each with one. */
+/* A host that is steered from outside (control_test.go): it does what the lines of its standard input say, and answers
+ * each with a line. */
 #include "host.h"
 
 #include <fcntl.h>
@@ -35,7 +35,7 @@ static void *churn(void *unused)
 	return NULL;
 }
 
-/* Threads that give the device work all the time, on memory of their own, and find there what they have written. */
+/* Threads that give the device work all the time, on memory of their own, and check what they have written there. */
 static void *work(void *unused)
 {
 	(void)unused;
@@ -62,7 +62,7 @@ int cudaEventSynchronize(void *);
 int cudaEventElapsedTime(float *, void *, void *);
 int cudaMemsetAsync(void *, int, size_t, void *);
 
-/* Threads that ask the device all the time whether it is done, by every call for that. */
+/* Threads that ask the device all the time whether it is done, by every call that does so. */
 static void *poll_device(void *unused)
 {
 	(void)unused;
@@ -101,7 +101,7 @@ static bool is_device(int fd)
 	return strstr(text, "cudasim");
 }
 
-/* As a daemon does; then files of the host's have the numbers that the kernel gives next. */
+/* Closes all descriptors, as a daemon does; then the host's files get the next numbers. */
 static void close_all(void)
 {
 	for (int fd = FIRST; fd < MOST; fd++)
@@ -172,7 +172,7 @@ static int open_other(const char *hexadecimal)
 	return cudaIpcOpenMemHandle(&opened, handle, 1);
 }
 
-/* Of what can be exported as a descriptor, which it becomes. */
+/* Memory that can be exported, and the descriptor that it becomes. */
 static uint64_t exported_handle;
 static uintptr_t exported_at;
 static int exported(void)
@@ -194,7 +194,7 @@ static int exported(void)
 	return fd;
 }
 
-/* What holds that memory, one more or one fewer. */
+/* Adds or removes a holder of that memory. */
 static int hold_exported(const char *how)
 {
 	int (*reserve)(uintptr_t *, size_t, size_t, uintptr_t, unsigned long long) =
@@ -228,7 +228,7 @@ static void multicast(void)
 	EXPECT(release(handle), 0);
 }
 
-/* A memory pool by the function of this name: exported, as a descriptor that it becomes, or imported from one. */
+/* Exports a memory pool as a descriptor, or imports one from it, by the function of this name. */
 static int share_pool(const char *name, const char *path)
 {
 	void *pool;
@@ -258,13 +258,13 @@ static void import(const char *path)
 	close(fd);
 }
 
-/* Inside a call of CUDA for so many milliseconds. */
+/* Stays inside a call of CUDA for some milliseconds. */
 static void nap(void *milliseconds)
 {
 	usleep((useconds_t)(uintptr_t)milliseconds * 1000);
 }
 
-/* A thread that gives the device work, and resets it, all the time: each reset takes the context from other threads. */
+/* A thread that gives the device work and resets it, all the time: each reset takes the context from other threads. */
 int cudaDeviceReset(void);
 static void *reset(void *unused)
 {
@@ -274,14 +274,14 @@ static void *reset(void *unused)
 		EXPECT(cudaMemset(memory, 5, MIB), 0);
 		EXPECT(cudaMemcpy(&read, memory, sizeof read, 2), 0);
 		EXPECT(read, 0x05050505u);
-		EXPECT(cudaLaunchHostFunc(NULL, nap, (void *)1), 0); /* a pause and the reset await it, and go on at once */
+		EXPECT(cudaLaunchHostFunc(NULL, nap, (void *)1), 0); /* a pause and the reset await it, then go on at once */
 		EXPECT(cudaDeviceReset(), 0);
 	}
 	return NULL;
 }
 
 static pthread_t busy_thread;
-static void *own; /* what is not pausable */
+static void *own; /* memory that is not pausable */
 
 static void *busy(void *milliseconds)
 {
@@ -331,7 +331,7 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "own") == 0) {
 		EXPECT(cudaMalloc(&own, (size_t)atoi(rest) * MIB), 0);
 		EXPECT(cudaMemset(own, 7, MIB), 0);
-	} else if (strcmp(word, "unseen") == 0) { /* as what the driver takes for itself */
+	} else if (strcmp(word, "unseen") == 0) { /* like memory that the driver takes for itself */
 		uintptr_t unseen;
 		EXPECT(((int (*)(uintptr_t *, size_t))simulator("cuMemAlloc_v2"))(&unseen, (size_t)atoi(rest) * MIB), 0);
 	} else if (strcmp(word, "export") == 0) {
@@ -345,10 +345,10 @@ static const char *run(char *line, char *const *argv)
 		EXPECT(cudaMemcpy(&byte, opened, 1, 2), 0);
 		EXPECT(byte, 7);
 		EXPECT(cudaIpcCloseMemHandle(opened), 0);
-	} else if (strcmp(word, "borrow") == 0) { /* and keep it open; or it fails */
+	} else if (strcmp(word, "borrow") == 0) { /* and keep it open, or fail */
 		int code = open_other(rest);
 		snprintf(answer, sizeof answer, "%d %s", code, code ? tms_last_error() : "");
-	} else if (strcmp(word, "read") == 0) { /* what is borrowed */
+	} else if (strcmp(word, "read") == 0) { /* what was borrowed */
 		unsigned char byte = 0;
 		int code = cudaMemcpy(&byte, opened, 1, 2);
 		snprintf(answer, sizeof answer, "%d %d", code, byte);
@@ -375,21 +375,21 @@ static const char *run(char *line, char *const *argv)
 	} else if (strcmp(word, "busy") == 0) {
 		EXPECT(pthread_create(&busy_thread, NULL, busy, (void *)(uintptr_t)atoi(rest)), 0);
 		pthread_detach(busy_thread);
-	} else if (strcmp(word, "name") == 0) { /* of its threads from now on */
+	} else if (strcmp(word, "name") == 0) { /* for its threads from now on */
 		EXPECT(prctl(PR_SET_NAME, rest), 0);
-	} else if (strcmp(word, "vast") == 0) { /* GiB, and nothing in them */
+	} else if (strcmp(word, "vast") == 0) { /* GiB without contents */
 		pausable((size_t)atoi(rest) << 30, "vast", true);
 	} else if (strcmp(word, "more") == 0) {
 		fill(pausable((size_t)atoi(rest) * MIB, "more", true), (size_t)atoi(rest) * MIB, 2);
 	} else if (strcmp(word, "capture") == 0) {
 		EXPECT(cudaStreamCreate(&captured), 0);
 		EXPECT(cudaStreamBeginCapture(captured, 2), 0);
-	} else if (strcmp(word, "captured") == 0) { /* and nothing has broken it */
+	} else if (strcmp(word, "captured") == 0) { /* the capture ends unbroken */
 		void *graph;
 		EXPECT(cudaStreamEndCapture(captured, &graph), 0);
 		EXPECT(cudaGraphDestroy(graph), 0);
 		EXPECT(cudaStreamDestroy(captured), 0);
-	} else if (strcmp(word, "signal") == 0) { /* for SIGCHLD, and how often it came */
+	} else if (strcmp(word, "signal") == 0) { /* a handler for SIGCHLD, and how often it ran */
 		signal(SIGCHLD, count_child);
 		snprintf(answer, sizeof answer, "%d", children);
 	} else if (strcmp(word, "ignore") == 0) { /* children reap themselves */
@@ -426,7 +426,7 @@ static const char *run(char *line, char *const *argv)
 		snprintf(answer, sizeof answer, "%d", in_child());
 	else if (strcmp(word, "daemon") == 0) {
 		if (fork() != 0)
-			_exit(0); /* without what ends a process */
+			_exit(0); /* without exit handlers */
 		CHECK(setsid() > 0);
 		snprintf(answer, sizeof answer, "%d", getpid());
 	} else if (strcmp(word, "exec") == 0)
@@ -440,7 +440,7 @@ static const char *run(char *line, char *const *argv)
 	else if (strcmp(word, "poll") == 0)
 		for (int i = 0; i < CHURNERS; i++)
 			EXPECT(pthread_create(&churners[i], NULL, poll_device, NULL), 0);
-	else if (strcmp(word, "reset") == 0) { /* weights and cache go with it */
+	else if (strcmp(word, "reset") == 0) { /* weights and cache are lost */
 		weights = cache = NULL;
 		EXPECT(pthread_create(&resetter, NULL, reset, NULL), 0);
 	} else if (strcmp(word, "settle") == 0) {
@@ -463,7 +463,7 @@ int main(int argc, char **argv)
 	(void)argc;
 	char line[5000];
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	setvbuf(stdin, NULL, _IONBF, 0); /* nothing is read ahead, and lost by an exec */
+	setvbuf(stdin, NULL, _IONBF, 0); /* so that nothing is read ahead and lost by an exec */
 	while (fgets(line, sizeof line, stdin)) {
 		printf("%s\n", run(line, argv));
 		fflush(stdout);

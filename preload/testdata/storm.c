@@ -1,5 +1,5 @@
-/* 16 threads allocate, fill, check and free, in and out of regions, while one pauses and resumes
- * tags of its own and, now and then, everything there was at that time. */
+/* 16 threads allocate, fill, check and free, in and out of regions, while one pauses and resumes its own tags and, now
+ * and then, everything that exists. */
 #include "host.h"
 
 #include <stdatomic.h>
@@ -44,7 +44,7 @@ int main(void)
 	int cycles = 0;
 	while (atomic_load(&running) > 0 || cycles <= 3) {
 		EXPECT(tms_pause("shared"), 0);
-		/* What others free while a pause of theirs is under way waits for it. */
+		/* A free by another thread waits for a pause of that memory. */
 		void *extra = pausable(MIB, "shared", false);
 		EXPECT(tms_resume("shared"), 0);
 		EXPECT(cudaFree(extra), 0);

@@ -1,7 +1,7 @@
-/* Two processes that map memory of each other's which each has made itself, by the driver's calls that PyTorch's symmetric
- * memory makes, in its order (c10d/symm_mem/CUDASymmetricMemory.cu, torch 2.9 to 2.11), the descriptors handed over a
- * socket; and as its expandable segments do, by pidfd_getfd. Paused and resumed together, a hundred times; one that dies,
- * frees, imports what it may not. Called as: symmetric WHAT */
+/* Two processes map memory that the other has made, by the driver's calls of PyTorch's symmetric memory, in its order
+ * (c10d/symm_mem/CUDASymmetricMemory.cu, torch 2.9 to 2.11), with descriptors sent over a socket; and like its
+ * expandable segments, by pidfd_getfd. They are paused and resumed together, a hundred times; one dies, frees, or
+ * imports what it may not. Called as: symmetric WHAT */
 #include "host.h"
 
 #include <fcntl.h>
@@ -64,7 +64,7 @@ static void *by_version(const char *name)
 	return f;
 }
 
-/* As PyTorch before 2.8, and cuda-python; under tms run alone. */
+/* As PyTorch before 2.8 and cuda-python do; it works only under tms run. */
 static void *from_the_driver(const char *name)
 {
 	void *f = dlsym(dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD), name);
@@ -257,7 +257,7 @@ static void mutual(void)
 	int open_before = descriptors();
 	for (unsigned cycle = 0; cycle < (unsigned)often(100, 16); cycle++) {
 		fill(own.base, BUFFER, 2 * cycle + (unsigned)rank);
-		signal_pad(other, (unsigned)rank, cycle); /* what one writes, the other has kept for it */
+		signal_pad(other, (unsigned)rank, cycle); /* the other process keeps what one writes */
 		meet();
 		EXPECT(cudaGraphLaunch(graph, stream), 0);
 		EXPECT(cudaStreamSynchronize(stream), 0);
@@ -277,9 +277,9 @@ static void mutual(void)
 		meet();
 	}
 	for (int i = 0; i < 1000 && descriptors() > open_before; i++)
-		usleep(1000); /* the last that were lent are being closed */
+		usleep(1000); /* the last descriptors that were lent are being closed */
 	CHECK(descriptors() <= open_before);
-	/* Each drops what it has of the other when it likes. */
+	/* Each drops what it has of the other at any time. */
 	drop_block(rank ? &other : &own);
 	drop_block(rank ? &own : &other);
 	EXPECT(cudaFree(copy), 0);
@@ -287,7 +287,8 @@ static void mutual(void)
 	EXPECT(sim_stat("handles"), 0);
 }
 
-/* As expandable segments: the descriptor is taken out of the process that has it, and many are mapped side by side. */
+/* Like expandable segments: the descriptor is taken out of the process that has it, and many pieces are mapped side by
+ * side. */
 static void taken(void)
 {
 	enum { CHUNKS = 4 };
@@ -340,7 +341,7 @@ static void taken(void)
 	EXPECT(sim_stat("handles"), 0);
 }
 
-/* An import counts whether it is mapped or not: as paused memory it may be mapped, unmapped, and given access. */
+/* An import counts whether it is mapped or not: like paused memory it may be mapped, unmapped, and given access. */
 static void moved(void)
 {
 	if (rank == 0) {
@@ -367,7 +368,7 @@ static void moved(void)
 	EXPECT(import(&block.handle, fd), 0);
 	meet();
 	meet();
-	EXPECT(tms_pause(NULL), 0); /* of what is not mapped */
+	EXPECT(tms_pause(NULL), 0); /* of unmapped memory */
 	EXPECT(sim_stat("handles"), 0);
 	meet();
 	map_block(&block);
@@ -387,7 +388,7 @@ static void moved(void)
 	CHECK((uintptr_t)block.base != first);
 	CHECK(filled(block.base, BUFFER, 1));
 	EXPECT(cu.cuMemAddressFree(first, BLOCK), 0);
-	/* As any handle of ours; another import of it is another. */
+	/* It can be retained like any handle of ours; another import gives another handle. */
 	EXPECT(cu.cuMemRetainAllocationHandle(&again, block.base + 100), 0);
 	CHECK(again == block.handle);
 	EXPECT(cu.cuMemRelease(again), 0);
@@ -413,7 +414,7 @@ static void moved(void)
 	meet();
 }
 
-/* The one that has the memory frees it, or is killed. */
+/* The owner of the memory frees it, or is killed. */
 static void gone(bool killed)
 {
 	int fd;
@@ -437,7 +438,7 @@ static void gone(bool killed)
 	fill(own, BLOCK, 2);
 	CHECK(filled(other.base, BUFFER, 1));
 	meet();
-	EXPECT(tms_pause(NULL), 0); /* alone: nobody has its memory */
+	EXPECT(tms_pause(NULL), 0); /* alone: no other process has its memory */
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
 	CHECK(filled(other.base, BUFFER, 1));
@@ -488,14 +489,14 @@ static void importer_dies(void)
 	CHECK(filled(own.base, BUFFER, 1));
 }
 
-/* What is imported while it is paused; afterwards it can be. */
+/* Memory cannot be imported while it is paused, and can be afterwards. */
 static void while_paused(void)
 {
 	if (rank == 0) {
 		struct block own = allocated("t");
 		fill(own.base, BUFFER, 1);
 		EXPECT(tms_pause(NULL), 0);
-		int fd = exported(own.handle); /* holds nothing, so it can be made */
+		int fd = exported(own.handle); /* holds nothing, so it can be exported */
 		send_fd(fd);
 		close(fd);
 		meet();
@@ -537,28 +538,28 @@ static void refused(void)
 	CHECK(memcmp(token, "tms-mem1", 8) == 0);
 	EXPECT(write(fd, token, 1), -1);
 	uint64_t handle = 0;
-	/* This process's own is the same handle once more. */
+	/* Importing this process's own memory gives the same handle once more. */
 	EXPECT(import(&handle, fd), 0);
 	CHECK(handle == own.handle);
 	EXPECT(cu.cuMemRelease(handle), 0);
 	EXPECT(import(NULL, fd), 1);
-	/* What no export has made: the driver's to refuse, */
+	/* A descriptor that no export has made: the driver refuses it, */
 	EXPECT(import(&handle, -1), 1);
 	EXPECT(import(&handle, garbage(token, sizeof token, 0)), 1);
 	EXPECT(import(&handle, garbage(token, sizeof token - 1, ALL)), 1);
 	memset(changed, 0x5a, sizeof changed);
 	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), 1);
-	/* and ours. */
+	/* and the library this one. */
 	memcpy(changed, token, 8);
 	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
 	memcpy(changed, token, sizeof changed);
-	changed[8 + 16]++; /* of the id */
+	changed[8 + 16]++; /* a byte of the id */
 	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
 	memcpy(changed, token, sizeof changed);
 	uint32_t parent = (uint32_t)getppid();
 	memcpy(changed + 8, &parent, sizeof parent);
 	EXPECT(import(&handle, garbage(changed, sizeof changed, ALL)), GONE);
-	/* Not made to be exported: the driver's answer. */
+	/* Memory not made to be exported: the driver's refusal. */
 	struct prop private = shareable;
 	private.handle_types = 0;
 	tms_set_interesting_region(true);
@@ -568,7 +569,7 @@ static void refused(void)
 	EXPECT(cu.cuMemExportToShareableHandle(&none, handle, POSIX_FD, 0), 1);
 	EXPECT(cu.cuMemExportToShareableHandle(NULL, own.handle, POSIX_FD, 0), 1);
 	EXPECT(cu.cuMemRelease(handle), 0);
-	/* It is pausable all the time, exported or not. */
+	/* The memory is pausable all the time, exported or not. */
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 0);
 	EXPECT(tms_resume(NULL), 0);
@@ -591,13 +592,13 @@ static void refused(void)
 		_exit(import(&handle, fd));
 	EXPECT(waitpid(child, &status, 0), child);
 	EXPECT(WEXITSTATUS(status), 3);
-	/* The last handle and mapping end it, whatever descriptors there are. */
+	/* The memory ends with its last handle and mapping, whatever descriptors there are. */
 	drop_block(&own);
 	EXPECT(import(&handle, fd), GONE);
 	EXPECT(sim_stat("handles"), 0);
 }
 
-/* Multicast: the binding goes through, and the memory stays from then on. */
+/* Multicast: the binding goes through, and from then on the memory is not paused. */
 static void multicast(void)
 {
 	struct block bound = allocated("t"), free_one = allocated("t");
@@ -606,7 +607,7 @@ static void multicast(void)
 	const struct multicast prop = {.devices = 1, .size = BLOCK, .handle_types = POSIX_FD};
 	EXPECT(cu.cuMulticastCreate(&object, &prop), 0);
 	EXPECT(cu.cuMulticastAddDevice(object, 0), 0);
-	/* One that the driver refuses leaves it pausable. */
+	/* A binding that the driver refuses leaves the memory pausable. */
 	EXPECT(cu.cuMulticastBindMem(object, 0, bound.handle, 0, 2 * BLOCK, 0), 1);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(sim_stat("handles"), 1); /* the object */
@@ -625,7 +626,7 @@ static void multicast(void)
 	EXPECT(sim_stat("handles"), 0);
 }
 
-/* An import that two devices have access to, as memory of the program's own. */
+/* An import to which two devices have access, like the program's own memory. */
 static void devices(void)
 {
 	static const struct access both[] = {{1, 0, 3}, {1, 1, 3}};
@@ -663,7 +664,7 @@ static void devices(void)
 		EXPECT(cudaMemset(copy, 0, BUFFER), 0);
 		EXPECT(cudaMemcpyAsync(copy, other.base, BUFFER, DEVICE_TO_DEVICE, stream), 0);
 		meet();
-		EXPECT(tms_pause(NULL), 0); /* when that is done */
+		EXPECT(tms_pause(NULL), 0); /* waits until the copy is done */
 		EXPECT(sim_stat("handles"), 0);
 		CHECK(filled(copy, BUFFER, 1));
 		meet();
@@ -673,7 +674,7 @@ static void devices(void)
 	drop_block(&other);
 }
 
-/* Under tms run: what was exported by a descriptor of ours is no obstacle, for its importer unmaps it first. */
+/* Under tms run memory exported by a descriptor of ours is no obstacle, because its importer unmaps it first. */
 static void gated(void)
 {
 	fetch(from_the_driver);
@@ -697,7 +698,7 @@ static void *import_held_up(void *fd)
 	return &handle;
 }
 
-/* All are paused from outside, and one is importing: it is held up until they are resumed. */
+/* All are paused from outside while one is importing: it is held up until they are resumed. */
 static void held_up(void)
 {
 	int fd;

@@ -1,4 +1,4 @@
-/* Many tags, few addresses, odd names: what is taken of the host's address space, and what is left of it. */
+/* Many tags, few addresses, odd names: how much of the host's address space is taken, and how much is left. */
 #include "host.h"
 
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ static void *nothing(void *unused)
 	return unused;
 }
 
-/* What any program does now and then. */
+/* Does what any program does now and then. */
 static void host_goes_on(void)
 {
 	void *memory = malloc(300 * MIB);
@@ -54,7 +54,7 @@ static void *reserve(size_t size)
 	return mmap(NULL, size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 }
 
-/* A tag for each step: each takes a granule, and its cost does not grow with their number. */
+/* A tag for each step: each takes a granule, and the cost of one does not grow with their number. */
 static void many(int count)
 {
 	void **pointers = calloc((size_t)count, sizeof *pointers);
@@ -82,7 +82,7 @@ static void many(int count)
 	double freed = processor_seconds() - begin;
 	printf("%d tags: %.2f s, of which the first quarter %.2f s; freed in %.2f s\n", count, last, first, freed);
 	CHECK(last < 8 * first);
-	/* What has nothing left is not listed for ever. */
+	/* A tag with nothing left is not listed for ever. */
 	text = stats();
 	CHECK(!strstr(text, "step"));
 	free(text);
@@ -98,7 +98,7 @@ static void many(int count)
 	free(pointers);
 }
 
-/* With a limit on addresses most of what is left stays the host's, and what it gives up can be used. */
+/* With a limit on addresses most of the rest stays the host's, and what the host gives up can be used. */
 static void limited(void)
 {
 	struct rlimit limit = {0};
@@ -112,14 +112,14 @@ static void limited(void)
 	host_goes_on();
 	void *half = reserve(20 * GIB);
 	CHECK(half != MAP_FAILED);
-	/* Another eight tags of 32 MiB, each with a range of its own. */
+	/* Eight more tags of 32 MiB, each with a range of its own. */
 	void *others[8];
 	char name[32];
 	for (int i = 0; i < 8; i++) {
 		snprintf(name, sizeof name, "other %d", i);
 		others[i] = pausable(32 * MIB, name, false);
 	}
-	/* The host takes nearly all, so what is left of the arenas is used up, down to the last. */
+	/* The host takes nearly all addresses, so the rest of the arenas is used up, down to the last. */
 	size_t rest = limit.rlim_cur - used() - 600 * MIB;
 	void *most = reserve(rest);
 	CHECK(most != MAP_FAILED);
@@ -130,7 +130,7 @@ static void limited(void)
 		snprintf(name, sizeof name, "piece %d", count);
 		tms_set_current_tag(name);
 		code = cudaMalloc(&pieces[count], 64 * MIB);
-		/* Its memory is not needed, its addresses are. */
+		/* Only its addresses are needed, not its memory. */
 		if (code == 0)
 			EXPECT(tms_pause(name), 0);
 	}
@@ -185,7 +185,7 @@ static void odd(void)
 		EXPECT(tms_last_bytes(), (size_t)(i + 1) * 2 * MIB);
 		EXPECT(cudaFree(pointers[i]), 0);
 	}
-	/* Those of PyTorch's pools too. */
+	/* The tags of PyTorch's pools too. */
 	EXPECT(tms_torch_pool_use("caching", NULL), 0);
 	tms_set_interesting_region(true);
 	tms_set_current_tag("\xff");
@@ -197,7 +197,7 @@ static void odd(void)
 	tms_torch_pool_free(block, 1000, 0, NULL);
 }
 
-/* Several go as one: what fails for one of them leaves all as they were, and what is to be lost is lost in the end. */
+/* Several tags are paused as one: a failure for one leaves all as they were, and contents to be discarded go last. */
 static void together(void)
 {
 	enum { SIZE = 2 * MIB };
@@ -216,7 +216,7 @@ static void together(void)
 		EXPECT(tms_pause_tags(NULL, both), 999);
 		CHECK(filled(of_a, SIZE, 1) && filled(of_b, SIZE, 2));
 	}
-	EXPECT(tms_pause_tags(both, b), 0); /* what is in both lists is kept */
+	EXPECT(tms_pause_tags(both, b), 0); /* a tag in both lists is kept */
 	EXPECT(tms_last_bytes(), 2 * SIZE);
 	CHECK(filled(of_c, SIZE, 3));
 	sim_fail("cuMemCreate", 2, 2);

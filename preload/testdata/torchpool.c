@@ -1,5 +1,5 @@
-/* PyTorch's functions, as its CUDAPluggableAllocator calls them: in and out of regions, streams, graphs,
- * the memory fraction, and what is raised when memory is out. Called as: torchpool KIND OPTIONS LIBC10 */
+/* PyTorch's functions, as its CUDAPluggableAllocator calls them: in and out of regions, streams, graphs, the memory
+ * fraction, and the exception when memory runs out. Called as: torchpool KIND OPTIONS LIBC10 */
 #include "host.h"
 
 static const char *kind;
@@ -38,7 +38,7 @@ static void choice(const char *options)
 	EXPECT(occurrences("device"), 0);
 }
 
-/* Each allocation is as its thread's region says. */
+/* Each allocation follows its thread's region. */
 static void regions(void)
 {
 	size_t before = free_bytes();
@@ -95,7 +95,7 @@ static void streams(void)
 	tms_torch_pool_reset();
 }
 
-/* The memory of a graph is its own until the graph is gone. */
+/* A graph's memory is its own until the graph is gone. */
 static void graphs(void)
 {
 	void *stream = NULL, *graph = NULL;
@@ -108,7 +108,7 @@ static void graphs(void)
 	CHECK(inside);
 	EXPECT(cudaMemsetAsync(inside, 1, MIB, stream), 0);
 	tms_torch_pool_free(inside, MIB, 0, stream);
-	/* One that did not exist when the capture began. */
+	/* A pool that did not exist when the capture began. */
 	tms_set_interesting_region(true);
 	tms_set_current_tag("captured");
 	void *tagged = tms_torch_pool_malloc(MIB, 0, stream);
@@ -117,7 +117,7 @@ static void graphs(void)
 	CHECK(tagged);
 	EXPECT(cudaMemsetAsync(tagged, 1, MIB, stream), 0);
 	tms_torch_pool_free(tagged, MIB, 0, stream);
-	tms_torch_pool_reset(); /* says nothing, does nothing */
+	tms_torch_pool_reset(); /* does nothing, without a message */
 	EXPECT(cudaStreamEndCapture(stream, &graph), 0);
 	CHECK(graph);
 	tms_torch_pool_end_allocate_to_pool(0, id);
@@ -170,7 +170,7 @@ int main(int argc, char **argv)
 	streams();
 	graphs();
 	shortage(argv[3]);
-	/* Told on stderr, as these return nothing. */
+	/* Reported on stderr, because these functions return nothing. */
 	tms_torch_pool_free((void *)0x1234, 1, 0, NULL);
 	tms_torch_pool_release_pool(0, (struct tms_torch_pool_id){5, 5});
 	tms_torch_pool_end_allocate_to_pool(0, (struct tms_torch_pool_id){5, 5});

@@ -1,4 +1,5 @@
-/* Which PyTorch a pool can serve. Called as: torchuse none, or: torchuse throws LIBC10, or: torchuse silent LIBC10 */
+/* Which PyTorch versions a pool can serve. Called as: torchuse none, or: torchuse throws LIBC10, or: torchuse silent
+ * LIBC10 */
 #include "host.h"
 
 int main(int argc, char **argv)

@@ -1,5 +1,5 @@
-/* Allocates in every way and says on stdout what a trace has to hold: action, address, size, stream.
- * Called as: trace calls|fork|threads|locked FILE */
+/* Allocates in every way, and prints what a trace must hold: action, address, size, stream. Called as: trace
+ * calls|fork|threads|locked FILE */
 #include "host.h"
 
 #include <sys/file.h>
@@ -71,10 +71,10 @@ static void calls(void)
 	pairs(stream);
 	tms_set_interesting_region(false);
 
-	EXPECT(tms_pause(NULL), 0); /* the frees that follow the stream are made */
+	EXPECT(tms_pause(NULL), 0); /* makes the stream-ordered frees */
 	EXPECT(tms_resume(NULL), 0);
 
-	/* A free that fails has not been. */
+	/* A free that fails is not in the trace. */
 	block = pausable(3 * MIB, "tag", false);
 	say("allocate", block, 3 * MIB, NULL);
 	sim_fail("cuMemUnmap", 1, 999);
@@ -84,7 +84,7 @@ static void calls(void)
 	EXPECT(cudaFree(block), 0);
 	say("free", block, 3 * MIB, NULL);
 
-	/* What a pool hands out, and not the segments that it takes. */
+	/* The trace has what a pool hands out, not the segments that it takes. */
 	EXPECT(tms_pool_create(&pool, "bfc", NULL, -1), 0);
 	EXPECT(tms_pool_malloc(pool, &block, 100, stream), 0);
 	say("allocate", block, 100, stream);
@@ -96,7 +96,7 @@ static void calls(void)
 	say("allocate", block, 200, NULL);
 	EXPECT(tms_pool_malloc(pool, &block, (size_t)1 << 50, NULL), 2);
 	say("allocate failure", NULL, (size_t)1 << 50, NULL);
-	EXPECT(tms_pool_destroy(pool), 0); /* by address, which is how bfc places them */
+	EXPECT(tms_pool_destroy(pool), 0); /* in order of address, which is how bfc keeps them */
 	say("free", block, 200, NULL);
 	say("free", second, 300, NULL);
 
@@ -113,7 +113,7 @@ static void calls(void)
 	say("allocate failure", NULL, (size_t)1 << 50, stream);
 }
 
-/* The trace of the child is its own; what it inherits is not written twice. */
+/* The child's trace is its own; records that it inherits are not written twice. */
 static void forks(void)
 {
 	void *block = NULL, *kept = NULL;

@@ -1,5 +1,5 @@
-/* A program that knows of no pool, with TMS_INIT_ENABLE and TMS_INIT_POOL: what it gets from cudaMalloc, and gives back
- * by cudaFree and cudaFreeAsync, means what it does without. Called as: unaware KIND */
+/* A program that knows of no pool, with TMS_INIT_ENABLE and TMS_INIT_POOL: cudaMalloc, cudaFree and cudaFreeAsync mean
+ * the same to it as without a pool. Called as: unaware KIND */
 #include "host.h"
 
 int cudaDeviceReset(void);
@@ -99,8 +99,8 @@ static void refusals(void)
 	CHECK(strlen(tms_last_error()) > 10);
 }
 
-/* A free waits for the devices. One in a stream's order does not, and nobody gets the block until the stream has come
- * to it; an allocation that finds no other memory waits for that. */
+/* A free waits for the devices. A stream-ordered free does not, and nobody gets the block until the stream has come to
+ * the free; an allocation that finds no other memory waits for that. */
 static void order(void)
 {
 	void *stream, *a, *b;
@@ -144,8 +144,8 @@ static void shortage(void)
 	EXPECT(cudaLaunchHostFunc(stream, note, NULL), 0);
 	for (int i = 0; i < count; i++)
 		EXPECT(cudaFreeAsync(all[i], stream), 0);
-	EXPECT(cudaMalloc(&more, 8 * MIB), 0); /* when the stream has come to them */
-	/* What another pool holds and does not need. */
+	EXPECT(cudaMalloc(&more, 8 * MIB), 0); /* once the stream has come to the frees */
+	/* Memory that another pool holds and does not need. */
 	tms_set_current_tag("other");
 	count = 0;
 	while (count < 4096 && cudaMalloc(&all[count], 8 * MIB) == 0)

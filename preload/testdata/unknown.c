@@ -1,6 +1,6 @@
-/* What the driver answers by name passes the gate also where it is not what it exports; but not where it may be a
- * newer function, with other arguments, and then that is known, whichever way the program comes to it.
- * Called as: unknown name|dlsym|bound */
+/* A function that the driver returns by name passes the gate, also if the driver exports another; but not if it may be
+ * a newer one with other arguments. Then the library knows so, however the program finds the function. Called as:
+ * unknown name|dlsym|bound */
 #include "host.h"
 
 #include "../gate/reach/gate.h"

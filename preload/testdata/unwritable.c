@@ -1,4 +1,4 @@
-/* A directory that disk backups cannot use: nothing is lost, and the error names the setting that it came
+/* A directory that disk backups cannot use: nothing is lost, and the error names the setting that the directory came
  * from. Called as: unwritable DIRECTORY WORDS [set]; with "set" by tms_set_disk_backup_dir. */
 #include "host.h"
 
@@ -14,7 +14,7 @@ int main(int argc, char **argv)
 	CHECK(strstr(tms_last_error(), argv[1]));
 	CHECK(strstr(tms_last_error(), argv[2]));
 	CHECK(filled(segment, 4 * MIB, 7));
-	*strrchr(argv[1], '/') = 0; /* where the file lies that was no directory */
+	*strrchr(argv[1], '/') = 0; /* the directory of the file that was given as one */
 	tms_set_disk_backup_dir(argv[1]);
 	EXPECT(tms_pause(NULL), 0);
 	EXPECT(tms_resume(NULL), 0);

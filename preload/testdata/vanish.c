@@ -1,5 +1,5 @@
-/* A caller that does not come back from tms_pause or tms_resume: it is cancelled, or a handler jumps out.
- * The operation goes on, nobody's stack is written, and contents stay. */
+/* A caller does not return from tms_pause or tms_resume: it is cancelled, or a handler jumps out. The operation goes
+ * on, no thread's stack is written, and contents stay. */
 #include "host.h"
 
 #include <setjmp.h>
@@ -24,7 +24,7 @@ static void *cycle_for_ever(void *unused)
 	return unused;
 }
 
-/* Stands where the caller stood, and is not written. */
+/* Checks that the stack where the caller was is not written. */
 static void __attribute__((noinline)) watch_stack(void)
 {
 	volatile char big[64 << 10];
@@ -99,7 +99,7 @@ int main(int argc, char **argv)
 		cancelled();
 	else
 		jumped();
-	/* A pause that nobody waits for any more has no place in the order: it may come after the next call. */
+	/* A pause that nobody waits for any longer has no place in the order: it may come after the next call. */
 	for (int i = 0; i < 100; i++) {
 		EXPECT(tms_resume("vanish"), 0);
 		usleep(10000);
