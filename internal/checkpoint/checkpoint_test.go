@@ -23,7 +23,7 @@ func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 // open loads the simulator as the driver of this process.
 func open(t *testing.T) (*Driver, *cudasim.Sim) {
 	t.Helper()
-	sim, err := cudasim.Load() // by its name it is found again
+	sim, err := cudasim.Load() // the loader finds it again by its name
 	require.NoError(t, err)
 	sim.Reset()
 	t.Cleanup(sim.Reset)
@@ -32,7 +32,7 @@ func open(t *testing.T) (*Driver, *cudasim.Sim) {
 	return driver, sim
 }
 
-// target is a process that does what it is told, by the simulator's own fixture.
+// target is a process that follows commands, from the simulator's own fixture.
 type target struct {
 	t       *testing.T
 	pid     int
@@ -133,7 +133,7 @@ func TestFailures(t *testing.T) {
 	sim.Fail("cuCheckpointProcessGetState", 1, int(cuda.NotSupported))
 	_, err := driver.State(p.pid)
 	require.ErrorIs(t, err, ErrUnsupported)
-	sim.Fail("cuCheckpointProcessGetState", 1, int(cuda.NotInitialized)) // some drivers want cuInit first
+	sim.Fail("cuCheckpointProcessGetState", 1, int(cuda.NotInitialized)) // some drivers require cuInit first
 	requireState(t, driver, p.pid, Running)
 	_, err = driver.State(1 << 30)
 	require.ErrorIs(t, err, ErrNoCUDA)

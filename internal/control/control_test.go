@@ -17,7 +17,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
-// Whatever comes in, what is taken for a request is one: within all bounds, and the same when it is sent again.
+// Whatever comes in, an accepted request is valid: within all bounds, and the same when it is sent again.
 func FuzzParseRequest(f *testing.F) {
 	tag, timeout := "weights", 2.5
 	for _, r := range []control.Request{

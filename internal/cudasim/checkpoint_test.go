@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// pair is a process that has memory, and one that does something to it.
+// pair starts a process that has memory, and one that acts on it.
 func pair(t *testing.T, env ...string) (target, other *sharer, pid int) {
 	g := newGroup(t)
 	target, other = g.start(env...), g.start(env...)
@@ -21,7 +21,7 @@ func pair(t *testing.T, env ...string) (target, other *sharer, pid int) {
 	return target, other, target.cmd.Process.Pid
 }
 
-// waits tells that the answer to a command has not come yet.
+// waits checks that a command's answer has not come yet.
 func (s *sharer) waits(command string, number int) (answer func() string) {
 	s.t.Helper()
 	s.send(command, number)
@@ -38,7 +38,7 @@ func (s *sharer) waits(command string, number int) (answer func() string) {
 	return func() string { return <-came }
 }
 
-// calm ends that it is busy.
+// calm ends the process's being busy.
 func (s *sharer) calm() { require.NoError(s.t, s.cmd.Process.Signal(syscall.SIGUSR1)) }
 
 func TestACheckpointedProcessHoldsNothing(t *testing.T) {
@@ -109,7 +109,7 @@ func TestALockWaitsForCallsInside(t *testing.T) {
 	require.Equal(t, "0", other.do("unlock", pid))
 }
 
-// One that is killed while it waits to lock leaves the process locked or running, and never in between.
+// A locker killed while it waits leaves the process locked or running, never in between.
 func TestAKilledLocker(t *testing.T) {
 	target, other, pid := pair(t)
 	killer := newGroupNamed(group{t, compile(t, "shared", 0), "killed"}, "one").start("CUDASIM_SHARED=")
@@ -144,7 +144,7 @@ func TestWhoCanBeCheckpointed(t *testing.T) {
 			require.Equal(t, code, other.do(command, pid), "%s %d", command, pid)
 		}
 	}
-	// The helper needs no CUDA of its own but for the restore.
+	// The helper needs CUDA of its own only for the restore.
 	require.Equal(t, "0", unstarted.do("lock", forker.cmd.Process.Pid))
 	require.Equal(t, "0", unstarted.do("checkpoint", forker.cmd.Process.Pid))
 	require.Equal(t, "3", unstarted.do("restore", forker.cmd.Process.Pid))
@@ -198,7 +198,7 @@ func TestPlannedFailuresOfACheckpoint(t *testing.T) {
 	}
 }
 
-// Who is killed before a step has done those before it, and no more.
+// A process killed before a step has done the steps before it, and no more.
 func TestPlannedDeaths(t *testing.T) {
 	_, other, pid := pair(t)
 	for _, step := range []struct{ call, state string }{{"Lock", "0 0"}, {"Checkpoint", "0 1"}, {"GetState", "0 2"}} {
@@ -213,7 +213,7 @@ func TestPlannedDeaths(t *testing.T) {
 	}
 }
 
-// Whoever ends while it is checkpointed leaves nothing, and its calls never return meanwhile.
+// A process that ends while it is checkpointed leaves nothing, and meanwhile its calls never return.
 func TestACheckpointedProcessIsKilled(t *testing.T) {
 	target, other, pid := pair(t)
 	require.Equal(t, "0", other.do("lock", pid))

@@ -18,7 +18,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
-// simDir is build/sim.
+// simDir returns build/sim.
 func simDir(t *testing.T) string {
 	t.Helper()
 	library, err := Library()
@@ -46,7 +46,7 @@ func compile(t *testing.T, fixture string, major int) string {
 	return binary
 }
 
-// environment is this process's, with the simulator to be found and its settings at default.
+// environment returns this process's, in which the simulator is found and has its default settings.
 func environment(t *testing.T) []string {
 	t.Helper()
 	var env []string
@@ -58,7 +58,7 @@ func environment(t *testing.T) []string {
 	return append(env, "LD_LIBRARY_PATH="+simDir(t))
 }
 
-// run runs one case of a fixture and returns its stderr. A limit of open files is set if not 0.
+// run runs one case of a fixture and returns its stderr. It sets a limit of open files, unless files is 0.
 func run(t *testing.T, binary, name string, files int, env ...string) string {
 	t.Helper()
 	script := `exec "$0" "$1"`
@@ -90,12 +90,12 @@ var environments = map[string][]string{
 
 var fileLimits = map[string]int{"ten_thousand_handles": 256}
 
-// What a case says on stderr, line by line; nothing for those not listed.
+// What a case prints on stderr, line by line; cases not listed print nothing.
 var complaints = map[string][]string{
 	"by_call": {"cuNoSuchFunction"},
 	"by_environment": {
 		"cuMemCreate_v9", "rubbish", "cuInit:x:1",
-		"cuMemCreate_v9", "rubbish", "cuInit:x:1", // the reset reads it again
+		"cuMemCreate_v9", "rubbish", "cuInit:x:1", // read again by the reset
 	},
 	"bad_values_give_defaults": {
 		"CUDASIM_DEVICES=many is not a number from 0 to 16",
@@ -178,7 +178,7 @@ func TestLibrariesLookLikeTheRealOnes(t *testing.T) {
 			exported := map[string]bool{}
 			for _, symbol := range symbols {
 				if symbol.Section == elf.SHN_UNDEF || symbol.Name == library.version {
-					continue // imported, or the name of the version itself
+					continue // imported, or the version's own name
 				}
 				exported[symbol.Name] = true
 				require.Regexp(t, `^(cu[A-Z]|cuda[A-Z]|__cuda|cudasim_)`, symbol.Name)
@@ -271,7 +271,7 @@ func TestLibraryIsMissing(t *testing.T) {
 	t.Setenv("TMS_TEST_BUILD", "")
 	_, err := library()
 	require.ErrorContains(t, err, filepath.Join("scripts", "build-sim.sh"))
-	t.Setenv("TMS_TEST_BUILD", "build/sanitized") // which others have built
+	t.Setenv("TMS_TEST_BUILD", "build/sanitized") // built by others
 	_, err = library()
 	require.ErrorContains(t, err, filepath.Join(root, "build/sanitized"))
 }

@@ -44,7 +44,7 @@ func newGroup(t *testing.T) group {
 
 func newGroupNamed(g group, name string) group { return group{g.t, g.binary, name + "-" + g.name} }
 
-// leftovers are the files by that name in the folder of this user.
+// leftovers returns the files of that name in this user's folder.
 func leftovers(t *testing.T, name string) []string {
 	found, err := filepath.Glob(fmt.Sprintf("/dev/shm/cudasim-%d/%s.*", os.Geteuid(), name))
 	require.NoError(t, err)
@@ -66,7 +66,7 @@ func (g group) process(env ...string) *sharer {
 	return s
 }
 
-// start is a process that has called cuInit.
+// start starts a process that has called cuInit.
 func (g group) start(env ...string) *sharer {
 	g.t.Helper()
 	s := g.process(env...)
@@ -119,7 +119,7 @@ func TestProcessesShareADevice(t *testing.T) {
 	require.Equal(t, "2", one.do("allocate", 1))
 	require.Equal(t, "0", one.do("free", 0))
 	other.requireFree(48)
-	require.Equal(t, "0", other.do("reset", 0)) // gives back what it had, and is nobody's fellow until cuInit
+	require.Equal(t, "0", other.do("reset", 0)) // frees what it had, and shares with nobody until cuInit
 	one.requireFree(64)
 	require.Equal(t, "0", other.do("start", 0))
 	require.Equal(t, "0", other.do("allocate", 64*mib))
@@ -180,7 +180,7 @@ func TestWhatAKilledProcessHeldIsFree(t *testing.T) {
 		} else {
 			waitForZombie(t, victim.cmd.Process.Pid)
 		}
-		require.Equal(t, "0", survivor.do("allocate", 64*mib)) // nobody looked at the free memory first
+		require.Equal(t, "0", survivor.do("allocate", 64*mib)) // no process looked at the free memory first
 		require.Equal(t, "0", survivor.do("free", 0))
 		survivor.requireFree(64)
 	}
@@ -193,13 +193,13 @@ func waitForZombie(t *testing.T, pid int) {
 	}, time.Minute, time.Millisecond)
 }
 
-// Exec keeps a process's number and start, and ends what it held.
+// Exec keeps a process's number and start time, and frees what it held.
 func TestWhatAProcessHeldBeforeExecIsFree(t *testing.T) {
 	g := newGroup(t)
 	survivor, executes := g.start(), g.start()
 	require.Equal(t, "0", executes.do("allocate", 60*mib))
 	executes.send("exec", 0)
-	require.Equal(t, "3", executes.do("allocate", mib)) // it is the new program that answers: cuInit is due
+	require.Equal(t, "3", executes.do("allocate", mib)) // the new program answers, which has to call cuInit
 	survivor.requireFree(64)
 	require.Equal(t, "0", executes.do("start", 0))
 	require.Equal(t, "0", executes.do("allocate", mib))
@@ -214,14 +214,14 @@ func TestChildrenHoldNothing(t *testing.T) {
 	parent.do("fork", 0)
 	require.Equal(t, "1", parent.do("wait", 0))
 	survivor.requireFree(4)
-	// A child that goes on does not keep what the parent held.
+	// A child that lives on does not keep what the parent held.
 	child, err := strconv.Atoi(parent.do("fork", 60_000))
 	require.NoError(t, err)
 	defer syscall.Kill(child, syscall.SIGKILL)
 	parent.kill()
 	survivor.requireFree(64)
 	require.NoError(t, syscall.Kill(child, 0))
-	// One that was forked before cuInit is a process like others.
+	// A child forked before cuInit is a process like others.
 	unstarted := g.process()
 	unstarted.do("fork", 0)
 	require.Equal(t, "0", unstarted.do("start", 0))
@@ -236,12 +236,12 @@ func makeReadable(t *testing.T, binary string) {
 	}
 }
 
-// A folder that another user has made ahead is not trusted.
+// A folder that another user has made beforehand is not trusted.
 func TestTheFolderOfAnotherUser(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("only root can become another user")
 	}
-	user := 20_000 + os.Getpid()%40_000 // not that of another run of the tests
+	user := 20_000 + os.Getpid()%40_000 // unlike that of another run of the tests
 	folder := fmt.Sprintf("/dev/shm/cudasim-%d", user)
 	require.NoError(t, os.Mkdir(folder, 0o700))
 	t.Cleanup(func() { os.Remove(folder) })
@@ -260,12 +260,12 @@ func TestTheFolderOfAnotherUser(t *testing.T) {
 	require.Contains(t, stderr.String(), "can't be used: Operation not permitted; cuInit returns 304\n")
 }
 
-// What the killed have left is removed by the next that starts, whatever its name.
+// The next process that starts, in whatever group, removes the files of killed ones.
 func TestFilesOfTheKilledAreRemoved(t *testing.T) {
 	g := newGroup(t)
 	victim := g.start()
 	require.Len(t, leftovers(t, g.name), 1)
-	victim.kill() // from now on any other on this machine removes it, too
+	victim.kill() // from now on any other process on this machine may remove it
 	newGroupNamed(g, "another").start()
 	require.Empty(t, leftovers(t, g.name))
 }
@@ -301,7 +301,7 @@ func TestProcessesThatStartTogether(t *testing.T) {
 	}
 }
 
-// The file comes and goes, and there are never two.
+// The file appears and vanishes, and there are never two.
 func TestProcessesThatJoinAndLeave(t *testing.T) {
 	g := newGroup(t)
 	holder := "HOLDER=" + filepath.Join(t.TempDir(), "holder")
@@ -341,7 +341,7 @@ func TestAllocationsOfSeveralProcessesSumUp(t *testing.T) {
 	require.Equal(t, fmt.Sprintf("%d of %d", 4<<30, 4<<30), all[0].do("info", 0))
 }
 
-// At whatever moment a process is killed, the others go on and count right.
+// At whatever moment a process is killed, the others go on and count correctly.
 func TestKillingInTheMiddle(t *testing.T) {
 	g := newGroup(t)
 	survivor := g.start()

@@ -48,7 +48,7 @@ func TestGroupAvailable(t *testing.T) {
 	require.Equal(t, uint64(0), groupAvailable(membership, root))
 }
 
-// Version 1: the memory controller has a hierarchy, and a mount, of its own.
+// In version 1 the memory controller has a hierarchy and a mount of its own.
 func TestGroupAvailableOfVersion1(t *testing.T) {
 	for _, controllers := range []string{"memory", "cpu,memory"} {
 		dir := t.TempDir()
@@ -66,7 +66,7 @@ func TestGroupAvailableOfVersion1(t *testing.T) {
 		write(t, root+"/memory/docker/a:b/memory.limit_in_bytes", "300\n")
 		write(t, root+"/memory/docker/a:b/memory.usage_in_bytes", "200\n")
 		require.Equal(t, uint64(100), groupAvailable(membership, root))
-		// Both versions can be there; the tighter one counts.
+		// Both versions can be present; the tighter one counts.
 		write(t, root+"/unified/memory.max", "64\n")
 		write(t, root+"/unified/memory.current", "4\n")
 		require.Equal(t, uint64(60), groupAvailable(membership, root))

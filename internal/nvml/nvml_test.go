@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
 const mib = 1 << 20
 
-// user is a process that uses devices, by the simulator's own fixture.
+// user is a process that uses devices, from the simulator's own fixture.
 type user struct {
 	*exec.Cmd
 	t       *testing.T
@@ -30,7 +30,7 @@ type user struct {
 	answers *bufio.Reader
 }
 
-// users starts so many, which share their devices with one another and with this process's NVML.
+// users starts a number of users, which share their devices with one another and with this process's NVML.
 func users(t *testing.T, count int, environment ...string) []*user {
 	t.Helper()
 	library, err := cudasim.Library()
@@ -72,11 +72,11 @@ func (u *user) do(command string, number int) string {
 	return strings.TrimSpace(line)
 }
 
-// open has the simulated NVML in the place of NVIDIA's: by its name the loader finds it again.
+// open loads the simulated NVML in place of NVIDIA's: the loader finds it again by its name.
 func open(t *testing.T) *Library {
 	t.Helper()
 	if os.Getenv("CUDASIM_SHARED") == "" {
-		t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid())) // not what else goes on on this machine
+		t.Setenv("CUDASIM_SHARED", fmt.Sprintf("%s-%d", t.Name(), os.Getpid())) // apart from other work on this machine
 	}
 	library, err := cudasim.Library()
 	require.NoError(t, err)
@@ -97,7 +97,7 @@ func devices(t *testing.T, l *Library) []Device {
 	return found
 }
 
-// Programs over the simulator end their use of NVML, as pynvml has them do; package nvml does not.
+// Programs on the simulator end their use of NVML, as pynvml does; package nvml does not.
 func TestShutdown(t *testing.T) {
 	l := open(t)
 	loaded, err := purego.Dlopen("libnvidia-ml.so.1", purego.RTLD_NOW|purego.RTLD_LOCAL)
@@ -105,7 +105,7 @@ func TestShutdown(t *testing.T) {
 	shutdown, err := purego.Dlsym(loaded, "nvmlShutdown")
 	require.NoError(t, err)
 	ended := uintptr(0)
-	for ended == 0 { // as often as tests have begun it
+	for ended == 0 { // as often as tests have initialized it
 		ended, _, _ = purego.SyscallN(shutdown)
 	}
 	_, err = l.Devices()
@@ -130,12 +130,12 @@ func TestWhatEachProcessHas(t *testing.T) {
 			[]Process{has(one, 0), has(other, 0)}},
 	}, found)
 
-	l.memory = nil // as of an older driver
+	l.memory = nil // like an older driver
 	require.Equal(t, found, devices(t, l))
 
 	require.Equal(t, "0", one.do("free", 0))
 	require.Equal(t, []Process{has(one, 0), has(other, 8)}, devices(t, l)[0].Processes)
-	// A process that is checkpointed has nothing, and is on no device.
+	// A checkpointed process has nothing, and is on no device.
 	for _, step := range []string{"lock", "checkpoint"} {
 		require.Equal(t, "0", one.do(step, other.Process.Pid))
 	}
@@ -165,7 +165,7 @@ func TestManyProcessesAndNone(t *testing.T) {
 	require.Empty(t, devices(t, l)[0].Processes)
 	t.Setenv("CUDASIM_DEVICES", "3")
 	t.Setenv("CUDASIM_MEMORY", "2G")
-	found = devices(t, open(t)) // the environment is read when it starts
+	found = devices(t, open(t)) // NVML reads the environment when it starts
 	require.Len(t, found, 3)
 	require.Equal(t, uint64(2<<30), found[2].TotalBytes)
 }
@@ -183,7 +183,7 @@ func TestErrors(t *testing.T) {
 	require.EqualError(t, err, "device 0: nvmlDeviceGetName: NVML error 15: Unknown Error")
 }
 
-// A process of its own, since this one has an NVML loaded.
+// A separate process, because this one has loaded an NVML.
 func TestWithoutNVML(t *testing.T) {
 	if words := os.Getenv("EXPECTED_WORDS"); words != "" {
 		_, err := Open()

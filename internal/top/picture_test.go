@@ -16,7 +16,7 @@ import (
 
 var writePicture = flag.Bool("write-top", false, "draw docs/top.svg anew, from the screen")
 
-// The colours of a terminal that the picture has: the program itself names but the numbers.
+// The picture's colours for a terminal's numbers, which are all that the program itself names.
 var palette = map[int]string{1: "#f7768e", 2: "#9ece6a", 3: "#e0af68", 4: "#7aa2f7"}
 
 const (
@@ -30,7 +30,7 @@ type style struct {
 	colour               string
 }
 
-// apply does what one sequence says; one that the picture has no way to draw is an error.
+// apply applies one sequence; a sequence that the picture cannot draw is an error.
 func (s *style) apply(sequence string) error {
 	for word := range strings.SplitSeq(sequence, ";") {
 		number, _ := strconv.Atoi(word)
@@ -53,7 +53,7 @@ func (s *style) apply(sequence string) error {
 }
 
 // draw makes an SVG of a screen: one text element for each stretch of one style, as wide as its letters are on a
-// terminal, and blocks as rectangles, since fonts leave gaps between them.
+// terminal, and blocks as rectangles, because fonts leave gaps between them.
 func draw(screen string, width, height int) (string, error) {
 	var svg strings.Builder
 	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %.0f %d" font-family="ui-monospace, 'DejaVu Sans Mono', Menlo, Consolas, monospace" font-size="14">`+"\n",
@@ -106,7 +106,7 @@ func draw(screen string, width, height int) (string, error) {
 	return svg.String(), nil
 }
 
-// TestPicture has docs/top.svg be what the screen looks like, of figures that are made up.
+// TestPicture keeps docs/top.svg equal to the screen, with made-up figures.
 func TestPicture(t *testing.T) {
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 	trainer := func(paused bool) Process {

@@ -26,7 +26,7 @@ const (
 	gib = 1 << 30
 )
 
-// told is a source that notes what it is told.
+// told is a source that notes its calls.
 type told struct {
 	look  Look
 	calls []string
@@ -50,7 +50,7 @@ func (s *told) Resume(_ context.Context, pid int, tag string) (string, error) {
 
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// aMoment is a server that serves, a trainer that is half paused, and a process that says nothing.
+// aMoment returns a server that serves, a trainer that is half paused, and a process that does not answer.
 func aMoment() Look {
 	return Look{
 		At: noon,
@@ -96,7 +96,7 @@ var named = map[string]tea.Key{"up": {Code: tea.KeyUp}, "down": {Code: tea.KeyDo
 	"backspace": {Code: tea.KeyBackspace}, "end": {Code: tea.KeyEnd}, "home": {Code: tea.KeyHome}, "pgdown": {Code: tea.KeyPgDown},
 	"pgup": {Code: tea.KeyPgUp}, "ctrl+c": {Code: 'c', Mod: tea.ModCtrl}, "ctrl+z": {Code: 'z', Mod: tea.ModCtrl}}
 
-// press presses keys one after another, and returns what the last of them has to be done.
+// press presses keys one after another, and returns the command of the last.
 func (v *tester) press(keys ...string) (then tea.Cmd) {
 	for _, name := range keys {
 		k, ok := named[name]
@@ -158,7 +158,7 @@ cache: paused 0, slack 0, backup 0
 ↑↓ select  p pause  r resume  s sort  / filter  ? help  q quit`, strings.Join(v.lines(), "\n"))
 }
 
-// Where a terminal shows ASCII alone, there is nothing else, and the parts of bars differ all the same.
+// On a terminal that shows ASCII alone there is nothing else, and the parts of bars still differ.
 func TestScreenInASCII(t *testing.T) {
 	v := start(t, aMoment(), Settings{ASCII: true})
 	v.shows("0 H200           ##################+++...... 96.0 GiB")
@@ -187,7 +187,7 @@ optimizer: paused 24.0 GiB, slack 0, ba…
 p pause  r resume  s  /  ? help  q quit`, strings.Join(v.lines(), "\n"))
 }
 
-// Whatever the size, and whatever names processes have, nothing is wider or longer than the terminal.
+// Whatever the terminal's size and the processes' names, nothing is wider or longer than the terminal.
 func TestAllSizes(t *testing.T) {
 	look := aMoment()
 	look.Note = strings.Repeat("note ", 100)
@@ -303,7 +303,7 @@ func TestFiltering(t *testing.T) {
 	v.shows("4711")
 }
 
-// A process that does not answer stays where it is, with what it told last.
+// A process that does not answer stays where it is, with its last answer.
 func TestNoAnswer(t *testing.T) {
 	v := start(t, aMoment(), Settings{})
 	v.source.look = aMoment()
@@ -380,7 +380,7 @@ func (s *slow) Pause(ctx context.Context, _ int, _ string) (string, error) {
 	return "", errors.New("interrupted")
 }
 
-// Who quits in the middle of a pause is told what came of it.
+// A user who quits in the middle of a pause sees its outcome.
 func TestQuitting(t *testing.T) {
 	for name, quit := range map[string]func(*os.File, context.CancelFunc){
 		"by a key":    func(keys *os.File, _ context.CancelFunc) { _, _ = keys.WriteString("q") },

@@ -25,9 +25,9 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
-// The process that answers is this one, as each test has it answer; preload's tests have real ones.
+// This process itself answers, as each test defines; preload's tests have real processes.
 
-// place is a fresh directory of sockets.
+// place makes a fresh directory for sockets.
 func place(t *testing.T) string {
 	t.Helper()
 	directory, err := os.MkdirTemp("/tmp", "tms-test-")
@@ -82,7 +82,7 @@ func TestRepliesThatAreNone(t *testing.T) {
 	require.ErrorContains(t, err, "does not answer")
 }
 
-// A reply is the caller's only while the connection lives: what was asked over one that a context closes is undone.
+// A caller gets a reply only while the connection lives: requests over a connection that a context closes are undone.
 func TestContextsThatEndWithTheReply(t *testing.T) {
 	listener := listen(t, place(t), os.Getpid())
 	go func() {
@@ -121,8 +121,8 @@ func TestContextsThatEndWithTheReply(t *testing.T) {
 	require.NotZero(t, refused)
 }
 
-// What a dead process has left is removed, never the socket of a new one of the same number, which comes at any
-// moment, as preload/control.go does: under the lock of the directory.
+// A dead process's socket is removed, but never that of a new process with the same number, which may come at any
+// moment and, like preload/control.go, makes its socket under the directory's lock.
 func TestSweepingLeavesTheLiving(t *testing.T) {
 	directory := place(t)
 	path := filepath.Join(directory, control.Name(os.Getpid()))
@@ -185,7 +185,7 @@ func TestRootReachesAll(t *testing.T) {
 	c.Close()
 }
 
-// listening starts such a process, and returns its number when it listens.
+// listening starts such a process, and returns its number once it listens.
 func listening(t *testing.T, program, socket string, as *syscall.Credential) int {
 	t.Helper()
 	command := exec.Command(program, "-test.run=^TestListening$")
@@ -214,7 +214,7 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// Who has a number in another PID namespace is not the process of that number here.
+// A process with a number in another PID namespace is not the process of that number here.
 func TestNumbersOfElsewhere(t *testing.T) {
 	directory := place(t)
 	const number = 1 << 30
@@ -226,7 +226,7 @@ func TestNumbersOfElsewhere(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, os.Getpid(), c.Peer)
 	c.Close()
-	// One of each, in two directories.
+	// One socket of each kind, in two directories.
 	second := filepath.Join(filepath.Dir(directory), fmt.Sprint("tms-", os.Geteuid()))
 	require.NoError(t, os.Mkdir(second, 0o700))
 	listen(t, second, os.Getpid())
@@ -237,7 +237,7 @@ func TestNumbersOfElsewhere(t *testing.T) {
 	c.Close()
 }
 
-// What is swept is what was found dead, in the directory that it was found in, though another takes that one's name.
+// A sweep removes what it found dead, in the directory where it found it, even when another directory takes that name.
 func TestSweepingADirectoryThatIsReplaced(t *testing.T) {
 	directory := place(t)
 	other := filepath.Join(filepath.Dir(directory), "other")

@@ -9,9 +9,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A process with two tags, and three clients of it that do all they can in any order, as package server has them: one
-// request at a time is carried out, and clients keep and vanish meanwhile. Every state that can be reached is looked
-// at.
+// A process has two tags, and three clients that make every request in any order, as package server allows: one request
+// at a time is carried out, and clients keep and vanish meanwhile. The test visits every state that can be reached.
 
 const (
 	clients = 3
@@ -27,24 +26,24 @@ func (s set) has(c int) bool { return c >= 0 && s&(1<<c) != 0 }
 func (s set) with(c int) set { return s | 1<<c }
 func (s set) less(c int) set { return s &^ (1 << c) }
 
-// request is what is carried out.
+// request is the request that is carried out.
 type request struct {
 	op     string // "": nothing
-	client int    // -1: it has gone
-	tag    int    // tags: all
+	client int    // -1: the client has left
+	tag    int    // tags means all
 	keep   bool
-	had    bool // the pause has had a hold, or the undo, which is let go when it is done
+	had    bool // the pause or undo began with a hold, to be released when it is done
 	undoes set  // tags
 }
 
-// world is what there is beside the Rights: all of it is compared.
+// world is everything besides the Rights; all of it is compared.
 type world struct {
 	alive   set
 	paused  [tags]bool
-	holds   int  // that the process has
+	holds   int  // of the process
 	held    bool // back, before collectives
 	running request
-	// What clients have been told, by which the Rights are judged.
+	// The answers that clients got, by which the Rights are judged.
 	holding, aligning set
 	wants             [tags]set
 	kept              [tags]bool
@@ -59,7 +58,7 @@ func named(tag int) *string {
 	return &tagNames[tag]
 }
 
-// client is how the Rights know one.
+// client returns a client's number in the Rights.
 func client(c int) int { return c + 1 }
 
 // state is a world with its Rights.
@@ -85,7 +84,7 @@ func members(of []int) (all set) {
 	return all
 }
 
-// orders are those in which the clients can be counted.
+// orders are the orders in which the clients can be numbered.
 var orders = [][clients]int{{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}}
 
 func (s set) in(order [clients]int) (other set) {
@@ -95,8 +94,8 @@ func (s set) in(order [clients]int) (other set) {
 	return other
 }
 
-// key is the same for states that differ in nothing but who is which client. Who holds and aligns is in both halves:
-// see wrong.
+// key is the same for states that differ only in the numbering of the clients. Both halves record which clients hold
+// and align: see wrong.
 func (s *state) key() uint64 {
 	least := ^uint64(0)
 	for _, order := range orders {
@@ -140,7 +139,7 @@ func one(yes bool) int {
 
 var ops = map[string]int{"hold": 1, "align": 2, "pause": 3, "resume": 4, "undo": 5}
 
-// release does what a client's end asks for; an align that goes on is released when it is done.
+// release does what a client's end requires; an align in progress is released when it is done.
 func (s *state) release(r Released) {
 	if r.Hold {
 		s.holds--
@@ -150,14 +149,14 @@ func (s *state) release(r Released) {
 	}
 }
 
-// move is what led to a state.
+// move is the step that led to a state.
 type move struct {
 	client  int
 	what    string
 	request request
 }
 
-// steps are all states that come next, with what led to each.
+// steps returns all next states, with the move that led to each.
 func (s *state) steps() (found []*state, moves []move) {
 	add := func(m move, do func(*state)) {
 		n := s.clone()
@@ -193,7 +192,7 @@ func (s *state) steps() (found []*state, moves []move) {
 	}
 	for t := range tags {
 		if s.paused[t] {
-			// Nobody is told: a client goes on to want what it has paused.
+			// No client learns of it: each still wants what it has paused.
 			add(move{client: -1, what: "the program resumes " + tagNames[t]}, func(n *state) {
 				n.paused[t], n.kept[t] = false, false
 			})
@@ -260,10 +259,10 @@ func (s *state) begin() {
 	}
 }
 
-// resumed is a tag that is there again.
+// resumed makes a tag active again.
 func (s *state) resumed(t int) { s.paused[t], s.wants[t], s.kept[t] = false, 0, false }
 
-// endings are how what is carried out can end.
+// endings adds every way in which the running request can end.
 func (s *state) endings(add func(move, func(*state))) {
 	done := func(how string, do func(*state, request)) {
 		add(move{s.running.client, how, s.running}, func(n *state) {
@@ -321,7 +320,7 @@ func (s *state) endings(add func(move, func(*state))) {
 			n.rights.Resumed(named(r.tag))
 		})
 	case "undo":
-		for succeed := range set(1 << tags) { // what there is memory for
+		for succeed := range set(1 << tags) { // the tags for which there is memory
 			if succeed&^s.running.undoes != 0 {
 				continue
 			}
@@ -344,7 +343,7 @@ func (s *state) endings(add func(move, func(*state))) {
 	done("fails", func(n *state, r request) { n.held = n.held && (r.op != "align" || r.client >= 0) })
 }
 
-// wrong tells what should not be; "": nothing.
+// wrong describes what is wrong, "" if nothing is.
 func (s *state) wrong() string {
 	holds := 0
 	for c := range clients {

@@ -21,7 +21,7 @@ import (
 	"tms/internal/guard"
 )
 
-// fake is a process that does what a test tells it.
+// fake is a process that behaves as a test defines.
 type fake struct {
 	mu                                 sync.Mutex
 	temporary                          string
@@ -29,7 +29,7 @@ type fake struct {
 	state, returned, letGo             func()
 	lend                               func() (int, control.Reply, error)
 	lets, returns, unaligns, abandoned int
-	tasks                              []*server.Task // that were performed
+	tasks                              []*server.Task // performed so far
 	pending                            []bool
 	logged                             []error
 }
@@ -40,7 +40,7 @@ func serve(t *testing.T) *fake {
 	t.Setenv("XDG_RUNTIME_DIR", "")
 	t.Setenv("TMPDIR", f.temporary)
 	require.NoError(t, server.New(f).Serve())
-	t.Cleanup(func() { // else the server makes its socket again while the directory is removed
+	t.Cleanup(func() { // otherwise the server makes its socket again while the directory is removed
 		f.with(func() { f.temporary = filepath.Join(f.temporary, "gone") })
 	})
 	return f
@@ -52,7 +52,7 @@ func (f *fake) with(do func()) {
 	do()
 }
 
-// call calls what the test has set, if anything, without the lock.
+// call calls the test's function, if there is one, without the lock.
 func (f *fake) call(count *int, set *func()) {
 	var do func()
 	f.with(func() { *count++; do = *set })
@@ -63,7 +63,7 @@ func (f *fake) call(count *int, set *func()) {
 
 func (f *fake) Reserve() error { return nil }
 
-// OwnTable does nothing: Go's poller, which libtms.so is without, needs its descriptor on each thread.
+// OwnTable does nothing: Go's poller, which libtms.so does not use, needs its descriptor on each thread.
 func (f *fake) OwnTable() error { return nil }
 func (f *fake) Directories() (runtime, temporary string) {
 	f.with(func() { temporary = f.temporary })
@@ -106,7 +106,7 @@ func (f *fake) Awaited() bool                { return true }
 func (f *fake) Unalign()                     { f.with(func() { f.unaligns++ }) }
 func (f *fake) EndRecording(int)             { f.with(func() { f.abandoned++ }) }
 
-// pausing has pauses take these tags; undos resume what is due.
+// pausing makes pauses take these tags, and undos resume what is due.
 func (f *fake) pausing(tags ...string) {
 	f.performs(func(t *server.Task, o *server.Outcome) error {
 		if t.Request.Op == control.Pause {
@@ -121,7 +121,7 @@ func (f *fake) performs(perform func(*server.Task, *server.Outcome) error) {
 	f.with(func() { f.perform = perform })
 }
 
-// now reads what the process was told.
+// now reads a field of the process under its lock.
 func now[T any](f *fake, field *T) (value T) {
 	f.with(func() { value = *field })
 	return value
@@ -132,7 +132,7 @@ func (f *fake) isPending() bool {
 	return told[len(told)-1]
 }
 
-// undone waits until the server has had the process resume tags by itself.
+// undone waits until the server has made the process resume tags, without a request.
 func (f *fake) undone(t *testing.T, due ...string) {
 	t.Helper()
 	require.Eventually(t, func() (found bool) {
@@ -170,7 +170,7 @@ var (
 	undo   = control.Request{Op: control.Undo}
 )
 
-// A client that goes lets go of its rights, whatever it is at; what it keeps stays.
+// A client that leaves gives up its rights, whatever it is doing; what it keeps stays paused.
 func TestClientVanishes(t *testing.T) {
 	t.Run("with a hold", func(t *testing.T) {
 		f := serve(t)
@@ -250,7 +250,7 @@ func TestClientVanishes(t *testing.T) {
 	})
 }
 
-// A request that panics answers an error, and the next ones of all clients work.
+// A request that panics gets an error, and the next ones of all clients work.
 func TestPanics(t *testing.T) {
 	panics := func() { panic("a defect") }
 	lend := control.Request{Op: control.Lend, Share: 1, Import: 2}
@@ -272,7 +272,7 @@ func TestPanics(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			f := serve(t)
 			c, other := dial(t), dial(t)
-			require.True(t, do(t, c, hold).OK) // which the pause ends
+			require.True(t, do(t, c, hold).OK) // the pause ends the hold
 			f.with(func() { test.prepare(f) })
 			reply := do(t, c, test.request)
 			require.False(t, reply.OK)
@@ -289,7 +289,7 @@ func TestPanics(t *testing.T) {
 	}
 }
 
-// What a pause of everything has taken before it panics is resumed for its client.
+// What a pause of everything has paused before it panics is resumed for its client.
 func TestPanicAfterAPauseOfEverything(t *testing.T) {
 	f := serve(t)
 	f.performs(func(t *server.Task, o *server.Outcome) error {
@@ -307,7 +307,7 @@ func TestPanicAfterAPauseOfEverything(t *testing.T) {
 	f.undone(t, rights.Rest)
 }
 
-// Memory goes with its descriptor. While a lend fails or panics on its way, others' lends wait, and are done then.
+// Memory is lent with its descriptor. While one lend fails or panics, others wait, and are then done.
 func TestLends(t *testing.T) {
 	f := serve(t)
 	lend := func() (control.Reply, int) {
@@ -330,7 +330,7 @@ func TestLends(t *testing.T) {
 		reply, descriptor = lend()
 		require.Equal(t, "paused", reply.Error)
 		require.Equal(t, -1, descriptor)
-		// The descriptor cannot be passed over, and the process cannot forget the importer.
+		// The descriptor cannot be sent, and the process cannot forget the importer.
 		f.with(func() {
 			f.lend = func() (int, control.Reply, error) { return 1 << 20, control.Reply{}, nil }
 			f.returned = func() { panic("a defect") }
@@ -343,7 +343,7 @@ func TestLends(t *testing.T) {
 	require.Equal(t, 3, now(f, &f.returns))
 }
 
-// An undo of everything decides itself whether everything is pending: another client's end changes nothing meanwhile.
+// An undo of everything itself decides whether everything is pending; another client's end changes nothing meanwhile.
 func TestUndoBesideAnothersEnd(t *testing.T) {
 	f := serve(t)
 	f.pausing("weights", rights.Rest)
@@ -372,7 +372,7 @@ func TestUndoBesideAnothersEnd(t *testing.T) {
 	require.Equal(t, []bool{false}, slices.Compact(now(f, &f.pending)))
 }
 
-// A client whose requests are refused may go on.
+// A client whose requests are refused can go on.
 func TestRequestsThatAreRefused(t *testing.T) {
 	serve(t)
 	c := dial(t)

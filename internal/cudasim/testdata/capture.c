@@ -66,7 +66,7 @@ static void *allocate_elsewhere(void *code)
 	return NULL;
 }
 
-// Of another stream, so that only the modes matter.
+// Uses another stream, so that only the modes matter.
 static void *ask_elsewhere(void *code)
 {
 	CUstream other;
@@ -104,7 +104,7 @@ static void allocation_depends_on_the_modes(void)
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuMemAlloc_v2(&more, MIB));
 	ends_well();
-	// A thread that says it knows what it does may, in every mode.
+	// A thread in relaxed mode may make the calls, in every mode of the capture.
 	begin(CU_STREAM_NON_BLOCKING, CU_STREAM_CAPTURE_MODE_GLOBAL);
 	CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
 	OK(cuThreadExchangeStreamCaptureMode(&mode));
@@ -112,7 +112,7 @@ static void allocation_depends_on_the_modes(void)
 	OK(cuMemAlloc_v2(&more, MIB));
 	OK(cuThreadExchangeStreamCaptureMode(&mode));
 	CHECK(mode == CU_STREAM_CAPTURE_MODE_RELAXED);
-	// And memory by handle is never forbidden.
+	// Memory by handle is never forbidden.
 	mapped(GRANULE);
 	ends_well();
 }
@@ -211,7 +211,7 @@ static void graphs_on_paused_memory(void)
 	OK(cuGraphLaunch(exec, stream));
 	OK(cuCtxSynchronize());
 	OK(cuMemUnmap(memory, GRANULE));
-	back(memory, GRANULE); // the same address again: the graph is as good as before
+	back(memory, GRANULE); // the same address again: the graph works as before
 	OK(cuGraphLaunch(exec, stream));
 	OK(cuCtxSynchronize());
 	CHECK(bytes(memory)[5] == 7);
@@ -239,7 +239,7 @@ static void capture_into_a_graph(void)
 	OK(cuStreamSynchronize(stream));
 	CHECK(bytes(at)[0] == 3 && bytes(at)[1] == 3);
 	OK(cuStreamBeginCaptureToGraph(stream, graph, NULL, NULL, 0, CU_STREAM_CAPTURE_MODE_RELAXED));
-	OK(cuGraphDestroy(graph)); // under its capture
+	OK(cuGraphDestroy(graph)); // while it is captured
 	ends_invalidated();
 }
 
@@ -280,7 +280,7 @@ static void other_streams_join(void)
 	OK(cuStreamSynchronize(stream));
 	CHECK(*(unsigned *)at == 0x01010202);
 	OK(cuGraphDestroy(graph));
-	// Ending where it did not begin, depending on what is not captured.
+	// Ending a capture where it did not begin; depending on work that is not captured.
 	begin(0, CU_STREAM_CAPTURE_MODE_RELAXED);
 	OK(cuEventRecord(fork, stream));
 	OK(cuStreamWaitEvent(side, fork, 0));

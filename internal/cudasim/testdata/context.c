@@ -1,4 +1,4 @@
-// Contexts, several devices, what needs what before it can be called. Runs with three devices.
+// Contexts, several devices, and what a call requires before it. Runs with three devices.
 #include <pthread.h>
 
 #include "fixture.h"
@@ -50,7 +50,7 @@ static void without_a_context(void)
 	GIVES(201, cuStreamSynchronize(NULL));
 	CUdevice device;
 	GIVES(201, cuCtxGetDevice(&device));
-	// Memory by handle needs none.
+	// Memory by handle needs no context.
 	at = mapped(GRANULE);
 	CHECK(!faults(at));
 	OK(cuMemUnmap(at, GRANULE));
@@ -77,7 +77,7 @@ static void the_stack(void)
 	CHECK(current() == one);
 	OK(cuCtxGetDevice(&device));
 	CHECK(device == 1);
-	OK(cuCtxSetCurrent(zero)); // in the place of the top
+	OK(cuCtxSetCurrent(zero)); // replaces the top
 	OK(cuCtxPopCurrent_v2(&popped));
 	CHECK(popped == zero && current() == zero);
 	OK(cuCtxSetCurrent(NULL));
@@ -121,7 +121,7 @@ static void primary_contexts(void)
 	OK(cuDevicePrimaryCtxRetain(&again, 1));
 	OK(cuDevicePrimaryCtxRelease_v2(1));
 	CHECK(cudasim_stat("allocations") == 1);
-	OK(cuDevicePrimaryCtxRelease_v2(1)); // the last: its memory goes
+	OK(cuDevicePrimaryCtxRelease_v2(1)); // the last reference: its memory goes
 	CHECK(cudasim_stat("allocations") == 0 && faults(at));
 	GIVES(201, cuDevicePrimaryCtxRelease_v2(1));
 	GIVES(709, cuCtxSynchronize());
@@ -131,10 +131,10 @@ static void primary_contexts(void)
 	CUdeviceptr vmm = mapped(GRANULE);
 	OK(cuDevicePrimaryCtxReset_v2(1));
 	CHECK(!faults(vmm)); // memory by handle belongs to no context
-	OK(cuCtxPushCurrent_v2(context)); // a thread can enter what is gone
+	OK(cuCtxPushCurrent_v2(context)); // a thread can push a context that is gone
 	GIVES(709, cuCtxSynchronize());
 	OK(cuCtxPopCurrent_v2(&again));
-	OK(cuDevicePrimaryCtxRetain(&again, 1)); // and the reference from before the reset is still there
+	OK(cuDevicePrimaryCtxRetain(&again, 1)); // the reference from before the reset still exists
 	OK(cuDevicePrimaryCtxRelease_v2(1));
 	OK(cuCtxSynchronize());
 	OK(cuDevicePrimaryCtxRelease_v2(1));
@@ -188,7 +188,7 @@ static void devices_are_separate(void)
 	CUmemGenericAllocationHandle handle;
 	OK(cuMemCreate(&handle, 8 * GRANULE, &prop, 0));
 	OK(cuMemGetInfo_v2(&available, &total));
-	CHECK(available == total); // of device 0
+	CHECK(available == total); // device 0's
 	start(1);
 	OK(cuMemGetInfo_v2(&available, &total));
 	CHECK(available == total - 8 * GRANULE);
@@ -239,7 +239,7 @@ static void peers(void)
 	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 }
 
-// Memory of a device, mapped with access for those of the mask.
+// Maps memory of a device, with access for the devices in the mask.
 static CUdeviceptr mapped_on(int device, unsigned mask)
 {
 	CUmemAllocationProp prop = device_memory(device);
@@ -258,8 +258,8 @@ static CUdeviceptr mapped_on(int device, unsigned mask)
 	return at;
 }
 
-// As seen on two H200s, driver 580: a copy is checked with the device of the current context, not of
-// the stream; one between peers with the devices named; a fill with peer access too.
+// As seen on two H200s, driver 580: a copy is checked against the device of the current context, not of the stream; a
+// copy between peers against the named devices; a fill also against peer access.
 static void access_by_device(void)
 {
 	CUcontext zero = start(0), one = start(1);
@@ -291,7 +291,7 @@ static void access_by_device(void)
 		OK(cuStreamSynchronize(streams[0]));
 		OK(cuStreamSynchronize(streams[1]));
 	}
-	// What cuMemAlloc gave can be copied from anywhere; to fill it takes peer access.
+	// Memory of cuMemAlloc can be copied from anywhere; filling it takes peer access.
 	OK(cuMemcpyDtoDAsync_v2(plain, here, MIB, streams[0]));
 	OK(cuMemcpyPeerAsync(plain, zero, here, zero, MIB, streams[0]));
 	GIVES(1, cuMemsetD8Async(plain, 1, MIB, streams[0]));
@@ -323,7 +323,7 @@ static void no_peers(void)
 	unsigned long long flags;
 	GIVES(101, cuMemSetAccess(at, GRANULE, access, 2));
 	OK(cuMemGetAccess(&flags, &access[0].location, at));
-	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing was done
+	CHECK(flags == CU_MEM_ACCESS_FLAGS_PROT_READWRITE); // nothing has changed
 	OK(cuMemAlloc_v2(&here, MIB));
 	GIVES(1, cuMemcpyDtoD_v2(here, at, MIB));
 	OK(cuMemcpyPeer(here, one, at, zero, MIB)); // staged
@@ -339,7 +339,7 @@ static void one_lost_context_is_not_all(void)
 	start(1);
 	OK(cuCtxSynchronize());
 	OK(cuMemAlloc_v2(&at, MIB));
-	OK(cuCtxSetCurrent(zero)); // it can still be made current, and asked nothing
+	OK(cuCtxSetCurrent(zero)); // it can still be made current, but every call fails
 	GIVES(700, cuCtxSynchronize());
 }
 

@@ -11,10 +11,10 @@ static void by_call(void)
 	cudasim_fail("cuMemMap", 2, 999);
 	OK(cuMemMap(at, GRANULE, 0, handle, 0));
 	GIVES(999, cuMemMap(at + GRANULE, GRANULE, 0, handle, 0));
-	CHECK(cudasim_stat("mappings") == 1);		   // nothing was done
+	CHECK(cudasim_stat("mappings") == 1);		   // nothing has changed
 	OK(cuMemMap(at + GRANULE, GRANULE, 0, handle, 0)); // once only
 	CHECK(cudasim_failures_fired() == 1);
-	cudasim_fail("cuMemAlloc", 1, 2); // both names of a function mean it
+	cudasim_fail("cuMemAlloc", 1, 2); // either name of the function works
 	GIVES(2, cuMemAlloc_v2(&at, 1));
 	cudasim_fail("cuMemAlloc_v2", 1, 2);
 	GIVES(2, cuMemAlloc_v2(&at, 1));
@@ -24,7 +24,7 @@ static void by_call(void)
 	OK(cuMemAlloc_v2(&at, 1));
 	cudasim_clear_failures();
 	create(GRANULE);
-	cudasim_fail("cuMemCreate", 2, 2); // several, also for one call
+	cudasim_fail("cuMemCreate", 2, 2); // several failures, also for one call
 	cudasim_fail("cuMemCreate", 1, 700);
 	cudasim_fail("cuMemCreate", 2, 2);
 	CUmemAllocationProp prop = device_memory(0);
@@ -33,7 +33,7 @@ static void by_call(void)
 	GIVES(2, cuMemCreate(&handle, GRANULE, &prop, 0));
 	create(GRANULE);
 	CHECK(cudasim_failures_fired() == 6);
-	cudasim_fail("cuNoSuchFunction", 1, 2); // said on stderr, otherwise nothing
+	cudasim_fail("cuNoSuchFunction", 1, 2); // reported on stderr, with no other effect
 }
 
 // CUDASIM_FAIL=cuMemMap:3:2,cuMemCreate_v9:1:1,cuMemCreate:1:2,rubbish,cuInit:x:1,cuMemRelease:1:999
@@ -135,7 +135,7 @@ static void all_works(void)
 
 static void forked_children(void)
 {
-	CHECK(child(all_works) == 0); // before CUDA is used a child is on its own
+	CHECK(child(all_works) == 0); // forked before CUDA is used, a child can use it
 	start(0);
 	CUdeviceptr at = mapped(GRANULE);
 	CHECK(child(all_refused) == 0);

@@ -1,4 +1,4 @@
-// What the C fixtures share: the driver functions and a check that says what went wrong.
+// What the C fixtures share: the driver's functions, and a check that prints what went wrong.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 			exit(1);                                                                             \
 		}                                                                                            \
 	} while (0)
-// The call returns this code and no other.
+// Checks that the call returns this code.
 #define GIVES(code, call)                                                                                    \
 	do {                                                                                                 \
 		int got_ = (int)(call);                                                                      \
@@ -66,7 +66,8 @@ static inline void allow(CUdeviceptr address, size_t size)
 	OK(cuMemSetAccess(address, size, &access, 1));
 }
 
-// Fresh memory at an address: create, map, allow; the handle is released, the mapping holds it.
+// Puts fresh memory at an address: creates, maps, and grants access; the handle is released, and the mapping holds the
+// memory.
 static inline void back(CUdeviceptr address, size_t size)
 {
 	CUmemGenericAllocationHandle handle = create(size);
@@ -87,7 +88,7 @@ static inline char *bytes(CUdeviceptr address)
 	return (char *)address;
 }
 
-// Whether touching an address faults.
+// Returns whether touching an address faults.
 #include <setjmp.h>
 #include <signal.h>
 static sigjmp_buf touched;
@@ -106,7 +107,7 @@ static inline int faults(CUdeviceptr address)
 	return signal == SIGSEGV;
 }
 
-// A fixture is a list of cases: run by name, or all names listed.
+// A fixture is a list of cases: it runs one by name, or lists all names.
 struct test_case {
 	const char *name;
 	void (*run)(void);

@@ -77,7 +77,7 @@ static CUresult launch(CUfunction function, unsigned grid, CUdeviceptr blocks, C
 	struct keys copy = keys;
 	void *parameters[] = {&blocks, &digests, &copy};
 	CUresult result = cuLaunchKernel(function, grid, 1, 1, 256, 1, 1, 0, stream, parameters, NULL);
-	memset(&copy, 0, sizeof copy); // parameters are taken at the launch
+	memset(&copy, 0, sizeof copy); // the launch has copied its parameters
 	return result;
 }
 
@@ -117,7 +117,7 @@ static void digests_are_right(void)
 		blocks[i] = (struct block){at, sizes[i]};
 		at += sizes[i];
 	}
-	blocks[COUNT - 1].bytes += 15; // what is no whole group is not read
+	blocks[COUNT - 1].bytes += 15; // an incomplete group is not read
 	CUdeviceptr list = allocate(sizeof blocks), results = allocate(2 * COUNT * sizeof(number));
 	OK(cuMemcpyHtoD_v2(list, blocks, sizeof blocks));
 	OK(launch(digest_function(), COUNT, list, results, NULL));
@@ -164,7 +164,7 @@ static void graphs_replay_launches(void)
 	OK(cuStreamEndCapture(stream, &graph));
 	OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
 	for (int round = 1; round < 4; round++) {
-		OK(cuMemUnmap(memory, GRANULE)); // mapped anew before the graph is launched: fine
+		OK(cuMemUnmap(memory, GRANULE)); // mapping it anew before the graph's launch is fine
 		back(memory, GRANULE);
 		memset(bytes(memory), round, 4096);
 		OK(cuGraphLaunch(exec, stream));
@@ -201,7 +201,7 @@ static void images_and_names(void)
 	CUlibrary without;
 	const char *rubbish[] = {"", "rubbish", "\177ELF"};
 	for (int i = 0; i < 3; i++) {
-		OK(cuLibraryLoadData(&without, rubbish[i], NULL, NULL, 0, NULL, NULL, 0)); // looked at later
+		OK(cuLibraryLoadData(&without, rubbish[i], NULL, NULL, 0, NULL, NULL, 0)); // checked later
 		GIVES(200, cuLibraryGetKernel(&again, without, "tms_digest"));
 		OK(cuLibraryUnload(without));
 	}
@@ -240,12 +240,12 @@ static void launches_are_checked(void)
 	GIVES(400, launch((CUfunction)first, 1, list, results, NULL));
 	GIVES(400, launch(function, 1, list, results, elsewhere));
 	OK(cuCtxSetCurrent(second));
-	GIVES(400, launch(function, 1, list, results, elsewhere)); // a function is of one context
+	GIVES(400, launch(function, 1, list, results, elsewhere)); // a function belongs to one context
 	GIVES(400, launch(function, 1, list, results, NULL));
 	OK(cuCtxSetCurrent(first));
 	CUstream mine = stream_new();
 	OK(cuCtxSetCurrent(NULL));
-	OK(launch(function, 1, list, results, mine)); // which its stream says
+	OK(launch(function, 1, list, results, mine)); // the stream determines the context
 	GIVES(201, launch(function, 1, list, results, NULL));
 	OK(cuCtxSetCurrent(first));
 	CUkernel kernel;
@@ -273,7 +273,7 @@ static void launches_are_checked(void)
 	CHECK((void *)found == (void *)cuLibraryLoadData);
 }
 
-// Each loses the context, once, when the launch is waited for.
+// Each loses the context once, in the wait for the launch.
 static void lost(int code, CUdeviceptr list, CUdeviceptr results)
 {
 	size_t available;
@@ -290,7 +290,7 @@ static void bad_memory_kills_the_context(void)
 	CUdeviceptr empty = reserve(GRANULE), other = reserve(GRANULE), results;
 	char *pageable = malloc(4096);
 	lost(700, table(empty, 4096), allocate(16));			// not mapped
-	lost(700, empty, allocate(16));					// the table is not
+	lost(700, empty, allocate(16));					// the table is not mapped
 	lost(700, table(mapped(GRANULE) + 4096, GRANULE), allocate(16)); // beyond the end
 	lost(700, table((number)pageable, 4096), allocate(16));
 	lost(700, table(0, 16), allocate(16));
@@ -325,7 +325,7 @@ static void unmapping_other_memory_is_fine(void)
 	CHECK(*(number *)(pinned + 1024) == digest((unsigned *)bytes(memory), GRANULE / 16, &keys.lane[0]));
 }
 
-// The kernel that counts launches, by cuLaunchKernelEx too.
+// The kernel that counts launches, also by cuLaunchKernelEx.
 static void every_launch_counts(void)
 {
 	start(0);

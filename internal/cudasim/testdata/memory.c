@@ -1,4 +1,4 @@
-// cuMemAlloc, host memory, copies, what can be asked about a pointer.
+// cuMemAlloc, host memory, copies, and queries about a pointer.
 #include "fixture.h"
 
 static void allocate_use_free(void)
@@ -39,7 +39,7 @@ static void addresses_are_used_again(void)
 	OK(cuMemFree_v2(first));
 	OK(cuMemAlloc_v2(&next, 5 * MIB));
 	CHECK(next == first);
-	CHECK(bytes(next)[123] == 0); // of the old contents nothing is left
+	CHECK(bytes(next)[123] == 0); // nothing of the old contents is left
 }
 
 static void vmm_and_alloc_do_not_mix(void)
@@ -108,7 +108,7 @@ static void copies_that_miss_memory(void)
 	back(at + GRANULE, GRANULE);
 	OK(cuMemAlloc_v2(&plain, 4096));
 	static char host[8 * MIB];
-	OK(cuMemcpyHtoD_v2(at, host, 2 * GRANULE)); // over two mappings
+	OK(cuMemcpyHtoD_v2(at, host, 2 * GRANULE)); // across two mappings
 	GIVES(1, cuMemcpyHtoD_v2(at, host, 2 * GRANULE + 1));
 	GIVES(1, cuMemcpyHtoD_v2(at + 3 * GRANULE, host, 1));
 	GIVES(1, cuMemcpyDtoH_v2(host, at + 2 * GRANULE, 1));
@@ -196,7 +196,7 @@ static void pointer_attributes(void)
 	OK(cuIpcGetMemHandle(&handle, plain));
 	GIVES(1, cuIpcGetMemHandle(&handle, vmm));
 	CUdeviceptr opened;
-	GIVES(201, cuIpcOpenMemHandle_v2(&opened, handle, 1)); // one's own
+	GIVES(201, cuIpcOpenMemHandle_v2(&opened, handle, 1)); // its own handle
 	GIVES(1, cuIpcOpenMemHandle_v2(&opened, handle, 0));
 	GIVES(1, cuIpcCloseMemHandle(plain));
 }
@@ -242,7 +242,7 @@ static void stream_ordered_memory(void)
 	threshold = 0;
 	OK(cuMemPoolGetAttribute(pool, CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &threshold));
 	CHECK(threshold == 1 << 20);
-	OK(cuMemFree_v2(at)); // either way of freeing fits either way of allocating
+	OK(cuMemFree_v2(at)); // either call frees memory of either allocation
 	OK(cuMemAlloc_v2(&plain, MIB));
 	OK(cuMemFreeAsync(plain, stream));
 	OK(cuCtxSynchronize());
@@ -289,7 +289,7 @@ static void reset_drops_everything(void)
 	start(2);
 	OK(cuDeviceGetCount(&count));
 	CHECK(count == 3);
-	GIVES(400, cuStreamSynchronize(stream)); // handles of before are known to be stale
+	GIVES(400, cuStreamSynchronize(stream)); // handles from before are recognized as stale
 	back(reserve(GRANULE), GRANULE);
 }
 

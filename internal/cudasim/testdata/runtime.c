@@ -78,7 +78,7 @@ cudaError_t cudaGetDriverEntryPoint(const char *, void **, unsigned long long,
 cudaError_t cudaGetDriverEntryPointByVersion(const char *, void **, unsigned, unsigned long long,
 					     CUdriverProcAddressQueryResult *);
 
-// In front of the library's own, as an interposed library stands.
+// Stands in front of the library's own, like an interposing library.
 static int interposed;
 cudaError_t cudaHostAlloc(void **pointer, size_t size, unsigned flags)
 {
@@ -209,7 +209,7 @@ static void devices(void)
 	GIVES(704, cudaDeviceEnablePeerAccess(1, 0));
 	OK(cudaDeviceDisablePeerAccess(1));
 	GIVES(705, cudaDeviceDisablePeerAccess(1));
-	// The driver's current context is the runtime's.
+	// The runtime's context is the driver's current one.
 	CUcontext context;
 	OK(cuDevicePrimaryCtxRetain(&context, 1));
 	OK(cuCtxPushCurrent_v2(context));
@@ -290,7 +290,7 @@ static void host_memory(void)
 {
 	char *pinned, *mine = malloc(MIB), *at;
 	OK(cudaMallocHost((void **)&pinned, MIB));
-	CHECK(interposed == 0); // the library does not call itself through us
+	CHECK(interposed == 0); // the library does not call itself through the interposer
 	OK(cudaHostRegister(mine, MIB, 0));
 	OK(cudaMalloc((void **)&at, MIB));
 	strcpy(mine, "mine");
@@ -306,7 +306,7 @@ static void host_memory(void)
 
 static void entry_points(void)
 {
-	// Every way to a driver function leads to the same one.
+	// Every way to a driver function leads to the same function.
 	void *function, *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
 	CUdriverProcAddressQueryResult status;
 	const struct {
@@ -345,7 +345,7 @@ static void entry_points(void)
 	CHECK(function == dlsym(library, "cuMemMap"));
 	OK(cuGetProcAddress_v2("cuMemcpyHtoDAsync", &function, 12000, 2, NULL)); // per-thread default stream
 	CHECK(function == dlsym(library, "cuMemcpyHtoDAsync_v2_ptsz"));
-	OK(cuGetProcAddress_v2("cuMemMap", &function, 12000, 2, NULL)); // has no such variant
+	OK(cuGetProcAddress_v2("cuMemMap", &function, 12000, 2, NULL)); // which has no such variant
 	CHECK(function == dlsym(library, "cuMemMap"));
 	OK(cudaGetDriverEntryPointByVersion("cuNoSuch", &function, 12000, 0, &status));
 	CHECK(function == NULL && status == CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND);
@@ -362,7 +362,7 @@ static void reset(void)
 	OK(cudaMalloc(&at, MIB));
 	OK(cudaDeviceReset());
 	CHECK(faults((CUdeviceptr)at));
-	OK(cudaMalloc(&at, MIB)); // comes up again, on the same device
+	OK(cudaMalloc(&at, MIB)); // starts again, on the same device
 	CHECK(cudasim_stat("used:1") == MIB);
 	cudasim_reset();
 	OK(cudaMalloc(&at, MIB));

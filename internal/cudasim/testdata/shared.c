@@ -1,4 +1,5 @@
-// A process that does what it reads: one command a line, one answer a line. Several of them share a device.
+// A process that follows commands: it reads one a line, and prints one answer a line. Several such processes share a
+// device.
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
@@ -30,7 +31,7 @@ static void release(int index)
 	sizes[index] = sizes[count];
 }
 
-// So many allocations of 1 to 16 pages, and some are freed between; how many bytes are held at the end.
+// Makes allocations of 1 to 16 pages, freeing some in between, and returns how many bytes it holds at the end.
 static size_t churn(int allocations)
 {
 	unsigned state = (unsigned)getpid();
@@ -58,8 +59,8 @@ static int begin(void)
 	return code;
 }
 
-// Joins and leaves so many times, and takes more than half of the memory in between, if it can. How often another
-// process had as much at that moment, for which there is no room.
+// Joins and leaves a number of times, and in between takes more than half of the memory, if it can. Returns how often
+// another process had as much at that moment, for which there is no room.
 static int join_and_leave(int times)
 {
 	int file = open(getenv("HOLDER"), O_RDWR | O_CREAT | O_CLOEXEC, 0600), collisions = 0;
@@ -92,7 +93,7 @@ static void wait_in_host_function(void *unused)
 		usleep(1000);
 }
 
-// Inside a call of the driver until SIGUSR1.
+// Stays inside a call of the driver until SIGUSR1.
 static void *busy(void *unused)
 {
 	CUcontext context;
@@ -126,7 +127,7 @@ int main(int argc, char **argv)
 	unsigned long number;
 	(void)argc;
 	setvbuf(stdout, NULL, _IOLBF, 0);
-	setvbuf(stdin, NULL, _IONBF, 0); // exec takes none of it along
+	setvbuf(stdin, NULL, _IONBF, 0); // so that exec loses no input
 	while (scanf("%15s %lu", command, &number) == 2) {
 		size_t available = 0, total = 0;
 		if (!strcmp(command, "start")) {
@@ -150,7 +151,7 @@ int main(int argc, char **argv)
 			cudasim_reset();
 			count = 0;
 			puts("0");
-		} else if (!strcmp(command, "fork")) { // a child that stays for so many milliseconds
+		} else if (!strcmp(command, "fork")) { // a child that lives for that many milliseconds
 			pid_t child = fork();
 			if (!child) {
 				usleep((useconds_t)number * 1000);

@@ -1,4 +1,4 @@
-// Asynchronous work: when it runs, in which order, and what happens if its memory is gone.
+// Asynchronous work: when it runs, in which order, and what happens when its memory is gone.
 #include <pthread.h>
 #include <semaphore.h>
 #include <sys/wait.h>
@@ -53,7 +53,7 @@ static void a_context_can_be_asked(void)
 	CUevent event;
 	OK(cuCtxGetCurrent(&context));
 	OK(cuEventCreate(&event, 2));
-	OK(cuCtxRecordEvent(context, event)); // of nothing
+	OK(cuCtxRecordEvent(context, event)); // an event of no work
 	OK(cuEventQuery(event));
 	OK(cuMemsetD8Async(at, 1, 1, one));
 	OK(cuMemsetD8Async(at + 1, 1, 1, other));
@@ -84,7 +84,7 @@ static void only_what_is_needed_runs(void)
 	OK(cuMemsetD8Async(at, 1, 1, one));
 	OK(cuMemsetD8Async(at + 1, 1, 1, other));
 	OK(cuStreamSynchronize(one));
-	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0); // the other stream was not waited for
+	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0); // it did not wait for the other stream
 	char copy[2];
 	OK(cuMemcpyDtoH_v2(copy, at, 2));
 	CHECK(copy[1] == 0); // nor does the default stream wait for a non-blocking one
@@ -102,7 +102,7 @@ static void the_legacy_stream_waits_for_blocking_ones(void)
 	OK(cuMemcpyDtoH_v2(copy, at, 1));
 	CHECK(copy[0] == 1);
 	OK(cuMemsetD8Async(at, 2, 1, stream));
-	OK(cuMemcpyDtoDAsync_v2(at + 1, at, 1, NULL)); // after the one, before the next
+	OK(cuMemcpyDtoDAsync_v2(at + 1, at, 1, NULL)); // after the previous fill, before the next
 	OK(cuMemsetD8Async(at, 3, 1, stream));
 	OK(cuStreamSynchronize(stream));
 	CHECK(bytes(at)[0] == 3 && bytes(at)[1] == 2);
@@ -169,7 +169,7 @@ static void host_functions(void)
 	CHECK(calls == 15 && bytes(at)[0] == 3 && seen == stream);
 }
 
-// Two threads wait for one stream: its functions run once each, in order, not at once.
+// Two threads wait for one stream: its functions run once each, in order, never at the same time.
 static int order[200], ordered, inside;
 static void note(void *data)
 {
@@ -294,7 +294,7 @@ static void the_queue_is_bounded(void)
 	CHECK(bytes(at)[4999] == 1);
 }
 
-// A host function that waits for a host thread. One thread has to come by for each stream it is on.
+// A host function that waits for a host thread, which must post once for each stream that it is on.
 static sem_t gate;
 static int entered;
 static void wait_at_gate(void *unused)
@@ -315,7 +315,7 @@ static void wait_until_entered(int count)
 
 static void put_gate(CUstream stream)
 {
-	alarm(20); // what waits for the gate and should not waits for ever
+	alarm(20); // a wait that should not wait for the gate would never end
 	OK(cuLaunchHostFunc(stream, wait_at_gate, NULL));
 }
 
@@ -409,7 +409,7 @@ static void queries_do_not_wait(void)
 		OK(cuEventQuery(before));
 	}
 	wait_until_entered(1);
-	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0); // the other stream was not asked about
+	CHECK(bytes(at)[0] == 1 && bytes(at)[1] == 0); // nothing queried the other stream
 	OK(cuStreamQuery(other));
 	CHECK(bytes(at)[1] == 3);
 	sem_post(&gate);
@@ -534,7 +534,7 @@ static void host_memory_is_given_back_beside_a_gate(void)
 	OK(cuMemcpyHtoDAsync_v2(at, read, 100, gated));
 	OK(cuMemsetD8Async(at + 100, 1, 1, other));
 	OK(cuMemHostUnregister(unused));
-	CHECK(bytes(at)[100] == 1); // what can run does, as it always did
+	CHECK(bytes(at)[100] == 1); // work that can run does run
 	OK(cuMemFreeHost(allocated));
 	OK(cuMemsetD8Async(at, 2, 100, other));
 	OK(cuStreamSynchronize(other)); // or the gate might open first
@@ -572,7 +572,7 @@ static void issuing_beside_a_gate(void)
 	OK(cuStreamSynchronize(gated));
 }
 
-// Memory that a gate does not hold up is found.
+// An allocation finds memory that no gate holds up.
 static void allocating_beside_a_gate(void)
 {
 	start(0);
@@ -615,7 +615,7 @@ static void gates_over_fork_and_reset(void)
 	gated = stream_new(0);
 	CUdeviceptr at = allocate(MIB);
 	OK(cuMemsetD8Async(at, 1, 1, gated));
-	OK(cuCtxSynchronize()); // what is from before the reset is no part of it
+	OK(cuCtxSynchronize()); // it does not wait for work from before the reset
 	CHECK(bytes(at)[0] == 1);
 	put_gate(gated);
 	OK(cuMemsetD8Async(at, 2, 1, gated));

@@ -1,4 +1,4 @@
-// Ranges, handles, mappings: that they behave, and what is refused.
+// Ranges, handles, mappings: how they behave, and what is refused.
 #include <stdbool.h>
 
 #include "fixture.h"
@@ -30,7 +30,7 @@ static void read_only_memory_can_be_read(void)
 	CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READ};
 	OK(cuMemSetAccess(at, GRANULE, &access, 1));
 	CHECK(((volatile char *)at)[7] == 42);
-	CHECK(faults(at)); // writes too
+	CHECK(faults(at)); // writes fault too
 	GIVES(1, cuMemsetD8_v2(at, 1, 16));
 	char copy[8];
 	OK(cuMemcpyDtoH_v2(copy, at, 8));
@@ -84,7 +84,7 @@ static void one_handle_at_two_addresses(void)
 	CHECK(!strcmp(bytes(other) + 1000, "both"));
 	OK(cuMemUnmap(one, GRANULE));
 	CHECK(!strcmp(bytes(other) + 1000, "both"));
-	CHECK(cudasim_stat("used:0") == GRANULE); // one memory, however often mapped
+	CHECK(cudasim_stat("used:0") == GRANULE); // the memory counts once, however often it is mapped
 }
 
 static void address_is_kept(void)
@@ -94,14 +94,14 @@ static void address_is_kept(void)
 	for (int i = 0; i < 3; i++) {
 		back(at + 5 * GRANULE, GRANULE);
 		OK(cuMemUnmap(at + 5 * GRANULE, GRANULE));
-		// Nobody else gets addresses of the range meanwhile.
+		// Meanwhile nobody else gets addresses of the range.
 		char *other = mmap(NULL, 32 * GRANULE, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 		CHECK((CUdeviceptr)other + 32 * GRANULE <= at || (CUdeviceptr)other >= at + 64 * GRANULE);
 	}
 	OK(cuMemAddressFree(at, 64 * GRANULE));
 	OK(cuMemAddressReserve(&hint, 64 * GRANULE, 0, at, 0)); // a free hint is honoured
 	CHECK(hint == at);
-	OK(cuMemAddressReserve(&elsewhere, GRANULE, 0, at, 0)); // one that is taken is not
+	OK(cuMemAddressReserve(&elsewhere, GRANULE, 0, at, 0)); // a taken one is not
 	CHECK(elsewhere != at);
 }
 
@@ -199,7 +199,7 @@ static void refusals_unmap_and_access(void)
 	access.location.id = 7;
 	GIVES(101, cuMemSetAccess(at, 4 * GRANULE, &access, 1));
 	CHECK(!strcmp(bytes(at), "still here"));
-	// Over many whole mappings both work in one call.
+	// Both calls work across many whole mappings.
 	access.location.id = 0;
 	access.flags = CU_MEM_ACCESS_FLAGS_PROT_NONE;
 	OK(cuMemSetAccess(at, 4 * GRANULE, &access, 1));
@@ -253,7 +253,7 @@ static void several_mappings_or_nothing(void)
 	start(0);
 	CUdeviceptr at = four_mappings();
 	CUmemAccessDesc none = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_NONE};
-	// Every range that is not made of whole mappings is refused, and nothing has changed.
+	// Every range that does not consist of whole mappings is refused, and changes nothing.
 	for (size_t first = 0; first < RANGE; first++)
 		for (size_t last = first + 1; last <= RANGE; last++) {
 			bool begins = first == 0 || first == 1 || first == 4;
@@ -266,7 +266,7 @@ static void several_mappings_or_nothing(void)
 	GIVES(1, cuMemUnmap(at, 0));
 	GIVES(1, cuMemUnmap(at, -at)); // to the end of all addresses
 	GIVES(1, cuMemUnmap(at, GRANULE + 1));
-	CUmemAccessDesc wrong[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 7}}; // the second one
+	CUmemAccessDesc wrong[] = {none, {{CU_MEM_LOCATION_TYPE_DEVICE, 1}, 7}}; // the second is wrong
 	GIVES(1, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
 	wrong[1].location.id = 2;
 	GIVES(101, cuMemSetAccess(at, SIDE_BY_SIDE * GRANULE, wrong, 2));
@@ -281,7 +281,7 @@ static void several_mappings_or_nothing(void)
 	}
 	CHECK(access_at(at + APART * GRANULE, 0) == CU_MEM_ACCESS_FLAGS_PROT_READWRITE);
 
-	OK(cuMemUnmap(at + GRANULE, 5 * GRANULE)); // the second and third
+	OK(cuMemUnmap(at + GRANULE, 5 * GRANULE)); // the second and third mappings
 	CHECK(cudasim_stat("mappings") == 2 && cudasim_stat("mapped_bytes") == 2 * GRANULE);
 	CHECK(cudasim_stat("used:0") == 2 * GRANULE && cudasim_stat("used:1") == 0);
 	CHECK(*bytes(at) == 1 && *bytes(at + APART * GRANULE) == 4 && faults(at + GRANULE));
@@ -311,7 +311,7 @@ static void memory_goes_with_the_last_mapping(void)
 	CHECK(cudasim_stat("handles") == 0);
 	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
 	strcpy(bytes(at), "alive");
-	CUmemGenericAllocationHandle again; // a mapping can give its handle back
+	CUmemGenericAllocationHandle again; // a mapping's handle can be retrieved
 	OK(cuMemRetainAllocationHandle(&again, bytes(at) + 100));
 	OK(cuMemUnmap(at, 4 * GRANULE));
 	CHECK(cudasim_stat("used:0") == 4 * GRANULE);
@@ -426,7 +426,7 @@ static void ten_thousand_handles(void)
 
 static void running_out_of_kernel_mappings_is_out_of_memory(void)
 {
-	// Every second granule mapped: nothing merges, and vm.max_map_count ends it.
+	// Every second granule is mapped, so nothing merges, and vm.max_map_count ends it.
 	start(0);
 	const size_t count = 100000;
 	unsigned long limit;

@@ -39,7 +39,7 @@ func simulated(t *testing.T, limit uint64) *Place {
 	return place
 }
 
-// run replays and returns the events too.
+// run replays, and also returns the events.
 func run(t *testing.T, on *trace.Trace, o Options) (*Result, []Event) {
 	t.Helper()
 	var events []Event
@@ -158,7 +158,7 @@ func TestEveryKindReplaysATraining(t *testing.T) {
 	}
 }
 
-// The same on devices, which the simulator plays.
+// The same on devices of the simulator.
 func TestDevices(t *testing.T) {
 	t.Setenv("CUDASIM_MEMORY", "8G")
 	_, err := cudasim.Load()

@@ -26,24 +26,24 @@ import (
 
 var writePicture = flag.Bool("write-picture", false, "write docs/report.png and docs/rl-step.png anew")
 
-// browser is a headless Chromium that is spoken to over pipes, by its DevTools protocol.
+// browser is a headless Chromium, driven over pipes by its DevTools protocol.
 type browser struct {
 	t       *testing.T
 	to      io.Writer
 	from    *bufio.Reader
 	id      int
 	session string
-	faults  []string // errors on the console, and what the page has asked for
+	faults  []string // errors on the console, and the page's requests
 	loaded  []string
 }
 
-// names are what distributions call it. scripts/test.sh installs the first.
+// names are the names that distributions give it. scripts/test.sh installs the first.
 var names = []string{"chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"}
 
 func startBrowser(t *testing.T) *browser {
 	t.Helper()
 	program := hermetic.Program(t, names...)
-	// Root may not have Chromium's own sandbox; the page is ours.
+	// Chromium refuses its own sandbox to root; the page is ours.
 	command := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
 		"--no-first-run",
 		"--disable-dev-shm-usage", "--force-color-profile=srgb", "--user-data-dir="+t.TempDir(),
@@ -131,7 +131,7 @@ func (b *browser) note(method string, parameters json.RawMessage) {
 	}
 }
 
-// value is what an expression comes to in the page.
+// value evaluates an expression in the page.
 func (b *browser) value(expression string) (value any) {
 	b.t.Helper()
 	var found struct {
@@ -150,7 +150,7 @@ func (b *browser) eventually(expression string) {
 	}
 }
 
-// drawn waits until what act has changed is on the screen.
+// drawn waits until the changes that act makes are on the screen.
 func (b *browser) drawn(act func()) {
 	b.t.Helper()
 	before := b.value("document.querySelector('main').dataset.drawn || '0'")
@@ -216,7 +216,7 @@ func (b *browser) open(t *testing.T, paths ...string) {
 	b.eventually("document.readyState == 'complete' && Number(document.querySelector('main').dataset.drawn || 0) > 0")
 }
 
-// colours counts those of a lane's canvas, which an empty one has one of.
+// colours counts the colours of a lane's canvas; an empty one has one.
 const colours = `(() => { const c = document.querySelectorAll("canvas")[%d];
 	const words = new Uint32Array(c.getContext("2d").getImageData(0, 0, c.width, c.height).data.buffer);
 	return new Set(words).size; })()`
@@ -256,7 +256,7 @@ func TestInABrowser(t *testing.T) {
 	require.InDelta(t, nearTo-nearFrom, movedTo-movedFrom, 1e-9)
 	b.press("m")
 	require.Equal(t, "live", b.value("document.querySelector('main').dataset.metric"))
-	b.press("n") // the first pause, whose words are below its lane
+	b.press("n") // the first pause, whose text is below its lane
 	require.Regexp(t, `^pause.* at .*: .* in .*GB/s, .*bounded by (driver calls|copying|waiting)$`,
 		b.value("[...document.querySelectorAll('.read')].map(r => r.textContent).find(text => "+
 			"text.includes('bounded'))"))
@@ -275,7 +275,7 @@ func TestInABrowser(t *testing.T) {
 	require.Regexp(t, `: physical [\d.]+ .iB`, b.value("document.querySelector('.read').textContent"))
 	values := "[...document.querySelectorAll('.card')[%d].querySelectorAll('.u-value')].map(value => " +
 		"value.textContent).join(', ')"
-	for lane := range 3 { // all at the same moment
+	for lane := range 3 { // all lanes at the same moment
 		require.Regexp(t, `, [\d.]+ .?i?B, `, b.value(fmt.Sprintf(values, lane)))
 	}
 	b.drawn(func() { b.mouse("mouseWheel", middle, top+100, -100) })
@@ -303,12 +303,12 @@ func TestInABrowser(t *testing.T) {
 	require.Less(t, brightness(dark), uint32(60))
 	require.Greater(t, b.value(fmt.Sprintf(colours, 0)), float64(3))
 
-	b.do("Runtime.evaluate", map[string]any{"expression": "1"}, nil) // whatever was said has come by now
+	b.do("Runtime.evaluate", map[string]any{"expression": "1"}, nil) // every earlier message has come by now
 	require.Empty(t, b.faults)
 	require.Len(t, b.loaded, 1, "the page itself, and nothing else")
 }
 
-// Processes by turns: what is whose can be told at a glance, and each one's pauses are in a row of their own.
+// Processes take turns: a glance shows what belongs to which, and each process's pauses have a row of their own.
 func TestTurnsInABrowser(t *testing.T) {
 	b := startBrowser(t)
 	b.scheme("light")
@@ -322,7 +322,7 @@ func TestTurnsInABrowser(t *testing.T) {
 		b.picture("../../../docs/rl-step.png", map[string]any{"x": 0, "y": 0, "width": width, "height": height,
 			"scale": 1})
 	}
-	// Where both are at something, each row has its own.
+	// Where both are busy, each row shows its own.
 	box := b.value("(() => { const r = document.querySelector('.u-over').getBoundingClientRect(); return [r.left, " +
 		"r.top]; })()").([]any)
 	for row, words := range []string{"^pause trainer at 45.134 s: 15.4 GiB in 674 ms, 24.57 GB/s",
@@ -334,7 +334,7 @@ func TestTurnsInABrowser(t *testing.T) {
 	require.Empty(t, b.faults)
 }
 
-// A large page is there soon, and goes on answering.
+// A large page is ready soon, and stays responsive.
 func TestAMillionEventsInABrowser(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short is for the race detector, and there is one thread")

@@ -18,7 +18,7 @@ const (
 	zero = 1_700_000_000_000_000_000 // nanoseconds since 1970 at monotonic 0
 )
 
-// recording makes a file as preload/record/trace.c does, and keeps account of what it says.
+// recording makes a file as preload/record/trace.c does, and keeps account of its contents.
 type recording struct {
 	bytes.Buffer
 	tags  map[string]uint64
@@ -27,7 +27,7 @@ type recording struct {
 	moves []change
 }
 
-// change is the sums from a moment on.
+// change has the sums from one moment on.
 type change struct {
 	at  uint64
 	sum [3]uint64
@@ -93,7 +93,7 @@ func (r *recording) write(t *testing.T, name string) string {
 	return path
 }
 
-// busy is a recording of so many allocations and frees at random, with pauses and resumes of a tag between.
+// busy returns a recording of random allocations and frees, with pauses and resumes of a tag in between.
 func busy(seed uint64, events, pauses int) (*recording, []uint64) {
 	random := rand.New(rand.NewPCG(seed, 1))
 	r := newRecording(uint32(1000+seed), "python busy.py </script>")

@@ -24,7 +24,7 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(hermetic.Main(m)) }
 
-// contents is what a page says, as its script reads it.
+// contents is a page's contents, as its script reads them.
 type contents struct {
 	Duration  float64
 	Columns   int
@@ -87,7 +87,7 @@ func pageOf(t *testing.T, paths ...string) (contents, int) {
 	return c, page.Len()
 }
 
-// sums are the next numbers: for each metric the sum of so many series at its most and least, by column.
+// sums reads the next numbers: for each metric the sum of that many series at its most and least, by column.
 func (c *contents) sums(t *testing.T, series int) (most, least [3][]float64) {
 	t.Helper()
 	for metric := range 3 {
@@ -107,7 +107,7 @@ func (c *contents) sums(t *testing.T, series int) (most, least [3][]float64) {
 	return most, least
 }
 
-// requireSums compares what a page says of each column with what the recording did in it.
+// requireSums compares each column of a page with what the recording did in that time.
 func requireSums(t *testing.T, c *contents, r *recording, series int) {
 	t.Helper()
 	most, least := c.sums(t, series)
@@ -122,7 +122,7 @@ func requireSums(t *testing.T, c *contents, r *recording, series int) {
 				break
 			}
 			now = r.moves[next].sum
-			if first && at == c.times[column] { // what was before ended with the column before
+			if first && at == c.times[column] { // the earlier value ended with the previous column
 				high, low = now, now
 			}
 			first = false
@@ -188,7 +188,7 @@ func TestPageOfAMillionEvents(t *testing.T) {
 			require.LessOrEqual(t, b.Size, p.Largest[i-1].Size)
 		}
 	}
-	// The cells: at each moment as much in the small blocks as is live beside those that are shown one by one.
+	// In the cells, at each moment, the small blocks hold what is live besides the blocks shown one by one.
 	cells := make([]byte, p.Map.Rows*p.Map.Cells)
 	require.NoError(t, binary.Read(c.numbers, binary.LittleEndian, cells))
 	blocks := make([][5]float64, p.Map.Shown)
@@ -214,7 +214,7 @@ func TestPageOfAMillionEvents(t *testing.T) {
 	require.Zero(t, c.numbers.Len())
 }
 
-// Where there are few changes, each is shown.
+// If there are few changes, each is shown.
 func TestPageIsExact(t *testing.T) {
 	r, _ := busy(2, 300, 3)
 	c, size := pageOf(t, r.write(t, "few.trace"))
@@ -238,7 +238,7 @@ func TestPageOfSeveralProcesses(t *testing.T) {
 	require.LessOrEqual(t, all, (first+second)*(1+1e-6))
 }
 
-// The programs of the docs' example, as they were recorded on the simulator.
+// The programs of the docs' example, recorded on the simulator.
 func rollout(t *testing.T) []string {
 	t.Helper()
 	paths, err := filepath.Glob("testdata/*.trace.gz")
@@ -264,19 +264,20 @@ func TestPageOfARealRecording(t *testing.T) {
 // A trainer and sglang by turns on one H200, five rounds.
 var rl = []string{"testdata/rl/trainer.trace.gz", "testdata/rl/sglang.trace.gz"}
 
-// A recording that ends in the middle of something, what a free is of, and what the engine knows beyond allocations.
+// A recording that ends in the middle of an operation; what a free refers to; and what the engine knows beyond
+// allocations.
 func TestWhatRecordsMean(t *testing.T) {
 	r := newRecording(1, "")
 	r.malloc(0x1000, 100, "a")
 	r.now += 1e6
-	r.put(trace.Record{Kind: trace.Freed, Address: 0x9000, Thread: 7}) // of before
+	r.put(trace.Record{Kind: trace.Freed, Address: 0x9000, Thread: 7}) // from before the recording
 	r.put(trace.Record{Kind: trace.Freed, Address: 0x1000, Thread: 7})
 	r.put(trace.Record{Kind: trace.Unfreed, Address: 0x1000, Thread: 7})
 	r.now += 1e6
 	// 200 mapped by the program
 	r.put(trace.Record{Kind: trace.Figures, Tag: r.tag("a"), Address: 300, Size: 4096, Stream: 1, Pool: 2, Other: 4})
 	r.now += 1e6
-	r.malloc(0x1000, 50, "a") // the one before was freed where nobody looked
+	r.malloc(0x1000, 50, "a") // the previous block was freed unseen
 	r.put(trace.Record{Kind: trace.Refused, Size: 1 << 40, Other: 2})
 	r.put(trace.Record{Kind: trace.Made, Flags: trace.FlagBlock, Address: 0x2000, Size: 9, Pool: 5})
 	r.put(trace.Record{Kind: trace.PoolDestroyed, Pool: 5})
@@ -285,13 +286,13 @@ func TestWhatRecordsMean(t *testing.T) {
 			Size: 16, Tag: r.tag("b")})
 	}
 	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8000, Size: 48})
-	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8888, Size: 48}) // not the engine's
+	r.put(trace.Record{Kind: trace.Freed, Flags: trace.FlagMapped, Address: 0x8888, Size: 48}) // unknown to the engine
 	r.now += 1e6
 	r.put(trace.Record{Kind: trace.Begin, Flags: uint8(trace.Resume), Thread: 1, Tag: r.tag("a")})
 	r.now += 5e6
 	r.put(trace.Record{Kind: trace.Begin, Flags: uint8(trace.Pause), Thread: 2})
 	r.put(trace.Record{Kind: trace.End, Flags: uint8(trace.Pause), Thread: 2, Device: 304, Address: 1e9, Pool: 9e8})
-	r.Write(make([]byte, 4096)) // what was had ahead
+	r.Write(make([]byte, 4096)) // space allocated ahead
 	c, _ := pageOf(t, r.write(t, "cut.trace"))
 	p := c.Processes[0]
 	require.Equal(t, [3]uint64{4096 - 100 + 50 + 64, 50 + 200 + 64, 7}, p.Peak)
@@ -306,12 +307,12 @@ func TestWhatRecordsMean(t *testing.T) {
 	failed, open := p.Operations[0], p.Operations[1]
 	require.Equal(t, "waiting", failed.Bound)
 	require.Equal(t, 304, failed.Code)
-	require.InDelta(t, 1.0, failed.Took, 1e-9) // it began a second before
+	require.InDelta(t, 1.0, failed.Took, 1e-9) // it began a second earlier
 	require.Equal(t, "", failed.Tag)
 	require.False(t, open.Over)
 	require.InDelta(t, 0.005, open.Took, 1e-9)
 	require.Equal(t, "not known", open.Bound)
-	require.Equal(t, 3+4, p.Map.Blocks) // 0x1000 three times, once taken back
+	require.Equal(t, 3+4, p.Map.Blocks) // 0x1000 three times, once withdrawn
 }
 
 func TestManyTags(t *testing.T) {

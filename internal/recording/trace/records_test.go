@@ -12,7 +12,7 @@ import (
 	"tms/internal/recording/trace"
 )
 
-// file is what preload/record/trace.c would have written.
+// file returns what preload/record/trace.c would have written.
 func file(version uint32, records ...trace.Record) []byte {
 	var made bytes.Buffer
 	made.WriteString("TMSTRACE")
@@ -25,12 +25,12 @@ func file(version uint32, records ...trace.Record) []byte {
 
 var life = []trace.Record{
 	{Kind: trace.Made, Flags: trace.FlagPausable, Thread: 7, Time: 6e9, Address: 0x100, Size: 8, Stream: 3, Tag: 1},
-	{Kind: trace.Freed, Thread: 7, Time: 7e9, Address: 0x900}, // of before
+	{Kind: trace.Freed, Thread: 7, Time: 7e9, Address: 0x900}, // from before the recording
 	{Kind: trace.Freed, Flags: trace.FlagStream, Thread: 7, Time: 7e9, Address: 0x100, Stream: 4},
 	{Kind: trace.Unfreed, Thread: 7, Time: 7e9, Address: 0x100},
 	{Kind: trace.Begin, Flags: uint8(trace.Pause), Thread: 1, Time: 7e9},
 	{Kind: trace.Refused, Thread: 7, Time: 8e9, Size: 5, Other: 2},
-	{Kind: trace.Made, Thread: 8, Time: 8e9, Address: 0x100, Size: 9}, // the one before is gone
+	{Kind: trace.Made, Thread: 8, Time: 8e9, Address: 0x100, Size: 9}, // the previous block is gone
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x300, Size: 1, Pool: 2},
 	{Kind: trace.Made, Flags: trace.FlagBlock, Thread: 8, Time: 8e9, Address: 0x200, Size: 2, Pool: 2},
 	{Kind: trace.PoolDestroyed, Thread: 8, Time: 9e9, Pool: 2},
@@ -55,13 +55,13 @@ func TestRecordsAsATrace(t *testing.T) {
 	}
 	require.Equal(t, &trace.Trace{Name: "some", Blocks: 5, Events: want}, got)
 
-	// As lines they say the same.
+	// As lines of text they have the same contents.
 	records, err := trace.NewRecords("some", bytes.NewReader(file(1, life...)))
 	require.NoError(t, err)
 	require.Equal(t, 42, records.PID)
 	var lines bytes.Buffer
 	require.NoError(t, trace.WriteLines(&lines, records))
-	require.Contains(t, lines.String(), "\n7,23:13:26.000000,allocate,0x100,8,0x3\n") // in the zone of the process
+	require.Contains(t, lines.String(), "\n7,23:13:26.000000,allocate,0x100,8,0x3\n") // in the process's time zone
 	again, err := trace.Read("lines", &lines)
 	require.NoError(t, err)
 	require.Equal(t, want, again.Events)
@@ -69,7 +69,7 @@ func TestRecordsAsATrace(t *testing.T) {
 
 func TestRecordsThatEndEarly(t *testing.T) {
 	whole := file(1, life...)
-	text := append(file(1, trace.Record{Kind: trace.Text, Size: 100, Tag: 1}), make([]byte, 64)...) // of two
+	text := append(file(1, trace.Record{Kind: trace.Text, Size: 100, Tag: 1}), make([]byte, 64)...) // one of two parts
 	for _, cut := range [][]byte{whole[:64], whole[:64+64*3+17], text} {
 		got, err := trace.Read("cut", bytes.NewReader(cut))
 		require.NoError(t, err)
