@@ -22,15 +22,16 @@ import (
 	"tms/internal/hermetic"
 )
 
-const apartBytes = 8 << 20 // that each rank has
+const apartBytes = 8 << 20 // of each rank
 
 // apart is one rank.
 type apart struct {
 	*steered
-	sequences string // what all have launched (libnccl.c)
+	sequences string // what all ranks have launched (libnccl.c)
 }
 
-// startApart starts ranks of a job that uses NCCL and run far apart from one another. The environment of each is made by own.
+// startApart starts the ranks of a job, which use NCCL and run far apart from one another. own makes each one's
+// environment.
 func startApart(t *testing.T, kind string, ranks int, own func(rank int) []string) (started []*apart) {
 	t.Helper()
 	folder, program, library := t.TempDir(), fixture(t, "apart"), buildNCCL(t, ncclNew)
@@ -54,7 +55,7 @@ func startApart(t *testing.T, kind string, ranks int, own func(rank int) []strin
 
 func none(int) []string { return nil }
 
-// pauseApart pauses the job so often, and returns how many tries each took.
+// pauseApart pauses the job a number of times, and returns how many tries each pause took.
 func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries []int) {
 	t.Helper()
 	for range pauses {
@@ -77,7 +78,7 @@ func pauseApart(t *testing.T, ranks []*apart, pauses int, more ...string) (tries
 	return tries
 }
 
-// end has all end after the same step, with what was written last.
+// endApart ends all ranks after the same step, with what was written last.
 func endApart(t *testing.T, ranks []*apart) {
 	t.Helper()
 	last := ranks[0].do("stop")
@@ -86,8 +87,8 @@ func endApart(t *testing.T, ranks []*apart) {
 	}
 }
 
-// Ranks that are far apart stand together at the first try or the second, whatever communicators they have in what order,
-// where the machine leaves them the time once; and nobody waits for the end of an alignment, ten minutes.
+// Ranks that are far apart stand together at the first or second try, whatever communicators they have in whatever
+// order, if the machine once leaves them the time; and none waits for an alignment's end, ten minutes.
 func TestRanksThatAreApart(t *testing.T) {
 	for kind, count := range map[string]int{"world": 3, "crossed": 3, "grid": 4, "pipeline": 3, "waiting": 3} {
 		t.Run(kind, func(t *testing.T) {
@@ -102,8 +103,8 @@ func TestRanksThatAreApart(t *testing.T) {
 	}
 }
 
-// Collectives that graphs launch are not counted: between others the ranks stand together all the same; without, it is
-// tried until they do.
+// Collectives that graphs launch are not counted: with others between them the ranks still stand together; without
+// others the command tries until they do.
 func TestRanksWithCollectivesInGraphs(t *testing.T) {
 	t.Run("and others", func(t *testing.T) {
 		ranks := startApart(t, "mixed", 3, none)
@@ -117,11 +118,11 @@ func TestRanksWithCollectivesInGraphs(t *testing.T) {
 	})
 }
 
-// With everything, for which nobody may be inside NCCL.
+// With everything, for which no rank may be inside NCCL.
 func TestRanksThatAreApartWithEverything(t *testing.T) {
 	for _, kind := range []string{"world", "pipeline"} {
 		t.Run(kind, func(t *testing.T) {
-			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command
+			t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command
 			device := "CUDASIM_SHARED=apart-" + kind + strconv.Itoa(os.Getpid())
 			ranks := startApart(t, kind, 3, func(int) []string { return []string{device, "CUDASIM_MEMORY=128M"} })
 			for range hermetic.Often(3, 1) {
@@ -137,7 +138,7 @@ func TestRanksThatAreApartWithEverything(t *testing.T) {
 	}
 }
 
-// Nobody is held back by what a command has left, whenever that ends; nor by a rank that ends.
+// Whenever a command ends, what it leaves holds no rank back; nor does a rank that ends.
 func TestAlignmentsThatEnd(t *testing.T) {
 	t.Run("the command", func(t *testing.T) {
 		ranks := startApart(t, "grid", 4, none)
@@ -148,7 +149,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			time.Sleep(time.Duration(i) * 100 * time.Millisecond / time.Duration(moments))
 			require.NoError(t, pausing.Process.Signal([]os.Signal{syscall.SIGKILL, os.Interrupt}[i%2]))
 			_ = pausing.Wait()
-			command(t, "resume", "--job", "apart") // of those that are paused: it may have been done
+			command(t, "resume", "--job", "apart") // of paused ranks, if the pause was done
 			for _, r := range ranks {
 				before := r.do("work")
 				require.Eventually(t, func() bool { return r.do("work") != before }, time.Minute, time.Millisecond)
@@ -167,7 +168,7 @@ func TestAlignmentsThatEnd(t *testing.T) {
 			}
 			t.Log(code, words)
 			_ = ranks[2].Wait()
-			// Where NCCL has the others go on, nothing else holds them back.
+			// Once NCCL lets the others go on, nothing else holds them back.
 			file, err := os.OpenFile(ranks[0].sequences, os.O_WRONLY, 0)
 			require.NoError(t, err)
 			for sequence := range 2 {
@@ -183,8 +184,8 @@ func TestAlignmentsThatEnd(t *testing.T) {
 	})
 }
 
-// Others wait for one that takes its time, and not for one that is stopped. A busy machine may wake the rank, or stop it,
-// beside the moment that is meant: then once more.
+// Others wait for a slow rank, but not for a stopped one. A busy machine may wake or stop the rank at the wrong moment;
+// then the test tries once more.
 func TestARankThatIsFarBehind(t *testing.T) {
 	ranks := startApart(t, "world", 3, none)
 	for tries := 2; tries > 1; {
@@ -270,10 +271,10 @@ func TestAlign(t *testing.T) {
 	sends := func(to int) string { return fmt.Sprintf("%s:0:%d", name, to) }
 	require.Equal(t, control.Sequence{Name: name, Ranks: 3, Here: 1}, found.Sequences[0])
 
-	// Who is held back is not inside NCCL, with nothing in his group yet; and goes on when all is undone.
+	// A thread that is held back is not inside NCCL, has nothing in its group yet, and goes on when all is undone.
 	say("reduce")
 	found = a.until(name, map[string]uint64{name: 0})
-	for range hermetic.Often(1000, 100) { // and is seen to be, however often that is asked
+	for range hermetic.Often(1000, 100) { // and is seen to be so, however often the client asks
 		require.Equal(t, found, a.align(map[string]uint64{name: 0}))
 	}
 	other := startAligning(t, c.Process.Pid)
@@ -284,7 +285,8 @@ func TestAlign(t *testing.T) {
 	require.True(t, a.ask(control.Request{Op: control.Undo}).OK)
 	require.Equal(t, "ok", c.line())
 
-	// Pairs: as many as the target, none of those that it does not name, and all where the communicator has none.
+	// Pairs: as many as the target says, none of those that it does not name, and all if it does not name the
+	// communicator.
 	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 1}}, a.align(nil).Sequences)
 	require.Equal(t, "ok", c.do("send 1"), "it was never sent to before")
 	require.Equal(t, "ok", c.do("send 0"), "itself, which no other counts")
@@ -302,7 +304,7 @@ func TestAlign(t *testing.T) {
 	a.align(map[string]uint64{"77": 5})
 	require.Equal(t, "ok", c.line())
 
-	// A group is one.
+	// A group counts as one.
 	a.align(map[string]uint64{name: 1, sends(1): 3, sends(2): 1})
 	say("group 2")
 	a.until(sends(1), map[string]uint64{name: 1, sends(1): 3, sends(2): 1})
@@ -313,14 +315,14 @@ func TestAlign(t *testing.T) {
 	require.Equal(t, []control.Sequence{{Name: name, Ranks: 3, Here: 1, Begun: 2}, {Name: sends(1), Ranks: 3, Here: 1, Begun: 5},
 		{Name: sends(2), Ranks: 3, Here: 1, Begun: 1}}, found.Sequences)
 
-	// What has begun and is not launched is not there yet.
+	// An operation that has begun and is not launched has not arrived yet.
 	begun := map[string]uint64{name: 3, sends(1): 5, sends(2): 1}
 	a.align(begun)
 	c.do("launch 5000")
 	require.False(t, a.align(begun).Reached)
 	require.Eventually(t, func() bool { return a.align(begun).Reached }, time.Minute, time.Millisecond)
 
-	// A child is not held back, and nobody when the client has gone.
+	// A child is not held back, and no thread is once the client has left.
 	c.do("work")
 	a.until(name, map[string]uint64{name: 3})
 	c.do("fork")
@@ -333,7 +335,7 @@ func TestAlign(t *testing.T) {
 	require.Eventually(t, func() bool { return c.do("cycles") != before }, time.Minute, time.Millisecond)
 	c.do("calm")
 
-	// A communicator that is destroyed meanwhile, as by a watchdog, is used no more.
+	// A communicator that is destroyed meanwhile, as by a watchdog, is no longer used.
 	other.align(nil)
 	c.do("late")
 	other.until(name, nil)

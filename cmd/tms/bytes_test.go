@@ -18,7 +18,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// onOneDevice has programs that are started, and the command, see one simulated device, and its NVML.
+// onOneDevice lets started programs and the command see one simulated device, and its NVML.
 func onOneDevice(t *testing.T) {
 	t.Helper()
 	ownSockets(t)
@@ -27,7 +27,7 @@ func onOneDevice(t *testing.T) {
 	t.Setenv("CUDASIM_MEMORY", "256M")
 }
 
-// bytesOf is what tms ps --bytes --json tells of a process on one device.
+// bytesOf returns what tms ps --bytes --json prints about a process on one device.
 func bytesOf(t *testing.T, s *steered) (deviceBytes, map[string]uint64) {
 	t.Helper()
 	out, words, code := command(t, "ps", "--bytes", "--json")
@@ -48,7 +48,7 @@ func bytesOf(t *testing.T, s *steered) (deviceBytes, map[string]uint64) {
 	return deviceBytes{}, nil
 }
 
-// Every byte that NVML has of a process has a name, or is in the difference.
+// Every byte that NVML reports of a process has a name, or is in the difference.
 func TestBytes(t *testing.T) {
 	const mib = 1 << 20
 	onOneDevice(t)
@@ -104,7 +104,7 @@ func TestBytes(t *testing.T) {
 	require.Equal(t, []float64{5 * mib}, s.values("tms_device_unnamed_bytes", other, "device=0"))
 }
 
-// Without NVML the names are told all the same.
+// Without NVML the names are still printed.
 func TestBytesWithoutNVML(t *testing.T) {
 	onOneDevice(t)
 	s := startSteered(t, steeredProgram(t), "TMS_ACCOUNT=1")
@@ -122,7 +122,7 @@ func TestBytesWithoutNVML(t *testing.T) {
 	require.NotContains(t, out, "the difference")
 }
 
-// Which of NVML's figures is a process's, where the numbers of processes are the driver's and where they need not be.
+// Which of NVML's figures belongs to a process, if process numbers are the driver's and if they may not be.
 func TestWhoseFigureItIs(t *testing.T) {
 	const pid = 40
 	has := func(pid int, used uint64) nvml.Process { return nvml.Process{PID: pid, UsedBytes: used, Known: true} }
@@ -137,9 +137,9 @@ func TestWhoseFigureItIs(t *testing.T) {
 	}{
 		{gpu(has(pid, 700), has(41, 100)), true, true, 700, 200, fromNVML},
 		{gpu(has(pid, 700), has(41, 100)), false, false, 700, 200, fromNVML},
-		{gpu(has(pid, 300), has(pid, 400)), false, true, 700, 200, fromNVML}, // on two parts of it
+		{gpu(has(pid, 300), has(pid, 400)), false, true, 700, 200, fromNVML}, // on two parts of the device
 		{gpu(has(pid, 400)), true, true, 400, 0, fromNVML},                   // memory comes and goes meanwhile
-		{gpu(has(pid, 400)), true, false, 0, 0, fromNobody},                  // it is another's, of this number
+		{gpu(has(pid, 400)), true, false, 0, 0, fromNobody},                  // another process's, with this number
 		{gpu(nvml.Process{PID: pid}), true, true, 0, 0, fromNobody},
 		{gpu(has(7, 700)), true, false, 700, 200, fromAlone},
 		{gpu(has(7, 400)), true, false, 0, 0, fromNobody},
@@ -156,7 +156,7 @@ func TestWhoseFigureItIs(t *testing.T) {
 	}
 }
 
-// What is told keeps to its width, and says nothing to a terminal but text.
+// The output keeps to its width, and sends a terminal nothing but text.
 func TestTableOfBytes(t *testing.T) {
 	long := strings.Repeat("long", 30)
 	state := control.ProcessState{PID: 1, Command: long, Devices: []control.Device{{Device: 1, UUID: "GPU-2"}},

@@ -22,7 +22,7 @@ import (
 	"tms/internal/hermetic"
 )
 
-// prometheusProgram finds a program of Prometheus: one that is installed, or what scripts/test.sh has fetched.
+// prometheusProgram finds a program of Prometheus: an installed one, or the one that scripts/test.sh has fetched.
 func prometheusProgram(t *testing.T, name string) string {
 	t.Helper()
 	if path, err := exec.LookPath(name); err == nil {
@@ -35,7 +35,7 @@ func prometheusProgram(t *testing.T, name string) string {
 	return path
 }
 
-// dashboard is what is looked at of docs/grafana.json.
+// dashboard is the part of docs/grafana.json that the test checks.
 type dashboard struct {
 	Templating struct {
 		List []struct {
@@ -75,7 +75,7 @@ func serving(t *testing.T) (address string) {
 	return strings.TrimSpace(address)
 }
 
-// The dashboard is of what is served: a Prometheus that scrapes two processes has a series for each of its queries.
+// The dashboard shows what is served: a Prometheus that scrapes two processes has a series for each of its queries.
 func TestDashboard(t *testing.T) {
 	promtool, prometheus := prometheusProgram(t, "promtool"), prometheusProgram(t, "prometheus")
 	onOneDevice(t)
@@ -108,7 +108,7 @@ scrape_configs:
   honor_labels: true
   static_configs: [{targets: ["%s"]}]
 `, target.Host), 0o600))
-	free, err := net.Listen("tcp", "127.0.0.1:0") // it cannot be told to take any
+	free, err := net.Listen("tcp", "127.0.0.1:0") // it cannot choose a free one itself
 	require.NoError(t, err)
 	base := "http://" + free.Addr().String()
 	require.NoError(t, free.Close())
@@ -146,7 +146,7 @@ scrape_configs:
 		require.NoError(t, json.Unmarshal(data, &result), query)
 		return result.Result
 	}
-	// Prometheus takes a scrape of a busy machine for failed after two seconds, and then has nothing until the next.
+	// Prometheus takes a scrape of a busy machine as failed after two seconds, and then has nothing until the next.
 	eventually := func(query string, count int) {
 		t.Helper()
 		require.Eventually(t, func() bool {
@@ -191,7 +191,7 @@ scrape_configs:
 		require.Equal(t, fmt.Sprintf("[%q]", target.Host), string(data))
 	}
 
-	// It is told apart what is paused and what is not.
+	// Paused and active tags can be told apart.
 	eventually(fmt.Sprintf(`tms_tag_state{state="paused", pid="%s"} == 1`, other.number()), 2)
 	require.Empty(t, series(fmt.Sprintf(`tms_tag_state{state="paused", pid="%s"} == 1`, one.number())))
 	eventually(`tms_process_idle_seconds >= 0`, 2)

@@ -44,7 +44,7 @@ func built(t *testing.T, path ...string) string {
 	return full
 }
 
-// compile builds testdata/NAME.c: a library if the output is called so.
+// compile builds testdata/NAME.c, as a library if the output's name says so.
 func compile(t *testing.T, name, output string, flags ...string) string {
 	t.Helper()
 	if !strings.Contains(output, "/") {
@@ -60,12 +60,12 @@ func compile(t *testing.T, name, output string, flags ...string) string {
 	return output
 }
 
-// cudart is how to link with it.
+// cudart returns the flags to link with it.
 func cudart(t *testing.T) []string {
 	return []string{"-Wl,--no-as-needed", "-L" + built(t, "sim"), "-l:libcudart.so.13"}
 }
 
-// usual is testdata/uses.c with a shared libcudart. It is made once; do not change it.
+// usual returns testdata/uses.c with a shared libcudart. It is built once; do not change it.
 func usual(t *testing.T) string {
 	t.Helper()
 	usualOnce.Do(func() {
@@ -111,8 +111,8 @@ type report struct {
 	Findings []finding
 }
 
-// execute starts the command with nothing in its environment that could change the answer, but for what
-// is given here. Later entries win.
+// execute starts the command with nothing in its environment that could change the answer, except what is given here.
+// Later entries win.
 func execute(t *testing.T, wrapper []string, arguments []string, environment ...string) (stdout, stderr string,
 	code int) {
 	t.Helper()
@@ -238,7 +238,7 @@ func TestText(t *testing.T) {
 
 func TestNoDriver(t *testing.T) {
 	t.Parallel()
-	// An unusable file hides a real driver that the machine may have.
+	// An unusable file hides a real driver, which the machine may have.
 	folder := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(folder, "libcuda.so.1"), []byte("no library"), 0o600))
 	program := usual(t)
@@ -247,10 +247,10 @@ func TestNoDriver(t *testing.T) {
 	require.NotEmpty(t, r.Driver.Error)
 	require.Empty(t, r.Devices)
 	require.NotNil(t, r.Devices)
-	require.Equal(t, "shared", r.Program.Cudart.Linkage) // it says what it can
+	require.Equal(t, "shared", r.Program.Cudart.Linkage) // it reports what it can
 }
 
-// fakeDriver has every function that the command binds.
+// fakeDriver builds a driver with every function that the command binds.
 func fakeDriver(t *testing.T) string {
 	source, err := os.ReadFile("../../vmm/cuda/driver.go")
 	require.NoError(t, err)
@@ -313,7 +313,7 @@ func TestSharedRuntime(t *testing.T) {
 			require.Contains(t, r.find(t, "ok", "program").Do, "LD_PRELOAD="+built(t, "lib", "libtms.so"))
 			r.lacks(t, "nccl-graphs")
 
-			// Only the driver stays where it was.
+			// Only the driver stays in its place.
 			elsewhere := t.TempDir()
 			require.NoError(t, os.Symlink(built(t, "sim", "libcuda.so.1"), filepath.Join(elsewhere, "libcuda.so.1")))
 			r = examine(t, []string{program}, "LD_LIBRARY_PATH="+elsewhere)
@@ -526,14 +526,14 @@ func TestPreloads(t *testing.T) {
 		require.Contains(t, ask(preload).with(t, "warning interposer").find(t, "warning", "interposer").What,
 			"libquota.so is preloaded too and defines cu")
 	}
-	ask(library + ":" + built(t, "sim", "libcuda.so.1")).with(t) // the driver itself is none
+	ask(library + ":" + built(t, "sim", "libcuda.so.1")).with(t) // the driver itself needs no preload
 
 	stdout, stderr, code := execute(t, nil, []string{"doctor", "--json", program}, "LD_PRELOAD=/nowhere/libtms.so")
 	require.Contains(t, stderr, "ld.so") // its own loader's complaint
 	parse(t, stdout, "", code).with(t, "warning preload")
 }
 
-// The names that clients of torch_memory_saver preload are ours, like libtms.so itself.
+// The names that clients of torch_memory_saver preload count as ours, like libtms.so itself.
 func TestNamesOfTheWheel(t *testing.T) {
 	t.Parallel()
 	folder := t.TempDir()
@@ -631,7 +631,7 @@ func TestAddressSpaceLimit(t *testing.T) {
 	parse(t, stdout, stderr, code).with(t, "warning address-space", "warning data-size")
 }
 
-// TestThreadLimit runs the command as a user whom the limit holds: root is above it.
+// TestThreadLimit runs the command as a user whom the limit binds; it does not bind root.
 func TestThreadLimit(t *testing.T) {
 	t.Parallel()
 	limited := []string{"prlimit", "--nproc=40"}
@@ -641,7 +641,7 @@ func TestThreadLimit(t *testing.T) {
 	stdout, stderr, code := execute(t, limited, []string{"doctor", "--json"})
 	parse(t, stdout, stderr, code).with(t)
 
-	folder := filepath.Dir(tms) // its owner alone may read it otherwise
+	folder := filepath.Dir(tms) // otherwise only its owner may read it
 	require.NoError(t, os.Chmod(folder, 0o755))
 	other := []string{"setpriv", "--reuid=54321", "--regid=54321", "--clear-groups"}
 	stdout, _, _ = execute(t, append(other, limited...), []string{"doctor", "--json"})
@@ -730,7 +730,7 @@ func TestProcess(t *testing.T) {
 	require.Equal(t, "none", r.Program.Cudart.Linkage)
 	examine(t, start(t, compile(t, "plain", "static", "-static"), preload)).with(t, "error static")
 
-	// What counts is the environment of the process, not of this command.
+	// The process's environment counts, not this command's.
 	r = examine(t, start(t, program, preload, "PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync",
 		"CUDA_VISIBLE_DEVICES=", "NCCL_GRAPH_REGISTER=1"))
 	r.with(t, "warning async-backend", "error visible-devices").find(t, "note", "nccl-graphs")
@@ -745,7 +745,7 @@ func TestProcess(t *testing.T) {
 	require.NoError(t, os.Symlink(other, link))
 	examine(t, start(t, compile(t, "plain", "plain"), preload+":"+link)).with(t, "warning interposer")
 
-	// Linked, not preloaded: it comes behind the program's own libcudart.
+	// Linked, not preloaded: the library comes behind the program's own libcudart.
 	linked := compile(t, "uses", "linked", append(cudart(t), library)...)
 	examine(t, start(t, linked)).with(t, "warning preload")
 }

@@ -15,7 +15,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// What is told comes true, and nothing is done before.
+// What a dry run prints comes true, and nothing is done before.
 func TestDryRun(t *testing.T) {
 	large, small, start := pair(t)
 	one, other := small.number(), large.number()
@@ -80,7 +80,7 @@ func TestDryRun(t *testing.T) {
 	require.Contains(t, errors_, "--dry-run foretells a plain pause alone")
 }
 
-// Each plan has what those before it leave, of devices as the driver counts them.
+// Each plan has what the earlier ones leave, on devices as the driver numbers them.
 func TestPlans(t *testing.T) {
 	sleeping := exec.Command("sleep", "100")
 	sleeping.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES=3,1")
@@ -89,7 +89,7 @@ func TestPlans(t *testing.T) {
 		_ = sleeping.Process.Kill()
 		_ = sleeping.Wait()
 	})
-	require.Eventually(t, func() bool { // its environment is there a moment after it has started
+	require.Eventually(t, func() bool { // its environment appears a moment after its start
 		environment, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
 		return err == nil && strings.Contains(string(environment), "CUDA_VISIBLE_DEVICES=3,1")
 	}, time.Minute, time.Millisecond)
@@ -116,7 +116,7 @@ func TestPlans(t *testing.T) {
 	require.Contains(t, made.text(), "what is free is not known while the driver has the process")
 
 	made = make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1 << 62}))
-	if made.HostAvailableBytes != nil { // else this machine gets memory as it uses it
+	if made.HostAvailableBytes != nil { // otherwise this machine gets memory as it uses it
 		require.Contains(t, made.Error, "4.00 EiB are needed for contents")
 		made = make(own, control.Pause, state(0, stats.Tag{PhysicalBytes: 1, PauseHostBytes: 1}))
 		require.Contains(t, made.Error, "it does not fit: 0 bytes of host memory are available")

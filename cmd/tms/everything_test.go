@@ -18,8 +18,8 @@ import (
 	"tms/internal/hermetic"
 )
 
-// whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees what is
-// free of the 128 MiB of their device.
+// whole is a process with 24 MiB of weights, 8 of cache and 40 that are not pausable, and another that sees how much of
+// their device's 128 MiB is free.
 type whole struct {
 	*steered
 	other *steered
@@ -29,7 +29,7 @@ type whole struct {
 func startWhole(t *testing.T, environment ...string) *whole {
 	t.Helper()
 	ownSockets(t)
-	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
 	program := steeredProgram(t)
 	shared := []string{"CUDASIM_SHARED=" + filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND=" + tms}
 	w := &whole{steered: startSteered(t, program, append(shared, environment...)...)}
@@ -41,13 +41,13 @@ func startWhole(t *testing.T, environment ...string) *whole {
 	return w
 }
 
-// requireFree tells how many MiB others could have.
+// requireFree checks how many MiB others could have.
 func (w *whole) requireFree(mebibytes int) {
 	w.t.Helper()
 	require.Equal(w.t, strconv.Itoa(mebibytes), w.other.do("free"))
 }
 
-// asBefore tells that the process has all that it had, and can use it.
+// asBefore checks that the process has everything that it had, and can use it.
 func (w *whole) asBefore() {
 	w.t.Helper()
 	w.do("check")
@@ -93,7 +93,7 @@ func TestEverythingIsPausedAndResumed(t *testing.T) {
 	}
 }
 
-// A status that is asked for as a pause of everything begins does not wait for the resume, which asks for one itself.
+// A status request at the start of a pause of everything does not wait for the resume, which makes one itself.
 func TestStatusBesidePausesOfEverything(t *testing.T) {
 	w := startWhole(t, "LD_PRELOAD="+built(t, "lib", "libtms.so")+":"+built(t, "lib", "libtms_reach.so"))
 	done, ended := make(chan bool), make(chan error)
@@ -117,7 +117,7 @@ func TestStatusBesidePausesOfEverything(t *testing.T) {
 	require.NoError(t, <-ended)
 }
 
-// Wherever the command dies, the process is as before, or a resume brings that about.
+// Wherever the command dies, the process is as before, or a resume makes it so.
 func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	w := startWhole(t)
 	die := func(at string, arguments ...string) {
@@ -129,11 +129,11 @@ func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 	pause := []string{"pause", w.pid, "--everything", "--force"}
 	die("GetState:1", pause...)
 	w.asBefore()
-	die("Lock:1", pause...) // after our pause: the process undoes it by itself
+	die("Lock:1", pause...) // after our pause, which the process itself undoes
 	require.Eventually(t, func() bool { return w.other.do("free") == "56" }, time.Minute, 10*time.Millisecond)
 	w.do("check")
 	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
-	_, stderr, code := command(t, "pause", w.pid, "--force") // it is as others
+	_, stderr, code := command(t, "pause", w.pid, "--force") // it can be paused like others
 	require.Zero(t, code, stderr)
 	w.resumed()
 	die("Checkpoint:1", pause...) // while it is locked
@@ -152,7 +152,7 @@ func TestACommandThatDiesLeavesWhatAResumeGoesOnFrom(t *testing.T) {
 
 func TestWhatFailsIsTakenBack(t *testing.T) {
 	w := startWhole(t)
-	w.do("pause cache") // by the program: stays so
+	w.do("pause cache") // by the program: it stays paused
 	fail := func(planned, words string) {
 		t.Helper()
 		t.Setenv("CUDASIM_FAIL", planned)
@@ -172,7 +172,7 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 		w.requireFree(64) // the cache stays paused
 		require.Equal(t, "0", w.do("stats"))
 	}
-	// What cannot be taken back is said, and a resume does it.
+	// The command says what it cannot undo, and a resume undoes it.
 	fail("cuCheckpointProcessCheckpoint:1:2,cuCheckpointProcessUnlock:1:999", "its CUDA calls wait; tms resume "+w.pid+" tries again")
 	w.resumed()
 	fail("cuCheckpointProcessGetState:2:999,cuCheckpointProcessRestore:1:2", "its CUDA calls wait")
@@ -180,13 +180,13 @@ func TestWhatFailsIsTakenBack(t *testing.T) {
 	w.resumed()
 }
 
-// What the driver has is not forgotten because somebody else undoes what is not his.
+// What the driver has is not forgotten because another client undoes a pause that is not its own.
 func TestAnotherClientsUndoLeavesItWithTheDriver(t *testing.T) {
 	w := startWhole(t, "MASTER_ADDR=here", "MASTER_PORT=1")
 	_, stderr, code := command(t, "pause", w.pid, "--everything", "--force")
 	require.Zero(t, code, stderr)
 	const words = "everything of this process is paused, the driver's part too"
-	w.refused(words, "pause", "--job", "here:1", "--force", "--timeout", "1") // it undoes, then
+	w.refused(words, "pause", "--job", "here:1", "--force", "--timeout", "1") // it then undoes
 	require.Equal(t, "1", w.do("stats"))
 	w.refused(words, "pause", w.pid, "--force")
 	w.resumed()
@@ -204,7 +204,7 @@ func TestAResumeWithoutMemory(t *testing.T) {
 	w.other.do("unhog")
 	require.NoError(t, waiting.Wait())
 	w.asBefore()
-	// The driver gets its part, and there is none for ours.
+	// The driver's part finds memory, and ours does not.
 	_, stderr, code = command(t, "pause", w.pid, "--everything", "--force")
 	require.Zero(t, code, stderr)
 	w.other.do("own 70")
@@ -224,7 +224,7 @@ func TestAnInterruptedCommand(t *testing.T) {
 	require.NoError(t, c.Process.Signal(syscall.SIGINT))
 	require.Error(t, c.Wait())
 	require.Contains(t, said.String(), "interrupted")
-	// The pause that had begun is carried through, and then undone.
+	// The pause that had begun is completed, and then undone.
 	require.Eventually(t, func() bool { return w.doing() == "" }, time.Minute, time.Millisecond)
 	require.Eventually(t, func() bool { return w.other.do("free") == "56" && w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 	w.asBefore()
@@ -258,7 +258,7 @@ func TestWhatTheDriverWouldLoseIsRefused(t *testing.T) {
 	}
 }
 
-// oldDriver is a directory with a driver that has no checkpoint functions.
+// oldDriver makes a directory with a driver that has no checkpoint functions.
 func oldDriver(t *testing.T) string {
 	t.Helper()
 	directory := t.TempDir()
@@ -270,7 +270,7 @@ func oldDriver(t *testing.T) string {
 	return directory
 }
 
-// Each is refused before the driver is asked, which would lose the process, and the process runs on.
+// Each is refused before the driver is asked, because its checkpoint would lose the process; the process runs on.
 func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 	const shared = ", and managed memory, multicast objects, or memory that processes share cannot be checkpointed; without --everything, what is pausable can be paused"
 	for _, c := range []struct {
@@ -306,7 +306,7 @@ func TestWhatTheDriverCannotCheckpoint(t *testing.T) {
 			require.Contains(t, w.do("everything 5"), "801 0 ")
 			require.Contains(t, w.do("everything 5"), c.words)
 			w.asBefore()
-			_, stderr, code := command(t, "pause", w.pid, "--force") // as was offered
+			_, stderr, code := command(t, "pause", w.pid, "--force") // as the error offered
 			require.Zero(t, code, stderr)
 			w.requireFree(88)
 			w.resumed()
@@ -318,11 +318,12 @@ func importPool(w *whole, other *steered, call string) {
 	w.do(fmt.Sprint("pool ", call, " /proc/", other.Process.Pid, "/fd/", other.do("pool cudaMemPoolExportToShareableHandle")))
 }
 
-// Memory that was shared keeps the driver from it as long as anything holds it: a handle, a mapping or a descriptor.
+// Memory that was shared keeps the driver from a checkpoint as long as anything holds it: a handle, a mapping or a
+// descriptor.
 func TestMemoryThatIsNoLongerShared(t *testing.T) {
 	const words = "it has called cuMemExportToShareableHandle, and managed memory"
 	for _, test := range []struct {
-		name, environment, steps string // with ! behind those that fail
+		name, environment, steps string // steps that fail end with !
 	}{
 		{"released", "", "release close"},
 		{"closed first", "", "close release"},
@@ -365,7 +366,7 @@ func TestFromInside(t *testing.T) {
 		}
 	}
 	require.Equal(t, descriptors, w.do("descriptors"))
-	w.do("ignore") // whoever else reaps the command
+	w.do("ignore") // then the library cannot reap the command
 	require.Equal(t, fmt.Sprint("0 ", 32<<20, " "), w.do("everything 5"))
 	require.Equal(t, "0 0 ", w.do("everything 5"), "twice is no harm")
 	w.other.do("hog")
@@ -376,8 +377,8 @@ func TestFromInside(t *testing.T) {
 	require.Contains(t, w.do("everything -1"), "1 0 -1 is no number of seconds")
 }
 
-// As long as a client may yet have the driver checkpoint the process, nobody else lets calls go on that the checkpoint
-// would kill it in.
+// As long as a client may still ask the driver to checkpoint the process, no other client lets calls go on during which
+// the checkpoint would kill it.
 func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
 	w := startWhole(t, reaching(t))
 	c, err := client.Dial(w.Process.Pid)
@@ -390,13 +391,13 @@ func TestAPauseOfEverythingEndsByItsClient(t *testing.T) {
 	w.refused(words, "resume", w.pid)
 	w.refused(words, "pause", w.pid, "--everything")
 	require.Contains(t, w.do("again"), "401 a command is pausing everything of this process at this moment")
-	w.requireFree(88) // of ours; nobody has asked the driver yet
+	w.requireFree(88) // our part; nobody has asked the driver yet
 	c.Close()
 	require.Eventually(t, func() bool { return w.do("stats") == "0" }, time.Minute, 10*time.Millisecond)
 	w.asBefore()
 }
 
-// Where calls are held at the gate, it opens with the resume, whoever makes that.
+// Where the gate holds calls, it opens with the resume, whichever client makes it.
 func TestFromInsideUnderTheGate(t *testing.T) {
 	w := startWhole(t, reaching(t))
 	for range 3 {
@@ -407,7 +408,7 @@ func TestFromInsideUnderTheGate(t *testing.T) {
 	}
 }
 
-// No command, one that is something else, one that dies: the words say so, and nothing is lost.
+// There is no command, or it is another program, or it dies: the error says so, and nothing is lost.
 func TestFromInsideWithoutACommand(t *testing.T) {
 	for _, c := range []struct{ command, words string }{
 		{"/nonexistent/tms", "/nonexistent/tms cannot be started (No such file or directory)"},
@@ -457,7 +458,7 @@ func TestContentsMoveToDisk(t *testing.T) {
 		w.resumed()
 		require.Zero(t, files())
 	}
-	// A directory that cannot be written to.
+	// A directory that is not writable.
 	require.NoError(t, os.RemoveAll(directory))
 	require.NoError(t, os.WriteFile(directory, nil, 0o600))
 	w.refused("not a directory", "pause", w.pid, "--force", "--to", "disk")
@@ -471,8 +472,8 @@ func TestContentsMoveToDisk(t *testing.T) {
 	w.asBefore()
 }
 
-// Of a program whose threads give the device work, ask it all the time whether it is done, or free memory, for which the
-// library asks that. Such questions do not wait for the driver, and kill a process that it has checkpointed.
+// A program's threads give the device work, ask it all the time whether it is done, or free memory, for which the
+// library asks that. Such queries do not wait for the driver, and kill a process that it has checkpointed.
 func TestEverythingOfAProgramThatWorks(t *testing.T) {
 	ownSockets(t)
 	t.Setenv("LD_LIBRARY_PATH", built(t, "sim"))

@@ -16,12 +16,12 @@ import (
 	"tms/internal/hermetic"
 )
 
-// The tests wait, mostly, and share their process's environment: so every second one runs in a second process.
+// The tests mostly wait, and share their process's environment, so every second one runs in a second process.
 
 const ofTheSecondHalf = "TESTS_SECOND_HALF" // set in the second process
 
-// inHalves runs the tests of this process, beside those of a second one unless single tests were asked for, or a file
-// that both would write, and returns an exit code for both.
+// inHalves runs this process's tests beside those of a second process, and returns an exit code for both. It makes no
+// second one for single tests, or for a file that both would write.
 func inHalves(m *testing.M, prepare func() error) int {
 	if isSet("test.list") {
 		return m.Run()
@@ -41,17 +41,17 @@ func inHalves(m *testing.M, prepare func() error) int {
 		halves[i%2] = append(halves[i%2], name)
 	}
 	pattern := func(half int) string { return "^(" + strings.Join(halves[half], "|") + ")$" }
-	// Go keeps no result without a log of what the tests read, and would not see what those of the second process do.
+	// Go caches no result without a log of what the tests read, which would lack what the second process reads.
 	arguments := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(argument string) bool {
 		return strings.HasPrefix(argument, "-test.testlogfile=") || strings.HasPrefix(argument, "-test.run=")
 	})
 	_ = flag.Set("test.testlogfile", "")
 	second := exec.Command(os.Args[0], append([]string{"-test.run=" + pattern(1)}, arguments...)...)
-	second.WaitDelay = time.Minute // for programs that it leaves behind, as Go's own
+	second.WaitDelay = time.Minute // for programs that it leaves behind, as in Go's own
 	second.Env = append(os.Environ(), ofTheSecondHalf+"=1")
 	var said bytes.Buffer
 	second.Stdout, second.Stderr = &said, &said
-	runtime.LockOSThread() // Pdeathsig comes when the thread ends
+	runtime.LockOSThread() // Pdeathsig comes when the starting thread ends
 	second.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGTERM}
 	if err := second.Start(); err != nil {
 		return failed(err)

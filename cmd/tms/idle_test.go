@@ -64,7 +64,7 @@ func idle(t *testing.T, arguments ...string) *watcher {
 	return w
 }
 
-// interrupted ends it, and it ends well.
+// interrupted interrupts it, and checks that it ends well.
 func (w *watcher) interrupted() {
 	w.t.Helper()
 	require.NoError(w.t, w.Process.Signal(os.Interrupt))
@@ -72,11 +72,11 @@ func (w *watcher) interrupted() {
 	require.Empty(w.t, w.errors.String())
 }
 
-// background has a program do something, which may wait.
+// background sends a program a command, whose answer may have to wait.
 func (s *steered) background(words string) <-chan string {
 	answer := make(chan string, 1)
 	go func() {
-		defer close(answer) // also when it has ended
+		defer close(answer) // also when the program has ended
 		answer <- s.do(words)
 	}()
 	return answer
@@ -96,14 +96,14 @@ func waits(t *testing.T, answer <-chan string) {
 	}
 }
 
-// It is paused and woken TMS_IDLE_ROUNDS times.
+// A process is paused and woken TMS_IDLE_ROUNDS times.
 func TestIdle(t *testing.T) {
 	rounds := hermetic.Number(t, "TMS_IDLE_ROUNDS", 5)
 	start := sharing(t, "44M")
 	one := start()
 	watch := idle(t, one.number(), "--after", "100ms")
 	one.comesTo(0)
-	other := start() // for which there would be no memory
+	other := start() // there would be no memory for it
 	require.Equal(t, "ok", other.do("check"))
 	answer := one.background("check")
 	waits(t, answer)
@@ -121,17 +121,17 @@ func TestIdle(t *testing.T) {
 	require.Eventually(t, func() bool { return resumed() >= rounds+1 }, time.Minute, time.Millisecond) // it says so a moment later
 	require.Equal(t, rounds+1, resumed())
 
-	// A process that works, if only now and then, is not paused.
+	// A process that works only now and then is not paused either.
 	for range hermetic.Often(40, 20) {
 		called := time.Now()
 		require.Equal(t, "ok", one.do("check"))
-		if bytes := held(t, one); time.Since(called) < 100*time.Millisecond { // else the machine was busy
+		if bytes := held(t, one); time.Since(called) < 100*time.Millisecond { // otherwise the machine was busy
 			require.EqualValues(t, smallBytes, bytes)
 		}
 		time.Sleep(10 * time.Millisecond)
 	}
 
-	// An allocation, too, waits where it would be refused.
+	// An allocation that would be refused waits, too.
 	one.comesTo(0)
 	_, words, code = command(t, "resume", other.number())
 	require.Zero(t, code, words)
@@ -142,8 +142,8 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, "ok", <-answer)
 	require.Equal(t, "ok", one.do("check"))
 
-	// What somebody else has paused is left to him.
-	for out := "nothing to pause"; strings.Contains(out, "nothing to pause"); { // else it was idle again before
+	// What another client has paused is left to that client.
+	for out := "nothing to pause"; strings.Contains(out, "nothing to pause"); { // until this pause comes before tms idle's
 		require.Equal(t, "ok", one.do("check"))
 		out, words, code = command(t, "pause", one.number())
 		require.Zero(t, code, words)
@@ -166,7 +166,7 @@ func TestIdle(t *testing.T) {
 	require.Regexp(t, one.number()+`: has ended\n$`, watch.said())
 }
 
-// Killed, it leaves no process held up.
+// When killed, tms idle leaves no process held up.
 func TestIdleIsKilled(t *testing.T) {
 	start := sharing(t, "44M")
 	one := start()
@@ -191,13 +191,13 @@ func TestIdleIsKilled(t *testing.T) {
 	require.Equal(t, "ok", <-answer)
 }
 
-// A device at work and a capture are not idleness, and not disturbed.
+// A busy device and a capture do not count as idle, and are not disturbed.
 func TestIdleIsNotBusy(t *testing.T) {
 	one := sharing(t, "44M")()
 	watch := idle(t, one.number(), "--after", "300ms")
 	for words, end := range map[string]string{"capture": "captured", "busy 1500": "free"} {
 		var begin time.Time
-		for late := true; late; { // a busy machine may leave it idle before it has begun
+		for late := true; late; { // on a busy machine it may be idle before it begins
 			one.comesTo(0)
 			require.Equal(t, "ok", one.do("check"))
 			begin = time.Now()
@@ -207,7 +207,7 @@ func TestIdleIsNotBusy(t *testing.T) {
 			}
 		}
 		for time.Since(begin) < time.Second {
-			if bytes := held(t, one); time.Since(begin) < 1400*time.Millisecond { // else the machine was busy
+			if bytes := held(t, one); time.Since(begin) < 1400*time.Millisecond { // otherwise the machine was busy
 				require.EqualValues(t, smallBytes, bytes, words)
 			}
 			time.Sleep(5 * time.Millisecond)
@@ -219,7 +219,7 @@ func TestIdleIsNotBusy(t *testing.T) {
 	watch.interrupted()
 }
 
-// With a lock, two are never there at once, whoever calls, and however they are watched.
+// With a lock, two are never active at once, whichever calls, and however they are watched.
 func TestIdleWithLock(t *testing.T) {
 	for name, apart := range map[string]bool{"one command": false, "two commands": true} {
 		t.Run(name, func(t *testing.T) {
@@ -239,7 +239,7 @@ func TestIdleWithLock(t *testing.T) {
 				return free
 			}
 			const together = 256 - 3*32
-			// Both run as it begins. When both are paused, both are looked after.
+			// Both run at the beginning. Once both are paused, tms idle looks after both.
 			require.Eventually(t, func() bool { return free() == 256-32 }, time.Minute, time.Millisecond)
 			for range hermetic.Often(10, 4) {
 				x, y := one.background("check"), other.background("check")
@@ -259,7 +259,7 @@ func TestIdleWithLock(t *testing.T) {
 			lock, err := os.Open(file)
 			require.NoError(t, err)
 			defer func() { _ = lock.Close() }()
-			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: when both are idle
+			require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does, once both are idle
 			require.Equal(t, 256-32, free())
 			answer := one.background("check")
 			waits(t, answer)
@@ -269,7 +269,7 @@ func TestIdleWithLock(t *testing.T) {
 	}
 }
 
-// Two that always have work share a device by slices, as does who takes the lock otherwise; no call fails.
+// Two that always have work share a device by slices, also with a program that takes the lock itself; no call fails.
 func TestIdleBySlices(t *testing.T) {
 	start := sharing(t, "256M")
 	one, other, third := start(), start(), start()
@@ -290,7 +290,7 @@ func TestIdleBySlices(t *testing.T) {
 	for _, s := range []*steered{one, other} {
 		require.Equal(t, "ok", s.do("work"))
 	}
-	for _, s := range []*steered{one, other, one, other, one, other} { // each comes to work again, however often
+	for _, s := range []*steered{one, other, one, other, one, other} { // each gets to work, again and again
 		before, over := cycles(s, "cycles"), fmt.Sprint(s.number(), ": has run for ")
 		slices := strings.Count(watch.said(), over)
 		require.Eventually(t, func() bool {
@@ -301,21 +301,21 @@ func TestIdleBySlices(t *testing.T) {
 	lock, err := os.Open(file)
 	require.NoError(t, err)
 	defer func() { _ = lock.Close() }()
-	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: it has its turn, too
+	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)) // as flock(1) does: it gets its turn, too
 	require.Equal(t, 256-32, free())
 	before := [2]int{cycles(one, "cycles"), cycles(other, "cycles")}
-	time.Sleep(400 * time.Millisecond) // longer than a slice, but it has none
+	time.Sleep(400 * time.Millisecond) // longer than a slice, which does not bind it
 	require.Equal(t, before, [2]int{cycles(one, "cycles"), cycles(other, "cycles")})
 	require.NoError(t, syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
 	for _, answer := range []<-chan string{one.background("calm"), other.background("calm")} {
-		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and ended
+		require.NotEmpty(t, <-answer) // its threads have found what they wrote, and have ended
 	}
 	for _, answer := range []<-chan string{one.background("check"), other.background("check")} {
 		require.Equal(t, "ok", <-answer)
 	}
 	watch.interrupted()
 
-	// Where nobody waits, a slice has no end.
+	// If nobody waits, a slice does not end.
 	alone := start()
 	watch = idle(t, alone.number(), "--after", "1h", "--lock", file, "--slice", "50ms")
 	require.Equal(t, "ok", alone.do("work"))

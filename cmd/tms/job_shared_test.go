@@ -15,13 +15,14 @@ import (
 	"tms/internal/hermetic"
 )
 
-// Ranks that have each other's memory open are paused together, or not at all; one alone is refused, by name.
+// Ranks that have each other's memory open are paused together, or not at all; a pause of one alone is refused, and
+// names it.
 func TestJobThatSharesMemory(t *testing.T) {
 	ownSockets(t)
 	const count = 3
 	ranks := startJob(t, count, func(rank int) []string {
 		environment := []string{"MASTER_ADDR=here", "MASTER_PORT=29501", "COLLECTIVE_SHARES=1"}
-		if rank == 1 { // its second unmapping is refused: what is its own, when others' is unmapped already
+		if rank == 1 { // its second unmapping is refused: that of its own memory, after others'
 			environment = append(environment, "CUDASIM_FAIL=cuMemUnmap:2:999")
 		}
 		return environment
@@ -39,14 +40,14 @@ func TestJobThatSharesMemory(t *testing.T) {
 		require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
 	}
 
-	// And all the rest by the driver: nothing is shared any more then.
+	// The driver takes all the rest: then nothing is shared any longer.
 	_, words, code = command(t, "pause", "--job", "here:29501", "--everything", "--timeout", "60")
 	require.Zero(t, code, words)
 	_, words, code = command(t, "resume", "--job", "here:29501")
 	require.Zero(t, code, words)
 	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
 
-	// Killed at any moment.
+	// The command is killed at any moment.
 	for i := range hermetic.Often(8, 2) {
 		pausing := exec.Command(tms, "pause", "--job", "here:29501", "--timeout", "60")
 		require.NoError(t, pausing.Start())
@@ -68,8 +69,8 @@ func TestJobThatSharesMemory(t *testing.T) {
 	}
 }
 
-// Memory of a process that has ended does not come back: the resume of what had imported it ends all the same, says what
-// is lost, and lets the program's threads go on.
+// Memory of a process that has ended does not come back: the importer's resume still ends, says what is lost, and lets
+// the program's threads go on.
 func TestImportedMemoryIsLost(t *testing.T) {
 	ownSockets(t)
 	start := func() *steered {
@@ -108,7 +109,7 @@ func TestImportedMemoryIsLost(t *testing.T) {
 		return said
 	}
 	require.True(t, lost())
-	// It has been said. The next use fails, until the program closes the memory.
+	// The loss has been reported. The next use fails, until the program closes the memory.
 	_, words, code = command(t, "pause", importer.number())
 	require.Zero(t, code, words)
 	_, words, code = command(t, "resume", importer.number())

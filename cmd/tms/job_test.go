@@ -21,9 +21,9 @@ import (
 	"tms/internal/hermetic"
 )
 
-const rankBytes = 8 << 20 // that a rank of the job has
+const rankBytes = 8 << 20 // of each rank of the job
 
-// startJob starts ranks that are in collectives all the time. The environment of each is made by own.
+// startJob starts ranks that are always in collectives. own makes each one's environment.
 func startJob(t *testing.T, ranks int, own func(rank int) []string) []*steered {
 	t.Helper()
 	program, shared := fixture(t, "collective"), filepath.Join(t.TempDir(), "shared")
@@ -42,7 +42,7 @@ func startJob(t *testing.T, ranks int, own func(rank int) []string) []*steered {
 	return started
 }
 
-// jobHeld is what each rank has of its device.
+// jobHeld returns what each rank has of its device.
 func jobHeld(t *testing.T, ranks []*steered) (bytes []uint64) {
 	t.Helper()
 	for _, r := range ranks {
@@ -58,8 +58,8 @@ func repeated(bytes uint64, times int) (all []uint64) {
 	return all
 }
 
-// wasKept reports whether a rank stays paused though its client has gone. A process sees that before it takes the
-// connection that asks here: it is doing the undo by then, or has done it.
+// wasKept reports whether a rank stays paused although its client has left. A process sees that end before it takes
+// this connection: by then it is doing the undo, or has done it.
 func wasKept(t *testing.T, ranks []*steered) (kept bool) {
 	t.Helper()
 	for _, r := range ranks {
@@ -73,7 +73,7 @@ func wasKept(t *testing.T, ranks []*steered) (kept bool) {
 	return kept
 }
 
-// Ranks whose devices wait for one another are paused when they all stand between the same two collectives.
+// Ranks whose devices wait for one another are paused when all stand between the same two collectives.
 func TestJob(t *testing.T) {
 	ownSockets(t)
 	const count = 3
@@ -120,14 +120,14 @@ func TestJob(t *testing.T) {
 	require.Equal(t, repeated(rankBytes/2, count), jobHeld(t, ranks))
 	command(t, "resume", "--job", "lively")
 
-	// All end after the same collective, with what was written last.
+	// All ranks end after the same collective, with what was written last.
 	last := ranks[0].do("stop")
 	for _, r := range ranks[1:] {
 		require.Equal(t, last, r.line())
 	}
 }
 
-// A rank that cannot, or goes: the others are as before, and run on.
+// If one rank cannot be paused, or ends, the others are as before, and run on.
 func TestJobIsNotPaused(t *testing.T) {
 	ownSockets(t)
 	const count = 3
@@ -144,12 +144,13 @@ func TestJobIsNotPaused(t *testing.T) {
 	require.Regexp(t, "(?m)^tms: "+spoiled+": .*999", words)
 	require.Regexp(t, "(?m)^tms: "+ranks[0].number()+": left as it was: process "+spoiled+": ", words)
 	require.Equal(t, repeated(rankBytes, count), jobHeld(t, ranks))
-	_, words, code = command(t, "pause", "--job", "here:29500", "--timeout", "60") // a second time is fine
+	_, words, code = command(t, "pause", "--job", "here:29500", "--timeout", "60") // the second time it works
 	require.Zero(t, code, words)
 	_, words, code = command(t, "resume", "--job", "here:29500")
 	require.Zero(t, code, words)
 
-	// Interrupted or killed, at any moment. Killed just before its end, it has told some ranks or all to keep the pause.
+	// The command is interrupted or killed at any moment. Killed just before its end, it has asked some ranks or all to
+	// keep the pause.
 	for i := range 20 {
 		pausing := exec.Command(tms, "pause", "--job", "here:29500", "--timeout", "60")
 		require.NoError(t, pausing.Start())
@@ -165,7 +166,7 @@ func TestJobIsNotPaused(t *testing.T) {
 		}, time.Minute, time.Millisecond, "after pause %d", i)
 	}
 
-	// One is stopped: it is named, and the others go on.
+	// One rank is stopped: the error names it, and the others go on.
 	stop(t, ranks[2].Process)
 	_, words, code = command(t, "pause", "--job", "here:29500")
 	require.Equal(t, exitNoProcess, code)
@@ -173,10 +174,10 @@ func TestJobIsNotPaused(t *testing.T) {
 	require.Contains(t, words, "tms: "+ranks[0].number()+": left as it was: process "+ranks[2].number()+": it does not answer")
 	require.NoError(t, ranks[2].Process.Signal(syscall.SIGCONT))
 
-	// One that never comes to the collective: the time is over.
+	// One rank never comes to the collective: time runs out.
 	require.NoError(t, ranks[2].Process.Kill())
 	_ = ranks[2].Wait()
-	for code = 0; code == 0; { // until the others wait for it
+	for code = 0; code == 0; { // until the others wait for that rank
 		_, words, code = command(t, "pause", "--job", "here:29500", "--timeout", "1.5")
 		command(t, "resume", "--job", "here:29500")
 	}
@@ -185,7 +186,7 @@ func TestJobIsNotPaused(t *testing.T) {
 	require.Equal(t, repeated(rankBytes, 2), jobHeld(t, ranks[:2]))
 }
 
-// A rank that is held up for a pause of the job runs on when the command is killed, whatever others have said to it.
+// A rank that is held up for a pause of the job runs on when the command is killed, whatever others have asked of it.
 func TestAHeldRankIsResumedByAnother(t *testing.T) {
 	ownSockets(t)
 	both := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
@@ -205,14 +206,14 @@ func TestAHeldRankIsResumedByAnother(t *testing.T) {
 		reply, err := other.Do(context.Background(), control.Request{Op: control.Resume})
 		require.NoError(t, err)
 		require.True(t, reply.OK, reply.Error)
-		require.NoError(t, pausing.Process.Kill()) // most likely before it undoes its hold itself
+		require.NoError(t, pausing.Process.Kill()) // most likely before it releases its hold itself
 		require.Error(t, pausing.Wait())
 		ready.goesOn()
 		require.False(t, heldUp(t, ready))
 	}
 }
 
-// Nor are ranks held up for a command that is stopped, for longer than its timeout; which says so when it goes on.
+// Nor does a stopped command hold ranks up for longer than its timeout; when it goes on, it says so.
 func TestAJobsPauseThatIsStopped(t *testing.T) {
 	ownSockets(t)
 	both := "LD_PRELOAD=" + built(t, "lib", "libtms.so") + ":" + built(t, "lib", "libtms_reach.so")
@@ -224,7 +225,7 @@ func TestAJobsPauseThatIsStopped(t *testing.T) {
 	var said strings.Builder
 	pausing.Stderr = &said
 	require.NoError(t, pausing.Start())
-	require.Eventually(t, func() bool { // stopped as it holds the rank up, and not as it is about to let go
+	require.Eventually(t, func() bool { // stopped while it holds the rank up, not as it is about to release it
 		if !heldUp(t, ready) {
 			return false
 		}
@@ -250,7 +251,7 @@ func heldUp(t *testing.T, s *steered) bool {
 	return state.HeldUp
 }
 
-// goesOn waits until the threads that give the device work do so; each may have had a count to make yet.
+// goesOn waits until the threads that give the device work do so; each may still have had one count to make.
 func (s *steered) goesOn() {
 	s.t.Helper()
 	cycles := func() int {
@@ -274,7 +275,7 @@ func TestJobsOf(t *testing.T) {
 		sleeping := exec.Command("sleep", "60")
 		sleeping.Env = append(environment, "LAST=1")
 		require.NoError(t, sleeping.Start())
-		require.Eventually(t, func() bool { // it is the program then
+		require.Eventually(t, func() bool { // by then it is the program
 			text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/environ", sleeping.Process.Pid))
 			return strings.HasSuffix(string(text), "LAST=1\x00")
 		}, time.Minute, time.Millisecond)

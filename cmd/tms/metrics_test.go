@@ -18,7 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scraped is what Prometheus would read.
+// scraped is the text that Prometheus would read.
 type scraped struct {
 	t        *testing.T
 	families map[string]*dto.MetricFamily
@@ -32,7 +32,7 @@ func scrape(t *testing.T, address string) scraped {
 	text, err := io.ReadAll(reply.Body)
 	require.NoError(t, err)
 	require.Equal(t, http.StatusOK, reply.StatusCode, "%s", text)
-	problems, err := promlint.New(bytes.NewReader(text)).Lint() // what promtool check metrics does
+	problems, err := promlint.New(bytes.NewReader(text)).Lint() // as promtool check metrics does
 	require.NoError(t, err)
 	require.Empty(t, problems)
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -41,7 +41,7 @@ func scrape(t *testing.T, address string) scraped {
 	return scraped{t, families}
 }
 
-// values are those of the metrics of a family that have labels like these, NAME=VALUE.
+// values returns the values of a family's metrics that have labels like these, NAME=VALUE.
 func (s scraped) values(family string, labels ...string) (found []float64) {
 	s.t.Helper()
 	require.Contains(s.t, s.families, family)

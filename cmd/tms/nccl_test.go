@@ -22,14 +22,14 @@ import (
 	"tms/internal/control/client"
 )
 
-// communicating is a program with 24 MiB of pausable weights that uses NCCL, and another that sees what is free of the
-// 128 MiB of their device. Each rank of a communicator holds 4 MiB.
+// communicating is a program with 24 MiB of pausable weights that uses NCCL, and another that sees how much of their
+// device's 128 MiB is free. Each rank of a communicator holds 4 MiB.
 type communicating struct {
 	*whole
 	stderr *os.File
 }
 
-// said is what the program has written to stderr.
+// said returns what the program has written to stderr.
 func (c *communicating) said() string {
 	text, err := os.ReadFile(c.stderr.Name())
 	require.NoError(c.t, err)
@@ -52,7 +52,7 @@ func buildNCCL(t *testing.T, version string) string {
 		filepath.Join("..", "..", "preload", "testdata", "libnccl.c"), "-L"+built(t, "sim"), "-l:libcudart.so.13")
 }
 
-// startNCCL starts it on its way to an NCCL of a version.
+// startNCCL starts the program, which finds an NCCL of a version in the given way.
 func startNCCL(t *testing.T, way, version string, environment ...string) *communicating {
 	t.Helper()
 	c, library := &communicating{}, buildNCCL(t, version)
@@ -68,7 +68,7 @@ func startNCCL(t *testing.T, way, version string, environment ...string) *commun
 		arguments[1] = buildC(t, "libguest.so", append(linked, "-shared", "-fPIC")...)
 	}
 	ownSockets(t)
-	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver too
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which also asks the driver
 	shared := append(os.Environ(), "CUDASIM_SHARED="+filepath.Base(os.Getenv("TMPDIR")), "CUDASIM_MEMORY=128M", "TMS_COMMAND="+tms,
 		"TMS_CONTROL=1")
 	c.whole = &whole{steered: &steered{t: t, Cmd: exec.Command(program, arguments...)}}
@@ -113,10 +113,10 @@ func (s *steered) start() {
 		_ = s.Wait()
 	})
 	s.do("allocate")
-	s.do("serve") // it returns when the process listens
+	s.do("serve") // returns once the process listens
 }
 
-// pause has the command pause everything, and returns what it says.
+// pause pauses everything by the command, and returns its output.
 func (c *communicating) pause(more ...string) string {
 	c.t.Helper()
 	out, stderr, code := command(c.t, append([]string{"pause", c.pid, "--everything"}, more...)...)
@@ -148,7 +148,7 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 				c.resume()
 				c.requireFree(104 - 20)
 			}
-			// Those of a split, and without those that were left.
+			// The communicators of a split, without the destroyed ones.
 			c.do("split")
 			require.Contains(t, c.pause(), "NCCL 2.29.7: 10 communicators with 40.00 MiB suspended")
 			c.resume()
@@ -165,7 +165,7 @@ func TestCommunicatorsAreSuspendedWithEverything(t *testing.T) {
 	}
 }
 
-// What cannot be suspended is left to the driver, and said; the pause is made all the same.
+// What cannot be suspended is left to the driver, and the output says so; the pause is still made.
 func TestCommunicatorsThatStay(t *testing.T) {
 	for _, test := range []struct{ name, version, make, environment, words string }{
 		{"no function", ncclOld, "all 2", "",
@@ -222,14 +222,14 @@ func TestASuspendThatHangs(t *testing.T) {
 	c.do("check")
 	require.Equal(t, "0", c.do("stats"))
 	c.refused("has not come back from ncclCommSuspend within 1s", "pause", c.pid, "--timeout", "1")
-	// When it comes back it is resumed at once.
+	// When the suspend returns, the communicator is resumed at once.
 	require.Eventually(t, func() bool { return c.other.do("free") == "96" }, time.Minute, 10*time.Millisecond)
 	c.do("reduce")
 	require.Contains(t, c.pause(), "NCCL 2.29.7: 2 communicators with 8.00 MiB suspended")
 	c.resume()
 }
 
-// A suspend may come back just as who asked for it gives up: one of the two sees to the resume.
+// A suspend may return just as its caller gives up: one of the two does the resume.
 func TestASuspendThatIsLate(t *testing.T) {
 	reach, seen := filepath.Join("..", "..", "preload", "gate", "reach"), filepath.Join(t.TempDir(), "seen")
 	object := buildC(t, "suspending.o", "-fPIC", "-fvisibility=hidden", "-include", filepath.Join("..", "..", "preload", "testdata", "late.h"), "-c",
@@ -263,7 +263,7 @@ func TestAResumeOfNCCLThatFails(t *testing.T) {
 	c.do("check")
 }
 
-// Whatever fails or dies after NCCL was suspended, its memory is back, and it is not used in between.
+// Whatever fails or dies after NCCL was suspended, its memory comes back, and nothing uses NCCL in between.
 func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew)
 	c.do("all 2")
@@ -299,7 +299,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 	}
 	c.do("calm")
 	asBefore()
-	// Where there is nothing to pause but NCCL.
+	// Here there is nothing to pause but NCCL.
 	require.Equal(t, "0 ", c.do("pause"))
 	open := func() {
 		t.Helper()
@@ -314,7 +314,7 @@ func TestNCCLIsResumedWhenThePauseIsTakenBack(t *testing.T) {
 		killed := exec.Command(tms, "pause", c.pid, "--everything")
 		killed.Env = append(os.Environ(), "CUDASIM_FAIL=cuCheckpointProcess"+at+":1:kill")
 		require.ErrorContains(t, killed.Run(), "signal: killed")
-		if at == "Checkpoint" { // the process is locked, and undoes its part when it is not
+		if at == "Checkpoint" { // the process is locked, and undoes its part when it is unlocked
 			time.Sleep(100 * time.Millisecond)
 			_, stderr, code := command(t, "resume", c.pid)
 			require.Zero(t, code, stderr)
@@ -370,7 +370,8 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		require.NotContains(t, spread(t, "resume"), "NCCL")
 		asBefore(72)
 	}
-	// Others than these two are in the one, all of another are in each, and a third is made of the first.
+	// One communicator has ranks in other processes, one in each has all its ranks there, and a third is split from the
+	// first.
 	for _, r := range ranks {
 		r.do("ranks 1 3")
 		r.do("all 2")
@@ -399,9 +400,9 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 		r.do("calm")
 	}
 	asBefore(72)
-	// Where the driver cannot, NCCL's part is given back all the same.
+	// Where the driver cannot, NCCL's part is still freed.
 	ranks[1].do("export")
-	out = spread(t, "pause", "--everything", "--timeout", "10") // of which half is for ranks that did not do the same
+	out = spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	require.Equal(t, 2, strings.Count(out, "1 communicator with 4.00 MiB suspended; the rest"), out)
 	require.Contains(t, out, "stays: the driver's checkpoint would lose this process: it has called cudaIpcGetMemHandle")
 	require.Contains(t, out, "stays: the driver takes all ranks or none, and of process "+ranks[1].pid+": the driver's checkpoint would lose")
@@ -411,9 +412,9 @@ func TestRanksInSeveralProcessesAreSuspendedTogether(t *testing.T) {
 	asBefore(71)
 }
 
-// Ranks of one host share memory. NCCL gives that back too, and the driver can then have the processes.
+// Ranks of one host share memory. NCCL frees that too, and the driver can then checkpoint the processes.
 func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
-	ranks := startSpread(t, "FAKE_NCCL_EXPORTS=1") // the second does
+	ranks := startSpread(t, "FAKE_NCCL_EXPORTS=1") // the second one does
 	ranks[1].refused("it has called cuMem", "pause", ranks[1].pid, "--everything")
 	for range 3 {
 		out := spread(t, "pause", "--everything")
@@ -435,7 +436,7 @@ func TestMemoryThatRanksShareGoesWithNCCL(t *testing.T) {
 	require.Zero(t, code, stderr)
 }
 
-// Of a process whose communicator is on its second device.
+// A process whose communicator is on its second device.
 func TestRanksOnOtherDevices(t *testing.T) {
 	c := startNCCL(t, "handle", ncclNew, "CUDASIM_DEVICES=2")
 	c.do("device 1")
@@ -468,12 +469,12 @@ func TestRanksAreResumedOneByOne(t *testing.T) {
 	ranks[0].do("calm")
 	ranks[0].requireFree(72)
 	ranks[1].do("reduce")
-	spread(t, "pause", "--everything", "--timeout", "10") // of which half is for ranks that did not do the same
+	spread(t, "pause", "--everything", "--timeout", "10") // half waits for ranks that did not do the same
 	ranks[0].requireFree(128)
 	spread(t, "resume")
 }
 
-// Whatever ends or fails while ranks are suspended together: those that live go on.
+// Whatever ends or fails while ranks are suspended together, the living ones go on.
 func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 	asBefore := func(ranks [2]*communicating) {
 		t.Helper()
@@ -533,7 +534,7 @@ func TestRanksThatAreNotSuspendedTogether(t *testing.T) {
 		together := hold
 		together.Hold, together.NCCL = false, &control.NCCL{Together: []string{reply.Communicators[0].Name},
 			Until: float64(time.Now().Add(time.Minute).UnixMicro()) / 1e6}
-		stop(t, ranks[1].Process) // it sees the request and the end of the connection at once
+		stop(t, ranks[1].Process) // it will see the request and the connection's end together
 		_, err = second.Write(control.Line(together))
 		require.NoError(t, err)
 		require.NoError(t, second.Close())
@@ -609,7 +610,7 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	require.Equal(t, "0 ", c.do("resume"))
 	c.do("deregister")
 	goes()
-	c.do("register 16") // NCCL_LOCAL_REGISTER=0: it takes none
+	c.do("register 16") // NCCL_LOCAL_REGISTER=0: NCCL registers nothing
 	goes()
 	c.do("window")
 	c.refused("by ncclCommWindowRegister, and a registration does not survive a pause: call ncclCommWindowDeregister first", "pause", c.pid)
@@ -619,7 +620,7 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	c.do("close")
 	goes()
 	c.do("register 0")
-	c.do("destroy 1") // with what is registered
+	c.do("destroy 1") // with its registrations
 	_, stderr, code = command(t, "pause", c.pid)
 	require.Zero(t, code, stderr)
 	forced := startNCCL(t, "handle", ncclNew, "TMS_PAUSE_FORCE=1")
@@ -628,7 +629,7 @@ func TestMemoryThatNCCLHasRegistered(t *testing.T) {
 	require.Equal(t, "0 ", forced.do("pause"))
 }
 
-// Once, of memory that is paused, where NCCL may have registered it.
+// More registrations than the library notes keep memory from a pause only where NCCL may have registered that memory.
 func TestMoreRegistrationsThanAreNoted(t *testing.T) {
 	c := startNCCL(t, "linked", ncclNew)
 	c.do("all 1")
@@ -672,7 +673,7 @@ func TestCollectivesInGraphsAreWarnedOf(t *testing.T) {
 	}
 }
 
-// Threads make communicators and leave them, register memory and use them, while everything is paused and resumed.
+// Threads make, use and destroy communicators, and register memory, while everything is paused and resumed.
 func TestNCCLIsUsedByAll(t *testing.T) {
 	c := startNCCL(t, "default", ncclNew)
 	c.do("all 2")

@@ -22,10 +22,11 @@ import (
 	"tms/vmm/stats"
 )
 
-// obeyed is what a terminal takes for orders: of one byte, of one character that is two bytes, and a line from the left.
+// obeyed has what a terminal takes as commands: in one byte, in one character of two bytes, and a line that starts on
+// the left.
 const obeyed = "\x1b[2J\x1b]0;title\x07\u009b31m\rtms: all is well\n\u202e\x7f"
 
-// rude makes the test's own program a process that answers in such words: it refuses, agrees, or agrees and works.
+// rude makes the test's own program a process that answers with such text: it refuses, agrees, or agrees and works.
 const rude = "TMS_TEST_RUDE"
 
 func init() {
@@ -74,7 +75,7 @@ func beRude(manner string) {
 	}
 }
 
-// What a process says of itself, and what it is refused with, does nothing to the terminal that it is printed on.
+// What a process says of itself, or how it refuses, does nothing to the terminal on which it is printed.
 func TestPrintable(t *testing.T) {
 	ownSockets(t)
 	start := func(manner string) string {
@@ -110,14 +111,14 @@ func TestPrintable(t *testing.T) {
 		{"pause", agrees}, {"resume", agrees}} {
 		harmless(printed, arguments...)
 	}
-	// In JSON it is whole.
+	// In JSON the text is unchanged.
 	var states []control.ProcessState
 	require.NoError(t, json.Unmarshal([]byte(harmless("", "ps", "--json")), &states))
 	i := slices.IndexFunc(states, func(s control.ProcessState) bool { return strconv.Itoa(s.PID) == works })
 	require.Equal(t, obeyed, states[i].Command)
 	require.Equal(t, obeyed, states[i].Stats.Devices[0].Tags[0].Tag)
 
-	// The name of its file.
+	// The name of the process's file.
 	sleep, err := exec.LookPath("sleep")
 	require.NoError(t, err)
 	named := filepath.Join(t.TempDir(), "\x1b"+printed)
@@ -126,7 +127,7 @@ func TestPrintable(t *testing.T) {
 		harmless(printed, "doctor", "--json="+strconv.FormatBool(asJSON), named+sleep)
 	}
 
-	// The name of a thread, of a program as it is.
+	// The name of a thread, in a real program.
 	program := steeredProgram(t)
 	c := exec.Command(tms, "run", "--", program)
 	c.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "LD_LIBRARY_PATH="+built(t, "sim"), "LD_PRELOAD=")

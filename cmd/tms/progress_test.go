@@ -20,8 +20,8 @@ import (
 	"tms/vmm/stats"
 )
 
-// slow is a process that is done with what it is asked when it has been asked so often how far it is, as another one
-// tells: a pause of 32 MiB more each time.
+// slow starts a process that finishes a request once it was asked for its status a number of times; each time its pause
+// is 32 MiB further. This process answers in its place.
 func slow(t *testing.T, looks int64) (pid int) {
 	t.Helper()
 	body := exec.Command(steeredProgram(t))
@@ -35,12 +35,12 @@ func slow(t *testing.T, looks int64) (pid int) {
 	listens := startProgram(t, body)
 	pid = body.Process.Pid
 	require.NoError(t, unix.Bind(socket, &unix.SockaddrUnix{Name: filepath.Join(directory, control.Name(pid))}))
-	require.Equal(t, "ok", listens.do("listen 3")) // it is the one who listens, for the kernel
+	require.Equal(t, "ok", listens.do("listen 3")) // for the kernel that process listens
 	listener, err := net.FileListener(file)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	const each = 32 << 20
-	pausing := make(chan int64, 100) // how often it was asked since the pause began
+	pausing := make(chan int64, 100) // status requests since the pause began
 	var asked atomic.Int64
 	asked.Store(-1)
 	answer := func(connection net.Conn) {
@@ -100,7 +100,7 @@ func TestProgress(t *testing.T) {
 	one, silent := fmt.Sprint(slow(t, 4)), slow(t, 4)
 	_, told, _ = command(t, "pause", "--all")
 	require.Contains(t, told, "tms: pausing 3 processes ")
-	go func() { // since nobody else asks
+	go func() { // because nobody else asks
 		for range 4 {
 			time.Sleep(lineEvery)
 			_, _ = status(silent, time.Minute)
@@ -137,7 +137,7 @@ func TestProgress(t *testing.T) {
 	}
 }
 
-// What a real process does is told, too; and of one that has nothing to tell the time.
+// The progress of a real process is printed, too; for one that reports none, the time.
 func TestProgressOfAWait(t *testing.T) {
 	large, _, _ := pair(t)
 	_, told, code := command(t, "resume", large.number(), "--wait", "2.5")

@@ -16,7 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// startRecording returns when it has begun, with what else the command says.
+// startRecording returns once the recording has begun, with the command's further output.
 func startRecording(t *testing.T, s *steered, path string, out io.Writer) (*exec.Cmd, *bufio.Scanner) {
 	t.Helper()
 	c := exec.Command(tms, "record", fmt.Sprint(s.Process.Pid), "-o", path)
@@ -30,7 +30,7 @@ func startRecording(t *testing.T, s *steered, path string, out io.Writer) (*exec
 	return c, lines
 }
 
-// recordFor has a program recorded while it is paused and resumed, and returns the file.
+// recordFor records a program while it is paused and resumed, and returns the file.
 func recordFor(t *testing.T, s *steered) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "it.trace")
@@ -77,7 +77,7 @@ func TestRecord(t *testing.T) {
 	_, words, code = command(t, "replay", "--pool", "bfc", path)
 	require.Zero(t, code, words)
 
-	// For a time; where the process ends meanwhile; and what is no process.
+	// For a given time; with a process that ends meanwhile; and without a process.
 	start := time.Now()
 	out, words, code = command(t, "record", pid, "-o", path, "--for", "300ms")
 	require.Zero(t, code, words)

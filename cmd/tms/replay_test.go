@@ -95,7 +95,7 @@ func TestReplayOnDevices(t *testing.T) {
 	}
 }
 
-// Free but for its last block, the whole of a limit is one block again where regions are pausable memory, side by side.
+// With all but its last block free, a whole limit is one block again if regions are pausable memory, side by side.
 func TestReplayJoinsRegions(t *testing.T) {
 	t.Parallel()
 	var lines strings.Builder
@@ -120,7 +120,7 @@ func TestReplayJoinsRegions(t *testing.T) {
 	}
 }
 
-// A trace is gone through many times for the measurements, and fails many times in each; what the pool held is told once.
+// The measurements replay a trace many times, and each fails many times; what the pool held is printed once.
 func TestReplayDumpsOnce(t *testing.T) {
 	t.Parallel()
 	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n"+
@@ -133,7 +133,7 @@ func TestReplayDumpsOnce(t *testing.T) {
 	}
 }
 
-// The snapshot is what Python reads, and ends as the trace does.
+// Python can read the snapshot, which ends as the trace does.
 func TestReplaySnapshot(t *testing.T) {
 	t.Parallel()
 	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x0\n1,t,allocate,0xb,9000000,0x0\n"+
@@ -183,8 +183,8 @@ assert seen == live and len(live) > 10
 	require.NoError(t, err, "%s", output)
 }
 
-// Segments are named as the pool has them: small or large, and each of the stream that it was made for, also when nothing
-// in it is live.
+// Segments are named as the pool has them: small or large, and each with the stream that it was made for, also when
+// nothing in it is live.
 func TestReplaySnapshotOfCaching(t *testing.T) {
 	t.Parallel()
 	path := write(t, "a.csv", "Thread,Time,Action,Pointer,Size,Stream\n1,t,allocate,0xa,1000,0x5\n1,t,allocate,0xb,9000000,0x6\n"+

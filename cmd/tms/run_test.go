@@ -14,7 +14,7 @@ import (
 	"tms/internal/hermetic"
 )
 
-// staticProgram is a program of preload's tests that has a libcudart of its own in it.
+// staticProgram returns a program of preload's tests that contains its own libcudart.
 func staticProgram(t *testing.T) string {
 	t.Helper()
 	simulator := filepath.Join("..", "..", "internal", "cudasim")
@@ -68,7 +68,7 @@ TMS_TRACE=/dev/null
 	require.Equal(t, syscall.SIGTERM, exit.Sys().(syscall.WaitStatus).Signal())
 }
 
-// Contents are given up where that was asked for, and only there.
+// Contents are given up only on request.
 func TestRunKeepsContents(t *testing.T) {
 	const show = "echo $TMS_INIT_ENABLE_CPU_BACKUP,$TMS_INIT_ENABLE_DISK_BACKUP,$TMS_INIT_ENABLE_PEER_BACKUP"
 	for _, c := range []struct {
@@ -112,7 +112,7 @@ func TestRunIsRefused(t *testing.T) {
 	}
 }
 
-// What the program starts has what tms was started with.
+// The program's children have the environment that tms was started with.
 func TestRunWithoutInheritance(t *testing.T) {
 	command := exec.Command(tms, "run", "--backup", "peer", "--no-inherit", "--", "timeout", "60", "env")
 	command.Env = append(os.Environ(), "TMS_LIBRARY="+built(t, "lib", "libtms.so"), "TMS_EXCLUDE=libother.so", "LD_PRELOAD=", "TMS_VERIFY=1",

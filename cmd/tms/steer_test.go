@@ -26,7 +26,7 @@ import (
 	"tms/vmm/stats"
 )
 
-// steered is a program of preload's tests that listens, and does what it is told on its standard input.
+// steered is a program of preload's tests that listens, and follows commands on its standard input.
 type steered struct {
 	*exec.Cmd
 	t       *testing.T
@@ -39,7 +39,7 @@ func steeredProgram(t *testing.T) string {
 	return fixture(t, "steered")
 }
 
-// fixture is a program of preload's tests.
+// fixture builds a program of preload's tests.
 func fixture(t *testing.T, name string) string {
 	t.Helper()
 	return hermetic.Compile(t, name, "-std=gnu11", "-O1", "-pthread", "-Wall", "-Wextra", "-Werror",
@@ -57,12 +57,12 @@ func startSteered(t *testing.T, program string, environment ...string) *steered 
 	return startToListen(t, command)
 }
 
-// startToListen starts such a program, and returns when it listens.
+// startToListen starts such a program, and returns once it listens.
 func startToListen(t *testing.T, command *exec.Cmd) *steered {
 	t.Helper()
 	s := startProgram(t, command)
 	s.do("allocate")
-	s.do("serve") // it returns when the process listens
+	s.do("serve") // returns once the process listens
 	return s
 }
 
@@ -90,7 +90,7 @@ func (s *steered) do(words string) string {
 	return s.line()
 }
 
-// line is what it says next.
+// line returns its next line.
 func (s *steered) line() string {
 	s.t.Helper()
 	line, err := s.answers.ReadString('\n')
@@ -98,7 +98,7 @@ func (s *steered) line() string {
 	return strings.TrimSuffix(line, "\n")
 }
 
-// command runs tms: what it writes, and its exit code. ps gives each process a second: on a busy machine it is run
+// command runs tms, and returns its output and exit code. ps gives each process a second; on a busy machine it is run
 // again.
 func command(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	t.Helper()
@@ -121,7 +121,7 @@ func once(t *testing.T, arguments ...string) (stdout, stderr string, code int) {
 	return out.String(), errors_.String(), c.ProcessState.ExitCode()
 }
 
-// doing is what it does for a client.
+// doing returns what the process is doing for a client.
 func (s *steered) doing() string {
 	s.t.Helper()
 	state, err := status(s.Process.Pid, time.Minute)
@@ -179,7 +179,7 @@ func TestSteering(t *testing.T) {
 	require.Contains(t, out, "\n"+second+": a pause would free 8.00 MiB without contents: cache\n")
 	require.Regexp(t, `(?m)^ *`+second+` \S+ +0 cache +8\.00 MiB 8\.00 MiB active +0$`, out)
 
-	// Several at once: what can be done is done.
+	// Several at once: the command does what it can.
 	out, words, code = command(t, "pause", "--force", "--tag", "weights", "--json", second, "999999999")
 	require.Equal(t, exitNoProcess, code)
 	require.Equal(t, "tms: 999999999: there is no such process\n", words)
@@ -225,7 +225,7 @@ func TestSteering(t *testing.T) {
 	require.Contains(t, out, second+"\t"+program)
 	require.NotContains(t, out, first+"\t")
 
-	// One that is stopped: named, and nothing is asked of it.
+	// One process is stopped: it is named, and nothing is asked of it.
 	stop(t, one.Process)
 	out, _, code = once(t, "ps")
 	require.Zero(t, code)
@@ -239,7 +239,8 @@ func TestSteering(t *testing.T) {
 	require.Contains(t, out, "paused, 32.00 MiB")
 	command(t, "resume", first)
 
-	// Interrupted while it waits, and in the middle of a pause: as if nothing had been asked.
+	// The command is interrupted while it waits, and in the middle of a pause: afterwards it is as if nothing had been
+	// asked.
 	other.do("pause")
 	other.do("hog")
 	waiting := exec.Command(tms, "resume", second, "--wait", "600")
@@ -261,7 +262,7 @@ func TestSteering(t *testing.T) {
 		_ = pausing.Wait()
 	}
 	require.Eventually(t, func() bool {
-		command(t, "resume", second) // where the command had ended already
+		command(t, "resume", second) // if the command had already ended
 		out, _, _ := command(t, "ps")
 		return regexp.MustCompile(second+`.*active`).MatchString(out) && !strings.Contains(out, "paused")
 	}, time.Minute, 10*time.Millisecond)
@@ -294,7 +295,7 @@ func TestSteeringIsRefused(t *testing.T) {
 	require.Contains(t, stderr, "it does not listen: start it with tms run or TMS_CONTROL=1")
 }
 
-// The table keeps to its width, and says nothing to a terminal but text.
+// The table keeps to its width, and sends a terminal nothing but text.
 func TestProcessTable(t *testing.T) {
 	now := time.Unix(2_000_000, 0)
 	long := strings.Repeat("long", 30)
@@ -338,7 +339,7 @@ func stop(t *testing.T, process *os.Process) {
 		tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", process.Pid))
 		require.NoError(t, err)
 		for _, task := range tasks {
-			text, _ := os.ReadFile(task) // of a thread that has ended: nothing
+			text, _ := os.ReadFile(task) // nothing, if the thread has ended
 			if _, state, found := strings.Cut(string(text), ") "); found && !strings.HasPrefix(state, "T") {
 				return false
 			}
@@ -347,14 +348,14 @@ func stop(t *testing.T, process *os.Process) {
 	}, time.Minute, time.Millisecond)
 }
 
-// A process of another PID namespace that shares the directory of sockets has its number there: here that is another
-// process's, which has nothing to do with it, and neither is paused by the number.
+// A process of another PID namespace that shares the directory of sockets has its number there. Here that is the number
+// of an unrelated process, and neither is paused by it.
 func TestAnotherNamespacesNumber(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can make a PID namespace")
 	}
 	ownSockets(t)
-	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which would ask the driver too
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which would also ask the driver
 	program := steeredProgram(t)
 	here := exec.Command(program)
 	here.Env = append(os.Environ(), "MASTER_ADDR=here", "MASTER_PORT=1")
@@ -386,7 +387,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	require.Equal(t, free, other.do("free"), "its CUDA calls do not wait")
 	contained.do("check")
 
-	// What it says is shown, under what its own entry in /proc says of it.
+	// ps shows what the process says, with what its own entry in /proc says of it.
 	out, _, _ := command(t, "ps", "--json")
 	var states []process
 	require.NoError(t, json.Unmarshal([]byte(out), &states))
@@ -395,7 +396,7 @@ func TestAnotherNamespacesNumber(t *testing.T) {
 	require.Equal(t, []string{"there:1"}, states[0].Jobs)
 }
 
-// A pause for whose contents there is no host memory changes nothing, and says how much that is and what can be done.
+// A pause whose contents find no host memory changes nothing, and says how much they take and what can be done.
 func TestHostMemoryIsShort(t *testing.T) {
 	available := min(hostmemory.Machine(), hostmemory.Group("self"))
 	if available == math.MaxUint64 {
@@ -424,7 +425,7 @@ func TestHostMemoryIsShort(t *testing.T) {
 	require.Equal(t, exitNo, code)
 	require.Contains(t, words, "--discard gives them up")
 
-	// The ways out: of a part, and without contents.
+	// The ways out: a pause of a part, and one without contents.
 	out, words, code = command(t, "pause", "--tag", "weights", "--to", "disk", s.number())
 	require.Zero(t, code, words)
 	require.Regexp(t, `: paused, 24\.00 MiB freed in .* s; 24\.00 MiB moved to disk`, out)

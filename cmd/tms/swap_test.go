@@ -36,7 +36,7 @@ func pair(t *testing.T) (large, small *steered, start func(environment ...string
 
 func (s *steered) number() string { return strconv.Itoa(s.Process.Pid) }
 
-// held is what a process has of the device now.
+// held returns what a process has of the device now.
 func held(t *testing.T, s *steered) (bytes uint64) {
 	t.Helper()
 	state, err := status(s.Process.Pid, time.Minute)
@@ -51,7 +51,7 @@ func held(t *testing.T, s *steered) (bytes uint64) {
 
 const largeBytes, smallBytes = 64 << 20, 32 << 20
 
-// TMS_SWAPS sets how many.
+// TMS_SWAPS sets the number of swaps.
 func TestSwap(t *testing.T) {
 	in, out, start := pair(t)
 	for i := range hermetic.Number(t, "TMS_SWAPS", 4) {
@@ -69,8 +69,8 @@ func TestSwap(t *testing.T) {
 		require.Zero(t, code, words)
 	}
 
-	// What IN needs a third has: OUT is resumed.
-	third := start() // without the reach: it can do things while it is paused
+	// A third process has the memory that IN needs: OUT is resumed.
+	third := start() // without libtms_reach.so, so that it can work while it is paused
 	third.do("pause")
 	third.do("hog")
 	words, errors_, code := command(t, "swap", small.number(), large.number(), "--json")
@@ -87,7 +87,7 @@ func TestSwap(t *testing.T) {
 	require.EqualValues(t, smallBytes, held(t, small))
 	require.Zero(t, held(t, large))
 
-	// Interrupted while it waits for that.
+	// The command is interrupted while it waits for that memory.
 	waiting := exec.Command(tms, "swap", small.number(), large.number(), "--wait", "600")
 	var said bytes.Buffer
 	waiting.Stderr = &said
@@ -108,7 +108,7 @@ func TestSwap(t *testing.T) {
 	require.Zero(t, code, errors_)
 	require.EqualValues(t, largeBytes, held(t, large))
 
-	// One tag: the other stays. And what is paused already, or not, is no failure.
+	// One tag: the other stays. A tag that already is paused, or active, is no failure.
 	words, errors_, code = command(t, "swap", large.number(), small.number(), "--tag", "cache")
 	require.Zero(t, code, errors_)
 	require.Contains(t, words, large.number()+": paused, 16.00 MiB")
@@ -122,13 +122,13 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, exitNoProcess, code)
 	require.Contains(t, errors_, "tms: 999999999: there is no such process\n")
 	require.Contains(t, errors_, "tms: "+large.number()+": left as it was: 999999999 cannot be resumed\n")
-	_, errors_, code = command(t, "swap", third.number(), large.number()) // it is refused without --force
+	_, errors_, code = command(t, "swap", third.number(), large.number()) // refused without --force
 	require.Equal(t, exitNo, code)
 	require.Contains(t, errors_, third.number()+": libtms_reach.so is not preloaded")
 	require.EqualValues(t, largeBytes-16<<20, held(t, large))
 
-	// What the driver has of IN comes back, too.
-	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // of the command, which asks the driver
+	// IN's memory that the driver has comes back, too.
+	t.Setenv("LD_LIBRARY_PATH", built(t, "sim")) // for the command, which asks the driver
 	_, errors_, code = command(t, "pause", small.number(), "--everything")
 	require.Zero(t, code, errors_)
 	words, errors_, code = command(t, "swap", large.number(), small.number())
@@ -137,7 +137,7 @@ func TestSwap(t *testing.T) {
 	require.Equal(t, "ok", small.do("check"))
 }
 
-// However a swap is ended, one of the two has the device, as soon as the processes are done.
+// However a swap is ended, one of the two has the device as soon as the processes are done.
 func TestSwapIsEnded(t *testing.T) {
 	in, out, _ := pair(t)
 	bytes := map[*steered]uint64{in: largeBytes, out: smallBytes}
@@ -155,7 +155,7 @@ func TestSwapIsEnded(t *testing.T) {
 			swapped = x > 0
 			return x == bytes[in] && y == 0 || x == 0 && y == bytes[out]
 		}, time.Minute, time.Millisecond)
-		if i%2 == 1 && swap.ProcessState.Exited() { // interrupted, and it had begun: it says which
+		if i%2 == 1 && swap.ProcessState.Exited() { // interrupted after its start: its exit code says which
 			require.Equal(t, swapped, swap.ProcessState.Success(), "%v", swap.ProcessState)
 		}
 		done[swapped]++

@@ -69,7 +69,7 @@ func (s *tmux) shows(pattern string) {
 	}
 }
 
-// restored tells that the command has ended well and left the terminal as it was.
+// restored checks that the command has ended well and left the terminal as it was.
 func (s *tmux) restored(folder string) {
 	s.t.Helper()
 	s.shows("(?m)^ended 0$")
@@ -83,7 +83,7 @@ func (s *tmux) restored(folder string) {
 	}, time.Minute, 10*time.Millisecond, "the settings of the terminal")
 }
 
-// running is the line that runs tms top, and tells what it was before and after.
+// running returns the shell line that runs tms top, and notes the terminal's state before and after.
 func running(folder string, arguments ...string) string {
 	return fmt.Sprintf("cd %s; stty -a >before; %s top %s; echo ended $?; stty -a >after; exec sleep 600", folder,
 		tms, strings.Join(arguments, " "))
@@ -101,7 +101,7 @@ func TestTop(t *testing.T) {
 		return startToListen(t, command)
 	}
 	one, other := start(), start()
-	if one.Process.Pid > other.Process.Pid { // who holds as much comes first by its number
+	if one.Process.Pid > other.Process.Pid { // of two that hold as much, the lower number comes first
 		one, other = other, one
 	}
 	first, second := one.number(), other.number()
@@ -129,7 +129,7 @@ func TestTop(t *testing.T) {
 	s.shows(`(?s)> +` + first + ` steered .*active.*` + first + ` resumed cache, weights: 32.0 MiB in \d`)
 	require.Equal(t, "ok", one.do("check"))
 
-	// What cannot be done is said.
+	// The screen says what cannot be done.
 	s.press("p")
 	s.shows(`\n> +` + first + ` .* paused`)
 	other.do("hog")
@@ -139,7 +139,7 @@ func TestTop(t *testing.T) {
 	s.press("r")
 	s.shows(`\n> +` + first + ` .* active`)
 
-	// One that does not answer holds nothing up.
+	// A process that does not answer holds nothing up.
 	stop(t, other.Process)
 	s.shows(second + ` steered .* 32.0 MiB +\S.* no answer`)
 	s.press("p")
@@ -154,7 +154,7 @@ func TestTop(t *testing.T) {
 	s.do("resize-window", "-x", "40", "-y", "10")
 	s.shows(`p pause  r resume  s  /  \? help  q quit$`)
 	s.do("resize-window", "-x", "80", "-y", "24")
-	s.press("Escape") // with a key right behind it, it would be another key
+	s.press("Escape") // a key right behind it would make it another key
 	s.shows(`sorted by most held +\d`)
 	s.press("?")
 	s.shows("any key goes back")
@@ -178,7 +178,7 @@ func TestTopWithoutColoursAndNVML(t *testing.T) {
 	s.shows(`(?s)dev 0 .* 32.0 MiB  224 MiB .*as the processes see them: NVML.*> +` + one.number() +
 		` steered +#+ .* active`)
 	require.NotRegexp(t, `\x1b\[[0-9;]*[34][0-7]m`, s.do("capture-pane", "-p", "-e"))
-	s.press("p") // it has no gate, and is not forced
+	s.press("p") // the process has no gate, and the pause is not forced
 	s.shows(one.number() + `: libtms_reach.so is not preloaded`)
 	shell, err := strconv.Atoi(s.do("display-message", "-p", "#{pane_pid}"))
 	require.NoError(t, err)
@@ -196,7 +196,7 @@ func TestTopOfAJob(t *testing.T) {
 	startSteered(t, program, device)
 	rank := startSteered(t, program, device, "TORCHELASTIC_RUN_ID=lively")
 	s := openTmux(t, running(t.TempDir(), "--job", "lively"), "LC_ALL=C", device)
-	// the device with all
+	// the device with all processes
 	s.shows(`(?s)1 processes.*dev 0 .* 64.0 MiB  192 MiB .*> +` + rank.number() + ` steered .* active`)
 	rank.end()
 	s.shows("no process of job lively listens")
@@ -222,7 +222,7 @@ func TestTopNeedsATerminal(t *testing.T) {
 	}
 }
 
-// What of a device is whose.
+// How much of a device belongs to which process.
 func TestOverview(t *testing.T) {
 	const gib = 1 << 30
 	one := process{here: 1, ProcessState: control.ProcessState{PID: 1,
@@ -234,7 +234,7 @@ func TestOverview(t *testing.T) {
 		Stats: control.Stats{Everything: true, Stats: stats.Stats{Devices: []stats.Device{
 			{Device: 4, UUID: "GPU-a", TotalBytes: 80 * gib}, {Device: 1, UUID: "GPU-b", TotalBytes: 40 * gib}}}}}}
 	all := []process{one, silent, gone}
-	var silents uint64 // where numbers are the driver's
+	var silents uint64 // if process numbers are the driver's
 	if namespace, _ := os.Readlink("/proc/self/ns/pid"); namespace == initialNamespace {
 		silents = 5 * gib
 	}

@@ -1,5 +1,5 @@
-// A driver whose devices and version come from the environment. The other functions that the
-// command binds are made by the test and return success.
+// A driver whose devices and version come from the environment. The test makes the other functions that the command
+// binds, which return success.
 #include <stddef.h>
 #include <stdlib.h>
 

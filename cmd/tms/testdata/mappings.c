@@ -1,4 +1,4 @@
-// A process that has used up its mappings but for some two hundred, and stays until its standard input ends.
+// A process that has used up all but some two hundred of its mappings, and stays until its standard input ends.
 #include <stdio.h>
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-// A libtms.so that needs that C library.
+// A libtms.so that needs the C library of newlibc.c.
 #include <stddef.h>
 
 int from_the_future(void);

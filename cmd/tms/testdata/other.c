@@ -1,5 +1,4 @@
-// Another library that stands in front of cudaMalloc, or an older or newer libcudart: it depends on
-// the name it is given.
+// Another library that interposes cudaMalloc, or an older or newer libcudart, depending on the name that it is given.
 #include <stddef.h>
 
 int cudaMalloc(void **pointer, size_t size)

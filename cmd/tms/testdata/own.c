@@ -1,5 +1,5 @@
-// A CUDA runtime inside the program, as nvcc links it by default: what of it can be seen depends on
-// how the file was linked and stripped.
+// A CUDA runtime inside the program, as nvcc links it by default: how much of it is visible depends on how the file was
+// linked and stripped.
 #include <stddef.h>
 #include <stdlib.h>
 

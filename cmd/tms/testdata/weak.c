@@ -1,4 +1,4 @@
-// Uses the CUDA runtime where there is one.
+// Uses the CUDA runtime if there is one.
 #include <stddef.h>
 
 __attribute__((weak)) int cudaMalloc(void **pointer, size_t size);
