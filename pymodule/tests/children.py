@@ -1,4 +1,4 @@
-"""Child processes for what a test can't do to its own process."""
+"""Child processes, for what a test can't do to its own process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TESTS = os.path.dirname(os.path.abspath(__file__))
 def run(
     code: str, *arguments: str, preloaded: bool = True, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs Python code in a new process and returns what came of it.
+    """Runs Python code in a new process and returns its outcome.
 
     Args:
         code: may import cuda and tms; indented as the caller likes.

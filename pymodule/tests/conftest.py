@@ -1,7 +1,7 @@
-"""Runs the tests under libtms.so over the simulator: starts pytest anew, preloaded.
+"""Runs the tests under libtms.so over the simulator, by starting pytest anew with a preload.
 
-A pytest that was started with libtms.so preloaded already is left as it is (the tests in gpu/
-are run so, on a real device).
+A pytest that was already started with libtms.so preloaded is left as it is: the tests in gpu/ are
+run so, on a real device.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pytest
 from simulator import BUILD, environment
 
 OWN = "TESTS_OWN_FOLDERS"
-"""The variable with the process that has them, and their names, with colons between."""
+"""The variable with the process that owns the folders, and their names, separated by colons."""
 
 
 def apart() -> None:
-    """Has nothing else on the machine reach the tests, nor they it; see internal/hermetic."""
+    """Keeps the tests and the rest of the machine apart; see internal/hermetic."""
     meeting = tempfile.mkdtemp(prefix="tms-test-", dir="/tmp")  # short, for paths of sockets
     others = os.environ.get(OWN, "").split(":")[2:]  # a process of pytest-xdist inherits TMPDIR
-    beside = os.path.dirname(others[0]) if others else None  # not in it, for paths of sockets
+    beside = os.path.dirname(others[0]) if others else None  # not inside, for sockets' paths
     files = tempfile.mkdtemp(prefix="tms-test-", dir=beside)
     os.environ[OWN] = f"{os.getpid()}:{meeting}:{files}"
     os.environ.update({"XDG_RUNTIME_DIR": meeting, "TMPDIR": files})
@@ -34,7 +34,7 @@ def apart() -> None:
 
 
 def own() -> list[str]:
-    """The folders, if they are made."""
+    """The folders, if they have been made."""
     process, *folders = os.environ.get(OWN, "").split(":")
     return folders if process == str(os.getpid()) else []
 

@@ -1,4 +1,4 @@
-"""The CUDA runtime of this process by ctypes, as a program linked to it sees it."""
+"""The CUDA runtime of this process by ctypes, as a program linked with it sees it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MiB = 1 << 20
 
 
 class CudaError(Exception):
-    """A call returned something else than cudaSuccess."""
+    """A call returned something other than cudaSuccess."""
 
 
 def check(code: int) -> None:
@@ -64,7 +64,7 @@ class _Handle(ctypes.Structure):
 
 
 def ipc_handle(pointer: int) -> bytes:
-    """What another process opens the memory with."""
+    """The handle with which another process opens the memory."""
     handle = _Handle()
     check(_runtime.cudaIpcGetMemHandle(ctypes.byref(handle), ctypes.c_void_p(pointer)))
     return bytes(handle)
@@ -93,7 +93,7 @@ def fail(function: str, nth: int, code: int) -> None:
 
 
 def failures() -> int:
-    """How many of the failures asked for have happened."""
+    """How many of the requested failures have happened."""
     return int(_driver.cudasim_failures_fired())
 
 
@@ -103,7 +103,7 @@ def forget_failures() -> None:
 
 
 class Capture:
-    """A stream under capture, for the body."""
+    """Captures a stream during the body."""
 
     def __enter__(self) -> None:
         self._stream = ctypes.c_void_p()

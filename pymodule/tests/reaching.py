@@ -1,6 +1,6 @@
-"""Programs under `tms run` that others pause and resume by pid, and what is seen of that outside.
+"""Programs under `tms run`, which others pause and resume by pid, and what this shows outside.
 
-What the programs say is steps.py's in gpu/programs.
+steps.py in gpu/programs defines what the programs print.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ PROGRAMS = Path(__file__).resolve().parent / "gpu" / "programs"
 
 
 def undisturbed() -> dict[str, str]:
-    """The environment without what the tests themselves were started with."""
+    """The environment, without what the tests themselves were started with."""
     own = {name: value for name, value in os.environ.items() if not name.startswith("TMS_")}
     own.pop("LD_PRELOAD", None)
     return own
 
 
 class Program:
-    """One that was started, undisturbed or, with options, under `tms run`."""
+    """A program that was started, undisturbed or, with options, under `tms run`."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class Program:
             self._heard.notify_all()
 
     def failure(self, what: str) -> AssertionError:
-        """What happened, with all that the program has said; the program is ended."""
+        """Describes what happened, with all that the program has printed; ends the program."""
         self.kill()
         self._errors.seek(0)
         return AssertionError(
@@ -111,7 +111,7 @@ class Program:
             self.check()
 
     def end(self) -> tuple[int, str]:
-        """Tells it to end, if it does not by itself; returns its steps and its digest."""
+        """Ends it, unless it ends by itself; returns its steps and its digest."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
@@ -128,7 +128,7 @@ class Program:
 
 @contextlib.contextmanager
 def started(*arguments: Any, **settings: Any) -> Iterator[Program]:
-    """A Program that is ended whatever happens."""
+    """A Program that is ended, whatever happens."""
     program = Program(*arguments, **settings)
     try:
         yield program
@@ -137,7 +137,7 @@ def started(*arguments: Any, **settings: Any) -> Iterator[Program]:
 
 
 def tms(*arguments: str, seconds: float) -> list[dict[str, Any]]:
-    """What a command of tms prints as JSON, which must succeed."""
+    """What a command of tms prints as JSON; the command must succeed."""
     done = subprocess.run(
         [TMS, *arguments, "--json"],
         capture_output=True,
@@ -155,7 +155,7 @@ def tms(*arguments: str, seconds: float) -> list[dict[str, Any]]:
 
 
 def pausable(program: Program) -> int:
-    """Bytes of the program's memory that a pause would take, as tms ps tells."""
+    """Bytes of the program's memory that a pause would take, by tms ps."""
     for _ in range(100):  # a busy process may not answer within a second
         try:
             listed = [p for p in tms("ps", seconds=600) if p["pid"] == program.pid]
@@ -170,7 +170,7 @@ def pausable(program: Program) -> int:
 
 
 def steer(program: Program, *arguments: str, seconds: float) -> float:
-    """Pauses or resumes it; returns how long that took, seen from outside."""
+    """Pauses or resumes it; returns how long that took, measured from outside."""
     begin = time.monotonic()
     try:
         (answer,) = tms(arguments[0], str(program.pid), *arguments[1:], seconds=seconds + 10)
@@ -209,7 +209,7 @@ class Witness:
         return self._ask({"op": "free"})["free"]
 
     def use(self, size: int, seconds: float) -> None:
-        """Takes so many bytes, and finds what it has written there so much later."""
+        """Takes a number of bytes, and checks some time later what it has written there."""
         answer = self._ask({"op": "use", "bytes": size, "seconds": seconds})
         assert answer["wrong"] == 0, answer
         assert answer["used"] >= size - 4, answer
@@ -254,8 +254,8 @@ def disturb(
 ) -> Times:
     """Pauses and resumes a program at random moments, at most `gap` seconds apart.
 
-    `looks` of the pauses, the first among them, are looked at from another process: the device's
-    free memory has risen by what the program has taken, and can be used for so many seconds.
+    Another process looks at `looks` of the pauses, the first among them: the device's free memory
+    has risen by what the program has taken, and can be used for a number of seconds.
     """
     taken = program.ready()
     moments = random.Random(pauses)
@@ -286,7 +286,7 @@ def equal(
     seconds: float,
     environment: dict[str, str] | None = None,
 ) -> None:
-    """That an undisturbed run of as many steps comes to the same."""
+    """Checks that an undisturbed run of as many steps has the same results."""
     with started(command, said[0], arguments, seconds=seconds, environment=environment) as alone:
         expected = alone.end()
         if expected != said:

@@ -1,4 +1,4 @@
-"""Memory in another process by the driver's functions, as any program can have it."""
+"""Memory in another process by the driver's functions, as any program can use them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Importer:
     """
 
     def __init__(self, address: int, size: int) -> None:
-        driver = ctypes.CDLL(None)  # as a program finds it that is linked to the driver
+        driver = ctypes.CDLL(None)  # as a program linked with the driver finds it
         handle, fd = c_uint64(), c_int()
         _check(driver.cuMemRetainAllocationHandle(byref(handle), c_void_p(address)))
         export = driver.cuMemExportToShareableHandle
@@ -39,7 +39,7 @@ class Importer:
         os.close(fd.value)
 
     def reads(self) -> str:
-        """The SHA-256 of what is in the memory, as it sees it now."""
+        """The SHA-256 of the memory's contents, as the process sees them now."""
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write("read\n")
         self._process.stdin.flush()
@@ -51,7 +51,7 @@ class Importer:
 
 
 def made(size: int) -> tuple[int, int]:
-    """The address of memory that the program makes itself, and a descriptor of it for others."""
+    """The address of memory that the program itself makes, and a descriptor of it for others."""
     driver, handle, fd = ctypes.CDLL(None), c_uint64(), c_int()
     # CUmemAllocationProp: pinned, for a file descriptor, on the first device.
     properties = (c_int * 8)(1, FILE_DESCRIPTOR, 1, 0, 0, 0, 0, 0)

@@ -1,4 +1,4 @@
-"""Where the build is, and how a process is started on the simulator."""
+"""Where the build is, and how to start a process on the simulator."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ PYMODULE = Path(__file__).resolve().parent.parent
 BUILD = PYMODULE.parent / "build"
 DEVICE_MEMORY = 256 << 20
 HANGS = 600.0
-"""Seconds after which a process hangs; on a busy machine one may take some minutes."""
+"""Seconds after which a process counts as hung; on a busy machine one may take some minutes."""
 
 
 def environment() -> dict[str, str]:

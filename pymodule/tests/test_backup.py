@@ -30,12 +30,12 @@ def test_prepare_and_trim() -> None:
     tms.resume("prepared")
     assert cuda.read(pointer, SIZE) == contents
     tms.prepare()
-    tms.trim()  # waits for what the background has begun
+    tms.trim()  # waits for work begun in the background
     cuda.free(pointer)
 
 
 def test_pause_needs_memory() -> None:
-    """More than there is: an error with both figures, and what can be done."""
+    """A request for more than there is: an error with both figures, and what can be done."""
     said = children.output(
         """
         import cuda, tms
@@ -58,7 +58,7 @@ def test_pause_needs_memory() -> None:
 
 
 def test_prepare_needs_memory() -> None:
-    """Host memory refused: an error that says so, and the memory works as before."""
+    """Host memory is refused: an error says so, and the memory works as before."""
     with tms.region("refused", backup="host"):
         pointer = cuda.malloc(SIZE)
     cuda.fail("cuMemHostRegister", 1, 2)
@@ -72,7 +72,7 @@ def test_prepare_needs_memory() -> None:
 
 
 def test_pool_is_kept_up_to_its_cap() -> None:
-    """TMS_HOST_POOL_BYTES: so much pinned memory outlives a resume, and serves the next pause."""
+    """TMS_HOST_POOL_BYTES: that much pinned memory outlives a resume, and serves the next pause."""
     out = children.output(
         """
         import cuda, tms
@@ -112,7 +112,7 @@ def test_disk(tmp_path: Path) -> None:
     with pytest.raises(tms.BackupError, match="/proc/nowhere"):
         tms.pause("disk")
     assert cuda.read(pointer, SIZE) == contents
-    tms.set_disk_backup_dir(tmp_path)  # of the process: for the tests that follow
+    tms.set_disk_backup_dir(tmp_path)  # set for the process, and so for the next tests
     cuda.free(pointer)
     with pytest.raises(ValueError, match="directory"):
         tms.set_disk_backup_dir("")

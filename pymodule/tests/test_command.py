@@ -44,7 +44,7 @@ def test_path_only() -> None:
 
 
 def test_other_commands() -> None:
-    """They are those of build/bin/tms, with its answers and exit codes."""
+    """The commands are those of build/bin/tms, with its output and exit codes."""
     help = command("--help")
     assert help.returncode == 0
     for name in ("tms --path", "tms demo", "doctor", "replay"):

@@ -1,4 +1,4 @@
-"""Contents: only changes are copied, copies are checked, and how far they are can be followed."""
+"""Contents: only changes are copied, copies are checked, and their progress can be followed."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_incremental_copies_what_changed() -> None:
 
 @pytest.mark.parametrize("backup", ["host", "disk", "peer"])
 def test_discard(backup: Any) -> None:
-    """Contents are lost at that pause, and kept again at the next; what is paused keeps its own."""
+    """Contents are lost at that pause, and kept at the next; paused memory keeps its own."""
     with tms.region("discarded", backup=backup, incremental=backup == "host"):
         pointer = cuda.malloc(SIZE)
     contents = os.urandom(SIZE)
@@ -72,7 +72,7 @@ def test_incremental_is_a_bool(incremental: object) -> None:
 
 
 def test_incremental_from_the_environment() -> None:
-    """It is the default of host backups, and no more than a default."""
+    """It is the default of host backups, which a region can override."""
     out = children.output(
         """
         import cuda, tms
@@ -95,7 +95,7 @@ def test_incremental_from_the_environment() -> None:
 
 
 def test_verify_finds_what_was_overwritten() -> None:
-    """TMS_VERIFY=1: a copy that somebody wrote to is refused, by name, and nothing else happens."""
+    """TMS_VERIFY=1: a copy that was written to is refused, by name, and nothing else happens."""
     out = children.output(
         """
         import ctypes, cuda, tms

@@ -1,4 +1,4 @@
-"""TMS_DEBUG: what it adds to find mistakes."""
+"""What TMS_DEBUG adds to find mistakes."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_poison(setting: str, extents: str) -> None:
 
 
 def test_unknown_name() -> None:
-    """One line that says what there is; the names before it hold."""
+    """One line lists the names that exist; the names before the unknown one hold."""
     result = children.run(
         """
         import cuda, tms

@@ -1,4 +1,4 @@
-"""tms.distributed: one pause over all ranks or none, whichever rank fails, and when."""
+"""tms.distributed pauses all ranks or none, whichever rank fails, and whenever."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CONTENTS = "cuda.read(weights, 9) == b'weights %d' % rank"
 
 
 def as_before(ranks: Ranks, count: int = 4) -> None:
-    """All that live have their memory, with its contents, and can be paused."""
+    """All living ranks have their memory, with its contents, and can be paused."""
     living = len(ranks.living)
     assert ranks.all(HELD) == [12 * MiB] * living
     assert ranks.all(CONTENTS) == [True] * living
@@ -41,7 +41,7 @@ def as_before(ranks: Ranks, count: int = 4) -> None:
 
 
 def same_error(outcomes: list[Any], *words: str) -> str:
-    """All are the same GroupError, in these words."""
+    """All outcomes are the same GroupError, with this text."""
     assert all(isinstance(each, Told) and each.kind == "GroupError" for each in outcomes), outcomes
     said = {str(each) for each in outcomes}
     assert len(said) == 1, said
@@ -75,7 +75,7 @@ def test_pause_and_resume() -> None:
 
         assert ranks.all(textwrap.dedent(body)) == [4 * MiB] * 4
         as_before(ranks)
-        # A group of two of them: the others are not asked, and may not.
+        # A group of two of them: the others are not asked, and may not call.
         ranks.all("pair = dist.new_group([1, 3])")
         ranks.living = [1, 3]
         assert ranks.all("together.pause(group=pair)") == [12 * MiB] * 2
@@ -85,7 +85,7 @@ def test_pause_and_resume() -> None:
         assert ranks.one(0, HELD) == 12 * MiB
         with pytest.raises(Told, match="this process is not in the group"):
             ranks.one(0, "together.pause(group=pair)")
-        # What a call leaves in the store, the next takes away.
+        # What a call leaves in the store, the next call removes.
         server = ranks.server
         assert server is not None
         before = server.num_keys()
@@ -113,11 +113,11 @@ REFUSALS = {
 @pytest.mark.parametrize("name", REFUSALS)
 @pytest.mark.parametrize("fan", [8, 1])
 def test_one_that_cannot(name: str, fan: int) -> None:
-    """By its check, or amid the pause: all are as before, and each names rank and reason."""
+    """In its check, or amid the pause: all are as before, and each names rank and reason."""
     spoil, mend, words = REFUSALS[name]
     with Ranks(4) as ranks:
         ranks.all(ALLOCATE + f"_meeting.FAN = {fan}")
-        ranks.all("len(together.stats())")  # so that all know where each is
+        ranks.all("len(together.stats())")  # so that all know each one's host
         ranks.one(2, spoil)
         outcomes = ranks.all("together.pause('weights', timeout=600)")
         ranks.one(2, mend)
@@ -228,7 +228,7 @@ _meeting._Call.restart = patient
 
 
 def have_said(ranks: Ranks, early: list[int]) -> None:
-    """Has ranks begin a pause, until each has said in phase one what others hear."""
+    """Starts a pause on ranks, and waits until each has posted its part of phase one."""
     assert ranks.server is not None
     before = ranks.server.num_keys()
     for rank in early:
@@ -240,12 +240,12 @@ def have_said(ranks: Ranks, early: list[int]) -> None:
 @pytest.mark.parametrize(("victim", "fan"), [(0, 8), (2, 8), (2, 1)])
 @pytest.mark.parametrize("when", DEATHS)
 def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
-    """The others come back to one state when the time is over, and name the one that is missing."""
+    """When time is up, the others come back to one state, and name the missing one."""
     own = {victim: {"CUDASIM_FAIL": "cuMemUnmap:1:kill"}} if when == "in phase two" else {}
     death = DEATHS[when].replace("cuda.fail('cuMemUnmap', 1, -1)\n", "")
     with Ranks(4, own=own) as ranks:
         ranks.all(ALLOCATE + f"_meeting.FAN = {fan}; _meeting._SLICE = 0.1")
-        ranks.all("len(together.stats())")  # so that all know where each is
+        ranks.all("len(together.stats())")  # so that all know each one's host
         early: list[int] = []
         if when in ("before it", "in phase one"):
             early = {0: [1, 2], 2: [1, 3] if fan > 1 else [3]}[victim]  # missed, too, if slow
@@ -268,7 +268,7 @@ def test_a_rank_is_killed(when: str, victim: int, fan: int) -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_one_that_comes_late(known: bool) -> None:
-    """It gets the others' answer, and can take part again; also where it has made no call yet."""
+    """It gets the others' answer, and can take part again; also if it has made no call yet."""
     with Ranks(4) as ranks:
         ranks.all(ALLOCATE)
         if known:
@@ -288,11 +288,11 @@ def test_one_that_comes_late(known: bool) -> None:
 
 
 def test_one_that_is_stopped() -> None:
-    """Another hears it, and yet it alone is named."""
+    """Another rank waits for it as well, and yet it alone is named."""
     with Ranks(4) as ranks:
         ranks.all(ALLOCATE + "_meeting.FAN = 1; _meeting._SLICE = 0.1")
         ranks.all("together.pause('weights'); together.resume('weights')")
-        ranks.all("len(together.stats())")  # after which no keys of before are left
+        ranks.all("len(together.stats())")  # after this no earlier keys are left
         os.kill(ranks.pid(2), signal.SIGSTOP)
         ranks.living = [0, 1]
         have_said(ranks, [3])
@@ -324,7 +324,7 @@ def test_the_store_is_lost() -> None:
             if "Part.do" in spoil:
                 ranks.tell(2, "together.pause('weights', timeout=600)")
             ranks.dead(0)
-            if "Part.do" not in spoil:  # the store is gone before it comes
+            if "Part.do" not in spoil:  # the store is gone before rank 2 comes
                 ranks.tell(2, "together.pause('weights', timeout=600)")
             for rank in ranks.living:
                 with pytest.raises(Told, match="store does not answer") as caught:
@@ -335,14 +335,14 @@ def test_the_store_is_lost() -> None:
 
 
 def test_interrupted() -> None:
-    """Ctrl-C on one rank while it waits for another: all are told, and are as before."""
+    """Ctrl-C on one rank while it waits for another: all get an error, and are as before."""
     with Ranks(3) as ranks:
         ranks.all(ALLOCATE + "_meeting._SLICE = 0.1")
         assert ranks.server is not None
         before = ranks.server.num_keys()
         for rank in (0, 1):
             ranks.tell(rank, "together.pause(timeout=600)")
-        while ranks.server.num_keys() < before + 3:  # their hosts, and what rank 1 says
+        while ranks.server.num_keys() < before + 3:  # their hosts, and rank 1's answer
             time.sleep(0.01)
         os.kill(ranks.pid(1), signal.SIGINT)
         with pytest.raises(Told) as caught:

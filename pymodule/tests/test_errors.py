@@ -1,4 +1,4 @@
-"""Errors: typed, with cause and advice, and nothing lost by them."""
+"""Errors are typed, with cause and advice, and nothing is lost by them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_region_out_of_memory(pointer: int, contents: bytes) -> None:
 
 
 def test_last_error(pointer: int) -> None:
-    """What has no exception: a cudaMalloc in a region. For the thread in which it failed."""
+    """For a failure without an exception, as of cudaMalloc, in the thread where it failed."""
     size = cuda.free_memory() + 4 * MiB
     with tms.region("errors"), pytest.raises(cuda.CudaError, match="^2$"):
         cuda.malloc(size)
@@ -120,7 +120,7 @@ def counts() -> dict[str, int]:
 
 @pytest.fixture
 def three(contents: bytes) -> Iterator[list[int]]:
-    """Three segments of 8 MiB with a backup, each holding the beginning of `contents`."""
+    """Makes three segments of 8 MiB with a backup, each with the beginning of `contents`."""
     pointers = []
     with tms.region("errors", backup="host"):
         for _ in range(3):
@@ -140,7 +140,7 @@ def three(contents: bytes) -> Iterator[list[int]]:
 def test_driver_fails_midway(
     action: Callable[[str], None], code: int, three: list[int], contents: bytes
 ) -> None:
-    """Every driver call of a pause or resume fails in its turn; nothing is lost, a retry works."""
+    """Every driver call of a pause or resume fails in turn; nothing is lost, and a retry works."""
 
     def prepare() -> int:
         tms.resume("errors")
@@ -167,11 +167,11 @@ def test_driver_fails_midway(
             except tms.TmsError as error:
                 raised += 1
                 assert error.code in (code, 304), function
-                # that of a shortage is what the library says of the device
+                # for a shortage the cause is the library's text about the device
                 assert function in error.cause or error.code == 2, function
                 assert function not in str(error), function
             assert cuda.failures() == fired + 1, (function, nth)
-            # a handle that the driver does not take back counts as held, until the next pause
+            # a handle whose release the driver refuses counts as held, until the next pause
             assert paused_bytes() in (0, 24 * MiB) or function == "cuMemRelease", nth
             if paused_bytes() == 0 and function != "cuMemRelease":
                 for pointer in three:
@@ -185,7 +185,7 @@ def test_driver_fails_midway(
 
 
 def test_several_tags_are_paused_and_resumed_as_one(contents: bytes) -> None:
-    """Wherever it fails, all of them are as they were, and so is what the pause was to discard."""
+    """Wherever it fails, all tags are as they were, also those that the pause was to discard."""
     tags, pointers = ["one", "two"], []
     for tag in tags:
         with tms.region(tag, backup="host"):
@@ -211,7 +211,7 @@ def test_several_tags_are_paused_and_resumed_as_one(contents: bytes) -> None:
     with pytest.raises(ValueError, match="discard has tags that tag does not name: three"):
         tms.pause(tags, discard=["two", "three"])
     with pytest.raises(ValueError, match="discard has tags that tag does not name: one"):
-        tms.pause(discard="one")  # of all it would be a guess which others are meant
+        tms.pause(discard="one")  # without tags it is unclear which others are meant
     with pytest.raises(TypeError, match="tag must be a str such as 'weights', not int"):
         tms.pause(["one", 2])  # type: ignore[list-item]
     assert tms.pause(tags) == 16 * MiB
@@ -230,7 +230,7 @@ def test_several_tags_are_paused_and_resumed_as_one(contents: bytes) -> None:
 
 
 def test_lost_contents(tmp_path: Path) -> None:
-    """A file that is deleted while paused: said to be lost, every time, and there is a way on."""
+    """A file is deleted while paused: the loss is reported every time, and there is a way on."""
     with tms.region("errors", backup="disk"):
         lost = cuda.malloc(SIZE)
     with tms.region("errors", backup="host"):
@@ -255,7 +255,7 @@ def test_lost_contents(tmp_path: Path) -> None:
 
 
 def test_disk_directory_that_is_none(tmp_path: Path) -> None:
-    """Nothing is lost, and the advice is about the directory, not about host memory."""
+    """Nothing is lost, and the advice concerns the directory, not host memory."""
     file = tmp_path / "file"
     file.touch()
     with tms.region("errors", backup="disk"):
@@ -332,7 +332,7 @@ def test_fork_before_use_works_on_both_sides() -> None:
 
 
 def test_no_driver() -> None:
-    """Said at once, not taken for a pause of nothing; also once the library has been needed."""
+    """Reported at once, not taken for a pause of nothing; also once the library was needed."""
     out = children.output(
         """
         import tms
@@ -432,7 +432,7 @@ def test_codes(code: int, kind: type[tms.TmsError], advice: str) -> None:
 
 
 def test_words_of_the_driver() -> None:
-    """The message has them without the function of C and its number; the cause has all."""
+    """The message has the text without the C function and its number; the cause has everything."""
     held = "pause: paused, but memory is still held: cuMemRelease: unknown error (999)"
     error = from_code(999, "pausing tag 'a'", held)
     assert str(error) == (
@@ -442,7 +442,7 @@ def test_words_of_the_driver() -> None:
 
 
 def test_what_cannot_be_done_is_not_put_down_to_the_driver() -> None:
-    """Most causes of 801 are the request's: they say so themselves."""
+    """Most causes of 801 lie in the request, and say so themselves."""
     error = from_code(801, "pausing tag 'a'", "a progress function must not pause")
     assert str(error) == (
         "pausing tag 'a' failed: a progress function must not pause (cudaError 801)."

@@ -24,7 +24,7 @@ def said(code: str, runtime: Path, **variables: str) -> str:
 
 
 def test_there_and_back(tmp_path: Path) -> None:
-    """By itself, and by another process; a thread's CUDA call waits meanwhile."""
+    """By itself, and by another process; meanwhile a thread's CUDA call waits."""
     code = """
     for outside in (False, True):
         assert tms.pause(everything=True, timeout=600) == 8 << 20
@@ -51,7 +51,7 @@ def test_there_and_back(tmp_path: Path) -> None:
 
 
 def test_a_resume_without_memory_calls_no_cuda(tmp_path: Path) -> None:
-    """PyTorch's cache cannot be given back while all calls of CUDA wait."""
+    """PyTorch's cache cannot be released while all calls of CUDA wait."""
     code = """
     from tms import _torch
     def never():
@@ -77,7 +77,7 @@ def test_a_resume_without_memory_calls_no_cuda(tmp_path: Path) -> None:
 
 
 def test_before_anything_pausable(tmp_path: Path) -> None:
-    """Contexts and ordinary memory go too; and before CUDA there is nothing that could."""
+    """Contexts and ordinary memory go too; before CUDA is used there is nothing to go."""
     code = """
     import os, tms, cuda
     assert tms.stats()["everything"] is False

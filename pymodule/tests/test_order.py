@@ -1,4 +1,4 @@
-"""Regions left on another thread, or in another order than they were entered; and asyncio."""
+"""Regions left on another thread, or in an order other than that of entering; and asyncio."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_what_the_body_raised_is_kept() -> None:
 
 
 def test_left_on_another_thread() -> None:
-    """Here nothing changes; there the region ends when the thread next enters or leaves one."""
+    """Here nothing changes; the other thread's region ends when that next enters or leaves one."""
     generators: list[Iterator[None]] = []
     suspended, left = threading.Event(), threading.Event()
     seen: list[object] = []
@@ -118,7 +118,7 @@ def test_left_on_another_thread() -> None:
 
 
 def test_collected_on_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An abandoned generator: Python can't raise it, and says it on stderr."""
+    """An abandoned generator: Python can't raise the error, and prints it on stderr."""
     said: list[str] = []
     monkeypatch.setattr(sys, "unraisablehook", lambda about: said.append(str(about.exc_value)))
     generators: list[Iterator[None]] = []
@@ -153,7 +153,7 @@ def test_left_without_having_been_entered() -> None:
     ],
 )
 def test_entered_again_and_again(scope: Scope, within: tuple[bool, str, bool]) -> None:
-    """One object: twice, within itself, and on two threads at a time."""
+    """One object is entered twice, within itself, and on two threads at a time."""
     both = threading.Barrier(2, timeout=HANGS)
     seen: list[object] = []
 
@@ -217,7 +217,7 @@ def test_refuses_to_decorate(scope: Scope, function: object, kind: str) -> None:
 
 
 def test_tasks_within_regions_are_told() -> None:
-    """Awaiting in a region lets other tasks run in it; those that interleave are told."""
+    """Awaiting in a region lets other tasks run in it; tasks that interleave get an error."""
 
     async def task(tag: str, enter: float, leave: float) -> None:
         await asyncio.sleep(enter)
@@ -236,7 +236,7 @@ def test_tasks_within_regions_are_told() -> None:
 
 
 def test_the_readmes_recipe_for_asyncio() -> None:
-    """As it stands in README.md, beside a task that is in no region."""
+    """The recipe as README.md has it, beside a task that is in no region."""
     readme = (Path(__file__).parent.parent / "README.md").read_text()
     (recipe,) = re.findall(r"```python\n(import asyncio\n.*?)```", readme, re.DOTALL)
     out = children.output(

@@ -1,4 +1,4 @@
-"""Pausing and resuming: memory goes and comes, addresses stay, contents as asked for."""
+"""Pausing and resuming: memory goes and comes, addresses stay, contents follow the settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def contents() -> bytes:
 
 @pytest.fixture
 def pointer(request: pytest.FixtureRequest, contents: bytes) -> Iterator[int]:
-    """Memory of a region under the test's name, with a host backup, holding `contents`."""
+    """Memory of a region with the test's name and a host backup, which holds `contents`."""
     with tms.region(request.node.name, backup="host"):
         pointer = cuda.malloc(SIZE)
     cuda.write(pointer, contents)
@@ -44,7 +44,7 @@ def test_with_backup(pointer: int, contents: bytes, request: pytest.FixtureReque
     tms.resume(tag)
     assert cuda.free_memory() == before
     assert cuda.read(pointer, SIZE) == contents
-    # the address is backed by new memory, not by the copy
+    # new memory backs the address, not the copy
     cuda.write(pointer, b"changed")
     tms.pause(tag)
     tms.resume(tag)
@@ -67,7 +67,7 @@ def test_without_backup(contents: bytes) -> None:
 
 
 def test_says_how_many_bytes(pointer: int, request: pytest.FixtureRequest) -> None:
-    """Of device memory, which segments take in multiples of 2 MiB."""
+    """Sizes of device memory, which segments take in multiples of 2 MiB."""
     tag, size = request.node.name, 26 * MiB
     before = cuda.free_memory()
     assert tms.pause(tag) == cuda.free_memory() - before == size
@@ -155,7 +155,7 @@ def paused_bytes() -> dict[str, int]:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_paused_nests(fails: bool) -> None:
-    """What was paused on entry is paused on exit; by whatever tags, and also after an error."""
+    """What was paused on entry is paused on exit, whatever the tags, and also after an error."""
     names = ["nested a", "nested b", "back\\x5cslash"]
     sizes = dict(zip(names, (8, 10, 12)))
     pointers = []
@@ -170,7 +170,7 @@ def test_paused_nests(fails: bool) -> None:
         for inner in (*names, None):
             before = {}
             if outer is not None:
-                tms.pause(names[1])  # by somebody, before
+                tms.pause(names[1])  # by another caller, before
                 before = paused_bytes()
             try:
                 with tms.paused(outer):
@@ -210,7 +210,7 @@ def test_paused_brings_back_what_the_body_has_paused() -> None:
 
 
 def test_paused_beside_a_tag_that_is_no_text() -> None:
-    """As a program in C may have: it is brought back by its own name."""
+    """As a program in C may have: its own name resumes it."""
     pointers = []
     for tag in (b"bad\xff\\", b"paused before"):
         with tms.region():
@@ -409,7 +409,7 @@ def test_keyboard_interrupt() -> None:
 
 
 def test_resume_waits_for_memory() -> None:
-    """While somebody else holds the memory a resume with wait tries again; without, it fails."""
+    """While another process holds the memory, a resume with wait tries again; without, it fails."""
     with tms.region("waits", backup="host"):
         pointer = cuda.malloc(100 * MiB)
     cuda.write(pointer, b"kept")
@@ -433,7 +433,7 @@ def test_resume_waits_for_memory() -> None:
 
 
 def test_waiting_for_memory_can_be_interrupted() -> None:
-    """Ctrl-C ends the wait at once; all is still paused, and a later resume finds it."""
+    """Ctrl-C ends the wait at once; everything is still paused, and a later resume works."""
     out = children.output(
         """
         import os, signal, threading, time
@@ -509,20 +509,20 @@ tms.pause()
 
 @pytest.mark.parametrize("call", ["tms.pause(progress=report)", "tms.resume(progress=True)"])
 def test_reporting_on_a_pause_in_a_progress_function_is_refused(call: str) -> None:
-    """Python's own lock would not be free before the function has returned."""
+    """Python's own lock would not be free before the function returns."""
     out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call))
     assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
 
 
 @pytest.mark.parametrize("call", ["tms.pause()", "tms.resume()", "tms.resume(wait=1)"])
 def test_pausing_in_a_progress_function_is_refused(call: str) -> None:
-    """By the library, which would wait for the function, and the function for it."""
+    """The library refuses it, because it would wait for the function, and the function for it."""
     out = children.output(PAUSES_IN_A_PROGRESS_FUNCTION.format(call=call))
     assert out == "64 {(801, True)}\n64 {(801, True)} b'kept'\n"
 
 
 def test_progress_function_that_waits_for_a_call_with_pythons_lock() -> None:
-    """Another thread's call keeps Python's lock as long as it lasts, as PyTorch's own calls do."""
+    """Another thread's call holds Python's lock as long as it lasts, as PyTorch's own calls do."""
     out = children.output(
         """
         import ctypes, threading, time, cuda, tms

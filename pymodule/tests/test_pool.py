@@ -1,6 +1,6 @@
-"""Pools from Python, as PyTorch's allocator (a model of it), and traces of PyTorch's history.
+"""Pools from Python, as the allocator of PyTorch (a model of it), and traces of PyTorch's history.
 
-The real PyTorch is under test in gpu/.
+gpu/ tests the real PyTorch.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ class Plugged:
     """CUDAPluggableAllocator: functions by address, called with PyTorch's types."""
 
     lacking = ""
-    """The name of a function that is not there."""
+    """The name of a function that does not exist."""
 
     def __init__(self, malloc: int, free: int) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int
@@ -305,7 +305,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
     monkeypatch.setattr(_torch, "_pools", None)
     monkeypatch.setattr(_torch, "_serves_all", False)
     monkeypatch.setattr(_pool, "_plugged", {})
-    # The choice of a kind is for the life of a process: all of these tests share one.
+    # The choice of a kind holds for a process's life, so all of these tests share one.
     yield model
     assert model.listed == []
 
@@ -408,7 +408,7 @@ def test_allocator(model: Model) -> None:
     with tms.paused("outer"):
         assert cuda.free_memory() == before + 2 * MiB
     outside.free(block, MiB, 0, None)
-    _library.load().c.tms_torch_pool_reset()  # its cache would be seen by other files' tests
+    _library.load().c.tms_torch_pool_reset()  # other files' tests would see its cache
     assert cuda.free_memory() == before + 2 * MiB
     sys.modules["torch"].cuda.is_available = lambda: False
     with pytest.raises(tms.NotSupportedError, match="no CUDA device"):
@@ -416,7 +416,7 @@ def test_allocator(model: Model) -> None:
 
 
 def test_trace_file(tmp_path: Path) -> None:
-    """Of a program that Python runs, by TMS_TRACE."""
+    """The trace of a program that Python runs, by TMS_TRACE."""
     code = """
     import cuda, tms
     pointer = cuda.malloc(1000)

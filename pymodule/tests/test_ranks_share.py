@@ -1,6 +1,6 @@
 """tms.distributed over ranks that have each other's memory open.
 
-By cudaIpcOpenMemHandle, or by descriptors of what they made themselves (cuMemCreate).
+They use cudaIpcOpenMemHandle, or descriptors of memory that they made themselves (cuMemCreate).
 """
 
 from __future__ import annotations
@@ -59,19 +59,20 @@ def test_paused_by_all_ranks_or_none(by: str, setting: str) -> None:
             assert ranks.all(HELD) == [[0]] * 3
             assert ranks.all("together.resume()") == [4 * MiB] * 3
             assert ranks.all(SEEN) == seen and ranks.all(HELD) == held
-        # One fails when it has let go of the others' memory, or when others have theirs back.
+        # One fails after it has unmapped the others' memory, or when others have theirs back.
         for operation, function in (("pause", "cuMemUnmap"), ("resume", "cuMemMap")):
             for nth in (1, 2, 3):
                 if operation == "resume":
                     assert ranks.all("together.pause()") == [4 * MiB] * 3
-                for timeout in (1, 8, 64, HANGS):  # the others wait this long for what has failed
+                for timeout in (1, 8, 64, HANGS):  # how long the others wait for a failed one
                     ranks.one(1, f"cuda.fail('{function}', {nth}, 999)")
                     said = ranks.all(f"together.{operation}(timeout={timeout})")
                     ranks.one(1, "cuda.forget_failures()")
                     if "(cudaError 999)" in str(said[0]) or said == [4 * MiB] * 3:
                         break
                 if operation == "resume" and said == [4 * MiB] * 3:
-                    # Of another's memory, tried again, for the rest of that was not back yet.
+                    # A mapping of another's memory, tried again because the rest of that was not
+                    # back yet.
                     assert nth > 1
                     continue
                 assert {str(each) for each in said} == {str(said[0])}
@@ -84,7 +85,7 @@ def test_paused_by_all_ranks_or_none(by: str, setting: str) -> None:
 
 
 def test_one_that_pauses_alone() -> None:
-    """It is refused in time, with the pids that it would be waiting for."""
+    """It is refused in time, with the pids for which it would be waiting."""
     with Ranks(2, TMS_SHAREABLE="ipc") as ranks:
         shared(ranks)
         ranks.one(0, "from tms._library import load")

@@ -24,7 +24,7 @@ pytest.importorskip("ray.cluster_utils")
 HOST = socket.gethostname()
 MiB = 1 << 20
 SIZE = 40 * MiB
-"""Of a device's 64 MiB, so that one actor's memory fits, and not two."""
+"""Part of a device's 64 MiB, so that one actor's memory fits, but not two."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def cluster() -> Iterator[Any]:
     find, wait = services.get_node, services.wait_for_node
 
     def get_node(*which: Any) -> Any:
-        """Ray looks for its node for 30 s, in which a busy machine starts none."""
+        """Ray looks for its node for 30 s, within which a busy machine may start none."""
         until = time.monotonic() + HANGS
         while True:
             try:
@@ -90,7 +90,7 @@ class Holder:
         cuda.write(self.memory, b"number %d" % self.number)
 
     def state(self) -> tuple[int, bool]:
-        """Bytes that are held, and whether the contents are right."""
+        """Bytes that it holds, and whether the contents are right."""
         import cuda
 
         tags = [tag for device in tms.stats()["devices"] for tag in device["tags"]]
@@ -104,7 +104,7 @@ class Holder:
         exec(code, {"self": self})  # noqa: S102
 
     def asked(self) -> bool:
-        """Whether somebody has begun to pause or resume it."""
+        """Whether a caller has begun to pause or resume it."""
         return bool(tms.ray._parts)
 
     def wait_for(self, file: str) -> None:
@@ -148,7 +148,7 @@ def groups(cluster: Any, tmp_path: Path) -> Iterator[tuple[list[Any], list[Any]]
 
 @pytest.fixture(scope="module")
 def lasting(cluster: Any) -> Iterator[tuple[list[Any], list[Any]]]:
-    """For tests that leave them as they were."""
+    """For tests that leave the actors as they were."""
     with actors("lasting") as made:
         yield made
 
@@ -175,7 +175,7 @@ def test_pause_and_lend(lasting: Any) -> None:
         assert tms.ray.resume(trainers, "weights") == 2 * SIZE
         assert tms.ray.pause(trainers) == 2 * SIZE
     assert states(rollouts) == ACTIVE
-    # The trainers' memory does not fit beside the rollouts': nobody has changed.
+    # The trainers' memory does not fit beside the rollouts', so nothing has changed.
     with pytest.raises(tms.GroupError, match=r"resuming all tags on 2 actors failed, and all") as e:
         tms.ray.resume(trainers)
     assert "are needed" in str(e.value) and "cudaError 2" in str(e.value)
@@ -198,7 +198,7 @@ def test_one_that_cannot(lasting: Any) -> None:
     with pytest.raises(tms.GroupError, match=r"actor 0 .*a stream is being captured"):
         tms.ray.pause(rollouts)
     ray.get(rollouts[0].run.remote("self.c.__exit__()"))
-    # What is lent cannot be taken: the lender has its own again.
+    # The borrower cannot take the memory: the lender gets its own back.
     ray.get(trainers[1].run.remote("import cuda; cuda.fail('cuMemCreate', 1, 2)"))
     with (
         pytest.raises(tms.GroupError, match=r"actor 1 "),
@@ -219,14 +219,14 @@ def test_one_that_is_busy(groups: Any, tmp_path: Path, monkeypatch: pytest.Monke
     ray.get(busy)
     assert tms.ray.pause(rollouts) == 2 * SIZE
     tms.ray.resume(rollouts)
-    # In the middle of it: what it has done late it takes back, too.
+    # In the middle of a pause: what the actor does late, it also undoes.
     slow = f"t.Part.do = lambda part: (self.wait_for({str(go)!r}), do(part))[1]"
     slow = f"import tms._together as t; do = t.Part.do; {slow}"
     ray.get(rollouts[0].run.remote(slow))
     ask = tms.ray._Calls._all
 
     def soon(calls: Any, ranks: range, function: Any, *given: Any) -> list[Any]:
-        """Both have begun, however busy the machine is; what comes then one does not answer."""
+        """Both have begun, however busy the machine is; then one does not answer."""
         calls._timeout = HANGS if function is tms.ray._check else 0.5
         return ask(calls, ranks, function, *given)
 
@@ -257,7 +257,7 @@ t.Part.do = do
 
 
 def test_two_callers(groups: Any, tmp_path: Path) -> None:
-    """Each takes back what it has done, and no more, whatever the other does meanwhile."""
+    """Each undoes what it has done, and no more, whatever the other does meanwhile."""
     trainers, (shared, failing) = groups
 
     def start(method: str, function: str) -> tuple[Any, Path]:
@@ -272,7 +272,7 @@ def test_two_callers(groups: Any, tmp_path: Path) -> None:
             call.result()
 
     with concurrent.futures.ThreadPoolExecutor() as callers:
-        # The other only asks while the first is about to fail.
+        # The other only checks while the first is about to fail.
         first, go = start("do", "do")
         while ray.get(shared.state.remote()) != (0, True):
             time.sleep(0.01)
@@ -306,7 +306,7 @@ def test_an_actor_dies(groups: Any, when: str) -> None:
     with pytest.raises(tms.GroupError, match=r"actor 1 .*: it has died, or cannot be") as caught:
         tms.ray.pause(rollouts, timeout=600)
     assert "all that live are as before" in str(caught.value)
-    assert caught.value.host in ("", HOST)  # one that is killed may still say where it is
+    assert caught.value.host in ("", HOST)  # a killed actor may still say where it is
     assert ray.get(rollouts[0].state.remote()) == (SIZE, True)
     assert tms.ray.pause(rollouts[:1]) == SIZE
 
@@ -334,7 +334,7 @@ def test_a_node_dies(cluster: Any, groups: Any) -> None:
     cluster.remove_node(node, allow_graceful=False)
     until = time.monotonic() + HANGS
     while os.path.exists(f"/proc/{process}") and time.monotonic() < until:
-        time.sleep(0.01)  # it ends when it notices
+        time.sleep(0.01)  # the node ends when it notices
     with pytest.raises(tms.GroupError, match=r"actor 1 Actor\(Holder, \w+\).*: it has") as caught:
         tms.ray.pause(rollouts, timeout=600)
     assert "all that live are as before" in str(caught.value)

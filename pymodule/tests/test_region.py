@@ -1,4 +1,4 @@
-"""Regions: what they set for a thread, and what they put back."""
+"""What regions set for a thread, and what they restore."""
 
 from __future__ import annotations
 

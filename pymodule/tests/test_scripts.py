@@ -1,4 +1,4 @@
-"""The scripts on a machine that lacks something: each works, or says what is missing."""
+"""On a machine that lacks something each script works, or says what is missing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BASE = "bash cat dirname env grep head id ln mkdir mktemp printf rm sed sh sort 
 
 
 def path_of(directory: Path, *tools: str) -> str:
-    """A PATH with the base and these tools alone."""
+    """A PATH with only the base and these tools."""
     directory.mkdir(exist_ok=True)
     for tool in (*BASE.split(), *tools):
         (directory / tool).symlink_to(shutil.which(tool) or f"/{tool}-is-not-here")
@@ -30,7 +30,7 @@ def path_of(directory: Path, *tools: str) -> str:
 
 
 def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess[str]:
-    """A command in an environment of these variables alone."""
+    """A command in an environment with only these variables."""
     return subprocess.run(
         ["bash", "-c", f"set -euo pipefail; {command}"],
         cwd=cwd,
@@ -44,7 +44,7 @@ def run(command: str, cwd: Path = ROOT, **variables: str) -> subprocess.Complete
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The scripts in a checkout of their own, whose path no tool likes."""
+    """The scripts in a checkout of their own, whose path is awkward for every tool."""
     root = tmp_path / "a b" / 'it\'s "one"'
     shutil.copytree(ROOT / "scripts", root / "scripts")
     shutil.copytree(PYMODULE, root / "pymodule", ignore=shutil.ignore_patterns("tests", ".*"))
@@ -54,7 +54,7 @@ def copy(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_help(script: Path) -> None:
-    """From any folder, and without doing anything."""
+    """The scripts print help from any folder, and do nothing else."""
     relative = os.path.relpath(script, "/")
     done = run(f"{relative} --help", cwd=Path("/"))
     first = script.read_text().splitlines()[1]
@@ -81,7 +81,7 @@ def test_unknown_arguments_are_refused(name: str) -> None:
 
 
 def test_tests_refuse_a_path_that_cannot_be_preloaded(copy: Path) -> None:
-    """At once, by the script and by pytest."""
+    """The script and pytest report it at once."""
     shutil.copytree(PYMODULE / "tests", copy / "pymodule" / "tests")
     pytest_ = f"cd pymodule; {sys.executable} -m pytest tests/test_stats.py"
     for command in ("scripts/test.sh", pytest_):
@@ -141,7 +141,7 @@ def test_go_without_a_home(copy: Path) -> None:
 
 @pytest.mark.skipif(os.environ.get("TESTS_FULL") != "1", reason="builds all: for the soak")
 def test_build_with_a_fetched_go_in_an_odd_path(copy: Path, tmp_path: Path) -> None:
-    """Go replaces no file below its module cache, where a toolchain lies that it has fetched."""
+    """Go replaces no file below its module cache, where a fetched toolchain lies."""
     for source in ROOT.iterdir():
         if source.name not in ("build", ".git") and not (copy / source.name).exists():
             (copy / source.name).symlink_to(source)
@@ -165,7 +165,7 @@ def test_build_with_a_fetched_go_in_an_odd_path(copy: Path, tmp_path: Path) -> N
 
 
 def test_odd_path_has_a_plain_name(copy: Path, tmp_path: Path) -> None:
-    """For the tools that split flags at spaces and quotes; nothing of it is left behind."""
+    """It is for tools that split flags at spaces and quotes; nothing of it is left behind."""
     command = "source scripts/require.sh; require_go; pwd; pwd -P; go list -m"
     done = run(command, cwd=copy, HOME=os.environ["HOME"])
     plain, real, module = done.stdout.splitlines()

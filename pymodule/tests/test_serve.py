@@ -1,4 +1,4 @@
-"""serve: the process is reached by the tms command of the same user."""
+"""serve makes the process reachable for the same user's tms command."""
 
 from __future__ import annotations
 

@@ -6,10 +6,10 @@ import children
 
 
 def test_another_process_maps_segments() -> None:
-    """Each its own, also beside others of its tag; after a resume it maps the new memory.
+    """Each its own, also beside others of its tag; after a resume an importer maps the new memory.
 
-    That an importer keeps the memory of before a pause is in preload/testdata/export.c, because
-    the simulator does not know what other processes hold.
+    preload/testdata/export.c shows that an importer keeps its memory over a pause, because the
+    simulator does not know what other processes hold.
     """
     out = children.output(
         """

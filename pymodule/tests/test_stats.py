@@ -1,4 +1,4 @@
-"""stats: the shape that is promised, and numbers that add up."""
+"""stats has the promised shape, and its numbers add up."""
 
 from __future__ import annotations
 

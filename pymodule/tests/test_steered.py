@@ -14,7 +14,7 @@ from simulator import BUILD, HANGS
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> Iterator[Witness]:
-    """On a device that the processes of the test share."""
+    """On a device that the test's processes share."""
     monkeypatch.setenv("CUDASIM_SHARED", f"steered-{os.getpid()}")
     with witness() as made:
         yield made

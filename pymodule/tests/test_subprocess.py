@@ -1,4 +1,4 @@
-"""configure_subprocess: LD_PRELOAD for children, put back exactly."""
+"""configure_subprocess sets LD_PRELOAD for children, and restores it exactly."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_child_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_multiprocessing(tmp_path: Path) -> None:
-    """Several spawned workers of a parent without the library use it independently."""
+    """Several spawned workers of a parent without the library use the library independently."""
     program = tmp_path / "program.py"
     program.write_text(
         """
@@ -105,7 +105,7 @@ if __name__ == "__main__":
 
 
 def test_children_of_a_process_that_used_it() -> None:
-    """fork: an error, no hang; spawn, forkserver, subprocess, posix_spawn: as new."""
+    """After fork an error, no hang; after spawn, forkserver, subprocess and posix_spawn as new."""
     out = children.output(
         """
         import multiprocessing, os, subprocess, sys

@@ -1,8 +1,7 @@
 """Which PyTorch memory pool serves a thread, by a model of PyTorch's list of pools.
 
 The model keeps what matters of c10/cuda/CUDACachingAllocator.cpp: a list per device of (pool,
-thread), a use count per device and pool, and the assertions on them. The real PyTorch is under
-test in gpu/.
+thread), a use count per device and pool, and the assertions on them. gpu/ tests the real PyTorch.
 """
 
 from __future__ import annotations
@@ -63,11 +62,11 @@ class Model:
         self.emptied += 1
 
     def retired(self) -> set[Id]:
-        """Pools that torch.cuda.empty_cache() releases, and that can't be begun any more."""
+        """Pools that torch.cuda.empty_cache() releases, and that can no longer be begun."""
         return {identity for uses in self.uses for identity, count in uses.items() if count == 0}
 
     def serving(self, device: int = 0) -> Id | None:
-        """The pool that serves this thread; the same whether the first or the last one wins."""
+        """The pool that serves this thread: the same, whether the first or the last one wins."""
         mine = [
             identity
             for identity, thread in self.listed[device]
@@ -140,7 +139,7 @@ def test_nested(model: Model) -> None:
 
 
 def test_left_in_another_order(model: Model) -> None:
-    """What was entered later is served as before, and each pool is there for the next region."""
+    """Scopes entered later are served as before, and each pool is available to the next region."""
     first, second = tms.region("first"), tms.region("second")
     first.__enter__()
     served = model.serving()
@@ -282,7 +281,7 @@ def test_a_pytorch_that_says_less_of_segments(key: str, model: Model) -> None:
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable: str, model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They need what PyTorch fetches from the driver to be ours."""
+    """They require that the functions that PyTorch gets from the driver are ours."""
     monkeypatch.setenv(variable, "max_split_size_mb:512, expandable_segments:True")
     monkeypatch.setattr(load(), "interposes", False)
     with pytest.raises(tms.NotSupportedError, match=f"{variable} is .*Start the process with"):
@@ -367,7 +366,7 @@ def test_empty_cache(model: Model) -> None:
 
 
 def test_empty_cache_with_expandable_segments(model: Model) -> None:
-    """A pool of them can't be retired while it holds a tensor, whatever the order of things."""
+    """A pool of theirs can't be retired while it holds a tensor, in whatever order."""
 
     def segment(pool: Id | None, active: int, expandable: bool = True) -> dict[str, object]:
         return {

@@ -1,4 +1,4 @@
-"""Allocations in a region that never come to libtms.so: the program goes past the preload."""
+"""Allocations in a region that never reach libtms.so, because the program bypasses the preload."""
 
 from __future__ import annotations
 

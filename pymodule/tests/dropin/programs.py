@@ -45,5 +45,5 @@ def output(code: str, *, preloaded: bool = True, **variables: str) -> str:
 
 
 def in_mode(mode: str, code: str) -> None:
-    """Runs code after PRELUDE with this hook_mode, preloaded if that needs it."""
+    """Runs code after PRELUDE with this hook_mode, preloaded if the mode needs it."""
     output(f'{PRELUDE}\nsaver.hook_mode = "{mode}"\n{code}', preloaded=mode == "preload")

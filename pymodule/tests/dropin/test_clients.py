@@ -1,7 +1,7 @@
-"""Programs written for torch_memory_saver: their calls, in their order, over the simulator.
+"""Programs written for torch_memory_saver make their calls, in their order, over the simulator.
 
-The same programs run on PyTorch and a GPU in gpu/test_dropin.py. What they follow, by repository,
-file and version, is in each one's docstring.
+The same programs run on PyTorch and a GPU in gpu/test_dropin.py. Each one's docstring names what it
+follows, by repository, file and version.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from programs import HERE, run
     ],
 )
 def test_client(client: str, name: str) -> None:
-    """None of them is started with the library: it comes by subprocess, or by hook_mode."""
+    """None is started with the library, which comes by subprocess or by hook_mode."""
     result = run(str(HERE / "clients" / f"{client}.py"), preloaded=False)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout == f"{name} done\n"
-    # sglang pauses and resumes what it may not have; each tells once of a tag nobody has used.
+    # sglang pauses and resumes tags that it may not have; each warns once of a tag nobody has used.
     told = 'nothing was ever allocated with tag "nothing has this tag"; tags so far: '
     said = [f"tms: {call}: {told}" for call in ("pause", "resume") if client == "sglang"]
     lines = result.stderr.splitlines()

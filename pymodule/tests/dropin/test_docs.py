@@ -1,4 +1,4 @@
-"""What the documents show: programs and examples are run, links lead somewhere."""
+"""Programs and examples in the documents run, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DOCUMENTS = [ROOT / "README.md", PYMODULE / "README.md", *sorted((ROOT / "docs")
 
 
 def test_readme_example() -> None:
-    """With room for it, and with what it claims looked at in between."""
+    """It runs on a device with room for it, and its claims are checked in between."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     lines = example.splitlines()
     pause = lines.index(next(line for line in lines if line.startswith("tms.pause()")))
@@ -42,7 +42,7 @@ print("as the README says")
 
 
 def test_python_readme_example() -> None:
-    """With what is the reader's own made up."""
+    """The parts that are the reader's own are made up."""
     readme = (PYMODULE / "README.md").read_text()
     (example,) = re.findall(r"```python\n(import torch\n.*?)```", readme, re.DOTALL)
     prelude = """
@@ -65,7 +65,7 @@ class subprocess:
 
 
 def test_rollout() -> None:
-    """Trainer and server on one device that has not room for both."""
+    """A trainer and a server on one device that has no room for both."""
     done = run(
         str(EXAMPLES / "rollout.py"),
         preloaded=True,
@@ -81,7 +81,7 @@ def test_rollout() -> None:
 
 
 def test_picture(tmp_path: Path) -> None:
-    """Drawn from a run, as the one in the README was."""
+    """It is drawn from a run, as the one in the README was."""
     picture = tmp_path / "memory.svg"
     command = [sys.executable, ROOT / "scripts" / "picture.py", picture]
     subprocess.run(command, check=True, timeout=HANGS, capture_output=True)
@@ -92,7 +92,7 @@ def test_picture(tmp_path: Path) -> None:
             if len(path)
         }
         assert set(paths) == {"weights", "optimizer", "gradients", "rollout weights", "kv cache"}
-        for tag, path in paths.items():  # each turn a rectangle; the last of the trainer's goes on
+        for tag, path in paths.items():  # each turn is a rectangle; the trainer's last goes on
             assert path.count("M") >= (3 if tag in ("rollout weights", "kv cache") else 4), (
                 tag,
                 path,
@@ -134,7 +134,7 @@ def test_program_that_looks_names_up(compiled: Path) -> None:
 
 
 def test_touching_a_paused_pointer() -> None:
-    """As docs/symptoms.md has it for calls from C and from PyTorch."""
+    """As docs/symptoms.md says for calls from C and from PyTorch."""
     assert (
         output("""
 import ctypes, cuda, tms
@@ -157,7 +157,7 @@ print(cuda.read(pointer, 6))
 
 
 def test_error_codes() -> None:
-    """The table of docs/symptoms.md names the exceptions that are raised."""
+    """The table of docs/symptoms.md names the exceptions that Python raises."""
     from tms._errors import _STICKY, from_code
 
     rows = re.findall(
@@ -173,7 +173,7 @@ def test_error_codes() -> None:
 
 
 def test_tests_that_are_named_exist() -> None:
-    """The rationale names for its claims the tests that fail when they are no longer so."""
+    """For its claims the rationale names the tests that fail once a claim no longer holds."""
     named = {
         name
         for document in DOCUMENTS

@@ -21,7 +21,7 @@ def prelude(request: pytest.FixtureRequest) -> str:
 @pytest.mark.parametrize("backup", [None, "host"])
 @pytest.mark.parametrize("inside", ["torch.cuda.synchronize()", "region.__enter__()"])
 def test_replay_after_resume(prelude: str, backup: str | None, inside: str) -> None:
-    """Also when the capture is made in a region, whose pool must not serve it."""
+    """Also when the capture is made within a region, whose pool must not serve it."""
     output(
         f"""
 {prelude}
@@ -83,7 +83,7 @@ for cycle in range(3):
 
 
 def test_settings_and_errors(prelude: str) -> None:
-    """A pause within is refused, and an error within ends the capture and restores all."""
+    """A pause within is refused; an error within ends the capture and restores everything."""
     output(
         f"""
 {prelude}
@@ -129,7 +129,7 @@ for wrong in (dict(tag=""), dict(backup="tape")):
 def test_warns_of_buffers_that_nccl_registers(
     prelude: str, backends: str | None, setting: str, warnings: int
 ) -> None:
-    """Once, at the program's own line, unless NCCL is told not to."""
+    """It warns once, at the program's own line, unless NCCL is set not to register."""
     output(
         f"""
 {prelude}

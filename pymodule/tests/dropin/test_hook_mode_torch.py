@@ -8,7 +8,7 @@ from programs import PRELUDE, output
 
 @pytest.mark.parametrize("preloaded", [False, True])
 def test_out_of_memory(preloaded: bool) -> None:
-    """NULL makes PyTorch give back its cache and try again, and raise its own error at last."""
+    """On NULL PyTorch releases its cache, tries again, and finally raises its own error."""
     output(
         f"""
 {PRELUDE}
@@ -34,7 +34,7 @@ assert initial - free() == 2 * SIZE
 
 
 def test_frees_find_their_segment() -> None:
-    """From any thread, in or out of a region, paused or not, ours or CUDA's own."""
+    """From any thread, in or out of a region, of paused or active memory, ours or CUDA's own."""
     output(
         f"""
 {PRELUDE}
@@ -76,7 +76,7 @@ for give_back in (release, in_thread):
 
 
 def test_what_needs_interposition() -> None:
-    """A region's own cudaMalloc is CUDA's; pausable graphs are refused with the way out."""
+    """cudaMalloc in a region is CUDA's; pausable graphs are refused, with the way out."""
     output(
         f"""
 {PRELUDE}
@@ -99,7 +99,7 @@ for use in (saver.cuda_graph, tms.cuda_graph):
 
 
 def test_in_a_preloaded_process() -> None:
-    """The preloaded library is used, so that one pause finds all pausable memory."""
+    """It uses the preloaded library, so that one pause finds all pausable memory."""
     output(
         f"""
 {PRELUDE}

@@ -18,7 +18,7 @@ from torch_memory_saver.utils import change_env, get_binary_path_from_package
 
 
 def test_names() -> None:
-    """All of the interface is there, from the modules that define it in the original."""
+    """All of the interface exists, in the modules that define it in the original."""
     output(
         """
         import torch_memory_saver as package
@@ -121,7 +121,7 @@ def test_hook_mode() -> None:
 
 
 def test_not_preloaded() -> None:
-    """Where the original fails an assertion: an error that says both ways out."""
+    """Where the original fails an assertion, an error says both ways out."""
     for use in ("saver.pause()", "saver._ensure_initialized()", "saver.region().__enter__()"):
         result = run(
             "-c",
@@ -136,7 +136,7 @@ def test_not_preloaded() -> None:
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
 def test_expandable_segments(variable: str) -> None:
-    """With hook_mode "torch" an error at first use, with the words that clients look for."""
+    """With hook_mode "torch" the first use raises an error, with the text that clients look for."""
     use = """
         from torch_memory_saver import torch_memory_saver as saver
         saver.hook_mode = "{}"
@@ -152,7 +152,7 @@ def test_expandable_segments(variable: str) -> None:
 
 
 def test_set_config() -> None:
-    """Of the inner wrapper: the thread's settings at once, until they are set anew."""
+    """The inner wrapper sets the thread's settings at once, until they are set anew."""
     output(
         f"""
 {PRELUDE}
@@ -306,7 +306,7 @@ assert len(pools) == 0
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_region_object_again_and_again(mode: str) -> None:
-    """Also as a decorator, and made before the instance is initialized."""
+    """Also as a decorator, and if made before the instance is initialized."""
     in_mode(
         mode,
         """
@@ -332,7 +332,7 @@ assert len(made) == 4 and all(holds(tensor, number) for number, tensor in made)
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_same_region_again(mode: str) -> None:
-    """Within itself, and in two threads at the same time."""
+    """A region within itself, and in two threads at the same time."""
     in_mode(
         mode,
         """
@@ -360,7 +360,7 @@ assert len(saver._impl._mem_pools) == 1
 
 
 def test_disable() -> None:
-    """Ordinary memory, given back to the device afterwards; nothing outside of regions."""
+    """It makes ordinary memory, which goes back to the device; outside regions it does nothing."""
     output(
         f"""
 {PRELUDE}
@@ -455,7 +455,7 @@ assert holds(tensor, 6)
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_resume_raises(mode: str) -> None:
-    """Where the original exits, ours raises, and goes on once there is memory."""
+    """Where the original exits, ours raises, and works once there is memory."""
     in_mode(
         mode,
         """
@@ -499,7 +499,7 @@ assert b"started" in __import__("json").dumps(tms.stats()).encode()
 
 
 def test_names_of_the_library() -> None:
-    """In a source checkout there is only libtms.so; a wheel has all names (see test_wheel)."""
+    """A source checkout has only libtms.so; a wheel has all names (see test_wheel)."""
     for mode in ("preload", "torch"):
         for suffix in ("", "_cu12", "_cu13"):
             path = get_binary_path_from_package(f"torch_memory_saver_hook_mode_{mode}{suffix}")
@@ -528,7 +528,7 @@ def test_configure_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("entered", ['tms.region("t")', 'saver.region("t")'])
 def test_tensors_that_never_come_to_the_library(entered: str) -> None:
-    """PyTorch knows exactly what it took for regions, so here other processes don't matter."""
+    """PyTorch knows exactly what it took for regions, so other processes don't matter here."""
     out = output(
         f"""
 import ctypes, warnings

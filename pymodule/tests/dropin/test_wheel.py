@@ -1,4 +1,4 @@
-"""The wheel, installed into an environment with nothing else in it, over the simulator."""
+"""The wheel, installed into an otherwise empty environment, over the simulator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def checked(*command: str | Path, **variables: str) -> str:
     done = subprocess.run(
         command,
         env={**inherited, **variables},
-        cwd="/",  # python -m and -c import from where they are
+        cwd="/",  # python -m and -c import from the current folder
         capture_output=True,
         text=True,
         timeout=HANGS,
@@ -89,7 +89,7 @@ def test_contents(wheel: Path) -> None:
 
 
 def test_platform_is_honest(wheel: Path, site: Path) -> None:
-    """The tag's glibc is the newest that any of the libraries asks for."""
+    """The tag's glibc is the newest that any of the libraries requires."""
     versions = {
         int(minor)
         for library in [
@@ -114,7 +114,7 @@ def test_command(python: Path, site: Path) -> None:
 
 
 def test_plugin_of_vllm(python: Path) -> None:
-    """vLLM finds it, and calling it without vLLM does no harm."""
+    """vLLM finds the entry point, and calling it without vLLM does no harm."""
     said = checked(
         python,
         "-c",
@@ -182,7 +182,7 @@ def test_without_a_compiler_there_is_no_wheel(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])
 def test_clients(client: str, python: Path) -> None:
-    """They look for the library beside the package, by its names."""
+    """Clients look for the library beside the package, by its names."""
     paths = ":".join(map(str, (HERE.parent, HERE / "fake", HERE / "clients")))
     out = checked(python, HERE / "clients" / f"{client}.py", PYTHONPATH=paths)
     assert out.endswith(" done\n")
@@ -197,7 +197,7 @@ def linked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ALIASES)
 def test_every_name_interposes(name: str, site: Path, linked: Path) -> None:
-    """Also in a program linked to libcudart, which a preload's own dependencies come after."""
+    """Also in a program linked with libcudart, which comes before a preload's own dependencies."""
     for others in ("", ":libm.so.6", f":{site / 'tms' / 'lib' / 'libtms.so'}"):
         assert checked(linked, LD_PRELOAD=f"{site / name}{others}") == "pausable\n"
 

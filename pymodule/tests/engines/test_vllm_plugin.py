@@ -32,7 +32,7 @@ initial = free()
 
 @pytest.fixture(scope="module")
 def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which libtms looks installed, with its entry points."""
+    """Makes a folder in which libtms looks installed, with its entry points."""
     folder: Path = tmp_path_factory.mktemp("installed")
     info = folder / "libtms-0.dist-info"
     info.mkdir()
@@ -42,7 +42,7 @@ def metadata(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def entry_points() -> str:
-    """Those for vLLM in pyproject.toml, as an installer writes them."""
+    """pyproject.toml's entry points for vLLM, as an installer writes them."""
     group = "vllm.general_plugins"
     text = (PYMODULE / "pyproject.toml").read_text()
     found = re.search(rf'\[project\.entry-points\."{group}"\]\n(\w+) = "([\w.:]+)"\n', text)
@@ -82,7 +82,7 @@ class Worker:
         return done.stdout
 
     def error(self, code: str, **variables: str) -> str:
-        """The last line of the traceback that it ends with."""
+        """The last line of the traceback with which it ends."""
         done = self.run(code, **variables)
         assert done.returncode == 1, done.stdout + done.stderr
         return done.stderr.splitlines()[-1]
@@ -124,7 +124,7 @@ def test_levels(worker: Worker) -> None:
 
 
 def test_forked_workers(worker: Worker) -> None:
-    """As with tensor parallelism: the plugin is loaded in the process that forks the workers."""
+    """As with tensor parallelism, the process that forks the workers loads the plugin."""
     code = """
     import multiprocessing
     from vllm.plugins import load_general_plugins
@@ -187,7 +187,7 @@ def test_tags(worker: Worker, order: list[str]) -> None:
 
 
 def test_pools(worker: Worker) -> None:
-    """Tags may nest and come again; others than vLLM's two always wake; the default tag is kept."""
+    """Tags may nest and recur; tags other than vLLM's two always wake; the default tag is kept."""
     worker.output("""
     import threading
     worker = start(sleep_mode_backend="tms")
@@ -224,7 +224,7 @@ def test_pools(worker: Worker) -> None:
 
 
 def test_expandable_segments_may_stay_on(worker: Worker) -> None:
-    """They are off while memory is made that can sleep, and other settings stay as they are."""
+    """They are off while memory that can sleep is made; other settings stay as they are."""
     settings = "max_split_size_mb:512,expandable_segments:True,roundup_power2_divisions:4"
     worker.output(
         f"""
@@ -252,7 +252,7 @@ def test_expandable_segments_may_stay_on(worker: Worker) -> None:
 
 
 def test_nothing_changes_unless_it_is_chosen(worker: Worker) -> None:
-    """With another backend, without sleep mode, and when the plugin is not to be loaded."""
+    """With another backend, without sleep mode, and if the plugin is not to be loaded."""
     code = """
     import tms._vllm
     from vllm.device_allocator.cumem import CuMemAllocator
@@ -278,7 +278,7 @@ def test_nothing_changes_unless_it_is_chosen(worker: Worker) -> None:
 
 
 def test_chosen_by_the_environment(worker: Worker) -> None:
-    """Where vLLM has no argument for it. What is neither on nor off is off, and said once."""
+    """If vLLM has no argument for it. A value neither on nor off means off, with one warning."""
     code = """
     from vllm.device_allocator.cumem import CuMemAllocator
     worker = start()
@@ -292,7 +292,7 @@ def test_chosen_by_the_environment(worker: Worker) -> None:
 
 
 def test_one_engine_after_another(worker: Worker) -> None:
-    """In one process: what the first had is the device's again, whatever backend comes next."""
+    """In one process: the first one's memory is free again, whatever backend comes next."""
     worker.output("""
     from vllm.device_allocator.cumem import CuMemAllocator
     for _ in range(2):
@@ -339,7 +339,7 @@ def test_failures(worker: Worker) -> None:
 
 
 def test_a_sleep_of_several_tags(worker: Worker) -> None:
-    """As newer versions have it: wherever it fails, all is awake with its contents, and so told."""
+    """As in newer versions: wherever it fails, all is awake with its contents, and reported so."""
     worker.output("""
     import vllm.device_allocator.sleep_mode_backend as backends
 
@@ -392,7 +392,7 @@ def test_a_sleep_of_several_tags(worker: Worker) -> None:
 
 
 def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
-    """Nor what it was to discard, nor what finds no room to come back; what slept of it sleeps."""
+    """Neither what it was to discard nor what finds no room to return; what slept still sleeps."""
     worker.output("""
     from vllm.device_allocator import get_mem_allocator_instance
     worker = start(sleep_mode_backend="tms")
@@ -440,7 +440,7 @@ def test_a_failed_sleep_loses_nothing(worker: Worker) -> None:
 
 
 def test_refusals(worker: Worker) -> None:
-    """In words, and only where tms was chosen."""
+    """Refusals have a clear text, and come only if tms was chosen."""
     chosen = "start(sleep_mode_backend='tms')"
     said = worker.error(chosen, FAKE_PLATFORM="cpu")
     assert "needs an NVIDIA GPU, and vLLM runs on 'cpu' here" in said
@@ -462,7 +462,7 @@ def test_versions_without_backends(worker: Worker) -> None:
 
 
 def test_like_the_vllm_that_is_installed() -> None:
-    """Names and signatures, read from its files; VLLM_SOURCES may name another folder of them."""
+    """Names and signatures match vLLM's files; VLLM_SOURCES may name another folder of them."""
     named = os.environ.get("VLLM_SOURCES")
     spec = importlib.util.find_spec("vllm")
     if not named and not (spec and spec.origin):
@@ -473,7 +473,7 @@ def test_like_the_vllm_that_is_installed() -> None:
         for root in (real, FAKE / "vllm")
     )
     ours = methods(PYMODULE / "tms" / "_vllm.py", "Allocator")
-    left_out = {"get_instance", "cudagraph_pool"}  # the class's own; of the backend "cumem" alone
+    left_out = {"get_instance", "cudagraph_pool"}  # the class's own; only of backend "cumem"
     public = {name for name in cumem if not name.startswith("_")} - left_out
     assert public <= set(ours), "CuMemAllocator can do more"
     for name in public:
@@ -493,8 +493,8 @@ def test_like_the_vllm_that_is_installed() -> None:
         there = methods(real / file, name)
         for method, found in methods(FAKE / "vllm" / file, name).items():
             assert found == there[method], f"{name}.{method}"
-    # What else is leaned on: the instance is an attribute of the class, which the worker's base
-    # knows its configuration before.
+    # The plugin also relies on this: the instance is an attribute of the class, and the worker's
+    # base knows its configuration before.
     assert "instance" in (real / "device_allocator" / "cumem.py").read_text()
     worker = (real / "v1" / "worker" / "gpu_worker.py").read_text()
     assert "CuMemAllocator.instance.release_pools()" in worker

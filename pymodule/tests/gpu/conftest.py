@@ -12,7 +12,7 @@ import tms
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """Gives back what PyTorch caches, and resumes what a test left paused."""
+    """Releases what PyTorch caches, and resumes what a test left paused."""
     yield
     gc.collect()
     tms.empty_cache()
@@ -21,6 +21,6 @@ def clean() -> Iterator[None]:
 
 @pytest.fixture
 def tag(request: pytest.FixtureRequest) -> str:
-    """A tag, and so memory pools, of the test's own."""
+    """A tag of the test's own, and so memory pools."""
     name: str = request.node.name
     return name

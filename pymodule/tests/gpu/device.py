@@ -18,7 +18,7 @@ MiB = 1 << 20
 
 
 def torch_on_gpu() -> Any:
-    """torch; where there is no GPU for it the calling module's tests are skipped."""
+    """Returns torch; without a GPU for it, skips the calling module's tests."""
     if os.environ.get("TESTS_ON") == "simulator":
         pytest.skip("this run is on the simulator", allow_module_level=True)
     torch = pytest.importorskip("torch")
@@ -30,15 +30,15 @@ def torch_on_gpu() -> Any:
 
 
 def reaching() -> dict[str, str]:
-    """The environment of a program that is started as by `tms run`."""
+    """The environment of a program started as by `tms run`."""
     library = Path(tms.library_path())
     return {"LD_PRELOAD": f"{library}:{library.parent / 'libtms_reach.so'}"}
 
 
 def free_memory(device: int = 0) -> int:
-    """The device's free bytes (cudaMemGetInfo), once PyTorch has given back what it only caches.
+    """The device's free bytes (cudaMemGetInfo), once PyTorch has released what it only caches.
 
-    Comparing two tensors, for one, leaves a result of their size in its cache.
+    A comparison of two tensors, for instance, leaves a result of their size in its cache.
     """
     import torch
 
@@ -61,7 +61,8 @@ def resident_memory() -> int:
 def output(program: str, *arguments: str, **variables: str) -> str:
     """Standard output of Python code in a new process, preloaded as this one is.
 
-    For settings that are read once, from `variables` in the environment. The code must succeed.
+    For settings that are read only once, given by `variables` in the environment. The code must
+    succeed.
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],

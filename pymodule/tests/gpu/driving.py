@@ -17,7 +17,7 @@ def say(*words: object) -> None:
 
 
 def offline(**variables: str) -> None:
-    """Nothing is fetched, and ranks meet on this machine; what the environment has comes first."""
+    """Nothing is fetched, and ranks meet on this machine; the environment's values come first."""
     for name, value in {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -42,7 +42,7 @@ def sglang_engine(**settings: Any) -> Any:
         sampling_backend="pytorch",
         grammar_backend="none",
         enable_memory_saver=True,
-        disable_radix_cache=True,  # each time all is computed anew
+        disable_radix_cache=True,  # everything is computed anew each time
         max_running_requests=16,
         cuda_graph_bs_decode=[1, 2, 4],
         disable_prefill_cuda_graph=True,

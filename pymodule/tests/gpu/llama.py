@@ -36,19 +36,20 @@ WEIGHTS = 2.18
 
 
 def folder(with_weights: bool = False) -> str:
-    """A folder with config.json, alone: the engines make the weights up. Or with weights."""
+    """A folder with config.json: alone, so that engines make the weights up, or with weights."""
     path = Path(tempfile.mkdtemp())
     (path / "config.json").write_text(json.dumps(CONFIG))
     if with_weights:
-        # In a process of its own: where OpenMP has made threads, as for PyTorch's large tensors on
-        # the CPU, a forked process hangs or crashes in the next such operation, and vLLM forks.
+        # In a process of its own, because vLLM forks: once OpenMP has made threads, as for
+        # PyTorch's large tensors on the CPU, a forked process hangs or crashes in the next such
+        # operation.
         command = [sys.executable, __file__, str(path / "model.safetensors")]
         subprocess.run(command, check=True)
     return str(path)
 
 
 def shapes() -> list[dict[str, tuple[int, ...]]]:
-    """Of the parameters: what is of no layer, in two parts, and each layer."""
+    """The parameters' groups: those of no layer, in two parts, and each layer's."""
     c = CONFIG
     width, inner = c["hidden_size"], c["intermediate_size"]
     queries, keys = (c[f"num_{kind}_heads"] * c["head_dim"] for kind in ("attention", "key_value"))
@@ -75,7 +76,7 @@ def shapes() -> list[dict[str, tuple[int, ...]]]:
 
 
 def write_weights(path: Path) -> None:
-    """Made-up values, each tensor cut from one pool of them at a place of its own."""
+    """Made-up values: each tensor is cut from one pool of values at a place of its own."""
     import torch
     from safetensors.torch import save_file
 

@@ -45,15 +45,15 @@ class Trainer:
                     moments = [torch.zeros(shape, device="cuda") for _ in range(2)]
                     made[name] = [full.to(torch.bfloat16), full, *moments]
                 self.state.append(made)
-        # Not pausable: what another process maps by CUDA IPC must stay. All of the weights, since
-        # nothing tells when the engine has read a part.
+        # Not pausable: what another process maps by CUDA IPC must stay. All of the weights, because
+        # nothing says when the engine has read a part.
         every = sum(w[0].numel() for part in self.state for w in part.values())
         self.bucket = torch.empty(every, dtype=torch.bfloat16, device="cuda")
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
 
     def step(self, number: int) -> None:
-        """Something that depends on every bit of the state."""
+        """Makes a step whose results depend on every bit of the state."""
         torch = self.torch
         for part in self.state:
             for weight, full, first, second in part.values():
@@ -65,7 +65,7 @@ class Trainer:
         torch.cuda.synchronize()
 
     def parts(self) -> Iterator[bytes]:
-        """Each as what opens it in another process."""
+        """The handle of each part, with which another process opens it."""
         from sglang.srt.utils import MultiprocessingSerializer
 
         at = 0
@@ -81,7 +81,7 @@ class Trainer:
 
 
 def train(pipe: Any) -> None:
-    """The trainer's process: does what it is told."""
+    """The trainer's process, which follows commands."""
     trainer, parts = Trainer(), iter(())
     pipe.send("ready")
     while True:
@@ -143,7 +143,7 @@ class Turns:
         return int(total - free)
 
     def resident(self) -> int:
-        """Bytes of host memory that the trainer and the processes of the engine have."""
+        """Bytes of host memory that the trainer and the engine's processes have."""
         pids = [self.process.pid, *self.engine.get_all_child_pids()]
         total = 0
         for pid in pids:

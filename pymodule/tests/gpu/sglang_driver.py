@@ -96,7 +96,7 @@ class Engine:
         self.phases: list[dict[str, Any]] = []
         self._prompts = llama.prompts()
         self._sampling = {"temperature": 0.0, "max_new_tokens": 24, "ignore_eos": True}
-        self.generate()  # what is made at the first use
+        self.generate()  # the first use makes things, too
         self.tokens = self.generate()
         self.sums = self.checksum()
 
@@ -104,7 +104,7 @@ class Engine:
         return self.engine.loop.run_until_complete(what)
 
     def used(self) -> int:
-        """Bytes of the devices in use, by anyone. The first of two ranks answers for both."""
+        """Bytes in use on the devices, by anyone. The first of two ranks answers for both."""
         last = -1
         while True:
             figures = [self.torch.cuda.mem_get_info(device) for device in range(self.gpus)]
@@ -112,7 +112,7 @@ class Engine:
             if now == last or self.gpus == 1:
                 return now
             last = now
-            time.sleep(0.2)  # saving the contents of weights takes half of that
+            time.sleep(0.2)  # saving the weights' contents takes half of that
 
     def generate(self) -> list[list[int]]:
         """One prompt at a time: the same shapes each time, so that tokens repeat exactly."""
@@ -124,7 +124,7 @@ class Engine:
         ]
 
     def checksum(self) -> Any:
-        """sglang's own, of every weight and buffer."""
+        """sglang's own checksum of every weight and buffer."""
         from sglang.srt.managers.io_struct import CheckWeightsReqInput
 
         asked = CheckWeightsReqInput(action="checksum")
@@ -150,7 +150,7 @@ class Engine:
         check: bool = True,
         nap: float = 0,
     ) -> None:
-        """Lists of the tags of each call, None for all. `nap`: seconds released."""
+        """Takes a list of tags for each call, None for all. `nap`: seconds released."""
         phase: dict[str, Any] = {"name": name, "before": self.used()}
         phase["release_s"] = sum(self.release(tags) for tags in releases)
         phase["released"] = self.used()
@@ -164,7 +164,7 @@ class Engine:
         say(name, {k: round(v, 4) if isinstance(v, float) else v for k, v in phase.items()})
 
     def write(self, value: float) -> None:
-        """Writes a weight from here, which the engine's process opens by CUDA IPC."""
+        """Writes a weight from this process, which the engine's process opens by CUDA IPC."""
         tensor = self.torch.full((llama.CONFIG["hidden_size"],), value, dtype=self.torch.bfloat16)
         right, message = self.engine.update_weights_from_tensor([(NORM, tensor.cuda())])
         assert right, message
@@ -178,7 +178,7 @@ class Engine:
         return self.generate()
 
     async def _disturbed(self, number: int, tags: list[str]) -> bool:
-        """Requests that run are aborted, then memory goes and comes."""
+        """Running requests are aborted, then memory goes and comes."""
         from sglang.srt.managers import io_struct
 
         more = {**self._sampling, "max_new_tokens": 512}
@@ -210,7 +210,7 @@ def drive(engine: Engine, asked: argparse.Namespace, result: dict[str, Any]) -> 
     engine.cycle("first", everything, everything)
     for i in range(5):
         engine.cycle(f"later {i}", everything, everything, check=i == 4, nap=1)
-    for i in range(3):  # while the driver scrubs what has just been freed
+    for i in range(3):  # while the driver scrubs freed memory
         engine.cycle(f"at once {i}", everything, everything, check=False)
     if asked.short:
         return

@@ -1,10 +1,10 @@
-"""Whether every byte that a process has on a GPU has a name: tms run --account and tms ps --bytes.
+"""Every byte that a process has on a GPU has a name: tms run --account and tms ps --bytes.
 
-What no allocation names is the difference to all that the process has, so that alone would prove
-nothing: it is compared with that of a process which has loaded the same code and holds little. The
-figure for the process is NVML's, or what another process misses of the device's memory where NVML
-has other numbers of processes, as in a container. With -s the names are printed.
-BYTES_GIB (8) is how large the weights are.
+Bytes that no allocation names are the difference from all that the process has, which alone would
+prove nothing: the test compares it with that of a process which has loaded the same code and holds
+little. The figure for a process is NVML's; where NVML numbers processes otherwise, as in a
+container, it is what another process finds missing from the device's memory. With -s the names are
+printed. BYTES_GIB (8) is how large the weights are.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Bytes(NamedTuple):
     """What a process has on one device."""
 
     used: int
-    source: str  # nvml, or "difference" of the device's free memory
+    source: str  # nvml, or "difference" in the device's free memory
     parts: dict[str, int]
 
     @property
@@ -107,7 +107,7 @@ def free_bytes(device: int) -> int:
 
 @contextmanager
 def ready(program: str, *arguments: str, runtime: Path, account: bool = True) -> Iterator[int]:
-    """One process, when it is ready."""
+    """Starts one process, and returns once it is ready."""
     with started([(program, arguments)], runtime, account) as numbers:
         yield numbers[0]
 
@@ -116,7 +116,7 @@ def ready(program: str, *arguments: str, runtime: Path, account: bool = True) ->
 def started(
     programs: list[tuple[str, tuple[str, ...]]], runtime: Path, account: bool = True
 ) -> Iterator[list[int]]:
-    """Processes that are started together, when all are ready: their numbers."""
+    """Starts processes together, and returns their numbers once all are ready."""
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     environment.pop("LD_PRELOAD", None)
     run = [str(TMS), "run", "--account", "--"] if account else []
@@ -142,7 +142,7 @@ def started(
 
 
 def ask(runtime: Path, *arguments: str) -> str:
-    """What tms ps --bytes says."""
+    """What tms ps --bytes prints."""
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime)}
     environment.pop("LD_PRELOAD", None)
     return subprocess.run(
@@ -156,7 +156,7 @@ def ask(runtime: Path, *arguments: str) -> str:
 
 
 def look(runtime: Path, pid: int, device: int, missing: int) -> Bytes:
-    """What the process has there; missing: of the device's free memory, since before it began."""
+    """What the process has there; missing is what the device's free memory has lost."""
     processes: list[dict[str, Any]] = json.loads(ask(runtime, "--json"))
     (process,) = [p for p in processes if p["pid"] == pid]
     assert not process.get("error") and process["account"]["uncounted"] == 0
@@ -187,7 +187,7 @@ def table(title: str, all_: Bytes, context: int) -> str:
 
 @pytest.fixture
 def free() -> list[int]:
-    """Free bytes of each device, where no process of the test is yet."""
+    """Free bytes of each device, before any process of the test is there."""
     for device in range(torch.cuda.device_count()):
         torch.zeros(1, device=f"cuda:{device}")
         torch.cuda.synchronize(device)
@@ -196,7 +196,7 @@ def free() -> list[int]:
 
 
 def check(all_: Bytes, context: int) -> None:
-    """The names, and a context of the size that it has elsewhere, are all but 1%; and not more."""
+    """The names, and a context of its size elsewhere, make up all but 1%, and not more than all."""
     assert abs(all_.used - all_.named - context) <= (1 - NAMED) * all_.used
 
 

@@ -22,7 +22,7 @@ SLACK = 32 * MiB
 
 @contextlib.contextmanager
 def region_around(graph: Any, tag: str, backup: str | None, **arguments: Any) -> Iterator[None]:
-    """As vLLM captures: nothing knows of the graph but the region around it."""
+    """As vLLM captures: only the region around it knows of the graph."""
     with tms.region(tag, backup=backup), torch.cuda.graph(graph, **arguments):
         yield
 
@@ -89,7 +89,7 @@ def test_replay_after_resume(way: Any, backup: str | None, inside: str, tag: str
 
 @pytest.mark.parametrize("way", WAYS)
 def test_many_graphs_share_a_pool(way: Any, tag: str) -> None:
-    """From the largest batch to the smallest, on one stream; what one leaves free serves others."""
+    """From the largest batch to the smallest, on one stream; one's free memory serves others."""
     source = full(1)
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
     graphs = []
@@ -117,7 +117,7 @@ def test_many_graphs_share_a_pool(way: Any, tag: str) -> None:
 
 @pytest.mark.parametrize("way", [capture_tms, capture_dropin])
 def test_errors_within(way: Any, tag: str) -> None:
-    """A pause within is refused and ends the capture; what held before holds again."""
+    """A pause within is refused and ends the capture; the settings from before hold again."""
     with tms.region(tag, backup="host"):
         kept = full(3)
         with pytest.raises(tms.CaptureError), way(torch.cuda.CUDAGraph(), f"{tag} graph", None):
@@ -169,7 +169,7 @@ def test_compiled_with_reduced_overhead(
 
     try:
         with torch.no_grad():
-            for _ in range(3):  # as is, captured, replayed
+            for _ in range(3):  # as it is, captured, replayed
                 x = inputs()
                 torch.compiler.cudagraph_mark_step_begin()
                 with tms.region(tag, backup=backup):

@@ -1,7 +1,7 @@
 """tms.distributed on as many GPUs as there are, up to TMS_TEST_RANKS (8): figures, and training.
 
-TMS_TEST_RANK_GIB says how much contents a GPU has (16). The figures are printed as JSON lines, for
-docs/benchmarks.md: `pytest -s`, or the log of scripts/gpu-test.sh.
+TMS_TEST_RANK_GIB is the size of a GPU's contents (16). The figures are printed as JSON lines, for
+docs/benchmarks.md: by `pytest -s`, or in the log of scripts/gpu-test.sh.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SIZE = int(float(os.environ.get("TMS_TEST_RANK_GIB", "16")) * GIB)
 
 
 def started(arguments: list[str], count: int, **variables: str) -> list[Any]:
-    """So many processes: of a program, with rank, count, meeting, and the other arguments."""
-    with socket.socket() as free:  # a TCPStore: one in a file is looked at every 10 ms
+    """Starts a program's processes, with rank, count, meeting, and the other arguments."""
+    with socket.socket() as free:  # a TCPStore: ranks poll a file every 10 ms
         free.bind(("127.0.0.1", 0))
         meeting = f"tcp://127.0.0.1:{free.getsockname()[1]}"
     return [
@@ -47,7 +47,7 @@ def started(arguments: list[str], count: int, **variables: str) -> list[Any]:
 
 
 def lines(processes: list[Any], within: float = 300) -> list[Any]:
-    """The JSON that each prints last."""
+    """The JSON that each process prints last."""
     found = []
     try:
         for process in processes:
@@ -133,7 +133,7 @@ def measured(count: int, directory: Path) -> dict[str, Any]:
             [(total, own) for name, total, own in rank if name == operation][1:]
             for rank, _ in found
         ]
-        each = list(zip(*cycles))  # of a cycle: (total, own) of every rank
+        each = list(zip(*cycles))  # per cycle: (total, own) of every rank
         slowest = [max(own for _, own in cycle) for cycle in each]
         fastest = [min(own for _, own in cycle) for cycle in each]
         total = [max(total for total, _ in cycle) for cycle in each]
@@ -169,7 +169,7 @@ def test_figures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
 def test_training(kind: str) -> None:
-    """Losses of a training with pauses are those of one without, on every rank."""
+    """On every rank a training with pauses has the same losses as one without."""
     program = str(HERE / "programs" / "train_group.py")
     runs = [lines(started([program, kind, "30", pause_every], RANKS)) for pause_every in ("0", "3")]
     assert runs[0] == runs[1]
@@ -199,8 +199,8 @@ dist.destroy_process_group()
 """
 
 
-# Up to ten collectives apart: a rank waits for its device after each tenth alone, and takes its
-# own time before each.
+# Up to ten collectives apart: a rank waits for its device only after each tenth, and takes its own
+# time before each.
 APART = """
 import json, os, random, sys, time
 import torch, torch.distributed as dist
@@ -235,8 +235,8 @@ print(json.dumps("done"), flush=True)
 dist.destroy_process_group()
 """
 
-# Rows and columns of two ranks each, as of tensor and data parallelism, and sends and receives
-# round all four.
+# Rows and columns of two ranks each, as in tensor and data parallelism, and sends and receives in a
+# ring of all four.
 GRID = """
 import json, os, random, sys, time
 import torch, torch.distributed as dist

@@ -24,7 +24,7 @@ CLIENTS = TESTS / "dropin" / "clients"
 
 
 def run(*arguments: str) -> str:
-    """Standard output of Python in a process that is not preloaded."""
+    """Standard output of Python in a process without a preload."""
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     environment["PYTHONPATH"] = f"{TESTS.parent}:{CLIENTS}:{environment.get('PYTHONPATH', '')}"
     environment["CLIENT_SIZE"] = str(SIZE)
@@ -42,7 +42,7 @@ def run(*arguments: str) -> str:
 
 @pytest.mark.parametrize("client", ["sglang", "slime", "areal", "megatron", "nemo_rl"])
 def test_client(client: str) -> None:
-    """What each follows is in its docstring."""
+    """Each one's docstring says what it follows."""
     assert run(str(CLIENTS / f"{client}.py")).endswith(" done\n")
 
 
@@ -77,7 +77,7 @@ def test_cpu_backup_of_typed_tensors(tag: str) -> None:
 
 
 def test_disable_gives_back(tag: str) -> None:
-    """The pool of the body is let go of, so that torch.cuda.empty_cache() reaches it."""
+    """The body's pool is dropped, so that torch.cuda.empty_cache() reaches it."""
     with saver.region(tag):
         pausable = full(1)
     before = torch.cuda.mem_get_info()[0]
@@ -92,7 +92,7 @@ def test_disable_gives_back(tag: str) -> None:
 
 
 def test_pools_replaced_and_dropped(tag: str) -> None:
-    """As clients repack weights: a pool of their own in place of the region's."""
+    """As clients repack weights: with a pool of their own in place of the region's."""
     with saver.region(tag, enable_cpu_backup=True):
         weights = full(1)
     pools = saver._impl._mem_pools
@@ -120,7 +120,7 @@ def test_pools_replaced_and_dropped(tag: str) -> None:
 
 
 def test_hook_mode_torch() -> None:
-    """Out of memory, frees from other threads and out of regions, nesting, disk, tms itself."""
+    """Out of memory, frees from other threads and outside regions, nesting, disk, tms itself."""
     program = """
     import tempfile, threading, torch, tms
     from common import SIZE, SLACK, free, full, holds, initially_free

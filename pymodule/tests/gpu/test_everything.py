@@ -1,6 +1,7 @@
-"""What is left of a process on a GPU: after a pause, after everything, after the driver alone.
+"""What is left of a process on a GPU: after a pause, after everything, after only the driver's
+part.
 
-A process with 32 captured graphs is paused by the tms command while this one looks at the device.
+The tms command pauses a process with 32 captured graphs while this process looks at the device.
 With -s the figures are printed as a table. EVERYTHING_CYCLES (20) is how often it is paused,
 EVERYTHING_GIB (8) how large the weights are.
 """
@@ -109,7 +110,7 @@ class Program:
         return self.answer()
 
     def tms(self, *arguments: str) -> tuple[dict[str, Any], float]:
-        """What the command says of the process, and the seconds that it took."""
+        """What the command prints about the process, and the seconds that it took."""
         begin = time.monotonic()
         environment = {k: v for k, v in self.environment.items() if k != "LD_PRELOAD"}
         done = subprocess.run(
@@ -132,7 +133,7 @@ def free_bytes() -> int:
 
 @pytest.fixture
 def alone() -> int:
-    """The free bytes of the device while this process is alone there."""
+    """The device's free bytes while this process is alone there."""
     torch.zeros(1, device="cuda")
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -184,7 +185,7 @@ def test_what_is_left(program: Program, alone: int) -> None:
         back.append(program.tms("resume")[1])
         assert program.ask("outputs") == expected
     table.append(row("paused", left, out, back))
-    assert left > MOST_LEFT  # else there would be nothing to take
+    assert left > MOST_LEFT  # otherwise there would be nothing to take
 
     out, back, driver_out, driver_back, most = [], [], [], [], 0
     for cycle in range(CYCLES):
@@ -224,13 +225,13 @@ def test_from_inside(program: Program) -> None:
         words = program.ask("inside").split()
         out.append(float(words[0]))
         back.append(float(words[1]))
-        assert int(words[2]) >= int(words[3]) >= GIB << 30  # what was slack is not taken again
+        assert int(words[2]) >= int(words[3]) >= GIB << 30  # slack is not taken again
         assert program.ask("outputs") == expected
     print(f"\ntms.pause(everything=True) {median(out)} s, tms.resume() {median(back)} s")
 
 
 def test_contents_to_disk(program: Program) -> None:
-    """At the disk's own speed, of which a plain writer tells in the same run."""
+    """At the disk's own speed, which a plain writer measures in the same run."""
     expected = program.ask("outputs")
     directory = os.environ.get("TMPDIR", "/tmp")
     path = os.path.join(directory, f"plain-{os.getpid()}")
@@ -258,7 +259,7 @@ def test_contents_to_disk(program: Program) -> None:
 
 
 def test_another_process_has_the_device(program: Program, alone: int) -> None:
-    """Nearly all of the device is used by this process while the other is out."""
+    """This process uses nearly all of the device while the other is out."""
     expected = program.ask("outputs")
     program.tms("pause", "--force", "--everything")
     size = alone - 512 * MiB

@@ -35,7 +35,7 @@ def live_bytes() -> int:
 
 
 def test_excluded_memory_stays(tag: str) -> None:
-    """Its contents can be read at its address during a pause; the figures know nothing of it."""
+    """Its contents can be read at its address during a pause; the figures do not count it."""
     with tms.region(tag, backup="host"):
         pausable = random()
         counted = live_bytes()
@@ -65,7 +65,7 @@ def test_excluded_memory_stays(tag: str) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_listed_library(listed: bool) -> None:
-    """libc10_cuda.so, which calls cudaMalloc for all of PyTorch's tensors; not for ctypes."""
+    """libc10_cuda.so calls cudaMalloc for all of PyTorch's tensors, but not for ctypes."""
     taken, freed = json.loads(
         output(
             """

@@ -39,7 +39,7 @@ def warm():
 
 
 def run(program: str, variable: str, *, preloaded: bool = True, **variables: str) -> Any:
-    """What the program prints, as JSON."""
+    """The program's output, from JSON."""
     environment = {**os.environ, variable: "expandable_segments:True", **variables}
     if not preloaded:
         del environment["LD_PRELOAD"]
@@ -57,7 +57,7 @@ def run(program: str, variable: str, *, preloaded: bool = True, **variables: str
 
 @pytest.mark.parametrize("variable", VARIABLES)
 def test_pause_and_resume(variable: str) -> None:
-    """With a backup and without, growing after a resume, caches emptied while paused."""
+    """With a backup and without; growth after a resume; caches emptied while paused."""
     assert run(
         """
         import tms
@@ -121,8 +121,8 @@ def test_pause_and_resume(variable: str) -> None:
     )
 
 
-# A training loop whose batch changes from step to step, the case that the documentation of the
-# setting is about: https://docs.pytorch.org/docs/stable/notes/cuda.html (expandable_segments).
+# A training loop whose batch changes from step to step, the case that the setting's documentation
+# describes: https://docs.pytorch.org/docs/stable/notes/cuda.html (expandable_segments).
 TRAINING = """
 try:
     import tms
@@ -168,7 +168,7 @@ def train(variable: str, *, pausing: bool) -> Any:
 
 
 def test_training_with_a_changing_batch() -> None:
-    """The same losses to the last bit, and the same peak, as without the library."""
+    """The losses, to the last bit, and the peak are the same as without the library."""
     assert train(VARIABLES[1], pausing=True) == train(VARIABLES[1], pausing=False)
 
 

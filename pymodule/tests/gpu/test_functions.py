@@ -20,7 +20,7 @@ SIZE = 256 * MiB
 SLACK = 8 * MiB
 DEVICE_MEMORY = 2  # cudaMemoryTypeDevice
 
-# The names as the dynamic loader gives them to any program of this process: libtms.so's.
+# The functions that the dynamic loader gives any program in this process: libtms.so's.
 cuda: Any = ctypes.CDLL(None)
 
 
@@ -98,12 +98,12 @@ def test_real_outside(name: str) -> None:
 
 
 def test_stream_ordered_free(tag: str) -> None:
-    """It returns at once; the memory goes when the stream has come to it, and not before."""
+    """It returns at once; the memory goes only when the stream has come to the free."""
     torch.ones(1, device="cuda")
     with tms.region(tag):
         pointer = allocate("cudaMallocAsync")
     before = free_memory()
-    torch.cuda._sleep(int(1e9))  # about half a second of the stream
+    torch.cuda._sleep(int(1e9))  # about half a second on the stream
     begin = time.perf_counter()
     assert cuda.cudaFreeAsync(c_void_p(pointer), stream()) == 0
     took = time.perf_counter() - begin
@@ -149,7 +149,7 @@ def test_no_ipc_handle(tag: str) -> None:
 
 
 def test_device_reset() -> None:
-    """Everything of ours goes, paused or not, and the device can be used again, in regions too."""
+    """All of our memory goes, paused or not; the device can be used again, also in regions."""
     program = """
 import ctypes, glob, os, tms, torch
 from ctypes import byref, c_size_t, c_void_p

@@ -1,4 +1,4 @@
-"""Work in flight is waited for before its memory goes, on any stream and of any thread."""
+"""Work in flight ends before its memory goes, on any stream and from any thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ cuda: Any = ctypes.CDLL(None)  # the names as any program of this process finds 
 
 
 def in_region(tag: str, device: int = 0) -> ctypes.c_void_p:
-    """Memory with contents to be kept, from cudaMalloc itself."""
+    """Memory with contents to keep, from cudaMalloc itself."""
     pointer = ctypes.c_void_p()
     with torch.cuda.device(device), tms.region(tag, backup="host"):
         assert cuda.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(SIZE)) == 0
@@ -37,7 +37,7 @@ def byte_at(pointer: ctypes.c_void_p, offset: int) -> int:
 
 
 def test_of_another_thread(tag: str) -> None:
-    """A pause finds it running, and saves what it has written at last."""
+    """A pause finds the work running, and saves what it finally writes."""
     with tms.region(tag, backup="host"):
         tensor = torch.full((SIZE,), 1, dtype=torch.uint8, device="cuda")
     torch.cuda.synchronize()
@@ -71,7 +71,7 @@ def test_of_another_thread(tag: str) -> None:
 
 @pytest.mark.parametrize("paused", [False, True])
 def test_freed_while_another_stream_writes(paused: bool, tag: str) -> None:
-    """cudaFree waits, as the real one; of two segments that share the device, the other is kept."""
+    """cudaFree waits, like the real one; the other of two segments on the device is kept."""
     torch.cuda.init()
     pointer, other = in_region(tag), in_region(f"{tag} other")
     side = torch.cuda.Stream()
@@ -148,7 +148,7 @@ def in_driver_program(program: str) -> None:
 
 @pytest.mark.parametrize("current", [True, False])
 def test_of_a_context_of_the_programs_own(current: bool) -> None:
-    """Made by the driver's API; paused with that context current, or with none."""
+    """The context is made by the driver's API; the pause comes with it current, or with none."""
     in_driver_program(
         f"""
         context = create(cuda)
@@ -186,7 +186,7 @@ def test_freed_in_a_context_of_the_programs_own() -> None:
 
 
 def test_a_context_that_nobody_can_wait_for() -> None:
-    """Made by a function from the driver's own handle: a region refuses it memory, with words."""
+    """Made by a function of the driver's own handle: a region refuses it memory, with an error."""
     in_driver_program(
         """
         known = create(cuda)
@@ -207,7 +207,7 @@ def test_a_context_that_nobody_can_wait_for() -> None:
 
 @pytest.fixture
 def across() -> Any:
-    """A stream of device 1, and memory there for a copy of what lies on device 0."""
+    """A stream of device 1, and memory there for a copy of device 0's."""
     with torch.cuda.device(1):
         target = torch.zeros(SIZE, dtype=torch.uint8, device="cuda")
         stream = torch.cuda.Stream()
@@ -217,7 +217,7 @@ def across() -> Any:
 
 
 def start_copy(way: str, across: Any, source: ctypes.c_void_p) -> None:
-    """Of the source on device 0, in half a second, by the stream of device 1."""
+    """Copies the source on device 0 in half a second, by device 1's stream."""
     stream, target = across
     size, to = ctypes.c_size_t(SIZE), ctypes.c_void_p(target.data_ptr())
     raw = ctypes.c_void_p(stream.cuda_stream)
@@ -237,7 +237,7 @@ ways = pytest.mark.parametrize("way", ["cudaMemcpyAsync", "cudaMemcpyPeerAsync"]
 @two_devices
 @ways
 def test_copy_by_another_devices_stream(way: str, across: Any, tag: str) -> None:
-    """A pause waits for it, whichever device is current."""
+    """A pause waits for the copy, whichever device is current."""
     stream, target = across
     source = in_region(tag)
     for value in range(1, 5):

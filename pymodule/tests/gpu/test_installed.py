@@ -1,4 +1,4 @@
-"""The wheel as it is installed: into an environment that has PyTorch, without the repository."""
+"""The wheel as installed, in an environment that has PyTorch, without the repository."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if len(WHEELS) != 1:
 
 
 def checked(*command: str | Path, **variables: str) -> str:
-    """Standard output of a command that knows nothing of the repository and of a preload."""
+    """Standard output of a command without the repository and without a preload."""
     hidden = ("LD_PRELOAD", "PYTHONPATH", "TMS_LIBRARY")
     inherited = {name: value for name, value in os.environ.items() if name not in hidden}
     done = subprocess.run(
         command,
         env={**inherited, **variables},
-        cwd="/",  # python -m and -c import from where they are
+        cwd="/",  # python -m and -c import from the current folder
         capture_output=True,
         text=True,
         timeout=300,
@@ -75,7 +75,7 @@ def test_demo(python: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["preload", "torch"])
 def test_program_for_torch_memory_saver(mode: str, python: Path, site: Path) -> None:
-    """With hook_mode "preload" the library has the name that such programs preload."""
+    """With hook_mode "preload" the library has the name that programs preload."""
     preload = {"LD_PRELOAD": str(site / "torch_memory_saver_hook_mode_preload_cu13.abi3.so")}
     out = checked(
         python,

@@ -17,7 +17,7 @@ def full(size: int, value: int = 1) -> torch.Tensor:
 
 
 def test_in_a_region(tag: str) -> None:
-    """PyTorch raises its own error; the region goes on, and works once memory is there."""
+    """PyTorch raises its own error; the region goes on, and works once there is memory."""
     ordinary = full(free_memory() - SIZE)
     ooms = torch.cuda.memory_stats()["num_ooms"]
     with tms.region(tag, backup="host"):
@@ -37,7 +37,7 @@ def test_in_a_region(tag: str) -> None:
 
 
 def test_outside_a_region(tag: str) -> None:
-    """PyTorch's retry gives back its cache; a pause makes room for what still does not fit."""
+    """PyTorch's retry releases its cache; a pause makes room for what still does not fit."""
     with tms.region(tag):
         pausable = full(free_memory() // 2)
     cached = [full(SIZE) for _ in range(free_memory() // SIZE)]
@@ -66,7 +66,7 @@ def test_resume(tag: str) -> None:
         tms.resume(tag)
     assert caught.value.code == 2
     assert holds(ordinary[:: 4 * MiB], 1)
-    del ordinary  # PyTorch caches it now, and resume makes it give that back
+    del ordinary  # PyTorch now caches it, and resume makes PyTorch release it
     tms.resume(tag)
     assert tensor.data_ptr() == address
     assert holds(tensor, 5)
@@ -88,5 +88,5 @@ def test_paused_segments_do_not_count_as_used(tag: str) -> None:
         assert int(tensor[-1]) == number
         tms.pause(f"{tag} {number}")
     del tensors, tensor
-    tms.resume()  # which finds too little memory, and then that nobody needs it
+    tms.resume()  # finds too little memory, then that nobody needs any
     assert torch.cuda.mem_get_info()[0] > size

@@ -1,8 +1,8 @@
-"""What NCCL leaves of a pause, and of one of everything: one rank, two in a process, two in two.
+"""What NCCL leaves after a pause, and one of everything: one rank, two in a process, two in two.
 
-The ranks must go on after each, whether it was made or refused. With -s what was seen is printed.
-For another NCCL than PyTorch's: LD_PRELOAD=libtms.so:libnccl.so.2, and TMS_TEST_NCCL=2.30.7, as the
-version that must be found then.
+The ranks must go on after each, whether it was made or refused. With -s the figures are printed.
+For an NCCL other than PyTorch's set LD_PRELOAD=libtms.so:libnccl.so.2, and TMS_TEST_NCCL=2.30.7 as
+the version that must then be found.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ for line in sys.stdin:
 
 
 class Rank:
-    """A program that does what it is told."""
+    """A program that follows commands."""
 
     def __init__(self, rank: int, source: str, *arguments: str) -> None:
         self.rank = rank
@@ -104,7 +104,7 @@ class Rank:
         return line.strip()
 
     def missing(self) -> int:
-        """What others miss of its device, in MiB."""
+        """How much of its device others find missing, in MiB."""
         return int(self.before - torch.cuda.mem_get_info(self.rank)[0]) // MiB
 
     def left(self) -> str:
@@ -131,7 +131,7 @@ def resume(*pids: str) -> None:
 
 
 def everything(ranks: list[Rank]) -> None:
-    """It is made, and tells of NCCL, or it is refused before the driver is asked."""
+    """It is made, and reports NCCL, or it is refused before the driver is asked."""
     pids = [str(rank.process.pid) for rank in ranks]
     for outcome, rank in zip(outcomes("pause", *pids, "--everything"), ranks):
         said = outcome.get("nccl") if outcome["ok"] else outcome["error"]
@@ -144,7 +144,7 @@ def everything(ranks: list[Rank]) -> None:
 
 @contextmanager
 def running(*ranks: Rank) -> Iterator[list[Rank]]:
-    """They have done one collective."""
+    """Ranks that have done one collective."""
     try:
         ranks[0].tell("version")
         version = ranks[0].answer()
@@ -156,7 +156,7 @@ def running(*ranks: Rank) -> Iterator[list[Rank]]:
     finally:
         for rank in ranks:
             assert rank.process.stdin
-            rank.process.stdin.close()  # all, for one may wait for the other to leave
+            rank.process.stdin.close()  # all of them, because one may wait for another to leave
         for rank in ranks:
             try:
                 rank.process.wait(60)
@@ -166,7 +166,7 @@ def running(*ranks: Rank) -> Iterator[list[Rank]]:
 
 
 def test_one_rank(tmp_path: Path) -> None:
-    """A communicator of one rank is suspended, where NCCL can: nothing is left."""
+    """A communicator of one rank is suspended if NCCL can do so: nothing is left."""
     with running(Rank(0, RANK, "0", f"file://{tmp_path}/meeting", "1")) as ranks:
         for _ in range(3):
             everything(ranks)
@@ -182,7 +182,7 @@ def test_two_ranks_in_a_process() -> None:
 
 @two_gpus
 def test_two_ranks(tmp_path: Path) -> None:
-    """Both paused; one paused, with the other in a collective; both paused with everything."""
+    """A pause of both; of one, with the other in a collective; of both with everything."""
     meeting = f"file://{tmp_path}/meeting"
     with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
         pids = [str(rank.process.pid) for rank in ranks]
@@ -205,7 +205,7 @@ def test_two_ranks(tmp_path: Path) -> None:
 
 @two_gpus
 def test_two_ranks_of_a_job(tmp_path: Path) -> None:
-    """All of both, where NCCL can be suspended; else what is pausable, and it is said why."""
+    """All of both, if NCCL can be suspended; otherwise what is pausable, with the reason."""
     meeting = f"file://{tmp_path}/meeting"
     with running(*[Rank(rank, RANK, str(rank), meeting, "2") for rank in range(2)]) as ranks:
         for _ in range(int(os.environ.get("TMS_TEST_CYCLES", "5"))):

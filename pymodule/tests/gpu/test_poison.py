@@ -1,4 +1,4 @@
-"""TMS_DEBUG=poison: a use of lost contents shows, whatever type of number they are read as."""
+"""TMS_DEBUG=poison: a use of lost contents shows, read as whatever type of number."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ torch_on_gpu()
 
 
 def test_lost_contents_are_not_numbers() -> None:
-    """After every resume; what has a backup, and what is ordinary, keeps its contents."""
+    """After every resume; memory with a backup, and ordinary memory, keeps its contents."""
     out = output(
         """
         import torch, tms

@@ -1,10 +1,10 @@
-"""Programs whose threads ask the device whether it is done, and that know nothing of tms.
+"""Programs that know nothing of tms, and whose threads ask the device whether it is done.
 
-The driver's checkpoint takes pages away that such calls read, and they do not wait for its lock:
-without the gate about every fourth JAX process dies of it (docs/what-stays.md). Each program is
-under `tms run`, loses all of its part of the GPU by `tms pause --everything` many times, and comes
-to what an undisturbed run comes to, bit for bit. TMS_TEST_EVERYTHING (6) is how often; a program in
-JAX is started anew after 20 times. All run side by side.
+The driver's checkpoint removes pages that such calls read, and the calls do not wait for its lock:
+without the gate about every fourth JAX process dies of it (docs/what-stays.md). Each program runs
+under `tms run`, loses all of its part of the GPU by `tms pause --everything` many times, and ends
+with the results of an undisturbed run, bit for bit. TMS_TEST_EVERYTHING (6) is how often; a program
+in JAX is started anew after 20 times. All run side by side.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def polls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def lose_everything(case: Case, command: list[str | Path], environment: dict[str, str]) -> Times:
-    """Runs it as often as it takes for so many cycles, and compares each of the runs."""
+    """Runs the program as often as the number of cycles takes, and compares each run."""
     times = Times()
     moments = random.Random(case.program)
     anew = ANEW if case.program.endswith("jax.py") else case.cycles

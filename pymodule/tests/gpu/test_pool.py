@@ -1,4 +1,4 @@
-"""PyTorch on every kind of pool: the same results, to the last bit, as on its own allocator.
+"""PyTorch on every kind of pool gives the same results, to the last bit, as on its own allocator.
 
 PyTorch's allocator can be changed once in a process, before CUDA is used, so each kind has a
 process of its own; they run at the same time.
@@ -25,7 +25,7 @@ torch = torch_on_gpu()
 
 KINDS = ["naive", "freelist", "buddy", "slab", "caching", "bfc", "paddle"]
 
-# Each section prints a line of JSON: its name, and its result or traceback.
+# Each section prints a line of JSON with its name, and its result or traceback.
 PROGRAM = """
 import contextlib, json, sys, traceback
 import tms, torch
@@ -223,7 +223,7 @@ def test_mem_pool(results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("kind", ["native", *KINDS])
 def test_ends_well(kind: str, results: dict[str, Any]) -> None:
-    """Tensors that live to the end are freed after the interpreter, without a word or a crash."""
+    """Tensors alive at the end are freed after the interpreter, without a message or a crash."""
     end = results[kind]["end"]
     assert end.startswith("exit 0\n")
     assert "tms:" not in end
@@ -253,7 +253,7 @@ def test_trace_of_tensors(tmp_path: Path) -> None:
 
 
 def test_trace_of_a_program(tmp_path: Path) -> None:
-    """TMS_TRACE with PyTorch's allocator replaced: every tensor is in it."""
+    """TMS_TRACE with PyTorch's allocator replaced: every tensor is in the trace."""
     trace, file = tmp_path / "trace", tmp_path / "trace.csv"
     program = """
     import tms

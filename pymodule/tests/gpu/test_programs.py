@@ -1,4 +1,4 @@
-"""What programs do with it: graphs, training, reinforcement learning, worker processes."""
+"""What programs do with tms: graphs, training, reinforcement learning, worker processes."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_graph_over_region_tensors(tag: str) -> None:
 
 
 def test_graph_whose_own_memory_is_pausable(tag: str) -> None:
-    """Memory that the graph takes during its capture is pausable in a region."""
+    """In a region, memory that the graph takes during its capture is pausable."""
     source = torch.zeros(64 * MiB, device="cuda")
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
@@ -119,7 +119,7 @@ def test_training_in_a_region(tag: str) -> None:
 
 
 def test_fifty_cycles(tag: str) -> None:
-    """Rollout and training in turn on one GPU; neither host nor device memory grows."""
+    """Rollout and training take turns on one GPU; neither host nor device memory grows."""
     weights_tag, cache_tag = f"{tag} weights", f"{tag} cache"
     with tms.region(weights_tag, backup="host"):
         weights = torch.randint(0, 256, (256 * MiB,), dtype=torch.uint8, device="cuda")
@@ -145,7 +145,7 @@ def test_fifty_cycles(tag: str) -> None:
         tms.resume(cache_tag)
         if cycle in (9, 49):
             assert torch.equal(weights, expected)
-            time.sleep(1)  # host memory is given back in the background
+            time.sleep(1)  # host memory is released in the background
             seen.append((free_memory(), resident_memory()))
     (free_early, resident_early), (free_late, resident_late) = seen
     assert abs(free_late - free_early) <= 32 * MiB
@@ -153,7 +153,7 @@ def test_fifty_cycles(tag: str) -> None:
 
 
 def test_other_sizes_each_cycle(tag: str) -> None:
-    """A cache that changes its size: what the old one held is given back."""
+    """A cache changes its size: what the old one held is released."""
     tms.empty_cache()
     before = free_memory()
     for size in (1000, 3000, 2000, 4000, 1000):
@@ -168,7 +168,7 @@ def test_other_sizes_each_cycle(tag: str) -> None:
 
 
 def test_forked_workers_of_a_data_loader(tag: str) -> None:
-    """Workers forked after tms was used do their work as ever."""
+    """Workers forked after tms was used do their work as usual."""
     with tms.region(tag, backup="host"):
         weights = torch.ones(MiB, device="cuda")
     with tms.paused(tag):

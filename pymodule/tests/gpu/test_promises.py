@@ -1,7 +1,7 @@
 """What clients of torch_memory_saver measure when a call returns: host and device memory, files.
 
-No test sleeps before it looks: the figures are those of the moment. Most run in a process of their
-own, in both hook modes, so that nothing of another test's is in them.
+No test sleeps before it looks: the figures are those of that moment. Most run in a process of their
+own, in both hook modes, so that no other test is in them.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def in_mode(mode: str, program: str, *arguments: str, size: int = SIZE, **variab
 
 @pytest.mark.parametrize("mode", MODES)
 def test_host_memory_after_resume(mode: str) -> None:
-    """What is not retained is back with the system, and no longer registered with CUDA."""
+    """Memory that is not retained is back with the system, and no longer registered with CUDA."""
     in_mode(
         mode,
         """
@@ -121,7 +121,7 @@ def test_host_memory_after_resume(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_host_memory_after_a_free(mode: str) -> None:
-    """Of memory that is paused, or active with its copy retained."""
+    """A free of memory that is paused, or active with its copy retained."""
     in_mode(
         mode,
         """
@@ -168,7 +168,7 @@ def test_host_memory_after_a_tensor_is_freed() -> None:
 
 
 def test_backend_from_the_environment() -> None:
-    """With all memory in a region from the start, and no call that names a backend."""
+    """With all memory in a region from the start, and without a call that names a backend."""
     in_mode(
         "preload",
         """
@@ -189,7 +189,8 @@ def test_backend_from_the_environment() -> None:
 
 
 def test_waiting_for_host_memory_is_bounded() -> None:
-    """A large resume waits for it with "mmap"; else a tenth of its own time, then it goes on."""
+    """With "mmap" a large resume waits for it; otherwise for a tenth of its own time, then goes
+    on."""
     in_mode(
         "preload",
         """
@@ -229,7 +230,7 @@ def test_waiting_for_host_memory_is_bounded() -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
-    """At most 1 MiB more is in use than before the pause, as far as no other process takes some."""
+    """At most 1 MiB more is in use than before the pause, unless another process takes some."""
     in_mode(
         mode,
         """
@@ -265,7 +266,7 @@ def test_device_memory_after_resume(mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_disk_backup(mode: str, tmp_path: Path) -> None:
-    """Files are there during a pause, as large each time, and gone after a resume or a free."""
+    """Files exist during a pause, equally large each time; a resume or a free removes them."""
     in_mode(
         mode,
         """
@@ -314,7 +315,7 @@ def test_disk_backup(mode: str, tmp_path: Path) -> None:
 
 
 def test_regions_in_the_environments_region() -> None:
-    """Each gives its thread back what was set before, and each tensor is kept as its own says."""
+    """Each restores its thread's earlier settings; each tensor is kept as its own region says."""
     in_mode(
         "preload",
         """
@@ -417,7 +418,7 @@ def test_tags_in_any_order(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_retained_copy(mode: str) -> None:
-    """It keeps its address and gets the contents of each pause; the setting counts at a resume."""
+    """The copy keeps its address and gets each pause's contents; the setting counts at a resume."""
     in_mode(
         mode,
         """
@@ -462,7 +463,7 @@ def test_retention_from_the_environment() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_contents_are_there_for_any_stream(backend: Any, tag: str) -> None:
-    """When resume returns; a stream that does not wait for the default one sees them."""
+    """When resume returns, a stream that does not wait for the default one sees the contents."""
     with saver.region(tag, enable_cpu_backup=True, cpu_backup_backend=backend):
         tensor = torch.full((SIZE,), 7, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(tensor)
@@ -495,7 +496,7 @@ def test_odd_size(tag: str) -> None:
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="two GPUs are needed")
 @pytest.mark.parametrize("mode", MODES)
 def test_two_devices_with_one_current(mode: str) -> None:
-    """One resume brings both back, and leaves the thread's device as it was."""
+    """One resume brings both back, and leaves the thread's current device unchanged."""
     in_mode(
         mode,
         """

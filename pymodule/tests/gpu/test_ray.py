@@ -21,13 +21,13 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 HERE = Path(__file__).resolve().parent
 TURNS = 5
 SHARE = 0.55
-"""Of a device, for the working memory of each."""
+"""The share of a device for each one's working memory."""
 GPUS = torch.cuda.device_count()
 
 
 @pytest.fixture(scope="module")
 def bundles() -> Iterator[list[Any]]:
-    """What puts an actor on each GPU, as verl and slime place both of their kinds."""
+    """Options that put an actor on each GPU, as verl and slime place both of their kinds."""
     from ray.util.placement_group import placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -51,7 +51,7 @@ def bundles() -> Iterator[list[Any]]:
 
 
 def started(bundles: list[Any], first: int) -> list[Any]:
-    """An actor for each GPU, with half of it as Ray counts."""
+    """An actor for each GPU, with half of it by Ray's count."""
     sys.path.insert(0, str(HERE / "programs"))
     from lending import Model
 
@@ -102,7 +102,7 @@ def test_lending(bundles: list[Any], capsys: pytest.CaptureFixture[str]) -> None
         gib = sum(whole) / (1 << 30)
         print(f"\n{GPUS} GPUs, {gib:.1f} GiB of each kind: seconds to lend, and back: {seconds}")
 
-    # Both do not fit: nobody has changed. Then a rollout server dies: it is named.
+    # The two do not fit together, so nothing has changed. Then a rollout server dies, and is named.
     with pytest.raises(tms.GroupError, match=r"are needed \(cudaError 2\)"):
         tms.ray.resume(trainers)
     last = GPUS - 1
@@ -117,7 +117,7 @@ def test_lending(bundles: list[Any], capsys: pytest.CaptureFixture[str]) -> None
     assert said(rollouts[:last], "held") == whole[:last] and said(trainers, "held") == [0] * GPUS
     until = time.monotonic() + 60
     while os.path.exists(f"/proc/{process}") and time.monotonic() < until:
-        time.sleep(0.05)  # its memory is there until it has ended
+        time.sleep(0.05)  # its memory stays until it has ended
     if last:
         tms.ray.pause(rollouts[:last])
     assert tms.ray.resume(trainers) == sum(whole)

@@ -2,7 +2,7 @@
 
 Each is compared with an undisturbed run of as many steps, bit for bit. TMS_TEST_PAUSES (30) is how
 often the training is paused, TMS_TEST_SWAPS (20) how often two processes are swapped, and
-TMS_TEST_SWAP_GIB (15) how much each has. What was measured is printed, also where all passes.
+TMS_TEST_SWAP_GIB (15) how much each has. Measurements are printed, also if everything passes.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def static_runtime(folder: Path) -> list[str | Path]:
 
 
 def driver(folder: Path) -> list[str | Path]:
-    """Linked with the driver that PyTorch has loaded here: a machine may have it nowhere else."""
+    """Linked with the driver that PyTorch has loaded: a machine may have it nowhere else."""
     torch.cuda.init()
     mapped = Path("/proc/self/maps").read_text().splitlines()
     (library, *_) = (line.split()[-1] for line in mapped if "/libcuda.so" in line)
@@ -110,7 +110,7 @@ def build(call: list[str | Path]) -> None:
 
 
 def host_room() -> int:
-    """Bytes of host memory that can be had, by the machine and by a control group."""
+    """Bytes of host memory available, by the machine and by a control group."""
     with open("/proc/meminfo") as file:
         fields = dict(line.split(":") for line in file)
     room = int(fields["MemAvailable"].split()[0]) << 10
@@ -154,7 +154,7 @@ CASES = {
         gap=0.3 if PAUSES <= 100 else 0.1,
         seconds=180 if PAUSES <= 100 else 180 + PAUSES,
     ),
-    # Its memory is copied whole the first time only.
+    # Its memory is copied completely only the first time.
     "jax": Case(
         with_module("jax", "train_jax.py"),
         options=("--backup", "host", "--incremental"),
@@ -182,7 +182,7 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 
 def environment(of: Case, folder: Path) -> dict[str, str]:
-    """What torch.compile and CuPy have compiled serves the runs that come after it."""
+    """Later runs reuse what torch.compile and CuPy have compiled."""
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
         "TRITON_CACHE_DIR": str(folder / "triton"),
@@ -192,7 +192,7 @@ def environment(of: Case, folder: Path) -> dict[str, str]:
 
 
 def test_unmodified(case: Case, folder: Path, say: Say) -> None:
-    """It computes what it does alone, and nine tenths of what it takes could be paused."""
+    """It computes the same as alone, and nine tenths of what it takes can be paused."""
     command, variables = case.command(folder), environment(case, folder)
     begin = time.monotonic()
     with started(
@@ -237,7 +237,7 @@ def test_paused_by_pid(case: Case, folder: Path, other: Witness, say: Say) -> No
 
 
 def checkpointed(program: Program) -> tuple[float, float] | str:
-    """Seconds of the driver's own checkpoint of a process and of its restore; or why not."""
+    """Seconds of the driver's own checkpoint of a process and of its restore, or the refusal."""
     with subprocess.Popen(
         [sys.executable, PROGRAMS / "checkpoint.py", str(program.pid)],
         stdin=subprocess.PIPE,
@@ -283,7 +283,7 @@ def test_sixteen_gibibytes_with_contents(other: Witness, say: Say) -> None:
     say(table(found, driver))
     if isinstance(driver, str):
         return
-    # In seconds machines differ. The driver's own checkpoint took 5 to 15 times as long on some.
+    # Machines differ in seconds. The driver's own checkpoint took 5 to 15 times as long on some.
     for times in found.values():
         assert min(times.out) <= driver[0] / 2
         assert min(times.back) <= driver[1] / 2
@@ -310,7 +310,7 @@ def table(found: dict[str, Times], driver: tuple[float, float] | str) -> str:
 
 
 def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
-    """Each of them larger than half of the device.
+    """Two programs, each larger than half of the device.
 
     The larger part of each is memory whose contents need not be kept: two copies of half a device
     may be more than the host has.
@@ -358,7 +358,7 @@ def test_two_trainings_take_turns(other: Witness, say: Say) -> None:
 
 
 def test_slices(tmp_path: Path, say: Say) -> None:
-    """Two trainings that always have work, by `tms idle --lock --slice`: neither sees anything."""
+    """Two trainings that always have work, under `tms idle --lock --slice`: neither notices."""
     command: list[str | Path] = [sys.executable, PROGRAMS / "train_torch.py"]
     filler = ["--filler", str(2 * GiB)]
 

@@ -1,4 +1,4 @@
-"""What PyTorch does, recorded and made a page of."""
+"""What PyTorch does, recorded and shown in a page."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check(events: list[dict[str, Any]], page: str) -> None:
     assert max(figures["physical"] for figures in counters) >= GiB
     assert min(figures["physical"] for figures in counters[1:]) == 0
     assert max(figures["backup"] for figures in counters) >= GiB
-    # The largest of the table is in the region.
+    # The largest block of the table is in the region.
     process = shown(page)["processes"][0]
     assert process["series"][process["largest"][0]["series"]]["label"].startswith("weights")
 

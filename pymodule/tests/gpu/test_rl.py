@@ -1,9 +1,9 @@
-"""A step of reinforcement learning: a trainer and an sglang engine by turns on one GPU, 20 rounds.
+"""Reinforcement learning: a trainer and an sglang engine take turns on one GPU, for 20 rounds.
 
-TMS_TEST_RL_ROUNDS is for another number, where times alone are wanted.
+TMS_TEST_RL_ROUNDS sets another number, if only times are wanted.
 
-TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
-too, for four rounds, and every token must be the same with it.
+TMS_TEST_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
+for four rounds, and every token must be the same with it.
 """
 
 from __future__ import annotations

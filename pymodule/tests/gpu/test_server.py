@@ -1,4 +1,4 @@
-"""A server that lends its GPU: transformers' Llama generates the same tokens after a pause."""
+"""A server lends its GPU: transformers' Llama generates the same tokens after a pause."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def generate(model: Any, prompts: Any) -> tuple[Any, Any]:
     """Tokens, greedy, and the static KV cache, made in the region "kv_cache"."""
     with tms.region("kv_cache"):
         cache = transformers.StaticCache(config=model.config, max_cache_len=LENGTH + NEW)
-        with torch.no_grad():  # the cache's tensors are made at the first step
+        with torch.no_grad():  # the first step makes the cache's tensors
             first = model(prompts, past_key_values=cache, use_cache=True).logits
     del first
     cache.reset()
@@ -79,7 +79,7 @@ def test_same_tokens_after_a_pause(model: Any) -> None:
 
 
 def test_a_pause_in_the_middle_of_a_generation(model: Any) -> None:
-    """With the cache kept too: the second half of the tokens comes after the pause."""
+    """With the cache also kept, the second half of the tokens comes after the pause."""
     prompts = torch.randint(
         1, 32000, (PROMPTS, LENGTH), device="cuda", generator=torch.Generator("cuda").manual_seed(6)
     )

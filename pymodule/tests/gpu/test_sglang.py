@@ -1,8 +1,8 @@
-"""sglang's release and resume of memory with tms in the place of torch_memory_saver.
+"""sglang's release and resume of memory, with tms in place of torch_memory_saver.
 
-TMS_TEST_SGLANG names the runs to make, with commas between; all of them take about eight minutes.
-TMS_TEST_PEER is a folder that holds the unpacked wheel of torch_memory_saver itself: then it runs
-too, and its times are in the table.
+TMS_TEST_SGLANG names the runs to make, separated by commas; all of them take about eight minutes.
+TMS_TEST_PEER is a folder with the unpacked wheel of torch_memory_saver itself: then that runs too,
+and its times are in the table.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "profile-kept": (["--short", "--limits"], {"TMS_RETAIN_CPU_BACKUP": "1"}),
     "peer": (["--short"], {}),
 }
-"""Arguments of the driver and its environment. "kept": host memory, from one cycle to the next."""
+"""The driver's arguments and environment. "kept": host memory is kept between cycles."""
 
 ASKED = os.environ.get("TMS_TEST_SGLANG", ",".join(RUNS)).split(",")
 
 
 def missing(run: str) -> str:
-    """Why a run cannot be made; "": it can."""
+    """Why a run cannot be made, "" if it can."""
     if run == "two" and torch.cuda.device_count() < 2:
         return "there is one GPU"
     if run == "peer" and not PEER:
@@ -62,7 +62,7 @@ def missing(run: str) -> str:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the driver says of each run, one after the other."""
+    """What the driver prints for each run, one after the other."""
     inherited = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
     said: dict[str, Any] = {}
     for name in ASKED:
@@ -95,7 +95,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             out, _ = process.communicate()
-        finally:  # an engine that is left would have the memory of the next one
+        finally:  # an engine left over would hold the next one's memory
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
         lines = [line for line in out.splitlines() if line.startswith("{")]
@@ -106,7 +106,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def operations(recordings: list[Path]) -> dict[str, list[dict[str, float]]]:
-    """Pauses and resumes of each tag, in their order, as `tms report` tells them."""
+    """Pauses and resumes of each tag, in their order, as `tms report` prints them."""
     found: dict[str, list[dict[str, float]]] = {}
     if recordings:
         command = [str(TMS), "report", *map(str, recordings), "--format", "perfetto", "-o", "-"]
@@ -176,7 +176,7 @@ def figures(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints them; ours are the shorter ones."""
+    """Prints the times; ours are shorter."""
     if not results:
         pytest.skip("none of the runs can be made")
     table = {run: figures(said["phases"]) for run, said in results.items() if said["ok"]}
@@ -194,9 +194,10 @@ def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> N
 
 @pytest.mark.parametrize("name", [name for name in ASKED if name.startswith("profile")])
 def test_profile(results: dict[str, Any], name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where the time of a release and a resume goes; saving takes the link and at most 20 ms.
+    """Where the time of a release and a resume goes: saving takes the link's time and at most 20
+    ms.
 
-    Where host memory is kept, that is: making and pinning it takes longer than the link.
+    This holds if host memory is kept: making and pinning it takes longer than the link.
     """
     if missing(name):
         pytest.skip(missing(name))

@@ -10,7 +10,7 @@ torch_on_gpu()
 
 
 def test_another_process_maps_a_tensor() -> None:
-    """Memory, not a copy; the other process keeps that of before a pause, we have our contents."""
+    """Memory, not a copy: the other process keeps that from before a pause, and we our contents."""
     out = output(
         """
         import hashlib, sys
@@ -59,7 +59,7 @@ def test_another_process_maps_a_tensor() -> None:
 
 
 def test_not_for_the_program_itself() -> None:
-    """Unless that is asked for: what has the descriptor would not see a pause, nor where in it."""
+    """Unless asked for, memory is not shared: a holder of the descriptor would not see a pause."""
     out = output(
         """
         import sys

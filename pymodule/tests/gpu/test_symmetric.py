@@ -1,8 +1,7 @@
 """PyTorch's symmetric memory in a region: all-reduces and barriers in a captured graph, and pauses.
 
-Two ranks and four, with a GPU each; two on one GPU, where there is one alone. Multicast is off:
-memory that is bound to a multicast object stays (docs/compatibility.md). Prints its figures as JSON
-(`pytest -s`).
+Two ranks and four, with a GPU each; two on one GPU, if there is only one. Multicast is off: memory
+bound to a multicast object stays (docs/compatibility.md). Prints its figures as JSON (`pytest -s`).
 """
 
 from __future__ import annotations
@@ -171,7 +170,7 @@ os._exit(0)
 
 
 def pauses(ranks: int, cycles: int, kind: str) -> dict[str, Any]:
-    """The first rank's figures; of so many ranks, with a GPU each where there are as many."""
+    """The first rank's figures, for a number of ranks, with a GPU each if there are enough."""
     devices = min(ranks, torch.cuda.device_count())
     peers = itertools.permutations(range(devices), 2)
     if not all(torch.cuda.can_device_access_peer(*pair) for pair in peers):

@@ -1,4 +1,4 @@
-"""Tensors of regions: addresses stay, memory goes and comes, contents as asked for."""
+"""Tensors of regions: addresses stay, memory goes and comes, contents follow the settings."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_with_backup(tag: str) -> None:
     expected = random()
     with tms.region(tag, backup="host"):
         tensor = expected.clone()
-    for each in (tensor, expected):  # which loads the kernels, before memory is looked at
+    for each in (tensor, expected):  # loads the kernels, before memory is measured
         each += 1
     assert torch.equal(tensor, expected)
     address, before = tensor.data_ptr(), free_memory()
@@ -92,7 +92,7 @@ def test_two_tags(tag: str) -> None:
 
 
 def test_nested(tag: str) -> None:
-    """The innermost region gets the tensor, before, in and after another one."""
+    """The innermost region gets the tensor: before, within and after another one."""
     with tms.region(f"{tag} outer", backup="host"):
         outer = [random()]
         with tms.region(f"{tag} inner", backup="host"):
@@ -128,7 +128,7 @@ def test_disable(tag: str) -> None:
 
 
 def test_small_tensors_do_not_mix(tag: str) -> None:
-    """PyTorch packs small tensors into shared segments: never ordinary with pausable ones."""
+    """PyTorch packs small tensors into shared segments, but never ordinary with pausable ones."""
 
     def some() -> list[torch.Tensor]:
         return [torch.full((n,), n, dtype=torch.int32, device="cuda") for n in range(1, 400)]
@@ -150,7 +150,7 @@ def test_small_tensors_do_not_mix(tag: str) -> None:
 
 
 def test_caches_do_not_mix(tag: str) -> None:
-    """A freed tensor's memory goes to its own kind only."""
+    """A freed tensor's memory is reused only for its own kind."""
     ordinary = random()
     address = ordinary.data_ptr()
     del ordinary
@@ -199,7 +199,7 @@ def test_made_while_paused(tag: str) -> None:
 
 
 def test_cache_of_a_region(tag: str) -> None:
-    """A freed region tensor stays cached, out of empty_cache's reach; a pause takes it along."""
+    """A region's freed tensor stays cached, out of empty_cache's reach; a pause includes it."""
     with tms.region(tag):
         kept, freed = random(), random()
     held = free_memory()
@@ -241,7 +241,7 @@ def test_empty_cache(tag: str) -> None:
     assert torch.equal(more, more_expected)
     assert holds(small, 3)
     del kept, more, small
-    torch.cuda.empty_cache()  # what has been retired is PyTorch's ordinary cache
+    torch.cuda.empty_cache()  # retired pools are in PyTorch's ordinary cache
     assert all(numbers["live_bytes"] == 0 for numbers in numbers_of(tag))
 
 
@@ -258,7 +258,7 @@ def test_ordinary_cache_is_emptied(tag: str) -> None:
 
 
 def test_work_in_flight(tag: str) -> None:
-    """A pause waits for kernels, on whatever stream, that still use the memory."""
+    """A pause waits for kernels that still use the memory, on whatever stream."""
     with tms.region(tag, backup="host"):
         counters = [torch.zeros(64 * MiB, dtype=torch.int32, device="cuda") for _ in range(2)]
     torch.cuda.synchronize()
@@ -343,7 +343,7 @@ def test_device_changed_inside(tag: str) -> None:
 
 
 def test_retained_copy_is_ordinary_host_memory(tag: str) -> None:
-    """What tms_get_cpu_backup_pointer answers can be read, and copied to the device by anybody."""
+    """What tms_get_cpu_backup_pointer returns can be read, and copied to the device."""
     library: Any = ctypes.CDLL(None)
     library.tms_get_cpu_backup_pointer.restype = ctypes.c_void_p
     with tms.region(tag, backup="host"):

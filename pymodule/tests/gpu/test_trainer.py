@@ -27,7 +27,7 @@ GIVEN = ("TMS_", "LD_PRELOAD")
 
 
 def train(ranks: int, *arguments: str, **variables: str) -> list[dict[str, Any]]:
-    """What each rank says."""
+    """What each rank prints."""
     launcher: list[str] = []
     if ranks > 1:
         with socket.socket() as free:
@@ -59,7 +59,7 @@ def undisturbed(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("way", ["environment", "region"])
 def test_losses_are_as_undisturbed(undisturbed: list[dict[str, Any]], way: str) -> None:
-    """On every rank, and weights and optimizer state with them."""
+    """On every rank, and so are weights and optimizer state."""
     ranks = len(undisturbed)
     variables = {"LD_PRELOAD": os.environ["LD_PRELOAD"]}
     if ranks > 1:
@@ -81,7 +81,7 @@ def test_losses_are_as_undisturbed(undisturbed: list[dict[str, Any]], way: str) 
             "between steps",
             "in the middle of a step",
         }
-        # Weights at once; from the second step on the two moments of the optimizer as well.
+        # Weights at once; from the second step on also the optimizer's two moments.
         assert said["pauses"][0]["freed"] >= 4 * parameters
         for pause in said["pauses"][2:]:
             assert pause["freed"] >= 12 * parameters

@@ -51,7 +51,7 @@ def test_copies_across(pair: Any, tag: str) -> None:
 
 
 def test_plain_copies_with_the_other_device_current(pair: Any) -> None:
-    """cudaMemcpy, as a C program calls it: it needs no peer access to have been enabled."""
+    """cudaMemcpy, as a C program calls it, which needs no peer access."""
     import ctypes
 
     runtime = ctypes.CDLL(None)
@@ -96,7 +96,7 @@ dist.init_process_group("nccl", init_method=sys.argv[2], rank=rank, world_size=2
 
 
 def in_two_processes(program: str, directory: Path, **variables: str) -> None:
-    """Runs it on a device each, connected by NCCL; it ends by printing "done"."""
+    """Runs the program on each device, connected by NCCL; it ends by printing "done"."""
     meeting = (directory / "meeting").as_uri()
     workers = [
         subprocess.Popen(

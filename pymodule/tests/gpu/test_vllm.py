@@ -1,6 +1,6 @@
 """vLLM's sleep mode by tms, beside vLLM's own, in one run: tokens, weights, memory and times.
 
-TMS_TEST_VLLM names the runs to make, with commas between; all of them take about seven minutes.
+TMS_TEST_VLLM names the runs to make, separated by commas; all of them take about seven minutes.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ RUNS: dict[str, tuple[list[str], dict[str, str]]] = {
     "reload": (["--backend", "tms", "--checkpoint"], {}),
     "two": (["--backend", "tms", "--tp", "2"], {}),
 }
-"""Arguments and environment of the driver."""
+"""The driver's arguments and environment."""
 
 ASKED = os.environ.get("TMS_TEST_VLLM", ",".join(RUNS)).split(",")
 
 
 def missing(run: str) -> str:
-    """Why a run cannot be made; "": it can."""
+    """Why a run cannot be made, "" if it can."""
     if run == "everything" and not TMS.exists():
         return "the command tms is not built"
     return "there is one GPU" if run == "two" and torch.cuda.device_count() < 2 else ""
@@ -62,7 +62,7 @@ def missing(run: str) -> str:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
-    """What the driver says of each run; they share the GPU one after the other."""
+    """What the driver prints for each run; they use the GPU one after the other."""
     folder = tmp_path_factory.mktemp("vllm")
     paths = [str(folder), str(PYMODULE), str(HERE), *os.environ.get("PYTHONPATH", "").split(":")]
     installed(folder)
@@ -129,7 +129,7 @@ def test_tokens_and_weights_are_as_before(results: dict[str, Any], run: str) -> 
 
 @pytest.mark.parametrize("run", ASKED)
 def test_memory(results: dict[str, Any], run: str) -> None:
-    """All that vLLM's own frees, and tags come back alone."""
+    """It frees all that vLLM's own backend frees, and each tag can come back alone."""
     found = phases(results, run)
     cache = GPUS.get(run, 1) * CACHE
     for phase in found:
@@ -161,7 +161,7 @@ def test_what_is_kept_in_host_memory(results: dict[str, Any], run: str) -> None:
 
 @pytest.mark.skipif("everything" not in ASKED, reason="not asked for")
 def test_nothing_is_left_of_the_worker(results: dict[str, Any]) -> None:
-    """While it sleeps the driver takes the rest of it, and the engine goes on after."""
+    """While the engine sleeps the driver takes the rest; afterwards the engine goes on."""
     phases(results, "everything")
     said = results["everything"]
     found = said["everything"]
@@ -187,7 +187,7 @@ def figures(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def test_times(results: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    """Prints them; ours are the shorter ones."""
+    """Prints the times; ours are shorter."""
     table = {run: figures(phases(results, run)) for run in results}
     if not table:
         pytest.skip("none of the runs can be made")

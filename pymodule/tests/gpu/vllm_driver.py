@@ -35,7 +35,7 @@ class Probe:
         return {"backend": type(backend).__name__, "pid": os.getpid(), "tms": "libtms.so" in maps}
 
     def probe_used(self) -> int:
-        """Bytes of this worker's device that are in use, by anyone."""
+        """Bytes in use on this worker's device, by anyone."""
         import torch
 
         torch.cuda.synchronize()
@@ -43,7 +43,7 @@ class Probe:
         return int(total - free)
 
     def probe_sums(self) -> list[int]:
-        """A sum of every weight and buffer, to which each element's place counts."""
+        """A sum of every weight and buffer that depends on each element's place."""
         import torch
 
         model, piece, sums = self.model_runner.get_model(), 1 << 22, []
@@ -59,12 +59,12 @@ class Probe:
         return sums
 
     def probe_keep(self) -> None:
-        """Has the weights at hand, as a trainer has them."""
+        """Keeps the weights at hand, as a trainer does."""
         parameters = self.model_runner.get_model().named_parameters()
         self.kept = {name: parameter.detach().cpu() for name, parameter in parameters}
 
     def probe_load(self) -> None:
-        """Writes them in place, as after a sleep of level 2."""
+        """Writes the weights in place, as after a sleep of level 2."""
         import torch
 
         with torch.no_grad():
@@ -79,7 +79,7 @@ class Probe:
             self.model_runner.get_model().model.norm.weight.mul_(factor)
 
     def probe_tags(self) -> dict[str, Any]:
-        """What tms says of its tags; {} without it."""
+        """tms's statistics of its tags, {} without tms."""
         if "tms" not in sys.modules:
             return {}
         import tms
@@ -112,7 +112,7 @@ class Engine:
             kv_cache_memory_bytes=int(asked.cache_gib * 2**30),
             max_model_len=2048,
             max_num_seqs=16,
-            enable_prefix_caching=False,  # each time all is computed anew
+            enable_prefix_caching=False,  # everything is computed anew each time
             generation_config="vllm",
             worker_extension_cls="vllm_driver.Probe",
             compilation_config={
@@ -129,7 +129,7 @@ class Engine:
         self.phases: list[dict[str, Any]] = []
         if not self.reloads:
             self.ask("probe_keep")
-        self.generate()  # what is made at the first use
+        self.generate()  # the first use makes things, too
         self.tokens = self.generate()
         self.sums = self.ask("probe_sums")
 
@@ -182,7 +182,7 @@ def drive(engine: Engine, short: bool) -> None:
     engine.cycle("first", 1, None)
     for i in range(5):
         engine.cycle(f"later {i}", 1, None, check=i == 4, nap=1)
-    for i in range(3):  # while the driver scrubs what has just been freed
+    for i in range(3):  # while the driver scrubs freed memory
         engine.cycle(f"at once {i}", 1, None, check=False)
     if short:
         return
@@ -200,14 +200,14 @@ def drive(engine: Engine, short: bool) -> None:
 
 
 def device_used() -> int:
-    """MiB of the first device that are in use, by anyone; without a context of this process."""
+    """MiB in use on the first device, by anyone, without a context of this process."""
     device = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     command = ["nvidia-smi", "-i", device, "--query-gpu=memory.used", "--format=csv,noheader"]
     return int(subprocess.run(command, check=True, capture_output=True).stdout.split()[0])
 
 
 def everything(engine: Engine, tms: Path) -> dict[str, Any]:
-    """The driver takes what is left of the worker of an engine that sleeps, and gives it back."""
+    """The driver takes what is left of a sleeping engine's worker, and restores it."""
     pid = str(engine.ask("probe_who")[0]["pid"])
     outside = {key: value for key, value in os.environ.items() if key != "LD_PRELOAD"}
 

@@ -1,6 +1,6 @@
-"""Ranks of a group as processes over the simulator, each of which does what it is told.
+"""Ranks of a group as processes over the simulator, each of which follows commands.
 
-With PyTorch where that is installed, else with what is in fake/.
+With PyTorch if it is installed, otherwise with fake/.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if __name__ != "__main__":
         sys.path.insert(0, str(HERE / "fake"))
 
 WITHIN = 600
-"""Seconds in which a rank must answer what it was told."""
+"""Seconds in which a rank must answer a command."""
 
 
 class Told(Exception):
@@ -36,7 +36,7 @@ class Told(Exception):
 
 
 class Ranks:
-    """So many ranks of one group. `own` has environment variables of single ranks.
+    """A number of ranks of one group. `own` has environment variables of single ranks.
 
     Args:
         store_of: the rank that has the store's server; -1: none, but this process.
@@ -52,7 +52,7 @@ class Ranks:
         import torch
         import torch.distributed as dist
 
-        # The simulator's runtime, by the name that PyTorch's own does not have.
+        # The simulator's runtime, by a name other than that of PyTorch's own.
         its_own = str(getattr(getattr(torch, "version", None), "cuda", None) or "12")
         cudart = "libcudart.so.12" if its_own.startswith("13") else "libcudart.so.13"
         self.server = None
@@ -107,21 +107,21 @@ class Ranks:
         return self._processes[rank].pid
 
     def tell(self, rank: int, code: str) -> None:
-        """Has a rank begin to run Python code."""
+        """Makes a rank begin to run Python code."""
         stdin = self._processes[rank].stdin
         assert stdin
         stdin.write(json.dumps(code) + "\n")
         stdin.flush()
 
     def answer(self, rank: int) -> Any:
-        """What the last line of the code gave, if it is an expression. Raises: Told."""
+        """Returns the value of the code's last line, if that is an expression. Raises: Told."""
         answer = self._answer(rank)
         if "kind" in answer:
             raise Told(answer["kind"], answer["words"])
         return answer["value"]
 
     def all(self, code: str) -> list[Any]:
-        """Has all ranks that live run the code at once; a Told is an answer too."""
+        """Makes all living ranks run the code at once; a Told is an answer too."""
         for rank in self.living:
             self.tell(rank, code)
         return [self.outcome(rank) for rank in self.living]

@@ -1,9 +1,10 @@
 """The calls of AReaL, in its order.
 
 inclusionAI/AReaL, main of 2025-11, areal/utils/offload.py: get_tms_env_vars takes the name without
-a CUDA version and gives the environment of the engine's process; is_tms_enabled asks
+a CUDA version and returns the environment of the engine's process; is_tms_enabled asks
 TMS_INIT_ENABLE. areal/engine/fsdp_engine.py sets hook_mode "preload", offloads with pause() after
-emptying the cache, onloads with resume(), and makes what is not to be paused within disable().
+emptying the cache, onloads with resume(), and makes memory that is not to be paused within
+disable().
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ def main() -> None:
     initial = initially_free()
     with torch_memory_saver.region(tag="rl_inference_model", enable_cpu_backup=True):
         model = full(1)
-    torch_memory_saver.hook_mode = "torch"  # another module is imported late
+    torch_memory_saver.hook_mode = "torch"  # as a module imported late does
     with torch_memory_saver.region(tag="kv_cache", enable_cpu_backup=True):
         cache = torch.empty((2, SIZE), dtype=torch.uint8, device="cuda")
     cache.fill_(2)

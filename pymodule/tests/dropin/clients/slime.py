@@ -16,7 +16,7 @@ from pathlib import Path
 
 
 def group() -> int:
-    """The parent: starts an actor."""
+    """The parent, which starts an actor."""
     import torch_memory_saver
 
     for name in (
@@ -49,7 +49,7 @@ def actor() -> None:
 
     from torch_memory_saver import torch_memory_saver
 
-    class Buffer:  # stands for DeepEP's
+    class Buffer:  # stands in for DeepEP's
         def __init__(self) -> None:
             self.memory = full(9)
 

@@ -1,7 +1,8 @@
 """The driver's own checkpoint of another process, as cuda-checkpoint makes it: times in seconds.
 
 Called with a pid: locks and checkpoints it, prints {"out": seconds}, waits for a line on standard
-input, restores and unlocks it, prints {"back": seconds}. A driver that cannot: {"refused": words}.
+input, restores and unlocks it, prints {"back": seconds}. A driver that cannot prints {"refused":
+words}.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from typing import Any
 
 
 class Refused(Exception):
-    """The driver has no such function, or will not."""
+    """The driver has no such function, or refuses."""
 
 
 def call(driver: Any, name: str, pid: int) -> None:
     if not hasattr(driver, name):
         raise Refused(f"the driver has no {name}")
-    arguments = (ctypes.c_uint64 * 32)()  # zeros are the defaults of all of them
+    arguments = (ctypes.c_uint64 * 32)()  # zeros are the defaults of all fields
     code = driver[name](ctypes.c_int(pid), arguments)
     if code != 0:
         text = ctypes.c_char_p()

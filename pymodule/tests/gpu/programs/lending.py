@@ -1,4 +1,4 @@
-"""An actor for test_ray.py: a model of weights, that are kept, and working memory, that is not."""
+"""An actor for test_ray.py: a model with weights, which are kept, and unkept working memory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SIZE, LAYERS = 8192, 16  # 4 GiB
 
 
 class Model:
-    """One that trains, or generates.
+    """A model that trains, or generates.
 
     Args:
         seed: of its weights.
@@ -29,12 +29,12 @@ class Model:
         self.begin(seed)
 
     def begin(self, seed: int) -> None:
-        """Has the weights be those of the seed."""
+        """Sets the weights to those of the seed."""
         self.generator.manual_seed(seed)
         self.weights.normal_(0, SIZE**-0.5, generator=self.generator)
 
     def output(self) -> torch.Tensor:
-        """Of all weights; the working memory is used from end to end."""
+        """A sum of all weights; it uses the working memory from end to end."""
         self.cache.fill_(3)
         state = torch.ones(SIZE, device="cuda")
         for layer in self.weights:
@@ -46,7 +46,7 @@ class Model:
         return float(self.output().double().sum())
 
     def step(self) -> float:
-        """One step of something that changes all weights; its loss."""
+        """Does one step, which changes all weights, and returns its loss."""
         loss = self.output().square().mean()
         self.weights.mul_(1 - 0.01 * loss)
         return float(loss)
@@ -56,5 +56,5 @@ class Model:
         return sum(tag["physical_bytes"] for d in tms.stats()["devices"] for tag in d["tags"])
 
     def place(self) -> tuple[str, int]:
-        """The device, by what the process may see, and the process."""
+        """The device, as the process may see it, and the process."""
         return os.environ.get("CUDA_VISIBLE_DEVICES", ""), os.getpid()

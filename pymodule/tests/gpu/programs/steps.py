@@ -1,8 +1,8 @@
-"""What the programs of test_reach have in common: how long they run, and what they say of it.
+"""What the programs of test_reach have in common: how long they run, and what they print.
 
-A program is called with a number of steps; 0 means until its standard input ends. It says "ready"
-and how many bytes of device memory it has taken once it has begun, and at its end how many steps
-it made and a digest of all that it computed: what a run that nobody disturbs says too.
+A program is called with a number of steps; 0 means until its standard input ends. Once it has begun
+it prints "ready" and how many bytes of device memory it has taken. At its end it prints how many
+steps it made and a digest of all that it computed, which must equal an undisturbed run's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 class Run:
-    """The steps of a program, and the digest of what they gave."""
+    """A program's steps, and the digest of their results."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps

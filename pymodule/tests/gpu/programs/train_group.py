@@ -1,4 +1,4 @@
-"""A rank of a training by DDP or FSDP, for test_distributed.py. Prints its losses as JSON.
+"""One rank of a training by DDP or FSDP, for test_distributed.py. Prints its losses as JSON.
 
 train_group.py RANK COUNT MEETING ddp|fsdp STEPS PAUSE_EVERY
 
@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the only way to reproducible products
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the only way to reproducible matrix products
 
 import torch
 import torch.distributed as dist
@@ -45,7 +45,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("nccl", init_method=sys.argv[3], rank=rank, world_size=count)
     warm = torch.ones(1 << 20, device="cuda")
-    dist.all_reduce(warm)  # NCCL's own memory is not the region's
+    dist.all_reduce(warm)  # NCCL's own memory is not in the region
     assert (warm == count).all()
 
     losses = []

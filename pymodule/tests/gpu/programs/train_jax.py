@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-# Which algorithm is fastest may come out otherwise in another process.
+# Autotuning may choose another algorithm as the fastest in another process.
 os.environ["XLA_FLAGS"] = "--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0"
 
 import jax
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import steps
 
 SIZES = (512, 2048, 2048, 512)
-EACH = 16  # training steps of one step that is counted
+EACH = 16  # training steps in one counted step
 
 
 def loss(parameters: list[jax.Array], inputs: jax.Array) -> jax.Array:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 
-os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the only way to reproducible products
+os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # the only way to reproducible matrix products
 
 import steps
 import torch
 from torch import nn
 
-BATCH, EACH = 32, 8  # pictures, training steps of one step that is counted
+BATCH, EACH = 32, 8  # pictures; training steps in one counted step
 CAPTURE_EVERY = 16  # counted steps
 
 
@@ -26,7 +26,7 @@ class Pictures(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 class Filler:
-    """Memory that is there to be saved: every step changes a part, the end reads it all."""
+    """Memory with contents to save: every step changes a part, and the end reads it all."""
 
     def __init__(self, size: int, tag: str) -> None:
         self._keeps = not tag
@@ -54,7 +54,7 @@ class Filler:
 
 
 class Judge:
-    """A CUDA graph that adds to a total what a network makes of the pictures."""
+    """A CUDA graph that adds a network's result for the pictures to a total."""
 
     def __init__(self) -> None:
         self.pictures = torch.zeros(BATCH, 3 * 32 * 32, device="cuda")

@@ -67,12 +67,12 @@ class Pauses(transformers.TrainerCallback):  # type: ignore[misc]
 
 
 def local(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """What this rank has of them."""
+    """This rank's part of the parameters."""
     return [getattr(tensor, "to_local", tensor.detach)().detach() for tensor in tensors]
 
 
 def bits(parts: Iterable[torch.Tensor]) -> int:
-    """A sum of them as integers: the same for the same bits."""
+    """A sum of the tensors as integers: the same for the same bits."""
     return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in parts)
 
 

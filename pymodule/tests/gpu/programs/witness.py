@@ -1,8 +1,8 @@
-"""Another process on the device: says what is free there, and takes memory for a while and uses it.
+"""Another process on the device: reports what is free, and takes and uses memory for a while.
 
 A line of JSON for each request on standard input, and one for each answer. {"op": "free"} answers
 {"free": bytes, "total": bytes}. {"op": "use", "bytes": N, "seconds": S} takes N bytes, keeps them
-filled for so long, and answers {"used": bytes, "wrong": words that had changed}.
+filled for S seconds, and answers {"used": bytes, "wrong": words that had changed}.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def pattern(number: int) -> int:
 
 
 def is_filled(address: int, size: int, value: int) -> bool:
-    """Whether what lies at the beginning, in the middle and at the end is the value."""
+    """Whether the beginning, the middle and the end hold the value."""
     word = ctypes.c_uint32()
     for offset in (0, size // 8 * 4, size - 4):
         call(

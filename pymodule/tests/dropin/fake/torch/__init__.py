@@ -1,8 +1,8 @@
 """A stand-in for PyTorch on the simulator: byte tensors, a caching allocator with pools, graphs.
 
-It has what programs that pause use of PyTorch, under PyTorch's names. The allocator keeps what
-matters of c10/cuda/CUDACachingAllocator.cpp: a list per device of (pool, thread) of which the last
-serves, use counts, caches per pool, and a retry after an out-of-memory error.
+It has the parts of PyTorch that pausing programs use, under PyTorch's names. The allocator keeps
+what matters of c10/cuda/CUDACachingAllocator.cpp: a list per device of (pool, thread), the last of
+which serves; use counts; caches per pool; and a retry after an out-of-memory error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Graphs: what tensors do during a capture is put off to the replays."""
+"""Graphs: operations on tensors during a capture are put off to the replays."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _recording: list[Callable[[], None]] | None = None
 
 
 def run(operation: Callable[[], None]) -> None:
-    """Does what a tensor is to do, or records it for the graph under capture."""
+    """Does a tensor's operation, or records it for the graph under capture."""
     if _recording is None:
         operation()
     else:

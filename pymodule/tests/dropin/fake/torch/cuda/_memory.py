@@ -106,7 +106,7 @@ def serving(device: int) -> Id:
 
 
 def allocate(size: int) -> tuple[int, int, Id, int]:
-    """(address, size of the segment, its pool, its device)."""
+    """(address, its segment's size, its pool, its device)."""
     device, pool = _device, serving(_device)
     size = max(1, -(-size >> 21)) << 21
     for segment in cached[device, pool]:
@@ -165,7 +165,7 @@ def set_settings(text: str) -> None:
 
 
 def memory_snapshot() -> list[dict[str, object]]:
-    """What is asked for of it; no segment is expandable."""
+    """The part that tms asks for; no segment is expandable."""
     return [
         {
             "segment_pool_id": pool or (0, 0),

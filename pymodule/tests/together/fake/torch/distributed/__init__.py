@@ -1,4 +1,4 @@
-"""A process group that can do nothing but name its ranks, and a store as TCPStore is one."""
+"""A process group that can only name its ranks, and a store like TCPStore."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from . import distributed_c10d
 
 
 class DistError(RuntimeError):
-    """What the real one raises, by its real base."""
+    """What the real store raises, with its real base."""
 
 
 class _State:
@@ -110,7 +110,7 @@ class TCPStore:
             port = server.server_address[1]
             threading.Thread(target=server.serve_forever, daemon=True).start()
         self.port = port
-        self._lock = threading.Lock()  # a waiting thread keeps others out, as with the real one
+        self._lock = threading.Lock()  # a waiting thread keeps others out, as in the real one
         self._connection = socket.create_connection((host, port))
 
     def clone(self) -> TCPStore:
@@ -123,7 +123,7 @@ class TCPStore:
                 return _receive(self._connection)
         except (OSError, EOFError) as lost:
             raise DistError(f"connection was lost: {lost}") from lost
-        except KeyboardInterrupt:  # before the answer: the next would be taken for it
+        except KeyboardInterrupt:  # before the answer, for which the next would be taken
             self._connection = socket.create_connection((self.host, self.port))
             raise
 

@@ -1,4 +1,4 @@
-"""What the worker does about memory, in the order in which it does it."""
+"""What the worker does with memory, in its order."""
 
 from __future__ import annotations
 
