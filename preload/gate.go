@@ -371,7 +371,7 @@ func shutGate(deadline time.Time, timeout time.Duration) error {
 	gate.Lock()
 	shut := gate.shut
 	gate.Unlock()
-	for !shut { // else by a gated pause before this one
+	for !shut { // otherwise an earlier gated pause has shut it
 		// A thread that captures a stream makes more calls to end the capture; no other may begin one.
 		if err := setGate(C.GATE_NO_CAPTURES); err != nil {
 			return err

@@ -383,8 +383,7 @@ func TestSharedAndFailing(t *testing.T) {
 	}
 }
 
-// failing fails each call of a function once, between pauses of which the first is of memory that lies among its
-// neighbours.
+// failing fails each call of a function once, between pauses; the first pauses memory that lies among its neighbours.
 func failing(t *testing.T, made func(*testing.T) *pair, function string, seed int) {
 	for nth, more := 1, true; more; nth++ {
 		more = t.Run(fmt.Sprint(nth), func(t *testing.T) {
@@ -511,7 +510,7 @@ func TestOneRefusal(t *testing.T) {
 	require.Equal(t, [2]error{}, p.pause(10*time.Second))
 	require.ErrorIs(t, resume(p.engines[1], vmm.Options{}), vmm.ErrSharePaused) // its own is back
 	refused := false
-	for call := 1; call <= 3 && !refused; call++ { // one of them is of what is shared
+	for call := 1; call <= 3 && !refused; call++ { // one of them makes shared memory
 		p.sim.Fail("cuMemCreate", call, int(cuda.NotSupported))
 		err := resume(first, vmm.Options{})
 		refused = errors.Is(err, cuda.NotSupported)

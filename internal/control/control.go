@@ -213,10 +213,10 @@ type Stats struct {
 	Version string `json:"version"`
 	Started bool   `json:"started"`
 	stats.Stats
-	// Everything tells that everything was paused for the driver's checkpoint. The driver is not asked meanwhile:
+	// Everything reports whether everything was paused for the driver's checkpoint. The driver is not asked meanwhile:
 	// free_bytes, backup_bytes and untracked_bytes of the devices are then 0.
 	Everything bool `json:"everything"`
-	// Capturing tells that a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
+	// Capturing reports whether a stream is being captured into a CUDA graph, so that nothing can be paused or resumed.
 	Capturing bool `json:"capturing"`
 	// HostAvailableBytes is the host memory that the machine and the control group leave; nil: not known, or no limit.
 	HostAvailableBytes *uint64 `json:"host_available_bytes"`

@@ -55,7 +55,7 @@ class Part:
         self.rank = rank
         self._timeout = timeout
         self._undo: list[str | None] = []
-        """Tags of which `do` changes something, and nobody else did before."""
+        """Tags of which `do` has changed something that no other caller had changed."""
 
     def check(self) -> dict[str, Any]:
         """Whether this rank can do it, and what it needs of its machine; see `merged`."""
