@@ -143,7 +143,7 @@ func TestIdle(t *testing.T) {
 	require.Equal(t, "ok", one.do("check"))
 
 	// What another client has paused is left to that client.
-	for out := "nothing to pause"; strings.Contains(out, "nothing to pause"); { // until this pause comes before tms idle's
+	for out := "nothing to pause"; strings.Contains(out, "nothing to pause"); { // until this pause precedes tms idle's
 		require.Equal(t, "ok", one.do("check"))
 		out, words, code = command(t, "pause", one.number())
 		require.Zero(t, code, words)

@@ -244,7 +244,7 @@ int main(int argc, char **argv)
 		CHECK(launches - before <= SUBMITTERS);
 		if (draw(&r, 2))
 			EXPECT(tms_resume("a"), 0);
-		while ((before = (unsigned long)tms_resume(NULL)) == CAPTURING) /* "a" was all that was paused, so the gate is open */
+		while ((before = (unsigned long)tms_resume(NULL)) == CAPTURING) /* "a" was all, so the gate is open */
 			;
 		EXPECT(before, 0);
 		usleep(draw(&r, 1000));
