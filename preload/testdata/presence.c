@@ -156,8 +156,6 @@ static void pinned(void)
 	EXPECT(sched_getscheduler(0), SCHED_BATCH);
 	if (CPU_COUNT(&all) < 4) /* so few count as a program's own choice: the threads run on all processors */
 		memset(&all, 0xff, sizeof all);
-	if (CPU_COUNT(&all) < 4) /* so few count as a program's own choice: the threads run on all processors */
-		memset(&all, 0xff, sizeof all);
 	EXPECT(sched_setaffinity(0, sizeof all, &all), 0);
 	EXPECT(sched_setscheduler(0, SCHED_OTHER, &(struct sched_param){0}), 0);
 	char mine[1024], other[1024], self[16];

@@ -122,7 +122,7 @@ func TestContextsThatEndWithTheReply(t *testing.T) {
 }
 
 // A dead process's socket is removed, but never that of a new process with the same number, which may come at any
-// moment and, like preload/control.go, makes its socket under the directory's lock.
+// moment and, like internal/control/server, makes its socket under the directory's lock.
 func TestSweepingLeavesTheLiving(t *testing.T) {
 	directory := place(t)
 	path := filepath.Join(directory, control.Name(os.Getpid()))
