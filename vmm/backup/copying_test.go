@@ -8,6 +8,7 @@ import (
 
 	"tms/internal/cudasim"
 	"tms/vmm/backup"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/backup/internal/copying"
 	"tms/vmm/cuda"
 )
@@ -27,10 +28,10 @@ func newBench(t *testing.T, size uint64) *bench {
 	t.Helper()
 	b := &bench{}
 	var jobs []backup.Job
-	b.sim, b.driver, jobs = simulate(t, 1, "2G")
+	b.sim, b.driver, jobs = backuptest.Simulate(t, 1, "2G")
 	b.job = jobs[0]
 	b.job.Copied = func(bytes uint64) { b.reported = append(b.reported, bytes) }
-	b.spans = mapSpans(t, b.driver, 0, size, size)
+	b.spans = backuptest.Spans(t, b.driver, 0, size, size)
 	return b
 }
 
@@ -82,7 +83,7 @@ type contents struct {
 // A loader restores spans in the order in which they are added; after an error it still takes spans, and drops them.
 func TestLoader(t *testing.T) {
 	b := newBench(t, 2*mib)
-	fill(b.spans[:1], 1)
+	backuptest.Fill(b.spans[:1], 1)
 	load := func(times int) error {
 		list := func(c contents, span backup.Span, parts ...backup.Range) []copying.Copy {
 			return copying.Cut(span, c.from.Address, 0, mib, parts)
@@ -96,8 +97,8 @@ func TestLoader(t *testing.T) {
 		return loader.Wait()
 	}
 	require.NoError(t, load(1))
-	requireFilled(t, b.spans[:1], 1)
-	require.Equal(t, bytesOf(b.spans[0]), bytesOf(b.spans[1]))
+	backuptest.RequireFilled(t, b.spans[:1], 1)
+	require.Equal(t, backuptest.Bytes(b.spans[0]), backuptest.Bytes(b.spans[1]))
 	b.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
 	require.ErrorIs(t, load(5000), cuda.Unknown)
 	require.NoError(t, load(3))

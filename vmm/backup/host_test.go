@@ -9,21 +9,22 @@ import (
 
 	"tms/vmm/backup"
 	"tms/vmm/backup/host"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
 // Saved contents come back; kept ones are overwritten in place, and only in parts if only those have changed.
 func TestHostRoundTrip(t *testing.T) {
-	sim, driver, jobs := simulate(t, 1, "2G")
+	sim, driver, jobs := backuptest.Simulate(t, 1, "2G")
 	store, job := host.New(driver), jobs[0]
 	var copied atomic.Uint64
 	job.Copied = func(bytes uint64) { copied.Add(bytes) }
-	spans := mapSpans(t, driver, 0, 2*mib, 34*mib, 2*mib, 66*mib)
+	spans := backuptest.Spans(t, driver, 0, 2*mib, 34*mib, 2*mib, 66*mib)
 	var kept []backup.Contents
 	for cycle := range uint64(3) {
-		fill(spans, cycle)
+		backuptest.Fill(spans, cycle)
 		copied.Store(0)
-		contents, err := store.Save(job, itemsOf(spans, kept, -1))
+		contents, err := store.Save(job, backuptest.Items(spans, kept, -1))
 		require.NoError(t, err)
 		require.EqualValues(t, 104*mib, copied.Load())
 		if kept != nil {
@@ -34,30 +35,30 @@ func TestHostRoundTrip(t *testing.T) {
 		for i, c := range kept {
 			require.Equal(t, spans[i].Size, c.Bytes())
 			saved := backup.Span{Address: c.Host(), Size: c.Bytes()}
-			require.Equal(t, bytesOf(spans[i]), bytesOf(saved))
+			require.Equal(t, backuptest.Bytes(spans[i]), backuptest.Bytes(saved))
 		}
-		wipe(spans)
-		require.NoError(t, load(job, spans, kept))
-		requireFilled(t, spans, cycle)
+		backuptest.Wipe(spans)
+		require.NoError(t, backuptest.Load(job, spans, kept))
+		backuptest.RequireFilled(t, spans, cycle)
 	}
 	// Of the second span only its last two MiB are said to have changed.
-	fill(spans, 3)
-	items := itemsOf(spans, kept, -1)
+	backuptest.Fill(spans, 3)
+	items := backuptest.Items(spans, kept, -1)
 	items[1].Partial, items[1].Changed = true, []backup.Range{{Offset: 32 * mib, Size: 2 * mib}}
 	_, err := store.Save(job, items)
 	require.NoError(t, err)
-	fresh := append([]byte(nil), bytesOf(spans[1])[32*mib:]...)
-	wipe(spans)
-	require.NoError(t, load(job, spans, kept))
-	require.Equal(t, fresh, bytesOf(spans[1])[32*mib:])
-	requireFilled(t, spans[:1], 3)
-	fill(spans, 2)
-	old := append([]byte(nil), bytesOf(spans[1])[:32*mib]...)
-	require.NoError(t, load(job, spans, kept))
-	require.Equal(t, old, bytesOf(spans[1])[:32*mib], "as it was saved before")
+	fresh := append([]byte(nil), backuptest.Bytes(spans[1])[32*mib:]...)
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(job, spans, kept))
+	require.Equal(t, fresh, backuptest.Bytes(spans[1])[32*mib:])
+	backuptest.RequireFilled(t, spans[:1], 3)
+	backuptest.Fill(spans, 2)
+	old := append([]byte(nil), backuptest.Bytes(spans[1])[:32*mib]...)
+	require.NoError(t, backuptest.Load(job, spans, kept))
+	require.Equal(t, old, backuptest.Bytes(spans[1])[:32*mib], "as it was saved before")
 
 	// The buffer goes with the last contents in it.
-	discard(kept[1:])
+	backuptest.Discard(kept[1:])
 	driver.Reclaim.Drain()
 	require.EqualValues(t, 104*mib, sim.Stat("registered_bytes"))
 	kept[0].Discard()
@@ -67,18 +68,18 @@ func TestHostRoundTrip(t *testing.T) {
 
 // Prepare pins, and copies nothing.
 func TestHostPrepare(t *testing.T) {
-	sim, driver, jobs := simulate(t, 1, "2G")
+	sim, driver, jobs := backuptest.Simulate(t, 1, "2G")
 	store := host.New(driver)
-	spans := mapSpans(t, driver, 0, 2*mib, 4*mib)
+	spans := backuptest.Spans(t, driver, 0, 2*mib, 4*mib)
 	kept, err := store.Prepare(jobs[0], spans)
 	require.NoError(t, err)
 	require.EqualValues(t, 6*mib, sim.Stat("registered_bytes"))
 	require.Zero(t, sim.Stat("calls:cuMemcpyDtoHAsync_v2"))
-	contents, err := store.Save(jobs[0], itemsOf(spans, kept, -1))
+	contents, err := store.Save(jobs[0], backuptest.Items(spans, kept, -1))
 	require.NoError(t, err)
 	require.Equal(t, kept, contents)
 	require.EqualValues(t, 6*mib, sim.Stat("registered_bytes"))
-	discard(kept)
+	backuptest.Discard(kept)
 	driver.Reclaim.Drain()
 	require.Zero(t, sim.Stat("registered_bytes"))
 }
@@ -88,25 +89,25 @@ func TestHostPrepare(t *testing.T) {
 func TestHostFailures(t *testing.T) {
 	for _, call := range []string{"cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync",
 		"cuStreamCreate", "cuStreamSynchronize", "cuStreamDestroy", "cuCtxPushCurrent", "cuCtxPopCurrent"} {
-		sim, driver, jobs := simulate(t, 1, "2G")
+		sim, driver, jobs := backuptest.Simulate(t, 1, "2G")
 		store, job := host.New(driver), jobs[0]
-		spans := mapSpans(t, driver, 0, 2*mib, 40*mib)
-		fill(spans, 1)
+		spans := backuptest.Spans(t, driver, 0, 2*mib, 40*mib)
+		backuptest.Fill(spans, 1)
 		for nth, fired := 1, true; fired; nth++ {
 			before := sim.FailuresFired()
 			sim.Fail(call, nth, int(cuda.Unknown))
-			contents, err := store.Save(job, itemsOf(spans, nil, -1))
+			contents, err := store.Save(job, backuptest.Items(spans, nil, -1))
 			if err != nil {
 				require.Nil(t, contents)
-				contents, err = store.Save(job, itemsOf(spans, nil, -1))
+				contents, err = store.Save(job, backuptest.Items(spans, nil, -1))
 			}
 			require.NoError(t, err, "once more after %s %d", call, nth)
-			wipe(spans)
-			if load(job, spans, contents) != nil {
-				require.NoError(t, load(job, spans, contents))
+			backuptest.Wipe(spans)
+			if backuptest.Load(job, spans, contents) != nil {
+				require.NoError(t, backuptest.Load(job, spans, contents))
 			}
-			requireFilled(t, spans, 1)
-			discard(contents)
+			backuptest.RequireFilled(t, spans, 1)
+			backuptest.Discard(contents)
 			driver.Reclaim.Drain() // the driver may refuse
 			driver.Reclaim.Drain()
 			require.Zero(t, sim.Stat("registered_bytes")+sim.Stat("streams"), "after %s %d", call, nth)

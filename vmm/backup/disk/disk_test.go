@@ -23,6 +23,7 @@ import (
 	"tms/internal/hermetic"
 	"tms/internal/process"
 	"tms/vmm/backup"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
@@ -89,17 +90,7 @@ func (b *bench) files() []string {
 // spans maps device memory.
 func (b *bench) spans(sizes ...uint64) []backup.Span {
 	b.t.Helper()
-	spans := make([]backup.Span, len(sizes))
-	for i, size := range sizes {
-		address, err := b.driver.MemAddressReserve(size, 0)
-		require.NoError(b.t, err)
-		handle, err := b.driver.MemCreate(size, 0)
-		require.NoError(b.t, err)
-		require.NoError(b.t, b.driver.MemMap(address, size, handle))
-		require.NoError(b.t, b.driver.MemSetAccess(address, size, 0))
-		spans[i] = backup.Span{Address: address, Size: size}
-	}
-	return spans
+	return backuptest.Spans(b.t, b.driver, 0, sizes...)
 }
 
 func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Contents {
@@ -110,14 +101,7 @@ func (b *bench) save(spans []backup.Span, kept []backup.Contents) []backup.Conte
 }
 
 func (b *bench) trySave(spans []backup.Span, kept []backup.Contents) ([]backup.Contents, error) {
-	items := make([]backup.Item, len(spans))
-	for i, span := range spans {
-		items[i] = backup.Item{Span: span, Target: -1}
-		if kept != nil {
-			items[i].Kept = kept[i]
-		}
-	}
-	return b.disk.Save(b.job, items)
+	return b.disk.Save(b.job, backuptest.Items(spans, kept, -1))
 }
 
 func (b *bench) load(spans []backup.Span, contents []backup.Contents) error {
@@ -136,25 +120,25 @@ func TestRoundTrip(t *testing.T) {
 			spans := b.spans(2*mib, 34*mib, 2*mib, 6*mib, 2*mib)
 			var contents []backup.Contents
 			for cycle := range uint64(3) {
-				fill(spans, cycle)
+				backuptest.Fill(spans, cycle)
 				previous := b.files()
 				contents = b.save(spans, contents)
 				if cycle > 0 {
 					require.Equal(t, previous, b.files(), "overwritten in place")
 				}
-				wipe(spans)
+				backuptest.Wipe(spans)
 				require.NoError(t, b.load(spans, contents))
-				requireFilled(t, spans, cycle)
-				wipe(spans)
+				backuptest.RequireFilled(t, spans, cycle)
+				backuptest.Wipe(spans)
 				require.NoError(t, b.load(spans, contents), "contents stay valid")
-				requireFilled(t, spans, cycle)
+				backuptest.RequireFilled(t, spans, cycle)
 				b.clean(len(spans))
 			}
 			for i, c := range contents {
 				require.Equal(t, spans[i].Size, c.Bytes())
 				require.Zero(t, c.Host())
 			}
-			discard(contents)
+			backuptest.Discard(contents)
 			contents[0].Discard() // harmless
 		})
 	}
@@ -202,12 +186,12 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 	spans := b.spans(2*mib, 34*mib)
 	require.NoError(t, b.load(spans, taken[:2]), "and it is as what Save has written")
 	for i, span := range spans {
-		require.True(t, bytes.Equal(sources[i].(inHost).memory, bytesOf(span)))
+		require.True(t, bytes.Equal(sources[i].(inHost).memory, backuptest.Bytes(span)))
 	}
 	require.NoError(t, os.Truncate(b.files()[0], 1))
 	err = b.disk.Give(b.job, taken, targets)
 	require.ErrorIs(t, err, ErrContentsLost)
-	discard(taken)
+	backuptest.Discard(taken)
 	b.clean(0)
 	defer failpoint.Set(nil)
 	for _, failing := range []string{"open", "fallocate", "pwrite"} {
@@ -228,15 +212,15 @@ func TestHostMemoryIsTakenAndGivenBack(t *testing.T) {
 func TestKeepsSomeAndAddsOthers(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(4*mib, 2*mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	first := b.save(spans[:1], nil)
-	fill(spans, 2)
+	backuptest.Fill(spans, 2)
 	both := b.save(spans, []backup.Contents{first[0], nil})
 	require.Same(t, first[0], both[0])
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, both))
-	requireFilled(t, spans, 2)
-	discard(both)
+	backuptest.RequireFilled(t, spans, 2)
+	backuptest.Discard(both)
 }
 
 func TestFilesAreVisiblePrivateAndGone(t *testing.T) {
@@ -281,7 +265,7 @@ func TestUsageIsConstant(t *testing.T) {
 		require.InDelta(t, 8*mib/512, usage(), 64, "cycle %d", cycle)
 		if cycle%5 == 4 { // not retained
 			require.NoError(t, b.load(spans, kept))
-			discard(kept)
+			backuptest.Discard(kept)
 			kept = nil
 			b.driver.Reclaim.Drain()
 			require.Zero(t, usage())
@@ -302,14 +286,14 @@ func TestManyFilesNeedFewDescriptors(t *testing.T) {
 		sizes[i] = 2 * mib
 	}
 	spans := b.spans(sizes...)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &lower))
 	defer func() { require.NoError(t, syscall.Setrlimit(syscall.RLIMIT_NOFILE, &limit)) }()
 	contents := b.save(spans, nil)
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 }
 
 // TestDriverFails fails every driver call of a save and of a load, one at a time.
@@ -318,7 +302,7 @@ func TestDriverFails(t *testing.T) {
 		"cuStreamDestroy", "cuMemHostRegister", "cuMemHostUnregister", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}
 	b := newBench(t)
 	spans := b.spans(2*mib, 6*mib)
-	fill(spans, 7)
+	backuptest.Fill(spans, 7)
 	saved := b.save(spans, nil)
 	points := 0
 	each := func(files int, operation func() error, after func(error)) {
@@ -350,7 +334,7 @@ func TestDriverFails(t *testing.T) {
 		if err != nil {
 			require.Nil(t, contents)
 		}
-		discard(contents)
+		backuptest.Discard(contents)
 		b.clean(2)
 	})
 	each(2, func() error {
@@ -360,18 +344,18 @@ func TestDriverFails(t *testing.T) {
 	b.save(spans, saved)
 	each(2, func() error { return b.load(spans, saved) }, func(error) {
 		b.clean(2)
-		wipe(spans)
+		backuptest.Wipe(spans)
 		require.NoError(t, b.load(spans, saved))
-		requireFilled(t, spans, 7)
+		backuptest.RequireFilled(t, spans, 7)
 	})
 	require.Greater(t, points, 30)
-	discard(saved)
+	backuptest.Discard(saved)
 }
 
 func TestDamageIsNoticed(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2*mib, 4*mib, 2*mib)
-	fill(spans, 3)
+	backuptest.Fill(spans, 3)
 	contents := b.save(spans, nil)
 	file := contents[1].(*diskContents).file.path
 	moved := filepath.Join(b.path, "moved")
@@ -403,7 +387,7 @@ func TestDamageIsNoticed(t *testing.T) {
 			func() error { return os.Truncate(file, 3*mib) }, func() error { return nil }},
 	} {
 		require.NoError(t, damage.does())
-		wipe(spans)
+		backuptest.Wipe(spans)
 		err := b.load(spans, contents)
 		var lost *Lost
 		require.ErrorAs(t, err, &lost, damage.name)
@@ -419,38 +403,38 @@ func TestDamageIsNoticed(t *testing.T) {
 		b.clean(3)
 		if damage.name != "truncated" {
 			require.NoError(t, b.load(spans, contents), damage.name)
-			requireFilled(t, spans, 3)
+			backuptest.RequireFilled(t, spans, 3)
 		}
 	}
 	// The next save makes everything good, and leaves alone what is not its own.
-	fill(spans, 4)
+	backuptest.Fill(spans, 4)
 	b.save(spans, contents)
 	require.NoError(t, os.Remove(file))
 	require.NoError(t, os.WriteFile(file, []byte("mine"), 0o600))
 	b.save(spans, contents)
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 4)
+	backuptest.RequireFilled(t, spans, 4)
 	mine, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(mine))
 	require.NoError(t, os.Remove(file))
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
 func TestMovesToAnotherDirectory(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	other := filepath.Join(t.TempDir(), "new", "deeper")
 	require.NoError(t, b.disk.Configure(other, "TMS_DISK_BACKUP_DIR"))
 	info, err := os.Stat(other)
 	require.NoError(t, err)
 	require.Equal(t, os.ModeDir|0o700, info.Mode())
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents), "still in the old one")
-	requireFilled(t, spans, 1)
+	backuptest.RequireFilled(t, spans, 1)
 
 	b.sim.Fail("cuMemcpyDtoHAsync", 1, 999)
 	_, err = b.trySave(spans, contents)
@@ -460,10 +444,10 @@ func TestMovesToAnotherDirectory(t *testing.T) {
 	b.save(spans, contents)
 	b.driver.Reclaim.Drain()
 	require.Empty(t, b.files())
-	wipe(spans)
+	backuptest.Wipe(spans)
 	require.NoError(t, b.load(spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	b.driver.Reclaim.Drain()
 	entries, err := os.ReadDir(other)
 	require.NoError(t, err)
@@ -481,7 +465,7 @@ func TestDirectoryIsRelative(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join(b.path, "below", "it", "*.bak"))
 	require.NoError(t, err)
 	require.Len(t, files, 1)
-	discard(contents)
+	backuptest.Discard(contents)
 
 }
 
@@ -532,23 +516,23 @@ func TestIsSmall(t *testing.T) {
 	require.NoError(t, b.disk.Configure(path, "TMS_DISK_BACKUP_DIR"))
 	b.path = path
 	spans := b.spans(4*mib, 2*mib, 4*mib)
-	fill(spans, 5)
+	backuptest.Fill(spans, 5)
 	_, err := b.trySave(spans, nil)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	b.clean(0)
 	kept := b.save(spans[:2], nil)
 	_, err = b.trySave(spans, []backup.Contents{kept[0], kept[1], nil})
 	require.ErrorIs(t, err, unix.ENOSPC)
-	wipe(spans[:2])
+	backuptest.Wipe(spans[:2])
 	require.NoError(t, b.load(spans[:2], kept), "not touched")
-	requireFilled(t, spans[:2], 5)
+	backuptest.RequireFilled(t, spans[:2], 5)
 
 	// Space that looked free is gone when it is to be reserved.
 	file, err := b.disk.current.create(1<<40, b.disk.removed)
 	require.Nil(t, file)
 	require.ErrorIs(t, err, unix.ENOSPC)
 	require.ErrorContains(t, err, "reserving")
-	discard(kept)
+	backuptest.Discard(kept)
 }
 
 func TestWarnsOfMemoryOnce(t *testing.T) {
@@ -699,7 +683,7 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 	require.False(t, locked())
 	more := b.save(b.spans(2*mib), nil)
 	require.True(t, locked())
-	discard(more)
+	backuptest.Discard(more)
 	b.driver.Reclaim.Drain()
 	_, err = unix.Write(lock, []byte("still the host's"))
 	require.NoError(t, err)
@@ -718,7 +702,7 @@ func TestOwnerIsLockedWhileItHasFiles(t *testing.T) {
 func TestWithoutDirectIO(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	buffer := make([]byte, mib)
@@ -727,9 +711,9 @@ func TestWithoutDirectIO(t *testing.T) {
 	fd, err := unix.Open(file.path, unix.O_RDWR|unix.O_CLOEXEC, 0)
 	require.NoError(t, err)
 	open := &openFile{file: file, mode: unix.O_RDWR, fd: fd, chunks: 1}
-	require.NoError(t, open.write(bytesOf(spans[0])[:mib], 0))
+	require.NoError(t, open.write(backuptest.Bytes(spans[0])[:mib], 0))
 	require.NoError(t, open.read(buffer, 0))
-	require.Equal(t, bytesOf(spans[0])[:mib], buffer)
+	require.Equal(t, backuptest.Bytes(spans[0])[:mib], buffer)
 	open.done()
 
 	// A file system that refuses only when it is used, as O_DIRECT does at an odd offset.
@@ -737,23 +721,23 @@ func TestWithoutDirectIO(t *testing.T) {
 	require.NoError(t, err)
 	if !direct || inMemory(b.path) { // memory has no blocks: any offset will do
 		closeFile(fd)
-		discard(contents)
+		backuptest.Discard(contents)
 		t.Skip("no O_DIRECT here")
 	}
 	open = &openFile{file: file, fd: fd, chunks: 1}
 	open.direct.Store(true)
 	require.NoError(t, open.read(buffer, 1))
-	require.Equal(t, bytesOf(spans[0])[1:mib+1], buffer)
+	require.Equal(t, backuptest.Bytes(spans[0])[1:mib+1], buffer)
 	require.False(t, open.direct.Load())
 	open.done()
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
 // The host closes descriptors in the middle of a transfer, and has files of its own at the numbers.
 func TestFileIsOpenedAgain(t *testing.T) {
 	b := newBench(t)
 	spans := b.spans(2 * mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	contents := b.save(spans, nil)
 	file := contents[0].(*diskContents).file
 	other := filepath.Join(t.TempDir(), "other")
@@ -762,13 +746,13 @@ func TestFileIsOpenedAgain(t *testing.T) {
 	require.NoError(t, err)
 	half := make([][]byte, 2) // as O_DIRECT wants them
 	for i := range half {
-		half[i] = bytesOf(spans[0])[i*mib : (i+1)*mib]
+		half[i] = backuptest.Bytes(spans[0])[i*mib : (i+1)*mib]
 	}
 	for _, mode := range []int{unix.O_WRONLY, unix.O_RDONLY} {
 		open := &openFile{file: file, mode: mode, fd: -1, chunks: 2}
 		move := open.write
 		if mode == unix.O_RDONLY {
-			wipe(spans)
+			backuptest.Wipe(spans)
 			move = open.read
 		}
 		require.NoError(t, move(half[0], 0))
@@ -784,12 +768,12 @@ func TestFileIsOpenedAgain(t *testing.T) {
 			require.NoError(t, unix.Close(fd), "it was not ours to close")
 		}
 	}
-	requireFilled(t, spans, 1)
+	backuptest.RequireFilled(t, spans, 1)
 	text, err := os.ReadFile(other)
 	require.NoError(t, err)
 	require.Equal(t, "the host's", string(text))
 	require.NoError(t, unix.Close(hosts))
-	discard(contents)
+	backuptest.Discard(contents)
 }
 
 // Every error of a directory has a text of its own, which names the setting that the directory came from.
@@ -844,7 +828,7 @@ func BenchmarkDisk(b *testing.B) {
 	block := make([]byte, 64*mib)
 	_, _ = rand.NewChaCha8([32]byte{}).Read(block)
 	for _, span := range spans {
-		for bytes := bytesOf(span); len(bytes) > 0; bytes = bytes[len(block):] {
+		for bytes := backuptest.Bytes(span); len(bytes) > 0; bytes = bytes[len(block):] {
 			copy(bytes, block)
 		}
 	}
@@ -859,7 +843,7 @@ func BenchmarkDisk(b *testing.B) {
 		timed("overwrite", func() { kept = w.save(spans, kept) })
 		timed("load", func() { require.NoError(b, w.load(spans, kept)) })
 		start := time.Now()
-		discard(kept)
+		backuptest.Discard(kept)
 		b.ReportMetric(float64(time.Since(start).Microseconds())/3, "us/discard")
 		w.driver.Reclaim.Drain()
 		b.ReportMetric(float64(time.Since(start).Milliseconds())/3, "ms/drain")

@@ -15,6 +15,7 @@ import (
 	"tms/internal/hermetic"
 	"tms/vmm/backup"
 	"tms/vmm/backup/host"
+	"tms/vmm/backup/internal/backuptest"
 	"tms/vmm/cuda"
 )
 
@@ -38,7 +39,7 @@ var held = []string{"handles", "reservations", "mappings", "streams", "events", 
 
 func newPeers(t *testing.T, devices int, memory string) *peers {
 	t.Helper()
-	sim, driver, jobs := simulate(t, devices, memory)
+	sim, driver, jobs := backuptest.Simulate(t, devices, memory)
 	p := &peers{t: t, sim: sim, driver: driver, jobs: jobs, host: host.New(driver)}
 	p.peer = New(driver, p.host, func(note string) { p.notes = append(p.notes, note) })
 	p.peer.chunk = chunk
@@ -71,7 +72,7 @@ func (p *peers) clean() {
 // spans maps memory of a device.
 func (p *peers) spans(device int, sizes ...uint64) []backup.Span {
 	p.t.Helper()
-	spans := mapSpans(p.t, p.driver, device, sizes...)
+	spans := backuptest.Spans(p.t, p.driver, device, sizes...)
 	p.remember()
 	return spans
 }
@@ -120,29 +121,29 @@ func TestRoundTrip(t *testing.T) {
 	var kept []backup.Contents
 	for _, target := range []int{1, -1} {
 		for cycle := range uint64(3) {
-			fill(spans, cycle)
+			backuptest.Fill(spans, cycle)
 			p.copied.Store(0)
-			contents := p.save(job, itemsOf(spans, kept, target))
+			contents := p.save(job, backuptest.Items(spans, kept, target))
 			require.EqualValues(t, total, p.copied.Load())
 			require.EqualValues(t, total, p.sim.Stat("used:1"))
 			if kept != nil {
 				require.Equal(t, kept, contents, "overwritten in place")
 			}
 			kept = contents
-			wipe(spans)
-			require.NoError(t, load(job, spans, kept))
-			requireFilled(t, spans, cycle)
+			backuptest.Wipe(spans)
+			require.NoError(t, backuptest.Load(job, spans, kept))
+			backuptest.RequireFilled(t, spans, cycle)
 			require.EqualValues(t, 2*total, p.copied.Load())
-			wipe(spans)
-			require.NoError(t, load(job, spans, kept), "contents stay valid")
-			requireFilled(t, spans, cycle)
+			backuptest.Wipe(spans)
+			require.NoError(t, backuptest.Load(job, spans, kept), "contents stay valid")
+			backuptest.RequireFilled(t, spans, cycle)
 		}
 		for i, c := range kept {
 			require.Equal(t, spans[i].Size, c.Bytes())
 			require.Zero(t, c.Host())
 			require.Same(t, p.peer, c.Store())
 		}
-		discard(kept)
+		backuptest.Discard(kept)
 		p.clean()
 		kept = nil
 	}
@@ -156,7 +157,7 @@ func TestNeedsNoContextThere(t *testing.T) {
 	spans := p.spans(0, 2*mib)
 	for _, name := range []string{"cuDevicePrimaryCtxRetain", "cuCtxCreate"} {
 		calls := p.sim.Stat("calls:" + name)
-		discard(p.save(p.jobs[0], itemsOf(spans, nil, 1)))
+		backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, 1)))
 		require.Equal(t, calls, p.sim.Stat("calls:"+name))
 	}
 	p.clean()
@@ -166,29 +167,29 @@ func TestOverwritesWhatChanged(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	job := p.jobs[0]
 	spans := p.spans(0, 4*mib, 26*mib) // the second reaches into another chunk
-	fill(spans, 1)
-	kept := p.save(job, itemsOf(spans, nil, 1))
-	fill(spans, 2)
-	items := itemsOf(spans, kept, 1)
+	backuptest.Fill(spans, 1)
+	kept := p.save(job, backuptest.Items(spans, nil, 1))
+	backuptest.Fill(spans, 2)
+	items := backuptest.Items(spans, kept, 1)
 	items[0].Partial = true // nothing of it
 	items[1].Partial = true
 	items[1].Changed = []backup.Range{{Offset: 0, Size: 2 * mib}, {Offset: 10 * mib, Size: 4 * mib}}
 	p.copied.Store(0)
 	require.Equal(t, kept, p.save(job, items))
 	require.EqualValues(t, 6*mib, p.copied.Load())
-	require.NoError(t, load(job, spans, kept))
-	first, second := bytesOf(spans[0]), bytesOf(spans[1])
-	fill(spans, 1)
+	require.NoError(t, backuptest.Load(job, spans, kept))
+	first, second := backuptest.Bytes(spans[0]), backuptest.Bytes(spans[1])
+	backuptest.Fill(spans, 1)
 	old := [][]byte{append([]byte{}, first...), append([]byte{}, second...)}
-	fill(spans, 2)
+	backuptest.Fill(spans, 2)
 	changed := append([]byte{}, second...)
-	require.NoError(t, load(job, spans, kept))
+	require.NoError(t, backuptest.Load(job, spans, kept))
 	require.Equal(t, old[0], first)
 	require.Equal(t, changed[:2*mib], second[:2*mib])
 	require.Equal(t, old[1][2*mib:10*mib], second[2*mib:10*mib])
 	require.Equal(t, changed[10*mib:14*mib], second[10*mib:14*mib])
 	require.Equal(t, old[1][14*mib:], second[14*mib:])
-	discard(kept)
+	backuptest.Discard(kept)
 	p.clean()
 }
 
@@ -200,17 +201,17 @@ func TestSharesChunks(t *testing.T) {
 		sizes[i] = 2 * mib
 	}
 	spans := p.spans(0, sizes...)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	handles := p.sim.Stat("handles")
-	contents := p.save(job, itemsOf(spans, nil, 1))
+	contents := p.save(job, backuptest.Items(spans, nil, 1))
 	require.EqualValues(t, 2, p.sim.Stat("handles")-handles, "20 MiB in two chunks")
-	discard(contents[1:])
+	backuptest.Discard(contents[1:])
 	p.driver.Reclaim.Drain()
 	require.EqualValues(t, chunk, p.sim.Stat("used:1"))
-	wipe(spans[:1])
-	require.NoError(t, load(job, spans[:1], contents[:1]))
-	requireFilled(t, spans[:1], 1)
-	discard(contents[:1])
+	backuptest.Wipe(spans[:1])
+	require.NoError(t, backuptest.Load(job, spans[:1], contents[:1]))
+	backuptest.RequireFilled(t, spans[:1], 1)
+	backuptest.Discard(contents[:1])
 	p.clean()
 }
 
@@ -236,21 +237,21 @@ func TestFallsBackWithANote(t *testing.T) {
 				p.occupy(1, reserve+2*mib)
 			}
 			spans := p.spans(0, 4*mib, 6*mib)
-			fill(spans, 1)
+			backuptest.Fill(spans, 1)
 			var kept []backup.Contents
 			for range 3 {
-				kept = p.save(p.jobs[0], itemsOf(spans, kept, c.target))
+				kept = p.save(p.jobs[0], backuptest.Items(spans, kept, c.target))
 				require.Len(t, p.notes, 1)
 				require.True(t, strings.HasPrefix(p.notes[0], "peer backup: "+c.note), p.notes[0])
 				require.Contains(t, p.notes[0], "; contents wait in host memory instead")
 				_, host := p.where(kept)
 				require.Equal(t, 2, host)
-				wipe(spans)
-				require.NoError(t, load(p.jobs[0], spans, kept))
-				requireFilled(t, spans, 1)
+				backuptest.Wipe(spans)
+				require.NoError(t, backuptest.Load(p.jobs[0], spans, kept))
+				backuptest.RequireFilled(t, spans, 1)
 			}
-			discard(kept)
-			discard(p.save(p.jobs[0], itemsOf(spans, nil, c.target)))
+			backuptest.Discard(kept)
+			backuptest.Discard(p.save(p.jobs[0], backuptest.Items(spans, nil, c.target)))
 			require.Len(t, p.notes, 1, "once for every reason")
 			p.driver.Reclaim.Drain()
 			for _, name := range held {
@@ -265,8 +266,8 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	job := p.jobs[0]
 	p.occupy(1, reserve+chunk+6*mib)
 	spans := p.spans(0, 10*mib, 8*mib, 4*mib, 4*mib)
-	fill(spans, 1)
-	contents := p.save(job, itemsOf(spans, nil, 1))
+	backuptest.Fill(spans, 1)
+	contents := p.save(job, backuptest.Items(spans, nil, 1))
 	peer, host := p.where(contents)
 	require.Equal(t, []int{2, 2}, []int{peer, host}, "10 and 4 MiB in a chunk of 16")
 	require.Same(t, p.peer, contents[0].Store())
@@ -275,13 +276,13 @@ func TestTakesWhatThereIsRoomFor(t *testing.T) {
 	require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve))
 
 	// The mixed contents are overwritten where they are.
-	fill(spans, 2)
-	require.Equal(t, contents, p.save(job, itemsOf(spans, contents, 1)))
-	wipe(spans)
-	require.NoError(t, load(job, spans, contents))
-	requireFilled(t, spans, 2)
+	backuptest.Fill(spans, 2)
+	require.Equal(t, contents, p.save(job, backuptest.Items(spans, contents, 1)))
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(job, spans, contents))
+	backuptest.RequireFilled(t, spans, 2)
 	used := p.sim.Stat("used:1")
-	discard(contents)
+	backuptest.Discard(contents)
 	p.driver.Reclaim.Drain()
 	require.EqualValues(t, chunk, used-p.sim.Stat("used:1"))
 	for _, name := range held {
@@ -294,11 +295,11 @@ func TestGivesBackWhatNothingFitsInto(t *testing.T) {
 	p.occupy(1, reserve+3*chunk)
 	spans := p.spans(0, 10*mib, 90*mib)
 	used := p.sim.Stat("used:1")
-	contents := p.save(p.jobs[0], itemsOf(spans, nil, 1))
+	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	peer, host := p.where(contents)
 	require.Equal(t, []int{1, 1}, []int{peer, host})
 	require.EqualValues(t, chunk, p.sim.Stat("used:1")-used)
-	discard(contents)
+	backuptest.Discard(contents)
 	p.driver.Reclaim.Drain()
 	require.Equal(t, used, p.sim.Stat("used:1"))
 }
@@ -309,10 +310,10 @@ func TestFindsDiscardedMemoryAgain(t *testing.T) {
 	p.occupy(1, reserve+2*chunk)
 	spans := p.spans(0, 2*chunk)
 	for range 3 {
-		contents := p.save(p.jobs[0], itemsOf(spans, nil, 1))
+		contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 		require.Same(t, p.peer, contents[0].Store())
 		p.sim.Fail("cuMemUnmap", 1, int(cuda.Unknown))
-		discard(contents)
+		backuptest.Discard(contents)
 		contents[0].Await(time.Time{}) // does not have it try again
 		// One chunk was refused, and tried again already if the other came later.
 		require.GreaterOrEqual(t, p.sim.Stat("free:1"), uint64(reserve+chunk))
@@ -325,19 +326,19 @@ func TestSpreads(t *testing.T) {
 	job := p.jobs[2]
 	p.occupy(3, reserve+chunk) // the next of device 2
 	spans := p.spans(2, 6*mib, 6*mib, 6*mib, 6*mib)
-	fill(spans, 1)
+	backuptest.Fill(spans, 1)
 	free := p.sim.Stat("free:3")
-	contents := p.save(job, itemsOf(spans, nil, -1))
+	contents := p.save(job, backuptest.Items(spans, nil, -1))
 	peer, _ := p.where(contents)
 	require.Equal(t, 4, peer)
 	require.Empty(t, p.notes, "nothing is on the host")
 	require.EqualValues(t, chunk, free-p.sim.Stat("free:3"))
 	require.EqualValues(t, 12*mib, p.sim.Stat("used:0"))
 	require.Zero(t, p.sim.Stat("used:1"))
-	wipe(spans)
-	require.NoError(t, load(job, spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(job, spans, contents))
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	p.driver.Reclaim.Drain()
 	require.Zero(t, p.sim.Stat("used:0"))
 	require.Equal(t, free, p.sim.Stat("free:3"))
@@ -346,8 +347,8 @@ func TestSpreads(t *testing.T) {
 func TestTargetsDiffer(t *testing.T) {
 	p := newPeers(t, 3, "1G")
 	spans := p.spans(0, 2*mib, 4*mib, 6*mib)
-	fill(spans, 1)
-	items := itemsOf(spans, nil, 2)
+	backuptest.Fill(spans, 1)
+	items := backuptest.Items(spans, nil, 2)
 	items[0].Target = 1
 	items[2].Target = 7
 	contents := p.save(p.jobs[0], items)
@@ -355,10 +356,10 @@ func TestTargetsDiffer(t *testing.T) {
 	require.EqualValues(t, 4*mib, p.sim.Stat("used:2"))
 	require.Same(t, p.host, contents[2].Store())
 	require.Len(t, p.notes, 1)
-	wipe(spans)
-	require.NoError(t, load(p.jobs[0], spans, contents))
-	requireFilled(t, spans, 1)
-	discard(contents)
+	backuptest.Wipe(spans)
+	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
+	backuptest.RequireFilled(t, spans, 1)
+	backuptest.Discard(contents)
 	p.clean()
 }
 
@@ -371,24 +372,24 @@ func TestOfEachOther(t *testing.T) {
 	for device := range 2 {
 		both.Go(func() {
 			for cycle := range uint64(5) {
-				fill(spans[device], cycle)
-				contents, err := p.peer.Save(p.jobs[device], itemsOf(spans[device], nil, 1-device))
+				backuptest.Fill(spans[device], cycle)
+				contents, err := p.peer.Save(p.jobs[device], backuptest.Items(spans[device], nil, 1-device))
 				if err == nil {
-					wipe(spans[device])
-					err = load(p.jobs[device], spans[device], contents)
+					backuptest.Wipe(spans[device])
+					err = backuptest.Load(p.jobs[device], spans[device], contents)
 				}
 				if err != nil {
 					errs[device] = err
 					return
 				}
-				discard(contents)
+				backuptest.Discard(contents)
 			}
 		})
 	}
 	both.Wait()
 	require.Equal(t, make([]error, 2), errs)
 	for device := range 2 {
-		requireFilled(t, spans[device], 4)
+		backuptest.RequireFilled(t, spans[device], 4)
 	}
 	require.Empty(t, p.notes)
 	p.driver.Reclaim.Drain()
@@ -400,15 +401,15 @@ func TestOfEachOther(t *testing.T) {
 func TestLoadEndsAfterAnError(t *testing.T) {
 	p := newPeers(t, 2, "2G")
 	spans := p.spans(0, 2*mib)
-	contents := p.save(p.jobs[0], itemsOf(spans, nil, 1))
+	contents := p.save(p.jobs[0], backuptest.Items(spans, nil, 1))
 	p.sim.Fail("cuMemcpyDtoDAsync", 2, int(cuda.Unknown))
 	loader := p.peer.Load(p.jobs[0])
 	for range 5000 { // more than the loader queues
 		loader.Add(spans[0], contents[0])
 	}
 	require.ErrorIs(t, loader.Wait(), cuda.Unknown)
-	require.NoError(t, load(p.jobs[0], spans, contents))
-	discard(contents)
+	require.NoError(t, backuptest.Load(p.jobs[0], spans, contents))
+	backuptest.Discard(contents)
 	p.clean()
 }
 
@@ -440,22 +441,22 @@ func (p *peers) failing(spans []backup.Span, call string, nth int) bool {
 	p.sim.Fail(call, nth, int(cuda.Unknown))
 	var kept []backup.Contents
 	for cycle := range uint64(2) {
-		fill(spans, cycle)
-		contents, err := p.peer.Save(p.jobs[0], itemsOf(spans, kept, -1))
+		backuptest.Fill(spans, cycle)
+		contents, err := p.peer.Save(p.jobs[0], backuptest.Items(spans, kept, -1))
 		if err != nil {
 			require.ErrorIs(p.t, err, cuda.Unknown)
-			contents, err = p.peer.Save(p.jobs[0], itemsOf(spans, kept, -1))
+			contents, err = p.peer.Save(p.jobs[0], backuptest.Items(spans, kept, -1))
 			require.NoError(p.t, err, "once more")
 		}
 		kept = contents
-		wipe(spans)
-		if err := load(p.jobs[0], spans, kept); err != nil {
+		backuptest.Wipe(spans)
+		if err := backuptest.Load(p.jobs[0], spans, kept); err != nil {
 			require.ErrorIs(p.t, err, cuda.Unknown)
-			require.NoError(p.t, load(p.jobs[0], spans, kept), "once more")
+			require.NoError(p.t, backuptest.Load(p.jobs[0], spans, kept), "once more")
 		}
-		requireFilled(p.t, spans, cycle)
+		backuptest.RequireFilled(p.t, spans, cycle)
 	}
-	discard(kept)
+	backuptest.Discard(kept)
 	p.driver.Reclaim.Drain() // the driver may refuse
 	p.clean()
 	fired := p.sim.FailuresFired() > before

@@ -1,4 +1,6 @@
-package backup_test
+// Package backuptest has what tests of the stores share: device memory on the simulator, which lets the host write it,
+// and its contents.
+package backuptest
 
 import (
 	"fmt"
@@ -13,9 +15,9 @@ import (
 	"tms/vmm/cuda"
 )
 
-// simulate returns the simulator, reset, with so many devices of so much memory ("4G"), its driver, and a job for
+// Simulate returns the simulator, reset, with so many devices of so much memory ("4G"), its driver, and a job for
 // each device.
-func simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, []backup.Job) {
+func Simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Driver, []backup.Job) {
 	t.Helper()
 	t.Setenv("CUDASIM_DEVICES", fmt.Sprint(devices))
 	t.Setenv("CUDASIM_MEMORY", memory)
@@ -33,8 +35,8 @@ func simulate(t testing.TB, devices int, memory string) (*cudasim.Sim, *cuda.Dri
 	return sim, driver, jobs
 }
 
-// mapSpans maps memory of a device.
-func mapSpans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []backup.Span {
+// Spans maps memory of a device.
+func Spans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []backup.Span {
 	t.Helper()
 	spans := make([]backup.Span, len(sizes))
 	for i, size := range sizes {
@@ -49,28 +51,28 @@ func mapSpans(t testing.TB, driver *cuda.Driver, device int, sizes ...uint64) []
 	return spans
 }
 
-// bytesOf returns the memory of a span.
-func bytesOf(s backup.Span) []byte {
+// Bytes returns the memory of a span.
+func Bytes(s backup.Span) []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&s.Address))), s.Size)
 }
 
-// fill writes words that depend on seed, and their place, into every page.
-func fill(spans []backup.Span, seed uint64) {
+// Fill writes words that depend on seed, and their place, into every page.
+func Fill(spans []backup.Span, seed uint64) {
 	for i, span := range spans {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		bytes := bytesOf(span)
+		bytes := Bytes(span)
 		for at := 0; at < len(bytes); at += 2048 {
 			*(*uint64)(unsafe.Pointer(&bytes[at])) = random.Uint64()
 		}
 	}
 }
 
-// requireFilled asserts that spans hold what fill wrote.
-func requireFilled(t *testing.T, spans []backup.Span, seed uint64) {
+// RequireFilled asserts that spans hold what Fill wrote.
+func RequireFilled(t *testing.T, spans []backup.Span, seed uint64) {
 	t.Helper()
 	for i, span := range spans {
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
-		bytes := bytesOf(span)
+		bytes := Bytes(span)
 		for at := 0; at < len(bytes); at += 2048 {
 			if *(*uint64)(unsafe.Pointer(&bytes[at])) != random.Uint64() {
 				t.Fatalf("span %d differs at byte %d", i, at)
@@ -79,15 +81,15 @@ func requireFilled(t *testing.T, spans []backup.Span, seed uint64) {
 	}
 }
 
-// wipe zeroes spans.
-func wipe(spans []backup.Span) {
+// Wipe zeroes spans.
+func Wipe(spans []backup.Span) {
 	for _, span := range spans {
-		clear(bytesOf(span))
+		clear(Bytes(span))
 	}
 }
 
-// itemsOf returns the items of a Save; kept may be nil.
-func itemsOf(spans []backup.Span, kept []backup.Contents, target int) []backup.Item {
+// Items returns the items of a Save; kept may be nil.
+func Items(spans []backup.Span, kept []backup.Contents, target int) []backup.Item {
 	items := make([]backup.Item, len(spans))
 	for i, span := range spans {
 		items[i] = backup.Item{Span: span, Target: target}
@@ -98,8 +100,8 @@ func itemsOf(spans []backup.Span, kept []backup.Contents, target int) []backup.I
 	return items
 }
 
-// load brings contents back from wherever they are.
-func load(job backup.Job, spans []backup.Span, contents []backup.Contents) error {
+// Load brings contents back from wherever they are.
+func Load(job backup.Job, spans []backup.Span, contents []backup.Contents) error {
 	loaders := map[backup.Store]backup.Loader{}
 	for i, c := range contents {
 		if loaders[c.Store()] == nil {
@@ -116,8 +118,8 @@ func load(job backup.Job, spans []backup.Span, contents []backup.Contents) error
 	return first
 }
 
-// discard discards contents.
-func discard(contents []backup.Contents) {
+// Discard discards contents.
+func Discard(contents []backup.Contents) {
 	for _, c := range contents {
 		c.Discard()
 	}
