@@ -77,7 +77,10 @@ program's cooperation. During a pause, contents wait in host memory (--backup).`
 			if variable != "" {
 				set[variable] = "1"
 			}
-			if tag != "" {
+			if command.Flags().Changed("tag") {
+				if tag == "" {
+					return errors.New("the tag is empty: leave --tag out for \"default\"")
+				}
 				set["TMS_INIT_TAG"] = tag
 			}
 			if kind != "" {

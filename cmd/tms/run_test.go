@@ -103,6 +103,7 @@ func TestRunIsRefused(t *testing.T) {
 		"--backup ram: contents can wait":                            {"--backup", "ram", "true"},
 		"--pool heap: invalid pool option: no kind of pool is named": {"--pool", "heap", "true"},
 		"--incremental needs --backup host":                          {"--backup", "disk", "--incremental", "true"},
+		"the tag is empty: leave --tag out":                          {"--tag", "", "true"},
 		"there-is-none cannot be run: executable file":               {"--", "there-is-none"},
 	} {
 		output, err := under(t, arguments...)
