@@ -10,6 +10,7 @@ at each pause and resume.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -100,7 +101,8 @@ def draw(changes: list[tuple[float, dict[str, int]]]) -> str:
         out.append(
             f'<text x="{LEFT - 6}" y="{y(size) + 4:.1f}" text-anchor="end">{size >> 20} MiB</text>'
         )
-    step = next(step for step in (0.1, 0.2, 0.5, 1, 2, 5, 10) if (end - begin) / step <= 10)
+    steps = ((1, 2, 5)[n % 3] * 10.0 ** (n // 3 - 1) for n in itertools.count())  # from 0.1 s
+    step = next(step for step in steps if (end - begin) / step <= 10)
     for tick in range(int((end - begin) / step) + 1):
         out.append(
             f'<text x="{x(begin + tick * step):.1f}" y="{bottom + 16}" text-anchor="middle">'
