@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "forward.h"
 #include "symbols.h"
+#include "words.h"
 
 #include <dlfcn.h>
 #include <limits.h>
@@ -89,15 +90,15 @@ HIDDEN void *forward_find(const char *name)
 	return found ? found : find_local(name);
 }
 
-#define X(name, parameters, arguments)                                                             \
-	static int first_##name parameters                                                         \
+#define X(name, count, ...)                                                                        \
+	static int first_##name(PARAMETERS_##count(__VA_ARGS__))                                   \
 	{                                                                                          \
-		int(*found) parameters = (int(*) parameters)kept(forward_find(#name));             \
+		int (*found)(__VA_ARGS__) = (int (*)(__VA_ARGS__))kept(forward_find(#name));       \
 		if (!found)                                                                        \
 			return FORWARD_MISSING;                                                    \
 		atomic_store_explicit(&forward_##name, found, memory_order_relaxed);               \
-		return found arguments;                                                            \
+		return found(PASS_##count);                                                        \
 	}                                                                                          \
-	HIDDEN int(*_Atomic forward_##name) parameters = first_##name;
+	HIDDEN int (*_Atomic forward_##name)(__VA_ARGS__) = first_##name;
 #define N(since, ...) X(__VA_ARGS__)
 FORWARD_FUNCTIONS(X, N)

@@ -24,150 +24,101 @@ struct forward_ipc {
 
 /* Functions that CUDA has a second time, with _ptsz behind the name, for programs compiled with --default-stream
  * per-thread: for those, stream 0 means the thread's own. */
-#define FORWARD_STREAM_FUNCTIONS(X, N, suffix)                                                     \
-	X(cudaMallocAsync##suffix, (void **pointer, size_t size, void *stream),                    \
-	  (pointer, size, stream))                                                                 \
-	X(cudaMallocFromPoolAsync##suffix,                                                         \
-	  (void **pointer, size_t size, void *pool, void *stream), (pointer, size, pool, stream))  \
-	X(cudaFreeAsync##suffix, (void *pointer, void *stream), (pointer, stream))                 \
-	X(cudaStreamIsCapturing##suffix, (void *stream, int *status), (stream, status))            \
-	X(cudaStreamBeginCapture##suffix, (void *stream, int mode), (stream, mode))                \
-	X(cudaStreamBeginCaptureToGraph##suffix,                                                   \
-	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
-	   int mode),                                                                              \
-	  (stream, graph, dependencies, edges, count, mode))                                       \
-	X(cudaStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))             \
-	N(11020, cuMemAllocAsync##suffix, (uintptr_t *pointer, size_t size, void *stream),         \
-	  (pointer, size, stream))                                                                 \
-	N(11020, cuMemAllocFromPoolAsync##suffix,                                                  \
-	  (uintptr_t *pointer, size_t size, void *pool, void *stream),                             \
-	  (pointer, size, pool, stream))                                                           \
-	N(11020, cuMemFreeAsync##suffix, (uintptr_t pointer, void *stream), (pointer, stream))     \
-	X(cuStreamIsCapturing##suffix, (void *stream, int *status), (stream, status))              \
-	N(10010, cuStreamBeginCapture_v2##suffix, (void *stream, int mode), (stream, mode))        \
-	N(12030, cuStreamBeginCaptureToGraph##suffix,                                              \
-	  (void *stream, void *graph, const void *dependencies, const void *edges, size_t count,   \
-	   int mode),                                                                              \
-	  (stream, graph, dependencies, edges, count, mode))                                       \
-	N(10000, cuStreamEndCapture##suffix, (void *stream, void **graph), (stream, graph))        \
-	X(cudaGetDriverEntryPoint##suffix,                                                         \
-	  (const char *name, void **function, unsigned long long flags, int *status),              \
-	  (name, function, flags, status))                                                         \
-	X(cudaGetDriverEntryPointByVersion##suffix,                                                \
-	  (const char *name, void **function, unsigned version, unsigned long long flags, int *status), \
-	  (name, function, version, flags, status))
+#define FORWARD_STREAM_FUNCTIONS(X, N, suffix) \
+	X(cudaMallocAsync##suffix, 3, void **, size_t, void *) \
+	X(cudaMallocFromPoolAsync##suffix, 4, void **, size_t, void *, void *) \
+	X(cudaFreeAsync##suffix, 2, void *, void *) \
+	X(cudaStreamIsCapturing##suffix, 2, void *, int *) \
+	X(cudaStreamBeginCapture##suffix, 2, void *, int) \
+	X(cudaStreamBeginCaptureToGraph##suffix, 6, void *, void *, const void *, const void *, size_t, int) \
+	X(cudaStreamEndCapture##suffix, 2, void *, void **) \
+	N(11020, cuMemAllocAsync##suffix, 3, uintptr_t *, size_t, void *) \
+	N(11020, cuMemAllocFromPoolAsync##suffix, 4, uintptr_t *, size_t, void *, void *) \
+	N(11020, cuMemFreeAsync##suffix, 2, uintptr_t, void *) \
+	X(cuStreamIsCapturing##suffix, 2, void *, int *) \
+	N(10010, cuStreamBeginCapture_v2##suffix, 2, void *, int) \
+	N(12030, cuStreamBeginCaptureToGraph##suffix, 6, void *, void *, const void *, const void *, size_t, int) \
+	N(10000, cuStreamEndCapture##suffix, 2, void *, void **) \
+	X(cudaGetDriverEntryPoint##suffix, 4, const char *, void **, unsigned long long, int *) \
+	X(cudaGetDriverEntryPointByVersion##suffix, 5, const char *, void **, unsigned, unsigned long long, int *)
 
-/* X(name, parameters, arguments). Every function returns cudaError_t or CUresult, passed on as int.
- * N(since, name, parameters, arguments): this library stands in front of it, and a program that asks CUDA for it by
- * name gets this library's; since is the first CUDA version that has it. */
-#define FORWARD_FUNCTIONS(X, N)                                                                    \
-	X(cudaMalloc, (void **pointer, size_t size), (pointer, size))                              \
-	X(cudaMallocPitch, (void **pointer, size_t *pitch, size_t width, size_t height),           \
-	  (pointer, pitch, width, height))                                                         \
-	X(cudaMalloc3D, (struct forward_pitched *pitched, struct forward_extent extent),           \
-	  (pitched, extent))                                                                       \
-	X(cudaFree, (void *pointer), (pointer))                                                    \
-	X(cudaGetDevice, (int *device), (device))                                                  \
-	X(cudaRuntimeGetVersion, (int *version), (version))                                        \
-	X(cudaSetDevice, (int device), (device))                                                   \
-	N(10020, cuMemCreate, (uint64_t *handle, size_t size, const void *prop, unsigned long long flags), \
-	  (handle, size, prop, flags))                                                             \
-	N(10020, cuMemRelease, (uint64_t handle), (handle))                                        \
-	N(10020, cuMemMap,                                                                         \
-	  (uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags), \
-	  (address, size, offset, handle, flags))                                                  \
-	N(10020, cuMemUnmap, (uintptr_t address, size_t size), (address, size))                    \
-	N(10020, cuMemSetAccess, (uintptr_t address, size_t size, const void *access, size_t count), \
-	  (address, size, access, count))                                                          \
-	N(10020, cuMemAddressFree, (uintptr_t address, size_t size), (address, size))              \
-	N(10020, cuMemExportToShareableHandle,                                                     \
-	  (void *shareable, uint64_t handle, int type, unsigned long long flags),                  \
-	  (shareable, handle, type, flags))                                                        \
-	N(10020, cuMemGetAllocationPropertiesFromHandle, (void *prop, uint64_t handle), (prop, handle)) \
-	N(10020, cuMemImportFromShareableHandle, (uint64_t *handle, void *shareable, int type),    \
-	  (handle, shareable, type))                                                               \
-	N(6000, cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags)) \
-	N(12010, cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties)) \
-	N(12010, cuMulticastBindAddr,                                                              \
-	  (uint64_t object, size_t offset, uintptr_t address, size_t size, unsigned long long flags), \
-	  (object, offset, address, size, flags))                                                  \
-	N(13010, cuMulticastBindAddr_v2,                                                           \
-	  (uint64_t object, int device, size_t offset, uintptr_t address, size_t size, unsigned long long flags), \
-	  (object, device, offset, address, size, flags))                                          \
-	N(12010, cuMulticastBindMem,                                                               \
-	  (uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,     \
-	   unsigned long long flags),                                                              \
-	  (object, offset, memory, memory_offset, size, flags))                                    \
-	N(13010, cuMulticastBindMem_v2,                                                            \
-	  (uint64_t object, int device, size_t offset, uint64_t memory, size_t memory_offset, size_t size, \
-	   unsigned long long flags),                                                              \
-	  (object, device, offset, memory, memory_offset, size, flags))                            \
-	X(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags)) \
-	N(11000, cuIpcOpenMemHandle_v2, (uintptr_t *pointer, struct forward_ipc handle, unsigned flags), \
-	  (pointer, handle, flags))                                                                \
-	X(cudaIpcOpenMemHandle, (void **pointer, struct forward_ipc handle, unsigned flags),       \
-	  (pointer, handle, flags))                                                                \
-	N(4010, cuIpcCloseMemHandle, (uintptr_t pointer), (pointer))                               \
-	X(cudaIpcCloseMemHandle, (void *pointer), (pointer))                                       \
-	N(3020, cuMemGetAddressRange_v2, (uintptr_t *base, size_t *size, uintptr_t address),       \
-	  (base, size, address))                                                                   \
-	N(4000, cuPointerGetAttribute, (void *data, int attribute, uintptr_t address), (data, attribute, address)) \
-	N(7000, cuPointerGetAttributes,                                                            \
-	  (unsigned count, const int *attributes, void **data, uintptr_t address),                 \
-	  (count, attributes, data, address))                                                      \
-	N(11000, cuMemRetainAllocationHandle, (uint64_t *handle, void *address), (handle, address)) \
-	N(11030, cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags), \
-	  (name, function, version, flags))                                                        \
-	N(12000, cuGetProcAddress_v2,                                                              \
-	  (const char *name, void **function, int version, uint64_t flags, int *status),           \
-	  (name, function, version, flags, status))                                                \
-	X(cudaGetLastError, (void), ())                                                            \
-	X(cudaDeviceEnablePeerAccess, (int peer, unsigned flags), (peer, flags))                   \
-	X(cudaDeviceReset, (void), ())                                                             \
-	X(cudaPointerGetAttributes, (void *attributes, const void *pointer), (attributes, pointer)) \
-	X(cudaIpcGetMemHandle, (void *handle, void *pointer), (handle, pointer))                   \
-	N(3020, cuMemAlloc_v2, (uintptr_t *pointer, size_t size), (pointer, size))                 \
-	N(3020, cuMemAllocPitch_v2,                                                                \
-	  (uintptr_t *pointer, size_t *pitch, size_t width, size_t height, unsigned element),      \
-	  (pointer, pitch, width, height, element))                                                \
-	N(3020, cuMemFree_v2, (uintptr_t pointer), (pointer))                                      \
-	X(cuCtxGetDevice, (int *device), (device))                                                 \
-	X(cuCtxGetCurrent, (void **context), (context))                                            \
-	N(3020, cuCtxCreate_v2, (void **context, unsigned flags, int device), (context, flags, device)) \
-	N(11040, cuCtxCreate_v3, (void **context, void *affinities, int count, unsigned flags, int device), \
-	  (context, affinities, count, flags, device))                                             \
-	N(12050, cuCtxCreate_v4, (void **context, void *parameters, unsigned flags, int device),   \
-	  (context, parameters, flags, device))                                                    \
-	N(4000, cuCtxDestroy_v2, (void *context), (context))                                       \
-	N(4000, cuCtxEnablePeerAccess, (void *context, unsigned flags), (context, flags))          \
-	N(11000, cuDevicePrimaryCtxReset_v2, (int device), (device))                               \
-	X(cuDevicePrimaryCtxRetain, (void **context, int device), (context, device))               \
-	N(11000, cuDevicePrimaryCtxRelease_v2, (int device), (device))                             \
-	X(cuDevicePrimaryCtxGetState, (int device, unsigned *flags, int *active),                  \
-	  (device, flags, active))                                                                 \
-	X(cuDeviceGetMemPool, (void **pool, int device), (pool, device))                           \
-	N(11020, cuMemPoolDestroy, (void *pool), (pool))                                           \
-	X(cudaMemPoolDestroy, (void *pool), (pool))                                                \
-	N(11020, cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned long long flags), \
-	  (shareable, pool, type, flags))                                                          \
-	N(11020, cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned long long flags), \
-	  (pool, shareable, type, flags))                                                          \
-	X(cudaMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned flags), \
-	  (shareable, pool, type, flags))                                                          \
-	X(cudaMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned flags), \
-	  (pool, shareable, type, flags))                                                          \
-	X(cuStreamGetCtx, (void *stream, void **context), (stream, context))                       \
-	N(4000, cuStreamDestroy_v2, (void *stream), (stream))                                      \
-	X(cudaStreamDestroy, (void *stream), (stream))                                             \
-	N(4010, cuIpcGetMemHandle, (void *handle, uintptr_t pointer), (handle, pointer))           \
-	FORWARD_STREAM_FUNCTIONS(X, N, )                                                           \
+/* Functions after whose success the driver's checkpoint may lose the process (everything.c). */
+#define FORWARD_OBSTACLES(X, N) \
+	X(cudaMallocManaged, 3, void **, size_t, unsigned) \
+	N(6000, cuMemAllocManaged, 3, uintptr_t *, size_t, unsigned) \
+	N(12010, cuMulticastCreate, 2, uint64_t *, const void *) \
+	X(cudaMemPoolExportToShareableHandle, 4, void *, void *, int, unsigned) \
+	X(cudaMemPoolImportFromShareableHandle, 4, void **, void *, int, unsigned) \
+	N(11020, cuMemPoolExportToShareableHandle, 4, void *, void *, int, unsigned long long) \
+	N(11020, cuMemPoolImportFromShareableHandle, 4, void **, void *, int, unsigned long long)
+
+/* X(name, how many parameters, their types). Every function returns cudaError_t or CUresult, passed on as int.
+ * N(since, name, ...): this library stands in front of it, and a program that asks CUDA for it by name gets this
+ * library's; since is the first CUDA version that has it. */
+#define FORWARD_FUNCTIONS(X, N) \
+	X(cudaMalloc, 2, void **, size_t) \
+	X(cudaMallocPitch, 4, void **, size_t *, size_t, size_t) \
+	X(cudaMalloc3D, 2, struct forward_pitched *, struct forward_extent) \
+	X(cudaFree, 1, void *) \
+	X(cudaGetDevice, 1, int *) \
+	X(cudaRuntimeGetVersion, 1, int *) \
+	X(cudaSetDevice, 1, int) \
+	N(10020, cuMemCreate, 4, uint64_t *, size_t, const void *, unsigned long long) \
+	N(10020, cuMemRelease, 1, uint64_t) \
+	N(10020, cuMemMap, 5, uintptr_t, size_t, size_t, uint64_t, unsigned long long) \
+	N(10020, cuMemUnmap, 2, uintptr_t, size_t) \
+	N(10020, cuMemSetAccess, 4, uintptr_t, size_t, const void *, size_t) \
+	N(10020, cuMemAddressFree, 2, uintptr_t, size_t) \
+	N(10020, cuMemExportToShareableHandle, 4, void *, uint64_t, int, unsigned long long) \
+	N(10020, cuMemGetAllocationPropertiesFromHandle, 2, void *, uint64_t) \
+	N(10020, cuMemImportFromShareableHandle, 3, uint64_t *, void *, int) \
+	N(12010, cuMulticastBindAddr, 5, uint64_t, size_t, uintptr_t, size_t, unsigned long long) \
+	N(13010, cuMulticastBindAddr_v2, 6, uint64_t, int, size_t, uintptr_t, size_t, unsigned long long) \
+	N(12010, cuMulticastBindMem, 6, uint64_t, size_t, uint64_t, size_t, size_t, unsigned long long) \
+	N(13010, cuMulticastBindMem_v2, 7, uint64_t, int, size_t, uint64_t, size_t, size_t, unsigned long long) \
+	N(11000, cuIpcOpenMemHandle_v2, 3, uintptr_t *, struct forward_ipc, unsigned) \
+	X(cudaIpcOpenMemHandle, 3, void **, struct forward_ipc, unsigned) \
+	N(4010, cuIpcCloseMemHandle, 1, uintptr_t) \
+	X(cudaIpcCloseMemHandle, 1, void *) \
+	N(3020, cuMemGetAddressRange_v2, 3, uintptr_t *, size_t *, uintptr_t) \
+	N(4000, cuPointerGetAttribute, 3, void *, int, uintptr_t) \
+	N(7000, cuPointerGetAttributes, 4, unsigned, const int *, void **, uintptr_t) \
+	N(11000, cuMemRetainAllocationHandle, 2, uint64_t *, void *) \
+	N(11030, cuGetProcAddress, 4, const char *, void **, int, uint64_t) \
+	N(12000, cuGetProcAddress_v2, 5, const char *, void **, int, uint64_t, int *) \
+	X(cudaGetLastError, 0, void) \
+	X(cudaDeviceEnablePeerAccess, 2, int, unsigned) \
+	X(cudaDeviceReset, 0, void) \
+	X(cudaPointerGetAttributes, 2, void *, const void *) \
+	X(cudaIpcGetMemHandle, 2, void *, void *) \
+	N(3020, cuMemAlloc_v2, 2, uintptr_t *, size_t) \
+	N(3020, cuMemAllocPitch_v2, 5, uintptr_t *, size_t *, size_t, size_t, unsigned) \
+	N(3020, cuMemFree_v2, 1, uintptr_t) \
+	X(cuCtxGetDevice, 1, int *) \
+	X(cuCtxGetCurrent, 1, void **) \
+	N(3020, cuCtxCreate_v2, 3, void **, unsigned, int) \
+	N(11040, cuCtxCreate_v3, 5, void **, void *, int, unsigned, int) \
+	N(12050, cuCtxCreate_v4, 4, void **, void *, unsigned, int) \
+	N(4000, cuCtxDestroy_v2, 1, void *) \
+	N(4000, cuCtxEnablePeerAccess, 2, void *, unsigned) \
+	N(11000, cuDevicePrimaryCtxReset_v2, 1, int) \
+	X(cuDevicePrimaryCtxRetain, 2, void **, int) \
+	N(11000, cuDevicePrimaryCtxRelease_v2, 1, int) \
+	X(cuDevicePrimaryCtxGetState, 3, int, unsigned *, int *) \
+	X(cuDeviceGetMemPool, 2, void **, int) \
+	N(11020, cuMemPoolDestroy, 1, void *) \
+	X(cudaMemPoolDestroy, 1, void *) \
+	X(cuStreamGetCtx, 2, void *, void **) \
+	N(4000, cuStreamDestroy_v2, 1, void *) \
+	X(cudaStreamDestroy, 1, void *) \
+	N(4010, cuIpcGetMemHandle, 2, void *, uintptr_t) \
+	FORWARD_OBSTACLES(X, N) \
+	FORWARD_STREAM_FUNCTIONS(X, N, ) \
 	FORWARD_STREAM_FUNCTIONS(X, N, _ptsz)
 
-/* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at
- * a stub that looks the function up; a lookup that finds nothing is made again at the next call, because libcudart may
- * be loaded in between. */
-#define X(name, parameters, arguments)                                                             \
-	extern int(*_Atomic forward_##name) parameters __attribute__((visibility("hidden")));
+/* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at a stub that looks the
+ * function up; a lookup that finds nothing is made again at the next call, because libcudart may be loaded meanwhile. */
+#define X(name, count, ...) extern int (*_Atomic forward_##name)(__VA_ARGS__) __attribute__((visibility("hidden")));
 #define N(since, ...) X(__VA_ARGS__)
 FORWARD_FUNCTIONS(X, N)
 #undef X

@@ -5,6 +5,7 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "forward.h"
+#include "words.h"
 
 #include <dlfcn.h>
 #include <errno.h>
@@ -55,22 +56,13 @@ HIDDEN const char *everything_obstacle(void)
 	return call ? call : shared_obstacle();
 }
 
-#define NOTED(call, parameters, arguments)                                                         \
-	EXPORT int call parameters                                                                 \
+#define X(call, count, ...)                                                                        \
+	EXPORT int call(PARAMETERS_##count(__VA_ARGS__))                                           \
 	{                                                                                          \
-		return obstacle_note(#call, forward_##call arguments);                           \
+		return obstacle_note(#call, forward_##call(PASS_##count));                         \
 	}
-NOTED(cudaMallocManaged, (void **pointer, size_t size, unsigned flags), (pointer, size, flags))
-NOTED(cuMemAllocManaged, (uintptr_t *pointer, size_t size, unsigned flags), (pointer, size, flags))
-NOTED(cuMulticastCreate, (uint64_t *handle, const void *properties), (handle, properties))
-NOTED(cudaMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned flags),
-      (shareable, pool, type, flags))
-NOTED(cudaMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned flags),
-      (pool, shareable, type, flags))
-NOTED(cuMemPoolExportToShareableHandle, (void *shareable, void *pool, int type, unsigned long long flags),
-      (shareable, pool, type, flags))
-NOTED(cuMemPoolImportFromShareableHandle, (void **pool, void *shareable, int type, unsigned long long flags),
-      (pool, shareable, type, flags))
+#define N(since, ...) X(__VA_ARGS__)
+FORWARD_OBSTACLES(X, N)
 
 /* The command: what TMS_COMMAND names; where the wheel, or scripts/build.sh, puts it; or on the path. */
 static const char *command(char path[4096])

@@ -6,7 +6,7 @@
 #include "calls.h"
 #include "names.h"
 #include "../../../forward/symbols.h"
-#include "words.h"
+#include "../../../forward/words.h"
 
 #include <pthread.h>
 #include <stdio.h>

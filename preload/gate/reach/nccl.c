@@ -10,7 +10,7 @@
 #define _GNU_SOURCE
 #include "nccl.h"
 #include "../../../forward/symbols.h"
-#include "words.h"
+#include "../../../forward/words.h"
 
 #include <dlfcn.h>
 #include <errno.h>

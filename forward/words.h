@@ -1,9 +1,18 @@
-/* words has the parameters of functions whose arguments are all words, as they are declared and as they are passed
- * on. */
-#ifndef REACH_WORDS_H
-#define REACH_WORDS_H
+/* words has the parameters of functions that are passed on, as they are declared and as they are passed: of given types,
+ * or all words. */
+#ifndef FORWARD_WORDS_H
+#define FORWARD_WORDS_H
 
 #include <stdint.h>
+
+#define PARAMETERS_0(none) none
+#define PARAMETERS_1(A) A a
+#define PARAMETERS_2(A, B) A a, B b
+#define PARAMETERS_3(A, B, C) A a, B b, C c
+#define PARAMETERS_4(A, B, C, D) A a, B b, C c, D d
+#define PARAMETERS_5(A, B, C, D, E) A a, B b, C c, D d, E e
+#define PARAMETERS_6(A, B, C, D, E, F) A a, B b, C c, D d, E e, F f
+#define PARAMETERS_7(A, B, C, D, E, F, G) A a, B b, C c, D d, E e, F f, G g
 
 /* Parameters on the stack are volatile, so that they are read when the call is made: in registers, which must be saved
  * first, they would cost more than the gate. */
