@@ -50,9 +50,21 @@ HIDDEN bool everything_driver_has(void)
 	return state_of && state_of(getpid(), &state) == SUCCESS && state != RUNNING;
 }
 
+/* One of the calls after which the driver may lose the process (NVIDIA's notes on cuda-checkpoint), or the process may
+ * not come back (multicast: NCCL's issues 2117 and 2337). It stays; shared.c knows when memory shared by handles is
+ * gone. */
+static const char *_Atomic obstacle;
+
+HIDDEN int obstacle_note(const char *call, int code)
+{
+	if (code == SUCCESS)
+		atomic_store(&obstacle, call);
+	return code;
+}
+
 HIDDEN const char *everything_obstacle(void)
 {
-	const char *call = obstacle_noted();
+	const char *call = atomic_load(&obstacle);
 	return call ? call : shared_obstacle();
 }
 

@@ -181,16 +181,14 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 HIDDEN int shared_unmap(uintptr_t address, size_t size);
 HIDDEN const char *shared_obstacle(void); /* a function by which present memory is shared; NULL: none is */
 
-/* obstacle.c: calls after which the driver's checkpoint may lose the process. */
-HIDDEN int obstacle_note(const char *call, int code); /* notes a call that succeeded; returns the code */
-HIDDEN const char *obstacle_noted(void);		 /* one of them; NULL: there is none */
-
 /* everything.c: the driver's checkpoint of this process. */
 HIDDEN bool everything_asked(void);	     /* it is made, or about to be: driver calls may wait */
 HIDDEN void everything_set(bool now);
 HIDDEN bool everything_pending(void); /* a client is making one, and will keep or undo it */
 HIDDEN void everything_set_pending(bool now);
 HIDDEN bool everything_driver_has(void);     /* the driver holds the process locked or checkpointed */
+/* Notes a call that succeeded, after which the driver's checkpoint may lose the process. Returns the code. */
+HIDDEN int obstacle_note(const char *call, int code);
 HIDDEN const char *everything_obstacle(void); /* a function whose memory cannot be checkpointed; NULL: there is none */
 HIDDEN int everything_pause(double timeout, uint64_t *bytes);
 HIDDEN int everything_restore(double wait); /* undoes the driver's part, if there is one */
