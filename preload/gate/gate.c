@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "gate.h"
 #include "reach/gate.h"
+#include "region.h"
 #include "symbols.h"
 
 #include <errno.h>
@@ -23,11 +24,6 @@ HIDDEN const char *gate_unusable(void)
 		return "libtms_reach.so is not preloaded, so the program's calls cannot be stopped: start the program with "
 		       "tms run, or preload libtms_reach.so behind libtms.so";
 	return tms_reach_gate.unusable();
-}
-
-HIDDEN const char *gate_not_gated(void)
-{
-	return tms_reach_gate.not_gated();
 }
 
 static _Atomic bool shut;
@@ -66,11 +62,6 @@ HIDDEN void gate_wait(void)
 {
 	static const struct gate_call call = {.name = "an import", .kind = WORK};
 	gate_leave_capture(gate_enter_capture(&call, NULL));
-}
-
-HIDDEN bool gate_is_waited_for(void)
-{
-	return tms_reach_gate.waited();
 }
 
 /* The kernel may have given an ended thread's number to a thread of another process, so the question names both. */
@@ -143,26 +134,24 @@ HIDDEN bool gate_inside(struct gate_user *user)
 	return false;
 }
 
-HIDDEN bool gate_polls(const char *symbol)
-{
-	return is_there() && tms_reach_gate.polls(symbol);
-}
+#define X(returns, name, parameters, arguments)                                                    \
+	HIDDEN returns gate_##name parameters                                                      \
+	{                                                                                          \
+		return is_there() ? tms_reach_gate.name arguments : (returns)0;                    \
+	}
+GATE_ASKED(X)
+#undef X
+#define X(returns, name, parameters, arguments)                                                    \
+	HIDDEN returns nccl_##name parameters                                                      \
+	{                                                                                          \
+		return gate_unusable() ? (returns)0 : tms_reach_gate.nccl->name arguments;         \
+	}
+GATE_NCCL(X)
+#undef X
 
-HIDDEN uintptr_t gate_exported(size_t index, bool ranges)
-{
-	return tms_reach_gate.exported(index, ranges);
-}
-
-HIDDEN void gate_gone(uintptr_t address)
-{
-	tms_reach_gate.gone(address);
-}
-
-/* Libraries by which the GPU or a network card starts work without a call of the process. libnvshmem_host.so is not
- * one: PyTorch and JAX load it, and may not use it. It loads these when it is initialized. */
-static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_"};
-
-struct seen {
+/* The first loaded library whose name begins as one of these. */
+struct sought {
+	const char *const *prefixes; /* up to a NULL */
 	char *name;
 	size_t size;
 };
@@ -170,17 +159,28 @@ struct seen {
 static int look_at(struct dl_phdr_info *info, size_t size, void *data)
 {
 	(void)size;
-	struct seen *seen = data;
+	const struct sought *sought = data;
 	const char *base = file_of(info->dlpi_name);
-	for (size_t i = 0; i < sizeof self_starting / sizeof *self_starting; i++)
-		if (strncmp(base, self_starting[i], strlen(self_starting[i])) == 0)
-			return snprintf(seen->name, seen->size, "%s", base);
+	for (const char *const *prefix = sought->prefixes; *prefix; prefix++)
+		if (strncmp(base, *prefix, strlen(*prefix)) == 0)
+			return snprintf(sought->name, sought->size, "%s", base);
 	return 0;
 }
 
+/* Libraries by which the GPU or a network card starts work without a call of the process. libnvshmem_host.so is not
+ * one: PyTorch and JAX load it, and may not use it. It loads these when it is initialized. */
+static const char *const self_starting[] = {"nvshmem_bootstrap_", "nvshmem_transport_", NULL};
+
 HIDDEN bool gate_self_starting(char *name, size_t size)
 {
-	return dl_iterate_phdr(look_at, &(struct seen){name, size}) != 0;
+	return dl_iterate_phdr(look_at, &(struct sought){self_starting, name, size}) != 0;
+}
+
+HIDDEN bool nccl_is_unseen(void)
+{
+	static const char *const nccl[] = {"libnccl", NULL};
+	return region_config.nccl_registers && gate_unusable() &&
+	       dl_iterate_phdr(look_at, &(struct sought){nccl, NULL, 0}) != 0;
 }
 
 HIDDEN struct gate_mark *gate_enter_capture(const struct gate_call *call, void *stream)

@@ -110,7 +110,7 @@ static void note_release(uint64_t handle)
 	pthread_mutex_unlock(&lent_lock);
 }
 
-HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
+HIDDEN uintptr_t gate_exported(size_t index, bool ranges)
 {
 	uintptr_t address = 0;
 	if (ranges)
@@ -125,7 +125,7 @@ HIDDEN uintptr_t calls_exported(size_t index, bool ranges)
 	return address;
 }
 
-HIDDEN void calls_gone(uintptr_t address)
+HIDDEN void gate_gone(uintptr_t address)
 {
 	pthread_mutex_lock(&lent_lock);
 	for (size_t i = 0; i < lent_count;)
@@ -239,7 +239,7 @@ static struct gate_call *find(const char *symbol)
 	return NULL;
 }
 
-HIDDEN bool calls_polls(const char *symbol)
+HIDDEN bool gate_polls(const char *symbol)
 {
 	const struct gate_call *call = find(symbol);
 	return call && call->kind == POLL;
@@ -317,7 +317,7 @@ static int look_at_bound(struct dl_phdr_info *info, size_t size, void *data)
 	return 0;
 }
 
-HIDDEN const char *calls_unknown(void)
+HIDDEN const char *gate_not_gated(void)
 {
 	static _Atomic unsigned long long looked_at;
 	struct bound bound = {.looked_at = atomic_load(&looked_at)};

@@ -243,7 +243,7 @@ static struct gate_mark *next(const struct gate_mark *mark)
 
 /* The kernel counts sleepers, without those that have died. The sleeper that this wakes looks at the state and sleeps
  * again. */
-static bool waited(void)
+HIDDEN bool gate_is_waited_for(void)
 {
 	return syscall(SYS_futex, &gate_state, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0) > 0;
 }
@@ -257,14 +257,12 @@ static struct gate_mark *enter(const struct gate_call *call, uintptr_t stream)
 
 EXPORT const struct gate tms_reach_gate = {
 	.unusable = reach_misplaced,
-	.not_gated = calls_unknown,
-	.polls = calls_polls,
 	.set = set,
 	.next = next,
 	.enter = enter,
 	.leave = gate_leave,
-	.waited = waited,
-	.exported = calls_exported,
-	.gone = calls_gone,
 	.nccl = &nccl_gate,
+#define X(returns, name, parameters, arguments) .name = gate_##name,
+	GATE_ASKED(X)
+#undef X
 };

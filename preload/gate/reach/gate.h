@@ -36,16 +36,14 @@ struct gate_mark {
 	_Atomic(const struct gate_call *) polling; /* NULL: the thread is in no call that polls */
 };
 
-struct gate_nccl { /* nccl.c */
 #define X(returns, name, parameters, arguments) returns (*name) parameters;
+struct gate_nccl { /* nccl.c */
 	GATE_NCCL(X)
-#undef X
 };
 
 struct gate {
-	const char *(*unusable)(void);	/* why there is no gate; NULL: there is one */
-	const char *(*not_gated)(void); /* a function in use that bypasses it; NULL: none */
-	bool (*polls)(const char *symbol); /* reports whether the function is of the kind POLL */
+	GATE_ASKED(X)
+	const char *(*unusable)(void); /* why there is no gate; NULL: there is one */
 	/* Returns 0, or the errno that keeps the gate from closing. alive: a byte that is 0 in a child, or NULL. A
 	 * thread that is past the gate when this returns has a visible mark. An error leaves the gate open; holding
 	 * less cannot fail. */
@@ -56,14 +54,9 @@ struct gate {
 	 * too. */
 	struct gate_mark *(*enter)(const struct gate_call *call, uintptr_t stream);
 	void (*leave)(struct gate_mark *mark);
-	bool (*waited)(void); /* a thread waits for another state */
-	/* Addresses of pausable memory that the program has given to others by a handle; 0 ends them, UINTPTR_MAX means
-	 * that there were more than could be noted. With ranges it returns the first address of any memory that was
-	 * given by cuMemGetHandleForAddressRange. */
-	uintptr_t (*exported)(size_t index, bool ranges);
-	void (*gone)(uintptr_t address); /* that memory is gone */
 	const struct gate_nccl *nccl;
 };
+#undef X
 
 extern const struct gate tms_reach_gate __attribute__((weak, visibility("default")));
 

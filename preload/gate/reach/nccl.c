@@ -265,7 +265,7 @@ HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 
 /* What libtms.so asks (gate.h). */
 
-static void hold(bool on)
+HIDDEN void nccl_hold(bool on)
 {
 	atomic_store(&holder, (pid_t)syscall(SYS_getpid));
 	atomic_store(&held, on);
@@ -273,7 +273,7 @@ static void hold(bool on)
 		syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static bool is_used(void)
+HIDDEN bool nccl_is_used(void)
 {
 	return atomic_load(&inside) != 0;
 }
@@ -286,18 +286,7 @@ HIDDEN int nccl_version(const struct library *library)
 }
 
 const struct gate_nccl nccl_gate = {
-	.hold = hold,
-	.is_used = is_used,
-	.look = suspending_look,
-	.look_at_memory = memory_look,
-	.together = suspending_together,
-	.begin = suspending_begin,
-	.is_busy = suspending_is_busy,
-	.give_up = suspending_give_up,
-	.sequences = sequence_look,
-	.is_launching = sequence_is_launching,
-	.has_captured = sequence_has_captured,
-	.freeze = sequence_freeze,
-	.limit = sequence_limit,
-	.release = sequence_release,
+#define X(returns, name, parameters, arguments) .name = nccl_##name,
+	GATE_NCCL(X)
+#undef X
 };

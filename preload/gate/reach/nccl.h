@@ -199,7 +199,6 @@ HIDDEN void memory_group_ended(bool good);
 /* Reports whether the stream is being captured, and then notes the buffers. */
 HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t first, uintptr_t second,
 			    uintptr_t stream);
-HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to);
 
 /* sequence.c: around an operation, which is not launched if it is not good; at the end of the thread's outermost
  * group. */
@@ -209,19 +208,10 @@ HIDDEN bool sequence_begin(void *comm, enum counted counted, int peer, struct se
 HIDDEN void sequence_ended(struct sequence *s, bool good);
 HIDDEN void sequence_group_ended(bool launched);
 HIDDEN void sequence_captured(void); /* an operation was, into a graph */
-/* As gate_nccl has them. */
-HIDDEN bool sequence_look(size_t *cursor, struct gate_sequence *to);
-HIDDEN bool sequence_is_launching(void);
-HIDDEN bool sequence_has_captured(void);
-HIDDEN void sequence_freeze(void);
-HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count);
-HIDDEN void sequence_release(void);
 
-/* suspending.c: as gate_nccl (gate.h) has them. */
-HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to);
-HIDDEN void suspending_together(uint64_t clique);
-HIDDEN bool suspending_begin(bool suspend);
-HIDDEN bool suspending_is_busy(void);
-HIDDEN void suspending_give_up(void);
+/* What libtms.so asks; each file has its part. */
+#define X(returns, name, parameters, arguments) HIDDEN returns nccl_##name parameters;
+GATE_NCCL(X)
+#undef X
 
 #endif

@@ -21,14 +21,15 @@ HIDDEN const char *reach_misplaced(void); /* what is wrong with this library's p
 
 /* calls.c: what the gate stands in front of. */
 HIDDEN void *calls_entry(const char *symbol, void *theirs); /* ours for a function of the driver, or NULL */
-HIDDEN const char *calls_unknown(void); /* one that is in use and does not pass the gate; NULL: none */
-HIDDEN uintptr_t calls_exported(size_t index, bool ranges); /* as gate.h has these two */
-HIDDEN void calls_gone(uintptr_t address);
-HIDDEN bool calls_polls(const char *symbol);
 
 /* nccl.c */
 HIDDEN void *nccl_entry(const char *symbol, void *theirs); /* ours for a function of an NCCL, or NULL */
 extern const struct gate_nccl nccl_gate HIDDEN;
+
+/* calls.c, gate.c: what libtms.so asks. */
+#define X(returns, name, parameters, arguments) HIDDEN returns gate_##name parameters;
+GATE_ASKED(X)
+#undef X
 
 /* gate.c: the marks. */
 extern __thread struct gate_mark *gate_mine __attribute__((tls_model("initial-exec"))) HIDDEN;

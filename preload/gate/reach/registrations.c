@@ -104,7 +104,7 @@ HIDDEN bool memory_captured(struct library *library, const char *call, uintptr_t
 	return true;
 }
 
-HIDDEN bool memory_look(size_t *cursor, struct gate_registration *to)
+HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to)
 {
 	enum { REGISTRATIONS = sizeof registrations / sizeof *registrations, BUFFERS = sizeof captured / sizeof *captured };
 	for (; *cursor < REGISTRATIONS; (*cursor)++) {

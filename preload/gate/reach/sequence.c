@@ -163,7 +163,7 @@ static bool is_seen(const struct communicator *c)
 	return atomic_load(&c->state) == LIVE && c->clique && !atomic_load(&c->uncounted);
 }
 
-HIDDEN bool sequence_look(size_t *cursor, struct gate_sequence *to)
+HIDDEN bool nccl_sequences(size_t *cursor, struct gate_sequence *to)
 {
 	enum { EACH_HAS = 1 << 24 }; /* of a communicator: 0 is its collectives, then two for each peer */
 	for (; *cursor / EACH_HAS < atomic_load(&communicators_used); *cursor += EACH_HAS - *cursor % EACH_HAS) {
@@ -187,12 +187,12 @@ HIDDEN bool sequence_look(size_t *cursor, struct gate_sequence *to)
 	return false;
 }
 
-HIDDEN bool sequence_is_launching(void)
+HIDDEN bool nccl_is_launching(void)
 {
 	return atomic_load(&launching) != 0;
 }
 
-HIDDEN bool sequence_has_captured(void)
+HIDDEN bool nccl_has_captured(void)
 {
 	return atomic_load(&captured);
 }
@@ -221,7 +221,7 @@ static void set_number(uint32_t now)
 	syscall(SYS_futex, &number, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-HIDDEN void sequence_freeze(void)
+HIDDEN void nccl_freeze(void)
 {
 	const uint32_t now = atomic_load(&number) + 1;
 	for EACH (c, communicator) {
@@ -263,7 +263,7 @@ static bool are_set(const struct gate_sequence *targets, size_t count)
 }
 
 /* If a communicator's collectives are named, its pairs that are not named have 0 for a target. */
-HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count)
+HIDDEN void nccl_limit(const struct gate_sequence *targets, size_t count)
 {
 	if (are_set(targets, count))
 		return;
@@ -281,7 +281,7 @@ HIDDEN void sequence_limit(const struct gate_sequence *targets, size_t count)
 	set_number(now);
 }
 
-HIDDEN void sequence_release(void)
+HIDDEN void nccl_release(void)
 {
 	atomic_store(&process, 0);
 	set_number(atomic_load(&number) + 1);

@@ -51,7 +51,7 @@ static bool is_busy(int phase)
 	return phase == SUSPENDING || phase == RESUMING;
 }
 
-HIDDEN bool suspending_look(size_t *cursor, bool ask, struct gate_communicator *to)
+HIDDEN bool nccl_look(size_t *cursor, bool ask, struct gate_communicator *to)
 {
 	for (; *cursor < atomic_load(&communicators_used); (*cursor)++) {
 		const struct communicator *c = &communicators[*cursor];
@@ -179,7 +179,7 @@ static bool start_thread(struct communicator *c, bool suspend, uint32_t number)
 	return made;
 }
 
-HIDDEN void suspending_together(uint64_t clique)
+HIDDEN void nccl_together(uint64_t clique)
 {
 	for EACH (c, communicator)
 		if (!clique || (atomic_load(&c->state) == LIVE && c->clique == clique))
@@ -187,7 +187,7 @@ HIDDEN void suspending_together(uint64_t clique)
 }
 
 /* All threads exist before the first begins, because the others would wait for a missing one. */
-HIDDEN bool suspending_begin(bool suspend)
+HIDDEN bool nccl_begin(bool suspend)
 {
 	const uint32_t number = atomic_load(&started);
 	bool all = true;
@@ -208,7 +208,7 @@ HIDDEN bool suspending_begin(bool suspend)
 	return all;
 }
 
-HIDDEN bool suspending_is_busy(void)
+HIDDEN bool nccl_is_busy(void)
 {
 	for EACH (c, communicator) {
 		if (atomic_load(&c->state) == LIVE && is_busy(atomic_load(&c->phase)))
@@ -217,7 +217,7 @@ HIDDEN bool suspending_is_busy(void)
 	return false;
 }
 
-HIDDEN void suspending_give_up(void)
+HIDDEN void nccl_give_up(void)
 {
 	for EACH (c, communicator) {
 		int phase = atomic_load(&c->phase);
