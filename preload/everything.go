@@ -64,7 +64,7 @@ func notCheckpointed() error {
 			"managed memory, multicast objects, or memory that processes share cannot be checkpointed%s%s",
 			C.GoString(call), ncclShares(), otherwise)
 	}
-	if address := lent(); address != 0 {
+	if address := C.gate_exported(0, true); C.gate_unusable() == nil && address != 0 {
 		return cuda.Refuse(cuda.NotSupported, "the driver's checkpoint would lose this process: its memory at %#x "+
 			"was exported, and memory that processes share cannot be checkpointed%s%s", address, ncclShares(),
 			otherwise)
@@ -110,12 +110,4 @@ func statsOf(e *vmm.Engine, temporary *C.char) (stats control.Stats, err error) 
 	C.operation_settings(&operation, temporary)
 	stats.DiskDirectory = C.GoString(operation.disk_dir)
 	return stats, err
-}
-
-// lent returns an address of memory that the program has exported in a way that only libtms_reach.so sees; 0: none.
-func lent() uintptr {
-	if C.gate_unusable() != nil {
-		return 0
-	}
-	return uintptr(C.gate_exported(0, true))
 }

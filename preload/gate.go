@@ -203,9 +203,9 @@ func holdPolls(deadline time.Time) error {
 	}
 	var user C.struct_gate_user
 	if !poll(deadline, func() bool { return !bool(C.gate_inside(&user)) }) {
-		inside := gateUser{thread: int(user.thread), lives: true, call: C.GoString(user.call)}
+		inside := gateUser(user)
 		return errors.Join(late("thread %s does not come back from %s, and the driver's checkpoint would kill the "+
-			"process in there", inside.name(), inside.call), setGate(C.GATE_CLOSED))
+			"process in there", inside.name(), inside.function()), setGate(C.GATE_CLOSED))
 	}
 	gate.Lock()
 	gate.checkpoint = true
@@ -275,19 +275,17 @@ func resumeGated(e *vmm.Engine, options vmm.Options) (bytes uint64, err error) {
 	return bytes, err
 }
 
-// unhold ends one hold. The gate opens if nothing else keeps it shut.
-func unhold() {
-	gate.Lock()
-	gate.held--
-	gate.Unlock()
-	if !engine.Load().Gated() {
-		openGate()
-	}
-}
-
-// letGo calls unhold on a thread other than the control socket's.
-func letGo() {
-	_ = goruntime.Run(func() error { unhold(); return nil })
+// LetGo ends one hold, on a thread other than the control socket's. The gate opens if nothing else keeps it shut.
+func (thisProcess) LetGo() {
+	_ = goruntime.Run(func() error {
+		gate.Lock()
+		gate.held--
+		gate.Unlock()
+		if !engine.Load().Gated() {
+			openGate()
+		}
+		return nil
+	})
 }
 
 // ungate resumes NCCL and opens the gate, unless something is left that gated pauses have paused. Errors: of
@@ -384,7 +382,7 @@ func shutGate(deadline time.Time, timeout time.Duration) error {
 		}
 		var inside *gateUser
 		if !poll(deadline, func() bool { inside = nobodyInside(); return inside == nil }) {
-			return late("thread %s has not come back from %s within %v", inside.name(), inside.call, timeout)
+			return late("thread %s has not come back from %s within %v", inside.name(), inside.function(), timeout)
 		}
 		// A thread that had passed the gate may have begun a capture since.
 		shut = !state().Capturing
@@ -403,36 +401,28 @@ func poll(deadline time.Time, ready func() bool) bool {
 }
 
 // gateUser is what the gate knows of a thread's calls.
-type gateUser struct {
-	thread        int
-	lives         bool
-	works, inside bool // it gives a device work now; or it is inside any call
-	call          string
-	stream        cuda.Stream
-}
+type gateUser C.struct_gate_user
 
 // gateUsers calls look with each thread that was ever past the gate, until look returns false.
 func gateUsers(look func(gateUser) bool) {
 	var cursor unsafe.Pointer
 	var user C.struct_gate_user
-	for C.gate_look(&cursor, &user) {
-		if !look(gateUser{int(user.thread), bool(user.lives), bool(user.works), bool(user.inside),
-			C.GoString(user.call), cuda.Stream(user.stream)}) {
-			return
-		}
+	for bool(C.gate_look(&cursor, &user)) && look(gateUser(user)) {
 	}
 }
 
 // nobodyInside returns a thread that gives a device work now; nil: there is none.
-func nobodyInside() (found *gateUser) {
-	gateUsers(func(user gateUser) bool {
+func nobodyInside() *gateUser {
+	for user := range gateUsers {
 		if user.works && user.lives {
-			found = &user
+			return &user
 		}
-		return found == nil
-	})
-	return found
+	}
+	return nil
 }
+
+// function returns the name of the call.
+func (u gateUser) function() string { return C.GoString(u.call) }
 
 // name returns the thread's number, and its name while it lives.
 func (u gateUser) name() string {
@@ -448,7 +438,7 @@ func (u gateUser) name() string {
 
 // perThread reports whether the stream is the thread's own default one, which other threads cannot query.
 func (u gateUser) perThread() bool {
-	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(u.call, "_ptsz") || strings.HasSuffix(u.call, "_ptds"))
+	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(u.function(), "_ptsz") || strings.HasSuffix(u.function(), "_ptds"))
 }
 
 const legacyStream = 1
@@ -461,15 +451,15 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 		return err
 	}
 	inside := func() (found bool) {
-		gateUsers(func(user gateUser) bool { found = user.inside && user.lives; return !found })
+		gateUsers(func(user gateUser) bool { found = bool(user.inside && user.lives); return !found })
 		return found
 	}
 	var words string
 	if poll(time.Now().Add(patience), func() bool { return !inside() }) {
 		gateUsers(func(user gateUser) bool {
-			if user.stream > 2 && busy(user.stream) {
+			if user.stream > 2 && busy(cuda.Stream(user.stream)) {
 				words = fmt.Sprintf("stream %#x, to which thread %s gave work last, with %s", user.stream, user.name(),
-					user.call)
+					user.function())
 			}
 			return words == ""
 		})
@@ -479,10 +469,10 @@ func blamed(device int, busy func(cuda.Stream) bool, timeout time.Duration) erro
 				case user.stream > 2:
 				case user.perThread():
 					words = fmt.Sprintf("perhaps the own default stream of thread %s, which called %s last",
-						user.name(), user.call)
+						user.name(), user.function())
 				case busy(legacyStream):
 					words = fmt.Sprintf("the default stream, to which thread %s gave work last, with %s", user.name(),
-						user.call)
+						user.function())
 				}
 				return words == ""
 			})
