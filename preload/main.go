@@ -124,9 +124,13 @@ func words(text string) *C.char {
 	return (*C.char)(unsafe.Pointer(goruntime.Terminated(text)))
 }
 
-// handOver returns a malloc'ed text, nil when there is no memory.
-func handOver(text []byte) *C.char {
-	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text)))
+// marshalled returns a value as malloc'ed JSON, nil when there is no memory.
+func marshalled(value any) (*C.char, error) {
+	text, err := json.Marshal(value)
+	if err != nil {
+		return nil, err
+	}
+	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text))), nil
 }
 
 // report returns the code for err, whose text becomes the calling thread's last error.
@@ -390,8 +394,7 @@ func tmsBackupPointer(address unsafe.Pointer, size C.uint64_t) C.uintptr_t {
 // tmsStats returns a malloc'ed text, nil when there is no memory. temporary is TMPDIR.
 //
 //export tmsStats
-func tmsStats(version, temporary *C.char) *C.char {
-	var text []byte
+func tmsStats(version, temporary *C.char) (text *C.char) {
 	err := enter(func(e *vmm.Engine) error {
 		askingDriver.RLock()
 		defer askingDriver.RUnlock()
@@ -402,16 +405,16 @@ func tmsStats(version, temporary *C.char) *C.char {
 		if programPools != nil {
 			stats.Pools = programPools.Stats()
 		}
-		text, err = json.Marshal(stats)
+		text, err = marshalled(stats)
 		return err
 	})
 	if err != nil {
 		report(err)
-		text, _ = json.Marshal(map[string]any{
+		text, _ = marshalled(map[string]any{
 			"version": C.GoString(version), "started": true, "everything": bool(C.everything_asked()),
 			"devices": []int{}, "waiting": []int{}, "capturing": false, "host_available_bytes": nil,
 			"disk_directory": "", "pools": nil, "error": err.Error(),
 		})
 	}
-	return handOver(text)
+	return text
 }

@@ -1,14 +1,12 @@
 package main
 
 /*
-#include <stdlib.h>
 #include "shim.h"
 #include "region.h"
 */
 import "C"
 
 import (
-	"encoding/json"
 	"fmt"
 	"unsafe"
 
@@ -150,11 +148,8 @@ func tmsPoolTrim(handle C.uintptr_t, released *C.size_t) C.int {
 //
 //export tmsPoolStats
 func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
-	withPool(handle, func(p pool.Pool) error {
-		stats, err := json.Marshal(p.Stats())
-		if err == nil {
-			text = handOver(stats)
-		}
+	withPool(handle, func(p pool.Pool) (err error) {
+		text, err = marshalled(p.Stats())
 		return err
 	})
 	return text
@@ -164,15 +159,12 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 //
 //export tmsPoolSnapshot
 func tmsPoolSnapshot(handle C.uintptr_t) (text *C.char) {
-	withPool(handle, func(p pool.Pool) error {
+	withPool(handle, func(p pool.Pool) (err error) {
 		s, ok := p.(pool.Snapshotter)
 		if !ok {
 			return errSnapshot
 		}
-		snapshot, err := json.Marshal(s.Snapshot())
-		if err == nil {
-			text = handOver(snapshot)
-		}
+		text, err = marshalled(s.Snapshot())
 		return err
 	})
 	return text

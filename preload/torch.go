@@ -7,8 +7,6 @@ package main
 import "C"
 
 import (
-	"encoding/json"
-
 	"tms/preload/goruntime"
 	"tms/vmm"
 	"tms/vmm/pool"
@@ -95,16 +93,15 @@ func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
 // tmsTorchPoolStats returns a malloc'ed text, nil when there is no memory.
 //
 //export tmsTorchPoolStats
-func tmsTorchPoolStats() *C.char {
-	text := []byte("[]")
-	forTorch(func() error {
-		all, err := json.Marshal(torchPools.Stats())
-		if err == nil {
-			text = all
-		}
+func tmsTorchPoolStats() (text *C.char) {
+	forTorch(func() (err error) {
+		text, err = marshalled(torchPools.Stats())
 		return err
 	})
-	return handOver(text)
+	if text == nil { // without an engine
+		text, _ = marshalled([]int{})
+	}
+	return text
 }
 
 // tmsTorchPoolSnapshot returns a malloc'ed text, nil when the kind has none, or no memory.
@@ -113,12 +110,8 @@ func tmsTorchPoolStats() *C.char {
 func tmsTorchPoolSnapshot() (text *C.char) {
 	forTorch(func() error {
 		all, err := torchPools.Snapshots()
-		if err != nil {
-			return err
-		}
-		snapshots, err := json.Marshal(all)
 		if err == nil {
-			text = handOver(snapshots)
+			text, err = marshalled(all)
 		}
 		return err
 	})
