@@ -4,17 +4,16 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "region.h"
+#include "symbols.h"
 
-#include <dlfcn.h>
 #include <stdlib.h>
-#include <string.h>
 
-static void wanted(void)
+HIDDEN void go_wanted(void)
 {
 	region_report_environment(error_log);
 }
 
-static void awake(void)
+HIDDEN void go_awake(void)
 {
 	if (!region_config.control)
 		return;
@@ -24,14 +23,10 @@ static void awake(void)
 
 HIDDEN _Atomic bool cuda_watched;
 
-AT_LOAD static void watch(bool recording)
+AT_LOAD HIDDEN void trace_turned(bool recording)
 {
 	atomic_store(&cuda_watched, recording || account_on);
 }
-
-HIDDEN const struct trace_hooks trace_hooks = {watch};
-
-HIDDEN const struct go_hooks go_hooks = {wanted, awake};
 
 AT_LOAD static void leave_environment(void)
 {
@@ -39,8 +34,7 @@ AT_LOAD static void leave_environment(void)
 	if (!getenv("TMS_NO_INHERIT"))
 		return;
 	const char *name = dladdr(__ehdr_start, &info) && info.dli_fname ? info.dli_fname : "libtms.so";
-	const char *slash = strrchr(name, '/');
-	region_leave_environment((const char *const[]){slash ? slash + 1 : name, "libtms_reach.so", NULL});
+	region_leave_environment((const char *const[]){file_of(name), "libtms_reach.so", NULL});
 }
 
 /* Makes no system call that the loader does not make too: a sandbox may kill the process for others. */
@@ -50,6 +44,6 @@ __attribute__((constructor)) static void at_load(void)
 	region_load_environment();
 	trace_load();
 	account_load();
-	watch(trace_is_on());
+	trace_turned(trace_is_on());
 	leave_environment();
 }

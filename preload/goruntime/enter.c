@@ -176,7 +176,7 @@ static void start(void)
 	tmsAwake(); /* returns once the runtime is up */
 	handlers_arm();
 	atomic_store(&go_state, GO_AWAKE);
-	go_hooks.awake();
+	go_awake();
 }
 
 static int reserve(void)
@@ -269,7 +269,7 @@ HIDDEN int go_start(void)
 		return SUCCESS;
 	int code = SUCCESS;
 	if (state != GO_DEAD) {
-		go_hooks.wanted();
+		go_wanted();
 		struct thread *mine = thread_mine();
 		if (!mine)
 			return ERROR_MEMORY_ALLOCATION;

@@ -94,13 +94,9 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-/* The library's hooks at the start of the runtime. They are constant, because others may call before the library
- * loads. */
-struct go_hooks {
-	void (*wanted)(void); /* before a call that needs Go, until Go has started */
-	void (*awake)(void);
-};
-extern const struct go_hooks go_hooks HIDDEN;
+/* The library's own, at the start of the runtime. */
+HIDDEN void go_wanted(void); /* before a call that needs Go, until Go has started */
+HIDDEN void go_awake(void);
 HIDDEN void go_load(void); /* enter.c: at load */
 
 /* While a thread runs Go its signals are blocked: otherwise a host handler installed without SA_ONSTACK would run on a

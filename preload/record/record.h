@@ -12,11 +12,7 @@
 /* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
-/* The library's hook: recording begins, or has ended. Constant, because others may call before the library loads. */
-struct trace_hooks {
-	void (*turned)(bool on); /* also in a forked child */
-};
-extern const struct trace_hooks trace_hooks HIDDEN;
+HIDDEN void trace_turned(bool on); /* the library's own: recording begins, or has ended, also in a forked child */
 HIDDEN void trace_malloc(int code, const void *address, size_t size, const void *stream, bool pausable);
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool);
 /* A free is recorded before it happens, while nobody else can get the address, and taken back if it fails. */

@@ -89,7 +89,7 @@ AT_LOAD static void turn(bool on)
 	if (on)
 		atomic_store(&handlers_taker, taken);
 	atomic_store(&trace_on, on);
-	trace_hooks.turned(on);
+	trace_turned(on);
 }
 
 static int opened(const char *name, int flags)
