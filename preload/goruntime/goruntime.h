@@ -66,15 +66,7 @@ static inline bool fork_happened(struct fork_mark *mark)
 	return page ? !*page : fork_other_process(mark);
 }
 
-/* message.c: a descriptor and the file that it stood for, checked before each write. */
-struct descriptor {
-	int number; /* -1: none */
-	dev_t device;
-	ino_t inode;
-};
-HIDDEN struct descriptor descriptor_of(int number);
-HIDDEN bool descriptor_is_still(struct descriptor then);
-HIDDEN void descriptor_load(void);
+HIDDEN void descriptor_load(void); /* message.c: notes which file stderr is, at load */
 extern const char *tms_last_error(void);
 
 /* Where the library's file headers start and its code ends, from the linker. */

@@ -14,20 +14,6 @@
 #include <time.h>
 #include <unistd.h>
 
-AT_LOAD HIDDEN struct descriptor descriptor_of(int number)
-{
-	struct stat file;
-	if (number < 0 || fstat(number, &file) != 0)
-		return (struct descriptor){-1, 0, 0};
-	return (struct descriptor){number, file.st_dev, file.st_ino};
-}
-
-HIDDEN bool descriptor_is_still(struct descriptor then)
-{
-	struct descriptor now = descriptor_of(then.number);
-	return now.number >= 0 && now.device == then.device && now.inode == then.inode;
-}
-
 /* As write, but a pipe that nobody reads is an error, not a signal that ends the host. */
 static ssize_t descriptor_write(int number, const char *text, size_t length)
 {
@@ -47,11 +33,12 @@ static ssize_t descriptor_write(int number, const char *text, size_t length)
 	return written;
 }
 
-static struct descriptor stderr_then = {-1, 0, 0};
+static struct stat stderr_then;
+static bool had_stderr;
 
 AT_LOAD HIDDEN void descriptor_load(void)
 {
-	stderr_then = descriptor_of(STDERR_FILENO);
+	had_stderr = fstat(STDERR_FILENO, &stderr_then) == 0;
 }
 
 /* Descriptor 2 may be redirected while the program runs, or closed and reused for anything. Only a terminal, a pipe, or
@@ -59,10 +46,10 @@ AT_LOAD HIDDEN void descriptor_load(void)
 OUT_OF_LINE bool is_stderr(void)
 {
 	struct stat file;
-	if (stderr_then.number >= 0 && descriptor_is_still(stderr_then))
-		return true;
 	if (fstat(STDERR_FILENO, &file) != 0)
 		return false;
+	if (had_stderr && file.st_dev == stderr_then.st_dev && file.st_ino == stderr_then.st_ino)
+		return true;
 	return S_ISFIFO(file.st_mode) || (S_ISCHR(file.st_mode) && isatty(STDERR_FILENO)) ||
 	       (S_ISREG(file.st_mode) && fcntl(STDERR_FILENO, F_GETFL) & O_APPEND);
 }
