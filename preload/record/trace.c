@@ -425,23 +425,19 @@ static void sample(void)
 		(void)IN_GO((tmsTraceFigures(), SUCCESS));
 }
 
-static void end(void)
-{
-	pthread_mutex_unlock(&lock);
-	sample();
-}
-
 HIDDEN void trace_sample_after(uint64_t pause)
 {
 	atomic_store(&sampled, nanoseconds(CLOCK_MONOTONIC) + pause);
 }
 
+/* Reports whether there is a trace. */
 static bool write_down(enum kind kind, struct record r, const char *tag)
 {
 	if (!begin())
 		return false;
 	r.tag = tag_number(tag);
 	put(kind, r, NULL);
+	pthread_mutex_unlock(&lock);
 	return true;
 }
 
@@ -454,7 +450,7 @@ static void made(int code, struct record r, const char *tag)
 		return;
 	}
 	if (write_down(code == SUCCESS ? ALLOCATE : FAILURE, r, tag))
-		end();
+		sample();
 }
 
 HIDDEN void trace_pool_malloc(int code, const void *address, size_t size, const void *stream, const void *pool)
@@ -482,8 +478,8 @@ HIDDEN void trace_free(const void *address, const void *stream)
 		r.flags = FLAG_STREAM;
 		r.stream = (uintptr_t)stream;
 	}
-	if (address && write_down(FREE, r, NULL))
-		pthread_mutex_unlock(&lock); /* another thread may wait for the memory: no figures yet */
+	if (address)
+		write_down(FREE, r, NULL); /* another thread may wait for the memory: no figures yet */
 }
 
 HIDDEN void trace_freed(int code, const void *address)
@@ -493,7 +489,7 @@ HIDDEN void trace_freed(int code, const void *address)
 	if (code == SUCCESS)
 		sample();
 	else if (write_down(UNFREE, (struct record){.device = -1, .address = (uintptr_t)address}, NULL))
-		end();
+		sample();
 }
 
 HIDDEN int trace_recording(void)
@@ -505,44 +501,41 @@ HIDDEN void trace_changed(void)
 {
 	if (begin()) {
 		atomic_store(&last, nanoseconds(CLOCK_MONOTONIC));
-		end();
+		pthread_mutex_unlock(&lock);
+		sample();
 	}
 }
 
 HIDDEN void trace_pool_destroyed(const void *pool)
 {
 	if (write_down(POOL_DESTROYED, (struct record){.device = -1, .pool = (uintptr_t)pool}, NULL))
-		end();
+		sample();
 }
 
 HIDDEN void trace_allocation(int ordinal, uintptr_t address, uint64_t size, const char *tag, bool earlier, bool mapped)
 {
 	struct record r = {.device = (int16_t)ordinal, .address = address, .size = size};
 	r.flags = (uint8_t)(FLAG_PAUSABLE | (earlier ? FLAG_EARLIER : 0) | (mapped ? FLAG_MAPPED : 0));
-	if (write_down(ALLOCATE, r, tag))
-		pthread_mutex_unlock(&lock);
+	write_down(ALLOCATE, r, tag);
 }
 
 HIDDEN void trace_unmapped(uintptr_t address, uint64_t size)
 {
-	if (write_down(FREE, (struct record){.flags = FLAG_MAPPED, .device = -1, .address = address, .size = size}, NULL))
-		pthread_mutex_unlock(&lock);
+	write_down(FREE, (struct record){.flags = FLAG_MAPPED, .device = -1, .address = address, .size = size}, NULL);
 }
 
 HIDDEN void trace_operation(const struct trace_operation *o)
 {
 	struct record r = {.flags = (uint8_t)o->kind, .device = (int16_t)o->code, .thread = o->number, .address = o->took,
 			   .size = o->bytes, .stream = o->copied, .pool = o->waited, .other = o->copying};
-	if (write_down(o->over ? END : BEGIN, r, o->tag))
-		pthread_mutex_unlock(&lock);
+	write_down(o->over ? END : BEGIN, r, o->tag);
 }
 
 HIDDEN void trace_figures(const struct trace_figures *f)
 {
 	struct record r = {.device = (int16_t)f->device, .address = f->live, .size = f->physical, .stream = f->host,
 			   .pool = f->disk, .other = f->peer};
-	if (write_down(FIGURES, r, f->tag))
-		pthread_mutex_unlock(&lock);
+	write_down(FIGURES, r, f->tag);
 }
 
 static void before_fork(void)
