@@ -50,15 +50,7 @@ static const void *key(uint64_t handle)
 	return (const void *)(uintptr_t)handle;
 }
 
-static void before_fork(void)
-{
-	pthread_mutex_lock(&lock);
-}
-
-static void after_fork_in_parent(void)
-{
-	pthread_mutex_unlock(&lock);
-}
+FORK_WAITS_FOR(lock)
 
 static void after_fork_in_child(void)
 {

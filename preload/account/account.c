@@ -319,15 +319,7 @@ HIDDEN void account_pools_end(void)
 	atomic_fetch_sub(&readers, 1);
 }
 
-static void before_fork(void)
-{
-	pthread_mutex_lock(&lock);
-}
-
-static void after_fork_in_parent(void)
-{
-	pthread_mutex_unlock(&lock);
-}
+FORK_WAITS_FOR(lock)
 
 static void after_fork_in_child(void)
 {

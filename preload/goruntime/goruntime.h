@@ -53,6 +53,16 @@ HIDDEN void error_log_failure(const char *function, int code); /* the last failu
 
 /* enter.c: as pthread_atfork; and whether the process has forked since a mark was set, by whatever call. */
 HIDDEN void fork_notify(void (*before)(void), void (*in_parent)(void), void (*in_child)(void));
+/* For a file with a lock, which its after_fork_in_child gives back in the child. */
+#define FORK_WAITS_FOR(lock)                                                                       \
+	static void before_fork(void)                                                              \
+	{                                                                                          \
+		pthread_mutex_lock(&lock);                                                         \
+	}                                                                                          \
+	static void after_fork_in_parent(void)                                                     \
+	{                                                                                          \
+		pthread_mutex_unlock(&lock);                                                       \
+	}
 struct fork_mark {
 	_Atomic(volatile char *) page; /* of one byte, 1 until the kernel empties it in a child; or NULL */
 	_Atomic pid_t process;	       /* 0: not set */

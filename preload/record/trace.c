@@ -538,15 +538,7 @@ HIDDEN void trace_figures(const struct trace_figures *f)
 	write_down(FIGURES, r, f->tag);
 }
 
-static void before_fork(void)
-{
-	pthread_mutex_lock(&lock);
-}
-
-static void after_fork_in_parent(void)
-{
-	pthread_mutex_unlock(&lock);
-}
+FORK_WAITS_FOR(lock)
 
 /* The parent's blocks are not the child's, and the child lacks the parent's mappings. */
 static void after_fork_in_child(void)
