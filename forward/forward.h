@@ -117,7 +117,7 @@ struct forward_ipc {
 	FORWARD_STREAM_FUNCTIONS(X, N, _ptsz)
 
 /* forward_cudaMalloc(pointer, size) and so on call the host's own function. The pointers start at a stub that looks the
- * function up; a lookup that finds nothing is made again at the next call, because libcudart may be loaded meanwhile. */
+ * function up; a lookup that finds nothing is made again at the next call: libcudart may be loaded in between. */
 #define X(name, count, ...) extern int (*_Atomic forward_##name)(__VA_ARGS__) __attribute__((visibility("hidden")));
 #define N(since, ...) X(__VA_ARGS__)
 FORWARD_FUNCTIONS(X, N)

@@ -1,5 +1,5 @@
-/* words has the parameters of functions that are passed on, as they are declared and as they are passed: of given types,
- * or all words. */
+/* words has the parameters of functions that are passed on, as they are declared and as they are passed: of given
+ * types, or all words. */
 #ifndef FORWARD_WORDS_H
 #define FORWARD_WORDS_H
 

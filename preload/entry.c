@@ -37,17 +37,6 @@ static int found(int code, const char *name, void **function, int version, uint6
 	return code;
 }
 
-EXPORT int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
-	return found(forward_cuGetProcAddress(name, function, version, flags), name, function, version, flags);
-}
-
-EXPORT int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
-{
-	int code = forward_cuGetProcAddress_v2(name, function, version, flags, status);
-	return found(code, name, function, version, flags);
-}
-
 /* The version that cudaGetDriverEntryPoint means is libcudart's own. */
 static int runtime_version(void)
 {
@@ -55,34 +44,28 @@ static int runtime_version(void)
 	return forward_cudaRuntimeGetVersion(&version) == SUCCESS ? version : 12000;
 }
 
-EXPORT int cudaGetDriverEntryPoint(const char *name, void **function, unsigned long long flags, int *status)
-{
-	int code = forward_cudaGetDriverEntryPoint(name, function, flags, status);
-	return found(code, name, function, runtime_version(), flags);
-}
-
-EXPORT int cudaGetDriverEntryPointByVersion(const char *name, void **function, unsigned version,
-					    unsigned long long flags, int *status)
-{
-	int code = forward_cudaGetDriverEntryPointByVersion(name, function, version, flags, status);
-	return found(code, name, function, (int)version, flags);
-}
-
-/* For a program whose default stream is each thread's own; flags may still ask for the legacy one. */
+/* In a program whose default stream is each thread's own; flags may still ask for the legacy one. */
 enum { LEGACY = 1 };
 
-EXPORT int cudaGetDriverEntryPoint_ptsz(const char *name, void **function, unsigned long long flags, int *status)
-{
-	int code = forward_cudaGetDriverEntryPoint_ptsz(name, function, flags, status);
-	return found(code, name, function, runtime_version(), flags & LEGACY ? 0 : PER_THREAD);
-}
+#define FINDS(symbol, parameters, arguments, version, flags)                                               \
+	EXPORT int symbol parameters                                                                       \
+	{                                                                                                  \
+		return found(forward_##symbol arguments, name, function, version, flags);                  \
+	}
+FINDS(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),
+      (name, function, version, flags), version, flags)
+FINDS(cuGetProcAddress_v2, (const char *name, void **function, int version, uint64_t flags, int *status),
+      (name, function, version, flags, status), version, flags)
 
-EXPORT int cudaGetDriverEntryPointByVersion_ptsz(const char *name, void **function, unsigned version,
-						 unsigned long long flags, int *status)
-{
-	int code = forward_cudaGetDriverEntryPointByVersion_ptsz(name, function, version, flags, status);
-	return found(code, name, function, (int)version, flags & LEGACY ? 0 : PER_THREAD);
-}
+#define FINDS_BY_RUNTIME(suffix, own_flags)                                                                \
+	FINDS(cudaGetDriverEntryPoint##suffix,                                                             \
+	      (const char *name, void **function, unsigned long long flags, int *status),                  \
+	      (name, function, flags, status), runtime_version(), own_flags)                               \
+	FINDS(cudaGetDriverEntryPointByVersion##suffix,                                                    \
+	      (const char *name, void **function, unsigned version, unsigned long long flags, int *status), \
+	      (name, function, version, flags, status), (int)version, own_flags)
+FINDS_BY_RUNTIME(, flags)
+FINDS_BY_RUNTIME(_ptsz, flags & LEGACY ? 0 : PER_THREAD)
 
 /* Returns our function, which dlsym is to return to caller in place of theirs of that name; NULL: there is none. */
 EXPORT void *tms_driver_function(const char *name, void *theirs, const void *caller)

@@ -438,7 +438,8 @@ func (u gateUser) name() string {
 
 // perThread reports whether the stream is the thread's own default one, which other threads cannot query.
 func (u gateUser) perThread() bool {
-	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(u.function(), "_ptsz") || strings.HasSuffix(u.function(), "_ptds"))
+	call := u.function()
+	return u.stream == 2 || u.stream == 0 && (strings.HasSuffix(call, "_ptsz") || strings.HasSuffix(call, "_ptds"))
 }
 
 const legacyStream = 1

@@ -35,20 +35,6 @@ HIDDEN bool ipc_shares(void)
 	return region_config.shareable < 0 ? !gate_unusable() : region_config.shareable;
 }
 
-EXPORT int cudaIpcGetMemHandle(void *handle, void *pointer)
-{
-	if (unlikely(arena_contains(pointer)))
-		return share(handle, (uintptr_t)pointer);
-	return obstacle_note(__func__, forward_cudaIpcGetMemHandle(handle, pointer));
-}
-
-EXPORT int cuIpcGetMemHandle(void *handle, uintptr_t pointer)
-{
-	if (unlikely(arena_contains((void *)pointer)))
-		return share(handle, pointer);
-	return obstacle_note(__func__, forward_cuIpcGetMemHandle(handle, pointer));
-}
-
 static bool is_ours(const struct forward_ipc *handle)
 {
 	return memcmp(handle, magic, sizeof magic) == 0;
@@ -56,33 +42,15 @@ static bool is_ours(const struct forward_ipc *handle)
 
 static int open_ours(void **pointer, const struct forward_ipc *handle, int (*device)(int *))
 {
-	struct operation operation = {.kind = OPERATION_IMPORT};
+	struct ipc_handle asked;
 	uint64_t address = 0;
 	if (!pointer)
 		return error_fail(ERROR_INVALID_VALUE, "the pointer to fill in is NULL");
-	int code = device(&operation.device);
-	if (code != SUCCESS)
-		return code;
-	memcpy(&operation.ipc, handle, sizeof operation.ipc);
-	control_load();
-	code = operation_import(&operation, &address);
+	memcpy(&asked, handle, sizeof asked);
+	int code = operation_import(OPERATION_IMPORT, &asked, device, &address);
 	if (code == SUCCESS)
 		*pointer = (void *)(uintptr_t)address;
 	return code;
-}
-
-EXPORT int cudaIpcOpenMemHandle(void **pointer, struct forward_ipc handle, unsigned flags)
-{
-	if (is_ours(&handle))
-		return open_ours(pointer, &handle, current_device);
-	return obstacle_note(__func__, forward_cudaIpcOpenMemHandle(pointer, handle, flags));
-}
-
-EXPORT int cuIpcOpenMemHandle_v2(uintptr_t *pointer, struct forward_ipc handle, unsigned flags)
-{
-	if (is_ours(&handle))
-		return open_ours((void **)pointer, &handle, current_device_of_driver);
-	return obstacle_note(__func__, forward_cuIpcOpenMemHandle_v2(pointer, handle, flags));
 }
 
 static int close_ours(uintptr_t pointer)
@@ -92,12 +60,24 @@ static int close_ours(uintptr_t pointer)
 	return operation_apart(&operation, &none);
 }
 
-EXPORT int cudaIpcCloseMemHandle(void *pointer)
-{
-	return unlikely(arena_contains(pointer)) ? close_ours((uintptr_t)pointer) : forward_cudaIpcCloseMemHandle(pointer);
-}
-
-EXPORT int cuIpcCloseMemHandle(uintptr_t pointer)
-{
-	return unlikely(arena_contains((void *)pointer)) ? close_ours(pointer) : forward_cuIpcCloseMemHandle(pointer);
-}
+/* The driver's pointers are numbers; current: the device of memory that is opened. */
+#define SHARES(api, version, type, current)                                                        \
+	EXPORT int api##IpcGetMemHandle(void *handle, type pointer)                                \
+	{                                                                                          \
+		if (unlikely(arena_contains((void *)pointer)))                                     \
+			return share(handle, (uintptr_t)pointer);                                  \
+		return obstacle_note(__func__, forward_##api##IpcGetMemHandle(handle, pointer));   \
+	}                                                                                          \
+	EXPORT int api##IpcOpenMemHandle##version(type *pointer, struct forward_ipc handle, unsigned flags) \
+	{                                                                                          \
+		if (is_ours(&handle))                                                              \
+			return open_ours((void **)pointer, &handle, current);                      \
+		return obstacle_note(__func__, forward_##api##IpcOpenMemHandle##version(pointer, handle, flags)); \
+	}                                                                                          \
+	EXPORT int api##IpcCloseMemHandle(type pointer)                                            \
+	{                                                                                          \
+		return unlikely(arena_contains((void *)pointer)) ? close_ours((uintptr_t)pointer)  \
+								 : forward_##api##IpcCloseMemHandle(pointer); \
+	}
+SHARES(cuda, , void *, current_device)
+SHARES(cu, _v2, uintptr_t, current_device_of_driver)

@@ -161,15 +161,20 @@ HIDDEN int operation_apart(const struct operation *asked, uint64_t *result)
 	return code;
 }
 
-HIDDEN int operation_import(const struct operation *asked, uint64_t *result)
+HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result)
 {
 	enum { NOT_READY = 600, TRIES = 1000, BETWEEN = 10000 /* microseconds */ };
+	struct operation asked = {.kind = kind, .ipc = *handle};
+	int code = device(&asked.device);
+	if (code != SUCCESS)
+		return code;
+	control_load();
 	bool held = gate_is_shut();
-	int code = operation_apart(asked, result);
+	code = operation_apart(&asked, result);
 	for (int tries = 0; code == NOT_READY && (held = held || gate_is_shut()) && tries < TRIES; tries++) {
 		gate_wait();
 		usleep(BETWEEN); /* the others are being resumed too, or about to be */
-		code = operation_apart(asked, result);
+		code = operation_apart(&asked, result);
 	}
 	return code;
 }

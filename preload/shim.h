@@ -154,7 +154,7 @@ HIDDEN int operation_serve(void);		/* the process listens on its socket (interna
 HIDDEN void operation_result(uint64_t bytes);	/* what tms_last_bytes returns */
 HIDDEN int operation_apart(const struct operation *asked, uint64_t *result); /* leaves tms_last_bytes as it is */
 /* Imports another process's memory. While that is paused there it waits, as long as the gate stops this process too. */
-HIDDEN int operation_import(const struct operation *asked, uint64_t *result);
+HIDDEN int operation_import(int kind, const struct ipc_handle *handle, int (*device)(int *), uint64_t *result);
 HIDDEN void operation_finish(struct operation *operation, int code, const char *error, uint64_t bytes);
 HIDDEN void operation_progress(int device, const char *kind, uint64_t done, uint64_t total);
 

@@ -70,15 +70,10 @@ static bool is_token(int descriptor, struct ipc_handle *token)
 
 static int import(uint64_t *handle, const struct ipc_handle *token)
 {
-	struct operation operation = {.kind = OPERATION_IMPORT_HANDLE, .ipc = *token};
 	uint64_t number = 0;
 	if (!handle)
 		return error_fail(ERROR_INVALID_VALUE, "the handle to fill in is NULL");
-	int code = current_device_of_driver(&operation.device);
-	if (code != SUCCESS)
-		return code;
-	control_load();
-	code = operation_import(&operation, &number);
+	int code = operation_import(OPERATION_IMPORT_HANDLE, token, current_device_of_driver, &number);
 	if (code == SUCCESS) {
 		handles_track();
 		trace_changed();

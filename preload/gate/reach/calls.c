@@ -366,25 +366,16 @@ static int answered(int code, const char *name, void **function, int version, ui
 	return code;
 }
 
-typedef int get_proc_address(const char *, void **, int, uint64_t);
-typedef int get_proc_address_v2(const char *, void **, int, uint64_t, int *);
-EXPORT get_proc_address cuGetProcAddress;
-EXPORT get_proc_address_v2 cuGetProcAddress_v2;
-
-int cuGetProcAddress(const char *name, void **function, int version, uint64_t flags)
-{
-	static get_proc_address *_Atomic real;
-	if (!atomic_load(&real))
-		atomic_store(&real, (get_proc_address *)reach_next(__func__));
-	return atomic_load(&real) ? answered(real(name, function, version, flags), name, function, version, flags)
-				  : NOT_FOUND;
-}
-
-int cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags, int *status)
-{
-	static get_proc_address_v2 *_Atomic real;
-	if (!atomic_load(&real))
-		atomic_store(&real, (get_proc_address_v2 *)reach_next(__func__));
-	return atomic_load(&real) ? answered(real(name, function, version, flags, status), name, function, version, flags)
-				  : NOT_FOUND;
-}
+#define ANSWERS(symbol, parameters, arguments)                                                             \
+	EXPORT int symbol parameters;                                                                      \
+	EXPORT int symbol parameters                                                                       \
+	{                                                                                                  \
+		static int (*_Atomic real) parameters;                                                     \
+		if (!atomic_load(&real))                                                                   \
+			atomic_store(&real, (int (*) parameters)reach_next(__func__));                     \
+		return atomic_load(&real) ? answered(real arguments, name, function, version, flags) : NOT_FOUND; \
+	}
+ANSWERS(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),
+	(name, function, version, flags))
+ANSWERS(cuGetProcAddress_v2, (const char *name, void **function, int version, uint64_t flags, int *status),
+	(name, function, version, flags, status))

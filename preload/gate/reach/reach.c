@@ -174,6 +174,9 @@ HIDDEN void *reach_answer_version(void *handle, const char *name, const char *ve
 	return chosen(handle, name, reach_dlvsym(handle, name, version), caller);
 }
 
+#define CHOICE(name) CHOICE_##name
+#define CHOICE_dlsym
+#define CHOICE_dlvsym "_version"
 #if defined(__x86_64__)
 /* Three pushes and the return address keep the stack aligned to 16 bytes. */
 #define ENTRY(name, caller)                                                                                \
@@ -188,9 +191,6 @@ HIDDEN void *reach_answer_version(void *handle, const char *name, const char *ve
 		"	test %rax, %rax\n	jnz 1f\n"                                                  \
 		"	jmp *reach_" #name "(%rip)\n"                                                      \
 		"1:	ret\n.size " #name ", .-" #name "\n")
-#define CHOICE(name) CHOICE_##name
-#define CHOICE_dlsym
-#define CHOICE_dlvsym "_version"
 ENTRY(dlsym, rdx);
 ENTRY(dlvsym, rcx);
 #elif defined(__aarch64__)
@@ -208,9 +208,6 @@ ENTRY(dlvsym, rcx);
 		"	cbnz x16, 1f\n"                                                                    \
 		"	adrp x16, reach_" #name "\n	ldr x16, [x16, #:lo12:reach_" #name "]\n	br x16\n"  \
 		"1:	mov x0, x16\n	ret\n.size " #name ", .-" #name "\n")
-#define CHOICE(name) CHOICE_##name
-#define CHOICE_dlsym
-#define CHOICE_dlvsym "_version"
 ENTRY(dlsym, x2);
 ENTRY(dlvsym, x3);
 #else
