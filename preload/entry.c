@@ -47,23 +47,23 @@ static int runtime_version(void)
 /* In a program whose default stream is each thread's own; flags may still ask for the legacy one. */
 enum { LEGACY = 1 };
 
-#define FINDS(symbol, parameters, arguments, version, flags)                                               \
+#define FINDS(symbol, parameters, arguments, asked, mode)                                                  \
 	EXPORT int symbol parameters                                                                       \
 	{                                                                                                  \
-		return found(forward_##symbol arguments, name, function, version, flags);                  \
+		return found(forward_##symbol arguments, name, function, asked, mode);                     \
 	}
 FINDS(cuGetProcAddress, (const char *name, void **function, int version, uint64_t flags),
       (name, function, version, flags), version, flags)
 FINDS(cuGetProcAddress_v2, (const char *name, void **function, int version, uint64_t flags, int *status),
       (name, function, version, flags, status), version, flags)
 
-#define FINDS_BY_RUNTIME(suffix, own_flags)                                                                \
+#define FINDS_BY_RUNTIME(suffix, mode)                                                                     \
 	FINDS(cudaGetDriverEntryPoint##suffix,                                                             \
 	      (const char *name, void **function, unsigned long long flags, int *status),                  \
-	      (name, function, flags, status), runtime_version(), own_flags)                               \
+	      (name, function, flags, status), runtime_version(), mode)                                    \
 	FINDS(cudaGetDriverEntryPointByVersion##suffix,                                                    \
 	      (const char *name, void **function, unsigned version, unsigned long long flags, int *status), \
-	      (name, function, version, flags, status), (int)version, own_flags)
+	      (name, function, version, flags, status), (int)version, mode)
 FINDS_BY_RUNTIME(, flags)
 FINDS_BY_RUNTIME(_ptsz, flags & LEGACY ? 0 : PER_THREAD)
 

@@ -80,33 +80,19 @@ EXPORT int cuMemCreate(uint64_t *handle, size_t size, const void *prop, unsigned
 	})
 #define TRACKED(ours, plain) TRACKED_OR(ours, plain, plain)
 
-EXPORT int cuMemRelease(uint64_t handle)
-{
-	return TRACKED_OR(tmsMemRelease(handle), forward_cuMemRelease(handle), shared_release(handle));
-}
-
-EXPORT int cuMemMap(uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags)
-{
-	return TRACKED_OR(tmsMemMap(address, size, offset, handle, flags),
-			  forward_cuMemMap(address, size, offset, handle, flags),
-			  shared_map(address, size, offset, handle, flags));
-}
-
-EXPORT int cuMemUnmap(uintptr_t address, size_t size)
-{
-	return TRACKED_OR(tmsMemUnmap(address, size), forward_cuMemUnmap(address, size), shared_unmap(address, size));
-}
-
-EXPORT int cuMemSetAccess(uintptr_t address, size_t size, const void *access, size_t count)
-{
-	return TRACKED(tmsMemSetAccess(address, size, (void *)access, count),
-		       forward_cuMemSetAccess(address, size, access, count));
-}
-
-EXPORT int cuMemAddressFree(uintptr_t address, size_t size)
-{
-	return TRACKED(tmsMemAddressFree(address, size), forward_cuMemAddressFree(address, size));
-}
+#define TRACKS(symbol, parameters, arguments, ours, counted)                                       \
+	EXPORT int symbol parameters                                                               \
+	{                                                                                          \
+		return TRACKED_OR(ours, forward_##symbol arguments, counted arguments);            \
+	}
+TRACKS(cuMemRelease, (uint64_t handle), (handle), tmsMemRelease(handle), shared_release)
+TRACKS(cuMemMap, (uintptr_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags),
+       (address, size, offset, handle, flags), tmsMemMap(address, size, offset, handle, flags), shared_map)
+TRACKS(cuMemUnmap, (uintptr_t address, size_t size), (address, size), tmsMemUnmap(address, size), shared_unmap)
+TRACKS(cuMemSetAccess, (uintptr_t address, size_t size, const void *access, size_t count),
+       (address, size, access, count), tmsMemSetAccess(address, size, (void *)access, count), forward_cuMemSetAccess)
+TRACKS(cuMemAddressFree, (uintptr_t address, size_t size), (address, size), tmsMemAddressFree(address, size),
+       forward_cuMemAddressFree)
 
 EXPORT int cuMemRetainAllocationHandle(uint64_t *handle, void *address)
 {
