@@ -175,16 +175,14 @@ EXPORT uint8_t *tms_get_cpu_backup_pointer(const uint8_t *address, uint64_t size
 
 EXPORT size_t tms_stats_json(char *buffer, size_t capacity)
 {
+	static const char asleep[] = "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"everything\":false,"
+				     "\"capturing\":false,\"host_available_bytes\":null,\"disk_directory\":\"\","
+				     "\"devices\":[],\"waiting\":[],\"pools\":null}";
 	char *text = NULL;
-	if (go_now() == GO_AWAKE && IN_GO((text = tmsStats((char *)TMS_VERSION, getenv("TMPDIR")), SUCCESS)) == SUCCESS) {
-		int length = snprintf(buffer, buffer ? capacity : 0, "%s", text ? text : "{}");
-		free(text);
-		return (size_t)length;
-	}
-	int length = snprintf(buffer, buffer ? capacity : 0,
-			      "{\"version\":\"" TMS_VERSION "\",\"started\":false,\"everything\":false,"
-			      "\"capturing\":false,\"host_available_bytes\":null,\"disk_directory\":\"\","
-			      "\"devices\":[],\"waiting\":[],\"pools\":null}");
+	bool told = go_now() == GO_AWAKE &&
+		    IN_GO((text = tmsStats((char *)TMS_VERSION, getenv("TMPDIR")), SUCCESS)) == SUCCESS;
+	int length = snprintf(buffer, buffer ? capacity : 0, "%s", text ? text : told ? "{}" : asleep);
+	free(text);
 	return (size_t)length;
 }
 

@@ -152,11 +152,6 @@ EXPORT int cuMemGetAllocationPropertiesFromHandle(void *prop, uint64_t handle)
 	})
 
 /* NCCL binds the buffers of a captured graph, and goes on without that where it is refused. */
-static bool is_malloced(uintptr_t address)
-{
-	return unlikely(arena_contains((const void *)address));
-}
-
 static int refuse_binding(void)
 {
 	return error_fail(ERROR_NOT_SUPPORTED,
@@ -181,24 +176,20 @@ static int unretained(uint64_t handle, int code)
 	return code;
 }
 
-EXPORT int cuMulticastBindAddr(uint64_t object, size_t offset, uintptr_t address, size_t size, unsigned long long flags)
-{
-	if (is_malloced(address))
-		return refuse_binding();
-	const uint64_t memory = mapped_at(address);
-	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr(object, offset, address, size,
-										     flags))));
-}
-
-EXPORT int cuMulticastBindAddr_v2(uint64_t object, int device, size_t offset, uintptr_t address, size_t size,
-				  unsigned long long flags)
-{
-	if (is_malloced(address))
-		return refuse_binding();
-	const uint64_t memory = mapped_at(address);
-	return unretained(memory, BINDING(((void)theirs, forward_cuMulticastBindAddr_v2(object, device, offset, address,
-											size, flags))));
-}
+#define BINDS_ADDRESS(symbol, parameters, arguments)                                               \
+	EXPORT int symbol parameters                                                               \
+	{                                                                                          \
+		if (unlikely(arena_contains((const void *)address)))                               \
+			return refuse_binding();                                                   \
+		const uint64_t memory = mapped_at(address);                                        \
+		return unretained(memory, BINDING(((void)theirs, forward_##symbol arguments)));    \
+	}
+BINDS_ADDRESS(cuMulticastBindAddr,
+	      (uint64_t object, size_t offset, uintptr_t address, size_t size, unsigned long long flags),
+	      (object, offset, address, size, flags))
+BINDS_ADDRESS(cuMulticastBindAddr_v2,
+	      (uint64_t object, int device, size_t offset, uintptr_t address, size_t size, unsigned long long flags),
+	      (object, device, offset, address, size, flags))
 
 EXPORT int cuMulticastBindMem(uint64_t object, size_t offset, uint64_t memory, size_t memory_offset, size_t size,
 			      unsigned long long flags)

@@ -104,28 +104,24 @@ EXPORT int tms_pool_destroy(tms_pool *pool)
 	return code;
 }
 
-/* text is malloc'ed, or NULL. */
-static size_t give(char *text, char *buffer, size_t capacity)
-{
-	if (!text)
-		return 0;
-	int length = snprintf(buffer, buffer ? capacity : 0, "%s", text);
-	free(text);
-	return (size_t)length;
-}
+/* Writes a text that Go returns malloc'ed; 0: there is none. */
+#define GIVE(of, buffer, capacity)                                                                 \
+	({                                                                                         \
+		char *text_ = NULL;                                                                \
+		(void)IN_GO((text_ = (of), SUCCESS));                                              \
+		int length_ = text_ ? snprintf(buffer, (buffer) ? (capacity) : 0, "%s", text_) : 0; \
+		free(text_);                                                                       \
+		(size_t)length_;                                                                   \
+	})
 
 EXPORT size_t tms_pool_stats_json(tms_pool *pool, char *buffer, size_t capacity)
 {
-	char *text = NULL;
-	(void)IN_GO((text = tmsPoolStats((uintptr_t)pool), SUCCESS));
-	return give(text, buffer, capacity);
+	return GIVE(tmsPoolStats((uintptr_t)pool), buffer, capacity);
 }
 
 EXPORT size_t tms_pool_snapshot_json(tms_pool *pool, char *buffer, size_t capacity)
 {
-	char *text = NULL;
-	(void)IN_GO((text = tmsPoolSnapshot((uintptr_t)pool), SUCCESS));
-	return give(text, buffer, capacity);
+	return GIVE(tmsPoolSnapshot((uintptr_t)pool), buffer, capacity);
 }
 
 EXPORT int tms_pool_reset_peak_stats(tms_pool *pool)
@@ -252,16 +248,6 @@ EXPORT void tms_torch_pool_init(int devices)
 	log_failure(__func__, go_start());
 }
 
-EXPORT void tms_torch_pool_reset(void)
-{
-	log_failure(__func__, IN_GO(tmsTorchPoolReset()));
-}
-
-EXPORT void tms_torch_pool_memory_fraction(double fraction, int device)
-{
-	log_failure(__func__, IN_GO(tmsTorchPoolMemoryFraction(fraction, device)));
-}
-
 EXPORT void tms_torch_pool_record_stream(void *address, void *stream)
 {
 	if (address)
@@ -274,28 +260,26 @@ EXPORT void tms_torch_pool_begin_allocate_to_pool(int device, struct tms_torch_p
 	log_failure(__func__, IN_GO(tmsTorchPoolBegin(device, id.first, id.second)));
 }
 
-EXPORT void tms_torch_pool_end_allocate_to_pool(int device, struct tms_torch_pool_id id)
-{
-	log_failure(__func__, IN_GO(tmsTorchPoolEnd(device, id.first, id.second)));
-}
-
-EXPORT void tms_torch_pool_release_pool(int device, struct tms_torch_pool_id id)
-{
-	log_failure(__func__, IN_GO(tmsTorchPoolRelease(device, id.first, id.second)));
-}
+#define LOGS_FAILURE(name, parameters, call)                                                       \
+	EXPORT void name parameters                                                                \
+	{                                                                                          \
+		log_failure(__func__, IN_GO(call));                                                \
+	}
+LOGS_FAILURE(tms_torch_pool_reset, (void), tmsTorchPoolReset())
+LOGS_FAILURE(tms_torch_pool_memory_fraction, (double fraction, int device), tmsTorchPoolMemoryFraction(fraction, device))
+LOGS_FAILURE(tms_torch_pool_end_allocate_to_pool, (int device, struct tms_torch_pool_id id),
+	     tmsTorchPoolEnd(device, id.first, id.second))
+LOGS_FAILURE(tms_torch_pool_release_pool, (int device, struct tms_torch_pool_id id),
+	     tmsTorchPoolRelease(device, id.first, id.second))
 
 EXPORT size_t tms_torch_pool_stats_json(char *buffer, size_t capacity)
 {
-	char *text = NULL;
-	(void)IN_GO((text = tmsTorchPoolStats(), SUCCESS));
-	return give(text, buffer, capacity);
+	return GIVE(tmsTorchPoolStats(), buffer, capacity);
 }
 
 EXPORT size_t tms_torch_pool_snapshot_json(char *buffer, size_t capacity)
 {
-	char *text = NULL;
-	(void)IN_GO((text = tmsTorchPoolSnapshot(), SUCCESS));
-	return give(text, buffer, capacity);
+	return GIVE(tmsTorchPoolSnapshot(), buffer, capacity);
 }
 
 EXPORT int tms_torch_pool_reset_peak_stats(void)

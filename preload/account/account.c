@@ -252,7 +252,7 @@ static void take_pools(const void *pool, int device, struct account_pool *taken)
 		sched_yield();
 }
 
-HIDDEN int account_destroy_pool(void *pool, int (*destroy)(void *))
+static int destroy_pool(void *pool, int (*destroy)(void *))
 {
 	struct account_pool taken = {0};
 	if (pool)
@@ -274,16 +274,12 @@ HIDDEN void account_device_resets(int device)
 
 EXPORT int cudaMemPoolDestroy(void *pool)
 {
-	if (likely(!account_on))
-		return forward_cudaMemPoolDestroy(pool);
-	return account_destroy_pool(pool, forward_cudaMemPoolDestroy);
+	return destroy_pool(pool, forward_cudaMemPoolDestroy);
 }
 
 EXPORT int cuMemPoolDestroy(void *pool)
 {
-	if (likely(!account_on))
-		return forward_cuMemPoolDestroy(pool);
-	return account_destroy_pool(pool, forward_cuMemPoolDestroy);
+	return destroy_pool(pool, forward_cuMemPoolDestroy);
 }
 
 /* ---- what account.go reads */

@@ -187,23 +187,20 @@ static int reserve(void)
 				  "needs; raise ulimit -v and ulimit -d, ulimit -l under mlockall, or vm.max_map_count, to use "
 				  "pausable memory",
 				  memory_at_start() >> 20);
-	if (!threads_reserve(1, 0)) {
-		threads_release();
-		memory_release();
+	bool has_threads = threads_reserve(1, 0);
+	if (has_threads && memory_spare(MAPPINGS_NEEDED))
+		return SUCCESS;
+	threads_release();
+	memory_release();
+	if (!has_threads)
 		return error_fail(ERROR_OPERATING_SYSTEM,
 				  "the process cannot make %d threads; raise ulimit -u or the pids limit, ulimit -v, "
 				  "ulimit -d, ulimit -l under mlockall, or vm.max_map_count to use pausable memory",
 				  THREADS_AT_START + THREADS_PER_DEVICE);
-	}
-	if (!memory_spare(MAPPINGS_NEEDED)) {
-		threads_release();
-		memory_release();
-		return error_fail(ERROR_OPERATING_SYSTEM,
-				  "the process cannot map %d more pieces of memory; raise vm.max_map_count (or "
-				  "ulimit -v, or ulimit -l under mlockall) to use pausable memory",
-				  MAPPINGS_NEEDED);
-	}
-	return SUCCESS;
+	return error_fail(ERROR_OPERATING_SYSTEM,
+			  "the process cannot map %d more pieces of memory; raise vm.max_map_count (or ulimit -v, or "
+			  "ulimit -l under mlockall) to use pausable memory",
+			  MAPPINGS_NEEDED);
 }
 
 /* One thread starts Go and the others wait, without a lock that a fork could leave held. They sleep between looks:
