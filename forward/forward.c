@@ -5,17 +5,13 @@
 #include "words.h"
 
 #include <dlfcn.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define HIDDEN __attribute__((visibility("hidden")))
 
 /* The C library's own dlsym. Another library may be preloaded that defines one too, and RTLD_NEXT there means what
  * stands behind that library. */
-typedef void *find_function(void *handle, const char *name);
-
 static int look_for_dlsym(struct dl_phdr_info *info, size_t size, void *found)
 {
 	(void)size;
@@ -50,36 +46,14 @@ HIDDEN void *forward_next(const char *name)
 	return found;
 }
 
-/* The path of the next loaded library of that name. Inside dl_iterate_phdr, which holds a loader lock, the path is only
- * noted: dlopen or malloc under the lock can deadlock with a thread that is loading a library. */
-struct loaded {
-	const char *library;
-	int skip;
-	char *path;
-};
-
-static int note_path(struct dl_phdr_info *info, size_t size, void *data)
-{
-	(void)size;
-	struct loaded *loaded = data;
-	return strncmp(file_of(info->dlpi_name), loaded->library, strlen(loaded->library)) == 0 &&
-	       strlen(info->dlpi_name) < PATH_MAX && loaded->skip-- == 0 && strcpy(loaded->path, info->dlpi_name);
-}
-
 /* Python loads extensions with RTLD_LOCAL: their libcudart is in no scope that RTLD_NEXT sees. */
 static void *find_local(const char *name)
 {
 	const char *library = strncmp(name, "cuda", 4) == 0 ? "libcudart.so" : "libcuda.so";
 	char *path = malloc(PATH_MAX); /* the thread's stack may be small */
 	void *found = NULL;
-	for (int i = 0; path && !found && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++) {
-		/* NOLOAD returns a handle of a library that is there already; closing it cannot unload the library. */
-		void *handle = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-		if (handle) {
-			found = find_in()(handle, name);
-			dlclose(handle);
-		}
-	}
+	for (int i = 0; path && !found && dl_iterate_phdr(note_path, &(struct loaded){library, i, path}); i++)
+		found = in_loaded(path, name, find_in());
 	free(path);
 	return found;
 }

@@ -4,6 +4,7 @@
 #define FORWARD_SYMBOLS_H
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <link.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -105,6 +106,33 @@ static inline const char *file_of(const char *path)
 {
 	const char *slash = strrchr(path, '/');
 	return slash ? slash + 1 : path;
+}
+
+/* The path of the next loaded library whose name begins so. Inside dl_iterate_phdr, which holds a loader lock, the path
+ * is only noted: dlopen or malloc under the lock can deadlock with a thread that is loading a library. */
+struct loaded {
+	const char *library;
+	int skip;
+	char *path; /* PATH_MAX bytes */
+};
+
+static inline int note_path(struct dl_phdr_info *info, size_t size, void *data)
+{
+	(void)size;
+	struct loaded *loaded = data;
+	return strncmp(file_of(info->dlpi_name), loaded->library, strlen(loaded->library)) == 0 &&
+	       strlen(info->dlpi_name) < PATH_MAX && loaded->skip-- == 0 && strcpy(loaded->path, info->dlpi_name);
+}
+
+/* NOLOAD returns a handle of a library that is there already; closing it cannot unload the library. */
+typedef void *find_function(void *handle, const char *name);
+static inline void *in_loaded(const char *path, const char *name, find_function *find)
+{
+	void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+	void *found = library ? find(library, name) : NULL;
+	if (library)
+		dlclose(library);
+	return found;
 }
 
 static inline bool is_of_driver(const void *function)

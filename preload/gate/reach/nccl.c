@@ -61,26 +61,7 @@ static struct library *library_of(void *function)
 	return NULL;
 }
 
-static bool is_nccl(const char *path)
-{
-	return strncmp(file_of(path), "libnccl", 7) == 0;
-}
-
-/* Under the loader's lock nothing is opened or allocated. */
-static int note_path(struct dl_phdr_info *info, size_t size, void *path)
-{
-	(void)size;
-	return is_nccl(info->dlpi_name) && strlen(info->dlpi_name) < PATH_MAX && strcpy(path, info->dlpi_name);
-}
-
-static void *in(const char *path, const char *name)
-{
-	void *library = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
-	void *found = library ? atomic_load(&reach_dlsym)(library, name) : NULL;
-	if (library)
-		dlclose(library); /* library_of keeps it */
-	return found;
-}
+static const char library_name[] = "libnccl";
 
 /* The function that a caller would be bound to without us: in the program's own libraries, else in those that the
  * caller needs (loaded with RTLD_LOCAL), else in any NCCL that is loaded. */
@@ -95,11 +76,11 @@ static struct library *bound_to(const void *caller, const char *name)
 	void *found = reach_next(name);
 	Dl_info info;
 	if (!found && dladdr(caller, &info) && info.dli_fname)
-		found = in(info.dli_fname, name);
+		found = in_loaded(info.dli_fname, name, atomic_load(&reach_dlsym)); /* library_of keeps it */
 	if (!found || base_of(found) == base_of(names)) {
 		char *path = malloc(PATH_MAX); /* the thread's stack may be small */
-		if (path && dl_iterate_phdr(note_path, path))
-			found = in(path, name);
+		if (path && dl_iterate_phdr(note_path, &(struct loaded){library_name, 0, path}))
+			found = in_loaded(path, name, atomic_load(&reach_dlsym));
 		free(path);
 	}
 	struct library *library = library_of(found);
@@ -255,7 +236,8 @@ HIDDEN void *nccl_entry(const char *symbol, void *theirs)
 	for (size_t at = 0; at < sizeof entries / sizeof *entries; at++) {
 		if (strcmp(names[at], symbol) != 0)
 			continue;
-		if (!dladdr(theirs, &info) || !info.dli_fname || !is_nccl(info.dli_fname))
+		if (!dladdr(theirs, &info) || !info.dli_fname ||
+		    strncmp(file_of(info.dli_fname), library_name, strlen(library_name)) != 0)
 			return NULL;
 		struct library *library = library_of(theirs);
 		return library ? entries[at][library - libraries] : NULL;
