@@ -4,7 +4,6 @@
 #include "symbols.h"
 #include "words.h"
 
-#include <dlfcn.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 

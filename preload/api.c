@@ -6,7 +6,6 @@
 #include "region.h"
 #include "tms.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

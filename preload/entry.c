@@ -6,8 +6,6 @@
 #include "gate/reach/names.h"
 #include "symbols.h"
 
-#include <string.h>
-
 #define NOT_BY_NAME(...)
 
 /* Only addresses are needed here: the files that define the functions have their types. */

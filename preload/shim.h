@@ -9,12 +9,6 @@
 #include "record/record.h"
 
 #include <semaphore.h>
-#include <signal.h>
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/types.h>
 
 /* arenas.c: the address ranges that are ours. Append-only, read without a lock. */
 #define ARENAS_MAX 64

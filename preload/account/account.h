@@ -4,10 +4,6 @@
 
 #include "../goruntime/goruntime.h"
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 /* caller.c: the base name of the file that a call comes from, "" for the program; false: none. And whether TMS_EXCLUDE
  * names that library. */
 enum { CALLER_NAME_SIZE = 256 };

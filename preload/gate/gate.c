@@ -7,9 +7,7 @@
 #include "symbols.h"
 
 #include <errno.h>
-#include <link.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

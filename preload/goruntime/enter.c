@@ -10,7 +10,6 @@
 #include <pthread.h>
 #include <semaphore.h>
 #include <stdio.h>
-#include <string.h>
 #include <sys/auxv.h>
 #include <sys/mman.h>
 #include <time.h>

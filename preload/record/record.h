@@ -4,11 +4,6 @@
 
 #include "../goruntime/goruntime.h"
 
-#include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-
 /* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);

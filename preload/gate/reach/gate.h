@@ -7,9 +7,6 @@
 #include "communicators.h"
 
 #include <stdatomic.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
 
 enum gate_kind { WORK, CAPTURE, DESTROY, LEND, POLL };
 

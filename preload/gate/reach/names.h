@@ -4,7 +4,6 @@
 #define REACH_NAMES_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <string.h>
 

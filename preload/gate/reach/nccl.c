@@ -12,13 +12,9 @@
 #include "../../../forward/symbols.h"
 #include "../../../forward/words.h"
 
-#include <dlfcn.h>
 #include <errno.h>
-#include <limits.h>
 #include <linux/futex.h>
-#include <link.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 

@@ -8,10 +8,6 @@
 #include "reach.h"
 #include "../../../forward/symbols.h"
 
-#include <dlfcn.h>
-#include <link.h>
-#include <string.h>
-
 typedef void *answer(const char *name, void *theirs, const void *caller);
 typedef bool is_pausable(uintptr_t address);
 
