@@ -6,6 +6,7 @@ package main
 /*
 #cgo CFLAGS: -std=gnu11 -O2 -I${SRCDIR}/../region -I${SRCDIR}/../forward
 #cgo LDFLAGS: -lpthread
+#include <string.h>
 #include "shim.h"
 #include "region.h"
 */
@@ -130,7 +131,7 @@ func marshalled(value any) (*C.char, error) {
 	if err != nil {
 		return nil, err
 	}
-	return C.text_copy((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text))), nil
+	return C.strndup((*C.char)(unsafe.Pointer(unsafe.SliceData(text))), C.size_t(len(text))), nil
 }
 
 // report returns the code for err, whose text becomes the calling thread's last error.

@@ -234,14 +234,6 @@ func lostNCCL(before int) error {
 const ncclWaits = "NCCL takes its memory again when the other processes with ranks of its communicators are resumed, " +
 	"too: threads that give the device work wait until then; if one of those processes has ended, end this one"
 
-// awaitedNCCL returns ncclWaits while NCCL waits for ranks in other processes, else "".
-func awaitedNCCL() string {
-	if nccl.awaited.Load() {
-		return ncclWaits
-	}
-	return ""
-}
-
 // awaitNCCL finishes on another thread what resumeNCCL has begun, and takes over its turn.
 func awaitNCCL(lost int) {
 	err := goruntime.Run(func() error {

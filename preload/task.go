@@ -55,9 +55,9 @@ func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error)
 		}
 	}
 	reply.NCCL, reply.Communicators = t.nccl.outcome, t.nccl.apart
-	if t.Request.Op != control.Pause {
-		reply.NCCL = awaitedNCCL()
-	} else if t.Request.NCCL != nil && err == nil {
+	if t.Request.Op != control.Pause && nccl.awaited.Load() {
+		reply.NCCL = ncclWaits
+	} else if t.Request.Op == control.Pause && t.Request.NCCL != nil && err == nil {
 		if stays := notCheckpointed(); stays != nil {
 			reply.Stays = stays.Error()
 		}

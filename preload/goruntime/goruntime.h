@@ -159,7 +159,4 @@ HIDDEN void handlers_find(void); /* the functions behind ours: before a lock tha
 typedef bool handlers_take(const void *address);
 extern handlers_take *_Atomic handlers_taker HIDDEN;
 
-/* message.c: a copy of a text that Go hands over; NULL: no memory. */
-HIDDEN char *text_copy(const char *text, size_t length);
-
 #endif

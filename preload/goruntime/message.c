@@ -8,7 +8,6 @@
 #include <fcntl.h>
 #include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -113,14 +112,4 @@ HIDDEN void error_log_failure(const char *function, int code)
 EXPORT const char *tms_last_error(void)
 {
 	return thread_known ? thread_known->text : "";
-}
-
-HIDDEN char *text_copy(const char *text, size_t length)
-{
-	char *copy = malloc(length + 1);
-	if (!copy)
-		return NULL;
-	memcpy(copy, text, length);
-	copy[length] = 0;
-	return copy;
 }

@@ -139,11 +139,6 @@ func Stop(which int) error {
 	return nil
 }
 
-// Abandon ends the recording of a client that has gone. If it had ended before, stderr has the reason.
-func Abandon(which int) {
-	goruntime.Hand(func() { _ = goruntime.Run(func() error { return Stop(which) }) })
-}
-
 // terminated is goruntime.Terminated, for C.
 func terminated(text string) *C.char { return (*C.char)(unsafe.Pointer(goruntime.Terminated(text))) }
 
