@@ -259,8 +259,6 @@ func tmsCaptureEnded() {
 // maxWait is seconds in a century, which time.Duration can hold.
 const maxWait = 100 * 365 * 24 * 3600
 
-// tmsGrant gives the devices that the process now uses access to all segments.
-//
 //export tmsGrant
 func tmsGrant() C.int {
 	return report(enter(func(e *vmm.Engine) error { return e.Grant() }))

@@ -93,8 +93,6 @@ func tmsMemRetain(handle *C.uint64_t, address C.uintptr_t) C.int {
 	}))
 }
 
-// tmsMemUse calls mapping_use with the driver's handle.
-//
 //export tmsMemUse
 func tmsMemUse(handle C.uint64_t, lend C.bool, use *C.struct_mapping_use) C.int {
 	return reportMapping(enter(func(e *vmm.Engine) error {
@@ -124,8 +122,6 @@ func tmsMemLend(handle *C.uint64_t) C.int {
 	}))
 }
 
-// tmsMemBound learns what became of a binding.
-//
 //export tmsMemBound
 func tmsMemBound(handle C.uint64_t, worked C.bool) {
 	_ = enter(func(e *vmm.Engine) error {

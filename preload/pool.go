@@ -144,8 +144,6 @@ func tmsPoolTrim(handle C.uintptr_t, released *C.size_t) C.int {
 	})
 }
 
-// tmsPoolStats returns a malloc'ed text, nil when there is no such pool, or no memory.
-//
 //export tmsPoolStats
 func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 	withPool(handle, func(p pool.Pool) (err error) {
@@ -155,8 +153,6 @@ func tmsPoolStats(handle C.uintptr_t) (text *C.char) {
 	return text
 }
 
-// tmsPoolSnapshot returns a malloc'ed text, nil when there is no such pool, its kind has none, or no memory.
-//
 //export tmsPoolSnapshot
 func tmsPoolSnapshot(handle C.uintptr_t) (text *C.char) {
 	withPool(handle, func(p pool.Pool) (err error) {

@@ -40,11 +40,6 @@ static bool begin(void)
 	return true;
 }
 
-static void end(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
 static const void *key(uint64_t handle)
 {
 	return (const void *)(uintptr_t)handle;
@@ -102,7 +97,7 @@ HIDDEN void shared_created(uint64_t handle, size_t size, struct account_owner *o
 	if (!begin())
 		return;
 	put((struct block){.address = key(handle), .size = size, .owner = owner, .references = 1});
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 /* Takes out a handle that nothing holds any longer. */
@@ -142,7 +137,7 @@ HIDDEN int shared_import(uint64_t *handle, void *shareable, int type)
 	} else {
 		put((struct block){.address = key(*handle), .references = 1, .shared = IMPORTED});
 	}
-	end();
+	pthread_mutex_unlock(&lock);
 	return code;
 }
 
@@ -181,7 +176,7 @@ HIDDEN int shared_export(void *shareable, uint64_t handle, int type, unsigned lo
 		if ((found = table_find(&handles, key(handle))))
 			found->shared = EXPORTED;
 		known = found && (type != POSIX_FD || note_descriptor(*(int *)shareable));
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return known ? code : obstacle_note(calls[EXPORTED], code);
 }
@@ -193,7 +188,7 @@ HIDDEN int shared_retain(uint64_t *handle, void *address)
 		struct block *found = table_find(&handles, key(*handle));
 		if (found)
 			found->references++;
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return code;
 }
@@ -208,12 +203,12 @@ HIDDEN int shared_release(uint64_t handle)
 			found->references--;
 			settle(found);
 		}
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	int code = forward_cuMemRelease(handle);
 	if (code != SUCCESS && was.address && begin()) {
 		put_back(was, 1, 0);
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return code;
 }
@@ -248,7 +243,7 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 		struct block *found = table_find(&handles, key(handle));
 		if ((known = found))
 			found->mappings++;
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	int code = forward_cuMemMap(address, size, offset, handle, flags);
 	if (known && begin()) {
@@ -256,7 +251,7 @@ HIDDEN int shared_map(uintptr_t address, size_t size, size_t offset, uint64_t ha
 			mapped((struct block){.address = (const void *)address, .size = size, .handle = handle});
 		else
 			unmapped(handle);
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return code;
 }
@@ -298,7 +293,7 @@ HIDDEN int shared_unmap(uintptr_t address, size_t size)
 			keep(&undo, mapping, unmapped(mapping.handle));
 			at += mapping.size;
 		}
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	int code = forward_cuMemUnmap(address, size);
 	if (code != SUCCESS && undo.count && begin()) {
@@ -308,7 +303,7 @@ HIDDEN int shared_unmap(uintptr_t address, size_t size)
 		}
 		if (undo.lost)
 			obstacle_note(calls[undo.lost], SUCCESS);
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	if (undo.pieces != undo.few)
 		free(undo.pieces);
@@ -329,6 +324,6 @@ HIDDEN const char *shared_obstacle(void)
 			call = call ? call : calls[EXPORTED], i++;
 		else
 			descriptors[i] = descriptors[--descriptor_count];
-	end();
+	pthread_mutex_unlock(&lock);
 	return call;
 }

@@ -90,8 +90,6 @@ func tmsTorchPoolRelease(device C.int, first, second C.uint64_t) C.int {
 	return forTorch(func() error { return torchPools.ReleasePool(int(device), graphID(first, second)) })
 }
 
-// tmsTorchPoolStats returns a malloc'ed text, nil when there is no memory.
-//
 //export tmsTorchPoolStats
 func tmsTorchPoolStats() (text *C.char) {
 	forTorch(func() (err error) {
@@ -104,8 +102,6 @@ func tmsTorchPoolStats() (text *C.char) {
 	return text
 }
 
-// tmsTorchPoolSnapshot returns a malloc'ed text, nil when the kind has none, or no memory.
-//
 //export tmsTorchPoolSnapshot
 func tmsTorchPoolSnapshot() (text *C.char) {
 	forTorch(func() error {

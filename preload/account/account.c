@@ -47,11 +47,6 @@ static bool begin(void)
 	return true;
 }
 
-static void end(void)
-{
-	pthread_mutex_unlock(&lock);
-}
-
 /* Returns the library's name, interned; NULL: no memory. Do not call it with the lock held, because it asks the
  * loader. */
 static const char *library_of(const void *caller)
@@ -115,7 +110,7 @@ HIDDEN void account_malloc(const void *address, size_t size, const void *caller)
 				   .context = context});
 	else
 		uncounted++;
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 HIDDEN struct block account_free(const void *address)
@@ -126,7 +121,7 @@ HIDDEN struct block account_free(const void *address)
 	block = table_take(&allocations, address);
 	if (block.address)
 		subtract(&block);
-	end();
+	pthread_mutex_unlock(&lock);
 	return block;
 }
 
@@ -135,7 +130,7 @@ HIDDEN void account_unfree(struct block block)
 	if (!block.address || !begin())
 		return;
 	put(block);
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 /* Returns the mark for what belongs to a context that is about to be destroyed: once it is gone, another context can
@@ -152,7 +147,7 @@ HIDDEN void account_context_leaves(const void *context)
 	for (size_t i = 0; i < allocations.slot_count; i++)
 		if (allocations.slots[i].address && allocations.slots[i].context == context)
 			allocations.slots[i].context = leaving(context);
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 HIDDEN void account_context_left(const void *context, bool gone)
@@ -170,7 +165,7 @@ HIDDEN void account_context_left(const void *context, bool gone)
 			block->context = context;
 		}
 	}
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 /* ---- memory by handles, which preload/shared.c reports */
@@ -182,7 +177,7 @@ HIDDEN struct account_owner *account_owner_of(const void *caller, int device)
 	if (begin()) {
 		owner = owner_of(library, device);
 		uncounted += !owner;
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return owner;
 }
@@ -195,7 +190,7 @@ HIDDEN void account_add(const struct block *block, bool has_room)
 		add(block);
 	else
 		uncounted++;
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 HIDDEN void account_subtract(const struct block *block)
@@ -203,7 +198,7 @@ HIDDEN void account_subtract(const struct block *block)
 	if (!block->owner || !begin())
 		return;
 	subtract(block);
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 /* ---- pools */
@@ -219,7 +214,7 @@ HIDDEN void account_pool(void *pool, const void *caller)
 		return;
 	for (size_t i = 0; i < pool_count && !known; i++)
 		known = pools[i].pool == pool;
-	end();
+	pthread_mutex_unlock(&lock);
 	const char *library = known ? NULL : library_of(caller);
 	if (!library || !begin())
 		return;
@@ -229,7 +224,7 @@ HIDDEN void account_pool(void *pool, const void *caller)
 		pools[pool_count++] = (struct account_pool){pool, library, device};
 	else if (!known)
 		uncounted++;
-	end();
+	pthread_mutex_unlock(&lock);
 }
 
 /* Takes out the pools that match, into taken unless that is NULL, and waits until nobody asks for their sizes. */
@@ -246,7 +241,7 @@ static void take_pools(const void *pool, int device, struct account_pool *taken)
 			*taken = pools[i];
 		pools[i] = pools[--pool_count];
 	}
-	end();
+	pthread_mutex_unlock(&lock);
 	while (atomic_load(&readers) > 0)
 		sched_yield();
 }
@@ -260,7 +255,7 @@ static int destroy_pool(void *pool, int (*destroy)(void *))
 	if (code != SUCCESS && taken.pool && begin()) {
 		if (pool_count < POOLS_MAX)
 			pools[pool_count++] = taken;
-		end();
+		pthread_mutex_unlock(&lock);
 	}
 	return code;
 }
@@ -293,7 +288,7 @@ HIDDEN size_t account_owners(struct account_owner out[ACCOUNT_OWNERS_MAX], uint6
 		if (owners[i].allocations)
 			out[count++] = owners[i];
 	*not_counted = uncounted;
-	end();
+	pthread_mutex_unlock(&lock);
 	return count;
 }
 
@@ -305,7 +300,7 @@ HIDDEN size_t account_pools_begin(struct account_pool out[ACCOUNT_POOLS_MAX])
 	atomic_fetch_add(&readers, 1);
 	memcpy(out, pools, pool_count * sizeof *out);
 	count = pool_count;
-	end();
+	pthread_mutex_unlock(&lock);
 	return count;
 }
 

@@ -36,7 +36,7 @@ HIDDEN bool table_put(struct table *table, struct block block); /* replaces one 
 HIDDEN struct block table_take(struct table *table, const void *address); /* with address NULL: there was none */
 HIDDEN void table_clear(struct table *table);
 
-/* account.c counts what CUDA itself gives to each library, for TMS_ACCOUNT, and does nothing without it. */
+/* account.c, which does nothing without TMS_ACCOUNT. */
 extern bool account_on HIDDEN; /* from load on */
 enum { ACCOUNT_OWNERS_MAX = 512, ACCOUNT_POOLS_MAX = 64 };
 struct account_owner {

@@ -1,5 +1,4 @@
-/* gate has what a gated pause needs in C: the gate of libtms_reach.so, where that is preloaded too, and what a gate
- * cannot hold. preload/gate.go decides the order of the steps. */
+/* gate reaches the gate of libtms_reach.so, where that is preloaded too, and knows what a gate cannot hold. */
 #define _GNU_SOURCE
 #include "gate.h"
 #include "reach/gate.h"

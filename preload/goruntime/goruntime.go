@@ -55,7 +55,5 @@ func Log(line string) { C.error_log((*C.char)(unsafe.Pointer(Terminated(line))))
 // is no memory.
 func Terminated(text string) *byte { return &append([]byte(text), 0)[0] }
 
-// tmsAwake returns once the Go runtime is up; that is all.
-//
 //export tmsAwake
 func tmsAwake() {}

@@ -136,16 +136,6 @@ HIDDEN void gate_gone(uintptr_t address)
 
 /* An argument by its number, 0 where there are fewer. Not for the short way, because it reads them all. */
 #define ARGUMENT(words, number) (((const uintptr_t[11]){PASS_##words})[number])
-#define WORD_0 a
-#define WORD_1 b
-#define WORD_2 c
-#define WORD_3 d
-#define WORD_4 e
-#define WORD_5 f
-#define WORD_6 g
-#define WORD_7 h
-#define WORD_8 i
-#define WORD_NONE 0
 
 /* The ways in and out for a kind, which is known at compile time. The mark is NULL where the short way in does not
  * suffice, and NO_MARK where there was no memory for a mark. */
@@ -182,11 +172,11 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		int (*real)(WORDS_##words) = (int (*)(WORDS_##words))real_of(call);                        \
 		if (!real)                                                                                 \
 			return NOT_FOUND;                                                                  \
-		struct gate_poll way = enter(kind, call, WORD_##stream);                                   \
+		struct gate_poll way = enter(kind, call, stream);                                   \
 		if (way.mark == NO_MARK)                                                                   \
 			return NO_MEMORY;                                                                  \
 		if (kind == DESTROY)                                                                       \
-			gate_forget_stream(WORD_##stream);                                                 \
+			gate_forget_stream(stream);                                                 \
 		if (AT_##symbol == AT_cuMemRelease)                                                        \
 			note_release(ARGUMENT(words, 0));                                                  \
 		int code = real(PASS_##words);                                                             \
@@ -202,7 +192,7 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		int (*real)(WORDS_##words) =                                                               \
 			(int (*)(WORDS_##words))atomic_load_explicit(&call->real, memory_order_relaxed);   \
 		struct gate_poll way;                                                                      \
-		if (unlikely(!real) || unlikely(!(way = try(kind, call, WORD_##stream)).mark))             \
+		if (unlikely(!real) || unlikely(!(way = try(kind, call, stream)).mark))             \
 			return slowly_##symbol(PASS_##words);                                              \
 		int code = real(PASS_##words);                                                             \
 		leave(kind, way);                                                                          \

@@ -166,17 +166,6 @@ static int ended(int code, bool launches)
 	return code;
 }
 
-#define LAST_4 d
-#define LAST_6 f
-#define LAST_7 g
-#define LAST_8 h
-#define LAST_11 k
-#define COMM_4 c
-#define COMM_6 e
-#define COMM_7 f
-#define COMM_8 g
-#define COMM_11 j
-
 /* The ways in: by the loader, and for each library the one that dlsym answers with. Not every library has all
  * functions. */
 #define ENTERED(which, symbol, does)                                                                       \
@@ -203,13 +192,13 @@ static int ended(int code, bool launches)
 			int code = ((int(*) parameters)library->real[AT_##symbol])arguments;               \
 			result;                                                                            \
 		}))
-#define Y(symbol, words, counted)                                                                          \
+#define Y(symbol, words, comm, stream, counted)                                                            \
 	static int in_##symbol(struct library *library, WORDS_##words)                                     \
 	{                                                                                                  \
 		struct sequence *sequence = NULL;                                                          \
-		if (unlikely(gate_saw_capture()) && memory_captured(library, #symbol, a, b, LAST_##words)) \
+		if (unlikely(gate_saw_capture()) && memory_captured(library, #symbol, a, b, stream)) \
 			sequence_captured();                                                               \
-		else if (unlikely(!sequence_begin((void *)COMM_##words, counted, (int)d, &sequence)))      \
+		else if (unlikely(!sequence_begin((void *)comm, counted, (int)d, &sequence)))      \
 			return INVALID_USAGE;                                                              \
 		int code = ((int (*)(WORDS_##words))library->real[AT_##symbol])(PASS_##words);             \
 		sequence_ended(sequence, code == DONE || code == IN_PROGRESS);                             \

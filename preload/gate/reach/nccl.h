@@ -4,10 +4,9 @@
  *
  *   X(symbol, parameters, arguments, before, result)
  *                                       what nccl.c does before the call of a library, and makes of its code
- *   Y(symbol, number of arguments, its sequence)
- *                                       functions that use a communicator, counted meanwhile: buffers come first, the
- *                                       stream last, and before it the communicator; of SENT and RECEIVED the other
- *                                       rank is the fourth
+ *   Y(symbol, how many arguments, which of them (a, b ...) are the communicator and the stream, its sequence)
+ *                                       functions that use a communicator, counted meanwhile: buffers come first; of
+ *                                       SENT and RECEIVED the other rank is the fourth
  *
  * Newer functions, and those that only ask (ncclCommGetAsyncError, ncclCommCount), are not interposed. */
 #ifndef REACH_NCCL_H
@@ -72,20 +71,20 @@ struct nccl_config {
 	X(ncclGroupSimulateEnd, (void *result), (result), (void)0, ended(code, false))
 
 #define NCCL_COUNTED(Y) \
-	Y(ncclAllGather, 6, COLLECTIVE) \
-	Y(ncclAllReduce, 7, COLLECTIVE) \
-	Y(ncclAlltoAll, 6, COLLECTIVE) \
-	Y(ncclBcast, 6, COLLECTIVE) \
-	Y(ncclBroadcast, 7, COLLECTIVE) \
-	Y(ncclGather, 7, COLLECTIVE) \
-	Y(ncclPutSignal, 11, UNCOUNTED) \
-	Y(ncclRecv, 6, RECEIVED) \
-	Y(ncclReduce, 8, COLLECTIVE) \
-	Y(ncclReduceScatter, 7, COLLECTIVE) \
-	Y(ncclScatter, 7, COLLECTIVE) \
-	Y(ncclSend, 6, SENT) \
-	Y(ncclSignal, 6, UNCOUNTED) \
-	Y(ncclWaitSignal, 4, UNCOUNTED)
+	Y(ncclAllGather, 6, e, f, COLLECTIVE) \
+	Y(ncclAllReduce, 7, f, g, COLLECTIVE) \
+	Y(ncclAlltoAll, 6, e, f, COLLECTIVE) \
+	Y(ncclBcast, 6, e, f, COLLECTIVE) \
+	Y(ncclBroadcast, 7, f, g, COLLECTIVE) \
+	Y(ncclGather, 7, f, g, COLLECTIVE) \
+	Y(ncclPutSignal, 11, j, k, UNCOUNTED) \
+	Y(ncclRecv, 6, e, f, RECEIVED) \
+	Y(ncclReduce, 8, g, h, COLLECTIVE) \
+	Y(ncclReduceScatter, 7, f, g, COLLECTIVE) \
+	Y(ncclScatter, 7, f, g, COLLECTIVE) \
+	Y(ncclSend, 6, e, f, SENT) \
+	Y(ncclSignal, 6, e, f, UNCOUNTED) \
+	Y(ncclWaitSignal, 4, c, d, UNCOUNTED)
 
 /* Those that libtms_reach.so calls itself. */
 #define NCCL_ASKED(X) \

@@ -109,10 +109,6 @@ HIDDEN bool nccl_look_at_memory(size_t *cursor, struct gate_registration *to)
 	enum { REGISTRATIONS = sizeof registrations / sizeof *registrations, BUFFERS = sizeof captured / sizeof *captured };
 	for (; *cursor < REGISTRATIONS; (*cursor)++) {
 		const struct registration *r = &registrations[*cursor];
-		if (*cursor >= atomic_load(&registrations_used)) {
-			*cursor = REGISTRATIONS;
-			break;
-		}
 		if (atomic_load(&r->state) != LIVE)
 			continue;
 		*to = (struct gate_registration){
