@@ -185,7 +185,6 @@ ALWAYS_INLINE void leave(enum gate_kind kind, struct gate_poll way)
 		leave(kind, way);                                                                          \
 		return code;                                                                               \
 	}                                                                                                  \
-	EXPORT int symbol(WORDS_##words);                                                                  \
 	EXPORT int symbol(WORDS_##words)                                                                   \
 	{                                                                                                  \
 		struct gate_call *call = &calls[AT_##symbol];                                              \
@@ -355,7 +354,6 @@ static int answered(int code, const char *name, void **function, int version, ui
 }
 
 #define ANSWERS(symbol, parameters, arguments)                                                             \
-	EXPORT int symbol parameters;                                                                      \
 	EXPORT int symbol parameters                                                                       \
 	{                                                                                                  \
 		static int (*_Atomic real) parameters;                                                     \

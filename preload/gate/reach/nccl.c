@@ -177,7 +177,6 @@ static int ended(int code, bool launches)
 	leave(AT_##symbol != AT_ncclGroupStart);                                                           \
 	return answer;
 #define ENTRIES(symbol, parameters, does)                                                                  \
-	EXPORT int symbol parameters;                                                                      \
 	EXPORT int symbol parameters                                                                       \
 	{                                                                                                  \
 		ENTERED(bound_to(__builtin_return_address(0), #symbol), symbol, does)                      \
