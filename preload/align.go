@@ -1,8 +1,6 @@
 package main
 
-/*
-#include "shim.h"
-*/
+// #include "shim.h"
 import "C"
 
 import (

@@ -4,7 +4,6 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "region.h"
 
 HIDDEN __thread bool alloc_below __attribute__((tls_model("initial-exec")));
 

@@ -5,7 +5,6 @@
 #include "_cgo_export.h"
 #include "forward.h"
 #include "gate/reach/gate.h"
-#include "region.h"
 
 #include <stdlib.h>
 #include <time.h>

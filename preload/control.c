@@ -1,7 +1,6 @@
 /* control has what the control socket needs in C: the variables that say where it is, read on a thread of the host, and
  * its removal when the process ends normally. */
 #include "shim.h"
-#include "region.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -5,7 +5,6 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "region.h"
 
 #include <string.h>
 #include <unistd.h>

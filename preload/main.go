@@ -8,7 +8,6 @@ package main
 #cgo LDFLAGS: -lpthread
 #include <string.h>
 #include "shim.h"
-#include "region.h"
 */
 import "C"
 

@@ -5,7 +5,6 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "region.h"
 
 /* The beginning of CUmemAllocationProp. */
 struct prop {
@@ -25,7 +24,6 @@ static bool can_be_paused(const struct prop *prop)
 }
 
 /* For libtms_reach.so, which notes exports. If the program maps pausable memory itself, any address may be pausable. */
-EXPORT bool tms_is_pausable(uintptr_t address);
 EXPORT bool tms_is_pausable(uintptr_t address)
 {
 	return arena_contains((const void *)address) || atomic_load(&handles_tracked);

@@ -1,9 +1,6 @@
 package main
 
-/*
-#include "shim.h"
-#include "region.h"
-*/
+// #include "shim.h"
 import "C"
 
 import (

@@ -3,7 +3,6 @@
 #define _GNU_SOURCE
 #include "shim.h"
 #include "_cgo_export.h"
-#include "region.h"
 #include "tms.h"
 
 #include <errno.h>

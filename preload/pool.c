@@ -4,7 +4,6 @@
 #include "shim.h"
 #include "_cgo_export.h"
 #include "forward.h"
-#include "region.h"
 #include "tms.h"
 
 #include <dlfcn.h>

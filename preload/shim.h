@@ -7,6 +7,7 @@
 #include "gate/gate.h"
 #include "goruntime/goruntime.h"
 #include "record/record.h"
+#include "region.h"
 
 #include <semaphore.h>
 

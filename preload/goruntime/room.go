@@ -1,8 +1,6 @@
 package goruntime
 
-/*
-#include "goruntime.h"
-*/
+// #include "goruntime.h"
 import "C"
 
 import (
