@@ -37,17 +37,14 @@ EXPORT int cudaSetDevice(int device)
 	return code;
 }
 
-EXPORT int cudaDeviceEnablePeerAccess(int peer, unsigned flags)
-{
-	int code = forward_cudaDeviceEnablePeerAccess(peer, flags);
-	return code == SUCCESS && segments_exist() ? grant() : code;
-}
-
-EXPORT int cuCtxEnablePeerAccess(void *context, unsigned flags)
-{
-	int code = forward_cuCtxEnablePeerAccess(context, flags);
-	return code == SUCCESS && segments_exist() ? grant() : code;
-}
+#define GRANTS(symbol, type)                                                                       \
+	EXPORT int symbol(type peer, unsigned flags)                                               \
+	{                                                                                          \
+		int code = forward_##symbol(peer, flags);                                          \
+		return code == SUCCESS && segments_exist() ? grant() : code;                       \
+	}
+GRANTS(cudaDeviceEnablePeerAccess, int)
+GRANTS(cuCtxEnablePeerAccess, void *)
 
 /* Contexts that the program makes itself, so that a pause can wait for what they run. Contexts made by functions that
  * were found with dlsym are unknown, so memory is refused in them.
@@ -99,20 +96,16 @@ HIDDEN void context_release(int slot)
 	atomic_fetch_sub(&contexts[slot].users, 1);
 }
 
-EXPORT int cuCtxCreate_v2(void **context, unsigned flags, int device)
-{
-	return note(forward_cuCtxCreate_v2(context, flags, device), context, device);
-}
-
-EXPORT int cuCtxCreate_v3(void **context, void *affinities, int count, unsigned flags, int device)
-{
-	return note(forward_cuCtxCreate_v3(context, affinities, count, flags, device), context, device);
-}
-
-EXPORT int cuCtxCreate_v4(void **context, void *parameters, unsigned flags, int device)
-{
-	return note(forward_cuCtxCreate_v4(context, parameters, flags, device), context, device);
-}
+#define CREATES(symbol, parameters, arguments)                                                     \
+	EXPORT int symbol parameters                                                               \
+	{                                                                                          \
+		return note(forward_##symbol arguments, context, device);                          \
+	}
+CREATES(cuCtxCreate_v2, (void **context, unsigned flags, int device), (context, flags, device))
+CREATES(cuCtxCreate_v3, (void **context, void *affinities, int count, unsigned flags, int device),
+	(context, affinities, count, flags, device))
+CREATES(cuCtxCreate_v4, (void **context, void *parameters, unsigned flags, int device),
+	(context, parameters, flags, device))
 
 EXPORT int cuCtxDestroy_v2(void *context)
 {
