@@ -1,6 +1,5 @@
-/* nccl interposes those functions of NCCL that make communicators, register memory with them and use them (nccl.h). It
- * reports them to communicators.c, registrations.c and sequence.c, and keeps track of threads inside NCCL. libtms.so
- * queries all that through gate.h.
+/* nccl interposes those functions of NCCL that make communicators, register memory with them and use them (nccl.h), and
+ * keeps track of threads inside NCCL.
  *
  * A call comes here through the loader, because this library is preloaded, or through the address that dlsym
  * returned for a handle (reach.c asks nccl_entry). A process may have several NCCLs. A caller that the loader binds
