@@ -7,11 +7,6 @@
 
 #include <stdlib.h>
 
-HIDDEN void go_wanted(void)
-{
-	region_report_environment(error_log);
-}
-
 HIDDEN void go_awake(void)
 {
 	if (!region_config.control)

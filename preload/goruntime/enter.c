@@ -265,7 +265,7 @@ HIDDEN int go_start(void)
 		return SUCCESS;
 	int code = SUCCESS;
 	if (state != GO_DEAD) {
-		go_wanted();
+		region_report_environment(error_log);
 		struct thread *mine = thread_mine();
 		if (!mine)
 			return ERROR_MEMORY_ALLOCATION;

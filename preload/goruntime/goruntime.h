@@ -96,9 +96,7 @@ static inline int go_now(void)
 }
 HIDDEN int go_start(void); /* a code; error_set on failure */
 
-/* The library's own, at the start of the runtime. */
-HIDDEN void go_wanted(void); /* before a call that needs Go, until Go has started */
-HIDDEN void go_awake(void);
+HIDDEN void go_awake(void); /* the library's own: the runtime has started */
 HIDDEN void go_load(void); /* enter.c: at load */
 
 /* While a thread runs Go its signals are blocked: otherwise a host handler installed without SA_ONSTACK would run on a
