@@ -266,15 +266,13 @@ HIDDEN void account_device_resets(int device)
 	take_pools(NULL, device, NULL);
 }
 
-EXPORT int cudaMemPoolDestroy(void *pool)
-{
-	return destroy_pool(pool, forward_cudaMemPoolDestroy);
-}
-
-EXPORT int cuMemPoolDestroy(void *pool)
-{
-	return destroy_pool(pool, forward_cuMemPoolDestroy);
-}
+#define DESTROYS(symbol)                                                                           \
+	EXPORT int symbol(void *pool)                                                              \
+	{                                                                                          \
+		return likely(!account_on) ? forward_##symbol(pool) : destroy_pool(pool, forward_##symbol); \
+	}
+DESTROYS(cudaMemPoolDestroy)
+DESTROYS(cuMemPoolDestroy)
 
 /* ---- what account.go reads */
 
