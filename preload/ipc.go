@@ -85,7 +85,6 @@ type processes struct{}
 
 func (processes) Gone(i vmm.Importer) bool { return ended(i.PID, i.Start) }
 
-// ended reports whether a process has ended.
 func ended(pid int, start uint64) bool {
 	now, zombie, err := process.Started(pid)
 	return errors.Is(err, fs.ErrNotExist) || err == nil && (zombie || now != start)

@@ -291,8 +291,7 @@ func texts(list **C.char) []string {
 	return all
 }
 
-// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish
-// ends it.
+// tmsOperation starts an operation on a thread of the Go runtime and returns; operation_finish ends it.
 //
 //export tmsOperation
 func tmsOperation(operation *C.struct_operation) {

@@ -265,7 +265,8 @@ EXPORT void tms_torch_pool_begin_allocate_to_pool(int device, struct tms_torch_p
 		log_failure(__func__, IN_GO(call));                                                \
 	}
 LOGS_FAILURE(tms_torch_pool_reset, (void), tmsTorchPoolReset())
-LOGS_FAILURE(tms_torch_pool_memory_fraction, (double fraction, int device), tmsTorchPoolMemoryFraction(fraction, device))
+LOGS_FAILURE(tms_torch_pool_memory_fraction, (double fraction, int device),
+	     tmsTorchPoolMemoryFraction(fraction, device))
 LOGS_FAILURE(tms_torch_pool_end_allocate_to_pool, (int device, struct tms_torch_pool_id id),
 	     tmsTorchPoolEnd(device, id.first, id.second))
 LOGS_FAILURE(tms_torch_pool_release_pool, (int device, struct tms_torch_pool_id id),

@@ -78,7 +78,6 @@ func (thisProcess) Directories() (runtime, temporary string) {
 	return C.GoString(C.control_environment.runtime_dir), C.GoString(C.control_environment.temporary)
 }
 
-// State completes a status.
 func (thisProcess) State(state *control.ProcessState) (err error) {
 	askingDriver.RLock()
 	defer askingDriver.RUnlock()

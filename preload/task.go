@@ -30,7 +30,6 @@ type task struct {
 	nccl suspension
 }
 
-// Perform carries out a request.
 func (thisProcess) Perform(of *server.Task, outcome *server.Outcome) (err error) {
 	t := &task{Task: of, Outcome: outcome}
 	reply := &t.Reply

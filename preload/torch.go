@@ -10,7 +10,6 @@ import (
 	"tms/vmm/pool/torch"
 )
 
-// torchPools serves PyTorch.
 var torchPools = torch.New(torchSource, isCaptured)
 
 func torchSource(m torch.Memory) (pool.Source, error) {

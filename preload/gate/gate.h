@@ -6,7 +6,6 @@
 #include "../goruntime/goruntime.h"
 #include "reach/communicators.h"
 
-/* gate.c: the gate, and what it cannot hold. */
 struct gate_user { /* a thread, and the call that it is in or made last */
 	pid_t thread;
 	bool lives;

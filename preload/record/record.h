@@ -1,10 +1,10 @@
-/* record writes recordings of what the process does with device memory. Its callers know whose memory that is. */
+/* record writes recordings of what the process does with device memory, for TMS_TRACE or tms record, and does nothing
+ * without them. Its callers know whose memory that is. */
 #ifndef TMS_RECORD_H
 #define TMS_RECORD_H
 
 #include "../goruntime/goruntime.h"
 
-/* trace.c records for TMS_TRACE or tms record, and does nothing without them. */
 extern _Atomic bool trace_on HIDDEN;
 HIDDEN void trace_load(void);
 HIDDEN void trace_turned(bool on); /* the library's own: recording begins, or has ended, also in a forked child */

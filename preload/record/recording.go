@@ -34,7 +34,6 @@ func Watch(e *vmm.Engine) {
 	e.Observe(transition)
 }
 
-// figuresOf is one tag on one device.
 type figuresOf struct {
 	device int
 	tag    string
@@ -53,7 +52,6 @@ const (
 	figuresShare = 100
 )
 
-// transition is for vmm.Engine.Observe.
 func transition(t vmm.Transition) {
 	if !C.trace_is_on() {
 		return

@@ -1,5 +1,5 @@
-/* communicators has the types that libtms_reach.so, libtms.so and Go share: the gate's states (gate.h), and NCCL's
- * communicators. */
+/* communicators has what libtms_reach.so, libtms.so and Go share: the gate's states, NCCL's communicators, and what
+ * libtms.so asks libtms_reach.so. */
 #ifndef REACH_COMMUNICATORS_H
 #define REACH_COMMUNICATORS_H
 
