@@ -26,27 +26,26 @@ const (
 // DeviceCount is cuDeviceGetCount.
 func (d *Driver) DeviceCount() (int, error) {
 	var count int32
-	err := d.call(fnDeviceGetCount, uintptr(unsafe.Pointer(&count)))
+	err := d.call("cuDeviceGetCount", uintptr(unsafe.Pointer(&count)))
 	return int(count), err
 }
 
-// DeviceGet is cuDeviceGet.
 func (d *Driver) DeviceGet(ordinal int) (device Device, err error) {
-	err = d.call(fnDeviceGet, uintptr(unsafe.Pointer(&device)), uintptr(ordinal))
+	err = d.call("cuDeviceGet", uintptr(unsafe.Pointer(&device)), uintptr(ordinal))
 	return device, err
 }
 
 // DeviceAttribute is cuDeviceGetAttribute.
 func (d *Driver) DeviceAttribute(attribute Attribute, device Device) (int, error) {
 	var value int32
-	err := d.call(fnDeviceGetAttribute, uintptr(unsafe.Pointer(&value)), uintptr(attribute), uintptr(device))
+	err := d.call("cuDeviceGetAttribute", uintptr(unsafe.Pointer(&value)), uintptr(attribute), uintptr(device))
 	return int(value), err
 }
 
 // DeviceName is cuDeviceGetName; the name of a part of a GPU ends with " MIG " and the part.
 func (d *Driver) DeviceName(device Device) (string, error) {
 	text := make([]byte, 256)
-	err := d.call(fnDeviceGetName, uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
+	err := d.call("cuDeviceGetName", uintptr(unsafe.Pointer(&text[0])), uintptr(len(text)), uintptr(device))
 	name, _, _ := strings.Cut(string(text), "\x00")
 	return name, err
 }
@@ -54,69 +53,64 @@ func (d *Driver) DeviceName(device Device) (string, error) {
 // DeviceUUID is cuDeviceGetUuid, as NVML writes it: for a part of a GPU it is the GPU's.
 func (d *Driver) DeviceUUID(device Device) (string, error) {
 	var n [16]byte
-	err := d.call(fnDeviceGetUUID, uintptr(unsafe.Pointer(&n)), uintptr(device))
+	err := d.call("cuDeviceGetUuid", uintptr(unsafe.Pointer(&n)), uintptr(device))
 	return fmt.Sprintf("GPU-%x-%x-%x-%x-%x", n[:4], n[4:6], n[6:8], n[8:10], n[10:]), err
 }
 
 // DeviceTotalMem is cuDeviceTotalMem, in bytes.
 func (d *Driver) DeviceTotalMem(device Device) (bytes uint64, err error) {
-	err = d.call(fnDeviceTotalMem, uintptr(unsafe.Pointer(&bytes)), uintptr(device))
+	err = d.call("cuDeviceTotalMem_v2", uintptr(unsafe.Pointer(&bytes)), uintptr(device))
 	return bytes, err
 }
 
 // DevicePrimaryCtxRetain is cuDevicePrimaryCtxRetain: the context that the CUDA runtime uses.
 func (d *Driver) DevicePrimaryCtxRetain(device Device) (context Context, err error) {
-	err = d.call(fnDevicePrimaryCtxRetain, uintptr(unsafe.Pointer(&context)), uintptr(device))
+	err = d.call("cuDevicePrimaryCtxRetain", uintptr(unsafe.Pointer(&context)), uintptr(device))
 	return context, err
 }
 
 // DevicePrimaryCtxRelease is cuDevicePrimaryCtxRelease, for one DevicePrimaryCtxRetain.
 func (d *Driver) DevicePrimaryCtxRelease(device Device) error {
-	return d.call(fnDevicePrimaryCtxRelease, uintptr(device))
+	return d.call("cuDevicePrimaryCtxRelease_v2", uintptr(device))
 }
 
 // DevicePrimaryCtxGetState is cuDevicePrimaryCtxGetState: whether the context exists.
 func (d *Driver) DevicePrimaryCtxGetState(device Device) (active bool, err error) {
 	var flags uint32
 	var state int32
-	err = d.call(fnDevicePrimaryCtxGetState, uintptr(device), uintptr(unsafe.Pointer(&flags)),
+	err = d.call("cuDevicePrimaryCtxGetState", uintptr(device), uintptr(unsafe.Pointer(&flags)),
 		uintptr(unsafe.Pointer(&state)))
 	return state != 0, err
 }
 
 // CtxGetCurrent is cuCtxGetCurrent: the calling thread's context, 0 if it has none.
 func (d *Driver) CtxGetCurrent() (context Context, err error) {
-	err = d.call(fnCtxGetCurrent, uintptr(unsafe.Pointer(&context)))
+	err = d.call("cuCtxGetCurrent", uintptr(unsafe.Pointer(&context)))
 	return context, err
 }
 
-// CtxSetCurrent is cuCtxSetCurrent.
 func (d *Driver) CtxSetCurrent(context Context) error {
-	return d.call(fnCtxSetCurrent, uintptr(context))
+	return d.call("cuCtxSetCurrent", uintptr(context))
 }
 
-// CtxPushCurrent is cuCtxPushCurrent.
 func (d *Driver) CtxPushCurrent(context Context) error {
-	return d.call(fnCtxPushCurrent, uintptr(context))
+	return d.call("cuCtxPushCurrent_v2", uintptr(context))
 }
 
-// CtxPopCurrent is cuCtxPopCurrent.
 func (d *Driver) CtxPopCurrent() (context Context, err error) {
-	err = d.call(fnCtxPopCurrent, uintptr(unsafe.Pointer(&context)))
+	err = d.call("cuCtxPopCurrent_v2", uintptr(unsafe.Pointer(&context)))
 	return context, err
 }
 
 // CtxGetDevice is cuCtxGetDevice: the ordinal of the device of the calling thread's context.
 func (d *Driver) CtxGetDevice() (int, error) {
 	var device int32
-	err := d.call(fnCtxGetDevice, uintptr(unsafe.Pointer(&device)))
+	err := d.call("cuCtxGetDevice", uintptr(unsafe.Pointer(&device)))
 	return int(device), err
 }
 
 // CtxSynchronize is cuCtxSynchronize, for the calling thread's context.
-func (d *Driver) CtxSynchronize() error {
-	return d.call(fnCtxSynchronize)
-}
+func (d *Driver) CtxSynchronize() error { return d.call("cuCtxSynchronize") }
 
 // captureMode is a CUstreamCaptureMode.
 type captureMode int32
@@ -125,6 +119,6 @@ const captureModeRelaxed captureMode = 2
 
 // exchangeCaptureMode returns the calling thread's old mode.
 func (d *Driver) exchangeCaptureMode(mode captureMode) (captureMode, error) {
-	err := d.call(fnThreadExchangeStreamCaptureMode, uintptr(unsafe.Pointer(&mode)))
+	err := d.call("cuThreadExchangeStreamCaptureMode", uintptr(unsafe.Pointer(&mode)))
 	return mode, err
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"runtime"
+	"slices"
+	"strings"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -12,91 +14,30 @@ import (
 	"tms/vmm/reclaim"
 )
 
-// function is a function of the driver: its index in names.
-type function int
+// required are the functions that every driver must have, by the names that libcuda exports: cuda.h maps the plain name
+// to the versioned one.
+var required = strings.Fields(`
+	cuInit cuDriverGetVersion cuGetErrorString cuThreadExchangeStreamCaptureMode
+	cuDeviceGet cuDeviceGetCount cuDeviceGetAttribute cuDeviceGetName cuDeviceTotalMem_v2 cuDeviceCanAccessPeer
+	cuDevicePrimaryCtxRetain cuDevicePrimaryCtxGetState cuDevicePrimaryCtxRelease_v2
+	cuCtxGetCurrent cuCtxSetCurrent cuCtxPushCurrent_v2 cuCtxPopCurrent_v2 cuCtxGetDevice cuCtxSynchronize
+	cuMemGetInfo_v2 cuMemAlloc_v2 cuMemFree_v2 cuMemAddressReserve cuMemAddressFree cuMemGetAllocationGranularity
+	cuMemCreate cuMemRelease cuMemMap cuMemUnmap cuMemSetAccess
+	cuMemHostAlloc cuMemFreeHost cuMemHostRegister_v2 cuMemHostUnregister cuMemHostGetDevicePointer_v2
+	cuMemcpyDtoHAsync_v2 cuMemcpyHtoDAsync_v2 cuMemcpyDtoDAsync_v2
+	cuStreamCreate cuStreamSynchronize cuStreamQuery cuStreamDestroy_v2 cuStreamGetCtx
+	cuEventCreate cuEventRecord cuEventQuery cuEventSynchronize cuEventDestroy_v2
+`)
 
-// names are those that libcuda exports: cuda.h maps the plain name to the versioned one.
-var names []string
-
-func named(name string) function {
-	names = append(names, name)
-	return function(len(names) - 1)
-}
-
-var (
-	fnInit                            = named("cuInit")
-	fnDriverGetVersion                = named("cuDriverGetVersion")
-	fnGetErrorString                  = named("cuGetErrorString")
-	fnDeviceGet                       = named("cuDeviceGet")
-	fnDeviceGetCount                  = named("cuDeviceGetCount")
-	fnDeviceGetAttribute              = named("cuDeviceGetAttribute")
-	fnDeviceGetName                   = named("cuDeviceGetName")
-	fnDeviceTotalMem                  = named("cuDeviceTotalMem_v2")
-	fnDeviceCanAccessPeer             = named("cuDeviceCanAccessPeer")
-	fnDevicePrimaryCtxRetain          = named("cuDevicePrimaryCtxRetain")
-	fnDevicePrimaryCtxGetState        = named("cuDevicePrimaryCtxGetState")
-	fnDevicePrimaryCtxRelease         = named("cuDevicePrimaryCtxRelease_v2")
-	fnCtxGetCurrent                   = named("cuCtxGetCurrent")
-	fnCtxSetCurrent                   = named("cuCtxSetCurrent")
-	fnCtxPushCurrent                  = named("cuCtxPushCurrent_v2")
-	fnCtxPopCurrent                   = named("cuCtxPopCurrent_v2")
-	fnCtxGetDevice                    = named("cuCtxGetDevice")
-	fnCtxSynchronize                  = named("cuCtxSynchronize")
-	fnThreadExchangeStreamCaptureMode = named("cuThreadExchangeStreamCaptureMode")
-	fnMemGetInfo                      = named("cuMemGetInfo_v2")
-	fnMemAlloc                        = named("cuMemAlloc_v2")
-	fnMemFree                         = named("cuMemFree_v2")
-	fnMemAddressReserve               = named("cuMemAddressReserve")
-	fnMemAddressFree                  = named("cuMemAddressFree")
-	fnMemGetAllocationGranularity     = named("cuMemGetAllocationGranularity")
-	fnMemCreate                       = named("cuMemCreate")
-	fnMemRelease                      = named("cuMemRelease")
-	fnMemMap                          = named("cuMemMap")
-	fnMemUnmap                        = named("cuMemUnmap")
-	fnMemSetAccess                    = named("cuMemSetAccess")
-	fnMemHostAlloc                    = named("cuMemHostAlloc")
-	fnMemFreeHost                     = named("cuMemFreeHost")
-	fnMemHostRegister                 = named("cuMemHostRegister_v2")
-	fnMemHostUnregister               = named("cuMemHostUnregister")
-	fnMemHostGetDevicePointer         = named("cuMemHostGetDevicePointer_v2")
-	fnMemcpyDtoHAsync                 = named("cuMemcpyDtoHAsync_v2")
-	fnMemcpyHtoDAsync                 = named("cuMemcpyHtoDAsync_v2")
-	fnMemcpyDtoDAsync                 = named("cuMemcpyDtoDAsync_v2")
-	fnStreamCreate                    = named("cuStreamCreate")
-	fnStreamSynchronize               = named("cuStreamSynchronize")
-	fnStreamQuery                     = named("cuStreamQuery")
-	fnStreamDestroy                   = named("cuStreamDestroy_v2")
-	fnStreamGetCtx                    = named("cuStreamGetCtx")
-	fnEventCreate                     = named("cuEventCreate")
-	fnEventRecord                     = named("cuEventRecord")
-	fnEventQuery                      = named("cuEventQuery")
-	fnEventSynchronize                = named("cuEventSynchronize")
-	fnEventDestroy                    = named("cuEventDestroy_v2")
-)
-
-// A driver may lack the functions from here on: calling one then returns an error that is NotSupported.
-var (
-	fnLibraryLoadData   = named("cuLibraryLoadData")
-	fnLibraryGetKernel  = named("cuLibraryGetKernel")
-	fnKernelGetFunction = named("cuKernelGetFunction")
-	fnLaunchKernel      = named("cuLaunchKernel")
-	fnMemsetD32Async    = named("cuMemsetD32Async")
-	fnCtxRecordEvent    = named("cuCtxRecordEvent")
-	fnDeviceGetUUID     = named("cuDeviceGetUuid") // not _v2, which for a part of a GPU returns the part's
-
-	fnMemExportToShareableHandle   = named("cuMemExportToShareableHandle")
-	fnMemImportFromShareableHandle = named("cuMemImportFromShareableHandle")
-
-	fnDeviceGetDefaultMemPool    = named("cuDeviceGetDefaultMemPool")
-	fnMemPoolGetAttribute        = named("cuMemPoolGetAttribute")
-	fnDeviceGetGraphMemAttribute = named("cuDeviceGetGraphMemAttribute")
-
-	fnCheckpointProcessGetState   = named("cuCheckpointProcessGetState")
-	fnCheckpointProcessLock       = named("cuCheckpointProcessLock")
-	fnCheckpointProcessCheckpoint = named("cuCheckpointProcessCheckpoint")
-	fnCheckpointProcessRestore    = named("cuCheckpointProcessRestore")
-	fnCheckpointProcessUnlock     = named("cuCheckpointProcessUnlock")
-)
+// optional are those that a driver may lack: calling one then returns an error that is NotSupported. cuDeviceGetUuid is
+// not _v2, which for a part of a GPU returns the part's.
+var optional = strings.Fields(`
+	cuLibraryLoadData cuLibraryGetKernel cuKernelGetFunction cuLaunchKernel cuMemsetD32Async
+	cuCtxRecordEvent cuDeviceGetUuid cuMemExportToShareableHandle cuMemImportFromShareableHandle
+	cuDeviceGetDefaultMemPool cuMemPoolGetAttribute cuDeviceGetGraphMemAttribute
+	cuCheckpointProcessGetState cuCheckpointProcessLock cuCheckpointProcessCheckpoint
+	cuCheckpointProcessRestore cuCheckpointProcessUnlock
+`)
 
 // Driver is a loaded and initialised CUDA driver.
 type Driver struct {
@@ -104,7 +45,7 @@ type Driver struct {
 	// uses.
 	Reclaim reclaim.Queue
 
-	address []uintptr // by function
+	address map[string]uintptr // of the functions that it has, by name
 }
 
 // Open is Load, and calls cuInit(0). Errors: the driver is too old for the engine.
@@ -113,8 +54,8 @@ func Open(path string) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	for f, name := range names[:fnLibraryLoadData] {
-		if d.address[f] == 0 {
+	for _, name := range required {
+		if d.address[name] == 0 {
 			return nil, fmt.Errorf("the CUDA driver is too old (it has no %s; 11.2 or newer is needed)", name)
 		}
 	}
@@ -130,42 +71,42 @@ func Load(path string) (*Driver, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the CUDA driver cannot be loaded: %w", err)
 	}
-	d := &Driver{address: make([]uintptr, len(names))}
-	for f, name := range names {
-		d.address[f], _ = purego.Dlsym(library, name)
+	d := &Driver{address: map[string]uintptr{}}
+	for _, name := range slices.Concat(required, optional) {
+		d.address[name], _ = purego.Dlsym(library, name)
 	}
 	return d, nil
 }
 
-// Init is cuInit.
-func (d *Driver) Init() error { return d.call(fnInit, 0) }
+func (d *Driver) Init() error { return d.call("cuInit", 0) }
 
 // call makes one driver call. The pragma keeps what the arguments point to alive and in place.
 //
 //go:uintptrescapes
-func (d *Driver) call(f function, arguments ...uintptr) error {
-	if d.address[f] == 0 {
-		return d.newError(f, NotSupported)
+func (d *Driver) call(name string, arguments ...uintptr) error {
+	address := d.address[name]
+	if address == 0 {
+		return d.newError(name, NotSupported)
 	}
-	if err := failpoint.Err(names[f]); err != nil {
+	if err := failpoint.Err(name); err != nil {
 		result := Unknown
 		errors.As(err, &result)
-		return d.newError(f, result)
+		return d.newError(name, result)
 	}
-	result, _, _ := purego.SyscallN(d.address[f], arguments...)
+	result, _, _ := purego.SyscallN(address, arguments...)
 	if Result(result) == Success {
 		return nil
 	}
-	return d.newError(f, Result(result))
+	return d.newError(name, Result(result))
 }
 
-func (d *Driver) newError(f function, r Result) error {
-	return &Error{Call: names[f], Result: r, Text: d.errorText(r)}
+func (d *Driver) newError(name string, r Result) error {
+	return &Error{Call: name, Result: r, Text: d.errorText(r)}
 }
 
 func (d *Driver) errorText(r Result) string {
 	var text *byte
-	code, _, _ := purego.SyscallN(d.address[fnGetErrorString], uintptr(r), uintptr(unsafe.Pointer(&text)))
+	code, _, _ := purego.SyscallN(d.address["cuGetErrorString"], uintptr(r), uintptr(unsafe.Pointer(&text)))
 	if Result(code) != Success || text == nil {
 		return "unknown error"
 	}
@@ -179,6 +120,6 @@ func (d *Driver) errorText(r Result) string {
 // Version returns the CUDA version that the driver supports: 1000 x major + 10 x minor.
 func (d *Driver) Version() (int, error) {
 	var version int32
-	err := d.call(fnDriverGetVersion, uintptr(unsafe.Pointer(&version)))
+	err := d.call("cuDriverGetVersion", uintptr(unsafe.Pointer(&version)))
 	return int(version), err
 }

@@ -47,27 +47,27 @@ func PinnedOn(device int) AllocationProp {
 
 // MemGetInfo is cuMemGetInfo for the calling thread's context, in bytes.
 func (d *Driver) MemGetInfo() (free, total uint64, err error) {
-	err = d.call(fnMemGetInfo, uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
+	err = d.call("cuMemGetInfo_v2", uintptr(unsafe.Pointer(&free)), uintptr(unsafe.Pointer(&total)))
 	return free, total, err
 }
 
 // MemGetAllocationGranularity is cuMemGetAllocationGranularity (the minimum), in bytes.
 func (d *Driver) MemGetAllocationGranularity(device int) (granularity uint64, err error) {
 	prop := PinnedOn(device)
-	err = d.call(fnMemGetAllocationGranularity, uintptr(unsafe.Pointer(&granularity)),
+	err = d.call("cuMemGetAllocationGranularity", uintptr(unsafe.Pointer(&granularity)),
 		uintptr(unsafe.Pointer(&prop)), 0)
 	return granularity, err
 }
 
 // MemAddressReserve is cuMemAddressReserve. size and alignment are in bytes.
 func (d *Driver) MemAddressReserve(size, alignment uint64) (address uintptr, err error) {
-	err = d.call(fnMemAddressReserve, uintptr(unsafe.Pointer(&address)), uintptr(size), uintptr(alignment), 0, 0)
+	err = d.call("cuMemAddressReserve", uintptr(unsafe.Pointer(&address)), uintptr(size), uintptr(alignment), 0, 0)
 	return address, err
 }
 
 // MemAddressFree is cuMemAddressFree of a whole reservation.
 func (d *Driver) MemAddressFree(address uintptr, size uint64) error {
-	return d.call(fnMemAddressFree, address, uintptr(size))
+	return d.call("cuMemAddressFree", address, uintptr(size))
 }
 
 // MemCreate is cuMemCreate: size bytes of a device's memory, a multiple of the granularity.
@@ -93,23 +93,20 @@ func (p AllocationProp) IsFile() bool { return p.requestedHandleTypes&handleType
 
 // MemCreateWith is cuMemCreate with properties that somebody else has chosen.
 func (d *Driver) MemCreateWith(size uint64, prop AllocationProp) (handle Handle, err error) {
-	err = d.call(fnMemCreate, uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
+	err = d.call("cuMemCreate", uintptr(unsafe.Pointer(&handle)), uintptr(size), uintptr(unsafe.Pointer(&prop)), 0)
 	return handle, err
 }
 
-// MemRelease is cuMemRelease.
-func (d *Driver) MemRelease(handle Handle) error {
-	return d.call(fnMemRelease, uintptr(handle))
-}
+func (d *Driver) MemRelease(handle Handle) error { return d.call("cuMemRelease", uintptr(handle)) }
 
 // MemMap is cuMemMap of a whole handle; the driver refuses offsets into one.
 func (d *Driver) MemMap(address uintptr, size uint64, handle Handle) error {
-	return d.call(fnMemMap, address, uintptr(size), 0, uintptr(handle), 0)
+	return d.call("cuMemMap", address, uintptr(size), 0, uintptr(handle), 0)
 }
 
 // MemUnmap is cuMemUnmap of one or more whole mappings. It does not wait for work in flight.
 func (d *Driver) MemUnmap(address uintptr, size uint64) error {
-	return d.call(fnMemUnmap, address, uintptr(size))
+	return d.call("cuMemUnmap", address, uintptr(size))
 }
 
 // MemSetAccess is cuMemSetAccess: lets devices read and write one or more whole mappings.
@@ -123,7 +120,7 @@ func (d *Driver) MemSetAccess(address uintptr, size uint64, devices ...int) erro
 
 // MemSetAccessOf is cuMemSetAccess with any access that is asked for.
 func (d *Driver) MemSetAccessOf(address uintptr, size uint64, descs []AccessDesc) error {
-	return d.call(fnMemSetAccess, address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))),
+	return d.call("cuMemSetAccess", address, uintptr(size), uintptr(unsafe.Pointer(unsafe.SliceData(descs))),
 		uintptr(len(descs)))
 }
 
@@ -132,12 +129,13 @@ const handleTypeFile = 1 // CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 // MemExport is cuMemExportToShareableHandle, as a file descriptor, which the caller closes.
 func (d *Driver) MemExport(handle Handle) (descriptor int, err error) {
 	var made int32
-	err = d.call(fnMemExportToShareableHandle, uintptr(unsafe.Pointer(&made)), uintptr(handle), handleTypeFile, 0)
+	err = d.call("cuMemExportToShareableHandle", uintptr(unsafe.Pointer(&made)), uintptr(handle), handleTypeFile, 0)
 	return int(made), err
 }
 
 // MemImport is cuMemImportFromShareableHandle of a file descriptor, which stays the caller's.
 func (d *Driver) MemImport(descriptor int) (handle Handle, err error) {
-	err = d.call(fnMemImportFromShareableHandle, uintptr(unsafe.Pointer(&handle)), uintptr(descriptor), handleTypeFile)
+	err = d.call("cuMemImportFromShareableHandle", uintptr(unsafe.Pointer(&handle)), uintptr(descriptor),
+		handleTypeFile)
 	return handle, err
 }
