@@ -35,12 +35,17 @@ func newBench(t *testing.T, size uint64) *bench {
 	return b
 }
 
+// part is a copy of a part of the first span to the second.
+func (b *bench) part(at uintptr, size uint64) copying.Copy {
+	return copying.Copy{Kept: b.spans[1].Address + at, Device: b.spans[0].Address + at, Size: size}
+}
+
 // Copies are reported every 256 MiB, and the rest at the end; nothing of the driver's is left.
 func TestCopiesAreReported(t *testing.T) {
 	b := newBench(t, 300*mib)
 	err := copying.On(b.driver, b.job, func(c *copying.Stream) error {
 		for at := uintptr(0); at < 300*mib; at += 100 * mib {
-			if err := c.Between(b.spans[1].Address+at, b.spans[0].Address+at, 100*mib); err != nil {
+			if err := c.ToPeer(b.part(at, 100*mib)); err != nil {
 				return err
 			}
 		}
@@ -56,7 +61,7 @@ func TestCopiesAreReportedWithoutEvents(t *testing.T) {
 	b := newBench(t, 256*mib)
 	b.sim.Fail("cuEventCreate", 1, int(cuda.OutOfMemory))
 	require.NoError(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
-		return c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib)
+		return c.ToPeer(b.part(0, 256*mib))
 	}))
 	require.Equal(t, []uint64{256 * mib}, b.reported)
 }
@@ -66,7 +71,7 @@ func TestCopiesEndAfterAnError(t *testing.T) {
 	b := newBench(t, 256*mib)
 	wrong := errors.New("wrong")
 	require.ErrorIs(t, copying.On(b.driver, b.job, func(c *copying.Stream) error {
-		if err := c.Between(b.spans[1].Address, b.spans[0].Address, 256*mib); err != nil {
+		if err := c.ToPeer(b.part(0, 256*mib)); err != nil {
 			return err
 		}
 		return wrong
@@ -88,9 +93,7 @@ func TestLoader(t *testing.T) {
 		list := func(c contents, span backup.Span, parts ...backup.Range) []copying.Copy {
 			return copying.Cut(span, c.from.Address, 0, mib, parts)
 		}
-		loader := copying.NewLoader(b.driver, b.job, list, func(c *copying.Stream, copy copying.Copy) error {
-			return c.Between(copy.Device, copy.Kept, copy.Size)
-		})
+		loader := copying.NewLoader(b.driver, b.job, list, (*copying.Stream).FromPeer)
 		for range times {
 			loader.Add(b.spans[1], contents{from: b.spans[0]})
 		}

@@ -70,17 +70,6 @@ func (c *hostContents) copies(span backup.Span, parts ...backup.Range) []copying
 	return copying.Cut(span, c.Host(), uint64(c.registration)*maxRegistration, maxRegistration, parts)
 }
 
-func toHost(c *copying.Stream, copies []copying.Copy) error {
-	for _, j := range copies {
-		if err := c.ToHost(j.Kept, j.Device, j.Size); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func toDevice(c *copying.Stream, j copying.Copy) error { return c.ToDevice(j.Device, j.Kept, j.Size) }
-
 // Save is backup.Store's Save.
 func (h *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
 	contents, fresh, err := h.place(job, items)
@@ -228,7 +217,7 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, wa
 		go func() {
 			errs <- copying.On(h.driver, job, func(c *copying.Stream) error {
 				if w == 0 {
-					if err := toHost(c, warm); err != nil {
+					if err := c.ToHost(warm...); err != nil {
 						return err
 					}
 				}
@@ -242,7 +231,7 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, wa
 					if err := fresh.Register(i); err != nil {
 						return err
 					}
-					if err := toHost(c, cold[i]); err != nil {
+					if err := c.ToHost(cold[i]...); err != nil {
 						return err
 					}
 				}
@@ -268,5 +257,5 @@ func (h *Store) copyAll(job backup.Job, fresh *buffer, cold [][]copying.Copy, wa
 
 // Load is backup.Store's Load.
 func (h *Store) Load(job backup.Job) backup.Loader {
-	return copying.NewLoader(h.driver, job, (*hostContents).copies, toDevice)
+	return copying.NewLoader(h.driver, job, (*hostContents).copies, (*copying.Stream).FromHost)
 }

@@ -27,7 +27,7 @@ func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup
 			r.refused = true
 			return nil
 		}
-		if err := toPeer(c, waiting[k]); err != nil {
+		if err := c.ToPeer(waiting[k]...); err != nil {
 			return err
 		}
 	}
@@ -36,26 +36,10 @@ func (p *Store) fill(c *copying.Stream, source int, r *peerRange, items []backup
 
 // Load is backup.Store's Load.
 func (p *Store) Load(job backup.Job) backup.Loader {
-	return copying.NewLoader(p.driver, job, (*peerContents).copies, fromPeer)
+	return copying.NewLoader(p.driver, job, (*peerContents).copies, (*copying.Stream).FromPeer)
 }
 
 // copies lists the copies between parts of a span and its place, each to or from one chunk.
 func (c *peerContents) copies(span backup.Span, parts ...backup.Range) []copying.Copy {
 	return copying.Cut(span, c.in.base+uintptr(c.offset), c.offset, c.peer.chunk, parts)
-}
-
-func toPeer(c *copying.Stream, copies []copying.Copy) error {
-	for _, j := range copies {
-		if err := c.Between(j.Kept, j.Device, j.Size); err != nil {
-			return fmt.Errorf("copying device memory to another device: %w", err)
-		}
-	}
-	return nil
-}
-
-func fromPeer(c *copying.Stream, j copying.Copy) error {
-	if err := c.Between(j.Device, j.Kept, j.Size); err != nil {
-		return fmt.Errorf("copying device memory back from another device: %w", err)
-	}
-	return nil
 }

@@ -48,28 +48,41 @@ func On(driver *cuda.Driver, job backup.Job, f func(*Stream) error) error {
 	})
 }
 
-// ToHost copies size bytes of device memory to host memory.
-func (c *Stream) ToHost(host, device uintptr, size uint64) error {
-	if err := c.driver.MemcpyDtoHAsync(host, device, size, c.stream); err != nil {
-		return fmt.Errorf("copying device memory to the host: %w", err)
+// ToHost copies device memory to host memory.
+func (c *Stream) ToHost(copies ...Copy) error {
+	return c.save(c.driver.MemcpyDtoHAsync, "device memory to the host", copies)
+}
+
+// ToPeer copies device memory to another device's.
+func (c *Stream) ToPeer(copies ...Copy) error {
+	return c.save(c.driver.MemcpyDtoDAsync, "device memory to another device", copies)
+}
+
+// FromHost copies back what ToHost has copied.
+func (c *Stream) FromHost(j Copy) error {
+	return c.copy(c.driver.MemcpyHtoDAsync, "host memory to the device", j.Device, j.Kept, j.Size)
+}
+
+// FromPeer copies back what ToPeer has copied.
+func (c *Stream) FromPeer(j Copy) error {
+	return c.copy(c.driver.MemcpyDtoDAsync, "device memory back from another device", j.Device, j.Kept, j.Size)
+}
+
+// issuer is a function of the driver for one kind of copies.
+type issuer func(to, from uintptr, size uint64, stream cuda.Stream) error
+
+func (c *Stream) save(issue issuer, what string, copies []Copy) error {
+	for _, j := range copies {
+		if err := c.copy(issue, what, j.Kept, j.Device, j.Size); err != nil {
+			return err
+		}
 	}
-	c.mark(size)
 	return nil
 }
 
-// ToDevice copies size bytes of host memory to device memory.
-func (c *Stream) ToDevice(device, host uintptr, size uint64) error {
-	if err := c.driver.MemcpyHtoDAsync(device, host, size, c.stream); err != nil {
-		return fmt.Errorf("copying host memory to the device: %w", err)
-	}
-	c.mark(size)
-	return nil
-}
-
-// Between copies size bytes from one device's memory to another's.
-func (c *Stream) Between(to, from uintptr, size uint64) error {
-	if err := c.driver.MemcpyDtoDAsync(to, from, size, c.stream); err != nil {
-		return err
+func (c *Stream) copy(issue issuer, what string, to, from uintptr, size uint64) error {
+	if err := issue(to, from, size, c.stream); err != nil {
+		return fmt.Errorf("copying %s: %w", what, err)
 	}
 	c.mark(size)
 	return nil
