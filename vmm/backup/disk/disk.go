@@ -128,35 +128,42 @@ func (c *diskContents) replace(file *diskFile) {
 // Save is backup.Store's Save. Space for all of it is reserved before anything is copied. A kept file is
 // overwritten in place; where that is impossible (it is gone, is not the one that was made, or another directory was
 // configured since), its contents go to a new one. A file is always written whole.
-func (d *Store) Save(job backup.Job, items []backup.Item) (_ []backup.Contents, err error) {
+func (d *Store) Save(job backup.Job, items []backup.Item) ([]backup.Contents, error) {
+	return d.save(items, d.transfer(job, unix.O_WRONLY, false))
+}
+
+// Take writes copies that are in host memory to files, without a driver call. Each source has all of its span at Host,
+// at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them. Errors: ErrFailed.
+func (d *Store) Take(job backup.Job, sources []backup.Contents) ([]backup.Contents, error) {
+	items := make([]backup.Item, len(sources))
+	for i, source := range sources {
+		items[i].Span = backup.Span{Address: source.Host(), Size: source.Bytes()}
+	}
+	return d.save(items, d.transfer(job, unix.O_WRONLY, true))
+}
+
+func (d *Store) save(items []backup.Item, saving *transfer) (_ []backup.Contents, err error) {
 	where, err := d.target()
 	if err != nil {
 		return nil, err
 	}
 	defer where.drop()
 
-	files, sizes := make([]*diskFile, len(items)), make([]uint64, len(items))
+	files := make([]*diskFile, len(items))
 	for i, item := range items {
 		if files[i], err = reusable(item.Kept, where, item.Size); err != nil {
 			return nil, err
 		}
-		sizes[i] = item.Size
 	}
-	fresh, err := d.create(where, files, sizes)
+	fresh, err := d.create(where, files, items)
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		if err != nil {
-			d.remove(fresh...)
-		}
-	}()
-
-	saving := d.transfer(job, (*transfer).save)
 	for i, item := range items {
-		saving.add(item.Span, files[i], unix.O_WRONLY)
+		saving.add(item.Span, files[i])
 	}
-	if err := saving.wait(); err != nil {
+	if err := saving.Wait(); err != nil {
+		d.remove(fresh...)
 		return nil, err
 	}
 	contents := make([]backup.Contents, len(items))
@@ -182,12 +189,12 @@ func (d *Store) target() (*directory, error) {
 	return where, where.hold()
 }
 
-// create makes all the missing files, with space for them, or none.
-func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fresh []*diskFile, err error) {
+// create makes the missing files of items, with space for them, or none.
+func (d *Store) create(where *directory, files []*diskFile, items []backup.Item) (fresh []*diskFile, err error) {
 	var needed uint64
-	for i, size := range sizes {
+	for i, item := range items {
 		if files[i] == nil {
-			needed += size
+			needed += item.Size
 		}
 	}
 	if needed == 0 {
@@ -198,11 +205,11 @@ func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fre
 	if err := where.enough(needed); err != nil {
 		return nil, err
 	}
-	for i, size := range sizes {
+	for i, item := range items {
 		if files[i] != nil {
 			continue
 		}
-		if files[i], err = where.create(size, d.removed); err != nil {
+		if files[i], err = where.create(item.Size, d.removed); err != nil {
 			d.remove(fresh...)
 			return nil, err
 		}
@@ -211,45 +218,14 @@ func (d *Store) create(where *directory, files []*diskFile, sizes []uint64) (fre
 	return fresh, nil
 }
 
-// Take writes copies that are in host memory to files, without a driver call. Each source has all of its span at Host,
-// at a multiple of 4 KiB. The sources stay as they are; after an error nothing is kept of them. Errors: ErrFailed.
-func (d *Store) Take(job backup.Job, sources []backup.Contents) (_ []backup.Contents, err error) {
-	where, err := d.target()
-	if err != nil {
-		return nil, err
-	}
-	defer where.drop()
-	files, sizes := make([]*diskFile, len(sources)), make([]uint64, len(sources))
-	for i, source := range sources {
-		sizes[i] = source.Bytes()
-	}
-	fresh, err := d.create(where, files, sizes)
-	if err != nil {
-		return nil, err
-	}
-	writing := d.transfer(job, (*transfer).write)
-	writing.hostOnly = true
-	contents := make([]backup.Contents, len(sources))
-	for i, source := range sources {
-		writing.add(backup.Span{Address: source.Host(), Size: sizes[i]}, files[i], unix.O_WRONLY)
-		contents[i] = &diskContents{disk: d, size: sizes[i], file: files[i]}
-	}
-	if err := writing.wait(); err != nil {
-		d.remove(fresh...)
-		return nil, err
-	}
-	return contents, nil
-}
-
 // Give reads contents of this store into the host memory of targets; each has the right size, and a Host like the
 // sources of Take. Errors: a *Lost, as of a Load; the files stay as they are.
 func (d *Store) Give(job backup.Job, contents, targets []backup.Contents) error {
-	reading := d.transfer(job, (*transfer).read)
-	reading.hostOnly = true
+	reading := d.transfer(job, unix.O_RDONLY, true)
 	for i, c := range contents {
-		(*diskLoader)(reading).Add(backup.Span{Address: targets[i].Host(), Size: c.Bytes()}, c)
+		reading.Add(backup.Span{Address: targets[i].Host(), Size: c.Bytes()}, c)
 	}
-	return reading.wait()
+	return reading.Wait()
 }
 
 // reusable returns the file of kept contents with its space reserved, nil if a new one is needed.
@@ -275,25 +251,7 @@ func reusable(kept backup.Contents, where *directory, size uint64) (*diskFile, e
 
 // Load is backup.Store's Load. Errors: a *Lost where a file is not the one that Save made, is shorter, or
 // cannot be read.
-func (d *Store) Load(job backup.Job) backup.Loader {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return (*diskLoader)(d.transfer(job, (*transfer).load))
-}
-
-type diskLoader transfer
-
-func (l *diskLoader) Add(span backup.Span, contents backup.Contents) {
-	t := (*transfer)(l)
-	file := contents.(*diskContents).current()
-	if file == nil {
-		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrFailed, span.Address))
-		return
-	}
-	t.add(span, file, unix.O_RDONLY)
-}
-
-func (l *diskLoader) Wait() error { return (*transfer)(l).wait() }
+func (d *Store) Load(job backup.Job) backup.Loader { return d.transfer(job, unix.O_RDONLY, false) }
 
 // remove removes files in the background.
 func (d *Store) remove(files ...*diskFile) {

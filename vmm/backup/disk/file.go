@@ -70,25 +70,17 @@ func (d *directory) create(size uint64, garbage *reclaim.Kind) (*diskFile, error
 
 // reserve takes the space of the whole file, so that a full disk is known before copying starts.
 func (f *diskFile) reserve(fd int) error {
-	err := unix.EINTR
-	for err == unix.EINTR {
-		err = errno(fallocate(fd, int64(f.size)))
+	err := error(unix.EINTR)
+	for errors.Is(err, unix.EINTR) {
+		err = fallocate(fd, int64(f.size))
 	}
-	if err == unix.EOPNOTSUPP || err == unix.ENOSYS {
-		err = errno(ftruncate(fd, int64(f.size)))
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		err = ftruncate(fd, int64(f.size))
 	}
-	if err != 0 {
+	if err != nil {
 		return f.directory.failed(fmt.Sprintf("reserving %d MiB for", f.size>>20), f.path, err)
 	}
 	return nil
-}
-
-func errno(err error) unix.Errno {
-	var number unix.Errno
-	if err != nil && !errors.As(err, &number) {
-		return unix.EIO
-	}
-	return number
 }
 
 // open opens the file if it is still the one that was made and has at least size bytes. It bypasses the page cache

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -71,17 +70,8 @@ func (o owner) name(n uint64) string { return fmt.Sprintf("%s-%d.bak", o, n) }
 
 // parseName is the reverse of name; ok is false for what name does not return.
 func parseName(name string) (o owner, n uint64, ok bool) {
-	parts := strings.Split(strings.TrimSuffix(name, ".bak"), "-")
-	if len(parts) != 4 {
-		return o, 0, false
-	}
-	start, boot, _ := strings.Cut(parts[2], ".")
-	var errs [3]error
-	o.pid, errs[0] = strconv.Atoi(parts[1])
-	o.start, errs[1] = strconv.ParseUint(start, 10, 64)
-	n, errs[2] = strconv.ParseUint(parts[3], 10, 64)
-	o.boot = boot
-	return o, n, errors.Join(errs[:]...) == nil && len(boot) == 8 && o.name(n) == name
+	read, _ := fmt.Sscanf(name, "tms-%d-%d.%8s-%d.bak", &o.pid, &o.start, &o.boot, &n)
+	return o, n, read == 4 && o.pid >= 0 && len(o.boot) == 8 && !strings.Contains(o.boot, "-") && o.name(n) == name
 }
 
 // lockRange returns the byte of a directory that stands for the process. Only its owner locks it, shared.

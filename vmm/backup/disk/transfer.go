@@ -5,6 +5,8 @@ import (
 	"sync"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
+
 	"tms/internal/guard"
 	"tms/vmm/backup"
 	"tms/vmm/backup/internal/pinned"
@@ -29,12 +31,12 @@ type chunk struct {
 	size   uint64
 }
 
-// transfer moves chunks between memory and files.
+// transfer moves chunks between memory and files; one that reads is a backup.Loader.
 type transfer struct {
 	disk     *Store
 	job      backup.Job
+	mode     int  // of the files: O_WRONLY, or O_RDONLY
 	hostOnly bool // the memory is the host's: nothing is staged, and the driver is not called
-	move     func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error
 
 	mu      sync.Mutex
 	changed sync.Cond
@@ -46,18 +48,27 @@ type transfer struct {
 	running sync.WaitGroup
 }
 
-func (d *Store) transfer(job backup.Job,
-	move func(*transfer, cuda.Stream, *pinned.Buffer, chunk) error) *transfer {
-	t := &transfer{disk: d, job: job, move: move}
+func (d *Store) transfer(job backup.Job, mode int, hostOnly bool) *transfer {
+	t := &transfer{disk: d, job: job, mode: mode, hostOnly: hostOnly}
 	t.changed.L = &t.mu
 	return t
 }
 
-// add hands a span and its file, opened with mode, to the workers.
-func (t *transfer) add(span backup.Span, file *diskFile, mode int) {
+// Add is backup.Loader's Add.
+func (t *transfer) Add(span backup.Span, contents backup.Contents) {
+	file := contents.(*diskContents).current()
+	if file == nil {
+		t.fail(fmt.Errorf("%w: the contents of %#x were discarded", ErrFailed, span.Address))
+		return
+	}
+	t.add(span, file)
+}
+
+// add hands a span and its file to the workers.
+func (t *transfer) add(span backup.Span, file *diskFile) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	open := &openFile{file: file, mode: mode, fd: -1}
+	open := &openFile{file: file, mode: t.mode, fd: -1}
 	t.files = append(t.files, open)
 	for offset := uint64(0); offset < span.Size; offset += t.disk.chunkSize {
 		t.chunks = append(t.chunks, chunk{
@@ -86,8 +97,8 @@ func (t *transfer) fail(err error) {
 	t.changed.Broadcast()
 }
 
-// wait returns when all chunks are done, or after an error when no worker runs any longer.
-func (t *transfer) wait() error {
+// Wait returns when all chunks are done, or after an error when no worker runs any longer.
+func (t *transfer) Wait() error {
 	t.mu.Lock()
 	t.ended = true
 	t.changed.Broadcast()
@@ -114,19 +125,17 @@ func (t *transfer) next() (chunk, bool) {
 	return c, true
 }
 
-// work moves chunks on a thread and a stream of its own until there are none.
+// work moves chunks on a thread, and a stream of its own, until there are none.
 func (t *transfer) work() {
 	defer t.running.Done()
-	if t.hostOnly {
-		if err := guard.Call(t.workInHost); err != nil {
-			t.fail(err)
-		}
-		return
-	}
 	var staging *pinned.Buffer
-	err := t.disk.driver.OnStream(t.job.Context, func(stream cuda.Stream) error {
+	way := t.load
+	if t.mode == unix.O_WRONLY {
+		way = t.save
+	}
+	move := func(stream cuda.Stream) error {
 		for c, ok := t.next(); ok; c, ok = t.next() {
-			if staging == nil || staging.Size < c.size {
+			if !t.hostOnly && (staging == nil || staging.Size < c.size) {
 				t.disk.drop(staging)
 				var err error
 				if staging, err = pinned.New(t.disk.driver, t.job, c.size); err != nil {
@@ -136,79 +145,68 @@ func (t *transfer) work() {
 					return err
 				}
 			}
-			if err := t.move(t, stream, staging, c); err != nil {
+			if err := way(stream, staging, c); err != nil {
 				return err
 			}
 			c.open.done()
 			t.job.Report(c.size)
 		}
 		return nil
-	})
+	}
+	var err error
+	if t.hostOnly {
+		err = guard.Call(func() error { return move(0) })
+	} else {
+		err = t.disk.driver.OnStream(t.job.Context, move)
+	}
 	t.disk.drop(staging) // after the stream is done with it
 	if err != nil {
 		t.fail(err)
 	}
 }
 
-func (t *transfer) workInHost() error {
-	for c, ok := t.next(); ok; c, ok = t.next() {
-		if err := t.move(t, 0, nil, c); err != nil {
-			return err
-		}
-		c.open.done()
-		t.job.Report(c.size)
+// inHost returns where the host has a chunk: in staging, unless its memory is the host's.
+func (c chunk) inHost(staging *pinned.Buffer) []byte {
+	if staging != nil {
+		return staging.Bytes(0, c.size)
 	}
-	return nil
-}
-
-func (c chunk) inHost() []byte {
 	return unsafe.Slice((*byte)(*(*unsafe.Pointer)(unsafe.Pointer(&c.memory))), c.size)
-}
-
-func (t *transfer) write(_ cuda.Stream, _ *pinned.Buffer, c chunk) error {
-	file := c.open.file
-	if _, err := c.open.descriptor(); err != nil {
-		return file.directory.failed("opening", file.path, err)
-	}
-	if err := c.open.write(c.inHost(), int64(c.offset)); err != nil {
-		return file.directory.failed("writing", file.path, err)
-	}
-	return nil
-}
-
-func (t *transfer) read(_ cuda.Stream, _ *pinned.Buffer, c chunk) error {
-	if err := c.open.read(c.inHost(), int64(c.offset)); err != nil {
-		return c.open.file.unreadable(c.memory, err)
-	}
-	return nil
 }
 
 func (t *transfer) save(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
 	file := c.open.file
-	if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.memory, c.size, stream); err != nil {
-		return fmt.Errorf("copying device memory to the host: %w", err)
+	if !t.hostOnly {
+		if err := t.disk.driver.MemcpyDtoHAsync(staging.Base, c.memory, c.size, stream); err != nil {
+			return fmt.Errorf("copying device memory to the host: %w", err)
+		}
 	}
 	// While the device copies.
 	if _, err := c.open.descriptor(); err != nil {
 		return file.directory.failed("opening", file.path, err)
 	}
-	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
-		return fmt.Errorf("copying device memory to the host: %w", err)
+	if !t.hostOnly {
+		if err := t.disk.driver.StreamSynchronize(stream); err != nil {
+			return fmt.Errorf("copying device memory to the host: %w", err)
+		}
 	}
-	if err := c.open.write(staging.Bytes(0, c.size), int64(c.offset)); err != nil {
+	if err := c.open.write(c.inHost(staging), int64(c.offset)); err != nil {
 		return file.directory.failed("writing", file.path, err)
 	}
 	return nil
 }
 
 func (t *transfer) load(stream cuda.Stream, staging *pinned.Buffer, c chunk) error {
-	if err := c.open.read(staging.Bytes(0, c.size), int64(c.offset)); err != nil {
+	if err := c.open.read(c.inHost(staging), int64(c.offset)); err != nil {
 		return c.open.file.unreadable(c.memory, err)
 	}
-	if err := t.disk.driver.MemcpyHtoDAsync(c.memory, staging.Base, c.size, stream); err != nil {
-		return fmt.Errorf("copying host memory to the device: %w", err)
+	if t.hostOnly {
+		return nil
 	}
-	if err := t.disk.driver.StreamSynchronize(stream); err != nil {
+	err := t.disk.driver.MemcpyHtoDAsync(c.memory, staging.Base, c.size, stream)
+	if err == nil {
+		err = t.disk.driver.StreamSynchronize(stream)
+	}
+	if err != nil {
 		return fmt.Errorf("copying host memory to the device: %w", err)
 	}
 	return nil
