@@ -27,25 +27,11 @@
 //
 // # Files
 //
-//	engine.go, device.go         what the engine is made of; what it knows of a GPU
-//	tag.go, segment.go, backing.go, extent.go, slabs.go
-//	                             the nouns above, and which slabs have room
-//	malloc.go, lookup.go         allocations; what is at an address
-//	free.go, pending.go          frees: now; those that wait for a capture, a stream or the driver
-//	transition.go                what pause, resume and move have in common
-//	pause.go, resume.go, move.go the three
-//	prepare.go, reset.go         pinning ahead; the end of a device
-//	quiesce.go, contexts.go      waiting for devices; which contexts can be waited for
-//	access.go                    which devices have access
-//	usermapped.go, ..._calls.go, ..._range.go, ..._share.go
-//	                             memory that the program maps itself with the driver's calls
-//	share.go, import.go          memory that processes share
-//	digests.go, poison.go        content hashes: verify, incremental; filling what is lost
-//	discarded.go, gate.go        waiting for discarded memory; gated pauses
-//	progress.go, observe.go, stats.go
-//	                             how far a transition is; what it did; what there is
-//	errors.go                    what the engine refuses
-//	invariants.go                the records, checked against each other
+// Most are named for a noun or an operation. Beside those, engine.go and device.go have what the engine is made of, and
+// what it knows of a GPU; lookup.go what is at an address; slabs.go which slabs have room; access.go which devices have
+// access; contexts.go which contexts can be waited for; usermapped*.go memory that the program maps itself with the
+// driver's calls; poison.go the filling of what is lost; observe.go what a transition did; invariants.go the records,
+// checked against each other.
 //
 // The packages below know nothing of this one: space (addresses), small (slabs), backup (contents: host, disk,
 // peer), digest (hashes on the GPU), cuda (the driver), reclaim (what is still to be given back), stats (figures).

@@ -5,12 +5,5 @@
 // of one pool alone. A span is a run of granules, of the device's allocation granularity, in a range. Nothing here maps
 // memory.
 //
-//	space.go   Space: the arenas of all devices, and the lookup by address
-//	arena.go   an arena and its table from granules to owners
-//	ranges.go  Ranges: those of one tag, which grow with it
-//	span.go    Span: what an allocation gets
-//	tlsf.go    how granules are found: two-level segregated fit
-//	limit.go   what the process may still map
-//
 // Nothing here is safe for use by many threads at once: the engine holds its lock around every call.
 package space

@@ -1,11 +1,6 @@
 // Package peer keeps contents of device memory in free memory of other GPUs. What finds no room there goes to a store
 // of host memory.
 //
-//	peer.go      Store: Save, and what falls back to the host
-//	place.go     which device has room, and takes what
-//	range.go     a range of a peer's memory, its chunks, and contents in them
-//	transfer.go  copies between spans and chunks
-//
 // A Save takes one range of each device that it uses: chunks, a handle each, at consecutive addresses, so that
 // contents may lie across several. A chunk is given back when the last contents that reach into it are discarded, and
 // the addresses with the last chunk. Locks: taking, held while memory is taken; then mu, over the notes and the count
