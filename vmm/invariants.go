@@ -35,238 +35,187 @@ func (e *Engine) auditQuietly() {
 	}
 }
 
-func (e *Engine) inspect() error {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if err := e.check(); err != nil {
-		return fmt.Errorf("%w: %w", ErrInvariant, err)
-	}
-	return nil
-}
-
-// inspection collects what the tags say, to compare it with what the space says.
+// inspection is one look at the records. It collects what the tags say, to compare it with what the space says.
 type inspection struct {
+	*Engine
 	idle    bool // no pause or resume is in progress
 	extents map[*extent]bool
 	owned   map[space.Span[segment]]bool
+	where   string // it is looking: a device, a tag
+	found   error  // the first contradiction
 }
 
-// check looks for a contradiction. There must be none whenever e.mu is free, whatever other threads are in the middle
-// of. The caller holds e.mu.
-func (e *Engine) check() error {
-	i := &inspection{extents: map[*extent]bool{}, owned: map[space.Span[segment]]bool{}}
+// inspect looks for a contradiction. There must be none whenever e.mu is free, whatever other threads are in the middle
+// of.
+func (e *Engine) inspect() error {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	i := &inspection{Engine: e, extents: map[*extent]bool{}, owned: map[space.Span[segment]]bool{}}
 	if i.idle = e.transition.TryLock(); i.idle {
 		defer e.transition.Unlock()
 	}
 	for _, d := range e.devices {
-		gated := d.gated
-		for _, t := range d.tags {
+		gated := 0
+		for name, t := range d.tags {
+			i.where = fmt.Sprintf("device %d, tag %q: ", d.ordinal, name)
+			i.ofTag(d, t)
 			for _, s := range t.segments {
 				if s.gated {
-					gated--
+					gated++
 				}
 			}
 		}
-		if gated != 0 {
-			return fmt.Errorf("device %d: %d paused through the gate, %d fewer are noted so", d.ordinal, d.gated, gated)
-		}
-		for name, t := range d.tags {
-			if err := e.checkTag(i, d, t); err != nil {
-				return fmt.Errorf("device %d, tag %q: %w", d.ordinal, name, err)
-			}
+		i.where = fmt.Sprintf("device %d: ", d.ordinal)
+		if gated != d.gated {
+			i.note(fmt.Errorf("%d paused through the gate, noted are %d", gated, d.gated))
 		}
 	}
-	for x := range i.extents {
-		if err := x.check(); err != nil {
-			return fmt.Errorf("extent at %#x: %w", x.address, err)
-		}
-	}
-	if err := e.checkOwners(); err != nil {
-		return err
-	}
-	return e.checkWaiting()
+	i.where = ""
+	i.ofGranules()
+	i.ofPending()
+	return i.found
 }
 
-func (e *Engine) checkTag(i *inspection, d *device, t *tag) error {
+func (i *inspection) note(contradiction error) {
+	if contradiction != nil && i.found == nil {
+		i.found = fmt.Errorf("%w: %s%w", ErrInvariant, i.where, contradiction)
+	}
+}
+
+// must notes a contradiction about what begins at an address, unless it is right.
+func (i *inspection) must(right bool, at uintptr, wrong string, arguments ...any) {
+	if !right {
+		i.note(fmt.Errorf("segment %#x: %w", at, fmt.Errorf(wrong, arguments...)))
+	}
+}
+
+func (i *inspection) ofTag(d *device, t *tag) {
 	if d.tags[t.name] != t || len(t.segments) == 0 && t.ranges.Empty() {
-		return errors.New("of another name, or of nothing")
+		i.note(errors.New("of another name, or of nothing"))
 	}
 	for n, s := range t.segments {
-		err := i.segment(d, s)
-		switch {
-		case err != nil:
-		case s.tag != t || s.index != n:
-			err = errors.New("in the list of another tag, or not where it says")
-		case s.state == slack:
-			err = errors.New("slack among the live")
-		case s.isUserMapped():
-			err = e.checkUserMapped(s)
-		case !t.ranges.Holds(s.span):
-			err = errors.New("in addresses of another tag")
-		default:
-			err = e.checkFound(s)
+		i.ofSegment(d, s)
+		i.must(s.tag == t && s.index == n, s.address, "in the list of another tag, or not where it says")
+		i.must(s.state != slack, s.address, "slack among the live")
+		if s.isUserMapped() {
+			i.ofUserMapped(s)
+		} else {
+			i.must(t.ranges.Holds(s.span), s.address, "in addresses of another tag")
+			i.mustBeFound(s)
 		}
-		if err == nil && s.slab != nil {
-			err = s.checkSlab()
-		}
-		if err != nil {
-			return fmt.Errorf("segment %#x: %w", s.address, err)
+		if s.slab != nil {
+			i.must(s.slab.Live() > 0, s.address, "no small allocation in it")
+			i.must(s.span.Granules() == 1, s.address, "small allocations in %d granules", s.span.Granules())
+			err := s.slab.Check()
+			i.must(err == nil, s.address, "%w", err)
 		}
 	}
 	for granules, list := range t.slack {
 		for n, s := range list {
-			err := i.segment(d, s)
-			switch {
-			case err != nil:
-			case s.tag != t || s.index != n || s.span.Granules() != granules || !t.ranges.Holds(s.span):
-				err = errors.New("in a list of slack that is not its own")
-			case s.state != slack || s.extent == nil || s.owner != nobody || s.slab != nil || s.contents != nil:
-				err = fmt.Errorf("slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
-			case e.segmentAt(s.address) != nil:
-				err = errors.New("slack that can be found")
-			}
-			if err != nil {
-				return fmt.Errorf("segment %#x: %w", s.address, err)
-			}
+			i.ofSegment(d, s)
+			i.must(s.tag == t && s.index == n && s.span.Granules() == granules && t.ranges.Holds(s.span), s.address,
+				"in a list of slack that is not its own")
+			i.must(s.state == slack && s.extent != nil && s.owner == nobody && s.slab == nil && s.contents == nil,
+				s.address, "slack in state %d, with extent %v, owner %d", s.state, s.extent != nil, s.owner)
+			i.must(i.segmentAt(s.address) == nil, s.address, "slack that can be found")
 		}
 	}
 	for p, list := range t.slabs {
 		listed := map[*segment]bool{}
 		for _, s := range list {
-			if listed[s] || s.tag != t || s.slab == nil || !s.listed || s.policy != p {
-				return fmt.Errorf("segment %#x: wrongly listed as having room", s.address)
-			}
+			i.must(!listed[s] && s.tag == t && s.slab != nil && s.listed && s.policy == p, s.address,
+				"wrongly listed as having room")
 			listed[s] = true
 		}
 	}
 	// An allocation in progress has a span, but no listed segment yet.
-	return t.ranges.Check(func(s space.Span[segment]) bool { return i.owned[s] })
+	i.note(t.ranges.Check(func(s space.Span[segment]) bool { return i.owned[s] }))
 }
 
-// segment checks what live ones and slack have in common.
-func (i *inspection) segment(d *device, s *segment) error {
-	switch {
-	case s.device != d:
-		return errors.New("of another device")
-	case i.idle && s.owner == aTransition:
-		return errors.New("in a pause or resume, and none goes on")
-	case s.isUserMapped(): // it has no span
-	case s.address != s.span.Address():
-		return errors.New("not where its span is")
-	case i.owned[s.span]:
-		return errors.New("shares its span with another segment")
-	default:
+// ofSegment checks what live ones and slack have in common.
+func (i *inspection) ofSegment(d *device, s *segment) {
+	i.must(s.device == d, s.address, "of another device")
+	i.must(!i.idle || s.owner != aTransition, s.address, "in a pause or resume, and none goes on")
+	if !s.isUserMapped() { // else it has no span
+		i.must(s.address == s.span.Address(), s.address, "not where its span is")
+		i.must(!i.owned[s.span], s.address, "shares its span with another segment")
 		i.owned[s.span] = true
 	}
 	step := none
 	if x := s.extent; x != nil {
-		i.extents[x] = true
+		if !i.extents[x] {
+			i.extents[x] = true
+			i.ofExtent(x, s)
+		}
 		if x.owner != nobody { // its step is not ours to read
-			return nil
+			return
 		}
 		step = x.step
 	}
 	amiss := s.state == active && step < accessible && !s.isUserMapped() || s.state == paused && step == accessible
-	if s.owner == nobody && amiss {
-		return fmt.Errorf("in state %d, and its memory at step %d", s.state, step)
-	}
-	if s.gated && s.state != paused {
-		return fmt.Errorf("in state %d, and noted as paused through the gate", s.state)
-	}
-	return nil
+	i.must(s.owner != nobody || !amiss, s.address, "in state %d, and its memory at step %d", s.state, step)
+	i.must(!s.gated || s.state == paused, s.address, "in state %d, and noted as paused through the gate", s.state)
 }
 
-// checkUserMapped checks that memory which a program mapped is known as such.
-func (e *Engine) checkUserMapped(s *segment) error {
-	at, found := slices.BinarySearchFunc(e.userMapped.mapped, s.address, compareAddress)
-	listed := found && e.userMapped.mapped[at] == s
-	switch {
-	case listed != s.userMapped.mapped:
-		return errors.New("mapped by the program, and not listed as that, or the reverse")
-	case !s.userMapped.mapped && !s.isImported() && s.state != paused:
-		return errors.New("not mapped")
-	case e.userMapped.known[s.userMapped.handle] != s:
-		return errors.New("not known by its handle")
-	case s.isImported() && e.sharing.imports[s.imported.key(s)] != s:
-		return errors.New("of another process, and not listed as that")
-	}
-	return nil
+// ofUserMapped checks that memory which a program mapped is known as such.
+func (i *inspection) ofUserMapped(s *segment) {
+	at, found := slices.BinarySearchFunc(i.userMapped.mapped, s.address, compareAddress)
+	listed := found && i.userMapped.mapped[at] == s
+	i.must(listed == s.userMapped.mapped, s.address, "mapped by the program, and not listed as that, or the reverse")
+	i.must(s.userMapped.mapped || s.isImported() || s.state == paused, s.address, "not mapped")
+	i.must(i.userMapped.known[s.userMapped.handle] == s, s.address, "not known by its handle")
+	i.must(!s.isImported() || i.sharing.imports[s.imported.key(s)] == s, s.address,
+		"of another process, and not listed as that")
 }
 
-// checkFound checks that each granule leads to the segment.
-func (e *Engine) checkFound(s *segment) error {
+// mustBeFound checks that each granule leads to the segment.
+func (i *inspection) mustBeFound(s *segment) {
 	for n := range s.span.Granules() {
-		if e.segmentAt(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
-			return fmt.Errorf("granule %d of it does not lead to it", n)
+		if i.segmentAt(s.address+uintptr(uint64(n)*s.device.granularity)) != s {
+			i.must(false, s.address, "granule %d of it does not lead to it", n)
 		}
 	}
-	return nil
 }
 
-func (s *segment) checkSlab() error {
-	switch {
-	case s.slab.Live() == 0:
-		return errors.New("no small allocation in it")
-	case s.span.Granules() != 1:
-		return fmt.Errorf("small allocations in %d granules", s.span.Granules())
-	}
-	return s.slab.Check()
-}
-
-func (x *extent) check() error {
+// ofExtent checks the extent of a segment.
+func (i *inspection) ofExtent(x *extent, of *segment) {
 	if x.isImported() && !x.isUserMapped() {
-		return x.checkImported(x.imported)
+		// It is at the address that the program got, and within its reservation.
+		begins, ends := uint64(x.address-of.address), uint64(x.address-of.address)+x.size
+		offset, size := x.imported.offset, x.imported.size
+		right := slices.Index(x.segments, of) == 0 && begins <= offset && ends >= offset+size && ends <= of.length()
+		i.must(x.owner != nobody || right, of.address, "its extent is from %d to %d, for %d bytes at %d", begins, ends,
+			size, offset)
+		return
 	}
 	live, size := 0, uint64(0)
-	for n, s := range x.segments {
-		switch {
-		case s.extent != x:
-			return fmt.Errorf("segment %#x is not in it", s.address)
-		case s.address != x.address+uintptr(size):
-			return fmt.Errorf("segment %#x is not beside the one before", s.address)
-		case s.tag != x.segments[0].tag || s.device != x.device:
-			return fmt.Errorf("segment %d is of another tag or device", n)
-		}
+	for _, s := range x.segments {
+		i.must(s.extent == x, s.address, "in the list of another extent")
+		i.must(s.address == x.address+uintptr(size), s.address, "not beside the one before in its extent")
+		i.must(s.tag == of.tag && s.device == x.device, s.address, "of another tag or device than its extent")
 		size += s.length()
 		if s.state != slack {
 			live++
 		}
 	}
-	switch {
-	case live != x.live || live == 0:
-		return fmt.Errorf("%d segments live, noted are %d", live, x.live)
-	case size != x.size:
-		return fmt.Errorf("%d bytes of segments, it has %d", size, x.size)
-	case x.owner == nobody && x.step == none:
-		return errors.New("no memory")
-	}
-	return nil
+	i.must(live == x.live && live > 0, of.address, "its extent has %d segments live, noted are %d", live, x.live)
+	i.must(size == x.size, of.address, "its extent has %d bytes, its segments have %d", x.size, size)
+	i.must(x.owner != nobody || x.step != none, of.address, "its extent has no memory")
 }
 
-// checkImported checks that the memory is at the address that the program got, and within its reservation.
-func (x *extent) checkImported(i *imported) error {
-	s := x.segments[0]
-	begins, ends := uint64(x.address-s.address), uint64(x.address-s.address)+x.size
-	if x.owner == nobody && (s.extent != x || begins > i.offset || ends < i.offset+i.size || ends > s.length()) {
-		return fmt.Errorf("from %d to %d of %#x, for %d bytes at %d", begins, ends, s.address, i.size, i.offset)
-	}
-	return nil
-}
-
-// checkOwners goes the other way: from granules to segments.
-func (e *Engine) checkOwners() error {
-	for address, s := range e.space.Owners() {
+// ofGranules goes the other way: from granules to segments.
+func (i *inspection) ofGranules() {
+	for address, s := range i.space.Owners() {
 		if uint64(address-s.address) >= s.length() || !s.inTag() {
-			return fmt.Errorf("the granule at %#x leads to segment %#x, which is not there", address, s.address)
+			i.must(false, s.address, "not there, where the granule at %#x leads", address)
 		}
 	}
-	return nil
 }
 
-// checkWaiting checks the frees that their callers believe done.
-func (e *Engine) checkWaiting() error {
+// ofPending checks the frees that their callers believe done.
+func (i *inspection) ofPending() {
 	seen := map[allocation]bool{}
-	for _, f := range e.pending {
+	for _, f := range i.pending {
 		a := f.allocation
 		if f.stage == due || f.stage == made { // it may be in progress
 			continue
@@ -275,10 +224,7 @@ func (e *Engine) checkWaiting() error {
 		if a.small {
 			gone = a.segment.slab != nil && !a.segment.slab.Freeing(a.offset)
 		}
-		if gone || seen[a] {
-			return fmt.Errorf("a free of segment %#x that waits is not one, or is there twice", a.segment.address)
-		}
+		i.must(!gone && !seen[a], a.segment.address, "a free of it that waits is not one, or is there twice")
 		seen[a] = true
 	}
-	return nil
 }
