@@ -216,13 +216,13 @@ func (e *Engine) drop(a allocation) error {
 		return nil // a reset of the device took all of it
 	}
 	if a.small {
-		for s.slab != nil && s.owner == aTransition && s.slab.Live() == 1 {
+		for s.slab != nil && s.owner == aTransition && s.slab.Live == 1 {
 			e.settled.Wait()
 		}
 		if s.slab == nil {
 			return nil // meanwhile
 		}
-		if s.slab.Live() > 1 {
+		if s.slab.Live > 1 {
 			s.slab.Free(a.offset)
 			s.tag.listSlab(s)
 			return nil

@@ -104,7 +104,7 @@ func (i *inspection) ofTag(d *device, t *tag) {
 			i.mustBeFound(s)
 		}
 		if s.slab != nil {
-			i.must(s.slab.Live() > 0, s.address, "no small allocation in it")
+			i.must(s.slab.Live > 0, s.address, "no small allocation in it")
 			i.must(s.span.Granules() == 1, s.address, "small allocations in %d granules", s.span.Granules())
 			err := s.slab.Check()
 			i.must(err == nil, s.address, "%w", err)

@@ -87,8 +87,8 @@ func (e *Engine) statsOf(d *device) stats.Device {
 			if s.slab == nil {
 				ts.Segments++
 			} else {
-				ts.Segments += s.slab.Live()
-				live = s.slab.Bytes()
+				ts.Segments += s.slab.Live
+				live = s.slab.Bytes
 			}
 			ts.LiveBytes += live
 			ts.SlackBytes += s.length() - live

@@ -9,11 +9,12 @@ import (
 // cost the garbage collector nothing, and one costs two cache lines. An allocation is known by where it begins,
 // in bytes from the start of the granule.
 type Slab struct {
+	Live  int    // allocations
+	Bytes uint64 // that they asked for
+
 	groups []group
 	units  int
 	from   int // the groups before this one are full
-	live   int
-	bytes  uint64 // as asked for
 }
 
 // group is 64 units, a bit each, the lowest first.
@@ -50,8 +51,8 @@ func (s *Slab) Allocate(size uint64) (offset uintptr, ok bool) {
 	g := &s.groups[first/perGroup]
 	g.starts |= 1 << (first % perGroup)
 	g.spare[first%perGroup] = uint16(uint64(units)*unit - size)
-	s.live++
-	s.bytes += size
+	s.Live++
+	s.Bytes += size
 	return uintptr(first) * unit, true
 }
 
@@ -97,8 +98,8 @@ func (s *Slab) Free(offset uintptr) {
 	g.starts &^= 1 << (first % perGroup)
 	g.freeing &^= 1 << (first % perGroup)
 	s.from = min(s.from, first/perGroup)
-	s.live--
-	s.bytes -= size
+	s.Live--
+	s.Bytes -= size
 }
 
 // Each calls f with each allocation that is not marked as being freed.
@@ -148,12 +149,6 @@ func (s *Slab) size(first int) uint64 {
 	return uint64(last-first)*unit - spare
 }
 
-// Live returns the number of allocations.
-func (s *Slab) Live() int { return s.live }
-
-// Bytes returns the bytes that they asked for.
-func (s *Slab) Bytes() uint64 { return s.bytes }
-
 // Freeing reports whether the allocation at an offset is marked as being freed.
 func (s *Slab) Freeing(offset uintptr) bool {
 	first := int(offset / unit)
@@ -198,8 +193,8 @@ func (s *Slab) Check() error {
 			return fmt.Errorf("unit %d is free, where all is full", u)
 		}
 	}
-	if live != s.live || bytes != s.bytes {
-		return fmt.Errorf("%d small allocations of %d bytes, noted are %d of %d", live, bytes, s.live, s.bytes)
+	if live != s.Live || bytes != s.Bytes {
+		return fmt.Errorf("%d small allocations of %d bytes, noted are %d of %d", live, bytes, s.Live, s.Bytes)
 	}
 	return nil
 }

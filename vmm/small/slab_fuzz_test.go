@@ -44,8 +44,8 @@ func FuzzSlab(f *testing.F) {
 					}
 				}
 			}
-			if slab.Live() != len(all) || slab.Bytes() != total {
-				t.Fatalf("%d allocations of %d bytes, expected %d of %d", slab.Live(), slab.Bytes(), len(all), total)
+			if slab.Live != len(all) || slab.Bytes != total {
+				t.Fatalf("%d allocations of %d bytes, expected %d of %d", slab.Live, slab.Bytes, len(all), total)
 			}
 			if name%8 != 0 {
 				continue

@@ -14,8 +14,8 @@ func TestSlab(t *testing.T) {
 	second, ok := s.Allocate(70000)
 	require.True(t, ok)
 	require.Equal(t, []uintptr{0, 512}, []uintptr{first, second})
-	require.Equal(t, 2, s.Live())
-	require.EqualValues(t, 70100, s.Bytes())
+	require.Equal(t, 2, s.Live)
+	require.EqualValues(t, 70100, s.Bytes)
 	for _, offset := range []uintptr{second, second + 511, second + 69999, second + 70143} {
 		begin, ok := s.Find(offset)
 		require.True(t, ok)
@@ -46,8 +46,8 @@ func TestCheck(t *testing.T) {
 	s := New(2 << 20)
 	_, _ = s.Allocate(100)
 	for name, damage := range map[string]func() (repair func()){
-		"bytes":   func() func() { s.bytes++; return func() { s.bytes-- } },
-		"live":    func() func() { s.live++; return func() { s.live-- } },
+		"bytes":   func() func() { s.Bytes++; return func() { s.Bytes-- } },
+		"live":    func() func() { s.Live++; return func() { s.Live-- } },
 		"used":    func() func() { s.groups[0].used ^= 2; return func() { s.groups[0].used ^= 2 } },
 		"freeing": func() func() { s.groups[0].freeing ^= 2; return func() { s.groups[0].freeing ^= 2 } },
 		"from":    func() func() { s.from++; return func() { s.from-- } },
